@@ -1,0 +1,47 @@
+package audit
+
+import (
+	"net/netip"
+	"time"
+
+	"boxgate/policy"
+)
+
+// Action says what was done with the traffic that was decided.
+type Action string
+
+// The actions.
+const (
+	ActionKernel    Action = "kernel"    // forwarded or refused by nftables
+	ActionSplice    Action = "splice"    // bytes passed unread
+	ActionIntercept Action = "intercept" // TLS terminated, requests handled one by one
+	ActionForward   Action = "forward"   // plain HTTP handled request by request; a DNS query answered; a public URL served
+	ActionSink      Action = "sink"      // a DNS name answered with the sink
+	ActionRefuse    Action = "refuse"    // alert, status, reset or drop
+)
+
+// Event is one decision. The same value feeds the log, the stream, the API and the metrics. Text that a box supplied is
+// escaped by the encoders, not by whoever fills the event.
+type Event struct {
+	Time     time.Time       `json:"time"`
+	Box      policy.BoxID    `json:"box,omitempty"`
+	Stage    policy.Stage    `json:"stage"`
+	Protocol policy.Protocol `json:"protocol,omitempty"`
+	Name     string          `json:"name,omitempty"` // SNI, Host or query name in canonical form, else as the box sent it
+	Addr     netip.Addr      `json:"addr,omitzero"`
+	Port     uint16          `json:"port,omitempty"`
+	Method   string          `json:"method,omitempty"`
+	Path     string          `json:"path,omitempty"` // without the query
+	Verdict  policy.Verdict  `json:"verdict"`
+	Action   Action          `json:"action,omitempty"`
+	Reason   policy.Reason   `json:"reason"`
+	Rule     string          `json:"rule,omitempty"`
+	Version  uint64          `json:"policy_version,omitempty"`
+	Headers  []string        `json:"headers,omitempty"` // names of the headers set, never values
+	BytesIn  int64           `json:"bytes_in,omitempty"`  // towards the box
+	BytesOut int64           `json:"bytes_out,omitempty"` // from the box
+	Duration time.Duration   `json:"duration_ns,omitempty"`
+	Status   int             `json:"status,omitempty"` // HTTP status given to the client
+	Count    uint64          `json:"count,omitempty"`  // events this one stands for, when more than one (rate-limited kernel denials)
+	Error    string          `json:"error,omitempty"`
+}

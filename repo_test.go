@@ -1,0 +1,147 @@
+// Package boxgate_test holds the rules of the repository that are themselves tests: who may import whom, that every
+// package says what it is for, and that the documents name things that exist.
+package boxgate_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
+// point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
+var allowed = map[string][]string{
+	"policy":           {},
+	"audit":            {"policy"},
+	"firewall":         {"policy", "audit"},
+	"dns":              {"policy", "audit"},
+	"proxy":            {"policy", "audit"},
+	"certs":            {"policy", "audit"},
+	"ingress":          {"policy", "audit"},
+	"launcher":         {"policy", "audit"},
+	"api":              {"policy", "audit"},
+	"store":            {"policy", "audit"},
+	"internal/testnet": {},
+	"bench":            {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
+	"cmd/gateway": {
+		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "internal/testnet",
+	},
+}
+
+// source is one parsed Go file of the repository.
+type source struct {
+	path string // relative to the root, with slashes
+	pkg  string // directory of the package that the rules name
+	file *ast.File
+}
+
+func sources(t *testing.T) []source {
+	t.Helper()
+	var out []source
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "node_modules") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		out = append(out, source{path: filepath.ToSlash(path), pkg: owner(filepath.ToSlash(filepath.Dir(path))), file: f})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// owner returns the package of the table that dir belongs to: itself, or the nearest one above.
+func owner(dir string) string {
+	for d := dir; d != "."; d = filepath.ToSlash(filepath.Dir(d)) {
+		if _, ok := allowed[d]; ok {
+			return d
+		}
+	}
+	return dir
+}
+
+func TestImportDirection(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.pkg == "." {
+			continue
+		}
+		may, known := allowed[s.pkg]
+		if !known {
+			t.Errorf("%s: package %s is not in the table of repo_test.go; say there what it may import", s.path, s.pkg)
+			continue
+		}
+		test := strings.HasSuffix(s.path, "_test.go")
+		for _, imp := range s.file.Imports {
+			path, err := strconv.Unquote(imp.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			target, ours := strings.CutPrefix(path, "boxgate/")
+			if !ours {
+				continue
+			}
+			target = owner(target)
+			if target == s.pkg || slices.Contains(may, target) || test && target == "internal/testnet" {
+				continue
+			}
+			t.Errorf("%s imports boxgate/%s; %s may import only %v", s.path, target, s.pkg, may)
+		}
+	}
+}
+
+func TestPackagesAreDocumentedAndNamed(t *testing.T) {
+	documented := map[string]bool{}
+	for _, s := range sources(t) {
+		dir := filepath.ToSlash(filepath.Dir(s.path))
+		if base := filepath.Base(dir); base == "util" || base == "utils" || base == "common" || base == "helpers" {
+			t.Errorf("%s: a package is named after what it is for, not %q", s.path, base)
+		}
+		if strings.HasSuffix(s.path, "_test.go") && dir != "." {
+			continue
+		}
+		documented[dir] = documented[dir] || s.file.Doc != nil
+	}
+	for dir, ok := range documented {
+		if !ok {
+			t.Errorf("package %s has no package comment", dir)
+		}
+	}
+}
+
+// TestDocumentsNameExistingFiles holds docs/architecture.md to the code: every path in backquotes that looks like a Go
+// file of this repository must exist.
+func TestDocumentsNameExistingFiles(t *testing.T) {
+	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md"} {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, quoted := range strings.Split(string(text), "`") {
+			if i%2 == 0 || !strings.HasSuffix(quoted, ".go") || strings.ContainsAny(quoted, " *") {
+				continue
+			}
+			if _, err := os.Stat(quoted); err != nil {
+				t.Errorf("%s names `%s`, which does not exist", doc, quoted)
+			}
+		}
+	}
+}
+
