@@ -1,0 +1,216 @@
+package api
+
+import (
+	"context"
+	"io"
+	"net/netip"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Host owns the boxes; the API is a face over it. Every method may be called concurrently and must respect ctx. id is
+// always a [Box.ID] that an earlier call returned, but the box may have gone since: that is an [ErrNotFound].
+//
+// An error made by [Errorf] is shown to the caller with the status of its kind; a *[policy.InvalidError] becomes a 422
+// with its pointers; any other error is logged and answered with a 500 that says nothing.
+type Host interface {
+	// CreateBox returns once the box can run commands, or earlier with StatusCreating (clients poll). A name already in
+	// use is an ErrConflict; a runtime or field that cannot be honoured is a *policy.InvalidError.
+	CreateBox(ctx context.Context, req CreateRequest) (Box, error)
+	// Box finds a box by its ID or its name; the ID wins.
+	Box(ctx context.Context, idOrName string) (Box, error)
+	// Boxes lists the boxes, oldest first.
+	Boxes(ctx context.Context, f BoxFilter) ([]Box, error)
+	// DeleteBox stops the box, cuts its connections and forgets it.
+	DeleteBox(ctx context.Context, id policy.BoxID) error
+	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
+	// never block for longer than the API's client. When ctx ends the command is killed and ctx's error returned. A
+	// command that ran, whatever its exit code, is no error.
+	Exec(ctx context.Context, id policy.BoxID, req ExecRequest, stdout, stderr io.Writer) (ExecResult, error)
+
+	// Policy returns the policy in force.
+	Policy(ctx context.Context, id policy.BoxID) (PolicyState, error)
+	// SetPolicy returns after the new policy is in force everywhere. If ifMatch is not nil and is not the version in
+	// force, nothing changes and the error is ErrPrecondition.
+	SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (PolicyState, error)
+	// Explain says how the policy in force would decide; nothing is sent.
+	Explain(ctx context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error)
+
+	// Headers returns the box's own header rules.
+	Headers(ctx context.Context, id policy.BoxID) (HeaderState, error)
+	// SetHeaders replaces the box's own header rules, with ifMatch as in SetPolicy.
+	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error)
+	// GlobalHeaders returns the rules that apply to every box.
+	GlobalHeaders(ctx context.Context) (HeaderState, error)
+	// SetGlobalHeaders replaces them, in force in every box when it returns.
+	SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error)
+
+	// URLs lists the box's public URLs by port, without credentials.
+	URLs(ctx context.Context, id policy.BoxID) ([]URL, error)
+	// CreateURL makes the public URL of a port. One that exists is replaced, with new credentials, and sockets opened
+	// with the old ones are cut.
+	CreateURL(ctx context.Context, id policy.BoxID, req URLRequest) (URL, error)
+	// DeleteURL takes the public URL of a port away and cuts its sockets.
+	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error
+
+	// RecentEvents returns the decisions still remembered, oldest first.
+	RecentEvents(ctx context.Context, f EventFilter) ([]audit.Event, error)
+	// FollowEvents delivers the decisions made from now on until ctx ends.
+	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
+
+	// CA returns the PEM of the box's interception CA certificate.
+	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
+	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.
+	IngressCA(ctx context.Context) ([]byte, error)
+
+	// Ready returns nil when boxes can be created and served, else what is missing.
+	Ready(ctx context.Context) error
+}
+
+// Status is the state of a box.
+type Status string
+
+// The states.
+const (
+	StatusCreating Status = "creating"
+	StatusIdle     Status = "idle"
+	StatusRunning  Status = "running"
+	StatusPaused   Status = "paused"
+	StatusError    Status = "error"
+	StatusDeleted  Status = "deleted"
+)
+
+// Box is a box as the API shows it.
+type Box struct {
+	ID           policy.BoxID
+	Name         string // "" if none was given
+	Labels       []string
+	Size         string // small, medium or large
+	Runtime      string
+	KeepAlive    bool
+	InitCommand  string
+	Ephemeral    bool
+	ExpiresAt    time.Time // zero: never
+	Status       Status
+	Error        string // why Status is error, for the caller's eyes
+	V4, V6       netip.Addr
+	Policy       PolicyState
+	Hosted       Hosted
+	CPU          time.Duration // CPU time used so far
+	CreatedAt    time.Time
+	UpdatedAt    time.Time
+	LastActivity time.Time
+	Warnings     []policy.Problem // such as header rules that can never apply; only read after CreateBox
+}
+
+// CreateRequest is what a box is to be. Everything in it has been validated but for what only the Host knows: whether
+// the name is free and the runtime exists.
+type CreateRequest struct {
+	Name        string // "" for none
+	Labels      []string
+	Size        string // never empty
+	Runtime     string // "" for the default
+	KeepAlive   bool
+	InitCommand string // run at each start; only with KeepAlive
+	Ephemeral   bool
+	TTL         time.Duration // only with Ephemeral; never 0 then
+	Env         map[string]policy.Secret
+	Policy      policy.Spec
+	Headers     []policy.HeaderRule
+	Hosted      Hosted
+	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token" or
+	// "/mcp_servers/0/headers/Authorization". No answer ever holds them.
+	HostedSecrets map[string]policy.Secret
+}
+
+// Hosted holds the fields of a create that belong to the hosted product (agents, models, skills, git): accepted, kept
+// and read back, without effect in this gateway. It holds no secret, so that it can be stored as JSON.
+type Hosted struct {
+	Model        string        `json:"model,omitempty"`
+	Agent        string        `json:"agent,omitempty"`
+	CustomRunner *CustomRunner `json:"custom_runner,omitempty"`
+	Skills       []string      `json:"skills,omitempty"`
+	MCPServers   []MCPServer   `json:"mcp_servers,omitempty"`
+	GitUserName  string        `json:"git_user_name,omitempty"`
+	GitUserEmail string        `json:"git_user_email,omitempty"`
+}
+
+// CustomRunner is the SDK's custom harness: a command in the box that writes the box-sse-v1 protocol.
+type CustomRunner struct {
+	Command  string   `json:"command"`
+	Args     []string `json:"args,omitempty"`
+	Protocol string   `json:"protocol,omitempty"`
+}
+
+// MCPServer is one MCP server of a create; of its headers only the names are read back.
+type MCPServer struct {
+	Name         string   `json:"name"`
+	Source       string   `json:"source"`
+	PackageOrURL string   `json:"package_or_url"`
+	Args         []string `json:"args,omitempty"`
+	HeaderNames  []string `json:"header_names,omitempty"`
+}
+
+// BoxFilter selects boxes. The zero value selects all.
+type BoxFilter struct {
+	Label string // only boxes with this label
+}
+
+// ExecRequest is a command to run in a box.
+type ExecRequest struct {
+	Command []string // argv; never empty
+	Dir     string   // absolute, in the box; /workspace/home unless the caller said otherwise
+}
+
+// ExecResult is how a command ended.
+type ExecResult struct {
+	ExitCode int
+	CPU      time.Duration // CPU time it used; 0 if not known
+}
+
+// PolicyState is a policy in force and the version that names it. Versions only grow.
+type PolicyState struct {
+	Spec     policy.Spec
+	Version  uint64
+	Warnings []policy.Problem
+}
+
+// HeaderState is a set of header rules in force and the version that names it.
+type HeaderState struct {
+	Rules    []policy.HeaderRule
+	Version  uint64
+	Warnings []policy.Problem
+}
+
+// URLRequest asks for a public URL. With neither Bearer nor Basic it needs no credential; with both, either opens it.
+type URLRequest struct {
+	Port   uint16 // never 0
+	Bearer bool
+	Basic  bool
+}
+
+// URL is a public URL. The credentials are set only in the answer of CreateURL.
+type URL struct {
+	URL                       string // "https://…"
+	Port                      uint16
+	Bearer, Basic             bool // how it may be opened
+	Token, Username, Password policy.Secret
+	CreatedAt                 time.Time
+}
+
+// EventFilter selects decisions. The zero value selects all.
+type EventFilter struct {
+	Box    policy.BoxID // "" for every box
+	Since  time.Time    // zero: no limit
+	Denied bool         // only denials
+}
+
+// EventStream is a subscription to decisions. A reader that is too slow loses events and is told how many.
+type EventStream interface {
+	// Events is closed when the subscription's context ends.
+	Events() <-chan audit.Event
+	// Lost is the number of events dropped so far.
+	Lost() uint64
+}
