@@ -1,0 +1,50 @@
+package policy
+
+// Reason says why a decision came out as it did. The set is closed: the same string goes to the log, the metric label
+// and the answer, and docs/reasons.md explains each.
+type Reason string
+
+// Reasons of an allowing decision.
+const (
+	ReasonAllowAll      Reason = "allow_all"      // mode allow-all
+	ReasonAllowedCIDR   Reason = "allowed_cidr"   // the address is in allowed_cidrs
+	ReasonAllowedDomain Reason = "allowed_domain" // the name matches allowed_domains
+	ReasonNotDenied     Reason = "not_denied"     // custom with denied lists only, and none matched
+	ReasonRequestRule   Reason = "request_rule"   // a request rule decided (either verdict)
+	ReasonURL           Reason = "url"            // a public URL with a valid credential, or one that needs none
+)
+
+// Reasons of a denying decision that the policy itself gives.
+const (
+	ReasonUnknownBox     Reason = "unknown_box"
+	ReasonNoPolicy       Reason = "no_policy"
+	ReasonProtectedRange Reason = "protected_range"
+	ReasonDeniedDomain   Reason = "denied_domain"
+	ReasonDeniedCIDR     Reason = "denied_cidr"
+	ReasonDenyAll        Reason = "deny_all"
+	ReasonNotAllowed     Reason = "not_allowed"
+)
+
+// Reasons of a denial that the data path gives, before or after the policy was asked.
+const (
+	ReasonSpoofed           Reason = "spoofed_source"       // the source address or interface is not the box's
+	ReasonHostPort          Reason = "host_port"            // a port of the host other than the gateway's DNS and proxy
+	ReasonProtocol          Reason = "protocol"             // a protocol that boxes may not speak, or not on this port
+	ReasonNoName            Reason = "no_name"              // no SNI or Host, and no address rule allows
+	ReasonAuthorityMismatch Reason = "authority_mismatch"   // Host or :authority is not the SNI (421)
+	ReasonBadRequest        Reason = "bad_request"          // malformed or ambiguous framing (400)
+	ReasonMethod            Reason = "method"               // TRACE, TRACK, CONNECT inside an intercepted connection
+	ReasonPeekTimeout       Reason = "peek_timeout"         // no complete first message before the deadline
+	ReasonPeekSize          Reason = "peek_size"            // first message larger than the cap
+	ReasonLimit             Reason = "limit"                // a per-box limit: connections, queries, interceptions
+	ReasonUnresolved        Reason = "upstream_unresolved"  // the allowed name has no address that may be dialled
+	ReasonUnreachable       Reason = "upstream_unreachable" // dialling failed
+	ReasonUpstreamTLS       Reason = "upstream_tls"         // the upstream's certificate could not be verified (502)
+	ReasonUpstreamHTTP      Reason = "upstream_http"        // the upstream broke the protocol (502)
+	ReasonClientTLS         Reason = "client_tls"           // the box did not complete the TLS handshake with its CA
+	ReasonPolicyChanged     Reason = "policy_changed"       // cut because the policy tightened
+	ReasonInternal          Reason = "internal"             // a fault of the gateway; the connection died, nothing else
+	ReasonURLUnknown        Reason = "url_unknown"          // no such public URL (404)
+	ReasonURLAuth           Reason = "url_auth"             // missing or wrong credential (401)
+	ReasonURLUnavailable    Reason = "url_unavailable"      // the box does not answer on that port (502)
+)
