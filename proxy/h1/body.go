@@ -1,0 +1,141 @@
+package h1
+
+import "bytes"
+
+// Body walks through one message's body as it arrives. The zero value is no body; [Body.Begin] gives it its framing.
+type Body struct {
+	// Trailers holds the fields behind a chunked body once Next reported its end. They point into the buffer.
+	Trailers []Field
+
+	framing Framing
+	left    int64 // of the body, or of the current chunk
+	state   chunkState
+	strip   bool
+	scan    headScan
+}
+
+type chunkState uint8
+
+const (
+	chunkSize chunkState = iota
+	chunkData
+	chunkEnd
+	trailers
+)
+
+// Begin starts a body. Chunk extensions are refused in requests, where they serve only to confuse parsers; in responses
+// (strip true) they are dropped.
+func (b *Body) Begin(f Framing, strip bool) {
+	*b = Body{Trailers: b.Trailers[:0], framing: f, left: f.Length, strip: strip}
+	if f.Chunked {
+		b.left = 0
+	}
+}
+
+// Next looks at buf, the bytes that arrived and were not taken yet. It returns the content at its beginning (perhaps
+// none), how many bytes of buf it took, and whether the body ended. It takes as much as it can before content; where
+// nothing is taken and the body did not end, read more. A body that lasts until the close never ends here.
+func (b *Body) Next(buf []byte) (content []byte, n int, done bool, err error) {
+	switch {
+	case b.framing.UntilClose:
+		return buf, len(buf), false, nil
+	case !b.framing.Chunked:
+		n = int(min(int64(len(buf)), b.left))
+		b.left -= int64(n)
+		return buf[:n], n, b.left == 0, nil
+	}
+	for {
+		switch b.state {
+		case chunkSize:
+			taken, err := b.size(buf[n:])
+			if err != nil || taken == 0 {
+				return nil, n, false, err
+			}
+			n += taken
+		case chunkData:
+			size := int(min(int64(len(buf)-n), b.left))
+			b.left -= int64(size)
+			if b.left == 0 {
+				b.state = chunkEnd
+			}
+			return buf[n : n+size], n + size, false, nil
+		case chunkEnd:
+			if len(buf)-n < 2 {
+				return nil, n, false, nil
+			}
+			if buf[n] != '\r' || buf[n+1] != '\n' {
+				return nil, n, false, bad("a chunk is not ended by CR LF")
+			}
+			n += 2
+			b.state = chunkSize
+		case trailers:
+			taken, err := b.trailers(buf[n:])
+			return nil, n + taken, taken > 0 && err == nil, err
+		}
+	}
+}
+
+// size reads one chunk-size line and returns its length, or 0 if it is not complete.
+func (b *Body) size(buf []byte) (int, error) {
+	limit := 18 // sixteen digits and CR LF
+	if b.strip {
+		limit = maxChunkLine
+	}
+	end := bytes.IndexByte(buf[:min(len(buf), limit)], '\n')
+	if end < 0 {
+		if len(buf) >= limit {
+			return 0, bad("a chunk-size line is too long")
+		}
+		return 0, nil
+	}
+	if end < 1 || buf[end-1] != '\r' {
+		return 0, bad("a bare LF behind a chunk size")
+	}
+	line := buf[:end-1]
+	if semicolon := bytes.IndexByte(line, ';'); semicolon >= 0 {
+		if !b.strip {
+			return 0, bad("a chunk extension")
+		}
+		if !all(line[semicolon:], value) {
+			return 0, bad("a control byte in a chunk extension")
+		}
+		line = trim(line[:semicolon])
+	}
+	size, err := parseChunkSize(line)
+	if err != nil {
+		return 0, err
+	}
+	b.left, b.state = size, chunkData
+	if size == 0 {
+		b.state, b.scan = trailers, headScan{}
+	}
+	return end + 1, nil
+}
+
+func parseChunkSize(b []byte) (int64, error) {
+	if len(b) == 0 || len(b) > 15 {
+		return 0, bad("a chunk size is not a hexadecimal number of at most 15 digits")
+	}
+	var n int64
+	for _, c := range b {
+		d := unhex(c)
+		if d < 0 {
+			return 0, bad("a chunk size is not a hexadecimal number of at most 15 digits")
+		}
+		n = n<<4 | int64(d)
+	}
+	return n, nil
+}
+
+// trailers reads the section behind the last chunk and returns its length, or 0 if it is not complete.
+func (b *Body) trailers(buf []byte) (int, error) {
+	end, err := b.scan.end(buf, MaxTrailers)
+	if err == ErrShort {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	b.Trailers, err = parseFields(buf[:end-2], b.Trailers)
+	return end, err
+}

@@ -1,0 +1,164 @@
+package h1
+
+import "bytes"
+
+// Kind tells the fields apart that a proxy must handle itself.
+type Kind uint8
+
+// The kinds.
+const (
+	Other Kind = iota
+	Host
+	ContentLength
+	TransferEncoding
+	Connection
+	HopByHop // Keep-Alive, TE, Trailer, Proxy-Connection and other Proxy-* fields: never forwarded
+	Upgrade
+	Expect
+	AltSvc
+)
+
+// Field is one header or trailer field. Name and Value point into the buffer; Value has no white space around it.
+type Field struct {
+	Name, Value []byte
+	Kind        Kind
+}
+
+// kindOf switches on the length first: most names match none of that length.
+func kindOf(name []byte) Kind {
+	switch len(name) {
+	case 2:
+		return pick(name, "te", HopByHop)
+	case 4:
+		return pick(name, "host", Host)
+	case 6:
+		return pick(name, "expect", Expect)
+	case 7:
+		if EqualFold(name, "alt-svc") {
+			return AltSvc
+		}
+		if EqualFold(name, "trailer") {
+			return HopByHop
+		}
+		return pick(name, "upgrade", Upgrade)
+	case 10:
+		if EqualFold(name, "keep-alive") {
+			return HopByHop
+		}
+		return pick(name, "connection", Connection)
+	case 14:
+		if EqualFold(name, "content-length") {
+			return ContentLength
+		}
+		return pick(name, "http2-settings", HopByHop)
+	case 17:
+		if EqualFold(name, "transfer-encoding") {
+			return TransferEncoding
+		}
+	}
+	if len(name) > 6 && EqualFold(name[:6], "proxy-") {
+		return HopByHop
+	}
+	return Other
+}
+
+func pick(name []byte, lower string, k Kind) Kind {
+	if EqualFold(name, lower) {
+		return k
+	}
+	return Other
+}
+
+// parseFields parses whole lines, each ended by CRLF, and appends to fields.
+func parseFields(lines []byte, fields []Field) ([]Field, error) {
+	for len(lines) > 0 {
+		end := bytes.IndexByte(lines, '\n')
+		if end < 1 || lines[end-1] != '\r' {
+			return fields, bad("a field line is not ended by CR LF")
+		}
+		f, err := parseField(lines[:end-1])
+		if err != nil {
+			return fields, err
+		}
+		if len(fields) == MaxFields {
+			return fields, bad("too many fields")
+		}
+		fields = append(fields, f)
+		lines = lines[end+1:]
+	}
+	return fields, nil
+}
+
+func parseField(line []byte) (Field, error) {
+	if len(line) > 0 && (line[0] == ' ' || line[0] == '\t') {
+		return Field{}, bad("a folded field line (obs-fold)")
+	}
+	colon := bytes.IndexByte(line, ':')
+	if colon < 1 {
+		return Field{}, bad("a field line without a name")
+	}
+	name := line[:colon]
+	if !all(name, token) {
+		return Field{}, bad("a field name is not a token (white space before the colon, perhaps)")
+	}
+	v := trim(line[colon+1:])
+	if !all(v, value) {
+		return Field{}, bad("a control byte in a field value")
+	}
+	return Field{Name: name, Value: v, Kind: kindOf(name)}, nil
+}
+
+// headScan finds the end of a head without looking at a byte twice, however slowly it arrives.
+type headScan struct {
+	seen int // bytes looked at
+	line int // where the current line begins
+}
+
+// end returns the length of the section that ends with an empty line, or [ErrShort].
+func (s *headScan) end(buf []byte, limit int) (int, error) {
+	for {
+		i := bytes.IndexByte(buf[s.seen:], '\n')
+		if i < 0 {
+			s.seen = len(buf)
+			if s.seen >= limit {
+				return 0, bad("the head or trailer section is too large")
+			}
+			return 0, ErrShort
+		}
+		i += s.seen
+		if i == 0 || buf[i-1] != '\r' {
+			return 0, bad("a bare LF")
+		}
+		if i+1 > limit {
+			return 0, bad("the head or trailer section is too large")
+		}
+		s.seen = i + 1
+		if i-1 == s.line {
+			return i + 1, nil
+		}
+		s.line = i + 1
+	}
+}
+
+// options goes through a comma-separated list of tokens such as that of Connection.
+func options(list []byte, each func(option []byte) error) error {
+	for len(list) > 0 {
+		option := list
+		if comma := bytes.IndexByte(list, ','); comma >= 0 {
+			option, list = list[:comma], list[comma+1:]
+		} else {
+			list = nil
+		}
+		option = trim(option)
+		if len(option) == 0 {
+			continue // RFC 9110, 5.6.1: empty elements are ignored
+		}
+		if !all(option, token) {
+			return bad("a connection option is not a token")
+		}
+		if err := each(option); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,134 @@
+package h1
+
+import (
+	"io"
+	"sync"
+)
+
+// Buffers come in three sizes: small ones for heads, the large one for bodies in bulk and for the largest head.
+const (
+	small  = 4 << 10
+	medium = 16 << 10
+	large  = MaxHead
+)
+
+var pools = [...]sync.Pool{
+	{New: func() any { b := make([]byte, small); return &b }},
+	{New: func() any { b := make([]byte, medium); return &b }},
+	{New: func() any { b := make([]byte, large); return &b }},
+}
+
+func poolOf(size int) *sync.Pool {
+	switch {
+	case size <= small:
+		return &pools[0]
+	case size <= medium:
+		return &pools[1]
+	}
+	return &pools[2]
+}
+
+func borrow(size int) *[]byte {
+	b, ok := poolOf(size).Get().(*[]byte)
+	if !ok {
+		panic("h1: a foreign value in a buffer pool")
+	}
+	return b
+}
+
+func giveBack(b *[]byte) { poolOf(len(*b)).Put(b) }
+
+// Reader holds what arrived on one connection and was not handled yet, in a buffer borrowed while there is something to
+// hold. It is not safe for concurrent use.
+type Reader struct {
+	Source io.Reader
+
+	buf  *[]byte
+	r, w int
+	one  [1]byte
+}
+
+// Bytes returns what arrived and was not taken. It is valid until the next Fill, Wait or Release.
+func (r *Reader) Bytes() []byte {
+	if r.buf == nil {
+		return nil
+	}
+	return (*r.buf)[r.r:r.w]
+}
+
+// Take marks n bytes as handled.
+func (r *Reader) Take(n int) { r.r += n }
+
+// Wait blocks until at least one byte is there, holding no buffer meanwhile.
+func (r *Reader) Wait() error {
+	if r.r < r.w {
+		return nil
+	}
+	r.Release()
+	n, err := r.Source.Read(r.one[:])
+	if n == 0 {
+		return orNoProgress(err)
+	}
+	r.buf = borrow(small)
+	(*r.buf)[0] = r.one[0]
+	r.w = 1
+	return nil
+}
+
+// Fill reads more, at least one byte. It makes room first: by taking a larger buffer, up to [MaxHead], when the bytes held
+// fill the one there is. With MaxHead bytes held it fails.
+func (r *Reader) Fill() error {
+	r.room()
+	if r.w == len(*r.buf) {
+		return bad("the head or trailer section is too large")
+	}
+	n, err := r.Source.Read((*r.buf)[r.w:])
+	r.w += n
+	if n > 0 {
+		return nil
+	}
+	return orNoProgress(err)
+}
+
+func (r *Reader) room() {
+	switch {
+	case r.buf == nil:
+		r.buf, r.r, r.w = borrow(small), 0, 0
+	case r.r == r.w && r.w == len(*r.buf):
+		r.grow() // a buffer filled to the brim and emptied: bulk
+		r.r, r.w = 0, 0
+	case r.r == r.w:
+		r.r, r.w = 0, 0
+	case r.r > 0 && r.w == len(*r.buf):
+		r.w = copy(*r.buf, (*r.buf)[r.r:r.w])
+		r.r = 0
+	case r.w == len(*r.buf):
+		r.grow()
+	}
+}
+
+func (r *Reader) grow() {
+	if len(*r.buf) == large {
+		return
+	}
+	next := borrow(len(*r.buf) + 1)
+	r.w = copy(*next, (*r.buf)[r.r:r.w])
+	r.r = 0
+	giveBack(r.buf)
+	r.buf = next
+}
+
+// Release gives the buffer back and forgets what it held.
+func (r *Reader) Release() {
+	if r.buf != nil {
+		giveBack(r.buf)
+	}
+	r.buf, r.r, r.w = nil, 0, 0
+}
+
+func orNoProgress(err error) error {
+	if err == nil {
+		return io.ErrNoProgress
+	}
+	return err
+}

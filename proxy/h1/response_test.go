@@ -1,0 +1,76 @@
+package h1
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestResponseBodies(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]struct {
+		in, method string
+		body       Framing
+		length     int64
+		close      bool
+	}{
+		"length":       {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "GET", Framing{Length: 5}, 5, false},
+		"chunked":      {"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n", "GET", Framing{Chunked: true}, -1, false},
+		"until close":  {"HTTP/1.1 200 OK\r\n\r\n", "GET", Framing{UntilClose: true}, -1, true},
+		"HTTP/1.0":     {"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\n", "GET", Framing{Length: 5}, 5, true},
+		"1.0 kept":     {"HTTP/1.0 200 OK\r\nContent-Length: 5\r\nConnection: keep-alive\r\n\r\n", "GET", Framing{Length: 5}, 5, false},
+		"HEAD":         {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "HEAD", Framing{}, 5, false},
+		"HEAD chunked": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "HEAD", Framing{}, -1, false},
+		"204":          {"HTTP/1.1 204 No Content\r\n\r\n", "GET", Framing{}, -1, false},
+		"304":          {"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", "GET", Framing{}, 9, false},
+		"103":          {"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", "GET", Framing{}, -1, false},
+		"no reason":    {"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", "GET", Framing{}, 0, false},
+		"close":        {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n", "GET", Framing{Length: 5}, 5, true},
+	} {
+		var r Response
+		n, err := r.Parse([]byte(try.in+"rest"), try.method)
+		if err != nil || n != len(try.in) {
+			t.Errorf("%s: %d, %v", name, n, err)
+			continue
+		}
+		if r.Body != try.body || r.Length != try.length || r.Close != try.close {
+			t.Errorf("%s: %+v, length %d, close %v", name, r.Body, r.Length, r.Close)
+		}
+	}
+}
+
+func TestRefusedResponses(t *testing.T) {
+	t.Parallel()
+	for name, in := range map[string]string{
+		"both framings":       "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"repeated length":     "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
+		"unknown coding":      "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+		"bare LF":             "HTTP/1.1 200 OK\nContent-Length: 5\n\n",
+		"control byte":        "HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n",
+		"control in reason":   "HTTP/1.1 200 O\x1bK\r\n\r\n",
+		"obs-fold":            "HTTP/1.1 200 OK\r\nX: a\r\n\tb\r\n\r\n",
+		"two-digit status":    "HTTP/1.1 20 OK\r\n\r\n",
+		"status 000":          "HTTP/1.1 000 OK\r\n\r\n",
+		"not HTTP":            "SSH-2.0-OpenSSH\r\n\r\n",
+		"HTTP/2 in plain":     "HTTP/2 200 OK\r\n\r\n",
+		"chunked in HTTP/1.0": "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+	} {
+		var r Response
+		var refusal *Error
+		if _, err := r.Parse([]byte(in), "GET"); !errors.As(err, &refusal) {
+			t.Errorf("%s: %v, want a refusal", name, err)
+		}
+	}
+}
+
+func FuzzResponse(f *testing.F) {
+	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"))
+	f.Add([]byte("HTTP/1.1 204 No Content\r\nX: y\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var r Response
+		n, err := r.Parse(in, "GET")
+		if err != nil {
+			return
+		}
+		sameAsNetHTTP(t, in, n, &r)
+	})
+}
