@@ -1,0 +1,138 @@
+package dns
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+const (
+	minTTL = time.Second
+	maxTTL = 24 * time.Hour
+	// maxNegativeTTL bounds how long "there is no such thing" is believed (RFC 2308, section 5).
+	maxNegativeTTL = 15 * time.Minute
+	// maxChain bounds the CNAME records followed for one query, over all upstream answers.
+	maxChain = 16
+)
+
+// errChain is a CNAME chain that loops, is too long, or leads to what is no host name.
+var errChain = errors.New("the CNAME chain loops, is too long, or leads to no host name")
+
+// answer is what one upstream answer says about one name and type. It is shared by all boxes and never changed.
+type answer struct {
+	rcode   int           // NOERROR or NXDOMAIN
+	chain   []*mdns.CNAME // from the name asked on, in order
+	targets []policy.Name // where each of chain leads
+	records []mdns.RR     // of the type asked, owned by the end of the chain
+	soa     *mdns.SOA     // of a negative answer; may be nil
+	open    bool          // the chain ends without a word about its end: ask for it
+	stored  time.Time
+	life    time.Duration // how long after stored it may be used; 0: it may not be kept
+	err     error         // the lookup failed; all but stored and life is empty
+}
+
+// digest takes from an upstream message what answers name and qtype, and nothing else: no record of another owner, of
+// another type, or of the additional section.
+func digest(m *mdns.Msg, name policy.Name, qtype uint16, now time.Time) (*answer, error) {
+	a := &answer{rcode: m.Rcode, stored: now}
+	end := name
+	for {
+		owner := end.String() + "."
+		a.records = recordsOf(m.Answer, owner, qtype)
+		if len(a.records) > 0 {
+			break
+		}
+		alias := cnameOf(m.Answer, owner)
+		if alias == nil {
+			break
+		}
+		target, err := parseName(alias.Target)
+		if err != nil || len(a.chain) == maxChain {
+			return nil, fmt.Errorf("%w: %s", errChain, name)
+		}
+		a.chain, a.targets = append(a.chain, alias), append(a.targets, target)
+		end = target
+	}
+	if len(a.records) == 0 {
+		a.soa = soaOf(m.Ns, end.String()+".")
+		a.open = len(a.chain) > 0 && a.rcode == mdns.RcodeSuccess && a.soa == nil
+	} else {
+		a.rcode = mdns.RcodeSuccess
+	}
+	a.life = a.lifetime()
+	return a, nil
+}
+
+func recordsOf(rrs []mdns.RR, owner string, qtype uint16) []mdns.RR {
+	var out []mdns.RR
+	for _, rr := range rrs {
+		h := rr.Header()
+		if h.Rrtype != qtype || h.Class != mdns.ClassINET || mdns.CanonicalName(h.Name) != owner {
+			continue
+		}
+		if isAddress(qtype) && !addrOf(rr).IsValid() {
+			continue
+		}
+		if rr = withoutDetours(rr); rr != nil {
+			out = append(out, rr)
+		}
+	}
+	return out
+}
+
+func cnameOf(rrs []mdns.RR, owner string) *mdns.CNAME {
+	for _, rr := range rrs {
+		if c, ok := rr.(*mdns.CNAME); ok && c.Hdr.Class == mdns.ClassINET && mdns.CanonicalName(c.Hdr.Name) == owner {
+			return c
+		}
+	}
+	return nil
+}
+
+// soaOf returns the SOA that makes an answer about owner a negative one: of a zone that owner is in.
+func soaOf(rrs []mdns.RR, owner string) *mdns.SOA {
+	for _, rr := range rrs {
+		if soa, ok := rr.(*mdns.SOA); ok && soa.Hdr.Class == mdns.ClassINET && mdns.IsSubDomain(soa.Hdr.Name, owner) {
+			return soa
+		}
+	}
+	return nil
+}
+
+// lifetime is the smallest TTL of the answer. A negative answer without SOA is not kept (RFC 2308, section 5).
+func (a *answer) lifetime() time.Duration {
+	life := maxTTL
+	for _, c := range a.chain {
+		life = min(life, ttlOf(c.Hdr.Ttl))
+	}
+	for _, rr := range a.records {
+		life = min(life, ttlOf(rr.Header().Ttl))
+	}
+	if len(a.records) > 0 || a.open {
+		return life
+	}
+	if a.soa == nil {
+		return 0
+	}
+	return min(life, maxNegativeTTL, ttlOf(min(a.soa.Hdr.Ttl, a.soa.Minttl)))
+}
+
+// ttlOf reads a TTL field; the top bit set means 0 (RFC 2181, section 8).
+func ttlOf(field uint32) time.Duration {
+	if field > 1<<31-1 {
+		field = 0
+	}
+	return min(max(time.Duration(field)*time.Second, minTTL), maxTTL)
+}
+
+// aged returns a copy of rr whose TTL is what is left of it.
+func aged(rr mdns.RR, age time.Duration) mdns.RR {
+	out := mdns.Copy(rr)
+	left := max(ttlOf(rr.Header().Ttl)-age.Truncate(time.Second), minTTL)
+	out.Header().Ttl = uint32(left / time.Second)
+	return out
+}

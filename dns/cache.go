@@ -1,0 +1,113 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	"golang.org/x/sync/singleflight"
+
+	"boxgate/policy"
+)
+
+const (
+	// lookupTimeout bounds one upstream lookup, failover included. It is under the 5 s that resolv.conf clients wait.
+	lookupTimeout = 4500 * time.Millisecond
+	// failureTTL is how long a failed lookup is not tried again (RFC 9520, section 3.2).
+	failureTTL = time.Second
+	// entryOverhead is about what a cached answer costs beside its records.
+	entryOverhead = 512
+)
+
+// exchanger asks upstream servers. The message it returns answers the question asked, with NOERROR or NXDOMAIN, and is
+// not truncated; everything else is an error. It must be safe for concurrent use and honour ctx.
+type exchanger interface {
+	exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error)
+}
+
+// errBusy is given when too many lookups are under way.
+var errBusy = errors.New("too many DNS lookups are under way")
+
+// cache holds upstream answers for all boxes and sends each question upstream once at a time. What is in it was
+// judged by no policy.
+type cache struct {
+	up      exchanger
+	answers *lru[cacheKey, *answer]
+	flights singleflight.Group
+	lookups chan struct{} // a slot for each lookup under way
+}
+
+type cacheKey struct {
+	name  policy.Name
+	qtype uint16
+}
+
+func newCache(up exchanger, bytes, lookups int) *cache {
+	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups)}
+}
+
+// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream. A lookup under way
+// outlives the caller's ctx: others may be waiting for it.
+func (c *cache) ask(ctx context.Context, n policy.Name, qtype uint16) (*answer, error) {
+	k := cacheKey{n, qtype}
+	if a := c.fresh(k); a != nil {
+		return a, a.err
+	}
+	flight := c.flights.DoChan(n.String()+" "+strconv.Itoa(int(qtype)), func() (any, error) { return c.lookup(k), nil })
+	select {
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case r := <-flight:
+		a := r.Val.(*answer)
+		return a, a.err
+	}
+}
+
+func (c *cache) fresh(k cacheKey) *answer {
+	a, ok := c.answers.get(k)
+	if !ok || time.Since(a.stored) >= a.life {
+		return nil
+	}
+	return a
+}
+
+// lookup asks upstream and keeps the answer, or the failure. It runs once per key at a time.
+func (c *cache) lookup(k cacheKey) *answer {
+	if a := c.fresh(k); a != nil {
+		return a // another lookup ended just before this one began
+	}
+	select {
+	case c.lookups <- struct{}{}:
+		defer func() { <-c.lookups }()
+	default:
+		return &answer{err: errBusy}
+	}
+	a, size, err := c.lookupUpstream(k)
+	if err != nil {
+		a, size = &answer{err: err, stored: time.Now(), life: failureTTL}, 0
+	}
+	if a.life > 0 {
+		c.answers.put(k, a, size+len(k.name.String())+entryOverhead)
+	}
+	return a
+}
+
+// lookupUpstream turns a panic into an error: it runs on a goroutine that nobody else guards.
+func (c *cache) lookupUpstream(k cacheKey) (a *answer, size int, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			a, err = nil, fmt.Errorf("panic in a DNS lookup: %v", p)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
+	defer cancel()
+	m, err := c.up.exchange(ctx, k.name.String()+".", k.qtype)
+	if err != nil {
+		return nil, 0, err
+	}
+	a, err = digest(m, k.name, k.qtype, time.Now())
+	return a, m.Len(), err
+}

@@ -1,0 +1,108 @@
+package dns
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+
+	mdns "github.com/miekg/dns"
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Boxes finds the box that owns a source address, or nil. It is asked for every packet and must not block. The kernel
+// has checked that the address belongs to the interface the packet came from.
+type Boxes interface {
+	BoxByAddr(netip.Addr) *policy.Box
+}
+
+// Recorder takes the audit event of each decision. It must not block.
+type Recorder interface {
+	Record(audit.Event)
+}
+
+// Dial opens a connection to an upstream; network is "udp" or "tcp". It follows the contract of net.Dialer.DialContext.
+type Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+// Config is what a [Server] needs. Boxes, Upstreams, SinkV4, SinkV6 and Audit are required.
+type Config struct {
+	Boxes Boxes
+	// Upstreams are asked in order; one that fails is passed over for a while. Each is "address", "host:port" (UDP, and
+	// TCP when an answer is truncated) or "tls://host:port" (RFC 7858), optionally with "#name" for the name that
+	// the certificate must carry. Ports default to 53 and 853.
+	Upstreams      []string
+	SinkV4, SinkV6 netip.Addr // answered for names that may not be reached
+	Audit          Recorder
+	Log            *zap.Logger    // nil: nothing is logged
+	Dial           Dial           // nil: net.Dialer
+	Roots          *x509.CertPool // roots for tls:// upstreams; nil: the system's
+	Limits         Limits
+}
+
+// Limits bound what boxes can make the server hold or do. A zero field takes its default.
+type Limits struct {
+	QueriesPerSecond float64 // per box, sustained; default 500
+	Burst            int     // per box, at once; default 1000
+	InFlight         int     // queries of one box being answered; default 128
+	TCPConns         int     // TCP connections of one box; default 16
+	GrantsPerBox     int     // default 1024
+	Grants           int     // of all boxes; default 262144
+	CacheBytes       int     // wire size of the cached answers, roughly; default 32 MiB
+	Lookups          int     // upstream lookups under way, of all boxes; default 4096
+}
+
+func (l Limits) withDefaults() Limits {
+	set := func(v *int, def int) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	if l.QueriesPerSecond <= 0 {
+		l.QueriesPerSecond = 500
+	}
+	set(&l.Burst, 1000)
+	set(&l.InFlight, 128)
+	set(&l.TCPConns, 16)
+	set(&l.GrantsPerBox, 1024)
+	set(&l.Grants, 1<<18)
+	set(&l.CacheBytes, 32<<20)
+	set(&l.Lookups, 4096)
+	return l
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Boxes == nil || c.Audit == nil:
+		return errors.New("dns: Config.Boxes and Config.Audit are required")
+	case !c.SinkV4.Is4():
+		return fmt.Errorf("dns: the IPv4 sink %v is not an IPv4 address", c.SinkV4)
+	case !c.SinkV6.Is6() || c.SinkV6.Is4In6():
+		return fmt.Errorf("dns: the IPv6 sink %v is not an IPv6 address", c.SinkV6)
+	case len(c.Upstreams) == 0:
+		return errors.New("dns: no upstream DNS server is configured")
+	}
+	return nil
+}
+
+// UpstreamsFromResolvConf returns the name servers of a resolv.conf(5), in the form that Config.Upstreams takes. It
+// fails when the text names none.
+func UpstreamsFromResolvConf(r io.Reader) ([]string, error) {
+	conf, err := mdns.ClientConfigFromReader(r)
+	if err != nil {
+		return nil, fmt.Errorf("dns: read resolv.conf: %w", err)
+	}
+	if len(conf.Servers) == 0 {
+		return nil, errors.New("dns: resolv.conf names no server; list the upstream DNS servers in the configuration")
+	}
+	upstreams := make([]string, len(conf.Servers))
+	for i, s := range conf.Servers {
+		upstreams[i] = net.JoinHostPort(s, conf.Port)
+	}
+	return upstreams, nil
+}

@@ -1,0 +1,144 @@
+package dns
+
+import (
+	"cmp"
+	"container/list"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+// grantGrace is how long a grant outlives the TTL it was answered with: clients connect a little after they looked up.
+const grantGrace = time.Minute
+
+// Grant is one thing a box was told: this name has this address. It lets the proxy dial the address the box chose, and
+// name connections that name nothing themselves. It allows nothing: the address is judged again when it is dialled.
+type Grant struct {
+	Name    policy.Name
+	Addr    netip.Addr
+	Expires time.Time
+}
+
+// grants remembers what each box was told, within a limit for each box and one for all.
+type grants struct {
+	perBox, max int
+
+	mu    sync.Mutex
+	boxes map[policy.BoxID]*boxGrants
+	total int
+}
+
+// boxGrants are the grants of one box: byAddr to find them, order (least recently given first) to drop them.
+type boxGrants struct {
+	byAddr map[netip.Addr][]*list.Element // of *Grant
+	order  list.List
+}
+
+func newGrants(perBox, max int) *grants {
+	return &grants{perBox: perBox, max: max, boxes: map[policy.BoxID]*boxGrants{}}
+}
+
+// remember notes that box was told addrs for n. A grant given again takes the later expiry.
+func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, expires time.Time) {
+	if len(addrs) == 0 {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	b := g.boxes[box]
+	if b == nil {
+		b = &boxGrants{byAddr: map[netip.Addr][]*list.Element{}}
+		g.boxes[box] = b
+	}
+	now := time.Now()
+	for _, a := range addrs {
+		g.rememberLocked(b, Grant{Name: n, Addr: a.Unmap(), Expires: expires}, now)
+	}
+}
+
+func (g *grants) rememberLocked(b *boxGrants, gr Grant, now time.Time) {
+	for _, e := range b.byAddr[gr.Addr] {
+		if old := e.Value.(*Grant); old.Name == gr.Name {
+			old.Expires = later(old.Expires, gr.Expires)
+			b.order.MoveToBack(e)
+			return
+		}
+	}
+	for b.order.Len() > 0 && b.order.Front().Value.(*Grant).Expires.Before(now) {
+		g.dropOldestLocked(b)
+	}
+	if b.order.Len() >= g.perBox {
+		g.dropOldestLocked(b)
+	}
+	if g.total >= g.max {
+		g.dropOldestLocked(g.largestLocked())
+	}
+	b.byAddr[gr.Addr] = append(b.byAddr[gr.Addr], b.order.PushBack(&gr))
+	g.total++
+}
+
+// largestLocked returns the box with the most grants, which pays when the limit for all is reached.
+func (g *grants) largestLocked() *boxGrants {
+	var largest *boxGrants
+	for _, b := range g.boxes {
+		if largest == nil || b.order.Len() > largest.order.Len() {
+			largest = b
+		}
+	}
+	return largest
+}
+
+func (g *grants) dropOldestLocked(b *boxGrants) {
+	e := b.order.Front()
+	gr := b.order.Remove(e).(*Grant)
+	rest := slices.DeleteFunc(b.byAddr[gr.Addr], func(o *list.Element) bool { return o == e })
+	if len(rest) == 0 {
+		delete(b.byAddr, gr.Addr)
+	} else {
+		b.byAddr[gr.Addr] = rest
+	}
+	g.total--
+}
+
+func (g *grants) has(box policy.BoxID, n policy.Name, a netip.Addr, now time.Time) bool {
+	return !n.IsZero() && slices.Contains(g.names(box, a, now), n)
+}
+
+// names returns the names granted with a, the latest expiry first.
+func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []policy.Name {
+	var live []Grant
+	g.mu.Lock()
+	if b := g.boxes[box]; b != nil {
+		for _, e := range b.byAddr[a.Unmap()] {
+			if gr := e.Value.(*Grant); now.Before(gr.Expires) {
+				live = append(live, *gr)
+			}
+		}
+	}
+	g.mu.Unlock()
+	slices.SortStableFunc(live, func(x, y Grant) int { return cmp.Compare(y.Expires.UnixNano(), x.Expires.UnixNano()) })
+	names := make([]policy.Name, len(live))
+	for i, gr := range live {
+		names[i] = gr.Name
+	}
+	return names
+}
+
+func (g *grants) forget(box policy.BoxID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if b := g.boxes[box]; b != nil {
+		g.total -= b.order.Len()
+		delete(g.boxes, box)
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

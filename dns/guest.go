@@ -1,0 +1,94 @@
+package dns
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+
+	"boxgate/policy"
+)
+
+// guests holds the limits of each box. Its keys are the gateway's boxes, not anything that a box sends.
+type guests struct {
+	limits  Limits
+	unknown *guest   // stands for every source that is no box
+	known   sync.Map // policy.BoxID → *guest
+}
+
+// guest is what one box is using now.
+type guest struct {
+	rate     *rate.Limiter
+	inFlight atomic.Int64
+	conns    atomic.Int64
+	refusals tally
+}
+
+// visit is one query on its way through. Every visit must leave.
+type visit struct {
+	box      *policy.Box
+	guest    *guest
+	admitted bool
+}
+
+func newGuests(l Limits) *guests {
+	return &guests{limits: l, unknown: newGuest(l)}
+}
+
+func newGuest(l Limits) *guest {
+	return &guest{
+		rate:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		refusals: tally{every: rate.NewLimiter(1, 1)},
+	}
+}
+
+func (g *guests) of(box *policy.Box) *guest {
+	if box == nil {
+		return g.unknown
+	}
+	if v, ok := g.known.Load(box.ID); ok {
+		return v.(*guest)
+	}
+	v, _ := g.known.LoadOrStore(box.ID, newGuest(g.limits))
+	return v.(*guest)
+}
+
+// enter counts a query in. It is not admitted when the box is unknown, asks too fast, or has too many queries waiting.
+func (g *guests) enter(box *policy.Box) *visit {
+	who := g.of(box)
+	v := &visit{box: box, guest: who}
+	inFlight := who.inFlight.Add(1)
+	v.admitted = box != nil && inFlight <= int64(g.limits.InFlight) && who.rate.Allow()
+	return v
+}
+
+func (v *visit) leave() { v.guest.inFlight.Add(-1) }
+
+// connect counts a TCP connection in and reports whether it may stay; if so, it must be counted out by disconnect.
+func (g *guests) connect(box *policy.Box) (who *guest, ok bool) {
+	who = g.of(box)
+	if box == nil || who.conns.Add(1) <= int64(g.limits.TCPConns) {
+		return who, box != nil
+	}
+	who.conns.Add(-1)
+	return who, false
+}
+
+func (w *guest) disconnect() { w.conns.Add(-1) }
+
+func (g *guests) forget(box policy.BoxID) { g.known.Delete(box) }
+
+// tally thins out events: one a second, which says how many it stands for.
+type tally struct {
+	every  *rate.Limiter
+	unsaid atomic.Uint64
+}
+
+// add counts one, and reports whether to say so now and for how many.
+func (t *tally) add() (count uint64, now bool) {
+	t.unsaid.Add(1)
+	if !t.every.Allow() {
+		return 0, false
+	}
+	return t.unsaid.Swap(0), true
+}

@@ -1,0 +1,92 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// secondFamilyDelay is how long Lookup waits for one family's answer once the other's is there (RFC 8305, section 3).
+const secondFamilyDelay = 100 * time.Millisecond
+
+// ErrNoAddress is returned by Lookup for a name that exists without an address, or does not exist.
+var ErrNoAddress = errors.New("the name has no address")
+
+// Lookup returns the addresses of n, IPv4 first, from the same cache and upstreams as the boxes' own queries. Both
+// families are asked at once and CNAMEs followed. The addresses are as upstream gave them: whoever dials one judges it
+// first. The name must have been allowed by the caller; a name or chain that the box's policy denies by name is a
+// *policy.DeniedError nevertheless. Lookup returns when ctx ends.
+func (s *Server) Lookup(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	if box == nil || n.IsZero() {
+		r := policy.Request{Stage: policy.StageDNS, Name: n}
+		reason := policy.ReasonUnknownBox
+		if box != nil {
+			r.Box, reason = box.ID, policy.ReasonNoName
+		}
+		return nil, policy.Decision{Reason: reason}.Err(r)
+	}
+	if err := denies(box, n); err != nil {
+		return nil, err
+	}
+	v4, v6 := s.lookupFamily(ctx, box, n, mdns.TypeA), s.lookupFamily(ctx, box, n, mdns.TypeAAAA)
+	a4, a6 := waitBoth(v4, v6)
+	addrs := append(a4.addrs, a6.addrs...)
+	switch {
+	case len(addrs) > 0:
+		return addrs, nil
+	case a4.err != nil || a6.err != nil:
+		return nil, fmt.Errorf("resolve %s: %w", n, errors.Join(a4.err, a6.err))
+	}
+	return nil, fmt.Errorf("resolve %s: %w", n, ErrNoAddress)
+}
+
+// family is what Lookup found of one address family.
+type family struct {
+	addrs []netip.Addr
+	err   error
+}
+
+func (s *Server) lookupFamily(ctx context.Context, box *policy.Box, n policy.Name, qtype uint16) <-chan family {
+	out := make(chan family, 1)
+	go func() {
+		var f family
+		defer func() {
+			if p := recover(); p != nil {
+				f = family{err: fmt.Errorf("panic in a DNS lookup: %v", p)}
+			}
+			out <- f
+		}()
+		var res resolution
+		res, f.err = s.resolve(ctx, box, n, qtype)
+		for _, rr := range res.records {
+			f.addrs = append(f.addrs, addrOf(rr))
+		}
+	}()
+	return out
+}
+
+// waitBoth waits for both families, or for one with addresses and a moment more.
+func waitBoth(v4, v6 <-chan family) (a4, a6 family) {
+	var late <-chan time.Time
+	for v4 != nil || v6 != nil {
+		var got family
+		select {
+		case a4 = <-v4:
+			got, v4 = a4, nil
+		case a6 = <-v6:
+			got, v6 = a6, nil
+		case <-late:
+			return a4, a6
+		}
+		if len(got.addrs) > 0 && late == nil {
+			late = time.After(secondFamilyDelay)
+		}
+	}
+	return a4, a6
+}

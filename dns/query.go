@@ -1,0 +1,121 @@
+package dns
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+const headerSize = 12
+
+// query is what the server needs of a box's message.
+type query struct {
+	msg   mdns.Msg // header and question; the other sections are not kept
+	name  string   // as asked, in presentation format
+	qtype uint16
+	opt   *mdns.OPT // nil: the client does not speak EDNS
+	mute  bool      // there is nothing to answer
+}
+
+// badQuery says how a query that boxes may not send is refused.
+type badQuery struct {
+	rcode  int
+	reason policy.Reason
+	ede    uint16
+}
+
+var (
+	formatError    = &badQuery{mdns.RcodeFormatError, policy.ReasonBadRequest, edeNone}
+	badVersion     = &badQuery{mdns.RcodeBadVers, policy.ReasonProtocol, edeNone}
+	notImplemented = &badQuery{mdns.RcodeNotImplemented, policy.ReasonProtocol, edeNotSupported}
+	notServed      = &badQuery{mdns.RcodeRefused, policy.ReasonProtocol, edeNotSupported}
+)
+
+// parseQuery reads a message of a box. With an error it returns what could be read.
+func parseQuery(wire []byte) (query, *badQuery) {
+	var q query
+	if len(wire) < headerSize || wire[2]&0x80 != 0 {
+		q.mute = true // answering responses would let two servers talk forever
+		return q, formatError
+	}
+	// The opcode comes first: what follows the header of an update or a notify is not a question.
+	if opcode := int(wire[2]>>3) & 0xf; opcode != mdns.OpcodeQuery {
+		return q, notImplemented
+	}
+	var m mdns.Msg
+	if m.Unpack(wire) != nil || binary.BigEndian.Uint16(wire[4:]) != 1 || len(m.Question) != 1 || len(m.Answer)+len(m.Ns) > 0 {
+		return q, formatError
+	}
+	q.msg = mdns.Msg{MsgHdr: m.MsgHdr, Question: m.Question}
+	q.name, q.qtype = m.Question[0].Name, m.Question[0].Qtype
+	if bad := q.readOPT(m.Extra); bad != nil {
+		return q, bad
+	}
+	if m.Question[0].Qclass != mdns.ClassINET || isMeta(q.qtype) {
+		return q, notServed
+	}
+	return q, nil
+}
+
+// readOPT finds the OPT record; RFC 6891, section 6.1.1 allows one, and its owner is the root.
+func (q *query) readOPT(extra []mdns.RR) *badQuery {
+	for _, rr := range extra {
+		opt, ok := rr.(*mdns.OPT)
+		if !ok {
+			continue
+		}
+		if q.opt != nil || opt.Hdr.Name != "." {
+			return formatError
+		}
+		q.opt = opt
+	}
+	if q.opt != nil && q.opt.Version() != 0 {
+		return badVersion
+	}
+	return nil
+}
+
+// isMeta reports whether a type asks for something other than records of that type: transfers, ANY, and the rest of
+// the range that RFC 6895, section 3.1 sets aside.
+func isMeta(t uint16) bool {
+	return t == mdns.TypeNone || t == mdns.TypeOPT || t >= 128 && t <= 255
+}
+
+func isAddress(t uint16) bool { return t == mdns.TypeA || t == mdns.TypeAAAA }
+
+// shown is the name for the log: as the box sent it, without the final dot.
+func (q query) shown() string { return strings.TrimSuffix(q.name, ".") }
+
+// typeName is the type for the log.
+func (q query) typeName() string {
+	if q.name == "" {
+		return ""
+	}
+	return mdns.Type(q.qtype).String()
+}
+
+// parseName makes a policy name of a presentation-format one. A backslash escapes a byte that no host name has.
+func parseName(presentation string) (policy.Name, error) {
+	if strings.ContainsRune(presentation, '\\') {
+		return policy.Name{}, errors.New("not a host name")
+	}
+	return policy.ParseName(presentation)
+}
+
+// addrOf returns the address of an A or AAAA record, else the zero Addr.
+func addrOf(rr mdns.RR) netip.Addr {
+	switch rr := rr.(type) {
+	case *mdns.A:
+		a, _ := netip.AddrFromSlice(rr.A.To4())
+		return a
+	case *mdns.AAAA:
+		a, _ := netip.AddrFromSlice(rr.AAAA.To16())
+		return a
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,155 @@
+package dns
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Extended DNS errors (RFC 8914) that this server gives.
+const (
+	edeNone         = ^uint16(0)
+	edeOther        = mdns.ExtendedErrorCodeOther
+	edeBlocked      = mdns.ExtendedErrorCodeBlocked
+	edeProhibited   = mdns.ExtendedErrorCodeProhibited
+	edeNotSupported = mdns.ExtendedErrorCodeNotSupported
+	edeNoAuthority  = mdns.ExtendedErrorCodeNoReachableAuthority
+	edeNetwork      = mdns.ExtendedErrorCodeNetworkError
+)
+
+const (
+	// sinkTTL is short, so that a name opened by a policy change works at once.
+	sinkTTL = 1
+	// udpSize is what this server takes and sends over UDP without risking fragments (DNS flag day 2020).
+	udpSize = 1232
+)
+
+// reply is an answer before it is packed.
+type reply struct {
+	rcode  int
+	answer []mdns.RR
+	soa    mdns.RR         // in the authority section, for negative answers; may be nil
+	ede    *mdns.EDNS0_EDE // sent if the client speaks EDNS; may be nil
+}
+
+// refuse makes the reply for a query that is not answered, and says so in the event.
+func refuse(ev *audit.Event, rcode int, reason policy.Reason, ede uint16) reply {
+	ev.Verdict, ev.Action, ev.Reason = policy.Deny, audit.ActionRefuse, reason
+	r := reply{rcode: rcode}
+	if ede != edeNone {
+		r.ede = &mdns.EDNS0_EDE{InfoCode: ede, ExtraText: string(reason)}
+	}
+	return r
+}
+
+// sink answers a query for a name that may not be reached; the event holds the decision.
+func (s *Server) sink(q query, ev *audit.Event) reply {
+	r := blocked(ev)
+	hdr := mdns.RR_Header{Name: q.name, Rrtype: q.qtype, Class: mdns.ClassINET, Ttl: sinkTTL}
+	switch q.qtype {
+	case mdns.TypeA:
+		r.answer = []mdns.RR{&mdns.A{Hdr: hdr, A: net.IP(s.sinkV4.AsSlice())}}
+	case mdns.TypeAAAA:
+		r.answer = []mdns.RR{&mdns.AAAA{Hdr: hdr, AAAA: net.IP(s.sinkV6.AsSlice())}}
+	default:
+		return r
+	}
+	ev.Action = audit.ActionSink
+	return r
+}
+
+// blocked is the empty answer that says the policy is why.
+func blocked(ev *audit.Event) reply {
+	ev.Action = audit.ActionRefuse
+	text := string(ev.Reason)
+	if ev.Rule != "" {
+		text += " " + ev.Rule
+	}
+	return reply{ede: &mdns.EDNS0_EDE{InfoCode: edeBlocked, ExtraText: text}}
+}
+
+// unresolved makes the reply for an allowed name that has no answer: a denied name in its chain, or a fault upstream.
+func unresolved(ev *audit.Event, err error) reply {
+	ev.Error = err.Error()
+	if denied, ok := errors.AsType[*policy.DeniedError](err); ok {
+		describe(ev, denied.Decision)
+		ev.Verdict = policy.Deny
+		return blocked(ev)
+	}
+	ede := edeNetwork
+	if _, ok := errors.AsType[rcodeError](err); ok {
+		ede = edeNoAuthority
+	} else if errors.Is(err, errChain) {
+		ede = edeOther
+	}
+	return refuse(ev, mdns.RcodeServerFailure, policy.ReasonUnresolved, ede)
+}
+
+// pack writes a reply for the transport it goes out on. It never fails: what cannot be packed is a bare SERVFAIL.
+func (q query) pack(wire []byte, r reply, transport policy.Protocol) []byte {
+	if q.mute {
+		return nil
+	}
+	if len(q.msg.Question) == 0 {
+		return bareReply(wire, r.rcode)
+	}
+	var m mdns.Msg
+	m.SetReply(&q.msg)
+	m.RecursionAvailable = true
+	m.Rcode = r.rcode
+	m.Answer = r.answer
+	if r.soa != nil {
+		m.Ns = []mdns.RR{r.soa}
+	}
+	if q.opt != nil {
+		m.Extra = []mdns.RR{q.replyOPT(r)}
+	}
+	m.Truncate(q.maxSize(transport))
+	m.Compress = true
+	out, err := m.Pack()
+	if err != nil {
+		return bareReply(wire, mdns.RcodeServerFailure)
+	}
+	return out
+}
+
+// replyOPT answers the client's OPT with ours. The DO bit is copied (RFC 3225, section 3); no other option is echoed.
+func (q query) replyOPT(r reply) *mdns.OPT {
+	opt := &mdns.OPT{Hdr: mdns.RR_Header{Name: ".", Rrtype: mdns.TypeOPT}}
+	opt.SetUDPSize(udpSize)
+	if q.opt.Do() {
+		opt.SetDo()
+	}
+	if r.ede != nil {
+		opt.Option = []mdns.EDNS0{r.ede}
+	}
+	return opt
+}
+
+// maxSize is how long the reply may be: what the client can take, and no more than passes unfragmented.
+func (q query) maxSize(transport policy.Protocol) int {
+	switch {
+	case transport == policy.TCP:
+		return mdns.MaxMsgSize
+	case q.opt == nil:
+		return mdns.MinMsgSize
+	}
+	return min(max(int(q.opt.UDPSize()), mdns.MinMsgSize), udpSize)
+}
+
+// bareReply is a header alone, for queries whose question could not be read. It returns nil when there is no header.
+func bareReply(wire []byte, rcode int) []byte {
+	if len(wire) < headerSize || wire[2]&0x80 != 0 {
+		return nil
+	}
+	out := make([]byte, headerSize)
+	copy(out, wire[:2])
+	out[2] = 0x80 | wire[2]&0x79 // QR, and the client's opcode and RD
+	binary.BigEndian.PutUint16(out[2:], binary.BigEndian.Uint16(out[2:])|0x80|uint16(rcode&0xf))
+	return out
+}

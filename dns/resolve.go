@@ -1,0 +1,100 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// maxAsks bounds the upstream questions for one query: the name, and ends of chains that the answers left open.
+const maxAsks = 8
+
+// resolution is all that is known about a name and type, with TTLs counted down: a chain, then records or the word that
+// there are none.
+type resolution struct {
+	rcode   int
+	chain   []mdns.RR
+	records []mdns.RR
+	soa     mdns.RR // nil unless negative
+}
+
+// resolve finds the records of n, following CNAMEs, from the cache or upstream. A chain through a name that the box's
+// policy denies by name is a *policy.DeniedError.
+func (s *Server) resolve(ctx context.Context, box *policy.Box, n policy.Name, qtype uint16) (resolution, error) {
+	var res resolution
+	seen := map[policy.Name]bool{n: true}
+	for range maxAsks {
+		a, err := s.cache.ask(ctx, n, qtype)
+		if err != nil {
+			return resolution{}, err
+		}
+		for _, target := range a.targets {
+			if err := denies(box, target); err != nil {
+				return resolution{}, err
+			}
+			if seen[target] || len(seen) > maxChain {
+				return resolution{}, fmt.Errorf("%w: %s", errChain, n)
+			}
+			seen[target] = true
+			n = target
+		}
+		res.add(a, time.Since(a.stored))
+		if !a.open {
+			return res, nil
+		}
+	}
+	return resolution{}, fmt.Errorf("%w: %s", errChain, n)
+}
+
+// denies returns the denial if the policy denies n by name. That n is merely in no allowed list is no denial here: a
+// chain leads where its first name's owner wants, and that name was allowed.
+func denies(box *policy.Box, n policy.Name) error {
+	r := policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}
+	if d := box.Policy.Load().Decide(r); !d.Allowed() && d.Reason != policy.ReasonNotAllowed {
+		return d.Err(r)
+	}
+	return nil
+}
+
+func (r *resolution) add(a *answer, age time.Duration) {
+	for _, c := range a.chain {
+		r.chain = append(r.chain, aged(c, age))
+	}
+	for _, rr := range a.records {
+		r.records = append(r.records, aged(rr, age))
+	}
+	r.rcode = a.rcode
+	if a.soa != nil {
+		r.soa = aged(a.soa, age)
+		r.soa.Header().Ttl = uint32(max(a.life-age.Truncate(time.Second), minTTL) / time.Second)
+	}
+}
+
+// ttl is how long the client may use the resolution: the smallest TTL in it.
+func (r *resolution) ttl() time.Duration {
+	life := maxTTL
+	for _, rr := range r.chain {
+		life = min(life, ttlOf(rr.Header().Ttl))
+	}
+	for _, rr := range r.records {
+		life = min(life, ttlOf(rr.Header().Ttl))
+	}
+	return life
+}
+
+// reply is the resolution as an answer to q. Records of the name asked bear it as the client wrote it: some clients
+// mix its case and compare.
+func (r *resolution) reply(q query) reply {
+	out := reply{rcode: r.rcode, soa: r.soa, answer: append(r.chain[:len(r.chain):len(r.chain)], r.records...)}
+	asked := mdns.CanonicalName(q.name)
+	for _, rr := range out.answer {
+		if h := rr.Header(); mdns.CanonicalName(h.Name) == asked {
+			h.Name = q.name
+		}
+	}
+	return out
+}

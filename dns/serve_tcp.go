@@ -1,0 +1,107 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+const (
+	// tcpIdle is how long a connection may take for its next query, all of it (RFC 7766, section 6.2.3).
+	tcpIdle = 10 * time.Second
+	// tcpWrite is how long a client may take to read an answer.
+	tcpWrite = 5 * time.Second
+	// tcpPipeline is how many queries of one connection are answered at once.
+	tcpPipeline = 16
+)
+
+// ServeTCP answers the queries on the connections that ln accepts, until ctx ends; then it closes them and returns nil. It
+// closes ln. Connections take many queries, answered as they are ready (RFC 7766, section 6.2.1.1).
+func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer ln.Close()
+	defer context.AfterFunc(ctx, func() { ln.Close() })()
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			s.pause(ctx, "cannot accept a DNS connection", err)
+			continue
+		}
+		box := s.boxAt(conn.RemoteAddr())
+		who, ok := s.guests.connect(box)
+		if !ok {
+			conn.Close()
+			s.refuseConn(box, who)
+			continue
+		}
+		serving.Go(func() {
+			defer who.disconnect()
+			s.serveConn(ctx, conn)
+		})
+	}
+}
+
+// refuseConn records that a connection was closed before it said anything.
+func (s *Server) refuseConn(box *policy.Box, who *guest) {
+	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
+	if box != nil {
+		ev.Box, ev.Reason = box.ID, policy.ReasonLimit
+	}
+	s.record(&visit{box: box, guest: who}, ev)
+}
+
+// serveConn answers queries until the client is done, is too slow, or ctx ends.
+func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	c := &tcpConn{Conn: conn}
+	slots := make(chan struct{}, tcpPipeline)
+	var answering sync.WaitGroup
+	defer answering.Wait()
+	for {
+		conn.SetReadDeadline(time.Now().Add(tcpIdle))
+		wire, err := readMessage(conn, maxQuery)
+		if err != nil {
+			return
+		}
+		slots <- struct{}{}
+		answering.Go(func() {
+			defer func() { <-slots }()
+			if out := s.Handle(ctx, s.boxAt(conn.RemoteAddr()), policy.TCP, wire); out == nil || c.send(out) != nil {
+				conn.Close()
+			}
+		})
+	}
+}
+
+// tcpConn lets answers be written one at a time.
+type tcpConn struct {
+	net.Conn
+	mu sync.Mutex
+}
+
+func (c *tcpConn) send(wire []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(wire) > mdns.MaxMsgSize {
+		return errMessageSize
+	}
+	c.SetWriteDeadline(time.Now().Add(tcpWrite))
+	return writeMessage(c.Conn, wire)
+}

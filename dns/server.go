@@ -1,0 +1,222 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Server answers the boxes' DNS queries by their policies. It is safe for concurrent use.
+type Server struct {
+	boxes  Boxes
+	sinkV4 netip.Addr
+	sinkV6 netip.Addr
+	audit  Recorder
+	log    *zap.Logger
+	limits Limits
+	cache  *cache
+	grants *grants
+	guests *guests
+}
+
+// New returns a server that is ready to answer. It opens no socket.
+func New(c Config) (*Server, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	fwd, err := newForwarder(c)
+	if err != nil {
+		return nil, err
+	}
+	return newServer(c, fwd), nil
+}
+
+// newServer is New with the upstream side given, and a configuration that was checked.
+func newServer(c Config, up exchanger) *Server {
+	limits := c.Limits.withDefaults()
+	return &Server{
+		boxes:  c.Boxes,
+		sinkV4: c.SinkV4,
+		sinkV6: c.SinkV6,
+		audit:  c.Audit,
+		log:    c.Log,
+		limits: limits,
+		cache:  newCache(up, limits.CacheBytes, limits.Lookups),
+		grants: newGrants(limits.GrantsPerBox, limits.Grants),
+		guests: newGuests(limits),
+	}
+}
+
+// Handle answers one query of a box in wire format, and returns nil when there is nothing to answer (less than a header,
+// or a response). A nil box is refused. One audit event records the decision.
+//
+//  1. The audit event is opened, and denies until something allows.
+//  2. The query is parsed.
+//  3. An unknown box, a box over its limits, and queries that boxes may not send are refused.
+//  4. The policy judges the name. Not allowed: the sink or an empty answer, and nothing goes upstream.
+//  5. The name is resolved from the cache or upstream; each name of a CNAME chain is judged before it is asked for.
+//  6. The policy, as it is now, judges each address.
+//  7. The addresses left are remembered for the box, then answered.
+func (s *Server) Handle(ctx context.Context, box *policy.Box, transport policy.Protocol, query []byte) []byte {
+	v := s.guests.enter(box)
+	defer v.leave()
+	return s.answer(ctx, v, transport, query)
+}
+
+// answer is Handle for a visit already admitted or not.
+func (s *Server) answer(ctx context.Context, v *visit, transport policy.Protocol, wire []byte) (out []byte) {
+	start := time.Now()
+	ev := audit.Event{Time: start, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: policy.ReasonInternal}
+	defer func() {
+		if p := recover(); p != nil {
+			ev = audit.Event{Time: start, Stage: policy.StageDNS, Protocol: transport, Box: ev.Box, Name: ev.Name,
+				Action: audit.ActionRefuse, Reason: policy.ReasonInternal, Error: fmt.Sprint("panic: ", p)}
+			s.log.Error("panic while answering a DNS query", zap.Any("panic", p), zap.Stack("stack"))
+			out = bareReply(wire, mdns.RcodeServerFailure)
+		}
+		ev.Duration = time.Since(start)
+		s.record(v, ev)
+	}()
+	if v.box != nil {
+		ev.Box = v.box.ID
+	}
+	q, bad := parseQuery(wire)
+	ev.Name, ev.Method = q.shown(), q.typeName()
+	var r reply
+	switch {
+	case v.box == nil:
+		r = refuse(&ev, mdns.RcodeRefused, policy.ReasonUnknownBox, edeProhibited)
+	case !v.admitted:
+		r = refuse(&ev, mdns.RcodeRefused, policy.ReasonLimit, edeOther)
+	case bad != nil:
+		r = refuse(&ev, bad.rcode, bad.reason, bad.ede)
+	default:
+		r = s.judge(ctx, v.box, q, &ev)
+	}
+	return q.pack(wire, r, transport)
+}
+
+// judge answers a well-formed query of a known box by its policy.
+func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.Event) reply {
+	pol := box.Policy.Load()
+	name, d := decideName(pol, box.ID, q.name)
+	if !name.IsZero() {
+		ev.Name = name.String()
+	}
+	describe(ev, d)
+	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {
+		return s.sink(q, ev)
+	}
+	res, err := s.resolve(ctx, box, name, q.qtype)
+	if err != nil {
+		return unresolved(ev, err)
+	}
+	if box.Policy.Load() != pol {
+		// The policy changed while upstream was asked: judge again. The answer is in the cache now.
+		return s.judge(ctx, box, q, ev)
+	}
+	if !isAddress(q.qtype) {
+		ev.Action = audit.ActionForward
+		return res.reply(q)
+	}
+	return s.grantAddresses(pol, box, name, q, res, ev)
+}
+
+// decideName judges the name alone. A name that is legal in DNS but is no host name is not allowed by any policy.
+func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (policy.Name, policy.Decision) {
+	name, err := parseName(asked)
+	if err != nil {
+		d := policy.Decision{Reason: policy.ReasonNotAllowed}
+		if pol == nil {
+			d.Reason = policy.ReasonNoPolicy
+		} else {
+			d.Version = pol.Version()
+		}
+		return policy.Name{}, d
+	}
+	return name, pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: name})
+}
+
+// resolvesAnyway reports whether a name that is not allowed is resolved nevertheless, for its addresses in allowed_cidrs.
+// A name that is denied by name never is.
+func resolvesAnyway(pol *policy.Compiled, name policy.Name, d policy.Decision, qtype uint16) bool {
+	return pol != nil && !name.IsZero() && d.Reason == policy.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers()
+}
+
+// grantAddresses leaves out the addresses that the policy denies, remembers the rest for the box, and answers them.
+func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name policy.Name, q query, res resolution, ev *audit.Event) reply {
+	kept := res
+	kept.records = nil
+	var addrs []netip.Addr
+	var denied policy.Decision
+	var deniedAddr netip.Addr
+	for _, rr := range res.records {
+		a := addrOf(rr)
+		d := pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: name, Addr: a})
+		if !a.IsValid() || !d.Allowed() {
+			denied, deniedAddr = d, a
+			continue
+		}
+		if len(addrs) == 0 {
+			describe(ev, d)
+			ev.Addr = a
+		}
+		addrs = append(addrs, a)
+		kept.records = append(kept.records, rr)
+	}
+	if len(addrs) == 0 && len(res.records) > 0 {
+		describe(ev, denied)
+		ev.Verdict, ev.Addr = policy.Deny, deniedAddr
+		return blocked(ev)
+	}
+	// A name resolved only for its addresses stays denied when it has none.
+	if len(addrs) > 0 || ev.Verdict == policy.Allow {
+		ev.Action = audit.ActionForward
+	}
+	s.grants.remember(box.ID, name, addrs, time.Now().Add(res.ttl()+grantGrace))
+	return kept.reply(q)
+}
+
+// describe copies a decision into the event.
+func describe(ev *audit.Event, d policy.Decision) {
+	ev.Verdict, ev.Reason, ev.Rule, ev.Version = d.Verdict, d.Reason, d.Rule, d.Version
+}
+
+// record hands the event on. Refusals that a box can provoke at line rate are counted, and one a second stands for them.
+func (s *Server) record(v *visit, ev audit.Event) {
+	if ev.Reason == policy.ReasonLimit || ev.Reason == policy.ReasonUnknownBox {
+		count, now := v.guest.refusals.add()
+		if !now {
+			return
+		}
+		ev.Count = count
+	}
+	s.audit.Record(ev)
+}
+
+// Forget drops all that is remembered of a box. Call it once no packet of the box can arrive any more.
+func (s *Server) Forget(box policy.BoxID) {
+	s.grants.forget(box)
+	s.guests.forget(box)
+}
+
+// Granted reports whether the box was told, in an answer that it may still be using, that n has the address a.
+func (s *Server) Granted(box policy.BoxID, n policy.Name, a netip.Addr) bool {
+	return s.grants.has(box, n, a, time.Now())
+}
+
+// GrantedNames returns the names for which the box was told the address a, the latest first. Names whose grant expired
+// are not among them.
+func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []policy.Name {
+	return s.grants.names(box, a, time.Now())
+}

@@ -1,0 +1,152 @@
+package dns
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	mdns "github.com/miekg/dns"
+)
+
+const (
+	maxIdleConns = 8
+	maxIdleTime  = 8 * time.Second
+)
+
+// errMismatch is an answer over a stream to something that was not asked.
+var errMismatch = errors.New("upstream answered another question")
+
+// overStream asks over TCP or TLS. A kept connection that turns out dead is replaced by a new one once.
+func (u *upstream) overStream(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
+	q := question(name, qtype)
+	if conn := u.idle.take(); conn != nil {
+		if m, err := u.ask(ctx, conn, q); err == nil || ctx.Err() != nil {
+			return m, err
+		}
+	}
+	conn, err := u.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return u.ask(ctx, conn, q)
+}
+
+func (u *upstream) connect(ctx context.Context) (net.Conn, error) {
+	conn, err := u.dial(ctx, "tcp", u.addr)
+	if err != nil || u.tls == nil {
+		return conn, err
+	}
+	secure := tls.Client(conn, u.tls)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return secure, nil
+}
+
+// ask sends q on conn and reads the answer. It keeps conn if that is worth it, else closes it.
+func (u *upstream) ask(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, error) {
+	m, err := roundTrip(ctx, conn, q)
+	if err != nil || u.tls == nil || ctx.Err() != nil {
+		conn.Close()
+	} else {
+		u.idle.give(conn)
+	}
+	return m, err
+}
+
+func roundTrip(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, error) {
+	defer interrupt(ctx, conn)()
+	wire, err := q.Pack()
+	if err != nil {
+		return nil, err
+	}
+	if err := writeMessage(conn, wire); err != nil {
+		return nil, err
+	}
+	wire, err = readMessage(conn, mdns.MaxMsgSize)
+	if err != nil {
+		return nil, err
+	}
+	m := new(mdns.Msg)
+	if err := m.Unpack(wire); err != nil {
+		return nil, fmt.Errorf("malformed answer: %w", err)
+	}
+	if !answers(m, q) || m.Truncated {
+		return nil, errMismatch
+	}
+	return m, nil
+}
+
+// errMessageSize is a length prefix beyond what the reader takes.
+var errMessageSize = errors.New("DNS message is too long")
+
+// readMessage reads one message with its length before it (RFC 1035, section 4.2.2).
+func readMessage(r io.Reader, limit int) ([]byte, error) {
+	var size [2]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint16(size[:]))
+	if n > limit {
+		return nil, errMessageSize
+	}
+	wire := make([]byte, n)
+	if _, err := io.ReadFull(r, wire); err != nil {
+		return nil, err
+	}
+	return wire, nil
+}
+
+// writeMessage writes length and message in one segment (RFC 7766, section 8).
+func writeMessage(w io.Writer, wire []byte) error {
+	_, err := w.Write(append(binary.BigEndian.AppendUint16(make([]byte, 0, len(wire)+2), uint16(len(wire))), wire...))
+	return err
+}
+
+// idleConns keeps connections for the next question, the latest first. The zero value is ready.
+type idleConns struct {
+	mu    sync.Mutex
+	conns []idleConn // oldest first
+}
+
+type idleConn struct {
+	net.Conn
+	since time.Time
+}
+
+func (i *idleConns) take() net.Conn {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.expireLocked()
+	if len(i.conns) == 0 {
+		return nil
+	}
+	last := i.conns[len(i.conns)-1]
+	i.conns = i.conns[:len(i.conns)-1]
+	return last.Conn
+}
+
+func (i *idleConns) give(conn net.Conn) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.expireLocked()
+	if len(i.conns) == maxIdleConns {
+		conn.Close()
+		return
+	}
+	i.conns = append(i.conns, idleConn{conn, time.Now()})
+}
+
+func (i *idleConns) expireLocked() {
+	for len(i.conns) > 0 && time.Since(i.conns[0].since) > maxIdleTime {
+		i.conns[0].Close()
+		i.conns = i.conns[1:]
+	}
+}

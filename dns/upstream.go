@@ -1,0 +1,165 @@
+package dns
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	mdns "github.com/miekg/dns"
+)
+
+const (
+	// tryTimeout bounds one attempt at one upstream.
+	tryTimeout = 1500 * time.Millisecond
+	// holdDown is how long an upstream that did not answer is asked last.
+	holdDown = 30 * time.Second
+)
+
+// errUseStream says that the answer must be asked for again over a stream.
+var errUseStream = errors.New("answer over UDP is truncated or suspect")
+
+// upstream is one DNS server that questions go to.
+type upstream struct {
+	name   string // as configured
+	addr   string
+	dial   Dial
+	tls    *tls.Config // nil: UDP, and TCP as needed
+	idle   idleConns   // TLS connections kept for the next question
+	heldTo atomic.Int64
+}
+
+// newUpstream reads one entry of Config.Upstreams.
+func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
+	u := &upstream{name: s, dial: dial}
+	addr, secure := strings.CutPrefix(s, "tls://")
+	addr, serverName, named := strings.Cut(addr, "#")
+	port := "53"
+	if secure {
+		port = "853"
+	}
+	host, p, err := net.SplitHostPort(addr)
+	if err != nil {
+		host, p = strings.Trim(addr, "[]"), port
+	}
+	if n, err := strconv.ParseUint(p, 10, 16); err != nil || n == 0 || host == "" || strings.ContainsAny(host, "/[] ") || named && !secure {
+		return nil, fmt.Errorf("dns: upstream %q is not an address, host:port or tls://host:port", s)
+	}
+	u.addr = net.JoinHostPort(host, p)
+	if secure {
+		if serverName == "" {
+			serverName = host
+		}
+		u.tls = &tls.Config{ServerName: serverName, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(4)}
+	}
+	return u, nil
+}
+
+func (u *upstream) held() bool { return time.Now().UnixNano() < u.heldTo.Load() }
+
+// failed holds u down and reports whether it was up.
+func (u *upstream) failed() bool {
+	now := time.Now()
+	return u.heldTo.Swap(now.Add(holdDown).UnixNano()) < now.UnixNano()
+}
+
+func (u *upstream) succeeded() { u.heldTo.Store(0) }
+
+// exchange asks once, over UDP with a stream to fall back to, or over TLS.
+func (u *upstream) exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	m, err := (*mdns.Msg)(nil), errUseStream
+	if u.tls == nil {
+		m, err = u.overUDP(ctx, name, qtype)
+	}
+	if errors.Is(err, errUseStream) {
+		m, err = u.overStream(ctx, name, qtype)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError {
+		return nil, rcodeError(m.Rcode)
+	}
+	return m, nil
+}
+
+// overUDP asks from a socket of its own: a port the kernel picks at random, a random ID and random letter case are what
+// an off-path forger must guess (RFC 5452). Datagrams that do not match are ignored until the deadline.
+func (u *upstream) overUDP(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
+	q := question(mixCase(name), qtype)
+	wire, err := q.Pack()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := u.dial(ctx, "udp", u.addr)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer interrupt(ctx, conn)()
+	if _, err := conn.Write(wire); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 4096)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return nil, err
+		}
+		m := new(mdns.Msg)
+		if n < headerSize || buf[0] != wire[0] || buf[1] != wire[1] || buf[2]&0x80 == 0 {
+			continue
+		}
+		// The ID is right. What is wrong otherwise may be a server that folds case or a forger: a stream tells.
+		if m.Unpack(buf[:n]) != nil || m.Truncated || !answers(m, q) {
+			return nil, errUseStream
+		}
+		return m, nil
+	}
+}
+
+// interrupt makes reads and writes on conn fail when ctx ends. Call what it returns when done.
+func interrupt(ctx context.Context, conn net.Conn) (stop func()) {
+	cancel := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	return func() { cancel() }
+}
+
+// question is a query of ours: recursion wanted, EDNS for larger answers, no DNSSEC records.
+func question(name string, qtype uint16) *mdns.Msg {
+	q := new(mdns.Msg).SetQuestion(name, qtype)
+	return q.SetEdns0(udpSize, false)
+}
+
+// answers reports whether m is the answer to q: ID and question are the same, letter for letter. Servers that fail
+// before they read the question may leave it out.
+func answers(m, q *mdns.Msg) bool {
+	if m.Id != q.Id || !m.Response || m.Opcode != mdns.OpcodeQuery {
+		return false
+	}
+	if len(m.Question) == 0 {
+		return m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError
+	}
+	return len(m.Question) == 1 && m.Question[0] == q.Question[0]
+}
+
+// mixCase gives each letter of a lower-case name a random case (draft-vixie-dnsext-dns0x20).
+func mixCase(name string) string {
+	mixed := []byte(name)
+	coins := make([]byte, len(mixed))
+	rand.Read(coins) // never fails
+	for i, c := range mixed {
+		if 'a' <= c && c <= 'z' && coins[i]&1 == 1 {
+			mixed[i] = c - 'a' + 'A'
+		}
+	}
+	return string(mixed)
+}
