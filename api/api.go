@@ -1,0 +1,98 @@
+package api
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Config is what [New] needs. Host and CheckKey are required.
+type Config struct {
+	Host Host
+	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
+	CheckKey func(key string) bool
+	// Hosts are names accepted in the Host header besides the loopback names and the address of the listener.
+	Hosts []string
+	// Log receives one line per failure of the gateway. nil: nothing is logged.
+	Log *zap.Logger
+	// MaxBody is the largest request body in bytes. 0: 8 MiB.
+	MaxBody int64
+	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes; what is over it is
+	// cut off and marked. exec-stream has no limit. 0: 16 MiB.
+	MaxOutput int
+}
+
+// API is the http.Handler of the admin API. Safe for concurrent use.
+type API struct {
+	Config
+	mux      *http.ServeMux
+	hosts    map[string]bool
+	history  *history
+	openapi  []byte
+	stopping chan struct{} // closed when the server shuts down: streams end
+}
+
+// New makes the API over cfg.Host.
+func New(cfg Config) (*API, error) {
+	if cfg.Host == nil || cfg.CheckKey == nil {
+		return nil, errors.New("api: Host and CheckKey are required")
+	}
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	if cfg.MaxBody == 0 {
+		cfg.MaxBody = 8 << 20
+	}
+	if cfg.MaxOutput == 0 {
+		cfg.MaxOutput = 16 << 20
+	}
+	a := &API{Config: cfg, mux: http.NewServeMux(), history: newHistory(), stopping: make(chan struct{})}
+	a.hosts = allowedHosts(cfg.Hosts)
+	for _, rt := range routes {
+		a.mux.Handle(rt.method+" "+rt.path, a.wrap(rt))
+	}
+	doc, err := describe(routes)
+	if err != nil {
+		return nil, err
+	}
+	a.openapi = doc
+	return a, nil
+}
+
+// Server returns an http.Server for a, with timeouts against slow clients that do not cut a stream. Its Shutdown ends
+// the streams of decisions at once and waits for commands that run. Call it once.
+func (a *API) Server() *http.Server {
+	srv := &http.Server{
+		Handler:           a,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          zap.NewStdLog(a.Log),
+	}
+	srv.RegisterOnShutdown(func() { close(a.stopping) })
+	return srv
+}
+
+// ServeHTTP checks where the request comes from, then who sent it, then runs the route.
+func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	w := &writer{ResponseWriter: rw}
+	defer a.recoverPanic(w, r)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	_, pattern := a.mux.Handler(r)
+	if isHealth(pattern) {
+		a.mux.ServeHTTP(w, r)
+		return
+	}
+	if err := a.admit(w, r); err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) {
+		a.fail(w, r, a.noRoute(w, r))
+		return
+	}
+	a.mux.ServeHTTP(w, r)
+}

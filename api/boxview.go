@@ -1,0 +1,105 @@
+package api
+
+import (
+	"time"
+
+	"boxgate/policy"
+)
+
+// CustomerID is the customer_id of everything: one installation serves one customer.
+const CustomerID = "local"
+
+// boxView is a box in JSON. Times are Unix seconds; cost figures are 0 because no prices are configured.
+type boxView struct {
+	ID             policy.BoxID  `json:"id"`
+	CustomerID     string        `json:"customer_id"`
+	Name           string        `json:"name,omitempty"`
+	Labels         []string      `json:"labels"`
+	Size           string        `json:"size"`
+	Runtime        string        `json:"runtime,omitempty"`
+	KeepAlive      bool          `json:"keep_alive"`
+	Status         Status        `json:"status"`
+	Error          string        `json:"error,omitempty"`
+	Ephemeral      bool          `json:"ephemeral"`
+	ExpiresAt      int64         `json:"expires_at,omitempty"`
+	IPv4           string        `json:"ipv4,omitempty"`
+	IPv6           string        `json:"ipv6,omitempty"`
+	NetworkPolicy  policySpec    `json:"network_policy"`
+	PolicyVersion  uint64        `json:"policy_version"`
+	Model          string        `json:"model,omitempty"`
+	Agent          string        `json:"agent,omitempty"`
+	CustomRunner   *CustomRunner `json:"custom_runner,omitempty"`
+	EnabledSkills  []string      `json:"enabled_skills"`
+	MCPServers     []MCPServer   `json:"mcp_servers,omitempty"`
+	GitUserName    string        `json:"git_user_name,omitempty"`
+	GitUserEmail   string        `json:"git_user_email,omitempty"`
+	InputTokens    int64         `json:"total_input_tokens"`
+	OutputTokens   int64         `json:"total_output_tokens"`
+	Prompts        int64         `json:"total_prompts"`
+	CPUNs          int64         `json:"total_cpu_ns"`
+	ComputeCost    float64       `json:"total_compute_cost_usd"`
+	TokenCost      float64       `json:"total_token_cost_usd"`
+	LastActivityAt int64         `json:"last_activity_at,omitempty"`
+	CreatedAt      int64         `json:"created_at"`
+	UpdatedAt      int64         `json:"updated_at"`
+	Warnings       []problemView `json:"warnings,omitempty"`
+}
+
+// policySpec is policy.Spec under a name of its own in the description of the API.
+type policySpec = policy.Spec
+
+func viewBox(b Box) boxView {
+	v := boxView{
+		ID: b.ID, CustomerID: CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
+		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Ephemeral: b.Ephemeral, ExpiresAt: unix(b.ExpiresAt),
+		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version,
+		Model: b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
+		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
+		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
+		CPUNs: b.CPU.Nanoseconds(), LastActivityAt: unix(b.LastActivity),
+		CreatedAt: unix(b.CreatedAt), UpdatedAt: unix(b.UpdatedAt), Warnings: problemViews(b.Warnings),
+	}
+	if b.V4.IsValid() {
+		v.IPv4 = b.V4.String()
+	}
+	if b.V6.IsValid() {
+		v.IPv6 = b.V6.String()
+	}
+	return v
+}
+
+// orEmpty makes a nil slice an empty JSON array, which the SDK's types promise.
+func orEmpty(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+func unix(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.Unix()
+}
+
+// statusView is the answer of status.
+type statusView struct {
+	Status Status `json:"status"`
+	Error  string `json:"error,omitempty"`
+}
+
+// deleteBody names boxes to delete.
+type deleteBody struct {
+	IDs []string `json:"ids" doc:"IDs or names, at most 1000"`
+}
+
+// deletedView names the boxes that are gone.
+type deletedView struct {
+	Deleted []policy.BoxID `json:"deleted"`
+}
+
+// okView is the answer of what has nothing else to say.
+type okView struct {
+	OK bool `json:"ok"`
+}

@@ -1,0 +1,168 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// Client calls the admin API for the command line. Safe for concurrent use.
+type Client struct {
+	base string
+	key  string
+	http *http.Client
+}
+
+// NewClient makes a client of the API at target: the path of a unix socket, or an http or https URL.
+func NewClient(target, key string) *Client {
+	transport := &http.Transport{} // no proxy from the environment: the key must not go there
+	c := &Client{base: strings.TrimSuffix(target, "/"), key: key, http: &http.Client{Transport: transport}}
+	if !strings.HasPrefix(target, "http://") && !strings.HasPrefix(target, "https://") {
+		c.base = "http://localhost"
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", target)
+		}
+	}
+	// A redirect would carry the key elsewhere; the API makes none.
+	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c
+}
+
+// StatusError is a refusal of the API.
+type StatusError struct {
+	Status  int
+	Message string // the server's own sentence
+	Pointer string // to the first problem of the body, if that was it
+}
+
+// Error returns the server's sentence.
+func (e *StatusError) Error() string { return e.Message }
+
+// Do sends in as JSON (nil: no body) and reads the answer into out (nil: ignored; *[]byte: as it is). A refusal is a
+// *[StatusError].
+func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
+	resp, err := c.send(ctx, method, path, in, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return fmt.Errorf("the gateway's answer did not arrive whole: %w", err)
+	}
+	switch out := out.(type) {
+	case nil:
+		return nil
+	case *[]byte:
+		*out = data
+		return nil
+	default:
+		return json.Unmarshal(data, out)
+	}
+}
+
+// Get is Do with GET.
+func (c *Client) Get(ctx context.Context, path string, out any) error {
+	return c.Do(ctx, http.MethodGet, path, nil, out)
+}
+
+func (c *Client) send(ctx context.Context, method, path string, in any, header http.Header) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(data)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	req.Header.Set("X-Box-Api-Key", c.key)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if wrapped, ok := errors.AsType[*url.Error](err); ok {
+			err = wrapped.Err
+		}
+		return nil, fmt.Errorf("the gateway cannot be reached (is it running?): %w", err)
+	}
+	if resp.StatusCode >= http.StatusMultipleChoices {
+		defer resp.Body.Close()
+		return nil, readStatusError(resp)
+	}
+	return resp, nil
+}
+
+func readStatusError(resp *http.Response) error {
+	var body errorBody
+	data, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if json.Unmarshal(data, &body) != nil || body.Error == "" {
+		body.Error = "the gateway answered " + resp.Status
+	}
+	return &StatusError{resp.StatusCode, body.Error, body.Pointer}
+}
+
+// Exec runs a command in a box, copies its output as it comes, and returns its exit code.
+func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, stderr io.Writer) (int, error) {
+	in := execBody{Command: req.Command, Folder: req.Dir}
+	resp, err := c.send(ctx, http.MethodPost, "/v2/box/"+url.PathEscape(box)+"/exec-stream", in, http.Header{"Accept": {ndjson}})
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	dec := json.NewDecoder(resp.Body)
+	for {
+		var f execFrame
+		if err := dec.Decode(&f); err != nil {
+			return 0, fmt.Errorf("the stream broke off before the command's end: %w", err)
+		}
+		switch {
+		case f.Error != "":
+			return 0, errors.New(f.Error)
+		case f.ExitCode != nil:
+			return *f.ExitCode, nil
+		case f.Stream == "stderr":
+			_, err = stderr.Write(f.Data)
+		default:
+			_, err = stdout.Write(f.Data)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Lines reads an NDJSON stream and calls each with every line until the stream ends, ctx ends or each fails.
+func (c *Client) Lines(ctx context.Context, path string, each func(line []byte) error) error {
+	resp, err := c.send(ctx, http.MethodGet, path, nil, http.Header{"Accept": {ndjson}})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if len(lines.Bytes()) == 0 {
+			continue // sent to keep the connection alive
+		}
+		if err := each(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}

@@ -1,0 +1,244 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/policy"
+)
+
+// createBody is the JSON of a create, in the dialect of the SDK.
+type createBody struct {
+	Name          string                       `json:"name,omitempty"`
+	Labels        []string                     `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
+	Size          string                       `json:"size,omitempty" doc:"small (default), medium or large"`
+	Runtime       string                       `json:"runtime,omitempty"`
+	KeepAlive     bool                         `json:"keep_alive,omitempty"`
+	InitCommand   string                       `json:"init_command,omitempty" doc:"only with keep_alive"`
+	Ephemeral     bool                         `json:"ephemeral,omitempty"`
+	TTL           *int64                       `json:"ttl,omitempty" doc:"seconds, at most 259200; only with ephemeral"`
+	EnvVars       map[string]string            `json:"env_vars,omitempty" doc:"never read back"`
+	AttachHeaders map[string]map[string]string `json:"attach_headers,omitempty" doc:"host pattern to header names to values; values are never read back"`
+	NetworkPolicy json.RawMessage              `json:"network_policy,omitempty" doc:"a policy; absent: allow-all"`
+	Model         string                       `json:"model,omitempty"`
+	Agent         string                       `json:"agent,omitempty"`
+	AgentAPIKey   string                       `json:"agent_api_key,omitempty" doc:"never read back"`
+	CustomRunner  *CustomRunner                `json:"custom_runner,omitempty"`
+	GitHubToken   string                       `json:"github_token,omitempty" doc:"never read back"`
+	GitUserName   string                       `json:"git_user_name,omitempty"`
+	GitUserEmail  string                       `json:"git_user_email,omitempty"`
+	Skills        []string                     `json:"skills,omitempty"`
+	MCPServers    []mcpBody                    `json:"mcp_servers,omitempty"`
+}
+
+// mcpBody is one MCP server of a create.
+type mcpBody struct {
+	Name         string            `json:"name"`
+	Source       string            `json:"source" doc:"npm or url"`
+	PackageOrURL string            `json:"package_or_url"`
+	Args         []string          `json:"args,omitempty"`
+	Headers      map[string]string `json:"headers,omitempty" doc:"values are never read back"`
+}
+
+// MaxTTL is the longest life of an ephemeral box, and its life when none is asked for.
+const MaxTTL = 3 * 24 * time.Hour
+
+var (
+	sizes      = []string{"small", "medium", "large"}
+	namePat    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	labelPat   = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,20}$`)
+	envPat     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
+	// reserved are the words that stand where an ID stands in the paths of the dialect.
+	reserved = []string{"settings", "attach", "snapshots", "from-snapshot"}
+)
+
+// problems collects what is wrong with a body.
+type problems []policy.Problem
+
+func (p *problems) add(pointer, format string, args ...any) {
+	*p = append(*p, policy.Problem{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
+}
+
+// merge adds the problems of err below a pointer, and returns err if it is of another kind.
+func (p *problems) merge(pointer string, err error) error {
+	if err == nil {
+		return nil
+	}
+	wrong, ok := asInvalid(err)
+	if !ok {
+		return err
+	}
+	for _, one := range wrong.Problems {
+		*p = append(*p, policy.Problem{Pointer: pointer + one.Pointer, Message: one.Message})
+	}
+	return nil
+}
+
+func (p *problems) err() error {
+	if len(*p) == 0 {
+		return nil
+	}
+	return &policy.InvalidError{Problems: *p}
+}
+
+// request validates a create and turns it into what the Host takes.
+func (b *createBody) request() (CreateRequest, error) {
+	var p problems
+	req := CreateRequest{
+		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
+		InitCommand: b.InitCommand, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
+		Policy: policy.Spec{Mode: policy.ModeAllowAll},
+	}
+	b.checkNames(&p)
+	if req.Size == "" {
+		req.Size = sizes[0]
+	} else if !slices.Contains(sizes, req.Size) {
+		p.add("/size", "must be small, medium or large")
+	}
+	if b.InitCommand != "" && !b.KeepAlive {
+		p.add("/init_command", "needs keep_alive: true")
+	}
+	if b.Ephemeral && b.KeepAlive {
+		p.add("/keep_alive", "an ephemeral box cannot be kept alive")
+	}
+	req.Env = b.env(&p)
+	var err error
+	if len(b.NetworkPolicy) > 0 {
+		req.Policy, err = policy.ParseSpec(b.NetworkPolicy)
+		if err := p.merge("/network_policy", err); err != nil {
+			return CreateRequest{}, err
+		}
+	}
+	req.Headers, err = policy.ParseHeaders(b.AttachHeaders)
+	if err := p.merge("/attach_headers", err); err != nil {
+		return CreateRequest{}, err
+	}
+	req.Hosted, req.HostedSecrets = b.hosted(&p)
+	return req, p.err()
+}
+
+func (b *createBody) ttl(p *problems) time.Duration {
+	switch {
+	case b.TTL == nil && b.Ephemeral:
+		return MaxTTL
+	case b.TTL == nil:
+		return 0
+	case !b.Ephemeral:
+		p.add("/ttl", "needs ephemeral: true")
+	case *b.TTL < 1 || *b.TTL > int64(MaxTTL/time.Second):
+		p.add("/ttl", "must be between 1 and %d seconds", int64(MaxTTL/time.Second))
+	}
+	return time.Duration(*b.TTL) * time.Second
+}
+
+func (b *createBody) checkNames(p *problems) {
+	if b.Name != "" && !namePat.MatchString(b.Name) {
+		p.add("/name", "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+	}
+	if slices.Contains(reserved, b.Name) {
+		p.add("/name", "%q is a word of the API; choose another name", b.Name)
+	}
+	if len(b.Labels) > 5 {
+		p.add("/labels", "at most 5 labels")
+	}
+	for i, l := range b.Labels {
+		if !labelPat.MatchString(l) {
+			p.add("/labels/"+strconv.Itoa(i), "must be 1 to 20 letters, digits, '.', '_', '-' or ':'")
+		}
+		if slices.Contains(b.Labels[:i], l) {
+			p.add("/labels/"+strconv.Itoa(i), "this label is given twice")
+		}
+	}
+	if b.Runtime != "" && !runtimePat.MatchString(b.Runtime) {
+		p.add("/runtime", "is not the name of a runtime")
+	}
+	checkText(p, "/init_command", b.InitCommand, 64<<10, true)
+}
+
+func (b *createBody) env(p *problems) map[string]policy.Secret {
+	env := make(map[string]policy.Secret, len(b.EnvVars))
+	for name, value := range b.EnvVars {
+		at := "/env_vars/" + escapePointer(name)
+		if !envPat.MatchString(name) {
+			p.add(at, "the name must be letters, digits and '_', not beginning with a digit")
+		}
+		if strings.ContainsRune(value, 0) || len(value) > 128<<10 {
+			p.add(at, "the value must be at most 128 KiB and hold no NUL")
+		}
+		env[name] = policy.NewSecret(value)
+	}
+	return env
+}
+
+// hosted takes the hosted product's fields apart: what may be read back, and the secrets by their pointer.
+func (b *createBody) hosted(p *problems) (Hosted, map[string]policy.Secret) {
+	secrets := make(map[string]policy.Secret)
+	keep := func(pointer, value string) {
+		if value != "" {
+			secrets[pointer] = policy.NewSecret(value)
+		}
+	}
+	keep("/agent_api_key", b.AgentAPIKey)
+	keep("/github_token", b.GitHubToken)
+	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
+		checkText(p, pointer, text, 256, false)
+	}
+	if r := b.CustomRunner; r != nil {
+		if r.Command == "" {
+			p.add("/custom_runner/command", "is required")
+		}
+		if r.Protocol != "" && r.Protocol != "box-sse-v1" {
+			p.add("/custom_runner/protocol", "must be box-sse-v1")
+		}
+	}
+	h := Hosted{Model: b.Model, Agent: b.Agent, CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
+	for i, m := range b.MCPServers {
+		at := "/mcp_servers/" + strconv.Itoa(i)
+		if m.Source != "npm" && m.Source != "url" {
+			p.add(at+"/source", "must be npm or url")
+		}
+		server := MCPServer{Name: m.Name, Source: m.Source, PackageOrURL: m.PackageOrURL, Args: m.Args}
+		for name, value := range m.Headers {
+			server.HeaderNames = append(server.HeaderNames, name)
+			keep(at+"/headers/"+escapePointer(name), value)
+		}
+		slices.Sort(server.HeaderNames)
+		h.MCPServers = append(h.MCPServers, server)
+	}
+	return h, secrets
+}
+
+// checkText refuses text that is too long or holds control bytes; lines tells whether line ends and tabs may stand.
+func checkText(p *problems, pointer, text string, most int, lines bool) {
+	bad := func(r rune) bool {
+		return r == 0x7f || r < ' ' && (!lines || r != '\n' && r != '\t' && r != '\r')
+	}
+	if len(text) > most || strings.ContainsFunc(text, bad) {
+		p.add(pointer, "must be at most %d bytes without control characters", most)
+	}
+}
+
+// createBox is POST /v2/box.
+func (a *API) createBox(w http.ResponseWriter, r *http.Request) (reply, error) {
+	var body createBody
+	if err := a.decode(w, r, &body); err != nil {
+		return reply{}, err
+	}
+	req, err := body.request()
+	if err != nil {
+		return reply{}, err
+	}
+	box, err := a.Host.CreateBox(r.Context(), req)
+	if err != nil {
+		return reply{}, err
+	}
+	a.history.log(box.ID, "info", "system", "box created")
+	return reply{status: http.StatusCreated, body: viewBox(box)}, nil
+}

@@ -1,0 +1,201 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// checker walks a JSON text next to the Go type it is meant for and collects what does not fit.
+type checker struct {
+	dec      *json.Decoder
+	problems []policy.Problem
+}
+
+var rawType = reflect.TypeFor[json.RawMessage]()
+
+// value checks the next value against t. A nil t stands for any type: only repeated keys and depth are looked at.
+// The error is of the JSON itself; what does not fit is added to the problems.
+func (c *checker) value(pointer string, t reflect.Type, depth int) error {
+	if depth > maxDepth {
+		return errTooDeep
+	}
+	if t == rawType {
+		t = nil
+	}
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	token, err := c.dec.Token()
+	if err != nil {
+		return err
+	}
+	if t != nil && !fits(token, t) {
+		c.add(pointer, "%s is expected here, not %s", kindName(t), tokenName(token))
+		t = nil
+	}
+	switch token {
+	case json.Delim('{'):
+		return c.object(pointer, t, depth)
+	case json.Delim('['):
+		return c.array(pointer, t, depth)
+	}
+	return nil
+}
+
+func (c *checker) object(pointer string, t reflect.Type, depth int) error {
+	seen := make(map[string]bool)
+	for c.dec.More() {
+		token, err := c.dec.Token()
+		if err != nil {
+			return err
+		}
+		key, _ := token.(string)
+		at := pointer + "/" + escapePointer(key)
+		if seen[key] {
+			c.add(at, "this key is given twice")
+		}
+		seen[key] = true
+		if err := c.value(at, c.member(at, t, key), depth+1); err != nil {
+			return err
+		}
+	}
+	_, err := c.dec.Token()
+	return err
+}
+
+// member returns the type of an object's member, nil if any will do or none is known.
+func (c *checker) member(at string, t reflect.Type, key string) reflect.Type {
+	if t == nil {
+		return nil
+	}
+	if t.Kind() == reflect.Map {
+		return t.Elem()
+	}
+	fields := jsonFields(t)
+	if i := slices.IndexFunc(fields, func(f jsonField) bool { return f.name == key }); i >= 0 {
+		return fields[i].typ
+	}
+	if near := nearest(key, fields); near != "" {
+		c.add(at, "unknown field; did you mean %q?", near)
+	} else {
+		c.add(at, "unknown field")
+	}
+	return nil
+}
+
+func (c *checker) array(pointer string, t reflect.Type, depth int) error {
+	if t != nil {
+		t = t.Elem()
+	}
+	for i := 0; c.dec.More(); i++ {
+		if err := c.value(pointer+"/"+strconv.Itoa(i), t, depth+1); err != nil {
+			return err
+		}
+	}
+	_, err := c.dec.Token()
+	return err
+}
+
+// add keeps a problem; a hundred of them say enough.
+func (c *checker) add(pointer, format string, args ...any) {
+	if len(c.problems) < 100 {
+		c.problems = append(c.problems, policy.Problem{Pointer: clip(pointer), Message: fmt.Sprintf(format, args...)})
+	}
+}
+
+// fits reports whether a token can begin a value of type t. null fits nothing: an absent field is left out.
+func fits(token json.Token, t reflect.Type) bool {
+	switch token := token.(type) {
+	case json.Delim:
+		if token == '[' {
+			return t.Kind() == reflect.Slice
+		}
+		return t.Kind() == reflect.Struct || t.Kind() == reflect.Map
+	case string:
+		return t.Kind() == reflect.String
+	case bool:
+		return t.Kind() == reflect.Bool
+	case json.Number:
+		return isInteger(t) && !strings.ContainsAny(token.String(), ".eE")
+	}
+	return false
+}
+
+func isInteger(t reflect.Type) bool { return t.Kind() >= reflect.Int && t.Kind() <= reflect.Uint64 }
+
+func kindName(t reflect.Type) string {
+	switch {
+	case isInteger(t):
+		return "an integer"
+	case t.Kind() == reflect.Slice:
+		return "an array"
+	case t.Kind() == reflect.Struct, t.Kind() == reflect.Map:
+		return "an object"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	}
+	return "a string"
+}
+
+func tokenName(token json.Token) string {
+	switch token := token.(type) {
+	case json.Delim:
+		if token == '[' {
+			return "an array"
+		}
+		return "an object"
+	case string:
+		return "a string"
+	case bool:
+		return "a boolean"
+	case json.Number:
+		return "a number"
+	}
+	return "null"
+}
+
+// jsonField is one field of a struct as JSON sees it.
+type jsonField struct {
+	name     string
+	typ      reflect.Type
+	required bool
+	doc      string
+}
+
+// jsonFields lists the fields of a struct type that have a json tag, embedded structs included.
+func jsonFields(t reflect.Type) []jsonField {
+	var fields []jsonField
+	for f := range t.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && name == "":
+			fields = append(fields, jsonFields(f.Type)...)
+		case name != "" && name != "-":
+			fields = append(fields, jsonField{name, f.Type, !strings.Contains(options, "omit"), f.Tag.Get("doc")})
+		}
+	}
+	return fields
+}
+
+// nearest returns the field whose name is the same but for case and separators, or "".
+func nearest(key string, fields []jsonField) string {
+	plain := strings.NewReplacer("_", "", "-", "")
+	want := strings.ToLower(plain.Replace(key))
+	for _, f := range fields {
+		if plain.Replace(f.name) == want {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// escapePointer escapes a key for a JSON pointer (RFC 6901, 3).
+func escapePointer(key string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
+}
