@@ -1,0 +1,94 @@
+package certs
+
+import (
+	"crypto/tls"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// filesLook is how often, at most, the files are looked at.
+const filesLook = time.Second
+
+// Files serves a certificate chain and its key from two PEM files and follows their changes, as an ACME client or a
+// secret mount makes them. Safe for concurrent use.
+type Files struct {
+	certFile, keyFile string
+	failed            func(error)
+
+	mu     sync.Mutex
+	cert   *tls.Certificate
+	seen   [2]fileState
+	looked time.Time
+}
+
+// fileState tells one version of a file from the next.
+type fileState struct {
+	modified time.Time
+	size     int64
+}
+
+// NewFiles loads the files. failed is told when a later version does not load; the version before stays in force. It may
+// be nil.
+func NewFiles(certFile, keyFile string, failed func(error)) (*Files, error) {
+	if failed == nil {
+		failed = func(error) {}
+	}
+	f := &Files{certFile: certFile, keyFile: keyFile, failed: failed}
+	var err error
+	if f.seen, err = f.states(); err != nil {
+		return nil, err
+	}
+	if err := f.load(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// GetCertificate is for tls.Config. It looks at the files at most once a second.
+func (f *Files) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now := time.Now(); now.Sub(f.looked) >= filesLook {
+		f.looked = now
+		f.refreshLocked()
+	}
+	return f.cert, nil
+}
+
+func (f *Files) refreshLocked() {
+	seen, err := f.states()
+	if err == nil && seen == f.seen {
+		return
+	}
+	if err == nil {
+		err = f.load()
+		f.seen = seen // a version that does not load is reported once; the next version is tried again
+	}
+	if err != nil {
+		f.failed(err)
+	}
+}
+
+func (f *Files) load() error {
+	cert, err := tls.LoadX509KeyPair(f.certFile, f.keyFile)
+	if err != nil {
+		return fmt.Errorf("load certificate %s and key %s: %w", f.certFile, f.keyFile, err)
+	}
+	f.cert = &cert
+	return nil
+}
+
+// states is taken before loading: a file written in between is then seen as changed at the next look.
+func (f *Files) states() ([2]fileState, error) {
+	var states [2]fileState
+	for i, name := range []string{f.certFile, f.keyFile} {
+		info, err := os.Stat(name)
+		if err != nil {
+			return states, fmt.Errorf("load certificate: %w", err)
+		}
+		states[i] = fileState{modified: info.ModTime(), size: info.Size()}
+	}
+	return states, nil
+}

@@ -1,0 +1,48 @@
+package certs
+
+import (
+	"crypto/tls"
+	"sync"
+	"time"
+)
+
+// serverRenew is how long before its end a public-URL certificate is replaced.
+const serverRenew = 10 * 24 * time.Hour
+
+// Issued serves one certificate of an authority for a fixed list of names and replaces it ten days before its end. Safe
+// for concurrent use.
+type Issued struct {
+	ca    *Authority
+	names []string
+	now   func() time.Time
+
+	mu   sync.Mutex
+	cert *tls.Certificate
+}
+
+// NewIssued issues the first certificate for names (see [Authority.ServerCertificate]), so that a bad name is an error
+// now and not at the first handshake.
+func NewIssued(ca *Authority, names ...string) (*Issued, error) {
+	cert, err := ca.ServerCertificate(names...)
+	if err != nil {
+		return nil, err
+	}
+	return &Issued{ca: ca, names: names, now: time.Now, cert: cert}, nil
+}
+
+// GetCertificate is for tls.Config. When a renewal fails, the old certificate serves for as long as it is valid.
+func (s *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	if now.Add(serverRenew).Before(s.cert.Leaf.NotAfter) {
+		return s.cert, nil
+	}
+	fresh, err := s.ca.ServerCertificate(s.names...)
+	if err == nil {
+		s.cert = fresh
+	} else if now.After(s.cert.Leaf.NotAfter) {
+		return nil, err
+	}
+	return s.cert, nil
+}

@@ -1,0 +1,145 @@
+package certs
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"boxgate/policy"
+)
+
+const (
+	leafLifetime = 24 * time.Hour
+	leafRenew    = 6 * time.Hour // a leaf with less time left is minted anew: no client sees it expire in a connection's life
+	leafCache    = 256           // leaves kept per box: some 3 KB each
+)
+
+// ErrUnknownBox says that no authority was added for the box.
+var ErrUnknownBox = errors.New("no certificate authority for this box")
+
+// Minter hands out leaves for intercepted names, signed by the authority of the box that asked. The zero value knows no
+// box. Safe for concurrent use.
+type Minter struct {
+	now func() time.Time // nil: time.Now
+
+	mu    sync.RWMutex
+	boxes map[policy.BoxID]*boxLeaves
+}
+
+// boxLeaves belongs to one box, so that a box asking for endless names pushes out its own leaves alone.
+type boxLeaves struct {
+	ca      *Authority
+	key     *ecdsa.PrivateKey // shared by the box's leaves: a key per name would double the cost of a mint
+	flights singleflight.Group
+
+	mu    sync.Mutex
+	cache leafLRU
+}
+
+// Add puts the authority of a box in force. Adding a box again with another authority forgets the leaves of the old one.
+func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
+	if ca == nil {
+		return fmt.Errorf("box %s: %w", box, ErrUnknownBox)
+	}
+	key, err := newLeafKey()
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.boxes == nil {
+		m.boxes = make(map[policy.BoxID]*boxLeaves)
+	}
+	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeafLRU(leafCache)}
+	return nil
+}
+
+// Remove forgets a box, its authority and its leaves.
+func (m *Minter) Remove(box policy.BoxID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.boxes, box)
+}
+
+// Authority returns the authority of a box, or an error wrapping [ErrUnknownBox].
+func (m *Minter) Authority(box policy.BoxID) (*Authority, error) {
+	b, err := m.leaves(box)
+	if err != nil {
+		return nil, err
+	}
+	return b.ca, nil
+}
+
+func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	b, ok := m.boxes[box]
+	if !ok {
+		return nil, fmt.Errorf("box %s: %w", box, ErrUnknownBox)
+	}
+	return b, nil
+}
+
+// Leaf returns a certificate for exactly n, valid for at least six hours more. Callers that ask for the same name at
+// once share one mint. It fails for the zero name and, wrapping [ErrUnknownBox], for a box that was not added.
+func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	if n.IsZero() {
+		return nil, errors.New("no leaf without a name")
+	}
+	b, err := m.leaves(box)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	if m.now != nil {
+		now = m.now()
+	}
+	if leaf := b.cached(n, now); leaf != nil {
+		return leaf, nil
+	}
+	flight := b.flights.DoChan(n.String(), func() (any, error) { return b.mint(n, now) })
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case got := <-flight:
+		if got.Err != nil {
+			return nil, got.Err
+		}
+		leaf, ok := got.Val.(*tls.Certificate)
+		if !ok {
+			return nil, errors.New("mint returned no certificate")
+		}
+		return leaf, nil
+	}
+}
+
+// cached returns a leaf that is neither near its end nor, after the clock was set back, not yet valid.
+func (b *boxLeaves) cached(n policy.Name, now time.Time) *tls.Certificate {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	leaf := b.cache.get(n)
+	if leaf == nil || now.Add(leafRenew).After(leaf.Leaf.NotAfter) || now.Before(leaf.Leaf.NotBefore) {
+		return nil
+	}
+	return leaf
+}
+
+func (b *boxLeaves) mint(n policy.Name, now time.Time) (*tls.Certificate, error) {
+	if leaf := b.cached(n, now); leaf != nil { // minted between the caller's look and its flight
+		return leaf, nil
+	}
+	leaf, err := b.ca.issue(b.key, []string{n.String()}, now, leafLifetime)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cache.put(n, leaf)
+	return leaf, nil
+}
