@@ -1,0 +1,98 @@
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Config says where boxes live and where the gateway listens. All fields but LogGroup, Explain, Audit and Log are needed.
+type Config struct {
+	PoolV4, PoolV6       netip.Prefix // every box has one address of each
+	GatewayV4, GatewayV6 netip.Addr   // the gateway's own addresses inside the pools, put on lo
+	SinkV4, SinkV6       netip.Addr   // handed out by DNS for names a box may not reach; inside the pools, on no interface
+
+	DNSPort      uint16 // UDP and TCP on the gateway addresses; port 53 of any server leads here
+	ProxyPort    uint16 // transparent TCP listener on 127.0.0.1 and ::1
+	ExplicitPort uint16 // explicit HTTP proxy on the gateway addresses
+
+	LogGroup uint16 // NFLOG group of the refusals; 0 takes the default
+
+	// Explain answers with the policy's own decision on a refused or forwarded packet, for the rule and reason of the
+	// event. It decides nothing here and may be nil.
+	Explain func(policy.Request) policy.Decision
+
+	Audit Recorder    // receives refusals and forwarded flows; nil: none are reported
+	Log   *zap.Logger // nil: no log
+}
+
+// Recorder takes the events. Record must not block.
+type Recorder interface{ Record(audit.Event) }
+
+const defaultLogGroup = 4517
+
+// complete fills defaults and says everything that is wrong at once.
+func (c *Config) complete() error {
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	if c.LogGroup == 0 {
+		c.LogGroup = defaultLogGroup
+	}
+	var errs []error
+	c.PoolV4, c.PoolV6 = c.PoolV4.Masked(), c.PoolV6.Masked()
+	if !c.PoolV4.IsValid() || !c.PoolV4.Addr().Is4() {
+		errs = append(errs, errors.New("the IPv4 pool is missing"))
+	}
+	if !c.PoolV6.IsValid() || !c.PoolV6.Addr().Is6() || c.PoolV6.Addr().Is4In6() {
+		errs = append(errs, errors.New("the IPv6 pool is missing"))
+	}
+	for _, a := range []netip.Addr{c.GatewayV4, c.SinkV4} {
+		if !c.PoolV4.Contains(a) {
+			errs = append(errs, fmt.Errorf("%v is not in the pool %v", a, c.PoolV4))
+		}
+	}
+	for _, a := range []netip.Addr{c.GatewayV6, c.SinkV6} {
+		if !c.PoolV6.Contains(a) {
+			errs = append(errs, fmt.Errorf("%v is not in the pool %v", a, c.PoolV6))
+		}
+	}
+	if c.DNSPort == 0 || c.ProxyPort == 0 || c.ExplicitPort == 0 {
+		errs = append(errs, errors.New("the ports of DNS, proxy and explicit proxy must be given"))
+	}
+	return errors.Join(errs...)
+}
+
+// Attachment is one box's place on the network.
+type Attachment struct {
+	Box    policy.BoxID
+	NetNS  string // path of the box's network namespace
+	V4, V6 netip.Addr
+}
+
+var boxIDForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+
+func (c *Config) checkAttachment(a Attachment) error {
+	if !boxIDForm.MatchString(string(a.Box)) {
+		return fmt.Errorf("box ID %q: want 1 to 32 lower-case letters, digits or dashes", string(a.Box))
+	}
+	if a.NetNS == "" {
+		return fmt.Errorf("box %s: the path of its network namespace is missing", a.Box)
+	}
+	for _, p := range []struct {
+		addr       netip.Addr
+		pool       netip.Prefix
+		gate, sink netip.Addr
+	}{{a.V4, c.PoolV4, c.GatewayV4, c.SinkV4}, {a.V6, c.PoolV6, c.GatewayV6, c.SinkV6}} {
+		if !p.pool.Contains(p.addr) || p.addr == p.gate || p.addr == p.sink {
+			return fmt.Errorf("box %s: %v is not a free address of the pool %v", a.Box, p.addr, p.pool)
+		}
+	}
+	return nil
+}
