@@ -36,18 +36,18 @@ func NewClient(target, key string) *Client {
 	return c
 }
 
-// StatusError is a refusal of the API.
-type StatusError struct {
+// ResponseError is a refusal of the API.
+type ResponseError struct {
 	Status  int
 	Message string // the server's own sentence
 	Pointer string // to the first problem of the body, if that was it
 }
 
 // Error returns the server's sentence.
-func (e *StatusError) Error() string { return e.Message }
+func (e *ResponseError) Error() string { return e.Message }
 
 // Do sends in as JSON (nil: no body) and reads the answer into out (nil: ignored; *[]byte: as it is). A refusal is a
-// *[StatusError].
+// *[ResponseError].
 func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
 	resp, err := c.send(ctx, method, path, in, nil)
 	if err != nil {
@@ -103,18 +103,18 @@ func (c *Client) send(ctx context.Context, method, path string, in any, header h
 	}
 	if resp.StatusCode >= http.StatusMultipleChoices {
 		defer resp.Body.Close()
-		return nil, readStatusError(resp)
+		return nil, readRefusal(resp)
 	}
 	return resp, nil
 }
 
-func readStatusError(resp *http.Response) error {
+func readRefusal(resp *http.Response) error {
 	var body errorBody
 	data, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if json.Unmarshal(data, &body) != nil || body.Error == "" {
 		body.Error = "the gateway answered " + resp.Status
 	}
-	return &StatusError{resp.StatusCode, body.Error, body.Pointer}
+	return &ResponseError{resp.StatusCode, body.Error, body.Pointer}
 }
 
 // Exec runs a command in a box, copies its output as it comes, and returns its exit code.
