@@ -1,0 +1,195 @@
+package proxy
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"boxgate/policy"
+)
+
+// cutTimeout bounds how long Recheck and CloseBox wait for the handler of a connection whose sockets they closed.
+const cutTimeout = 2 * time.Second
+
+// liveTable holds the open connections of every box. The zero value is empty.
+type liveTable struct {
+	mu    sync.Mutex
+	boxes map[policy.BoxID]map[*liveConn]struct{}
+}
+
+// liveConn is one open connection of a box, from accept until its handler has returned.
+type liveConn struct {
+	box    *policy.Box
+	cancel context.CancelFunc // of the handler's context
+	done   chan struct{}      // closed when the handler has returned
+
+	in, out atomic.Int64 // bytes towards the box and from it
+
+	mu       sync.Mutex
+	cut      *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
+	sockets  map[net.Conn]struct{}
+	requests []policy.Request // what must stay allowed for the connection to stay open
+	spliced  bool             // bytes pass unread: a rule that wants interception cuts it
+	watcher  func(*policy.Compiled) policy.Decision
+}
+
+// add registers a connection of box, or returns nil when the box has max of them already. The caller removes it when
+// its handler returns; cancel ends the handler's context.
+func (t *liveTable) add(box *policy.Box, max int, cancel context.CancelFunc) *liveConn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.boxes[box.ID]) >= max {
+		return nil
+	}
+	if t.boxes == nil {
+		t.boxes = map[policy.BoxID]map[*liveConn]struct{}{}
+	}
+	if t.boxes[box.ID] == nil {
+		t.boxes[box.ID] = map[*liveConn]struct{}{}
+	}
+	l := &liveConn{box: box, cancel: cancel, done: make(chan struct{}), sockets: map[net.Conn]struct{}{}}
+	t.boxes[box.ID][l] = struct{}{}
+	return l
+}
+
+func (t *liveTable) remove(l *liveConn) {
+	t.mu.Lock()
+	delete(t.boxes[l.box.ID], l)
+	if len(t.boxes[l.box.ID]) == 0 {
+		delete(t.boxes, l.box.ID)
+	}
+	t.mu.Unlock()
+	l.cancel()
+	close(l.done)
+}
+
+// of returns the connections a box has open now.
+func (t *liveTable) of(box policy.BoxID) []*liveConn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]*liveConn, 0, len(t.boxes[box]))
+	for l := range t.boxes[box] {
+		out = append(out, l)
+	}
+	return out
+}
+
+// all returns every open connection.
+func (t *liveTable) all() []*liveConn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []*liveConn
+	for _, conns := range t.boxes {
+		for l := range conns {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// attach makes the connection's fate that of c: a cut closes it. It reports false, and closes c, when the connection
+// was cut already. The bare TCP connection is what must be attached, so that closing it never waits for a peer.
+func (l *liveConn) attach(c net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut != nil {
+		reset(c)
+		return false
+	}
+	l.sockets[c] = struct{}{}
+	return true
+}
+
+// detach undoes attach: c has been closed, or is now another's.
+func (l *liveConn) detach(c net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.sockets, c)
+}
+
+// require adds a request that must stay allowed for the connection to stay open.
+func (l *liveConn) require(r policy.Request) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.requests = append(l.requests, r)
+}
+
+// settle replaces what was required so far and says whether bytes will pass unread.
+func (l *liveConn) settle(r policy.Request, spliced bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.requests, l.spliced = []policy.Request{r}, spliced
+}
+
+// watch sets the check of what is in flight in a connection whose requests are judged one by one; nil takes it away.
+// A check that denies cuts the whole connection. It is called without any lock of the table held, from other
+// goroutines, perhaps once more after it was taken away.
+func (l *liveConn) watch(check func(*policy.Compiled) policy.Decision) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watcher = check
+}
+
+// denied returns why the gateway cut the connection, or nil.
+func (l *liveConn) denied() *policy.DeniedError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cut
+}
+
+// recheck asks the policy in force about everything the connection stands on and cuts it if any of it is denied by now.
+// It reports whether it cut.
+//
+// Whoever adds a requirement decides first, adds it, and rechecks: a policy that was swapped in between is seen either
+// here or by [Proxy.Recheck], which begins after the swap.
+func (l *liveConn) recheck() bool {
+	c := l.box.Policy.Load()
+	l.mu.Lock()
+	requests, spliced, watcher := l.requests, l.spliced, l.watcher
+	l.mu.Unlock()
+	for _, r := range requests {
+		d := c.Decide(r)
+		if d.Allowed() && spliced && c.Intercepts(r.Name, r.Port) {
+			d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
+		}
+		if !d.Allowed() {
+			return l.close(&policy.DeniedError{Request: r, Decision: d})
+		}
+	}
+	if watcher != nil {
+		if d := watcher(c); !d.Allowed() {
+			return l.close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.box.ID}, Decision: d})
+		}
+	}
+	return false
+}
+
+// close resets every socket of the connection. Only the first call does, and reports true.
+func (l *liveConn) close(why *policy.DeniedError) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut != nil {
+		return false
+	}
+	l.cut = why
+	l.cancel()
+	for c := range l.sockets {
+		reset(c)
+	}
+	return true
+}
+
+// wait returns when the handlers of the connections have returned, or after cutTimeout.
+func wait(conns []*liveConn) {
+	limit := time.NewTimer(cutTimeout)
+	defer limit.Stop()
+	for _, l := range conns {
+		select {
+		case <-l.done:
+		case <-limit.C:
+			return
+		}
+	}
+}
