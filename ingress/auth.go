@@ -1,0 +1,81 @@
+package ingress
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"net/http"
+	"strings"
+)
+
+// Digest is the SHA-256 of a credential. The credentials are long and random, so a plain hash hides them.
+type Digest [sha256.Size]byte
+
+// BearerDigest is the digest of a bearer token.
+func BearerDigest(token string) Digest { return sha256.Sum256([]byte("bearer\x00" + token)) }
+
+// BasicDigest is the digest of a user name and password. The user name holds no colon (RFC 7617, 2).
+func BasicDigest(user, password string) Digest {
+	return sha256.Sum256([]byte("basic\x00" + user + ":" + password))
+}
+
+// Auth says what opens a public URL. The zero value lets nobody in.
+type Auth struct {
+	Open   bool    // no credential is needed, provided that Bearer and Basic are nil
+	Bearer *Digest // a bearer token opens it
+	Basic  *Digest // a user name and password open it
+}
+
+// open reports whether everybody may pass; the Authorization header then belongs to the application in the box.
+func (a Auth) open() bool { return a.Open && a.Bearer == nil && a.Basic == nil }
+
+// permits reports whether a request carries what opens the URL: in one Authorization header, never in the query.
+func (a Auth) permits(r *http.Request) bool {
+	if a.open() {
+		return true
+	}
+	values := r.Header.Values("Authorization")
+	if len(values) != 1 || len(values[0]) > 4096 {
+		return false
+	}
+	scheme, rest, _ := strings.Cut(values[0], " ")
+	rest = strings.Trim(rest, " ")
+	switch {
+	case strings.EqualFold(scheme, "Bearer"):
+		return a.Bearer.equal(BearerDigest(rest))
+	case strings.EqualFold(scheme, "Basic"):
+		plain, err := base64.StdEncoding.DecodeString(rest)
+		user, password, found := strings.Cut(string(plain), ":")
+		return err == nil && found && a.Basic.equal(BasicDigest(user, password))
+	}
+	return false
+}
+
+// equal compares in constant time. A nil digest equals nothing.
+func (d *Digest) equal(other Digest) bool {
+	return d != nil && subtle.ConstantTimeCompare(d[:], other[:]) == 1
+}
+
+// same reports whether two URLs are opened by the same credentials.
+func (a Auth) same(b Auth) bool {
+	return a.Open == b.Open && sameDigest(a.Bearer, b.Bearer) && sameDigest(a.Basic, b.Basic)
+}
+
+func sameDigest(a, b *Digest) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// challenges are the values of WWW-Authenticate (RFC 9110, 11.6.1).
+func (a Auth) challenges() []string {
+	var list []string
+	if a.Bearer != nil || a.Basic == nil {
+		list = append(list, `Bearer realm="boxgate"`)
+	}
+	if a.Basic != nil {
+		list = append(list, `Basic realm="boxgate", charset="UTF-8"`)
+	}
+	return list
+}

@@ -1,0 +1,189 @@
+package ingress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"sync"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+
+	"go.uber.org/zap"
+)
+
+// Target is what a public URL leads to.
+type Target struct {
+	ID   string // of the URL; never used again for another
+	Box  policy.BoxID
+	Addr netip.AddrPort // of the box's port
+	Auth Auth
+}
+
+// same reports whether nothing has changed between two lookups.
+func (t Target) same(o Target) bool {
+	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Auth.same(o.Auth)
+}
+
+// URLs finds public URLs. Lookup is called twice for every request, concurrently, and must be quick.
+type URLs interface {
+	// Lookup finds the target of a host name, given in lower case without port and trailing dot.
+	Lookup(host string) (Target, bool)
+}
+
+// Config is what [New] needs. URLs is required, and GetCertificate for [Ingress.ServeTLS].
+type Config struct {
+	URLs URLs
+	// GetCertificate returns the certificate of a server name. It is asked before anything else is known about a client,
+	// so it must not have certificates issued for names that are no URL.
+	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// Dial connects to the target's address and to nothing else. nil: a TCP connection.
+	Dial func(ctx context.Context, t Target) (net.Conn, error)
+	// Wake is called before a box is dialled, and only for a request that may pass. nil: boxes never sleep.
+	Wake  func(ctx context.Context, box policy.BoxID) error
+	Audit audit.Recorder // nil: no events
+	Log   *zap.Logger    // nil: no log
+
+	DialTimeout       time.Duration // 0: 10 s
+	ReadHeaderTimeout time.Duration // 0: 10 s
+	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
+	MaxHeaderBytes    int           // 0: 64 KiB
+}
+
+// Ingress serves public URLs. Safe for concurrent use.
+type Ingress struct {
+	Config
+	proxy     *httputil.ReverseProxy
+	transport *http.Transport
+	active    active
+
+	mu      sync.Mutex
+	servers []*http.Server
+	closed  bool
+}
+
+// New makes an Ingress; its Serve methods start it.
+func New(cfg Config) (*Ingress, error) {
+	if cfg.URLs == nil {
+		return nil, errors.New("ingress: URLs is required")
+	}
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	if cfg.DialTimeout == 0 {
+		cfg.DialTimeout = 10 * time.Second
+	}
+	if cfg.ReadHeaderTimeout == 0 {
+		cfg.ReadHeaderTimeout = 10 * time.Second
+	}
+	if cfg.IdleTimeout == 0 {
+		cfg.IdleTimeout = 2 * time.Minute
+	}
+	if cfg.MaxHeaderBytes == 0 {
+		cfg.MaxHeaderBytes = 64 << 10
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
+		}
+	}
+	g := &Ingress{Config: cfg}
+	g.transport = g.newTransport()
+	g.proxy = g.newProxy()
+	return g, nil
+}
+
+// ServeTLS serves public URLs over HTTPS, HTTP/1.1 and HTTP/2, until Shutdown. It returns nil then.
+func (g *Ingress) ServeTLS(ln net.Listener) error {
+	if g.GetCertificate == nil {
+		return errors.New("ingress: GetCertificate is required for HTTPS")
+	}
+	srv := g.server(g)
+	srv.TLSConfig = &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		GetCertificate: g.GetCertificate,
+		NextProtos:     []string{"h2", "http/1.1"},
+	}
+	return g.serve(srv, func() error { return srv.ServeTLS(ln, "", "") })
+}
+
+// ServePlain serves public URLs over plain HTTP. Credentials would cross a network in clear, so the listener must be on
+// a loopback address.
+func (g *Ingress) ServePlain(ln net.Listener) error {
+	addr, ok := ln.Addr().(*net.TCPAddr)
+	if !ok || !addr.IP.IsLoopback() {
+		return errors.New("ingress: plain HTTP is served on a loopback address only, not on " + ln.Addr().String())
+	}
+	srv := g.server(g)
+	return g.serve(srv, func() error { return srv.Serve(ln) })
+}
+
+// ServeRedirect answers plain HTTP with redirects to the HTTPS URL at httpsPort. challenge, if not nil, sees each request
+// first and reports whether it has answered it (ACME HTTP-01).
+func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge func(http.ResponseWriter, *http.Request) bool) error {
+	srv := g.server(g.redirector(httpsPort, challenge))
+	return g.serve(srv, func() error { return srv.Serve(ln) })
+}
+
+func (g *Ingress) server(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: g.ReadHeaderTimeout,
+		IdleTimeout:       g.IdleTimeout,
+		MaxHeaderBytes:    g.MaxHeaderBytes,
+		ErrorLog:          zap.NewStdLog(g.Log),
+	}
+}
+
+func (g *Ingress) serve(srv *http.Server, run func() error) error {
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return http.ErrServerClosed
+	}
+	g.servers = append(g.servers, srv)
+	g.mu.Unlock()
+	if err := run(); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Shutdown stops listening, lets requests finish until ctx ends, and then cuts what is left, WebSockets included.
+func (g *Ingress) Shutdown(ctx context.Context) error {
+	g.mu.Lock()
+	g.closed = true
+	servers := g.servers
+	g.mu.Unlock()
+	var wait sync.WaitGroup
+	for _, srv := range servers {
+		wait.Go(func() {
+			if srv.Shutdown(ctx) != nil {
+				_ = srv.Close()
+			}
+		})
+	}
+	wait.Wait()
+	// http.Server does not know the connections that became WebSockets.
+	err := g.active.drain(ctx)
+	g.transport.CloseIdleConnections()
+	return err
+}
+
+// CloseURL cuts every request and WebSocket that came in by a URL, and returns when they are gone. Call it after Lookup
+// has forgotten the URL or answers with its new credentials: later requests are judged by that.
+func (g *Ingress) CloseURL(id string) {
+	g.active.cut(func(t Target) bool { return t.ID == id })
+	g.transport.CloseIdleConnections()
+}
+
+// CloseBox is [Ingress.CloseURL] for every URL of a box.
+func (g *Ingress) CloseBox(box policy.BoxID) {
+	g.active.cut(func(t Target) bool { return t.Box == box })
+	g.transport.CloseIdleConnections()
+}
