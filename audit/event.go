@@ -20,8 +20,13 @@ const (
 	ActionRefuse    Action = "refuse"    // alert, status, reset or drop
 )
 
+// Recorder takes the events. Record never blocks and is safe for concurrent use; [Log] is the one that counts.
+type Recorder interface {
+	Record(Event)
+}
+
 // Event is one decision. The same value feeds the log, the stream, the API and the metrics. Text that a box supplied is
-// escaped by the encoders, not by whoever fills the event.
+// escaped by [Log.Record] and [Line], not by whoever fills the event.
 type Event struct {
 	Time     time.Time       `json:"time"`
 	Box      policy.BoxID    `json:"box,omitempty"`
@@ -37,7 +42,7 @@ type Event struct {
 	Reason   policy.Reason   `json:"reason"`
 	Rule     string          `json:"rule,omitempty"`
 	Version  uint64          `json:"policy_version,omitempty"`
-	Headers  []string        `json:"headers,omitempty"` // names of the headers set, never values
+	Headers  []string        `json:"headers,omitempty"`   // names of the headers set, never values
 	BytesIn  int64           `json:"bytes_in,omitempty"`  // towards the box
 	BytesOut int64           `json:"bytes_out,omitempty"` // from the box
 	Duration time.Duration   `json:"duration_ns,omitempty"`

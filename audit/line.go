@@ -1,0 +1,86 @@
+package audit
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/policy"
+)
+
+// Line renders an event as one line for people: time, verdict, box, stage, destination, reason, and what else is known.
+// It holds no control byte, whatever the event holds.
+func Line(e Event) string {
+	e = e.safe()
+	verdict := "DENY"
+	if e.Verdict == policy.Allow {
+		verdict = "allow"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %-5s  %-12s  %-6s  %-9s  %-36s  %-18s", e.Time.Local().Format("15:04:05.000"), verdict,
+		orDash(string(e.Box)), e.Stage, orDash(string(e.Action)), destination(e), e.Reason)
+	for _, extra := range extras(e) {
+		b.WriteString("  ")
+		b.WriteString(extra)
+	}
+	return strings.TrimRight(b.String(), " ")
+}
+
+// destination is where to: name or address, port, and the request where there is one.
+func destination(e Event) string {
+	host := e.Name
+	if host == "" && e.Addr.IsValid() {
+		host = e.Addr.String()
+	}
+	if e.Port != 0 {
+		host = net.JoinHostPort(host, strconv.Itoa(int(e.Port)))
+	}
+	if e.Protocol != "" && e.Protocol != policy.TCP {
+		host = string(e.Protocol) + "/" + host
+	}
+	if e.Method != "" || e.Path != "" {
+		return strings.TrimSpace(e.Method + " " + host + e.Path)
+	}
+	return orDash(host)
+}
+
+// extras are the fields that only some events have, each as name=value.
+func extras(e Event) []string {
+	var out []string
+	add := func(name, value string) { out = append(out, name+"="+value) }
+	if e.Rule != "" {
+		add("rule", strconv.Quote(e.Rule))
+	}
+	if e.Name != "" && e.Addr.IsValid() {
+		add("addr", e.Addr.String())
+	}
+	if e.Status != 0 {
+		add("status", strconv.Itoa(e.Status))
+	}
+	if len(e.Headers) > 0 {
+		add("set", strings.Join(e.Headers, ","))
+	}
+	if e.BytesIn != 0 || e.BytesOut != 0 {
+		add("in", strconv.FormatInt(e.BytesIn, 10))
+		add("out", strconv.FormatInt(e.BytesOut, 10))
+	}
+	if e.Duration != 0 {
+		add("took", e.Duration.Round(10*time.Microsecond).String())
+	}
+	if e.Count > 1 {
+		add("count", strconv.FormatUint(e.Count, 10))
+	}
+	if e.Error != "" {
+		add("error", strconv.Quote(e.Error))
+	}
+	return out
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

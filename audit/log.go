@@ -1,0 +1,147 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"boxgate/policy"
+)
+
+// Options configure a [Log]. The zero value keeps events and counts them, and writes no log.
+type Options struct {
+	Logger       *zap.Logger   // one line per decision, with the message "decision"; nil: none
+	AllowedLevel zapcore.Level // level of allowing decisions; the zero value is info. Denials are always at info
+	PerBox       int           // events remembered per box; 0: 256
+	MaxBoxes     int           // boxes for which events are remembered; 0: 4096. Above it, the box silent longest is forgotten
+	Buffer       int           // events that a subscription holds for a slow reader; 0: 1024
+}
+
+// Log is where every decision of the gateway goes: to the log, to what is remembered, to the subscriptions and to the
+// metrics. Safe for concurrent use.
+type Log struct {
+	opts    Options
+	metrics *metrics
+
+	mu    sync.Mutex
+	boxes map[policy.BoxID]*ring
+	subs  map[*Subscription]struct{}
+}
+
+// New makes a log.
+func New(opts Options) *Log {
+	if opts.Logger == nil {
+		opts.Logger = zap.NewNop()
+	}
+	opts.PerBox = cmp.Or(opts.PerBox, 256)
+	opts.MaxBoxes = cmp.Or(opts.MaxBoxes, 4096)
+	opts.Buffer = cmp.Or(opts.Buffer, 1024)
+	return &Log{
+		opts: opts, metrics: newMetrics(),
+		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
+	}
+}
+
+// Record takes one decision. It waits for no reader. An event without a time gets the present one.
+func (l *Log) Record(e Event) {
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	e = e.safe()
+	l.metrics.observe(e)
+	l.keep(e)
+	level := zapcore.InfoLevel
+	if e.Verdict == policy.Allow {
+		level = l.opts.AllowedLevel
+	}
+	if line := l.opts.Logger.Check(level, "decision"); line != nil {
+		line.Time = e.Time
+		line.Write(zap.Inline(fields{&e}))
+	}
+}
+
+// keep remembers the event and hands it to the subscriptions that want it.
+func (l *Log) keep(e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.boxes[e.Box]
+	if r == nil {
+		l.makeRoomLocked()
+		r = &ring{}
+		l.boxes[e.Box] = r
+	}
+	r.add(e, l.opts.PerBox)
+	for s := range l.subs {
+		if s.filter.matches(e) && !s.offer(e) {
+			l.metrics.lost.Inc()
+		}
+	}
+}
+
+// makeRoomLocked forgets the box that has been silent longest when there are as many as may be remembered.
+func (l *Log) makeRoomLocked() {
+	if len(l.boxes) < l.opts.MaxBoxes {
+		return
+	}
+	var oldest policy.BoxID
+	var at time.Time
+	for id, r := range l.boxes {
+		if at.IsZero() || r.last.Before(at) {
+			oldest, at = id, r.last
+		}
+	}
+	delete(l.boxes, oldest)
+}
+
+// Forget drops what is remembered of a box.
+func (l *Log) Forget(box policy.BoxID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.boxes, box)
+}
+
+// Recent returns the remembered events that the filter selects, oldest first.
+func (l *Log) Recent(f Filter) []Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []Event
+	for id, r := range l.boxes {
+		if f.Box == "" || f.Box == id {
+			out = r.appendMatching(out, f)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	return out
+}
+
+// Filter selects events. The zero value selects all.
+type Filter struct {
+	Box    policy.BoxID // "" for every box
+	Since  time.Time    // events at or after it; zero: no limit
+	Denied bool         // only denials
+}
+
+func (f Filter) matches(e Event) bool {
+	return (f.Box == "" || f.Box == e.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict != policy.Allow)
+}
+
+// Subscribe delivers the events recorded from now on that the filter selects, until ctx ends. A reader that does not
+// keep up loses events; it never holds anybody up.
+func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
+	s := &Subscription{filter: f, events: make(chan Event, l.opts.Buffer)}
+	l.mu.Lock()
+	l.subs[s] = struct{}{}
+	l.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.subs, s)
+		close(s.events) // no offer can follow: they are made under mu
+	})
+	return s
+}

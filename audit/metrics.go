@@ -1,0 +1,82 @@
+package audit
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"boxgate/policy"
+)
+
+// maxSeries bounds the decision counters. The labels come from closed sets (6 stages, 2 verdicts, some 30 reasons, 6
+// actions); should a part of the gateway ever fill one with a text of its own, the surplus is counted as "other".
+const maxSeries = 1000
+
+// metrics are the Prometheus metrics of the decisions. No label holds a host, a path or a box.
+type metrics struct {
+	decisions *prometheus.CounterVec
+	bytes     *prometheus.CounterVec
+	duration  *prometheus.HistogramVec
+	lost      prometheus.Counter
+	known     known
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_decisions_total", Help: "Decisions made.",
+		}, []string{"stage", "verdict", "reason", "action"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_bytes_total", Help: "Bytes passed: in is towards the boxes, out is from them.",
+		}, []string{"direction"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "boxgate_duration_seconds", Help: "How long decided connections, requests and queries took.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10), // 0.5 ms to 131 s
+		}, []string{"stage"}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "boxgate_lost_total", Help: "Events that slow readers of the stream lost.",
+		}),
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (l *Log) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range l.metrics.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements [prometheus.Collector]: register the Log itself.
+func (l *Log) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range l.metrics.all() {
+		c.Collect(ch)
+	}
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.decisions, m.bytes, m.duration, m.lost}
+}
+
+// observe counts one event.
+func (m *metrics) observe(e Event) {
+	s := m.known.admit(series{e.Stage, e.Verdict, e.Reason, e.Action})
+	m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).
+		Add(float64(max(e.Count, 1)))
+	if e.BytesIn > 0 {
+		m.bytes.WithLabelValues("in").Add(float64(e.BytesIn))
+	}
+	if e.BytesOut > 0 {
+		m.bytes.WithLabelValues("out").Add(float64(e.BytesOut))
+	}
+	if e.Duration > 0 {
+		m.duration.WithLabelValues(string(s.stage)).Observe(float64(e.Duration) / float64(time.Second))
+	}
+}
+
+// series is one combination of labels.
+type series struct {
+	stage   policy.Stage
+	verdict policy.Verdict
+	reason  policy.Reason
+	action  Action
+}

@@ -1,0 +1,27 @@
+package audit
+
+import "sync/atomic"
+
+// Subscription is one reader of the events; [Log.Subscribe] makes it.
+type Subscription struct {
+	filter Filter
+	events chan Event
+	lost   atomic.Uint64
+}
+
+// Events delivers the events in the order they were recorded. It is closed when the context of the subscription ends.
+func (s *Subscription) Events() <-chan Event { return s.events }
+
+// Lost returns how many events this reader has lost so far because it was too slow.
+func (s *Subscription) Lost() uint64 { return s.lost.Load() }
+
+// offer hands over e if there is room, and reports whether there was.
+func (s *Subscription) offer(e Event) bool {
+	select {
+	case s.events <- e:
+		return true
+	default:
+		s.lost.Add(1)
+		return false
+	}
+}
