@@ -137,6 +137,8 @@ func (g *Ingress) server(h http.Handler) *http.Server {
 		IdleTimeout:       g.IdleTimeout,
 		MaxHeaderBytes:    g.MaxHeaderBytes,
 		ErrorLog:          zap.NewStdLog(g.Log),
+		// "OPTIONS *" is refused like every request without a host and path, and recorded.
+		DisableGeneralOptionsHandler: true,
 	}
 }
 
