@@ -48,7 +48,7 @@ func parseQuery(wire []byte) (query, *badQuery) {
 		return q, notImplemented
 	}
 	var m mdns.Msg
-	if m.Unpack(wire) != nil || binary.BigEndian.Uint16(wire[4:]) != 1 || len(m.Question) != 1 || len(m.Answer)+len(m.Ns) > 0 {
+	if m.Unpack(wire) != nil || !isWhole(&m, wire) || len(m.Answer)+len(m.Ns) > 0 {
 		return q, formatError
 	}
 	q.msg = mdns.Msg{MsgHdr: m.MsgHdr, Question: m.Question}
@@ -60,6 +60,14 @@ func parseQuery(wire []byte) (query, *badQuery) {
 		return q, notServed
 	}
 	return q, nil
+}
+
+// isWhole reports whether m has one question and all that the header of wire announces. Unpack takes messages that end
+// too early for shorter ones.
+func isWhole(m *mdns.Msg, wire []byte) bool {
+	_, end, err := mdns.UnpackDomainName(wire, headerSize)
+	return err == nil && end+4 <= len(wire) && binary.BigEndian.Uint16(wire[4:]) == 1 && len(m.Question) == 1 &&
+		int(binary.BigEndian.Uint16(wire[10:])) == len(m.Extra)
 }
 
 // readOPT finds the OPT record; RFC 6891, section 6.1.1 allows one, and its owner is the root.
