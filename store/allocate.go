@@ -1,0 +1,117 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+// maxBoxes is the most that a host can have: each box has 65536 user ids of 2^32.
+const maxBoxes = 1 << 16
+
+// AllocateBox stores a new box and returns it with its index and addresses, the lowest that are free. Whatever b holds
+// in those fields is ignored. The errors are [ErrNameTaken], [ErrExhausted], and [ErrConflict] for an ID that exists.
+func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
+	if err := checkID(b.ID); err != nil {
+		return Box{}, err
+	}
+	err := db.bolt.Update(func(tx *bolt.Tx) error {
+		if tx.Bucket(bucketBoxes).Get([]byte(b.ID)) != nil {
+			return fmt.Errorf("box %s: %w", b.ID, ErrConflict)
+		}
+		if err := takePlace(tx, &b, pools); err != nil {
+			return err
+		}
+		if err := claimName(tx, b); err != nil {
+			return err
+		}
+		return db.putBox(tx, b)
+	})
+	if err != nil {
+		return Box{}, err
+	}
+	return b, nil
+}
+
+// takePlace gives the box the lowest index that no box has and whose addresses no box has: pools may have been configured
+// anew since older boxes got theirs.
+func takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
+	limit := uint32(maxBoxes)
+	if pools.Max != 0 {
+		limit = min(limit, pools.Max)
+	}
+	indexes, addrs := tx.Bucket(bucketIndexes), tx.Bucket(bucketAddrs)
+	taken := indexes.Cursor()
+	used, _ := taken.First()
+	for i := range limit {
+		if used != nil && binary.BigEndian.Uint32(used) == i {
+			used, _ = taken.Next()
+			continue
+		}
+		v4, ok4 := nth(pools.V4, pools.Reserved+i)
+		v6, ok6 := nth(pools.V6, pools.Reserved+i)
+		if !ok4 || !ok6 {
+			break
+		}
+		if holds(addrs, v4) || holds(addrs, v6) {
+			continue
+		}
+		b.Index, b.V4, b.V6 = i, v4, v6
+		for _, a := range []netip.Addr{v4, v6} {
+			if !a.IsValid() {
+				continue
+			}
+			if err := addrs.Put(a.AsSlice(), []byte(b.ID)); err != nil {
+				return err
+			}
+		}
+		return indexes.Put(binary.BigEndian.AppendUint32(nil, i), []byte(b.ID))
+	}
+	return ErrExhausted
+}
+
+func holds(addrs *bolt.Bucket, a netip.Addr) bool {
+	return a.IsValid() && addrs.Get(a.AsSlice()) != nil
+}
+
+// nth returns the address at place n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool
+// is its broadcast address and never given out. A pool that is not valid has no addresses and no end.
+func nth(pool netip.Prefix, n uint32) (netip.Addr, bool) {
+	if !pool.IsValid() {
+		return netip.Addr{}, true
+	}
+	a := pool.Masked().Addr()
+	if a.Is4() {
+		size := uint64(1) << (32 - pool.Bits())
+		if uint64(n)+1 >= size {
+			return netip.Addr{}, false
+		}
+		b := a.As4()
+		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+n)
+		return netip.AddrFrom4(b), true
+	}
+	b := a.As16()
+	low := binary.BigEndian.Uint64(b[8:]) // the host part of a pool of 64 bits or less lies in here
+	if host := 128 - pool.Bits(); host < 64 && uint64(n) >= uint64(1)<<host {
+		return netip.Addr{}, false
+	}
+	binary.BigEndian.PutUint64(b[8:], low+uint64(n))
+	return netip.AddrFrom16(b), true
+}
+
+// checkID refuses what is no ID: it would be taken for another key.
+func checkID(id policy.BoxID) error {
+	if id == "" || len(id) > 32 {
+		return fmt.Errorf("%q is no box ID", string(id))
+	}
+	for _, c := range []byte(id) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return fmt.Errorf("%q is no box ID", string(id))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+// EnsureAPIKey makes the first API key, once: it writes it into the file api-key of the state directory (0600) and keeps
+// its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key nobody can use, and
+// the next start makes another. While any key is kept the file is not touched: who deleted it wanted it gone.
+func (db *DB) EnsureAPIKey() (made bool, err error) {
+	keys, err := db.APIKeys()
+	if err != nil || len(keys) > 0 {
+		return false, err
+	}
+	key := NewKey()
+	if err := writePrivate(filepath.Join(db.dir, fileAPIKey), []byte(key.Reveal()+"\n")); err != nil {
+		return false, fmt.Errorf("the API key cannot be written: %w", err)
+	}
+	return true, db.AddAPIKey("first", key)
+}
+
+// AddAPIKey keeps the hash of a key. The key must be one that [NewKey] made.
+func (db *DB) AddAPIKey(name string, key policy.Secret) error {
+	rec := APIKey{Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()}
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	return db.bolt.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketAPIKeys).Put(rec.Hash[:], data) })
+}
+
+// CheckAPIKey reports whether key is an API key of this gateway. What is looked up is its hash, so how long it takes says
+// nothing about the keys that exist. A store that cannot be read knows no key.
+func (db *DB) CheckAPIKey(key string) bool {
+	hash := HashKey(key)
+	known := false
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		known = tx.Bucket(bucketAPIKeys).Get(hash[:]) != nil
+		return nil
+	})
+	return err == nil && known
+}
+
+// APIKeys returns what is kept of the API keys.
+func (db *DB) APIKeys() ([]APIKey, error) {
+	var out []APIKey
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketAPIKeys).ForEach(func(_, data []byte) error {
+			var k APIKey
+			if err := json.Unmarshal(data, &k); err != nil {
+				return fmt.Errorf("the record of an API key is damaged: %w", err)
+			}
+			out = append(out, k)
+			return nil
+		})
+	})
+	return out, err
+}
+
+// DeleteAPIKey forgets a key; from then on it opens nothing. The error is [ErrNotFound] if there is no such key.
+func (db *DB) DeleteAPIKey(hash KeyHash) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		keys := tx.Bucket(bucketAPIKeys)
+		if keys.Get(hash[:]) == nil {
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		return keys.Delete(hash[:])
+	})
+}

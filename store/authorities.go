@@ -1,0 +1,68 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+// caRecord is how an authority is written: the certificate is public, the key is sealed.
+type caRecord struct {
+	Cert []byte `json:"cert"`
+	Key  []byte `json:"key"`
+}
+
+// CA returns the authority of a box, or [ErrNotFound].
+func (db *DB) CA(id policy.BoxID) (CA, error) { return db.getCA(string(id)) }
+
+// SetCA keeps the authority of a box.
+func (db *DB) SetCA(id policy.BoxID, ca CA) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		if err := requireBox(tx, id); err != nil {
+			return err
+		}
+		return db.putCA(tx, string(id), ca)
+	})
+}
+
+// InstallationCA returns the authority that signs the certificates of public URLs, or [ErrNotFound].
+func (db *DB) InstallationCA() (CA, error) { return db.getCA(global) }
+
+// SetInstallationCA keeps the authority that signs the certificates of public URLs.
+func (db *DB) SetInstallationCA(ca CA) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.putCA(tx, global, ca) })
+}
+
+func (db *DB) getCA(owner string) (CA, error) {
+	var rec caRecord
+	var key string
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		data := tx.Bucket(bucketCAs).Get([]byte(owner))
+		if data == nil {
+			return fmt.Errorf("certificate authority of %s: %w", owner, ErrNotFound)
+		}
+		if err := json.Unmarshal(data, &rec); err != nil {
+			return fmt.Errorf("the certificate authority of %s is damaged: %w", owner, err)
+		}
+		return db.seal.openJSON(bucketCAs, owner, rec.Key, &key)
+	})
+	if err != nil {
+		return CA{}, err
+	}
+	return CA{CertPEM: rec.Cert, KeyPEM: policy.NewSecret(key)}, nil
+}
+
+func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
+	sealed, err := db.seal.sealJSON(bucketCAs, owner, ca.KeyPEM.Reveal())
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(caRecord{Cert: ca.CertPEM, Key: sealed})
+	if err != nil {
+		return err
+	}
+	return tx.Bucket(bucketCAs).Put([]byte(owner), data)
+}

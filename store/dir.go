@@ -1,0 +1,81 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// ensureDir makes the state directory, or checks that nobody else can look into it.
+func ensureDir(dir string) error {
+	if dir == "" {
+		return errors.New("the store needs a directory: set state_dir")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("the state directory cannot be made: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("the state directory cannot be read: %w", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("others may enter the state directory %s (mode %04o): run chmod 700 %s", dir, info.Mode().Perm(), dir)
+	}
+	return checkOwner(dir, info)
+}
+
+// checkPrivate refuses a file that anybody but its owner may read or write, or that belongs to someone else.
+func checkPrivate(path string, info fs.FileInfo) error {
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("others may read %s (mode %04o): run chmod 600 %s, and consider what it held to be known",
+			path, info.Mode().Perm(), path)
+	}
+	return checkOwner(path, info)
+}
+
+// checkOwner refuses what another user could change under our hands.
+func checkOwner(path string, info fs.FileInfo) error {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to another user: run chown %d %s", path, os.Geteuid(), path)
+	}
+	return nil
+}
+
+// writePrivate puts data into a file of mode 0600 that appears whole or not at all, also after a power loss.
+func writePrivate(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp gives mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	if _, err = f.Write(data); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err = errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err = os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// syncDir makes a rename last.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

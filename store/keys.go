@@ -1,0 +1,46 @@
+package store
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+
+	"boxgate/policy"
+)
+
+// KeyHash is the SHA-256 of a key that [NewKey] made. A slow password hash would gain nothing: such a key has 256 random
+// bits, so there is no dictionary to try, while a hash that takes long would be a way to keep the gateway busy. It must
+// not be used for a secret that a person chose.
+type KeyHash [sha256.Size]byte
+
+// NewKey makes a random key of 256 bits, in characters that need no quoting in a header or a URL.
+func NewKey() policy.Secret {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	return policy.NewSecret(base64.RawURLEncoding.EncodeToString(b[:]))
+}
+
+// HashKey returns the hash under which a key is kept.
+func HashKey(key string) KeyHash { return sha256.Sum256([]byte(key)) }
+
+// Matches reports whether h is the hash of key. It takes the same time for every wrong key.
+func (h KeyHash) Matches(key string) bool {
+	got := HashKey(key)
+	return subtle.ConstantTimeCompare(h[:], got[:]) == 1
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (h KeyHash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (h *KeyHash) UnmarshalText(text []byte) error {
+	b, err := hex.DecodeString(string(text))
+	if err != nil || len(b) != len(h) {
+		return fmt.Errorf("a key hash is %d hexadecimal digits", 2*len(h))
+	}
+	copy(h[:], b)
+	return nil
+}

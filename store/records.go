@@ -1,0 +1,93 @@
+package store
+
+import (
+	"encoding/json"
+	"net/netip"
+	"time"
+
+	"boxgate/policy"
+)
+
+// Box is one sandbox as the store keeps it. Index and the addresses are given by [DB.AllocateBox] and never change.
+type Box struct {
+	ID           policy.BoxID  `json:"id"`
+	Name         string        `json:"name,omitempty"` // unique among the boxes; "" for none
+	Index        uint32        `json:"index"`          // lowest that was free: the place in the pools and the id ranges
+	V4           netip.Addr    `json:"v4,omitzero"`
+	V6           netip.Addr    `json:"v6,omitzero"`
+	State        string        `json:"state"`
+	Error        string        `json:"error,omitempty"` // why State is "error"
+	Image        string        `json:"image,omitempty"`
+	Runtime      string        `json:"runtime,omitempty"`
+	Size         string        `json:"size,omitempty"`
+	Labels       []string      `json:"labels,omitempty"`
+	KeepAlive    bool          `json:"keep_alive,omitempty"`
+	InitCommand  string        `json:"init_command,omitempty"`
+	Ephemeral    bool          `json:"ephemeral,omitempty"`
+	Attached     *Attached     `json:"attached,omitempty"` // set: somebody else made the sandbox
+	CreatedAt    time.Time     `json:"created_at"`
+	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
+	LastActivity time.Time     `json:"last_activity,omitzero"`
+	ExpiresAt    time.Time     `json:"expires_at,omitzero"` // zero: never
+	CPU          time.Duration `json:"cpu_ns,omitempty"`    // CPU time used so far
+
+	// Extra holds the fields of the hosted product, kept and read back. It is sealed: programs put tokens there.
+	Extra json.RawMessage `json:"-"`
+	// Env is the environment of the box, sealed.
+	Env map[string]policy.Secret `json:"-"`
+	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
+	Secrets map[string]policy.Secret `json:"-"`
+}
+
+// Attached says what was put under the gateway when it did not launch the box itself.
+type Attached struct {
+	Kind string `json:"kind"` // interface, netns, pid or docker
+	Ref  string `json:"ref"`
+}
+
+// Pools are where [DB.AllocateBox] takes addresses from. A family whose prefix is not valid gets none.
+type Pools struct {
+	V4, V6 netip.Prefix
+	// Reserved is the number of addresses kept free at the beginning of each pool, the network address included. The box
+	// with index i gets the address at place Reserved+i.
+	Reserved uint32
+	// Max bounds the number of boxes; 0: as many as the pools hold, and at most 65536.
+	Max uint32
+}
+
+// Policy is the policy of a box as written.
+type Policy struct {
+	Spec    policy.Spec `json:"spec"`
+	Version uint64      `json:"version"`
+}
+
+// Headers are the header rules of a box, or the global ones.
+type Headers struct {
+	Rules   []policy.HeaderRule
+	Version uint64 // 0: none were ever set
+}
+
+// CA is a certificate authority: one of a box, or the installation's own.
+type CA struct {
+	CertPEM []byte
+	KeyPEM  policy.Secret
+}
+
+// URL is the public URL of one port of a box. Credentials are kept as hashes alone ([HashKey]); a nil hash means that
+// this way in does not exist. With neither, the URL is open to everybody.
+type URL struct {
+	Box       policy.BoxID `json:"box"`
+	Port      uint16       `json:"port"`
+	Bearer    *KeyHash     `json:"bearer,omitempty"`
+	Username  string       `json:"username,omitempty"`
+	Password  *KeyHash     `json:"password,omitempty"`
+	CreatedAt time.Time    `json:"created_at"`
+	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
+}
+
+// APIKey is a key of the admin API. The key itself is not kept.
+type APIKey struct {
+	Name      string    `json:"name"`
+	Hash      KeyHash   `json:"hash"`
+	CreatedAt time.Time `json:"created_at"`
+}
