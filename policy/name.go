@@ -1,5 +1,14 @@
 package policy
 
+import (
+	"net/netip"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/net/idna"
+)
+
 // Name is a host name in canonical form: lower case, no trailing dot, IDNA as punycode, every label 1 to 63 bytes, at
 // most 253 in all. Only [ParseName] makes one, so a Name can be compared with == and used as a map key. The zero Name
 // means "no name is known" and matches no pattern, not even "*".
@@ -11,11 +20,177 @@ func (n Name) String() string { return n.s }
 // IsZero reports whether no name is known.
 func (n Name) IsZero() bool { return n.s == "" }
 
-// Pattern is a host pattern of a policy or header rule: a name, "*.name" (every depth below name, not name itself) or
-// "*" (any name), each with an optional port. Only [ParsePattern] makes one.
-type Pattern struct {
-	name Name   // zero for "*"
-	wild bool   // "*.name" or "*"
-	port uint16 // 0: not given
-	ok   bool   // made by ParsePattern; a zero Pattern matches nothing
+// Limits of RFC 1035, and the longest text that is looked at before anything else is asked of it.
+const (
+	maxNameLen  = 253
+	maxLabelLen = 63
+	maxInputLen = 1024
+)
+
+// ParseName returns the canonical form of a host name. It refuses whatever a resolver or a server might read as
+// something else: IP addresses in every spelling (also the decimal, octal, hexadecimal and short ones of RFC 3986
+// 7.4), any name whose last label is a number, URLs, ports, wildcards, empty labels, spaces and control bytes. The
+// error says what is wrong and, where it is plain, what was probably meant.
+func ParseName(s string) (Name, error) {
+	if isCanonical(s) {
+		return Name{s}, nil
+	}
+	n, flaw := parseName(s)
+	if flaw != "" {
+		return Name{}, nameError(s, flaw)
+	}
+	return n, nil
+}
+
+// isCanonical reports whether s is a plain name in canonical form already, as nearly every SNI and Host is. It may say
+// no to a good name (one with punycode), never yes to a bad one.
+func isCanonical(s string) bool {
+	if len(s) > maxNameLen {
+		return false
+	}
+	label := 0 // where the current label begins
+	for i := 0; i <= len(s); i++ {
+		if i < len(s) && s[i] != '.' {
+			if !isLDH(s[i]) {
+				return false
+			}
+			continue
+		}
+		if i == label || i-label > maxLabelLen || strings.HasPrefix(s[label:i], punycodePrefix) {
+			return false
+		}
+		if i < len(s) {
+			label = i + 1
+		}
+	}
+	return !isNumber(s[label:])
+}
+
+// isLDH reports whether c may stand in a canonical label: lower-case letters, digits and hyphens, and the underscore
+// that service names such as _acme-challenge begin with.
+func isLDH(c byte) bool {
+	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '_'
+}
+
+const punycodePrefix = "xn--"
+
+// lookup is the IDNA mapping that browsers apply to what is typed (UTS 46, non-transitional), without the rules that
+// names in use break: hyphens in the third and fourth place, and underscores.
+var lookup = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.StrictDomainName(false),
+	idna.CheckHyphens(false), idna.BidiRule())
+
+// parseName does the work of [ParseName]; flaw completes the sentence `"…" is …`, and is empty if there is none.
+func parseName(s string) (n Name, flaw string) {
+	if flaw := shapeFlaw(s); flaw != "" {
+		return Name{}, flaw
+	}
+	ascii, ok := toASCII(s)
+	if !ok {
+		return Name{}, "is not a valid internationalised name"
+	}
+	ascii = strings.TrimSuffix(ascii, ".")
+	if len(ascii) > maxNameLen {
+		return Name{}, "is longer than 253 bytes"
+	}
+	labels := strings.Split(ascii, ".")
+	for _, label := range labels {
+		if flaw := labelFlaw(label); flaw != "" {
+			return Name{}, flaw
+		}
+	}
+	if isNumber(labels[len(labels)-1]) {
+		if a, ok := legacyIPv4(labels); ok {
+			return Name{}, "is the IP address " + a.String() + ", not a host name"
+		}
+		return Name{}, "ends in a number, which no host name does"
+	}
+	return Name{ascii}, ""
+}
+
+// toASCII maps s to lower-case ASCII. Punycode that the text held or that the mapping made must decode to itself: two
+// spellings of one name must not become two names.
+func toASCII(s string) (string, bool) {
+	var err error
+	if !isASCII(s) {
+		if s, err = lookup.ToASCII(s); err != nil {
+			return "", false
+		}
+	}
+	s = strings.ToLower(s)
+	if !strings.HasPrefix(s, punycodePrefix) && !strings.Contains(s, "."+punycodePrefix) {
+		return s, isASCII(s)
+	}
+	again, err := lookup.ToASCII(s)
+	return s, err == nil && again == s
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+// shapeFlaw finds what shows that s is not a host name at all, so that the message can say what it is instead.
+func shapeFlaw(s string) string {
+	switch {
+	case s == "":
+		return "is empty"
+	case len(s) > maxInputLen:
+		return "is too long"
+	case !utf8.ValidString(s):
+		return "is not valid UTF-8"
+	case strings.IndexFunc(s, isBlank) >= 0:
+		return "has a space or control character"
+	case strings.Contains(s, "://"):
+		return "is a URL"
+	case isAddress(s):
+		return "is an IP address, not a host name"
+	case isPrefix(s):
+		return "is a CIDR, not a host name"
+	case strings.ContainsAny(s, `/\?#`):
+		return "has a path"
+	case strings.Contains(s, "@"):
+		return "has a user name"
+	case strings.Contains(s, ":"):
+		return "has a port"
+	}
+	return ""
+}
+
+func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
+
+func isPrefix(s string) bool {
+	_, err := netip.ParsePrefix(s)
+	return err == nil
+}
+
+// isAddress reports whether s is an IP address, with or without brackets, zone and port.
+func isAddress(s string) bool {
+	if _, err := netip.ParseAddrPort(s); err == nil {
+		return true
+	}
+	_, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	return err == nil
+}
+
+func labelFlaw(label string) string {
+	if label == "" {
+		return "has an empty label"
+	}
+	if len(label) > maxLabelLen {
+		return "has a label longer than 63 bytes"
+	}
+	for i := range len(label) {
+		switch c := label[i]; {
+		case isLDH(c):
+		case c == '*':
+			return `has a * that is not the whole first label`
+		default:
+			return "has a character that no host name has (" + quoted(string(c)) + ")"
+		}
+	}
+	return ""
 }

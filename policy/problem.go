@@ -1,6 +1,10 @@
 package policy
 
-import "strings"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
 
 // Problem is one thing wrong with what was written, or worth a warning: where, and what to write instead.
 type Problem struct {
@@ -8,7 +12,7 @@ type Problem struct {
 	Message string `json:"message"` // a sentence, with the corrected form where one is plain
 }
 
-// InvalidError carries every problem of a document at once, in the order of the document.
+// InvalidError carries every problem of a document at once.
 type InvalidError struct {
 	Problems []Problem
 }
@@ -27,3 +31,36 @@ func (e *InvalidError) Error() string {
 	}
 	return strings.Join(parts, "; ")
 }
+
+// problems collects what is wrong, one problem for each place: the first one found there is the one to fix.
+type problems struct {
+	list []Problem
+	at   map[string]bool
+}
+
+func (ps *problems) add(pointer, format string, args ...any) {
+	if ps.at == nil {
+		ps.at = map[string]bool{}
+	}
+	if ps.at[pointer] {
+		return
+	}
+	ps.at[pointer] = true
+	ps.list = append(ps.list, Problem{pointer, fmt.Sprintf(format, args...)})
+}
+
+// err returns nil if there are no problems.
+func (ps *problems) err() error {
+	if len(ps.list) == 0 {
+		return nil
+	}
+	return &InvalidError{ps.list}
+}
+
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
+// pointer extends an RFC 6901 pointer by one key.
+func pointer(base, key string) string { return base + "/" + pointerEscapes.Replace(key) }
+
+// element extends an RFC 6901 pointer by one index.
+func element(base string, i int) string { return base + "/" + strconv.Itoa(i) }

@@ -48,3 +48,16 @@ const (
 	ReasonURLAuth           Reason = "url_auth"             // missing or wrong credential (401)
 	ReasonURLUnavailable    Reason = "url_unavailable"      // the box does not answer on that port (502)
 )
+
+// Reasons returns the whole set, in the order of the constants above.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL,
+		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
+		ReasonNotAllowed,
+		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
+		ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
+		ReasonURLUnknown, ReasonURLAuth, ReasonURLUnavailable,
+	}
+}

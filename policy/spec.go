@@ -1,5 +1,10 @@
 package policy
 
+import (
+	"net/netip"
+	"slices"
+)
+
 // Mode is the kind of a policy.
 type Mode string
 
@@ -30,11 +35,74 @@ type Spec struct {
 	Rules          []RequestRule `json:"rules,omitempty"`
 }
 
-// RequestRule judges requests on intercepted hosts. The first rule that matches decides; none matches: allow.
-// Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix, else exactly.
+// RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It
+// never allows what the rest of the policy denies. Hosts without a port are meant on every port, so that another port
+// is no way around the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix,
+// else exactly. Paths are compared both as the request spells them and with percent-encoding, "." and ".." segments
+// and repeated slashes resolved: a rule denies if either form matches and allows only if both do.
 type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`
 	Paths   []string `json:"paths,omitempty"`
 	Action  string   `json:"action"` // "allow" or "deny"
+}
+
+// Limits of a policy.
+const (
+	maxEntries      = 10_000 // of each list of domains or CIDRs
+	maxRules        = 256
+	maxRuleElements = 256 // hosts, methods or paths of one rule
+)
+
+// The actions of a request rule.
+const (
+	actionAllow = "allow"
+	actionDeny  = "deny"
+)
+
+// domain is one entry of a list of domains, and cidr one of a list of CIDRs, with the text that decisions name.
+type (
+	domain struct {
+		pattern Pattern
+		rule    string
+	}
+	cidr struct {
+		prefix netip.Prefix
+		rule   string
+	}
+)
+
+// parsedSpec holds the entries of a valid Spec.
+type parsedSpec struct {
+	allowedDomains, deniedDomains []domain
+	allowedCIDRs, deniedCIDRs     []cidr
+	rules                         []requestRule
+}
+
+// defaultAllow reports whether a custom policy has only denied lists, which leaves the rest open.
+func (s Spec) defaultAllow() bool {
+	return s.Mode == ModeAllowAll || s.Mode == ModeCustom && len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0
+}
+
+// resolvesOthers reports whether dns: resolve is in force, given or by default.
+func (s Spec) resolvesOthers() bool {
+	if s.Mode != ModeCustom || len(s.AllowedCIDRs) == 0 {
+		return false
+	}
+	return s.DNS == DNSResolve || s.DNS == "" && len(s.AllowedDomains) == 0
+}
+
+// clone returns a copy that shares nothing with s.
+func (s Spec) clone() Spec {
+	s.AllowedDomains = slices.Clone(s.AllowedDomains)
+	s.DeniedDomains = slices.Clone(s.DeniedDomains)
+	s.AllowedCIDRs = slices.Clone(s.AllowedCIDRs)
+	s.DeniedCIDRs = slices.Clone(s.DeniedCIDRs)
+	s.Rules = slices.Clone(s.Rules)
+	for i, r := range s.Rules {
+		s.Rules[i].Hosts = slices.Clone(r.Hosts)
+		s.Rules[i].Methods = slices.Clone(r.Methods)
+		s.Rules[i].Paths = slices.Clone(r.Paths)
+	}
+	return s
 }

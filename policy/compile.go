@@ -1,0 +1,164 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
+// safe for concurrent use. The zero value and nil deny.
+type Compiled struct {
+	spec      Spec
+	version   uint64
+	protected *Protected
+	domains   *domains
+	denied    ranges
+	allowed   ranges
+	anyName   portRules // bare "*" in allowed_domains: allows connections without a name, too
+	open      bool      // what no list speaks of is allowed
+	headers   headerTable
+	rules     []requestRule
+	plan      KernelPlan
+	warnings  []Problem
+}
+
+// Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
+// nil if it could not be found out, and then every address is protected. The error is an *[InvalidError] with every
+// problem at once.
+func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint64) (*Compiled, error) {
+	var ps problems
+	parsed := checkSpec(spec, &ps)
+	table := newHeaderTable(headers, &ps)
+	if err := ps.err(); err != nil {
+		return nil, err
+	}
+	c := &Compiled{
+		spec:      spec.clone(),
+		version:   version,
+		protected: protected,
+		domains:   newDomains(parsed.deniedDomains, parsed.allowedDomains),
+		open:      spec.defaultAllow(),
+		headers:   table,
+		rules:     parsed.rules,
+	}
+	for _, e := range parsed.deniedCIDRs {
+		c.denied.addDenied(e.prefix, e.rule)
+	}
+	for _, e := range parsed.allowedCIDRs {
+		c.allowed.addAllowed(e.prefix, e.rule)
+	}
+	c.anyName = c.domains.any.below.allowed
+	c.plan = c.newKernelPlan(parsed, headers)
+	c.warnings = c.newWarnings(parsed, headers)
+	return c, nil
+}
+
+// Version returns the version given to [Compile]; 0 for nil.
+func (c *Compiled) Version() uint64 {
+	if c == nil {
+		return 0
+	}
+	return c.version
+}
+
+// Spec returns the policy as written.
+func (c *Compiled) Spec() Spec {
+	if c == nil {
+		return Spec{Mode: ModeDenyAll}
+	}
+	return c.spec.clone()
+}
+
+// Headers returns the header rule whose pattern is the most specific that covers the name and port, if it sets any
+// header. An unknown port or name is covered by none.
+func (c *Compiled) Headers(n Name, port uint16) (HeaderRule, bool) {
+	if c == nil {
+		return HeaderRule{}, false
+	}
+	return c.headers.find(n, port)
+}
+
+// Intercepts reports whether a header rule or a request rule covers the name and port, so that TLS must be terminated
+// to apply it.
+func (c *Compiled) Intercepts(n Name, port uint16) bool {
+	if c == nil || n.IsZero() {
+		return false
+	}
+	if _, ok := c.headers.find(n, port); ok {
+		return true
+	}
+	for i := range c.rules {
+		if c.rules[i].covers(n, port) {
+			return true
+		}
+	}
+	return false
+}
+
+// ResolvesOthers reports whether dns: resolve is in force: names that are not allowed are resolved as well, A and AAAA
+// only, and the answers limited to what Decide allows by address.
+func (c *Compiled) ResolvesOthers() bool { return c != nil && c.spec.resolvesOthers() }
+
+// Kernel returns what nftables is to enforce by itself; for nil, a plan that forwards and steers nothing. Nobody may
+// change its slices.
+func (c *Compiled) Kernel() KernelPlan {
+	if c == nil {
+		return KernelPlan{Protected: (*Protected)(nil).prefixes()}
+	}
+	return c.plan
+}
+
+// Warnings returns what the policy and the header rules say to no effect. Pointers into the policy are those of
+// [ParseSpec]; header rules stand at "/attach_headers/" and their pattern.
+func (c *Compiled) Warnings() []Problem {
+	if c == nil {
+		return nil
+	}
+	return append([]Problem(nil), c.warnings...)
+}
+
+// headerTable finds the header rule of a host. Every header pattern has a port, given or 443.
+type headerTable struct {
+	rules map[headerKey]HeaderRule
+}
+
+type headerKey struct {
+	name string
+	wild bool
+	port uint16
+}
+
+func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
+	t := headerTable{}
+	if len(rules) > 0 {
+		t.rules = make(map[headerKey]HeaderRule, len(rules))
+	}
+	for i, r := range rules {
+		p := r.key()
+		key := headerKey{p.name.s, p.wild, p.port}
+		switch _, twice := t.rules[key]; {
+		case !p.ok || p.name.IsZero():
+			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
+		case twice:
+			ps.add(pointer("/attach_headers", r.Pattern.String()), "is there twice")
+		}
+		t.rules[key] = r
+	}
+	return t
+}
+
+func (t headerTable) find(n Name, port uint16) (HeaderRule, bool) {
+	if len(t.rules) == 0 || n.IsZero() || port == 0 {
+		return HeaderRule{}, false
+	}
+	rule, ok := t.rules[headerKey{n.s, false, port}]
+	for at := n.s; !ok; {
+		dot := strings.IndexByte(at, '.')
+		if dot < 0 {
+			return HeaderRule{}, false
+		}
+		at = at[dot+1:]
+		rule, ok = t.rules[headerKey{at, true, port}]
+	}
+	return rule, len(rule.Headers) > 0
+}

@@ -1,0 +1,76 @@
+package policy
+
+import (
+	"strconv"
+	"strings"
+)
+
+// syntaxError is one refused text with its correction, in words that a user reads.
+type syntaxError struct {
+	input string
+	flaw  string // completes the sentence that begins with the input
+	use   string // the corrected form; empty where none is plain
+}
+
+func (e *syntaxError) Error() string {
+	s := quoted(e.input) + " " + e.flaw
+	if e.use != "" {
+		s += "; use " + strconv.Quote(e.use)
+	}
+	return s
+}
+
+// quoted shows a refused text without letting it reach a terminal or log raw, or fill it.
+func quoted(s string) string {
+	const most = 100
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return strconv.Quote(s)
+}
+
+// nameError refuses s, and proposes a name if one remains when everything around it is taken off.
+func nameError(s, flaw string) error {
+	e := &syntaxError{input: s, flaw: flaw}
+	host, _, _ := strings.Cut(bareHost(s), ":")
+	if n, bad := parseName(host); bad == "" {
+		e.use = n.String()
+	}
+	return e
+}
+
+// patternError refuses s, and proposes the pattern that was probably meant, if it is one.
+func patternError(s, flaw string) error {
+	e := &syntaxError{input: s, flaw: flaw}
+	if p, bad := parsePattern(wholeLabel(bareHost(s))); bad == "" {
+		e.use = p.String()
+		if strings.HasPrefix(s, "https://") {
+			e.use = strings.TrimSuffix(e.use, ":443")
+		}
+	}
+	return e
+}
+
+// bareHost takes scheme, user, path, query and surrounding space off what was probably copied from a browser.
+func bareHost(s string) string {
+	if len(s) > maxInputLen {
+		return ""
+	}
+	s = strings.TrimSpace(s)
+	if _, rest, ok := strings.Cut(s, "://"); ok {
+		s = rest
+	}
+	if i := strings.IndexAny(s, `/\?#`); i >= 0 {
+		s = s[:i]
+	}
+	return s[strings.LastIndex(s, "@")+1:]
+}
+
+// wholeLabel makes the star of "*foo.com", ".foo.com" and "*.*.foo.com" the whole first label.
+func wholeLabel(s string) string {
+	rest := strings.TrimLeft(s, "*.")
+	if rest == s || rest == "" || strings.HasPrefix(rest, ":") {
+		return s
+	}
+	return "*." + rest
+}

@@ -1,0 +1,129 @@
+package policy
+
+// Ports that are judged apart from the lists.
+const (
+	portDoT  = 853 // DNS over TLS (RFC 7858)
+	portQUIC = 443 // HTTP/3 over UDP
+)
+
+// Rules that decisions on those ports name.
+const (
+	ruleQUIC = "UDP 443 while names decide on 443"
+	ruleDoT  = "DNS over TLS only by allowed_cidrs"
+)
+
+// Decide judges a destination. It never fails, does not allocate unless a path needs resolving, and is safe for concurrent use.
+// What is not known yet is zero: no port and no address in a DNS query, no name in the kernel. The first of these that
+// applies decides:
+//
+//  1. the address is protected: deny
+//  2. the name matches denied_domains, or the address denied_cidrs: deny
+//  3. the mode is deny-all: deny; neither name nor address is known: deny; the mode is allow-all: allow
+//  4. the address is in allowed_cidrs: allow
+//  5. the name matches allowed_domains: allow, but only to an address of that name (DialName); a TCP connection
+//     without a name is allowed by "*" alone
+//  6. custom with denied lists only: allow; otherwise deny
+//
+// What that allows is then held against the transport (UDP 443 where names decide, DNS over TLS, protocols other than
+// TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
+func (c *Compiled) Decide(r Request) Decision {
+	if c == nil || c.domains == nil {
+		return Decision{Reason: ReasonNoPolicy}
+	}
+	d := c.decideDestination(r)
+	if d.Verdict == Allow && r.Stage != StageDNS {
+		d = c.decideTransport(r, d)
+	}
+	if d.Verdict == Allow && r.Stage == StageHTTP && len(c.rules) > 0 {
+		d = c.decideRequest(r, d)
+	}
+	d.Version = c.version
+	return d
+}
+
+func (c *Compiled) decideDestination(r Request) Decision {
+	addr := canonicalAddr(r.Addr)
+	hasAddr := addr.IsValid()
+	if hasAddr {
+		if rule, in := c.protected.Contains(addr); in {
+			return Decision{Reason: ReasonProtectedRange, Rule: rule}
+		}
+	}
+	m := c.domains.match(r.Name, r.Port, r.Stage == StageDNS)
+	if m.denied {
+		return Decision{Reason: ReasonDeniedDomain, Rule: m.denyRule}
+	}
+	if hasAddr {
+		if rule, in := c.denied.lookup(addr); in {
+			return Decision{Reason: ReasonDeniedCIDR, Rule: rule}
+		}
+	}
+	switch {
+	case c.spec.Mode == ModeDenyAll:
+		return Decision{Reason: ReasonDenyAll}
+	case !hasAddr && r.Name.IsZero():
+		return Decision{Reason: ReasonNoName}
+	case c.spec.Mode == ModeAllowAll:
+		return Decision{Verdict: Allow, Reason: ReasonAllowAll}
+	}
+	if hasAddr {
+		if rule, in := c.allowed.lookup(addr); in {
+			return Decision{Verdict: Allow, Reason: ReasonAllowedCIDR, Rule: rule}
+		}
+	}
+	if named(r) {
+		if m.allowed {
+			return Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: m.allowRule, DialName: true}
+		}
+		if rule, ok := c.anyName.find(r.Port); ok && r.Name.IsZero() {
+			return Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: rule}
+		}
+	}
+	if c.open {
+		return Decision{Verdict: Allow, Reason: ReasonNotDenied}
+	}
+	return Decision{Reason: ReasonNotAllowed}
+}
+
+// named reports whether the name of a destination can be relied on: TCP is taken to the proxy, which dials the name.
+// UDP and ICMP go to whatever address the box chose, so only the address counts.
+func named(r Request) bool { return r.Stage == StageDNS || r.Protocol == TCP || r.Protocol == "" }
+
+// decideTransport denies what an allowed destination may still not be spoken to with.
+func (c *Compiled) decideTransport(r Request, d Decision) Decision {
+	switch r.Protocol {
+	case TCP, "":
+		if r.Port == portDoT && d.Reason != ReasonAllowedCIDR {
+			return Decision{Reason: ReasonProtocol, Rule: ruleDoT}
+		}
+	case UDP:
+		if r.Port == portQUIC && c.plan.RejectQUIC {
+			return Decision{Reason: ReasonProtocol, Rule: ruleQUIC}
+		}
+	case ICMP:
+	default:
+		return Decision{Reason: ReasonProtocol}
+	}
+	return d
+}
+
+// decideRequest applies the first request rule that matches.
+func (c *Compiled) decideRequest(r Request, d Decision) Decision {
+	plain := r.Path
+	if plain == "" {
+		plain = "/"
+	}
+	clean := resolvePath(plain)
+	for i := range c.rules {
+		rule := &c.rules[i]
+		if !rule.match(r, plain, clean) {
+			continue
+		}
+		d.Reason, d.Rule = ReasonRequestRule, rule.rule
+		if rule.deny {
+			d.Verdict, d.DialName = Deny, false
+		}
+		return d
+	}
+	return d
+}

@@ -1,0 +1,159 @@
+package policy
+
+import "strings"
+
+// domains answers, in one walk over the labels of a name, which denied and which allowed pattern covers it. The most
+// specific pattern is found first: the name itself, then "*.parent" from the longest parent up, then "*".
+type domains struct {
+	nodes map[string]*domainNode // by name, without "*."
+	any   domainNode             // "*", in its below lists
+	deep  int                    // most labels of a key of nodes: what is longer need not be looked up
+}
+
+// domainNode holds the patterns that end in one name.
+type domainNode struct {
+	denied, allowed portRules // the name itself
+	below           struct{ denied, allowed portRules }
+}
+
+// portRules are patterns that differ in their port only, nearly always one.
+type portRules []portRule
+
+type portRule struct {
+	port uint16 // 0: every port
+	rule string
+}
+
+// find returns the rule for a port. Port 0 is an unknown port: any rule may be meant then.
+func (rs portRules) find(port uint16) (rule string, ok bool) {
+	for i := range rs {
+		if p := rs[i].port; p == 0 || port == 0 || p == port {
+			return rs[i].rule, true
+		}
+	}
+	return "", false
+}
+
+// findWhole is find, but on an unknown port only a rule for every port counts.
+func (rs portRules) findWhole(port uint16) (rule string, ok bool) {
+	for i := range rs {
+		if p := rs[i].port; p == 0 || port != 0 && p == port {
+			return rs[i].rule, true
+		}
+	}
+	return "", false
+}
+
+// match is what a walk found; empty rules can be valid, so each has its flag.
+type match struct {
+	denyRule, allowRule string
+	denied, allowed     bool
+}
+
+func newDomains(denied, allowed []domain) *domains {
+	d := &domains{nodes: map[string]*domainNode{}}
+	for _, e := range denied {
+		exact, below := d.node(e.pattern)
+		rules := &exact.denied
+		if below {
+			rules = &exact.below.denied
+		}
+		*rules = append(*rules, portRule{e.pattern.port, e.rule})
+	}
+	for _, e := range allowed {
+		exact, below := d.node(e.pattern)
+		rules := &exact.allowed
+		if below {
+			rules = &exact.below.allowed
+		}
+		*rules = append(*rules, portRule{e.pattern.port, e.rule})
+	}
+	return d
+}
+
+func (d *domains) node(p Pattern) (node *domainNode, below bool) {
+	if p.name.IsZero() {
+		return &d.any, true
+	}
+	node = d.nodes[p.name.s]
+	if node == nil {
+		node = &domainNode{}
+		d.nodes[p.name.s] = node
+		d.deep = max(d.deep, 1+strings.Count(p.name.s, "."))
+	}
+	return node, p.wild
+}
+
+// match walks from the name to its last label. wholeNames says that a rule for one port denies the name only where
+// that port is asked for (DNS, where the port is not known yet).
+func (d *domains) match(n Name, port uint16, wholeNames bool) (m match) {
+	if n.IsZero() {
+		return m
+	}
+	if len(d.nodes) > 0 {
+		d.walk(n.s, port, wholeNames, &m)
+	}
+	m.take(d.any.below.denied, d.any.below.allowed, port, wholeNames)
+	return m
+}
+
+func (d *domains) walk(name string, port uint16, wholeNames bool, m *match) {
+	skip := strings.Count(name, ".") + 1 - d.deep
+	for at := name; ; {
+		if skip <= 0 {
+			if node := d.nodes[at]; node != nil {
+				if len(at) == len(name) {
+					m.take(node.denied, node.allowed, port, wholeNames)
+				} else {
+					m.take(node.below.denied, node.below.allowed, port, wholeNames)
+				}
+				if m.denied {
+					return
+				}
+			}
+		}
+		dot := strings.IndexByte(at, '.')
+		if dot < 0 {
+			return
+		}
+		at = at[dot+1:]
+		skip--
+	}
+}
+
+func (m *match) take(denied, allowed portRules, port uint16, wholeNames bool) {
+	if !m.denied && len(denied) > 0 {
+		if wholeNames {
+			m.denyRule, m.denied = denied.findWhole(port)
+		} else {
+			m.denyRule, m.denied = denied.find(port)
+		}
+	}
+	if !m.allowed && len(allowed) > 0 {
+		m.allowRule, m.allowed = allowed.find(port)
+	}
+}
+
+// deniesWhole reports whether denied_domains covers all of a pattern.
+func (d *domains) deniesWhole(p Pattern) bool {
+	covers := func(rs portRules) bool {
+		_, ok := rs.findWhole(p.port)
+		return ok
+	}
+	if covers(d.any.below.denied) {
+		return true
+	}
+	for at, first := p.name.s, true; at != ""; first = false {
+		if node := d.nodes[at]; node != nil {
+			if first && !p.wild && covers(node.denied) || (!first || p.wild) && covers(node.below.denied) {
+				return true
+			}
+		}
+		dot := strings.IndexByte(at, '.')
+		if dot < 0 {
+			break
+		}
+		at = at[dot+1:]
+	}
+	return false
+}

@@ -1,0 +1,89 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// PortSet is a set of ports.
+type PortSet struct {
+	All   bool     // every port; Ports is empty then
+	Ports []uint16 // sorted, no duplicates
+}
+
+// Contains reports whether a port is in the set.
+func (s PortSet) Contains(port uint16) bool {
+	if s.All {
+		return true
+	}
+	_, found := slices.BinarySearch(s.Ports, port)
+	return found
+}
+
+// add takes a port in; 0 stands for every port.
+func (s *PortSet) add(port uint16) {
+	switch i, found := slices.BinarySearch(s.Ports, port); {
+	case s.All || found:
+	case port == 0:
+		s.All, s.Ports = true, nil
+	default:
+		s.Ports = slices.Insert(s.Ports, i, port)
+	}
+}
+
+// KernelPlan is what nftables enforces by itself. For a new packet the first of these that applies decides: Protected:
+// refuse; Denied: refuse; Allowed, or in no list while DefaultAllow: the address is allowed, so TCP on a port of
+// SteerAllowed goes to the proxy, UDP 443 is rejected if RejectQUIC, and the rest is forwarded; anything else: TCP on a
+// port of SteerOther goes to the proxy, the rest is refused. What the plan forwards, Decide allows by address.
+//
+// The zero value refuses everything. Prefixes are of both families, masked, merged, sorted, and do not overlap within
+// a list.
+type KernelPlan struct {
+	Version      uint64
+	DefaultAllow bool           // addresses in no list are allowed (allow-all, custom with denied lists only)
+	Allowed      []netip.Prefix // allowed_cidrs, with the NAT64 (64:ff9b::/96) forms of those that are IPv4
+	Denied       []netip.Prefix // denied_cidrs, likewise; wins over Allowed
+	Protected    []netip.Prefix // protected ranges, likewise, exemptions taken out; wins over all
+	SteerAllowed PortSet        // TCP ports that go to the proxy although the address alone is allowed
+	SteerOther   PortSet        // TCP ports that go to the proxy where the address is neither allowed nor denied
+	RejectQUIC   bool           // UDP 443 is rejected by ICMP even where the address is allowed
+}
+
+func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) KernelPlan {
+	plan := KernelPlan{
+		Version:      c.version,
+		DefaultAllow: c.open,
+		Allowed:      c.allowed.merged(),
+		Denied:       c.denied.merged(),
+		Protected:    c.protected.prefixes(),
+	}
+	for _, d := range parsed.deniedDomains {
+		plan.SteerAllowed.add(d.pattern.port)
+	}
+	for _, rule := range parsed.rules {
+		for _, h := range rule.hosts {
+			plan.SteerAllowed.add(h.port)
+		}
+	}
+	for _, h := range headers {
+		if len(h.Headers) > 0 {
+			plan.SteerAllowed.add(h.key().port)
+		}
+	}
+	plan.RejectQUIC = plan.SteerAllowed.Contains(portQUIC)
+	if c.open {
+		// Addresses in no list are allowed ones here, so both sets say the same. DNS over TLS is for allowed_cidrs
+		// alone, of which there are none.
+		plan.SteerAllowed.add(portDoT)
+		plan.SteerOther = PortSet{plan.SteerAllowed.All, slices.Clone(plan.SteerAllowed.Ports)}
+		return plan
+	}
+	// Web traffic is refused by name, so that the refusal says which.
+	plan.SteerOther.add(defaultHTTPPort)
+	plan.SteerOther.add(defaultTLSPort)
+	for _, d := range parsed.allowedDomains {
+		plan.SteerOther.add(d.pattern.port)
+		plan.RejectQUIC = plan.RejectQUIC || d.pattern.port == 0 || d.pattern.port == portQUIC
+	}
+	return plan
+}

@@ -1,0 +1,76 @@
+package policy
+
+// ParseSpec reads a policy from JSON and checks all of it: keys and types strictly, domains, CIDRs and rules. The Spec
+// holds the entries as written. The error is an *[InvalidError] with every problem at once. A document in the dialect
+// of Vercel Sandbox is translated as by [ParseVercel]; if it carries headers it is refused, since a Spec cannot.
+func ParseSpec(data []byte) (Spec, error) {
+	spec, headers, err := ParseNetworkPolicy(data)
+	if err != nil {
+		return Spec{}, err
+	}
+	if len(headers) > 0 {
+		var ps problems
+		ps.add("/allow", "transform sets headers, which cannot be set here")
+		return Spec{}, ps.err()
+	}
+	return spec, nil
+}
+
+// ParseNetworkPolicy reads a policy in either dialect: boxgate's own, or that of Vercel Sandbox (see [ParseVercel]),
+// which may bring header rules along as [ParseHeaders] takes them; headers is nil otherwise.
+func ParseNetworkPolicy(data []byte) (spec Spec, headers map[string]map[string]string, err error) {
+	var ps problems
+	doc, ok := parseDocument(data, &ps)
+	switch {
+	case !ok:
+	case isVercel(doc):
+		return translateVercel(doc, &ps)
+	default:
+		spec = readSpec(doc, &ps)
+		if len(ps.list) == 0 {
+			checkSpec(spec, &ps)
+		} else {
+			checkEntries(spec, &ps)
+		}
+	}
+	if err := ps.err(); err != nil {
+		return Spec{}, nil, err
+	}
+	return spec, nil, nil
+}
+
+// readSpec takes the fields of a document, whatever their values.
+func readSpec(doc value, ps *problems) Spec {
+	var s Spec
+	list := func(to *[]string) func(string, value) {
+		return func(at string, v value) { *to = v.strings(at, ps) }
+	}
+	doc.fields("", "an object with mode", ps, map[string]func(string, value){
+		"mode":            func(at string, v value) { s.Mode = Mode(v.string(at, ps)) },
+		"dns":             func(at string, v value) { s.DNS = DNSMode(v.string(at, ps)) },
+		"allowed_domains": list(&s.AllowedDomains),
+		"denied_domains":  list(&s.DeniedDomains),
+		"allowed_cidrs":   list(&s.AllowedCIDRs),
+		"denied_cidrs":    list(&s.DeniedCIDRs),
+		"rules":           func(at string, v value) { s.Rules = readRules(at, v, ps) },
+	})
+	return s
+}
+
+func readRules(at string, v value, ps *problems) []RequestRule {
+	if v.kind != kindList {
+		ps.add(at, "is %s; want a list of rules", v.kind)
+		return nil
+	}
+	rules := make([]RequestRule, len(v.items))
+	for i, item := range v.items {
+		r := &rules[i]
+		item.fields(element(at, i), "an object with hosts and action", ps, map[string]func(string, value){
+			"hosts":   func(at string, v value) { r.Hosts = v.strings(at, ps) },
+			"methods": func(at string, v value) { r.Methods = v.strings(at, ps) },
+			"paths":   func(at string, v value) { r.Paths = v.strings(at, ps) },
+			"action":  func(at string, v value) { r.Action = v.string(at, ps) },
+		})
+	}
+	return rules
+}

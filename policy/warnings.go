@@ -1,0 +1,108 @@
+package policy
+
+// newWarnings finds entries that can have no effect.
+func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Problem {
+	var ps problems
+	c.warnDomains(&ps)
+	c.warnCIDRs(&ps)
+	if c.spec.Mode == ModeCustom && c.spec.DNS == DNSResolve && len(c.spec.AllowedCIDRs) == 0 {
+		ps.add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
+	}
+	for _, h := range headers {
+		if len(h.Headers) == 0 {
+			continue
+		}
+		if why := c.neverApplies(h, parsed); why != "" {
+			ps.add(pointer("/attach_headers", h.Pattern.String()), "can never apply: %s", why)
+		}
+	}
+	return ps.list
+}
+
+func (c *Compiled) warnDomains(ps *problems) {
+	for i, s := range c.spec.AllowedDomains {
+		if p, flaw := parsePattern(s); flaw == "" && c.domains.deniesWhole(p) {
+			ps.add(element("/allowed_domains", i), "%s is denied by denied_domains, which wins", quoted(s))
+		}
+	}
+}
+
+func (c *Compiled) warnCIDRs(ps *problems) {
+	for i, s := range c.spec.AllowedCIDRs {
+		p, err := parseCIDR(s)
+		if err != nil {
+			continue
+		}
+		if rule, in := c.protected.prefix(p); in {
+			ps.add(element("/allowed_cidrs", i), "%s is in a protected range, which no policy opens: %s", quoted(s), protectedBy(rule))
+		} else if rule, in := c.denied.table.LookupPrefix(p); in {
+			ps.add(element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", quoted(s), quoted(rule))
+		}
+	}
+}
+
+func protectedBy(rule string) string {
+	if rule == "" {
+		return "all addresses are protected"
+	}
+	return rule
+}
+
+// neverApplies says why no connection that the policy allows can meet a header rule; "" if one can.
+func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
+	if c.spec.Mode == ModeDenyAll {
+		return "the policy denies everything"
+	}
+	p := h.key()
+	if c.open || len(parsed.allowedCIDRs) > 0 {
+		if c.domains.deniesWhole(p) {
+			return "denied_domains covers it"
+		}
+		if p.port == portDoT && len(parsed.allowedCIDRs) == 0 {
+			return "port 853 is for allowed_cidrs alone"
+		}
+		return ""
+	}
+	why := "allowed_domains does not allow it"
+	for _, d := range parsed.allowedDomains {
+		common, ok := intersect(d.pattern, p)
+		if !ok {
+			continue
+		}
+		switch {
+		case c.domains.deniesWhole(common):
+			why = "denied_domains covers what allowed_domains allows of it"
+		case c.headers.shadows(common, p):
+			why = "a more specific header rule covers what allowed_domains allows of it"
+		case p.port == portDoT:
+			why = "port 853 is for allowed_cidrs alone"
+		default:
+			return ""
+		}
+	}
+	return why
+}
+
+// intersect returns the pattern of what both cover, with the port of q; ok is false if that is nothing.
+func intersect(p, q Pattern) (common Pattern, ok bool) {
+	full := p.withPort(q.port)
+	switch {
+	case full.port != q.port:
+		return Pattern{}, false
+	case full.covers(q):
+		return q, true
+	case q.covers(full):
+		return full, true
+	}
+	return Pattern{}, false
+}
+
+// shadows reports whether a rule more specific than p covers all of common.
+func (t headerTable) shadows(common, p Pattern) bool {
+	for _, r := range t.rules {
+		if k := r.key(); k != p && k.covers(common) && p.covers(k) {
+			return true
+		}
+	}
+	return false
+}
