@@ -139,3 +139,6 @@ func (b *Body) trailers(buf []byte) (int, error) {
 	b.Trailers, err = parseFields(buf[:end-2], b.Trailers)
 	return end, err
 }
+
+// Chunked reports whether the body comes in chunks.
+func (b *Body) Chunked() bool { return b.framing.Chunked }

@@ -12,7 +12,9 @@ const (
 	ContentLength
 	TransferEncoding
 	Connection
-	HopByHop // Keep-Alive, TE, Trailer, Proxy-Connection and other Proxy-* fields: never forwarded
+	HopByHop // Keep-Alive, Proxy-Connection and other Proxy-* fields, HTTP2-Settings: never forwarded
+	TE
+	Trailer
 	Upgrade
 	Expect
 	AltSvc
@@ -28,7 +30,7 @@ type Field struct {
 func kindOf(name []byte) Kind {
 	switch len(name) {
 	case 2:
-		return pick(name, "te", HopByHop)
+		return pick(name, "te", TE)
 	case 4:
 		return pick(name, "host", Host)
 	case 6:
@@ -38,7 +40,7 @@ func kindOf(name []byte) Kind {
 			return AltSvc
 		}
 		if EqualFold(name, "trailer") {
-			return HopByHop
+			return Trailer
 		}
 		return pick(name, "upgrade", Upgrade)
 	case 10:
@@ -105,7 +107,18 @@ func parseField(line []byte) (Field, error) {
 	if !all(v, value) {
 		return Field{}, bad("a control byte in a field value")
 	}
-	return Field{Name: name, Value: v, Kind: kindOf(name)}, nil
+	f := Field{Name: name, Value: v, Kind: kindOf(name)}
+	if f.Kind == Other && bytes.IndexByte(name, '_') >= 0 && disguised(name) {
+		return Field{}, bad("a framing field written with an underscore")
+	}
+	return f, nil
+}
+
+// disguised reports whether a gateway behind us that turns underscores into hyphens (CGI, WSGI) would read the name as a
+// framing or routing field.
+func disguised(name []byte) bool {
+	k := kindOf(bytes.ReplaceAll(name, []byte("_"), []byte("-")))
+	return k == ContentLength || k == TransferEncoding
 }
 
 // headScan finds the end of a head without looking at a byte twice, however slowly it arrives.
@@ -162,3 +175,20 @@ func options(list []byte, each func(option []byte) error) error {
 	}
 	return nil
 }
+
+// Lists reports whether a comma-separated list of tokens, parameters aside, holds the token lower.
+func Lists(list []byte, lower string) bool {
+	for len(list) > 0 {
+		element, rest, _ := bytes.Cut(list, []byte(","))
+		list = rest
+		element, _, _ = bytes.Cut(element, []byte(";"))
+		if EqualFold(trim(element), lower) {
+			return true
+		}
+	}
+	return false
+}
+
+// Forbidden reports whether the field may not stand in a trailer section: it frames, routes or controls the connection
+// (RFC 9110, 6.5.1).
+func (f Field) Forbidden() bool { return f.Kind != Other && f.Kind != AltSvc }

@@ -25,10 +25,12 @@ type head struct {
 	// Upgrade is the value of the Upgrade field if Connection names it, else nil.
 	Upgrade []byte
 
+	// HasLength says that there is a Content-Length field.
+	HasLength bool
+
 	named     [][]byte // fields that Connection names, besides the known ones
 	keepAlive bool
 	upgrading bool
-	hasLength bool
 	hasTE     bool
 }
 
@@ -63,14 +65,14 @@ func (h *head) version(b []byte) error {
 func (h *head) field(f Field) error {
 	switch f.Kind {
 	case ContentLength:
-		if h.hasLength {
+		if h.HasLength {
 			return bad("Content-Length is repeated")
 		}
 		n, err := parseLength(f.Value)
 		if err != nil {
 			return err
 		}
-		h.hasLength, h.Body.Length = true, n
+		h.HasLength, h.Body.Length = true, n
 	case TransferEncoding:
 		if h.hasTE {
 			return bad("Transfer-Encoding is repeated")
@@ -86,6 +88,17 @@ func (h *head) field(f Field) error {
 			return bad("Upgrade is repeated")
 		}
 		h.Upgrade = f.Value
+	case Trailer:
+		return options(f.Value, trailerName)
+	}
+	return nil
+}
+
+// trailerName refuses to have framing announced for the trailer section (RFC 9110, 6.5.1).
+func trailerName(name []byte) error {
+	switch kindOf(name) {
+	case ContentLength, TransferEncoding, Trailer, Host:
+		return bad("Trailer announces a field that may not stand there")
 	}
 	return nil
 }
@@ -113,7 +126,7 @@ func (h *head) option(option []byte) error {
 
 // framing checks what no single field shows.
 func (h *head) framing() error {
-	if h.hasTE && h.hasLength {
+	if h.hasTE && h.HasLength {
 		return bad("both Content-Length and Transfer-Encoding")
 	}
 	if h.hasTE && h.Minor == 0 {

@@ -140,6 +140,9 @@ var refused = map[string]string{
 	"Connection: Content-Length": "GET / HTTP/1.1\r\n" + hostLine + "Connection: close, content-length\r\n\r\n",
 	"two Upgrades":               "GET / HTTP/1.1\r\n" + hostLine + "Upgrade: websocket\r\nUpgrade: h2c\r\n\r\n",
 	"unknown expectation":        "GET / HTTP/1.1\r\n" + hostLine + "Expect: 200-ok\r\n\r\n",
+	"CL with an underscore":      "POST / HTTP/1.1\r\n" + hostLine + "Content_Length: 5\r\n\r\n",
+	"TE with an underscore":      "POST / HTTP/1.1\r\n" + hostLine + "transfer_encoding: chunked\r\n\r\n",
+	"Trailer announces framing":  "POST / HTTP/1.1\r\n" + hostLine + "Transfer-Encoding: chunked\r\nTrailer: X, content-length\r\n\r\n",
 	"too many fields":            "GET / HTTP/1.1\r\n" + hostLine + strings.Repeat("X: y\r\n", MaxFields) + "\r\n",
 	"too large":                  "GET / HTTP/1.1\r\n" + hostLine + "X: " + strings.Repeat("y", MaxHead) + "\r\n\r\n",
 }

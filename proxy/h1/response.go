@@ -52,13 +52,13 @@ func (r *Response) parse(b []byte, method string) error {
 		return err
 	}
 	r.Length = -1
-	if r.hasLength {
+	if r.HasLength {
 		r.Length = r.Body.Length
 	}
 	switch {
 	case r.Status < 200 || r.Status == 204 || r.Status == 304 || method == "HEAD":
 		r.Body = Framing{} // whatever the fields say (RFC 9112, 6.3)
-	case !r.hasLength && !r.hasTE:
+	case !r.HasLength && !r.hasTE:
 		r.Body, r.Close = Framing{UntilClose: true}, true
 	}
 	return nil

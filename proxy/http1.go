@@ -1,0 +1,211 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+const (
+	clientIdle = 5 * time.Minute        // a connection without a request is closed
+	clientHead = 30 * time.Second       // a head must be complete this long after its first part
+	parkAfter  = 250 * time.Millisecond // a connection idle for longer lets others use its upstream connection
+)
+
+// http1 is the state of one HTTP/1.x client connection. One goroutine handles it, request after request; a second one
+// lives only while a body that was not there at once is uploaded.
+type http1 struct {
+	s   *session
+	ctx context.Context
+
+	in  h1.Reader
+	req h1.Request
+	out []byte // what goes out next, to either side; lent by outBuffers
+
+	res     h1.Response
+	resBody h1.Body
+	up      *upstream // kept from one request to the next while they go to the same place
+	patient patient   // reads up
+
+	flight atomic.Pointer[inflight]
+	x      exchange
+	ruling ruling
+	method string // of the current request; "" while its head is not known
+	head   int    // length of the head of the current request in the client's buffer
+}
+
+var (
+	errProtocol = errors.New("the upstream broke the protocol")
+	// errClose ends a connection in good order.
+	errClose = errors.New("connection ends")
+)
+
+// serveHTTP1 handles the requests of one connection until it ends. Each is judged by itself, by the policy then in force.
+// It returns nil when the connection ended in good order. It does not close s.client.
+func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
+	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, patient: patient{ctx: ctx, gone: clientGone(s)}}
+	defer h.finish()
+	s.live.watch(h.watch)
+	for {
+		if err := h.await(); err != nil {
+			return quiet(err)
+		}
+		if err := h.serveOne(); err != nil {
+			return quiet(err)
+		}
+	}
+}
+
+// quiet turns the ordinary ends of a connection into nil.
+func quiet(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
+	}
+	return err
+}
+
+// watch is asked on every change of the policy whether the request under way may go on.
+func (h *http1) watch(c *policy.Compiled) policy.Decision {
+	f := h.flight.Load()
+	if f == nil {
+		return policy.Decision{Verdict: policy.Allow}
+	}
+	return f.stands(c)
+}
+
+// finish gives everything back.
+func (h *http1) finish() {
+	h.s.live.watch(nil)
+	h.in.Release()
+	h.giveOut()
+	h.park()
+}
+
+// park lets other connections of the box use the upstream connection.
+func (h *http1) park() {
+	if h.up == nil {
+		return
+	}
+	h.s.live.detach(h.up.tcp)
+	if h.ctx.Err() != nil {
+		h.up.close()
+	} else {
+		h.s.p.upstreams.h1.put(h.up)
+	}
+	h.up = nil
+}
+
+// drop closes the upstream connection: its last exchange did not end cleanly.
+func (h *http1) drop() {
+	if h.up == nil {
+		return
+	}
+	h.s.live.detach(h.up.tcp)
+	h.up.close()
+	h.up = nil
+}
+
+// await returns when the first byte of a request is there. Meanwhile the connection holds no buffer, and after a moment
+// no upstream connection either.
+func (h *http1) await() error {
+	if len(h.in.Bytes()) > 0 {
+		return nil // pipelined
+	}
+	h.giveOut()
+	if h.up != nil {
+		_ = h.s.client.SetReadDeadline(time.Now().Add(parkAfter))
+		err := h.in.Wait()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		h.park()
+	}
+	_ = h.s.client.SetReadDeadline(time.Now().Add(clientIdle))
+	return h.in.Wait()
+}
+
+// readHead reads the rest of a request head. Nothing is taken from the buffer: the head stays there until it was
+// forwarded.
+func (h *http1) readHead() error {
+	h.req.Reset()
+	h.method, h.head = "", 0
+	for tries := 0; ; tries++ {
+		n, err := h.req.Parse(h.in.Bytes())
+		if !errors.Is(err, h1.ErrShort) {
+			h.head = n
+			return err
+		}
+		if tries == 1 {
+			_ = h.s.client.SetReadDeadline(time.Now().Add(clientHead))
+		}
+		if err := h.in.Fill(); err != nil {
+			return err
+		}
+	}
+}
+
+// serveOne handles one request. A nil error means that the connection can carry another.
+func (h *http1) serveOne() error {
+	h.x.begin(h.s)
+	defer h.x.end()
+	if err := h.readHead(); err != nil {
+		return h.refuseHead(err)
+	}
+	if err := h.judge(); err != nil {
+		return err
+	}
+	defer h.flight.Store(nil)
+	if h.up != nil && h.up.key != keyOf(h.s, &h.ruling) {
+		h.park()
+	}
+	return h.forward()
+}
+
+// judge decides the request and publishes it as being under way, in this order: a policy that comes into force in between
+// is seen by the second look here, a later one by watch.
+func (h *http1) judge() error {
+	m := h.message()
+	h.method = m.method
+	for {
+		h.ruling = h.s.judge(&m)
+		h.x.judged(&m, &h.ruling)
+		if p := h.ruling.refused; p != nil {
+			h.flight.Store(nil)
+			return h.refuse(p)
+		}
+		h.flight.Store(&inflight{request: h.ruling.request})
+		if h.s.box.Policy.Load() == h.ruling.policy {
+			return nil
+		}
+	}
+}
+
+func (h *http1) message() message {
+	r := &h.req
+	m := message{method: methodString(r.Method), authority: string(r.Host), path: string(r.Path), scheme: string(r.Scheme)}
+	if r.Form == h1.Absolute {
+		m.target = string(r.Authority)
+	}
+	return m
+}
+
+// methodString spares the common methods an allocation.
+func methodString(m []byte) string {
+	switch string(m) {
+	case "GET":
+		return "GET"
+	case "POST":
+		return "POST"
+	case "HEAD":
+		return "HEAD"
+	case "PUT":
+		return "PUT"
+	}
+	return string(m)
+}

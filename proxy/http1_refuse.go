@@ -1,0 +1,87 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
+// another request: the whole of this one was seen.
+func (h *http1) refuse(p *problem) error {
+	h.x.refused(p)
+	keep := h.req.Body.Empty() && !h.req.Close && p.Status != http.StatusBadRequest && h.head > 0
+	if err := h.writeProblem(p, keep); err != nil {
+		return err
+	}
+	if !keep {
+		return h.linger()
+	}
+	h.in.Take(h.head)
+	return nil
+}
+
+// refuseHead ends a connection whose request could not be read.
+func (h *http1) refuseHead(err error) error {
+	var malformed *h1.Error
+	switch {
+	case errors.As(err, &malformed):
+		h.head = 0
+		return h.refuse(&problem{Status: malformed.Status, Reason: policy.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		h.head = 0
+		return h.refuse(&problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
+	case errors.Is(err, io.EOF):
+		h.x.refused(&problem{Reason: policy.ReasonBadRequest})
+		h.x.failed(io.ErrUnexpectedEOF)
+		return err
+	}
+	h.x.refused(&problem{Reason: policy.ReasonBadRequest})
+	h.x.failed(err)
+	return err
+}
+
+func (h *http1) writeProblem(p *problem, keep bool) error {
+	body := p.body()
+	out := appendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
+	out = appendPair(out, "Content-Type", "application/problem+json")
+	out = appendPair(out, "Content-Length", strconv.Itoa(len(body)))
+	out = appendPair(out, "Cache-Control", "no-store")
+	if !keep {
+		out = appendPair(out, "Connection", "close")
+	} else if h.req.Minor == 0 {
+		out = appendPair(out, "Connection", "keep-alive")
+	}
+	out = append(out, "\r\n"...)
+	if h.method != "HEAD" {
+		out = append(out, body...)
+	}
+	h.out = out
+	_, err := h.s.client.Write(out)
+	return err
+}
+
+const (
+	lingerTime  = 2 * time.Second
+	lingerBytes = 1 << 20
+)
+
+// linger ends the connection towards the client and reads for a moment what it still sends: closing a socket that holds
+// unread bytes resets it, and the client would lose the answer (RFC 9112, 9.6).
+func (h *http1) linger() error {
+	if c, ok := h.s.client.(interface{ CloseWrite() error }); ok {
+		_ = c.CloseWrite()
+	} else if tcp, ok := bareTCP(h.s.client); ok {
+		_ = tcp.CloseWrite()
+	}
+	h.in.Release()
+	_ = h.s.client.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.CopyN(io.Discard, h.s.client, lingerBytes)
+	return errClose
+}

@@ -1,0 +1,187 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// interimMax bounds the 1xx responses before a final one.
+const interimMax = 32
+
+// respond brings the response to the client. A nil error means that the connection can carry another request.
+func (h *http1) respond(u *upload, upgrade bool) error {
+	n, err := h.finalHead()
+	if err != nil {
+		return h.noResponse(u, err)
+	}
+	h.x.event.Status = h.res.Status
+	if h.res.Status == 101 {
+		if !upgrade || !h1.EqualFold(h.res.Upgrade, "websocket") {
+			return h.noResponse(u, errProtocol)
+		}
+		return h.tunnel(n)
+	}
+	whole := u.finished()
+	a := answer{minor: h.req.Minor, close: h.req.Close || !whole}
+	if h.res.Body.Chunked || h.res.Body.UntilClose {
+		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
+	}
+	h.out = appendResponse(h.takeOut(), &h.res, a)
+	h.up.in.Take(n)
+	reuse := !h.res.Close
+	err = h.relay(a.chunked)
+	if err != nil {
+		u.stop(h)
+		h.x.event.BytesOut = u.sent
+		h.drop()
+		reset(h.s.client) // the end must not look like the end of the body
+		h.x.failed(err)
+		return err
+	}
+	return h.settle(u, a, reuse && whole)
+}
+
+// settle ends an exchange whose response is complete.
+func (h *http1) settle(u *upload, a answer, reuse bool) error {
+	u.stop(h)
+	h.x.event.BytesOut = u.sent
+	if reuse && len(h.up.in.Bytes()) == 0 {
+		h.up.in.Release()
+	} else {
+		h.drop()
+	}
+	if a.close {
+		return h.linger()
+	}
+	return nil
+}
+
+// finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
+func (h *http1) finalHead() (int, error) {
+	for range interimMax {
+		h.res.Reset()
+		n, err := h.responseHead()
+		if err != nil || !h.res.Interim() {
+			return n, err
+		}
+		// 100 answers an expectation; HTTP/1.0 knows no 1xx at all (RFC 9110, 15.2).
+		if h.req.Minor > 0 && (h.res.Status != 100 || h.req.Continue) {
+			h.out = appendResponse(h.takeOut(), &h.res, answer{minor: 1})
+			if _, err := h.s.client.Write(h.out); err != nil {
+				return 0, errClientGone
+			}
+		}
+		h.up.in.Take(n)
+	}
+	return 0, errProtocol
+}
+
+func (h *http1) responseHead() (int, error) {
+	for {
+		n, err := h.res.Parse(h.up.in.Bytes(), h.method)
+		if !errors.Is(err, h1.ErrShort) {
+			return n, err
+		}
+		if err := h.up.in.Fill(); err != nil {
+			return 0, noEOF(err)
+		}
+	}
+}
+
+// noResponse ends an exchange that brought no final response.
+func (h *http1) noResponse(u *upload, err error) error {
+	running := u.done != nil
+	u.stop(h)
+	h.drop()
+	h.x.event.BytesOut = u.sent
+	var malformed *h1.Error
+	var write *upstreamWriteError
+	switch {
+	case running && errors.As(u.err, &malformed):
+		h.head = 0
+		return h.refuse(badRequest("The request is refused: " + malformed.What + "."))
+	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
+		h.x.failed(errClientGone)
+		return errClose
+	case running && u.err != nil && !errors.As(u.err, &write):
+		h.x.failed(u.err)
+	}
+	return h.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.request.Name, Err: err})
+}
+
+// relay moves the response's body to the client behind the head in the output buffer. Whatever has arrived is written
+// before more is waited for, so that a stream passes as it comes.
+func (h *http1) relay(chunked bool) error {
+	in := &h.up.in
+	h.resBody.Begin(h.res.Body, true)
+	untilClose := h.res.Body.UntilClose
+	for {
+		content, n, done, err := h.resBody.Next(in.Bytes())
+		if err != nil {
+			return err
+		}
+		if err := h.put(content, chunked); err != nil {
+			return err
+		}
+		if done {
+			if chunked {
+				h.out = appendLastChunk(h.out, h.resBody.Trailers, nil)
+			}
+			in.Take(n)
+			return h.flush()
+		}
+		in.Take(n)
+		if n > 0 && len(in.Bytes()) > 0 {
+			continue
+		}
+		if err := h.flush(); err != nil {
+			return err
+		}
+		if err := in.Fill(); err != nil {
+			if untilClose && errors.Is(err, io.EOF) {
+				if chunked {
+					h.out = appendLastChunk(h.out, nil, nil)
+				}
+				return h.flush()
+			}
+			return noEOF(err)
+		}
+	}
+}
+
+// put adds content to the output buffer, or writes it from where it lies if it is large.
+func (h *http1) put(content []byte, chunked bool) error {
+	h.x.event.BytesIn += int64(len(content))
+	switch {
+	case chunked:
+		h.out = appendChunk(h.out, content)
+	case len(h.out)+len(content) <= 2*outSize:
+		h.out = append(h.out, content...)
+	default:
+		if err := h.flush(); err != nil {
+			return err
+		}
+		return h.write(content)
+	}
+	if len(h.out) >= outFlush {
+		return h.flush()
+	}
+	return nil
+}
+
+func (h *http1) flush() error {
+	if len(h.out) == 0 {
+		return nil
+	}
+	err := h.write(h.out)
+	h.out = h.out[:0]
+	return err
+}
+
+func (h *http1) write(b []byte) error {
+	_, err := h.s.client.Write(b)
+	return err
+}

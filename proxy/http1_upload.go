@@ -1,0 +1,162 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// upload moves one request body to the upstream.
+type upload struct {
+	body h1.Body
+	set  []policy.Header // trailers that repeat one of these are dropped
+	sent int64
+	dry  bool // nothing can be sent before more has arrived
+
+	done chan struct{} // nil when everything was sent with the head
+	err  error         // valid once done is closed
+}
+
+// gather appends what has arrived of the body to out, up to some size, and reports whether that is all of it.
+func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
+	for len(out) < outFlush {
+		content, n, done, err := u.body.Next(in.Bytes())
+		if err != nil {
+			return out, false, err
+		}
+		out = u.append(out, content)
+		if done {
+			out = u.last(out)
+		}
+		in.Take(n)
+		u.dry = n == 0 || len(in.Bytes()) == 0
+		if done || u.dry {
+			return out, done, nil
+		}
+	}
+	return out, false, nil
+}
+
+func (u *upload) append(out, content []byte) []byte {
+	u.sent += int64(len(content))
+	if u.body.Chunked() {
+		return appendChunk(out, content)
+	}
+	return append(out, content...)
+}
+
+func (u *upload) last(out []byte) []byte {
+	if u.body.Chunked() {
+		return appendLastChunk(out, u.body.Trailers, u.set)
+	}
+	return out
+}
+
+// start moves the rest of the body in a goroutine of its own, so that a response that begins before the body has ended
+// passes.
+func (u *upload) start(h *http1) {
+	u.done = make(chan struct{})
+	up := h.up
+	go func() {
+		defer close(u.done)
+		defer h.s.p.contain(h.s, up.abort)
+		u.err = errInterrupted
+		u.err = u.run(&h.in, up)
+		var write *upstreamWriteError
+		if u.err != nil && !errors.As(u.err, &write) {
+			up.abort() // the client broke off: the upstream must not take what it got for the whole
+		}
+	}()
+}
+
+func (u *upload) run(in *h1.Reader, up *upstream) error {
+	out := borrowOut()
+	defer func() { returnOut(out) }()
+	for {
+		if u.dry {
+			if err := in.Fill(); err != nil {
+				return noEOF(err)
+			}
+		}
+		whole, err := false, error(nil)
+		if u.body.Chunked() {
+			out, whole, err = u.gather(in, out[:0])
+			if err == nil {
+				err = up.write(out)
+			}
+		} else {
+			whole, err = u.pass(in, up)
+		}
+		if err != nil || whole {
+			return err
+		}
+	}
+}
+
+// pass writes content from where it lies.
+func (u *upload) pass(in *h1.Reader, up *upstream) (bool, error) {
+	content, n, done, err := u.body.Next(in.Bytes())
+	if err != nil {
+		return false, err
+	}
+	err = up.write(content)
+	u.sent += int64(len(content))
+	in.Take(n)
+	u.dry = true
+	return done, err
+}
+
+// stop ends an upload whose outcome does not matter any more, and waits until it has let go of the client's reader.
+func (u *upload) stop(h *http1) {
+	if u.done == nil {
+		return
+	}
+	select {
+	case <-u.done:
+	default:
+		h.up.abort()
+		_ = h.s.client.SetReadDeadline(time.Unix(1, 0))
+		<-u.done
+	}
+	u.done = nil
+}
+
+// finished reports whether the whole body was sent. An upstream that answers at the last byte may be quicker than the
+// goroutine that sent it: it is given a moment.
+func (u *upload) finished() bool {
+	if u.done == nil {
+		return true
+	}
+	moment := time.NewTimer(10 * time.Millisecond)
+	defer moment.Stop()
+	select {
+	case <-u.done:
+		return u.err == nil
+	case <-moment.C:
+		return false
+	}
+}
+
+var errInterrupted = errors.New("interrupted by a fault of the gateway")
+
+// noEOF makes the end of the stream inside a message the error that it is.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// contain ends a panic in a goroutine of a session: the exchange dies of it and nothing else does. It must be deferred
+// itself. The panic's text is not logged, as it might quote what passed through.
+func (p *Proxy) contain(s *session, after func()) {
+	if v := recover(); v != nil {
+		p.cfg.Log.Error("panic in an exchange", zap.String("box", string(s.box.ID)), panicKind(v), zap.Stack("stack"))
+		after()
+	}
+}

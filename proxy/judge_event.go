@@ -1,0 +1,96 @@
+package proxy
+
+import (
+	"errors"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// exchange is one request on its way through the proxy and the one audit event that tells of it.
+type exchange struct {
+	s     *session
+	event audit.Event
+}
+
+// begin opens the event before the first check: whatever ends the request without saying more is a denial.
+func (x *exchange) begin(s *session) {
+	*x = exchange{s: s, event: audit.Event{
+		Time: time.Now(), Box: s.box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.name.String(),
+		Addr: s.orig.Addr(), Port: s.port, Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
+	}}
+}
+
+// judged notes the ruling, and an allowed request as forwarded: what fails later says so by [exchange.refused].
+func (x *exchange) judged(m *message, r *ruling) {
+	e := &x.event
+	e.Method, e.Path = r.request.Method, r.request.Path
+	e.Name, e.Addr, e.Port = r.request.Name.String(), r.request.Addr, r.request.Port
+	if r.request.Name.IsZero() {
+		e.Name = m.authority
+	}
+	e.Version, e.Reason, e.Rule = version(r.policy), r.reason, r.rule
+	if r.refused != nil {
+		e.Status = r.refused.Status
+		if r.refused.Reason == policy.ReasonAuthorityMismatch {
+			e.Name = m.authority // what was asked for, not what the connection stands for
+		}
+		return
+	}
+	e.Verdict, e.Headers = policy.Allow, headerNames(r.set)
+	e.Action = audit.ActionForward
+	if x.s.secure {
+		e.Action = audit.ActionIntercept
+	}
+}
+
+// refused notes that the client was told p.
+func (x *exchange) refused(p *problem) {
+	e := &x.event
+	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
+	e.Reason, e.Rule, e.Status = p.Reason, p.Rule, p.Status
+}
+
+// failed notes why an exchange that had begun did not end well.
+func (x *exchange) failed(err error) {
+	if err != nil && x.event.Error == "" {
+		x.event.Error = err.Error()
+	}
+}
+
+// end records the event.
+func (x *exchange) end() {
+	e := &x.event
+	if d := x.s.live.denied(); d != nil && e.Verdict == policy.Allow {
+		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, policy.ReasonPolicyChanged, d.Decision.Rule
+	}
+	e.Duration = time.Since(e.Time)
+	x.s.p.cfg.Audit.Record(*e)
+}
+
+// upstreamProblem says in HTTP's words why an allowed request could not be served.
+func upstreamProblem(err error) *problem {
+	var denied *policy.DeniedError
+	var up *upstreamError
+	if !errors.As(err, &denied) && !errors.As(err, &up) {
+		err = &upstreamError{Reason: policy.ReasonUpstreamHTTP, Err: err}
+	}
+	p := problemOf(err)
+	return &p
+}
+
+// inflight is what must stay allowed while a request is under way.
+type inflight struct {
+	request policy.Request
+	dialled policy.Request // the address it goes to; zero Stage: not known yet
+}
+
+// stands asks a policy whether the request may go on.
+func (f *inflight) stands(c *policy.Compiled) policy.Decision {
+	d := c.Decide(f.request)
+	if d.Allowed() && f.dialled.Stage != "" {
+		return c.Decide(f.dialled)
+	}
+	return d
+}
