@@ -63,6 +63,9 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	status, body := statusOf(err)
 	if status >= http.StatusInternalServerError {
+		if shown, ok := errors.AsType[*Error](err); ok && shown.Cause != nil {
+			err = shown.Cause
+		}
 		a.Log.Error("admin request failed", zap.String("method", r.Method), zap.String("path", r.URL.Path),
 			zap.Int("status", status), zap.Error(err))
 	}

@@ -1,0 +1,358 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// memoryHost is a Host that keeps boxes in memory and runs their commands as processes of the test.
+type memoryHost struct {
+	dir string // where commands run
+
+	mu      sync.Mutex
+	boxes   map[policy.BoxID]*memoryBox
+	global  HeaderState
+	created []CreateRequest
+	execs   []ExecRequest
+	events  []audit.Event
+	follow  []chan audit.Event
+	ready   error
+	fail    error // what every call answers, if set
+	crash   bool  // every call panics with a secret
+}
+
+type memoryBox struct {
+	Box
+	headers HeaderState
+	urls    map[uint16]URL
+}
+
+func newMemoryHost(t testing.TB) *memoryHost {
+	return &memoryHost{dir: t.TempDir(), boxes: map[policy.BoxID]*memoryBox{}, global: HeaderState{Version: 1}}
+}
+
+// enter begins a call: it locks the host and fails if the test said so.
+func (h *memoryHost) enter() (leave func(), err error) {
+	h.mu.Lock()
+	if h.crash {
+		h.mu.Unlock()
+		panic("sk-panic-secret")
+	}
+	return h.mu.Unlock, h.fail
+}
+
+func (h *memoryHost) find(id policy.BoxID) (*memoryBox, error) {
+	if b := h.boxes[id]; b != nil {
+		return b, nil
+	}
+	return nil, ErrNotFound
+}
+
+func (h *memoryHost) CreateBox(_ context.Context, req CreateRequest) (Box, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return Box{}, err
+	}
+	for _, b := range h.boxes {
+		if req.Name != "" && b.Name == req.Name {
+			return Box{}, Errorf(ErrConflict, "the name %q is taken", req.Name)
+		}
+	}
+	if req.Runtime != "" && req.Runtime != "node" {
+		return Box{}, invalid("/runtime", "unknown runtime; use node")
+	}
+	h.created = append(h.created, req)
+	now := time.Unix(1_700_000_000, 0)
+	b := &memoryBox{urls: map[uint16]URL{}, headers: HeaderState{Rules: req.Headers, Version: 1}}
+	b.Box = Box{
+		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
+		KeepAlive: req.KeepAlive, Ephemeral: req.Ephemeral, Status: StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
+		Policy: PolicyState{Spec: req.Policy, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
+	}
+	if req.Ephemeral {
+		b.ExpiresAt = now.Add(req.TTL)
+	}
+	h.boxes[b.ID] = b
+	return b.Box, nil
+}
+
+func (h *memoryHost) Box(_ context.Context, idOrName string) (Box, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return Box{}, err
+	}
+	if b := h.boxes[policy.BoxID(idOrName)]; b != nil {
+		return b.Box, nil
+	}
+	for _, b := range h.boxes {
+		if b.Name == idOrName {
+			return b.Box, nil
+		}
+	}
+	return Box{}, ErrNotFound
+}
+
+func (h *memoryHost) Boxes(_ context.Context, f BoxFilter) ([]Box, error) {
+	leave, err := h.enter()
+	defer leave()
+	var list []Box
+	for _, id := range slices.Sorted(maps.Keys(h.boxes)) {
+		if b := h.boxes[id]; f.Label == "" || slices.Contains(b.Labels, f.Label) {
+			list = append(list, b.Box)
+		}
+	}
+	return list, err
+}
+
+func (h *memoryHost) DeleteBox(_ context.Context, id policy.BoxID) error {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return err
+	}
+	_, err = h.find(id)
+	delete(h.boxes, id)
+	return err
+}
+
+func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req ExecRequest, stdout, stderr io.Writer) (ExecResult, error) {
+	h.mu.Lock()
+	_, err := h.find(id)
+	h.execs = append(h.execs, req)
+	h.mu.Unlock()
+	if err != nil {
+		return ExecResult{}, err
+	}
+	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = h.dir, stdout, stderr
+	cmd.WaitDelay = time.Second
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return ExecResult{}, ctx.Err()
+	}
+	if _, exited := errors.AsType[*exec.ExitError](err); exited {
+		err = nil
+	}
+	if err != nil {
+		return ExecResult{}, Errorf(ErrUnavailable, "%s cannot be started", req.Command[0])
+	}
+	return ExecResult{ExitCode: cmd.ProcessState.ExitCode(), CPU: 1500 * time.Nanosecond}, nil
+}
+
+func (h *memoryHost) Policy(_ context.Context, id policy.BoxID) (PolicyState, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return PolicyState{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return PolicyState{}, err
+	}
+	return b.Policy, nil
+}
+
+func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (PolicyState, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return PolicyState{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return PolicyState{}, err
+	}
+	if ifMatch != nil && *ifMatch != b.Policy.Version {
+		return PolicyState{}, ErrPrecondition
+	}
+	b.Policy = PolicyState{Spec: spec, Version: b.Policy.Version + 1}
+	return b.Policy, nil
+}
+
+func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return policy.Decision{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return policy.Decision{}, err
+	}
+	return policy.Decision{Reason: policy.ReasonNotAllowed, Rule: fmt.Sprintf("%s %s %s %d %s %s %s", req.Stage, req.Name, req.Addr, req.Port, req.Protocol, req.Method, req.Path), Version: b.Policy.Version}, nil
+}
+
+func (h *memoryHost) Headers(_ context.Context, id policy.BoxID) (HeaderState, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return HeaderState{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return HeaderState{}, err
+	}
+	return b.headers, nil
+}
+
+func (h *memoryHost) SetHeaders(_ context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return HeaderState{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return HeaderState{}, err
+	}
+	return setHeaders(&b.headers, rules, ifMatch)
+}
+
+func setHeaders(s *HeaderState, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error) {
+	if ifMatch != nil && *ifMatch != s.Version {
+		return HeaderState{}, ErrPrecondition
+	}
+	*s = HeaderState{Rules: rules, Version: s.Version + 1}
+	return *s, nil
+}
+
+func (h *memoryHost) GlobalHeaders(context.Context) (HeaderState, error) {
+	leave, err := h.enter()
+	defer leave()
+	return h.global, err
+}
+
+func (h *memoryHost) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return HeaderState{}, err
+	}
+	return setHeaders(&h.global, rules, ifMatch)
+}
+
+func (h *memoryHost) URLs(_ context.Context, id policy.BoxID) ([]URL, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return nil, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return nil, err
+	}
+	var list []URL
+	for _, port := range slices.Sorted(maps.Keys(b.urls)) {
+		list = append(list, b.urls[port]) // with its credentials: the API must not show them
+	}
+	return list, nil
+}
+
+func (h *memoryHost) CreateURL(_ context.Context, id policy.BoxID, req URLRequest) (URL, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return URL{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return URL{}, err
+	}
+	u := URL{URL: fmt.Sprintf("https://%s-%d.preview.test", id, req.Port), Port: req.Port, Bearer: req.Bearer, Basic: req.Basic, CreatedAt: time.Unix(1_700_000_000, 0)}
+	if req.Bearer {
+		u.Token = policy.NewSecret("url-token-secret")
+	}
+	if req.Basic {
+		u.Username, u.Password = policy.NewSecret("box"), policy.NewSecret("url-password-secret")
+	}
+	b.urls[req.Port] = u
+	return u, nil
+}
+
+func (h *memoryHost) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	if _, ok := b.urls[port]; !ok {
+		return Errorf(ErrNotFound, "box %s has no public URL for port %d", id, port)
+	}
+	delete(b.urls, port)
+	return nil
+}
+
+func (h *memoryHost) RecentEvents(_ context.Context, f EventFilter) ([]audit.Event, error) {
+	leave, err := h.enter()
+	defer leave()
+	var list []audit.Event
+	for _, e := range h.events {
+		if (f.Box == "" || e.Box == f.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict == policy.Deny) {
+			list = append(list, e)
+		}
+	}
+	return list, err
+}
+
+func (h *memoryHost) FollowEvents(ctx context.Context, _ EventFilter) (EventStream, error) {
+	leave, err := h.enter()
+	defer leave()
+	c := make(chan audit.Event, 16)
+	h.follow = append(h.follow, c)
+	return memoryStream(c), err
+}
+
+type memoryStream chan audit.Event
+
+func (s memoryStream) Events() <-chan audit.Event { return s }
+func (s memoryStream) Lost() uint64               { return 3 }
+
+// tell records an event and sends it to the followers.
+func (h *memoryHost) tell(e audit.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, e)
+	for _, c := range h.follow {
+		c <- e
+	}
+}
+
+func (h *memoryHost) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return nil, err
+	}
+	_, err = h.find(id)
+	return []byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"), err
+}
+
+func (h *memoryHost) IngressCA(context.Context) ([]byte, error) {
+	leave, err := h.enter()
+	defer leave()
+	return []byte("-----BEGIN EC PRIVATE KEY-----\nAA==\n-----END EC PRIVATE KEY-----\n"), err
+}
+
+func (h *memoryHost) Ready(context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ready
+}
