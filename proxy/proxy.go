@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elazarl/goproxy"
 	"go.uber.org/zap"
 
 	"boxgate/audit"
@@ -91,10 +92,9 @@ type Proxy struct {
 	live liveTable
 	tls  boxTLSTable
 
-	// onRecheck and onCloseBox are told after the live connections of a box were handled, so that idle upstream
-	// connections kept for it can be dropped. Set by New alone.
-	onRecheck  []func(policy.BoxID)
-	onCloseBox []func(policy.BoxID)
+	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
+
+	upstreams upstreams // connections to origin servers kept for the next request
 
 	// originalDst tells where a transparently accepted connection was going. Tests replace it.
 	originalDst func(net.Conn) netip.AddrPort
@@ -114,17 +114,76 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("proxy: Boxes, Resolver, Leaves and Audit are required")
 	}
 	cfg.setDefaults()
-	p := &Proxy{cfg: cfg, originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
+	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
 
-// localAddr is where a transparently accepted connection was going: the kernel gave the socket that address as its own.
-func localAddr(c net.Conn) netip.AddrPort {
-	a, ok := c.LocalAddr().(*net.TCPAddr)
-	if !ok {
-		return netip.AddrPort{}
+// Recheck asks the policy in force about every live connection of a box, closes those that it denies by now, and returns
+// when they are closed. Connections that are still allowed notice nothing. Call it after the policy was swapped.
+func (p *Proxy) Recheck(box policy.BoxID) {
+	var cut []*liveConn
+	for _, l := range p.live.of(box) {
+		if p.recheck(l) {
+			cut = append(cut, l)
+		}
 	}
-	to := a.AddrPort()
-	return netip.AddrPortFrom(to.Addr().Unmap().WithZone(""), to.Port())
+	wait(cut)
+}
+
+// recheck asks again about one connection and records the cut, if there was one.
+func (p *Proxy) recheck(l *liveConn) bool {
+	if !l.recheck() {
+		return false
+	}
+	why := l.denied()
+	p.cfg.Audit.Record(audit.Event{
+		Time: time.Now(), Box: l.box.ID, Stage: policy.StageConn, Protocol: policy.TCP,
+		Name: why.Request.Name.String(), Addr: why.Request.Addr, Port: why.Request.Port,
+		Verdict: policy.Deny, Action: audit.ActionRefuse, Reason: policy.ReasonPolicyChanged,
+		Rule: why.Decision.Rule, Version: why.Decision.Version,
+		BytesIn: l.in.Load(), BytesOut: l.out.Load(), Error: why.Error(),
+	})
+	return true
+}
+
+// CloseBox closes every connection of a box and forgets what was kept for it. Call it when Boxes no longer finds the
+// box, so that no new connection can begin.
+func (p *Proxy) CloseBox(box policy.BoxID) {
+	p.closeAll(p.live.of(box), policy.ReasonUnknownBox)
+	p.forgetTLS(box)
+	p.upstreams.closeBox(box)
+}
+
+// closeAll cuts the connections and waits until their handlers have returned.
+func (p *Proxy) closeAll(conns []*liveConn, why policy.Reason) {
+	for _, l := range conns {
+		l.close(&policy.DeniedError{Request: policy.Request{Box: l.box.ID}, Decision: policy.Decision{Reason: why}})
+	}
+	wait(conns)
+}
+
+// Shutdown stops accepting and waits for the open connections to end by themselves, tunnels included. When ctx ends
+// first it closes them and returns the error of ctx.
+func (p *Proxy) Shutdown(ctx context.Context) error {
+	p.mu.Lock()
+	p.closing = true
+	for ln := range p.listeners {
+		_ = ln.Close()
+	}
+	p.mu.Unlock()
+	defer p.cancel()
+	drained := make(chan struct{})
+	go func() {
+		p.running.Wait()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+		return nil
+	case <-ctx.Done():
+		p.cancel()
+		p.closeAll(p.live.all(), policy.ReasonInternal)
+		return ctx.Err()
+	}
 }

@@ -1,0 +1,124 @@
+package proxy
+
+import "boxgate/policy"
+
+// verdict is the decision on a connection, and what to do if it allows.
+type verdict struct {
+	request   policy.Request
+	decision  policy.Decision
+	intercept bool
+}
+
+// target is where an allowed connection goes. Its name is dialled when the decision was for the name, and when nothing
+// else says where: the box asked for the sink, or gave a name to the explicit proxy.
+func (v verdict) target(c *conn) target {
+	return target{
+		name: v.request.Name, orig: c.orig, port: c.port,
+		byName: v.decision.DialName || v.intercept || !c.orig.Addr().IsValid(),
+	}
+}
+
+// decide asks the policy about the connection and registers the outcome, so that a later policy can take it back. A
+// policy that is swapped in the meantime is asked again: see liveConn.recheck.
+func (c *conn) decide(f first) verdict {
+	pol := c.box.Policy.Load()
+	v := c.judge(pol, f)
+	if !v.decision.Allowed() {
+		return v
+	}
+	c.live.settle(v.request, !v.intercept)
+	if c.p.recheck(c.live) {
+		v.decision = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: version(c.box.Policy.Load())}
+	}
+	return v
+}
+
+// judge is the decision itself, by what the first bytes are.
+func (c *conn) judge(pol *policy.Compiled, f first) verdict {
+	switch f.kind {
+	case kindTLS:
+		return c.judgeTLS(pol, f)
+	case kindBadTLS:
+		return onlyByAddress(c.ask(pol, c.bound))
+	default:
+		return c.judgeUnnamed(pol)
+	}
+}
+
+// ask puts the question to the policy.
+func (c *conn) ask(pol *policy.Compiled, name policy.Name) verdict {
+	v := verdict{request: policy.Request{
+		Stage: policy.StageConn, Box: c.box.ID, Name: name, Addr: c.orig.Addr(), Port: c.port, Protocol: policy.TCP,
+	}}
+	v.decision = pol.Decide(v.request)
+	return v
+}
+
+// judgeTLS decides by the SNI, which must be the name that CONNECT gave, if it gave one.
+func (c *conn) judgeTLS(pol *policy.Compiled, f first) verdict {
+	if !c.bound.IsZero() && f.sni != "" && f.name != c.bound {
+		return c.ask(pol, f.name).refused(policy.ReasonAuthorityMismatch)
+	}
+	name := f.name
+	if name.IsZero() {
+		name = c.bound
+	}
+	v := c.ask(pol, name)
+	v.intercept = pol.Intercepts(name, c.port)
+	switch {
+	case v.intercept && f.name.IsZero(): // the certificate could be for nothing the client asked for
+		return v.refused(policy.ReasonNoName)
+	case v.decision.Reason == policy.ReasonNotAllowed && name.IsZero():
+		return v.refused(policy.ReasonNoName)
+	default:
+		return v
+	}
+}
+
+// judgeUnnamed decides what carries no name: by the name CONNECT gave, or where the server may speak first by the names
+// the address was given out for, or by the address alone.
+func (c *conn) judgeUnnamed(pol *policy.Compiled) verdict {
+	if (c.port == 80 || c.port == 443) && c.bound.IsZero() {
+		v := c.ask(pol, policy.Name{})
+		if v.decision.Reason == policy.ReasonNotAllowed {
+			return v.refused(policy.ReasonNoName)
+		}
+		return v
+	}
+	var denied *verdict
+	for _, n := range c.impliedNames() {
+		v := c.ask(pol, n)
+		if v.decision.Allowed() && pol.Intercepts(n, c.port) {
+			v = v.refused(policy.ReasonProtocol) // what cannot be read must not pass where requests are judged
+		}
+		if v.decision.Allowed() {
+			return v
+		}
+		if denied == nil || v.decision.Reason != policy.ReasonNotAllowed {
+			denied = &v
+		}
+	}
+	// A name that is denied, not just absent from the list, is denied at its address too.
+	if denied != nil && (denied.decision.Reason != policy.ReasonNotAllowed || !c.bound.IsZero()) {
+		return *denied
+	}
+	if v := c.ask(pol, policy.Name{}); v.decision.Allowed() || denied == nil {
+		return v
+	}
+	return *denied
+}
+
+// onlyByAddress refuses what allowed_cidrs alone could allow: bytes that claim to be TLS and hide their name.
+func onlyByAddress(v verdict) verdict {
+	if v.decision.Allowed() && v.decision.Reason != policy.ReasonAllowedCIDR {
+		return v.refused(policy.ReasonProtocol)
+	}
+	return v
+}
+
+// refused denies for a reason of the data path.
+func (v verdict) refused(why policy.Reason) verdict {
+	v.decision = policy.Decision{Reason: why, Version: v.decision.Version}
+	v.intercept = false
+	return v
+}

@@ -1,0 +1,199 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/elazarl/goproxy"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// This file is the explicit proxy, for software that knows nothing but HTTPS_PROXY. goproxy understands CONNECT; what is
+// inside a tunnel, and requests in absolute form, go the way of every other connection.
+
+// ServeExplicit serves connections of clients that speak to a proxy. It returns nil when ctx ends or the proxy is shut
+// down, and closes ln; connections already accepted go on.
+func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
+	return p.accept(ctx, ln, p.handleExplicit)
+}
+
+// handleExplicit is the way of one connection to the explicit proxy: record, box and limit, then CONNECT or requests.
+func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
+	c := p.newConn(tcp, netip.AddrPort{})
+	c.explicit = true
+	defer c.end()
+	if !c.admit() {
+		return
+	}
+	f, err := peek(c.tcp, nil, c.since.Add(p.cfg.PeekTimeout), time.Time{})
+	switch {
+	case err != nil || f.kind == kindOversize:
+		c.refusePeek(f, err)
+	case f.kind == kindSilent:
+		c.refuse(kindOther, policy.ReasonNoName)
+	case f.kind != kindHTTP:
+		c.refuse(kindOther, policy.ReasonProtocol)
+	case bytes.HasPrefix(f.data, []byte("CONNECT ")):
+		c.connect(f)
+	default:
+		c.forward(f)
+	}
+}
+
+// connKey finds the connection in the context of the request that goproxy is given.
+type connKey struct{}
+
+// connect reads the head of a CONNECT and lets goproxy answer it.
+func (c *conn) connect(f first) {
+	_ = c.tcp.SetReadDeadline(c.since.Add(c.p.cfg.PeekTimeout))
+	rest := bytes.NewReader(f.data)
+	in := bufio.NewReader(io.LimitReader(io.MultiReader(rest, c.tcp), peekCap))
+	r, err := http.ReadRequest(in)
+	if err != nil {
+		c.event.Error = err.Error()
+		c.refuseConnect(badRequest("The head of the CONNECT cannot be understood."))
+		return
+	}
+	_ = c.tcp.SetReadDeadline(time.Time{})
+	early, _ := in.Peek(in.Buffered()) // what is buffered is always there
+	c.head = append(bytes.Clone(early), f.data[len(f.data)-rest.Len():]...)
+	w := &connectWriter{c: c, header: http.Header{}}
+	c.p.front.ServeHTTP(w, r.WithContext(context.WithValue(c.ctx, connKey{}, c)))
+	if !w.hijacked { // goproxy answered by itself, which nothing here asks it to
+		c.refuse(kindOther, policy.ReasonProtocol)
+	}
+}
+
+// refuseConnect answers a CONNECT with a problem and ends the connection.
+func (c *conn) refuseConnect(answer *problem) {
+	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
+	c.event.Reason, c.event.Status = answer.Reason, answer.Status
+	_ = c.tcp.SetWriteDeadline(time.Now().Add(partTimeout))
+	_ = writeProblem(c.tcp, *answer) // a client that is gone needs no answer
+	part(c.tcp)
+}
+
+// newFront returns goproxy without its defaults: no certificate authority, no transport, no proxy from the environment.
+// Whatever it might still want to dial by itself fails.
+func newFront() *goproxy.ProxyHttpServer {
+	front := goproxy.NewProxyHttpServer()
+	front.Logger = noLog{}
+	front.Tr = &http.Transport{DialContext: refuseDial, DialTLSContext: refuseDial}
+	front.ConnectDial = func(network, addr string) (net.Conn, error) {
+		return refuseDial(context.Background(), network, addr)
+	}
+	front.ConnectDialWithReq = func(r *http.Request, network, addr string) (net.Conn, error) {
+		return refuseDial(r.Context(), network, addr)
+	}
+	front.NonproxyHandler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadRequest)
+	})
+	front.OnRequest().DoFunc(func(r *http.Request, _ *goproxy.ProxyCtx) (*http.Request, *http.Response) {
+		return r, goproxy.NewResponse(r, goproxy.ContentTypeText, http.StatusForbidden, "")
+	})
+	front.OnRequest().HandleConnectFunc(handleConnect)
+	return front
+}
+
+var errFrontDials = errors.New("the explicit proxy does not dial by itself")
+
+func refuseDial(context.Context, string, string) (net.Conn, error) { return nil, errFrontDials }
+
+// handleConnect decides a CONNECT by its authority. An allowed one becomes a tunnel whose first bytes are read and
+// decided like those of any connection.
+func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
+	c, ok := ctx.Req.Context().Value(connKey{}).(*conn)
+	if !ok {
+		return &goproxy.ConnectAction{Action: goproxy.ConnectReject}, host
+	}
+	refused := c.judgeConnect(host)
+	return &goproxy.ConnectAction{
+		Action: goproxy.ConnectHijack,
+		Hijack: func(*http.Request, net.Conn, *goproxy.ProxyCtx) {
+			if refused != nil {
+				c.refuseConnect(refused)
+				return
+			}
+			c.tunnel()
+		},
+	}, host
+}
+
+// judgeConnect reads the authority and asks the policy about it: a name by itself, an address by the address alone.
+func (c *conn) judgeConnect(authority string) *problem {
+	host, port, ok := splitAuthority(authority, 0)
+	c.event.Name, c.event.Port = authority, port
+	if !ok || port == 0 {
+		return badRequest("CONNECT needs a host and a port.")
+	}
+	c.port, c.orig = port, netip.AddrPortFrom(netip.Addr{}, port)
+	if addr, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		addr = addr.Unmap()
+		c.event.Name, c.event.Addr = "", addr
+		c.orig = netip.AddrPortFrom(addr, port)
+		if addr.Zone() != "" {
+			return badRequest("CONNECT to an address with a zone.")
+		}
+	} else if c.bound, err = policy.ParseName(host); err != nil {
+		return badRequest("CONNECT needs a host name or an address.")
+	}
+	v := c.ask(c.box.Policy.Load(), c.bound)
+	if addr := c.orig.Addr(); c.p.isOwn(addr) || c.p.isSink(addr) {
+		v = v.refused(policy.ReasonHostPort)
+	}
+	c.note(first{}, v)
+	if err := v.decision.Err(v.request); err != nil {
+		refused := problemOf(err)
+		return &refused
+	}
+	return nil
+}
+
+// tunnel accepts the CONNECT and goes on as if the connection had been made to its authority.
+func (c *conn) tunnel() {
+	if _, err := io.WriteString(c.tcp, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		c.event.Error = err.Error()
+		c.refuse(kindOther, policy.ReasonClientTLS)
+		return
+	}
+	c.explicit, c.since = false, time.Now()
+	c.serve()
+}
+
+// connectWriter is the answer that goproxy writes: all it may do is to take the connection.
+type connectWriter struct {
+	c        *conn
+	header   http.Header
+	hijacked bool
+}
+
+// Header returns headers that are never sent.
+func (w *connectWriter) Header() http.Header { return w.header }
+
+// WriteHeader does nothing: the connection is reset when goproxy returns without having taken it.
+func (w *connectWriter) WriteHeader(int) {}
+
+// Write refuses.
+func (w *connectWriter) Write([]byte) (int, error) { return 0, http.ErrNotSupported }
+
+// Hijack hands over the connection. What the client sent early is with the conn.
+func (w *connectWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.hijacked = true
+	return w.c.tcp, bufio.NewReadWriter(bufio.NewReader(w.c.tcp), bufio.NewWriter(w.c.tcp)), nil
+}
+
+// noLog drops what goproxy would print: its texts quote what clients send.
+type noLog struct{}
+
+// Printf does nothing.
+func (noLog) Printf(string, ...any) {}

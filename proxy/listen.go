@@ -1,0 +1,151 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules steer there: they
+// arrive with the destination that the box dialled as their local address. Needs CAP_NET_ADMIN.
+func ListenTransparent(ctx context.Context, addr string) (net.Listener, error) {
+	to, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("transparent listener: %w", err)
+	}
+	network, level, option := "tcp6", unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+	if to.Addr().Is4() {
+		network, level, option = "tcp4", unix.SOL_IP, unix.IP_TRANSPARENT
+	}
+	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var set error
+		err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), level, option, 1) })
+		return errors.Join(err, set)
+	}}
+	ln, err := lc.Listen(ctx, network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("transparent listener: %w", err)
+	}
+	return ln, nil
+}
+
+// ServeTransparent serves connections whose local address is where the box wanted to go. It returns nil when ctx ends or
+// the proxy is shut down, and closes ln; connections already accepted go on.
+func (p *Proxy) ServeTransparent(ctx context.Context, ln net.Listener) error {
+	own := addrPort(ln.Addr())
+	return p.accept(ctx, ln, func(c *net.TCPConn) { p.handleTransparent(c, own) })
+}
+
+// accept runs handle in a goroutine of its own for each connection of ln. When the process has run out of file
+// descriptors it waits for some to come back: the connections in the backlog are not lost, nor is the listener.
+func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TCPConn)) error {
+	if !p.addListener(ln) {
+		return nil
+	}
+	defer p.dropListener(ln)
+	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
+	pause := acceptPause
+	for {
+		c, err := ln.Accept()
+		switch {
+		case err == nil:
+			pause = acceptPause
+			p.start(c, handle)
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case exhausted(err):
+			p.cfg.Log.Sugar().Warnf("accept on %s: %v; trying again in %s", ln.Addr(), err, pause)
+			if !sleep(ctx, pause) {
+				return nil
+			}
+			pause = min(2*pause, time.Second)
+		default:
+			return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
+		}
+	}
+}
+
+const acceptPause = 5 * time.Millisecond
+
+// exhausted reports whether accepting failed for a reason that passes.
+func exhausted(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED, unix.EINTR, unix.EPERM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// sleep waits for d and reports true, or false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// start handles one connection in a goroutine that Shutdown waits for.
+func (p *Proxy) start(c net.Conn, handle func(*net.TCPConn)) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok || !p.enter() {
+		reset(c)
+		return
+	}
+	go func() {
+		defer p.running.Done()
+		handle(tcp)
+	}()
+}
+
+// enter counts one more running handler, unless the proxy is shutting down. The caller owes a running.Done.
+func (p *Proxy) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing {
+		return false
+	}
+	p.running.Add(1)
+	return true
+}
+
+func (p *Proxy) addListener(ln net.Listener) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing {
+		_ = ln.Close()
+		return false
+	}
+	p.listeners[ln] = struct{}{}
+	return true
+}
+
+func (p *Proxy) dropListener(ln net.Listener) {
+	_ = ln.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.listeners, ln)
+}
+
+// localAddr is where a transparently accepted connection was going: the kernel gave the socket that address as its own.
+func localAddr(c net.Conn) netip.AddrPort { return addrPort(c.LocalAddr()) }
+
+// addrPort returns a TCP address in the form in which it is compared: no IPv4-mapped IPv6, no zone.
+func addrPort(a net.Addr) netip.AddrPort {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	to := t.AddrPort()
+	return netip.AddrPortFrom(to.Addr().Unmap().WithZone(""), to.Port())
+}

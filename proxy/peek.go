@@ -1,0 +1,278 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"boxgate/policy"
+)
+
+// peekCap is the largest first message that is read: a ClientHello of crypto/tls's own limit fits, whatever its records.
+const peekCap = 64 << 10
+
+// peekStart is what is read at first. A ClientHello with post-quantum key shares has 1.8 KB, most others less.
+const peekStart = 4 << 10
+
+// kind is what the first bytes of a connection are.
+type kind uint8
+
+const (
+	kindSilent   kind = iota // none came
+	kindTLS                  // a ClientHello that crypto/tls understands and that offers TLS 1.2 or better
+	kindBadTLS               // begins like TLS but is not that
+	kindHTTP                 // a request line of HTTP/1
+	kindOther                // anything else
+	kindPartial              // more is needed to tell: never a result but of a peek that failed
+	kindOversize             // still incomplete at the cap
+)
+
+// first is what was learned from the first bytes of a connection, none of which is consumed.
+type first struct {
+	kind kind
+	sni  string      // as the client wrote it
+	name policy.Name // the SNI in canonical form; zero if there was none or it is no host name
+	data []byte      // every byte read so far
+	eof  bool        // the client will send nothing more
+	scan helloScan
+}
+
+// peek reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
+// that a client sending byte after byte gains nothing. A client that stays silent until the silence deadline is
+// kindSilent where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed.
+func peek(c net.Conn, head []byte, deadline, silence time.Time) (first, error) {
+	f := first{data: append(make([]byte, 0, max(peekStart, len(head))), head...)}
+	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket, which the next use finds
+	for {
+		if f.classify(); f.kind != kindPartial && f.kind != kindSilent {
+			return f, nil
+		}
+		if f.eof {
+			return f.complete(), nil
+		}
+		until := deadline
+		if len(f.data) == 0 && !silence.IsZero() {
+			until = silence
+		}
+		if err := c.SetReadDeadline(until); err != nil {
+			return f, err
+		}
+		err := f.read(c)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && len(f.data) == 0 && !silence.IsZero():
+			return f, nil
+		case errors.Is(err, io.EOF):
+			f.eof = true
+		case err != nil:
+			return f, err
+		}
+	}
+}
+
+// complete classifies what a client sent that sends no more: the beginning of something is not that thing.
+func (f first) complete() first {
+	switch {
+	case len(f.data) == 0:
+		f.kind = kindSilent
+	case f.data[0] == recordHandshake:
+		f.kind = kindBadTLS
+	default:
+		f.kind = kindOther
+	}
+	return f
+}
+
+// read appends what one read gives, growing the buffer up to the cap.
+func (f *first) read(c net.Conn) error {
+	if len(f.data) == cap(f.data) {
+		grown := make([]byte, len(f.data), min(2*cap(f.data), peekCap))
+		copy(grown, f.data)
+		f.data = grown
+	}
+	n, err := c.Read(f.data[len(f.data):cap(f.data)])
+	f.data = f.data[:len(f.data)+n]
+	if n > 0 {
+		return nil // an error comes again with the next read
+	}
+	return err
+}
+
+// classify sets the kind that the bytes read so far show, and the name with it.
+func (f *first) classify() {
+	switch {
+	case len(f.data) == 0:
+		f.kind = kindSilent
+		return
+	case f.data[0] == recordHandshake:
+		f.classifyTLS()
+	default:
+		f.kind = sniffHTTP(f.data)
+	}
+	if f.kind == kindPartial && len(f.data) >= peekCap {
+		f.kind = kindOversize
+	}
+}
+
+// Of the TLS record layer (RFC 8446, 5.1) and the handshake (4) only as much as tells where a ClientHello ends.
+const (
+	recordHandshake  = 22
+	recordHeader     = 5
+	maxRecord        = 1<<14 + 2048 // the most any version allows
+	clientHello      = 1
+	handshakeHeader  = 4
+	maxEmptyInARow   = 8
+	maxClientHello   = peekCap
+	legacyMajor      = 3
+	lowestTLSOffered = tls.VersionTLS12
+)
+
+func (f *first) classifyTLS() {
+	if f.kind = f.scan.next(f.data); f.kind != kindTLS {
+		return
+	}
+	hello, err := parseHello(f.data)
+	if err != nil || !offers(hello, lowestTLSOffered) {
+		f.kind = kindBadTLS
+		return
+	}
+	f.sni = hello.ServerName
+	if name, err := policy.ParseName(hello.ServerName); err == nil {
+		f.name = name
+	}
+}
+
+// helloScan finds the end of a ClientHello that may span records. It remembers the records it has walked, so a hello in
+// one-byte segments costs no more than one in a piece.
+type helloScan struct {
+	at    int // where the first record not yet complete begins
+	body  int // bytes of the handshake message in the records before at
+	empty int // records without content in a row
+	head  [handshakeHeader]byte
+}
+
+// next reports kindTLS when data holds a whole ClientHello, kindPartial when more is needed, kindBadTLS when no
+// ClientHello can come of it. data is what it was at the last call, with more appended.
+func (s *helloScan) next(data []byte) kind {
+	for {
+		record := data[s.at:]
+		if len(record) > 0 && record[0] != recordHandshake || len(record) > 1 && record[1] != legacyMajor {
+			return kindBadTLS
+		}
+		if len(record) < recordHeader {
+			return kindPartial
+		}
+		length := int(record[3])<<8 | int(record[4])
+		payload := record[recordHeader:min(len(record), recordHeader+length)]
+		if length > maxRecord || length == 0 && s.empty >= maxEmptyInARow {
+			return kindBadTLS
+		}
+		if s.body < handshakeHeader {
+			copy(s.head[s.body:], payload)
+		}
+		if k := s.message(s.body + len(payload)); k != kindPartial {
+			return k
+		}
+		if len(payload) < length {
+			return kindPartial
+		}
+		if s.empty++; length > 0 {
+			s.empty = 0
+		}
+		s.body += length
+		s.at += recordHeader + length
+	}
+}
+
+// message judges the handshake message of which n bytes are there.
+func (s *helloScan) message(n int) kind {
+	if n > 0 && s.head[0] != clientHello {
+		return kindBadTLS
+	}
+	if n < handshakeHeader {
+		return kindPartial
+	}
+	want := handshakeHeader + (int(s.head[1])<<16 | int(s.head[2])<<8 | int(s.head[3]))
+	switch {
+	case want > maxClientHello:
+		return kindBadTLS
+	case n >= want:
+		return kindTLS
+	default:
+		return kindPartial
+	}
+}
+
+// errPeeked ends the handshake of parseHello once the ClientHello is understood.
+var errPeeked = errors.New("peeked")
+
+// parseHello lets crypto/tls read the ClientHello, the same code that will read it again if TLS is terminated: no second
+// parser that could see another name. An encrypted ClientHello shows its outer name.
+func parseHello(data []byte) (*tls.ClientHelloInfo, error) {
+	var hello *tls.ClientHelloInfo
+	server := tls.Server(readOnly{bytes.NewReader(data)}, &tls.Config{
+		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			hello = h
+			return nil, errPeeked
+		},
+	})
+	if err := server.HandshakeContext(context.Background()); hello == nil {
+		return nil, err
+	}
+	return hello, nil
+}
+
+// offers reports whether the client can speak version or a later one. GREASE values (RFC 8701) are none.
+func offers(hello *tls.ClientHelloInfo, version uint16) bool {
+	for _, v := range hello.SupportedVersions {
+		if v >= version && v <= tls.VersionTLS13 {
+			return true
+		}
+	}
+	return false
+}
+
+// maxMethod is longer than any registered HTTP method.
+const maxMethod = 32
+
+// sniffHTTP tells whether data begins with a request line of HTTP/1, without judging it: the strict parser does. The
+// connection preface of HTTP/2 in the clear is something else.
+func sniffHTTP(data []byte) kind {
+	sp := bytes.IndexFunc(data, func(r rune) bool { return !methodRune(r) })
+	if sp < 0 && len(data) <= maxMethod {
+		return kindPartial
+	}
+	if sp <= 0 || sp > maxMethod || data[sp] != ' ' {
+		return kindOther
+	}
+	end := bytes.IndexByte(data, '\n')
+	if end < 0 {
+		return kindPartial
+	}
+	line := bytes.TrimSuffix(data[:end], []byte("\r"))
+	at := bytes.LastIndexByte(line, ' ')
+	if at > sp && bytes.HasPrefix(line[at+1:], []byte("HTTP/1.")) {
+		return kindHTTP
+	}
+	return kindOther
+}
+
+// methodRune reports whether r can stand in a method. Lower case can (methods are tokens, RFC 9110, 9.1).
+func methodRune(r rune) bool {
+	return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '_'
+}
+
+// readOnly is a connection of which only Read works; what is written to it vanishes.
+type readOnly struct{ io.Reader }
+
+func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }
+func (readOnly) Close() error                     { return nil }
+func (readOnly) LocalAddr() net.Addr              { return nil }
+func (readOnly) RemoteAddr() net.Addr             { return nil }
+func (readOnly) SetDeadline(time.Time) error      { return nil }
+func (readOnly) SetReadDeadline(time.Time) error  { return nil }
+func (readOnly) SetWriteDeadline(time.Time) error { return nil }

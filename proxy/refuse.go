@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+const (
+	partTimeout = 500 * time.Millisecond // how long a client is listened to after its refusal was sent
+	partBytes   = 64 << 10
+	pageTimeout = 5 * time.Second // for the request that a denial page answers
+)
+
+// refuse ends the connection in the words of its protocol and notes why. Whatever was decided before, it was refused.
+func (c *conn) refuse(k kind, why policy.Reason) {
+	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
+	if k == kindTLS || k == kindBadTLS {
+		alert(c.tcp)
+		return
+	}
+	reset(c.tcp)
+}
+
+// deny refuses what the policy denied: with an alert, or with a page where one was asked for and a name is known.
+func (c *conn) deny(f first, v verdict) {
+	if c.p.cfg.DenyPage && f.kind == kindTLS && !f.name.IsZero() && c.live.denied() == nil {
+		c.denyPage(f, v)
+		return
+	}
+	c.refuse(f.kind, v.decision.Reason)
+}
+
+// refusePeek refuses a connection whose first message could not be read.
+func (c *conn) refusePeek(f first, err error) {
+	c.event.Name = f.sni
+	switch {
+	case f.kind == kindOversize:
+		c.refuse(kindOther, policy.ReasonPeekSize)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		c.refuse(kindOther, policy.ReasonPeekTimeout)
+	case c.live.denied() != nil: // cut while it was peeked
+		c.refuse(kindOther, policy.ReasonPolicyChanged)
+	default:
+		c.event.Error = err.Error()
+		c.refuse(kindOther, policy.ReasonNoName)
+	}
+}
+
+// alert sends access_denied in the clear, before any certificate, and lets the client read it.
+func alert(c *net.TCPConn) {
+	_ = c.SetWriteDeadline(time.Now().Add(partTimeout))
+	_, _ = c.Write(accessDenied) // a client that is gone needs no alert
+	part(c)
+}
+
+// part closes a connection in which something was said last: closing a socket with unread bytes resets it, and a reset
+// can overtake what was sent. So the end is announced and what still comes is read for a moment.
+func part(c *net.TCPConn) {
+	_ = c.CloseWrite()
+	_ = c.SetReadDeadline(time.Now().Add(partTimeout))
+	_, _ = io.CopyN(io.Discard, struct{ io.Reader }{c}, partBytes)
+	_ = c.Close()
+}
+
+// denyPage terminates TLS under a leaf, reads one request and answers it with 403. Nothing is forwarded, whatever it
+// asks; the decision was made for the connection.
+func (c *conn) denyPage(f first, v verdict) {
+	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, v.decision.Reason
+	client, err := c.p.terminate(c.ctx, c.box, newReplay(c.tcp, f.data, c.live), f.name, []string{"http/1.1"})
+	if err != nil {
+		c.event.Error = err.Error()
+		reset(c.tcp)
+		return
+	}
+	_ = client.SetDeadline(time.Now().Add(pageTimeout))
+	_, err = http.ReadRequest(bufio.NewReader(io.LimitReader(client, partBytes)))
+	if err != nil {
+		c.event.Error = err.Error()
+		reset(c.tcp)
+		return
+	}
+	answer := problemOf(v.decision.Err(v.request))
+	c.event.Status = answer.Status
+	_ = writeProblem(client, answer) // a client that is gone needs no page
+	_ = client.CloseWrite()
+	part(c.tcp)
+}

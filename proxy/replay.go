@@ -1,0 +1,59 @@
+package proxy
+
+import (
+	"io"
+	"net"
+)
+
+// replayConn gives out the bytes that were peeked before those that are still to come, and counts what passes.
+// Safe for one reader and one writer at a time.
+type replayConn struct {
+	net.Conn // bare TCP
+	head     []byte
+	live     *liveConn
+}
+
+// newReplay takes over head.
+func newReplay(c *net.TCPConn, head []byte, live *liveConn) *replayConn {
+	return &replayConn{Conn: c, head: head, live: live}
+}
+
+// Read reads what was peeked first.
+func (c *replayConn) Read(b []byte) (int, error) {
+	if len(c.head) > 0 {
+		n := copy(b, c.head)
+		if c.head = c.head[n:]; len(c.head) == 0 {
+			c.head = nil // the buffer is not kept for the life of the connection
+		}
+		c.live.out.Add(int64(n))
+		return n, nil
+	}
+	n, err := c.Conn.Read(b)
+	c.live.out.Add(int64(n))
+	return n, err
+}
+
+// Write writes to the client.
+func (c *replayConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.live.in.Add(int64(n))
+	return n, err
+}
+
+// ReadFrom copies r to the client, in the kernel where r allows it.
+func (c *replayConn) ReadFrom(r io.Reader) (int64, error) {
+	n, err := io.Copy(c.Conn, r)
+	c.live.in.Add(n)
+	return n, err
+}
+
+// CloseWrite sends the end of our side.
+func (c *replayConn) CloseWrite() error {
+	if t, ok := bareTCP(c.Conn); ok {
+		return t.CloseWrite()
+	}
+	return net.ErrClosed
+}
+
+// NetConn returns the connection underneath. Reading from it passes over what was peeked.
+func (c *replayConn) NetConn() net.Conn { return c.Conn }

@@ -1,0 +1,394 @@
+package proxy
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	mrand "math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// rig is a proxy with one box, over loopback. In place of TPROXY each destination has a listener of its own, and the
+// proxy is told which destination a listener stands for. Loopback is exempted from the protected ranges.
+type rig struct {
+	t        *testing.T
+	p        *Proxy
+	box      *policy.Box
+	names    *names
+	events   *events
+	boxes    boxes
+	upstream *authority // signs the servers
+	boxCA    *authority // signs the leaves
+
+	mu  sync.Mutex
+	dst map[netip.AddrPort]netip.AddrPort
+}
+
+func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
+	t.Helper()
+	t.Parallel()
+	r := &rig{
+		t: t, box: &policy.Box{ID: "box1", V4: netip.MustParseAddr("127.0.0.1")}, names: &names{},
+		events: &events{more: make(chan struct{}, 1)}, upstream: newAuthority(t), boxCA: newAuthority(t),
+		dst: map[netip.AddrPort]netip.AddrPort{},
+	}
+	r.boxes = boxes{r.box.V4: r.box}
+	r.policy(spec, nil)
+	cfg := Config{Boxes: r.boxes, Resolver: r.names, Leaves: leaves{r.boxCA}, Audit: r.events, Roots: r.upstream.pool()}
+	for _, f := range change {
+		f(&cfg)
+	}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.originalDst = func(c net.Conn) netip.AddrPort {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.dst[localAddr(c)]
+	}
+	r.p = p
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = p.Shutdown(ctx) // cuts what a test left open
+	})
+	return r
+}
+
+var versions sync.Map // of *policy.Box: how often its policy was set
+
+// policy puts a policy in force, without rechecking.
+func (r *rig) policy(spec policy.Spec, headers map[string]map[string]string) {
+	r.t.Helper()
+	rules, err := policy.ParseHeaders(headers)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	exempt := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	n, _ := versions.LoadOrStore(r.box, new(uint64))
+	*n.(*uint64)++
+	c, err := policy.Compile(spec, rules, policy.NewProtected(exempt, nil), *n.(*uint64))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.box.Policy.Store(c)
+}
+
+// allow is a policy that lists names and nothing else.
+func allow(domains ...string) policy.Spec {
+	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: domains}
+}
+
+// listen returns the address to dial for a connection that the box makes to dst.
+func (r *rig) listen(dst netip.AddrPort) string {
+	r.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.mu.Lock()
+	r.dst[addrPort(ln.Addr())] = dst
+	r.mu.Unlock()
+	r.run(func(ctx context.Context) error { return r.p.ServeTransparent(ctx, ln) })
+	return ln.Addr().String()
+}
+
+// explicit returns the address of the explicit proxy.
+func (r *rig) explicit() string {
+	r.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.run(func(ctx context.Context) error { return r.p.ServeExplicit(ctx, ln) })
+	return ln.Addr().String()
+}
+
+func (r *rig) run(serve func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx) }()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("serve: %v", err)
+		}
+	})
+}
+
+// dial connects as the box to dst.
+func (r *rig) dial(dst netip.AddrPort) *net.TCPConn {
+	r.t.Helper()
+	return dialTo(r.t, r.listen(dst))
+}
+
+func dialTo(t *testing.T, addr string) *net.TCPConn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // a broken proxy fails the test instead of hanging it
+	return c.(*net.TCPConn)
+}
+
+// server listens on the port at a loopback address of its own and hands each connection to handle, which closes it.
+func (r *rig) server(port uint16, handle func(net.Conn)) netip.AddrPort {
+	r.t.Helper()
+	for range 50 {
+		addr := netip.AddrFrom4([4]byte{127, byte(10 + mrand.IntN(200)), byte(mrand.IntN(256)), byte(1 + mrand.IntN(254))})
+		ln, err := net.Listen("tcp", netip.AddrPortFrom(addr, port).String())
+		if err != nil {
+			continue
+		}
+		r.t.Cleanup(func() { ln.Close() })
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				go handle(c)
+			}
+		}()
+		return addrPort(ln.Addr())
+	}
+	r.t.Fatalf("no loopback address with port %d to be had", port)
+	return netip.AddrPort{}
+}
+
+// tlsServer is a server that proves to be name, says hello and echoes.
+func (r *rig) tlsServer(name string) netip.AddrPort {
+	cert := r.upstream.leaf(r.t, name)
+	return r.server(443, func(c net.Conn) {
+		defer c.Close()
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
+		if _, err := io.WriteString(s, "hello from "+name+"\n"); err == nil {
+			_, _ = io.Copy(s, s)
+		}
+	})
+}
+
+// trap is a server that must not be reached.
+func (r *rig) trap(port uint16) netip.AddrPort {
+	return r.server(port, func(c net.Conn) {
+		c.Close()
+		r.t.Errorf("a connection reached %s", c.LocalAddr())
+	})
+}
+
+// hello makes a TLS handshake with name and returns the first line of what is read, or the error.
+func (r *rig) hello(c net.Conn, name string) (string, error) {
+	t := tls.Client(c, &tls.Config{ServerName: name, RootCAs: r.upstream.pool()})
+	if err := t.Handshake(); err != nil {
+		return "", err
+	}
+	return firstLine(t)
+}
+
+func firstLine(c io.Reader) (string, error) {
+	var line []byte
+	b := make([]byte, 1)
+	for {
+		if _, err := io.ReadFull(c, b); err != nil {
+			return string(line), err
+		}
+		if b[0] == '\n' {
+			return string(line), nil
+		}
+		line = append(line, b[0])
+	}
+}
+
+// boxes, names, events and leaves stand for the packages that the proxy is wired to.
+type boxes map[netip.Addr]*policy.Box
+
+func (b boxes) BoxByAddr(a netip.Addr) *policy.Box { return b[a] }
+
+type names struct {
+	mu      sync.Mutex
+	answers map[string][]netip.Addr
+	grants  map[string][]netip.Addr
+}
+
+func (n *names) set(name string, addrs ...netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.answers == nil {
+		n.answers = map[string][]netip.Addr{}
+	}
+	n.answers[name] = addrs
+}
+
+func (n *names) grant(name string, addrs ...netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.grants == nil {
+		n.grants = map[string][]netip.Addr{}
+	}
+	n.grants[name] = addrs
+}
+
+func (n *names) Lookup(_ context.Context, _ *policy.Box, name policy.Name) ([]netip.Addr, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a, ok := n.answers[name.String()]; ok {
+		return a, nil
+	}
+	return nil, errors.New("no such name")
+}
+
+func (n *names) Granted(_ policy.BoxID, name policy.Name, a netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Contains(n.grants[name.String()], a)
+}
+
+func (n *names) GrantedNames(_ policy.BoxID, a netip.Addr) []policy.Name {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []policy.Name
+	for name, addrs := range n.grants {
+		if parsed, err := policy.ParseName(name); err == nil && slices.Contains(addrs, a) {
+			out = append(out, parsed)
+		}
+	}
+	return out
+}
+
+type events struct {
+	mu   sync.Mutex
+	all  []audit.Event
+	more chan struct{}
+}
+
+func (e *events) Record(ev audit.Event) {
+	e.mu.Lock()
+	e.all = append(e.all, ev)
+	e.mu.Unlock()
+	select {
+	case e.more <- struct{}{}:
+	default:
+	}
+}
+
+// want waits for an event that is as told, and returns it.
+func (r *rig) want(what string, is func(audit.Event) bool) audit.Event {
+	r.t.Helper()
+	limit := time.After(15 * time.Second)
+	for {
+		r.events.mu.Lock()
+		i := slices.IndexFunc(r.events.all, is)
+		seen := slices.Clone(r.events.all)
+		r.events.mu.Unlock()
+		if i >= 0 {
+			return seen[i]
+		}
+		select {
+		case <-r.events.more:
+		case <-limit:
+			r.t.Fatalf("no event: %s; there are %+v", what, seen)
+		}
+	}
+}
+
+// wantReason waits for an event with the reason.
+func (r *rig) wantReason(reason policy.Reason) audit.Event {
+	r.t.Helper()
+	return r.want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
+}
+
+// authority is a certificate authority of a test.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: fmt.Sprintf("test CA of %s %d", t.Name(), mrand.Uint64())},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{cert: cert, key: key}
+}
+
+func (a *authority) pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	return pool
+}
+
+// file writes the certificate for programs that read one.
+func (a *authority) file(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (a *authority) leaf(t *testing.T, names ...string) tls.Certificate {
+	t.Helper()
+	cert, err := a.mint(names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func (a *authority) mint(names ...string) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: names,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	return tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: key}, err
+}
+
+type leaves struct{ ca *authority }
+
+func (l leaves) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	cert, err := l.ca.mint(n.String())
+	return &cert, err
+}
