@@ -2,42 +2,154 @@ package firewall
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go.uber.org/zap"
 
 	"boxgate/policy"
 )
 
 // Firewall is the kernel side of the gateway in one network namespace. Safe for concurrent use.
-type Firewall struct{ cfg Config }
+type Firewall struct {
+	cfg     Config
+	ns      netns.NsHandle  // the namespace Open was called in; every socket and sysctl uses it
+	nl      *netlink.Handle // routes, rules and links of that namespace
+	reports *reports        // readers of refusals and forwarded flows
 
-// Open prepares the namespace.
+	mu       sync.Mutex // guards what follows, and serialises changes of the kernel's state
+	boxes    map[policy.BoxID]*box
+	leftover map[policy.BoxID]registration // boxes of an earlier run, not added again yet
+	shielded string                        // the protected ranges in force, as text; "": not known
+	closed   bool
+}
+
+// box is an attached box.
+type box struct {
+	Attachment
+	registration
+	index int // of the host-side interface
+	plan  policy.KernelPlan
+}
+
+// Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for
+// the transparent proxy, and the static part of the table. Boxes of an earlier run stay as they were until they are
+// added again, or taken away by [Firewall.Prune]. The context bounds nothing but Open itself.
 func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err := cfg.complete(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("firewall: %w", err)
 	}
-	return &Firewall{cfg: cfg}, nil
+	ns, err := netns.Get()
+	if err != nil {
+		return nil, fmt.Errorf("firewall: network namespace: %w", err)
+	}
+	f := &Firewall{cfg: cfg, ns: ns, boxes: map[policy.BoxID]*box{}, leftover: map[policy.BoxID]registration{}}
+	if err := f.open(ctx); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("firewall: %w", err)
+	}
+	return f, nil
 }
 
-// AddBox attaches a box.
-func (f *Firewall) AddBox(ctx context.Context, a Attachment) error { return errUnknownBox }
-
-// Apply puts a plan in force.
-func (f *Firewall) Apply(ctx context.Context, box policy.BoxID, plan policy.KernelPlan) error {
-	return errUnknownBox
+// open closes before it opens: the table and the routing gate stand before forwarding is switched on.
+func (f *Firewall) open(ctx context.Context) error {
+	var err error
+	if f.nl, err = netlink.NewHandleAt(f.ns); err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	keep, err := f.readTable()
+	if err != nil {
+		return err
+	}
+	steps := []func() error{
+		func() error { return f.install(keep) },
+		f.setAddresses,
+		f.setRouting,
+		f.setSysctls,
+		f.startReports,
+	}
+	for _, step := range steps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// CutFlows ends connections.
-func (f *Firewall) CutFlows(ctx context.Context, box policy.BoxID, keep func(Flow) bool) error {
-	return errUnknownBox
+// readTable learns which boxes an earlier run left, and reports whether the table there can be kept.
+func (f *Firewall) readTable() (keep bool, err error) {
+	c, err := f.dial()
+	if err != nil {
+		return false, fmt.Errorf("nftables: %w", err)
+	}
+	defer func() { _ = c.CloseLasting() }()
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return false, fmt.Errorf("nftables: %w", err)
+	}
+	for _, t := range tables {
+		if t.Name == tableName {
+			return f.readBoxes(c)
+		}
+	}
+	return false, nil
 }
 
-// RemoveBox takes a box away.
-func (f *Firewall) RemoveBox(ctx context.Context, box policy.BoxID) error { return errUnknownBox }
+// Close stops reporting and gives sockets back. Rules, routes and links stay: boxes stay enforced.
+func (f *Firewall) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	f.closed = true
+	var err error
+	if f.reports != nil {
+		err = f.reports.close()
+	}
+	if f.nl != nil {
+		f.nl.Close()
+	}
+	return errors.Join(err, f.ns.Close())
+}
 
-// Prune takes away boxes of an earlier run that were not added again.
-func (f *Firewall) Prune(ctx context.Context) error { return errUnknownBox }
+// Uninstall takes everything away that Open and AddBox made, the links of all boxes first. The sysctls stay as they
+// are, since others may rely on them by now. The Firewall is closed afterwards.
+func (f *Firewall) Uninstall(ctx context.Context) error {
+	f.mu.Lock()
+	err := errors.Join(f.deleteLinks(), f.unsetRouting(), f.unsetAddresses())
+	if err == nil {
+		err = f.transact(func(t *txn) {
+			t.c.AddTable(t.table)
+			t.c.DelTable(t.table)
+		}, func(c *nftables.Conn) (bool, error) {
+			_, err := c.ListTableOfFamily(tableName, nftables.TableFamilyINet)
+			return err != nil, nil
+		})
+	}
+	f.boxes = map[policy.BoxID]*box{}
+	f.mu.Unlock()
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return fmt.Errorf("firewall: uninstall: %w", err)
+	}
+	return ctx.Err()
+}
 
-// Close stops reporting.
-func (f *Firewall) Close() error { return nil }
+// warn logs what could not be done but changes no verdict.
+func (f *Firewall) warn(msg string, fields ...zap.Field) { f.cfg.Log.Warn("firewall: "+msg, fields...) }
 
-// Uninstall takes everything away.
-func (f *Firewall) Uninstall(ctx context.Context) error { return nil }
+func addrOf(key []byte) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(key)
+	return a, ok
+}

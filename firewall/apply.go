@@ -1,0 +1,89 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+
+	"boxgate/policy"
+)
+
+// Apply puts a plan in force for a box in one transaction: a packet meets the old plan or the new one, never a mixture,
+// and no packet that both allow is lost. The protected ranges hold for all boxes; the plan applied last decides them. An
+// error means that the old plan is still in force. Connections that the new plan refuses lose their next packet;
+// [Firewall.CutFlows] ends them.
+func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, ok := f.boxes[id]
+	if !ok {
+		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
+	}
+	// A plan that opens something and protects nothing was not made by a compiler of policies.
+	if (plan.DefaultAllow || len(plan.Allowed) > 0) && len(plan.Protected) == 0 {
+		return fmt.Errorf("firewall: box %s: the plan protects no address", id)
+	}
+	shield := fmt.Sprint(plan.Protected)
+	renew := len(plan.Protected) > 0 && shield != f.shielded
+	stamp := newStamp(plan.Version)
+	err := f.transact(func(t *txn) {
+		if renew {
+			t.writeProtected(t.declareSets(), &f.cfg, plan.Protected)
+		}
+		t.writePlan(id, plan, stamp)
+	}, func(c *nftables.Conn) (bool, error) { return stamped(c, b.chain, stamp) })
+	if err != nil {
+		return fmt.Errorf("firewall: box %s: %w", id, err)
+	}
+	if renew {
+		f.shielded = shield
+	}
+	b.plan = plan
+	f.trackBox(b)
+	if err := f.verify(b, renew); err != nil {
+		return fmt.Errorf("firewall: box %s: %w", id, err)
+	}
+	return nil
+}
+
+// verify reads large sets back: a message that is too long loses elements without an error.
+func (f *Firewall) verify(b *box, shield bool) error {
+	want := map[string]int{}
+	for _, fam := range families {
+		want[boxChain(b.Box)+"_allow"+fam.suffix()] = len(intervals(spans(fam, b.plan.Allowed)))
+		want[boxChain(b.Box)+"_deny"+fam.suffix()] = len(intervals(spans(fam, b.plan.Denied)))
+		if shield {
+			all := append([]netip.Prefix{f.cfg.PoolV4, f.cfg.PoolV6}, b.plan.Protected...)
+			want["protected"+fam.suffix()] = len(intervals(spans(fam, all)))
+		}
+	}
+	var errs []error
+	for name, n := range want {
+		if n > elementsPerMessage {
+			errs = append(errs, f.countElements(name, n))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (f *Firewall) countElements(set string, want int) error {
+	c, err := f.dial()
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	defer func() { _ = c.CloseLasting() }()
+	got, err := c.GetSetElements(&nftables.Set{Table: table(), Name: set})
+	if err != nil {
+		return fmt.Errorf("nftables: set %s: %w", set, err)
+	}
+	if len(got) != want {
+		return fmt.Errorf("nftables: set %s holds %d of %d elements", set, len(got), want)
+	}
+	return nil
+}

@@ -1,0 +1,182 @@
+package firewall
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+var (
+	tcp = proto(unix.IPPROTO_TCP)
+	udp = proto(unix.IPPROTO_UDP)
+)
+
+// writeGuard: before anything else looks at a packet, its source must be the box's own and its shape plain.
+func (t *txn) writeGuard(c *Config, s *staticSets) {
+	t.rule(chainGuard, "", fromBox(), jumpTo(chainGuardBox))
+	t.rule(chainGuard, "the host's own packets", fromLoopback(), accept())
+	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
+		t.rule(chainGuard, "pool addresses belong to boxes", sourceIn(pool), counted(countForeign), drop())
+		t.rule(chainGuard, "nothing outside opens connections into the pool", destIn(pool), counted(countForeign), drop())
+	}
+	for _, f := range families {
+		t.rule(chainGuardBox, "", ofFamily(f), ifaceAnd(expr.MetaKeyIIFNAME, addr(f, true, r2)),
+			match{lookup(s.sources[f])}, jumpTo(chainShape))
+	}
+	for _, p := range []string{"::/128", "fe80::/10"} {
+		t.rule(chainGuardBox, "no use for it: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
+			proto(unix.IPPROTO_ICMPV6), counted(countNeighbour), drop())
+	}
+	t.rule(chainGuardBox, "", refuse(policy.ReasonSpoofed))
+
+	header := expr.PayloadBaseNetworkHeader
+	t.rule(chainShape, "fragments", ofFamily(v4), field(header, 6, []byte{0x3f, 0xff}, neq([]byte{0, 0})),
+		refuse(policy.ReasonProtocol))
+	t.rule(chainShape, "IP options", ofFamily(v4), field(header, 0, []byte{0x0f}, neq([]byte{5})),
+		refuse(policy.ReasonProtocol))
+	for _, h := range []uint8{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS} {
+		t.rule(chainShape, "extension header or fragment", hasExtension(h), refuse(policy.ReasonProtocol))
+	}
+}
+
+// ifaceAnd loads an interface name and what follows it as one key.
+func ifaceAnd(name expr.MetaKey, second expr.Any) match { return match{meta(name), second} }
+
+// writeJudge: every packet of a box is judged, whether its connection is known or not.
+func (t *txn) writeJudge(c *Config, s *staticSets) {
+	t.rule(chainJudge, "", fromBox(), jumpTo(chainJudgeBox))
+	t.rule(chainJudge, "answers to what boxes sent out", ctState(stateEstablished|stateRelated), isReply(),
+		match{ctMark(r1), lookup(s.flows)}, setMark(markForward))
+
+	chain := chainJudgeBox
+	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
+	known := t.anonymous(nftables.TypeInetProto, bytesOf(unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
+		unix.IPPROTO_ICMPV6))
+	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
+		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(policy.ReasonProtocol))
+	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
+	t.rule(chain, "connections that the proxy has accepted", tcp, ctState(stateEstablished),
+		match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}, setMark(markProxy), accept())
+	t.rule(chain, "", ctState(stateNew), match{meta(expr.MetaKeyIIFNAME),
+		&expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: s.marks.Name, SetID: s.marks.ID},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}})
+	t.judgeGatewayPorts(c)
+	for _, a := range []netip.Addr{c.SinkV4, c.SinkV6} {
+		t.rule(chain, "sink: the proxy reads the name and refuses it", destIs(a), tcp, jumpTo(chainProxy))
+		t.rule(chain, "", destIs(a), refuse(policy.ReasonNotAllowed))
+	}
+	for _, kind := range []uint32{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST} {
+		t.rule(chain, "the host's own addresses", toLocal(kind), refuse(policy.ReasonHostPort))
+	}
+	for _, f := range families {
+		t.rule(chain, "", destInSet(f, s.protected[f]), refuse(policy.ReasonProtectedRange))
+	}
+	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), &expr.Lookup{SourceRegister: r1, DestRegister: 0, IsDestRegSet: true,
+		SetName: s.boxes.Name, SetID: s.boxes.ID}})
+	t.rule(chain, "", refuse(policy.ReasonUnknownBox))
+
+	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
+		t.rule(chainAnswer, "answers to connections that the gateway opened", ctState(stateEstablished|stateRelated),
+			destIs(a), setMark(markLocal), accept())
+	}
+	t.rule(chainAnswer, "", counted(countStray), drop())
+}
+
+// judgeGatewayPorts opens the only ports of the host that boxes reach.
+func (t *txn) judgeGatewayPorts(c *Config) {
+	for _, l4 := range []match{tcp, udp} {
+		t.rule(chainJudgeBox, "DNS, whatever server is asked: see chain dns", l4, destPort(53), setMark(markLocal), accept())
+		for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
+			t.rule(chainJudgeBox, "the gateway's DNS", destIs(a), l4, destPort(c.DNSPort), setMark(markLocal), accept())
+		}
+	}
+	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
+		t.rule(chainJudgeBox, "the explicit proxy", destIs(a), tcp, destPort(c.ExplicitPort), setMark(markLocal), accept())
+	}
+}
+
+// writeTargets: where a judged packet goes.
+func (t *txn) writeTargets(c *Config, s *staticSets) {
+	for _, f := range families {
+		t.rule(chainProxy, "the destination stays as it is; the socket is the proxy's", ofFamily(f), tcp,
+			toSocket(f, c.ProxyPort), setMark(markProxy), accept())
+	}
+	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), jumpTo(chainReject))
+
+	forwarded := match{ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
+		Mask: native32(^flowForwarded), Xor: native32(flowForwarded)},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}}
+	t.rule(chainPass, "", proto(unix.IPPROTO_ICMP), jumpTo(chainPassICMP))
+	t.rule(chainPass, "", proto(unix.IPPROTO_ICMPV6), jumpTo(chainPassICMP))
+	t.rule(chainPass, "", ctState(stateNew), forwarded)
+	t.rule(chainPass, "", setMark(markForward), accept())
+
+	for _, p := range []struct {
+		f      family
+		proto  byte
+		echo   byte
+		errors []byte
+	}{{v4, unix.IPPROTO_ICMP, 8, []byte{3, 11, 12}}, {v6, unix.IPPROTO_ICMPV6, 128, []byte{1, 2, 3, 4}}} {
+		kind := &expr.Payload{DestRegister: r1, Base: expr.PayloadBaseTransportHeader, Len: 1}
+		t.rule(chainPassICMP, "echo request", ofFamily(p.f), proto(p.proto), match{kind, eq([]byte{p.echo})}, jumpTo(chainPing))
+		set := t.anonymous(nftables.TypeICMPType, bytesOf(p.errors...))
+		t.rule(chainPassICMP, "errors about a forwarded connection", ofFamily(p.f), proto(p.proto), ctState(stateRelated),
+			match{kind, lookup(set)}, jumpTo(chainPing))
+	}
+	t.rule(chainPassICMP, "", refuse(policy.ReasonProtocol))
+	t.rule(chainPing, "", ctState(stateNew), forwarded)
+	t.rule(chainPing, "", perInterface(s.pings, &expr.Limit{Type: expr.LimitTypePkts, Rate: 10,
+		Unit: expr.LimitTimeSecond, Burst: 20}), setMark(markForward), accept())
+	t.rule(chainPing, "", counted(countPings), drop())
+}
+
+// toSocket gives the packet to the listener on loopback, or ends the rule when nothing listens there.
+func toSocket(f family, port uint16) match {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if f == v6 {
+		loopback = netip.IPv6Loopback()
+	}
+	return match{
+		&expr.Immediate{Register: r1, Data: loopback.AsSlice()},
+		&expr.Immediate{Register: r2, Data: big16(port)},
+		&expr.TProxy{Family: byte(f), TableFamily: byte(nftables.TableFamilyINet), RegAddr: r1, RegPort: r2},
+	}
+}
+
+// writeHooks: address translation, and a second look for packets that judge did not mark.
+func (t *txn) writeHooks(c *Config, s *staticSets) {
+	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
+		for _, l4 := range []match{tcp, udp} {
+			t.rule(chainDNS, "", fromBox(), marked(markLocal), ofFamily(familyOf(a)), l4, destPort(53), match{
+				&expr.Immediate{Register: r1, Data: a.AsSlice()},
+				&expr.Immediate{Register: r2, Data: big16(c.DNSPort)},
+				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(familyOf(a)), RegAddrMin: r1, RegProtoMin: r2}})
+		}
+	}
+	t.rule(chainInput, "", fromBox(), marked(markLocal), accept())
+	t.rule(chainInput, "", fromBox(), marked(markProxy), accept())
+	t.rule(chainInput, "", fromBox(), counted(countUnjudged), drop())
+
+	t.rule(chainForward, "", fromBox(), notMarked(markForward), counted(countUnjudged), drop())
+	t.rule(chainForward, "boxes never reach each other", fromBox(), toBox(), counted(countUnsolicited), drop())
+	t.rule(chainForward, "answers", toBox(), ctState(stateEstablished|stateRelated), isReply(),
+		ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
+	t.rule(chainForward, "", toBox(), counted(countUnsolicited), drop())
+
+	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
+		t.rule(chainHide, "", marked(markForward), notToBox(), sourceIn(pool), match{&expr.Masq{}})
+		t.rule(chainLeak, "pool addresses stay inside", notToBox(), notToLoopback(), sourceIn(pool), counted(countLeak), drop())
+	}
+}
+
+func bytesOf(values ...byte) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, v := range values {
+		out = append(out, nftables.SetElement{Key: []byte{v}})
+	}
+	return out
+}

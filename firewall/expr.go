@@ -1,0 +1,186 @@
+package firewall
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// match is a piece of a rule: a few expressions that must all hold, or act, in order.
+type match = []expr.Any
+
+// rules are written as lists of these pieces; R1 and R2 are the 16-byte registers, which lie next to each other.
+const (
+	r1 = unix.NFT_REG_1
+	r2 = unix.NFT_REG_2
+)
+
+type family byte
+
+const (
+	v4 family = unix.NFPROTO_IPV4
+	v6 family = unix.NFPROTO_IPV6
+)
+
+var families = []family{v4, v6}
+
+func familyOf(a netip.Addr) family {
+	if a.Is4() {
+		return v4
+	}
+	return v6
+}
+
+func (f family) addrType() nftables.SetDatatype {
+	if f == v4 {
+		return nftables.TypeIPAddr
+	}
+	return nftables.TypeIP6Addr
+}
+
+func (f family) suffix() string {
+	if f == v4 {
+		return "4"
+	}
+	return "6"
+}
+
+func native32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+func big16(v uint16) []byte    { return binary.BigEndian.AppendUint16(nil, v) }
+
+func cmp(op expr.CmpOp, data []byte) *expr.Cmp { return &expr.Cmp{Op: op, Register: r1, Data: data} }
+func eq(data []byte) *expr.Cmp                 { return cmp(expr.CmpOpEq, data) }
+func neq(data []byte) *expr.Cmp                { return cmp(expr.CmpOpNeq, data) }
+
+func meta(key expr.MetaKey) *expr.Meta { return &expr.Meta{Key: key, Register: r1} }
+
+func ofFamily(f family) match  { return match{meta(expr.MetaKeyNFPROTO), eq([]byte{byte(f)})} }
+func proto(p byte) match       { return match{meta(expr.MetaKeyL4PROTO), eq([]byte{p})} }
+func fromBox() match           { return match{meta(expr.MetaKeyIIFGROUP), eq(native32(linkGroup))} }
+func toBox() match             { return match{meta(expr.MetaKeyOIFGROUP), eq(native32(linkGroup))} }
+func notToBox() match          { return match{meta(expr.MetaKeyOIFGROUP), neq(native32(linkGroup))} }
+func fromLoopback() match      { return match{meta(expr.MetaKeyIIF), eq(native32(1))} }
+func notToLoopback() match     { return match{meta(expr.MetaKeyOIF), neq(native32(1))} }
+func marked(m uint32) match    { return match{meta(expr.MetaKeyMARK), eq(native32(m))} }
+func notMarked(m uint32) match { return match{meta(expr.MetaKeyMARK), neq(native32(m))} }
+func setMark(mark uint32) match {
+	return match{
+		&expr.Immediate{Register: r1, Data: native32(mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: r1, SourceRegister: true},
+	}
+}
+
+// addr loads the source or destination address into a register.
+func addr(f family, source bool, reg uint32) *expr.Payload {
+	p := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
+	if f == v6 {
+		p.Offset, p.Len = 24, 16
+	}
+	if source {
+		p.Offset -= p.Len
+	}
+	return p
+}
+
+// within holds for an address inside the prefix.
+func within(p netip.Prefix, source bool) match {
+	f := familyOf(p.Addr())
+	m := append(ofFamily(f), addr(f, source, r1))
+	if bits := p.Addr().BitLen(); p.Bits() < bits {
+		size := bits / 8
+		m = append(m, &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: uint32(size),
+			Mask: prefixMask(p.Bits(), size), Xor: make([]byte, size)})
+	}
+	return append(m, eq(p.Masked().Addr().AsSlice()))
+}
+
+func prefixMask(bits, size int) []byte {
+	mask := make([]byte, size)
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return mask
+}
+
+func sourceIn(p netip.Prefix) match { return within(p, true) }
+func destIn(p netip.Prefix) match   { return within(p, false) }
+func destIs(a netip.Addr) match     { return within(netip.PrefixFrom(a, a.BitLen()), false) }
+
+// destInSet holds for a destination in an address set of the family.
+func destInSet(f family, s *nftables.Set) match {
+	return append(ofFamily(f), addr(f, false, r1), lookup(s))
+}
+
+func lookup(s *nftables.Set) *expr.Lookup {
+	return &expr.Lookup{SourceRegister: r1, SetName: s.Name, SetID: s.ID}
+}
+
+// port loads the destination port of TCP or UDP.
+func port() *expr.Payload {
+	return &expr.Payload{DestRegister: r1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+}
+
+func destPort(p uint16) match { return match{port(), eq(big16(p))} }
+
+// ctState holds when the connection is in one of the states.
+func ctState(states uint32) match {
+	return match{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: r1},
+		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4, Mask: native32(states), Xor: native32(0)},
+		neq(native32(0)),
+	}
+}
+
+const (
+	stateEstablished = expr.CtStateBitESTABLISHED
+	stateRelated     = expr.CtStateBitRELATED
+	stateNew         = expr.CtStateBitNEW
+	stateInvalid     = expr.CtStateBitINVALID
+	stateUntracked   = expr.CtStateBitUNTRACKED
+)
+
+// isReply holds for packets against the direction in which the connection was opened.
+func isReply() match {
+	return match{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: r1}, eq([]byte{1})}
+}
+
+func ctMark(reg uint32) *expr.Ct { return &expr.Ct{Key: expr.CtKeyMARK, Register: reg} }
+
+// toLocal holds for a destination that is the host itself, by the kernel's own routing, or a broadcast to it.
+func toLocal(kind uint32) match {
+	return match{&expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true}, eq(native32(kind))}
+}
+
+// field compares one byte of the network or transport header after masking it.
+func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match {
+	n := uint32(len(mask))
+	return match{
+		&expr.Payload{DestRegister: r1, Base: base, Offset: offset, Len: n},
+		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: n, Mask: mask, Xor: make([]byte, n)},
+		c,
+	}
+}
+
+// hasExtension holds for an IPv6 packet with the extension header.
+func hasExtension(header uint8) match {
+	return append(ofFamily(v6), &expr.Exthdr{DestRegister: r1, Type: header, Len: 1,
+		Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6}, eq([]byte{1}))
+}
+
+func verdict(kind expr.VerdictKind, chain string) match {
+	return match{&expr.Verdict{Kind: kind, Chain: chain}}
+}
+
+func jump(chain string) match   { return verdict(expr.VerdictJump, chain) }
+func jumpTo(chain string) match { return verdict(expr.VerdictGoto, chain) }
+func accept() match             { return verdict(expr.VerdictAccept, "") }
+func drop() match               { return verdict(expr.VerdictDrop, "") }
+func counter() match            { return match{&expr.Counter{}} }
+
+// counted adds to a named counter, which survives a restart of the gateway.
+func counted(name string) match {
+	return match{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
+}

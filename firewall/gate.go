@@ -1,0 +1,80 @@
+package firewall
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// gateName is the name of the filter on every host-side interface.
+const gateName = "boxgate_unjudged"
+
+// setGate puts a filter on the interface that marks whatever comes from the box as not judged. Routing prohibits that
+// mark, so when the table is gone even packets with a forged source, which the rules on the pool's addresses do not
+// meet, go nowhere. The filter belongs to the interface: it outlives the gateway and is not part of nftables.
+func (f *Firewall) setGate(link netlink.Link) error {
+	index := link.Attrs().Index
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0),
+		Parent: netlink.HANDLE_CLSACT}}
+	if err := f.nl.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("packet gate: %w", err)
+	}
+	fd, err := loadGate()
+	if err != nil {
+		return fmt.Errorf("packet gate: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := f.nl.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+			Protocol: unix.ETH_P_ALL},
+		Fd: fd, Name: gateName, DirectAction: true,
+	}); err != nil {
+		return fmt.Errorf("packet gate: %w", err)
+	}
+	return nil
+}
+
+// loadGate loads the program `skb->mark = markUnjudged; return TC_ACT_OK` and returns its descriptor.
+func loadGate() (int, error) {
+	const (
+		move  = 0xb7 // BPF_ALU64 | BPF_MOV | BPF_K: register = immediate
+		store = 0x63 // BPF_STX | BPF_MEM | BPF_W: *(u32 *)(destination + offset) = source
+		exit  = 0x95 // BPF_JMP | BPF_EXIT
+
+		offsetMark = 8 // of mark in struct __sk_buff
+		schedCls   = 3 // BPF_PROG_TYPE_SCHED_CLS
+		progLoad   = 5 // BPF_PROG_LOAD
+	)
+	unjudged := markUnjudged // as a variable: the immediate is signed
+	var code []byte
+	code = append(code, instruction(move, 2, 0, int32(unjudged))...)
+	code = append(code, instruction(store, 1|2<<4, offsetMark, 0)...) // register 1 holds the packet
+	code = append(code, instruction(move, 0, 0, 0)...)                // TC_ACT_OK
+	code = append(code, instruction(exit, 0, 0, 0)...)
+	license := []byte("Apache-2.0\x00")
+	attr := struct { // union bpf_attr, the part of BPF_PROG_LOAD, on a 64-bit kernel
+		kind, count       uint32
+		code, license     unsafe.Pointer
+		logLevel, logSize uint32
+		log               unsafe.Pointer
+		version, flags    uint32
+		name              [16]byte
+	}{kind: schedCls, count: uint32(len(code) / 8), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
+	copy(attr.name[:15], gateName)
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, progLoad, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		return 0, fmt.Errorf("load: %w", errno)
+	}
+	return int(fd), nil
+}
+
+// instruction encodes one eBPF instruction; registers holds the destination in the low and the source in the high half.
+func instruction(op, registers byte, offset int16, immediate int32) []byte {
+	b := []byte{op, registers}
+	b = binary.NativeEndian.AppendUint16(b, uint16(offset))
+	return binary.NativeEndian.AppendUint32(b, uint32(immediate))
+}

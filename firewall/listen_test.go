@@ -1,0 +1,36 @@
+package firewall
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenConfig applies control to the socket before it is bound.
+func listenConfig(control func(fd int) error) *net.ListenConfig {
+	return &net.ListenConfig{Control: func(_, _ string, rc syscall.RawConn) error {
+		if control == nil {
+			return nil
+		}
+		var err error
+		if ctlErr := rc.Control(func(fd uintptr) { err = control(int(fd)) }); ctlErr != nil {
+			return ctlErr
+		}
+		return err
+	}}
+}
+
+// transparent makes the socket one that accepts connections for any address.
+func transparent(fd int) error {
+	if unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1) == nil {
+		return nil
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+}
+
+// anyAddress lets the socket be bound to an address that only a route makes local.
+func anyAddress(fd int) error {
+	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1)
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1)
+}

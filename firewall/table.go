@@ -1,0 +1,200 @@
+package firewall
+
+import (
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// Static chains.
+const (
+	chainAbout    = "about"       // says which gateway wrote the table
+	chainGuard    = "guard"       // prerouting, before defragmentation and conntrack
+	chainGuardBox = "guard_box"   // is the source the box's own?
+	chainShape    = "guard_shape" // fragments, options, extension headers
+	chainJudge    = "judge"       // prerouting, after conntrack
+	chainJudgeBox = "judge_box"   // what holds for every box
+	chainAnswer   = "judge_answer"
+	chainProxy    = "to_proxy"
+	chainPass     = "pass"
+	chainPassICMP = "pass_icmp"
+	chainPing     = "pass_ping"
+	chainDNS      = "dns"
+	chainInput    = "input"
+	chainForward  = "forward"
+	chainHide     = "hide"
+	chainLeak     = "leak"
+	chainReject   = "reject"
+)
+
+// refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". Whether a packet
+// that matched nothing is not_allowed or deny_all, the event asks the policy.
+var refusals = []policy.Reason{
+	policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonProtectedRange,
+	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox,
+}
+
+// Counters of packets that are dropped without an event.
+const (
+	countForeign     = "foreign"     // pool addresses on an interface that is no box's
+	countNeighbour   = "neighbour"   // neighbour discovery: both ends have permanent entries
+	countInvalid     = "invalid"     // conntrack cannot place it
+	countStray       = "stray"       // an answer to a connection that the gateway did not open
+	countNoProxy     = "no_proxy"    // the transparent proxy does not listen
+	countPings       = "ping_rate"   // echo requests over the limit
+	countUnjudged    = "unjudged"    // passed prerouting without a mark of judge
+	countUnsolicited = "unsolicited" // into a box, and not an answer
+	countLeak        = "leak"        // would have left the host with a pool address
+)
+
+var silent = []string{countForeign, countNeighbour, countInvalid, countStray, countNoProxy, countPings, countUnjudged,
+	countUnsolicited, countLeak}
+
+func refuse(reason policy.Reason) match { return jumpTo("refuse_" + string(reason)) }
+
+// staticSets are the sets and maps that the static chains consult and AddBox fills.
+type staticSets struct {
+	sources   map[family]*nftables.Set // interface . address: what a box may use as its source
+	protected map[family]*nftables.Set // addresses that no policy opens
+	boxes     *nftables.Set            // interface → the box's chain
+	marks     *nftables.Set            // interface → connection mark
+	replies   *nftables.Set            // interface . connection mark: answers that may go in
+	flows     *nftables.Set            // connection marks of forwarded connections
+	pings     *nftables.Set            // echo requests per interface
+}
+
+// declareSets makes the sets, or finds the ones that are there.
+func (t *txn) declareSets() *staticSets {
+	s := &staticSets{sources: map[family]*nftables.Set{}, protected: map[family]*nftables.Set{}}
+	for _, f := range families {
+		s.sources[f] = t.set(&nftables.Set{Name: "sources" + f.suffix(), Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, f.addrType())})
+		s.protected[f] = t.set(&nftables.Set{Name: "protected" + f.suffix(), Interval: true, KeyType: f.addrType()})
+	}
+	host := binaryutil.NativeEndian // names and marks are in the host's byte order, or nft shows them wrongly
+	s.boxes = t.set(&nftables.Set{Name: "boxes", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
+		DataType: nftables.TypeVerdict})
+	s.marks = t.set(&nftables.Set{Name: "marks", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
+		DataType: nftables.TypeMark})
+	s.replies = t.set(&nftables.Set{Name: "replies", Concatenation: true,
+		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)})
+	s.flows = t.set(&nftables.Set{Name: "flows", KeyType: nftables.TypeMark, KeyByteOrder: host})
+	s.pings = t.meter("pings")
+	return s
+}
+
+// meterTimeout is how long a meter remembers an interface that sends nothing.
+const meterTimeout = time.Hour
+
+// meter makes a set of per-interface state that rules fill. Entries nobody touches for an hour go away.
+func (t *txn) meter(name string) *nftables.Set {
+	return t.set(&nftables.Set{Name: name, Dynamic: true, HasTimeout: true, Timeout: meterTimeout, Size: 65535,
+		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
+}
+
+// layout changes whenever a hook, a set's type or a pool changes: such a table is replaced, not updated.
+func (c *Config) layout() string {
+	return fmt.Sprintf("layout 1, pools %v %v", c.PoolV4, c.PoolV6)
+}
+
+// install writes the static part in one transaction. A table of the same layout keeps its sets, maps and box chains:
+// boxes stay as they were. Any other table is replaced, which leaves every box closed until it is added again.
+func (f *Firewall) install(keep bool) error {
+	stamp := f.cfg.layout() + ", start " + strings.ToLower(rand.Text()[:10])
+	return f.transact(func(t *txn) {
+		t.c.AddTable(t.table)
+		if !keep {
+			t.c.DelTable(t.table)
+			t.c.AddTable(t.table)
+		}
+		s := t.declareSets()
+		if !keep {
+			for _, f4 := range families {
+				t.addElements(s.protected[f4], intervals(spans(f4, []netip.Prefix{f.cfg.PoolV4, f.cfg.PoolV6})))
+			}
+		}
+		t.chain(chainAbout)
+		t.declareCounters()
+		t.declareChains()
+		t.writeRefusals(f.cfg.LogGroup)
+		t.writeGuard(&f.cfg, s)
+		t.writeJudge(&f.cfg, s)
+		t.writeTargets(&f.cfg, s)
+		t.writeHooks(&f.cfg, s)
+		t.rule(chainAbout, stamp, counter())
+	}, func(c *nftables.Conn) (bool, error) { return stamped(c, chainAbout, stamp) })
+}
+
+func (t *txn) declareCounters() {
+	names := append([]string(nil), silent...)
+	for _, r := range refusals {
+		names = append(names, string(r))
+	}
+	for _, n := range names {
+		t.c.AddObj(&nftables.NamedObj{Table: t.table, Name: n, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	}
+}
+
+// declareChains makes all static chains before any rule, so that rules can refer to each other's chains.
+func (t *txn) declareChains() {
+	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainProxy, chainPass,
+		chainPassICMP, chainPing, chainReject} {
+		t.chain(name)
+	}
+	for _, r := range refusals {
+		t.chain("refuse_" + string(r))
+	}
+	// Before defragmentation (-400): fragments are refused as fragments, and never fill the host's reassembly memory.
+	t.hook(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityConntrackDefrag-50)
+	t.hook(chainJudge, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle)
+	t.hook(chainDNS, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest)
+	t.hook(chainInput, nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter)
+	t.hook(chainForward, nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter)
+	t.hook(chainHide, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
+	t.hook(chainLeak, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityConntrackHelper)
+}
+
+// writeRefusals fills the chains that end a packet. Each counts in total, counts per interface (for the events that
+// stand for several packets), and logs a few per second and interface.
+func (t *txn) writeRefusals(group uint16) {
+	for _, r := range refusals {
+		chain := "refuse_" + string(r)
+		seen, logged := t.meter(seenSet(r)), t.meter("log_"+string(r))
+		t.c.FlushSet(seen)
+		t.rule(chain, "", counted(string(r)), perInterface(seen, &expr.Counter{}))
+		t.rule(chain, "at most 10 a second and box", perInterface(logged, &expr.Limit{Type: expr.LimitTypePkts,
+			Rate: 10, Unit: expr.LimitTimeSecond, Burst: 20}), logTo(group, string(r)))
+		if r == policy.ReasonSpoofed {
+			t.rule(chain, "no answer to an address that is not the sender's", drop())
+			continue
+		}
+		t.rule(chain, "", jumpTo(chainReject))
+	}
+	t.rule(chainReject, "", proto(unix.IPPROTO_TCP), match{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	t.rule(chainReject, "", match{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH,
+		Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
+}
+
+func seenSet(r policy.Reason) string { return "seen_" + string(r) }
+
+// perInterface keeps a statement's state for each interface in the set; a limit among them ends the rule when it is
+// exceeded.
+func perInterface(s *nftables.Set, state expr.Any) match {
+	return match{meta(expr.MetaKeyIIFNAME), &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID,
+		Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{state}}}
+}
+
+// logTo hands the packet's headers to the reader of the NFLOG group, with the reason.
+func logTo(group uint16, prefix string) match {
+	return match{&expr.Log{Group: group, Snaplen: snapLength, Data: []byte(prefix),
+		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}}
+}
