@@ -186,6 +186,33 @@ func TestForgedDatagramsAreIgnored(t *testing.T) {
 	}
 }
 
+func TestAnswersToOtherQuestionsAreNotBelieved(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]func(network string, m *mdns.Msg){
+		"another name": func(_ string, m *mdns.Msg) {
+			m.Question = []mdns.Question{{Name: "b.example.com.", Qtype: mdns.TypeA, Qclass: mdns.ClassINET}}
+		},
+		"another type": func(_ string, m *mdns.Msg) {
+			m.Question = []mdns.Question{{Name: m.Question[0].Name, Qtype: mdns.TypeTXT, Qclass: mdns.ClassINET}}
+		},
+		"no question": func(_ string, m *mdns.Msg) { m.Question = nil },
+		"another ID": func(network string, m *mdns.Msg) {
+			if m.Truncated = network == "udp"; network == "tcp" {
+				m.Id++
+			}
+		},
+		"cut TCP": func(_ string, m *mdns.Msg) { m.Truncated = true },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			u := newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4), change)
+			if m, err := newTestForwarder(t, nil, nil, u.addr).exchange(t.Context(), "a.example.com.", mdns.TypeA); err == nil {
+				t.Errorf("believed\n%v", m)
+			}
+		})
+	}
+}
+
 func TestFailoverFromAServerThatRefuses(t *testing.T) {
 	t.Parallel()
 	bad, good := newRealUpstream(t, newZone(t), nil), newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4), nil)
