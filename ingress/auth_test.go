@@ -81,6 +81,27 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
+// A credential opens its own URL only: not another port of the box, not another box.
+func TestCredentialOfAnotherURL(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	for _, name := range []string{"one-80", "one-81", "two-80"} {
+		f.expose(name, box.Server, Auth{Bearer: digest(BearerDigest("token of " + name)), Basic: digest(BasicDigest("box", name))})
+	}
+	client := f.client(t, false)
+	for _, other := range []string{"one-81", "two-80"} {
+		for _, edit := range []func(*http.Request){
+			func(r *http.Request) { r.Header.Set("Authorization", "Bearer token of "+other) },
+			func(r *http.Request) { r.SetBasicAuth("box", other) },
+		} {
+			if resp, _ := get(t, client, "https://one-80"+domain+"/", edit); resp.StatusCode != 401 || box.count() != 0 {
+				t.Errorf("the credential of %s opens one-80: %s", other, resp.Status)
+			}
+		}
+	}
+}
+
 func TestCredentialsNeverReachTheBox(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

@@ -178,7 +178,8 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 }
 
 // CloseURL cuts every request and WebSocket that came in by a URL, and returns when they are gone. Call it after Lookup
-// has forgotten the URL or answers with its new credentials: later requests are judged by that.
+// has forgotten the URL or answers with its new credentials: later requests are judged by that. The caller must hold no
+// lock that Lookup or Wake takes, or a request that is just asking them could not end.
 func (g *Ingress) CloseURL(id string) {
 	g.active.cut(func(t Target) bool { return t.ID == id })
 	g.transport.CloseIdleConnections()

@@ -119,11 +119,15 @@ func setForwarded(pr *httputil.ProxyRequest) {
 // cookiePrefix begins the name of every cookie of the gateway's own.
 const cookiePrefix = "__Host-boxgate"
 
-// stripCookies removes the gateway's cookies and leaves the rest byte for byte.
+// stripCookies removes the gateway's cookies. A line without them stays byte for byte.
 func stripCookies(h http.Header) {
 	lines := h["Cookie"]
 	delete(h, "Cookie")
 	for _, line := range lines {
+		if !strings.Contains(line, cookiePrefix) {
+			h.Add("Cookie", line)
+			continue
+		}
 		var kept []string
 		for pair := range strings.SplitSeq(line, ";") {
 			if name := strings.TrimSpace(pair); !strings.HasPrefix(name, cookiePrefix) {
