@@ -253,3 +253,32 @@ func TestExplain(t *testing.T) {
 		}
 	}
 }
+
+// The policy dialect of Vercel Sandbox is understood on create and on update.
+func TestOtherPolicyDialect(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{"network_policy":"deny-all"}`)
+	if got := f.host.created[0].Policy.Mode; got != policy.ModeDenyAll {
+		t.Errorf("mode %q", got)
+	}
+	f.create(t, `{"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}}`)
+	req := f.host.created[1]
+	if req.Policy.Mode != policy.ModeCustom || len(req.Headers) != 1 || req.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-v" {
+		t.Errorf("%+v", req)
+	}
+	path := "/v2/box/box1/config/network-policy"
+	for body, status := range map[string]int{
+		`"allow-all"`: 200, `{"allow":["*.example.com"],"subnets":{"deny":["192.0.2.0/24"]}}`: 200,
+		`"open"`: 422, `{}`: 422, `null`: 422, `[]`: 422, `{"mode":"deny-all","allow":["a.example"]}`: 422,
+		`{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}`: 422,
+	} {
+		if got := f.call(t, "PUT", path, body); got.StatusCode != status || strings.Contains(got.text, "sk-v") {
+			t.Errorf("%s: %s %s", body, got.Status, got.text)
+		}
+	}
+	both := `{"attach_headers":{"api.example.com":{"A":"b"}},"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"A":"c"}}]}]}}}`
+	if got := f.call(t, "POST", "/v2/box", both); got.StatusCode != 422 {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+}

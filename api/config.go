@@ -54,9 +54,12 @@ func (a *API) putPolicy(w http.ResponseWriter, r *http.Request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	spec, err := policy.ParseSpec(data)
+	spec, headers, err := parsePolicy(data)
 	if err != nil {
 		return reply{}, err
+	}
+	if len(headers) > 0 {
+		return reply{}, invalid("/allow", "transforms are set by PUT config/attach-headers on a box that runs; leave them out here")
 	}
 	state, err := a.Host.SetPolicy(r.Context(), box.ID, spec, match)
 	if err != nil {
@@ -64,6 +67,19 @@ func (a *API) putPolicy(w http.ResponseWriter, r *http.Request) (reply, error) {
 	}
 	a.history.log(box.ID, "info", "user", "network policy set to %s, version %d", spec.Mode, state.Version)
 	return viewPolicy(state), nil
+}
+
+// parsePolicy reads a policy in the dialect of this API, which always has a mode, or in that of Vercel Sandbox, which is
+// a string or has allow or subnets; that one may bring header rules along.
+func parsePolicy(data []byte) (policy.Spec, map[string]map[string]string, error) {
+	var text string
+	var fields map[string]json.RawMessage
+	isText := json.Unmarshal(data, &text) == nil && string(data) != "null"
+	if !isText && (json.Unmarshal(data, &fields) != nil || fields["mode"] != nil || fields["allow"] == nil && fields["subnets"] == nil) {
+		spec, err := policy.ParseSpec(data)
+		return spec, nil, err
+	}
+	return policy.ParseVercel(data)
 }
 
 // takeVersion lets a policy that was read be edited and sent back: its version becomes the precondition, its warnings

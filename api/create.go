@@ -25,7 +25,7 @@ type createBody struct {
 	TTL           *int64                       `json:"ttl,omitempty" doc:"seconds, at most 259200; only with ephemeral"`
 	EnvVars       map[string]string            `json:"env_vars,omitempty" doc:"never read back"`
 	AttachHeaders map[string]map[string]string `json:"attach_headers,omitempty" doc:"host pattern to header names to values; values are never read back"`
-	NetworkPolicy json.RawMessage              `json:"network_policy,omitempty" doc:"a policy; absent: allow-all"`
+	NetworkPolicy json.RawMessage              `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: allow-all"`
 	Model         string                       `json:"model,omitempty"`
 	Agent         string                       `json:"agent,omitempty"`
 	AgentAPIKey   string                       `json:"agent_api_key,omitempty" doc:"never read back"`
@@ -109,19 +109,38 @@ func (b *createBody) request() (CreateRequest, error) {
 		p.add("/keep_alive", "an ephemeral box cannot be kept alive")
 	}
 	req.Env = b.env(&p)
-	var err error
-	if len(b.NetworkPolicy) > 0 {
-		req.Policy, err = policy.ParseSpec(b.NetworkPolicy)
-		if err := p.merge("/network_policy", err); err != nil {
-			return CreateRequest{}, err
-		}
-	}
-	req.Headers, err = policy.ParseHeaders(b.AttachHeaders)
-	if err := p.merge("/attach_headers", err); err != nil {
+	if err := b.network(&req, &p); err != nil {
 		return CreateRequest{}, err
 	}
 	req.Hosted, req.HostedSecrets = b.hosted(&p)
 	return req, p.err()
+}
+
+// network reads the policy and the header rules. A policy of the other dialect may bring rules of its own.
+func (b *createBody) network(req *CreateRequest, p *problems) error {
+	var err error
+	headers := make(map[string]map[string]string)
+	if len(b.NetworkPolicy) > 0 {
+		req.Policy, headers, err = parsePolicy(b.NetworkPolicy)
+		if err := p.merge("/network_policy", err); err != nil {
+			return err
+		}
+	}
+	fromPolicy, err := policy.ParseHeaders(headers)
+	if err := p.merge("/network_policy/allow", err); err != nil {
+		return err
+	}
+	req.Headers, err = policy.ParseHeaders(b.AttachHeaders)
+	if err := p.merge("/attach_headers", err); err != nil {
+		return err
+	}
+	for _, rule := range fromPolicy {
+		if slices.ContainsFunc(req.Headers, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
+			p.add("/network_policy/allow", "%q has headers here and in attach_headers; give them in one place", rule.Pattern)
+		}
+	}
+	req.Headers = append(req.Headers, fromPolicy...)
+	return nil
 }
 
 func (b *createBody) ttl(p *problems) time.Duration {

@@ -47,6 +47,11 @@ func TestEgress(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.path, names, tt.names)
 		}
 	}
+	lines := 0
+	err := NewClient(f.URL, testKey).Lines(t.Context(), "/v2/egress", func([]byte) error { lines++; return nil })
+	if err != nil || lines != 3 {
+		t.Errorf("the client reads %d lines: %v", lines, err)
+	}
 	sse := f.call(t, "GET", "/v2/box/box1/egress?since=150", "", func(r *http.Request) { r.Header.Set("Accept", eventStream) })
 	if sse.Header.Get("Content-Type") != eventStream || !strings.HasPrefix(sse.text, "event: decision\ndata: {") || !strings.HasSuffix(sse.text, "}\n\n") {
 		t.Errorf("%q", sse.text)
