@@ -137,7 +137,11 @@ func (w *world) connect() {
 	w.localRange(out, "2001:db8:2::/48")
 	w.localRange(out, "169.254.169.254/32")
 	w.must(w.in(w.gateway, func() error {
-		return writeSysctls([]sysctl{{path: "ipv4/conf/up0/rp_filter", value: "1"}}) // as strict as a host can be
+		return writeSysctls([]sysctl{
+			{path: "ipv4/conf/up0/rp_filter", value: "1"}, // as strict as a host can be
+			{path: "ipv4/icmp_ratelimit", value: "0"},     // the kernel sends few ICMP errors a second to one host
+			{path: "ipv6/icmp/ratelimit", value: "0"},
+		})
 	}))
 	up, err := gw.LinkByName("up0")
 	w.must(err)

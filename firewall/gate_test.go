@@ -1,0 +1,118 @@
+package firewall
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+)
+
+// Somebody flushes the whole ruleset: boxes must reach neither the world nor the host, not even with a forged source.
+func TestFlushedRulesetLeavesBoxesClosed(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/24", "2001:db8:2::/48"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	host := w.serveTCP(w.gateway, ":0", nil)
+	open, err := w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()))
+	w.must(err)
+	_, err = ask(open, "before")
+	w.must(err)
+
+	c, err := nftables.New(nftables.WithNetNSFd(int(w.gateway)))
+	w.must(err)
+	c.FlushRuleset()
+	w.must(c.Flush())
+
+	for _, to := range []netip.AddrPort{
+		netip.AddrPortFrom(netip.MustParseAddr("198.51.100.8"), server.Port()),
+		netip.AddrPortFrom(netip.MustParseAddr("2001:db8:2::8"), server.Port()),
+		netip.AddrPortFrom(uplink4, host.Port()), netip.AddrPortFrom(uplink6, host.Port()),
+		netip.AddrPortFrom(w.cfg.GatewayV4, host.Port()), netip.AddrPortFrom(w.cfg.GatewayV6, host.Port()),
+	} {
+		if _, err := w.exchange(w.boxNS["one"], "tcp", to, "x"); err == nil {
+			t.Errorf("the box reached %v", to)
+		}
+	}
+	for _, src := range []string{"203.0.113.77", "2001:db8:7::7"} {
+		from, to := netip.MustParseAddr(src), netip.MustParseAddr("198.51.100.9")
+		if from.Is6() {
+			to = netip.MustParseAddr("2001:db8:2::9")
+		}
+		w.must(w.in(w.boxNS["one"], func() error { return sendFrom(from, netip.AddrPortFrom(to, 9)) }))
+	}
+	// The gateway's own packet, sent afterwards, shows that everything before it has had its chance to arrive.
+	sent, err := w.dial(w.gateway, "udp", netip.AddrPortFrom(marker4, 9))
+	w.must(err)
+	_, err = sent.Write([]byte("marker"))
+	w.must(err)
+	w.wait("the marker arrives outside", func() bool {
+		return w.wire.find(func(p seenPacket) bool { return p.dst == marker4 })
+	})
+	for _, a := range []string{"198.51.100.8", "2001:db8:2::8", "198.51.100.9", "2001:db8:2::9"} {
+		to := netip.MustParseAddr(a)
+		if w.wire.find(func(p seenPacket) bool { return p.dst == to }) {
+			t.Errorf("a packet for %v reached the outside", to)
+		}
+	}
+
+	// Opening again and adding the box again repairs it.
+	w.must(w.fw.Close())
+	w.open()
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/24", "2001:db8:2::/48"))
+	if _, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "again"); err != nil {
+		t.Errorf("after repair: %v", err)
+	}
+}
+
+// The rules for other traffic of the host stay as they were.
+func TestHostRoutingIsNotDisturbed(t *testing.T) {
+	w := newWorld(t)
+	server := w.serveTCP(w.outside, ":0", nil)
+	host := w.serveTCP(w.gateway, ":0", nil)
+	for _, to := range []netip.AddrPort{
+		netip.AddrPortFrom(outside4, server.Port()), netip.AddrPortFrom(outside6, server.Port()),
+		netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), host.Port()), netip.AddrPortFrom(netip.IPv6Loopback(), host.Port()),
+		netip.AddrPortFrom(w.cfg.GatewayV4, host.Port()), netip.AddrPortFrom(uplink6, host.Port()),
+	} {
+		if _, err := w.exchange(w.gateway, "tcp", to, "x"); err != nil {
+			t.Errorf("gateway to %v: %v", to, err)
+		}
+	}
+	for _, to := range []netip.Addr{uplink4, uplink6} {
+		if _, err := w.exchange(w.outside, "tcp", netip.AddrPortFrom(to, host.Port()), "x"); err != nil {
+			t.Errorf("outside to %v: %v", to, err)
+		}
+	}
+}
+
+func TestUninstallLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Uninstall(t.Context()))
+	state := func() string {
+		var out []byte
+		w.must(w.in(w.gateway, func() (err error) {
+			out, err = exec.Command("sh", "-c", "ip rule; ip -6 rule; ip -d route show table all; ip -6 route show table all; "+
+				"ip -br addr; nft list ruleset").CombinedOutput()
+			return err
+		}))
+		return string(out)
+	}
+	before := state()
+	w.open()
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/24"))
+	if state() == before {
+		t.Fatal("the firewall left no trace at all")
+	}
+	w.must(w.fw.Uninstall(t.Context()))
+	if after := state(); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if strings.Contains(before, tableName) || strings.Contains(before, "10.77.0.1") {
+		t.Errorf("traces:\n%s", before)
+	}
+}

@@ -1,0 +1,165 @@
+package firewall
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// serveProxy listens where the transparent proxy listens; its answers name the original destination.
+func (w *world) serveProxy() {
+	w.t.Helper()
+	w.serveTCP(w.gateway, "127.0.0.1:3129", transparent)
+	w.serveTCP(w.gateway, "[::1]:3129", transparent)
+}
+
+// steer is a plan where names decide on 80 and 443.
+func steer() policy.KernelPlan {
+	p := allow()
+	p.SteerOther = policy.PortSet{Ports: []uint16{80, 443}}
+	return p
+}
+
+func TestProxySeesTheOriginalDestination(t *testing.T) {
+	w := newWorld(t)
+	a := w.addBox("one", 10)
+	w.apply("one", steer())
+	w.serveProxy()
+	for _, to := range []netip.Addr{outside4, outside6, w.cfg.SinkV4, w.cfg.SinkV6} {
+		dst := netip.AddrPortFrom(to, 443)
+		got, err := w.exchange(w.boxNS["one"], "tcp", dst, strings.Repeat("x", 1400))
+		src := a.V4
+		if to.Is6() {
+			src = a.V6
+		}
+		if f := strings.Fields(got); err != nil || len(f) != 3 || f[1] != dst.String() ||
+			netip.MustParseAddrPort(f[0]).Addr() != src {
+			t.Errorf("to %v: %.80q, %v", dst, got, err)
+		}
+	}
+	w.nothingArrived("one", outside4)
+	if _, err := w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 22)); !refusedBy("tcp", outside4, err) {
+		t.Errorf("a port where no name decides: %v", err)
+	}
+}
+
+func TestSteeringOfAllowedAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	plan := allow("198.51.100.0/24")
+	plan.SteerAllowed = policy.PortSet{Ports: []uint16{443}}
+	w.apply("one", plan)
+	w.serveProxy()
+	w.serveTCP(w.outside, ":443", nil)
+	w.serveTCP(w.outside, ":8443", nil)
+	if got, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 443), "x"); err != nil || !strings.HasPrefix(got, "10.77.0.10:") {
+		t.Errorf("port 443 did not go to the proxy: %q, %v", got, err)
+	}
+	if got, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 8443), "x"); err != nil || !strings.HasPrefix(got, uplink4.String()) {
+		t.Errorf("port 8443 was not forwarded: %q, %v", got, err)
+	}
+	plan.SteerAllowed = policy.PortSet{All: true}
+	w.apply("one", plan)
+	if got, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 8443), "x"); err != nil || !strings.HasPrefix(got, "10.77.0.10:") {
+		t.Errorf("all ports: port 8443 did not go to the proxy: %q, %v", got, err)
+	}
+}
+
+func TestWithoutAProxySteeredPortsAreClosed(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", steer())
+	w.serveTCP(w.outside, ":443", nil)
+	for _, to := range []netip.Addr{outside4, outside6, w.cfg.SinkV4, w.cfg.SinkV6} {
+		if _, err := w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(to, 443)); !refusedBy("tcp", to, err) {
+			t.Errorf("%v: %v", to, err)
+		}
+	}
+	w.nothingArrived("one", outside4)
+	w.nothingArrived("one", outside6)
+}
+
+// A connection that the proxy has accepted stays with it, whatever the policy becomes.
+func TestProxiedConnectionSurvivesAPolicyChange(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", steer())
+	w.serveProxy()
+	for _, to := range []netip.Addr{outside4, outside6} {
+		c, err := w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(to, 443))
+		w.must(err)
+		for _, plan := range []policy.KernelPlan{allow("198.51.100.0/24", "2001:db8:2::/48"), {}, steer()} {
+			w.apply("one", plan)
+			if got, err := ask(c, "still there"); err != nil || !strings.HasSuffix(got, "still there") {
+				t.Errorf("%v: %q, %v", to, got, err)
+			}
+		}
+	}
+}
+
+func TestPort53GoesToTheGatewayWhateverServerIsAsked(t *testing.T) {
+	w := newWorld(t)
+	a := w.addBox("one", 10)
+	w.apply("one", allow())
+	for _, gw := range []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6} {
+		dns := netip.AddrPortFrom(gw, w.cfg.DNSPort).String()
+		w.serveUDP(w.gateway, dns)
+		w.serveTCP(w.gateway, dns, nil)
+	}
+	for _, server := range []string{"10.77.0.1", "8.8.8.8", "169.254.169.254", "203.0.113.1", "fd77::1", "2606:4700::1111", "2001:db8:1::1"} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(server), 53)
+		for _, network := range []string{"udp", "tcp"} {
+			got, err := w.exchange(w.boxNS["one"], network, to, "query")
+			src := a.V4.String()
+			if to.Addr().Is6() {
+				src = "[" + a.V6.String()
+			}
+			if err != nil || !strings.HasPrefix(got, src) || !strings.HasSuffix(got, "query") {
+				t.Errorf("%s to %v: %q, %v", network, to, got, err)
+			}
+		}
+	}
+	w.nothingArrived("one", netip.MustParseAddr("8.8.8.8"))
+}
+
+func TestExplicitProxyPortIsOpen(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	for _, gw := range []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6} {
+		to := netip.AddrPortFrom(gw, w.cfg.ExplicitPort)
+		w.serveTCP(w.gateway, to.String(), nil)
+		if _, err := w.exchange(w.boxNS["one"], "tcp", to, "CONNECT"); err != nil {
+			t.Errorf("%v: %v", to, err)
+		}
+	}
+}
+
+// The gateway itself opens connections into a box (public URLs); nobody else does.
+func TestOnlyTheGatewayReachesIntoABox(t *testing.T) {
+	w := newWorld(t)
+	a := w.addBox("one", 10)
+	w.apply("one", policy.KernelPlan{})
+	for _, box := range []netip.Addr{a.V4, a.V6} {
+		server := w.serveTCP(w.boxNS["one"], netip.AddrPortFrom(box, 0).String(), nil)
+		got, err := w.exchange(w.gateway, "tcp", server, "GET")
+		if err != nil || !strings.HasSuffix(got, "GET") {
+			t.Errorf("gateway to %v: %q, %v", server, got, err)
+		}
+		if gw := w.cfg.GatewayV4.String(); box.Is4() && !strings.HasPrefix(got, gw) {
+			t.Errorf("the box sees %q, not the gateway's pool address", got)
+		}
+		before := w.count(countForeign)
+		udp := w.serveUDP(w.boxNS["one"], netip.AddrPortFrom(box, 0).String())
+		c, err := w.dial(w.outside, "udp", udp)
+		w.must(err)
+		_, err = c.Write([]byte("unsolicited"))
+		w.must(err)
+		w.wait("the packet from outside is dropped", func() bool { return w.count(countForeign) > before })
+	}
+	if err := w.fw.RemoveBox(context.Background(), "one"); err != nil {
+		t.Fatal(err)
+	}
+}
