@@ -1,0 +1,137 @@
+package testnet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Packet counts the packets of one kind that reached the internet namespace.
+type Packet struct {
+	Src, Dst netip.Addr
+	Protocol int    // IP protocol number: 1 ICMP, 6 TCP, 17 UDP, 58 ICMPv6 …
+	Port     uint16 // destination port of TCP and UDP
+	Count    int
+}
+
+// packets counts what comes in over the link. Safe for concurrent use.
+type packets struct {
+	mu    sync.Mutex
+	seen  map[Packet]int
+	order []Packet
+}
+
+const maxPackets = 1 << 16
+
+func (p *packets) add(k Packet) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.seen == nil {
+		p.seen = map[Packet]int{}
+	}
+	if _, ok := p.seen[k]; !ok {
+		if len(p.order) >= maxPackets {
+			return
+		}
+		p.order = append(p.order, k)
+	}
+	p.seen[k]++
+}
+
+// Packets returns what reached a host, whatever its protocol, if [Options.Capture] was set. The host is a name or an
+// address; "" is every host.
+func (n *Net) Packets(host string) []Packet {
+	addrs := n.zone.everOf(host)
+	n.packets.mu.Lock()
+	defer n.packets.mu.Unlock()
+	var out []Packet
+	for _, k := range n.packets.order {
+		if host == "" || addrs[k.Dst] {
+			count := n.packets.seen[k]
+			k.Count = count
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+// capture begins to count packets, if that is wanted.
+func (n *Net) capture() error {
+	if !n.opts.Capture {
+		return nil
+	}
+	var f *os.File
+	err := n.internet.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // silent until bound
+		if err != nil {
+			return fmt.Errorf("packet socket: %w", err)
+		}
+		f = os.NewFile(uintptr(fd), "packets")
+		link, err := net.InterfaceByName(linkInternet)
+		if err != nil {
+			return err
+		}
+		protocol := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}) // in network order
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Index}))
+	})
+	if f != nil {
+		n.closers = append(n.closers, f)
+	}
+	if err != nil {
+		return err
+	}
+	n.running.Go(func() {
+		buf := make([]byte, 128)
+		for {
+			size, err := f.Read(buf)
+			if errors.Is(err, os.ErrClosed) {
+				return
+			}
+			if err != nil {
+				n.opts.Logf("test internet: packets: %v", err)
+				continue
+			}
+			if k, ok := parsePacket(buf[:size]); ok && !isLinkTraffic(k) {
+				n.packets.add(k)
+			}
+		}
+	})
+	return nil
+}
+
+// isLinkTraffic reports what the link itself causes, and what goes back to the gateway.
+func isLinkTraffic(k Packet) bool {
+	return k.Dst == gatewayV4 || k.Dst == gatewayV6 || k.Dst == internetV6 && k.Protocol == unix.IPPROTO_ICMPV6 ||
+		k.Dst.IsMulticast() || k.Dst.IsLinkLocalUnicast() && k.Dst.Is6() || k.Dst.IsLoopback()
+}
+
+// parsePacket reads the IP header of a packet, and the ports behind it.
+func parsePacket(b []byte) (Packet, bool) {
+	var k Packet
+	var rest []byte
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		k.Src, k.Dst = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
+		k.Protocol = int(b[9])
+		if head := int(b[0]&15) * 4; head <= len(b) && binary.BigEndian.Uint16(b[6:])&0x1fff == 0 {
+			rest = b[head:]
+		}
+	case len(b) >= 40 && b[0]>>4 == 6:
+		k.Src, k.Dst = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+		k.Protocol, rest = int(b[6]), b[40:]
+	default:
+		return k, false
+	}
+	if (k.Protocol == unix.IPPROTO_TCP || k.Protocol == unix.IPPROTO_UDP) && len(rest) >= 4 {
+		k.Port = binary.BigEndian.Uint16(rest[2:])
+	}
+	return k, true
+}

@@ -1,0 +1,175 @@
+package testnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Names of the two ends of the link.
+const (
+	linkGateway  = "up0"
+	linkInternet = "net0"
+)
+
+// The addresses of the link. They lie in the documentation ranges, but outside what the internet namespace takes as its
+// own.
+var (
+	gatewayV4, internetV4 = netip.MustParseAddr("192.0.2.254"), netip.MustParseAddr("192.0.2.253")
+	gatewayV6, internetV6 = netip.MustParseAddr("2001:db8:ffff::254"), netip.MustParseAddr("2001:db8:ffff::253")
+)
+
+// hosted are the ranges whose every address is a host of the internet namespace.
+var hosted = []netip.Prefix{
+	netip.MustParsePrefix("192.0.2.0/25"), netip.MustParsePrefix("198.51.100.0/24"),
+	netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8::/33"),
+}
+
+// Prefixes are the documentation ranges that the hosts have their addresses from (RFC 5737, RFC 3849). A gateway under
+// test takes them out of its protected ranges.
+func Prefixes() []string {
+	return []string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"}
+}
+
+// connect joins the two namespaces and gives them addresses and routes. Nothing is made in any other namespace.
+func (n *Net) connect() error {
+	gw, err := openLinks(n.gateway)
+	if err != nil {
+		return err
+	}
+	defer gw.Close()
+	inet, err := openLinks(n.internet)
+	if err != nil {
+		return err
+	}
+	defer inet.Close()
+	if err := n.internet.Do(setHostSysctls); err != nil {
+		return err
+	}
+	if err := errors.Join(up(gw, "lo"), up(inet, "lo")); err != nil {
+		return err
+	}
+	veth := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: linkGateway}, PeerName: linkInternet, PeerNamespace: netlink.NsFd(n.internet.fd),
+	}
+	if err := gw.LinkAdd(veth); err != nil {
+		return fmt.Errorf("the link between the namespaces cannot be made: %w", err)
+	}
+	err = errors.Join(
+		address(gw, linkGateway, gatewayV4, internetV4), address(gw, linkGateway, gatewayV6, internetV6),
+		address(inet, linkInternet, internetV4, gatewayV4), address(inet, linkInternet, internetV6, gatewayV6))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(up(gw, linkGateway), up(inet, linkInternet)); err != nil {
+		return err
+	}
+	err = errors.Join(defaultRoute(gw, linkGateway, internetV4), defaultRoute(gw, linkGateway, internetV6))
+	for _, p := range hosted {
+		err = errors.Join(err, own(inet, p))
+	}
+	return err
+}
+
+// openLinks returns a netlink handle in the namespace.
+func openLinks(ns *NS) (*netlink.Handle, error) {
+	h, err := netlink.NewHandleAt(netns.NsHandle(ns.fd), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	return h, nil
+}
+
+// setHostSysctls lets the servers answer from every address of the hosted ranges, which no interface has.
+func setHostSysctls() error {
+	for path, value := range map[string]string{
+		"/proc/sys/net/ipv4/ip_nonlocal_bind":       "1",
+		"/proc/sys/net/ipv6/ip_nonlocal_bind":       "1",
+		"/proc/sys/net/ipv4/conf/all/rp_filter":     "0",
+		"/proc/sys/net/ipv4/conf/default/rp_filter": "0",
+		"/proc/sys/net/ipv4/icmp_ratelimit":         "0",
+	} {
+		if err := os.WriteFile(path, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func up(h *netlink.Handle, name string) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return h.LinkSetUp(link)
+}
+
+// address gives one end of the link its address, with the other end as its only neighbour. Duplicate address detection is
+// off: an address must be usable at once.
+func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	addr := &netlink.Addr{IPNet: hostNet(a), Peer: hostNet(peer)}
+	if a.Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	if err := h.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("%s address %s: %w", name, a, err)
+	}
+	return nil
+}
+
+func defaultRoute(h *netlink.Handle, name string, via netip.Addr) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	all := net.IPNet{IP: make(net.IP, via.BitLen()/8), Mask: net.CIDRMask(0, via.BitLen())}
+	if err := h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &all, Gw: via.AsSlice()}); err != nil {
+		return fmt.Errorf("default route via %s: %w", via, err)
+	}
+	return nil
+}
+
+// own makes every address of a prefix one of the namespace's own.
+func own(h *netlink.Handle, p netip.Prefix) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	dst := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	err = h.RouteReplace(&netlink.Route{
+		LinkIndex: lo.Attrs().Index, Dst: dst, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+	})
+	if err != nil {
+		return fmt.Errorf("addresses %s: %w", p, err)
+	}
+	return nil
+}
+
+// host makes sure that an address is one of the internet namespace's own.
+func (n *Net) host(a netip.Addr) error {
+	for _, p := range hosted {
+		if p.Contains(a) {
+			return nil
+		}
+	}
+	h, err := openLinks(n.internet)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return own(h, netip.PrefixFrom(a, a.BitLen()))
+}
+
+func hostNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}

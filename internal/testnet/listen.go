@@ -1,0 +1,232 @@
+package testnet
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The ports on which every host of the internet listens.
+var (
+	portsHTTP   = []uint16{80, 8080}
+	portsHTTPS  = []uint16{443, 8443}
+	portsEcho   = []uint16{7, 53, 853, 3128, 4444} // TCP: whatever comes goes back
+	portsBanner = map[uint16]string{22: "SSH-2.0-testnet\r\n", 25: "220 mail.example.com ESMTP\r\n"}
+	portsUDP    = []uint16{7, 53, 123, 443, 4444} // whatever comes goes back
+)
+
+// serve starts every server.
+func (n *Net) serve() error {
+	if err := n.serveDNS(); err != nil {
+		return err
+	}
+	for _, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if err := n.serveAt(any); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// serveAt starts the servers that listen on every address of a family.
+func (n *Net) serveAt(any netip.Addr) error {
+	for _, port := range portsHTTP {
+		if err := n.serveWeb(netip.AddrPortFrom(any, port), false); err != nil {
+			return err
+		}
+	}
+	for _, port := range portsHTTPS {
+		if err := n.serveWeb(netip.AddrPortFrom(any, port), true); err != nil {
+			return err
+		}
+	}
+	for _, port := range portsEcho {
+		if err := n.serveEcho(netip.AddrPortFrom(any, port), ""); err != nil {
+			return err
+		}
+	}
+	for port, banner := range portsBanner {
+		if err := n.serveEcho(netip.AddrPortFrom(any, port), banner); err != nil {
+			return err
+		}
+	}
+	for _, port := range portsUDP {
+		if err := n.serveUDP(netip.AddrPortFrom(any, port)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shared lets the DNS server have its addresses on a port where another server listens on all.
+var shared = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	var err error
+	if e := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	}); e != nil {
+		return e
+	}
+	return err
+}}
+
+// network is "tcp4", "udp6" and so on: one family a socket.
+func network(protocol string, a netip.Addr) string {
+	if a.Is4() {
+		return protocol + "4"
+	}
+	return protocol + "6"
+}
+
+func (n *Net) listen(at netip.AddrPort) (ln net.Listener, err error) {
+	err = n.internet.Do(func() (err error) {
+		ln, err = shared.Listen(context.Background(), network("tcp", at.Addr()), at.String())
+		return err
+	})
+	return ln, err
+}
+
+func (n *Net) listenPacket(at netip.AddrPort) (pc net.PacketConn, err error) {
+	err = n.internet.Do(func() (err error) {
+		pc, err = shared.ListenPacket(context.Background(), network("udp", at.Addr()), at.String())
+		return err
+	})
+	return pc, err
+}
+
+// recorded is a listener whose connections are recorded.
+type recorded struct {
+	net.Listener
+	records *recorder
+}
+
+func (l recorded) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	entry := l.records.add(Received{Kind: Connection, Addr: addrPort(c.LocalAddr()), Remote: addrPort(c.RemoteAddr())})
+	return &recordedConn{Conn: c, records: l.records, entry: entry}, nil
+}
+
+// recordedConn notes the first bytes that come.
+type recordedConn struct {
+	net.Conn
+	records *recorder
+	entry   *Received
+	seen    int // bytes noted; only the reader touches it
+}
+
+const maxFirst = 1024
+
+func (c *recordedConn) Read(p []byte) (int, error) {
+	got, err := c.Conn.Read(p)
+	if room := maxFirst - c.seen; got > 0 && room > 0 {
+		noted := append([]byte(nil), p[:min(got, room)]...)
+		c.seen += len(noted)
+		c.records.change(c.entry, func(e *Received) { e.First = append(e.First[:len(e.First):len(e.First)], noted...) })
+	}
+	return got, err
+}
+
+// CloseWrite passes a half-close on.
+func (c *recordedConn) CloseWrite() error {
+	if t, ok := c.Conn.(*net.TCPConn); ok {
+		return t.CloseWrite()
+	}
+	return nil
+}
+
+// serveWeb answers HTTP, or HTTPS with HTTP/2 if the client offers it.
+func (n *Net) serveWeb(at netip.AddrPort, secure bool) error {
+	ln, err := n.listen(at)
+	if err != nil {
+		return err
+	}
+	s := &http.Server{
+		Handler: http.HandlerFunc(n.web), ReadHeaderTimeout: time.Minute, ErrorLog: n.serverLog(),
+		TLSConfig: &tls.Config{GetConfigForClient: n.noteHello, GetCertificate: n.chooseCertificate},
+	}
+	n.closers = append(n.closers, s)
+	ln = recorded{ln, n.records}
+	n.running.Go(func() {
+		if secure {
+			err = s.ServeTLS(ln, "", "")
+		} else {
+			err = s.Serve(ln)
+		}
+		if err != http.ErrServerClosed {
+			n.opts.Logf("test internet: %v: %v", at, err)
+		}
+	})
+	return nil
+}
+
+// noteHello adds what the ClientHello says to the record of its connection.
+func (n *Net) noteHello(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	if c, ok := hello.Conn.(*recordedConn); ok {
+		n.records.change(c.entry, func(e *Received) {
+			e.SNI, e.ALPN = hello.ServerName, append([]string(nil), hello.SupportedProtos...)
+		})
+	}
+	return nil, nil
+}
+
+func (n *Net) chooseCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return n.certificate(hello.ServerName, addrPort(hello.Conn.LocalAddr()).Addr())
+}
+
+// open is a set of connections that Close ends.
+type open struct {
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	closed bool
+}
+
+// add reports whether the connection may go on.
+func (o *open) add(c net.Conn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return false
+	}
+	if o.conns == nil {
+		o.conns = map[net.Conn]struct{}{}
+	}
+	o.conns[c] = struct{}{}
+	return true
+}
+
+func (o *open) remove(c net.Conn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.conns, c)
+}
+
+// Close closes every connection and those to come.
+func (o *open) Close() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	for c := range o.conns {
+		_ = c.Close()
+	}
+	return nil
+}
+
+// addrPort is the address of a socket, IPv4 as such.
+func addrPort(a net.Addr) netip.AddrPort {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return netip.AddrPortFrom(a.AddrPort().Addr().Unmap().WithZone(""), a.AddrPort().Port())
+	case *net.UDPAddr:
+		return netip.AddrPortFrom(a.AddrPort().Addr().Unmap().WithZone(""), a.AddrPort().Port())
+	}
+	return netip.AddrPort{}
+}

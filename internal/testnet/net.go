@@ -1,0 +1,127 @@
+package testnet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+	"sync"
+)
+
+// Options say how an internet differs from the usual.
+type Options struct {
+	// Logf takes what goes wrong in the servers, such as a handshake that a client broke off; nil: nobody hears of it.
+	Logf func(format string, args ...any)
+	// Capture counts every packet that reaches the internet namespace, whatever its protocol: see [Net.Packets]. It costs
+	// throughput.
+	Capture bool
+}
+
+// Net is an internet. Safe for concurrent use.
+type Net struct {
+	opts     Options
+	gateway  *NS
+	internet *NS
+	zone     *zone
+	records  *recorder
+	packets  *packets
+	honest   *authority // whose certificates the test trusts
+	evil     *authority // the attacker's
+
+	closeOnce sync.Once
+	closeErr  error
+	closers   []io.Closer
+	running   sync.WaitGroup
+}
+
+// New makes an internet with the usual hosts and returns when its servers listen. ctx bounds the making alone; [Net.Close]
+// ends it.
+func New(ctx context.Context, o Options) (*Net, error) {
+	if o.Logf == nil {
+		o.Logf = func(string, ...any) {}
+	}
+	n := &Net{opts: o, zone: newZone(), records: &recorder{}, packets: &packets{}}
+	if err := n.build(ctx); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+func (n *Net) build(ctx context.Context) (err error) {
+	if n.honest, err = newAuthority("Test Internet CA"); err != nil {
+		return err
+	}
+	if n.evil, err = newAuthority("Nobody Trusts This CA"); err != nil {
+		return err
+	}
+	if n.gateway, err = newNS(); err != nil {
+		return err
+	}
+	if n.internet, err = newNS(); err != nil {
+		return err
+	}
+	for _, step := range []func() error{n.connect, n.usualHosts, n.capture, n.serve, ctx.Err} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close ends the servers, kills the processes that are still in the two namespaces, and removes the link and the
+// namespaces. It may be called twice.
+func (n *Net) Close() error {
+	n.closeOnce.Do(func() {
+		for i := len(n.closers) - 1; i >= 0; i-- {
+			n.closeErr = errors.Join(n.closeErr, n.closers[i].Close())
+		}
+		n.running.Wait()
+		for _, ns := range []*NS{n.gateway, n.internet} {
+			if ns != nil && ns.inode != 0 {
+				n.closeErr = errors.Join(n.closeErr, ns.killProcesses(), ns.removeLinks(), ns.close())
+			}
+		}
+	})
+	return n.closeErr
+}
+
+// Gateway is the namespace for the gateway under test. Its default routes lead to the internet.
+func (n *Net) Gateway() *NS { return n.gateway }
+
+// Internet is the namespace of the servers, from which somebody else on the internet calls the gateway at
+// [Net.GatewayAddrs].
+func (n *Net) Internet() *NS { return n.internet }
+
+// GatewayAddrs are the addresses of the gateway's namespace on the internet.
+func (n *Net) GatewayAddrs() (v4, v6 netip.Addr) { return gatewayV4, gatewayV6 }
+
+// CAPEM is the certificate of the CA that signs for the honest hosts.
+func (n *Net) CAPEM() []byte { return n.honest.pem }
+
+// DNSServers are the addresses of the DNS server, as host:port, reached by UDP and TCP. DNS over TLS is on port 853 of the
+// same hosts, under the name dns.example.com.
+func (n *Net) DNSServers() []string {
+	return []string{netip.AddrPortFrom(dnsV4, 53).String(), netip.AddrPortFrom(dnsV6, 53).String()}
+}
+
+// TB is what [ForTest] needs of a test.
+type TB interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Cleanup(func())
+}
+
+// ForTest makes an internet that lasts as long as the test.
+func ForTest(tb TB, o Options) *Net {
+	tb.Helper()
+	n, err := New(context.Background(), o)
+	if err != nil {
+		tb.Fatalf("test internet: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			tb.Fatalf("closing the test internet: %v", err)
+		}
+	})
+	return n
+}

@@ -1,0 +1,113 @@
+package testnet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// killProcesses kills what is still in the namespace: commands that were started there, and their children. The process
+// itself is never among them, since its threads come back.
+func (ns *NS) killProcesses() error {
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		pids, err := ns.processes()
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v do not leave the test internet", pids)
+		}
+		if err := killAndWait(pids, deadline); err != nil {
+			return err
+		}
+	}
+}
+
+// killAndWait kills processes and waits until they have gone, by a descriptor for each so that no reused number is hit.
+func killAndWait(pids []int, deadline time.Time) error {
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		if err == nil {
+			left := max(time.Until(deadline).Milliseconds(), 1)
+			_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left))
+		}
+		_ = unix.Close(fd)
+		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	return nil
+}
+
+// processes returns the processes whose main thread is in the namespace.
+func (ns *NS) processes() ([]int, error) {
+	paths, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for _, p := range paths {
+		var st unix.Stat_t
+		if unix.Stat(p, &st) != nil || st.Ino != ns.inode {
+			continue // gone meanwhile, or elsewhere
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
+		if err == nil && pid != os.Getpid() {
+			out = append(out, pid)
+		}
+	}
+	return out, nil
+}
+
+// removeLinks removes the link between the namespaces at once; the kernel would do it some time after the last socket is
+// closed.
+func (ns *NS) removeLinks() error {
+	h, err := openLinks(ns)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for _, name := range []string{linkGateway, linkInternet} {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			continue // not there: the other end took it along
+		}
+		if err := h.LinkDel(link); err != nil {
+			return fmt.Errorf("removing %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// lockedBuffer collects output that two streams write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

@@ -1,0 +1,170 @@
+package testnet
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Kind says what was received.
+type Kind string
+
+// The kinds.
+const (
+	Connection Kind = "connection" // a TCP connection was accepted
+	Datagram   Kind = "datagram"   // a UDP datagram came, at a server other than DNS
+	Request    Kind = "request"    // an HTTP request came over a connection, encrypted or not
+	Query      Kind = "query"      // a DNS query came
+)
+
+// Received is one thing that a server received.
+type Received struct {
+	Time   time.Time
+	Kind   Kind
+	Addr   netip.AddrPort // where it was received
+	Remote netip.AddrPort // whom it came from
+
+	SNI   string   // server name of the ClientHello, for connections and requests over TLS
+	ALPN  []string // protocols that the ClientHello offered
+	First []byte   // first bytes of a connection (up to 1 KiB, as they came on the wire) or datagram
+
+	Proto   string      // "HTTP/1.1" or "HTTP/2.0"
+	Method  string      // of a request
+	Host    string      // Host or :authority of a request
+	Target  string      // request target, query included
+	Header  http.Header // of a request
+	Trailer http.Header // of a request whose body was read to its end
+	Body    int64       // bytes of the request's body read so far
+
+	Name string // queried name, lower case, without the final dot
+	Type string // queried type, such as "AAAA"
+}
+
+// Filter selects what was received.
+type Filter func(Received) bool
+
+// Any selects everything.
+func Any(Received) bool { return true }
+
+// Of selects one kind.
+func Of(k Kind) Filter { return func(r Received) bool { return r.Kind == k } }
+
+// Path selects the requests for a path, whatever their query.
+func Path(path string) Filter {
+	return func(r Received) bool {
+		p, _, _ := strings.Cut(r.Target, "?")
+		return r.Kind == Request && p == path
+	}
+}
+
+// Port selects what came to a port.
+func Port(port uint16) Filter { return func(r Received) bool { return r.Addr.Port() == port } }
+
+// maxReceived bounds what is kept; the oldest go first.
+const maxReceived = 1 << 16
+
+// recorder keeps what was received. Safe for concurrent use.
+type recorder struct {
+	mu      sync.Mutex
+	entries []*Received
+	changed chan struct{} // closed and replaced at each change
+}
+
+// add keeps an entry; change may alter it later.
+func (r *recorder) add(e Received) *Received {
+	e.Time = time.Now()
+	entry := &e
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.entries) >= maxReceived {
+		r.entries = append([]*Received(nil), r.entries[maxReceived/4:]...)
+	}
+	r.entries = append(r.entries, entry)
+	r.notifyLocked()
+	return entry
+}
+
+func (r *recorder) change(e *Received, f func(*Received)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(e)
+	r.notifyLocked()
+}
+
+func (r *recorder) notifyLocked() {
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
+	}
+}
+
+// matching returns copies of the entries selected, and a channel that is closed at the next change.
+func (r *recorder) matching(match Filter) ([]Received, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []Received
+	for _, e := range r.entries {
+		if match(*e) {
+			out = append(out, *e)
+		}
+	}
+	if r.changed == nil {
+		r.changed = make(chan struct{})
+	}
+	return out, r.changed
+}
+
+func (r *recorder) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.entries = nil
+}
+
+// Received returns what a host has received so far and all filters select, oldest first. The host is a name (every
+// address it has or had) or an address; "" is every host. A connection and each request in it are entries of their own.
+func (n *Net) Received(host string, filters ...Filter) []Received {
+	out, _ := n.records.matching(n.matcher(host, filters))
+	return out
+}
+
+// Await returns as soon as a host has received count entries that all filters select, or with an error when ctx ends.
+func (n *Net) Await(ctx context.Context, host string, count int, filters ...Filter) ([]Received, error) {
+	for {
+		out, changed := n.records.matching(n.matcher(host, filters))
+		if len(out) >= count {
+			return out, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return out, fmt.Errorf("%s received %d of %d: %w", host, len(out), count, ctx.Err())
+		}
+	}
+}
+
+// Queries returns the DNS queries for a name, or every query for "".
+func (n *Net) Queries(name string) []Received {
+	return n.Received("", Of(Query), func(r Received) bool { return name == "" || r.Name == canonical(name) })
+}
+
+// Forget drops everything that was received so far.
+func (n *Net) Forget() { n.records.forget() }
+
+func (n *Net) matcher(host string, filters []Filter) Filter {
+	addrs := n.zone.everOf(host)
+	return func(r Received) bool {
+		if host != "" && !addrs[r.Addr.Addr()] {
+			return false
+		}
+		for _, f := range filters {
+			if f != nil && !f(r) {
+				return false
+			}
+		}
+		return true
+	}
+}

@@ -1,0 +1,236 @@
+package testnet
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// Echo is the answer of the path /echo: the request as it came.
+type Echo struct {
+	Method  string      `json:"method"`
+	Target  string      `json:"target"`
+	Host    string      `json:"host"`
+	Proto   string      `json:"proto"`
+	SNI     string      `json:"sni,omitempty"`
+	Remote  string      `json:"remote"`
+	Header  http.Header `json:"headers"`
+	Trailer http.Header `json:"trailers,omitempty"`
+	Body    int64       `json:"body_length"`
+	SHA256  string      `json:"body_sha256"`
+}
+
+// page is one path of the web servers; rest is what follows the name of the path.
+type page func(n *Net, w http.ResponseWriter, r *http.Request, rest string)
+
+// pages are found by the first part of the path.
+var pages map[string]page
+
+func init() {
+	pages = map[string]page{
+		"echo": (*Net).echo, "status": (*Net).status, "sse": (*Net).sse, "bytes": (*Net).bytes, "trailers": (*Net).trailers,
+		"ws": (*Net).ws, "slow": (*Net).slow, "redirect": (*Net).redirect, "hints": (*Net).hints,
+	}
+}
+
+// web records a request and answers it.
+func (n *Net) web(w http.ResponseWriter, r *http.Request) {
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	remote, _ := netip.ParseAddrPort(r.RemoteAddr)
+	e := Received{
+		Kind: Request, Addr: addrPort(local), Remote: remote, Proto: r.Proto, Method: r.Method, Host: r.Host, Target: r.RequestURI,
+		Header: r.Header.Clone(),
+	}
+	if r.TLS != nil {
+		e.SNI = r.TLS.ServerName
+	}
+	entry := n.records.add(e)
+	r.Body = &countedBody{ReadCloser: r.Body, net: n, entry: entry, request: r}
+	if e.Addr.Addr() == metadataV4 {
+		n.metadata(w, r)
+		return
+	}
+	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if p := pages[name]; p != nil {
+		p(n, w, r, rest)
+		return
+	}
+	fmt.Fprintf(w, "%s %s at %s\n", r.Method, r.RequestURI, n.zone.nameOf(e.Addr.Addr()))
+}
+
+// countedBody adds what is read of a body, and the trailers at its end, to the record of the request.
+type countedBody struct {
+	io.ReadCloser
+	net     *Net
+	entry   *Received
+	request *http.Request
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	got, err := b.ReadCloser.Read(p)
+	b.net.records.change(b.entry, func(e *Received) {
+		e.Body += int64(got)
+		if errors.Is(err, io.EOF) {
+			e.Trailer = b.request.Trailer.Clone()
+		}
+	})
+	return got, err
+}
+
+// echo answers with the request itself, once its body is read.
+func (n *Net) echo(w http.ResponseWriter, r *http.Request, _ string) {
+	hash := sha256.New()
+	size, err := io.Copy(hash, r.Body)
+	if err != nil {
+		n.opts.Logf("test internet: body of %s: %v", r.RequestURI, err)
+		return
+	}
+	e := Echo{
+		Method: r.Method, Target: r.RequestURI, Host: r.Host, Proto: r.Proto, Remote: r.RemoteAddr, Header: r.Header,
+		Trailer: r.Trailer, Body: size, SHA256: hex.EncodeToString(hash.Sum(nil)),
+	}
+	if r.TLS != nil {
+		e.SNI = r.TLS.ServerName
+	}
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(e)
+}
+
+// status answers with the status code in the path.
+func (n *Net) status(w http.ResponseWriter, _ *http.Request, rest string) {
+	code, err := strconv.Atoi(rest)
+	if err != nil || code < 200 || code > 599 {
+		code = http.StatusNotFound
+	}
+	w.WriteHeader(code)
+}
+
+// sse sends an event every 50 ms until the client goes.
+func (n *Net) sse(w http.ResponseWriter, r *http.Request, _ string) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		if _, err := fmt.Fprintf(w, "data: %d\n\n", i); err != nil {
+			return
+		}
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// bytes sends as many bytes as the path says, all of them "x".
+func (n *Net) bytes(w http.ResponseWriter, _ *http.Request, rest string) {
+	size, err := strconv.ParseInt(rest, 10, 64)
+	if err != nil || size < 0 {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	chunk := []byte(strings.Repeat("x", 32<<10))
+	for size > 0 {
+		wrote, err := w.Write(chunk[:min(size, int64(len(chunk)))])
+		if err != nil {
+			return
+		}
+		size -= int64(wrote)
+	}
+}
+
+// trailers answers as gRPC does: a body, then trailers.
+func (n *Net) trailers(w http.ResponseWriter, r *http.Request, _ string) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
+	w.Header().Set("Content-Type", "application/grpc")
+	_, _ = io.WriteString(w, "body\n")
+	_ = http.NewResponseController(w).Flush()
+	w.Header().Set("Grpc-Status", "0")
+	w.Header().Set("Grpc-Message", "OK")
+}
+
+// ws sends back every message of a WebSocket.
+func (n *Net) ws(w http.ResponseWriter, r *http.Request, _ string) {
+	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // any origin
+	if err != nil {
+		n.opts.Logf("test internet: websocket: %v", err)
+		return
+	}
+	defer c.CloseNow()
+	c.SetReadLimit(16 << 20)
+	for {
+		kind, data, err := c.Read(r.Context())
+		if err != nil {
+			return
+		}
+		if err := c.Write(r.Context(), kind, data); err != nil {
+			return
+		}
+	}
+}
+
+// slow answers after as many milliseconds as the path says, 1000 if it says nothing.
+func (n *Net) slow(w http.ResponseWriter, r *http.Request, rest string) {
+	wait := time.Second
+	if ms, err := strconv.Atoi(rest); err == nil {
+		wait = time.Duration(ms) * time.Millisecond
+	}
+	select {
+	case <-r.Context().Done():
+	case <-time.After(wait):
+		fmt.Fprintln(w, "slow")
+	}
+}
+
+// redirect sends the client to the query parameter "to".
+func (n *Net) redirect(w http.ResponseWriter, r *http.Request, _ string) {
+	w.Header().Set("Location", r.URL.Query().Get("to"))
+	w.WriteHeader(http.StatusFound)
+}
+
+// hints answers 103, then 200.
+func (n *Net) hints(w http.ResponseWriter, _ *http.Request, _ string) {
+	w.Header().Set("Link", "</style.css>; rel=preload")
+	w.WriteHeader(http.StatusEarlyHints)
+	w.Header().Del("Link")
+	fmt.Fprintln(w, "after the hints")
+}
+
+// FakeCredential is what the metadata host gives away. It is worth nothing.
+const FakeCredential = "ASIAFAKEFAKEFAKEFAKE"
+
+// metadata answers as a cloud's metadata service does.
+func (n *Net) metadata(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, "{\"Code\":\"Success\",\"AccessKeyId\":%q,\"SecretAccessKey\":\"fake\",\"Token\":\"fake\"}\n", FakeCredential)
+}
+
+// serverLog passes the complaints of net/http on.
+func (n *Net) serverLog() *log.Logger { return log.New(logWriter{n}, "", 0) }
+
+type logWriter struct{ net *Net }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.net.opts.Logf("test internet: %s", strings.TrimSpace(string(p)))
+	return len(p), nil
+}

@@ -1,0 +1,224 @@
+package testnet
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/miekg/dns"
+)
+
+// defaultTTL is the time to live of addresses, in seconds.
+const defaultTTL = 60
+
+// Answer is what a name server says to one query.
+type Answer struct {
+	Records []dns.RR
+	Rcode   int
+	Silent  bool // true: no answer at all
+}
+
+// Answerer makes the answer to the count-th query (from 1) for a name. It may take its time.
+type Answerer func(q dns.Question, count int) Answer
+
+// zone is what the DNS server knows: any name below the root. Safe for concurrent use.
+type zone struct {
+	mu      sync.Mutex
+	records map[string][]dns.RR   // canonical owner name → records
+	ever    map[netip.Addr]string // every address that a name of the zone had → the name that had it first
+	had     map[string]map[netip.Addr]bool
+	special map[string]Answerer
+	counts  map[string]int
+}
+
+func newZone() *zone {
+	return &zone{
+		records: map[string][]dns.RR{}, ever: map[netip.Addr]string{}, had: map[string]map[netip.Addr]bool{},
+		special: map[string]Answerer{}, counts: map[string]int{},
+	}
+}
+
+// canonical is the form of a name in the zone: lower case without the final dot.
+func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+
+// SetRecords gives a name its records, in the place of all that it had, each in the form of a zone file:
+// "www.example.com. 60 IN CNAME cdn.example.org.". A name may begin with "*." and then stands for every name below.
+// Without records the name is gone.
+func (n *Net) SetRecords(name string, records ...string) error {
+	var rrs []dns.RR
+	for _, s := range records {
+		rr, err := dns.NewRR(s)
+		if err != nil {
+			return fmt.Errorf("record %q: %w", s, err)
+		}
+		rrs = append(rrs, rr)
+	}
+	n.zone.set(name, rrs)
+	return nil
+}
+
+// SetTTL changes the time to live of a name's records, in seconds.
+func (n *Net) SetTTL(name string, ttl uint32) {
+	n.zone.mu.Lock()
+	defer n.zone.mu.Unlock()
+	rrs := n.zone.records[canonical(name)]
+	for i, rr := range rrs {
+		rr = dns.Copy(rr) // the old one may be on its way in an answer
+		rr.Header().Ttl = ttl
+		rrs[i] = rr
+	}
+}
+
+// SetAnswerer lets f answer the queries for a name, such as with other addresses each time. nil ends that.
+func (n *Net) SetAnswerer(name string, f Answerer) {
+	n.zone.mu.Lock()
+	defer n.zone.mu.Unlock()
+	delete(n.zone.counts, canonical(name))
+	if f == nil {
+		delete(n.zone.special, canonical(name))
+		return
+	}
+	n.zone.special[canonical(name)] = f
+}
+
+func (z *zone) set(name string, rrs []dns.RR) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if len(rrs) == 0 {
+		delete(z.records, canonical(name))
+		return
+	}
+	z.records[canonical(name)] = rrs
+}
+
+// setAddrs gives a name its addresses and remembers that it had them.
+func (z *zone) setAddrs(name string, addrs []netip.Addr) {
+	name = canonical(name)
+	var rrs []dns.RR
+	for _, a := range addrs {
+		rrs = append(rrs, addrRecord(name, a))
+	}
+	z.set(name, rrs)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.had[name] == nil {
+		z.had[name] = map[netip.Addr]bool{}
+	}
+	for _, a := range addrs {
+		z.had[name][a] = true
+		if _, ok := z.ever[a]; !ok {
+			z.ever[a] = name
+		}
+	}
+}
+
+// addrRecord is the A or AAAA record of an address.
+func addrRecord(name string, a netip.Addr) dns.RR {
+	h := dns.RR_Header{Name: dns.Fqdn(name), Class: dns.ClassINET, Ttl: defaultTTL, Rrtype: dns.TypeA}
+	if a.Is4() {
+		return &dns.A{Hdr: h, A: a.AsSlice()}
+	}
+	h.Rrtype = dns.TypeAAAA
+	return &dns.AAAA{Hdr: h, AAAA: a.AsSlice()}
+}
+
+// everOf returns the addresses that a host, given as name or address, has or had.
+func (z *zone) everOf(host string) map[netip.Addr]bool {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return map[netip.Addr]bool{a: true}
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return maps.Clone(z.had[canonical(host)])
+}
+
+// owns reports whether a name has or had an address, so that the host there may show a certificate for it.
+func (z *zone) owns(name string, a netip.Addr) bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.had[canonical(name)][a]
+}
+
+// nameOf returns the first name that an address had, or "".
+func (z *zone) nameOf(a netip.Addr) string {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.ever[a]
+}
+
+func (z *zone) addrsOf(name string) []netip.Addr {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	var out []netip.Addr
+	for _, rr := range z.records[canonical(name)] {
+		switch rr := rr.(type) {
+		case *dns.A:
+			out = append(out, netip.AddrFrom4([4]byte(rr.A.To4())))
+		case *dns.AAAA:
+			out = append(out, netip.AddrFrom16([16]byte(rr.AAAA.To16())))
+		}
+	}
+	return out
+}
+
+// answer finds what the zone says to a question. CNAMEs are followed as far as the zone goes.
+func (z *zone) answer(q dns.Question) Answer {
+	name := canonical(q.Name)
+	z.mu.Lock()
+	z.counts[name]++
+	special, count := z.special[name], z.counts[name]
+	z.mu.Unlock()
+	if special != nil {
+		return special(q, count)
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	var out []dns.RR
+	for range 9 {
+		rrs, exists := z.findLocked(name)
+		if !exists {
+			return Answer{Records: out, Rcode: dns.RcodeNameError}
+		}
+		target := ""
+		for _, rr := range rrs {
+			if t := rr.Header().Rrtype; t == q.Qtype || t == dns.TypeCNAME || q.Qtype == dns.TypeANY {
+				out = append(out, ownedBy(rr, name))
+			}
+			if c, ok := rr.(*dns.CNAME); ok && q.Qtype != dns.TypeCNAME && q.Qtype != dns.TypeANY {
+				target = canonical(c.Target)
+			}
+		}
+		if target == "" {
+			return Answer{Records: out}
+		}
+		name = target
+	}
+	return Answer{Records: out, Rcode: dns.RcodeServerFailure}
+}
+
+// findLocked returns the records of a name, or of the wildcard above it, and whether the name exists.
+func (z *zone) findLocked(name string) ([]dns.RR, bool) {
+	if rrs, ok := z.records[name]; ok {
+		return slices.Clone(rrs), true
+	}
+	for rest := name; ; {
+		_, parent, ok := strings.Cut(rest, ".")
+		if !ok {
+			return nil, false
+		}
+		if rrs, ok := z.records["*."+parent]; ok {
+			return slices.Clone(rrs), true
+		}
+		rest = parent
+	}
+}
+
+// ownedBy returns the record with the name that was asked for, which differs where a wildcard answers.
+func ownedBy(rr dns.RR, name string) dns.RR {
+	rr = dns.Copy(rr)
+	rr.Header().Name = dns.Fqdn(name)
+	return rr
+}
