@@ -157,7 +157,7 @@ func (h *http1) serveOne() error {
 	if err := h.readHead(); err != nil {
 		return h.refuseHead(err)
 	}
-	if err := h.judge(); err != nil {
+	if allowed, err := h.judge(); !allowed {
 		return err
 	}
 	defer h.flight.Store(nil)
@@ -167,9 +167,10 @@ func (h *http1) serveOne() error {
 	return h.forward()
 }
 
-// judge decides the request and publishes it as being under way, in this order: a policy that comes into force in between
-// is seen by the second look here, a later one by watch.
-func (h *http1) judge() error {
+// judge decides the request; one that is not allowed was answered, and the error says whether the connection can carry
+// another. An allowed one is published as being under way, and then looked at again: a policy that came into force in
+// between is seen here, a later one by watch.
+func (h *http1) judge() (allowed bool, err error) {
 	m := h.message()
 	h.method = m.method
 	for {
@@ -177,11 +178,11 @@ func (h *http1) judge() error {
 		h.x.judged(&m, &h.ruling)
 		if p := h.ruling.refused; p != nil {
 			h.flight.Store(nil)
-			return h.refuse(p)
+			return false, h.refuse(p)
 		}
 		h.flight.Store(&inflight{request: h.ruling.request})
 		if h.s.box.Policy.Load() == h.ruling.policy {
-			return nil
+			return true, nil
 		}
 	}
 }

@@ -56,6 +56,9 @@ func (h *head) version(b []byte) error {
 	case "HTTP/1.0":
 		h.Minor = 0
 	default:
+		if len(b) != 8 || string(b[:5]) != "HTTP/" || b[6] != '.' {
+			return bad("the start line does not end in a version")
+		}
 		return &Error{Status: 505, What: "the version is neither HTTP/1.1 nor HTTP/1.0"}
 	}
 	return nil

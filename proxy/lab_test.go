@@ -1,0 +1,360 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// lab is a proxy with one box, a certificate authority that both sides trust, and names that all live on loopback.
+type lab struct {
+	t      testing.TB
+	p      *Proxy
+	box    *policy.Box
+	events *labEvents
+	ca     *labCA
+	front  net.Listener
+
+	mu    sync.Mutex
+	names map[string][]netip.Addr
+}
+
+// labCA signs for upstreams and for the box alike.
+type labCA struct {
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+	pool *x509.CertPool
+
+	mu     sync.Mutex
+	leaves map[string]*tls.Certificate
+}
+
+func newLabCA(t testing.TB) *labCA {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "lab"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return &labCA{key: key, cert: cert, pool: pool, leaves: map[string]*tls.Certificate{}}
+}
+
+func (ca *labCA) leaf(name string) (*tls.Certificate, error) {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	if c := ca.leaves[name]; c != nil {
+		return c, nil
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(int64(len(ca.leaves) + 2)), DNSNames: []string{name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, &ca.key.PublicKey, ca.key)
+	if err != nil {
+		return nil, err
+	}
+	ca.leaves[name] = &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: ca.key}
+	return ca.leaves[name], nil
+}
+
+// Leaf makes labCA the Leaves of a proxy.
+func (ca *labCA) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	return ca.leaf(n.String())
+}
+
+// labEvents keeps what was decided.
+type labEvents struct {
+	mu   sync.Mutex
+	list []audit.Event
+	more chan struct{}
+}
+
+func (e *labEvents) Record(ev audit.Event) {
+	e.mu.Lock()
+	e.list = append(e.list, ev)
+	e.mu.Unlock()
+	select {
+	case e.more <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns the events of the stage once there are n.
+func (e *labEvents) wait(t testing.TB, n int) []audit.Event {
+	t.Helper()
+	limit := time.After(10 * time.Second)
+	for {
+		e.mu.Lock()
+		got := append([]audit.Event(nil), e.list...)
+		e.mu.Unlock()
+		if len(got) >= n {
+			return got
+		}
+		select {
+		case <-e.more:
+		case <-limit:
+			t.Fatalf("%d events, want %d: %+v", len(got), n, got)
+		}
+	}
+}
+
+// BoxByAddr, Lookup, Granted and GrantedNames make lab the surroundings of its proxy.
+func (l *lab) BoxByAddr(netip.Addr) *policy.Box { return l.box }
+
+func (l *lab) Lookup(_ context.Context, _ *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	addrs, ok := l.names[n.String()]
+	if !ok {
+		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+	}
+	return addrs, nil
+}
+
+func (l *lab) Granted(policy.BoxID, policy.Name, netip.Addr) bool  { return false }
+func (l *lab) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil }
+
+func newLab(t testing.TB) *lab {
+	l := &lab{t: t, box: &policy.Box{ID: "b1"}, ca: newLabCA(t), names: map[string][]netip.Addr{}}
+	l.events = &labEvents{more: make(chan struct{}, 1)}
+	p, err := New(Config{Boxes: l, Resolver: l, Leaves: l.ca, Audit: l.events, Roots: l.ca.pool})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.p = p
+	l.front, err = net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = l.front.Close()
+		p.CloseBox(l.box.ID)
+	})
+	return l
+}
+
+// policy puts a policy in force. headers are pattern → name → value.
+func (l *lab) policy(spec policy.Spec, headers map[string]map[string]string) {
+	l.t.Helper()
+	rules, err := policy.ParseHeaders(headers)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	c, err := policy.Compile(spec, rules, policy.NewProtected(loopback, nil), l.box.Policy.Load().Version()+1)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.box.Policy.Store(c)
+}
+
+var allowAll = policy.Spec{Mode: policy.ModeAllowAll}
+
+// secret sets one header on a host of a test server.
+func secretFor(name string, port uint16) map[string]map[string]string {
+	return map[string]map[string]string{name + ":" + strconv.Itoa(int(port)): {"Authorization": "Bearer s3cret"}}
+}
+
+// dialPair connects a client to a fresh session and returns the client's end. The session is served until it ends.
+func (l *lab) dialPair(name string, port uint16, secure bool, alpn ...string) net.Conn {
+	l.t.Helper()
+	client, err := net.Dial("tcp", l.front.Addr().String())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	server, err := l.front.Accept()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.serve(server, name, port, secure)
+	}()
+	l.t.Cleanup(func() {
+		_ = client.Close()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			l.t.Error("the session did not end with its client")
+		}
+	})
+	_ = client.SetDeadline(time.Now().Add(60 * time.Second))
+	if !secure {
+		return client
+	}
+	if len(alpn) == 0 {
+		alpn = []string{"http/1.1"}
+	}
+	conn := tls.Client(client, &tls.Config{ServerName: name, RootCAs: l.ca.pool, NextProtos: alpn})
+	if err := conn.Handshake(); err != nil {
+		l.t.Fatal(err)
+	}
+	return conn
+}
+
+func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
+	defer server.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	live := l.p.live.add(l.box, 10000, cancel)
+	defer l.p.live.remove(live)
+	if !live.attach(server) {
+		return
+	}
+	s := &session{p: l.p, box: l.box, orig: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), port: port, secure: secure, client: server, live: live}
+	if !secure {
+		_ = l.p.serveHTTP1(ctx, s)
+		return
+	}
+	n, err := policy.ParseName(name)
+	if err != nil {
+		l.t.Error(err)
+		return
+	}
+	conn, err := l.p.terminate(ctx, l.box, server, n, nil)
+	if err != nil {
+		return
+	}
+	s.name, s.client, s.alpn = n, conn, conn.ConnectionState().NegotiatedProtocol
+	if s.alpn == "h2" {
+		_ = l.p.serveHTTP2(ctx, s)
+		return
+	}
+	_ = l.p.serveHTTP1(ctx, s)
+}
+
+// httpClient returns a client whose every connection is a session of the lab.
+func (l *lab) httpClient(port uint16, h2 bool) *http.Client {
+	alpn := []string{"http/1.1"}
+	tr := &http.Transport{
+		DisableCompression: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return l.dialPair("", port, false), nil
+		},
+		DialTLSContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			host, _, err := net.SplitHostPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			return l.dialPair(host, port, true, alpn...), nil
+		},
+	}
+	if h2 {
+		alpn = []string{"h2"}
+		tr.Protocols = new(http.Protocols)
+		tr.Protocols.SetHTTP2(true)
+	}
+	l.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 60 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// httpsServer is an upstream that speaks TLS under any name, h2 as well if asked.
+func (l *lab) httpsServer(h2 bool, handler http.HandlerFunc) (*httptest.Server, uint16) {
+	srv := httptest.NewUnstartedServer(handler)
+	srv.EnableHTTP2 = h2
+	srv.TLS = &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return l.ca.leaf(hello.ServerName) }}
+	srv.StartTLS()
+	l.t.Cleanup(srv.Close)
+	return srv, portOf(l.t, srv.Listener)
+}
+
+func (l *lab) httpServer(handler http.HandlerFunc) (*httptest.Server, uint16) {
+	srv := httptest.NewServer(handler)
+	l.t.Cleanup(srv.Close)
+	return srv, portOf(l.t, srv.Listener)
+}
+
+func portOf(t testing.TB, ln net.Listener) uint16 {
+	t.Helper()
+	a, err := netip.ParseAddrPort(ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Port()
+}
+
+// rawServer is an upstream of a script: it hands each connection to handle.
+func (l *lab) rawServer(secure bool, handle func(net.Conn, *bufio.Reader)) uint16 {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	port := portOf(l.t, ln)
+	if secure {
+		ln = tls.NewListener(ln, &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return l.ca.leaf(hello.ServerName) }})
+	}
+	l.t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c, bufio.NewReader(c))
+			}()
+		}
+	}()
+	return port
+}
+
+// ask writes a raw request and reads one response.
+func ask(t testing.TB, c net.Conn, r *bufio.Reader, request, method string) *http.Response {
+	t.Helper()
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	return readResponse(t, r, method)
+}
+
+func readResponse(t testing.TB, r *bufio.Reader, method string) *http.Response {
+	t.Helper()
+	res, err := http.ReadResponse(r, &http.Request{Method: method})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
+func readAll(t testing.TB, r io.Reader) string {
+	t.Helper()
+	b, err := io.ReadAll(r)
+	if err != nil && !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	return string(b)
+}

@@ -1,0 +1,112 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"boxgate/policy"
+)
+
+func echoWebSocket(w http.ResponseWriter, r *http.Request) {
+	c, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return
+	}
+	defer c.CloseNow()
+	c.SetReadLimit(-1)
+	for {
+		kind, data, err := c.Read(r.Context())
+		if err != nil {
+			return
+		}
+		if err := c.Write(r.Context(), kind, append([]byte(r.Header.Get("Authorization")+" "), data...)); err != nil {
+			return
+		}
+	}
+}
+
+func TestWebSocket(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	_, port := l.httpsServer(false, echoWebSocket)
+	l.policy(allowAll, secretFor(api, port))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetReadLimit(-1)
+	for _, size := range []int{1, 125, 70000, 1 << 20} {
+		msg := bytes.Repeat([]byte("x"), size)
+		if err := c.Write(ctx, websocket.MessageBinary, msg); err != nil {
+			t.Fatal(err)
+		}
+		_, got, err := c.Read(ctx)
+		if err != nil || !bytes.Equal(got, append([]byte("Bearer s3cret "), msg...)) {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+	}
+	if err := c.Close(websocket.StatusNormalClosure, "bye"); err != nil {
+		t.Error(err)
+	}
+	if e := l.events.wait(t, 1)[0]; e.Status != 101 || e.Verdict != policy.Allow || e.BytesIn < 1<<20 || e.BytesOut < 1<<20 {
+		t.Errorf("event %+v", e)
+	}
+}
+
+func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	_, port := l.httpsServer(false, echoWebSocket)
+	l.policy(allowAll, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	l.policy(allowAll, secretFor("other.example.com", port))
+	l.p.Recheck(l.box.ID)
+	if err := c.Write(ctx, websocket.MessageText, []byte("still here")); err != nil {
+		t.Fatal("cut by a policy that allows it:", err)
+	}
+	if _, _, err := c.Read(ctx); err != nil {
+		t.Fatal("cut by a policy that allows it:", err)
+	}
+	l.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
+	l.p.Recheck(l.box.ID)
+	if _, _, err := c.Read(ctx); err == nil {
+		t.Error("goes on under deny-all")
+	}
+	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonPolicyChanged {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// TestOtherUpgradesAreStripped asks for h2c, with which a request could leave the judge's sight.
+func TestOtherUpgradesAreStripped(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
+		var b strings.Builder
+		_ = r.Header.Write(&b)
+		_, _ = w.Write([]byte(b.String()))
+	})
+	l.policy(allowAll, nil)
+	c := l.dialPair("", port, false)
+	for _, up := range []string{"h2c", "TLS/1.0", "websocket, h2c"} {
+		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+up+"\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n", "GET")
+		if got := readAll(t, res.Body); res.StatusCode != 200 || got != "" {
+			t.Errorf("%s: %d, forwarded %q", up, res.StatusCode, got)
+		}
+	}
+}
