@@ -61,13 +61,13 @@ func (n *Net) connect() error {
 	if err := gw.LinkAdd(veth); err != nil {
 		return fmt.Errorf("the link between the namespaces cannot be made: %w", err)
 	}
+	if err := errors.Join(up(gw, linkGateway), up(inet, linkInternet)); err != nil {
+		return err
+	}
 	err = errors.Join(
 		address(gw, linkGateway, gatewayV4, internetV4), address(gw, linkGateway, gatewayV6, internetV6),
 		address(inet, linkInternet, internetV4, gatewayV4), address(inet, linkInternet, internetV6, gatewayV6))
 	if err != nil {
-		return err
-	}
-	if err := errors.Join(up(gw, linkGateway), up(inet, linkInternet)); err != nil {
 		return err
 	}
 	err = errors.Join(defaultRoute(gw, linkGateway, internetV4), defaultRoute(gw, linkGateway, internetV6))

@@ -325,21 +325,27 @@ func TestTwoInternetsSideBySide(t *testing.T) {
 	}
 }
 
-func TestNothingInTheProcessesOwnNamespace(t *testing.T) {
-	before, err := netlink.LinkList()
+func TestNothingInTheCallersNamespace(t *testing.T) {
+	t.Parallel()
+	home, err := newNS()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := ForTest(t, Options{})
-	after, err := netlink.LinkList()
-	if err != nil || len(after) != len(before) {
-		t.Errorf("%d links before, %d with a test internet (%v)", len(before), len(after), err)
-	}
-	if c, err := net.DialTimeout("tcp", "198.51.100.10:443", 50*time.Millisecond); err == nil {
-		c.Close()
-		t.Error("the test internet is reached from outside it")
-	}
-	if err := n.Close(); err != nil {
+	defer home.close()
+	err = home.Do(func() error {
+		n := ForTest(t, Options{Capture: true})
+		links, err := netlink.LinkList()
+		if err != nil || len(links) != 1 {
+			t.Errorf("links %v (%v), want lo alone", links, err)
+		}
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			if routes, err := netlink.RouteList(nil, family); err != nil || len(routes) != 0 {
+				t.Errorf("routes %v (%v), want none", routes, err)
+			}
+		}
+		return n.Close()
+	})
+	if err != nil {
 		t.Error(err)
 	}
 }
