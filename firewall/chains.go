@@ -53,11 +53,11 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 		match{ctMark(r1), lookup(s.flows)}, setMark(markForward))
 
 	chain := chainJudgeBox
-	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
 	known := t.anonymous(nftables.TypeInetProto, bytesOf(unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
 		unix.IPPROTO_ICMPV6))
 	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
 		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(policy.ReasonProtocol))
+	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
 	t.rule(chain, "connections that the proxy has accepted", tcp, ctState(stateEstablished),
 		match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}, setMark(markProxy), accept())

@@ -1,0 +1,128 @@
+package firewall
+
+import (
+	"net/netip"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+func TestSuppressedRefusalsAreCounted(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	c, err := w.dial(w.boxNS["one"], "udp", netip.AddrPortFrom(outside4, 9))
+	w.must(err)
+	const packets = 500
+	for sent := 0; sent < packets; {
+		if _, err := c.Write([]byte("x")); err == nil { // an ICMP error shows up as an error of the next write
+			sent++
+		}
+	}
+	w.wait("events stand for all packets", func() bool {
+		w.events.mu.Lock()
+		defer w.events.mu.Unlock()
+		var total uint64
+		for _, e := range w.events.events {
+			if e.Reason == policy.ReasonNotAllowed && e.Box == "one" {
+				total += max(e.Count, 1)
+			}
+		}
+		return total == packets
+	})
+	w.events.mu.Lock()
+	defer w.events.mu.Unlock()
+	if n := len(w.events.events); n > 100 {
+		t.Errorf("%d events for %d packets", n, packets)
+	}
+}
+
+func TestEventsCarryThePolicysRule(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	w.cfg.Explain = func(r policy.Request) policy.Decision {
+		if r.Box != "one" || r.Stage != policy.StageKernel {
+			t.Errorf("asked for %+v", r)
+		}
+		switch r.Addr {
+		case outside4:
+			return policy.Decision{Reason: policy.ReasonDeniedCIDR, Rule: "198.51.100.0/24", Version: 3}
+		case marker4:
+			return policy.Decision{Verdict: policy.Allow, Reason: policy.ReasonAllowedCIDR, Rule: "198.51.100.250", Version: 3}
+		}
+		return policy.Decision{Reason: policy.ReasonDenyAll, Version: 3}
+	}
+	w.open()
+	w.addBox("one", 10)
+	plan := allow()
+	plan.Denied = prefixes("198.51.100.0/25")
+	w.apply("one", plan)
+	_, _ = w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 80))
+	e := w.waitEvent("denied", func(e audit.Event) bool { return e.Addr == outside4 })
+	if e.Reason != policy.ReasonDeniedCIDR || e.Rule != "198.51.100.0/24" || e.Version != 3 {
+		t.Errorf("event %+v", e)
+	}
+	_, _ = w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside6, 80))
+	e = w.waitEvent("deny-all", func(e audit.Event) bool { return e.Addr == outside6 })
+	if e.Reason != policy.ReasonDenyAll || e.Rule != "" {
+		t.Errorf("event %+v", e)
+	}
+	w.flushWire("one")
+	e = w.waitEvent("allowed", func(e audit.Event) bool { return e.Addr == marker4 })
+	if e.Verdict != policy.Allow || e.Action != audit.ActionKernel || e.Rule != "198.51.100.250" || e.Port != 9 {
+		t.Errorf("event %+v", e)
+	}
+}
+
+func TestForwardedConnectionsAreReported(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28", "2001:db8:2::/64"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	for _, to := range []netip.Addr{outside4, outside6} {
+		_, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(to, server.Port()), "hello")
+		w.must(err)
+		begun := w.waitEvent("begin", func(e audit.Event) bool { return e.Addr == to && e.BytesOut == 0 })
+		if begun.Verdict != policy.Allow || begun.Box != "one" || begun.Protocol != policy.TCP || begun.Port != server.Port() {
+			t.Errorf("event %+v", begun)
+		}
+		w.must(w.fw.CutFlows(t.Context(), "one", func(Flow) bool { return false }))
+		ended := w.waitEvent("end", func(e audit.Event) bool { return e.Addr == to && e.BytesOut > 0 })
+		if ended.BytesIn < 100 || ended.BytesOut < 100 || ended.Duration <= 0 || ended.Action != audit.ActionKernel {
+			t.Errorf("event %+v", ended)
+		}
+	}
+	if e, ok := w.events.find(func(e audit.Event) bool { return e.Verdict == policy.Deny }); ok {
+		t.Errorf("a refusal was reported: %+v", e)
+	}
+}
+
+func TestParsePacket(t *testing.T) {
+	four := []byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 198, 51, 100, 7, 0x10, 0, 0x01, 0xbb}
+	want := packet{policy.TCP, netip.MustParseAddr("198.51.100.7"), 443}
+	if got := parsePacket(four); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	later := append([]byte(nil), four...)
+	later[7] = 1 // a later fragment has no ports
+	if got := parsePacket(later); got.port != 0 {
+		t.Errorf("port of a later fragment: %+v", got)
+	}
+	six := make([]byte, 44)
+	six[0], six[6], six[39], six[43] = 0x60, 17, 9, 53
+	if got := parsePacket(six); got.protocol != policy.UDP || got.port != 53 || got.dest != netip.MustParseAddr("::9") {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func FuzzParsePacket(f *testing.F) {
+	f.Add([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 198, 51, 100, 7, 0x10, 0, 0x01, 0xbb})
+	f.Add(make([]byte, 64))
+	f.Add([]byte{0x60})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := parsePacket(b)
+		if p.port != 0 && p.protocol != policy.TCP && p.protocol != policy.UDP {
+			t.Errorf("a port without TCP or UDP: %+v", p)
+		}
+	})
+}
