@@ -103,7 +103,7 @@ func checkDomain(at, s string, ps *problems) (domain, bool) {
 	if err == nil {
 		return domain{p, s}, true
 	}
-	if isAddress(s) || isPrefix(s) {
+	if meansAddress(bareHost(s)) || isPrefix(s) {
 		ps.add(at, "%s; addresses belong in the lists of CIDRs", err)
 	} else {
 		ps.add(at, "%s", err)
@@ -197,7 +197,7 @@ func checkMethod(at, m string, ps *problems) {
 		ps.add(at, `"*" is not an HTTP method; leave methods out to match every one`)
 	case m != strings.ToUpper(m):
 		// Methods are case-sensitive (RFC 9110 9.1): "delete" would never match a DELETE.
-		ps.add(at, "%s is written in capitals; use %q", quoted(m), strings.ToUpper(m))
+		ps.add(at, "%s is not in capitals; use %q", quoted(m), strings.ToUpper(m))
 	}
 }
 

@@ -49,6 +49,9 @@ func TestGoldenProblems(t *testing.T) {
 				continue
 			}
 			a.Files[i+1].Data = problemLines(invalid.Problems)
+			if strings.Contains(err.Error(), "SECRET") {
+				t.Errorf("%s: the error shows a header value: %v", doc.Name, err)
+			}
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Header is one header that the gateway sets on a matching request.
@@ -134,7 +135,7 @@ var refusedHeaders = map[string]string{
 	"transfer-encoding":   "is hop-by-hop",
 	"upgrade":             "is hop-by-hop",
 	"http2-settings":      "is hop-by-hop",
-	"host":                "is set by the client and judged by the policy",
+	"host":                "names the destination that the policy judges",
 	"content-length":      "belongs to the framing of the message",
 	"expect":              "belongs to the framing of the message",
 }
@@ -149,13 +150,13 @@ func headerNameFlaw(name string) string {
 	case name[0] == ':':
 		return "is a pseudo-header; the gateway keeps those of the request"
 	}
-	for i := range len(name) {
-		if !isToken(name[i]) {
-			return "is not a header name: " + quoted(string(name[i])) + " may not stand in one"
+	for _, r := range name {
+		if r >= utf8.RuneSelf || !isToken(byte(r)) {
+			return "is not a header name: " + quoted(string(r)) + " may not stand in one"
 		}
 	}
 	if flaw, refused := refusedHeaders[foldHeader(name)]; refused {
-		return flaw + " and cannot be set"
+		return flaw + ", and cannot be set"
 	}
 	return ""
 }

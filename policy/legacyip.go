@@ -23,6 +23,15 @@ func isNumber(label string) bool {
 	return true
 }
 
+// meansAddress reports whether s is an IP address in any spelling.
+func meansAddress(s string) bool {
+	if isAddress(s) {
+		return true
+	}
+	_, ok := legacyIPv4(strings.Split(strings.ToLower(strings.TrimSuffix(s, ".")), "."))
+	return ok
+}
+
 // legacyIPv4 reads the forms that inet_aton takes besides four decimal numbers: one to four parts, each decimal, octal
 // or hexadecimal, the last one filling what is left. It only serves to name the address in the message.
 func legacyIPv4(labels []string) (netip.Addr, bool) {

@@ -39,7 +39,9 @@ func parsePattern(s string) (p Pattern, flaw string) {
 		p.wild = true
 		return p, ""
 	}
-	host, p.wild = strings.CutPrefix(host, "*.")
+	if host, p.wild = strings.CutPrefix(host, "*."); p.wild && host == "" {
+		return Pattern{}, "has an empty label"
+	}
 	p.name, flaw = parseName(host)
 	if flaw != "" {
 		return Pattern{}, flaw

@@ -1,8 +1,6 @@
 package policy
 
-import (
-	"net/netip"
-)
+import "net/netip"
 
 // Protected is an immutable snapshot of the addresses that no policy can open: what the IANA special-purpose
 // registries mark not globally reachable, multicast, and the host's and boxes' own addresses, less what the operator
@@ -37,6 +35,8 @@ func NewProtected(exempt, own []netip.Prefix) *Protected {
 			p.ranges.addDenied(left, rule)
 		}
 	}
+	// Decisions see IPv4-mapped addresses as IPv4; packets to them are IPv6, mean nothing, and no exemption is for them.
+	p.ranges.addDenied(mapped, mapped.String()+" (IPv4-mapped)")
 	p.merged = p.ranges.merged()
 	return p
 }
@@ -71,6 +71,8 @@ func (p *Protected) addEverything() {
 		p.ranges.addDenied(all, all.String()+" (host address unknown)")
 	}
 }
+
+var mapped = netip.MustParsePrefix("::ffff:0:0/96")
 
 var everything = [...]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 

@@ -33,8 +33,8 @@ var specialPurpose = []specialRange{
 
 	{netip.MustParsePrefix("::/128"), "unspecified"},
 	{netip.MustParsePrefix("::1/128"), "loopback"},
-	{netip.MustParsePrefix("::/96"), "IPv4-compatible"},           // RFC 4291 2.5.5.1, deprecated
-	{netip.MustParsePrefix("::ffff:0:0/96"), "IPv4-mapped"},       // on the wire as IPv6; as text it is judged as IPv4
+	{netip.MustParsePrefix("::/96"), "IPv4-compatible"}, // RFC 4291 2.5.5.1, deprecated
+	{mapped, "IPv4-mapped"},
 	{netip.MustParsePrefix("::ffff:0:0:0/96"), "IPv4-translated"}, // RFC 2765
 	{netip.MustParsePrefix("64:ff9b:1::/48"), "local-use NAT64"},  // RFC 8215
 	{netip.MustParsePrefix("100::/64"), "discard"},

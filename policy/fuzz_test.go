@@ -1,0 +1,205 @@
+package policy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+var hostSeeds = []string{
+	"api.github.com", "API.GitHub.com.", "bücher.de", "xn--bcher-kva.de", "_acme-challenge.a.test", "r3---sn-h5q7dne7.googlevideo.com",
+	"localhost", "*.a.test", "*", "*:443", "a.test:8443", "*foo.com", "a*.com", "https://a.test/x", "127.1", "0x7f.1", "2130706433",
+	"[::1]:443", "::ffff:1.2.3.4", "1.2.3.4", "foo.0x", "a..b", ".", "", "a.test..", "１２７.0.0.1", "例え。テスト", "ß.de", "a\u200db.de", "℀.com",
+	"xn--a.com", "xn--.com", "xn--example-.com", "a\x00.test", "a%2eb.test", "-a-.test", strings.Repeat("a", 64) + ".test",
+}
+
+// FuzzParseName: what is accepted is canonical, cannot be an address in anybody's eyes, and parses to itself.
+func FuzzParseName(f *testing.F) {
+	for _, s := range hostSeeds {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := ParseName(s)
+		if err != nil {
+			if !n.IsZero() {
+				t.Fatalf("%q: refused, yet a name came back", s)
+			}
+			checkMessage(t, err)
+			return
+		}
+		if again, err := ParseName(n.String()); err != nil || again != n {
+			t.Fatalf("%q: %q parses to %q, %v", s, n, again, err)
+		}
+		text := n.String()
+		if len(text) == 0 || len(text) > 253 || strings.ToLower(text) != text || strings.HasSuffix(text, ".") {
+			t.Fatalf("%q: %q is not canonical", s, text)
+		}
+		if _, err := netip.ParseAddr(text); err == nil {
+			t.Fatalf("%q: %q is an address", s, text)
+		}
+		last := text[strings.LastIndexByte(text, '.')+1:]
+		if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
+			t.Fatalf("%q: %q ends in a number", s, text)
+		}
+		for _, label := range strings.Split(text, ".") {
+			if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+				t.Fatalf("%q: bad label %q", s, label)
+			}
+		}
+	})
+}
+
+// FuzzParsePattern: the canonical text parses to the same pattern, and covers what it says and nothing like it.
+func FuzzParsePattern(f *testing.F) {
+	for _, s := range hostSeeds {
+		f.Add(s)
+	}
+	below, _ := ParseName("x.y.z.test")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := ParsePattern(s)
+		if err != nil {
+			if p != (Pattern{}) || p.Match(below, 0) {
+				t.Fatalf("%q: refused, yet a pattern came back", s)
+			}
+			checkMessage(t, err)
+			return
+		}
+		if again, err := ParsePattern(p.String()); err != nil || again != p {
+			t.Fatalf("%q: %q parses to %q, %v", s, p, again, err)
+		}
+		if p.Match(Name{}, p.Port()) {
+			t.Fatalf("%q covers no name at all", s)
+		}
+		if p.Name().IsZero() {
+			if !p.IsWildcard() || !p.Match(below, p.Port()) {
+				t.Fatalf("%q does not cover any name", s)
+			}
+			return
+		}
+		if p.Match(p.Name(), p.Port()) == p.IsWildcard() {
+			t.Fatalf("%q: wrong about the name itself", s)
+		}
+		if evil, err := ParseName("evil-" + p.Name().String()); err == nil && p.Match(evil, p.Port()) {
+			t.Fatalf("%q covers %q", s, evil)
+		}
+		if child, err := ParseName("a.b." + p.Name().String()); err == nil && p.Match(child, p.Port()) != p.IsWildcard() {
+			t.Fatalf("%q: wrong about %q", s, child)
+		}
+		if p.Port() != 0 && p.Match(p.Name(), p.Port()%65535+1) {
+			t.Fatalf("%q covers another port", s)
+		}
+	})
+}
+
+// checkMessage: a message is one line of printable text, and a correction in it is itself accepted.
+func checkMessage(t *testing.T, err error) {
+	t.Helper()
+	if strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		t.Fatalf("control characters in %q", err)
+	}
+	if e, ok := errors.AsType[*syntaxError](err); ok && e.use != "" {
+		_, cidrErr := parseCIDR(e.use)
+		_, patternErr := ParsePattern(e.use)
+		if cidrErr != nil && patternErr != nil {
+			t.Fatalf("%v: the correction is refused as well", err)
+		}
+	}
+}
+
+// FuzzParseSpec: what is accepted compiles, and its JSON parses to the same; what is refused says why.
+func FuzzParseSpec(f *testing.F) {
+	for _, s := range []string{
+		`{"mode":"allow-all"}`, `"deny-all"`, `{"allow":["a.test"],"subnets":{"deny":["1.1.1.0/24"]}}`,
+		`{"mode":"custom","allowed_domains":["*.a.test:443"],"denied_domains":["b.a.test"],"allowed_cidrs":["1.1.1.1","::/0"],"dns":"resolve"}`,
+		`{"mode":"custom","denied_cidrs":["1.1.1.0/24"],"allowed_cidrs":[],"rules":[{"hosts":["*"],"methods":["GET"],"paths":["/a*"],"action":"deny"}]}`,
+		`{"allow":{"a.test":[{"transform":[{"headers":{"x-a":"1"}}]}],"*":[]}}`, `{"mode":"custom","mode":"deny-all"}`, `{"MODE":"allow-all"}`, `[[[[`, `{"mode":`, `{}{}`, "\xff",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		spec, headers, err := ParseNetworkPolicy(data)
+		if err != nil {
+			checkInvalid(t, err)
+			return
+		}
+		if _, err := ParseHeaders(headers); err != nil {
+			t.Fatalf("headers of %s: %v", data, err)
+		}
+		c, err := Compile(spec, nil, nil, 1)
+		if err != nil {
+			t.Fatalf("%s parses but does not compile: %v", data, err)
+		}
+		text, err := json.Marshal(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseSpec(text)
+		if err != nil {
+			t.Fatalf("%s: %s does not parse: %v", data, text, err)
+		}
+		if twice, _ := json.Marshal(again); !bytes.Equal(text, twice) {
+			t.Fatalf("%s came back as %s", text, twice)
+		}
+		d, err := Compile(again, nil, nil, 1)
+		if err != nil || !reflect.DeepEqual(c.Kernel(), d.Kernel()) || c.ResolvesOthers() != d.ResolvesOthers() {
+			t.Fatalf("%s means something else after it was stored", data)
+		}
+	})
+}
+
+func checkInvalid(t *testing.T, err error) {
+	t.Helper()
+	invalid, ok := errors.AsType[*InvalidError](err)
+	if !ok || len(invalid.Problems) == 0 {
+		t.Fatalf("want an *InvalidError with problems, got %v", err)
+	}
+	for _, p := range invalid.Problems {
+		if p.Message == "" || p.Pointer != "" && p.Pointer[0] != '/' {
+			t.Fatalf("bad problem %+v", p)
+		}
+	}
+}
+
+// FuzzParseHeaders: what is accepted can be written on the wire as it is, and parses to the same rules again.
+func FuzzParseHeaders(f *testing.F) {
+	f.Add("a.test", "Authorization", "Bearer x")
+	f.Add("*.a.test:8443", "x_api-key", "")
+	f.Add("*", "a", "b")
+	f.Add("a.test", "Content_Length", "0")
+	f.Add("a.test", "x-a", "b\r\nhost: evil")
+	f.Fuzz(func(t *testing.T, host, name, value string) {
+		rules, err := ParseHeaders(map[string]map[string]string{host: {name: value}})
+		if err != nil {
+			checkInvalid(t, err)
+			return
+		}
+		h := rules[0].Headers[0]
+		if h.Value.Reveal() != value || strings.ContainsAny(value+h.Name, "\r\n\x00") || strings.ContainsAny(h.Name, ": ") {
+			t.Fatalf("%q: %q", h.Name, value)
+		}
+		again, err := ParseHeaders(map[string]map[string]string{rules[0].Pattern.String(): {h.Name: value}})
+		if err != nil || !reflect.DeepEqual(rules, again) {
+			t.Fatalf("%v came back as %v, %v", rules, again, err)
+		}
+	})
+}
+
+// FuzzResolvePath: resolving ends, leaves no way up, and changes nothing the second time once nothing is encoded.
+func FuzzResolvePath(f *testing.F) {
+	for _, s := range []string{"/", "/a/../b", "/a/%2e%2e/b", "//a", `/a\..\b`, "/a/.", "/a/..", "/%", "/%zz", "*", "", "/..a", "/.../b"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		clean := resolvePath(s)
+		if strings.Contains(clean, "//") || strings.HasSuffix(clean, "/..") || strings.Contains(clean, "/../") {
+			t.Fatalf("%q resolves to %q", s, clean)
+		}
+		if !strings.Contains(clean, "%") && resolvePath(clean) != clean {
+			t.Fatalf("%q resolves to %q and then to %q", s, clean, resolvePath(clean))
+		}
+	})
+}

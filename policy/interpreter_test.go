@@ -1,0 +1,323 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// interpreter decides slowly, straight from the sentences of the contract, with none of the tables of Compiled.
+type interpreter struct {
+	spec    Spec
+	headers []HeaderRule
+	exempt  []netip.Prefix
+	own     []netip.Prefix
+}
+
+func (in interpreter) decide(r Request) (Verdict, Reason) {
+	v, reason := in.destination(r)
+	if v == Deny || r.Stage == StageDNS {
+		return v, reason
+	}
+	switch {
+	case r.Protocol != TCP && r.Protocol != UDP && r.Protocol != ICMP && r.Protocol != "":
+		return Deny, ReasonProtocol
+	case (r.Protocol == TCP || r.Protocol == "") && r.Port == 853 && reason != ReasonAllowedCIDR:
+		return Deny, ReasonProtocol
+	case r.Protocol == UDP && r.Port == 443 && in.namesMatterOn443():
+		return Deny, ReasonProtocol
+	}
+	if r.Stage == StageHTTP {
+		for _, rule := range in.spec.Rules {
+			if in.ruleMatches(rule, r) {
+				if rule.Action == "allow" {
+					return Allow, ReasonRequestRule
+				}
+				return Deny, ReasonRequestRule
+			}
+		}
+	}
+	return v, reason
+}
+
+func (in interpreter) destination(r Request) (Verdict, Reason) {
+	a := r.Addr.Unmap().WithZone("")
+	if a.IsValid() && in.protected(a) {
+		return Deny, ReasonProtectedRange
+	}
+	for _, s := range in.spec.DeniedDomains {
+		_, port, hasPort := strings.Cut(s, ":")
+		// Before a port is known, DNS does not hold a name to what is denied on one port only.
+		if in.domainMatches(s, r) && !(r.Stage == StageDNS && hasPort && r.Port == 0 && port != "") {
+			return Deny, ReasonDeniedDomain
+		}
+	}
+	if a.IsValid() && in.listed(in.spec.DeniedCIDRs, a, true) {
+		return Deny, ReasonDeniedCIDR
+	}
+	if in.spec.Mode == ModeDenyAll {
+		return Deny, ReasonDenyAll
+	}
+	if !a.IsValid() && r.Name.IsZero() {
+		return Deny, ReasonNoName
+	}
+	if in.spec.Mode == ModeAllowAll {
+		return Allow, ReasonAllowAll
+	}
+	if a.IsValid() && in.listed(in.spec.AllowedCIDRs, a, false) {
+		return Allow, ReasonAllowedCIDR
+	}
+	if r.Stage == StageDNS || r.Protocol == TCP || r.Protocol == "" {
+		for _, s := range in.spec.AllowedDomains {
+			host, port, _ := strings.Cut(s, ":")
+			nameless := host == "*" && r.Name.IsZero() && (port == "" || r.Port == 0 || port == decimal(r.Port))
+			if nameless || in.domainMatches(s, r) {
+				return Allow, ReasonAllowedDomain
+			}
+		}
+	}
+	if len(in.spec.AllowedDomains) == 0 && len(in.spec.AllowedCIDRs) == 0 {
+		return Allow, ReasonNotDenied
+	}
+	return Deny, ReasonNotAllowed
+}
+
+func decimal(port uint16) string {
+	var digits []byte
+	for ; port > 0; port /= 10 {
+		digits = append([]byte{byte('0' + port%10)}, digits...)
+	}
+	return string(digits)
+}
+
+// domainMatches compares label by label.
+func (in interpreter) domainMatches(pattern string, r Request) bool {
+	host, port, _ := strings.Cut(pattern, ":")
+	if r.Name.IsZero() || port != "" && r.Port != 0 && port != decimal(r.Port) {
+		return false
+	}
+	want, got := strings.Split(host, "."), strings.Split(r.Name.String(), ".")
+	if want[0] == "*" {
+		want = want[1:]
+		return len(got) > len(want) && slices.Equal(got[len(got)-len(want):], want)
+	}
+	return slices.Equal(want, got)
+}
+
+var wellKnownNAT64 = netip.MustParsePrefix("64:ff9b::/96")
+
+// listed looks an address up in a list. A NAT64 address is in the list if its IPv4 is. An IPv6 range that is wider than
+// NAT64 denies it too, but does not allow it.
+func (in interpreter) listed(list []string, a netip.Addr, denying bool) bool {
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			p = netip.PrefixFrom(netip.MustParseAddr(s), netip.MustParseAddr(s).BitLen())
+		}
+		if wellKnownNAT64.Contains(a) {
+			b := a.As16()
+			if p.Contains(netip.AddrFrom4([4]byte(b[12:]))) {
+				return true
+			}
+			if !denying && p.Bits() < 96 {
+				continue
+			}
+		}
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (in interpreter) protected(a netip.Addr) bool {
+	if wellKnownNAT64.Contains(a) {
+		b := a.As16()
+		if in.protected(netip.AddrFrom4([4]byte(b[12:]))) {
+			return true
+		}
+	}
+	exempted := false
+	for _, e := range in.exempt {
+		exempted = exempted || e.Contains(a)
+	}
+	for _, s := range specialPurpose {
+		if s.prefix.Contains(a) && !exempted {
+			return true
+		}
+	}
+	for _, o := range in.own {
+		if !o.Contains(a) {
+			continue
+		}
+		opened := false
+		for _, e := range in.exempt {
+			opened = opened || e.Contains(a) && e.Bits() >= o.Bits()
+		}
+		if !opened {
+			return true
+		}
+	}
+	return false
+}
+
+// namesMatterOn443 reports whether a name or header rule could apply on 443.
+func (in interpreter) namesMatterOn443() bool {
+	hosts := slices.Concat(in.spec.AllowedDomains, in.spec.DeniedDomains)
+	for _, r := range in.spec.Rules {
+		hosts = append(hosts, r.Hosts...)
+	}
+	for _, h := range hosts {
+		if _, port, found := strings.Cut(h, ":"); !found || port == "443" {
+			return true
+		}
+	}
+	for _, h := range in.headers {
+		if p := h.Pattern.Port(); len(h.Headers) > 0 && (p == 0 || p == 443) {
+			return true
+		}
+	}
+	return false
+}
+
+func (in interpreter) ruleMatches(rule RequestRule, r Request) bool {
+	host := slices.ContainsFunc(rule.Hosts, func(h string) bool { return in.domainMatches(h, r) })
+	method := len(rule.Methods) == 0 || slices.Contains(rule.Methods, r.Method)
+	path := len(rule.Paths) == 0 || slices.ContainsFunc(rule.Paths, func(p string) bool {
+		if prefix, ok := strings.CutSuffix(p, "*"); ok {
+			return strings.HasPrefix(r.Path, prefix)
+		}
+		return p == r.Path
+	})
+	return host && method && path
+}
+
+// The words that random policies and requests are made of: few, so that they meet.
+var (
+	someNames = []string{"a.test", "b.a.test", "c.b.a.test", "ba.test", "test", "a.test.evil", "x.org"}
+	someHosts = []string{"a.test", "*.a.test", "b.a.test", "*.b.a.test", "*.test", "*", "x.org", "*.org"}
+	somePorts = []uint16{22, 80, 443, 853, 8443}
+	someCIDRs = []string{
+		"1.0.0.0/8", "1.1.0.0/16", "1.1.1.1", "1.1.1.0/31", "2600::/16", "2600:1::/32", "::/0", "0.0.0.0/0", "10.0.0.0/8",
+		"64:ff9b::101:0/112", "64:ff9b::/96", "64:ff9b::/95", "2002::/16", "203.0.113.0/24",
+	}
+	someAddrs = []string{
+		"1.1.1.1", "1.1.1.2", "1.2.3.4", "2600:1::1", "2600:2::1", "::ffff:1.1.1.1", "64:ff9b::101:101", "64:ff9b::a00:1",
+		"64:ff9b::102:304", "10.0.0.1", "10.9.0.1", "2002:101:101::", "2001:0:1::", "203.0.113.5", "fe80::1%eth0", "8.8.8.8", "9::9",
+	}
+	somePaths = []string{"/", "/a", "/a/b", "/ab"}
+)
+
+// random draws policies and requests.
+type random struct{ *rand.Rand }
+
+func pick[T any](r random, from []T) T { return from[r.IntN(len(from))] }
+
+func (r random) some(most int, draw func() string) []string {
+	var out []string
+	for range r.IntN(most + 1) {
+		out = append(out, draw())
+	}
+	return out
+}
+
+func (r random) host() string {
+	h := pick(r, someHosts)
+	if r.IntN(3) == 0 {
+		h += ":" + decimal(pick(r, somePorts))
+	}
+	return h
+}
+
+func (r random) prefixes(most int) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range r.some(most, func() string { return pick(r, someCIDRs) }) {
+		p, err := parseCIDR(s)
+		if err != nil {
+			panic(err)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func (r random) interpreter() interpreter {
+	in := interpreter{exempt: r.prefixes(2), own: r.prefixes(2)}
+	in.spec.Mode = pick(r, []Mode{ModeAllowAll, ModeDenyAll, ModeCustom, ModeCustom, ModeCustom, ModeCustom})
+	for range r.IntN(3) {
+		if in.spec.Mode == ModeDenyAll {
+			break
+		}
+		rule := RequestRule{Hosts: []string{r.host()}, Action: pick(r, []string{"allow", "deny"})}
+		rule.Methods = r.some(1, func() string { return pick(r, []string{"GET", "POST"}) })
+		rule.Paths = r.some(1, func() string { return pick(r, []string{"/a", "/a*", "/", "/a/*"}) })
+		in.spec.Rules = append(in.spec.Rules, rule)
+	}
+	if in.spec.Mode == ModeCustom {
+		cidr := func() string { return pick(r, someCIDRs) }
+		in.spec.AllowedDomains, in.spec.DeniedDomains = r.some(3, r.host), r.some(2, r.host)
+		in.spec.AllowedCIDRs, in.spec.DeniedCIDRs = r.some(3, cidr), r.some(2, cidr)
+	}
+	m := map[string]map[string]string{}
+	for range r.IntN(3) {
+		if h := r.host(); !strings.HasPrefix(h+":", "*:") {
+			m[h] = pick(r, []map[string]string{{"x-a": "1"}, {}})
+		}
+	}
+	in.headers, _ = ParseHeaders(m) // the same pattern twice: no rules then
+	return in
+}
+
+func (r random) request() Request {
+	req := Request{
+		Stage:    pick(r, []Stage{StageDNS, StageKernel, StageConn, StageHTTP, StageDial}),
+		Protocol: pick(r, []Protocol{TCP, TCP, TCP, UDP, ICMP, "", "sctp"}),
+		Method:   pick(r, []string{"GET", "POST"}),
+		Path:     pick(r, somePaths),
+		Port:     pick(r, append([]uint16{0}, somePorts...)),
+	}
+	if r.IntN(3) > 0 {
+		req.Name, _ = ParseName(pick(r, someNames))
+	}
+	if r.IntN(4) > 0 {
+		req.Addr = netip.MustParseAddr(pick(r, someAddrs))
+	}
+	return req
+}
+
+// compile returns nil if the draw is no valid policy (custom without any list).
+func (in interpreter) compile() *Compiled {
+	c, err := Compile(in.spec, in.headers, NewProtected(in.exempt, in.own), 1)
+	if err != nil {
+		return nil
+	}
+	return c
+}
+
+func FuzzDecideAgainstInterpreter(f *testing.F) {
+	for seed := range uint64(300) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		r := random{rand.New(rand.NewPCG(seed, 1))}
+		in := r.interpreter()
+		c := in.compile()
+		if c == nil {
+			return
+		}
+		for range 50 {
+			req := r.request()
+			got := c.Decide(req)
+			verdict, reason := in.decide(req)
+			if got.Verdict != verdict || got.Reason != reason {
+				t.Fatalf("policy %+v\nexempt %v own %v headers %v\nrequest %+v\ngot  %s %s (%s)\nwant %s %s",
+					in.spec, in.exempt, in.own, in.headers, req, got.Verdict, got.Reason, got.Rule, verdict, reason)
+			}
+			if got.DialName && (!got.Allowed() || req.Name.IsZero()) {
+				t.Fatalf("%+v: DialName without an allowed name", req)
+			}
+		}
+	})
+}

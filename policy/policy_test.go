@@ -1,0 +1,269 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func mustName(t testing.TB, s string) Name {
+	t.Helper()
+	n, err := ParseName(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func mustHeaders(t testing.TB, m map[string]map[string]string) []HeaderRule {
+	t.Helper()
+	rules, err := ParseHeaders(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// TestZeroValuesDeny: whatever was not made on purpose denies, and does not panic.
+func TestZeroValuesDeny(t *testing.T) {
+	t.Parallel()
+	req := Request{Stage: StageConn, Name: mustName(t, "a.test"), Addr: netip.MustParseAddr("1.1.1.1"), Port: 443, Protocol: TCP}
+	var live Live
+	for name, c := range map[string]*Compiled{"nil": nil, "zero": {}, "live": live.Load()} {
+		if d := c.Decide(req); d.Allowed() || d.Reason != ReasonNoPolicy {
+			t.Errorf("%s policy: %+v", name, d)
+		}
+		plan := c.Kernel()
+		if plan.DefaultAllow || len(plan.Allowed) > 0 || c.ResolvesOthers() || c.Intercepts(req.Name, 443) || len(c.Warnings()) > 0 {
+			t.Errorf("%s policy opens something: %+v", name, plan)
+		}
+	}
+	if _, protected := (*Protected)(nil).Contains(req.Addr); !protected {
+		t.Error("nil protected ranges protect nothing")
+	}
+	if _, protected := NewProtected(nil, nil).Contains(netip.Addr{}); !protected {
+		t.Error("an invalid address is not protected")
+	}
+	open, err := Compile(Spec{Mode: ModeAllowAll}, nil, nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := open.Decide(req); d.Allowed() || d.Reason != ReasonProtectedRange {
+		t.Errorf("protected ranges unknown: %+v", d)
+	}
+	if d := open.Decide(Request{}); d.Allowed() {
+		t.Errorf("an empty request: %+v", d)
+	}
+	unknown, err := Compile(Spec{Mode: ModeAllowAll}, nil, NewProtected(nil, []netip.Prefix{{}}), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := unknown.Decide(req); d.Allowed() {
+		t.Errorf("a host address that is not valid: %+v", d)
+	}
+	if _, err := Compile(Spec{Mode: ModeAllowAll}, []HeaderRule{{}}, nil, 1); err == nil {
+		t.Error("a header rule without pattern compiles")
+	}
+}
+
+// TestCompiledIsImmutable: what the caller does with its slices afterwards changes nothing.
+func TestCompiledIsImmutable(t *testing.T) {
+	t.Parallel()
+	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}, Rules: []RequestRule{{Hosts: []string{"a.test"}, Action: "deny"}}}
+	c, err := Compile(spec, nil, NewProtected(nil, nil), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := c.Spec()
+	spec.AllowedDomains[0], spec.Rules[0].Hosts[0] = "evil.test", "evil.test"
+	c.Spec().AllowedDomains[0] = "evil.test"
+	if got := c.Spec(); !reflect.DeepEqual(got, want) || got.AllowedDomains[0] != "a.test" {
+		t.Errorf("the policy changed: %+v", got)
+	}
+	if c.Version() != 3 || c.Kernel().Version != 3 {
+		t.Error("the version is lost")
+	}
+}
+
+func TestMergeHeaders(t *testing.T) {
+	t.Parallel()
+	global := mustHeaders(t, map[string]map[string]string{
+		"a.test": {"x-a": "global", "x-b": "global"}, "b.test:443": {"x-b": "global"}, "*.a.test": {"x-c": "global"}, "c.test": {"x": "1"},
+	})
+	box := mustHeaders(t, map[string]map[string]string{"A.test": {"x-a": "box"}, "b.test": {}, "a.test:8443": {"x-a": "port"}})
+	var got []string
+	for _, r := range MergeHeaders(global, box) {
+		for _, h := range r.Headers {
+			got = append(got, r.Pattern.String()+" "+h.Name+" "+h.Value.Reveal())
+		}
+	}
+	want := []string{"*.a.test X-C global", "a.test X-A box", "a.test:8443 X-A port", "c.test X 1"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+func TestHeaderLimits(t *testing.T) {
+	t.Parallel()
+	hosts, headers := map[string]map[string]string{}, map[string]string{}
+	for i := range 256 {
+		hosts[fmt.Sprintf("h%d.test", i)] = map[string]string{"x": "1"}
+	}
+	for i := range 64 {
+		headers[fmt.Sprintf("x-%d", i)] = strings.Repeat("v", 8<<10)
+	}
+	hosts["h0.test"] = headers
+	mustHeaders(t, hosts)
+	headers["x-64"] = "1"
+	if _, err := ParseHeaders(hosts); err == nil {
+		t.Error("65 headers for one host are accepted")
+	}
+	delete(headers, "x-64")
+	headers["x-0"] += "v"
+	if _, err := ParseHeaders(hosts); err == nil {
+		t.Error("a value of 8 KiB and one byte is accepted")
+	}
+	headers["x-0"] = ""
+	hosts["one.more.test"] = nil
+	if _, err := ParseHeaders(hosts); err == nil {
+		t.Error("257 hosts are accepted")
+	}
+}
+
+// TestResolvesOthers: by default only a policy of addresses alone lets other names be looked up.
+func TestResolvesOthers(t *testing.T) {
+	t.Parallel()
+	for doc, want := range map[string]bool{
+		`{"mode":"custom","allowed_cidrs":["1.1.1.1"]}`:                                                        true,
+		`{"mode":"custom","allowed_cidrs":["1.1.1.1"],"dns":"strict"}`:                                         false,
+		`{"mode":"custom","allowed_cidrs":["1.1.1.1"],"allowed_domains":["a.test"]}`:                           false,
+		`{"mode":"custom","allowed_cidrs":["1.1.1.1"],"allowed_domains":["a.test"],"dns":"resolve"}`:           true,
+		`{"mode":"custom","allowed_cidrs":["1.1.1.1"],"denied_domains":["a.test"],"denied_cidrs":["1.0.0.1"]}`: true,
+		`{"mode":"custom","denied_cidrs":["1.1.1.1"]}`:                                                         false,
+		`{"mode":"allow-all"}`: false,
+		`{"mode":"deny-all"}`:  false,
+	} {
+		spec, err := ParseSpec([]byte(doc))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Compile(spec, nil, nil, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.ResolvesOthers() != want {
+			t.Errorf("%s: %t", doc, !want)
+		}
+	}
+}
+
+// TestParseVercelEmpty: in that dialect nothing written is nothing allowed.
+func TestParseVercelEmpty(t *testing.T) {
+	t.Parallel()
+	for _, doc := range []string{`{}`, `{"allow":[]}`, `{"allow":{}}`, `{"subnets":{"deny":["1.1.1.0/24"]}}`, `"deny-all"`} {
+		spec, headers, err := ParseVercel([]byte(doc))
+		if err != nil || spec.Mode != ModeDenyAll || headers != nil {
+			t.Errorf("%s: %+v, %v, %v", doc, spec, headers, err)
+		}
+	}
+}
+
+// TestSpecCannotCarryHeaders: where only a policy is read, headers in it are refused, not lost.
+func TestSpecCannotCarryHeaders(t *testing.T) {
+	t.Parallel()
+	_, err := ParseSpec([]byte(`{"allow":{"a.test":[{"transform":[{"headers":{"x-a":"1"}}]}]}}`))
+	if err == nil {
+		t.Error("the headers were dropped")
+	}
+}
+
+// TestReasonsAreDocumented: the set is closed, and docs/reasons.md explains each of it and nothing else.
+func TestReasonsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../docs/reasons.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("reason.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, r := range Reasons() {
+		listed[string(r)] = true
+		if !strings.Contains(string(text), "\n| `"+string(r)+"` |") {
+			t.Errorf("docs/reasons.md does not explain %s", r)
+		}
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "| `"); ok {
+			if r, _, _ := strings.Cut(rest, "`"); !listed[r] {
+				t.Errorf("docs/reasons.md explains %s, which is no reason", r)
+			}
+		}
+	}
+	if n := strings.Count(string(source), " Reason = "); n != len(listed) {
+		t.Errorf("reason.go declares %d reasons, Reasons lists %d", n, len(listed))
+	}
+}
+
+// TestDecideDoesNotAllocate, with 1,000 domains and 1,000 CIDRs.
+func TestDecideDoesNotAllocate(t *testing.T) {
+	c := bigPolicy(t)
+	for _, r := range bigRequests(t) {
+		if n := testing.AllocsPerRun(100, func() { c.Decide(r) }); n > 0 {
+			t.Errorf("%+v: %v allocations", r, n)
+		}
+	}
+}
+
+func bigPolicy(t testing.TB) *Compiled {
+	spec := Spec{Mode: ModeCustom}
+	for i := range 500 {
+		spec.AllowedDomains = append(spec.AllowedDomains, fmt.Sprintf("host%d.example%d.com", i, i%50), fmt.Sprintf("*.svc%d.example.net", i))
+		spec.AllowedCIDRs = append(spec.AllowedCIDRs, fmt.Sprintf("%d.%d.0.0/16", 11+i%80, i/4), fmt.Sprintf("2600:%x::/32", i))
+	}
+	spec.DeniedDomains = []string{"*.denied.example.net", "bad.example.org"}
+	spec.DeniedCIDRs = []string{"8.8.8.0/24"}
+	c, err := Compile(spec, mustHeaders(t, map[string]map[string]string{"*.svc7.example.net": {"x": "1"}}), NewProtected(nil, nil), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func bigRequests(t testing.TB) map[string]Request {
+	deep := mustName(t, "a.b.c.svc499.example.net")
+	return map[string]Request{
+		"name":      {Stage: StageConn, Name: mustName(t, "host7.example7.com"), Addr: netip.MustParseAddr("104.16.1.1"), Port: 443, Protocol: TCP},
+		"deep name": {Stage: StageConn, Name: deep, Addr: netip.MustParseAddr("2a00:1450::1"), Port: 443, Protocol: TCP},
+		"address":   {Stage: StageKernel, Addr: netip.MustParseAddr("12.1.0.1"), Port: 22, Protocol: TCP},
+		"unknown":   {Stage: StageConn, Name: mustName(t, "www.some.other.host.org"), Addr: netip.MustParseAddr("104.16.1.1"), Port: 443, Protocol: TCP},
+		"dns":       {Stage: StageDNS, Name: deep},
+		"protected": {Stage: StageDial, Name: deep, Addr: netip.MustParseAddr("169.254.169.254"), Port: 80, Protocol: TCP},
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	c := bigPolicy(b)
+	for name, r := range bigRequests(b) {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Decide(r)
+			}
+		})
+	}
+}
+
+func BenchmarkCompile(b *testing.B) {
+	spec, protected := bigPolicy(b).Spec(), NewProtected(nil, nil)
+	for b.Loop() {
+		if _, err := Compile(spec, nil, protected, 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
