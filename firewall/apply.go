@@ -47,9 +47,17 @@ func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.Kerne
 	b.plan = plan
 	f.trackBox(b)
 	if err := f.verify(b, renew); err != nil {
-		return fmt.Errorf("firewall: box %s: %w", id, err)
+		return fmt.Errorf("firewall: box %s is closed: %w", id, errors.Join(err, f.closeBox(b)))
 	}
 	return nil
+}
+
+// closeBox refuses everything: what the kernel holds is not what was asked for.
+func (f *Firewall) closeBox(b *box) error {
+	stamp := newStamp(0)
+	b.plan = policy.KernelPlan{}
+	return f.transact(func(t *txn) { t.writePlan(b.Box, b.plan, stamp) },
+		func(c *nftables.Conn) (bool, error) { return stamped(c, b.chain, stamp) })
 }
 
 // verify reads large sets back: a message that is too long loses elements without an error.
@@ -85,5 +93,47 @@ func (f *Firewall) countElements(set string, want int) error {
 	if len(got) != want {
 		return fmt.Errorf("nftables: set %s holds %d of %d elements", set, len(got), want)
 	}
+	return nil
+}
+
+// Restore writes the table, the routing and every box's rules anew from what this process knows, as after someone else
+// has changed them. Boxes are closed while it runs.
+func (f *Firewall) Restore(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return errors.New("firewall: closed")
+	}
+	steps := []func() error{func() error { return f.install(false) }, f.setAddresses, f.setRouting, f.setSysctls}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return fmt.Errorf("firewall: restore: %w", err)
+		}
+	}
+	f.shielded, f.leftover = "", map[policy.BoxID]registration{}
+	var errs []error
+	for _, b := range f.boxes {
+		errs = append(errs, f.restoreBox(ctx, b))
+	}
+	return errors.Join(errs...)
+}
+
+func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
+	stamp := newStamp(b.plan.Version)
+	err := f.transact(func(t *txn) {
+		s := t.declareSets()
+		if len(b.plan.Protected) > 0 {
+			t.writeProtected(s, &f.cfg, b.plan.Protected)
+		}
+		t.writePlan(b.Box, b.plan, stamp)
+		t.register(s, b.registration)
+	}, func(c *nftables.Conn) (bool, error) { return stamped(c, b.chain, stamp) })
+	if err == nil {
+		b.index, err = f.attach(ctx, b)
+	}
+	if err != nil {
+		return fmt.Errorf("firewall: restore box %s: %w", b.Box, err)
+	}
+	f.trackBox(b)
 	return nil
 }

@@ -68,6 +68,48 @@ func TestFlushedRulesetLeavesBoxesClosed(t *testing.T) {
 	}
 }
 
+func TestRestoreWritesWhatSomebodyDeleted(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	for _, damage := range []string{"nft flush ruleset", "nft delete table inet boxgate", "ip rule flush; ip rule add table main",
+		"ip -6 rule flush", "ip route flush table 45253", "ip link set dev " + linkName("one") + " group 0",
+		"ip link set dev " + linkName("one") + " down", "ip addr del 10.77.0.1/32 dev lo"} {
+		w.must(w.in(w.gateway, func() error { return exec.Command("sh", "-c", damage).Run() }))
+		w.must(w.fw.Restore(t.Context()))
+		if _, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "again"); err != nil {
+			t.Errorf("after %q: %v", damage, err)
+		}
+		if _, err := w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(netip.MustParseAddr("203.0.113.10"), 80)); !refusedBy("tcp", outside4, err) {
+			t.Errorf("after %q: %v", damage, err)
+		}
+	}
+}
+
+// An interface that is taken out of the group, renamed or moved is closed, not open.
+func TestChangedInterfaceIsClosed(t *testing.T) {
+	for name, damage := range map[string]string{
+		"group":  "ip link set dev LINK group 7",
+		"rename": "ip link set dev LINK down; ip link set dev LINK name other0; ip link set dev other0 up",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.addBox("one", 10)
+			w.addBox("two", 11)
+			w.apply("one", allow("198.51.100.0/28"))
+			w.apply("two", allow("198.51.100.0/28"))
+			w.must(w.in(w.gateway, func() error {
+				return exec.Command("sh", "-c", strings.ReplaceAll(damage, "LINK", linkName("one"))).Run()
+			}))
+			w.must(w.in(w.boxNS["one"], func() error {
+				return sendFrom(netip.MustParseAddr("10.77.0.10"), netip.AddrPortFrom(outside4, 9))
+			}))
+			w.nothingArrived("two", outside4)
+		})
+	}
+}
+
 // The rules for other traffic of the host stay as they were.
 func TestHostRoutingIsNotDisturbed(t *testing.T) {
 	w := newWorld(t)
