@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -64,6 +65,9 @@ func (n *Net) connect() error {
 	if err := errors.Join(up(gw, linkGateway), up(inet, linkInternet)); err != nil {
 		return err
 	}
+	if err := errors.Join(awaitCarrier(gw, linkGateway), awaitCarrier(inet, linkInternet)); err != nil {
+		return err
+	}
 	err = errors.Join(
 		address(gw, linkGateway, gatewayV4, internetV4), address(gw, linkGateway, gatewayV6, internetV6),
 		address(inet, linkInternet, internetV4, gatewayV4), address(inet, linkInternet, internetV6, gatewayV6))
@@ -110,6 +114,23 @@ func up(h *netlink.Handle, name string) error {
 	return h.LinkSetUp(link)
 }
 
+// awaitCarrier returns when the kernel has taken notice that the other end is up, which it does some time after it is.
+// Packets sent before may be lost.
+func awaitCarrier(h *netlink.Handle, name string) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s does not come up", name)
+		}
+	}
+}
+
 // address gives one end of the link its address, with the other end as its only neighbour. Duplicate address detection is
 // off: an address must be usable at once.
 func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
@@ -127,13 +148,16 @@ func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
 	return nil
 }
 
+// defaultRoute leads everything else over the link. It is marked on-link, since the route to an IPv6 neighbour comes into
+// being some time after the address.
 func defaultRoute(h *netlink.Handle, name string, via netip.Addr) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	all := net.IPNet{IP: make(net.IP, via.BitLen()/8), Mask: net.CIDRMask(0, via.BitLen())}
-	if err := h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &all, Gw: via.AsSlice()}); err != nil {
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &all, Gw: via.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+	if err := h.RouteAdd(route); err != nil {
 		return fmt.Errorf("default route via %s: %w", via, err)
 	}
 	return nil
