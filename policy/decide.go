@@ -12,9 +12,9 @@ const (
 	ruleDoT  = "DNS over TLS only by allowed_cidrs"
 )
 
-// Decide judges a destination. It never fails, does not allocate unless a path needs resolving, and is safe for concurrent use.
-// What is not known yet is zero: no port and no address in a DNS query, no name in the kernel. The first of these that
-// applies decides:
+// Decide judges a destination. It never fails, does not allocate unless a path needs resolving, and is safe for
+// concurrent use. What is not known yet is zero: no port and no address in a DNS query, no name in the kernel. The
+// first of these that applies decides:
 //
 //  1. the address is protected: deny
 //  2. the name matches denied_domains, or the address denied_cidrs: deny

@@ -97,8 +97,8 @@ func parseHeaderRule(at, host string, headers map[string]string, ps *problems) (
 }
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rule replaces the global rule of the same
-// pattern (and port), the other global rules stay. The result is sorted by pattern and shares nothing with the slices given but
-// the header lists, which nobody changes.
+// pattern (and port), the other global rules stay. The result is sorted by pattern; it shares the header lists with
+// what was given, and nobody may change those.
 func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	merged := map[Pattern]HeaderRule{}
 	for _, r := range global {
