@@ -32,6 +32,7 @@ type conn struct {
 	event audit.Event // refused by a fault of the gateway until something else is known
 	// explicit says that the client speaks to a proxy: no CONNECT has said yet where it wants to go.
 	explicit bool
+	last     bool // the client was told something last, and must be able to read it: see part
 	quiet    bool // no decision of its own: each request records one
 }
 
@@ -94,7 +95,6 @@ func (c *conn) end() {
 		c.quiet = false
 		c.refuse(kindOther, policy.ReasonInternal)
 	}
-	_ = c.tcp.Close() // most often it is closed by now
 	c.event.Duration = time.Since(c.event.Time)
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.in.Load(), c.live.out.Load()
@@ -103,6 +103,10 @@ func (c *conn) end() {
 	if !c.quiet {
 		c.p.cfg.Audit.Record(c.event)
 	}
+	if c.last {
+		part(c.tcp)
+	}
+	_ = c.tcp.Close() // most often it is closed by now
 }
 
 // panicKind says what a panic was about without what it says, unless the runtime said it.
@@ -238,7 +242,7 @@ func (c *conn) finish(s *session, err error) {
 	if t, ok := s.client.(*tls.Conn); ok {
 		_ = t.CloseWrite() // a client that is gone needs no close_notify
 	}
-	part(c.tcp)
+	c.last = true
 }
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.

@@ -110,7 +110,7 @@ func (c *conn) judgeUnnamed(pol *policy.Compiled) verdict {
 
 // onlyByAddress refuses what allowed_cidrs alone could allow: bytes that claim to be TLS and hide their name.
 func onlyByAddress(v verdict) verdict {
-	if v.decision.Allowed() && v.decision.Reason != policy.ReasonAllowedCIDR {
+	if v.decision.Allowed() && v.decision.Reason != policy.ReasonAllowedCIDR || v.decision.Reason == policy.ReasonNotAllowed {
 		return v.refused(policy.ReasonProtocol)
 	}
 	return v

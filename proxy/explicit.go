@@ -80,7 +80,7 @@ func (c *conn) refuseConnect(answer *problem) {
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(partTimeout))
 	_ = writeProblem(c.tcp, *answer) // a client that is gone needs no answer
-	part(c.tcp)
+	c.last = true
 }
 
 // newFront returns goproxy without its defaults: no certificate authority, no transport, no proxy from the environment.

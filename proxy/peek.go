@@ -122,10 +122,9 @@ func (f *first) classify() {
 const (
 	recordHandshake  = 22
 	recordHeader     = 5
-	maxRecord        = 1<<14 + 2048 // the most any version allows
+	maxRecord        = 1<<14 + 2048 // the most any version allows; no version allows an empty one here
 	clientHello      = 1
 	handshakeHeader  = 4
-	maxEmptyInARow   = 8
 	maxClientHello   = peekCap
 	legacyMajor      = 3
 	lowestTLSOffered = tls.VersionTLS12
@@ -149,10 +148,9 @@ func (f *first) classifyTLS() {
 // helloScan finds the end of a ClientHello that may span records. It remembers the records it has walked, so a hello in
 // one-byte segments costs no more than one in a piece.
 type helloScan struct {
-	at    int // where the first record not yet complete begins
-	body  int // bytes of the handshake message in the records before at
-	empty int // records without content in a row
-	head  [handshakeHeader]byte
+	at   int // where the first record not yet complete begins
+	body int // bytes of the handshake message in the records before at
+	head [handshakeHeader]byte
 }
 
 // next reports kindTLS when data holds a whole ClientHello, kindPartial when more is needed, kindBadTLS when no
@@ -168,7 +166,7 @@ func (s *helloScan) next(data []byte) kind {
 		}
 		length := int(record[3])<<8 | int(record[4])
 		payload := record[recordHeader:min(len(record), recordHeader+length)]
-		if length > maxRecord || length == 0 && s.empty >= maxEmptyInARow {
+		if length == 0 || length > maxRecord {
 			return kindBadTLS
 		}
 		if s.body < handshakeHeader {
@@ -179,9 +177,6 @@ func (s *helloScan) next(data []byte) kind {
 		}
 		if len(payload) < length {
 			return kindPartial
-		}
-		if s.empty++; length > 0 {
-			s.empty = 0
 		}
 		s.body += length
 		s.at += recordHeader + length

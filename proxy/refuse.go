@@ -23,7 +23,9 @@ const (
 func (c *conn) refuse(k kind, why policy.Reason) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
 	if k == kindTLS || k == kindBadTLS {
-		alert(c.tcp)
+		_ = c.tcp.SetWriteDeadline(time.Now().Add(partTimeout))
+		_, _ = c.tcp.Write(accessDenied) // a client that is gone needs no alert
+		c.last = true
 		return
 	}
 	reset(c.tcp)
@@ -52,13 +54,6 @@ func (c *conn) refusePeek(f first, err error) {
 		c.event.Error = err.Error()
 		c.refuse(kindOther, policy.ReasonNoName)
 	}
-}
-
-// alert sends access_denied in the clear, before any certificate, and lets the client read it.
-func alert(c *net.TCPConn) {
-	_ = c.SetWriteDeadline(time.Now().Add(partTimeout))
-	_, _ = c.Write(accessDenied) // a client that is gone needs no alert
-	part(c)
 }
 
 // part closes a connection in which something was said last: closing a socket with unread bytes resets it, and a reset
@@ -91,5 +86,5 @@ func (c *conn) denyPage(f first, v verdict) {
 	c.event.Status = answer.Status
 	_ = writeProblem(client, answer) // a client that is gone needs no page
 	_ = client.CloseWrite()
-	part(c.tcp)
+	c.last = true
 }
