@@ -1,0 +1,149 @@
+package launcher
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+)
+
+// boxRoot writes into the root of a box that is being created. Links in the image are followed as the box would follow
+// them and never out of it; what is written belongs to a user of the box.
+type boxRoot struct {
+	root *os.Root
+	ids  idRange
+}
+
+// openBoxRoot opens the root at a mount point; Close it before unmounting.
+func openBoxRoot(at string, ids idRange) (*boxRoot, error) {
+	root, err := os.OpenRoot(at)
+	if err != nil {
+		return nil, err
+	}
+	return &boxRoot{root, ids}, nil
+}
+
+func (b *boxRoot) Close() error { return b.root.Close() }
+
+// read returns a file's content; fs.ErrNotExist if there is none.
+func (b *boxRoot) read(name string) ([]byte, error) {
+	p, err := resolveIn(b.root, name)
+	if err != nil {
+		return nil, err
+	}
+	return b.root.ReadFile(p)
+}
+
+// mkdir makes a directory owned by a user of the box, and its missing parents owned by root.
+func (b *boxRoot) mkdir(name string, mode fs.FileMode, owner int) error {
+	p, err := resolveIn(b.root, name)
+	if err != nil {
+		return err
+	}
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if err := b.root.Mkdir(p, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return b.own(p, mode, owner)
+}
+
+// parents makes what is missing above a resolved path.
+func (b *boxRoot) parents(p string) error {
+	dir := path.Dir(p)
+	if dir == "." {
+		return nil
+	}
+	if _, err := b.root.Lstat(dir); err == nil {
+		return nil
+	}
+	if err := b.parents(dir); err != nil {
+		return err
+	}
+	if err := b.root.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return b.own(dir, 0o755, 0)
+}
+
+func (b *boxRoot) own(p string, mode fs.FileMode, owner int) error {
+	if err := b.root.Lchown(p, b.ids.host(owner), b.ids.host(owner)); err != nil {
+		return err
+	}
+	return b.root.Chmod(p, mode)
+}
+
+// write replaces the content of a file, wherever links lead to it, owned by the box's root.
+func (b *boxRoot) write(name string, data []byte, mode fs.FileMode) error {
+	p, err := resolveIn(b.root, name)
+	if err != nil {
+		return err
+	}
+	return b.writeAt(p, data, mode)
+}
+
+// replace puts a plain file where a link may have been: a link of the image that means something on another system only,
+// such as /etc/resolv.conf pointing into /run.
+func (b *boxRoot) replace(name string, data []byte, mode fs.FileMode) error {
+	p, err := resolveParent(b.root, name)
+	if err != nil {
+		return err
+	}
+	if err := b.root.RemoveAll(p); err != nil {
+		return err
+	}
+	return b.writeAt(p, data, mode)
+}
+
+func (b *boxRoot) writeAt(p string, data []byte, mode fs.FileMode) error {
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if fi, err := b.root.Lstat(p); err == nil && !fi.Mode().IsRegular() {
+		return fmt.Errorf("%s in the image is not a file", p) // never write to a device or block on a pipe
+	}
+	if err := b.root.WriteFile(p, data, mode); err != nil {
+		return err
+	}
+	return b.own(p, mode, 0)
+}
+
+// symlink makes a link in place of whatever was there.
+func (b *boxRoot) symlink(target, name string) error {
+	p, err := resolveParent(b.root, name)
+	if err != nil {
+		return err
+	}
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if err := b.root.RemoveAll(p); err != nil {
+		return err
+	}
+	if err := b.root.Symlink(target, p); err != nil {
+		return err
+	}
+	return b.root.Lchown(p, b.ids.host(0), b.ids.host(0))
+}
+
+// isDir tells whether a name leads to a directory of the image.
+func (b *boxRoot) isDir(name string) bool {
+	p, err := resolveIn(b.root, name)
+	if err != nil {
+		return false
+	}
+	fi, err := b.root.Lstat(p)
+	return err == nil && fi.IsDir()
+}
+
+// isFile tells whether a name leads to a regular file of the image.
+func (b *boxRoot) isFile(name string) bool {
+	p, err := resolveIn(b.root, name)
+	if err != nil {
+		return false
+	}
+	fi, err := b.root.Lstat(p)
+	return err == nil && fi.Mode().IsRegular()
+}

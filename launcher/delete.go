@@ -1,0 +1,100 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"boxgate/policy"
+
+	runc "github.com/containerd/go-runc"
+	"golang.org/x/sys/unix"
+)
+
+// Delete ends everything that runs in a box and removes it: container, control group, mounts, network namespace, files
+// and record, in this order, so that nothing runs any more when its namespace goes, and a Delete cut short can be done
+// again. A box that does not exist is deleted already: nil.
+//
+// Once begun it is not given up halfway for a caller that went away.
+func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	defer l.lock(id)()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	return l.remove(ctx, id)
+}
+
+// remove does the work of Delete; the caller holds the box's lock.
+func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
+	r, recordErr := l.load(id)
+	for _, step := range []func() error{
+		func() error { return l.removeContainer(ctx, id) },
+		func() error { return l.clearCgroup(ctx, id) },
+		func() error { return unmountAll(l.dirs.mounts(id)) },
+		func() error { return l.removeMountPoints(id) },
+		func() error { return l.removePins(id) },
+		func() error { return os.RemoveAll(l.dirs.upper(id)) },
+		func() error {
+			if recordErr != nil {
+				return nil // its claim, if any, lapses with its directory
+			}
+			return freeIDs(r.IDIndex, l.dirs.box(id))
+		},
+		func() error { return os.RemoveAll(l.dirs.box(id)) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("box %s cannot be removed: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// removeMountPoints removes the directories mountRoot made. They are empty; if not, something is still mounted there, and
+// emptying that would be worse than failing.
+func (l *Launcher) removeMountPoints(id policy.BoxID) error {
+	for _, p := range []string{l.dirs.lowerMount(id), l.dirs.rootMount(id), l.dirs.mounts(id)} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// removePins lets the box's namespaces go, the network first, which belongs to the other.
+func (l *Launcher) removePins(id policy.BoxID) error {
+	if err := removePin(l.dirs.pin(id)); err != nil {
+		return err
+	}
+	return removePin(l.dirs.userPin(id))
+}
+
+// removeContainer kills the container's processes and makes the runtime forget it. A frozen box is killed before it
+// is thawed, so that it never runs again.
+func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
+	if _, err := os.Stat(l.containerState(id)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has ended
+	if dirs, err := l.cgroupDirs(id); err == nil {
+		for _, dir := range dirs {
+			if err := killAll(dir); err != nil {
+				return err
+			}
+			thaw(dir)
+		}
+	}
+	err := l.runc.Delete(ctx, string(id), &runc.DeleteOpts{Force: true})
+	if err == nil {
+		return nil
+	}
+	// What the runtime cannot read it cannot delete: a state file cut short by a power failure. Its processes die with the
+	// control group.
+	if cerr := l.clearCgroup(ctx, id); cerr != nil {
+		return errors.Join(err, cerr)
+	}
+	return os.RemoveAll(l.containerState(id))
+}

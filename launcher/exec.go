@@ -1,0 +1,266 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+
+	runc "github.com/containerd/go-runc"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// StartError says that a command could not be started in a box: no such program, no such directory.
+type StartError struct {
+	Program string
+	Message string // the runtime's own words
+}
+
+// Error returns the program and the runtime's message.
+func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", e.Program, e.Message) }
+
+// Exec runs a command in a box and returns its exit status once it has ended and all it wrote has been handed on: the
+// status it exited with, or 128 plus the number of the signal that killed it. A command that could not be started is a
+// *StartError and 127.
+//
+// When ctx ends first, the command and its process group are killed and the error is ctx's. What a command leaves running
+// in the background, in a group of its own or after its own end, runs on; Exec does not wait for it, even if it holds
+// the command's output open, and what it still writes there is thrown away.
+func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (int, error) {
+	r, err := l.load(id)
+	if err != nil {
+		return -1, err
+	}
+	if !r.Created {
+		return -1, fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	user, err := parseUser(spec.User)
+	if err != nil {
+		return -1, err
+	}
+	process, err := commandProcess(r, user, spec)
+	if err != nil {
+		return -1, err
+	}
+	defer l.execs.begin(id)()
+	streams, err := newStreams(spec, r.ids().host(user.uid))
+	if err != nil {
+		return -1, err
+	}
+	command, err := l.startCommand(ctx, id, process, streams)
+	if err != nil {
+		streams.abandon()
+		var start *StartError
+		if errors.As(err, &start) {
+			return 127, err
+		}
+		return -1, err
+	}
+	finish := streams.pump(spec)
+	defer finish()
+	return awaitCommand(ctx, command)
+}
+
+// startCommand has the runtime start a process and leave it to us. It is not cut short with ctx at once: the runtime
+// would leave half a process behind.
+func (l *Launcher) startCommand(ctx context.Context, id policy.BoxID, p *specs.Process, streams *streams) (*orphan, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(id)+"-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	opts := &runc.ExecOpts{
+		IO: streams, Detach: true,
+		PidFile: filepath.Join(dir, "pid"), LogFile: filepath.Join(dir, "log"),
+	}
+	startCtx, cancel := graceAfter(ctx, 5*time.Second)
+	defer cancel()
+	if err := l.runc.Exec(startCtx, string(id), *p, opts); err != nil {
+		return nil, l.explainExec(ctx, id, p.Args[0], runtimeError(opts.LogFile, err))
+	}
+	pid, err := readPid(opts.PidFile)
+	if err != nil {
+		return nil, err
+	}
+	return adopt(pid)
+}
+
+// explainExec finds out why a command did not start: because of the box, or because of itself.
+func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	st, serr := l.State(ctx, id)
+	switch {
+	case serr != nil:
+		return serr
+	case st.State == StatePaused:
+		return fmt.Errorf("box %s: %w", id, ErrPaused)
+	case st.State == StateError:
+		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	default:
+		return &StartError{Program: program, Message: err.Error()}
+	}
+}
+
+// graceAfter returns a context that ends some time after another one does.
+func graceAfter(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var timer *time.Timer
+	var mu sync.Mutex
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer = time.AfterFunc(grace, cancel)
+	})
+	return late, func() {
+		stop()
+		cancel()
+		mu.Lock()
+		defer mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// awaitCommand waits for a command, or kills it when ctx ends. A killed process that does not end, because its box is
+// paused, is waited for behind the caller's back.
+func awaitCommand(ctx context.Context, command *orphan) (int, error) {
+	type result struct {
+		status int
+		err    error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		status, err := command.wait()
+		ended <- result{status, err}
+	}()
+	select {
+	case r := <-ended:
+		return r.status, r.err
+	case <-ctx.Done():
+	}
+	command.kill()
+	select {
+	case r := <-ended:
+		return r.status, context.Cause(ctx)
+	case <-time.After(5 * time.Second):
+		return 137, context.Cause(ctx)
+	}
+}
+
+// execUser is the user a command runs as, with IDs of the box.
+type execUser struct {
+	uid, gid   int
+	name, home string
+}
+
+// parseUser reads ExecSpec.User. Names beyond the two that every box has are not looked up: the box can write its own
+// user database.
+func parseUser(s string) (execUser, error) {
+	switch s {
+	case "", boxUser:
+		return execUser{boxUID, boxUID, boxUser, boxHome}, nil
+	case "root":
+		return execUser{0, 0, "root", "/root"}, nil
+	}
+	u, g, hasGroup := strings.Cut(s, ":")
+	if !hasGroup {
+		g = u
+	}
+	uid, uerr := strconv.ParseUint(u, 10, 16)
+	gid, gerr := strconv.ParseUint(g, 10, 16)
+	if uerr != nil || gerr != nil {
+		return execUser{}, fmt.Errorf(`user %q is unknown: use boxuser, root, UID or UID:GID with IDs below 65536`, s)
+	}
+	return execUser{int(uid), int(gid), u, boxHome}, nil
+}
+
+// commandProcess is a command in the runtime's words. Only root gets capabilities.
+func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
+	if len(spec.Args) == 0 || spec.Args[0] == "" {
+		return nil, errors.New("no command given")
+	}
+	for _, a := range spec.Args {
+		if strings.ContainsRune(a, 0) {
+			return nil, errors.New("an argument contains NUL")
+		}
+	}
+	if strings.ContainsRune(spec.Cwd, 0) {
+		return nil, errors.New("the working directory contains NUL")
+	}
+	if err := checkEnv(spec.Env); err != nil {
+		return nil, err
+	}
+	cwd := spec.Cwd
+	if !path.IsAbs(cwd) {
+		cwd = path.Join(boxHome, cwd)
+	}
+	caps := &specs.LinuxCapabilities{Bounding: capabilities}
+	if user.uid == 0 {
+		caps = boundTo(capabilities)
+	}
+	return &specs.Process{
+		Args: spec.Args, Env: environment(r.Base, user, r.Env, spec.Env), Cwd: path.Clean(cwd),
+		User:            specs.User{UID: uint32(user.uid), GID: uint32(user.gid)},
+		Capabilities:    caps,
+		NoNewPrivileges: true,
+		OOMScoreAdj:     new(oomScore),
+		Rlimits:         rlimits(),
+	}, nil
+}
+
+// rlimits bound a command's open files, within what this process has itself (more takes a capability that not every
+// host's root has), and turn core dumps off: a host's crash handler must not be fed by boxes.
+func rlimits() []specs.POSIXRlimit {
+	hard := uint64(512 << 10)
+	var own unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err == nil {
+		hard = min(hard, own.Max)
+	}
+	return []specs.POSIXRlimit{
+		{Type: "RLIMIT_NOFILE", Soft: min(hard, 16<<10), Hard: hard},
+		{Type: "RLIMIT_CORE"},
+	}
+}
+
+// execCount counts the commands active in each box.
+type execCount struct {
+	mu     sync.Mutex
+	active map[policy.BoxID]int // guarded by mu
+}
+
+func (c *execCount) begin(id policy.BoxID) (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active == nil {
+		c.active = map[policy.BoxID]int{}
+	}
+	c.active[id]++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.active[id]--; c.active[id] == 0 {
+			delete(c.active, id)
+		}
+	}
+}
+
+func (c *execCount) busy(id policy.BoxID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.active[id] > 0
+}

@@ -1,0 +1,223 @@
+package launcher
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// image is one unpacked image in the image directory, or a root file system used where it is.
+type image struct {
+	Source string   `json:"source"`
+	Recipe int      `json:"recipe,omitempty"` // of images boxgate builds itself
+	Env    []string `json:"env,omitempty"`    // of the image's own configuration
+
+	rootfs string
+}
+
+// imageKind says how a source becomes a root file system.
+type imageKind int
+
+const (
+	kindDebian    imageKind = iota // built here from Debian packages
+	kindDirectory                  // a root file system, used in place and never written to
+	kindLayout                     // an OCI layout directory
+	kindArchive                    // a tar: docker-archive, OCI layout or root file system
+	kindReference                  // pulled from a registry
+)
+
+// imageSource is an image as the operator named it.
+type imageSource struct {
+	text string
+	kind imageKind
+	key  string // its directory in the image directory
+}
+
+// EnsureImage makes the image ready for Create: it is built, pulled or unpacked once and kept. name is an entry of
+// Config.Images or an image itself (empty: the entry "default"): "debian", built with mmdebstrap; a path to a root file
+// system (a directory or a tar), an OCI layout or a docker-archive; or an OCI reference, which is pulled.
+//
+// progress, if not nil, is called with one line for each step. An interrupted build leaves nothing that a later call
+// could mistake for an image; two builders of one image take turns, across processes.
+func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(string)) error {
+	if progress == nil {
+		progress = func(string) {}
+	}
+	src, err := l.source(name)
+	if err != nil {
+		return err
+	}
+	if _, err := l.openImage(src); err == nil {
+		return nil
+	}
+	if src.kind == kindDirectory {
+		return fmt.Errorf("image %s: not a root file system: it has no usr or bin directory", src.text)
+	}
+	if err := os.MkdirAll(l.cfg.ImageDir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the image directory: %w", err)
+	}
+	unlock, err := lockFile(ctx, filepath.Join(l.cfg.ImageDir, "."+src.key+".lock"), func() {
+		progress("waiting for another build of " + src.text)
+	})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := l.openImage(src); err == nil {
+		return nil // the other builder finished it
+	}
+	if err := l.buildImage(ctx, src, progress); err != nil {
+		return fmt.Errorf("image %s: %w", src.text, err)
+	}
+	return nil
+}
+
+// buildImage fills a temporary directory and moves it to its place once it is complete and on disk.
+func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress func(string)) error {
+	final := filepath.Join(l.cfg.ImageDir, src.key)
+	temp := filepath.Join(l.cfg.ImageDir, "."+src.key+".building")
+	for _, stale := range []string{temp, final} { // of an interrupted build; of an older recipe
+		if err := os.RemoveAll(stale); err != nil {
+			return err
+		}
+	}
+	defer os.RemoveAll(temp)
+	rootfs := filepath.Join(temp, "rootfs")
+	if err := os.MkdirAll(rootfs, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chmod(temp, 0o700); err != nil { // set-user-ID programs of an image are nobody's to run
+		return err
+	}
+	img := image{Source: src.text}
+	var err error
+	switch src.kind {
+	case kindDebian:
+		img.Recipe = debianRecipe
+		err = buildDebian(ctx, rootfs, progress)
+	case kindArchive:
+		img.Env, err = unpackArchive(ctx, src.text, rootfs, progress)
+	case kindLayout:
+		img.Env, err = unpackLayout(ctx, src.text, rootfs, progress)
+	case kindReference:
+		img.Env, err = pullReference(ctx, src.text, rootfs, progress)
+	}
+	if err != nil {
+		return err
+	}
+	if !looksLikeRoot(rootfs) {
+		return errors.New("not a root file system: it has no usr or bin directory")
+	}
+	if err := writeJSON(filepath.Join(temp, "image.json"), img); err != nil {
+		return err
+	}
+	if err := syncTree(temp); err != nil {
+		return err
+	}
+	return os.Rename(temp, final)
+}
+
+// source finds out what an image name stands for.
+func (l *Launcher) source(name string) (imageSource, error) {
+	text := name
+	if text == "" {
+		text = "default"
+	}
+	if mapped := l.cfg.Images[text]; mapped != "" {
+		text = mapped
+	} else if text == "default" {
+		text = "debian"
+	}
+	switch {
+	case text == "debian":
+		return imageSource{text: text, kind: kindDebian, key: "debian"}, nil
+	case filepath.IsAbs(text):
+		return pathSource(text)
+	default:
+		return referenceSource(text)
+	}
+}
+
+// pathSource looks at what lies at a path. The key of an archive changes with the file, so that a new one is unpacked
+// anew.
+func pathSource(path string) (imageSource, error) {
+	path = filepath.Clean(path)
+	fi, err := os.Stat(path)
+	if err != nil {
+		return imageSource{}, fmt.Errorf("image %s: %w", path, err)
+	}
+	if !fi.IsDir() {
+		stamp := fmt.Sprintf("%s\x00%d\x00%d", path, fi.Size(), fi.ModTime().UnixNano())
+		return imageSource{text: path, kind: kindArchive, key: imageKey(path, stamp)}, nil
+	}
+	if layout, err := os.Stat(filepath.Join(path, "oci-layout")); err == nil {
+		stamp := fmt.Sprintf("%s\x00%d", path, layout.ModTime().UnixNano())
+		return imageSource{text: path, kind: kindLayout, key: imageKey(path, stamp)}, nil
+	}
+	return imageSource{text: path, kind: kindDirectory}, nil
+}
+
+var notInKey = regexp.MustCompile(`[^a-z0-9]+`)
+
+// imageKey is a directory name that people recognise and no two images share.
+func imageKey(text, stamp string) string {
+	sum := sha256.Sum256([]byte(stamp))
+	slug := strings.Trim(notInKey.ReplaceAllString(strings.ToLower(text), "-"), "-")
+	if len(slug) > 48 {
+		slug = slug[len(slug)-48:]
+	}
+	return strings.TrimLeft(slug, "-") + "-" + hex.EncodeToString(sum[:6])
+}
+
+// openImage returns an image that is ready, or says that it is not.
+func (l *Launcher) openImage(src imageSource) (image, error) {
+	if src.kind == kindDirectory {
+		if !looksLikeRoot(src.text) {
+			return image{}, fmt.Errorf("image %s is not a root file system", src.text)
+		}
+		return image{Source: src.text, rootfs: src.text}, nil
+	}
+	dir := filepath.Join(l.cfg.ImageDir, src.key)
+	data, err := os.ReadFile(filepath.Join(dir, "image.json"))
+	if err != nil {
+		return image{}, fmt.Errorf("image %s is not there yet: it must be built or pulled before a box can use it", src.text)
+	}
+	var img image
+	if err := json.Unmarshal(data, &img); err != nil {
+		return image{}, fmt.Errorf("image %s: %s is damaged: remove %s", src.text, "image.json", dir)
+	}
+	if src.kind == kindDebian && img.Recipe != debianRecipe {
+		return image{}, errors.New("image debian was built by another version")
+	}
+	img.rootfs = filepath.Join(dir, "rootfs")
+	return img, nil
+}
+
+// looksLikeRoot tells a root file system from any other directory.
+func looksLikeRoot(dir string) bool {
+	for _, name := range []string{"usr", "bin"} {
+		if fi, err := os.Stat(filepath.Join(dir, name)); err == nil && fi.IsDir() {
+			return true
+		}
+	}
+	return false
+}
+
+// syncTree writes the file system that holds dir to disk, so that a rename that survives a power cut names whole files.
+func syncTree(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Syncfs(int(f.Fd()))
+}

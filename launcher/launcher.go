@@ -1,0 +1,156 @@
+package launcher
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+
+	"boxgate/policy"
+
+	runc "github.com/containerd/go-runc"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+// Errors a caller may want to tell apart.
+var (
+	// ErrNotFound: no box of that ID is known here.
+	ErrNotFound = errors.New("no such box")
+	// ErrExists: a box of that ID has been created already.
+	ErrExists = errors.New("the box exists already")
+	// ErrNotRunning: the box has no process to act on (its first process ended, or it was never created).
+	ErrNotRunning = errors.New("the box is not running")
+	// ErrPaused: the box is paused; resume it first.
+	ErrPaused = errors.New("the box is paused")
+)
+
+// Config says where a launcher keeps its things and what it runs boxes with. StateDir is required.
+type Config struct {
+	StateDir string // records and writable layers of the boxes; an absolute path
+	ImageDir string // unpacked images; default {StateDir}/images. Several launchers may share one.
+	// RunDir holds what does not outlive a reboot: namespace pins and the runtime's state. Default: a directory below
+	// /run/boxgate-boxes named after StateDir, so that launchers with different state never meet.
+	RunDir  string
+	Runtime string            // OCI runtime binary; default runc
+	Images  map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
+	Log     *zap.Logger       // default: silent
+}
+
+// Launcher makes, runs and removes boxes. It is safe for concurrent use; calls for one box that change it (Create,
+// Delete, Pause, Resume) take turns.
+type Launcher struct {
+	cfg   Config
+	dirs  dirs
+	tag   string // tells this state directory's control groups from another's
+	runc  *runc.Runc
+	log   *zap.Logger
+	execs execCount
+
+	mu    sync.Mutex
+	locks map[policy.BoxID]*boxLock // guarded by mu
+}
+
+// New checks the configuration and makes the launcher's directories. It needs root.
+//
+// It also makes the calling process the reaper of orphaned descendants (PR_SET_CHILD_SUBREAPER): commands in boxes are
+// children of the runtime, which leaves them to the launcher, and so their exit status can be had without keeping one
+// more process per command. Do not call wait4(-1) in the same process.
+func New(cfg Config) (*Launcher, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("starting boxes needs root: run it with sudo")
+	}
+	if !filepath.IsAbs(cfg.StateDir) {
+		return nil, fmt.Errorf("the launcher's state directory %q is not an absolute path", cfg.StateDir)
+	}
+	if cfg.Runtime == "" {
+		cfg.Runtime = "runc"
+	}
+	if _, err := exec.LookPath(cfg.Runtime); err != nil {
+		return nil, fmt.Errorf("the OCI runtime %q is missing: %s", cfg.Runtime, runtimeRemedy(cfg.Runtime))
+	}
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	tag := stateTag(cfg.StateDir)
+	if cfg.ImageDir == "" {
+		cfg.ImageDir = filepath.Join(cfg.StateDir, "images")
+	}
+	if cfg.RunDir == "" {
+		cfg.RunDir = filepath.Join("/run/boxgate-boxes", tag)
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("cannot become the reaper of the boxes' commands: %w", err)
+	}
+	l := &Launcher{
+		cfg:   cfg,
+		dirs:  dirs{state: cfg.StateDir, run: cfg.RunDir},
+		tag:   tag,
+		log:   cfg.Log,
+		locks: map[policy.BoxID]*boxLock{},
+	}
+	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/"}
+	if err := l.dirs.make(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func runtimeRemedy(name string) string {
+	switch name {
+	case "runc", "crun":
+		return "apt-get install " + name
+	default:
+		return "install it, or name another in launcher.runtime"
+	}
+}
+
+// stateTag names a state directory in few characters.
+func stateTag(stateDir string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
+	return hex.EncodeToString(sum[:5])
+}
+
+// boxLock makes calls that change one box take turns. users counts holders and waiters, so that locks of boxes long
+// gone do not pile up.
+type boxLock struct {
+	sync.Mutex
+	users int
+}
+
+// lock waits for its turn with a box and returns what ends it.
+func (l *Launcher) lock(id policy.BoxID) (unlock func()) {
+	l.mu.Lock()
+	b := l.locks[id]
+	if b == nil {
+		b = &boxLock{}
+		l.locks[id] = b
+	}
+	b.users++
+	l.mu.Unlock()
+	b.Lock()
+	return func() {
+		b.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if b.users--; b.users == 0 {
+			delete(l.locks, id)
+		}
+	}
+}
+
+// Close removes the run directory if no box uses it. Boxes are not touched: they run on, and a launcher with the same
+// configuration picks them up.
+func (l *Launcher) Close() error {
+	if entries, err := os.ReadDir(l.dirs.boxes()); err != nil || len(entries) > 0 {
+		return err
+	}
+	for _, d := range []string{l.dirs.execFiles(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.run} {
+		_ = os.Remove(d) // what is not empty stays
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+package launcher
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"boxgate/policy"
+)
+
+// record is what the launcher remembers of a box across restarts.
+type record struct {
+	ID      policy.BoxID      `json:"id"`
+	Image   string            `json:"image"`
+	Size    Size              `json:"size"`
+	Env     map[string]string `json:"env,omitempty"`     // of Spec
+	Base    []string          `json:"base,omitempty"`    // of the image
+	IDIndex int               `json:"id_index"`          // its range of user IDs
+	Created bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
+}
+
+func (r record) ids() idRange { return rangeAt(r.IDIndex) }
+
+// load returns the record of a box, or ErrNotFound.
+func (l *Launcher) load(id policy.BoxID) (record, error) {
+	if err := checkID(id); err != nil {
+		return record{}, err
+	}
+	data, err := os.ReadFile(l.dirs.record(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, fmt.Errorf("box %s: %w", id, ErrNotFound)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("box %s: %w", id, err)
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return record{}, fmt.Errorf("box %s: its record is damaged: %w", id, err)
+	}
+	if r.ID != id {
+		return record{}, fmt.Errorf("box %s: its record is damaged: it names %q", id, string(r.ID))
+	}
+	return r, nil
+}
+
+func (l *Launcher) save(r record) error {
+	if err := writeJSON(l.dirs.record(r.ID), r); err != nil {
+		return fmt.Errorf("box %s: its record cannot be written: %w", r.ID, err)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package launcher
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsSettings are set inside a new network namespace: commands that are not root may bind low ports and ping, since a
+// box has its ports to itself and no raw sockets.
+var netnsSettings = map[string]string{
+	"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
+	"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",
+}
+
+// newNamespaces makes a user namespace with a range of IDs and a network namespace that belongs to it, and pins both to
+// files. The network namespace has to belong to the box's user namespace, because the runtime enters that one first when
+// it starts a command and could not enter a network namespace of the host's from there. Root of the box still has no say
+// in its network: it never has CAP_NET_ADMIN or CAP_NET_RAW.
+//
+// Only a process can make a user namespace: a child is started under ptrace, so that it stops before its first
+// instruction, and killed once the namespaces are pinned.
+func newNamespaces(ids idRange, netPin, userPin string) error {
+	runtime.LockOSThread() // the tracer is a thread
+	defer runtime.UnlockOSThread()
+	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: ids.base, Size: idsPerBox}}
+	child, err := os.StartProcess("/proc/self/exe", []string{"namespaces"}, &os.ProcAttr{
+		Sys: &syscall.SysProcAttr{
+			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+			UidMappings: mapping,
+			GidMappings: mapping,
+			Ptrace:      true,
+			Pdeathsig:   syscall.SIGKILL,
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("cannot make a user and a network namespace: %w (is user.max_user_namespaces 0?)", err)
+	}
+	defer func() {
+		_ = child.Kill()
+		_, _ = child.Wait()
+	}()
+	if err := pinNamespace(fmt.Sprintf("/proc/%d/ns/user", child.Pid), userPin); err != nil {
+		return err
+	}
+	if err := pinNamespace(fmt.Sprintf("/proc/%d/ns/net", child.Pid), netPin); err != nil {
+		return err
+	}
+	return inNetNS(netPin, func() error {
+		for path, value := range netnsSettings {
+			if err := os.WriteFile(path, []byte(value), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// pinNamespace keeps a namespace alive under the name of a file.
+func pinNamespace(ns, pin string) error {
+	f, err := os.OpenFile(pin, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o400)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	if err := unix.Mount(ns, pin, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("cannot pin a namespace: %w", errors.Join(err, os.Remove(pin)))
+	}
+	return nil
+}
+
+// inNetNS runs f on a thread that is in the pinned namespace.
+func inNetNS(pin string, f func() error) error {
+	ns, err := os.Open(pin)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return onThread(func() error {
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("cannot enter the network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// onThread runs f on a thread of its own and puts that thread's network namespace back afterwards. Should that fail, the
+// thread stays locked and ends with its goroutine: no other goroutine is ever scheduled on it.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
+		err = f()
+		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// isPinned tells a pinned namespace from a file left over after a reboot.
+func isPinned(pin string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(pin, &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+// removePin lets a namespace go. What still runs in it keeps it alive, so nothing may.
+func removePin(pin string) error {
+	for {
+		err := unix.Unmount(pin, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			continue // pinned more than once
+		}
+		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("cannot unpin a namespace: %w", err)
+		}
+		if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+}

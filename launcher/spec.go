@@ -1,0 +1,141 @@
+package launcher
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// Size names a box's share of the host.
+type Size string
+
+// The sizes. An empty Size is SizeSmall.
+const (
+	SizeSmall  Size = "small"  // 2 CPUs, 4 GB
+	SizeMedium Size = "medium" // 4 CPUs, 8 GB
+	SizeLarge  Size = "large"  // 8 CPUs, 16 GB
+)
+
+// limits is what a size means to the kernel.
+type limits struct {
+	cpus   int64
+	memory int64 // bytes
+	pids   int64
+}
+
+func (s Size) limits() (limits, error) {
+	const gib = 1 << 30
+	switch s {
+	case SizeSmall, "":
+		return limits{cpus: 2, memory: 4 * gib, pids: 2048}, nil
+	case SizeMedium:
+		return limits{cpus: 4, memory: 8 * gib, pids: 4096}, nil
+	case SizeLarge:
+		return limits{cpus: 8, memory: 16 * gib, pids: 8192}, nil
+	default:
+		return limits{}, fmt.Errorf("box size %q is unknown: use small, medium or large", string(s))
+	}
+}
+
+// Spec describes a box to be created.
+type Spec struct {
+	ID       policy.BoxID
+	Image    string            // a name of Config.Images or an image itself; empty: the entry "default"
+	Size     Size              // empty: small
+	Env      map[string]string // set for every command; wins over what the launcher sets itself
+	Hostname string            // empty: the ID
+	CA       []byte            // PEM certificates the box is to trust besides the public roots; may be empty
+	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
+}
+
+// ExecSpec describes one command in a box.
+type ExecSpec struct {
+	Args []string          // program and arguments; the program is looked up in the box's PATH
+	Env  map[string]string // added to the box's environment, and wins
+	Cwd  string            // relative to the home directory; empty: the home directory
+	// User is boxuser if empty; else "boxuser", "root", "UID" or "UID:GID" inside the box.
+	User string
+
+	// The streams may be nil: standard input is then empty, output discarded. A Stdin that is still being read when the
+	// command ends is left to its pending Read, whose data is lost.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+}
+
+// State says what a box is doing.
+type State string
+
+// The states of a box.
+const (
+	StateCreating State = "creating" // its network namespace exists, nothing runs yet
+	StateIdle     State = "idle"     // it runs and no command of this launcher is active in it
+	StateRunning  State = "running"  // a command is active in it
+	StatePaused   State = "paused"
+	StateError    State = "error" // its first process is gone (killed for memory, or the host restarted)
+)
+
+// Status is what is known of one box.
+type Status struct {
+	ID    policy.BoxID
+	State State
+	Image string
+	Size  Size
+	NetNS string // path of the pinned network namespace
+	Pid   int    // its first process as the host sees it; 0 if none
+}
+
+var (
+	validID       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
+	validHostname = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+)
+
+// checkID refuses IDs that could mean another place as a file name or control group.
+func checkID(id policy.BoxID) error {
+	if !validID.MatchString(string(id)) {
+		return fmt.Errorf("box ID %q cannot be used: letters, digits, '-' and '_' only, 63 at most", string(id))
+	}
+	return nil
+}
+
+// check reports the first thing wrong with a Spec.
+func (s Spec) check() error {
+	if err := checkID(s.ID); err != nil {
+		return err
+	}
+	if _, err := s.Size.limits(); err != nil {
+		return err
+	}
+	if s.Hostname != "" && !validHostname.MatchString(s.Hostname) {
+		return fmt.Errorf("hostname %q is not one DNS label", s.Hostname)
+	}
+	for _, a := range s.DNS {
+		if !a.IsValid() || a.Zone() != "" {
+			return fmt.Errorf("resolver address %q cannot be written to resolv.conf", a)
+		}
+	}
+	return checkEnv(s.Env)
+}
+
+func (s Spec) hostname() string {
+	if s.Hostname != "" {
+		return s.Hostname
+	}
+	return strings.Trim(strings.ReplaceAll(string(s.ID), "_", "-"), "-")
+}
+
+// checkEnv refuses variables execve would misread.
+func checkEnv(env map[string]string) error {
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") {
+			return fmt.Errorf("environment variable name %q is empty or contains '=' or NUL", k)
+		}
+		if strings.ContainsRune(v, 0) {
+			return fmt.Errorf("environment variable %s contains NUL", k)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"boxgate/policy"
+
+	runc "github.com/containerd/go-runc"
+)
+
+// containerState is where the runtime keeps what it knows of a box.
+func (l *Launcher) containerState(id policy.BoxID) string {
+	return filepath.Join(l.dirs.runtimeRoot(), string(id))
+}
+
+// State returns what one box is doing, or ErrNotFound.
+func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
+	r, err := l.load(id)
+	if err != nil {
+		return Status{}, err
+	}
+	if _, err := os.Stat(l.containerState(id)); errors.Is(err, fs.ErrNotExist) {
+		return l.status(r, nil), nil
+	}
+	c, err := l.runc.State(ctx, string(id))
+	if ctx.Err() != nil {
+		return Status{}, context.Cause(ctx)
+	}
+	if err != nil {
+		return l.status(r, nil), nil // what the runtime cannot read does not run
+	}
+	return l.status(r, c), nil
+}
+
+// List returns all boxes, ordered by ID.
+func (l *Launcher) List(ctx context.Context) ([]Status, error) {
+	entries, err := os.ReadDir(l.dirs.boxes())
+	if err != nil {
+		return nil, err
+	}
+	containers := map[string]*runc.Container{}
+	if len(entries) > 0 {
+		known, err := l.runc.List(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("the runtime cannot list the boxes: %w", err)
+		}
+		for _, c := range known {
+			containers[c.ID] = c
+		}
+	}
+	var list []Status
+	for _, e := range entries {
+		r, err := l.load(policy.BoxID(e.Name()))
+		if err != nil {
+			continue // going or coming
+		}
+		list = append(list, l.status(r, containers[e.Name()]))
+	}
+	return list, nil
+}
+
+// status puts together what the record, the runtime (nil: it knows nothing) and the launcher know.
+func (l *Launcher) status(r record, c *runc.Container) Status {
+	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
+	switch {
+	case !r.Created:
+		s.State = StateCreating
+	case c == nil:
+	case c.Status == "paused":
+		s.State, s.Pid = StatePaused, c.Pid
+	case c.Status == "running":
+		s.State, s.Pid = StateIdle, c.Pid
+		if l.execs.busy(r.ID) {
+			s.State = StateRunning
+		}
+	}
+	return s
+}
+
+// Pause freezes everything in a box. It keeps its memory and answers nothing.
+func (l *Launcher) Pause(ctx context.Context, id policy.BoxID) error {
+	defer l.lock(id)()
+	st, err := l.State(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case st.State == StatePaused:
+		return nil
+	case st.Pid == 0:
+		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	if err := l.runc.Pause(ctx, string(id)); err != nil {
+		return fmt.Errorf("box %s cannot be paused: %w", id, err)
+	}
+	return nil
+}
+
+// Resume lets a paused box run on.
+func (l *Launcher) Resume(ctx context.Context, id policy.BoxID) error {
+	defer l.lock(id)()
+	st, err := l.State(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case st.Pid == 0:
+		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	case st.State != StatePaused:
+		return nil
+	}
+	if err := l.runc.Resume(ctx, string(id)); err != nil {
+		return fmt.Errorf("box %s cannot be resumed: %w", id, err)
+	}
+	return nil
+}
