@@ -1,0 +1,212 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// curl runs the real one, without its configuration and without proxies of the environment, and returns what it wrote
+// and its exit code.
+func curl(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "curl", append([]string{"-q", "-sS", "--noproxy", "", "--max-time", "15"}, args...)...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin"}
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// web is an HTTPS server that answers one request a connection.
+func (r *rig) web(name string) netip.AddrPort {
+	cert := r.upstream.leaf(r.t, name)
+	return r.server(443, func(c net.Conn) {
+		defer c.Close()
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
+		defer s.Close()
+		if _, err := firstLine(s); err == nil {
+			_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nowner\n")
+		}
+	})
+}
+
+func TestCurlExits35OnADeniedName(t *testing.T) {
+	r := newRig(t, allow("good.example"))
+	owner := r.web("good.example")
+	r.names.set("good.example", owner.Addr())
+	to := func(name string) (string, int) {
+		return curl(t, "--cacert", r.upstream.file(t), "--connect-to", "::"+r.listen(owner), "https://"+name+"/")
+	}
+	if out, code := to("good.example"); code != 0 || out != "owner\n" {
+		t.Errorf("allowed: %q, exit %d", out, code)
+	}
+	if out, code := to("bad.example"); code != 35 || !strings.Contains(out, "access denied") {
+		t.Errorf("denied: %q, exit %d", out, code)
+	}
+}
+
+func TestCurlThroughTheExplicitProxy(t *testing.T) {
+	r := newRig(t, allow("good.example", "plain.example"))
+	owner := r.web("good.example")
+	r.names.set("good.example", owner.Addr())
+	plain := r.server(80, func(c net.Conn) {
+		defer c.Close()
+		if line, _ := firstLine(c); strings.HasPrefix(line, "GET /x HTTP/1.1") {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nplain\n")
+		}
+	})
+	r.names.set("plain.example", plain.Addr())
+	through := []string{"--cacert", r.upstream.file(t), "-x", "http://" + r.explicit()}
+	get := func(url string) (string, int) { return curl(t, append(through, url)...) }
+
+	if out, code := get("https://good.example/"); code != 0 || out != "owner\n" {
+		t.Errorf("CONNECT to an allowed name: %q, exit %d", out, code)
+	}
+	if out, code := get("https://bad.example/"); code != 56 || !strings.Contains(out, "403") {
+		t.Errorf("CONNECT to a denied name: %q, exit %d", out, code)
+	}
+	if e := r.wantReason(policy.ReasonNotAllowed); e.Name != "bad.example" || e.Port != 443 || e.Status != 403 || e.Action != audit.ActionRefuse {
+		t.Errorf("%+v", e)
+	}
+	if out, code := get("https://" + owner.Addr().String() + "/"); code != 56 || !strings.Contains(out, "403") {
+		t.Errorf("CONNECT to an address that no rule allows: %q, exit %d", out, code)
+	}
+	if out, code := get("http://plain.example/x"); code != 0 || out != "plain\n" {
+		t.Errorf("absolute form: %q, exit %d", out, code)
+	}
+	if out, code := get("http://bad.example/x"); code != 0 || !strings.Contains(out, `"reason":"not_allowed"`) {
+		t.Errorf("absolute form of a denied name: %q, exit %d", out, code)
+	}
+}
+
+// connect opens a tunnel and returns it with the status line.
+func (r *rig) connect(addr, authority, early string) (*net.TCPConn, string) {
+	r.t.Helper()
+	c := dialTo(r.t, addr)
+	_, _ = io.WriteString(c, "CONNECT "+authority+" HTTP/1.1\r\nHost: "+authority+"\r\n\r\n"+early)
+	status, err := firstLine(c)
+	if err != nil {
+		r.t.Fatalf("CONNECT %s: %v", authority, err)
+	}
+	if strings.Contains(status, " 200 ") {
+		_, _ = firstLine(c) // the empty line
+	}
+	return c, strings.TrimSpace(status)
+}
+
+func TestConnectTunnelIsBoundToItsName(t *testing.T) {
+	r := newRig(t, allow("good.example", "other.example"))
+	owner := r.tlsServer("good.example")
+	r.names.set("good.example", owner.Addr())
+	r.names.set("other.example", r.trap(443).Addr())
+	proxy := r.explicit()
+	c, _ := r.connect(proxy, "good.example:443", "")
+	if got, err := r.hello(c, "good.example"); err != nil || got != "hello from good.example" {
+		t.Errorf("%q, %v", got, err)
+	}
+	c, _ = r.connect(proxy, "good.example:443", "") // both are allowed, but one is not the other
+	if _, err := r.hello(c, "other.example"); !accessDeniedAlert(err) {
+		t.Errorf("another SNI in the tunnel: %v", err)
+	}
+	r.wantReason(policy.ReasonAuthorityMismatch)
+}
+
+func TestConnectToAnAddressNeedsAnAddressRule(t *testing.T) {
+	r := newRig(t, allow("good.example"))
+	echo := r.server(7010, func(c net.Conn) {
+		defer c.Close()
+		_, _ = io.Copy(c, c)
+	})
+	r.names.grant("good.example", echo.Addr())
+	proxy := r.explicit()
+	if _, status := r.connect(proxy, echo.String(), ""); status != "HTTP/1.1 403 Forbidden" {
+		t.Errorf("%q", status)
+	}
+	r.policy(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{echo.Addr().String()}}, nil)
+	c, status := r.connect(proxy, echo.String(), "sent early with the head\n")
+	if got, err := firstLine(c); err != nil || got != "sent early with the head" {
+		t.Errorf("%q, %q, %v", status, got, err)
+	}
+}
+
+func TestServerThatSpeaksFirstInATunnel(t *testing.T) {
+	r := newRig(t, allow("git.example"))
+	server := r.server(22, func(c net.Conn) {
+		_, _ = io.WriteString(c, "SSH-2.0-server\n")
+		c.Close()
+	})
+	r.names.set("git.example", server.Addr())
+	c, status := r.connect(r.explicit(), "git.example:22", "")
+	if got, err := firstLine(c); err != nil || got != "SSH-2.0-server" {
+		t.Errorf("%q, %q, %v", status, got, err)
+	}
+}
+
+func TestWhatTheExplicitProxyRefuses(t *testing.T) {
+	own := netip.MustParseAddr("127.0.0.77")
+	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.Own = []netip.Addr{own} })
+	proxy := r.explicit()
+	for authority, want := range map[string]string{
+		"127.0.0.77:8600":     "403", // the gateway itself
+		"[::ffff:10.0.0.1]:1": "403",
+		"169.254.169.254:80":  "403",
+		"0xa9fea9fe:80":       "400", // an address in disguise is no name
+		"2852039166:80":       "400",
+		"good.example":        "400", // no port
+		"good.example:0":      "400",
+		"good.example:443x":   "400",
+		"a..b:443":            "400",
+	} {
+		if _, status := r.connect(proxy, authority, ""); !strings.HasPrefix(status, "HTTP/1.1 "+want+" ") {
+			t.Errorf("CONNECT %s: %q, want %s", authority, status, want)
+		}
+	}
+	for what, head := range map[string]string{
+		"origin form":     "GET / HTTP/1.1\r\nHost: good.example\r\n\r\n",
+		"https in a GET":  "GET https://good.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n",
+		"two authorities": "GET http://good.example/ HTTP/1.1\r\nHost: bad.example\r\n\r\n",
+		"a broken head":   "CONNECT good.example:443 HTTP/1.1\r\nno colon here\r\n\r\n",
+	} {
+		c := dialTo(t, proxy)
+		_, _ = io.WriteString(c, head)
+		if got := closedWithout(t, c); !bytes.HasPrefix(got, []byte("HTTP/1.1 400 ")) {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	c := dialTo(t, proxy)
+	_, _ = c.Write(namedHello(t, "good.example"))
+	if got := closedWithout(t, c); len(got) > 0 {
+		t.Errorf("TLS to the proxy itself: %q", got)
+	}
+	r.wantReason(policy.ReasonHostPort)
+	r.wantReason(policy.ReasonProtocol)
+}
+
+func TestListenTransparentTakesAddressesThatAreNotTheHosts(t *testing.T) {
+	for _, addr := range []string{"203.0.113.7:0", "[2001:db8::7]:0"} {
+		ln, err := ListenTransparent(context.Background(), addr) // possible with the option alone
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		ln.Close()
+	}
+	if ln, err := ListenTransparent(context.Background(), "localhost:0"); err == nil {
+		ln.Close()
+		t.Error("a name was taken for an address")
+	}
+}

@@ -1,0 +1,125 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// handshakes terminates one connection of the box as name and returns what both sides say.
+func (r *rig) terminated(cfg *tls.Config, name policy.Name) (client tls.ConnectionState, clientErr, serverErr error) {
+	r.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer ln.Close()
+	done := make(chan error, 1)
+	go func() {
+		raw, err := ln.Accept()
+		if err != nil {
+			done <- err
+			return
+		}
+		defer raw.Close()
+		c, err := r.p.terminate(context.Background(), r.box, raw, name, nil)
+		if err == nil {
+			_, err = c.Write([]byte("x")) // carries the session ticket of TLS 1.3 with it
+		}
+		done <- err
+	}()
+	c := tls.Client(dialTo(r.t, ln.Addr().String()), cfg)
+	if _, clientErr = c.Read(make([]byte, 1)); clientErr == nil {
+		client = c.ConnectionState()
+	}
+	c.NetConn().Close()
+	return client, clientErr, <-done
+}
+
+func TestTicketsResumeTheirOwnNameAlone(t *testing.T) {
+	r := newRig(t, allow("*.example"))
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		cache := &oneSession{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
+		cfg := &tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), ClientSessionCache: cache, MaxVersion: version}
+		resumed := func(name string) bool {
+			t.Helper()
+			// A client that lets a session of one name be used for another: an honest one would not.
+			cfg.ServerName, cfg.InsecureSkipVerify = name, true
+			state, err, serverErr := r.terminated(cfg, mustName(t, name))
+			if err != nil || serverErr != nil {
+				t.Fatalf("%s: %v, %v", name, err, serverErr)
+			}
+			return state.DidResume
+		}
+		if resumed("a.example") {
+			t.Error("the first connection resumed something")
+		}
+		if !resumed("a.example") {
+			t.Error("the same name was not resumed")
+		}
+		if resumed("b.example") {
+			t.Error("a ticket of a.example was resumed for b.example")
+		}
+	}
+}
+
+// oneSession gives out the last session whatever the name.
+type oneSession struct{ tls.ClientSessionCache }
+
+func (s *oneSession) Get(string) (*tls.ClientSessionState, bool) { return s.ClientSessionCache.Get("") }
+func (s *oneSession) Put(_ string, cs *tls.ClientSessionState)   { s.ClientSessionCache.Put("", cs) }
+
+func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
+	r := newRig(t, allow("*.example"))
+	cfg := &tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), ClientSessionCache: tls.NewLRUClientSessionCache(8)}
+	if _, err, _ := r.terminated(cfg, mustName(t, "a.example")); err != nil {
+		t.Fatal(err)
+	}
+	r.box = &policy.Box{ID: "box2"}
+	if state, err, _ := r.terminated(cfg, mustName(t, "a.example")); err != nil || state.DidResume {
+		t.Errorf("resumed %v, %v", state.DidResume, err)
+	}
+}
+
+func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
+	r := newRig(t, allow("*.example"))
+	_, _, err := r.terminated(&tls.Config{ServerName: "b.example", RootCAs: r.boxCA.pool()}, mustName(t, "a.example"))
+	if !errors.Is(err, errNoName) {
+		t.Errorf("%v", err)
+	}
+	if _, err, _ := r.terminated(&tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, mustName(t, "a.example")); err == nil {
+		t.Error("TLS 1.1 was accepted")
+	}
+}
+
+func TestUpstreamIsVerified(t *testing.T) {
+	r := newRig(t, allow("*.example"))
+	good := r.tlsServer("good.example")
+	for name, at := range map[string]netip.AddrPort{"good.example": good, "other.example": good} {
+		r.names.set(name, at.Addr())
+	}
+	d := func(name string) error {
+		c, err := r.p.dialTLS(context.Background(), r.box, target{name: mustName(t, name), port: 443, byName: true}, nil)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	if err := d("good.example"); err != nil {
+		t.Error(err)
+	}
+	var up *upstreamError
+	if err := d("other.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
+		t.Errorf("a certificate for another name: %v", err)
+	}
+	r.p.cfg.Roots = r.boxCA.pool()
+	r.p.forgetTLS("box1")
+	if err := d("good.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
+		t.Errorf("a certificate of an authority that is not trusted: %v", err)
+	}
+}
