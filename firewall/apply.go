@@ -81,11 +81,10 @@ func (f *Firewall) verify(b *box, shield bool) error {
 }
 
 func (f *Firewall) countElements(set string, want int) error {
-	c, err := f.dial()
+	c, err := f.connection()
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return err
 	}
-	defer func() { _ = c.CloseLasting() }()
 	got, err := c.GetSetElements(&nftables.Set{Table: table(), Name: set})
 	if err != nil {
 		return fmt.Errorf("nftables: set %s: %w", set, err)

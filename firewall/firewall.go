@@ -8,9 +8,10 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
+	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
 )
@@ -20,12 +21,17 @@ type Firewall struct {
 	cfg     Config
 	ns      netns.NsHandle  // the namespace Open was called in; every socket and sysctl uses it
 	nl      *netlink.Handle // routes, rules and links of that namespace
+	gate    int             // the program that marks what boxes send; -1: none
 	reports *reports        // readers of refusals and forwarded flows
+
+	flowsMu sync.Mutex      // guards flows
+	flows   *conntrack.Conn // nil until it is needed
 
 	mu       sync.Mutex // guards what follows, and serialises changes of the kernel's state
 	boxes    map[policy.BoxID]*box
 	leftover map[policy.BoxID]registration // boxes of an earlier run, not added again yet
 	shielded string                        // the protected ranges in force, as text; "": not known
+	nft      *nftables.Conn                // see connection
 	closed   bool
 }
 
@@ -48,7 +54,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err != nil {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
-	f := &Firewall{cfg: cfg, ns: ns, boxes: map[policy.BoxID]*box{}, leftover: map[policy.BoxID]registration{}}
+	f := &Firewall{cfg: cfg, ns: ns, gate: -1, boxes: map[policy.BoxID]*box{}, leftover: map[policy.BoxID]registration{}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)
@@ -61,6 +67,9 @@ func (f *Firewall) open(ctx context.Context) error {
 	var err error
 	if f.nl, err = netlink.NewHandleAt(f.ns); err != nil {
 		return fmt.Errorf("netlink: %w", err)
+	}
+	if f.gate, err = loadGate(); err != nil {
+		return fmt.Errorf("packet gate (eBPF): %w", err)
 	}
 	keep, err := f.readTable()
 	if err != nil {
@@ -86,11 +95,10 @@ func (f *Firewall) open(ctx context.Context) error {
 
 // readTable learns which boxes an earlier run left, and reports whether the table there can be kept.
 func (f *Firewall) readTable() (keep bool, err error) {
-	c, err := f.dial()
+	c, err := f.connection()
 	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
+		return false, err
 	}
-	defer func() { _ = c.CloseLasting() }()
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
 		return false, fmt.Errorf("nftables: %w", err)
@@ -118,6 +126,13 @@ func (f *Firewall) Close() error {
 	if f.nl != nil {
 		f.nl.Close()
 	}
+	if f.nft != nil {
+		err = errors.Join(err, f.nft.CloseLasting())
+	}
+	if f.gate >= 0 {
+		err = errors.Join(err, unix.Close(f.gate))
+	}
+	err = errors.Join(err, f.closeFlows())
 	return errors.Join(err, f.ns.Close())
 }
 
@@ -125,6 +140,10 @@ func (f *Firewall) Close() error {
 // are, since others may rely on them by now. The Firewall is closed afterwards.
 func (f *Firewall) Uninstall(ctx context.Context) error {
 	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return errors.New("firewall: closed")
+	}
 	err := errors.Join(f.deleteLinks(), f.unsetRouting(), f.unsetAddresses())
 	if err == nil {
 		err = f.transact(func(t *txn) {
@@ -145,9 +164,6 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 	}
 	return ctx.Err()
 }
-
-// warn logs what could not be done but changes no verdict.
-func (f *Firewall) warn(msg string, fields ...zap.Field) { f.cfg.Log.Warn("firewall: "+msg, fields...) }
 
 func addrOf(key []byte) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(key)

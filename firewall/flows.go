@@ -37,17 +37,50 @@ func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow
 }
 
 func (f *Firewall) cut(r registration, keep func(Flow) bool) error {
+	f.flowsMu.Lock()
+	defer f.flowsMu.Unlock()
+	c, err := f.dialFlows()
+	if err == nil {
+		err = cutFlows(c, r, keep)
+	}
+	if err != nil {
+		f.flows = nil
+		if c != nil {
+			go func() { _ = c.Close() }()
+		}
+		return fmt.Errorf("conntrack: %w", err)
+	}
+	return nil
+}
+
+// dialFlows returns the connection to conntrack, which stays open for the reason given at connection.
+func (f *Firewall) dialFlows() (*conntrack.Conn, error) {
+	if f.flows != nil {
+		return f.flows, nil
+	}
 	c, err := conntrack.Dial(&netlink.Config{NetNS: int(f.ns)})
 	if err != nil {
-		return fmt.Errorf("conntrack: %w", err)
+		return nil, err
 	}
-	defer func() { _ = c.Close() }()
-	if err := c.SetReadBuffer(socketBuffer); err != nil {
-		return fmt.Errorf("conntrack: %w", err)
+	f.flows = c
+	return c, c.SetReadBuffer(socketBuffer)
+}
+
+func (f *Firewall) closeFlows() error {
+	f.flowsMu.Lock()
+	defer f.flowsMu.Unlock()
+	if f.flows == nil {
+		return nil
 	}
+	c := f.flows
+	f.flows = nil
+	return c.Close()
+}
+
+func cutFlows(c *conntrack.Conn, r registration, keep func(Flow) bool) error {
 	flows, err := c.DumpFilter(conntrack.NewFilter().Mark(r.mark|flowForwarded), nil)
 	if err != nil {
-		return fmt.Errorf("conntrack: %w", err)
+		return err
 	}
 	var errs []error
 	for _, flow := range flows {
@@ -57,7 +90,7 @@ func (f *Firewall) cut(r registration, keep func(Flow) bool) error {
 			continue
 		}
 		if err := c.Delete(flow); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("conntrack: %w", err))
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

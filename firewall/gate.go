@@ -23,15 +23,10 @@ func (f *Firewall) setGate(link netlink.Link) error {
 	if err := f.nl.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("packet gate: %w", err)
 	}
-	fd, err := loadGate()
-	if err != nil {
-		return fmt.Errorf("packet gate: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
 	if err := f.nl.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
 			Protocol: unix.ETH_P_ALL},
-		Fd: fd, Name: gateName, DirectAction: true,
+		Fd: f.gate, Name: gateName, DirectAction: true,
 	}); err != nil {
 		return fmt.Errorf("packet gate: %w", err)
 	}
@@ -67,7 +62,7 @@ func loadGate() (int, error) {
 	copy(attr.name[:15], gateName)
 	fd, _, errno := unix.Syscall(unix.SYS_BPF, progLoad, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	if errno != 0 {
-		return 0, fmt.Errorf("load: %w", errno)
+		return -1, errno
 	}
 	return int(fd), nil
 }

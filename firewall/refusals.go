@@ -166,7 +166,7 @@ func (r *reports) remember(k countKey, e audit.Event) {
 
 // countSuppressed records, at most once a second for each box and reason, one event for the packets that the kernel
 // refused without logging them one by one.
-func (r *reports) countSuppressed(read func(policy.Reason) (map[string]uint64, error)) {
+func (r *reports) countSuppressed() {
 	defer r.running.Done()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -177,11 +177,10 @@ func (r *reports) countSuppressed(read func(policy.Reason) (map[string]uint64, e
 		case <-tick.C:
 		}
 		for _, reason := range r.dirtyReasons() {
-			seen, err := read(reason)
+			seen, err := readSeen(r.counters, reason)
 			if err != nil {
 				r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
-				continue
-			}
+			} // without counters settle forgets the reason
 			for _, e := range r.settle(reason, seen) {
 				r.cfg.Audit.Record(r.withRule(e))
 			}
@@ -225,12 +224,7 @@ func (r *reports) settle(reason policy.Reason, seen map[string]uint64) []audit.E
 }
 
 // readSeen returns how many packets of each interface were refused for the reason.
-func (f *Firewall) readSeen(reason policy.Reason) (map[string]uint64, error) {
-	c, err := f.dial()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = c.CloseLasting() }()
+func readSeen(c *nftables.Conn, reason policy.Reason) (map[string]uint64, error) {
 	elements, err := c.GetSetElements(&nftables.Set{Table: table(), Name: seenSet(reason), KeyType: nftables.TypeIFName})
 	if err != nil {
 		return nil, err

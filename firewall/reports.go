@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
 	"go.uber.org/zap"
@@ -18,10 +19,11 @@ import (
 
 // reports reads what the kernel tells about refused packets and forwarded connections, and records events.
 type reports struct {
-	cfg     *Config
-	conns   []*netfilter.Conn
-	done    chan struct{}
-	running sync.WaitGroup
+	cfg      *Config
+	conns    []*netfilter.Conn
+	counters *nftables.Conn // reads the counters of refused packets
+	done     chan struct{}
+	running  sync.WaitGroup
 
 	mu      sync.Mutex // guards what follows
 	byIndex map[int]*tracked
@@ -61,10 +63,13 @@ func (f *Firewall) startReports() error {
 	if err := flows.JoinGroups([]netfilter.NetlinkGroup{netfilter.GroupCTNew, netfilter.GroupCTDestroy}); err != nil {
 		return fmt.Errorf("connection events: %w", err)
 	}
+	if r.counters, err = f.dial(); err != nil {
+		return err
+	}
 	r.running.Add(3)
 	go r.read(refused, r.refused)
 	go r.read(flows, r.flow)
-	go r.countSuppressed(f.readSeen)
+	go r.countSuppressed()
 	return nil
 }
 
@@ -107,6 +112,9 @@ func (r *reports) close() error {
 		errs = append(errs, c.Close())
 	}
 	r.running.Wait()
+	if r.counters != nil {
+		errs = append(errs, r.counters.CloseLasting())
+	}
 	return errors.Join(errs...)
 }
 

@@ -22,32 +22,55 @@ type txn struct {
 	errs   []error
 }
 
-// dial opens a connection of its own; after an error the old one may hold answers nobody read.
+// dial opens a connection to nftables.
 func (f *Firewall) dial() (*nftables.Conn, error) {
-	return nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(
+	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(
 		func(c *netlink.Conn) error { return c.SetReadBuffer(socketBuffer) },
 		func(c *netlink.Conn) error { return c.SetWriteBuffer(socketBuffer) }))
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	return c, nil
+}
+
+// connection returns the connection that all work under mu shares. It stays open: closing one makes the kernel wait
+// until it has freed what the last transaction replaced, some 15 ms.
+func (f *Firewall) connection() (*nftables.Conn, error) {
+	if f.nft != nil {
+		return f.nft, nil
+	}
+	c, err := f.dial()
+	f.nft = c
+	return c, err
+}
+
+// dropConnection forgets the connection after an error: it may hold answers nobody read.
+func (f *Firewall) dropConnection() {
+	if f.nft != nil {
+		c := f.nft
+		f.nft = nil
+		go func() { _ = c.CloseLasting() }()
+	}
 }
 
 // transact runs build and sends what it collected as one transaction. An error of the kernel does not tell whether it
-// has committed, so committed is asked on a new connection, and its answer counts.
+// has committed, so committed is asked on a new connection, and its answer counts. mu is held.
 func (f *Firewall) transact(build func(*txn), committed func(*nftables.Conn) (bool, error)) error {
-	c, err := f.dial()
+	c, err := f.connection()
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return err
 	}
-	defer func() { _ = c.CloseLasting() }()
 	t := &txn{c: c, table: table()}
 	build(t)
 	if err := errors.Join(t.errs...); err != nil {
+		f.dropConnection()
 		return fmt.Errorf("nftables: %w", err)
 	}
-	err = c.Flush()
-	if err == nil {
+	if err = c.Flush(); err == nil {
 		return nil
 	}
-	if again, dialErr := f.dial(); dialErr == nil {
-		defer func() { _ = again.CloseLasting() }()
+	f.dropConnection()
+	if again, dialErr := f.connection(); dialErr == nil {
 		if done, readErr := committed(again); readErr == nil && done {
 			return nil
 		}
