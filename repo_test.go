@@ -144,4 +144,3 @@ func TestDocumentsNameExistingFiles(t *testing.T) {
 		}
 	}
 }
-

@@ -74,6 +74,7 @@ type launcherConfig struct {
 	Runtime     string            `yaml:"runtime"`
 	Images      map[string]string `yaml:"images"`
 	ImageDir    string            `yaml:"image_dir"`
+	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
 }
 

@@ -1,0 +1,58 @@
+# boxgate: `sudo make demo` shows it, `sudo make test` proves it. `make help` lists the rest.
+
+SHELL      := /bin/bash
+# sudo drops /usr/local/go/bin from PATH; look there before giving up.
+export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin:/usr/sbin:/sbin
+GO         ?= go
+IMAGE_DIR  ?= /var/lib/boxgate/images
+PACKAGES   ?= ./...
+TESTFLAGS  ?=
+FUZZTIME   ?= 10s
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@latest
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@latest
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@latest
+
+.PHONY: help deps build image demo run test check fuzz bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
+
+deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
+	@dist/deps.sh
+
+build: ## build bin/gateway
+	@command -v $(GO) >/dev/null || { echo "go is missing: install Go 1.26 from https://go.dev/dl/ into /usr/local/go" >&2; exit 1; }
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/gateway ./cmd/gateway
+
+image: deps build ## build the debian image of the boxes, once
+	@bin/gateway image build debian --dir $(IMAGE_DIR)
+
+demo: deps build ## the tour: gateway, test internet, a box, every promise
+	@bin/gateway demo --image-dir $(IMAGE_DIR)
+
+run: deps build ## run the gateway on this machine, in the foreground
+	bin/gateway serve
+
+test: image ## run every test, the kernel ones included
+	CGO_ENABLED=0 BOXGATE_TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 9m $(TESTFLAGS) $(PACKAGES)
+
+check: deps ## formatting, vet, linters, and the tests with the race detector
+	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	$(GO) run $(GOLANGCI) run
+	@$(GO) run $(GOVULNCHECK) ./... || echo "govulncheck could not be run to its end here (it needs its database from the network)"
+	BOXGATE_TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 20m ./...
+
+fuzz: ## run every fuzz target for FUZZTIME
+	@set -e; for pkg in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg; done; done
+
+bench: ## run the Go benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime 1s ./...
+
+clean: ## remove what was built
+	rm -rf bin

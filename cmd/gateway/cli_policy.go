@@ -1,0 +1,175 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// newPolicyCommand is `gateway policy`.
+func newPolicyCommand(o *globalOptions) *cobra.Command {
+	cmd := group("policy", "Show, replace and question the network policy of a box")
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "get BOX", Short: "Show the policy in force", Args: exactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.call(cmd, "GET", boxPath(args[0], "config/network-policy"), nil, indented)
+			},
+		},
+		&cobra.Command{
+			Use: "set BOX POLICY", Short: "Replace the policy: JSON, @FILE, -, allow-all or deny-all", Args: exactArgs(2),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				data, err := argument(args[1], cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				return o.call(cmd, "PUT", boxPath(args[0], "config/network-policy"), data, func(w io.Writer, answer json.RawMessage) error {
+					var state struct{ Warnings []problem }
+					if err := json.Unmarshal(answer, &state); err == nil {
+						warningsOf(cmd, state.Warnings)
+					}
+					return indented(w, answer)
+				})
+			},
+		},
+		newPolicyExplain(o),
+	)
+	return cmd
+}
+
+func newPolicyExplain(o *globalOptions) *cobra.Command {
+	var protocol, method, path string
+	var port uint16
+	cmd := &cobra.Command{
+		Use:   "explain BOX HOST|IP",
+		Short: "Say how the policy would decide; nothing is sent",
+		Args:  exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			body := map[string]any{"host": args[1], "port": port, "protocol": protocol}
+			if _, err := netip.ParseAddr(args[1]); err == nil {
+				delete(body, "host")
+				body["ip"] = args[1]
+			}
+			if method != "" {
+				body["method"] = method
+			}
+			if path != "" {
+				body["path"] = path
+			}
+			return o.call(cmd, "POST", boxPath(args[0], "egress/explain"), body, indented)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or icmp")
+	f.Uint16Var(&port, "port", 443, "destination port")
+	f.StringVar(&method, "method", "", "HTTP method")
+	f.StringVar(&path, "path", "", "HTTP path")
+	return cmd
+}
+
+// newHeadersCommand is `gateway headers`; without --box it means the rules of every box.
+func newHeadersCommand(o *globalOptions) *cobra.Command {
+	var box string
+	path := func() string {
+		if box == "" {
+			return "/v2/box/settings/attach-headers"
+		}
+		return boxPath(box, "config/attach-headers")
+	}
+	cmd := group("headers", "List and replace header rules: of one box with --box, else those of every box")
+	cmd.PersistentFlags().StringVar(&box, "box", "", "ID or name of a box")
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "list", Aliases: []string{"ls"}, Short: "Show hosts and header names; values are never shown", Args: exactArgs(0),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return o.call(cmd, "GET", path(), nil, decoded(renderHeaders))
+			},
+		},
+		&cobra.Command{
+			Use: "set RULES", Short: `Replace the rules: {"host": {"Name": "value"}} as JSON, @FILE or -`, Args: exactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				data, err := argument(args[0], cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				return o.call(cmd, "PUT", path(), map[string]any{"attach_headers": data}, decoded(func(w io.Writer, a headersAnswer) error {
+					warningsOf(cmd, a.Warnings)
+					return renderHeaders(w, a)
+				}))
+			},
+		},
+		&cobra.Command{
+			Use: "rm", Short: "Remove all rules", Args: exactArgs(0),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return o.call(cmd, "PUT", path(), map[string]any{"attach_headers": map[string]any{}}, silent)
+			},
+		},
+	)
+	return cmd
+}
+
+// headersAnswer is a set of header rules as the API shows it.
+type headersAnswer struct {
+	AttachHeaders map[string][]string `json:"attach_headers"`
+	Warnings      []problem
+}
+
+func renderHeaders(w io.Writer, a headersAnswer) error {
+	rows := [][]string{{"HOST", "HEADERS"}}
+	for host, names := range a.AttachHeaders {
+		rows = append(rows, []string{host, strings.Join(names, ", ")})
+	}
+	return table(w, rows...)
+}
+
+// newURLCommand is `gateway url`.
+func newURLCommand(o *globalOptions) *cobra.Command {
+	cmd := group("url", "Create, list and remove the public URLs of a box")
+	var bearer, basic bool
+	create := &cobra.Command{
+		Use: "create BOX PORT", Short: "Make the public URL of a port; credentials are shown this once", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			body := map[string]any{"port": json.Number(args[1]), "bearer_token": bearer, "basic_auth": basic}
+			return o.call(cmd, "POST", boxPath(args[0], "preview"), body, decoded(renderURL))
+		},
+	}
+	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
+	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
+	cmd.AddCommand(create,
+		&cobra.Command{
+			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: exactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.call(cmd, "GET", boxPath(args[0], "preview"), nil, indented)
+			},
+		},
+		&cobra.Command{
+			Use: "rm BOX PORT", Short: "Take a public URL away and cut its sockets", Args: exactArgs(2),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.call(cmd, "DELETE", boxPath(args[0], "preview", args[1]), nil, silent)
+			},
+		},
+	)
+	return cmd
+}
+
+// urlAnswer is a public URL with the credentials that its creation shows once.
+type urlAnswer struct {
+	URL, Token, Username, Password string
+}
+
+func renderURL(w io.Writer, u urlAnswer) error {
+	rows := [][]string{{"url", u.URL}}
+	for _, field := range [][]string{{"token", u.Token}, {"username", u.Username}, {"password", u.Password}} {
+		if field[1] != "" {
+			rows = append(rows, field)
+		}
+	}
+	if err := table(w, rows...); err != nil {
+		return fmt.Errorf("printing the URL: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestConfigDefaultsAreValid(t *testing.T) {
+	if _, err := loadConfig("", nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConfigMistakesNameTheRemedy(t *testing.T) {
+	for name, c := range map[string]struct{ yaml, want string }{
+		"unknown key":        {"stat_dir: /x", `unknown key "stat_dir"; did you mean "state_dir"?`},
+		"unknown nested key": {"dns:\n  upstream: [1.1.1.1:53]", `unknown key "dns.upstream"; did you mean "dns.upstreams"?`},
+		"host bits":          {"network: {pool_v4: 10.200.0.1/16}", `"10.200.0.1/16" has host bits set; use "10.200.0.0/16"`},
+		"wrong family":       {"network: {pool_v6: 10.0.0.0/8}", "not a CIDR of the right family"},
+		"relative state":     {"state_dir: state", "not an absolute path"},
+		"bad deny":           {"proxy: {deny: maybe}", `use alert or page`},
+		"files without key":  {"ingress: {tls: {mode: files, cert: /c.pem}}", "needs both cert and key"},
+		"bad listener":       {"admin: {listen: localhost}", "not host:port"},
+		"no default image":   {"launcher: {images: {default: \"\"}}", `has no entry "default"`},
+		"not YAML":           {"a: [", "1"},
+		"wrong type":         {"dns: {upstreams: {a: b}}", "upstreams"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "boxgate.yaml")
+			if err := os.WriteFile(file, []byte(c.yaml), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := loadConfig(file, nil)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestConfigReportsEveryMistakeAtOnce(t *testing.T) {
+	_, err := loadConfig("", []string{"BOXGATE_PROXY_DENY=x", "BOXGATE_STATE_DIR=y", "BOXGATE_LOG_LEVEL=z"})
+	for _, want := range []string{"proxy.deny", "state_dir", "log.level"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not name %s", err, want)
+		}
+	}
+}
+
+func TestEnvironmentWinsOverTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "boxgate.yaml")
+	if err := os.WriteFile(file, []byte("dns: {upstreams: [192.0.2.1:53]}\nlauncher: {idle_timeout: 5m}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := loadConfig(file, []string{
+		"BOXGATE_DNS_UPSTREAMS=192.0.2.2:53, tls://192.0.2.3:853", "BOXGATE_INGRESS_REQUIRE_AUTH=true",
+		"BOXGATE_LAUNCHER_IMAGES=default=debian,node=oci:/x", "OTHER=1", "BOXGATE_API_KEY=k",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(cfg.DNS.Upstreams, " "); got != "192.0.2.2:53 tls://192.0.2.3:853" {
+		t.Errorf("upstreams %q", got)
+	}
+	if !cfg.Ingress.RequireAuth || cfg.Launcher.Images["node"] != "oci:/x" || cfg.Launcher.IdleTimeout != 5*time.Minute {
+		t.Errorf("not taken over: %+v", cfg)
+	}
+	_, err = loadConfig("", []string{"BOXGATE_DNS_UPSTREAM=192.0.2.2:53"})
+	if err == nil || !strings.Contains(err.Error(), "did you mean BOXGATE_DNS_UPSTREAMS") {
+		t.Errorf("an unknown variable gave %v", err)
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte("state_dir: /var/lib/boxgate\ndns: {upstreams: [a:53]}\n"))
+	f.Add([]byte("network: {pool_v4: 10.0.0.0/8}\n---\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg := defaultConfig()
+		if parseConfig(data, &cfg) == nil {
+			_ = cfg.validate()
+		}
+	})
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/launcher"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// recoverBoxes picks up the boxes of an earlier run: those that run stay up, their network is put back under their
+// stored policy; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
+// no stored box are taken away.
+func (h *host) recoverBoxes(ctx context.Context) error {
+	running, err := h.launcher.Recover(ctx)
+	if err != nil {
+		return fmt.Errorf("picking up containers: %w", err)
+	}
+	records, err := h.store.Boxes()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		if err := h.recoverBox(ctx, r); err != nil {
+			return fmt.Errorf("picking up box %s: %w", r.ID, err)
+		}
+	}
+	for _, status := range running {
+		if _, err := h.find(status.ID); err != nil {
+			h.log.Warn("a container without a box is removed", zap.String("box", string(status.ID)))
+			if err := h.launcher.Delete(ctx, status.ID); err != nil {
+				return fmt.Errorf("removing container %s: %w", status.ID, err)
+			}
+		}
+	}
+	if err := h.firewall.Prune(ctx); err != nil {
+		return fmt.Errorf("removing interfaces of boxes that are gone: %w", err)
+	}
+	return nil
+}
+
+// recoverBox picks one box up. A box that cannot be picked up is closed and in error; it does not keep the gateway from
+// starting.
+func (h *host) recoverBox(ctx context.Context, r store.Box) error {
+	p, err := h.store.Policy(r.ID)
+	if err != nil && !errors.Is(err, store.ErrNotFound) { // a box that was being allocated has none yet
+		return err
+	}
+	headers, err := h.store.Headers(r.ID)
+	if err != nil {
+		return err
+	}
+	b := newBox(r, p.Spec, p.Version, headers.Rules, headers.Version)
+	if err := json.Unmarshal(r.Extra, &b.hosted); err != nil {
+		return fmt.Errorf("its record is damaged: %w", err)
+	}
+	h.mu.Lock()
+	h.boxes[b.ID] = b
+	h.mu.Unlock()
+	if b.status == api.StatusCreating || b.status == api.StatusDeleted {
+		// Its interface, if it has one, is closed and goes with Prune.
+		err := errors.Join(h.launcher.Delete(ctx, b.ID), h.forget(b))
+		if err != nil {
+			h.log.Error("a box that was half made or half deleted could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
+		}
+		return nil
+	}
+	if err := h.reconnect(ctx, b); err != nil {
+		h.log.Error("a box could not be picked up; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
+		b.status, b.problem = api.StatusError, "it could not be picked up after a restart of the gateway: "+err.Error()
+		return nil
+	}
+	h.expireLater(b)
+	return h.recoverURLs(b)
+}
+
+// reconnect puts the network of a running box back in force.
+func (h *host) reconnect(ctx context.Context, b *box) error {
+	compiled, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	if err != nil {
+		return err
+	}
+	status, err := h.launcher.State(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	if status.State == launcher.StateError || status.State == launcher.StateCreating {
+		return errors.New("its first process has ended")
+	}
+	ca, err := h.authority(b.ID)
+	if err != nil {
+		return err
+	}
+	if err := h.minter.Add(b.ID, ca); err != nil {
+		return err
+	}
+	var back undo
+	if err := h.connect(ctx, b, compiled, status.NetNS, &back); err != nil {
+		return errors.Join(err, back.run())
+	}
+	b.status, b.problem = api.StatusIdle, ""
+	return nil
+}
+
+func (h *host) recoverURLs(b *box) error {
+	records, err := h.store.URLs(b.ID)
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		h.urls.set(h.urlHost(b.ID, r.Port), urlTarget(r, b.V4))
+	}
+	return nil
+}

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// asGateway makes the test binary be the gateway: a lab starts it as a process of its own.
+const asGateway = "GATEWAY_TEST_BINARY_IS_GATEWAY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asGateway) != "" {
+		os.Exit(run(os.Args[1:]))
+	}
+	if err := os.Setenv(asGateway, "1"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if os.Geteuid() == 0 {
+		if err := removeStaleLabs(); err != nil {
+			fmt.Fprintln(os.Stderr, "removing what an interrupted run left:", err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// imageDirOfTests is where the debian image is kept between runs.
+func imageDirOfTests() string {
+	if dir := os.Getenv("BOXGATE_TEST_IMAGE_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/lib/boxgate/images"
+}

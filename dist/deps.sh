@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs what boxgate needs on Debian and Ubuntu: what is there already is left alone.
+set -euo pipefail
+
+# command that must exist, and the package that brings it
+needs=(
+  nft:nftables ip:iproute2 runc:runc mmdebstrap:mmdebstrap curl:curl openssl:openssl git:git
+  python3:python3 node:nodejs npm:npm gcc:gcc ping:iputils-ping
+)
+missing=()
+for need in "${needs[@]}"; do
+  command -v "${need%%:*}" >/dev/null 2>&1 || missing+=("${need##*:}")
+done
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+  echo "missing: ${missing[*]}; install them with this system's package manager" >&2
+  exit 1
+fi
+if [ "$(id -u)" -ne 0 ]; then
+  echo "missing: ${missing[*]}; run this with sudo, or: apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+echo "installing: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
