@@ -2,7 +2,6 @@ package audit
 
 import (
 	"fmt"
-	"strings"
 	"unicode/utf8"
 
 	"boxgate/policy"
@@ -18,40 +17,48 @@ const (
 )
 
 // Escape makes text of a box safe for a terminal and a log line: everything but printable ASCII is written as \xNN
-// (bytes) or \u{NNNN} (characters), and text longer than limit bytes is cut and ends in "...". Letters outside ASCII are
-// escaped as well: right-to-left ones turn a line around, and others pass for Latin ones. Canonical names and paths have
-// none. The backslash itself stays, so that escaping twice changes nothing.
-func Escape(s string, limit int) string {
-	cut := len(s) > limit
-	if cut {
-		s = s[:limit]
-	}
-	if !cut && isPlain(s) {
+// (bytes) or \u{NNNN} (characters), and what would be longer than limit bytes is cut and ends in "...". Letters outside
+// ASCII are escaped as well: right-to-left ones turn a line around, and others pass for Latin ones. Canonical names and
+// paths have none. The backslash itself stays, so that escaping twice changes nothing.
+func Escape(s string, limit int) string { return escape(s, limit, ' ') }
+
+// escapeWord is Escape for text that has no spaces where it is honest: one could fake a column of [Line].
+func escapeWord(s string, limit int) string { return escape(s, limit, '!') }
+
+const cutMark = "..."
+
+// escape leaves the bytes from lowest to '~' as they are.
+func escape(s string, limit int, lowest byte) string {
+	if len(s) <= limit && isPlain(s, lowest) {
 		return s
 	}
-	var b strings.Builder
-	for i := 0; i < len(s); {
+	var out []byte
+	fits := 0 // length up to which there is room for the mark
+	for i := 0; i < len(s) && len(out) <= limit; {
 		r, size := utf8.DecodeRuneInString(s[i:])
 		switch {
-		case r >= ' ' && r <= '~':
-			b.WriteByte(s[i])
-		case r < ' ' || r == 0x7f || r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case r >= rune(lowest) && r <= '~':
+			out = append(out, s[i])
+		case r < 0x80 || r == utf8.RuneError && size == 1:
+			out = fmt.Appendf(out, `\x%02x`, s[i])
 		default:
-			fmt.Fprintf(&b, `\u{%x}`, r)
+			out = fmt.Appendf(out, `\u{%x}`, r)
+		}
+		if len(out)+len(cutMark) <= limit {
+			fits = len(out)
 		}
 		i += size
 	}
-	if cut {
-		b.WriteString("...")
+	if len(out) > limit {
+		return string(out[:fits]) + cutMark[:min(len(cutMark), limit)]
 	}
-	return b.String()
+	return string(out)
 }
 
-// isPlain reports whether s is printable ASCII alone, as nearly every name and path is.
-func isPlain(s string) bool {
+// isPlain reports whether s has only bytes from lowest to '~', as nearly every name and path has.
+func isPlain(s string, lowest byte) bool {
 	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' {
+		if s[i] < lowest || s[i] > '~' {
 			return false
 		}
 	}
@@ -61,14 +68,14 @@ func isPlain(s string) bool {
 // safe returns the event with every text in it escaped and cut. Texts that the gateway chose pass unchanged; they are
 // escaped too, so that a part of the gateway that lets a box's text through by mistake does no harm.
 func (e Event) safe() Event {
-	e.Box = policy.BoxID(Escape(string(e.Box), maxText))
-	e.Stage = policy.Stage(Escape(string(e.Stage), maxText))
-	e.Protocol = policy.Protocol(Escape(string(e.Protocol), maxText))
-	e.Action = Action(Escape(string(e.Action), maxText))
-	e.Reason = policy.Reason(Escape(string(e.Reason), maxText))
-	e.Name = Escape(e.Name, maxName)
-	e.Path = Escape(e.Path, maxPath)
-	e.Method = Escape(e.Method, maxMethod)
+	e.Box = policy.BoxID(escapeWord(string(e.Box), maxText))
+	e.Stage = policy.Stage(escapeWord(string(e.Stage), maxText))
+	e.Protocol = policy.Protocol(escapeWord(string(e.Protocol), maxText))
+	e.Action = Action(escapeWord(string(e.Action), maxText))
+	e.Reason = policy.Reason(escapeWord(string(e.Reason), maxText))
+	e.Name = escapeWord(e.Name, maxName)
+	e.Path = escapeWord(e.Path, maxPath)
+	e.Method = escapeWord(e.Method, maxMethod)
 	e.Rule = Escape(e.Rule, maxText)
 	e.Error = Escape(e.Error, maxText)
 	e.Addr = e.Addr.WithZone("")
@@ -83,7 +90,7 @@ func safeHeaders(names []string) []string {
 	}
 	out := make([]string, min(len(names), maxHeaders))
 	for i := range out {
-		out[i] = Escape(names[i], maxName)
+		out[i] = escapeWord(names[i], maxName)
 	}
 	return out
 }

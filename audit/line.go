@@ -51,7 +51,7 @@ func extras(e Event) []string {
 	var out []string
 	add := func(name, value string) { out = append(out, name+"="+value) }
 	if e.Rule != "" {
-		add("rule", strconv.Quote(e.Rule))
+		add("rule", quote(e.Rule))
 	}
 	if e.Name != "" && e.Addr.IsValid() {
 		add("addr", e.Addr.String())
@@ -73,7 +73,7 @@ func extras(e Event) []string {
 		add("count", strconv.FormatUint(e.Count, 10))
 	}
 	if e.Error != "" {
-		add("error", strconv.Quote(e.Error))
+		add("error", quote(e.Error))
 	}
 	return out
 }
@@ -84,3 +84,6 @@ func orDash(s string) string {
 	}
 	return s
 }
+
+// quote keeps the spaces of a text within it. Backslashes stay as they are: the text is escaped already.
+func quote(s string) string { return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"` }

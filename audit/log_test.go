@@ -1,0 +1,339 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"boxgate/policy"
+)
+
+// nasty is text that a box might send to confuse whoever reads the log.
+const nasty = "a\x1b[31mb\r\nc\x00d\u202ee\u2066f\x9bg\u009bh\x7fi\u2028j\"k\\l\xffשm"
+
+// written collects what a logger writes.
+type written struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (w *written) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.Write(p)
+}
+
+func (w *written) Sync() error { return nil }
+
+func logger(w *written, console bool, level zapcore.Level) *zap.Logger {
+	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
+	if console {
+		enc = zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig())
+	}
+	return zap.New(zapcore.NewCore(enc, w, level))
+}
+
+// full is an event in which every field says something, the texts something nasty.
+func full() Event {
+	return Event{
+		Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Box: "b1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: nasty,
+		Addr: netip.MustParseAddr("198.51.100.7"), Port: 443, Method: nasty, Path: "/" + nasty, Verdict: policy.Deny,
+		Action: ActionRefuse, Reason: policy.ReasonNotAllowed, Rule: nasty, Version: 7, Headers: []string{"X-" + nasty},
+		BytesIn: 1, BytesOut: 2, Duration: 3 * time.Millisecond, Status: 403, Count: 4, Error: nasty,
+	}
+}
+
+// assertHarmless fails if text holds anything but printable ASCII.
+func assertHarmless(t *testing.T, what, text string) {
+	t.Helper()
+	for i, r := range text {
+		if r < ' ' || r > '~' {
+			t.Errorf("%s: %U at %d of %q", what, r, i, text)
+			return
+		}
+	}
+}
+
+func TestNothingABoxSaysReachesTheTerminal(t *testing.T) {
+	t.Parallel()
+	assertHarmless(t, "Line", Line(full()))
+	if forged := Line(Event{Name: "x  allow_all  y"}); strings.Contains(forged, "  allow_all") {
+		t.Errorf("a name became a column: %s", forged)
+	}
+	for _, console := range []bool{false, true} {
+		var w written
+		l := New(Options{Logger: logger(&w, console, zapcore.InfoLevel)})
+		l.Record(full())
+		line, rest, found := strings.Cut(w.buf.String(), "\n")
+		if !found || rest != "" {
+			t.Errorf("console %v: not one line: %q", console, w.buf.String())
+		}
+		assertHarmless(t, fmt.Sprintf("console %v", console), strings.ReplaceAll(line, "\t", " "))
+		event := l.Recent(Filter{})[0]
+		for _, text := range []string{event.Name, event.Method, event.Path, event.Rule, event.Error, event.Headers[0]} {
+			assertHarmless(t, "remembered", text)
+		}
+		data, err := json.Marshal(event)
+		if err != nil {
+			t.Fatal(err)
+		}
+		assertHarmless(t, "JSON", string(data))
+		if Line(event) != Line(full()) {
+			t.Errorf("escaped twice:\n%s\n%s", Line(event), Line(full()))
+		}
+	}
+}
+
+func TestLogLineHasTheFieldsOfTheJSON(t *testing.T) {
+	t.Parallel()
+	var w written
+	l := New(Options{Logger: logger(&w, false, zapcore.InfoLevel)})
+	l.Record(full())
+	var line, event map[string]any
+	if err := json.Unmarshal(w.buf.Bytes(), &line); err != nil {
+		t.Fatal(err)
+	}
+	if line["msg"] != "decision" || line["level"] != "info" {
+		t.Errorf("msg %v, level %v", line["msg"], line["level"])
+	}
+	data, err := json.Marshal(l.Recent(Filter{})[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &event); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range event {
+		if got := line[name]; name != "time" && fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s is %v in the log, %v in JSON", name, got, want)
+		}
+	}
+	if ts, _ := line["ts"].(float64); int64(ts) != full().Time.Unix() {
+		t.Errorf("the line's time is %v, not the event's", line["ts"])
+	}
+}
+
+func TestAllowedLevel(t *testing.T) {
+	t.Parallel()
+	var w written
+	l := New(Options{Logger: logger(&w, false, zapcore.InfoLevel), AllowedLevel: zapcore.DebugLevel})
+	l.Record(Event{Stage: policy.StageConn, Verdict: policy.Allow, Reason: policy.ReasonAllowAll})
+	if w.buf.Len() != 0 {
+		t.Errorf("an allowed decision was logged at debug: %s", w.buf.String())
+	}
+	l.Record(Event{Stage: policy.StageConn, Reason: policy.ReasonDenyAll})
+	if !strings.Contains(w.buf.String(), "deny_all") {
+		t.Error("a denial was not logged")
+	}
+	if len(l.Recent(Filter{})) != 2 {
+		t.Error("what is not logged was not remembered either")
+	}
+}
+
+func TestRecentIsBoundedAndFiltered(t *testing.T) {
+	t.Parallel()
+	l := New(Options{PerBox: 3, MaxBoxes: 2})
+	start := time.Now()
+	record := func(box policy.BoxID, i int, v policy.Verdict) {
+		l.Record(Event{Box: box, Time: start.Add(time.Duration(i) * time.Second), Verdict: v, Status: i})
+	}
+	for i := range 5 {
+		record("a", i, policy.Verdict(i%2)) // odd ones allowed
+	}
+	record("b", 10, policy.Deny)
+	statuses := func(f Filter) (out []int) {
+		for _, e := range l.Recent(f) {
+			out = append(out, e.Status)
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		filter Filter
+		want   string
+	}{
+		{Filter{}, "[2 3 4 10]"},
+		{Filter{Box: "a"}, "[2 3 4]"},
+		{Filter{Box: "a", Denied: true}, "[2 4]"},
+		{Filter{Since: start.Add(4 * time.Second)}, "[4 10]"},
+		{Filter{Box: "c"}, "[]"},
+	} {
+		if got := fmt.Sprint(statuses(tt.filter)); got != tt.want {
+			t.Errorf("%+v: %s, want %s", tt.filter, got, tt.want)
+		}
+	}
+	record("c", 11, policy.Deny)
+	if got := fmt.Sprint(statuses(Filter{})); got != "[10 11]" {
+		t.Errorf("a third box: %s; want the box silent longest forgotten", got)
+	}
+	l.Forget("b")
+	if got := fmt.Sprint(statuses(Filter{})); got != "[11]" {
+		t.Errorf("after Forget: %s", got)
+	}
+}
+
+func TestSlowReaderLosesEventsAndHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	l := New(Options{Buffer: 4})
+	ctx, cancel := context.WithCancel(t.Context())
+	slow, denials := l.Subscribe(ctx, Filter{}), l.Subscribe(ctx, Filter{Box: "a", Denied: true})
+	for i := range 10 {
+		l.Record(Event{Box: "a", Status: i, Verdict: policy.Allow})
+	}
+	l.Record(Event{Box: "b"})
+	l.Record(Event{Box: "a", Status: 99})
+	if slow.Lost() != 8 || denials.Lost() != 0 {
+		t.Errorf("lost %d and %d, want 8 and 0", slow.Lost(), denials.Lost())
+	}
+	cancel()
+	count := func(s *Subscription) (out []int) {
+		for e := range s.Events() { // ends only if the channel is closed
+			out = append(out, e.Status)
+		}
+		return out
+	}
+	if got := fmt.Sprint(count(slow), count(denials)); got != "[0 1 2 3] [99]" {
+		t.Errorf("delivered %s", got)
+	}
+	l.Record(Event{Box: "a"}) // to nobody
+	if got := metric(t, l, "boxgate_lost_total", ""); got != 8 {
+		t.Errorf("boxgate_lost_total is %v", got)
+	}
+}
+
+// metric returns the value of the series whose labels print as given.
+func metric(t *testing.T, l *Log, name, labels string) float64 {
+	t.Helper()
+	reg := prometheus.NewPedanticRegistry()
+	if err := reg.Register(l); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var got []string
+			for _, p := range m.GetLabel() {
+				got = append(got, p.GetName()+"="+p.GetValue())
+			}
+			if f.GetName() == name && strings.Join(got, ",") == labels {
+				return m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return -1
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	l := New(Options{})
+	l.Record(full())
+	l.Record(Event{Stage: policy.StageDNS, Verdict: policy.Allow, Reason: policy.ReasonAllowAll, Action: ActionForward})
+	for labels, want := range map[string]float64{
+		"action=refuse,reason=not_allowed,stage=http,verdict=deny": 4, // it stands for four
+		"action=forward,reason=allow_all,stage=dns,verdict=allow":  1,
+	} {
+		if got := metric(t, l, "boxgate_decisions_total", labels); got != want {
+			t.Errorf("decisions %s: %v, want %v", labels, got, want)
+		}
+	}
+	if got := metric(t, l, "boxgate_bytes_total", "direction=out"); got != 2 {
+		t.Errorf("bytes out: %v", got)
+	}
+	if got := metric(t, l, "boxgate_duration_seconds", "stage=http"); got != 1 {
+		t.Errorf("durations: %v", got)
+	}
+}
+
+func TestMetricLabelsStayBounded(t *testing.T) {
+	t.Parallel()
+	l := New(Options{MaxBoxes: 1, PerBox: 1})
+	for i := range 3 * maxSeries {
+		l.Record(Event{Stage: policy.StageConn, Reason: policy.Reason(fmt.Sprintf("reason_%d", i))})
+	}
+	l.Record(Event{Stage: policy.StageConn, Reason: "evil.example.com/path"})
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(l)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if n := len(f.GetMetric()); n > maxSeries+2 {
+			t.Errorf("%s has %d series", f.GetName(), n)
+		}
+		if strings.Contains(f.String(), "evil") {
+			t.Errorf("%s holds a text that is no reason", f.GetName())
+		}
+	}
+	if got := metric(t, l, "boxgate_decisions_total", "action=other,reason=other,stage=other,verdict=deny"); got != 2*maxSeries+1 {
+		t.Errorf("%v decisions are counted as other", got)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	t.Parallel()
+	l := New(Options{PerBox: 10, MaxBoxes: 3})
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			s := l.Subscribe(ctx, Filter{})
+			for j := range 200 {
+				l.Record(Event{Box: policy.BoxID(fmt.Sprint(i % 5)), Status: j})
+				l.Recent(Filter{Denied: true})
+				l.Forget("3")
+			}
+			cancel()
+			for range s.Events() {
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestLineReadsWell(t *testing.T) {
+	t.Parallel()
+	e := full()
+	e.Time = time.Date(2026, 3, 1, 12, 30, 45, 0, time.Local)
+	e.Name, e.Method, e.Path, e.Rule, e.Headers, e.Error, e.Count = "api.example.com", "GET", "/v1", "*.example.com", []string{"Authorization"}, "", 0
+	want := `12:30:45.000  DENY   b1            http    refuse     GET api.example.com:443/v1          ` +
+		`  not_allowed         rule="*.example.com"  addr=198.51.100.7  status=403  set=Authorization  in=1  out=2  took=3ms`
+	if got := Line(e); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := Line(Event{Verdict: policy.Allow, Protocol: policy.UDP, Addr: netip.MustParseAddr("2001:db8::1"), Port: 53}); !strings.Contains(got, "allow") || !strings.Contains(got, "udp/[2001:db8::1]:53") {
+		t.Errorf("got %s", got)
+	}
+}
+
+func FuzzEscape(f *testing.F) {
+	f.Add(nasty, 10)
+	f.Add("plain", 3)
+	f.Fuzz(func(t *testing.T, s string, limit int) {
+		limit = max(limit%100, 0)
+		got := Escape(s, limit)
+		assertHarmless(t, "Escape", got)
+		if again := Escape(got, len(got)); again != got {
+			t.Errorf("escaped twice: %q, then %q", got, again)
+		}
+		if len(got) > limit {
+			t.Errorf("%d bytes, limit %d", len(got), limit)
+		}
+		if len(s) <= limit && utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) && got != s {
+			t.Errorf("%q became %q without need", s, got)
+		}
+	})
+}
