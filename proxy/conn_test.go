@@ -243,7 +243,7 @@ func TestWhereTheServerSpeaksFirstTheGrantDecides(t *testing.T) {
 }
 
 func TestSilenceIsNoWayRoundInterception(t *testing.T) {
-	r := newRig(t, allow("api.example"), func(c *Config) { c.PeekTimeout = 100 * time.Millisecond })
+	r := newRig(t, allow("api.example"), func(c *Config) { c.PeekTimeout = time.Second })
 	trap := r.trap(8443)
 	r.names.grant("api.example", trap.Addr())
 	r.policy(allow("api.example"), map[string]map[string]string{"api.example:8443": {"Authorization": "x"}})

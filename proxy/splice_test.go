@@ -70,7 +70,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 }
 
 func TestIdleTunnelIsClosedAndABusyOneIsNot(t *testing.T) {
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.IdleTimeout = 400 * time.Millisecond })
+	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.IdleTimeout = time.Second })
 	echo := r.server(7004, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
