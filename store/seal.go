@@ -149,7 +149,10 @@ func (k keyring) wrap(key []byte) ([]byte, error) {
 	if _, err := w.Write(key); err != nil {
 		return nil, err
 	}
-	return out.Bytes(), w.Close()
+	if err := w.Close(); err != nil { // which writes the last chunk
+		return nil, err
+	}
+	return out.Bytes(), nil
 }
 
 func (k keyring) unwrap(wrapped []byte) (*sealer, error) {
