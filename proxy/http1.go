@@ -141,7 +141,7 @@ func (h *http1) readHead() error {
 			h.head = n
 			return err
 		}
-		if tries == 1 {
+		if tries == 0 {
 			_ = h.s.client.SetReadDeadline(time.Now().Add(clientHead))
 		}
 		if err := h.in.Fill(); err != nil {

@@ -62,6 +62,7 @@ func (u *upload) last(out []byte) []byte {
 func (u *upload) start(h *http1) {
 	u.done = make(chan struct{})
 	up := h.up
+	_ = h.s.client.SetReadDeadline(time.Time{}) // a body may take its time; the box's connection limit bounds what waits
 	go func() {
 		defer close(u.done)
 		defer h.s.p.contain(h.s, up.abort)

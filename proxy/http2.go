@@ -2,12 +2,230 @@ package proxy
 
 import (
 	"context"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/h2connect"
 )
 
-type h2Pool struct{}
+func init() { h2connect.Restore() }
 
-func (*h2Pool) closeBox(policy.BoxID) {}
+const (
+	h2Streams      = 250       // requests a client may have under way on one connection
+	h2StreamWindow = 256 << 10 // of an upload, for each stream
+	h2ConnWindow   = 1 << 20   // of all uploads of a connection
+)
 
-func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error { return nil }
+// http2Conn is the state of one HTTP/2 client connection.
+type http2Conn struct {
+	s *session
+
+	mu      sync.Mutex
+	flights map[*inflight]struct{}
+}
+
+// serveHTTP2 handles the streams of one connection until it ends. Each request is judged by itself, by the policy then in
+// force; to the upstream it goes by HTTP/2 or, where that speaks only HTTP/1.1, translated. It closes s.client.
+func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
+	c := &http2Conn{s: s, flights: map[*inflight]struct{}{}}
+	s.live.watch(c.watch)
+	defer s.live.watch(nil)
+	server := &http2.Server{
+		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle,
+		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
+	}
+	server.ServeConn(s.client, &http2.ServeConnOpts{
+		Context: ctx,
+		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
+		BaseConfig: &http.Server{MaxHeaderBytes: h1.MaxHead, ErrorLog: log.New(io.Discard, "", 0)},
+		Handler:    http.HandlerFunc(c.serve),
+	})
+	return nil
+}
+
+// watch is asked on every change of the policy whether the requests under way may go on.
+func (c *http2Conn) watch(pol *policy.Compiled) policy.Decision {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for f := range c.flights {
+		if d := f.stands(pol); !d.Allowed() {
+			return d
+		}
+	}
+	return policy.Decision{Verdict: policy.Allow}
+}
+
+// publish replaces what is known of a request under way; either may be nil.
+func (c *http2Conn) publish(old, now *inflight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.flights, old)
+	if now != nil {
+		c.flights[now] = struct{}{}
+	}
+}
+
+// stream is one request of an HTTP/2 connection.
+type stream struct {
+	c      *http2Conn
+	s      *session
+	w      http.ResponseWriter
+	r      *http.Request
+	x      exchange
+	ruling ruling
+	flight *inflight
+
+	uploaded atomic.Int64 // bytes of the request's body
+}
+
+// serve handles one request.
+func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
+	st := &stream{c: c, s: c.s, w: w, r: r}
+	st.x.begin(c.s)
+	defer st.end()
+	w.Header()["Date"] = nil // the upstream's, or none
+	if !st.judge() {
+		return
+	}
+	if st.isWebSocket() {
+		st.serveWebSocket()
+		return
+	}
+	st.forward()
+}
+
+// end records the request. A panic that is no breaking off of the stream is a fault of ours: it is logged and dies here.
+func (st *stream) end() {
+	v := recover()
+	st.c.publish(st.flight, nil)
+	st.x.event.BytesOut = st.uploaded.Load()
+	st.x.end()
+	if v == nil {
+		return
+	}
+	if err, ok := v.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+		st.s.p.cfg.Log.Error("panic in an exchange", zap.String("box", string(st.s.box.ID)), panicKind(v), zap.Stack("stack"))
+	}
+	panic(http.ErrAbortHandler) // the library resets the stream
+}
+
+// judge decides the request, as [http1.judge] does, and answers one that is refused.
+func (st *stream) judge() bool {
+	m := st.message()
+	for {
+		st.ruling = st.s.judge(&m)
+		if st.ruling.refused == nil && !st.wellFormed() {
+			st.ruling.refused = badRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
+			st.ruling.reason = policy.ReasonBadRequest
+		}
+		st.x.judged(&m, &st.ruling)
+		if p := st.ruling.refused; p != nil {
+			st.refuse(p)
+			return false
+		}
+		st.setFlight(&inflight{request: st.ruling.request})
+		if st.s.box.Policy.Load() == st.ruling.policy {
+			return true
+		}
+	}
+}
+
+func (st *stream) setFlight(f *inflight) {
+	st.c.publish(st.flight, f)
+	st.flight = f
+}
+
+func (st *stream) message() message {
+	scheme := "https"
+	if st.r.TLS == nil { // :scheme was not https
+		scheme = "http"
+	}
+	return message{
+		method: st.r.Method, authority: st.r.Host, scheme: scheme, path: st.r.RequestURI, websocket: st.isWebSocket(),
+	}
+}
+
+func (st *stream) isWebSocket() bool {
+	return st.r.Method == http.MethodConnect && st.r.Header.Get(":protocol") == "websocket"
+}
+
+// wellFormed holds a request to what the HTTP/1.1 parser demands, so that it means the same on every path.
+func (st *stream) wellFormed() bool {
+	if !h1.ValidMethod(st.r.Method) || !h1.ValidTarget(st.r.RequestURI) || len(st.r.Header) > h1.MaxFields {
+		return false
+	}
+	if length, ok := st.r.Header["Content-Length"]; ok && (len(length) != 1 || length[0] != strconv.FormatInt(st.r.ContentLength, 10)) {
+		return false // RFC 9113, 8.1.1: it must be the length of what follows
+	}
+	for name, values := range st.r.Header {
+		if name == ":protocol" {
+			continue
+		}
+		for _, v := range values {
+			if !h1.ValidField(name, v) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// refuse answers with a problem.
+func (st *stream) refuse(p *problem) {
+	st.x.refused(p)
+	h := st.w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	st.w.WriteHeader(p.Status)
+	if st.r.Method != http.MethodHead {
+		_, err := st.w.Write(p.body())
+		st.x.failed(err)
+	}
+}
+
+// refuseUpstream tells the client why the upstream could not be used.
+func (st *stream) refuseUpstream(err error) {
+	st.x.failed(err)
+	if st.r.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client has gone, or the connection was cut
+	}
+	p := upstreamProblem(err)
+	if p.Host == "" {
+		p.Host = st.ruling.request.Name.String()
+	}
+	st.refuse(p)
+}
+
+// copyHeader passes a response's fields on, without those of the hop behind.
+func copyHeader(dst, src http.Header) {
+	for name, values := range src {
+		switch name {
+		case "Connection", "Keep-Alive", "Transfer-Encoding", "Te", "Upgrade", "Trailer":
+			continue
+		case "Alt-Svc":
+			if offersHTTP3(strings.Join(values, ",")) {
+				continue
+			}
+		}
+		if strings.HasPrefix(name, "Proxy-") {
+			continue
+		}
+		dst[name] = values
+	}
+	for _, name := range []string{"Date", "Content-Type", "Content-Length"} {
+		if _, ok := dst[name]; !ok {
+			dst[name] = nil // the server would make one up
+		}
+	}
+}

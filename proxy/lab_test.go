@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"io"
 	"math/big"
@@ -20,6 +21,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -190,14 +193,7 @@ func secretFor(name string, port uint16) map[string]map[string]string {
 // dialPair connects a client to a fresh session and returns the client's end. The session is served until it ends.
 func (l *lab) dialPair(name string, port uint16, secure bool, alpn ...string) net.Conn {
 	l.t.Helper()
-	client, err := net.Dial("tcp", l.front.Addr().String())
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	server, err := l.front.Accept()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	client, server := l.pair()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -223,6 +219,20 @@ func (l *lab) dialPair(name string, port uint16, secure bool, alpn ...string) ne
 		l.t.Fatal(err)
 	}
 	return conn
+}
+
+// pair returns both ends of a new connection.
+func (l *lab) pair() (client, server net.Conn) {
+	l.mu.Lock() // or two callers could get each other's ends
+	defer l.mu.Unlock()
+	client, err := net.Dial("tcp", l.front.Addr().String())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if server, err = l.front.Accept(); err != nil {
+		l.t.Fatal(err)
+	}
+	return client, server
 }
 
 func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
@@ -256,29 +266,31 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	_ = l.p.serveHTTP1(ctx, s)
 }
 
-// httpClient returns a client whose every connection is a session of the lab.
+// httpClient returns a client of api.example.com. Over HTTP/1.1 its every connection is a session of the lab; over HTTP/2 it
+// has one connection for all requests.
 func (l *lab) httpClient(port uint16, h2 bool) *http.Client {
-	alpn := []string{"http/1.1"}
+	l.t.Helper()
+	c := &http.Client{Timeout: 60 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	if h2 {
+		conn, err := (&http2.Transport{DisableCompression: true}).NewClientConn(l.dialPair(api, port, true, "h2"))
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		c.Transport = conn
+		return c
+	}
 	tr := &http.Transport{
 		DisableCompression: true,
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return l.dialPair("", port, false), nil
 		},
-		DialTLSContext: func(_ context.Context, _, addr string) (net.Conn, error) {
-			host, _, err := net.SplitHostPort(addr)
-			if err != nil {
-				return nil, err
-			}
-			return l.dialPair(host, port, true, alpn...), nil
+		DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
+			return l.dialPair(api, port, true), nil
 		},
 	}
-	if h2 {
-		alpn = []string{"h2"}
-		tr.Protocols = new(http.Protocols)
-		tr.Protocols.SetHTTP2(true)
-	}
 	l.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 60 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	c.Transport = tr
+	return c
 }
 
 // httpsServer is an upstream that speaks TLS under any name, h2 as well if asked.
@@ -357,4 +369,8 @@ func readAll(t testing.TB, r io.Reader) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+func pemCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 
@@ -38,6 +39,16 @@ func plain(c byte) byte {
 func isSet[S []byte | string](name S, set []policy.Header) bool {
 	for i := range set {
 		if isVariant(name, set[i].Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// listsSet reports whether a list of field names, that of Trailer, holds one the gateway sets.
+func listsSet(list []byte, set []policy.Header) bool {
+	for name := range bytes.SplitSeq(list, []byte(",")) {
+		if isSet(bytes.TrimSpace(name), set) {
 			return true
 		}
 	}
@@ -94,7 +105,7 @@ func appendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 				dst = appendField(dst, f)
 			}
 		case h1.Trailer:
-			if r.Body.Chunked {
+			if r.Body.Chunked && !listsSet(f.Value, set) {
 				dst = appendField(dst, f)
 			}
 		case h1.TE:

@@ -56,7 +56,7 @@ func (s *session) tunnel(client, server pipeEnd) error {
 		err := errInterrupted
 		defer func() { ended <- end{dst.conn, err} }()
 		defer s.p.contain(s, func() {})
-		err = pump(dst, src)
+		err = pump(dst.conn, src)
 	}
 	go direction(server, client)
 	go direction(client, server)
@@ -84,11 +84,11 @@ func breakOff(conns ...net.Conn) {
 }
 
 // pump moves bytes from src to dst until src ends. While src is quiet it holds no buffer.
-func pump(dst, src pipeEnd) error {
+func pump(dst io.Writer, src pipeEnd) error {
 	defer src.in.Release()
 	for {
 		if b := src.in.Bytes(); len(b) > 0 {
-			if _, err := dst.conn.Write(b); err != nil {
+			if _, err := dst.Write(b); err != nil {
 				return err
 			}
 			src.read.Add(int64(len(b)))

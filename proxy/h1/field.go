@@ -1,6 +1,9 @@
 package h1
 
-import "bytes"
+import (
+	"bytes"
+	"strings"
+)
 
 // Kind tells the fields apart that a proxy must handle itself.
 type Kind uint8
@@ -192,3 +195,30 @@ func Lists(list []byte, lower string) bool {
 // Forbidden reports whether the field may not stand in a trailer section: it frames, routes or controls the connection
 // (RFC 9110, 6.5.1).
 func (f Field) Forbidden() bool { return f.Kind != Other && f.Kind != AltSvc }
+
+// ValidField reports whether a field of another protocol version may be written into an HTTP/1.1 message: a token as
+// name, no control byte in the value, no disguised framing.
+func ValidField(name, v string) bool {
+	if name == "" || !all([]byte(name), token) || !all([]byte(v), value) {
+		return false
+	}
+	return strings.IndexByte(name, '_') < 0 || !disguised([]byte(name))
+}
+
+// ValidMethod reports whether a :method may become the method of an HTTP/1.1 request.
+func ValidMethod(method string) bool {
+	return method != "" && len(method) <= maxMethod && all([]byte(method), token)
+}
+
+// ValidTarget reports whether a :path may become the origin-form or asterisk target of an HTTP/1.1 request.
+func ValidTarget(path string) bool {
+	if path == "*" {
+		return true
+	}
+	return strings.HasPrefix(path, "/") && all([]byte(path), target) && escaped([]byte(path))
+}
+
+// NewField makes a field that did not come from a buffer.
+func NewField(name, v string) Field {
+	return Field{Name: []byte(name), Value: []byte(v), Kind: kindOf([]byte(name))}
+}

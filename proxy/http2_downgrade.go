@@ -1,0 +1,294 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// downgrade carries one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was held to what the HTTP/1.1
+// parser demands, so nothing in it can end a line or a head.
+type downgrade struct {
+	st      *stream
+	up      *upstream
+	patient patient
+	res     h1.Response
+	body    h1.Body
+	sent    chan error // the outcome of the upload; nil if there is no body
+}
+
+// forward1 sends the request over HTTP/1.1 and brings the response back.
+func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
+	d := &downgrade{st: st, patient: patient{ctx: ctx, gone: func() bool { return false }}}
+	head := st.appendHead(nil, false)
+	for ; ; again = false {
+		used := up.served > 0
+		err := d.send(ctx, up, head)
+		if err == nil {
+			break
+		}
+		up.close()
+		if !used || !again || ctx.Err() != nil {
+			st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+			return
+		}
+		if up, err = st.s.upstream1(ctx, &st.ruling); err != nil {
+			st.refuseUpstream(err)
+			return
+		}
+	}
+	// The cut of a connection, and a client that resets its stream, end the context: that must end the reads as well.
+	stop := context.AfterFunc(ctx, up.abort)
+	reuse := false
+	defer func() {
+		if !d.uploadEnded() {
+			up.abort()
+			_ = st.r.Body.Close() // ends a read under way
+			<-d.sent
+			reuse = false
+		}
+		if stop() && reuse && len(up.in.Bytes()) == 0 {
+			st.s.p.upstreams.h1.put(up)
+			return
+		}
+		up.close()
+	}()
+	reuse = d.respond()
+}
+
+// send writes the head, starts the upload and, for a request without a body, waits for the first byte of the answer.
+func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
+	d.up = up
+	if err := d.st.goesTo(up.dial); err != nil {
+		return err
+	}
+	up.served++
+	d.patient.conn = up.conn
+	up.in.Source = &d.patient
+	d.patient.begin()
+	if _, err := up.conn.Write(head); err != nil {
+		return err
+	}
+	if d.st.r.ContentLength == 0 {
+		return up.in.Fill()
+	}
+	d.sent = make(chan error, 1)
+	go func() {
+		err := errInterrupted
+		defer func() { d.sent <- err }()
+		defer d.st.s.p.contain(d.st.s, up.abort)
+		err = d.upload()
+		var write *upstreamWriteError
+		if err != nil && !errors.As(err, &write) {
+			up.abort() // the client broke off: the upstream must not take what it got for the whole
+		}
+	}()
+	return nil
+}
+
+func (d *downgrade) uploadEnded() bool {
+	if d.sent == nil {
+		return true
+	}
+	select {
+	case err := <-d.sent:
+		d.sent <- err
+		return err == nil
+	default:
+		return false
+	}
+}
+
+// upload moves the request's body: as it is if its length is known, else in chunks with its trailers.
+func (d *downgrade) upload() error {
+	chunked := d.st.r.ContentLength < 0
+	buf := bodyBuffers.get()
+	defer bodyBuffers.put(buf)
+	out := borrowOut()
+	defer func() { returnOut(out) }()
+	for {
+		n, err := d.st.r.Body.Read(*buf)
+		d.st.uploaded.Add(int64(n))
+		content := (*buf)[:n]
+		if chunked {
+			out = appendChunk(out[:0], content)
+			if errors.Is(err, io.EOF) {
+				out = appendLastChunk(out, d.trailers(), d.st.ruling.set)
+			}
+			content = out
+		}
+		if failed := d.up.write(content); failed != nil {
+			return failed
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (d *downgrade) trailers() []h1.Field {
+	var fields []h1.Field
+	for name, values := range d.st.r.Trailer {
+		for _, v := range values {
+			if h1.ValidField(name, v) {
+				fields = append(fields, h1.NewField(name, v))
+			}
+		}
+	}
+	return fields
+}
+
+// appendHead writes the request's head as HTTP/1.1: fields that frame a message or belong to one hop are left out, and so
+// is every variant of a header that is set.
+func (st *stream) appendHead(dst []byte, upgrade bool) []byte {
+	r, set := st.r, st.ruling.set
+	method := r.Method
+	if upgrade {
+		method = http.MethodGet
+	}
+	dst = append(dst, method...)
+	dst = append(dst, ' ')
+	dst = append(dst, r.RequestURI...)
+	dst = append(dst, " HTTP/1.1\r\n"...)
+	dst = appendPair(dst, "Host", r.Host)
+	for name, values := range r.Header {
+		if strings.HasPrefix(name, ":") || isSet(name, set) {
+			continue
+		}
+		for _, v := range values {
+			if f := h1.NewField(name, v); f.Kind == h1.Other {
+				dst = appendField(dst, &f)
+			}
+		}
+	}
+	switch {
+	case upgrade:
+		dst = append(dst, "Connection: Upgrade\r\nUpgrade: websocket\r\n"...)
+	case r.ContentLength > 0 || (r.ContentLength == 0 && r.Header["Content-Length"] != nil):
+		dst = appendPair(dst, "Content-Length", strconv.FormatInt(r.ContentLength, 10))
+	case r.ContentLength < 0:
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+		for name := range r.Trailer {
+			if !isSet(name, set) && h1.ValidField(name, "") {
+				dst = appendPair(dst, "Trailer", name)
+			}
+		}
+	}
+	if r.Header.Get("Te") == "trailers" && !upgrade {
+		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
+	}
+	for i := range set {
+		dst = appendPair(dst, set[i].Name, set[i].Value.Reveal())
+	}
+	return append(dst, "\r\n"...)
+}
+
+// respond brings the response to the client as it comes, and reports whether the connection can carry another request.
+func (d *downgrade) respond() bool {
+	st := d.st
+	n, err := d.finalHead()
+	if err == nil && d.res.Status == http.StatusSwitchingProtocols {
+		err = errProtocol
+	}
+	if err != nil {
+		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		return false
+	}
+	st.x.event.Status = d.res.Status
+	fieldsToHeader(st.w.Header(), &d.res)
+	st.w.WriteHeader(d.res.Status)
+	reuse := !d.res.Close
+	d.body.Begin(d.res.Body, true)
+	d.up.in.Take(n)
+	if err := d.relay(d.res.Body.UntilClose); err != nil {
+		st.abort(err)
+	}
+	for i := range d.body.Trailers {
+		if f := &d.body.Trailers[i]; !f.Forbidden() {
+			st.w.Header().Add(http.TrailerPrefix+string(f.Name), string(f.Value))
+		}
+	}
+	return reuse
+}
+
+// finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
+func (d *downgrade) finalHead() (int, error) {
+	in := &d.up.in
+	for range interimMax {
+		d.res.Reset()
+		n, err := d.res.Parse(in.Bytes(), d.st.r.Method)
+		for errors.Is(err, h1.ErrShort) {
+			if err = in.Fill(); err != nil {
+				return 0, noEOF(err)
+			}
+			n, err = d.res.Parse(in.Bytes(), d.st.r.Method)
+		}
+		if err != nil || !d.res.Interim() {
+			return n, err
+		}
+		if d.res.Status != http.StatusContinue {
+			h := d.st.w.Header()
+			fieldsToHeader(h, &d.res)
+			d.st.w.WriteHeader(d.res.Status)
+			clear(h)
+			h["Date"] = nil
+		}
+		in.Take(n)
+	}
+	return 0, errProtocol
+}
+
+// relay moves the body, flushing whatever has arrived before it waits for more.
+func (d *downgrade) relay(untilClose bool) error {
+	controller := http.NewResponseController(d.st.w)
+	in := &d.up.in
+	for {
+		content, n, done, err := d.body.Next(in.Bytes())
+		if err != nil {
+			return err
+		}
+		if len(content) > 0 {
+			d.st.x.event.BytesIn += int64(len(content))
+			if _, err := d.st.w.Write(content); err != nil {
+				return err
+			}
+		}
+		in.Take(n)
+		if done {
+			return nil
+		}
+		if n > 0 && len(in.Bytes()) > 0 {
+			continue
+		}
+		if err := controller.Flush(); err != nil {
+			return err
+		}
+		if err := in.Fill(); err != nil {
+			if untilClose && errors.Is(err, io.EOF) {
+				return nil
+			}
+			return noEOF(err)
+		}
+	}
+}
+
+// fieldsToHeader copies a response's fields for HTTP/2, without those of the hop behind.
+func fieldsToHeader(dst http.Header, r *h1.Response) {
+	src := make(http.Header, len(r.Fields))
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		if passes(f, r.Named) || (f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204) {
+			src.Add(string(f.Name), string(f.Value))
+		}
+	}
+	copyHeader(dst, src)
+}

@@ -1,0 +1,244 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/policy"
+)
+
+// forward sends a request that was allowed, by the protocol that the upstream speaks, and brings its response back.
+func (st *stream) forward() {
+	ctx, cancel := context.WithCancel(st.r.Context())
+	defer cancel()
+	for again := st.repeatable(); ; again = false {
+		up, err := st.s.upstream2(ctx, &st.ruling)
+		if err != nil {
+			st.refuseUpstream(err)
+			return
+		}
+		if up.h1 != nil {
+			st.forward1(ctx, up.h1, again)
+			return
+		}
+		res, err := st.roundTrip(ctx, up.h2)
+		if err == nil {
+			st.respond(res)
+			return
+		}
+		if !again || ctx.Err() != nil {
+			st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+			return
+		}
+	}
+}
+
+// repeatable reports whether a failure on a kept connection may be met by sending the request once more.
+func (st *stream) repeatable() bool {
+	return st.r.ContentLength == 0 && idempotent(st.r.Method)
+}
+
+// roundTrip sends the request over HTTP/2. The response's body is still to come; so may be the request's.
+func (st *stream) roundTrip(ctx context.Context, up *h2Upstream) (*http.Response, error) {
+	if err := st.goesTo(up.dial); err != nil {
+		return nil, err
+	}
+	var interim interimWriter
+	interim.w = st.w
+	defer interim.end()
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: interim.write})
+	return up.conn.RoundTrip(st.request(ctx))
+}
+
+// goesTo adds the address to what must stay allowed, and looks once more whether it is.
+func (st *stream) goesTo(dial policy.Request) error {
+	f := &inflight{request: st.ruling.request, dialled: dial}
+	st.setFlight(f)
+	return f.stands(st.s.box.Policy.Load()).Err(f.request)
+}
+
+// request builds the request for the upstream: the path byte for byte, the box's fields without every variant of a header
+// that is set, then those.
+func (st *stream) request(ctx context.Context) *http.Request {
+	set := st.ruling.set
+	header := make(http.Header, len(st.r.Header)+len(set)+1)
+	for name, values := range st.r.Header {
+		if strings.HasPrefix(name, "Proxy-") || strings.HasPrefix(name, ":") || isSet(name, set) {
+			continue
+		}
+		header[name] = values
+	}
+	if _, ok := header["User-Agent"]; !ok {
+		header["User-Agent"] = []string{""} // else the transport sends its own
+	}
+	for i := range set {
+		header[set[i].Name] = []string{set[i].Value.Reveal()}
+	}
+	out := (&http.Request{
+		Method: st.r.Method, Host: st.r.Host, Header: header, ContentLength: st.r.ContentLength,
+		URL: &url.URL{Scheme: "https", Host: st.r.Host, Opaque: "//" + st.r.Host + st.r.RequestURI},
+	}).WithContext(ctx)
+	if st.r.RequestURI == "*" {
+		out.URL = &url.URL{Scheme: "https", Host: st.r.Host, Path: "*"}
+	}
+	if st.r.ContentLength != 0 {
+		body := &uploadBody{st: st, body: st.r.Body}
+		if len(st.r.Trailer) > 0 {
+			body.trailer = make(http.Header, len(st.r.Trailer))
+			for name := range st.r.Trailer {
+				if !isSet(name, set) {
+					body.trailer[name] = nil
+				}
+			}
+			out.Trailer = body.trailer
+		}
+		out.Body = body
+	}
+	return out
+}
+
+// uploadBody counts a request's body and hands its trailers over at its end.
+type uploadBody struct {
+	st      *stream
+	body    io.ReadCloser
+	trailer http.Header
+}
+
+func (b *uploadBody) Read(p []byte) (int, error) {
+	n, err := b.body.Read(p)
+	b.st.uploaded.Add(int64(n))
+	if errors.Is(err, io.EOF) {
+		for name := range b.trailer {
+			b.trailer[name] = b.st.r.Trailer[name]
+		}
+	}
+	return n, err
+}
+
+func (b *uploadBody) Close() error { return b.body.Close() }
+
+// interimWriter passes 1xx responses on while the final one is waited for.
+type interimWriter struct {
+	w http.ResponseWriter
+
+	mu   sync.Mutex
+	over bool
+	n    int
+}
+
+func (i *interimWriter) write(code int, header textproto.MIMEHeader) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.n++; i.n > interimMax {
+		return errProtocol
+	}
+	if i.over || code == http.StatusContinue { // the server sent its own 100 when the body was asked for
+		return nil
+	}
+	h := i.w.Header()
+	copyHeader(h, http.Header(header))
+	i.w.WriteHeader(code)
+	clear(h)
+	h["Date"] = nil
+	return nil
+}
+
+func (i *interimWriter) end() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.over = true
+}
+
+// respond brings an HTTP/2 response to the client as it comes.
+func (st *stream) respond(res *http.Response) {
+	defer res.Body.Close()
+	st.x.event.Status = res.StatusCode
+	copyHeader(st.w.Header(), res.Header)
+	for name := range res.Trailer {
+		st.w.Header().Add("Trailer", name)
+	}
+	// An answer without a body goes out with its end in the same frame: that is what gRPC calls "trailers only".
+	if res.ContentLength == 0 && len(res.Trailer) == 0 && st.r.Method != http.MethodHead {
+		n, err := io.Copy(io.Discard, res.Body)
+		if err == nil && n == 0 && len(res.Trailer) == 0 {
+			st.w.WriteHeader(res.StatusCode)
+			return
+		}
+		st.abort(err)
+	}
+	st.w.WriteHeader(res.StatusCode)
+	if err := st.relay(res.Body); err != nil {
+		st.abort(err)
+	}
+	st.trailers(res.Trailer)
+}
+
+// abort breaks the stream off: its end must not look like the end of the body.
+func (st *stream) abort(err error) {
+	if err == nil {
+		err = errProtocol
+	}
+	st.x.failed(err)
+	panic(http.ErrAbortHandler)
+}
+
+// relay moves a body, flushing whatever has arrived before it waits for more.
+func (st *stream) relay(body io.Reader) error {
+	controller := http.NewResponseController(st.w)
+	if err := controller.Flush(); err != nil {
+		return err
+	}
+	buf := bodyBuffers.get()
+	defer bodyBuffers.put(buf)
+	for {
+		n, err := body.Read(*buf)
+		if n > 0 {
+			st.x.event.BytesIn += int64(n)
+			if _, err := st.w.Write((*buf)[:n]); err != nil {
+				return err
+			}
+			if err := controller.Flush(); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// trailers sends the fields behind the body, announced or not.
+func (st *stream) trailers(t http.Header) {
+	for name, values := range t {
+		for _, v := range values {
+			st.w.Header().Add(http2.TrailerPrefix+name, v)
+		}
+	}
+}
+
+// bufferPool lends buffers for bodies over HTTP/2.
+type bufferPool struct{ pool sync.Pool }
+
+var bodyBuffers = bufferPool{sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}}
+
+func (p *bufferPool) get() *[]byte {
+	b, ok := p.pool.Get().(*[]byte)
+	if !ok {
+		panic("proxy: a foreign value in the body buffers")
+	}
+	return b
+}
+
+func (p *bufferPool) put(b *[]byte) { p.pool.Put(b) }

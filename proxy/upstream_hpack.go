@@ -1,0 +1,181 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"encoding/binary"
+)
+
+// neverIndexed is the client's side of an HTTP/2 connection on which header fields are marked as never to be indexed
+// (RFC 7541, 7.1.3), so that no intermediary puts a secret into a compression table that others can probe.
+//
+// The HTTP/2 library has no way to ask for that. It is told to keep no dynamic table, and then writes every field that is
+// not in the static one as a "literal without indexing": four zero bits, where "never indexed" has 0001. The two differ in
+// nothing else, so one bit of the first byte of each such field is set on its way out.
+type neverIndexed struct {
+	*tls.Conn
+
+	preface int // bytes of the connection preface that have passed
+	header  [9]byte
+	have    int // bytes of header
+	left    int // bytes of the current frame's payload still to come
+	skip    int // of those, bytes at the beginning of a HEADERS payload that are not header fields
+	fields  bool
+	block   hpackWalk
+	out     []byte
+}
+
+const prefaceLen = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+
+const (
+	frameHeaders      = 1
+	frameContinuation = 9
+	flagPadded        = 0x8
+	flagPriority      = 0x20
+)
+
+// Write sends b with the marks set. Only the goroutine that holds the library's write lock calls it.
+func (c *neverIndexed) Write(b []byte) (int, error) {
+	c.out = append(c.out[:0], b...)
+	c.mark(c.out)
+	return c.Conn.Write(c.out)
+}
+
+func (c *neverIndexed) mark(b []byte) {
+	if n := min(prefaceLen-c.preface, len(b)); n > 0 {
+		c.preface += n
+		b = b[n:]
+	}
+	for len(b) > 0 {
+		if c.left == 0 {
+			n := copy(c.header[c.have:], b)
+			c.have += n
+			b = b[n:]
+			if c.have == len(c.header) {
+				c.begin()
+			}
+			continue
+		}
+		n := min(c.left, len(b))
+		c.payload(b[:n])
+		c.left -= n
+		b = b[n:]
+	}
+}
+
+// begin reads a frame header (RFC 9113, 4.1).
+func (c *neverIndexed) begin() {
+	c.have = 0
+	c.left = int(binary.BigEndian.Uint32(c.header[:4]) >> 8)
+	kind, flags := c.header[3], c.header[4]
+	c.fields = kind == frameHeaders || kind == frameContinuation
+	c.skip = 0
+	if kind == frameHeaders {
+		c.block = hpackWalk{}
+		if flags&flagPriority != 0 {
+			c.skip = 5
+		}
+		// The library never pads; a padded frame is passed as it is rather than misread.
+		c.fields = flags&flagPadded == 0
+	}
+}
+
+func (c *neverIndexed) payload(b []byte) {
+	if !c.fields {
+		return
+	}
+	n := min(c.skip, len(b))
+	c.skip -= n
+	c.block.mark(b[n:])
+}
+
+// hpackWalk goes through a header block (RFC 7541, 6) that uses no dynamic table, however it is cut into pieces.
+type hpackWalk struct {
+	state walkState
+	value bool // the string under way is the value; else the name, and the value follows
+	size  int  // of the string under way
+	shift uint // of the next byte of an integer
+}
+
+type walkState uint8
+
+const (
+	walkField    walkState = iota // the first byte of a field
+	walkIndex                     // the rest of an index that ends the field
+	walkNameIdx                   // the rest of an index of a name; the value follows
+	walkLength                    // the first byte of a string's length
+	walkLongSize                  // the rest of it
+	walkString
+)
+
+func (w *hpackWalk) mark(b []byte) {
+	for i := 0; i < len(b); i++ {
+		switch w.state {
+		case walkField:
+			b[i] = w.field(b[i])
+		case walkIndex, walkNameIdx:
+			if b[i]&0x80 != 0 {
+				continue
+			}
+			if w.state == walkIndex {
+				w.state = walkField
+			} else {
+				w.state = walkLength
+			}
+		case walkLength:
+			w.size, w.shift = int(b[i]&0x7f), 0
+			if w.state = walkString; w.size == 0x7f {
+				w.state = walkLongSize
+			} else if w.size == 0 {
+				w.endString()
+			}
+		case walkLongSize:
+			w.size += int(b[i]&0x7f) << w.shift
+			w.shift += 7
+			if b[i]&0x80 == 0 {
+				w.state = walkString
+			}
+		case walkString:
+			n := min(w.size, len(b)-i)
+			i += n - 1
+			if w.size -= n; w.size == 0 {
+				w.endString()
+			}
+		}
+	}
+}
+
+// field reads the first byte of a field and returns it marked.
+func (w *hpackWalk) field(b byte) byte {
+	switch {
+	case b&0x80 != 0: // an index and no more
+		if b&0x7f == 0x7f {
+			w.state = walkIndex
+		}
+		return b
+	case b&0xe0 == 0x20: // a size of the dynamic table
+		if b&0x1f == 0x1f {
+			w.state = walkIndex
+		}
+		return b
+	}
+	limit := byte(0x0f) // without indexing, or never indexed already
+	if b&0x40 != 0 {
+		limit = 0x3f // with incremental indexing: not with a table of this size
+	} else {
+		b |= 0x10
+	}
+	w.value = b&limit != 0
+	w.state = walkLength
+	if b&limit == limit {
+		w.state = walkNameIdx
+	}
+	return b
+}
+
+func (w *hpackWalk) endString() {
+	w.state = walkLength
+	if w.value {
+		w.state = walkField
+	}
+	w.value = !w.value
+}

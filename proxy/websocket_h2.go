@@ -1,0 +1,163 @@
+package proxy
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha1" //nolint:gosec // RFC 6455 asks for it; it protects nothing
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// serveWebSocket carries an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
+// server speaks, and then passes the bytes both ways, to that upstream and nowhere else.
+func (st *stream) serveWebSocket() {
+	ctx, cancel := context.WithCancel(st.r.Context())
+	defer cancel()
+	up, err := st.s.upstream1(ctx, &st.ruling)
+	if err != nil {
+		st.refuseUpstream(err)
+		return
+	}
+	defer up.close()
+	stop := context.AfterFunc(ctx, up.abort)
+	defer stop()
+	d := &downgrade{st: st, up: up, patient: patient{conn: up.conn, ctx: ctx, gone: func() bool { return false }}}
+	n, err := d.shakeHands()
+	if err != nil {
+		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		return
+	}
+	if d.res.Status != http.StatusSwitchingProtocols {
+		d.pass(n)
+		return
+	}
+	st.x.event.Status = http.StatusOK
+	fieldsToHeader(st.w.Header(), &d.res)
+	st.w.Header().Del("Sec-Websocket-Accept")
+	up.in.Take(n)
+	st.w.WriteHeader(http.StatusOK)
+	st.x.failed(d.tunnel())
+}
+
+// shakeHands asks the upstream for the upgrade and returns the length of the final head.
+func (d *downgrade) shakeHands() (int, error) {
+	if err := d.st.goesTo(d.up.dial); err != nil {
+		return 0, err
+	}
+	key := make([]byte, 16)
+	_, _ = rand.Read(key) // never fails
+	nonce := base64.StdEncoding.EncodeToString(key)
+	d.st.r.Header.Set("Sec-Websocket-Key", nonce)
+	if d.st.r.Header.Get("Sec-Websocket-Version") == "" {
+		d.st.r.Header.Set("Sec-Websocket-Version", "13")
+	}
+	d.up.served++
+	d.up.in.Source = &d.patient
+	d.patient.begin()
+	if _, err := d.up.conn.Write(d.st.appendHead(nil, true)); err != nil {
+		return 0, err
+	}
+	n, err := d.finalHead()
+	if err != nil || d.res.Status != http.StatusSwitchingProtocols {
+		return n, err
+	}
+	if !h1.EqualFold(d.res.Upgrade, "websocket") || d.accept() != acceptKey(nonce) {
+		return 0, errProtocol
+	}
+	return n, nil
+}
+
+func (d *downgrade) accept() string {
+	for _, f := range d.res.Fields {
+		if h1.EqualFold(f.Name, "sec-websocket-accept") {
+			return string(f.Value)
+		}
+	}
+	return ""
+}
+
+// acceptKey is what a server that understood the key answers (RFC 6455, 4.2.2).
+func acceptKey(key string) string {
+	sum := sha1.Sum([]byte(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // as above
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// pass brings an answer that is no upgrade to the client.
+func (d *downgrade) pass(n int) {
+	d.st.x.event.Status = d.res.Status
+	fieldsToHeader(d.st.w.Header(), &d.res)
+	d.st.w.WriteHeader(d.res.Status)
+	d.body.Begin(d.res.Body, true)
+	d.up.in.Take(n)
+	if err := d.relay(d.res.Body.UntilClose); err != nil {
+		d.st.abort(err)
+	}
+}
+
+// tunnel passes the bytes of the stream and of the upgraded connection until the server has ended, or the client has and
+// the server stays silent.
+func (d *downgrade) tunnel() error {
+	_ = d.up.conn.SetReadDeadline(time.Time{})
+	d.up.in.Source = d.up.conn
+	var ended atomic.Bool
+	go func() { // ends at the latest with the handler, which closes the body it reads
+		defer d.st.s.p.contain(d.st.s, d.up.abort)
+		if err := d.fromClient(); err != nil {
+			d.up.abort()
+			return
+		}
+		ended.Store(true)
+		closeWrite(d.up.conn)
+		time.AfterFunc(tunnelRest, d.up.abort)
+	}()
+	w := flushWriter{d.st.w, http.NewResponseController(d.st.w)}
+	_, err := w.Write(nil) // the head
+	var in atomic.Int64
+	if err == nil {
+		err = pump(w, pipeEnd{d.up.conn, &d.up.in, &in})
+	}
+	d.st.x.event.BytesIn = in.Load()
+	if ended.Load() {
+		return nil
+	}
+	return err
+}
+
+// flushWriter sends what it is given at once.
+type flushWriter struct {
+	w          http.ResponseWriter
+	controller *http.ResponseController
+}
+
+func (f flushWriter) Write(b []byte) (int, error) {
+	n, err := f.w.Write(b)
+	if err != nil {
+		return n, err
+	}
+	return n, f.controller.Flush()
+}
+
+func (d *downgrade) fromClient() error {
+	buf := bodyBuffers.get()
+	defer bodyBuffers.put(buf)
+	for {
+		n, err := d.st.r.Body.Read(*buf)
+		d.st.uploaded.Add(int64(n))
+		if failed := d.up.write((*buf)[:n]); failed != nil {
+			return failed
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
