@@ -71,7 +71,7 @@ func (n *Net) dnsHandler(addr netip.AddrPort) dns.HandlerFunc {
 			m.Ns = []dns.RR{authorityOf(q.Name)}
 		}
 		size := dns.MaxMsgSize
-		if _, isUDP := w.LocalAddr().(interface{ AddrPort() netip.AddrPort }); isUDP && w.LocalAddr().Network() == "udp" {
+		if w.LocalAddr().Network() == "udp" {
 			size = dns.MinMsgSize
 		}
 		if opt := query.IsEdns0(); opt != nil {

@@ -100,10 +100,12 @@ func (n *Net) listenPacket(at netip.AddrPort) (pc net.PacketConn, err error) {
 	return pc, err
 }
 
-// recorded is a listener whose connections are recorded.
+// recorded is a listener whose connections are recorded, and ended by Close: net/http forgets those that became
+// WebSockets.
 type recorded struct {
 	net.Listener
 	records *recorder
+	conns   *open
 }
 
 func (l recorded) Accept() (net.Conn, error) {
@@ -112,13 +114,19 @@ func (l recorded) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	entry := l.records.add(Received{Kind: Connection, Addr: addrPort(c.LocalAddr()), Remote: addrPort(c.RemoteAddr())})
-	return &recordedConn{Conn: c, records: l.records, entry: entry}, nil
+	r := &recordedConn{Conn: c, records: l.records, conns: l.conns, entry: entry}
+	if !l.conns.add(r) {
+		_ = c.Close()
+		return nil, net.ErrClosed
+	}
+	return r, nil
 }
 
 // recordedConn notes the first bytes that come.
 type recordedConn struct {
 	net.Conn
 	records *recorder
+	conns   *open
 	entry   *Received
 	seen    int // bytes noted; only the reader touches it
 }
@@ -133,6 +141,12 @@ func (c *recordedConn) Read(p []byte) (int, error) {
 		c.records.change(c.entry, func(e *Received) { e.First = append(e.First[:len(e.First):len(e.First)], noted...) })
 	}
 	return got, err
+}
+
+// Close ends the connection.
+func (c *recordedConn) Close() error {
+	c.conns.remove(c)
+	return c.Conn.Close()
 }
 
 // CloseWrite passes a half-close on.
@@ -154,7 +168,7 @@ func (n *Net) serveWeb(at netip.AddrPort, secure bool) error {
 		TLSConfig: &tls.Config{GetConfigForClient: n.noteHello, GetCertificate: n.chooseCertificate},
 	}
 	n.closers = append(n.closers, s)
-	ln = recorded{ln, n.records}
+	ln = recorded{ln, n.records, n.conns}
 	n.running.Go(func() {
 		if secure {
 			err = s.ServeTLS(ln, "", "")
@@ -185,25 +199,25 @@ func (n *Net) chooseCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, e
 // open is a set of connections that Close ends.
 type open struct {
 	mu     sync.Mutex
-	conns  map[net.Conn]struct{}
+	conns  map[*recordedConn]struct{}
 	closed bool
 }
 
 // add reports whether the connection may go on.
-func (o *open) add(c net.Conn) bool {
+func (o *open) add(c *recordedConn) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
 		return false
 	}
 	if o.conns == nil {
-		o.conns = map[net.Conn]struct{}{}
+		o.conns = map[*recordedConn]struct{}{}
 	}
 	o.conns[c] = struct{}{}
 	return true
 }
 
-func (o *open) remove(c net.Conn) {
+func (o *open) remove(c *recordedConn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.conns, c)
@@ -215,7 +229,7 @@ func (o *open) Close() error {
 	defer o.mu.Unlock()
 	o.closed = true
 	for c := range o.conns {
-		_ = c.Close()
+		_ = c.Conn.Close()
 	}
 	return nil
 }

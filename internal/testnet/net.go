@@ -24,6 +24,7 @@ type Net struct {
 	internet *NS
 	zone     *zone
 	records  *recorder
+	conns    *open
 	packets  *packets
 	honest   *authority // whose certificates the test trusts
 	evil     *authority // the attacker's
@@ -40,7 +41,7 @@ func New(ctx context.Context, o Options) (*Net, error) {
 	if o.Logf == nil {
 		o.Logf = func(string, ...any) {}
 	}
-	n := &Net{opts: o, zone: newZone(), records: &recorder{}, packets: &packets{}}
+	n := &Net{opts: o, zone: newZone(), records: &recorder{}, conns: &open{}, packets: &packets{}}
 	if err := n.build(ctx); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
@@ -72,6 +73,7 @@ func (n *Net) build(ctx context.Context) (err error) {
 // namespaces. It may be called twice.
 func (n *Net) Close() error {
 	n.closeOnce.Do(func() {
+		n.closeErr = n.conns.Close()
 		for i := len(n.closers) - 1; i >= 0; i-- {
 			n.closeErr = errors.Join(n.closeErr, n.closers[i].Close())
 		}

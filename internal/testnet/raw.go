@@ -16,11 +16,10 @@ func (n *Net) serveEcho(at netip.AddrPort, banner string) error {
 	if err != nil {
 		return err
 	}
-	conns := &open{}
-	n.closers = append(n.closers, conns, ln)
+	n.closers = append(n.closers, ln)
 	n.running.Go(func() {
 		for {
-			c, err := recorded{ln, n.records}.Accept()
+			c, err := recorded{ln, n.records, n.conns}.Accept()
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -28,12 +27,7 @@ func (n *Net) serveEcho(at netip.AddrPort, banner string) error {
 				n.opts.Logf("test internet: %v: %v", at, err)
 				continue
 			}
-			if !conns.add(c) {
-				_ = c.Close()
-				return
-			}
 			n.running.Go(func() {
-				defer conns.remove(c)
 				defer c.Close()
 				if _, err := io.WriteString(c, banner); err == nil {
 					_, _ = io.Copy(c, c)

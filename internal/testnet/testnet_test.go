@@ -2,7 +2,10 @@ package testnet
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -234,6 +237,47 @@ func TestDNS(t *testing.T) {
 	}
 }
 
+func TestDNSOverTLS(t *testing.T) {
+	t.Parallel()
+	n := ForTest(t, Options{})
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(n.CAPEM())
+	for _, host := range n.Addrs("dns.example.com") {
+		c, err := n.Gateway().DialContext(t.Context(), "tcp", netip.AddrPortFrom(host, 853).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conn := &dns.Conn{Conn: tls.Client(c, &tls.Config{RootCAs: roots, ServerName: "dns.example.com"})}
+		if err := conn.WriteMsg(new(dns.Msg).SetQuestion("www.example.com.", dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := conn.ReadMsg(); err != nil || len(m.Answer) != 1 {
+			t.Errorf("%v: %v, %v", host, m, err)
+		}
+	}
+}
+
+func TestLongAnswersGoByTCP(t *testing.T) {
+	t.Parallel()
+	n := ForTest(t, Options{})
+	var addrs []string
+	for i := range 100 {
+		addrs = append(addrs, fmt.Sprintf("198.51.100.%d", 100+i))
+	}
+	if err := n.AddHost("big.example.com", addrs...); err != nil {
+		t.Fatal(err)
+	}
+	n.SetTTL("big.example.com", 7)
+	if m := ask(t, n, "udp", n.DNSServers()[0], "big.example.com", dns.TypeA); !m.Truncated {
+		t.Errorf("by UDP: %d answers, not truncated", len(m.Answer))
+	}
+	m := ask(t, n, "tcp", n.DNSServers()[0], "big.example.com", dns.TypeA)
+	if len(m.Answer) != 100 || m.Answer[0].Header().Ttl != 7 {
+		t.Errorf("by TCP: %d answers", len(m.Answer))
+	}
+}
+
 func TestRebinding(t *testing.T) {
 	t.Parallel()
 	n := ForTest(t, Options{})
@@ -372,8 +416,21 @@ func TestCloseLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return n.Gateway().DialContext(ctx, network, "198.51.100.13:80")
+	}}}
+	socket, _, err := websocket.Dial(t.Context(), "ws://ws.example.com/ws", &websocket.DialOptions{HTTPClient: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.CloseNow()
 	done := make(chan error, 1)
 	go func() { done <- n.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, _, err := socket.Read(ctx); err == nil || ctx.Err() != nil {
+		t.Errorf("the WebSocket was not ended: %v", err)
+	}
 	if err := child.Wait(); err == nil {
 		t.Error("the child ended by itself")
 	}
