@@ -32,6 +32,7 @@ type conn struct {
 	event audit.Event // refused by a fault of the gateway until something else is known
 	// explicit says that the client speaks to a proxy: no CONNECT has said yet where it wants to go.
 	explicit bool
+	handed   bool // another goroutine has the connection now
 	last     bool // the client was told something last, and must be able to read it: see part
 	quiet    bool // no decision of its own: each request records one
 }
@@ -89,6 +90,9 @@ func (c *conn) admit() bool {
 // end closes the connection and records its decision. A panic of the handler ends here: the connection dies of it and
 // nothing else does. Its text is not logged, as it might quote what passed through.
 func (c *conn) end() {
+	if c.handed {
+		return
+	}
 	if v := recover(); v != nil {
 		c.p.cfg.Log.Error("panic in a connection", zap.String("box", string(c.event.Box)), panicKind(v), zap.ByteString("stack", debug.Stack()))
 		c.event.Error = "fault of the gateway"
@@ -252,9 +256,9 @@ func (c *conn) splice(f first, v verdict) {
 		c.failed(f, err)
 		return
 	}
-	defer up.Close()
 	upstream, ok := bareTCP(up)
 	if !ok || !c.live.attach(upstream) {
+		_ = up.Close()
 		return
 	}
 	c.live.require(policy.Request{
@@ -262,11 +266,31 @@ func (c *conn) splice(f first, v verdict) {
 		Addr: addrPort(upstream.RemoteAddr()).Addr(), Port: c.port, Protocol: policy.TCP,
 	})
 	if c.p.recheck(c.live) {
+		return // which closed both
+	}
+	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout)) // the tunnel sets its own
+	if _, err := upstream.Write(f.data); err != nil {
+		_ = upstream.Close()
+		c.failed(f, err)
 		return
 	}
-	if err := c.p.spliceBoth(c.live, c.tcp, upstream, f.data); err != nil && c.live.denied() == nil {
-		c.event.Error = err.Error()
-	}
+	c.live.out.Add(int64(len(f.data)))
+	c.handOver(upstream)
+}
+
+// handOver lets a goroutine with a fresh stack carry the tunnel: the one that read a ClientHello has grown to several
+// times the size, and would keep it for the life of the connection.
+func (c *conn) handOver(upstream *net.TCPConn) {
+	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, live: c.live, ctx: c.ctx, event: c.event}
+	c.handed = true
+	c.p.running.Add(1) // this handler still counts, so the count is not zero
+	go func() {
+		defer tunnel.p.running.Done()
+		defer tunnel.end()
+		if err := tunnel.p.spliceBoth(tunnel.live, tunnel.tcp, upstream); err != nil && tunnel.live.denied() == nil {
+			tunnel.event.Error = err.Error()
+		}
+	}()
 }
 
 // failed refuses an allowed connection whose upstream cannot be had, by the policy at the address or for another reason.

@@ -17,14 +17,14 @@ import (
 const spliceChunk = 1 << 20
 
 // spliceBoth passes bytes both ways until both sides have ended, one of them has reset, or neither has sent anything for
-// the idle timeout; head goes to the upstream first. The kernel moves the bytes (splice(2)): both must be bare sockets.
+// the idle timeout. The kernel moves the bytes (splice(2)): both must be bare sockets.
 // When it returns both are closed. The error is nil after an orderly end.
-func (p *Proxy) spliceBoth(live *liveConn, client, upstream *net.TCPConn, head []byte) error {
+func (p *Proxy) spliceBoth(live *liveConn, client, upstream *net.TCPConn) error {
 	s := &splicing{idle: p.cfg.IdleTimeout, log: p.cfg.Log, client: client, upstream: upstream}
 	s.progress.Store(time.Now().UnixNano())
 	var both sync.WaitGroup
-	both.Go(func() { s.guard(func() error { return s.copy(client, upstream, nil, &live.in) }) })
-	s.guard(func() error { return s.copy(upstream, client, head, &live.out) })
+	both.Go(func() { s.guard(func() error { return s.copy(client, upstream, &live.in) }) })
+	s.guard(func() error { return s.copy(upstream, client, &live.out) })
 	both.Wait()
 	_ = client.Close()
 	_ = upstream.Close()
@@ -81,21 +81,17 @@ func (s *splicing) abort(err error) {
 }
 
 // copy moves one direction until its end, which it passes on, leaving the other direction open.
-func (s *splicing) copy(dst, src *net.TCPConn, head []byte, count *atomic.Int64) error {
-	if _, err := s.extend(dst, src); err != nil {
-		return err
-	}
-	n, err := dst.Write(head)
-	count.Add(int64(n))
-	for err == nil {
-		var moved int64
-		moved, err = s.chunk(dst, src)
+func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
+	for {
+		moved, err := s.chunk(dst, src)
 		count.Add(moved)
-		if err == nil && moved < spliceChunk {
+		if err != nil {
+			return err
+		}
+		if moved < spliceChunk {
 			return gone(dst.CloseWrite())
 		}
 	}
-	return err
 }
 
 // chunk moves up to spliceChunk bytes; fewer mean the end of src.
