@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -194,6 +197,33 @@ func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 	}
 	r.wantReason(policy.ReasonHostPort)
 	r.wantReason(policy.ReasonProtocol)
+}
+
+func TestGoproxyDialsNothingByItself(t *testing.T) {
+	front := newFront()
+	if front.Tr.Proxy != nil || front.Tr.TLSClientConfig != nil || front.AllowHTTP2 || front.CertStore != nil {
+		t.Error("a default of goproxy is left")
+	}
+	for what, dial := range map[string]func() (net.Conn, error){
+		"ConnectDial": func() (net.Conn, error) { return front.ConnectDial("tcp", "127.0.0.1:1") },
+		"ConnectDialWithReq": func() (net.Conn, error) {
+			return front.ConnectDialWithReq(httptest.NewRequest("CONNECT", "a:1", nil), "tcp", "127.0.0.1:1")
+		},
+		"DialContext":    func() (net.Conn, error) { return front.Tr.DialContext(t.Context(), "tcp", "127.0.0.1:1") },
+		"DialTLSContext": func() (net.Conn, error) { return front.Tr.DialTLSContext(t.Context(), "tcp", "127.0.0.1:1") },
+	} {
+		if c, err := dial(); c != nil || !errors.Is(err, errFrontDials) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, r := range []*http.Request{
+		httptest.NewRequest("GET", "http://127.0.0.1:1/", nil), httptest.NewRequest("GET", "/", nil), httptest.NewRequest("CONNECT", "127.0.0.1:1", nil),
+	} {
+		w := httptest.NewRecorder()
+		if front.ServeHTTP(w, r); w.Code < 400 {
+			t.Errorf("%s %s: %d", r.Method, r.URL, w.Code)
+		}
+	}
 }
 
 func TestListenTransparentTakesAddressesThatAreNotTheHosts(t *testing.T) {
