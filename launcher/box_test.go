@@ -182,7 +182,7 @@ func nothingLeft(t *testing.T, l *Launcher, id policy.BoxID) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(mountinfo, []byte(id)) {
+	if bytes.Contains(mountinfo, []byte(l.dirs.mounts(id))) || bytes.Contains(mountinfo, []byte(l.dirs.pin(id))) {
 		t.Errorf("a mount is still there:\n%s", mountinfo)
 	}
 	claims, _ := os.ReadDir(idClaims)

@@ -30,7 +30,6 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 
 // remove does the work of Delete; the caller holds the box's lock.
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
-	r, recordErr := l.load(id)
 	for _, step := range []func() error{
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return l.clearCgroup(ctx, id) },
@@ -38,12 +37,7 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
 		func() error { return os.RemoveAll(l.dirs.upper(id)) },
-		func() error {
-			if recordErr != nil {
-				return nil // its claim, if any, lapses with its directory
-			}
-			return freeIDs(r.IDIndex, l.dirs.box(id))
-		},
+		func() error { return freeIDs(l.dirs.box(id)) },
 		func() error { return os.RemoveAll(l.dirs.box(id)) },
 	} {
 		if err := step(); err != nil {

@@ -69,13 +69,24 @@ func claimIDs(ctx context.Context, dir string) (index int, err error) {
 	return 0, fmt.Errorf("all %d ranges of user IDs on this host are taken by boxes", maxBoxes)
 }
 
-// freeIDs gives a range back, if the box in dir has it.
-func freeIDs(index int, dir string) error {
-	claim := filepath.Join(idClaims, strconv.Itoa(index))
-	if owner, err := os.Readlink(claim); err != nil || owner != dir {
+// freeIDs gives back what the box in dir has claimed. It looks at the claims themselves: the box's record may be lost.
+func freeIDs(dir string) error {
+	claims, err := os.ReadDir(idClaims)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return os.Remove(claim)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		claim := filepath.Join(idClaims, c.Name())
+		if owner, err := os.Readlink(claim); err == nil && owner == dir {
+			if err := os.Remove(claim); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // renewClaim claims a box's range again after a reboot has cleared the claims, before a new box takes it.
