@@ -1,10 +1,12 @@
 package proxy
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -156,6 +158,36 @@ func TestServerThatSpeaksFirstInATunnel(t *testing.T) {
 	c, status := r.connect(r.explicit(), "git.example:22", "")
 	if got, err := firstLine(c); err != nil || got != "SSH-2.0-server" {
 		t.Errorf("%q, %q, %v", status, got, err)
+	}
+}
+
+func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
+	r := newRig(t, allow("api.example"))
+	r.policy(allow("api.example"), map[string]map[string]string{"api.example": {"Authorization": "Bearer of the gateway"}})
+	cert := r.upstream.leaf(t, "api.example")
+	server := r.server(443, func(c net.Conn) { // answers with the Authorization it was sent
+		defer c.Close()
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
+		defer s.Close()
+		req, err := http.ReadRequest(bufio.NewReader(s))
+		if err != nil {
+			return
+		}
+		got := strings.Join(req.Header.Values("Authorization"), "|")
+		_, _ = fmt.Fprintf(s, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(got), got)
+	})
+	r.names.set("api.example", server.Addr())
+	args := []string{"--cacert", r.boxCA.file(t), "-H", "Authorization: of the box", "https://api.example/"}
+	for way, how := range map[string][]string{
+		"explicit":    {"-x", "http://" + r.explicit()},
+		"transparent": {"--connect-to", "::" + r.listen(server)},
+	} {
+		if out, code := curl(t, append(how, args...)...); code != 0 || out != "Bearer of the gateway" {
+			t.Errorf("%s: %q, exit %d", way, out, code)
+		}
+	}
+	if e := r.want("interception", func(e audit.Event) bool { return e.Stage == policy.StageConn && e.Action == audit.ActionIntercept }); e.Name != "api.example" || e.BytesIn == 0 || e.BytesOut == 0 {
+		t.Errorf("%+v", e)
 	}
 }
 
