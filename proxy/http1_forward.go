@@ -85,6 +85,7 @@ func (h *http1) send(whole bool) error {
 		}
 		used := h.up.served > 0
 		h.up.served++
+		h.up.dirty = true
 		_, err := h.up.conn.Write(h.out)
 		if err == nil && whole {
 			err = h.firstByte()
@@ -165,7 +166,7 @@ func (h *http1) cutError() error {
 
 // refuseUpstream tells the client why the upstream could not be used.
 func (h *http1) refuseUpstream(err error) error {
-	h.x.failed(err)
+	h.x.unserved(err)
 	if errors.Is(err, errClientGone) || h.ctx.Err() != nil {
 		h.drop()
 		return err

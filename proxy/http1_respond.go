@@ -49,6 +49,7 @@ func (h *http1) settle(u *upload, a answer, reuse bool) error {
 	u.stop(h)
 	h.x.event.BytesOut = u.sent
 	if reuse && len(h.up.in.Bytes()) == 0 {
+		h.up.dirty = false
 		h.up.in.Release()
 	} else {
 		h.drop()

@@ -196,7 +196,7 @@ func (st *stream) refuse(p *problem) {
 
 // refuseUpstream tells the client why the upstream could not be used.
 func (st *stream) refuseUpstream(err error) {
-	st.x.failed(err)
+	st.x.unserved(err)
 	if st.r.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // the client has gone, or the connection was cut
 	}

@@ -54,6 +54,7 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 			reuse = false
 		}
 		if stop() && reuse && len(up.in.Bytes()) == 0 {
+			up.dirty = false
 			st.s.p.upstreams.h1.put(up)
 			return
 		}
@@ -69,6 +70,7 @@ func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
 		return err
 	}
 	up.served++
+	up.dirty = true
 	d.patient.conn = up.conn
 	up.in.Source = &d.patient
 	d.patient.begin()

@@ -377,13 +377,11 @@ func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	var conns atomic.Int32
-	srv, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) })
-	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
-		if s == http.StateNew {
-			conns.Add(1)
-		}
-	}
+	var peers sync.Map
+	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+		peers.Store(r.RemoteAddr, true)
+		fmt.Fprint(w, r.URL.Path)
+	})
 	l.policy(allowAll, nil)
 	client := l.httpClient(port, true)
 	var all sync.WaitGroup
@@ -396,7 +394,7 @@ func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got := conns.Load(); got != 1 {
+	if got := count(&peers); got != 1 {
 		t.Errorf("%d upstream connections", got)
 	}
 }

@@ -59,6 +59,15 @@ func (x *exchange) failed(err error) {
 	}
 }
 
+// unserved notes why an allowed request could not be brought to its upstream; a denial at the address names the address.
+func (x *exchange) unserved(err error) {
+	x.failed(err)
+	var denied *policy.DeniedError
+	if errors.As(err, &denied) && denied.Request.Addr.IsValid() {
+		x.event.Addr, x.event.Version = denied.Request.Addr, denied.Decision.Version
+	}
+}
+
 // end records the event.
 func (x *exchange) end() {
 	e := &x.event

@@ -36,6 +36,7 @@ type lab struct {
 	events *labEvents
 	ca     *labCA
 	front  net.Listener
+	orig   netip.Addr // where the box's connections were going
 
 	mu    sync.Mutex
 	names map[string][]netip.Addr
@@ -150,7 +151,7 @@ func (l *lab) Granted(policy.BoxID, policy.Name, netip.Addr) bool  { return fals
 func (l *lab) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil }
 
 func newLab(t testing.TB) *lab {
-	l := &lab{t: t, box: &policy.Box{ID: "b1"}, ca: newLabCA(t), names: map[string][]netip.Addr{}}
+	l := &lab{t: t, box: &policy.Box{ID: "b1"}, ca: newLabCA(t), names: map[string][]netip.Addr{}, orig: netip.MustParseAddr("127.0.0.1")}
 	l.events = &labEvents{more: make(chan struct{}, 1)}
 	p, err := New(Config{Boxes: l, Resolver: l, Leaves: l.ca, Audit: l.events, Roots: l.ca.pool})
 	if err != nil {
@@ -244,7 +245,7 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	if !live.attach(server) {
 		return
 	}
-	s := &session{p: l.p, box: l.box, orig: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), port: port, secure: secure, client: server, live: live}
+	s := &session{p: l.p, box: l.box, orig: netip.AddrPortFrom(l.orig, port), port: port, secure: secure, client: server, live: live}
 	if !secure {
 		_ = l.p.serveHTTP1(ctx, s)
 		return
@@ -374,3 +375,8 @@ func readAll(t testing.TB, r io.Reader) string {
 func pemCert(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
+
+// discardEvents is for benchmarks.
+type discardEvents struct{}
+
+func (discardEvents) Record(audit.Event) {}

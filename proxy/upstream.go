@@ -54,6 +54,7 @@ type upstream struct {
 	dial   policy.Request   // the address it goes to
 	judged *policy.Compiled // the last policy that allowed dial
 	served int              // requests sent before this one
+	dirty  bool             // an exchange began and has not ended cleanly: never to be used again
 	idle   time.Time        // since when it is in the pool
 }
 
@@ -89,7 +90,7 @@ func (u *upstream) usable(c *policy.Compiled) bool {
 		return false
 	}
 	u.judged, u.quiet = c, false
-	return len(u.in.Bytes()) == 0 && u.raw.Control(u.look) == nil && u.quiet
+	return !u.dirty && len(u.in.Bytes()) == 0 && u.raw.Control(u.look) == nil && u.quiet
 }
 
 func (u *upstream) close() {
@@ -204,8 +205,13 @@ func (p *upstreamPool) setLocked(key upstreamKey, list []*upstream) {
 	p.idle[key] = list
 }
 
-// put keeps a connection whose last exchange ended cleanly.
+// put keeps a connection whose last exchange ended cleanly, and closes any other: what its server still sends would be
+// taken for the answer to the next request.
 func (p *upstreamPool) put(u *upstream) {
+	if u.dirty {
+		u.close()
+		return
+	}
 	u.in.Release()
 	u.in.Source = nil
 	u.idle = time.Now()
