@@ -1,0 +1,304 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// TestEventsPassAtOnce waits for the first event of a stream that does not end.
+func TestEventsPassAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	release := make(chan struct{})
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: one\n\n")
+		w.(http.Flusher).Flush()
+		<-release
+		fmt.Fprint(w, "data: two\n\n")
+	}
+	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
+		_, port := l.httpsServer(h2, handler)
+		l.policy(allowAll, nil)
+		res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		r := bufio.NewReader(res.Body)
+		if line, err := r.ReadString('\n'); line != "data: one\n" {
+			t.Fatalf("%s: %q, %v", name, line, err)
+		}
+		if name == "h1" {
+			release <- struct{}{}
+		} else {
+			go func() { release <- struct{}{} }()
+		}
+		if got := readAll(t, r); !strings.Contains(got, "two") {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// TestBulk moves 64 MiB down and up.
+func TestBulk(t *testing.T) {
+	t.Parallel()
+	const size = 64 << 20
+	block := make([]byte, 1<<20)
+	_, _ = rand.Read(block)
+	whole := sha256.New()
+	for range size >> 20 {
+		whole.Write(block)
+	}
+	want := fmt.Sprintf("%x", whole.Sum(nil))
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == "POST" {
+			sum := sha256.New()
+			n, _ := io.Copy(sum, r.Body)
+			fmt.Fprintf(w, "%d %x", n, sum.Sum(nil))
+			return
+		}
+		if r.URL.Path == "/length" {
+			w.Header().Set("Content-Length", strconv.Itoa(size))
+		}
+		for range size >> 20 {
+			_, _ = w.Write(block)
+		}
+	}
+	l := newLab(t)
+	for _, kind := range []string{"h1", "h2", "h2 to h1"} {
+		_, port := l.httpsServer(kind == "h2", handler)
+		l.policy(allowAll, nil)
+		client := l.httpClient(port, kind != "h1")
+		for _, path := range []string{"/length", "/chunked"} {
+			res, err := client.Get("https://" + hostPort(port) + path)
+			if err != nil {
+				t.Fatal(kind, err)
+			}
+			sum := sha256.New()
+			if _, err := io.Copy(sum, res.Body); err != nil {
+				t.Fatal(kind, err)
+			}
+			if got := fmt.Sprintf("%x", sum.Sum(nil)); got != want {
+				t.Errorf("%s down %s: differs", kind, path)
+			}
+			body := io.Reader(&repeated{block: block, n: size >> 20})
+			req, err := http.NewRequest("POST", "https://"+hostPort(port)+path, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if path == "/length" {
+				req.ContentLength = size
+			}
+			res, err = client.Do(req)
+			if err != nil {
+				t.Fatal(kind, err)
+			}
+			if got := readAll(t, res.Body); got != fmt.Sprintf("%d %s", size, want) {
+				t.Errorf("%s up %s: %s", kind, path, got)
+			}
+		}
+	}
+}
+
+// repeated yields a block n times.
+type repeated struct {
+	block []byte
+	n     int
+	at    int
+}
+
+func (r *repeated) Read(b []byte) (int, error) {
+	if r.n == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, r.block[r.at:])
+	if r.at += n; r.at == len(r.block) {
+		r.at, r.n = 0, r.n-1
+	}
+	return n, nil
+}
+
+// TestEarlyAnswerPassesWhileTheUploadRuns lets the server answer before it has the body, and then echo the rest.
+func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+		req, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
+		_, _ = io.CopyN(c, req.Body, 10)
+	})
+	l.policy(allowAll, nil)
+	c := l.dialPair(api, port, true)
+	r := bufio.NewReader(c)
+	res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 10\r\n\r\nhello", "POST")
+	if res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+	if _, err := io.WriteString(c, "world"); err != nil {
+		t.Fatal(err)
+	}
+	if got := readAll(t, res.Body); got != "helloworld" {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestRejectedUploadIsTold lets the server answer 413 and stop reading, while the client goes on sending for a while.
+func TestRejectedUploadIsTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+		_, _ = http.ReadRequest(r)
+		_, _ = io.WriteString(c, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+	})
+	l.policy(allowAll, nil)
+	c := l.dialPair("", port, false)
+	go func() {
+		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 10000000\r\n\r\n")
+		for range 10 {
+			if _, err := c.Write(make([]byte, 10000)); err != nil {
+				return
+			}
+		}
+	}()
+	res := readResponse(t, bufio.NewReader(c), "POST")
+	if got := readAll(t, res.Body); res.StatusCode != 413 || got != "no" || !res.Close {
+		t.Errorf("%s %q close %v", res.Status, got, res.Close)
+	}
+}
+
+// TestStaleConnectionIsRetried lets the server close kept connections without a word just when they are used.
+func TestStaleConnectionIsRetried(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	var conns atomic.Int32
+	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+		conns.Add(1)
+		if _, err := http.ReadRequest(r); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+		_, _ = http.ReadRequest(r) // taken, and then closed without an answer
+	})
+	l.policy(allowAll, nil)
+	c := l.dialPair("", port, false)
+	r := bufio.NewReader(c)
+	for i := range 3 {
+		res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
+		if got := readAll(t, res.Body); got != "ok" {
+			t.Fatalf("request %d: %d %q", i, res.StatusCode, got)
+		}
+	}
+	if got := conns.Load(); got != 3 {
+		t.Errorf("%d connections", got)
+	}
+	res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 1\r\n\r\nx", "POST")
+	if readAll(t, res.Body); res.StatusCode != 502 {
+		t.Errorf("a POST was repeated: %s", res.Status)
+	}
+}
+
+// TestUpstreamConnectionIsShared counts connections over several clients of one box, and none over boxes.
+func TestUpstreamConnectionIsShared(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	var peers sync.Map
+	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
+		peers.Store(r.RemoteAddr, true)
+		fmt.Fprint(w, "ok")
+	})
+	l.policy(allowAll, nil)
+	for i := range 5 {
+		c := l.dialPair("", port, false)
+		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: close\r\n\r\n", "GET")
+		readAll(t, res.Body)
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+		l.events.wait(t, i+1)
+		waitFor(t, func() bool { return idleUpstreams(l.p) == 1 })
+	}
+	if got := count(&peers); got != 1 {
+		t.Errorf("%d upstream connections for five clients of a box", got)
+	}
+	l.p.CloseBox(l.box.ID)
+	if got := idleUpstreams(l.p); got != 0 {
+		t.Errorf("%d connections kept for a closed box", got)
+	}
+}
+
+func count(m *sync.Map) int {
+	n := 0
+	m.Range(func(any, any) bool { n++; return true })
+	return n
+}
+
+func idleUpstreams(p *Proxy) int {
+	p.upstreams.h1.mu.Lock()
+	defer p.upstreams.h1.mu.Unlock()
+	n := 0
+	for _, list := range p.upstreams.h1.idle {
+		n += len(list)
+	}
+	return n
+}
+
+func waitFor(t *testing.T, cond func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(10 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("the condition did not come true")
+		}
+	}
+}
+
+// TestTighteningCutsARequestUnderWay changes the policy while a response streams.
+func TestTighteningCutsARequestUnderWay(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
+		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, "one\n")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		})
+		l.policy(allowAll, nil)
+		res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		r := bufio.NewReader(res.Body)
+		if _, err := r.ReadString('\n'); err != nil {
+			t.Fatal(name, err)
+		}
+		l.policy(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{api}}, nil)
+		start := time.Now()
+		l.p.Recheck(l.box.ID)
+		if _, err := r.ReadByte(); err == nil || errors.Is(err, io.EOF) {
+			t.Errorf("%s: the stream went on, or ended as if whole: %v", name, err)
+		}
+		if d := time.Since(start); d > 2*time.Second {
+			t.Errorf("%s: cut after %v", name, d)
+		}
+	}
+	for _, e := range l.events.wait(t, 2) {
+		if e.Reason != policy.ReasonPolicyChanged || e.Verdict != policy.Deny {
+			t.Errorf("event %+v", e)
+		}
+	}
+}
