@@ -47,7 +47,9 @@ type entry struct {
 }
 
 func file(name, content string) entry { return entry{tar.Header{Name: name}, content} }
-func dir(name string) entry           { return entry{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""} }
+func dir(name string) entry {
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""}
+}
 func link(name, target string) entry {
 	return entry{tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeSymlink}, ""}
 }
