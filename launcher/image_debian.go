@@ -42,7 +42,7 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 		return errors.New("mmdebstrap is missing: apt-get install mmdebstrap")
 	}
 	if _, err := os.Stat(debianKeyring); err != nil {
-		return errors.New("Debian's archive keys are missing: apt-get install debian-archive-keyring")
+		return errors.New("the archive keys of Debian are missing: apt-get install debian-archive-keyring")
 	}
 	args := []string{
 		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + debianPackages,
