@@ -103,7 +103,8 @@ func (f *Firewall) Restore(ctx context.Context) error {
 	if f.closed {
 		return errors.New("firewall: closed")
 	}
-	steps := []func() error{func() error { return f.install(false) }, f.setAddresses, f.setRouting, f.setSysctls}
+	steps := []func() error{func() error { return f.install(false) }, f.setAddresses, f.setRouting, f.awaitAddresses,
+		f.setSysctls}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return fmt.Errorf("firewall: restore: %w", err)

@@ -79,6 +79,7 @@ func (f *Firewall) open(ctx context.Context) error {
 		func() error { return f.install(keep) },
 		f.setAddresses,
 		f.setRouting,
+		f.awaitAddresses,
 		f.setSysctls,
 		f.startReports,
 	}

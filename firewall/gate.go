@@ -60,11 +60,16 @@ func loadGate() (int, error) {
 		name              [16]byte
 	}{kind: schedCls, count: uint32(len(code) / 8), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
 	copy(attr.name[:15], gateName)
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, progLoad, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 {
-		return -1, errno
+	for {
+		fd, _, errno := unix.Syscall(unix.SYS_BPF, progLoad, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+		if errno == unix.EAGAIN { // a signal came, such as those of Go's scheduler
+			continue
+		}
+		if errno != 0 {
+			return -1, errno
+		}
+		return int(fd), nil
 	}
-	return int(fd), nil
 }
 
 // instruction encodes one eBPF instruction; registers holds the destination in the low and the source in the high half.

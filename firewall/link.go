@@ -51,7 +51,13 @@ func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	return index, f.raiseHostSide(b, link)
+	if err := f.raiseHostSide(b, link); err != nil {
+		return 0, err
+	}
+	if err := f.awaitLink(ctx, b, inside); err != nil {
+		return 0, err
+	}
+	return index, nil
 }
 
 // findLink returns the host side if a pair that leads into this very namespace is there. A pair that leads elsewhere

@@ -19,10 +19,16 @@ func TestSuppressedRefusalsAreCounted(t *testing.T) {
 			sent++
 		}
 	}
+	var total uint64
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count(string(policy.ReasonNotAllowed)))
+		}
+	})
 	w.wait("events stand for all packets", func() bool {
 		w.events.mu.Lock()
 		defer w.events.mu.Unlock()
-		var total uint64
+		total = 0
 		for _, e := range w.events.events {
 			if e.Reason == policy.ReasonNotAllowed && e.Box == "one" {
 				total += max(e.Count, 1)

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -182,6 +183,16 @@ func (f *Firewall) setAddresses() error {
 	for _, a := range []netip.Addr{f.cfg.GatewayV4, f.cfg.GatewayV6} {
 		if err := f.nl.AddrReplace(lo, gatewayAddr(a)); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// awaitAddresses waits until the gateway's addresses work, so that servers can answer from them. It needs the routing.
+func (f *Firewall) awaitAddresses() error {
+	for _, a := range []netip.Addr{f.cfg.GatewayV4, f.cfg.GatewayV6} {
+		if err := awaitLocal(context.Background(), f.nl, a); err != nil {
+			return err
 		}
 	}
 	return nil
