@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
+	"go.yaml.in/yaml/v3"
 )
 
 // config is the configuration file. Every key has a default, and every key can be set by environment as BOXGATE_ and
@@ -132,7 +132,7 @@ func loadConfig(path string, environ []string) (config, error) {
 func parseConfig(data []byte, cfg *config) error {
 	var tree map[string]any
 	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&tree); err != nil && !errors.Is(err, io.EOF) {
-		return errors.New(yaml.FormatError(err, false, false))
+		return yamlError(err)
 	}
 	if err := errors.Join(unknownKeys(tree, reflect.TypeFor[config](), "")...); err != nil {
 		return err
@@ -140,10 +140,21 @@ func parseConfig(data []byte, cfg *config) error {
 	if len(tree) == 0 {
 		return nil
 	}
-	if err := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict()).Decode(cfg); err != nil {
-		return errors.New(yaml.FormatError(err, false, false))
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec.KnownFields(true)
+	if err := dec.Decode(cfg); err != nil {
+		return yamlError(err)
+	}
+	if err := dec.Decode(&struct{}{}); !errors.Is(err, io.EOF) {
+		return errors.New("the file holds more than one YAML document; keep the first")
 	}
 	return nil
+}
+
+// yamlError puts the several lines of a YAML error into one.
+func yamlError(err error) error {
+	lines := strings.Fields(strings.ReplaceAll(err.Error(), "\n", " "))
+	return errors.New(strings.Join(lines, " "))
 }
 
 // unknownKeys returns an error for every key of tree that t has no field for.

@@ -25,8 +25,8 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"files without key":  {"ingress: {tls: {mode: files, cert: /c.pem}}", "needs both cert and key"},
 		"bad listener":       {"admin: {listen: localhost}", "not host:port"},
 		"no default image":   {"launcher: {images: {default: \"\"}}", `has no entry "default"`},
-		"not YAML":           {"a: [", "1"},
-		"wrong type":         {"dns: {upstreams: {a: b}}", "upstreams"},
+		"not YAML":           {"a: [", "line 1"},
+		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "boxgate.yaml")

@@ -150,12 +150,11 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	// A stream is open while the policy closes; another, still allowed, is not disturbed.
 	var cut, kept syncBuffer
 	cutEnd := w.background(box, "curl -k -sS -N https://evil.example.net/sse", &cut)
-	keptEnd := w.background(box, "curl -sS -N 'https://api.example.com/sse?n=20'", &kept)
-	for _, b := range []*syncBuffer{&cut, &kept} {
-		if err := b.await(t.Context(), "data:"); err != nil {
-			t.Fatalf("the stream did not begin: %v: %s", err, b.String())
-		}
+	keptEnd := w.background(box, "curl -k -sS -N --limit-rate 300k https://api.example.com/bytes/600000 | tee part | wc -c", &kept)
+	if err := cut.await(t.Context(), "data:"); err != nil {
+		t.Fatalf("the stream did not begin: %v: %s", err, cut.String())
 	}
+	w.mustSh(box, "until [ -s part ]; do sleep 0.01; done")
 	w.setPolicy(box, custom("api.example.com"))
 	answered := time.Now()
 	code, err := cutEnd()
@@ -169,8 +168,8 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	if e.Name != "evil.example.net" {
 		t.Errorf("decision %+v", e)
 	}
-	if code, err := keptEnd(); code != 0 || err != nil {
-		t.Errorf("the stream that stayed allowed ended with %d, %v: %s", code, err, kept.String())
+	if code, err := keptEnd(); code != 0 || err != nil || kept.String() != "600000\n" {
+		t.Errorf("the transfer that stayed allowed ended with %d, %v: %s", code, err, kept.String())
 	}
 	if _, code := w.sh(box, line); code != 35 {
 		t.Errorf("closed: curl exited with %d", code)

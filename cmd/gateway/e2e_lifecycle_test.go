@@ -45,7 +45,7 @@ setsid sh try.sh >/dev/null 2>&1 &`)
 		t.Fatal(err)
 	}
 	out := w.mustSh(box, "curl -sS https://api.example.com/after")
-	contains(t, out, `"method"`)
+	contains(t, out, "GET /after")
 	seen := w.Net.Received("api.example.com", testnet.Path("/after"))
 	if len(seen) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+testSecret {
 		t.Errorf("after the restart the server received %+v", seen)
@@ -94,7 +94,7 @@ func TestBoxesOutliveACleanRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.mustSh("stays", "kill -0 $(cat pid)")
-	w.mustSh("stays", "curl -sS -o /dev/null https://api.example.com/")
+	w.mustSh("stays", "curl -k -sS -o /dev/null https://api.example.com/")
 	if out, code := w.gatewayCommand("box", "list"); code != 0 || !strings.Contains(out, box) {
 		t.Errorf("box list: %d %s", code, out)
 	}
@@ -192,18 +192,16 @@ func executableForAll(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, err := os.MkdirTemp("", "boxgate-test-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "gateway")
-	if err := os.WriteFile(path, data, 0o755); err != nil {
-		t.Fatal(err)
+	// By a process of its own: a file that this one had open for writing could be inherited by a child that is just being
+	// started, and then not be executed (ETXTBSY).
+	if out, err := exec.CommandContext(t.Context(), "cp", self, path).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
 	}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -262,7 +260,7 @@ func TestUnauthenticatedAdminIsRefused(t *testing.T) {
 	if info, err := os.Stat(w.socket); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("admin socket: %v %v", info.Mode(), err)
 	}
-	box := w.create(nil)
+	box := w.create(map[string]any{})
 	for _, target := range []string{"10.200.0.1:8600", "127.0.0.1:8600", "10.200.0.1:9600", "10.200.0.1:443"} {
 		if out, code := w.sh(box, "curl -sS -k -m 3 http://"+target+"/healthz"); code == 0 {
 			t.Errorf("the box reached %s: %s", target, out)

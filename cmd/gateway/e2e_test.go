@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -216,4 +218,11 @@ func (w *world) addr(host string, family func(netip.Addr) bool) netip.Addr {
 	}
 	w.t.Fatalf("%s has no such address", host)
 	return netip.Addr{}
+}
+
+// execDetached prepares a process in a group of its own, as one that a user interrupts from elsewhere.
+func execDetached(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
 }

@@ -71,7 +71,7 @@ class H(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
 http.server.ThreadingHTTPServer(("", `+port+`), H).serve_forever()
 EOF
-setsid python3 server.py >/dev/null 2>&1 &
+setsid python3 server.py >/dev/null 2>&1 & echo $! > server.pid
 until curl -s -o /dev/null http://127.0.0.1:`+port+`/; do sleep 0.05; done`)
 }
 
@@ -119,7 +119,7 @@ func TestPublicURLAuthentication(t *testing.T) {
 	if status, _ := visit(t, c, plain, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+both.Token) }); status != 200 {
 		t.Errorf("over plain HTTP on loopback: %d", status)
 	}
-	w.mustSh(box, "pkill -f server.py || true")
+	w.mustSh(box, "kill $(cat server.pid)")
 	if status, _ := visit(t, c, both.URL, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+both.Token) }); status != 502 {
 		t.Errorf("a port nobody listens on: %d", status)
 	}
@@ -143,7 +143,7 @@ func replaceHost(url, label string) string {
 func TestURLWithoutAuthenticationIsRefusedWhereRequired(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(c *config) { c.Ingress.RequireAuth = true })
-	box := w.create(nil)
+	box := w.create(map[string]any{})
 	if err := w.Client.Do(t.Context(), "POST", boxPath(box, "preview"), map[string]any{"port": 8000}, nil); err == nil {
 		t.Error("an open URL was made")
 	}

@@ -208,12 +208,8 @@ func (h *host) disconnect(ctx context.Context, b *box) error {
 }
 
 func (h *host) launchSpec(b *box, ca []byte) launcher.Spec {
-	env := make(map[string]string, len(b.record.Env))
-	for name, value := range b.record.Env {
-		env[name] = value.Reveal()
-	}
 	return launcher.Spec{
-		ID: b.ID, Image: b.record.Image, Size: launcher.Size(b.record.Size), Env: env, CA: ca,
+		ID: b.ID, Image: b.record.Image, Size: launcher.Size(b.record.Size), CA: ca,
 		Hostname: hostnameOf(b.record), DNS: h.gatewayAddrs(),
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -23,15 +24,33 @@ func (h *host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	}
 	defer b.end()
 	code, err := h.launcher.Exec(ctx, id, launcher.ExecSpec{
-		Args: req.Command, Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
+		Args: req.Command, Env: b.env(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
 	})
-	if err != nil {
+	var start *launcher.StartError
+	switch {
+	case errors.As(err, &start):
+		_, _ = io.WriteString(stderr, start.Error()+"\n")
+		return api.ExecResult{ExitCode: exitNoProgram}, nil
+	case err != nil:
 		if ctx.Err() != nil {
 			return api.ExecResult{}, ctx.Err()
 		}
 		return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the command could not be run: %w", err)
 	}
 	return api.ExecResult{ExitCode: code}, nil
+}
+
+// exitNoProgram is what a shell answers for a program that does not exist or cannot be started.
+const exitNoProgram = 127
+
+// env is the environment that was given with the box. It comes with every command and is not in the container's own
+// configuration, which lies on disk as it is.
+func (b *box) env() map[string]string {
+	env := make(map[string]string, len(b.record.Env))
+	for name, value := range b.record.Env {
+		env[name] = value.Reveal()
+	}
+	return env
 }
 
 // begin notes that a command runs.

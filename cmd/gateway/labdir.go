@@ -27,13 +27,20 @@ func makeLabDir() (dir string, lock *os.File, err error) {
 	if err := os.MkdirAll(labRoot, 0o700); err != nil {
 		return "", nil, err
 	}
-	if dir, err = os.MkdirTemp(labRoot, "lab-"); err != nil {
-		return "", nil, err
+	for range 10 {
+		if dir, err = os.MkdirTemp(labRoot, "lab-"); err != nil {
+			return "", nil, err
+		}
+		// Another process may take a directory that is not locked yet for a stale one, and remove it.
+		lock, err = lockLabDir(dir)
+		if err == nil {
+			if _, err = os.Stat(lock.Name()); err == nil {
+				return dir, lock, nil
+			}
+			lock.Close()
+		}
 	}
-	if lock, err = lockLabDir(dir); err != nil {
-		return "", nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return dir, lock, nil
+	return "", nil, fmt.Errorf("making a directory below %s: %w", labRoot, err)
 }
 
 // lockLabDir takes the lock of a lab's directory, or fails with EWOULDBLOCK while the lab is in use.

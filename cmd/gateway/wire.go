@@ -48,6 +48,9 @@ func (h *host) close() error {
 	if h.firewall != nil {
 		errs = append(errs, h.firewall.Close())
 	}
+	if h.launcher != nil {
+		errs = append(errs, h.launcher.Close())
+	}
 	if h.store != nil {
 		errs = append(errs, h.store.Close())
 	}

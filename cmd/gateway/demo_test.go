@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestDemo runs the tour as a user does: every step happens, and nothing is left behind.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	var out syncBuffer
+	if err := runDemo(t.Context(), &out, imageDirOfTests()); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if got := strings.Count(out.String(), "  ok      "); got != len(demoSteps())+1 {
+		t.Errorf("the summary has %d steps:\n%s", got, out.String())
+	}
+}
+
+// TestDemoFailsWhenAStepDoesNotHappen: an interrupted tour says so, and cleans up all the same.
+func TestDemoFailsWhenAStepDoesNotHappen(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out syncBuffer
+	err := runDemo(ctx, &out, imageDirOfTests())
+	if err == nil {
+		t.Fatalf("an interrupted demo claims to be complete:\n%s", out.String())
+	}
+	contains(t, out.String(), "FAILED")
+}
+
+// TestInterruptedDemoIsCleanedUp kills a demo's process half-way; what it left is removed by the next one.
+func TestInterruptedDemoIsCleanedUp(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out syncBuffer
+	cmd := execDetached(self, "demo", "--image-dir", imageDirOfTests())
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.await(t.Context(), "launched"); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.await(t.Context(), "server's own record"); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	dir := labDirIn(t, out.String())
+	if err := removeStaleLabs(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := traces(dir)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// labDirIn finds the lab's directory in what a demo printed.
+func labDirIn(t *testing.T, out string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(out, "admin API on ")
+	if !ok {
+		t.Fatalf("no admin socket in:\n%s", out)
+	}
+	line, _, _ := strings.Cut(rest, "\n")
+	return filepath.Dir(line)
+}
