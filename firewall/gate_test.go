@@ -73,7 +73,7 @@ func TestRestoreWritesWhatSomebodyDeleted(t *testing.T) {
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/28"))
 	server := w.serveTCP(w.outside, ":0", nil)
-	for _, damage := range []string{"nft flush ruleset", "nft delete table inet boxgate", "ip rule flush; ip rule add table main",
+	for _, damage := range []string{"nft flush ruleset", "nft delete table inet boxgate", "ip rule flush; ip rule add pref 32766 table main",
 		"ip -6 rule flush", "ip route flush table 45253", "ip link set dev " + linkName("one") + " group 0",
 		"ip link set dev " + linkName("one") + " down", "ip addr del 10.77.0.1/32 dev lo"} {
 		w.must(w.in(w.gateway, func() error { return exec.Command("sh", "-c", damage).Run() }))
