@@ -36,7 +36,7 @@ run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
 test: image ## run every test, the kernel ones included
-	CGO_ENABLED=0 BOXGATE_TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 9m $(TESTFLAGS) $(PACKAGES)
+	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 9m $(TESTFLAGS) $(PACKAGES)
 
 check: deps ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
@@ -44,7 +44,7 @@ check: deps ## formatting, vet, linters, and the tests with the race detector
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(GOLANGCI) run
 	@$(GO) run $(GOVULNCHECK) ./... || echo "govulncheck could not be run to its end here (it needs its database from the network)"
-	BOXGATE_TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 20m ./...
+	TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 20m ./...
 
 fuzz: ## run every fuzz target for FUZZTIME
 	@set -e; for pkg in $$($(GO) list ./...); do \

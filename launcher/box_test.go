@@ -19,7 +19,7 @@ import (
 
 // imageDir is shared by all tests, and with whoever else builds the debian image on this machine.
 func imageDir() string {
-	if dir := os.Getenv("BOXGATE_IMAGE_DIR"); dir != "" {
+	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
 		return dir
 	}
 	return "/var/lib/boxgate/images"

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // imageDirOfTests is where the debian image is kept between runs.
 func imageDirOfTests() string {
-	if dir := os.Getenv("BOXGATE_TEST_IMAGE_DIR"); dir != "" {
+	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
 		return dir
 	}
 	return "/var/lib/boxgate/images"
