@@ -50,7 +50,8 @@ func (in interpreter) destination(r Request) (Verdict, Reason) {
 	for _, s := range in.spec.DeniedDomains {
 		_, port, hasPort := strings.Cut(s, ":")
 		// Before a port is known, DNS does not hold a name to what is denied on one port only.
-		if in.domainMatches(s, r) && !(r.Stage == StageDNS && hasPort && r.Port == 0 && port != "") {
+		notYet := r.Stage == StageDNS && hasPort && r.Port == 0 && port != ""
+		if in.domainMatches(s, r) && !notYet {
 			return Deny, ReasonDeniedDomain
 		}
 	}
