@@ -58,7 +58,7 @@ func serve(t testing.TB) *fixture {
 	}
 	f.api = a
 	f.Server = httptest.NewUnstartedServer(a)
-	f.Server.Config = a.Server()
+	f.Config = a.Server()
 	f.Start()
 	t.Cleanup(f.Close)
 	return f

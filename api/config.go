@@ -90,7 +90,8 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 		return nil, nil, err
 	}
 	var fields map[string]json.RawMessage
-	if json.Unmarshal(data, &fields) != nil || fields["version"] == nil && fields["warnings"] == nil {
+	isObject := json.Unmarshal(data, &fields) == nil
+	if !isObject || fields["version"] == nil && fields["warnings"] == nil {
 		return data, match, nil // not an object (another dialect), or nothing to take out
 	}
 	if raw := fields["version"]; raw != nil {

@@ -62,12 +62,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (
 	}
 	s := &eventWriter{w: w, rc: http.NewResponseController(w), sse: accepts(r, eventStream)}
 	s.begin()
-	for _, e := range past {
-		if s.event(e) != nil {
-			return reply{written: true}, nil
-		}
-	}
-	if s.flush() == nil && follow {
+	if s.all(past) == nil && follow {
 		a.follow(r, s, live, past)
 	}
 	return reply{written: true}, nil
@@ -181,6 +176,16 @@ func (s *eventWriter) begin() {
 }
 
 func (s *eventWriter) flush() error { return s.rc.Flush() }
+
+// all writes events that have happened; it fails when the client has gone.
+func (s *eventWriter) all(events []audit.Event) error {
+	for _, e := range events {
+		if err := s.event(e); err != nil {
+			return err
+		}
+	}
+	return s.flush()
+}
 
 func (s *eventWriter) event(e audit.Event) error { return s.write("decision", e) }
 

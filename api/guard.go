@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -144,7 +145,7 @@ func (a *API) recoverPanic(w *writer, r *http.Request) {
 	if p == nil {
 		return
 	}
-	if p == http.ErrAbortHandler {
+	if err, _ := p.(error); errors.Is(err, http.ErrAbortHandler) {
 		panic(p)
 	}
 	// The panic's value may hold what the request held, so only where it happened is logged.
