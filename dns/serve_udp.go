@@ -22,7 +22,7 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	var answering sync.WaitGroup
 	defer pc.Close()
 	defer answering.Wait()
-	defer context.AfterFunc(ctx, func() { pc.SetReadDeadline(time.Unix(1, 0)) })()
+	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed: the same end
 	for {
 		buf := queryBuffers.Get().(*[maxQuery]byte)
 		n, from, err := pc.ReadFrom(buf[:])
@@ -53,7 +53,7 @@ func (s *Server) answerUDP(ctx context.Context, pc net.PacketConn, v *visit, buf
 	defer v.leave()
 	defer queryBuffers.Put(buf)
 	if out := s.answer(ctx, v, policy.UDP, buf[:n]); out != nil {
-		pc.WriteTo(out, to) // lost like any datagram if it fails: the client asks again
+		_, _ = pc.WriteTo(out, to) // lost like any datagram if it fails: the client asks again
 	}
 }
 
