@@ -3,6 +3,7 @@ package ingress
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -106,7 +107,7 @@ type visitKey struct{}
 // record ends a visit. A panic while serving is told here and ends the connection, nothing else.
 func (g *Ingress) record(v *visit) {
 	p := recover()
-	if p != nil && p != http.ErrAbortHandler {
+	if err, _ := p.(error); p != nil && !errors.Is(err, http.ErrAbortHandler) {
 		v.event.Verdict, v.event.Reason, v.event.Action = policy.Deny, policy.ReasonInternal, audit.ActionRefuse
 		g.Log.Error("panic while serving a public URL", zap.String("box", string(v.target.Box)), zap.ByteString("stack", debug.Stack()))
 		p = http.ErrAbortHandler
