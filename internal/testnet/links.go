@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -83,7 +82,7 @@ func (n *Net) connect() error {
 
 // openLinks returns a netlink handle in the namespace.
 func openLinks(ns *NS) (*netlink.Handle, error) {
-	h, err := netlink.NewHandleAt(netns.NsHandle(ns.fd), unix.NETLINK_ROUTE)
+	h, err := netlink.NewHandleAt(ns.fd, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}

@@ -3,6 +3,7 @@ package testnet
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -175,7 +176,7 @@ func (n *Net) serveWeb(at netip.AddrPort, secure bool) error {
 		} else {
 			err = s.Serve(ln)
 		}
-		if err != http.ErrServerClosed {
+		if !errors.Is(err, http.ErrServerClosed) {
 			n.opts.Logf("test internet: %v: %v", at, err)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -83,7 +84,7 @@ func TestCertificatesTellHostsApart(t *testing.T) {
 	n := ForTest(t, Options{})
 	for _, host := range []string{"bad-cert.example.com", "evil.example.net"} {
 		out, err := curl(t, n, host, "https://"+host+"/")
-		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 60 {
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 60 {
 			t.Errorf("%s: curl ended with %v (%s), not with an untrusted certificate", host, err, out)
 		}
 		if out, err := curl(t, n, host, "-k", "https://"+host+"/status/204", "-w", "%{http_code}"); err != nil || out != "204" {
@@ -92,7 +93,7 @@ func TestCertificatesTellHostsApart(t *testing.T) {
 	}
 	// An honest host does not pass for another one, whatever name it is called by.
 	out, err := curl(t, n, "www.example.com", "--connect-to", "api.example.com:443:www.example.com:443", "https://api.example.com/")
-	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 60 {
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 60 {
 		t.Errorf("www.example.com as api.example.com: %v (%s)", err, out)
 	}
 }

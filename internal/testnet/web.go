@@ -176,7 +176,7 @@ func (n *Net) ws(w http.ResponseWriter, r *http.Request, _ string) {
 		n.opts.Logf("test internet: websocket: %v", err)
 		return
 	}
-	defer c.CloseNow()
+	defer func() { _ = c.CloseNow() }()
 	c.SetReadLimit(16 << 20)
 	for {
 		kind, data, err := c.Read(r.Context())
