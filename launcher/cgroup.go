@@ -89,8 +89,11 @@ func killAll(dir string) error {
 			return err
 		}
 		data, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			return nil // gone meanwhile
+		}
+		if err != nil {
+			return err
 		}
 		for field := range strings.FieldsSeq(string(data)) {
 			if pid, err := strconv.Atoi(field); err == nil && pid > 0 {

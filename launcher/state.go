@@ -32,7 +32,7 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 		return Status{}, context.Cause(ctx)
 	}
 	if err != nil {
-		return l.status(r, nil), nil // what the runtime cannot read does not run
+		c = nil // what the runtime cannot read does not run
 	}
 	return l.status(r, c), nil
 }
