@@ -20,7 +20,8 @@ type downgrade struct {
 	patient patient
 	res     h1.Response
 	body    h1.Body
-	sent    chan error // the outcome of the upload; nil if there is no body
+	sent    chan struct{} // closed when the upload has ended; nil if there is no body
+	outcome error         // of the upload; read it after sent is closed
 }
 
 // forward1 sends the request over HTTP/1.1 and brings the response back.
@@ -47,7 +48,7 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 	stop := context.AfterFunc(ctx, up.abort)
 	reuse := false
 	defer func() {
-		if !d.uploadEnded() {
+		if !d.sentAll() {
 			up.abort()
 			_ = st.r.Body.Close() // ends a read under way
 			<-d.sent
@@ -80,28 +81,27 @@ func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
 	if d.st.r.ContentLength == 0 {
 		return up.in.Fill()
 	}
-	d.sent = make(chan error, 1)
+	d.sent, d.outcome = make(chan struct{}), errInterrupted
 	go func() {
-		err := errInterrupted
-		defer func() { d.sent <- err }()
+		defer close(d.sent)
 		defer d.st.s.p.contain(d.st.s, up.abort)
-		err = d.upload()
+		d.outcome = d.upload()
 		var write *upstreamWriteError
-		if err != nil && !errors.As(err, &write) {
+		if d.outcome != nil && !errors.As(d.outcome, &write) {
 			up.abort() // the client broke off: the upstream must not take what it got for the whole
 		}
 	}()
 	return nil
 }
 
-func (d *downgrade) uploadEnded() bool {
+// sentAll reports whether all of the body has gone out.
+func (d *downgrade) sentAll() bool {
 	if d.sent == nil {
 		return true
 	}
 	select {
-	case err := <-d.sent:
-		d.sent <- err
-		return err == nil
+	case <-d.sent:
+		return d.outcome == nil
 	default:
 		return false
 	}

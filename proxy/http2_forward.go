@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/net/http2"
-
 	"boxgate/policy"
 )
 
@@ -223,7 +221,7 @@ func (st *stream) relay(body io.Reader) error {
 func (st *stream) trailers(t http.Header) {
 	for name, values := range t {
 		for _, v := range values {
-			st.w.Header().Add(http2.TrailerPrefix+name, v)
+			st.w.Header().Add(http.TrailerPrefix+name, v)
 		}
 	}
 }

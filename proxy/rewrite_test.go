@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -148,7 +149,7 @@ func checkMarked(t *testing.T, marked, plain []byte, want []hpack.HeaderField) {
 	dec := hpack.NewDecoder(4096, func(f hpack.HeaderField) { got = append(got, f) })
 	for {
 		frame, err := framer.ReadFrame()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

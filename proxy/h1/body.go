@@ -1,6 +1,9 @@
 package h1
 
-import "bytes"
+import (
+	"bytes"
+	"errors"
+)
 
 // Body walks through one message's body as it arrives. The zero value is no body; [Body.Begin] gives it its framing.
 type Body struct {
@@ -130,7 +133,7 @@ func parseChunkSize(b []byte) (int64, error) {
 // trailers reads the section behind the last chunk and returns its length, or 0 if it is not complete.
 func (b *Body) trailers(buf []byte) (int, error) {
 	end, err := b.scan.end(buf, MaxTrailers)
-	if err == ErrShort {
+	if errors.Is(err, ErrShort) {
 		return 0, nil
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package h1
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -87,7 +88,7 @@ func sameBody(t *testing.T, rest []byte, framing Framing, strip bool, theirs io.
 	var b Body
 	b.Begin(framing, strip)
 	ours, _, err := readBody(bytes.NewReader(rest), &b)
-	if framing.UntilClose && err == io.EOF {
+	if framing.UntilClose && errors.Is(err, io.EOF) {
 		err = nil
 	}
 	if err != nil {

@@ -48,7 +48,7 @@ func (r *Request) Parse(buf []byte) (int, error) {
 
 // Reset makes r ready for another head.
 func (r *Request) Reset() {
-	r.head.reset()
+	r.reset()
 	*r = Request{head: r.head}
 }
 

@@ -27,7 +27,7 @@ func (r *Response) Parse(buf []byte, method string) (int, error) {
 
 // Reset makes r ready for another head.
 func (r *Response) Reset() {
-	r.head.reset()
+	r.reset()
 	*r = Response{head: r.head}
 }
 
