@@ -11,7 +11,11 @@ missing=()
 for need in "${needs[@]}"; do
   command -v "${need%%:*}" >/dev/null 2>&1 || missing+=("${need##*:}")
 done
-[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+# file that must exist, and the package that brings it
+for need in /etc/ssl/certs/ca-certificates.crt:ca-certificates /usr/include/stdio.h:libc6-dev \
+  /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring; do
+  [ -e "${need%%:*}" ] || missing+=("${need##*:}")
+done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if ! command -v apt-get >/dev/null 2>&1; then

@@ -18,8 +18,7 @@ import (
 // image is one unpacked image in the image directory, or a root file system used where it is.
 type image struct {
 	Source string   `json:"source"`
-	Recipe int      `json:"recipe,omitempty"` // of images boxgate builds itself
-	Env    []string `json:"env,omitempty"`    // of the image's own configuration
+	Env    []string `json:"env,omitempty"` // of the image's own configuration
 
 	rootfs string
 }
@@ -85,7 +84,7 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress func(string)) error {
 	final := filepath.Join(l.cfg.ImageDir, src.key)
 	temp := filepath.Join(l.cfg.ImageDir, "."+src.key+".building")
-	for _, stale := range []string{temp, final} { // of an interrupted build; of an older recipe
+	for _, stale := range []string{temp, final} { // of an interrupted build; of one without a readable image.json
 		if err := os.RemoveAll(stale); err != nil {
 			return err
 		}
@@ -102,7 +101,6 @@ func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress fun
 	var err error
 	switch src.kind {
 	case kindDebian:
-		img.Recipe = debianRecipe
 		err = buildDebian(ctx, rootfs, progress)
 	case kindArchive:
 		img.Env, err = unpackArchive(ctx, src.text, rootfs, progress)
@@ -139,7 +137,7 @@ func (l *Launcher) source(name string) (imageSource, error) {
 	}
 	switch {
 	case text == "debian":
-		return imageSource{text: text, kind: kindDebian, key: "debian"}, nil
+		return imageSource{text: text, kind: kindDebian, key: debianKey}, nil
 	case filepath.IsAbs(text):
 		return pathSource(text)
 	default:
@@ -194,9 +192,6 @@ func (l *Launcher) openImage(src imageSource) (image, error) {
 	var img image
 	if err := json.Unmarshal(data, &img); err != nil {
 		return image{}, fmt.Errorf("image %s: %s is damaged: remove %s", src.text, "image.json", dir)
-	}
-	if src.kind == kindDebian && img.Recipe != debianRecipe {
-		return image{}, errors.New("image debian was built by another version")
 	}
 	img.rootfs = filepath.Join(dir, "rootfs")
 	return img, nil

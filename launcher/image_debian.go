@@ -16,8 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// debianRecipe counts the ways the debian image has been built; an image of another count is built anew.
-const debianRecipe = 1
+// debianKey is the directory of the debian image. Its number counts the ways the image has been built: a newer one gets a
+// directory of its own, since boxes that run may still have the older one under them.
+const debianKey = "debian-2"
 
 // debianSuite is the release boxes get.
 const debianSuite = "bookworm"
@@ -25,13 +26,6 @@ const debianSuite = "bookworm"
 // debianPackages is what the image holds beyond the essential packages: what most commands of an agent need, and openssl,
 // ip and ps to look around with.
 const debianPackages = "ca-certificates,curl,git,python3,nodejs,openssl,iproute2,procps"
-
-// debianSources is written to the image whatever mirror built it: a mirror of the host's may be out of a box's reach, and
-// its URL may hold a password.
-const debianSources = `deb http://deb.debian.org/debian bookworm main
-deb http://deb.debian.org/debian bookworm-updates main
-deb http://deb.debian.org/debian-security bookworm-security main
-`
 
 // debianKeyring verifies the packages; Debian hosts have it, others install it.
 const debianKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -116,23 +110,37 @@ func tidyDebian(rootfs string) error {
 	}
 	defer root.Close()
 	for _, p := range []string{
-		"etc/apt/sources.list.d", "etc/apt/apt.conf.d/99mmdebstrap", "etc/hostname", "etc/resolv.conf",
+		"etc/apt/apt.conf.d/99mmdebstrap", "etc/hostname", "etc/resolv.conf",
 		"var/lib/apt/lists", "var/log/bootstrap.log",
 	} {
 		if err := root.RemoveAll(p); err != nil {
 			return err
 		}
 	}
-	for _, d := range []string{"etc/apt/sources.list.d", "var/lib/apt/lists/partial"} {
-		if err := root.MkdirAll(d, 0o755); err != nil {
-			return err
+	if err := root.MkdirAll("var/lib/apt/lists/partial", 0o755); err != nil {
+		return err
+	}
+	return tidySources(root)
+}
+
+// tidySources keeps the package sources that the image was built from, but for those whose URL holds a password.
+func tidySources(root *os.Root) error {
+	const file = "etc/apt/sources.list"
+	data, err := root.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	var kept strings.Builder
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, "@") {
+			kept.WriteString(line)
 		}
 	}
-	return root.WriteFile("etc/apt/sources.list", []byte(debianSources), 0o644)
+	return root.WriteFile(file, []byte(kept.String()), 0o644)
 }
 
 // hostDebianMirrors returns apt lines for the suite as this host is configured to fetch it, so that a mirror set up on the
-// host serves the image too; none on a host that has no sources for it, and mmdebstrap then uses deb.debian.org.
+// host serves the image too; none on a host that has no sources for it, and mmdebstrap then uses Debian's own.
 func hostDebianMirrors(ctx context.Context) []string {
 	const format = "$(CREATED_BY)|$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", format).Output()

@@ -118,7 +118,7 @@ func TestBoxesShareNothing(t *testing.T) {
 	}
 	want(t, rootSh(t, l, b, "ls /etc/marker /tmp/t /dev/shm/s /workspace/home/h 2>/dev/null; grep -c ^x /etc/passwd; ls /usr/bin/git; ls /tmp /dev/shm | wc -l"),
 		"0\n/usr/bin/git\n3") // the two names of directories and an empty line between them
-	image := filepath.Join(imageDir(), "debian", "rootfs")
+	image := filepath.Join(imageDir(), debianKey, "rootfs")
 	if _, err := os.Stat(filepath.Join(image, "etc/marker")); err == nil {
 		t.Error("a box wrote to the image")
 	}

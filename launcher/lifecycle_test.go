@@ -109,7 +109,7 @@ func TestNextLauncherAdoptsBoxes(t *testing.T) {
 func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
-	img, err := l.openImage(imageSource{text: "debian", kind: kindDebian, key: "debian"})
+	img, err := l.openImage(imageSource{text: "debian", kind: kindDebian, key: debianKey})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -63,7 +64,7 @@ func needImage(cfg config) error {
 	if cfg.Launcher.Images["default"] != "debian" {
 		return nil
 	}
-	if _, err := os.Stat(imageDir(cfg) + "/debian"); err == nil {
+	if built, err := filepath.Glob(filepath.Join(imageDir(cfg), "debian-*")); err == nil && len(built) > 0 {
 		return nil
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
