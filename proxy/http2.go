@@ -19,6 +19,8 @@ import (
 	"boxgate/proxy/h2connect"
 )
 
+//lint:file-ignore SA1019 net/http serves listeners; this serves one connection, peeked at and with a context of its own.
+
 func init() { h2connect.Restore() }
 
 const (

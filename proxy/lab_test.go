@@ -22,8 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
-
 	"boxgate/audit"
 	"boxgate/policy"
 )
@@ -273,11 +271,7 @@ func (l *lab) httpClient(port uint16, h2 bool) *http.Client {
 	l.t.Helper()
 	c := &http.Client{Timeout: 60 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	if h2 {
-		conn, err := (&http2.Transport{DisableCompression: true}).NewClientConn(l.dialPair(api, port, true, "h2"))
-		if err != nil {
-			l.t.Fatal(err)
-		}
-		c.Transport = conn
+		c.Transport = l.http2Conn(port)
 		return c
 	}
 	tr := &http.Transport{
@@ -292,6 +286,24 @@ func (l *lab) httpClient(port uint16, h2 bool) *http.Client {
 	l.t.Cleanup(tr.CloseIdleConnections)
 	c.Transport = tr
 	return c
+}
+
+// http2Conn is one HTTP/2 connection to api.example.com.
+func (l *lab) http2Conn(port uint16) *http.ClientConn {
+	l.t.Helper()
+	tr := &http.Transport{
+		DisableCompression: true,
+		Protocols:          new(http.Protocols),
+		DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
+			return l.dialPair(api, port, true, "h2"), nil
+		},
+	}
+	tr.Protocols.SetHTTP2(true)
+	conn, err := tr.NewClientConn(l.t.Context(), "https", hostPort(port))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return conn
 }
 
 // httpsServer is an upstream that speaks TLS under any name, h2 as well if asked.

@@ -13,6 +13,8 @@ import (
 	"boxgate/proxy/h1"
 )
 
+//lint:file-ignore SA1019 net/http speaks HTTP/2 on a *tls.Conn alone; what is sent here is rewritten below it (neverIndexed).
+
 const (
 	h2HostsMax = 1024 // hosts remembered over all boxes before those without a connection are forgotten
 	h2Ping     = 30 * time.Second
