@@ -9,9 +9,9 @@ PACKAGES   ?= ./...
 TESTFLAGS  ?=
 FUZZTIME   ?= 10s
 
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@latest
-GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@latest
-GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@latest
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 .PHONY: help deps build image demo run test check fuzz bench clean
 
