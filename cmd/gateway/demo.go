@@ -74,7 +74,7 @@ func runDemo(ctx context.Context, out io.Writer, imageDir string) error {
 			break
 		}
 	}
-	d.run(context.WithoutCancel(ctx), step{
+	_ = d.run(context.WithoutCancel(ctx), step{ // the summary tells
 		title: "Nothing is left behind", about: "Everything is removed; then we look for what might have stayed.",
 		show: (*demo).cleanUp,
 	})

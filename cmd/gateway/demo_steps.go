@@ -186,8 +186,11 @@ func (d *demo) showCut(ctx context.Context) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // ProcessState tells how it ended
+	}()
 	if err := out.await(ctx, "data:"); err != nil {
 		_ = cmd.Process.Kill()
 		return fmt.Errorf("the stream did not begin: %w (%s)", err, out.String())

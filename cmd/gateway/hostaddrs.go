@@ -79,11 +79,11 @@ func (h *host) followAddresses(ctx context.Context) error {
 		case err := <-failed:
 			return fmt.Errorf("the kernel's address events ended: %w", err)
 		case _, ok := <-updates:
-			if !ok {
-				if ctx.Err() != nil {
-					return nil
-				}
+			if ctx.Err() == nil && !ok {
 				return errors.New("the kernel's address events ended")
+			}
+			if !ok {
+				return nil
 			}
 			if err := h.reprotect(ctx); err != nil {
 				h.log.Error("new host addresses are not protected everywhere", zap.Error(err))

@@ -104,10 +104,11 @@ func (h *host) serve(ctx context.Context) error {
 	run := func(what string, f func() error) {
 		group.Go(func() error {
 			err := f()
-			if err == nil || ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
-				return nil
+			wanted := ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
+			if err != nil && !wanted {
+				return fmt.Errorf("%s: %w", what, err)
 			}
-			return fmt.Errorf("%s: %w", what, err)
+			return nil
 		})
 	}
 	h.serveEgress(ctx, run)
