@@ -1,0 +1,170 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"boxgate/policy"
+)
+
+func TestNothingIsKeptOfABoxThatDoesNotExist(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	for what, err := range map[string]error{
+		"policy": db.StagePolicy("b1", policy.Spec{}, 1), "headers": db.SetHeaders("b1", nil, 1), "CA": db.SetCA("b1", CA{}),
+		"URL": db.SetURL(URL{Box: "b1", Port: 80}), "update": db.UpdateBox(Box{ID: "b1"}), "delete URL": db.DeleteURL("b1", 80),
+	} {
+		if !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := db.DeleteBox("b1"); err != nil {
+		t.Errorf("deleting again: %v", err)
+	}
+	for _, id := range []policy.BoxID{"", "@", "A", "a/b", "a\x00", policy.BoxID(strings.Repeat("a", 33))} {
+		if _, err := db.AllocateBox(Box{ID: id}, pools); err == nil {
+			t.Errorf("%q was taken for an ID", id)
+		}
+	}
+}
+
+func TestAllocation(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	for i, want := range []string{"10.200.0.4 fd42:b0c5::4", "10.200.0.5 fd42:b0c5::5", "10.200.0.6 fd42:b0c5::6"} {
+		b := allocate(t, db, Box{ID: policy.BoxID(fmt.Sprintf("b%d", i)), Name: fmt.Sprintf("name%d", i)})
+		if got := b.V4.String() + " " + b.V6.String(); got != want || b.Index != uint32(i) {
+			t.Errorf("box %d: %s, index %d", i, got, b.Index)
+		}
+	}
+	if _, err := db.AllocateBox(Box{ID: "b9", Name: "name9"}, pools); !errors.Is(err, ErrExhausted) { // .7 is the broadcast address
+		t.Errorf("the pool has no end: %v", err)
+	}
+	if _, err := db.BoxByName("name9"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a box that got no address left its name: %v", err)
+	}
+	if err := db.DeleteBox("b1"); err != nil {
+		t.Fatal(err)
+	}
+	for box, want := range map[*Box]error{
+		{ID: "b2"}: ErrConflict, {ID: "b3", Name: "name2"}: ErrNameTaken,
+	} {
+		if _, err := db.AllocateBox(*box, pools); !errors.Is(err, want) {
+			t.Errorf("%+v: %v, want %v", box, err, want)
+		}
+	}
+	if b := allocate(t, db, Box{ID: "b4", Name: "name1"}); b.Index != 1 || b.V4.String() != "10.200.0.5" {
+		t.Errorf("the address of the deleted box was not given out again: %+v", b)
+	}
+}
+
+func TestAllocationAvoidsAddressesOfOlderPools(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	allocate(t, db, Box{ID: "b1"})
+	allocate(t, db, Box{ID: "b2"})
+	moved := Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), Reserved: 3, Max: 10} // b1 has .4, which is now the place of index 1
+	got, err := db.AllocateBox(Box{ID: "b3"}, moved)
+	if err != nil || got.V4.String() != "10.200.0.6" || got.V6.IsValid() {
+		t.Errorf("%+v, %v", got, err)
+	}
+	limited := moved
+	limited.Max = 4
+	if _, err := db.AllocateBox(Box{ID: "b4"}, limited); !errors.Is(err, ErrExhausted) {
+		t.Errorf("more boxes than Max: %v", err)
+	}
+}
+
+func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	empty := contents(t, db)
+	fill := func(id policy.BoxID) {
+		allocate(t, db, Box{ID: id, Name: "name-" + string(id)})
+		if err := errors.Join(
+			db.StagePolicy(id, policy.Spec{}, 1), db.CommitPolicy(id), db.StagePolicy(id, policy.Spec{}, 2),
+			db.SetHeaders(id, nil, 1), db.SetCA(id, CA{}), db.SetURL(URL{Box: id, Port: 80}), db.SetURL(URL{Box: id, Port: 81}),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill("b1")
+	one := contents(t, db)
+	fill("b11") // whose ID begins with the other's
+	if err := db.DeleteBox("b11"); err != nil {
+		t.Fatal(err)
+	}
+	if got := contents(t, db); cmp.Diff(one, got) != "" {
+		t.Errorf("after deleting b11: %s", cmp.Diff(one, got))
+	}
+	fill("b11")
+	if err := db.DeleteBox("b1"); err != nil {
+		t.Fatal(err)
+	}
+	if urls, err := db.URLs("b11"); err != nil || len(urls) != 2 {
+		t.Errorf("the URLs of another box: %v, %v", urls, err)
+	}
+	if err := db.DeleteBox("b11"); err != nil {
+		t.Fatal(err)
+	}
+	if got := contents(t, db); cmp.Diff(empty, got) != "" {
+		t.Errorf("left: %s", cmp.Diff(empty, got))
+	}
+}
+
+func TestUpdateBox(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	b := allocate(t, db, Box{ID: "b1", Name: "one", State: "creating"})
+	allocate(t, db, Box{ID: "b2", Name: "two"})
+	change := b
+	change.State, change.Name, change.Index, change.V4 = "running", "uno", 77, netip.MustParseAddr("10.0.0.1")
+	if err := db.UpdateBox(change); err != nil {
+		t.Fatal(err)
+	}
+	got, err := db.BoxByName("uno")
+	if err != nil || got.State != "running" || got.Index != b.Index || got.V4 != b.V4 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := db.BoxByName("one"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the old name: %v", err)
+	}
+	change.Name = "two"
+	if err := db.UpdateBox(change); !errors.Is(err, ErrNameTaken) {
+		t.Errorf("a name in use: %v", err)
+	}
+}
+
+func TestURLs(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	allocate(t, db, Box{ID: "b1"})
+	token := NewKey()
+	hash := HashKey(token.Reveal())
+	for _, port := range []uint16{8000, 80} {
+		if err := db.SetURL(URL{Box: "b1", Port: port, Bearer: &hash}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	urls, err := db.URLs("b1")
+	if err != nil || len(urls) != 2 || urls[0].Port != 80 {
+		t.Fatalf("%+v, %v; want them by port", urls, err)
+	}
+	if !urls[0].Bearer.Matches(token.Reveal()) || urls[0].Bearer.Matches("wrong") || urls[0].Bearer.Matches("") || urls[0].Password != nil {
+		t.Error("the hash does not tell the token from others")
+	}
+	if err := db.DeleteURL("b1", 80); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.URL("b1", 80); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the deleted URL: %v", err)
+	}
+	if u, err := db.URL("b1", 8000); err != nil || u.Port != 8000 {
+		t.Errorf("the other URL: %+v, %v", u, err)
+	}
+}

@@ -1,0 +1,196 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+func TestTheFileHoldsNoSecret(t *testing.T) {
+	t.Parallel()
+	const secret = "Plaintext-Secret-0123456789"
+	for name, passphrase := range map[string]string{"key file": "", "passphrase": "correct horse"} {
+		t.Run(name, func(t *testing.T) {
+			dir := newDir(t)
+			env := "BOXGATE_TEST_PASSPHRASE_" + strings.ToUpper(strings.ReplaceAll(name, " ", "_"))
+			if err := os.Setenv(env, passphrase); err != nil {
+				t.Fatal(err)
+			}
+			db := open(t, Options{Dir: dir, PassphraseEnv: env})
+			if v, ok := os.LookupEnv(env); ok {
+				t.Errorf("the passphrase stays in the environment: %q", v)
+			}
+			s := policy.NewSecret(secret)
+			allocate(t, db, Box{ID: "b1", Env: map[string]policy.Secret{"A": s}, Secrets: map[string]policy.Secret{"B": s}, Extra: json.RawMessage(`"` + secret + `"`)})
+			key := NewKey()
+			if err := errors.Join(
+				db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", secret), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", secret), 1),
+				db.SetCA("b1", CA{KeyPEM: s}), db.SetInstallationCA(CA{KeyPEM: s}), db.AddAPIKey("k", key),
+				db.SetHeaders("b1", nil, 2), // what is replaced stays in free pages
+			); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := db.Box("b1"); err != nil || got.Env["A"].Reveal() != secret {
+				t.Fatalf("the secret is not read back: %v", err)
+			}
+			data, err := os.ReadFile(filepath.Join(dir, fileDB))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range []string{secret, key.Reveal(), "correct horse"} {
+				if bytes.Contains(data, []byte(s)) {
+					t.Errorf("the file holds %q", s)
+				}
+			}
+		})
+	}
+}
+
+func TestSecretsDoNotOpenElsewhere(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	allocate(t, db, Box{ID: "b1"})
+	allocate(t, db, Box{ID: "b2"})
+	if err := db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "of b1"), 1); err != nil {
+		t.Fatal(err)
+	}
+	err := db.bolt.Update(func(tx *bolt.Tx) error {
+		headers := tx.Bucket(bucketHeaders)
+		return headers.Put([]byte("b2"), bytes.Clone(headers.Get([]byte("b1"))))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := db.Headers("b2"); err == nil || len(got.Rules) != 0 {
+		t.Errorf("b2 has the rules of b1: %+v", got)
+	}
+	if err := db.DeleteBox("b2"); err != nil {
+		t.Errorf("a box whose secrets are damaged cannot be deleted: %v", err)
+	}
+}
+
+func TestModes(t *testing.T) {
+	t.Parallel()
+	dir := newDir(t)
+	db := open(t, Options{Dir: dir})
+	if made, err := db.EnsureAPIKey(); err != nil || !made {
+		t.Fatal(made, err)
+	}
+	for name, want := range map[string]os.FileMode{"": 0o700, fileDB: 0o600, fileSecret: 0o600, fileAPIKey: 0o600} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || info.Mode().Perm() != want {
+			t.Errorf("%q: %v, %v; want %v", name, info.Mode(), err, want)
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, mode := range map[string]os.FileMode{"": 0o755, fileDB: 0o640, fileSecret: 0o604} {
+		path := filepath.Join(dir, name)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		assertRefused(t, Options{Dir: dir}, "chmod")
+		if err := os.Chmod(path, info.Mode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWrongKeyIsRefused(t *testing.T) {
+	t.Parallel()
+	dir, other := newDir(t), newDir(t)
+	for _, d := range []string{dir, other} {
+		if err := open(t, Options{Dir: d}).Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, err := os.ReadFile(filepath.Join(dir, fileSecret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(other, fileSecret), filepath.Join(dir, fileSecret)); err != nil {
+		t.Fatal(err)
+	}
+	assertRefused(t, Options{Dir: dir}, fileSecret, "put the right one back")
+	assertRefused(t, Options{Dir: other}, fileSecret, "missing", "backup")
+	if _, err := os.Stat(filepath.Join(other, fileSecret)); err == nil {
+		t.Error("a key that opens nothing was made")
+	}
+	if err := os.WriteFile(filepath.Join(dir, fileSecret), key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open(t, Options{Dir: dir})
+}
+
+func TestWrongPassphraseIsRefused(t *testing.T) {
+	const env = "BOXGATE_TEST_PASSPHRASE"
+	o := Options{Dir: newDir(t), PassphraseEnv: env}
+	t.Setenv(env, "right")
+	if err := open(t, o).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(o.Dir, fileSecret)); err == nil {
+		t.Error("a key file was made beside the passphrase")
+	}
+	t.Setenv(env, "wrong")
+	assertRefused(t, o, "passphrase", env)
+	t.Setenv(env, "")
+	assertRefused(t, o, "passphrase", env)
+	t.Setenv(env, "right")
+	open(t, o)
+
+	plain := Options{Dir: newDir(t), PassphraseEnv: env}
+	if err := open(t, plain).Close(); err != nil { // the variable is gone by now
+		t.Fatal(err)
+	}
+	t.Setenv(env, "right")
+	assertRefused(t, plain, "unset", env)
+}
+
+func TestAPIKeyIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	o := Options{Dir: newDir(t)}
+	db := open(t, o)
+	if made, err := db.EnsureAPIKey(); err != nil || !made {
+		t.Fatal(made, err)
+	}
+	file := filepath.Join(o.Dir, fileAPIKey)
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := strings.TrimSpace(string(data))
+	if !db.CheckAPIKey(key) || db.CheckAPIKey("") || db.CheckAPIKey(key+"x") || db.CheckAPIKey(key[1:]) {
+		t.Error("the key in the file is not the only one that is known")
+	}
+	if err := errors.Join(os.Remove(file), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	db = open(t, o)
+	if made, err := db.EnsureAPIKey(); err != nil || made {
+		t.Errorf("a second key was made: %v", err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("the file was written again")
+	}
+	keys, err := db.APIKeys()
+	if err != nil || len(keys) != 1 {
+		t.Fatal(keys, err)
+	}
+	if err := db.DeleteAPIKey(keys[0].Hash); err != nil || db.CheckAPIKey(key) {
+		t.Errorf("the deleted key still opens (%v)", err)
+	}
+}
