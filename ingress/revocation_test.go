@@ -1,0 +1,110 @@
+package ingress
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+// A revoked URL, or one whose credential changed, takes its open sockets along; others stay.
+func TestRevocationCutsOpenSockets(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	auth := Auth{Bearer: digest(BearerDigest("tok"))}
+	server := echoServer(t)
+	gone := f.expose("gone", server, auth)
+	f.expose("stays", server, auth)
+	c, _, err := dialWebSocket(t, f, "gone", "tok")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, _, err := dialWebSocket(t, f, "stays", "tok")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.remove("gone" + domain)
+	f.CloseURL(gone.ID)
+	began := time.Now()
+	if _, _, err := c.Read(t.Context()); err == nil {
+		t.Fatal("the socket still delivers")
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("cut only after %v", took)
+	}
+	if err := echo(t.Context(), other, "still here"); err != nil {
+		t.Errorf("another URL's socket was disturbed: %v", err)
+	}
+	if _, resp, err := dialWebSocket(t, f, "gone", "tok"); err == nil || resp.StatusCode != 404 {
+		t.Error("the revoked URL still opens")
+	}
+	f.CloseBox("box1")
+	if _, _, err := other.Read(t.Context()); err == nil {
+		t.Error("the socket outlived its box")
+	}
+}
+
+// A client that does not read cannot keep its request alive through a revocation.
+func TestRevocationCutsStalledDownload(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		chunk := make([]byte, 64<<10)
+		for r.Context().Err() == nil {
+			if _, err := w.Write(chunk); err != nil {
+				return
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	target := f.expose("big", server, Auth{Open: true})
+	for _, h2 := range []bool{false, true} {
+		req, _ := http.NewRequest(http.MethodGet, "https://big"+domain+"/", nil)
+		resp, err := f.client(t, h2).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut := make(chan struct{})
+		go func() { f.CloseURL(target.ID); close(cut) }()
+		select {
+		case <-cut:
+		case <-time.After(10 * time.Second):
+			t.Fatal("CloseURL hangs on a client that does not read")
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+			t.Error("the download ended as if it were whole")
+		}
+		resp.Body.Close()
+	}
+}
+
+// The box is asked for again after registration: a request that passed the check just before the URL went is refused.
+func TestRevocationBetweenCheckAndStart(t *testing.T) {
+	t.Parallel()
+	box := record(t)
+	urls := &onceURLs{}
+	g, err := New(Config{URLs: urls})
+	if err != nil {
+		t.Fatal(err)
+	}
+	urls.target = Target{ID: "u", Auth: Auth{Open: true}}
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Host = "u" + domain
+	g.ServeHTTP(w, r)
+	if w.Code != 401 || box.count() != 0 {
+		t.Errorf("status %d", w.Code)
+	}
+}
+
+// onceURLs finds its target once.
+type onceURLs struct {
+	target Target
+	asked  int
+}
+
+func (u *onceURLs) Lookup(string) (Target, bool) {
+	u.asked++
+	return u.target, u.asked == 1
+}
