@@ -23,9 +23,13 @@ type Firewall struct {
 	nl      *netlink.Handle // routes, rules and links of that namespace
 	gate    int             // the program that marks what boxes send; -1: none
 	reports *reports        // readers of refusals and forwarded flows
+	watch   watch           // what other programs change
 
 	flowsMu sync.Mutex      // guards flows
 	flows   *conntrack.Conn // nil until it is needed
+
+	portsMu sync.Mutex      // guards ports
+	ports   map[uint32]bool // netlink ports of our connections to nftables, by which Watch knows our own changes
 
 	mu       sync.Mutex // guards what follows, and serialises changes of the kernel's state
 	boxes    map[policy.BoxID]*box
@@ -82,6 +86,7 @@ func (f *Firewall) open(ctx context.Context) error {
 		f.awaitAddresses,
 		f.setSysctls,
 		f.startReports,
+		f.openWatch,
 	}
 	for _, step := range steps {
 		if err := ctx.Err(); err != nil {
@@ -120,6 +125,7 @@ func (f *Firewall) Close() error {
 		return nil
 	}
 	f.closed = true
+	f.watch.close()
 	var err error
 	if f.reports != nil {
 		err = f.reports.close()
@@ -145,6 +151,7 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 		f.mu.Unlock()
 		return errors.New("firewall: closed")
 	}
+	f.watch.close() // or it would put back what is taken away here
 	err := errors.Join(f.deleteLinks(), f.unsetRouting(), f.unsetAddresses())
 	if err == nil {
 		err = f.transact(func(t *txn) {

@@ -25,6 +25,7 @@ type txn struct {
 // dial opens a connection to nftables.
 func (f *Firewall) dial() (*nftables.Conn, error) {
 	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(
+		f.remember,
 		func(c *netlink.Conn) error { return c.SetReadBuffer(socketBuffer) },
 		func(c *netlink.Conn) error { return c.SetWriteBuffer(socketBuffer) }))
 	if err != nil {

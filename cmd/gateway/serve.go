@@ -119,6 +119,7 @@ func (h *host) serve(ctx context.Context) error {
 	if h.listeners.metrics != nil {
 		run("metrics", func() error { return metrics.Serve(h.listeners.metrics) })
 	}
+	run("kernel rules", func() error { return h.firewall.Watch(ctx) })
 	run("host addresses", func() error { return h.followAddresses(ctx) })
 	if err := notifySystemd("READY=1"); err != nil {
 		h.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
