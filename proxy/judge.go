@@ -72,7 +72,8 @@ func (r *ruling) target() target {
 
 // judgeForm refuses what is no request to an origin server.
 func (s *session) judgeForm(m *message) *problem {
-	switch m.method {
+	// Methods are case-sensitive (RFC 9110, 9.1), but not every server keeps to that.
+	switch strings.ToUpper(m.method) {
 	case "CONNECT":
 		if !m.websocket {
 			return &problem{Status: 405, Reason: policy.ReasonMethod, Detail: "CONNECT is not served on this connection."}
