@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -61,7 +62,17 @@ func (c *conn) connect(f first) {
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		c.event.Error = err.Error()
-		c.refuseConnect(badRequest("The head of the CONNECT cannot be understood."))
+		answer := badRequest("The head of the CONNECT cannot be understood.")
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			answer = &problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout,
+				Detail: "The head of the CONNECT was not complete in time."}
+		}
+		c.refuseConnect(answer)
+		return
+	}
+	if r.RequestURI != r.URL.Host { // user information, a path: net/http reads on and drops it
+		c.event.Name = r.RequestURI
+		c.refuseConnect(badRequest("The target of the CONNECT is more than a host and a port."))
 		return
 	}
 	_ = c.tcp.SetReadDeadline(time.Time{})
