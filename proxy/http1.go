@@ -44,6 +44,8 @@ var (
 	errProtocol = errors.New("the upstream broke the protocol")
 	// errClose ends a connection in good order.
 	errClose = errors.New("connection ends")
+	// errLinger does so once the client has had time to read what was said last.
+	errLinger = errors.New("connection ends when the client has read the answer")
 )
 
 // serveHTTP1 handles the requests of one connection until it ends. Each is judged by itself, by the policy then in force.
@@ -57,6 +59,9 @@ func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
 			return quiet(err)
 		}
 		if err := h.serveOne(); err != nil {
+			if errors.Is(err, errLinger) {
+				h.linger()
+			}
 			return quiet(err)
 		}
 	}
@@ -64,7 +69,8 @@ func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
 
 // quiet turns the ordinary ends of a connection into nil.
 func quiet(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, os.ErrDeadlineExceeded) {
+	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, errLinger) ||
+		errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
 	}
 	return err

@@ -21,7 +21,7 @@ func (h *http1) refuse(p *problem) error {
 		return err
 	}
 	if !keep {
-		return h.linger()
+		return errLinger
 	}
 	h.in.Take(h.head)
 	return nil
@@ -73,8 +73,8 @@ const (
 )
 
 // linger ends the connection towards the client and reads for a moment what it still sends: closing a socket that holds
-// unread bytes resets it, and the client would lose the answer (RFC 9112, 9.6).
-func (h *http1) linger() error {
+// unread bytes resets it, and the client would lose the answer (RFC 9112, 9.6). The exchange has been recorded by then.
+func (h *http1) linger() {
 	if c, ok := h.s.client.(interface{ CloseWrite() error }); ok {
 		_ = c.CloseWrite()
 	} else if tcp, ok := bareTCP(h.s.client); ok {
@@ -83,5 +83,4 @@ func (h *http1) linger() error {
 	h.in.Release()
 	_ = h.s.client.SetReadDeadline(time.Now().Add(lingerTime))
 	_, _ = io.CopyN(io.Discard, h.s.client, lingerBytes)
-	return errClose
 }

@@ -55,7 +55,7 @@ func (h *http1) settle(u *upload, a answer, reuse bool) error {
 		h.drop()
 	}
 	if a.close {
-		return h.linger()
+		return errLinger
 	}
 	return nil
 }
