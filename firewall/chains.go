@@ -60,7 +60,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
 	t.rule(chain, "connections that the proxy has accepted", tcp, ctState(stateEstablished),
-		match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}, setMark(markProxy), accept())
+		transparentSocket(), setMark(markProxy), accept())
 	t.rule(chain, "", ctState(stateNew), match{meta(expr.MetaKeyIIFNAME),
 		&expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: s.marks.Name, SetID: s.marks.ID},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}})
@@ -134,6 +134,13 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPing, "", counted(countPings), drop())
 }
 
+// transparentSocket holds when the packet is for a socket with IP_TRANSPARENT, which a program has only if it asked for it
+// with privilege: the gateway's listeners have it, others that came to the same port do not. Without a socket it does not
+// hold.
+func transparentSocket() match {
+	return match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}
+}
+
 // toSocket gives the packet to the listener on loopback, or ends the rule when nothing listens there.
 func toSocket(f family, port uint16) match {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -156,6 +163,15 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 				&expr.Immediate{Register: r2, Data: big16(c.DNSPort)},
 				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(familyOf(a)), RegAddrMin: r1, RegProtoMin: r2}})
 		}
+	}
+	t.rule(chainInput, "answers to the gateway", fromBox(), marked(markLocal), isReply(), accept())
+	for _, l4 := range []match{tcp, udp} {
+		t.rule(chainInput, "a port of the gateway, not of whoever has taken it since", fromBox(), marked(markLocal), l4,
+			transparentSocket(), accept())
+	}
+	for _, l4 := range []match{tcp, udp} {
+		t.rule(chainInput, "the gateway does not listen: closed", fromBox(), marked(markLocal), l4, counted(countNoProxy),
+			jumpTo(chainReject))
 	}
 	t.rule(chainInput, "", fromBox(), marked(markLocal), accept())
 	t.rule(chainInput, "", fromBox(), marked(markProxy), accept())

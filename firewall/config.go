@@ -18,6 +18,7 @@ type Config struct {
 	GatewayV4, GatewayV6 netip.Addr   // the gateway's own addresses inside the pools, put on lo
 	SinkV4, SinkV6       netip.Addr   // handed out by DNS for names a box may not reach; inside the pools, on no interface
 
+	// The gateway's listeners must have IP_TRANSPARENT: by that the rules tell them from another program's.
 	DNSPort      uint16 // UDP and TCP on the gateway addresses; port 53 of any server leads here
 	ProxyPort    uint16 // transparent TCP listener on 127.0.0.1 and ::1
 	ExplicitPort uint16 // explicit HTTP proxy on the gateway addresses

@@ -28,9 +28,3 @@ func transparent(fd int) error {
 	}
 	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
 }
-
-// anyAddress lets the socket be bound to an address that only a route makes local.
-func anyAddress(fd int) error {
-	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1)
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1)
-}

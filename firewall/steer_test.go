@@ -107,7 +107,7 @@ func TestPort53GoesToTheGatewayWhateverServerIsAsked(t *testing.T) {
 	for _, gw := range []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6} {
 		dns := netip.AddrPortFrom(gw, w.cfg.DNSPort).String()
 		w.serveUDP(w.gateway, dns)
-		w.serveTCP(w.gateway, dns, nil)
+		w.serveTCP(w.gateway, dns, transparent)
 	}
 	for _, server := range []string{"10.77.0.1", "8.8.8.8", "169.254.169.254", "203.0.113.1", "fd77::1", "2606:4700::1111", "2001:db8:1::1"} {
 		to := netip.AddrPortFrom(netip.MustParseAddr(server), 53)
@@ -130,7 +130,7 @@ func TestExplicitProxyPortIsOpen(t *testing.T) {
 	w.addBox("one", 10)
 	for _, gw := range []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6} {
 		to := netip.AddrPortFrom(gw, w.cfg.ExplicitPort)
-		w.serveTCP(w.gateway, to.String(), nil)
+		w.serveTCP(w.gateway, to.String(), transparent)
 		if _, err := w.exchange(w.boxNS["one"], "tcp", to, "CONNECT"); err != nil {
 			t.Errorf("%v: %v", to, err)
 		}
@@ -161,5 +161,22 @@ func TestOnlyTheGatewayReachesIntoABox(t *testing.T) {
 	}
 	if err := w.fw.RemoveBox(context.Background(), "one"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// When the gateway is down, another program of the host may listen on its ports, by wildcard or on the very address. No
+// box reaches it.
+func TestAnotherProgramOnTheGatewaysPortsIsNotReached(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("0.0.0.0/0", "::/0"))
+	w.serveTCP(w.gateway, netip.AddrPortFrom(netip.IPv6Unspecified(), w.cfg.ExplicitPort).String(), nil)
+	for _, gw := range []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6} {
+		w.serveTCP(w.gateway, netip.AddrPortFrom(gw, w.cfg.DNSPort).String(), nil)
+		for _, port := range []uint16{w.cfg.ExplicitPort, w.cfg.DNSPort, 53} {
+			if got, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(gw, port), "hello"); err == nil {
+				t.Errorf("%v port %d answered %q", gw, port, got)
+			}
+		}
 	}
 }

@@ -268,7 +268,7 @@ func (w *world) serveUDP(ns netns.NsHandle, listen string) netip.AddrPort {
 	w.t.Helper()
 	var pc net.PacketConn
 	w.must(w.in(ns, func() (err error) {
-		pc, err = listenConfig(anyAddress).ListenPacket(context.Background(), "udp", listen)
+		pc, err = listenConfig(transparent).ListenPacket(context.Background(), "udp", listen)
 		return err
 	}))
 	w.t.Cleanup(func() { _ = pc.Close() })

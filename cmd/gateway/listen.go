@@ -138,7 +138,7 @@ func (l *listeners) openFront(ctx context.Context, cfg config) error {
 func (l *listeners) openEgress(ctx context.Context, a addresses) error {
 	gateways := []netip.Addr{a.gatewayV4, a.gatewayV6}
 	for _, g := range gateways {
-		ln, err := l.tcp(ctx, freeBind, "the explicit proxy", netip.AddrPortFrom(g, explicitPort).String())
+		ln, err := l.tcp(ctx, gatewaySocket, "the explicit proxy", netip.AddrPortFrom(g, explicitPort).String())
 		if err != nil {
 			return err
 		}
@@ -168,12 +168,12 @@ func (l *listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 	var udp []net.PacketConn
 	var opened []interface{ Close() error }
 	for _, a := range addrs {
-		ln, err := freeBind.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+		ln, err := gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
 		if err == nil {
 			opened, tcp = append(opened, ln), append(tcp, ln)
 			port = ln.Addr().(*net.TCPAddr).AddrPort().Port()
 			var pc net.PacketConn
-			if pc, err = freeBind.ListenPacket(ctx, "udp", netip.AddrPortFrom(a, port).String()); err == nil {
+			if pc, err = gatewaySocket.ListenPacket(ctx, "udp", netip.AddrPortFrom(a, port).String()); err == nil {
 				opened, udp = append(opened, pc), append(udp, pc)
 			}
 		}
@@ -209,11 +209,16 @@ func (l *listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (ui
 	return port, nil
 }
 
-// freeBind listens on an address that is not on the machine yet (IP_FREEBIND; it covers IPv6 sockets as well).
-var freeBind = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+// gatewaySocket listens on an address that is not on the machine yet. IP_TRANSPARENT also tells the kernel rules that the
+// socket is the gateway's: boxes reach no other program that came to its ports while the gateway was down.
+var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
 	var err error
 	ctlErr := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+		if network == "tcp6" || network == "udp6" {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+			return
+		}
+		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
 	})
 	return errors.Join(ctlErr, err)
 }}
