@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	vnl "github.com/vishvananda/netlink"
@@ -40,18 +41,62 @@ func (w *watch) close() {
 // has judged, and the table only what came over a box's own link. It returns an error when it can no longer see changes.
 // Call it once.
 func (f *Firewall) Watch(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, f.watch.close)
-	defer stop()
+	changed := make(chan struct{}, 1)
 	failed := make(chan error, 2)
-	go func() { failed <- f.follow(ctx, f.watch.nft, f.tableChanged) }()
-	go func() { failed <- f.follow(ctx, f.watch.route, f.routingChanged) }()
-	err := <-failed
-	f.watch.close()
-	<-failed
-	if ctx.Err() != nil {
-		return nil
+	go func() { failed <- follow(f.watch.nft, f.tableChanged, changed) }()
+	go func() { failed <- follow(f.watch.route, f.routingChanged, changed) }()
+	for {
+		select {
+		case <-changed:
+			f.repair(ctx, changed)
+		case <-ctx.Done():
+			f.watch.close()
+			<-failed
+			<-failed
+			return nil
+		case err := <-failed:
+			f.watch.close()
+			<-failed
+			return err
+		}
 	}
-	return err
+}
+
+// settle is how long it must be quiet after a change before it is repaired: a flush of the rules is one event after the
+// other, and one repair is enough for all.
+const settle = 5 * time.Millisecond
+
+// repair restores once the changes have come to an end.
+func (f *Firewall) repair(ctx context.Context, changed <-chan struct{}) {
+	for quiet := false; !quiet; {
+		select {
+		case <-changed:
+		case <-time.After(settle):
+			quiet = true
+		}
+	}
+	if err := f.Restore(ctx); err != nil {
+		f.cfg.Log.Error("kernel rules were changed by another program and could not be restored; boxes stay closed", zap.Error(err))
+		return
+	}
+	f.cfg.Log.Warn("kernel rules were changed by another program and have been restored")
+}
+
+// follow reports foreign changes, and lost events as changes, until the socket is closed.
+func follow(c *netlink.Conn, foreign func([]netlink.Message) bool, changed chan<- struct{}) error {
+	for {
+		batch, err := c.Receive()
+		lost := errors.Is(err, unix.ENOBUFS)
+		if err != nil && !lost {
+			return fmt.Errorf("firewall: watch: %w", err)
+		}
+		if lost || foreign(batch) {
+			select {
+			case changed <- struct{}{}:
+			default: // one is waiting already
+			}
+		}
+	}
 }
 
 // subscribe opens a netlink socket that hears the groups.
@@ -67,28 +112,6 @@ func (f *Firewall) subscribe(family int, groups ...uint32) (*netlink.Conn, error
 		}
 	}
 	return c, nil
-}
-
-// follow restores whenever a batch of events holds a foreign change, or events were lost.
-func (f *Firewall) follow(ctx context.Context, c *netlink.Conn, foreign func([]netlink.Message) bool) error {
-	for {
-		batch, err := c.Receive()
-		lost := errors.Is(err, unix.ENOBUFS)
-		if err != nil && !lost {
-			return fmt.Errorf("firewall: watch: %w", err)
-		}
-		if !lost && !foreign(batch) {
-			continue
-		}
-		if err := f.Restore(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			f.cfg.Log.Error("kernel rules were changed by another program and could not be restored; boxes stay closed", zap.Error(err))
-			continue
-		}
-		f.cfg.Log.Warn("kernel rules were changed by another program and have been restored", zap.Bool("events_lost", lost))
-	}
 }
 
 // nfgenmsg (linux/netfilter/nfnetlink.h) stands before the attributes of an nftables event: family, version, resource.
@@ -141,7 +164,9 @@ func (f *Firewall) routingChanged(batch []netlink.Message) bool {
 	for _, m := range batch {
 		switch uint16(m.Header.Type) {
 		case unix.RTM_DELRULE:
-			return true
+			if !f.routingIntact() {
+				return true
+			}
 		case unix.RTM_DELADDR:
 			if f.isGatewayAddr(m.Data) {
 				return true
@@ -157,6 +182,26 @@ func (f *Firewall) routingChanged(batch []netlink.Message) bool {
 		}
 	}
 	return false
+}
+
+// routingIntact reports whether every routing rule of ours is in its place. What cannot be read is not.
+func (f *Firewall) routingIntact() bool {
+	for _, fam := range families {
+		present := map[int]uint32{} // priority → mark
+		rules, err := f.nl.RuleList(nlFamily(fam))
+		if err != nil {
+			return false
+		}
+		for _, r := range rules {
+			present[r.Priority] = r.Mark
+		}
+		for _, r := range f.routingRules(fam) {
+			if mark, ok := present[r.Priority]; !ok || mark != r.Mark {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // isGatewayAddr reads an ifaddrmsg (rtnetlink(7)) and reports whether it is about an address of the gateway.

@@ -104,6 +104,10 @@ func (h *host) reconnect(ctx context.Context, b *box) error {
 	if err := h.connect(ctx, b, compiled, status.NetNS, &back); err != nil {
 		return errors.Join(err, back.run())
 	}
+	// The kernel may have forwarded under a policy that was never committed.
+	if err := h.cutFlows(ctx, &b.Box); err != nil {
+		return errors.Join(err, back.run())
+	}
 	b.status, b.problem = api.StatusIdle, ""
 	return nil
 }
