@@ -153,8 +153,8 @@ func TestAttackMalformedPackets(t *testing.T) {
 			send(same, unix.IPPROTO_TCP, make([]byte, 19)),
 			send(same, unix.IPPROTO_UDP, []byte{0x9c, 0x40, 1}),
 			send(same, unix.IPPROTO_UDP, []byte{0x9c, 0x40, 1, 187}),
-			send(same, unix.IPPROTO_UDP, []byte{0x9c, 0x40, 1, 187, 0xff, 0xff, 0, 0}), // longer than the packet
-			send(same, unix.IPPROTO_UDP, []byte{0x9c, 0x40, 1, 187, 0, 4, 0, 0}),       // shorter than its header
+			send(same, unix.IPPROTO_UDP, []byte{0x9c, 0x40, 1, 187, 0xff, 0xff, 0, 0}),                                            // longer than the packet
+			send(same, unix.IPPROTO_UDP, []byte{0x9c, 0x40, 1, 187, 0, 4, 0, 0}),                                                  // shorter than its header
 			send(same, unix.IPPROTO_TCP, append([]byte{0x9c, 0x40, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0xf0, 2}, make([]byte, 6)...)), // data offset beyond the end
 			send(same, unix.IPPROTO_TCP, append([]byte{0x9c, 0x40, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x3f}, make([]byte, 6)...)),
 			send(same, unix.IPPROTO_ICMP, []byte{8}),

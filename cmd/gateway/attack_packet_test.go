@@ -21,7 +21,9 @@ func (r *raider) openPackets() error {
 }
 
 // frame sends an Ethernet frame to the gateway, with the box's own hardware address.
-func (r *raider) frame(ethertype uint16, payload []byte) { r.frameFrom(r.mac, r.other, ethertype, payload) }
+func (r *raider) frame(ethertype uint16, payload []byte) {
+	r.frameFrom(r.mac, r.other, ethertype, payload)
+}
 
 func (r *raider) frameFrom(src, dst net.HardwareAddr, ethertype uint16, payload []byte) {
 	r.t.Helper()
