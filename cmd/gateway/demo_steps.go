@@ -89,7 +89,7 @@ func (d *demo) launchBox(ctx context.Context) error {
 }
 
 func (d *demo) showInjection(ctx context.Context) error {
-	r, err := d.inBox(ctx, "curl -sS --http1.1 https://api.example.com/echo")
+	r, err := d.inBox(ctx, "curl -sS https://api.example.com/echo")
 	if err != nil {
 		return err
 	}
