@@ -167,6 +167,12 @@ func (st *stream) wellFormed() bool {
 	if !h1.ValidMethod(st.r.Method) || !h1.ValidTarget(st.r.RequestURI) || len(st.r.Header) > h1.MaxFields {
 		return false
 	}
+	if st.r.RequestURI == "*" && st.r.Method != http.MethodOptions {
+		return false
+	}
+	if _, ok := st.r.Header[":protocol"]; ok && st.r.Method != http.MethodConnect {
+		return false // RFC 8441, 4
+	}
 	if length, ok := st.r.Header["Content-Length"]; ok && (len(length) != 1 || length[0] != strconv.FormatInt(st.r.ContentLength, 10)) {
 		return false // RFC 9113, 8.1.1: it must be the length of what follows
 	}
