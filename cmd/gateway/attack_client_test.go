@@ -179,7 +179,7 @@ func (in *intruder) requests(host, path string) []testnet.Received {
 }
 
 // origin is a web server of the test's own, which speaks HTTP/1.1 alone, keeps every byte it is sent, and answers every
-// request head it sees with 200.
+// request with 200.
 type origin struct {
 	mu    sync.Mutex
 	conns []*originConn
@@ -265,14 +265,38 @@ func (o *origin) serve(c net.Conn) {
 		n, err := c.Read(buf)
 		o.mu.Lock()
 		kept.data.Write(buf[:n])
-		heads := strings.Count(kept.data.String(), "\r\n\r\n")
+		whole := wholeRequests(kept.data.String())
 		o.mu.Unlock()
-		for ; answered < heads; answered++ {
+		for ; answered < whole; answered++ {
 			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		}
 		if err != nil {
 			return
 		}
+	}
+}
+
+// wholeRequests counts the requests that are complete, as a server sees it that believes the first framing it finds.
+func wholeRequests(data string) (n int) {
+	for {
+		head, rest, ok := strings.Cut(data, "\r\n\r\n")
+		if !ok {
+			return n
+		}
+		if strings.Contains(head, "\r\nTransfer-Encoding: chunked") {
+			_, last, ended := strings.Cut("\r\n"+rest, "\r\n0\r\n")
+			if _, rest, ok = strings.Cut("\r\n"+last, "\r\n\r\n"); !ended || !ok {
+				return n
+			}
+		} else if _, length, found := strings.Cut(head, "\r\nContent-Length: "); found {
+			size := 0
+			if _, err := fmt.Sscanf(length, "%d", &size); err != nil || size > len(rest) {
+				return n
+			}
+			rest = rest[size:]
+		}
+		data = rest
+		n++
 	}
 }
 
