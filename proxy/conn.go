@@ -26,6 +26,7 @@ type conn struct {
 	port  uint16
 	bound policy.Name // the name CONNECT gave: the connection goes there or nowhere
 	box   *policy.Box
+	guest *guest // what is counted for the box, or for all that are none
 	live  *liveConn
 	ctx   context.Context
 	since time.Time   // when the wait for the first bytes began
@@ -68,15 +69,19 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 	c.serve()
 }
 
-// admit finds the box and counts the connection against its limit. From here on a cut closes it.
+// admit finds the box and counts the connection against its limits. From here on a cut closes it.
 func (c *conn) admit() bool {
 	from := addrPort(c.tcp.RemoteAddr()).Addr()
-	if c.box = c.p.cfg.Boxes.BoxByAddr(from); c.box == nil {
+	if c.find(from); c.box == nil {
 		c.event.Error = "from " + from.String()
 		c.refuse(kindOther, policy.ReasonUnknownBox)
 		return false
 	}
 	c.event.Box = c.box.ID
+	if !c.guest.arrivals.Allow() {
+		c.refuse(kindOther, policy.ReasonLimit)
+		return false
+	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
 		cancel()
@@ -105,7 +110,7 @@ func (c *conn) end() {
 		defer c.p.live.remove(c.live)
 	}
 	if !c.quiet {
-		c.p.cfg.Audit.Record(c.event)
+		c.record()
 	}
 	if c.last {
 		part(c.tcp)
@@ -217,6 +222,11 @@ func (c *conn) forward(f first) {
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
 func (c *conn) intercept(f first, v verdict) {
+	if !c.guest.intercept(c.p.cfg.MaxInterceptions) {
+		c.refuse(kindOther, policy.ReasonLimit) // reset: the policy denies nothing here
+		return
+	}
+	defer c.guest.release()
 	client, err := c.p.terminate(c.ctx, c.box, newReplay(c.tcp, f.data, c.live), v.request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
@@ -281,7 +291,7 @@ func (c *conn) splice(f first, v verdict) {
 // handOver lets a goroutine with a fresh stack carry the tunnel: the one that read a ClientHello has grown to several
 // times the size, and would keep it for the life of the connection.
 func (c *conn) handOver(upstream *net.TCPConn) {
-	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, live: c.live, ctx: c.ctx, event: c.event}
+	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, guest: c.guest, live: c.live, ctx: c.ctx, event: c.event}
 	c.handed = true
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	go func() {

@@ -360,6 +360,7 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 	for range 3 {
 		silent = append(silent, dialTo(t, addr)) // not a byte sent
 	}
+	await(t, "the three connections", func() bool { return len(r.p.live.of("box1")) == 3 })
 	closedOnArrival(t, addr)
 	if e := r.wantReason(policy.ReasonLimit); e.Box != "box1" {
 		t.Errorf("%+v", e)

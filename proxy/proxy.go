@@ -57,6 +57,8 @@ type Config struct {
 	DenyPage bool           // a denied TLS connection gets a 403 page under a leaf instead of an alert
 
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
+	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
+	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box and with the upstream; 15 s
@@ -69,8 +71,10 @@ func (c *Config) setDefaults() {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	if c.MaxConns <= 0 {
-		c.MaxConns = 2048
+	for n, def := range map[*int]int{&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024} {
+		if *n <= 0 {
+			*n = def
+		}
 	}
 	for d, def := range map[*time.Duration]time.Duration{
 		&c.PeekTimeout:      10 * time.Second,
@@ -88,9 +92,10 @@ func (c *Config) setDefaults() {
 
 // Proxy is the egress proxy. Only [New] makes one. Safe for concurrent use.
 type Proxy struct {
-	cfg  Config
-	live liveTable
-	tls  boxTLSTable
+	cfg    Config
+	live   liveTable
+	guests guests
+	tls    boxTLSTable
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
 
@@ -115,6 +120,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
+	p.guests.use(&p.cfg)
 	p.base, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
@@ -151,6 +157,7 @@ func (p *Proxy) recheck(l *liveConn) bool {
 // box, so that no new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.closeAll(p.live.of(box), policy.ReasonUnknownBox)
+	p.guests.forget(box)
 	p.forgetTLS(box)
 	p.upstreams.closeBox(box)
 }
@@ -172,6 +179,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	p.mu.Unlock()
+	defer p.guests.flush()
 	defer p.cancel()
 	drained := make(chan struct{})
 	go func() {

@@ -31,11 +31,15 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 	reset(c.tcp)
 }
 
-// deny refuses what the policy denied: with an alert, or with a page where one was asked for and a name is known.
+// deny refuses what the policy denied: with an alert, or with a page where one was asked for, a name is known, and the box
+// may have one more interception.
 func (c *conn) deny(f first, v verdict) {
 	if c.p.cfg.DenyPage && f.kind == kindTLS && !f.name.IsZero() && c.live.denied() == nil {
-		c.denyPage(f, v)
-		return
+		if c.guest.intercept(c.p.cfg.MaxInterceptions) {
+			defer c.guest.release()
+			c.denyPage(f, v)
+			return
+		}
 	}
 	c.refuse(f.kind, v.decision.Reason)
 }

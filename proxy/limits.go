@@ -1,0 +1,157 @@
+package proxy
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// guests counts what each box takes of the proxy. Its keys are the gateway's boxes, never anything that a box sends.
+type guests struct {
+	cfg     *Config
+	unknown *guest   // stands for every source that is no box
+	known   sync.Map // policy.BoxID → *guest
+}
+
+// guest is what one box takes now, apart from its open connections, which the liveTable counts.
+type guest struct {
+	arrivals      *rate.Limiter
+	interceptions atomic.Int64
+	refusals      thinned
+}
+
+// use makes the table ready for a configuration whose defaults are set.
+func (g *guests) use(cfg *Config) {
+	g.cfg = cfg
+	g.unknown = g.newGuest()
+}
+
+func (g *guests) newGuest() *guest {
+	n := g.cfg.MaxNewConns
+	return &guest{arrivals: rate.NewLimiter(rate.Limit(n), 2*n), refusals: thinned{record: g.cfg.Audit.Record}}
+}
+
+// of returns the counts of a box, made at its first connection.
+func (g *guests) of(box *policy.Box) *guest {
+	if box == nil {
+		return g.unknown
+	}
+	if v, ok := g.known.Load(box.ID); ok {
+		return v.(*guest)
+	}
+	v, _ := g.known.LoadOrStore(box.ID, g.newGuest())
+	return v.(*guest)
+}
+
+// forget drops what is counted for a box and records what was not said yet.
+func (g *guests) forget(box policy.BoxID) {
+	if v, ok := g.known.LoadAndDelete(box); ok {
+		v.(*guest).refusals.flush()
+	}
+}
+
+// flush records what was not said yet of any box.
+func (g *guests) flush() {
+	g.unknown.refusals.flush()
+	g.known.Range(func(_, v any) bool {
+		v.(*guest).refusals.flush()
+		return true
+	})
+}
+
+// intercept counts one more interception and reports whether there may be one; if so, release must follow.
+func (g *guest) intercept(max int) bool {
+	if g.interceptions.Add(1) <= int64(max) {
+		return true
+	}
+	g.interceptions.Add(-1)
+	return false
+}
+
+func (g *guest) release() { g.interceptions.Add(-1) }
+
+// find sets the box that has the address, and its counts. A box removed meanwhile is unknown, and what CloseBox forgot
+// of it stays forgotten.
+func (c *conn) find(from netip.Addr) {
+	boxes := c.p.cfg.Boxes
+	c.box = boxes.BoxByAddr(from)
+	c.guest = c.p.guests.of(c.box)
+	if c.box != nil && boxes.BoxByAddr(from) != c.box {
+		c.p.guests.forget(c.box.ID)
+		c.box, c.guest = nil, c.p.guests.unknown
+	}
+}
+
+// record hands on the decision. Refusals that a box can provoke as fast as it can connect are thinned out.
+func (c *conn) record() {
+	if c.guest != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
+		c.guest.refusals.add(c.event)
+		return
+	}
+	c.p.cfg.Audit.Record(c.event)
+}
+
+// thinInterval is the least time between two events of one thinned.
+const thinInterval = time.Second
+
+// thinned records the first of many like events at once and then one each thinInterval, which says how many it stands
+// for. Every event is counted in the end. Only record must be set.
+type thinned struct {
+	record func(audit.Event) // never blocks
+
+	mu     sync.Mutex
+	timer  *time.Timer // runs while the latest record is younger than thinInterval
+	latest audit.Event
+	unsaid uint64 // events since the latest record
+}
+
+// add records ev, or keeps it until its time has come.
+func (t *thinned) add(ev audit.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.latest = ev
+	t.unsaid++
+	if t.timer == nil {
+		t.sayLocked()
+		t.timer = time.AfterFunc(thinInterval, t.due)
+	}
+}
+
+// due records what came while the timer ran, and lets it run again if anything did.
+func (t *thinned) due() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer = nil; t.sayLocked() {
+		t.timer = time.AfterFunc(thinInterval, t.due)
+	}
+}
+
+// flush records what was not said yet and lets no timer run on.
+func (t *thinned) flush() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	t.sayLocked()
+}
+
+func (t *thinned) sayLocked() bool {
+	if t.unsaid == 0 {
+		return false
+	}
+	ev := t.latest
+	if t.unsaid > 1 {
+		ev.Count = t.unsaid
+	}
+	t.unsaid = 0
+	t.record(ev)
+	return true
+}

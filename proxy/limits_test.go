@@ -1,0 +1,227 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// second adds a second box to the rig and returns how it connects to addr.
+func (r *rig) second() (dial func(addr string) net.Conn) {
+	r.t.Helper()
+	other := &policy.Box{ID: "box2", V4: netip.MustParseAddr("127.0.0.3")}
+	other.Policy.Store(r.box.Policy.Load())
+	r.boxes[other.V4] = other
+	return func(addr string) net.Conn {
+		r.t.Helper()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: other.V4.AsSlice()}}
+		c, err := d.Dial("tcp", addr)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		return c
+	}
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("%s did not come", what)
+		}
+	}
+}
+
+func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
+	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxNewConns = 1 }) // and two at once
+	owner := r.tlsServer("good.example")
+	r.names.set("good.example", owner.Addr())
+	second := r.second()
+	addr := r.listen(owner)
+	for range 2 {
+		if got, err := r.hello(dialTo(t, addr), "good.example"); err != nil || got != "hello from good.example" {
+			t.Fatalf("within the limit: %q, %v", got, err)
+		}
+	}
+	for range 10 { // which gives back one or two, at the speed of a slow machine
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			continue // the reset came that early
+		}
+		if _, err = r.hello(c, "good.example"); accessDeniedAlert(err) {
+			t.Fatal("a connection beyond the limit got an answer")
+		}
+		c.Close()
+	}
+	e := r.wantReason(policy.ReasonLimit)
+	if e.Box != "box1" || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Name != "" || e.Port != 443 {
+		t.Errorf("%+v", e)
+	}
+	if got, err := r.hello(second(addr), "good.example"); err != nil || got != "hello from good.example" {
+		t.Errorf("the other box: %q, %v", got, err)
+	}
+}
+
+func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
+	r := newRig(t, allow("good.example", "spliced.example"), func(c *Config) { c.MaxInterceptions = 1 })
+	r.policy(allow("good.example", "spliced.example"), map[string]map[string]string{"good.example": {"X-Key": "k"}})
+	owner, spliced := r.tlsServer("good.example"), r.tlsServer("spliced.example")
+	r.names.set("good.example", owner.Addr())
+	r.names.set("spliced.example", spliced.Addr())
+	second := r.second()
+	addr := r.listen(owner)
+	intercepted := func(c net.Conn) (*tls.Conn, error) {
+		t := tls.Client(c, &tls.Config{ServerName: "good.example", RootCAs: r.boxCA.pool()})
+		return t, t.Handshake()
+	}
+	held := dialTo(t, addr)
+	if _, err := intercepted(held); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := intercepted(dialTo(t, addr)); err == nil || accessDeniedAlert(err) {
+		t.Errorf("one too many ended with %v, want a reset", err)
+	}
+	if e := r.wantReason(policy.ReasonLimit); e.Box != "box1" || e.Verdict != policy.Deny || e.Name != "good.example" {
+		t.Errorf("%+v", e)
+	}
+	if got, err := r.hello(r.dial(spliced), "spliced.example"); err != nil || got != "hello from spliced.example" {
+		t.Errorf("what is not intercepted: %q, %v", got, err)
+	}
+	if _, err := intercepted(second(addr)); err != nil {
+		t.Errorf("the other box: %v", err)
+	}
+	held.Close()
+	await(t, "the end of the first", func() bool { return r.p.guests.of(r.box).interceptions.Load() == 0 })
+	if _, err := intercepted(dialTo(t, addr)); err != nil {
+		t.Errorf("after the first was closed: %v", err)
+	}
+}
+
+func TestDenialPageCountsAsInterception(t *testing.T) {
+	r := newRig(t, allow("good.example"), func(c *Config) { c.DenyPage, c.MaxInterceptions = true, 1 })
+	addr := r.listen(r.trap(443))
+	page := tls.Client(dialTo(t, addr), &tls.Config{ServerName: "bad.example", RootCAs: r.boxCA.pool()})
+	if err := page.Handshake(); err != nil { // and no request, so the page waits
+		t.Fatal(err)
+	}
+	if _, err := r.hello(dialTo(t, addr), "bad.example"); !accessDeniedAlert(err) {
+		t.Errorf("beyond the limit a denied name ended with %v, want the alert", err)
+	}
+	if e := r.wantReason(policy.ReasonNotAllowed); e.Name != "bad.example" {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
+	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxConns = 1 })
+	addr := r.listen(r.trap(443))
+	dialTo(t, addr) // takes the only place
+	await(t, "the first connection", func() bool { return len(r.p.live.of("box1")) == 1 })
+	const flood = 200
+	for range flood {
+		closedOnArrival(t, addr)
+	}
+	r.p.CloseBox("box1") // which tells what is not told yet
+	await(t, "the whole count", func() bool { told, _ := r.limited(); return told >= flood })
+	if told, lines := r.limited(); told > flood || lines > flood/4 {
+		t.Errorf("%d refusals became %d in %d events", flood, told, lines)
+	}
+	if _, kept := r.p.guests.known.Load(policy.BoxID("box1")); kept {
+		t.Error("the closed box is still counted")
+	}
+}
+
+// limited returns how many refusals for a limit were recorded, and in how many events.
+func (r *rig) limited() (refusals, lines int) {
+	r.events.mu.Lock()
+	defer r.events.mu.Unlock()
+	for _, e := range r.events.all {
+		if e.Reason == policy.ReasonLimit {
+			refusals += int(max(e.Count, 1))
+			lines++
+		}
+	}
+	return refusals, lines
+}
+
+func TestRemovedBoxLeavesNoCount(t *testing.T) {
+	r := newRig(t, allow("good.example"))
+	c := &conn{p: r.p}
+	known := r.p.cfg.Boxes
+	asked := 0
+	r.p.cfg.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
+		if asked++; asked > 1 {
+			return nil // removed between the first look and the second
+		}
+		return known.BoxByAddr(a)
+	})
+	if c.find(r.box.V4); c.box != nil || c.guest != r.p.guests.unknown {
+		t.Errorf("a box that is gone was found: %+v", c.box)
+	}
+	if _, kept := r.p.guests.known.Load(r.box.ID); kept {
+		t.Error("the box that is gone is counted")
+	}
+}
+
+type boxesFunc func(netip.Addr) *policy.Box
+
+func (f boxesFunc) BoxByAddr(a netip.Addr) *policy.Box { return f(a) }
+
+func TestThinnedTellsEachOneASecondAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var got []audit.Event
+		thin := thinned{record: func(e audit.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, e)
+		}}
+		told := func(want ...uint64) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			var counts []uint64
+			for _, e := range got {
+				counts = append(counts, max(e.Count, 1))
+			}
+			if len(counts) != len(want) {
+				t.Fatalf("told %v, want %v", counts, want)
+			}
+			for i := range want {
+				if counts[i] != want[i] {
+					t.Fatalf("told %v, want %v", counts, want)
+				}
+			}
+		}
+		for i := range 500 {
+			thin.add(audit.Event{Port: uint16(i)})
+		}
+		told(1)
+		time.Sleep(thinInterval)
+		told(1, 499)
+		if got[1].Port != 499 {
+			t.Errorf("the event is not the latest: %+v", got[1])
+		}
+		thin.add(audit.Event{})
+		told(1, 499)
+		time.Sleep(thinInterval)
+		told(1, 499, 1)
+		time.Sleep(2 * thinInterval) // nothing came, and nothing is told
+		told(1, 499, 1)
+		thin.add(audit.Event{})
+		thin.add(audit.Event{})
+		thin.flush()
+		told(1, 499, 1, 1, 1)
+	})
+}
