@@ -25,6 +25,7 @@ type config struct {
 	Network  networkConfig  `yaml:"network"`
 	DNS      dnsConfig      `yaml:"dns"`
 	Proxy    proxyConfig    `yaml:"proxy"`
+	Limits   limitsConfig   `yaml:"limits"`
 	Ingress  ingressConfig  `yaml:"ingress"`
 	Launcher launcherConfig `yaml:"launcher"`
 	Metrics  metricsConfig  `yaml:"metrics"`
@@ -95,6 +96,7 @@ func defaultConfig() config {
 		Admin:    adminConfig{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600"},
 		Network:  networkConfig{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
 		Proxy:    proxyConfig{Deny: "alert"},
+		Limits:   defaultLimits(),
 		Ingress: ingressConfig{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: tlsConfig{Mode: "internal"},
 		},
@@ -259,6 +261,12 @@ func setField(field reflect.Value, value string) error {
 	switch target := field.Addr().Interface().(type) {
 	case *string:
 		*target = value
+	case *int:
+		n, err := strconv.Atoi(value)
+		if err != nil {
+			return errors.New("use a whole number")
+		}
+		*target = n
 	case *bool:
 		b, err := strconv.ParseBool(value)
 		if err != nil {
@@ -335,6 +343,7 @@ func (c *config) validate() error {
 			fail("network.protected_exempt", "%q is not a masked CIDR such as 192.0.2.0/24", s)
 		}
 	}
+	c.Limits.check(fail)
 	checkListeners(fail, map[string]string{
 		"admin.listen": c.Admin.Listen, "ingress.https": c.Ingress.HTTPS, "ingress.http": c.Ingress.HTTP,
 		"metrics.listen": c.Metrics.Listen,

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/proxy"
 )
 
 func TestConfigDefaultsAreValid(t *testing.T) {
@@ -25,6 +27,13 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"files without key":  {"ingress: {tls: {mode: files, cert: /c.pem}}", "needs both cert and key"},
 		"bad listener":       {"admin: {listen: localhost}", "not host:port"},
 		"no default image":   {"launcher: {images: {default: \"\"}}", `has no entry "default"`},
+		"no connections":     {"limits: {connections: 0}", "limits.connections: 0 is out of range; use 1 to 1000000"},
+		"negative rate":      {"limits: {new_connections_per_second: -1}", "limits.new_connections_per_second: -1 is out"},
+		"endless queries":    {"limits: {dns_queries_per_second: 1000001}", "limits.dns_queries_per_second: 1000001 is out"},
+		"no interceptions":   {"limits: {interceptions: 0}", "limits.interceptions: 0 is out of range"},
+		"hasty peek":         {"limits: {peek_timeout: 1ms}", "limits.peek_timeout: 1ms is out of range; use 100ms to 5m"},
+		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
+		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
 		"not YAML":           {"a: [", "line 1"},
 		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: cannot unmarshal"},
 	} {
@@ -57,6 +66,7 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 	}
 	cfg, err := loadConfig(file, []string{
 		"BOXGATE_DNS_UPSTREAMS=192.0.2.2:53, tls://192.0.2.3:853", "BOXGATE_INGRESS_REQUIRE_AUTH=true",
+		"BOXGATE_LIMITS_CONNECTIONS=64", "BOXGATE_LIMITS_PEEK_TIMEOUT=3s",
 		"BOXGATE_LAUNCHER_IMAGES=default=debian,node=oci:/x", "OTHER=1", "BOXGATE_API_KEY=k",
 	})
 	if err != nil {
@@ -68,9 +78,27 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 	if !cfg.Ingress.RequireAuth || cfg.Launcher.Images["node"] != "oci:/x" || cfg.Launcher.IdleTimeout != 5*time.Minute {
 		t.Errorf("not taken over: %+v", cfg)
 	}
+	if want := (limitsConfig{64, 1000, 1024, 500, 3 * time.Second}); cfg.Limits != want {
+		t.Errorf("limits %+v, want %+v", cfg.Limits, want)
+	}
+	if _, err = loadConfig("", []string{"BOXGATE_LIMITS_CONNECTIONS=many"}); err == nil || !strings.Contains(err.Error(), "use a whole number") {
+		t.Errorf("a limit that is no number gave %v", err)
+	}
 	_, err = loadConfig("", []string{"BOXGATE_DNS_UPSTREAM=192.0.2.2:53"})
 	if err == nil || !strings.Contains(err.Error(), "did you mean BOXGATE_DNS_UPSTREAMS") {
 		t.Errorf("an unknown variable gave %v", err)
+	}
+}
+
+func TestLimitsReachTheServerAndTheProxy(t *testing.T) {
+	l := limitsConfig{Connections: 1, NewConnections: 2, Interceptions: 3, DNSQueries: 4, PeekTimeout: 5 * time.Second}
+	var p proxy.Config
+	l.apply(&p)
+	if p.MaxConns != 1 || p.MaxNewConns != 2 || p.MaxInterceptions != 3 || p.PeekTimeout != 5*time.Second {
+		t.Errorf("proxy %+v", p)
+	}
+	if d := l.dns(); d.QueriesPerSecond != 4 || d.Burst != 8 {
+		t.Errorf("DNS %+v", d)
 	}
 }
 

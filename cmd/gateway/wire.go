@@ -96,17 +96,19 @@ func (h *host) openEgress(context.Context) error {
 	}
 	h.dns, err = dns.New(dns.Config{
 		Boxes: &h.registry, Upstreams: upstreams, SinkV4: h.addrs.sinkV4, SinkV6: h.addrs.sinkV6,
-		Audit: h.audit, Log: h.log, Roots: roots,
+		Audit: h.audit, Log: h.log, Roots: roots, Limits: h.cfg.Limits.dns(),
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
-	h.proxy, err = proxy.New(proxy.Config{
+	egress := proxy.Config{
 		Boxes: &h.registry, Resolver: h.dns, Leaves: h.minter, Audit: h.audit, Log: h.log, Roots: roots,
 		Sink:     []netip.Addr{h.addrs.sinkV4, h.addrs.sinkV6},
 		Own:      []netip.Addr{h.addrs.gatewayV4, h.addrs.gatewayV6},
 		DenyPage: h.cfg.Proxy.Deny == "page",
-	})
+	}
+	h.cfg.Limits.apply(&egress)
+	h.proxy, err = proxy.New(egress)
 	return err
 }
 

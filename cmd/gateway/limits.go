@@ -1,0 +1,52 @@
+package main
+
+import (
+	"time"
+
+	"boxgate/dns"
+	"boxgate/proxy"
+)
+
+// limitsConfig bounds what one box can take of the gateway, so that the others keep theirs.
+type limitsConfig struct {
+	Connections    int           `yaml:"connections"`
+	NewConnections int           `yaml:"new_connections_per_second"`
+	Interceptions  int           `yaml:"interceptions"`
+	DNSQueries     int           `yaml:"dns_queries_per_second"`
+	PeekTimeout    time.Duration `yaml:"peek_timeout"`
+}
+
+func defaultLimits() limitsConfig {
+	return limitsConfig{
+		Connections: 2048, NewConnections: 1000, Interceptions: 1024, DNSQueries: 500, PeekTimeout: 10 * time.Second,
+	}
+}
+
+// mostOfAnything is the largest count that can be configured: beyond it lies a mistake, not a machine.
+const mostOfAnything = 1_000_000
+
+// check finds limits that would refuse everything, or nothing: there is no way to have none.
+func (l *limitsConfig) check(fail func(key, format string, args ...any)) {
+	for key, n := range map[string]int{
+		"connections": l.Connections, "new_connections_per_second": l.NewConnections,
+		"interceptions": l.Interceptions, "dns_queries_per_second": l.DNSQueries,
+	} {
+		if n < 1 || n > mostOfAnything {
+			fail("limits."+key, "%d is out of range; use 1 to %d", n, mostOfAnything)
+		}
+	}
+	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {
+		fail("limits.peek_timeout", "%v is out of range; use 100ms to 5m", l.PeekTimeout)
+	}
+}
+
+// dns returns the limits for the DNS server; what is not configured stays as it is there.
+func (l *limitsConfig) dns() dns.Limits {
+	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries}
+}
+
+// apply sets the limits of the proxy.
+func (l *limitsConfig) apply(c *proxy.Config) {
+	c.MaxConns, c.MaxNewConns, c.MaxInterceptions = l.Connections, l.NewConnections, l.Interceptions
+	c.PeekTimeout = l.PeekTimeout
+}
