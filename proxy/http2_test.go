@@ -307,7 +307,7 @@ func TestTrailersOnly(t *testing.T) {
 func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return l.ca.leaf(h.ServerName) }})
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, GetCertificate: l.ca.forHello})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -453,11 +453,7 @@ func TestCurl(t *testing.T) {
 		fmt.Fprintf(w, "%s %s %d", r.Header.Get("Authorization"), r.Method, len(b))
 	})
 	l.policy(allowAll, secretFor(api, port))
-	dir := t.TempDir()
-	root, upload := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "upload")
-	if err := os.WriteFile(root, pemCert(l.ca.cert.Raw), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	root, upload := l.ca.file(t), filepath.Join(t.TempDir(), "upload")
 	if err := os.WriteFile(upload, make([]byte, 3<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}

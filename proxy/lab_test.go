@@ -3,16 +3,9 @@ package proxy
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/audit"
 	"boxgate/policy"
 )
 
@@ -31,105 +23,13 @@ type lab struct {
 	t      testing.TB
 	p      *Proxy
 	box    *policy.Box
-	events *labEvents
-	ca     *labCA
+	events *events
+	ca     *authority // signs for upstreams and for the box alike
 	front  net.Listener
 	orig   netip.Addr // where the box's connections were going
 
 	mu    sync.Mutex
 	names map[string][]netip.Addr
-}
-
-// labCA signs for upstreams and for the box alike.
-type labCA struct {
-	key  *ecdsa.PrivateKey
-	cert *x509.Certificate
-	pool *x509.CertPool
-
-	mu     sync.Mutex
-	leaves map[string]*tls.Certificate
-}
-
-func newLabCA(t testing.TB) *labCA {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "lab"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return &labCA{key: key, cert: cert, pool: pool, leaves: map[string]*tls.Certificate{}}
-}
-
-func (ca *labCA) leaf(name string) (*tls.Certificate, error) {
-	ca.mu.Lock()
-	defer ca.mu.Unlock()
-	if c := ca.leaves[name]; c != nil {
-		return c, nil
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(int64(len(ca.leaves) + 2)), DNSNames: []string{name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, &ca.key.PublicKey, ca.key)
-	if err != nil {
-		return nil, err
-	}
-	ca.leaves[name] = &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: ca.key}
-	return ca.leaves[name], nil
-}
-
-// Leaf makes labCA the Leaves of a proxy.
-func (ca *labCA) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
-	return ca.leaf(n.String())
-}
-
-// labEvents keeps what was decided.
-type labEvents struct {
-	mu   sync.Mutex
-	list []audit.Event
-	more chan struct{}
-}
-
-func (e *labEvents) Record(ev audit.Event) {
-	e.mu.Lock()
-	e.list = append(e.list, ev)
-	e.mu.Unlock()
-	select {
-	case e.more <- struct{}{}:
-	default:
-	}
-}
-
-// wait returns the events of the stage once there are n.
-func (e *labEvents) wait(t testing.TB, n int) []audit.Event {
-	t.Helper()
-	limit := time.After(10 * time.Second)
-	for {
-		e.mu.Lock()
-		got := append([]audit.Event(nil), e.list...)
-		e.mu.Unlock()
-		if len(got) >= n {
-			return got
-		}
-		select {
-		case <-e.more:
-		case <-limit:
-			t.Fatalf("%d events, want %d: %+v", len(got), n, got)
-		}
-	}
 }
 
 // BoxByAddr, Lookup, Granted and GrantedNames make lab the surroundings of its proxy.
@@ -149,9 +49,9 @@ func (l *lab) Granted(policy.BoxID, policy.Name, netip.Addr) bool  { return fals
 func (l *lab) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil }
 
 func newLab(t testing.TB) *lab {
-	l := &lab{t: t, box: &policy.Box{ID: "b1"}, ca: newLabCA(t), names: map[string][]netip.Addr{}, orig: netip.MustParseAddr("127.0.0.1")}
-	l.events = &labEvents{more: make(chan struct{}, 1)}
-	p, err := New(Config{Boxes: l, Resolver: l, Leaves: l.ca, Audit: l.events, Roots: l.ca.pool})
+	l := &lab{t: t, box: &policy.Box{ID: "b1"}, ca: newAuthority(t), names: map[string][]netip.Addr{}, orig: netip.MustParseAddr("127.0.0.1")}
+	l.events = &events{more: make(chan struct{}, 1)}
+	p, err := New(Config{Boxes: l, Resolver: l, Leaves: l.ca, Audit: l.events, Roots: l.ca.pool()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +113,7 @@ func (l *lab) dialPair(name string, port uint16, secure bool, alpn ...string) ne
 	if len(alpn) == 0 {
 		alpn = []string{"http/1.1"}
 	}
-	conn := tls.Client(client, &tls.Config{ServerName: name, RootCAs: l.ca.pool, NextProtos: alpn})
+	conn := tls.Client(client, &tls.Config{ServerName: name, RootCAs: l.ca.pool(), NextProtos: alpn})
 	if err := conn.Handshake(); err != nil {
 		l.t.Fatal(err)
 	}
@@ -310,7 +210,7 @@ func (l *lab) http2Conn(port uint16) *http.ClientConn {
 func (l *lab) httpsServer(h2 bool, handler http.HandlerFunc) (*httptest.Server, uint16) {
 	srv := httptest.NewUnstartedServer(handler)
 	srv.EnableHTTP2 = h2
-	srv.TLS = &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return l.ca.leaf(hello.ServerName) }}
+	srv.TLS = &tls.Config{GetCertificate: l.ca.forHello}
 	srv.StartTLS()
 	l.t.Cleanup(srv.Close)
 	return srv, portOf(l.t, srv.Listener)
@@ -339,7 +239,7 @@ func (l *lab) rawServer(secure bool, handle func(net.Conn, *bufio.Reader)) uint1
 	}
 	port := portOf(l.t, ln)
 	if secure {
-		ln = tls.NewListener(ln, &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return l.ca.leaf(hello.ServerName) }})
+		ln = tls.NewListener(ln, &tls.Config{GetCertificate: l.ca.forHello})
 	}
 	l.t.Cleanup(func() { _ = ln.Close() })
 	go func() {
@@ -383,12 +283,3 @@ func readAll(t testing.TB, r io.Reader) string {
 	}
 	return string(b)
 }
-
-func pemCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-// discardEvents is for benchmarks.
-type discardEvents struct{}
-
-func (discardEvents) Record(audit.Event) {}

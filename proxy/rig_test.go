@@ -2,22 +2,12 @@ package proxy
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
-	"fmt"
 	"io"
-	"math/big"
 	mrand "math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -53,7 +43,7 @@ func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
 	}
 	r.boxes = boxes{r.box.V4: r.box}
 	r.policy(spec, nil)
-	cfg := Config{Boxes: r.boxes, Resolver: r.names, Leaves: leaves{r.boxCA}, Audit: r.events, Roots: r.upstream.pool()}
+	cfg := Config{Boxes: r.boxes, Resolver: r.names, Leaves: r.boxCA, Audit: r.events, Roots: r.upstream.pool()}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -221,7 +211,7 @@ func firstLine(c io.Reader) (string, error) {
 	}
 }
 
-// boxes, names, events and leaves stand for the packages that the proxy is wired to.
+// boxes and names stand for packages that the proxy is wired to.
 type boxes map[netip.Addr]*policy.Box
 
 func (b boxes) BoxByAddr(a netip.Addr) *policy.Box { return b[a] }
@@ -277,22 +267,6 @@ func (n *names) GrantedNames(_ policy.BoxID, a netip.Addr) []policy.Name {
 	return out
 }
 
-type events struct {
-	mu   sync.Mutex
-	all  []audit.Event
-	more chan struct{}
-}
-
-func (e *events) Record(ev audit.Event) {
-	e.mu.Lock()
-	e.all = append(e.all, ev)
-	e.mu.Unlock()
-	select {
-	case e.more <- struct{}{}:
-	default:
-	}
-}
-
 // want waits for an event that is as told, and returns it.
 func (r *rig) want(what string, is func(audit.Event) bool) audit.Event {
 	r.t.Helper()
@@ -317,78 +291,4 @@ func (r *rig) want(what string, is func(audit.Event) bool) audit.Event {
 func (r *rig) wantReason(reason policy.Reason) audit.Event {
 	r.t.Helper()
 	return r.want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
-}
-
-// authority is a certificate authority of a test.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: fmt.Sprintf("test CA of %s %d", t.Name(), mrand.Uint64())},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{cert: cert, key: key}
-}
-
-func (a *authority) pool() *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	return pool
-}
-
-// file writes the certificate for programs that read one.
-func (a *authority) file(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func (a *authority) leaf(t *testing.T, names ...string) tls.Certificate {
-	t.Helper()
-	cert, err := a.mint(names...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
-}
-
-func (a *authority) mint(names ...string) (tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: names,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
-	return tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: key}, err
-}
-
-type leaves struct{ ca *authority }
-
-func (l leaves) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
-	cert, err := l.ca.mint(n.String())
-	return &cert, err
 }

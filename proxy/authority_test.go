@@ -1,0 +1,116 @@
+package proxy
+
+import (
+	"boxgate/policy"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	mrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// authority is a certificate authority of a test. Safe for concurrent use.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+
+	mu     sync.Mutex
+	minted map[string]*tls.Certificate // by single names
+}
+
+func newAuthority(t testing.TB) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: fmt.Sprintf("test CA of %s %d", t.Name(), mrand.Uint64())},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{cert: cert, key: key, minted: map[string]*tls.Certificate{}}
+}
+
+func (a *authority) pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	return pool
+}
+
+// file writes the certificate for programs that read one.
+func (a *authority) file(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (a *authority) leaf(t testing.TB, names ...string) tls.Certificate {
+	t.Helper()
+	cert, err := a.mint(names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func (a *authority) mint(names ...string) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: names,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	return tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: key}, err
+}
+
+// forName returns one certificate for a name, whoever asks how often.
+func (a *authority) forName(name string) (*tls.Certificate, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.minted[name]; c != nil {
+		return c, nil
+	}
+	c, err := a.mint(name)
+	if err != nil {
+		return nil, err
+	}
+	a.minted[name] = &c
+	return &c, nil
+}
+
+// forHello serves any name.
+func (a *authority) forHello(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return a.forName(hello.ServerName)
+}
+
+// Leaf makes an authority the Leaves of a proxy.
+func (a *authority) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	return a.forName(n.String())
+}

@@ -1,0 +1,50 @@
+package proxy
+
+import (
+	"boxgate/audit"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// events keeps what was decided.
+type events struct {
+	mu   sync.Mutex
+	all  []audit.Event
+	more chan struct{}
+}
+
+func (e *events) Record(ev audit.Event) {
+	e.mu.Lock()
+	e.all = append(e.all, ev)
+	e.mu.Unlock()
+	select {
+	case e.more <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns all events once there are n.
+func (e *events) wait(t testing.TB, n int) []audit.Event {
+	t.Helper()
+	limit := time.After(10 * time.Second)
+	for {
+		e.mu.Lock()
+		got := slices.Clone(e.all)
+		e.mu.Unlock()
+		if len(got) >= n {
+			return got
+		}
+		select {
+		case <-e.more:
+		case <-limit:
+			t.Fatalf("%d events, want %d: %+v", len(got), n, got)
+		}
+	}
+}
+
+// discardEvents is for benchmarks.
+type discardEvents struct{}
+
+func (discardEvents) Record(audit.Event) {}
