@@ -1,0 +1,166 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// limitsOfTest are low, so that a flood stays small.
+var limitsOfTest = limitsConfig{
+	Connections: 100, NewConnections: 200, Interceptions: 8, DNSQueries: 200, PeekTimeout: time.Minute,
+}
+
+func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *config) { c.Limits = limitsOfTest })
+	attacker, honest := w.intrude(w.secretBox()), w.secretBox()
+	var said syncBuffer
+	ended := w.background(honest, `n=0; until [ -e stop ]; do
+		curl -sS -f -o /dev/null https://api.example.com/echo || echo failed; n=$((n+1)); [ $n = 1 ] && echo began; sleep 0.05
+	done; echo "$n requests"`, &said)
+	if err := said.await(t.Context(), "began"); err != nil {
+		t.Fatalf("the honest box: %v: %s", err, said.String())
+	}
+
+	attacker.holdInterceptions()
+	attacker.floodDNS(3000)
+	attacker.floodConnections(2000)
+
+	w.mustSh(honest, "touch stop")
+	if code, err := ended(); code != 0 || err != nil || strings.Contains(said.String(), "failed") {
+		t.Errorf("the other box noticed the floods (%d, %v): %s", code, err, said.String())
+	}
+	for _, e := range w.events(honest) {
+		if e.Reason == policy.ReasonLimit {
+			t.Errorf("the other box was limited: %s", audit.Line(e))
+		}
+	}
+}
+
+// holdInterceptions opens as many interceptions as there may be, and one more.
+func (in *intruder) holdInterceptions() {
+	in.t.Helper()
+	since := time.Now()
+	var held []net.Conn
+	for range limitsOfTest.Interceptions {
+		c := in.dialHost("api.example.com", 443)
+		in.tls(c, "api.example.com")
+		held = append(held, c)
+	}
+	c := in.dialHost("api.example.com", 443)
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	err := tls.Client(c, &tls.Config{ServerName: "api.example.com", RootCAs: in.roots}).Handshake()
+	if err == nil || !strings.Contains(err.Error(), "connection reset") {
+		in.t.Errorf("one interception too many ended with %v", err)
+	}
+	if e := in.denied(since, policy.StageConn, policy.ReasonLimit); e.Name != "api.example.com" {
+		in.t.Errorf("decision %+v", e)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+}
+
+// floodDNS sends many queries at once, and reads no answer.
+func (in *intruder) floodDNS(queries int) {
+	in.t.Helper()
+	since := time.Now()
+	err := in.inNetNS(func() error {
+		c, err := net.Dial("udp", in.dns)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for i := range queries {
+			q, err := new(mdns.Msg).SetQuestion(fmt.Sprintf("q%d.api.example.com.", i), mdns.TypeA).Pack()
+			if err != nil {
+				return err
+			}
+			_, _ = c.Write(q) // an error is that of an earlier query
+		}
+		return nil
+	})
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	in.denied(since, policy.StageDNS, policy.ReasonLimit)
+	if lines, _ := in.limited(since, policy.StageDNS); lines > 20 {
+		in.t.Errorf("%d events tell of one flood of queries", lines)
+	}
+	if q := in.Net.Queries("q0.api.example.com"); len(q) != 0 {
+		in.t.Errorf("the names went upstream: %+v", q)
+	}
+}
+
+// floodConnections opens connections that begin a ClientHello and never end it.
+func (in *intruder) floodConnections(attempts int) {
+	in.t.Helper()
+	since := time.Now()
+	to := netip.AddrPortFrom(in.v4("www.example.com"), 443)
+	var open []net.Conn
+	err := in.inNetNS(func() error {
+		for range attempts {
+			c, err := net.DialTimeout("tcp", to.String(), 10*time.Second)
+			if err != nil {
+				continue // reset before the kernel had told of the connection
+			}
+			_, _ = io.WriteString(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // the end may have come
+			open = append(open, c)
+		}
+		return nil
+	})
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	refused := uint64(attempts - limitsOfTest.Connections)
+	lines, count := 0, uint64(0)
+	for limit := time.Now().Add(15 * time.Second); count < refused && time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+		lines, count = in.limited(since, policy.StageConn)
+	}
+	if count != refused {
+		in.t.Errorf("of %d connections %d were refused for a limit, want all but %d", attempts, count, limitsOfTest.Connections)
+	}
+	if lines > 60 {
+		in.t.Errorf("%d events tell of one flood of connections", lines)
+	}
+	in.stayOpen(open, limitsOfTest.Connections)
+}
+
+// stayOpen fails the test unless exactly so many of the connections were not reset, and closes them.
+func (in *intruder) stayOpen(conns []net.Conn, want int) {
+	in.t.Helper()
+	still := 0
+	for _, c := range conns {
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if answer, reset := hear(c); !reset && strings.HasSuffix(answer, "stays open)") {
+			still++
+		}
+		c.Close()
+	}
+	if still != want {
+		in.t.Errorf("%d connections stay open, want %d", still, want)
+	}
+}
+
+// limited returns how many events tell of refusals for a limit at a stage, and of how many refusals.
+func (in *intruder) limited(since time.Time, stage policy.Stage) (lines int, refusals uint64) {
+	in.t.Helper()
+	for _, e := range in.events(in.box) {
+		if !e.Time.Before(since) && e.Stage == stage && e.Reason == policy.ReasonLimit {
+			lines++
+			refusals += max(e.Count, 1)
+		}
+	}
+	return lines, refusals
+}
