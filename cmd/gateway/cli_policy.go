@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -133,7 +134,11 @@ func newURLCommand(o *globalOptions) *cobra.Command {
 	create := &cobra.Command{
 		Use: "create BOX PORT", Short: "Make the public URL of a port; credentials are shown this once", Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			body := map[string]any{"port": json.Number(args[1]), "bearer_token": bearer, "basic_auth": basic}
+			port, err := strconv.ParseUint(args[1], 10, 16)
+			if err != nil || port == 0 {
+				return usageError{fmt.Errorf("%q is not a port", args[1])}
+			}
+			body := map[string]any{"port": port, "bearer_token": bearer, "basic_auth": basic}
 			return o.call(cmd, "POST", boxPath(args[0], "preview"), body, decoded(renderURL))
 		},
 	}

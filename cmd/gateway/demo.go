@@ -67,7 +67,7 @@ func runDemo(ctx context.Context, out io.Writer, imageDir string) error {
 	d := &demo{out: out, imageDir: imageDir, secret: "sk-demo-" + randomHex(12)}
 	d.say("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
 	if err := removeStaleLabs(); err != nil {
-		return fmt.Errorf("removing what an interrupted demo left: %w", err)
+		d.say(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
 	}
 	for _, s := range demoSteps() {
 		if err := d.run(ctx, s); err != nil {
@@ -266,15 +266,18 @@ func traces(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if strings.Contains(string(mounts), dir) {
-		left = append(left, "mounts below "+dir)
+	if strings.Contains(string(mounts), filepath.Base(dir)) {
+		left = append(left, "mounts of "+filepath.Base(dir))
+	}
+	if _, err := os.Lstat(labRunDir(dir)); err == nil {
+		left = append(left, "directory "+labRunDir(dir))
 	}
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range procs {
-		if data, err := os.ReadFile(p); err == nil && bytes.Contains(data, []byte(dir)) {
+		if data, err := os.ReadFile(p); err == nil && bytes.Contains(data, []byte(filepath.Base(dir))) {
 			left = append(left, "process "+filepath.Base(filepath.Dir(p)))
 		}
 	}

@@ -14,7 +14,12 @@ import (
 // enforce puts next in force everywhere for one box and returns when it is: the kernel, the pointer that DNS and proxy
 // read, the connections that are open. When it tightens, the kernel goes first; when it loosens, last; so at no moment
 // is anything open that neither the old nor the new policy opens. An error leaves the old policy in force.
-func (h *host) enforce(ctx context.Context, b *policy.Box, next *policy.Compiled) error {
+//
+// A box without network has nothing to enforce: its change counts once it is connected.
+func (h *host) enforce(ctx context.Context, b *box, next *policy.Compiled) error {
+	if !b.connected {
+		return nil
+	}
 	old := b.Policy.Load()
 	if loosens(old.Kernel(), next.Kernel()) {
 		b.Policy.Store(next)
@@ -36,7 +41,10 @@ func (h *host) enforce(ctx context.Context, b *policy.Box, next *policy.Compiled
 }
 
 // restore puts the old policy back after a failure. A request's cancelled context must not stop it.
-func (h *host) restore(b *policy.Box, old *policy.Compiled) error {
+func (h *host) restore(b *box, old *policy.Compiled) error {
+	if !b.connected {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
 	defer cancel()
 	b.Policy.Store(old)
@@ -49,7 +57,7 @@ func (h *host) restore(b *policy.Box, old *policy.Compiled) error {
 }
 
 // cutFlows deletes the kernel's connections of a box that its policy denies by now, or that now belong to the proxy.
-func (h *host) cutFlows(ctx context.Context, b *policy.Box) error {
+func (h *host) cutFlows(ctx context.Context, b *box) error {
 	c := b.Policy.Load()
 	plan := c.Kernel()
 	return h.firewall.CutFlows(ctx, b.ID, func(f firewall.Flow) bool {

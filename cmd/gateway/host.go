@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -46,31 +47,40 @@ type host struct {
 
 	metrics *prometheus.Registry
 
+	own []netip.Prefix // this host's addresses and the pools, protected in every box; used by reprotect alone
+
 	globalChange sync.Mutex // serialises changes of the global header rules
+	selfTesting  sync.Mutex // held by the self-test that runs
 
 	mu            sync.Mutex
 	boxes         map[policy.BoxID]*box
 	global        []policy.HeaderRule
 	globalVersion uint64
-	own           []netip.Prefix // the protected ranges of this host: its addresses and the pools
 }
 
 // box is one box in memory: what the data path reads, and what its changes are made from.
 type box struct {
 	policy.Box
+	name      string
+	createdAt time.Time
+	env       map[string]policy.Secret // comes with every command
+
+	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
+	running  atomic.Int64            // commands
+	activity atomic.Int64            // when a command last began or ended, in Unix nanoseconds
 
 	mu             sync.Mutex // serialises changes; held for as long as one takes
 	record         store.Box
 	spec           policy.Spec
-	version        uint64
+	version        uint64 // of the policy in force
+	lastVersion    uint64 // highest ever given out: one that was taken back is not used again
 	headers        []policy.HeaderRule
 	headersVersion uint64
 	hosted         api.Hosted
 	status         api.Status
 	problem        string // why status is error
+	connected      bool   // its interface is attached; else it has no policy and no network
 	deleted        bool
-	lastActivity   time.Time
-	running        int // commands
 }
 
 // gone returns ErrNotFound for a box that was deleted while the caller waited for its lock.
@@ -87,25 +97,39 @@ func (b *box) rules(global []policy.HeaderRule) []policy.HeaderRule {
 }
 
 func (b *box) policyState() api.PolicyState {
-	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.Policy.Load().Warnings()}
+	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.warnings()}
 }
 
 func (b *box) headerState() api.HeaderState {
-	return api.HeaderState{Rules: b.headers, Version: b.headersVersion, Warnings: b.Policy.Load().Warnings()}
+	return api.HeaderState{Rules: b.headers, Version: b.headersVersion, Warnings: b.warnings()}
 }
 
-// view is the box as the API shows it. The caller holds b.mu.
-func (b *box) view() api.Box {
-	status := b.status
-	if status == api.StatusIdle && b.running > 0 {
-		status = api.StatusRunning
+// warnings are those of the policy in force; a box without network has none.
+func (b *box) warnings() []policy.Problem {
+	if c := b.Policy.Load(); c != nil {
+		return c.Warnings()
 	}
-	return api.Box{
-		ID: b.ID, Name: b.record.Name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
+	return nil
+}
+
+// publish makes the present state what the API shows. The caller holds b.mu.
+func (b *box) publish() {
+	b.shown.Store(&api.Box{
+		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
-		ExpiresAt: b.record.ExpiresAt, Status: status, Error: b.problem, V4: b.V4, V6: b.V6, Policy: b.policyState(),
-		Hosted: b.hosted, CreatedAt: b.record.CreatedAt, UpdatedAt: b.record.UpdatedAt, LastActivity: b.lastActivity,
+		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Policy: b.policyState(),
+		Hosted: b.hosted, CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
+	})
+}
+
+// view is the box as the API shows it.
+func (b *box) view() api.Box {
+	v := *b.shown.Load()
+	if v.Status == api.StatusIdle && b.running.Load() > 0 {
+		v.Status = api.StatusRunning
 	}
+	v.LastActivity = time.Unix(0, b.activity.Load())
+	return v
 }
 
 // find returns a box by its ID.
@@ -122,20 +146,17 @@ func (h *host) find(id policy.BoxID) (*box, error) {
 func (h *host) all() []*box {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var out []*box
-	for _, b := range h.boxes {
-		out = append(out, b)
-	}
-	slices.SortFunc(out, func(a, b *box) int { return a.record.CreatedAt.Compare(b.record.CreatedAt) })
+	out := slices.Collect(maps.Values(h.boxes))
+	slices.SortFunc(out, func(a, b *box) int { return a.createdAt.Compare(b.createdAt) })
 	return out
 }
 
 // Box implements [api.Host].
 func (h *host) Box(_ context.Context, idOrName string) (api.Box, error) {
 	b, err := h.find(policy.BoxID(idOrName))
-	if err != nil {
+	if err != nil && idOrName != "" {
 		for _, other := range h.all() {
-			if other.record.Name == idOrName && idOrName != "" {
+			if other.name == idOrName {
 				b, err = other, nil
 			}
 		}
@@ -143,20 +164,16 @@ func (h *host) Box(_ context.Context, idOrName string) (api.Box, error) {
 	if err != nil {
 		return api.Box{}, api.Errorf(api.ErrNotFound, "there is no box %q", idOrName)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.view(), b.gone()
+	return b.view(), nil
 }
 
 // Boxes implements [api.Host].
 func (h *host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	var views []api.Box
 	for _, b := range h.all() {
-		b.mu.Lock()
-		if !b.deleted && (f.Label == "" || slices.Contains(b.record.Labels, f.Label)) {
-			views = append(views, b.view())
+		if v := b.view(); f.Label == "" || slices.Contains(v.Labels, f.Label) {
+			views = append(views, v)
 		}
-		b.mu.Unlock()
 	}
 	return views, nil
 }

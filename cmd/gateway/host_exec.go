@@ -24,7 +24,7 @@ func (h *host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	}
 	defer b.end()
 	code, err := h.launcher.Exec(ctx, id, launcher.ExecSpec{
-		Args: req.Command, Env: b.env(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
+		Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
 	})
 	var start *launcher.StartError
 	switch {
@@ -43,37 +43,31 @@ func (h *host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 // exitNoProgram is what a shell answers for a program that does not exist or cannot be started.
 const exitNoProgram = 127
 
-// env is the environment that was given with the box. It comes with every command and is not in the container's own
+// environment is what was given with the box. It comes with every command and is not in the container's own
 // configuration, which lies on disk as it is.
-func (b *box) env() map[string]string {
-	env := make(map[string]string, len(b.record.Env))
-	for name, value := range b.record.Env {
+func (b *box) environment() map[string]string {
+	env := make(map[string]string, len(b.env))
+	for name, value := range b.env {
 		env[name] = value.Reveal()
 	}
 	return env
 }
 
-// begin notes that a command runs.
+// begin notes that a command runs. A box that is deleted meanwhile takes the command with it.
 func (b *box) begin() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.gone(); err != nil {
-		return err
+	v := b.shown.Load()
+	if v.Status != api.StatusIdle {
+		return api.Errorf(api.ErrConflict, "the box is %s: %s", v.Status, v.Error)
 	}
-	if b.status != api.StatusIdle {
-		return api.Errorf(api.ErrConflict, "the box is %s: %s", b.status, b.problem)
-	}
-	b.running++
-	b.lastActivity = time.Now()
+	b.running.Add(1)
+	b.activity.Store(time.Now().UnixNano())
 	return nil
 }
 
 // end notes that a command is over.
 func (b *box) end() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.running--
-	b.lastActivity = time.Now()
+	b.running.Add(-1)
+	b.activity.Store(time.Now().UnixNano())
 }
 
 // runInit runs the box's init command in the background; it may be a server and never end.

@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -12,18 +12,13 @@ import (
 	"boxgate/policy"
 )
 
-// restoreTimeout bounds putting an old policy back.
-const restoreTimeout = 10 * time.Second
-
 // Policy implements [api.Host].
 func (h *host) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
 	b, err := h.find(id)
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.policyState(), nil
+	return b.shown.Load().Policy, nil
 }
 
 // SetPolicy implements [api.Host]: compile, stage in the store, put in force, commit. A failure before the new policy is
@@ -41,7 +36,7 @@ func (h *host) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec,
 	if ifMatch != nil && *ifMatch != b.version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	version := b.version + 1
+	version := b.lastVersion + 1
 	next, err := policy.Compile(spec, b.rules(h.globalRules()), h.protected.Load(), version)
 	if err != nil {
 		return api.PolicyState{}, err
@@ -50,13 +45,17 @@ func (h *host) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec,
 	if err := h.store.StagePolicy(id, spec, version); err != nil {
 		return api.PolicyState{}, api.Errorf(api.ErrUnavailable, "the policy could not be stored, nothing was changed: %w", err)
 	}
-	if err := h.enforce(ctx, &b.Box, next); err != nil {
+	ctx, cancel := begun(ctx)
+	defer cancel()
+	b.lastVersion = version
+	if err := h.enforce(ctx, b, next); err != nil {
 		return api.PolicyState{}, h.notInForce(id, errors.Join(err, h.store.AbortPolicy(id)))
 	}
 	if err := h.store.CommitPolicy(id); err != nil {
-		return api.PolicyState{}, h.notInForce(id, errors.Join(err, h.restore(&b.Box, old), h.store.AbortPolicy(id)))
+		return api.PolicyState{}, h.notInForce(id, errors.Join(err, h.restore(b, old), h.store.AbortPolicy(id)))
 	}
 	b.spec, b.version = spec, version
+	b.publish()
 	return b.policyState(), nil
 }
 
@@ -106,15 +105,18 @@ func (h *host) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.H
 	if err != nil {
 		return api.HeaderState{}, err
 	}
+	ctx, cancel := begun(ctx)
+	defer cancel()
 	old := b.Policy.Load()
-	if err := h.enforce(ctx, &b.Box, next); err != nil {
+	if err := h.enforce(ctx, b, next); err != nil {
 		return api.HeaderState{}, h.notInForce(id, err)
 	}
 	version := b.headersVersion + 1
 	if err := h.store.SetHeaders(id, rules, version); err != nil {
-		return api.HeaderState{}, h.notInForce(id, errors.Join(err, h.restore(&b.Box, old)))
+		return api.HeaderState{}, h.notInForce(id, errors.Join(err, h.restore(b, old)))
 	}
 	b.headers, b.headersVersion = rules, version
+	b.publish()
 	return b.headerState(), nil
 }
 
@@ -136,6 +138,8 @@ func (h *host) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, 
 	if ifMatch != nil && *ifMatch != version {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
+	ctx, cancel := begun(ctx)
+	defer cancel()
 	if err := h.store.SetGlobalHeaders(rules, version+1); err != nil {
 		return api.HeaderState{}, api.Errorf(api.ErrUnavailable, "the rules could not be stored, nothing was changed: %w", err)
 	}
@@ -153,17 +157,24 @@ func (h *host) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, 
 func (h *host) recompile(ctx context.Context) error {
 	var errs []error
 	for _, b := range h.all() {
-		b.mu.Lock()
-		if b.gone() == nil {
-			next, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
-			if err == nil {
-				err = h.enforce(ctx, &b.Box, next)
-			}
-			errs = append(errs, err)
+		if err := h.recompileBox(ctx, b); err != nil {
+			errs = append(errs, fmt.Errorf("box %s: %w", b.ID, err))
 		}
-		b.mu.Unlock()
 	}
 	return errors.Join(errs...)
+}
+
+func (h *host) recompileBox(ctx context.Context, b *box) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.deleted || !b.connected {
+		return nil
+	}
+	next, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	if err != nil {
+		return err
+	}
+	return h.enforce(ctx, b, next)
 }
 
 // globalRules returns the header rules of every box.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -35,7 +36,7 @@ func (h *host) recoverBoxes(ctx context.Context) error {
 		if _, err := h.find(status.ID); err != nil {
 			h.log.Warn("a container without a box is removed", zap.String("box", string(status.ID)))
 			if err := h.launcher.Delete(ctx, status.ID); err != nil {
-				return fmt.Errorf("removing container %s: %w", status.ID, err)
+				h.log.Error("it could not be removed; it has no network", zap.String("box", string(status.ID)), zap.Error(err))
 			}
 		}
 	}
@@ -56,27 +57,34 @@ func (h *host) recoverBox(ctx context.Context, r store.Box) error {
 	if err != nil {
 		return err
 	}
-	b := newBox(r, p.Spec, p.Version, headers.Rules, headers.Version)
-	if err := json.Unmarshal(r.Extra, &b.hosted); err != nil {
+	var hosted api.Hosted
+	if err := json.Unmarshal(r.Extra, &hosted); err != nil {
 		return fmt.Errorf("its record is damaged: %w", err)
 	}
+	b := newBox(r, p, headers, hosted)
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	h.mu.Lock()
 	h.boxes[b.ID] = b
 	h.mu.Unlock()
 	if b.status == api.StatusCreating || b.status == api.StatusDeleted {
 		// Its interface, if it has one, is closed and goes with Prune.
-		err := errors.Join(h.launcher.Delete(ctx, b.ID), h.forget(b))
+		err := h.launcher.Delete(ctx, b.ID)
+		if err == nil {
+			err = h.forget(b)
+		}
 		if err != nil {
 			h.log.Error("a box that was half made or half deleted could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
+			h.showError(b, "it was half made or half deleted when the gateway ended, and could not be removed; delete it")
 		}
 		return nil
 	}
+	h.expireLater(b, time.Until(b.record.ExpiresAt))
 	if err := h.reconnect(ctx, b); err != nil {
 		h.log.Error("a box could not be picked up; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
-		b.status, b.problem = api.StatusError, "it could not be picked up after a restart of the gateway: "+err.Error()
+		h.showError(b, "it could not be picked up after a restart of the gateway: "+err.Error())
 		return nil
 	}
-	h.expireLater(b)
 	return h.recoverURLs(b)
 }
 
@@ -102,13 +110,14 @@ func (h *host) reconnect(ctx context.Context, b *box) error {
 	}
 	var back undo
 	if err := h.connect(ctx, b, compiled, status.NetNS, &back); err != nil {
-		return errors.Join(err, back.run())
+		return errors.Join(err, back.run(ctx))
 	}
 	// The kernel may have forwarded under a policy that was never committed.
-	if err := h.cutFlows(ctx, &b.Box); err != nil {
-		return errors.Join(err, back.run())
+	if err := h.cutFlows(ctx, b); err != nil {
+		return errors.Join(err, back.run(ctx))
 	}
 	b.status, b.problem = api.StatusIdle, ""
+	b.publish()
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"go.uber.org/zap"
@@ -23,16 +24,19 @@ func (h *host) reprotect(ctx context.Context) error {
 	own = append(own, h.addrs.poolV4, h.addrs.poolV6)
 	slices.SortFunc(own, comparePrefixes)
 	own = slices.Compact(own)
-	h.mu.Lock()
-	same := slices.Equal(own, h.own)
-	h.own = own
-	h.mu.Unlock()
-	if same {
+	if slices.Equal(own, h.own) {
 		return nil
 	}
 	h.protected.Store(policy.NewProtected(h.addrs.exempt, own))
-	return h.recompile(ctx)
+	if err := h.recompile(ctx); err != nil {
+		return err // h.own is not changed: the next call tries again
+	}
+	h.own = own
+	return nil
 }
+
+// addressRetry is how often it is tried to protect new addresses when it did not work everywhere.
+const addressRetry = time.Second
 
 // hostPrefixes returns every address of the host as a host route.
 func hostPrefixes() ([]netip.Prefix, error) {
@@ -72,10 +76,14 @@ func (h *host) followAddresses(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The first look comes after the subscription, so that no address is missed in between.
+	retry := time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-retry:
+			retry = h.tryReprotect(ctx)
 		case err := <-failed:
 			return fmt.Errorf("the kernel's address events ended: %w", err)
 		case _, ok := <-updates:
@@ -85,9 +93,18 @@ func (h *host) followAddresses(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			if err := h.reprotect(ctx); err != nil {
-				h.log.Error("new host addresses are not protected everywhere", zap.Error(err))
-			}
+			retry = h.tryReprotect(ctx)
 		}
 	}
+}
+
+// tryReprotect is reprotect for [host.followAddresses]: a failure is logged and tried again when the returned channel
+// delivers; nil, which never does, means that all is well.
+func (h *host) tryReprotect(ctx context.Context) <-chan time.Time {
+	err := h.reprotect(ctx)
+	if err == nil || ctx.Err() != nil {
+		return nil
+	}
+	h.log.Error("new host addresses are not protected everywhere; trying again", zap.Error(err))
+	return time.After(addressRetry)
 }

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// DeleteBox implements [api.Host]. The network goes first, so that nothing leaves while processes are being stopped. The
+// record goes last: a gateway that dies half-way deletes the rest at its next start. It is carried through although the
+// caller hangs up.
+func (h *host) DeleteBox(ctx context.Context, id policy.BoxID) error {
+	ctx, cancel := begun(ctx)
+	defer cancel()
+	b, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.gone(); err != nil {
+		return err
+	}
+	h.dropURLs(id)
+	if err := h.disconnect(ctx, b); err != nil {
+		h.showError(b, "it could not be fully deleted; delete it again")
+		return fmt.Errorf("deleting box %s: its network: %w", id, err)
+	}
+	// A store that cannot be written keeps no box alive; it is asked again at the end.
+	if err := h.setState(b, api.StatusDeleted, ""); err != nil {
+		h.log.Error("the deletion of a box was not stored", zap.String("box", string(id)), zap.Error(err))
+	}
+	if err := h.launcher.Delete(ctx, id); err != nil {
+		h.showError(b, "it could not be fully deleted; delete it again")
+		return fmt.Errorf("deleting box %s: %w", id, err)
+	}
+	if err := h.forget(b); err != nil {
+		h.showError(b, "it could not be fully deleted; delete it again")
+		return fmt.Errorf("deleting box %s: %w", id, err)
+	}
+	return nil
+}
+
+// forget removes a box from the store and from memory. If the store fails, the box stays known. The caller holds b.mu.
+func (h *host) forget(b *box) error {
+	h.dropURLs(b.ID)
+	if err := h.store.DeleteBox(b.ID); err != nil {
+		return err
+	}
+	b.deleted = true
+	h.mu.Lock()
+	delete(h.boxes, b.ID)
+	h.mu.Unlock()
+	h.audit.Forget(b.ID)
+	return nil
+}
+
+// setState stores the state of a box and takes it over. The caller holds b.mu.
+func (h *host) setState(b *box, s api.Status, problem string) error {
+	record := b.record
+	record.State, record.Error, record.UpdatedAt = string(s), problem, time.Now()
+	if err := h.store.UpdateBox(record); err != nil {
+		return err
+	}
+	b.record, b.status, b.problem = record, s, problem
+	b.publish()
+	return nil
+}
+
+// showError puts a box into the state error for as long as this gateway runs: at the next start the stored state decides.
+// The caller holds b.mu.
+func (h *host) showError(b *box, problem string) {
+	b.status, b.problem = api.StatusError, problem
+	b.publish()
+}
+
+// expiryRetry is how long after a failed deletion an ephemeral box is tried again.
+const expiryRetry = time.Minute
+
+// expireLater deletes an ephemeral box after that time, and tries again until it is gone.
+func (h *host) expireLater(b *box, after time.Duration) {
+	if b.record.ExpiresAt.IsZero() {
+		return
+	}
+	time.AfterFunc(after, func() {
+		err := h.DeleteBox(context.Background(), b.ID)
+		if err == nil || errors.Is(err, api.ErrNotFound) {
+			return
+		}
+		h.log.Error("an ephemeral box was not deleted at its end", zap.String("box", string(b.ID)), zap.Error(err))
+		h.expireLater(b, expiryRetry)
+	})
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"boxgate/firewall"
+	"boxgate/policy"
+)
+
+// connect attaches the box's interface, closed, makes the box known to DNS and proxy, and opens what its policy allows.
+func (h *host) connect(ctx context.Context, b *box, compiled *policy.Compiled, netns string, back *undo) error {
+	back.add(func(ctx context.Context) error { return h.disconnect(ctx, b) })
+	if err := h.firewall.AddBox(ctx, firewall.Attachment{Box: b.ID, NetNS: netns, V4: b.V4, V6: b.V6}); err != nil {
+		return fmt.Errorf("its network: %w", err)
+	}
+	b.Policy.Store(compiled)
+	h.registry.add(&b.Box)
+	if err := h.firewall.Apply(ctx, b.ID, compiled.Kernel()); err != nil {
+		return fmt.Errorf("its kernel rules: %w", err)
+	}
+	b.connected = true
+	return nil
+}
+
+// disconnect takes the box off the network: the policy and the kernel first, then everything that remembers the box.
+// What could not be taken away is closed: without a policy everything is denied.
+func (h *host) disconnect(ctx context.Context, b *box) error {
+	b.Policy.Store(nil)
+	b.connected = false
+	err := h.firewall.RemoveBox(ctx, b.ID)
+	h.registry.remove(&b.Box)
+	h.proxy.CloseBox(b.ID)
+	h.dns.Forget(b.ID)
+	h.minter.Remove(b.ID)
+	return err
+}
