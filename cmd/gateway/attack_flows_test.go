@@ -1,0 +1,285 @@
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// cutWithin is how long after the answer of the PUT anything may still be open.
+const cutWithin = 100 * time.Millisecond
+
+// chatter keeps a connection or UDP flow busy and notes when it was heard last.
+type chatter struct {
+	conn  net.Conn
+	heard atomic.Int64  // nanoseconds of the last answer
+	count atomic.Int64  // answers
+	ended chan struct{} // closed when nothing can be sent any more, or on stop
+	stop  atomic.Bool
+}
+
+// chat sends a word every millisecond and reads what comes back.
+func (r *raider) chat(network string, to netip.AddrPort) *chatter {
+	r.t.Helper()
+	c := &chatter{conn: r.mustDial(network, to), ended: make(chan struct{})}
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			if _, err := c.conn.Read(buf); err != nil && (network == "tcp" || errors.Is(err, net.ErrClosed)) {
+				return
+			} else if err == nil {
+				c.heard.Store(time.Now().UnixNano())
+				c.count.Add(1)
+			}
+		}
+	}()
+	go func() {
+		defer close(c.ended)
+		for !c.stop.Load() {
+			if _, err := c.conn.Write([]byte("still there\n")); err != nil && network == "tcp" {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	r.t.Cleanup(func() {
+		c.stop.Store(true)
+		c.conn.Close()
+		<-c.ended
+	})
+	r.until(fmt.Sprintf("%s to %v answers", network, to), func() bool { return c.count.Load() > 3 })
+	return c
+}
+
+// Whatever the old policy has let open is closed when the PUT of the new one has been answered: a tunnel through the
+// proxy, a connection and a UDP flow that the kernel forwards. What stays allowed loses nothing.
+func TestAttackFlowsOutliveThePolicy(t *testing.T) {
+	t.Parallel()
+	for _, tight := range []map[string]any{
+		nil, // the same policy without what is attacked
+		{"mode": "custom", "allowed_domains": []string{"kept.example.com"}, "allowed_cidrs": []string{"198.51.100.30/32", "2001:db8:1::30/128"}, "denied_cidrs": attackerNets},
+	} {
+		name := "no longer allowed"
+		if tight != nil {
+			name = "denied"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testFlowsEnd(t, tight)
+		})
+	}
+}
+
+func testFlowsEnd(t *testing.T, tight map[string]any) {
+	w := capturedWorld(t, nil)
+	kept := map[string]any{"mode": "custom", "allowed_domains": []string{"kept.example.com"}, "allowed_cidrs": []string{"198.51.100.30/32", "2001:db8:1::30/128"}}
+	if tight == nil {
+		tight = kept
+	}
+	if err := w.Net.AddHost("kept.example.com", "198.51.100.31", "2001:db8:1::31"); err != nil {
+		t.Fatal(err)
+	}
+	flows, stays := attackerAt(71), [2]netip.Addr{netip.MustParseAddr("198.51.100.30"), netip.MustParseAddr("2001:db8:1::30")}
+	r := w.raid(w.create(map[string]any{"network_policy": map[string]any{
+		"mode": "custom", "allowed_domains": []string{"kept.example.com", "evil.example.net"},
+		"allowed_cidrs": []string{"198.51.100.30/32", "2001:db8:1::30/128", flows[0].String() + "/32", flows[1].String() + "/128"},
+	}}))
+	w.mustSh(r.box, "getent ahosts kept.example.com; getent ahostsv4 evil.example.net; getent ahostsv6 evil.example.net")
+	tunnels := [2]netip.Addr{w.v4("evil.example.net"), w.v6("evil.example.net")}
+	keptTunnels := [2]netip.Addr{w.v4("kept.example.com"), w.v6("kept.example.com")}
+	var servers []*echoServer
+	received := func() (n int64) {
+		for _, s := range servers {
+			n += s.bytes.Load()
+		}
+		for _, a := range flows {
+			n += int64(len(w.Net.Received(a.String(), testnet.Of(testnet.Datagram))))
+		}
+		return n
+	}
+	var doomed []*chatter
+	var transfers sync.WaitGroup
+	begun := make(chan struct{}, 4)
+	for family := range 2 {
+		tunnel, flow := w.echo(netip.AddrPortFrom(tunnels[family], 7777)), w.echo(netip.AddrPortFrom(flows[family], 7777))
+		servers = append(servers, tunnel, flow)
+		doomed = append(doomed, r.chat("tcp", tunnel.at), r.chat("tcp", flow.at),
+			r.chat("udp", netip.AddrPortFrom(flows[family], 4444)))
+		for _, a := range []netip.Addr{stays[family], keptTunnels[family]} {
+			c := r.mustDial("tcp", netip.AddrPortFrom(a, 4444))
+			transfers.Go(func() { transfer(t, c, begun) })
+		}
+	}
+	for range 4 {
+		<-begun
+	}
+	w.setPolicy(r.box, tight)
+	answered := time.Now()
+	before := received()
+	for i, c := range doomed {
+		select {
+		case <-c.ended:
+		case <-time.After(cutWithin - time.Since(answered)):
+		}
+		if _, udp := c.conn.(*net.UDPConn); !udp {
+			select {
+			case <-c.ended:
+			case <-time.After(time.Second):
+				t.Errorf("flow %d to %v is still open", i, c.conn.RemoteAddr())
+			}
+		}
+	}
+	// The UDP flows go on trying meanwhile; each attempt is refused and nothing comes back.
+	w.until("the box has tried again", func() bool { return time.Since(answered) > 3*cutWithin })
+	for i, c := range doomed {
+		if last := time.Unix(0, c.heard.Load()); last.After(answered.Add(cutWithin)) {
+			t.Errorf("flow %d to %v was heard %v after the answer", i, c.conn.RemoteAddr(), last.Sub(answered))
+		}
+	}
+	w.settle()
+	if after := received(); after != before {
+		t.Errorf("%d bytes or datagrams arrived after the PUT was answered", after-before)
+	}
+	transfers.Wait()
+	w.event(r.box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == tunnels[0] })
+	w.event(r.box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == tunnels[1] })
+	for _, a := range flows {
+		e := w.event(r.box, func(e audit.Event) bool { return e.Addr == a && e.Protocol == policy.UDP && e.Verdict == policy.Deny })
+		if e.Reason != policy.ReasonNotAllowed && e.Reason != policy.ReasonDeniedCIDR {
+			t.Errorf("decision: %s", audit.Line(e))
+		}
+		// That the kernel's connection was cut is told when it ends, with what it carried.
+		w.event(r.box, func(e audit.Event) bool {
+			return e.Addr == a && e.Protocol == policy.TCP && e.Stage == policy.StageKernel && e.BytesOut > 0
+		})
+	}
+}
+
+// echoServer sends back what comes and counts it.
+type echoServer struct {
+	at    netip.AddrPort
+	bytes atomic.Int64
+}
+
+// echo serves TCP on an address of the internet.
+func (w *world) echo(at netip.AddrPort) *echoServer {
+	w.t.Helper()
+	ln, err := w.Net.Internet().Listen("tcp", at.String())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { ln.Close() })
+	s := &echoServer{at: at}
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				buf := make([]byte, 4096)
+				for {
+					n, err := c.Read(buf)
+					s.bytes.Add(int64(n))
+					if err != nil {
+						return
+					}
+					if _, err := c.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return s
+}
+
+// transfer sends half a megabyte to an echo server and compares what comes back.
+func transfer(t *testing.T, c net.Conn, begun chan<- struct{}) {
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<15)
+	go func() {
+		for rest := want; len(rest) > 0; rest = rest[4096:] {
+			if _, err := c.Write(rest[:4096]); err != nil {
+				t.Errorf("sending to %v, which stays allowed: %v", c.RemoteAddr(), err)
+				return
+			}
+			time.Sleep(2 * time.Millisecond) // slow enough to be under way when the policy changes
+		}
+	}()
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(c, got[:1]); err != nil {
+		t.Errorf("%v: %v", c.RemoteAddr(), err)
+	}
+	begun <- struct{}{}
+	if n, err := io.ReadFull(c, got[1:]); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v, which stays allowed, gave back %d of %d bytes: %v", c.RemoteAddr(), n+1, len(want), err)
+	}
+}
+
+// A host gets a header rule while connections to it are open that nobody reads: the rule must not be one that they are
+// past.
+func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	for _, c := range []struct {
+		name   string
+		policy map[string]any
+	}{
+		{"forwarded by the kernel", map[string]any{"mode": "allow-all"}},
+		{"spliced", custom("*.example.com")},
+	} {
+		r := w.raid(w.create(map[string]any{"network_policy": c.policy}))
+		w.mustSh(r.box, "getent ahosts api.example.com")
+		for _, a := range []netip.Addr{w.v4("api.example.com"), w.v6("api.example.com")} {
+			if err := w.Client.Do(t.Context(), "PUT", boxPath(r.box, "config/attach-headers"), map[string]any{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			conn := tls.Client(r.mustDial("tcp", netip.AddrPortFrom(a, 443)), &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true})
+			if err := conn.Handshake(); err != nil {
+				t.Fatalf("%s, %v: %v", c.name, a, err)
+			}
+			if issuer := conn.ConnectionState().PeerCertificates[0].Issuer.CommonName; issuer != "Test Internet CA" {
+				t.Fatalf("%s, %v: intercepted without a rule, by %s", c.name, a, issuer)
+			}
+			var quic *chatter
+			if c.policy["mode"] == "allow-all" {
+				quic = r.chat("udp", netip.AddrPortFrom(a, 443))
+			}
+			rules := map[string]any{"api.example.com": map[string]string{"X-Key": testSecret}}
+			if err := w.Client.Do(t.Context(), "PUT", boxPath(r.box, "config/attach-headers"), rules, nil); err != nil {
+				t.Fatal(err)
+			}
+			answered := time.Now()
+			_ = conn.SetDeadline(answered.Add(time.Second))
+			_, err := io.WriteString(conn, "GET /past HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
+			if err == nil {
+				_, err = conn.Read(make([]byte, 1))
+			}
+			if got := saw(err); got != sawReset && !errors.Is(err, io.EOF) {
+				t.Errorf("%s, %v: the connection past the rule: %v", c.name, a, err)
+			}
+			if quic != nil {
+				w.until("the box has tried again", func() bool { return time.Since(answered) > 2*cutWithin })
+				if last := time.Unix(0, quic.heard.Load()); last.After(answered.Add(cutWithin)) {
+					t.Errorf("%s, %v: QUIC was heard %v after the answer", c.name, a, last.Sub(answered))
+				}
+			}
+		}
+	}
+	if seen := w.Net.Received("api.example.com", testnet.Path("/past")); len(seen) != 0 {
+		t.Errorf("the server received %+v", seen)
+	}
+}
