@@ -144,8 +144,11 @@ func (f *Firewall) Close() error {
 }
 
 // Uninstall takes everything away that Open and AddBox made, the links of all boxes first. The sysctls stay as they
-// are, since others may rely on them by now. The Firewall is closed afterwards.
+// are, since others may rely on them by now. The Firewall is closed afterwards. Once begun it goes to the end.
 func (f *Firewall) Uninstall(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
@@ -170,7 +173,7 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("firewall: uninstall: %w", err)
 	}
-	return ctx.Err()
+	return nil
 }
 
 func addrOf(key []byte) (netip.Addr, bool) {

@@ -22,8 +22,11 @@ type Flow struct {
 
 // CutFlows ends the connections that the kernel forwards for the box and that keep does not want: their next packet, of
 // either side, is judged as new by the policy in force. Connections to the proxy and to DNS are not among them. keep is
-// called once per connection.
+// called once per connection. Once begun it goes to the end: nil says that all of them are cut.
 func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow) bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	f.mu.Lock()
 	b, ok := f.boxes[id]
 	f.mu.Unlock()
@@ -33,7 +36,7 @@ func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow
 	if err := f.cut(b.registration, keep); err != nil {
 		return fmt.Errorf("firewall: box %s: %w", id, err)
 	}
-	return ctx.Err()
+	return nil
 }
 
 func (f *Firewall) cut(r registration, keep func(Flow) bool) error {

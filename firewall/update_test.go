@@ -252,3 +252,25 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	w.flushWire("stays")
 }
+
+// A client that goes away does not make a failure of what was done, and leaves no box half removed.
+func TestCancelledWhileItWorks(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	w.flushWire("one")
+	ctx, cancel := context.WithCancel(t.Context())
+	cut := 0
+	err := w.fw.CutFlows(ctx, "one", func(Flow) bool {
+		cancel()
+		cut++
+		return false
+	})
+	if err != nil || cut == 0 {
+		t.Errorf("cut %d connections: %v", cut, err)
+	}
+	if err := w.fw.RemoveBox(ctx, "one"); err != nil {
+		t.Error(err)
+	}
+	w.addBox("two", 10) // its address is free again
+}
