@@ -231,7 +231,7 @@ func TestUpstreamConnectionIsShared(t *testing.T) {
 		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
 		l.events.wait(t, i+1)
-		waitFor(t, func() bool { return idleUpstreams(l.p) == 1 })
+		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l.p) == 1 })
 	}
 	if got := count(&peers); got != 1 {
 		t.Errorf("%d upstream connections for five clients of a box", got)
@@ -256,15 +256,6 @@ func idleUpstreams(p *Proxy) int {
 		n += len(list)
 	}
 	return n
-}
-
-func waitFor(t *testing.T, cond func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(10 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal("the condition did not come true")
-		}
-	}
 }
 
 // TestTighteningCutsARequestUnderWay changes the policy while a response streams.

@@ -32,16 +32,6 @@ func (r *rig) second() (dial func(addr string) net.Conn) {
 	}
 }
 
-// await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("%s did not come", what)
-		}
-	}
-}
-
 func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxNewConns = 1 }) // and two at once
 	owner := r.tlsServer("good.example")

@@ -292,3 +292,13 @@ func (r *rig) wantReason(reason policy.Reason) audit.Event {
 	r.t.Helper()
 	return r.want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
 }
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("%s did not come", what)
+		}
+	}
+}

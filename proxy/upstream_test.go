@@ -25,7 +25,7 @@ func TestIdleClientLendsItsUpstream(t *testing.T) {
 		if res := ask(t, c, bufio.NewReader(c), request, "GET"); res.StatusCode != 200 {
 			t.Fatal(res.Status)
 		}
-		waitFor(t, func() bool { return idleUpstreams(l.p) == 1 })
+		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l.p) == 1 })
 	}
 	if got := count(&peers); got != 1 {
 		t.Errorf("%d upstream connections", got)
@@ -72,7 +72,7 @@ func TestBoxesShareNothing(t *testing.T) {
 		}
 		_ = readAll(t, c)
 		_ = c.Close()
-		waitFor(t, func() bool { return idleUpstreams(l.p) >= count(&peers) })
+		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l.p) >= count(&peers) })
 	}
 	if got := count(&peers); got != 2 {
 		t.Errorf("%d upstream connections for two boxes", got)
