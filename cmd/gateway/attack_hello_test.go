@@ -116,10 +116,11 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 	began := time.Now()
 	conns := map[string]net.Conn{}
 	for name, s := range slow {
-		conns[name] = in.dial(s.to)
+		c := in.dial(s.to)
+		conns[name] = c
 		go func() {
 			for i := range s.text {
-				if _, err := io.WriteString(conns[name], s.text[i:i+1]); err != nil {
+				if _, err := io.WriteString(c, s.text[i:i+1]); err != nil {
 					return
 				}
 				if i%100 == 99 { // a part now and then, for longer than the deadline
