@@ -27,28 +27,8 @@ import (
 // that each refusal can be seen.
 func capturedWorld(t *testing.T, change func(*config)) *world {
 	t.Helper()
-	log, err := os.Create(filepath.Join(t.TempDir(), "gateway.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := newLab(t.Context(), labOptions{
-		imageDir: imageDirOfTests(), output: log, change: change, net: testnet.Options{Capture: true},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{lab: l, t: t, log: log.Name()}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("closing the lab: %v", err)
-		}
-		log.Close()
-		if t.Failed() {
-			data, _ := os.ReadFile(log.Name())
-			t.Logf("the gateway's log ended with:\n%s", last(string(data), 6000))
-		}
-	})
-	err = l.Net.Gateway().Do(func() error {
+	w := stoppedWorld(t, labOptions{change: change, net: testnet.Options{Capture: true}})
+	err := w.Net.Gateway().Do(func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
 	})

@@ -39,7 +39,6 @@ func newDemoCommand(_ *globalOptions) *cobra.Command {
 type demo struct {
 	lab      *lab
 	out      io.Writer
-	log      *os.File // the gateway's log, from which decision lines are shown
 	imageDir string
 	secret   string // the key that the box must never hold
 	done     []outcome
@@ -178,11 +177,7 @@ func (d *demo) decision(ctx context.Context, parts ...string) error {
 }
 
 func (d *demo) findDecision(parts []string) string {
-	data, err := os.ReadFile(d.log.Name())
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(d.lab.logText()) {
 		if !strings.Contains(line, `"decision"`) {
 			continue
 		}
@@ -233,10 +228,6 @@ func clip(s string, n int) string {
 
 // cleanUp closes the lab and looks for what might have stayed.
 func (d *demo) cleanUp(_ context.Context) error {
-	if d.log != nil {
-		defer os.Remove(d.log.Name())
-		defer d.log.Close()
-	}
 	if d.lab == nil {
 		return nil
 	}

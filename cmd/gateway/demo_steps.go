@@ -49,10 +49,7 @@ func demoSteps() []step {
 
 func (d *demo) startGateway(ctx context.Context) error {
 	var err error
-	if d.log, err = os.CreateTemp("", "boxgate-demo-*.log"); err != nil {
-		return err
-	}
-	if d.lab, err = newLab(ctx, labOptions{imageDir: d.imageDir, output: d.log}); err != nil {
+	if d.lab, err = newLab(ctx, labOptions{imageDir: d.imageDir}); err != nil {
 		return err
 	}
 	cfg := defaultConfig()

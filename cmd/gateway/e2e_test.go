@@ -17,19 +17,20 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/internal/testnet"
+	"boxgate/launcher"
+	"boxgate/policy"
 )
 
 // world is a lab in which the gateway runs, for one test.
 type world struct {
 	*lab
-	t   *testing.T
-	log string // file with the gateway's log
+	t *testing.T
 }
 
 // newWorld starts a gateway with an internet of its own; both end with the test.
 func newWorld(t *testing.T, change func(*config)) *world {
 	t.Helper()
-	w := stoppedWorld(t, change)
+	w := stoppedWorld(t, labOptions{change: change})
 	if err := w.start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -37,31 +38,25 @@ func newWorld(t *testing.T, change func(*config)) *world {
 }
 
 // stoppedWorld is newWorld without the gateway started.
-func stoppedWorld(t *testing.T, change func(*config)) *world {
+func stoppedWorld(t *testing.T, o labOptions) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes network namespaces and containers: run it as root (sudo make test)")
 	}
-	log, err := os.Create(filepath.Join(t.TempDir(), "gateway.log"))
+	o.imageDir = imageDirOfTests()
+	l, err := newLab(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := newLab(t.Context(), labOptions{imageDir: imageDirOfTests(), output: log, change: change})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{lab: l, t: t, log: log.Name()}
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the gateway's log ended with:\n%s", last(l.logText(), 6000))
+		}
 		if err := l.Close(); err != nil {
 			t.Errorf("closing the lab: %v", err)
 		}
-		log.Close()
-		if t.Failed() {
-			data, _ := os.ReadFile(log.Name())
-			t.Logf("the gateway's log ended with:\n%s", last(string(data), 6000))
-		}
 	})
-	return w
+	return &world{lab: l, t: t}
 }
 
 func last(s string, n int) string {
@@ -225,4 +220,18 @@ func execDetached(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd
+}
+
+// initOf is the first process of a box as the host sees it.
+func (w *world) initOf(box string) int {
+	w.t.Helper()
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.dir, "state"), RunDir: labRunDir(w.dir)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	status, err := l.State(w.t.Context(), policy.BoxID(box))
+	if err != nil || status.Pid == 0 {
+		w.t.Fatalf("box %s: %+v %v", box, status, err)
+	}
+	return status.Pid
 }

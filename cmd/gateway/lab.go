@@ -30,8 +30,9 @@ type lab struct {
 	config  string
 	socket  string
 	image   string
-	self    string // the gateway binary
-	output  io.Writer
+	flags   []string // of `gateway serve`, besides the usual
+	self    string   // the gateway binary
+	log     *os.File // what the gateway writes
 	process *exec.Cmd
 	stdin   io.Closer // closing it tells the gateway that the lab is gone
 	exited  chan struct{}
@@ -40,7 +41,6 @@ type lab struct {
 // labOptions say how a lab differs from the usual.
 type labOptions struct {
 	imageDir string
-	output   io.Writer     // the gateway's log
 	change   func(*config) // last word on the configuration
 	net      testnet.Options
 }
@@ -51,12 +51,15 @@ func newLab(ctx context.Context, o labOptions) (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lab{self: self, image: o.imageDir, output: o.output}
+	l := &lab{self: self, image: o.imageDir}
 	if l.dir, l.lock, err = makeLabDir(); err != nil {
 		return nil, err
 	}
 	if l.Net, err = testnet.New(ctx, o.net); err != nil {
 		return nil, errors.Join(fmt.Errorf("making the test internet: %w", err), l.Close())
+	}
+	if l.log, err = os.Create(filepath.Join(l.dir, "gateway.log")); err != nil {
+		return nil, errors.Join(err, l.Close())
 	}
 	if err := l.writeConfig(o.change); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -99,11 +102,11 @@ func (l *lab) start(ctx context.Context) error {
 	}
 	defer pipe.Close()
 	var errout tail
-	cmd := exec.Command(l.self, "serve", "--config", l.config, "--until-eof")
+	cmd := exec.Command(l.self, append([]string{"serve", "--config", l.config, "--until-eof"}, l.flags...)...)
 	cmd.Env = l.environ()
 	cmd.Stdin = pipe
-	cmd.Stdout = l.output
-	cmd.Stderr = io.MultiWriter(l.output, &errout)
+	cmd.Stdout = l.log
+	cmd.Stderr = io.MultiWriter(l.log, &errout)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the lab to handle, not for the gateway
 	if err := l.Net.Gateway().Start(cmd); err != nil {
 		return errors.Join(err, stdin.Close())
@@ -135,6 +138,15 @@ func (l *lab) awaitReady(ctx context.Context, errout *tail) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// logText is what the gateway has written so far.
+func (l *lab) logText() string {
+	data, err := os.ReadFile(l.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
 }
 
 // dial makes a client with the key of the gateway's first start.
@@ -194,6 +206,10 @@ func (l *lab) kill() {
 // Close ends the gateway, removes the boxes and everything else the lab made. It may be called twice.
 func (l *lab) Close() error {
 	errs := []error{l.stop()}
+	if l.log != nil {
+		errs = append(errs, l.log.Close())
+		l.log = nil
+	}
 	if l.dir != "" {
 		errs = append(errs, removeLabDir(l.dir), l.lock.Close())
 		l.dir = ""
