@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -134,11 +133,7 @@ func (w *world) chains() (flush []string) {
 // restored counts how often the gateway has said that it put its rules back.
 func (w *world) restored() int {
 	w.t.Helper()
-	data, err := os.ReadFile(w.log)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return bytes.Count(data, []byte("have been restored"))
+	return strings.Count(w.logText(), "have been restored")
 }
 
 // A box is attacked from before it exists: its namespace hammers from the moment it can be entered, and its first
