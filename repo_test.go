@@ -28,10 +28,11 @@ var allowed = map[string][]string{
 	"launcher":         {"policy", "audit"},
 	"api":              {"policy", "audit"},
 	"store":            {"policy", "audit"},
+	"selftest":         {"policy", "audit"},
 	"internal/testnet": {},
 	"bench":            {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
 	"cmd/gateway": {
-		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "internal/testnet",
+		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "selftest", "internal/testnet",
 	},
 }
 

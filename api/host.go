@@ -60,6 +60,10 @@ type Host interface {
 	// FollowEvents delivers the decisions made from now on until ctx ends.
 	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
 
+	// SelfTest tries from inside the box what a hostile program there would try. A hole is in the report, and no error;
+	// a self-test that cannot begin because another runs is an ErrConflict.
+	SelfTest(ctx context.Context, id policy.BoxID) (SelfTestReport, error)
+
 	// CA returns the PEM of the box's interception CA certificate.
 	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
 	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.

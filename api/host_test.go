@@ -29,8 +29,9 @@ type memoryHost struct {
 	events  []audit.Event
 	follow  []chan audit.Event
 	ready   error
-	fail    error // what every call answers, if set
-	crash   bool  // every call panics with a secret
+	fail    error           // what every call answers, if set
+	crash   bool            // every call panics with a secret
+	probes  []SelfTestProbe // of every self-test
 }
 
 type memoryBox struct {

@@ -51,6 +51,7 @@ type host struct {
 
 	globalChange sync.Mutex // serialises changes of the global header rules
 	selfTesting  sync.Mutex // held by the self-test that runs
+	noWatch      bool       // for tests: see serve
 
 	mu            sync.Mutex
 	boxes         map[policy.BoxID]*box

@@ -22,7 +22,7 @@ import (
 
 // newServeCommand is `gateway serve`.
 func newServeCommand(o *globalOptions) *cobra.Command {
-	var untilEOF bool
+	var untilEOF, noWatch bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the gateway in the foreground",
@@ -36,11 +36,13 @@ func newServeCommand(o *globalOptions) *cobra.Command {
 			if untilEOF {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
 			}
-			return serve(ctx, cfg)
+			return serve(ctx, cfg, noWatch)
 		},
 	}
 	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "stop when standard input ends")
 	_ = cmd.Flags().MarkHidden("until-eof")
+	cmd.Flags().BoolVar(&noWatch, "no-watch", false, "leave kernel rules that other programs change as they are (for tests)")
+	_ = cmd.Flags().MarkHidden("no-watch")
 	return cmd
 }
 
@@ -58,8 +60,8 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 const shutdownTimeout = 10 * time.Second
 
 // serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that whatever is wrong with
-// them is told while nothing has been changed.
-func serve(ctx context.Context, cfg config) error {
+// them is told while nothing has been changed. With noWatch, kernel rules that other programs change stay changed.
+func serve(ctx context.Context, cfg config, noWatch bool) error {
 	// A core dump would hold header values and keys.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
@@ -87,6 +89,9 @@ func serve(ctx context.Context, cfg config) error {
 	h, err := openHost(ctx, cfg, addrs, sockets, log)
 	if err != nil {
 		return err
+	}
+	if h.noWatch = noWatch; noWatch {
+		log.Warn("kernel rules that other programs change are not restored: this is for tests")
 	}
 	return errors.Join(h.serve(ctx), h.close())
 }
@@ -119,7 +124,9 @@ func (h *host) serve(ctx context.Context) error {
 	if h.listeners.metrics != nil {
 		run("metrics", func() error { return metrics.Serve(h.listeners.metrics) })
 	}
-	run("kernel rules", func() error { return h.firewall.Watch(ctx) })
+	if !h.noWatch {
+		run("kernel rules", func() error { return h.firewall.Watch(ctx) })
+	}
 	run("host addresses", func() error { return h.followAddresses(ctx) })
 	if err := notifySystemd("READY=1"); err != nil {
 		h.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))

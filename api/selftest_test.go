@@ -1,0 +1,78 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// SelfTest reports what the test put into the host.
+func (h *memoryHost) SelfTest(_ context.Context, id policy.BoxID) (SelfTestReport, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return SelfTestReport{}, err
+	}
+	b, err := h.find(id)
+	if err != nil {
+		return SelfTestReport{}, err
+	}
+	return SelfTestReport{
+		Box: b.ID, Mode: b.Policy.Spec.Mode, Version: b.Policy.Version, Started: time.Unix(1_700_000_000, 0),
+		Duration: 1500 * time.Millisecond, Probes: h.probes,
+	}, nil
+}
+
+// A card is tight only if something was tested, everything that could be was, and nothing was found.
+func TestSelfTestVerdict(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		verdicts []SelfTestVerdict
+		tight    bool
+	}{
+		"nothing tested":  {nil, false},
+		"nothing applied": {[]SelfTestVerdict{ProbeSkipped}, false},
+		"all tight":       {[]SelfTestVerdict{ProbeTight, ProbeSkipped, ProbeTight}, true},
+		"a hole":          {[]SelfTestVerdict{ProbeTight, ProbeHole}, false},
+		"one not run":     {[]SelfTestVerdict{ProbeTight, ProbeNotRun}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t)
+			f.create(t, `{"name":"tested"}`)
+			for _, v := range tt.verdicts {
+				f.host.probes = append(f.host.probes, SelfTestProbe{Group: "names", Attack: "a", Family: "ipv4", Verdict: v, Why: "w"})
+			}
+			got := f.call(t, "POST", "/v2/box/tested/selftest", "")
+			var card struct {
+				Box     string
+				Tight   bool
+				Summary struct{ Tight, Holes, Skipped int }
+				Probes  []struct{ Group, Family, Verdict, Why string }
+			}
+			if err := json.Unmarshal([]byte(got.text), &card); err != nil || got.StatusCode != http.StatusOK {
+				t.Fatal(err, got.StatusCode, got.text)
+			}
+			if card.Tight != tt.tight || card.Box != "box1" || len(card.Probes) != len(tt.verdicts) {
+				t.Errorf("card %+v", card)
+			}
+			for i, p := range card.Probes {
+				if p.Verdict != string(tt.verdicts[i]) || p.Group != "names" || p.Family != "ipv4" || p.Why != "w" {
+					t.Errorf("probe %+v", p)
+				}
+			}
+		})
+	}
+}
+
+// An unknown box has no card.
+func TestSelfTestOfNoBox(t *testing.T) {
+	t.Parallel()
+	if got := serve(t).call(t, "POST", "/v2/box/none/selftest", ""); got.StatusCode != http.StatusNotFound {
+		t.Errorf("%d %s", got.StatusCode, got.text)
+	}
+}

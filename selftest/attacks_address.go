@@ -1,0 +1,153 @@
+package selftest
+
+import (
+	"crypto/rand"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// special are ranges that no policy opens. An attack goes to a random address of each, or to the address itself.
+var special = []struct {
+	what, prefix string
+	frame        bool // no socket would send there
+	unlogged     bool // the kernel drops such packets before any rule sees them
+}{
+	{"cloud metadata", "169.254.169.254/32", false, false},
+	{"cloud metadata (host agent)", "168.63.129.16/32", false, false},
+	{"link-local", "169.254.0.0/16", false, false},
+	{"private 10/8", "10.0.0.0/8", false, false},
+	{"private 172.16/12", "172.16.0.0/12", false, false},
+	{"private 192.168/16", "192.168.0.0/16", false, false},
+	{"shared address space", "100.64.0.0/10", false, false},
+	{"IETF protocol assignments", "192.0.0.0/24", false, false},
+	{"documentation", "203.0.113.0/24", false, false},
+	{"benchmarking", "198.18.0.0/15", false, false},
+	{"this network", "0.0.0.0/32", true, false},
+	{"loopback from outside", "127.0.0.1/32", true, false},
+	{"multicast", "224.0.0.0/8", true, false},
+	{"reserved", "240.0.0.0/8", true, false},
+	{"broadcast", "255.255.255.255/32", true, false},
+
+	{"cloud metadata", "fd00:ec2::254/128", false, false},
+	{"metadata inside NAT64", "64:ff9b::a9fe:a9fe/128", false, false},
+	{"private inside NAT64", "64:ff9b::10.0.0.0/104", false, false},
+	{"local-use NAT64", "64:ff9b:1::/48", false, false},
+	{"metadata inside 6to4", "2002:a9fe:a9fe::/48", false, false},
+	{"Teredo", "2001::/32", false, false},
+	{"unique local", "fd00::/8", false, false},
+	{"site-local", "fec0::/10", false, false},
+	{"documentation", "2001:db8::/32", false, false},
+	{"discard", "100::/64", false, false},
+	{"segment routing", "5f00::/16", false, false},
+	{"metadata inside IPv4-compatible", "::a9fe:a9fe/128", true, false},
+	{"metadata inside IPv4-translated", "::ffff:0:a9fe:a9fe/128", true, false},
+	{"link-local", "fe80::1/128", true, false},
+	{"multicast", "ff02::1/128", true, false},
+	{"unspecified", "::/128", true, false},
+	{"metadata inside IPv4-mapped", "::ffff:a9fe:a9fe/128", true, false},
+	{"loopback from outside", "::1/128", true, true},
+}
+
+// specialPort is the port of metadata services.
+const specialPort = 80
+
+// specialAddresses are attacks on the protected ranges.
+func (b *builder) specialAddresses(s *side) {
+	for _, r := range special {
+		prefix := netip.MustParsePrefix(r.prefix)
+		if prefix.Addr().Is4() != s.box.Is4() {
+			continue
+		}
+		to := netip.AddrPortFrom(randomIn(prefix), specialPort)
+		b.add(s, "protected addresses", r.what, to.String(), func(a *attack) {
+			proto := policy.TCP
+			a.send(connect(to, httpRequest("GET", "/", to.String(), a.task.Token)))
+			if r.frame {
+				proto = policy.UDP
+				a.send(b.udpFrame(s, to, a.task.Token))
+			}
+			// Multicast, broadcast and loopback are no destination for the host either, which is noticed first.
+			b.judgedAt(a, proto, to, policy.ReasonHostPort)
+			if len(a.reasons) > 0 && a.reasons[0] != policy.ReasonProtectedRange { // exempted by the operator
+				a.reasons, a.read = concat(a.reasons, unnamed...), b.refusedByProxy
+			}
+			a.own = !prefix.IsSingleIP()
+			if r.unlogged && a.Verdict != Skipped {
+				a.reasons, a.Expected = nil, "dropped"
+			}
+		})
+	}
+}
+
+// udpFrame is a datagram of the box as a whole packet.
+func (b *builder) udpFrame(s *side, to netip.AddrPort, payload []byte) task {
+	return b.frame(s, b.datagram(s.box, to, payload))
+}
+
+func (b *builder) datagram(src netip.Addr, to netip.AddrPort, payload []byte) []byte {
+	from := netip.AddrPortFrom(src, framePort)
+	return ipPacket(src, to.Addr(), unix.IPPROTO_UDP, udpDatagram(from, to, payload))
+}
+
+// framePort is the source port of what is sent as frames.
+const framePort = 40404
+
+// frame is a task that sends whole packets of a family.
+func (b *builder) frame(s *side, packets ...[]byte) task {
+	t := task{Kind: asFrame, Data: packets, EtherType: unix.ETH_P_IP}
+	if s.box.Is6() {
+		t.EtherType = unix.ETH_P_IPV6
+	}
+	return t
+}
+
+// randomIn returns a random address of a prefix.
+func randomIn(p netip.Prefix) netip.Addr {
+	bytes := p.Masked().Addr().AsSlice()
+	random := make([]byte, len(bytes))
+	_, _ = rand.Read(random) // never fails (crypto/rand)
+	for i := range bytes {
+		keep := min(8, max(0, p.Bits()-8*i))
+		bytes[i] |= random[i] & (0xff >> keep)
+	}
+	a, _ := netip.AddrFromSlice(bytes)
+	return a
+}
+
+// otherAddresses are attacks on what no list of the policy has.
+func (b *builder) otherAddresses(s *side) {
+	const group = "addresses not allowed"
+	tcp := func(name string, port uint16, also ...policy.Reason) {
+		to := netip.AddrPortFrom(s.stranger(), port)
+		b.add(s, group, name, to.String(), func(a *attack) {
+			a.send(connect(to, append([]byte("boxgate selftest "), a.task.Token...)))
+			b.judgedAt(a, policy.TCP, to, concat(unnamed, also...)...)
+			a.own, a.read = true, b.refusedByProxy
+		})
+	}
+	tcp("TCP to any port", 4242)
+	tcp("SSH", 22)
+	tcp("raw bytes on 443", 443)
+	tcp("raw bytes on 80", 80, policy.ReasonBadRequest)
+	tcp("DNS over TLS", 853)
+	udp := func(name string, port uint16) {
+		to := netip.AddrPortFrom(s.stranger(), port)
+		b.add(s, group, name, to.String(), func(a *attack) {
+			a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
+			b.judgedAt(a, policy.UDP, to, policy.ReasonProtocol)
+			a.own = true
+		})
+	}
+	udp("UDP to any port", 4242)
+	udp("QUIC", 443)
+	to := s.stranger()
+	b.add(s, group, "ping with a payload", to.String(), func(a *attack) {
+		packet := ipPacket(s.box, to, icmpProto(to), echoRequest(s.box, to, framePort, a.task.Token))
+		a.send(b.frame(s, packet))
+		b.judgedAt(a, policy.ICMP, netip.AddrPortFrom(to, 0))
+		a.own = true
+	})
+}

@@ -1,0 +1,101 @@
+package selftest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// queries are attacks by DNS: other servers, and names that carry data out.
+func (b *builder) queries(s *side) {
+	address := mdns.TypeA
+	if s.box.Is6() {
+		address = mdns.TypeAAAA
+	}
+	foreign := func() netip.AddrPort { return netip.AddrPortFrom(s.stranger(), 53) }
+	own := netip.AddrPortFrom(s.gateway, 53)
+	b.query(s, "a name not allowed", overUDP, own, "%s"+noSuchName, address)
+	b.query(s, "another server, UDP", overUDP, foreign(), "%s"+noSuchName, address)
+	b.query(s, "another server, TCP", overTCP, foreign(), "%s"+noSuchName, address)
+	b.query(s, "tunnel in long labels", overUDP, foreign(), "%s"+strings.Repeat("x", 40)+"."+strings.Repeat("y", 63)+noSuchName, mdns.TypeTXT)
+	b.query(s, "tunnel in NULL records", overUDP, own, "%s"+noSuchName, mdns.TypeNULL)
+	b.query(s, "tunnel in ANY", overUDP, own, "%s"+noSuchName, mdns.TypeANY)
+	if _, name, ok := b.listed(b.cfg.Policy.Spec().DeniedDomains); ok {
+		b.query(s, "tunnel below a denied name", overUDP, own, "%s."+name.String(), mdns.TypeTXT)
+	}
+}
+
+// query asks a server for a name that holds the token.
+func (b *builder) query(s *side, name string, k kind, server netip.AddrPort, format string, qtype uint16) {
+	b.add(s, "DNS", name, server.String(), func(a *attack) {
+		asked := fmt.Sprintf(format, a.task.Token)
+		m := new(mdns.Msg).SetQuestion(mdns.Fqdn(asked), qtype)
+		m.SetEdns0(1232, false)
+		wire, err := m.Pack()
+		n, nameErr := policy.ParseName(asked)
+		if err != nil || nameErr != nil {
+			a.skip("%s is no name that could be asked for", asked)
+			return
+		}
+		if k == overTCP {
+			wire = append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
+		}
+		a.send(task{Kind: k, To: server, Data: [][]byte{wire}})
+		a.to, a.own = server, server.Addr() != s.gateway
+		d := b.cfg.Policy.Decide(policy.Request{Stage: policy.StageDNS, Box: b.cfg.Box, Name: n})
+		address := qtype == mdns.TypeA || qtype == mdns.TypeAAAA
+		switch {
+		case qtype == mdns.TypeANY:
+			a.refused(policy.ReasonProtocol)
+		case d.Allowed(), address && d.Reason == policy.ReasonNotAllowed && b.cfg.Policy.ResolvesOthers():
+			if !a.own {
+				a.Expected = "allowed"
+				a.skip("allowed by policy: names are resolved")
+				return
+			}
+			a.Expected, a.elsewhere = "answered by the gateway alone", true
+			a.read = whatever
+			return
+		default:
+			a.refused(d.Reason)
+		}
+		a.about = aboutName(n.String(), policy.StageDNS)
+		a.read = func(r answer) (string, bool) { return b.readDNS(k, r) }
+	})
+}
+
+// readDNS: a name that is not allowed has no address but the sink's, and no other data.
+func (b *builder) readDNS(k kind, r answer) (string, bool) {
+	if r.Outcome != outAnswer {
+		return "no answer", false
+	}
+	wire := r.Data
+	if k == overTCP && len(wire) > 2 {
+		wire = wire[2:]
+	}
+	var m mdns.Msg
+	if err := m.Unpack(wire); err != nil {
+		return "an answer that is no DNS", true
+	}
+	for _, rr := range m.Answer {
+		var a netip.Addr
+		switch rr := rr.(type) {
+		case *mdns.A:
+			a, _ = netip.AddrFromSlice(rr.A.To4())
+		case *mdns.AAAA:
+			a, _ = netip.AddrFromSlice(rr.AAAA)
+		}
+		if a != b.cfg.SinkV4 && a != b.cfg.SinkV6 {
+			return "ANSWERED: " + rr.String(), true
+		}
+	}
+	if len(m.Answer) > 0 {
+		return "the sink", false
+	}
+	return "an empty answer, " + mdns.RcodeToString[m.Rcode], false
+}

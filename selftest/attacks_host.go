@@ -1,0 +1,124 @@
+package selftest
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// ownHost are attacks on the host itself: its addresses, the ports that the gateway serves others on, and canaries.
+func (b *builder) ownHost(s *side) {
+	const group = "the host"
+	for _, c := range s.canaries {
+		to := netip.AddrPortFrom(c.at, c.port)
+		if c.at == s.loopback {
+			b.add(s, group, "UDP to its loopback address", to.String(), func(a *attack) {
+				a.send(b.udpFrame(s, to, a.task.Token))
+				a.refused(policy.ReasonHostPort, policy.ReasonProtectedRange)
+				a.canary, a.to, a.about = c, to, atAddress(to)
+				if s.box.Is6() { // the kernel drops ::1 from outside before any rule sees it
+					a.reasons, a.Expected = nil, "dropped"
+				}
+			})
+			continue
+		}
+		b.add(s, group, "TCP to a listening port", to.String(), func(a *attack) {
+			a.send(connect(to, a.task.Token))
+			a.refused(policy.ReasonHostPort)
+			a.canary, a.to, a.about = c, to, withProtocol(policy.TCP, atAddress(to))
+		})
+		b.add(s, group, "UDP to a listening port", to.String(), func(a *attack) {
+			a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
+			a.refused(policy.ReasonHostPort)
+			a.canary, a.to, a.about = c, to, withProtocol(policy.UDP, atAddress(to))
+		})
+	}
+	for _, at := range append([]netip.Addr{s.gateway}, s.host...) {
+		for _, p := range b.cfg.HostPorts {
+			to := netip.AddrPortFrom(at, p.Port)
+			b.add(s, group, p.Name, to.String(), func(a *attack) {
+				a.send(connect(to, httpRequest("GET", "/", to.String(), a.task.Token)))
+				a.refused(policy.ReasonHostPort)
+				a.to, a.about = to, atAddress(to)
+			})
+		}
+	}
+	sink := netip.AddrPortFrom(s.sink, 4242)
+	b.add(s, group, "UDP to the sink", sink.String(), func(a *attack) {
+		a.send(task{Kind: overUDP, To: sink, Data: [][]byte{a.task.Token}})
+		a.refused(policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonProtectedRange)
+		a.to, a.about = sink, atAddress(sink)
+	})
+}
+
+func withProtocol(p policy.Protocol, also func(audit.Event) bool) func(audit.Event) bool {
+	return func(e audit.Event) bool { return e.Protocol == p && also(e) }
+}
+
+// otherBoxes are attacks on the neighbour: another box, or an address that the next one will get.
+func (b *builder) otherBoxes(s *side) {
+	const group = "other boxes"
+	for _, t := range []struct {
+		name  string
+		proto policy.Protocol
+		port  uint16
+	}{{"TCP", policy.TCP, 80}, {"UDP", policy.UDP, 4242}, {"ping", policy.ICMP, 0}} {
+		to := netip.AddrPortFrom(s.another, t.port)
+		b.add(s, group, t.name, to.String(), func(a *attack) {
+			switch t.proto {
+			case policy.TCP:
+				a.send(connect(to, a.task.Token))
+			case policy.UDP:
+				a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
+			case policy.ICMP:
+				echo := echoRequest(s.box, to.Addr(), framePort, a.task.Token)
+				a.send(b.frame(s, ipPacket(s.box, to.Addr(), icmpProto(to.Addr()), echo)))
+			}
+			b.judgedAt(a, t.proto, to)
+			a.about = withProtocol(t.proto, a.about)
+		})
+	}
+	b.add(s, group, "claim another's address on the link", s.another.String(), func(a *attack) {
+		a.Expected = "the host's neighbour table stays as it is"
+		t := b.frame(s)
+		if s.box.Is4() {
+			t.EtherType, t.Data = unix.ETH_P_ARP, [][]byte{arpClaim(s.another, b.cfg.mac), arpClaim(s.gateway, b.cfg.mac)}
+		} else {
+			t.Data = [][]byte{neighbourClaim(s.box, s.gateway, s.another, b.cfg.mac)}
+		}
+		a.send(t)
+		a.read = func(r answer) (string, bool) { return "sent", false }
+		a.after = func() (string, bool) { return b.cfg.neighbours(s) }
+	})
+}
+
+// forgedSources are attacks with somebody else's address, to a place that the policy may even allow.
+func (b *builder) forgedSources(s *side) {
+	sources := []struct {
+		what string
+		addr netip.Addr
+	}{{"another box's address", s.another}, {"the gateway's address", s.gateway}, {"a stranger's address", s.stranger()}}
+	if len(s.host) > 0 {
+		sources = append(sources, struct {
+			what string
+			addr netip.Addr
+		}{"the host's address", s.host[0]})
+	}
+	if s.box.Is4() { // the kernel itself drops ::1 from outside
+		sources = append(sources, struct {
+			what string
+			addr netip.Addr
+		}{"a loopback address", s.loopback})
+	}
+	for _, src := range sources {
+		to := netip.AddrPortFrom(s.stranger(), 4242)
+		b.add(s, "forged sources", src.what, to.String(), func(a *attack) {
+			a.send(b.frame(s, b.datagram(src.addr, to, a.task.Token)))
+			a.refused(policy.ReasonSpoofed)
+			a.to, a.own, a.about = to, true, atAddress(to)
+		})
+	}
+}

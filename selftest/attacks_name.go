@@ -1,0 +1,130 @@
+package selftest
+
+import (
+	"net/netip"
+	"slices"
+
+	"boxgate/policy"
+)
+
+// noSuchName is what names of the self-test end in: nobody has it (RFC 2606).
+const noSuchName = ".boxgate-selftest.invalid"
+
+// names are attacks on decisions by name: names that are not allowed, and allowed names with another's address.
+func (b *builder) names(s *side) {
+	b.deniedName(s, "TLS, a name not allowed", "", 443, false)
+	b.deniedName(s, "TLS in one-byte segments", "", 443, true)
+	b.deniedName(s, "HTTP, a name not allowed", "", 80, false)
+	if pattern, name, ok := b.listed(b.cfg.Policy.Spec().DeniedDomains); ok {
+		b.deniedName(s, "TLS, a name on the denied list", name.String(), portOf(pattern, 443), false)
+	}
+	b.noName(s)
+	pattern, name, ok := b.listed(b.cfg.Policy.Spec().AllowedDomains)
+	if !ok {
+		return
+	}
+	b.deniedName(s, "TLS, an allowed name as a prefix", name.String()+noSuchName, portOf(pattern, 443), false)
+	b.deniedName(s, "TLS, an allowed name as a part", "evil-"+name.String(), portOf(pattern, 443), false)
+	b.ownerOnly(s, "TLS, an allowed name with another's address", name, portOf(pattern, 443))
+	b.ownerOnly(s, "HTTP, an allowed name with another's address", name, portOf(pattern, 80))
+}
+
+// listed returns a name that a list covers, the first that is no bare "*".
+func (b *builder) listed(list []string) (policy.Pattern, policy.Name, bool) {
+	for _, entry := range list {
+		p, err := policy.ParsePattern(entry)
+		if err != nil || p.Name().IsZero() {
+			continue
+		}
+		name := p.Name()
+		if p.IsWildcard() {
+			if name, err = policy.ParseName("boxgate-selftest." + name.String()); err != nil {
+				continue
+			}
+		}
+		return p, name, true
+	}
+	return policy.Pattern{}, policy.Name{}, false
+}
+
+func portOf(p policy.Pattern, usual uint16) uint16 {
+	if p.Port() != 0 {
+		return p.Port()
+	}
+	return usual
+}
+
+// deniedName connects to a stranger under a name that the policy denies; "" makes one up.
+func (b *builder) deniedName(s *side, attackName, name string, port uint16, byByte bool) {
+	to := netip.AddrPortFrom(s.stranger(), port)
+	b.add(s, "names", attackName, to.String(), func(a *attack) {
+		if name == "" {
+			name = string(a.task.Token) + noSuchName
+		}
+		n, err := policy.ParseName(name)
+		if err != nil {
+			a.skip("%s is too long to be a name", name)
+			return
+		}
+		stage, message := policy.StageConn, clientHello(name, a.task.Token)
+		if port == 80 {
+			stage, message = policy.StageHTTP, httpRequest("GET", "/", name, a.task.Token)
+		}
+		a.send(connect(to, message))
+		if byByte {
+			a.task.Data = slowly(message)
+		}
+		b.judged(a, policy.Request{Stage: stage, Name: n, Addr: to.Addr(), Port: port, Protocol: policy.TCP, Method: "GET", Path: "/"})
+		a.to, a.own, a.read, a.about = to, true, b.refusedByProxy, atAddressOrName(to, name)
+	})
+}
+
+// noName connects to a stranger with TLS that names nobody.
+func (b *builder) noName(s *side) {
+	to := netip.AddrPortFrom(s.stranger(), 443)
+	b.add(s, "names", "TLS without a name", to.String(), func(a *attack) {
+		a.send(connect(to, clientHello("", a.task.Token)))
+		b.judgedAt(a, policy.TCP, to, unnamed...)
+		a.own, a.read = true, b.refusedByProxy
+	})
+}
+
+// ownerOnly connects to a stranger under a name that is allowed. Whatever comes of it, it must not reach the stranger.
+func (b *builder) ownerOnly(s *side, attackName string, name policy.Name, port uint16) {
+	to := netip.AddrPortFrom(s.stranger(), port)
+	b.add(s, "names", attackName, to.String(), func(a *attack) {
+		message := clientHello(name.String(), a.task.Token)
+		if port == 80 {
+			message = httpRequest("HEAD", "/", name.String(), a.task.Token)
+		}
+		a.send(connect(to, message))
+		d := b.cfg.Policy.Decide(policy.Request{
+			Stage: policy.StageConn, Box: b.cfg.Box, Name: name, Addr: to.Addr(), Port: port, Protocol: policy.TCP,
+		})
+		a.to, a.own, a.about, a.read = to, true, atAddressOrName(to, name.String()), whatever
+		switch {
+		case !d.Allowed():
+			a.refused(d.Reason)
+			a.read = b.refusedByProxy
+		case !d.DialName && !b.cfg.Policy.Intercepts(name, port):
+			a.Expected = "allowed"
+			a.skip("the address is allowed by policy: %s", ruleOf(d))
+		default:
+			a.elsewhere = true
+			a.Expected = "reaches " + name.String() + " or nobody"
+		}
+	})
+}
+
+// whatever came back proves nothing: the wire tells.
+func whatever(r answer) (string, bool) {
+	if r.Outcome == outAnswer {
+		return "an answer, from the name's owner", false
+	}
+	return "no answer", false
+}
+
+// concat is append to a slice that others share.
+func concat(reasons []policy.Reason, more ...policy.Reason) []policy.Reason {
+	return append(slices.Clone(reasons), more...)
+}

@@ -1,0 +1,80 @@
+package selftest
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// explicit are attacks through the explicit proxy, which must decide as everything else does.
+func (b *builder) explicit(s *side) {
+	stranger := netip.AddrPortFrom(s.stranger(), 443)
+	b.connectTo(s, "CONNECT to an address not allowed", stranger, func(a *attack) { a.own = true })
+	metadata := netip.AddrPortFrom(netip.MustParseAddr("169.254.169.254"), 80)
+	if s.box.Is6() {
+		metadata = netip.MustParseAddrPort("[fd00:ec2::254]:80")
+	}
+	b.connectTo(s, "CONNECT to cloud metadata", metadata, nil)
+	for _, c := range s.canaries {
+		b.connectTo(s, "CONNECT to the host", netip.AddrPortFrom(c.at, c.port), func(a *attack) { a.canary = c })
+	}
+	b.add(s, "explicit proxy", "CONNECT to a name not allowed", "", func(a *attack) {
+		name := string(a.task.Token) + noSuchName
+		n, err := policy.ParseName(name)
+		if err != nil {
+			a.skip("%s is no name", name)
+			return
+		}
+		a.Target = name + ":443"
+		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", a.Target, a.Target)))
+		b.judged(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
+		a.about, a.read = aboutName(name, policy.StageConn), proxyStatus
+	})
+	b.add(s, "explicit proxy", "absolute-form request for metadata", metadata.String(), func(a *attack) {
+		a.send(connect(b.proxyOf(s), httpRequest("GET", "http://"+metadata.String()+"/", metadata.String(), a.task.Token)))
+		b.judged(a, policy.Request{Stage: policy.StageConn, Addr: metadata.Addr(), Port: metadata.Port(), Protocol: policy.TCP},
+			policy.ReasonHostPort)
+		a.to, a.read = metadata, proxyStatus
+		a.about = func(e audit.Event) bool { return e.Stage == policy.StageHTTP && atAddressOrName(metadata, "")(e) }
+	})
+}
+
+func (b *builder) proxyOf(s *side) netip.AddrPort {
+	return netip.AddrPortFrom(s.gateway, b.cfg.ExplicitPort)
+}
+
+// connectTo asks the explicit proxy for a tunnel to an address.
+func (b *builder) connectTo(s *side, name string, to netip.AddrPort, more func(*attack)) {
+	b.add(s, "explicit proxy", name, to.String(), func(a *attack) {
+		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)))
+		b.judged(a, policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP},
+			policy.ReasonHostPort, policy.ReasonNoName)
+		a.to, a.read = to, proxyStatus
+		a.about = func(e audit.Event) bool { return e.Stage == policy.StageConn && atAddress(to)(e) }
+		if more != nil {
+			more(a)
+		}
+	})
+}
+
+// proxyStatus: a refusal is a status of the 400s.
+func proxyStatus(r answer) (string, bool) {
+	switch {
+	case r.Outcome != outAnswer:
+		return "no answer", false
+	case bytes.HasPrefix(r.Data, []byte("HTTP/1.1 4")):
+		return "HTTP " + string(r.Data[9:12]), false
+	default:
+		line, _, _ := bytes.Cut(r.Data, []byte("\r\n"))
+		return fmt.Sprintf("ANSWERED: %.40q", line), true
+	}
+}
+
+// atAddressOrName selects the decisions about an address and port, or a name.
+func atAddressOrName(to netip.AddrPort, name string) func(audit.Event) bool {
+	at := atAddress(to)
+	return func(e audit.Event) bool { return at(e) || name != "" && e.Name == name || e.Name == to.Addr().String() }
+}

@@ -1,0 +1,97 @@
+package selftest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+)
+
+// canary listens on an address of the host that no box may reach, on a port of its own, TCP and UDP.
+type canary struct {
+	at     netip.Addr
+	port   uint16
+	tcp    net.Listener
+	udp    net.PacketConn
+	prefix []byte
+	boxes  []netip.Addr
+	hitTCP atomic.Bool
+	hitUDP atomic.Bool
+}
+
+// openCanary listens at addr. Only packets with a token or from the box count: others may scan the host.
+func openCanary(addr netip.Addr, prefix []byte, box ...netip.Addr) (*canary, error) {
+	c := &canary{at: addr, prefix: prefix, boxes: box}
+	var errs []error
+	for range 10 { // until a port is free for both
+		ln, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
+		if err != nil {
+			return nil, fmt.Errorf("canary on %v: %w", addr, err)
+		}
+		port := ln.Addr().(*net.TCPAddr).AddrPort().Port()
+		pc, err := net.ListenPacket("udp", netip.AddrPortFrom(addr, port).String())
+		if err != nil {
+			errs = append(errs, err, ln.Close())
+			continue
+		}
+		c.tcp, c.udp, c.port = ln, pc, port
+		go c.accept()
+		go c.receive()
+		return c, nil
+	}
+	return nil, fmt.Errorf("canary on %v: %w", addr, errors.Join(errs...))
+}
+
+func (c *canary) close() {
+	_ = c.tcp.Close()
+	_ = c.udp.Close()
+}
+
+// reached reports whether anything of the box arrived, by TCP or by datagrams.
+func (c *canary) reached(k kind) bool {
+	if k == overTCP {
+		return c.hitTCP.Load()
+	}
+	return c.hitUDP.Load()
+}
+
+func (c *canary) accept() {
+	for {
+		conn, err := c.tcp.Accept()
+		if err != nil {
+			return
+		}
+		if c.isBox(conn.RemoteAddr()) {
+			c.hitTCP.Store(true)
+		}
+		_ = conn.Close()
+	}
+}
+
+func (c *canary) receive() {
+	buf := make([]byte, maxAnswer)
+	for {
+		n, from, err := c.udp.ReadFrom(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil && (c.isBox(from) || bytes.Contains(buf[:n], c.prefix)) {
+			c.hitUDP.Store(true)
+		}
+	}
+}
+
+func (c *canary) isBox(a net.Addr) bool {
+	from, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return true
+	}
+	for _, b := range c.boxes {
+		if from.Addr().Unmap() == b {
+			return true
+		}
+	}
+	return false
+}

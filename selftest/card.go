@@ -1,0 +1,53 @@
+package selftest
+
+import (
+	"time"
+
+	"boxgate/policy"
+)
+
+// Verdict is how one attack came out. The zero value says that it was not run.
+type Verdict uint8
+
+// The verdicts.
+const (
+	NotRun  Verdict = iota // nothing is known
+	Tight                  // refused as the policy promises, and logged
+	Hole                   // something got through, or the refusal was not the one promised
+	Skipped                // without meaning for this policy, which allows it or has nothing of the kind
+)
+
+// String returns the word of the scorecard.
+func (v Verdict) String() string {
+	switch v {
+	case Tight:
+		return "tight"
+	case Hole:
+		return "hole"
+	case Skipped:
+		return "skipped"
+	default:
+		return "not_run"
+	}
+}
+
+// Line is one attack over one address family.
+type Line struct {
+	Group    string
+	Attack   string
+	Family   string // "ipv4" or "ipv6"
+	Target   string
+	Expected string // what the policy in force promises
+	Seen     string // what the box saw, and what was logged
+	Verdict  Verdict
+	Why      string // for every verdict but Tight
+}
+
+// Card is the outcome of a run.
+type Card struct {
+	Mode     policy.Mode
+	Version  uint64 // of the policy that was tested
+	Started  time.Time
+	Duration time.Duration
+	Lines    []Line
+}

@@ -1,0 +1,86 @@
+package selftest
+
+import (
+	"fmt"
+	"slices"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// judge holds all that a run brought to light.
+type judge struct {
+	answers   map[int]answer
+	sightings []sighting
+	missed    int // packets that the watch of the host's interfaces was not shown
+	logged    map[int]audit.Event
+}
+
+// line is the verdict on one attack. What got through is looked for first: no decision in the log makes up for it.
+func (j *judge) line(a *attack) Line {
+	l := a.Line
+	if l.Verdict == Skipped {
+		return l
+	}
+	r, ok := j.answers[a.task.ID]
+	if !ok || r.Outcome == outFailed {
+		l.Verdict, l.Why = NotRun, "it could not be sent"
+		if r.Error != "" {
+			l.Why += ": " + r.Error
+		}
+		return l
+	}
+	read := a.read
+	if read == nil {
+		read = refusedAtOnce
+	}
+	seen, hole := read(r)
+	l.Seen = seen
+	event, isLogged := j.logged[a.task.ID]
+	if isLogged {
+		l.Seen += ", logged " + string(event.Reason)
+	}
+	if a.after != nil {
+		l.Seen, hole = a.after()
+	}
+	switch leak, leaked := j.leak(a); {
+	case leaked:
+		l.Verdict, l.Why = Hole, leak
+	case a.canary != nil && a.canary.reached(a.task.Kind):
+		l.Verdict, l.Why = Hole, "it arrived at the listener on "+a.task.To.String()
+	case hole:
+		l.Verdict, l.Why = Hole, "it was answered"
+		if a.after != nil {
+			l.Why = l.Seen
+		}
+	case len(a.reasons) > 0 && !isLogged:
+		l.Verdict, l.Why = Hole, "no decision was logged"
+	case len(a.reasons) > 0 && !slices.Contains(a.reasons, event.Reason):
+		l.Verdict, l.Why = Hole, wrongReason(a.reasons[0], event.Reason)
+	case j.missed > 0:
+		l.Verdict, l.Why = NotRun, fmt.Sprintf("%d packets on the host's interfaces came too fast to be looked at", j.missed)
+	default:
+		l.Verdict = Tight
+	}
+	return l
+}
+
+func wrongReason(want, got policy.Reason) string {
+	return fmt.Sprintf("refused, but not for %s: that rule does not stand, and %s stood behind it", want, got)
+}
+
+// leak looks for a packet of the attack where none may be.
+func (j *judge) leak(a *attack) (string, bool) {
+	for _, s := range j.sightings {
+		atTarget := s.to.Addr().Unmap() == a.to.Addr().Unmap()
+		switch {
+		case s.task == a.task.ID && (!a.elsewhere || atTarget):
+		case s.first.IsValid() && a.task.Kind == overTCP && s.first == a.task.To:
+		case a.own && atTarget:
+		default:
+			continue
+		}
+		return fmt.Sprintf("a packet left by %s to %v", linkName(s.link), s.to), true
+	}
+	return "", false
+}

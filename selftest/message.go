@@ -1,0 +1,69 @@
+package selftest
+
+import (
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// httpRequest is a request with the token in it.
+func httpRequest(method, target, host string, token []byte) []byte {
+	return fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: boxgate-selftest/%s\r\nConnection: close\r\n\r\n",
+		method, target, host, token)
+}
+
+// clientHello is the first message of a TLS client that asks for name ("": none), with the token among the protocols it
+// offers, where it can be seen on the wire.
+func clientHello(name string, token []byte) []byte {
+	var hello recording
+	// The handshake fails as soon as the first message is written, which is all that is wanted of it.
+	_ = tls.Client(&hello, &tls.Config{
+		ServerName: name, InsecureSkipVerify: true, NextProtos: []string{string(token), "http/1.1"},
+		CurvePreferences: []tls.CurveID{tls.X25519}, // a post-quantum share would fill a second segment
+	}).Handshake()
+	return hello.Bytes()
+}
+
+// recording is a connection that keeps what is written and never answers.
+type recording struct{ bytes.Buffer }
+
+func (*recording) Read([]byte) (int, error)         { return 0, io.EOF }
+func (*recording) Close() error                     { return nil }
+func (*recording) LocalAddr() net.Addr              { return nil }
+func (*recording) RemoteAddr() net.Addr             { return nil }
+func (*recording) SetDeadline(time.Time) error      { return nil }
+func (*recording) SetReadDeadline(time.Time) error  { return nil }
+func (*recording) SetWriteDeadline(time.Time) error { return nil }
+
+// slowly cuts a message into pieces of a byte.
+func slowly(message []byte) [][]byte {
+	var pieces [][]byte
+	for i := range message {
+		pieces = append(pieces, message[i:i+1])
+	}
+	return pieces
+}
+
+// refusedByProxy: the proxy takes the connection to read the name, and refuses in the words of the protocol.
+func (b *builder) refusedByProxy(r answer) (string, bool) {
+	const alert, handshake = 21, 22 // record types (RFC 8446, 5.1)
+	switch {
+	case r.Outcome == outClosed:
+		return "closed", false
+	case r.Outcome == outOpen: // the decision must still be logged, and nothing have left
+		return "no answer", false
+	case r.Outcome != outAnswer:
+		return refusedAtOnce(r)
+	case len(r.Data) > 0 && r.Data[0] == alert:
+		return "TLS alert", false
+	case len(r.Data) > 0 && r.Data[0] == handshake && b.cfg.DenyPage:
+		return "TLS to the denial page", false
+	case bytes.HasPrefix(r.Data, []byte("HTTP/1.1 4")):
+		return "HTTP " + string(r.Data[9:12]), false
+	default:
+		return refusedAtOnce(r)
+	}
+}

@@ -1,0 +1,52 @@
+package selftest
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxPlan bounds what a probing process reads.
+const maxPlan = 4 << 20
+
+// Probe is the probing process: it reads a plan from in, sends the traffic, and writes a report to out. Run starts it in
+// the box's network namespace, without privileges. It needs no file and no environment.
+func Probe(in io.Reader, out io.Writer) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("giving up privileges: %w", err)
+	}
+	var p plan
+	if err := json.NewDecoder(io.LimitReader(in, maxPlan)).Decode(&p); err != nil {
+		return fmt.Errorf("the plan was not understood: %w", err)
+	}
+	send := sendSocket
+	if p.Raw {
+		link, err := openLink(p.Tasks)
+		if err != nil {
+			return err
+		}
+		defer link.close()
+		send = link.send
+	}
+	return json.NewEncoder(out).Encode(report{Answers: perform(p.Tasks, send)})
+}
+
+// perform runs the tasks side by side, each at its time.
+func perform(tasks []task, send func(task) answer) []answer {
+	answers := make([]answer, len(tasks))
+	start := time.Now()
+	var running sync.WaitGroup
+	for i, t := range tasks {
+		running.Go(func() {
+			time.Sleep(time.Until(start.Add(t.After)))
+			answers[i] = send(t)
+			answers[i].ID = t.ID
+		})
+	}
+	running.Wait()
+	return answers
+}

@@ -1,0 +1,154 @@
+package selftest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// link puts frames on the box's interface and reads what comes back. Safe for concurrent use.
+type link struct {
+	file    *os.File
+	raw     syscall.RawConn
+	index   int
+	own     net.HardwareAddr
+	gateway net.HardwareAddr
+	tasks   []task
+
+	mu      sync.Mutex
+	answers map[int]chan answer
+}
+
+// openLink finds the interface that leads out, and its other end. Reading begins before anything is sent.
+func openLink(tasks []task) (*link, error) {
+	l := &link{tasks: tasks, answers: map[int]chan answer{}}
+	for _, t := range tasks {
+		l.answers[t.ID] = make(chan answer, 1)
+	}
+	if err := l.findWayOut(); err != nil {
+		return nil, err
+	}
+	protocol := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}) // in network order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	l.file = os.NewFile(uintptr(fd), "link")
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: l.index}); err != nil {
+		return nil, errors.Join(err, l.file.Close())
+	}
+	if l.raw, err = l.file.SyscallConn(); err != nil {
+		return nil, errors.Join(err, l.file.Close())
+	}
+	go l.read()
+	return l, nil
+}
+
+func (l *link) close() { _ = l.file.Close() }
+
+// findWayOut reads the default route and the neighbour behind it.
+func (l *link) findWayOut() error {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteList(nil, family)
+		if err != nil {
+			return fmt.Errorf("the box's routes: %w", err)
+		}
+		for _, r := range routes {
+			if r.Gw == nil || r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+				continue
+			}
+			l.index = r.LinkIndex
+			neighbours, err := netlink.NeighList(r.LinkIndex, family)
+			if err != nil {
+				return fmt.Errorf("the box's neighbours: %w", err)
+			}
+			for _, n := range neighbours {
+				if n.IP.Equal(r.Gw) && len(n.HardwareAddr) == 6 {
+					l.gateway = n.HardwareAddr
+				}
+			}
+		}
+	}
+	if l.index == 0 || l.gateway == nil {
+		return errors.New("the box has no default route with a known neighbour")
+	}
+	dev, err := netlink.LinkByIndex(l.index)
+	if err != nil {
+		return fmt.Errorf("the box's interface: %w", err)
+	}
+	l.own = dev.Attrs().HardwareAddr
+	return nil
+}
+
+// send puts a task's packets on the link and waits for an answer that is about one of them.
+func (l *link) send(t task) answer {
+	for _, packet := range t.Data {
+		frame := append(append([]byte(nil), l.gateway...), l.own...)
+		frame = binary.BigEndian.AppendUint16(frame, t.EtherType)
+		frame = append(frame, packet...)
+		for len(frame) < 60 { // what the shortest frame holds
+			frame = append(frame, 0)
+		}
+		if _, err := l.file.Write(frame); err != nil {
+			return answer{Outcome: outFailed, Error: err.Error()}
+		}
+	}
+	select {
+	case a := <-l.answers[t.ID]:
+		return a
+	case <-time.After(wait):
+		return answer{Outcome: outSilent}
+	}
+}
+
+// read sorts what arrives to the tasks, by their tokens, until the link is closed.
+func (l *link) read() {
+	buf := make([]byte, maxAnswer)
+	for {
+		var n int
+		var from unix.Sockaddr
+		err := l.raw.Read(func(fd uintptr) bool {
+			var err error
+			n, from, err = unix.Recvfrom(int(fd), buf, 0)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		if err != nil {
+			return
+		}
+		ll, ok := from.(*unix.SockaddrLinklayer)
+		if !ok || n < 14 || ll.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		p, ok := readPacket(buf[14:n])
+		if !ok {
+			continue
+		}
+		for _, t := range l.tasks {
+			if len(t.Token) > 0 && bytes.Contains(buf[14:n], t.Token) {
+				l.answered(t.ID, p)
+			}
+		}
+	}
+}
+
+func (l *link) answered(id int, p seenPacket) {
+	a := answer{Outcome: outAnswer}
+	if p.proto == unix.IPPROTO_ICMP && p.kind == 3 || p.proto == unix.IPPROTO_ICMPV6 && p.kind == 1 {
+		a.Outcome = outRefused // destination unreachable
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case l.answers[id] <- a:
+	default: // one is enough
+	}
+}

@@ -1,0 +1,104 @@
+package selftest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// nobody is the user and group that the probing process runs as.
+const nobody = 65534
+
+// probeTimeout bounds a probing process. Its tasks are over long before.
+const probeTimeout = 9 * time.Second
+
+// startProbe runs a plan in the network namespace and returns its report. The process starts as nobody, with no
+// capability but, for frames, that of opening a packet socket; it inherits no environment and no file.
+func startProbe(ctx context.Context, netns string, command []string, p plan) (report, error) {
+	if len(p.Tasks) == 0 {
+		return report{}, nil
+	}
+	in, err := json.Marshal(p)
+	if err != nil {
+		return report{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	var out, errout bytes.Buffer
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &limited{w: &errout, left: 4096}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Setpgid: true}
+	if p.Raw {
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_RAW}
+	}
+	cmd.WaitDelay = time.Second
+	if err := startIn(netns, cmd); err != nil {
+		return report{}, fmt.Errorf("the probing process cannot be started: %w", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return report{}, fmt.Errorf("the probing process failed: %w (%s)", err, strings.TrimSpace(errout.String()))
+	}
+	var r report
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		return report{}, fmt.Errorf("the report of the probing process was not understood: %w", err)
+	}
+	return r, nil
+}
+
+// limited drops what is over the limit.
+type limited struct {
+	w    io.Writer
+	left int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	n := min(len(b), l.left)
+	l.left -= n
+	_, err := l.w.Write(b[:n])
+	return len(b), err
+}
+
+// startIn starts cmd from a thread that is in the network namespace. A thread that cannot be put back stays locked, ends
+// with its goroutine and never runs anything else.
+func startIn(netns string, cmd *exec.Cmd) error {
+	ns, err := os.Open(netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("entering the box's network namespace: %w", err)
+			return
+		}
+		err = cmd.Start()
+		back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+		if back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- errors.Join(err, back)
+	}()
+	return <-done
+}

@@ -1,0 +1,148 @@
+package selftest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// sighting is a packet of a probe on an interface that is not the box's own.
+type sighting struct {
+	link  int
+	to    netip.AddrPort // where it was going
+	task  int            // whose token it carries; -1: none
+	first netip.AddrPort // of a connection request of the box: where it was going when it left the box
+}
+
+// wire watches all interfaces of the host. A packet of the box belongs on the box's own interface; anywhere else it is
+// one that was let through. It is known again by the token in its payload; a connection request, which has none, by its
+// sequence number, which address translation leaves alone; and a packet to an address that nobody else would send
+// anything to, by that address, even if the gateway itself sent it.
+type wire struct {
+	box    int    // index of the box's interface
+	prefix []byte // of every token
+	file   *os.File
+	raw    syscall.RawConn
+	ended  chan struct{}
+
+	mu        sync.Mutex
+	requests  map[uint32]netip.AddrPort // connection requests of the box, by sequence number
+	watched   map[netip.Addr]bool
+	sightings []sighting
+}
+
+// snap is how much of a packet is read: the token of a ClientHello stands far into it.
+const snap = 2048
+
+// openWire begins to watch. watched are addresses that nobody but a probe sends to.
+func openWire(box int, prefix []byte, watched []netip.Addr) (*wire, error) {
+	w := &wire{box: box, prefix: prefix, ended: make(chan struct{}), requests: map[uint32]netip.AddrPort{}, watched: map[netip.Addr]bool{}}
+	for _, a := range watched {
+		w.watched[a] = true
+	}
+	protocol := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}) // in network order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("watching the host's interfaces: %w", err)
+	}
+	w.file = os.NewFile(uintptr(fd), "wire")
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol}))
+	if err == nil {
+		w.raw, err = w.file.SyscallConn()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("watching the host's interfaces: %w", err), w.file.Close())
+	}
+	go w.read()
+	return w, nil
+}
+
+// close ends the watch and returns what was seen, and how many packets the kernel could not show because too many came.
+func (w *wire) close() (seen []sighting, missed int, err error) {
+	var stats *unix.TpacketStats
+	ctlErr := w.raw.Control(func(fd uintptr) {
+		stats, err = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
+	})
+	err = errors.Join(err, ctlErr, w.file.Close())
+	<-w.ended
+	if err != nil {
+		return nil, 0, fmt.Errorf("watching the host's interfaces: %w", err)
+	}
+	return w.sightings, int(stats.Drops), nil
+}
+
+func (w *wire) read() {
+	defer close(w.ended)
+	buf := make([]byte, snap)
+	for {
+		var n int
+		var from unix.Sockaddr
+		var readErr error
+		err := w.raw.Read(func(fd uintptr) bool {
+			n, from, readErr = unix.Recvfrom(int(fd), buf, 0)
+			return !errors.Is(readErr, unix.EAGAIN)
+		})
+		if err != nil {
+			return
+		}
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && readErr == nil {
+			w.look(ll, buf[:n])
+		}
+	}
+}
+
+// look notes a packet if it is a probe's. The box's own interface tells what left the box, and nothing else.
+func (w *wire) look(ll *unix.SockaddrLinklayer, b []byte) {
+	p, ok := readPacket(b)
+	if !ok {
+		return
+	}
+	request := p.proto == unix.IPPROTO_TCP && p.flags&(tcpSYN|tcpACK) == tcpSYN
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ll.Ifindex == w.box {
+		if request && ll.Pkttype != unix.PACKET_OUTGOING {
+			w.requests[p.seq] = p.dst
+		}
+		return
+	}
+	s := sighting{link: ll.Ifindex, to: p.dst, task: w.token(b)}
+	if request {
+		s.first = w.requests[p.seq]
+	}
+	if s.task >= 0 || s.first.IsValid() || w.watched[p.dst.Addr()] {
+		w.sightings = append(w.sightings, s)
+	}
+}
+
+// token finds whose token a packet carries.
+func (w *wire) token(b []byte) int {
+	at := bytes.Index(bytes.ToLower(b), w.prefix)
+	if at < 0 || len(b) < at+len(w.prefix)+tokenDigits {
+		return -1
+	}
+	id, err := hex.DecodeString(string(bytes.ToLower(b[at+len(w.prefix) : at+len(w.prefix)+tokenDigits])))
+	if err != nil {
+		return -1
+	}
+	return int(binary.BigEndian.Uint16(id))
+}
+
+// linkName is how people know an interface.
+func linkName(index int) string {
+	if i, err := net.InterfaceByIndex(index); err == nil {
+		return i.Name
+	}
+	return fmt.Sprintf("interface %d", index)
+}
