@@ -89,18 +89,21 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 // judgeGatewayPorts opens the only ports of the host that boxes reach.
 func (t *txn) judgeGatewayPorts(c *Config) {
 	for _, l4 := range []match{tcp, udp} {
-		t.rule(chainJudgeBox, "DNS, whatever server is asked: see chain dns", l4, destPort(53), setMark(markLocal), accept())
+		t.rule(chainJudgeBox, "DNS, whatever server is asked: see chain dns", l4, destPort(53), jumpTo(chainGateway))
 		for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-			t.rule(chainJudgeBox, "the gateway's DNS", destIs(a), l4, destPort(c.DNSPort), setMark(markLocal), accept())
+			t.rule(chainJudgeBox, "the gateway's DNS", destIs(a), l4, destPort(c.DNSPort), jumpTo(chainGateway))
 		}
 	}
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-		t.rule(chainJudgeBox, "the explicit proxy", destIs(a), tcp, destPort(c.ExplicitPort), setMark(markLocal), accept())
+		t.rule(chainJudgeBox, "the explicit proxy", destIs(a), tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
 	}
 }
 
 // writeTargets: where a judged packet goes.
 func (t *txn) writeTargets(c *Config, s *staticSets) {
+	t.rule(chainGateway, "", jump(chainAdmitOwn))
+	t.rule(chainGateway, "", setMark(markLocal), accept())
+	t.rule(chainProxy, "", jump(chainAdmitOwn))
 	for _, f := range families {
 		t.rule(chainProxy, "the destination stays as it is; the socket is the proxy's", ofFamily(f), tcp,
 			toSocket(f, c.ProxyPort), setMark(markProxy), accept())
@@ -112,6 +115,7 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}}
 	t.rule(chainPass, "", proto(unix.IPPROTO_ICMP), jumpTo(chainPassICMP))
 	t.rule(chainPass, "", proto(unix.IPPROTO_ICMPV6), jumpTo(chainPassICMP))
+	t.rule(chainPass, "", jump(chainAdmit))
 	t.rule(chainPass, "", ctState(stateNew), forwarded)
 	t.rule(chainPass, "", setMark(markForward), accept())
 
@@ -132,6 +136,27 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPing, "", perInterface(s.pings, &expr.Limit{Type: expr.LimitTypePkts, Rate: 10,
 		Unit: expr.LimitTimeSecond, Burst: 20}), setMark(markForward), accept())
 	t.rule(chainPing, "", counted(countPings), drop())
+}
+
+// writeAdmission keeps one box from filling the host's connection table. The two limits are apart, so that a box that
+// has all the connections it may have can still look up names.
+func (t *txn) writeAdmission(c *Config, s *staticSets) {
+	const why = "connections at once, for each box"
+	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts} {
+		t.rule(chain, why, ctState(stateNew), unconfirmed(), perInterface(set, &expr.Connlimit{Count: c.FlowLimit,
+			Flags: expr.NFT_CONNLIMIT_F_INV}), refuse(policy.ReasonLimit))
+	}
+}
+
+// unconfirmed holds for the first packet of a connection. Later ones may be "new" too, as long as no answer has come, and
+// the kernel's count would take each for another connection.
+func unconfirmed() match {
+	const confirmed = 1 << 3 // IPS_CONFIRMED (linux/netfilter/nf_conntrack_common.h)
+	return match{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: r1},
+		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4, Mask: native32(confirmed), Xor: native32(0)},
+		eq(native32(0)),
+	}
 }
 
 // transparentSocket holds when the packet is for a socket with IP_TRANSPARENT, which a program has only if it asked for it

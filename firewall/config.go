@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// Config says where boxes live and where the gateway listens. All fields but LogGroup, Explain, Audit and Log are needed.
+// Config says where boxes live and where the gateway listens. What stands before LogGroup is needed.
 type Config struct {
 	PoolV4, PoolV6       netip.Prefix // every box has one address of each
 	GatewayV4, GatewayV6 netip.Addr   // the gateway's own addresses inside the pools, put on lo
@@ -25,6 +25,11 @@ type Config struct {
 
 	LogGroup uint16 // NFLOG group of the refusals; 0 takes the default
 
+	// FlowLimit is how many connections of one box the kernel forwards at once, and how many lead to the gateway at once;
+	// 0 takes the default, 16384. More are refused with reason limit. The host's connection table
+	// (net.netfilter.nf_conntrack_max) should have room for the boxes that are busy at once.
+	FlowLimit uint32
+
 	// Explain answers with the policy's own decision on a refused or forwarded packet, for the rule and reason of the
 	// event. It decides nothing here and may be nil.
 	Explain func(policy.Request) policy.Decision
@@ -36,7 +41,10 @@ type Config struct {
 // Recorder takes the events. Record must not block.
 type Recorder interface{ Record(audit.Event) }
 
-const defaultLogGroup = 4517
+const (
+	defaultLogGroup  = 4517
+	defaultFlowLimit = 16384
+)
 
 // complete fills defaults and says everything that is wrong at once.
 func (c *Config) complete() error {
@@ -45,6 +53,9 @@ func (c *Config) complete() error {
 	}
 	if c.LogGroup == 0 {
 		c.LogGroup = defaultLogGroup
+	}
+	if c.FlowLimit == 0 {
+		c.FlowLimit = defaultFlowLimit
 	}
 	var errs []error
 	c.PoolV4, c.PoolV6 = c.PoolV4.Masked(), c.PoolV6.Masked()

@@ -92,7 +92,8 @@ func (r *reports) refused(m netlink.Message) {
 // withRule adds the rule of the policy, where the policy agrees that this is refused. What the kernel knows only as "no
 // list has it" the policy may know better.
 func (r *reports) withRule(e audit.Event) audit.Event {
-	if e.Reason == policy.ReasonSpoofed || e.Reason == policy.ReasonProtocol || e.Reason == policy.ReasonHostPort {
+	switch e.Reason {
+	case policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonLimit:
 		return e
 	}
 	d, ok := r.explain(e)
@@ -164,26 +165,16 @@ func (r *reports) remember(k countKey, e audit.Event) {
 	c.dirty, c.last = true, e
 }
 
-// countSuppressed records, at most once a second for each box and reason, one event for the packets that the kernel
-// refused without logging them one by one.
+// countSuppressed records, for each box and reason, one event for the packets that the kernel refused without logging them
+// one by one.
 func (r *reports) countSuppressed() {
-	defer r.running.Done()
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-r.done:
-			return
-		case <-tick.C:
-		}
-		for _, reason := range r.dirtyReasons() {
-			seen, err := readSeen(r.counters, reason)
-			if err != nil {
-				r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
-			} // without counters settle forgets the reason
-			for _, e := range r.settle(reason, seen) {
-				r.cfg.Audit.Record(r.withRule(e))
-			}
+	for _, reason := range r.dirtyReasons() {
+		seen, err := readSeen(r.counters, reason)
+		if err != nil {
+			r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
+		} // without counters settle forgets the reason
+		for _, e := range r.settle(reason, seen) {
+			r.cfg.Audit.Record(r.withRule(e))
 		}
 	}
 }

@@ -29,6 +29,7 @@ type reports struct {
 	byIndex map[int]*tracked
 	byAddr  map[netip.Addr]*tracked
 	counts  map[countKey]*count
+	tallies map[tallyKey]*tally
 }
 
 // tracked is what events need to know of a box.
@@ -47,7 +48,7 @@ func (f *Firewall) startReports() error {
 		return nil
 	}
 	r := &reports{cfg: &f.cfg, done: make(chan struct{}), byIndex: map[int]*tracked{},
-		byAddr: map[netip.Addr]*tracked{}, counts: map[countKey]*count{}}
+		byAddr: map[netip.Addr]*tracked{}, counts: map[countKey]*count{}, tallies: map[tallyKey]*tally{}}
 	f.reports = r
 	refused, err := r.dial(int(f.ns))
 	if err != nil {
@@ -69,7 +70,7 @@ func (f *Firewall) startReports() error {
 	r.running.Add(3)
 	go r.read(refused, r.refused)
 	go r.read(flows, r.flow)
-	go r.countSuppressed()
+	go r.everySecond()
 	return nil
 }
 
@@ -102,6 +103,23 @@ func (r *reports) read(c *netfilter.Conn, handle func(netlink.Message)) {
 		for _, m := range messages {
 			handle(m)
 		}
+	}
+}
+
+// everySecond records the events that stand for several.
+func (r *reports) everySecond() {
+	defer r.running.Done()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.done:
+			r.endSecond()
+			return
+		case <-tick.C:
+		}
+		r.countSuppressed()
+		r.endSecond()
 	}
 }
 

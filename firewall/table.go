@@ -28,6 +28,9 @@ const (
 	chainPass     = "pass"
 	chainPassICMP = "pass_icmp"
 	chainPing     = "pass_ping"
+	chainGateway  = "to_gateway"
+	chainAdmit    = "admit"         // is there room for one more forwarded connection?
+	chainAdmitOwn = "admit_gateway" // … and for one more to the gateway?
 	chainDNS      = "dns"
 	chainInput    = "input"
 	chainForward  = "forward"
@@ -40,7 +43,7 @@ const (
 // that matched nothing is not_allowed or deny_all, the event asks the policy.
 var refusals = []policy.Reason{
 	policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonProtectedRange,
-	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox,
+	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox, policy.ReasonLimit,
 }
 
 // Counters of packets that are dropped without an event.
@@ -70,6 +73,8 @@ type staticSets struct {
 	replies   *nftables.Set            // interface . connection mark: answers that may go in
 	flows     *nftables.Set            // connection marks of forwarded connections
 	pings     *nftables.Set            // echo requests per interface
+	forwards  *nftables.Set            // forwarded connections per interface
+	accepts   *nftables.Set            // connections to the gateway per interface
 }
 
 // declareSets makes the sets, or finds the ones that are there.
@@ -89,6 +94,7 @@ func (t *txn) declareSets() *staticSets {
 		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)})
 	s.flows = t.set(&nftables.Set{Name: "flows", KeyType: nftables.TypeMark, KeyByteOrder: host})
 	s.pings = t.meter("pings")
+	s.forwards, s.accepts = t.census("forwards"), t.census("accepts")
 	return s
 }
 
@@ -101,9 +107,16 @@ func (t *txn) meter(name string) *nftables.Set {
 		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
 }
 
-// layout changes whenever a hook, a set's type or a pool changes: such a table is replaced, not updated.
+// census makes a set of connections per interface. The kernel takes an interface away when its last connection is gone, so
+// there is no timeout (and cannot be).
+func (t *txn) census(name string) *nftables.Set {
+	return t.set(&nftables.Set{Name: name, Dynamic: true, Size: 65535, KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian})
+}
+
+// layout changes whenever a hook, a set's type, a pool or what a meter holds changes: such a table is replaced, not updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 1, pools %v %v", c.PoolV4, c.PoolV6)
+	return fmt.Sprintf("layout 2, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
 // install writes the static part in one transaction. A table of the same layout keeps its sets, maps and box chains:
@@ -129,6 +142,7 @@ func (f *Firewall) install(keep bool) error {
 		t.writeGuard(&f.cfg, s)
 		t.writeJudge(&f.cfg, s)
 		t.writeTargets(&f.cfg, s)
+		t.writeAdmission(&f.cfg, s)
 		t.writeHooks(&f.cfg, s)
 		t.rule(chainAbout, stamp, counter())
 	}, func(c *nftables.Conn) (bool, error) { return stamped(c, chainAbout, stamp) })
@@ -147,7 +161,7 @@ func (t *txn) declareCounters() {
 // declareChains makes all static chains before any rule, so that rules can refer to each other's chains.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainProxy, chainPass,
-		chainPassICMP, chainPing, chainReject} {
+		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainReject} {
 		t.chain(name)
 	}
 	for _, r := range refusals {
