@@ -1,6 +1,11 @@
 package proxy
 
-import "boxgate/policy"
+import (
+	"net/netip"
+	"slices"
+
+	"boxgate/policy"
+)
 
 // verdict is the decision on a connection, and what to do if it allows.
 type verdict struct {
@@ -39,7 +44,7 @@ func (c *conn) judge(pol *policy.Compiled, f first) verdict {
 	case kindTLS:
 		return c.judgeTLS(pol, f)
 	case kindBadTLS:
-		return onlyByAddress(c.ask(pol, c.bound))
+		return c.unread(pol, onlyByAddress(c.ask(pol, c.bound)))
 	default:
 		return c.judgeUnnamed(pol)
 	}
@@ -70,9 +75,40 @@ func (c *conn) judgeTLS(pol *policy.Compiled, f first) verdict {
 		return v.refused(policy.ReasonNoName)
 	case v.decision.Reason == policy.ReasonNotAllowed && name.IsZero():
 		return v.refused(policy.ReasonNoName)
+	case v.intercept || !v.byAddress() || !c.p.ruled(pol, c.box.ID, c.orig):
+		return v
+	case name.IsZero():
+		return v.refused(policy.ReasonNoName)
+	case !resolvable(pol, c.box.ID, name):
+		return v.refused(policy.ReasonAuthorityMismatch)
 	default:
+		v.decision.DialName = true // it goes to the owner of the name, not to the host that has the rule
 		return v
 	}
+}
+
+// byAddress reports whether the connection may go to the address as it is.
+func (v verdict) byAddress() bool { return v.decision.Allowed() && !v.decision.DialName }
+
+// unread refuses bytes without a name to an address of a host whose requests are judged: they might be for that host.
+func (c *conn) unread(pol *policy.Compiled, v verdict) verdict {
+	if v.byAddress() && c.p.ruled(pol, c.box.ID, c.orig) {
+		return v.refused(policy.ReasonProtocol)
+	}
+	return v
+}
+
+// ruled reports whether the box was told this address for a host whose requests are judged on the port. What goes there
+// by the address alone, under another name or none, would pass the interceptor by.
+func (p *Proxy) ruled(pol *policy.Compiled, box policy.BoxID, to netip.AddrPort) bool {
+	return to.Addr().IsValid() && slices.ContainsFunc(p.cfg.Resolver.GrantedNames(box, to.Addr()), func(n policy.Name) bool {
+		return pol.Intercepts(n, to.Port())
+	})
+}
+
+// resolvable reports whether a name may be asked of the upstream DNS servers for the box.
+func resolvable(pol *policy.Compiled, box policy.BoxID, name policy.Name) bool {
+	return pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: name}).Allowed() || pol.ResolvesOthers()
 }
 
 // judgeUnnamed decides what carries no name: by the name CONNECT gave, or where the server may speak first by the names
@@ -83,7 +119,7 @@ func (c *conn) judgeUnnamed(pol *policy.Compiled) verdict {
 		if v.decision.Reason == policy.ReasonNotAllowed {
 			return v.refused(policy.ReasonNoName)
 		}
-		return v
+		return c.unread(pol, v)
 	}
 	var denied *verdict
 	for _, n := range c.impliedNames() {

@@ -158,7 +158,12 @@ func (c *conn) judgeConnect(authority string) *problem {
 	} else if c.bound, err = policy.ParseName(host); err != nil {
 		return badRequest("CONNECT needs a host name or an address.")
 	}
-	v := c.ask(c.box.Policy.Load(), c.bound)
+	pol := c.box.Policy.Load()
+	v := c.ask(pol, c.bound)
+	if at := c.p.openAddr(c.ctx, pol, c.box, v.request, v.decision); at.IsValid() {
+		c.orig = netip.AddrPortFrom(at, port)
+		v = c.ask(pol, c.bound)
+	}
 	if addr := c.orig.Addr(); c.p.isOwn(addr) || c.p.isSink(addr) {
 		v = v.refused(policy.ReasonHostPort)
 	}
@@ -168,6 +173,27 @@ func (c *conn) judgeConnect(authority string) *problem {
 		return &refused
 	}
 	return nil
+}
+
+// openAddr resolves a name that a client gave to the explicit proxy where the policy allows by address, not by name, and
+// lets names be resolved for that. It returns the first address that is allowed; the zero Addr if there is none, or if
+// the name was decided already.
+func (p *Proxy) openAddr(ctx context.Context, pol *policy.Compiled, box *policy.Box, r policy.Request, d policy.Decision) netip.Addr {
+	if d.Reason != policy.ReasonNotAllowed || r.Name.IsZero() || r.Addr.IsValid() || !pol.ResolvesOthers() {
+		return netip.Addr{}
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
+	defer cancel()
+	addrs, err := p.cfg.Resolver.Lookup(ctx, box, r.Name)
+	if err != nil {
+		return netip.Addr{} // the denial of the name stands
+	}
+	for _, a := range interleave(addrs, false) {
+		if r.Addr = a; pol.Decide(r).Allowed() && p.judgeDial(box, r.Name, a, r.Port) == nil {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // tunnel accepts the CONNECT and goes on as if the connection had been made to its authority.

@@ -49,6 +49,12 @@ func (s *session) judge(m *message) ruling {
 	}
 	r.policy = s.box.Policy.Load()
 	d := r.policy.Decide(r.request)
+	if s.explicit {
+		if at := s.p.openAddr(s.p.base, r.policy, s.box, r.request, d); at.IsValid() {
+			r.request.Addr = at
+			d = r.policy.Decide(r.request)
+		}
+	}
 	r.reason, r.rule = d.Reason, d.Rule
 	if err := d.Err(r.request); err != nil {
 		refused := problemOf(err)
@@ -57,6 +63,13 @@ func (s *session) judge(m *message) ruling {
 	}
 	name, port := r.request.Name, r.request.Port
 	r.byName = s.secure || d.DialName || (!name.IsZero() && (!r.request.Addr.IsValid() || r.policy.Intercepts(name, port)))
+	if !r.byName && s.p.ruled(r.policy, s.box.ID, netip.AddrPortFrom(r.request.Addr, port)) {
+		// As for TLS: under another name it goes to the owner of that name.
+		if r.byName = !name.IsZero() && resolvable(r.policy, s.box.ID, name); !r.byName {
+			r.refused, r.reason, r.rule = mismatch(), policy.ReasonAuthorityMismatch, ""
+			return r
+		}
+	}
 	if s.secure {
 		if rule, ok := r.policy.Headers(name, port); ok {
 			r.set = rule.Headers
