@@ -127,10 +127,10 @@ func TestPackagesAreDocumentedAndNamed(t *testing.T) {
 	}
 }
 
-// TestDocumentsNameExistingFiles holds docs/architecture.md to the code: every path in backquotes that looks like a Go
-// file of this repository must exist.
+// TestDocumentsNameExistingFiles holds the documents to the code: every path in backquotes that looks like a Go file of
+// this repository must exist.
 func TestDocumentsNameExistingFiles(t *testing.T) {
-	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md"} {
+	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md", "docs/security.md"} {
 		text, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)
@@ -142,6 +142,31 @@ func TestDocumentsNameExistingFiles(t *testing.T) {
 			if _, err := os.Stat(quoted); err != nil {
 				t.Errorf("%s names `%s`, which does not exist", doc, quoted)
 			}
+		}
+	}
+}
+
+// TestSecurityNamesExistingTests holds docs/security.md to its word: each test it names as proof must exist.
+func TestSecurityNamesExistingTests(t *testing.T) {
+	text, err := os.ReadFile("docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources strings.Builder
+	err = filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		sources.Write(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, quoted := range strings.Split(string(text), "`") {
+		if i%2 == 1 && strings.HasPrefix(quoted, "Test") && !strings.Contains(sources.String(), "\nfunc "+quoted+"(") {
+			t.Errorf("docs/security.md names %s, which does not exist", quoted)
 		}
 	}
 }
