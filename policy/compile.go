@@ -8,18 +8,19 @@ import (
 // Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
 // safe for concurrent use. The zero value and nil deny.
 type Compiled struct {
-	spec      Spec
-	version   uint64
-	protected *Protected
-	domains   *domains
-	denied    ranges
-	allowed   ranges
-	anyName   portRules // bare "*" in allowed_domains: allows connections without a name, too
-	open      bool      // what no list speaks of is allowed
-	headers   headerTable
-	rules     []requestRule
-	plan      KernelPlan
-	warnings  []Problem
+	spec        Spec
+	version     uint64
+	protected   *Protected
+	domains     *domains
+	denied      ranges
+	allowed     ranges
+	anyName     portRules // bare "*" in allowed_domains: allows connections without a name, too
+	open        bool      // what no list speaks of is allowed
+	deniedPorts PortSet   // for which denied_domains has an entry
+	headers     headerTable
+	rules       []requestRule
+	plan        KernelPlan
+	warnings    []Problem
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
@@ -48,6 +49,9 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 		c.allowed.addAllowed(e.prefix, e.rule)
 	}
 	c.anyName = c.domains.any.below.allowed
+	for _, d := range parsed.deniedDomains {
+		c.deniedPorts.add(d.pattern.port)
+	}
 	c.plan = c.newKernelPlan(parsed, headers)
 	c.warnings = c.newWarnings(parsed, headers)
 	return c, nil

@@ -22,7 +22,8 @@ const (
 //  4. the address is in allowed_cidrs: allow
 //  5. the name matches allowed_domains: allow, but only to an address of that name (DialName); a TCP connection
 //     without a name is allowed by "*" alone
-//  6. custom with denied lists only: allow; otherwise deny
+//  6. custom with denied lists only: allow, but on a port for which names are denied only to an address of the name that
+//     is given (DialName), and on 80 and 443 not without a name; otherwise deny
 //
 // What that allows is then held against the transport (UDP 443 where names decide, DNS over TLS, protocols other than
 // TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
@@ -80,9 +81,26 @@ func (c *Compiled) decideDestination(r Request) Decision {
 		}
 	}
 	if c.open {
-		return Decision{Verdict: Allow, Reason: ReasonNotDenied}
+		return c.decideOpen(r)
 	}
 	return Decision{Reason: ReasonNotAllowed}
+}
+
+// decideOpen allows what no list speaks of. Where some names are denied, the name that a client gives must not be a mere
+// claim, and on the ports where one always can be given it must not be left out.
+func (c *Compiled) decideOpen(r Request) Decision {
+	d := Decision{Verdict: Allow, Reason: ReasonNotDenied}
+	switch {
+	case len(c.spec.DeniedDomains) == 0 || !named(r):
+	case r.Stage == StageDNS:
+		d.DialName = !r.Name.IsZero()
+	case !c.deniedPorts.Contains(r.Port):
+	case !r.Name.IsZero():
+		d.DialName = true
+	case r.Port == defaultHTTPPort || r.Port == defaultTLSPort:
+		return Decision{Reason: ReasonNoName}
+	}
+	return d
 }
 
 // named reports whether the name of a destination can be relied on: TCP is taken to the proxy, which dials the name.

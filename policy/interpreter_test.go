@@ -80,9 +80,30 @@ func (in interpreter) destination(r Request) (Verdict, Reason) {
 		}
 	}
 	if len(in.spec.AllowedDomains) == 0 && len(in.spec.AllowedCIDRs) == 0 {
+		tcp := r.Stage != StageDNS && (r.Protocol == TCP || r.Protocol == "")
+		if tcp && r.Name.IsZero() && (r.Port == 80 || r.Port == 443) && in.deniesNamesOn(r.Port) {
+			return Deny, ReasonNoName
+		}
 		return Allow, ReasonNotDenied
 	}
 	return Deny, ReasonNotAllowed
+}
+
+func (in interpreter) deniesNamesOn(port uint16) bool {
+	for _, s := range in.spec.DeniedDomains {
+		if _, p, _ := strings.Cut(s, ":"); p == "" || p == decimal(port) {
+			return true
+		}
+	}
+	return false
+}
+
+// mustDial reports whether what is allowed because nothing denies it is so only for an address of its name.
+func (in interpreter) mustDial(r Request) bool {
+	if r.Name.IsZero() || len(in.spec.DeniedDomains) == 0 {
+		return false
+	}
+	return r.Stage == StageDNS || (r.Protocol == TCP || r.Protocol == "") && in.deniesNamesOn(r.Port)
 }
 
 func decimal(port uint16) string {
@@ -318,6 +339,9 @@ func FuzzDecideAgainstInterpreter(f *testing.F) {
 			}
 			if got.DialName && (!got.Allowed() || req.Name.IsZero()) {
 				t.Fatalf("%+v: DialName without an allowed name", req)
+			}
+			if got.Allowed() && got.Reason == ReasonNotDenied && got.DialName != in.mustDial(req) {
+				t.Fatalf("policy %+v\nrequest %+v: DialName %v", in.spec, req, got.DialName)
 			}
 		}
 	})
