@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,18 +21,21 @@ import (
 // given payload and in segments of a given size. What comes after passes as it is.
 type recordConn struct {
 	net.Conn
-	payload, segment int // 0: as it is
-	sent             bool
-	hello            int // its length
+	pieces
+	sent  atomic.Bool
+	hello int // its length
 }
 
+// pieces are the sizes of records and segments; 0: as it is.
+type pieces struct{ payload, segment int }
+
 func (c *recordConn) Read(p []byte) (int, error) {
-	c.sent = true
+	c.sent.Store(true)
 	return c.Conn.Read(p)
 }
 
 func (c *recordConn) Write(p []byte) (int, error) {
-	if c.sent {
+	if c.sent.Load() {
 		return c.Conn.Write(p)
 	}
 	c.hello += len(p)
@@ -84,25 +88,24 @@ func TestAttackClientHelloInPieces(t *testing.T) {
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": canary}},
 	}))
 	for name, shape := range map[string]struct {
-		conn recordConn
-		alpn []string
-		min  int // length of the ClientHello at least
+		pieces pieces
+		alpn   []string
+		min    int // length of the ClientHello at least
 	}{
-		"one-byte segments":           {conn: recordConn{segment: 1}},
-		"one-byte records":            {conn: recordConn{payload: 1}},
-		"records that split a header": {conn: recordConn{payload: 3, segment: 7}},
+		"one-byte segments":           {pieces: pieces{segment: 1}},
+		"one-byte records":            {pieces: pieces{payload: 1}},
+		"records that split a header": {pieces: pieces{payload: 3, segment: 7}},
 		"larger than two records":     {alpn: manyProtocols(), min: 32 << 10},
-		"large in small segments":     {conn: recordConn{segment: 1000}, alpn: manyProtocols(), min: 32 << 10},
+		"large in small segments":     {pieces: pieces{segment: 1000}, alpn: manyProtocols(), min: 32 << 10},
 		"post-quantum key share":      {min: 1184},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := in.on(t)
 			for _, network := range []string{"ip4", "ip6"} {
 				hello := func(host string) (*recordConn, *tls.Conn) {
-					c := shape.conn
-					c.Conn = in.dial(netip.AddrPortFrom(in.resolve(host, network), 443))
+					c := &recordConn{Conn: in.dial(netip.AddrPortFrom(in.resolve(host, network), 443)), pieces: shape.pieces}
 					_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-					return &c, tls.Client(&c, &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: shape.alpn})
+					return c, tls.Client(c, &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: shape.alpn})
 				}
 				for _, host := range []string{"api.example.com", "www.example.com"} {
 					c, s := hello(host)
