@@ -98,24 +98,36 @@ func (f *Firewall) countElements(set string, want int) error {
 // Restore writes the table, the routing and every box's rules anew from what this process knows, as after someone else
 // has changed them. Boxes are closed while it runs.
 func (f *Firewall) Restore(ctx context.Context) error {
+	problems, err := f.restore(ctx)
+	errs := []error{err}
+	for id, problem := range problems {
+		errs = append(errs, fmt.Errorf("firewall: restore box %s: %w", id, problem))
+	}
+	return errors.Join(errs...)
+}
+
+// restore returns what went wrong for single boxes, and an error if what they share could not be restored.
+func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return errors.New("firewall: closed")
+		return nil, errors.New("firewall: closed")
 	}
 	steps := []func() error{func() error { return f.install(false) }, f.setAddresses, f.setRouting, f.awaitAddresses,
 		f.setSysctls}
 	for _, step := range steps {
 		if err := step(); err != nil {
-			return fmt.Errorf("firewall: restore: %w", err)
+			return nil, fmt.Errorf("firewall: restore: %w", err)
 		}
 	}
 	f.shielded, f.leftover = "", map[policy.BoxID]registration{}
-	var errs []error
-	for _, b := range f.boxes {
-		errs = append(errs, f.restoreBox(ctx, b))
+	problems := map[policy.BoxID]error{}
+	for id, b := range f.boxes {
+		if err := f.restoreBox(ctx, b); err != nil {
+			problems[id] = err
+		}
 	}
-	return errors.Join(errs...)
+	return problems, nil
 }
 
 func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
@@ -128,12 +140,14 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 		t.writePlan(b.Box, b.plan, stamp)
 		t.register(s, b.registration)
 	}, func(c *nftables.Conn) (bool, error) { return stamped(c, b.chain, stamp) })
-	if err == nil {
-		b.index, err = f.attach(ctx, b)
-	}
 	if err != nil {
-		return fmt.Errorf("firewall: restore box %s: %w", b.Box, err)
+		return err
 	}
+	index, err := f.attach(ctx, b)
+	if err != nil {
+		return err
+	}
+	b.index = index
 	f.trackBox(b)
 	return nil
 }

@@ -45,6 +45,7 @@ type box struct {
 	registration
 	index int // of the host-side interface
 	plan  policy.KernelPlan
+	gone  bool // its network namespace is, and that was said
 }
 
 // Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for

@@ -13,6 +13,9 @@ import (
 // gateName is the name of the filter on every host-side interface.
 const gateName = "boxgate_unjudged"
 
+// gatePriority puts it before any other filter.
+const gatePriority = 1
+
 // setGate puts a filter on the interface that marks whatever comes from the box as not judged. Routing prohibits that
 // mark, so when the table is gone even packets with a forged source, which the rules on the pool's addresses do not
 // meet, go nowhere. The filter belongs to the interface: it outlives the gateway and is not part of nftables.
@@ -24,7 +27,7 @@ func (f *Firewall) setGate(link netlink.Link) error {
 		return fmt.Errorf("packet gate: %w", err)
 	}
 	if err := f.nl.FilterReplace(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: gatePriority,
 			Protocol: unix.ETH_P_ALL},
 		Fd: f.gate, Name: gateName, DirectAction: true,
 	}); err != nil {

@@ -22,15 +22,11 @@ const aliasPrefix = "boxgate box "
 // attach makes, adopts or repairs the interface pair of a box and returns the index of the host side. The host side
 // comes up last: until then nothing the box sends arrives.
 func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
-	ns, err := netns.GetFromPath(b.NetNS)
+	ns, inside, err := openNamespace(b.NetNS)
 	if err != nil {
-		return 0, fmt.Errorf("network namespace %s: %w", b.NetNS, err)
+		return 0, err
 	}
 	defer func() { _ = ns.Close() }()
-	inside, err := netlink.NewHandleAt(ns)
-	if err != nil {
-		return 0, fmt.Errorf("network namespace %s: %w", b.NetNS, err)
-	}
 	defer inside.Close()
 	link, err := f.findLink(b, inside)
 	if err != nil {
@@ -60,18 +56,47 @@ func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
 	return index, nil
 }
 
+// errNamespaceGone says that a box has no network namespace any more.
+var errNamespaceGone = errors.New("it is gone")
+
+// openNamespace opens a box's network namespace.
+func openNamespace(path string) (netns.NsHandle, *netlink.Handle, error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			err = fmt.Errorf("%w: %w", errNamespaceGone, err)
+		}
+		return ns, nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	inside, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		if errors.Is(err, unix.EINVAL) { // the path is left, and nothing is mounted there
+			err = fmt.Errorf("%w: %w", errNamespaceGone, err)
+		}
+		_ = ns.Close()
+		return ns, nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return ns, inside, nil
+}
+
 // findLink returns the host side if a pair that leads into this very namespace is there. A pair that leads elsewhere
 // is of an earlier life of the box and is deleted.
 func (f *Firewall) findLink(b *box, inside *netlink.Handle) (netlink.Link, error) {
 	host, err := f.nl.LinkByName(b.link)
+	peer, peerErr := inside.LinkByName(boxLink)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		// The box's end alone: somebody has renamed the host side, or moved it away.
+		if peerErr == nil && bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
+			if err := inside.LinkDel(peer); err != nil {
+				return nil, fmt.Errorf("inside the box: delete stale interface %s: %w", boxLink, err)
+			}
+		}
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", b.link, err)
 	}
-	peer, err := inside.LinkByName(boxLink)
-	if err == nil && peer.Attrs().ParentIndex == host.Attrs().Index && host.Attrs().ParentIndex == peer.Attrs().Index &&
+	if peerErr == nil && peer.Attrs().ParentIndex == host.Attrs().Index && host.Attrs().ParentIndex == peer.Attrs().Index &&
 		bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
 		return host, nil
 	}
@@ -108,22 +133,27 @@ func (f *Firewall) prepareHostSide(b *box, link netlink.Link) error {
 	if err := f.setGate(link); err != nil {
 		return fmt.Errorf("interface %s: %w", b.link, err)
 	}
-	v4, v6 := "ipv4/conf/"+b.link+"/", "ipv6/conf/"+b.link+"/"
-	return inNamespace(f.ns, func() error {
-		return writeSysctls([]sysctl{
-			{path: v6 + "disable_ipv6", value: "0"},
-			{path: v6 + "addr_gen_mode", value: "1"}, // no link-local address
-			{path: v6 + "accept_ra", value: "0"},
-			{path: v6 + "accept_redirects", value: "0"},
-			{path: v4 + "rp_filter", value: "1"},
-			{path: v4 + "arp_ignore", value: "8"}, // no answer for any address of the host
-			{path: v4 + "accept_redirects", value: "0"},
-			{path: v4 + "send_redirects", value: "0"},
-			{path: v4 + "proxy_arp", value: "0"},
-			{path: v4 + "route_localnet", value: "0"},
-			{path: v4 + "accept_local", value: "0"},
-		})
-	})
+	return inNamespace(f.ns, func() error { return writeSysctls(linkSysctls(b.link)) })
+}
+
+// linkSysctls are the values of a host-side interface.
+func linkSysctls(link string) []sysctl {
+	v4, v6 := "ipv4/conf/"+link+"/", "ipv6/conf/"+link+"/"
+	return []sysctl{
+		{path: v6 + "disable_ipv6", value: "0"},
+		{path: v6 + "addr_gen_mode", value: "1"}, // no link-local address
+		{path: v6 + "accept_ra", value: "0"},
+		{path: v6 + "accept_redirects", value: "0"},
+		{path: v6 + "forwarding", value: "1"},
+		{path: v4 + "forwarding", value: "1"},
+		{path: v4 + "rp_filter", value: "1"},
+		{path: v4 + "arp_ignore", value: "8"}, // no answer for any address of the host
+		{path: v4 + "accept_redirects", value: "0"},
+		{path: v4 + "send_redirects", value: "0"},
+		{path: v4 + "proxy_arp", value: "0"},
+		{path: v4 + "route_localnet", value: "0"},
+		{path: v4 + "accept_local", value: "0"},
+	}
 }
 
 // raiseHostSide brings the interface up and routes the box's addresses to it. The preferred source keeps the host's

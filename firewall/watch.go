@@ -2,16 +2,16 @@ package firewall
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
-	vnl "github.com/vishvananda/netlink"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
 )
 
 // watch holds the sockets that hear of changes. They are opened when the table stands, so that nothing is missed before
@@ -24,7 +24,8 @@ func (f *Firewall) openWatch() error {
 		return err
 	}
 	f.watch.route, err = f.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
-		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_LINK)
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 	return err
 }
 
@@ -36,19 +37,66 @@ func (w *watch) close() {
 	}
 }
 
-// Watch notices what other programs change of the table, the routing rules, the gateway's addresses and the boxes'
+// damage is what was found changed and is not repaired yet.
+type damage struct {
+	wake chan struct{} // holds one
+
+	mu    sync.Mutex // guards what follows
+	whole bool       // something that all boxes share
+	boxes map[policy.BoxID]bool
+}
+
+func newDamage() *damage {
+	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}}
+}
+
+// all notes that everything must be written anew.
+func (d *damage) all() { d.add(true) }
+
+// add notes damage and wakes who repairs it.
+func (d *damage) add(whole bool, boxes ...policy.BoxID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.whole = d.whole || whole
+	for _, id := range boxes {
+		d.boxes[id] = true
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// take returns the damage and forgets it.
+func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	whole, boxes = d.whole, d.boxes
+	d.whole, d.boxes = false, map[policy.BoxID]bool{}
+	return whole, boxes
+}
+
+// A repair that failed is tried again after a while that doubles from firstRetry to lastRetry.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// Watch notices what other programs change of the table, the routing, the gateway's addresses, forwarding and the boxes'
 // links, and puts it back, until ctx ends. Meanwhile boxes are closed: the routing gate lets through only what the table
-// has judged, and the table only what came over a box's own link. It returns an error when it can no longer see changes.
-// Call it once.
+// has judged, and the table only what came over a box's own link. What cannot be put back is tried again. It returns an
+// error when it can no longer see changes. Call it once.
 func (f *Firewall) Watch(ctx context.Context) error {
-	changed := make(chan struct{}, 1)
+	d := newDamage()
 	failed := make(chan error, 2)
-	go func() { failed <- follow(f.watch.nft, f.tableChanged, changed) }()
-	go func() { failed <- follow(f.watch.route, f.routingChanged, changed) }()
+	go func() { failed <- follow(f.watch.nft, f.tableChanged, d) }()
+	go func() { failed <- follow(f.watch.route, f.routingChanged, d) }()
+	var retry <-chan time.Time
+	wait := firstRetry
 	for {
 		select {
-		case <-changed:
-			f.repair(ctx, changed)
+		case <-d.wake:
+		case <-retry:
 		case <-ctx.Done():
 			f.watch.close()
 			<-failed
@@ -59,42 +107,109 @@ func (f *Firewall) Watch(ctx context.Context) error {
 			<-failed
 			return err
 		}
+		retry = nil
+		d.settle()
+		if whole, boxes := f.repair(ctx, d); whole || len(boxes) > 0 {
+			d.mu.Lock()
+			d.whole = d.whole || whole
+			for _, id := range boxes {
+				d.boxes[id] = true
+			}
+			d.mu.Unlock()
+			retry = time.After(wait)
+			wait = min(2*wait, lastRetry)
+			continue
+		}
+		wait = firstRetry
 	}
 }
 
-// settle is how long it must be quiet after a change before it is repaired: a flush of the rules is one event after the
-// other, and one repair is enough for all.
-const settle = 5 * time.Millisecond
-
-// repair restores once the changes have come to an end.
-func (f *Firewall) repair(ctx context.Context, changed <-chan struct{}) {
-	for quiet := false; !quiet; {
+// settle waits until the changes have come to an end: a flush of the rules is one event after the other, and one repair
+// is enough for all.
+func (d *damage) settle() {
+	const quiet = 5 * time.Millisecond
+	for {
 		select {
-		case <-changed:
-		case <-time.After(settle):
-			quiet = true
+		case <-d.wake:
+		case <-time.After(quiet):
+			return
 		}
 	}
-	if err := f.Restore(ctx); err != nil {
-		f.cfg.Log.Error("kernel rules were changed by another program and could not be restored; boxes stay closed", zap.Error(err))
-		return
-	}
-	f.cfg.Log.Warn("kernel rules were changed by another program and have been restored")
 }
 
-// follow reports foreign changes, and lost events as changes, until the socket is closed.
-func follow(c *netlink.Conn, foreign func([]netlink.Message) bool, changed chan<- struct{}) error {
+// repair puts back what is damaged and returns what is to be tried again.
+func (f *Firewall) repair(ctx context.Context, d *damage) (whole bool, boxes []policy.BoxID) {
+	whole, damaged := d.take()
+	if !whole && len(damaged) == 0 {
+		return false, nil
+	}
+	var problems map[policy.BoxID]error
+	var err error
+	if whole {
+		problems, err = f.restore(ctx)
+	} else {
+		problems = f.restoreBoxes(ctx, damaged)
+	}
+	if err != nil {
+		f.cfg.Log.Error("kernel rules were changed by another program and cannot be restored yet; boxes stay closed", zap.Error(err))
+		return true, nil
+	}
+	for id, problem := range problems {
+		if f.hasGone(id, problem) {
+			continue
+		}
+		f.cfg.Log.Error("what another program changed for a box cannot be put back yet; the box stays closed",
+			zap.String("box", string(id)), zap.Error(problem))
+		boxes = append(boxes, id)
+	}
+	if len(boxes) == 0 && len(problems) == 0 {
+		f.cfg.Log.Warn("kernel rules were changed by another program and have been restored")
+	}
+	return false, boxes
+}
+
+// hasGone reports whether the box has no network namespace any more, as when it was stopped behind our back. There is
+// nothing to repair then, and it is said once.
+func (f *Firewall) hasGone(id policy.BoxID, problem error) bool {
+	if !errors.Is(problem, errNamespaceGone) {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b, ok := f.boxes[id]; ok && !b.gone {
+		b.gone = true
+		f.cfg.Log.Warn("the network namespace of a box is gone; the box has no network until it is attached again",
+			zap.String("box", string(id)), zap.Error(problem))
+	}
+	return true
+}
+
+// restoreBoxes restores some boxes and returns what went wrong.
+func (f *Firewall) restoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	problems := map[policy.BoxID]error{}
+	for id := range boxes {
+		if b, ok := f.boxes[id]; ok && !f.closed {
+			if err := f.restoreBox(ctx, b); err != nil {
+				problems[id] = err
+			}
+		}
+	}
+	return problems
+}
+
+// follow notes foreign changes, and lost events as damage to everything, until the socket is closed.
+func follow(c *netlink.Conn, inspect func([]netlink.Message, *damage), d *damage) error {
 	for {
 		batch, err := c.Receive()
-		lost := errors.Is(err, unix.ENOBUFS)
-		if err != nil && !lost {
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			d.all()
+		case err != nil:
 			return fmt.Errorf("firewall: watch: %w", err)
-		}
-		if lost || foreign(batch) {
-			select {
-			case changed <- struct{}{}:
-			default: // one is waiting already
-			}
+		default:
+			inspect(batch, d)
 		}
 	}
 }
@@ -112,152 +227,4 @@ func (f *Firewall) subscribe(family int, groups ...uint32) (*netlink.Conn, error
 		}
 	}
 	return c, nil
-}
-
-// nfgenmsg (linux/netfilter/nfnetlink.h) stands before the attributes of an nftables event: family, version, resource.
-const nfgenmsgLen = 4
-
-// attrTable is the attribute that names the table in events about tables, chains, rules, sets, elements and objects
-// alike (NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, …).
-const attrTable = 1
-
-// tableChanged reports whether another program's transaction touched our table.
-func (f *Firewall) tableChanged(batch []netlink.Message) bool {
-	for _, m := range batch {
-		if len(m.Data) < nfgenmsgLen || m.Data[0] != unix.NFPROTO_INET || f.isOwn(m.Header.PID) {
-			continue
-		}
-		attrs, err := netlink.NewAttributeDecoder(m.Data[nfgenmsgLen:])
-		if err != nil {
-			return true // what cannot be read might be anything
-		}
-		for attrs.Next() {
-			if attrs.Type() == attrTable && attrs.String() == tableName {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// isOwn reports whether a netlink port is one of our connections to nftables.
-func (f *Firewall) isOwn(port uint32) bool {
-	f.portsMu.Lock()
-	defer f.portsMu.Unlock()
-	return f.ports[port]
-}
-
-// remember notes that a netlink port is ours. Connections are few: a new one is made only after an error.
-func (f *Firewall) remember(c *netlink.Conn) error {
-	f.portsMu.Lock()
-	defer f.portsMu.Unlock()
-	if f.ports == nil {
-		f.ports = map[uint32]bool{}
-	}
-	f.ports[c.PID()] = true
-	return nil
-}
-
-// routingChanged reports whether something that boxes depend on was deleted or switched off. The gateway itself deletes
-// such things only when it is uninstalled.
-func (f *Firewall) routingChanged(batch []netlink.Message) bool {
-	for _, m := range batch {
-		switch uint16(m.Header.Type) {
-		case unix.RTM_DELRULE:
-			if !f.routingIntact() {
-				return true
-			}
-		case unix.RTM_DELADDR:
-			if f.isGatewayAddr(m.Data) {
-				return true
-			}
-		case unix.RTM_DELROUTE:
-			if f.isOwnRoute(m.Data) {
-				return true
-			}
-		case unix.RTM_NEWLINK:
-			if f.linkChanged(m.Data) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// routingIntact reports whether every routing rule of ours is in its place. What cannot be read is not.
-func (f *Firewall) routingIntact() bool {
-	for _, fam := range families {
-		present := map[int]uint32{} // priority → mark
-		rules, err := f.nl.RuleList(nlFamily(fam))
-		if err != nil {
-			return false
-		}
-		for _, r := range rules {
-			present[r.Priority] = r.Mark
-		}
-		for _, r := range f.routingRules(fam) {
-			if mark, ok := present[r.Priority]; !ok || mark != r.Mark {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// isGatewayAddr reads an ifaddrmsg (rtnetlink(7)) and reports whether it is about an address of the gateway.
-func (f *Firewall) isGatewayAddr(data []byte) bool {
-	if len(data) < unix.SizeofIfAddrmsg {
-		return true
-	}
-	attrs, err := netlink.NewAttributeDecoder(data[unix.SizeofIfAddrmsg:])
-	if err != nil {
-		return true
-	}
-	for attrs.Next() {
-		if a, ok := netip.AddrFromSlice(attrs.Bytes()); ok && attrs.Type() == unix.IFA_ADDRESS {
-			return a == f.cfg.GatewayV4 || a == f.cfg.GatewayV6
-		}
-	}
-	return false
-}
-
-// isOwnRoute reads an rtmsg (rtnetlink(7)) and reports whether the route is in the table of the transparent proxy.
-func (f *Firewall) isOwnRoute(data []byte) bool {
-	if len(data) < unix.SizeofRtMsg {
-		return true
-	}
-	attrs, err := netlink.NewAttributeDecoder(data[unix.SizeofRtMsg:])
-	if err != nil {
-		return true
-	}
-	for attrs.Next() {
-		if attrs.Type() == unix.RTA_TABLE && len(attrs.Bytes()) == 4 {
-			return attrs.Uint32() == proxyTable
-		}
-	}
-	return false
-}
-
-// linkChanged reads an ifinfomsg (rtnetlink(7)) and reports whether the link is a box's and is no longer as it must be.
-// What counts is its state now: the event may be about a step of our own.
-func (f *Firewall) linkChanged(data []byte) bool {
-	if len(data) < unix.SizeofIfInfomsg {
-		return true
-	}
-	index := int(int32(binary.NativeEndian.Uint32(data[4:8])))
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, b := range f.boxes {
-		if b.index != index {
-			continue
-		}
-		link, err := f.nl.LinkByIndex(index)
-		if err != nil {
-			var gone vnl.LinkNotFoundError
-			return !errors.As(err, &gone)
-		}
-		a := link.Attrs()
-		return a.RawFlags&unix.IFF_UP == 0 || a.Group != linkGroup || a.Name != b.link
-	}
-	return false
 }

@@ -2,11 +2,61 @@ package firewall
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"boxgate/policy"
 )
+
+// watch runs Watch for the rest of the test.
+func (w *world) watch() {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.fw.Watch(ctx) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// shell runs a command in a namespace.
+func (w *world) shell(ns netns.NsHandle, command string) {
+	w.t.Helper()
+	w.must(w.in(ns, func() error {
+		out, err := exec.Command("sh", "-ec", command).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+		return nil
+	}))
+}
+
+// reaches tries once, and not for long: a packet that a repair loses would be sent again only after a second.
+func (w *world) reaches(id policy.BoxID, to netip.AddrPort) bool {
+	w.t.Helper()
+	err := w.in(w.boxNS[id], func() error {
+		c, err := (&net.Dialer{Timeout: 50 * time.Millisecond}).Dial("tcp", to.String())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	})
+	return err == nil
+}
 
 // What somebody else changes is put back without anybody asking.
 func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
@@ -14,40 +64,137 @@ func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/28"))
 	server := w.serveTCP(w.outside, ":0", nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.fw.Watch(ctx) }()
-	forbidden := netip.MustParseAddr("203.0.113.10")
+	w.watch()
+	names := strings.NewReplacer("LINK", linkName("one"), "CHAIN", boxChain("one"))
+	before := w.state(names)
 	for _, damage := range []string{
 		"nft flush ruleset", "nft delete table inet boxgate",
 		"nft flush set inet boxgate protected4",
 		"nft insert rule inet boxgate CHAIN accept",
 		"ip rule flush; ip rule add pref 32766 table main", "ip -6 rule flush", "ip route flush table 45253",
-		"ip link set dev LINK group 0", "ip link set dev LINK down", "ip addr del 10.77.0.1/32 dev lo",
+		"ip link set dev LINK group 0", "ip link set dev LINK down", "ip link del LINK",
+		"ip link set dev LINK down; ip link set dev LINK name other0; ip link set dev other0 up",
+		"ip addr del 10.77.0.1/32 dev lo", "ip addr del fd77::1/128 dev lo",
+		"tc filter del dev LINK ingress", "tc qdisc del dev LINK clsact",
+		"ip route del 10.77.0.10/32", "ip -6 route del fd77::a/128", "ip route replace 10.77.0.10/32 dev up0",
+		"ip route del unreachable 10.77.0.0/16", "ip -6 route del unreachable fd77::/64",
+		"sysctl -qw net.ipv4.ip_forward=0", "sysctl -qw net.ipv6.conf.all.forwarding=0",
+		"sysctl -qw net.ipv4.conf.LINK.forwarding=0", "sysctl -qw net.ipv4.conf.LINK.rp_filter=0",
 	} {
-		damage = strings.NewReplacer("LINK", linkName("one"), "CHAIN", boxChain("one")).Replace(damage)
-		before := w.ruleset()
-		w.must(w.in(w.gateway, func() error { return exec.Command("sh", "-c", damage).Run() }))
-		w.wait("repair of "+damage, func() bool {
-			_, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "again")
-			return err == nil && w.ruleset() == before
+		damage = names.Replace(damage)
+		w.shell(w.gateway, damage)
+		var now string
+		t.Cleanup(func() {
+			if t.Failed() && now != before {
+				t.Logf("after %q:\n%s\nbefore:\n%s", damage, now, before)
+			}
 		})
-		if _, err := w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(forbidden, server.Port())); err == nil {
+		w.wait("repair of "+damage, func() bool {
+			now = w.state(names)
+			return now == before && w.reaches("one", netip.AddrPortFrom(outside4, server.Port()))
+		})
+		if w.reaches("one", netip.AddrPortFrom(netip.MustParseAddr("203.0.113.10"), server.Port())) {
 			t.Errorf("after %q a forbidden address is reached", damage)
 		}
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }
 
-// ruleset is the table without what changes by itself: counters, handles, and elements that packets put into sets.
-func (w *world) ruleset() string {
+// state is what Watch guards, without what changes by itself: counters, handles, and elements that packets put into sets.
+func (w *world) state(names *strings.Replacer) string {
+	w.t.Helper()
 	var out []byte
 	w.must(w.in(w.gateway, func() (err error) {
-		out, err = exec.Command("sh", "-c", "nft -s list chains inet boxgate; nft -s list set inet boxgate protected4; (ip rule; ip -6 rule) | grep '^[1-9]:'").Output()
+		out, err = exec.Command("sh", "-c", names.Replace(`
+			nft -s list chains inet boxgate; nft -s list set inet boxgate protected4
+			(ip rule; ip -6 rule) | grep '^[1-9]:'; ip -br addr show lo
+			tc filter show dev LINK ingress; (ip route; ip -6 route) | grep -E '10.77|fd77' | sort
+			sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv4.conf.LINK.forwarding net.ipv4.conf.LINK.rp_filter
+			true`)).Output()
 		return err
 	}))
 	return string(out)
+}
+
+// A box that cannot be repaired is tried again, and disturbs no other.
+func TestWatchTriesAgain(t *testing.T) {
+	w, logs := newLoggedWorld(t)
+	w.addBox("one", 10)
+	w.addBox("two", 11)
+	w.apply("one", allow("198.51.100.0/28"))
+	w.apply("two", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	to := netip.AddrPortFrom(outside4, server.Port())
+	open, err := w.dial(w.boxNS["two"], "tcp", to)
+	w.must(err)
+	w.watch()
+	w.shell(w.boxNS["one"], "ip link set dev eth0 down; ip link set dev eth0 name old0; ip link add eth0 type veth peer name in-the-way")
+	w.shell(w.gateway, "ip link del "+linkName("one"))
+	w.wait("the failure is logged", func() bool { return logs.FilterMessageSnippet("cannot be put back yet").Len() > 1 })
+	if _, err := ask(open, "x"); err != nil {
+		t.Errorf("another box: %v", err)
+	}
+	w.shell(w.boxNS["one"], "ip link del eth0")
+	w.wait("the box has its network again", func() bool { return w.reaches("one", to) })
+}
+
+// While another program holds a table of our name, boxes are closed; when it lets go, the table is ours again.
+func TestWatchTriesAgainForAll(t *testing.T) {
+	w, logs := newLoggedWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	to := netip.AddrPortFrom(outside4, server.Port())
+	w.watch()
+	owner := exec.Command("nft", "-i")
+	in, err := owner.StdinPipe()
+	w.must(err)
+	w.must(w.in(w.gateway, owner.Start))
+	_, err = fmt.Fprintln(in, "delete table inet boxgate; add table inet boxgate { flags owner; }")
+	w.must(err)
+	w.wait("the failure is logged", func() bool { return logs.FilterMessageSnippet("cannot be restored yet").Len() > 1 })
+	if w.reaches("one", to) {
+		t.Error("the box is open without rules")
+	}
+	w.must(in.Close()) // its end takes its table away
+	w.must(owner.Wait())
+	w.wait("the box has its network again", func() bool { return w.reaches("one", to) })
+}
+
+func newLoggedWorld(t *testing.T) (*world, *observer.ObservedLogs) {
+	t.Helper()
+	w := newWorld(t)
+	core, logs := observer.New(zap.WarnLevel)
+	w.must(w.fw.Close())
+	w.cfg.Log = zap.New(core)
+	w.open()
+	return w, logs
+}
+
+// The link of a box whose namespace is gone cannot be repaired: that is said once, and other boxes are not affected.
+func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
+	w, logs := newLoggedWorld(t)
+	w.boxNS["one"] = newNamespace(t)
+	path := filepath.Join(t.TempDir(), "ns")
+	w.must(os.Symlink(fmt.Sprintf("/proc/self/fd/%d", int(w.boxNS["one"])), path))
+	w.must(w.fw.AddBox(t.Context(), Attachment{Box: "one", NetNS: path, V4: netip.MustParseAddr("10.77.0.10"),
+		V6: netip.MustParseAddr("fd77::a")}))
+	w.addBox("two", 11)
+	w.apply("two", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	w.watch()
+	w.must(os.Remove(path))
+	w.shell(w.gateway, "ip link del "+linkName("one"))
+	gone := func() int { return logs.FilterMessageSnippet("is gone").Len() }
+	w.wait("it is said", func() bool { return gone() > 0 })
+	for range 3 {
+		w.shell(w.gateway, "nft delete table inet boxgate")
+		w.wait("repair", func() bool { return w.reaches("two", netip.AddrPortFrom(outside4, server.Port())) })
+	}
+	if n := gone(); n != 1 {
+		t.Errorf("it was said %d times", n)
+	}
+	if n := logs.FilterLevelExact(zap.ErrorLevel).Len(); n != 0 {
+		t.Errorf("errors: %v", logs.All())
+	}
+	w.must(w.fw.RemoveBox(t.Context(), "one"))
 }
