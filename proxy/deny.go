@@ -27,7 +27,7 @@ type problem struct {
 }
 
 // problemOf says in HTTP's words why err refused: 403 for a denial of the policy, 502 for an upstream that could not be
-// used. Nothing but names, addresses and rules of the box's own policy gets into it.
+// used, 503 where the box has too many connections to upstreams. Nothing but names, addresses and rules of the box's own policy gets into it.
 func problemOf(err error) problem {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
@@ -38,7 +38,11 @@ func problemOf(err error) problem {
 	}
 	var up *upstreamError
 	if errors.As(err, &up) {
-		return problem{Status: http.StatusBadGateway, Detail: up.Error(), Host: up.Name.String(), Reason: up.Reason}
+		status := http.StatusBadGateway
+		if up.Reason == policy.ReasonLimit {
+			status = http.StatusServiceUnavailable
+		}
+		return problem{Status: status, Detail: up.Error(), Host: up.Name.String(), Reason: up.Reason}
 	}
 	return problem{Status: http.StatusBadGateway, Reason: policy.ReasonInternal}
 }

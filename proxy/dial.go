@@ -23,7 +23,7 @@ type target struct {
 
 // upstreamError says why an allowed destination could not be used.
 type upstreamError struct {
-	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls or upstream_http
+	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http or limit
 	Name   policy.Name
 	Err    error
 }

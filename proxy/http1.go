@@ -102,7 +102,7 @@ func (h *http1) park() {
 	if h.ctx.Err() != nil {
 		h.up.close()
 	} else {
-		h.s.p.upstreams.h1.put(h.up)
+		h.up.keep()
 	}
 	h.up = nil
 }
@@ -124,6 +124,9 @@ func (h *http1) await() error {
 		return nil // pipelined
 	}
 	h.giveOut()
+	if h.up != nil && h.up.place.pool.crowded() {
+		h.park()
+	}
 	if h.up != nil {
 		_ = h.s.client.SetReadDeadline(time.Now().Add(parkAfter))
 		err := h.in.Wait()

@@ -249,11 +249,13 @@ func count(m *sync.Map) int {
 }
 
 func idleUpstreams(p *Proxy) int {
-	p.upstreams.h1.mu.Lock()
-	defer p.upstreams.h1.mu.Unlock()
+	p.upstreams.mu.RLock()
+	defer p.upstreams.mu.RUnlock()
 	n := 0
-	for _, list := range p.upstreams.h1.idle {
-		n += len(list)
+	for _, pool := range p.upstreams.boxes {
+		pool.mu.Lock()
+		n += pool.idle.Len()
+		pool.mu.Unlock()
 	}
 	return n
 }

@@ -28,21 +28,29 @@ type downgrade struct {
 func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 	d := &downgrade{st: st, patient: patient{ctx: ctx, gone: func() bool { return false }}}
 	head := st.appendHead(nil, false)
+	kept := false
+	defer func() { // deferred here: up is another one after a second attempt
+		if !kept {
+			up.close()
+		}
+	}()
 	for ; ; again = false {
 		used := up.served > 0
 		err := d.send(ctx, up, head)
 		if err == nil {
 			break
 		}
-		up.close()
 		if !used || !again || ctx.Err() != nil {
 			st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 			return
 		}
-		if up, err = st.s.upstream1(ctx, &st.ruling); err != nil {
+		up.close()
+		next, err := st.s.upstream1(ctx, &st.ruling)
+		if err != nil {
 			st.refuseUpstream(err)
 			return
 		}
+		up = next
 	}
 	// The cut of a connection, and a client that resets its stream, end the context: that must end the reads as well.
 	stop := context.AfterFunc(ctx, up.abort)
@@ -56,10 +64,9 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 		}
 		if stop() && reuse && len(up.in.Bytes()) == 0 {
 			up.dirty = false
-			st.s.p.upstreams.h1.put(up)
-			return
+			up.keep()
+			kept = true
 		}
-		up.close()
 	}()
 	reuse = d.respond()
 }

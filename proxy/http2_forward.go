@@ -28,9 +28,7 @@ func (st *stream) forward() {
 			st.forward1(ctx, up.h1, again)
 			return
 		}
-		res, err := st.roundTrip(ctx, up.h2)
-		if err == nil {
-			st.respond(res)
+		if err = st.forward2(ctx, up.h2); err == nil {
 			return
 		}
 		if !again || ctx.Err() != nil {
@@ -45,11 +43,24 @@ func (st *stream) repeatable() bool {
 	return st.r.ContentLength == 0 && idempotent(st.r.Method)
 }
 
-// roundTrip sends the request over HTTP/2. The response's body is still to come; so may be the request's.
-func (st *stream) roundTrip(ctx context.Context, up *h2Upstream) (*http.Response, error) {
+// forward2 sends the request over HTTP/2 and brings the response back. On an error the client was told nothing yet.
+func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
+	used := false
+	defer func() { up.leave(used) }()
 	if err := st.goesTo(up.dial); err != nil {
-		return nil, err
+		return err
 	}
+	used = true
+	res, err := st.roundTrip(ctx, up)
+	if err != nil {
+		return err
+	}
+	st.respond(res)
+	return nil
+}
+
+// roundTrip sends the request. The response's body is still to come; so may be the request's.
+func (st *stream) roundTrip(ctx context.Context, up *h2Upstream) (*http.Response, error) {
 	var interim interimWriter
 	interim.w = st.w
 	defer interim.end()

@@ -59,6 +59,7 @@ type Config struct {
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
 	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
+	MaxUpstreams     int           // connections to servers that a box's HTTP requests use or keep, tunnels apart; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box and with the upstream; 15 s
@@ -71,7 +72,7 @@ func (c *Config) setDefaults() {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	for n, def := range map[*int]int{&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024} {
+	for n, def := range map[*int]int{&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxUpstreams: 512} {
 		if *n <= 0 {
 			*n = def
 		}
@@ -180,6 +181,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	}
 	p.mu.Unlock()
 	defer p.guests.flush()
+	defer p.upstreams.close()
 	defer p.cancel()
 	drained := make(chan struct{})
 	go func() {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
@@ -16,15 +15,11 @@ import (
 	"boxgate/proxy/h1"
 )
 
-const (
-	upstreamIdle    = 60 * time.Second // an idle connection is kept for this long; servers commonly close after 60 to 75 s
-	upstreamIdleMax = 64               // idle connections kept per box and host
-	upstreamTick    = 5 * time.Second  // how often a wait for the upstream looks whether the client is still there
-)
+// upstreamTick is how often a wait for the upstream looks whether the client is still there.
+const upstreamTick = 5 * time.Second
 
-// upstreamKey says which requests may share a connection: those of one box to one host, judged in the same way.
+// upstreamKey says which requests of a box may share a connection: those to one host, judged in the same way.
 type upstreamKey struct {
-	box    policy.BoxID
 	name   policy.Name
 	addr   netip.Addr // of a destination that was allowed by its address; invalid where the name decided
 	port   uint16
@@ -32,7 +27,7 @@ type upstreamKey struct {
 }
 
 func keyOf(s *session, r *ruling) upstreamKey {
-	k := upstreamKey{box: s.box.ID, name: r.request.Name, port: r.request.Port, secure: s.secure}
+	k := upstreamKey{name: r.request.Name, port: r.request.Port, secure: s.secure}
 	if !r.byName {
 		k.addr = r.request.Addr
 	}
@@ -42,9 +37,10 @@ func keyOf(s *session, r *ruling) upstreamKey {
 // upstream is one HTTP/1.1 connection to an origin server. One goroutine at a time uses it, but for writing while another
 // reads.
 type upstream struct {
-	key  upstreamKey
-	conn net.Conn
-	in   h1.Reader
+	key   upstreamKey
+	place *place
+	conn  net.Conn
+	in    h1.Reader
 
 	tcp    *net.TCPConn
 	raw    syscall.RawConn
@@ -55,11 +51,16 @@ type upstream struct {
 	judged *policy.Compiled // the last policy that allowed dial
 	served int              // requests sent before this one
 	dirty  bool             // an exchange began and has not ended cleanly: never to be used again
-	idle   time.Time        // since when it is in the pool
 }
 
-// newUpstream takes over a connection that was just dialled under the policy c.
-func newUpstream(key upstreamKey, conn net.Conn, box *policy.Box) (*upstream, error) {
+// newUpstream takes over a connection that was just dialled, and its place. On an error both are given back.
+func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *upstream, err error) {
+	defer func() {
+		if u == nil {
+			breakOff(conn)
+			pl.release()
+		}
+	}()
 	tcp, ok := bareTCP(conn)
 	if !ok {
 		return nil, errors.New("upstream is no TCP connection")
@@ -68,19 +69,26 @@ func newUpstream(key upstreamKey, conn net.Conn, box *policy.Box) (*upstream, er
 	if err != nil {
 		return nil, err
 	}
-	to, err := netip.ParseAddrPort(tcp.RemoteAddr().String())
+	dial, err := dialRequest(pl.key, conn, box)
 	if err != nil {
 		return nil, err
 	}
-	u := &upstream{key: key, conn: conn, tcp: tcp, raw: raw, dial: policy.Request{
-		Stage: policy.StageDial, Box: box.ID, Name: key.name, Addr: to.Addr().Unmap(), Port: to.Port(), Protocol: policy.TCP,
-	}}
+	u = &upstream{key: pl.key, place: pl, conn: conn, tcp: tcp, raw: raw, dial: dial}
+	pl.h1 = u
 	u.look = func(fd uintptr) {
 		u.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}
 		n, err := unix.Poll(u.poll[:], 0)
 		u.quiet = n == 0 && err == nil
 	}
 	return u, nil
+}
+
+// dialRequest is the question that the policy answered when conn was dialled.
+func dialRequest(key upstreamKey, conn net.Conn, box *policy.Box) (policy.Request, error) {
+	to, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	return policy.Request{
+		Stage: policy.StageDial, Box: box.ID, Name: key.name, Addr: to.Addr().Unmap(), Port: to.Port(), Protocol: policy.TCP,
+	}, err
 }
 
 // usable reports whether an idle connection can carry another request: nothing has come from the server, neither bytes
@@ -93,9 +101,22 @@ func (u *upstream) usable(c *policy.Compiled) bool {
 	return !u.dirty && len(u.in.Bytes()) == 0 && u.raw.Control(u.look) == nil && u.quiet
 }
 
+// keep lets other requests of the box use the connection if its last exchange ended cleanly, and closes any other: what
+// its server still sends would be taken for the answer to the next request.
+func (u *upstream) keep() {
+	if u.dirty {
+		u.close()
+		return
+	}
+	u.in.Release()
+	u.in.Source = nil
+	u.place.pool.rest(u.place)
+}
+
 func (u *upstream) close() {
 	u.in.Release()
 	_ = u.tcp.Close() // not u.conn: a TLS close_notify could wait for a peer that does not read
+	u.place.release()
 }
 
 // abort ends the connection under a goroutine that still uses it.
@@ -163,103 +184,5 @@ func clientGone(s *session) func() bool {
 			gone = err != nil || info.State == unix.BPF_TCP_CLOSE || (s.secure && info.State == unix.BPF_TCP_CLOSE_WAIT)
 		})
 		return gone
-	}
-}
-
-// upstreamPool keeps idle HTTP/1.1 connections. The zero value is empty. Safe for concurrent use.
-type upstreamPool struct {
-	mu    sync.Mutex
-	idle  map[upstreamKey][]*upstream // the one used last at the end
-	sweep *time.Timer                 // runs while there are any
-}
-
-// take returns the connection used last that is still usable, or nil.
-func (p *upstreamPool) take(key upstreamKey, c *policy.Compiled) *upstream {
-	for {
-		u := p.pop(key)
-		if u == nil || u.usable(c) {
-			return u
-		}
-		u.close()
-	}
-}
-
-func (p *upstreamPool) pop(key upstreamKey) *upstream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list := p.idle[key]
-	if len(list) == 0 {
-		return nil
-	}
-	u := list[len(list)-1]
-	list[len(list)-1] = nil
-	p.setLocked(key, list[:len(list)-1])
-	return u
-}
-
-func (p *upstreamPool) setLocked(key upstreamKey, list []*upstream) {
-	if len(list) == 0 {
-		delete(p.idle, key)
-		return
-	}
-	p.idle[key] = list
-}
-
-// put keeps a connection whose last exchange ended cleanly, and closes any other: what its server still sends would be
-// taken for the answer to the next request.
-func (p *upstreamPool) put(u *upstream) {
-	if u.dirty {
-		u.close()
-		return
-	}
-	u.in.Release()
-	u.in.Source = nil
-	u.idle = time.Now()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.idle == nil {
-		p.idle = map[upstreamKey][]*upstream{}
-	}
-	if len(p.idle[u.key]) >= upstreamIdleMax {
-		u.close()
-		return
-	}
-	p.idle[u.key] = append(p.idle[u.key], u)
-	if p.sweep == nil {
-		p.sweep = time.AfterFunc(upstreamIdle, p.closeOld)
-	}
-}
-
-// closeOld closes what has been idle for long and comes again while anything is left.
-func (p *upstreamPool) closeOld() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	limit := time.Now().Add(-upstreamIdle)
-	p.filterLocked(func(u *upstream) bool { return u.idle.After(limit) })
-	p.sweep = nil
-	if len(p.idle) > 0 {
-		p.sweep = time.AfterFunc(upstreamIdle/2, p.closeOld)
-	}
-}
-
-// closeBox drops every idle connection of a box.
-func (p *upstreamPool) closeBox(box policy.BoxID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.filterLocked(func(u *upstream) bool { return u.key.box != box })
-}
-
-func (p *upstreamPool) filterLocked(keep func(*upstream) bool) {
-	for key, list := range p.idle {
-		kept := list[:0]
-		for _, u := range list {
-			if keep(u) {
-				kept = append(kept, u)
-				continue
-			}
-			u.close()
-		}
-		clear(list[len(kept):])
-		p.setLocked(key, kept)
 	}
 }

@@ -2,8 +2,9 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"net/http"
-	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,7 +17,6 @@ import (
 //lint:file-ignore SA1019 net/http speaks HTTP/2 on a *tls.Conn alone; what is sent here is rewritten below it (neverIndexed).
 
 const (
-	h2HostsMax = 1024 // hosts remembered over all boxes before those without a connection are forgotten
 	h2Ping     = 30 * time.Second
 	h2PingWait = 15 * time.Second
 
@@ -36,27 +36,26 @@ var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
 	t.DisableCompression = true
 	t.MaxHeaderListSize = h1.MaxHead
 	t.MaxEncoderHeaderTableSize = 1 // see neverIndexed
-	t.IdleConnTimeout = upstreamIdle
 	t.ReadIdleTimeout, t.PingTimeout = h2Ping, h2PingWait
 	return t, nil
 })
 
 // h2Upstream is one HTTP/2 connection to an origin server, used by many streams at once.
 type h2Upstream struct {
-	conn *http2.ClientConn
-	dial policy.Request // the address it goes to
+	place *place
+	conn  *http2.ClientConn
+	dial  policy.Request // the address it goes to
+
+	// Guarded by the pool's mu.
+	users int  // streams that have it
+	spent bool // no further stream may have it
 }
 
-// h2Pool keeps the HTTP/2 connections of the boxes. The zero value is empty. Safe for concurrent use.
-type h2Pool struct {
-	mu    sync.Mutex
-	hosts map[upstreamKey]*h2Host
-}
-
+// h2Host is what a pool knows of one host. It is kept while there is a connection, a dial or something to remember.
 type h2Host struct {
 	conns   []*h2Upstream
-	dialing chan struct{} // closed when the dial under way has ended; nil if there is none
-	plain   bool          // the last handshake chose HTTP/1.1
+	dialing *place // of the dial under way that others wait for; nil if there is none
+	plain   bool   // the last handshake chose HTTP/1.1
 }
 
 // anyUpstream is a connection for one request: exactly one field is set.
@@ -65,150 +64,221 @@ type anyUpstream struct {
 	h2 *h2Upstream
 }
 
-// upstream2 returns a connection for one request of an HTTP/2 client: a place on one that is open, else a new one. Streams
+// upstream2 returns a connection for one request of an HTTP/2 client: a share in one that is open, else a new one. Streams
 // that need the same new connection wait for one dial.
 func (s *session) upstream2(ctx context.Context, r *ruling) (anyUpstream, error) {
-	key, pool := keyOf(s, r), &s.p.upstreams.h2
+	key := keyOf(s, r)
 	for {
-		up, wait, plain := pool.reserve(key, s.box.Policy.Load())
+		pool, err := s.upstreamPool()
+		if err != nil {
+			return anyUpstream{}, err
+		}
+		o, err := pool.reserve(key, s.box.Policy.Load())
 		switch {
-		case up != nil:
-			return anyUpstream{h2: up}, nil
-		case wait != nil:
+		case err != nil:
+			return anyUpstream{}, err
+		case o.up != nil:
+			return anyUpstream{h2: o.up}, nil
+		case o.wait != nil:
 			select {
-			case <-wait:
+			case <-o.wait:
 				continue
 			case <-ctx.Done():
 				return anyUpstream{}, ctx.Err()
 			}
-		case plain:
-			if u := s.p.upstreams.h1.take(key, s.box.Policy.Load()); u != nil {
+		case o.plain:
+			if u := pool.take(key, s.box.Policy.Load()); u != nil {
 				return anyUpstream{h1: u}, nil
 			}
+			if o.place, err = pool.acquire(key); err != nil {
+				return anyUpstream{}, err
+			}
 		}
-		return s.dialAny(ctx, key, r)
+		return s.dialAny(ctx, o.place, r)
 	}
 }
 
 // dialAny dials and lets the upstream choose the protocol.
-func (s *session) dialAny(ctx context.Context, key upstreamKey, r *ruling) (anyUpstream, error) {
-	var made *h2Upstream
+func (s *session) dialAny(ctx context.Context, pl *place, r *ruling) (up anyUpstream, err error) {
 	plain := false
-	defer func() { s.p.upstreams.h2.dialled(key, made, plain) }()
+	defer func() {
+		pl.pool.dialled(pl, up.h2, plain)
+		if up == (anyUpstream{}) {
+			pl.release()
+		}
+	}()
 	conn, err := s.p.dialTLS(ctx, s.box, r.target(), alpnBoth)
 	if err != nil {
 		return anyUpstream{}, err
 	}
 	if conn.ConnectionState().NegotiatedProtocol != "h2" {
 		plain = true
-		u, err := newUpstream(key, conn, s.box)
-		return anyUpstream{h1: u}, err
+		up.h1, err = newUpstream(pl, conn, s.box)
+		return up, err
+	}
+	up.h2, err = newH2Upstream(pl, conn, s.box)
+	return up, err
+}
+
+// newH2Upstream takes over a connection that was just dialled. The caller's stream is its first user.
+func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, err error) {
+	defer func() {
+		if u == nil {
+			breakOff(conn)
+		}
+	}()
+	dial, err := dialRequest(pl.key, conn, box)
+	if err != nil {
+		return nil, err
 	}
 	t, err := h2Transport()
 	if err != nil {
-		return anyUpstream{}, err
+		return nil, err
 	}
-	client, err := t.NewClientConn(&neverIndexed{Conn: conn})
+	client, err := t.NewClientConn(&neverIndexed{Conn: conn, closed: pl.release})
 	if err != nil {
-		_ = conn.Close()
-		return anyUpstream{}, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: key.name, Err: err}
+		return nil, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name, Err: err}
 	}
-	to, err := netip.ParseAddrPort(conn.RemoteAddr().String())
-	if err != nil || !client.ReserveNewRequest() {
+	if !client.ReserveNewRequest() {
 		_ = client.Close()
-		return anyUpstream{}, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: key.name, Err: err}
+		return nil, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name}
 	}
-	made = &h2Upstream{conn: client, dial: policy.Request{
-		Stage: policy.StageDial, Box: s.box.ID, Name: key.name, Addr: to.Addr().Unmap(), Port: to.Port(), Protocol: policy.TCP,
-	}}
-	return anyUpstream{h2: made}, nil
+	return &h2Upstream{place: pl, conn: client, dial: dial, users: 1}, nil
 }
 
-// reserve returns a place on an open connection; or what to wait for; or neither, and the caller dials and reports to
-// dialled. plain says that the host is known to speak HTTP/1.1 alone.
-func (p *h2Pool) reserve(key upstreamKey, c *policy.Compiled) (up *h2Upstream, wait <-chan struct{}, plain bool) {
+// h2Offer is what a pool has for a request of an HTTP/2 client: exactly one field is set.
+type h2Offer struct {
+	up    *h2Upstream     // a share in an open connection
+	wait  <-chan struct{} // closed when a dial under way has ended
+	plain bool            // the host speaks HTTP/1.1 alone
+	place *place          // for a connection that the caller dials and reports to dialled
+}
+
+// reserve makes the offer. The error says that the box may have no more connections.
+//
+// Nothing here may wait for a write to an upstream that does not read: of the library's methods only those are called
+// that look at a connection's state without its lock for writing.
+func (p *upstreamPool) reserve(key upstreamKey, c *policy.Compiled) (h2Offer, error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	host := p.hosts[key]
-	if host == nil {
-		host = &h2Host{}
-		p.addLocked(key, host)
-	}
-	open := host.conns[:0]
-	for _, u := range host.conns {
-		if !c.Decide(u.dial).Allowed() {
-			go u.conn.Close() // its streams are judged, and cut, by themselves
-			continue
-		}
-		if state := u.conn.State(); state.Closed || state.Closing {
-			continue
-		}
-		open = append(open, u)
-		if up == nil && u.conn.ReserveNewRequest() {
-			up = u
+	if host != nil {
+		if up := p.shareLocked(host, c); up != nil {
+			return h2Offer{up: up}, nil
 		}
 	}
-	clear(host.conns[len(open):])
-	host.conns = open
-	switch {
-	case up != nil:
-		return up, nil, false
-	case host.plain:
-		return nil, nil, true
-	case host.dialing != nil:
-		return nil, host.dialing, false
+	if host = p.hosts[key]; host != nil { // it may have lost its last connection just now
+		switch {
+		case host.plain:
+			return h2Offer{plain: true}, nil
+		case host.dialing != nil:
+			return h2Offer{wait: host.dialing.done}, nil
+		}
 	}
-	host.dialing = make(chan struct{})
-	return nil, nil, false
+	pl, err := p.acquireLocked(key)
+	if err != nil {
+		return h2Offer{}, err
+	}
+	pl.done = make(chan struct{})
+	p.hostLocked(key).dialing = pl
+	return h2Offer{place: pl}, nil
 }
 
-func (p *h2Pool) addLocked(key upstreamKey, host *h2Host) {
-	if p.hosts == nil {
-		p.hosts = map[upstreamKey]*h2Host{}
+// shareLocked returns a connection that takes one more stream, or nil. It drops those whose address is denied by now:
+// their streams are judged, and cut, by themselves.
+func (p *upstreamPool) shareLocked(host *h2Host, c *policy.Compiled) *h2Upstream {
+	for _, u := range slices.Clone(host.conns) {
+		switch {
+		case !c.Decide(u.dial).Allowed():
+			p.dropLocked(u.place)
+		case u.conn.ReserveNewRequest():
+			p.wakeLocked(u.place)
+			u.users++
+			return u
+		case u.users == 0: // it takes no stream although it has none: the server is about to close it
+			p.dropLocked(u.place)
+		}
 	}
-	if len(p.hosts) >= h2HostsMax {
+	return nil
+}
+
+// hostLocked returns what is known of a host, made if there is nothing. Each host that cannot be forgotten holds a place
+// at least, so there are never more than 2*max.
+func (p *upstreamPool) hostLocked(key upstreamKey) *h2Host {
+	if host := p.hosts[key]; host != nil {
+		return host
+	}
+	if len(p.hosts) >= 2*p.max {
 		for k, h := range p.hosts {
 			if len(h.conns) == 0 && h.dialing == nil {
 				delete(p.hosts, k)
 			}
 		}
 	}
+	host := &h2Host{}
 	p.hosts[key] = host
+	return host
 }
 
 // dialled ends a dial: made is the connection for others to share, if it became one.
-func (p *h2Pool) dialled(key upstreamKey, made *h2Upstream, plain bool) {
+func (p *upstreamPool) dialled(pl *place, made *h2Upstream, plain bool) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	host := p.hosts[key]
-	if host == nil { // the box was closed meanwhile; the one request made for it ends with its client
-		host = &h2Host{}
-		p.addLocked(key, host)
+	defer p.unlock()
+	if pl.done != nil {
+		close(pl.done)
 	}
-	host.plain = plain
 	if made != nil {
+		pl.h2 = made
+	}
+	if p.closed {
+		if made != nil {
+			p.dropLocked(pl)
+		}
+		return
+	}
+	host := p.hostLocked(pl.key)
+	host.plain = plain
+	if host.dialing == pl {
+		host.dialing = nil
+	}
+	if made != nil && pl.held { // the server may have closed it already
 		host.conns = append(host.conns, made)
 	}
-	if host.dialing != nil {
-		close(host.dialing)
-		host.dialing = nil
+	p.tidyLocked(pl.key, host)
+}
+
+// forgetLocked lets no further stream use a connection.
+func (p *upstreamPool) forgetLocked(u *h2Upstream) {
+	host := p.hosts[u.place.key]
+	if host == nil {
+		return
+	}
+	if i := slices.Index(host.conns, u); i >= 0 {
+		host.conns = slices.Delete(host.conns, i, i+1)
+	}
+	p.tidyLocked(u.place.key, host)
+}
+
+func (p *upstreamPool) tidyLocked(key upstreamKey, host *h2Host) {
+	if len(host.conns) == 0 && host.dialing == nil && !host.plain {
+		delete(p.hosts, key)
 	}
 }
 
-// closeBox closes every connection of a box.
-func (p *h2Pool) closeBox(box policy.BoxID) {
+// leave ends one stream's use of the connection. used says that the stream asked it for something: a share that was
+// reserved and never used cannot be given back to the library, so the connection takes no further stream then.
+func (u *h2Upstream) leave(used bool) {
+	p := u.place.pool
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	for key, host := range p.hosts {
-		if key.box != box {
-			continue
-		}
-		for _, u := range host.conns {
-			_ = u.conn.Close()
-		}
-		if host.dialing != nil {
-			close(host.dialing)
-		}
-		delete(p.hosts, key)
+	defer p.unlock()
+	u.users--
+	u.spent = u.spent || !used
+	switch {
+	case u.spent && u.users == 0:
+		p.dropLocked(u.place)
+	case u.spent:
+		p.forgetLocked(u)
+	case u.users == 0 && u.place.held:
+		p.restLocked(u.place)
 	}
 }

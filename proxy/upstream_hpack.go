@@ -13,6 +13,7 @@ import (
 // nothing else, so one bit of the first byte of each such field is set on its way out.
 type neverIndexed struct {
 	*tls.Conn
+	closed func() // called when the connection has been closed, perhaps more than once
 
 	preface int // bytes of the connection preface that have passed
 	header  [9]byte
@@ -38,6 +39,13 @@ func (c *neverIndexed) Write(b []byte) (int, error) {
 	c.out = append(c.out[:0], b...)
 	c.mark(c.out)
 	return c.Conn.Write(c.out)
+}
+
+// Close closes the connection at once: to announce the end in TLS could wait for a peer that does not read.
+func (c *neverIndexed) Close() error {
+	err := c.NetConn().Close()
+	c.closed()
+	return err
 }
 
 func (c *neverIndexed) mark(b []byte) {

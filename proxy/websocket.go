@@ -27,6 +27,7 @@ func (h *http1) tunnel(n int) error {
 	}
 	h.giveOut()
 	defer h.drop()
+	h.up.place.release() // the client's connection counts for both, as with every tunnel
 	var in, out atomic.Int64
 	err := h.s.tunnel(pipeEnd{h.s.client, &h.in, &out}, pipeEnd{h.up.conn, &h.up.in, &in})
 	h.x.event.BytesIn, h.x.event.BytesOut = in.Load(), out.Load()

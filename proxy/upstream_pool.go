@@ -1,0 +1,249 @@
+package proxy
+
+import (
+	"container/list"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"boxgate/policy"
+)
+
+const (
+	upstreamIdle    = 60 * time.Second // an idle connection is kept for this long; servers commonly close after 60 to 75 s
+	upstreamIdleMax = 64               // idle connections kept for a box, over all hosts
+)
+
+var errUpstreamLimit = errors.New("the box has as many connections to servers open as it may")
+
+// upstreamPool is what one box has open towards origin servers. Every connection has a place in it from before it is
+// dialled until it is closed, whether it is in use or waits for another request. A box that needs one more place than
+// there are loses the connection that has waited longest. Safe for concurrent use.
+type upstreamPool struct {
+	max int
+
+	open atomic.Int64 // places taken; written under mu
+
+	mu      sync.Mutex
+	idle    list.List                   // of *place: connections that wait for another request, longest first
+	kept    map[upstreamKey][]*upstream // those of idle that speak HTTP/1.1, the one used last at the end
+	hosts   map[upstreamKey]*h2Host     // of HTTP/2; at most 2*max
+	dropped []*place                    // closed by unlock
+	sweep   *time.Timer                 // runs while there is anything in idle
+	closed  bool                        // the box is gone
+}
+
+// place is the right of a box to one open connection to an origin server.
+type place struct {
+	pool *upstreamPool
+	key  upstreamKey
+	h1   *upstream     // the connection, once there is one: at most one of the two
+	h2   *h2Upstream   // written under pool.mu
+	done chan struct{} // closed when the dial has ended, if others wait for it; else nil
+
+	// Guarded by pool.mu.
+	held  bool          // false: given back, or taken away
+	at    *list.Element // in pool.idle; nil while the connection is used
+	since time.Time     // how long it has been there
+}
+
+func newUpstreamPool(max int) *upstreamPool {
+	return &upstreamPool{max: max, kept: map[upstreamKey][]*upstream{}, hosts: map[upstreamKey]*h2Host{}}
+}
+
+// unlock gives up the lock and then closes what was dropped under it: that must hold up nobody.
+func (p *upstreamPool) unlock() {
+	dropped := p.dropped
+	p.dropped = nil
+	p.mu.Unlock()
+	for _, pl := range dropped {
+		pl.hangUp()
+	}
+}
+
+// hangUp closes the connection of a place that was dropped. It waits for no peer.
+func (pl *place) hangUp() {
+	if pl.h1 != nil {
+		pl.h1.close()
+	}
+	if pl.h2 != nil {
+		_ = pl.h2.conn.Close()
+	}
+}
+
+// acquire returns a place for one more connection. The error is an *upstreamError when all are in use.
+func (p *upstreamPool) acquire(key upstreamKey) (*place, error) {
+	p.mu.Lock()
+	defer p.unlock()
+	return p.acquireLocked(key)
+}
+
+func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
+	if p.closed {
+		return nil, errBoxGone
+	}
+	if p.open.Load() >= int64(p.max) {
+		if !p.dropOldestLocked() {
+			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: errUpstreamLimit}
+		}
+	}
+	p.open.Add(1)
+	return &place{pool: p, key: key, held: true}, nil
+}
+
+// errBoxGone refuses a request that outlived its box.
+var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: policy.ReasonUnknownBox}}
+
+// crowded reports whether the box has so many connections open that none should be reserved for a client that is silent.
+func (p *upstreamPool) crowded() bool { return p.open.Load() > int64(p.max/2) }
+
+// release gives the place back: its connection was closed, never came to be, or is counted elsewhere from now on. Only
+// the first call does something.
+func (pl *place) release() {
+	pl.pool.mu.Lock()
+	defer pl.pool.unlock()
+	pl.pool.releaseLocked(pl)
+}
+
+func (p *upstreamPool) releaseLocked(pl *place) {
+	if !pl.held {
+		return
+	}
+	pl.held = false
+	p.open.Add(-1)
+	p.wakeLocked(pl)
+	if pl.h2 != nil {
+		p.forgetLocked(pl.h2)
+	}
+}
+
+// dropLocked takes the place away and has its connection closed.
+func (p *upstreamPool) dropLocked(pl *place) {
+	p.releaseLocked(pl)
+	p.dropped = append(p.dropped, pl)
+}
+
+func (p *upstreamPool) dropOldestLocked() bool {
+	oldest := p.oldestLocked()
+	if oldest != nil {
+		p.dropLocked(oldest)
+	}
+	return oldest != nil
+}
+
+// oldestLocked returns the place whose connection has waited longest for another request, or nil.
+func (p *upstreamPool) oldestLocked() *place {
+	e := p.idle.Front()
+	if e == nil {
+		return nil
+	}
+	pl, ok := e.Value.(*place)
+	if !ok {
+		panic("proxy: a foreign value among the idle connections")
+	}
+	return pl
+}
+
+// rest keeps a connection for another request.
+func (p *upstreamPool) rest(pl *place) {
+	p.mu.Lock()
+	defer p.unlock()
+	p.restLocked(pl)
+}
+
+func (p *upstreamPool) restLocked(pl *place) {
+	if p.closed || !pl.held {
+		p.dropLocked(pl)
+		return
+	}
+	pl.since = time.Now()
+	pl.at = p.idle.PushBack(pl)
+	if pl.h1 != nil {
+		p.kept[pl.key] = append(p.kept[pl.key], pl.h1)
+	}
+	if p.idle.Len() > upstreamIdleMax {
+		p.dropOldestLocked()
+	}
+	if p.sweep == nil {
+		p.sweep = time.AfterFunc(upstreamIdle, p.closeOld)
+	}
+}
+
+// wakeLocked takes a connection out of those that wait, if it is one of them.
+func (p *upstreamPool) wakeLocked(pl *place) {
+	if pl.at == nil {
+		return
+	}
+	p.idle.Remove(pl.at)
+	pl.at = nil
+	if pl.h1 == nil {
+		return
+	}
+	list := p.kept[pl.key]
+	if i := slices.Index(list, pl.h1); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	}
+	if len(list) == 0 {
+		delete(p.kept, pl.key)
+		return
+	}
+	p.kept[pl.key] = list
+}
+
+// take returns the HTTP/1.1 connection used last that is still usable, or nil.
+func (p *upstreamPool) take(key upstreamKey, c *policy.Compiled) *upstream {
+	for {
+		u := p.pop(key)
+		if u == nil || u.usable(c) {
+			return u
+		}
+		u.close()
+	}
+}
+
+func (p *upstreamPool) pop(key upstreamKey) *upstream {
+	p.mu.Lock()
+	defer p.unlock()
+	list := p.kept[key]
+	if len(list) == 0 {
+		return nil
+	}
+	u := list[len(list)-1]
+	p.wakeLocked(u.place)
+	return u
+}
+
+// closeOld closes what has waited for long, and comes again when the next one will have.
+func (p *upstreamPool) closeOld() {
+	p.mu.Lock()
+	defer p.unlock()
+	p.sweep = nil
+	for pl := p.oldestLocked(); pl != nil; pl = p.oldestLocked() {
+		if left := upstreamIdle - time.Since(pl.since); left > 0 {
+			p.sweep = time.AfterFunc(left, p.closeOld)
+			return
+		}
+		p.dropLocked(pl)
+	}
+}
+
+// close closes everything but HTTP/1.1 connections in use, which end with their clients, and lets nothing begin.
+func (p *upstreamPool) close() {
+	p.mu.Lock()
+	defer p.unlock()
+	p.closed = true
+	for p.dropOldestLocked() {
+	}
+	for _, host := range p.hosts {
+		for _, u := range slices.Clone(host.conns) {
+			p.dropLocked(u.place)
+		}
+	}
+	clear(p.hosts)
+	if p.sweep != nil {
+		p.sweep.Stop()
+		p.sweep = nil
+	}
+}

@@ -1,0 +1,415 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// tally counts the connections that a server has open.
+type tally struct {
+	mu        sync.Mutex
+	now, most int
+}
+
+func (c *tally) change(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now += n
+	c.most = max(c.most, c.now)
+}
+
+func (c *tally) open() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *tally) peak() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.most
+}
+
+// counted starts an upstream whose connections are counted.
+func (l *lab) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
+	var c tally
+	srv := httptest.NewUnstartedServer(handler)
+	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		switch s {
+		case http.StateNew:
+			c.change(1)
+		case http.StateClosed, http.StateHijacked:
+			c.change(-1)
+		}
+	}
+	if secure {
+		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: l.ca.forHello}
+		srv.StartTLS()
+	} else {
+		srv.Start()
+	}
+	l.t.Cleanup(srv.Close)
+	return &c, srv, portOf(l.t, srv.Listener)
+}
+
+// pool returns what the box has open, nil if it has asked for nothing yet.
+func (l *lab) pool() *upstreamPool {
+	l.p.upstreams.mu.RLock()
+	defer l.p.upstreams.mu.RUnlock()
+	return l.p.upstreams.boxes[l.box.ID]
+}
+
+// places returns how many places the box has taken.
+func (l *lab) places() int {
+	if pool := l.pool(); pool != nil {
+		return int(pool.open.Load())
+	}
+	return 0
+}
+
+// TestManyHostsLeaveFewConnections asks for more hosts than may be kept, over a few connections, and then hangs up.
+func TestManyHostsLeaveFewConnections(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	c, _, port := l.counted(false, false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
+	l.policy(allowAll, nil)
+	const clients, hosts = 4, 100
+	var all sync.WaitGroup
+	for k := range clients {
+		conn := l.dialPair("", port, false)
+		all.Go(func() {
+			in := bufio.NewReader(conn)
+			for i := range hosts {
+				host := fmt.Sprintf("h%d-%d.example.com:%d", k, i, port)
+				_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: "+host+"\r\n\r\n")
+				res, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if body, err := io.ReadAll(res.Body); err != nil || string(body) != host {
+					t.Errorf("%s: %q, %v", host, body, err)
+				}
+			}
+			_ = conn.Close()
+		})
+	}
+	all.Wait()
+	await(t, "the end of the connections beyond the cap", func() bool { return l.places() <= upstreamIdleMax && c.open() <= upstreamIdleMax })
+	if got := idleUpstreams(l.p); got != upstreamIdleMax || l.places() != got {
+		t.Errorf("%d connections kept in %d places, want %d", got, l.places(), upstreamIdleMax)
+	}
+	if c.peak() > upstreamIdleMax+clients+hosts/2 { // the server sees a connection end some time after it was closed
+		t.Errorf("%d connections were open at once", c.peak())
+	}
+	l.p.CloseBox(l.box.ID)
+	await(t, "the end of all", func() bool { return c.open() == 0 })
+}
+
+// TestBoxAtItsLimitOfUpstreams fills the places with requests under way: one more is refused, another box is served, and
+// a place that waits goes to whoever needs one.
+func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.p.cfg.MaxUpstreams = 2
+	begun, goOn := make(chan struct{}, 3), make(chan struct{})
+	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hold" {
+			begun <- struct{}{}
+			<-goOn
+		}
+		fmt.Fprint(w, "whole")
+	})
+	first, second := l.box, &policy.Box{ID: "b2"}
+	l.policy(allowAll, nil)
+	request := func(path string) string {
+		return "GET " + path + " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
+	}
+	type held struct {
+		conn net.Conn
+		in   *bufio.Reader
+	}
+	var under [2]held
+	for i := range under {
+		conn := l.dialPair(api, port, true)
+		under[i] = held{conn, bufio.NewReader(conn)}
+		_, _ = io.WriteString(conn, request("/hold"))
+		<-begun
+	}
+	extra := l.dialPair(api, port, true)
+	res := ask(t, extra, bufio.NewReader(extra), request("/"), "GET")
+	if body := readAll(t, res.Body); res.StatusCode != 503 || !strings.Contains(body, `"reason":"limit"`) {
+		t.Errorf("beyond the limit: %s %s", res.Status, body)
+	}
+	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "b1" {
+		t.Errorf("event %+v", e)
+	}
+
+	l.box = second
+	l.policy(allowAll, nil)
+	other := l.dialPair(api, port, true)
+	if res := ask(t, other, bufio.NewReader(other), request("/"), "GET"); res.StatusCode != 200 {
+		t.Errorf("the other box: %s", res.Status)
+	}
+	t.Cleanup(func() { l.p.CloseBox("b2") })
+
+	l.box = first
+	close(goOn)
+	for _, u := range under {
+		if res := readResponse(t, u.in, "GET"); res.StatusCode != 200 || readAll(t, res.Body) != "whole" {
+			t.Errorf("a request under way: %s", res.Status)
+		}
+	}
+	await(t, "the lending of both connections", func() bool { return idleUpstreams(l.p) == 2+1 })
+	elsewhere := l.dialPair("other.example.com", port, true)
+	res = ask(t, elsewhere, bufio.NewReader(elsewhere), strings.Replace(request("/"), "api.", "other.", 1), "GET")
+	if res.StatusCode != 200 || l.places() > 2 {
+		t.Errorf("with idle connections to give up: %s, %d places", res.Status, l.places())
+	}
+	await(t, "the end of the evicted connection", func() bool { return c.open() <= 2+1 })
+}
+
+// TestStreamsShareTheLimitOfUpstreams sends many requests at once over one HTTP/2 connection to a server of HTTP/1.1,
+// where each needs a connection of its own.
+func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	const max, streams = 8, 40
+	l.p.cfg.MaxUpstreams = max
+	goOn := make(chan struct{})
+	var begun atomic.Int32
+	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hold" {
+			begun.Add(1)
+			<-goOn
+		}
+		fmt.Fprint(w, "whole")
+	})
+	l.policy(allowAll, nil)
+	client := l.httpClient(port, true)
+	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+	var served, refused atomic.Int32
+	var all sync.WaitGroup
+	for range streams {
+		all.Go(func() {
+			res, err := client.Get("https://" + hostPort(port) + "/hold")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer res.Body.Close()
+			body, err := io.ReadAll(res.Body)
+			switch {
+			case err == nil && res.StatusCode == 200 && string(body) == "whole":
+				served.Add(1)
+			case err == nil && res.StatusCode == 503 && strings.Contains(string(body), `"reason":"limit"`):
+				refused.Add(1)
+			default:
+				t.Errorf("%s %s %v", res.Status, body, err)
+			}
+		})
+	}
+	await(t, "the requests under way and the refusals", func() bool { return begun.Load() == max && refused.Load() == streams-max })
+	close(goOn)
+	all.Wait()
+	if served.Load() != max || c.peak() != max {
+		t.Errorf("%d served over %d connections, want %d", served.Load(), c.peak(), max)
+	}
+}
+
+// TestEvictionBreaksNothing has more hosts in use than places: every request is served whole or refused for the limit.
+func TestEvictionBreaksNothing(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		l := newLab(t)
+		l.p.cfg.MaxUpstreams = 4
+		_, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {
+			for range 4 {
+				fmt.Fprint(w, strings.Repeat(r.Host, 200))
+				w.(http.Flusher).Flush()
+			}
+		})
+		l.policy(allowAll, nil)
+		var served atomic.Int32
+		var all sync.WaitGroup
+		for k := range 8 {
+			all.Go(func() {
+				for i := range 15 {
+					name := fmt.Sprintf("h%d.example.com", (k+i)%10)
+					host := fmt.Sprintf("%s:%d", name, port)
+					tr := &http.Transport{Protocols: new(http.Protocols)}
+					tr.Protocols.SetHTTP1(!h2)
+					tr.Protocols.SetHTTP2(h2)
+					alpn := map[bool]string{false: "http/1.1", true: "h2"}[h2]
+					tr.DialTLSContext = func(_ context.Context, _, _ string) (net.Conn, error) { return l.dialPair(name, port, true, alpn), nil }
+					res, err := (&http.Client{Transport: tr}).Get("https://" + host + "/")
+					if err != nil {
+						t.Error(err)
+						continue
+					}
+					body, err := io.ReadAll(res.Body)
+					_ = res.Body.Close()
+					tr.CloseIdleConnections()
+					switch {
+					case err == nil && res.StatusCode == 200 && string(body) == strings.Repeat(host, 800):
+						served.Add(1)
+					case err == nil && res.StatusCode == 503 && strings.Contains(string(body), `"reason":"limit"`):
+					default:
+						t.Errorf("h2 %v: %s, %d bytes, %v", h2, res.Status, len(body), err)
+					}
+					if n := l.places(); n > 4 {
+						t.Errorf("h2 %v: %d places", h2, n)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if served.Load() == 0 {
+			t.Errorf("h2 %v: nothing was served", h2)
+		}
+		await(t, "the rest of all connections", func() bool { return l.places() == idleUpstreams(l.p) })
+	}
+}
+
+// TestUpgradedConnectionTakesNoPlace opens more WebSockets than there are places: each counts as its client's connection.
+func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.p.cfg.MaxUpstreams = 1
+	port := l.rawServer(true, func(c net.Conn, in *bufio.Reader) {
+		if _, err := http.ReadRequest(in); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			_, _ = io.Copy(c, in)
+		}
+	})
+	l.policy(allowAll, nil)
+	for range 3 {
+		c := l.dialPair(api, port, true)
+		in := bufio.NewReader(c)
+		res := ask(t, c, in, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET")
+		if res.StatusCode != 101 {
+			t.Fatal(res.Status)
+		}
+		_, _ = io.WriteString(c, "echo")
+		if b, err := in.Peek(4); err != nil || string(b) != "echo" {
+			t.Fatalf("%q, %v", b, err)
+		}
+	}
+	if n := l.places(); n != 0 {
+		t.Errorf("%d places taken", n)
+	}
+}
+
+// TestClosedHTTP2UpstreamIsForgottenAtOnce has the server close what is kept.
+func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	_, srv, port := l.counted(true, true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Proto) })
+	l.policy(allowAll, nil)
+	client := l.httpClient(port, true)
+	for range 3 {
+		if res, body := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 || body != "HTTP/2.0" {
+			t.Fatalf("%s %s", res.Status, body)
+		}
+		await(t, "the connection kept", func() bool { return idleUpstreams(l.p) == 1 && l.places() == 1 })
+		srv.CloseClientConnections()
+		await(t, "the end of the connection kept", func() bool { return idleUpstreams(l.p) == 0 && l.places() == 0 })
+		pool := l.pool()
+		pool.mu.Lock()
+		if len(pool.hosts) != 0 {
+			t.Errorf("%d hosts remembered", len(pool.hosts))
+		}
+		pool.mu.Unlock()
+	}
+}
+
+// TestIdleUpstreamsEnd lets the time pass that a connection is kept for.
+func TestIdleUpstreamsEnd(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		l := newLab(t)
+		c, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {})
+		l.policy(allowAll, nil)
+		if res, _ := get(t, l.httpClient(port, h2), "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+			t.Fatal(res.Status)
+		}
+		await(t, "the connection kept", func() bool { return idleUpstreams(l.p) == 1 })
+		pool := l.pool()
+		pool.closeOld()
+		if idleUpstreams(l.p) != 1 {
+			t.Error("a fresh connection was closed")
+		}
+		pool.mu.Lock()
+		if pool.sweep == nil {
+			t.Error("no timer runs for what is kept")
+		}
+		pool.oldestLocked().since = time.Now().Add(-upstreamIdle)
+		pool.mu.Unlock()
+		pool.closeOld()
+		if n := l.places(); n != 0 {
+			t.Errorf("h2 %v: %d places", h2, n)
+		}
+		await(t, "the end of the connection", func() bool { return c.open() == 0 })
+	}
+}
+
+// TestHostsRememberedAreBounded names ever new hosts that speak HTTP/1.1 alone.
+func TestHostsRememberedAreBounded(t *testing.T) {
+	t.Parallel()
+	p := newUpstreamPool(4)
+	for i := range 100 {
+		n, err := policy.ParseName(fmt.Sprintf("h%d.example.com", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := p.reserve(upstreamKey{name: n}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.dialled(o.place, nil, true)
+		o.place.release()
+		if len(p.hosts) > 8 {
+			t.Fatalf("%d hosts", len(p.hosts))
+		}
+	}
+}
+
+// TestClosingWaitsForNoPeer closes an HTTP/2 connection whose peer reads nothing: not even an announcement fits in.
+func TestClosingWaitsForNoPeer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	near, far := l.pair()
+	defer far.Close()
+	go func() { _ = tls.Server(far, &tls.Config{GetCertificate: l.ca.forHello}).Handshake() }()
+	conn := tls.Client(near, &tls.Config{ServerName: api, RootCAs: l.ca.pool()})
+	if err := conn.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	_ = near.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	for err := error(nil); err == nil; {
+		_, err = near.Write(make([]byte, 64<<10))
+	}
+	_ = near.SetWriteDeadline(time.Time{})
+	closed := false
+	start := time.Now()
+	_ = (&neverIndexed{Conn: conn, closed: func() { closed = true }}).Close()
+	if d := time.Since(start); d > 2*time.Second || !closed {
+		t.Errorf("closed after %v, told %v", d, closed)
+	}
+}
