@@ -24,7 +24,7 @@ import (
 func init() { h2connect.Restore() }
 
 const (
-	h2Streams      = 250       // requests a client may have under way on one connection
+	h2Streams      = 100       // requests a client may have under way on one connection
 	h2StreamWindow = 256 << 10 // of an upload, for each stream
 	h2ConnWindow   = 1 << 20   // of all uploads of a connection
 )
