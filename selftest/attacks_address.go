@@ -71,7 +71,11 @@ func (b *builder) specialAddresses(s *side) {
 			}
 			// Multicast, broadcast and loopback are no destination for the host either, which is noticed first.
 			b.judgedAt(a, proto, to, policy.ReasonHostPort)
-			if len(a.reasons) > 0 && a.reasons[0] != policy.ReasonProtectedRange { // exempted by the operator
+			switch {
+			case a.Verdict == Skipped:
+			case a.reasons[0] == policy.ReasonProtectedRange:
+				a.about = inKernel(proto, to)
+			default: // exempted by the operator, and so refused like any other address
 				a.reasons, a.read = concat(a.reasons, unnamed...), b.refusedByProxy
 			}
 			a.own = !prefix.IsSingleIP()

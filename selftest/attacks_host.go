@@ -5,7 +5,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/audit"
 	"boxgate/policy"
 )
 
@@ -18,7 +17,7 @@ func (b *builder) ownHost(s *side) {
 			b.add(s, group, "UDP to its loopback address", to.String(), func(a *attack) {
 				a.send(b.udpFrame(s, to, a.task.Token))
 				a.refused(policy.ReasonHostPort, policy.ReasonProtectedRange)
-				a.canary, a.to, a.about = c, to, atAddress(to)
+				a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
 				if s.box.Is6() { // the kernel drops ::1 from outside before any rule sees it
 					a.reasons, a.Expected = nil, "dropped"
 				}
@@ -28,12 +27,12 @@ func (b *builder) ownHost(s *side) {
 		b.add(s, group, "TCP to a listening port", to.String(), func(a *attack) {
 			a.send(connect(to, a.task.Token))
 			a.refused(policy.ReasonHostPort)
-			a.canary, a.to, a.about = c, to, withProtocol(policy.TCP, atAddress(to))
+			a.canary, a.to, a.about = c, to, inKernel(policy.TCP, to)
 		})
 		b.add(s, group, "UDP to a listening port", to.String(), func(a *attack) {
 			a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
 			a.refused(policy.ReasonHostPort)
-			a.canary, a.to, a.about = c, to, withProtocol(policy.UDP, atAddress(to))
+			a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
 		})
 	}
 	for _, at := range append([]netip.Addr{s.gateway}, s.host...) {
@@ -42,7 +41,7 @@ func (b *builder) ownHost(s *side) {
 			b.add(s, group, p.Name, to.String(), func(a *attack) {
 				a.send(connect(to, httpRequest("GET", "/", to.String(), a.task.Token)))
 				a.refused(policy.ReasonHostPort)
-				a.to, a.about = to, atAddress(to)
+				a.to, a.about = to, inKernel(policy.TCP, to)
 			})
 		}
 	}
@@ -50,12 +49,8 @@ func (b *builder) ownHost(s *side) {
 	b.add(s, group, "UDP to the sink", sink.String(), func(a *attack) {
 		a.send(task{Kind: overUDP, To: sink, Data: [][]byte{a.task.Token}})
 		a.refused(policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonProtectedRange)
-		a.to, a.about = sink, atAddress(sink)
+		a.to, a.about = sink, inKernel(policy.UDP, sink)
 	})
-}
-
-func withProtocol(p policy.Protocol, also func(audit.Event) bool) func(audit.Event) bool {
-	return func(e audit.Event) bool { return e.Protocol == p && also(e) }
 }
 
 // otherBoxes are attacks on the neighbour: another box, or an address that the next one will get.
@@ -67,7 +62,11 @@ func (b *builder) otherBoxes(s *side) {
 		port  uint16
 	}{{"TCP", policy.TCP, 80}, {"UDP", policy.UDP, 4242}, {"ping", policy.ICMP, 0}} {
 		to := netip.AddrPortFrom(s.another, t.port)
-		b.add(s, group, t.name, to.String(), func(a *attack) {
+		target := to.String()
+		if t.port == 0 {
+			target = to.Addr().String()
+		}
+		b.add(s, group, t.name, target, func(a *attack) {
 			switch t.proto {
 			case policy.TCP:
 				a.send(connect(to, a.task.Token))
@@ -78,7 +77,7 @@ func (b *builder) otherBoxes(s *side) {
 				a.send(b.frame(s, ipPacket(s.box, to.Addr(), icmpProto(to.Addr()), echo)))
 			}
 			b.judgedAt(a, t.proto, to)
-			a.about = withProtocol(t.proto, a.about)
+			a.about = inKernel(t.proto, to)
 		})
 	}
 	b.add(s, group, "claim another's address on the link", s.another.String(), func(a *attack) {
@@ -118,7 +117,7 @@ func (b *builder) forgedSources(s *side) {
 		b.add(s, "forged sources", src.what, to.String(), func(a *attack) {
 			a.send(b.frame(s, b.datagram(src.addr, to, a.task.Token)))
 			a.refused(policy.ReasonSpoofed)
-			a.to, a.own, a.about = to, true, atAddress(to)
+			a.to, a.own, a.about = to, true, inKernel(policy.UDP, to)
 		})
 	}
 }

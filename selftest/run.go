@@ -107,8 +107,11 @@ func sleep(ctx context.Context, d time.Duration) {
 // findLink finds the interface behind which the box's addresses are.
 func (c *Config) findLink() error {
 	routes, err := netlink.RouteGet(c.V4.AsSlice())
-	if err != nil || len(routes) == 0 {
+	if err != nil {
 		return fmt.Errorf("the host has no route to the box: %w", err)
+	}
+	if len(routes) == 0 {
+		return errors.New("the host has no route to the box")
 	}
 	c.link = routes[0].LinkIndex
 	neighbours, err := netlink.NeighList(c.link, netlink.FAMILY_V4)

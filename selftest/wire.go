@@ -126,17 +126,29 @@ func (w *wire) look(ll *unix.SockaddrLinklayer, b []byte) {
 	}
 }
 
-// token finds whose token a packet carries.
+// token finds whose token a packet carries. DNS servers may change the case of letters in names (0x20).
 func (w *wire) token(b []byte) int {
-	at := bytes.Index(bytes.ToLower(b), w.prefix)
+	b = lower(b)
+	at := bytes.Index(b, w.prefix)
 	if at < 0 || len(b) < at+len(w.prefix)+tokenDigits {
 		return -1
 	}
-	id, err := hex.DecodeString(string(bytes.ToLower(b[at+len(w.prefix) : at+len(w.prefix)+tokenDigits])))
+	id, err := hex.DecodeString(string(b[at+len(w.prefix) : at+len(w.prefix)+tokenDigits]))
 	if err != nil {
 		return -1
 	}
 	return int(binary.BigEndian.Uint16(id))
+}
+
+// lower is bytes.ToLower for bytes that are no text: it changes ASCII letters and nothing else.
+func lower(b []byte) []byte {
+	out := bytes.Clone(b)
+	for i, c := range out {
+		if 'A' <= c && c <= 'Z' {
+			out[i] = c | 0x20
+		}
+	}
+	return out
 }
 
 // linkName is how people know an interface.

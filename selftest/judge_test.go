@@ -1,0 +1,160 @@
+package selftest
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+var target = netip.AddrPortFrom(stranger4, 4242)
+
+// attackOn is an attack by UDP that must be refused as not allowed.
+func attackOn(to netip.AddrPort, id int) *attack {
+	a := &attack{to: to, own: true, about: atAddress(to), reasons: []policy.Reason{policy.ReasonNotAllowed}}
+	a.task = task{ID: id, Kind: overUDP, To: to}
+	return a
+}
+
+func refusal(to netip.AddrPort, why policy.Reason, count uint64) audit.Event {
+	return audit.Event{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Reason: why, Count: count}
+}
+
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	elsewhere := netip.AddrPortFrom(box4, 1)
+	for name, tt := range map[string]struct {
+		change  func(*attack)
+		answer  outcome
+		seen    []sighting
+		missed  int
+		logged  policy.Reason
+		verdict Verdict
+	}{
+		"refused and logged":             {answer: outRefused, logged: policy.ReasonNotAllowed, verdict: Tight},
+		"silent and logged":              {answer: outSilent, logged: policy.ReasonNotAllowed, verdict: Tight},
+		"refused, not logged":            {answer: outRefused, verdict: Hole},
+		"refused for another reason":     {answer: outRefused, logged: policy.ReasonProtocol, verdict: Hole},
+		"answered although logged":       {answer: outAnswer, logged: policy.ReasonNotAllowed, verdict: Hole},
+		"connected although logged":      {answer: outOpen, logged: policy.ReasonNotAllowed, verdict: Hole},
+		"its token was seen elsewhere":   {answer: outRefused, logged: policy.ReasonNotAllowed, seen: []sighting{{to: elsewhere, task: 7}}, verdict: Hole},
+		"another's token was seen":       {answer: outRefused, logged: policy.ReasonNotAllowed, seen: []sighting{{to: elsewhere, task: 8}}, verdict: Tight},
+		"its target was sent to":         {answer: outRefused, logged: policy.ReasonNotAllowed, seen: []sighting{{to: target, task: -1}}, verdict: Hole},
+		"it was not sent":                {answer: outFailed, logged: policy.ReasonNotAllowed, verdict: NotRun},
+		"not everything could be seen":   {answer: outRefused, logged: policy.ReasonNotAllowed, missed: 1, verdict: NotRun},
+		"a leak counts before the drops": {answer: outRefused, logged: policy.ReasonNotAllowed, missed: 1, seen: []sighting{{to: target, task: 7}}, verdict: Hole},
+		"its connection request left": {
+			change: func(a *attack) { a.task.Kind, a.own = overTCP, false },
+			answer: outSilent, logged: policy.ReasonNotAllowed, seen: []sighting{{to: elsewhere, task: -1, first: target}}, verdict: Hole,
+		},
+		"the name's owner was reached": {
+			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
+			answer: outAnswer, seen: []sighting{{to: elsewhere, task: 7}}, verdict: Tight,
+		},
+		"somebody else was reached under the name": {
+			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
+			answer: outAnswer, seen: []sighting{{to: target, task: 7}}, verdict: Hole,
+		},
+		"it arrived at the canary": {
+			change: func(a *attack) { a.canary = &canary{}; a.canary.hitUDP.Store(true) },
+			answer: outSilent, logged: policy.ReasonNotAllowed, verdict: Hole,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := attackOn(target, 7)
+			if tt.change != nil {
+				tt.change(a)
+			}
+			j := judge{answers: map[int]answer{7: {ID: 7, Outcome: tt.answer}}, sightings: tt.seen, missed: tt.missed}
+			if tt.logged != "" {
+				j.logged = map[int]audit.Event{7: refusal(target, tt.logged, 0)}
+			}
+			if l := j.line(a); l.Verdict != tt.verdict || (l.Why == "") != (tt.verdict == Tight) {
+				t.Errorf("%v: %q, want %v", l.Verdict, l.Why, tt.verdict)
+			}
+		})
+	}
+	if l := (&judge{}).line(attackOn(target, 7)); l.Verdict != NotRun {
+		t.Errorf("without an answer: %v", l.Verdict)
+	}
+}
+
+// No decision speaks for two attacks, but one that stands for several does for as many as it counts.
+func TestDecisionsAreClaimedOnce(t *testing.T) {
+	t.Parallel()
+	other := netip.AddrPortFrom(stranger4, 53)
+	attacks := []*attack{attackOn(target, 0), attackOn(target, 1), attackOn(other, 2), attackOn(other, 3)}
+	events := make(chan audit.Event, 8)
+	d := follow(events)
+	events <- refusal(target, policy.ReasonNotAllowed, 0)
+	events <- audit.Event{Stage: policy.StageKernel, Addr: other.Addr(), Port: other.Port(), Verdict: policy.Allow, Reason: policy.ReasonNotAllowed}
+	d.await(t.Context(), attacks[:1], time.Minute)
+	if claims := d.claims(attacks); len(claims) != 1 || claims[0].Addr != target.Addr() {
+		t.Errorf("one decision: %+v", claims)
+	}
+	events <- refusal(netip.AddrPortFrom(box4, 1), policy.ReasonNotAllowed, 2)
+	d.await(t.Context(), attacks[:3], time.Minute)
+	if claims := d.claims(attacks); len(claims) != 3 {
+		t.Errorf("one decision and two counted: %+v", claims)
+	}
+	events <- refusal(other, policy.ReasonProtocol, 0)
+	close(events)
+	d.await(t.Context(), attacks, 50*time.Millisecond) // the last was refused for another reason: await gives up
+	if claims := d.claims(attacks); len(claims) != 4 {
+		t.Errorf("and one for another reason: %+v", claims)
+	}
+}
+
+// The watch knows a packet of a probe by its token, in any case, and a connection request by its sequence number.
+func TestWireKnowsTheProbes(t *testing.T) {
+	t.Parallel()
+	const own, uplink = 5, 2
+	prefix := []byte("bgst00c0ffee")
+	w := &wire{box: own, prefix: prefix, requests: map[uint32]netip.AddrPort{}, watched: map[netip.Addr]bool{stranger6: true}}
+	datagram := func(to netip.AddrPort, payload string) []byte {
+		from := netip.AddrPortFrom(box4, 1)
+		return ipPacket(box4, to.Addr(), unix.IPPROTO_UDP, udpDatagram(from, to, []byte(payload)))
+	}
+	request := func(flags byte) []byte {
+		segment := make([]byte, 20)
+		copy(segment[2:], []byte{16, 146}) // port 4242
+		copy(segment[4:], []byte{1, 2, 3, 4})
+		segment[13] = flags
+		return ipPacket(box4, target.Addr(), unix.IPPROTO_TCP, segment)
+	}
+	at := func(index int, kind uint8) *unix.SockaddrLinklayer {
+		return &unix.SockaddrLinklayer{Ifindex: index, Pkttype: kind}
+	}
+	for _, b := range [][]byte{datagram(target, "bgst00c0ffee0007"), request(tcpSYN)} {
+		w.look(at(own, unix.PACKET_HOST), b)
+	}
+	w.look(at(uplink, unix.PACKET_OUTGOING), datagram(target, "nothing of ours"))
+	w.look(at(uplink, unix.PACKET_OUTGOING), request(tcpSYN|tcpACK))
+	if len(w.sightings) != 0 {
+		t.Fatalf("seen where nothing was: %+v", w.sightings)
+	}
+	w.look(at(uplink, unix.PACKET_OUTGOING), datagram(target, "x BGST00c0ffee0007 y"))
+	w.look(at(uplink, unix.PACKET_OUTGOING), request(tcpSYN))
+	w.look(at(uplink, unix.PACKET_HOST), ipPacket(box6, stranger6, unix.IPPROTO_ESP, []byte("x")))
+	if len(w.sightings) != 3 || w.sightings[0].task != 7 || w.sightings[1].first != target || w.sightings[2].to.Addr() != stranger6 {
+		t.Errorf("seen: %+v", w.sightings)
+	}
+}
+
+// The token of a ClientHello stands in it as it is, and all fits into one segment, where the watch looks.
+func TestClientHelloShowsItsToken(t *testing.T) {
+	t.Parallel()
+	hello := clientHello("api.example.com", []byte("bgst00c0ffee0007"))
+	if !bytes.Contains(hello, []byte("bgst00c0ffee0007")) || !bytes.Contains(hello, []byte("api.example.com")) || len(hello) > 1200 {
+		t.Errorf("%d bytes: %q", len(hello), hello)
+	}
+	if none := clientHello("", []byte("bgst00c0ffee0007")); len(none) == 0 || none[0] != 22 {
+		t.Errorf("without a name: %q", none)
+	}
+}

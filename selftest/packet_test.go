@@ -1,0 +1,76 @@
+package selftest
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	box4, box6           = netip.MustParseAddr("10.200.0.3"), netip.MustParseAddr("fd42:b0c5::3")
+	stranger4, stranger6 = netip.MustParseAddr("8.8.8.77"), netip.MustParseAddr("2001:4860:4860::77")
+)
+
+// What is written is read back, with checksums that a receiver accepts.
+func TestPacketsAreReadBack(t *testing.T) {
+	t.Parallel()
+	for _, end := range [][2]netip.Addr{{box4, stranger4}, {box6, stranger6}} {
+		src, dst := netip.AddrPortFrom(end[0], 1234), netip.AddrPortFrom(end[1], 4242)
+		datagram := udpDatagram(src, dst, []byte("odd"))
+		if sum := sumWith(src.Addr(), dst.Addr(), unix.IPPROTO_UDP, datagram); sum != 0 {
+			t.Errorf("%v: the datagram's checksum is off by %x", dst, sum)
+		}
+		whole := ipPacket(src.Addr(), dst.Addr(), unix.IPPROTO_UDP, datagram)
+		if p, ok := readPacket(whole); !ok || p.src != src || p.dst != dst || p.proto != unix.IPPROTO_UDP {
+			t.Errorf("read %+v %t", p, ok)
+		}
+		if dst.Addr().Is4() && checksum(whole[:20]) != 0 {
+			t.Error("the header's checksum is wrong")
+		}
+	}
+	later := ipv4Packet(box4, stranger4, unix.IPPROTO_UDP, nil, 2, []byte("not ports"))
+	if p, ok := readPacket(later); !ok || p.dst.Port() != 0 {
+		t.Errorf("ports were read from a later fragment: %+v", p)
+	}
+	echo := echoRequest(box6, stranger6, 1, []byte("x"))
+	if sum := sumWith(box6, stranger6, unix.IPPROTO_ICMPV6, echo); sum != 0 {
+		t.Errorf("the ping's checksum is off by %x", sum)
+	}
+}
+
+// What comes from the wire can be anything.
+func FuzzReadPacket(f *testing.F) {
+	f.Add(ipPacket(box4, stranger4, unix.IPPROTO_TCP, make([]byte, 20)))
+	f.Add(ipPacket(box6, stranger6, unix.IPPROTO_ICMPV6, []byte{1}))
+	f.Add(ipv4Packet(box4, stranger4, unix.IPPROTO_UDP, []byte{148, 4, 0, 0}, 0, []byte{1, 2, 3}))
+	f.Add([]byte{0x4f})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, ok := readPacket(b)
+		if ok != p.dst.IsValid() || ok && len(b) < 20 {
+			t.Errorf("%x: %+v %t", b, p, ok)
+		}
+	})
+}
+
+// A random target never leaves its range.
+func TestRandomAddressesStayInTheirRange(t *testing.T) {
+	t.Parallel()
+	for _, r := range special {
+		p := netip.MustParsePrefix(r.prefix)
+		for range 50 {
+			if a := randomIn(p); !p.Contains(a) {
+				t.Errorf("%v is not in %v", a, p)
+			}
+		}
+	}
+	next := strangers("8.8.8.0/24")
+	seen := map[netip.Addr]bool{}
+	for range 200 {
+		if a := next(); seen[a] || !netip.MustParsePrefix("8.8.8.16/20").Masked().Contains(a) || a == netip.MustParseAddr("8.8.8.8") {
+			t.Fatalf("%v was given out", a)
+		} else {
+			seen[a] = true
+		}
+	}
+}

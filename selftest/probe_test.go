@@ -1,0 +1,80 @@
+package selftest
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// The probing process tells a refusal from silence, and silence from an answer.
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	serve := func(handle func(net.Conn)) netip.AddrPort {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ln.Close() })
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				go handle(c)
+			}
+		}()
+		return ln.Addr().(*net.TCPAddr).AddrPort()
+	}
+	echo := serve(func(c net.Conn) {
+		buf := make([]byte, 5)
+		n, _ := c.Read(buf)
+		_, _ = c.Write(buf[:n])
+		_ = c.Close()
+	})
+	silent := serve(func(c net.Conn) { _, _ = c.Read(make([]byte, 99)); _, _ = c.Read(make([]byte, 1)) })
+	closing := serve(func(c net.Conn) { _, _ = c.Read(make([]byte, 99)); _ = c.Close() })
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mute := pc.LocalAddr().(*net.UDPAddr).AddrPort()
+	t.Cleanup(func() { pc.Close() })
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := gone.Addr().(*net.TCPAddr).AddrPort()
+	gone.Close()
+	word := [][]byte{[]byte("hello")}
+	tasks := []task{
+		{ID: 0, Kind: overTCP, To: echo, Data: word}, {ID: 1, Kind: overTCP, To: silent, Data: word},
+		{ID: 2, Kind: overTCP, To: closing, Data: word}, {ID: 3, Kind: overTCP, To: nobody, Data: word},
+		{ID: 4, Kind: overUDP, To: mute, Data: word}, {ID: 5, Kind: overUDP, To: nobody, Data: word},
+		{ID: 6, Kind: "no such kind", To: echo},
+	}
+	want := []outcome{outAnswer, outOpen, outClosed, outRefused, outSilent, outRefused, outFailed}
+	for i, a := range perform(tasks, sendSocket) {
+		if a.ID != i || a.Outcome != want[i] {
+			t.Errorf("task %d: %+v, want %s", i, a, want[i])
+		}
+	}
+}
+
+// A plan that is none ends the process with an error, and no report that could be taken for a clean one.
+func TestProbeRefusesWhatIsNoPlan(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := Probe(bytes.NewReader([]byte("{")), &out); err == nil || out.Len() != 0 {
+		t.Errorf("%v %s", err, out.String())
+	}
+	in, err := json.Marshal(plan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Probe(bytes.NewReader(in), &out); err != nil {
+		t.Error(err)
+	}
+}
