@@ -50,7 +50,8 @@ type box struct {
 
 // Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for
 // the transparent proxy, and the static part of the table. Boxes of an earlier run stay as they were until they are
-// added again, or taken away by [Firewall.Prune]. The context bounds nothing but Open itself.
+// added again, or taken away by [Firewall.Prune]. It changes nothing if a pool overlaps what the host uses itself, see
+// [CheckPool]. The context bounds nothing but Open itself.
 func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("firewall: %w", err)
@@ -72,6 +73,9 @@ func (f *Firewall) open(ctx context.Context) error {
 	var err error
 	if f.nl, err = netlink.NewHandleAt(f.ns); err != nil {
 		return fmt.Errorf("netlink: %w", err)
+	}
+	if err := f.checkPools(); err != nil {
+		return err
 	}
 	if f.gate, err = loadGate(); err != nil {
 		return fmt.Errorf("packet gate (eBPF): %w", err)

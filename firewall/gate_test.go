@@ -134,27 +134,30 @@ func TestHostRoutingIsNotDisturbed(t *testing.T) {
 func TestUninstallLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Uninstall(t.Context()))
-	state := func() string {
-		var out []byte
-		w.must(w.in(w.gateway, func() (err error) {
-			out, err = exec.Command("sh", "-c", "ip rule; ip -6 rule; ip -d route show table all; ip -6 route show table all; "+
-				"ip -br addr; nft list ruleset").CombinedOutput()
-			return err
-		}))
-		return string(out)
-	}
-	before := state()
+	before := w.snapshot()
 	w.open()
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/24"))
-	if state() == before {
+	if w.snapshot() == before {
 		t.Fatal("the firewall left no trace at all")
 	}
 	w.must(w.fw.Uninstall(t.Context()))
-	if after := state(); after != before {
+	if after := w.snapshot(); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	if strings.Contains(before, tableName) || strings.Contains(before, "10.77.0.1") {
 		t.Errorf("traces:\n%s", before)
 	}
+}
+
+// snapshot is everything that the firewall changes of the gateway's namespace.
+func (w *world) snapshot() string {
+	w.t.Helper()
+	var out []byte
+	w.must(w.in(w.gateway, func() (err error) {
+		out, err = exec.Command("sh", "-c", "ip rule; ip -6 rule; ip -d route show table all; ip -6 route show table all; "+
+			"ip -br addr; nft list ruleset").CombinedOutput()
+		return err
+	}))
+	return string(out)
 }

@@ -113,7 +113,7 @@ func (f *Firewall) poolRoute(fam family) *netlink.Route {
 	if fam == v6 {
 		pool = f.cfg.PoolV6
 	}
-	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: ipNet(pool), Protocol: kernelProtocol, Priority: 1 << 20}
+	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: ipNet(pool), Protocol: kernelProtocol, Priority: poolPriority}
 }
 
 // deleteOldPools removes the gate of a pool that the configuration no longer names.

@@ -1,0 +1,104 @@
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// poolPriority is the metric of the routes that stand for a pool, by which they are known.
+const poolPriority = 1 << 20
+
+// defaultBits is the longest prefix that counts as a default route: some hosts have halves (0.0.0.0/1) or 2000::/3 instead.
+const defaultBits = 3
+
+// CheckPool returns an error if the pool overlaps a network or an address that the host of the calling thread uses
+// itself: its packets would then go to boxes, and the host would be cut off. What an earlier run of the gateway left is
+// no obstacle. The error names the pool, the network and its interface.
+func CheckPool(pool netip.Prefix) error {
+	ns, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("network namespace: %w", err)
+	}
+	defer func() { _ = ns.Close() }()
+	h, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	defer h.Close()
+	return checkPool(h, pool.Masked())
+}
+
+func (f *Firewall) checkPools() error {
+	return errors.Join(checkPool(f.nl, f.cfg.PoolV4), checkPool(f.nl, f.cfg.PoolV6))
+}
+
+func checkPool(h *netlink.Handle, pool netip.Prefix) error {
+	routes, err := h.RouteListFiltered(nlFamily(familyOf(pool.Addr())), &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+		netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return fmt.Errorf("routes: %w", err)
+	}
+	links, err := h.LinkList()
+	if err != nil {
+		return fmt.Errorf("interfaces: %w", err)
+	}
+	byIndex := map[int]*netlink.LinkAttrs{}
+	for _, l := range links {
+		byIndex[l.Attrs().Index] = l.Attrs()
+	}
+	pools := ownPools(routes)
+	for _, r := range routes {
+		dst, used := usedBy(r)
+		if !used || !dst.Overlaps(pool) {
+			continue
+		}
+		link := byIndex[r.LinkIndex]
+		if link == nil {
+			link = &netlink.LinkAttrs{Name: "another route"}
+		}
+		// The boxes' own links, and the gateway's addresses on lo.
+		ours := link.Group == linkGroup || r.LinkIndex == 1 && dst.IsSingleIP() &&
+			slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) })
+		if !ours {
+			return fmt.Errorf("the pool %v overlaps %v on %s, which the host uses itself: set another pool", pool, dst, link.Name)
+		}
+	}
+	return nil
+}
+
+// ownPools returns the pools of the gateway that runs, or ran, here.
+func ownPools(routes []netlink.Route) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range routes {
+		if p, ok := prefixOf(r); ok && r.Type == unix.RTN_UNREACHABLE && r.Priority == poolPriority {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// usedBy returns the destination of a route that says where something is. Default routes do not, nor do routes that say
+// there is nothing.
+func usedBy(r netlink.Route) (netip.Prefix, bool) {
+	p, ok := prefixOf(r)
+	switch r.Type {
+	case unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT, unix.RTN_THROW:
+		return p, false
+	}
+	return p, ok && p.Bits() > defaultBits
+}
+
+func prefixOf(r netlink.Route) (netip.Prefix, bool) {
+	if r.Dst == nil {
+		return netip.Prefix{}, false
+	}
+	a, ok := netip.AddrFromSlice(r.Dst.IP)
+	bits, _ := r.Dst.Mask.Size()
+	return netip.PrefixFrom(a, bits), ok
+}
