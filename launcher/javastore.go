@@ -7,7 +7,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io/fs"
-	"path"
 	"time"
 	"unicode/utf16"
 )
@@ -29,17 +28,12 @@ func (b *boxRoot) trustJava(bundle []byte) error {
 		}
 		names = append(names, found...)
 	}
-	done := map[string]bool{}
-	for _, name := range names {
-		p, err := resolveIn(b.root, name)
-		if err != nil {
-			return err
-		}
-		if done[p] || !b.isFile(p) {
-			continue
-		}
-		done[p] = true
-		if err := b.writeAt(path.Clean(p), javaKeyStore(bundle, time.Now()), 0o644); err != nil {
+	stores, err := b.filesAt(names)
+	if err != nil {
+		return err
+	}
+	for _, p := range stores {
+		if err := b.writeAt(p, javaKeyStore(bundle, time.Now()), 0o644); err != nil {
 			return err
 		}
 	}

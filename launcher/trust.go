@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 )
 
 // anchorPath is where Debian's update-ca-certificates looks for local CAs: a box that runs it keeps its CA.
@@ -99,16 +100,11 @@ func (b *boxRoot) extendOthers(certs []*x509.Certificate) error {
 	if err != nil {
 		return err
 	}
-	done := map[string]bool{main: true}
-	for _, name := range otherBundles {
-		p, err := resolveIn(b.root, name)
-		if err != nil {
-			return err
-		}
-		if done[p] || !b.isFile(p) {
-			continue
-		}
-		done[p] = true
+	stores, err := b.filesAt(otherBundles, main)
+	if err != nil {
+		return err
+	}
+	for _, p := range stores {
 		old, err := b.root.ReadFile(p)
 		if err != nil {
 			return err
@@ -118,6 +114,21 @@ func (b *boxRoot) extendOthers(certs []*x509.Certificate) error {
 		}
 	}
 	return nil
+}
+
+// filesAt returns the files that the names lead to in the box, each once and without those of the second list.
+func (b *boxRoot) filesAt(names []string, except ...string) ([]string, error) {
+	var files []string
+	for _, name := range names {
+		p, err := resolveIn(b.root, name)
+		if err != nil {
+			return nil, err
+		}
+		if b.isFile(p) && !slices.Contains(files, p) && !slices.Contains(except, p) {
+			files = append(files, p)
+		}
+	}
+	return files, nil
 }
 
 // anchors puts the CA where stores are rebuilt from, and where OpenSSL looks certificates up one by one: in the
