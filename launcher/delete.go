@@ -17,7 +17,9 @@ import (
 // and record, in this order, so that nothing runs any more when its namespace goes, and a Delete cut short can be done
 // again. A box that does not exist is deleted already: nil.
 //
-// Once begun it is not given up halfway for a caller that went away.
+// Once begun it is not given up halfway for a caller that went away. It takes half a minute at most to end what runs,
+// and two minutes to remove the files; a box may have more of them than that, and the next Delete goes on where this
+// one stopped.
 func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -36,15 +38,26 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 		func() error { return unmountAll(l.dirs.mounts(id)) },
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
-		func() error { return os.RemoveAll(l.dirs.upper(id)) },
-		func() error { return freeIDs(l.dirs.box(id)) },
-		func() error { return os.RemoveAll(l.dirs.box(id)) },
+		func() error { return l.removeFiles(ctx, id) },
 	} {
 		if err := step(); err != nil {
 			return fmt.Errorf("box %s cannot be removed: %w", id, err)
 		}
 	}
 	return nil
+}
+
+// removeFiles removes what the box has written, gives its user IDs back, which own that no more, and removes the rest.
+func (l *Launcher) removeFiles(ctx context.Context, id policy.BoxID) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), filesTime)
+	defer cancel()
+	if err := removeTree(ctx, l.dirs.upper(id)); err != nil {
+		return err
+	}
+	if err := freeIDs(l.dirs.box(id)); err != nil {
+		return err
+	}
+	return removeTree(ctx, l.dirs.box(id))
 }
 
 // removeMountPoints removes the directories mountRoot made. They are empty; if not, something is still mounted there, and
