@@ -29,9 +29,9 @@ type memoryHost struct {
 	events  []audit.Event
 	follow  []chan audit.Event
 	ready   error
+	probes  []SelfTestProbe // of every self-test
 	fail    error           // what every call answers, if set
 	crash   bool            // every call panics with a secret
-	probes  []SelfTestProbe // of every self-test
 }
 
 type memoryBox struct {
@@ -54,11 +54,13 @@ func (h *memoryHost) enter() (leave func(), err error) {
 	return h.mu.Unlock, h.fail
 }
 
-func (h *memoryHost) find(id policy.BoxID) (*memoryBox, error) {
-	if b := h.boxes[id]; b != nil {
-		return b, nil
+// box enters and finds a box.
+func (h *memoryHost) box(id policy.BoxID) (b *memoryBox, leave func(), err error) {
+	leave, err = h.enter()
+	if b = h.boxes[id]; b == nil && err == nil {
+		err = ErrNotFound
 	}
-	return nil, ErrNotFound
+	return b, leave, err
 }
 
 func (h *memoryHost) CreateBox(_ context.Context, req CreateRequest) (Box, error) {
@@ -120,21 +122,18 @@ func (h *memoryHost) Boxes(_ context.Context, f BoxFilter) ([]Box, error) {
 }
 
 func (h *memoryHost) DeleteBox(_ context.Context, id policy.BoxID) error {
-	leave, err := h.enter()
+	_, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return err
+	if err == nil {
+		delete(h.boxes, id)
 	}
-	_, err = h.find(id)
-	delete(h.boxes, id)
 	return err
 }
 
 func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req ExecRequest, stdout, stderr io.Writer) (ExecResult, error) {
-	h.mu.Lock()
-	_, err := h.find(id)
+	_, leave, err := h.box(id)
 	h.execs = append(h.execs, req)
-	h.mu.Unlock()
+	leave()
 	if err != nil {
 		return ExecResult{}, err
 	}
@@ -155,12 +154,8 @@ func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req ExecRequest,
 }
 
 func (h *memoryHost) Policy(_ context.Context, id policy.BoxID) (PolicyState, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return PolicyState{}, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return PolicyState{}, err
 	}
@@ -168,12 +163,8 @@ func (h *memoryHost) Policy(_ context.Context, id policy.BoxID) (PolicyState, er
 }
 
 func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (PolicyState, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return PolicyState{}, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return PolicyState{}, err
 	}
@@ -185,12 +176,8 @@ func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, spec policy.S
 }
 
 func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return policy.Decision{}, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return policy.Decision{}, err
 	}
@@ -198,12 +185,8 @@ func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Requ
 }
 
 func (h *memoryHost) Headers(_ context.Context, id policy.BoxID) (HeaderState, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return HeaderState{}, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return HeaderState{}, err
 	}
@@ -211,12 +194,8 @@ func (h *memoryHost) Headers(_ context.Context, id policy.BoxID) (HeaderState, e
 }
 
 func (h *memoryHost) SetHeaders(_ context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return HeaderState{}, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return HeaderState{}, err
 	}
@@ -247,12 +226,8 @@ func (h *memoryHost) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRu
 }
 
 func (h *memoryHost) URLs(_ context.Context, id policy.BoxID) ([]URL, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return nil, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -264,12 +239,8 @@ func (h *memoryHost) URLs(_ context.Context, id policy.BoxID) ([]URL, error) {
 }
 
 func (h *memoryHost) CreateURL(_ context.Context, id policy.BoxID, req URLRequest) (URL, error) {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return URL{}, err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return URL{}, err
 	}
@@ -285,12 +256,8 @@ func (h *memoryHost) CreateURL(_ context.Context, id policy.BoxID, req URLReques
 }
 
 func (h *memoryHost) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
-	leave, err := h.enter()
+	b, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return err
-	}
-	b, err := h.find(id)
 	if err != nil {
 		return err
 	}
@@ -337,12 +304,8 @@ func (h *memoryHost) tell(e audit.Event) {
 }
 
 func (h *memoryHost) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
-	leave, err := h.enter()
+	_, leave, err := h.box(id)
 	defer leave()
-	if err != nil {
-		return nil, err
-	}
-	_, err = h.find(id)
 	return []byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"), err
 }
 
