@@ -1,0 +1,64 @@
+package firewall
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netns"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Probe finds out whether the kernel can do what the firewall needs: it opens one, with a box, in network namespaces that
+// are gone afterwards. The host's own network is not touched.
+func Probe(ctx context.Context) error {
+	home, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("network namespace: %w", err)
+	}
+	defer func() { _ = home.Close() }()
+	var made [2]netns.NsHandle // for the host and for the box
+	for i := range made {
+		if err := inNamespace(home, func() (err error) {
+			made[i], err = netns.New()
+			return err
+		}); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		defer func() { _ = made[i].Close() }()
+	}
+	return inNamespace(made[0], func() error { return probe(ctx, made[1]) })
+}
+
+type discard struct{}
+
+func (discard) Record(audit.Event) {}
+
+func probe(ctx context.Context, box netns.NsHandle) error {
+	four, six := netip.MustParsePrefix("198.18.0.0/16"), netip.MustParsePrefix("fd00:198:18::/64")
+	a := func(p netip.Prefix, n int) netip.Addr {
+		addr := p.Addr()
+		for range n {
+			addr = addr.Next()
+		}
+		return addr
+	}
+	f, err := Open(ctx, Config{PoolV4: four, PoolV6: six, GatewayV4: a(four, 1), GatewayV6: a(six, 1), SinkV4: a(four, 2),
+		SinkV6: a(six, 2), DNSPort: 1, ProxyPort: 2, ExplicitPort: 3, Audit: discard{}})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	const id policy.BoxID = "probe"
+	if err := f.AddBox(ctx, Attachment{Box: id, NetNS: fmt.Sprintf("/proc/self/fd/%d", int(box)), V4: a(four, 3),
+		V6: a(six, 3)}); err != nil {
+		return err
+	}
+	if err := f.Apply(ctx, id, policy.KernelPlan{DefaultAllow: true, Protected: []netip.Prefix{four, six},
+		SteerOther: policy.PortSet{Ports: []uint16{80, 443}}}); err != nil {
+		return err
+	}
+	return f.CutFlows(ctx, id, func(Flow) bool { return false })
+}
