@@ -80,6 +80,9 @@ func (j *judge) leak(a *attack) (string, bool) {
 		default:
 			continue
 		}
+		if s.to.Port() == 0 {
+			return fmt.Sprintf("a packet left by %s to %v", linkName(s.link), s.to.Addr()), true
+		}
 		return fmt.Sprintf("a packet left by %s to %v", linkName(s.link), s.to), true
 	}
 	return "", false
