@@ -1,0 +1,380 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// explicitProxies are where software that knows HTTPS_PROXY connects.
+var explicitProxies = []netip.AddrPort{netip.MustParseAddrPort("10.200.0.1:3128"), netip.MustParseAddrPort("[fd42:b0c5::1]:3128")}
+
+// viaProxy sends the head of a request to the explicit proxy and returns the status and text of the answer.
+func (r *raider) viaProxy(family int, head string) (int, string) {
+	r.t.Helper()
+	c := r.mustDial("tcp", explicitProxies[family])
+	defer c.Close()
+	resp, text := r.request(c, bufio.NewReader(c), head+"\r\n\r\n")
+	if resp == nil {
+		return 0, text
+	}
+	return resp.StatusCode, text
+}
+
+// Without a name there is nothing to decide by, whether none may be reached that is not listed or some are denied.
+func TestAttackNoName(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	evil := [2]netip.Addr{w.v4("evil.example.net"), w.v6("evil.example.net")}
+	for name, p := range map[string]map[string]any{
+		"listed names": custom("api.example.com", "*.example.com"),
+		"denied names": {"mode": "custom", "denied_domains": []string{"evil.example.net"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := w.on(t)
+			r := w.raid(w.create(map[string]any{"network_policy": p}))
+			for family, a := range evil {
+				if _, err := r.claim(netip.AddrPortFrom(a, 443), ""); err == nil || !strings.Contains(err.Error(), "access denied") {
+					t.Errorf("no SNI to %v: %v", a, err)
+				}
+				w.denial(r.box, policy.StageConn, a, 443, policy.ReasonNoName)
+				host := a.String()
+				if family == 1 {
+					host = "[" + host + "]"
+				}
+				if got := r.plain(netip.AddrPortFrom(a, 80), host, "/address"); got != "403" {
+					t.Errorf("the address as Host, to %v: the box saw %s", a, got)
+				}
+				w.event(r.box, func(e audit.Event) bool {
+					return e.Stage == policy.StageHTTP && e.Addr == a && e.Verdict == policy.Deny
+				})
+				if got := r.plain(netip.AddrPortFrom(a, 80), "evil.example.net", "/name"); got != "403" {
+					t.Errorf("the name itself: the box saw %s", got)
+				}
+				if status, text := r.viaProxy(family, "CONNECT "+host+":443 HTTP/1.1\r\nHost: "+host+":443"); status != 403 {
+					t.Errorf("CONNECT to the address: %d %s", status, text)
+				}
+				if status, text := r.viaProxy(family, "GET http://"+host+"/address HTTP/1.1\r\nHost: "+host); status != 403 {
+					t.Errorf("explicit proxy, the address: %d %s", status, text)
+				}
+			}
+			w.untouched(evil[:]...)
+		})
+	}
+}
+
+// numbers are ways to write 169.254.169.254 and 127.0.0.1 that some program or other understands.
+var numbers = []string{
+	"2852039166", "0xa9fea9fe", "0xA9FEA9FE", "025177524776", "0251.0376.0251.0376", "0xa9.0xfe.0xa9.0xfe", "169.254.43518", "169.16689662",
+	"169.254.169.254.", "0251.254.169.0xfe", "169.254.169.0376", "00169.254.169.254", "2130706433", "0x7f000001", "017700000001", "127.1", "127.0.1", "0x7f.1",
+	"127.0.0.1.", "0", "0.0", "0x0", "４５.169.254.169.254", "①②⑦.0.0.1", "169。254。169。254",
+	"[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "[64:ff9b::a9fe:a9fe]", "[::ffff:127.0.0.1]", "[::1]", "[::]", "[0:0:0:0:0:ffff:7f00:1]",
+	"[fe80::1%25eth0]", "[fe80::1%eth0]", "[::169.254.169.254]", "169.254.169.254", "127.0.0.1", "0.0.0.0",
+}
+
+// The metadata service and the host itself under other spellings, where the policy is as open as can be.
+func TestAttackAddressesInDisguise(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	r := w.raid(w.create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
+	named := w.raid(w.create(map[string]any{"network_policy": custom("*")}))
+	www := [2]netip.Addr{w.v4("www.example.com"), w.v6("www.example.com")}
+	for i, host := range numbers {
+		for _, from := range []*raider{r, named} {
+			for _, head := range []string{"GET http://" + host + "/disguise HTTP/1.1\r\nHost: " + host, "CONNECT " + host + ":80 HTTP/1.1\r\nHost: " + host + ":80",
+				"CONNECT " + host + ":8600 HTTP/1.1\r\nHost: " + host + ":8600"} {
+				if status, text := from.viaProxy(i%2, head); status/100 != 4 {
+					t.Errorf("%q: the box saw %d %s", head, status, text)
+				}
+			}
+		}
+		if got := named.plain(netip.AddrPortFrom(www[i%2], 80), host, "/disguise"); got != "400" && got != "403" && got != "421" {
+			t.Errorf("Host %s: the box saw %s", host, got)
+		}
+		if strings.HasPrefix(host, "[") {
+			continue
+		}
+		// DNS knows no such name, and gives no such address.
+		for _, from := range []*raider{r, named} {
+			m := from.ask("udp", gatewayDNS, host, mdns.TypeA)
+			if a := addressesIn(m); len(a) > 0 && !slices.Contains(sinks, a[0]) {
+				t.Errorf("%s resolved to %v", host, a)
+			}
+		}
+	}
+	// In the box curl reads numbers as addresses; the kernel sees what they are.
+	for _, host := range []string{"2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.16689662"} {
+		if out, code := w.sh(r.box, "curl -sS -m 5 http://"+host+"/latest/meta-data/"); code != 7 {
+			t.Errorf("curl http://%s: exit %d: %s", host, code, out)
+		}
+	}
+	w.denial(r.box, policy.StageKernel, netip.MustParseAddr("169.254.169.254"), 80, policy.ReasonProtectedRange)
+	w.untouched(netip.MustParseAddr("169.254.169.254"))
+	if seen := w.Net.Received("", testnet.Path("/disguise")); len(seen) != 0 {
+		t.Errorf("%d requests arrived, the first: %+v", len(seen), seen[0])
+	}
+}
+
+// specialAddresses are not for boxes, whatever a policy lists.
+var specialAddresses = []string{
+	"0.0.0.0", "0.1.2.3", "10.0.0.5", "100.64.0.1", "127.0.0.1", "127.255.0.9", "168.63.129.16", "169.254.169.254", "169.254.0.1", "172.16.0.1",
+	"192.0.0.1", "192.0.0.170", "192.88.99.1", "192.168.1.1", "198.18.0.1", "198.19.255.255", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
+	"::", "::1", "::a9fe:a9fe", "::ffff:169.254.169.254", "::ffff:203.0.113.5", "::ffff:0:169.254.169.254", "64:ff9b::169.254.169.254", "64:ff9b::10.0.0.5", "64:ff9b::127.0.0.1",
+	"64:ff9b:1::203.0.113.5", "100::1", "2001::1", "2001:0:cb00:7105::1", "2001:10::1", "2002:a9fe:a9fe::1", "2002:cb00:7105::1", "3fff::1", "5f00::1",
+	"fc00::1", "fd00::5", "fd00:ec2::254", "fe80::1", "fec0::1", "ff02::1", "ff0e::1",
+}
+
+// Every special address, by the kernel path and by the explicit proxy, with everything else allowed.
+func TestAttackSpecialAddresses(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	all := []map[string]any{allowedCIDRs("0.0.0.0/0", "::/0"), {"mode": "allow-all"}, custom("*")}
+	var targets []netip.Addr
+	for _, p := range all {
+		r := w.raid(w.create(map[string]any{"network_policy": p}))
+		for i, s := range specialAddresses {
+			a := netip.MustParseAddr(s)
+			targets = append(targets, a)
+			host := s
+			if a.Is6() {
+				host = "[" + s + "]"
+			}
+			// An IPv4-mapped address is the IPv4 address, which may well be allowed, but not as a packet.
+			if s == "::ffff:203.0.113.5" {
+				r.packet(udpPacket(netip.AddrPortFrom(r.v6, 9), netip.AddrPortFrom(a, 4444), "mapped"))
+				continue
+			}
+			if status, text := r.viaProxy(i%2, "CONNECT "+host+":80 HTTP/1.1\r\nHost: "+host+":80"); status != 403 {
+				t.Errorf("%v: CONNECT %s: the box saw %d %s", p, host, status, text)
+			}
+			// As packets: the box's own routes would keep some of them at home.
+			r.packet(udpPacket(netip.AddrPortFrom(r.own(a), 9), netip.AddrPortFrom(a, 4444), "special"))
+			r.packet(tcpPacket(netip.AddrPortFrom(r.own(a), 40000), netip.AddrPortFrom(a, 80), 2, ""))
+			r.packet(icmpPacket(r.own(a), a, 8, 128, 0, make([]byte, 8)))
+		}
+		r.answered()
+		for _, e := range w.events(r.box) {
+			if e.Verdict == policy.Allow && e.Stage != policy.StageDNS {
+				t.Errorf("decision: %s", audit.Line(e))
+			}
+		}
+		w.event(r.box, func(e audit.Event) bool {
+			return e.Stage == policy.StageKernel && e.Reason == policy.ReasonProtectedRange
+		})
+		w.event(r.box, func(e audit.Event) bool {
+			return e.Stage == policy.StageConn && e.Reason == policy.ReasonProtectedRange
+		})
+	}
+	w.untouched(targets...)
+}
+
+// The ports of the host: on every address it has, by every way, and under a name that leads there.
+func TestAttackHostPorts(t *testing.T) {
+	t.Parallel()
+	// Nothing but the rules keeps the box from admin and metrics here: they listen everywhere.
+	w := capturedWorld(t, func(c *config) {
+		c.Admin.Listen, c.Metrics.Listen, c.Ingress.HTTP = "[::]:8600", "[::]:9600", "[::]:80"
+	})
+	victim := w.raid(w.create(map[string]any{}))
+	open := [2]*raider{w.raid(w.create(map[string]any{"network_policy": allowedCIDRs("0.0.0.0/0", "::/0")})), w.raid(w.create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))}
+	named := w.raid(w.create(map[string]any{"network_policy": custom("*")}))
+	uplink4, uplink6 := w.Net.GatewayAddrs()
+	var ln [2]net.Listener
+	err := victim.inside(func() (err error) {
+		for i, a := range []netip.Addr{victim.v4, victim.v6} {
+			if ln[i], err = net.Listen("tcp", netip.AddrPortFrom(a, 3000).String()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reached := make(chan string, 10)
+	for _, l := range ln {
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+				reached <- c.RemoteAddr().String()
+			}
+		}()
+	}
+	for _, target := range []struct {
+		addr   netip.Addr
+		reason policy.Reason
+	}{
+		{uplink4, policy.ReasonHostPort}, {uplink6, policy.ReasonHostPort},
+		{netip.MustParseAddr("10.200.0.1"), policy.ReasonHostPort}, {netip.MustParseAddr("fd42:b0c5::1"), policy.ReasonHostPort},
+		{victim.v4, policy.ReasonProtectedRange}, {victim.v6, policy.ReasonProtectedRange},
+		{netip.MustParseAddr("10.200.0.0"), policy.ReasonProtectedRange}, {netip.MustParseAddr("fd42:b0c5::"), policy.ReasonProtectedRange},
+		{netip.MustParseAddr("10.200.255.255"), policy.ReasonProtectedRange}, {netip.MustParseAddr("10.200.9.9"), policy.ReasonProtectedRange},
+		{netip.MustParseAddr("fd42:b0c5::9:9"), policy.ReasonProtectedRange},
+	} {
+		family := 0
+		if target.addr.Is6() {
+			family = 1
+		}
+		r := open[family]
+		for _, port := range []uint16{8600, 9600, 443, 3000} {
+			to := netip.AddrPortFrom(target.addr, port)
+			if got := r.try("tcp", to); got != sawReset {
+				t.Errorf("TCP to %v: the box saw %s", to, got)
+			}
+			if status, text := r.viaProxy(family, "CONNECT "+to.String()+" HTTP/1.1\r\nHost: "+to.String()); status != 403 {
+				t.Errorf("CONNECT %v: the box saw %d %s", to, status, text)
+			}
+		}
+		if got := r.try("udp", netip.AddrPortFrom(target.addr, 4444)); got != sawProhibited {
+			t.Errorf("UDP to %v: the box saw %s", target.addr, got)
+		}
+		e := w.event(r.box, func(e audit.Event) bool { return e.Stage == policy.StageKernel && e.Addr == target.addr })
+		if e.Verdict != policy.Deny || e.Reason != target.reason && e.Reason != policy.ReasonHostPort {
+			t.Errorf("decision: %s", audit.Line(e))
+		}
+		// The same under a name that the policy allows.
+		name := fmt.Sprintf("inside-%x.example.com", target.addr.AsSlice())
+		record := fmt.Sprintf("%s. 60 IN A %v", name, target.addr)
+		if target.addr.Is6() {
+			record = fmt.Sprintf("%s. 60 IN AAAA %v", name, target.addr)
+		}
+		if err := w.Net.SetRecords(name, record); err != nil {
+			t.Fatal(err)
+		}
+		www := netip.AddrPortFrom(w.v4("www.example.com"), 80)
+		if got := named.plain(www, name, "/inside"); got != "403" {
+			t.Errorf("Host %s: the box saw %s", name, got)
+		}
+		for _, port := range []string{"8600", "9600", "443", "3000"} {
+			if status, text := named.viaProxy(0, "GET http://"+name+":"+port+"/inside HTTP/1.1\r\nHost: "+name+":"+port); status != 403 {
+				t.Errorf("explicit proxy, %s:%s: the box saw %d %s", name, port, status, text)
+			}
+		}
+		if _, err := named.claim(netip.AddrPortFrom(www.Addr(), 443), name); err == nil || !strings.Contains(err.Error(), "access denied") {
+			t.Errorf("SNI %s: %v", name, err)
+		}
+		m := r.ask("udp", gatewayDNS, name, mdns.TypeA)
+		if target.addr.Is6() {
+			m = r.ask("udp", gatewayDNS, name, mdns.TypeAAAA)
+		}
+		if a := addressesIn(m); len(a) != 0 || !isBlocked(m) {
+			t.Errorf("%s resolved to %v", name, a)
+		}
+	}
+	select {
+	case from := <-reached:
+		t.Errorf("the other box was reached from %s", from)
+	default:
+	}
+	for _, e := range append(w.events(open[0].box), append(w.events(open[1].box), w.events(named.box)...)...) {
+		if e.Verdict == policy.Allow && e.Stage != policy.StageDNS {
+			t.Errorf("decision: %s", audit.Line(e))
+		}
+	}
+}
+
+// An address of one family is listed; the same host's address of the other is not.
+func TestAttackOtherFamily(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	host := [2]netip.Addr{w.v4("www.example.com"), w.v6("www.example.com")}
+	for family, cidr := range []string{host[0].String() + "/32", host[1].String() + "/128"} {
+		r := w.raid(w.create(map[string]any{"network_policy": allowedCIDRs(cidr)}))
+		listed, other := host[family], host[1-family]
+		if got := r.try("tcp", netip.AddrPortFrom(listed, 4444)); got != "success" {
+			t.Errorf("%v is listed: the box saw %s", listed, got)
+		}
+		w.Net.Forget()
+		if got := r.try("tcp", netip.AddrPortFrom(other, 4444)); got != sawReset {
+			t.Errorf("TCP to %v: the box saw %s", other, got)
+		}
+		w.denial(r.box, policy.StageKernel, other, 4444, policy.ReasonNotAllowed)
+		if got := r.try("udp", netip.AddrPortFrom(other, 123)); got != sawProhibited {
+			t.Errorf("UDP to %v: the box saw %s", other, got)
+		}
+		w.denial(r.box, policy.StageKernel, other, 123, policy.ReasonNotAllowed)
+		// By name too: only addresses of the listed family are given out, and none of the other is dialled.
+		m := r.ask("udp", gatewayDNS, "www.example.com", []uint16{mdns.TypeAAAA, mdns.TypeA}[family])
+		for _, a := range addressesIn(m) {
+			if !slices.Contains(sinks, a) {
+				t.Errorf("www.example.com resolved to %v", a)
+			}
+		}
+		if got := r.plain(netip.AddrPortFrom(other, 80), "www.example.com", "/family"); got == "200" {
+			t.Errorf("Host at %v: the box saw %s", other, got)
+		}
+		w.nothingReached(other.String())
+	}
+}
+
+// Deny wins over allow, whichever is the wider, and an operator's exemption does not change that.
+func TestAttackDenyWins(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, func(c *config) {
+		c.Network.ProtectedExempt = append(c.Network.ProtectedExempt, "10.9.0.0/16", "fd09::/64")
+	})
+	for name, addrs := range map[string][]string{
+		"deep.sub.example.com": {"198.51.100.92", "2001:db8:1::92"}, "sub.example.com": {"198.51.100.93", "2001:db8:1::93"},
+		"exempt.example.com": {"10.9.0.5", "fd09::5"}, "exempt-denied.example.com": {"10.9.1.5", "fd09::1:5"},
+	} {
+		if err := w.Net.AddHost(name, addrs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := w.raid(w.create(map[string]any{"network_policy": map[string]any{
+		"mode": "custom", "allowed_domains": []string{"*.example.com"}, "denied_domains": []string{"*.sub.example.com"},
+		"allowed_cidrs": []string{"203.0.113.0/24", "2001:db8:bad::/48", "203.0.113.64/28", "10.9.0.0/16", "fd09::/64"},
+		"denied_cidrs":  []string{"203.0.113.64/26", "2001:db8:bad::40/122", "203.0.113.5/32", "2001:db8:bad::5/128", "10.9.1.0/24", "fd09::1:0/112"},
+	}}))
+	plain := [2]netip.Addr{w.v4("plain.example.com"), w.v6("plain.example.com")}
+	for family := range 2 {
+		at := func(name string) netip.Addr { return []netip.Addr{w.v4(name), w.v6(name)}[family] }
+		// By address: inside a wider allowed range, around a narrower one, and a single host.
+		for _, n := range []byte{64, 70, 127, 5} {
+			a := attackerAt(n)[family]
+			if got := r.try("tcp", netip.AddrPortFrom(a, 4444)); got != sawReset {
+				t.Errorf("TCP to %v: the box saw %s", a, got)
+			}
+			w.denial(r.box, policy.StageKernel, a, 4444, policy.ReasonDeniedCIDR)
+			w.untouched(a)
+		}
+		for _, a := range []netip.Addr{attackerAt(63)[family], attackerAt(128)[family], attackerAt(4)[family], attackerAt(6)[family], at("exempt.example.com")} {
+			if got := r.try("tcp", netip.AddrPortFrom(a, 4444)); got != "success" {
+				t.Errorf("TCP to %v, just outside: the box saw %s", a, got)
+			}
+		}
+		if a := at("exempt-denied.example.com"); r.try("tcp", netip.AddrPortFrom(a, 4444)) != sawReset {
+			t.Errorf("%v is denied, although exempt", a)
+		} else {
+			w.denial(r.box, policy.StageKernel, a, 4444, policy.ReasonDeniedCIDR)
+			w.untouched(a)
+		}
+		if got := r.plain(netip.AddrPortFrom(plain[family], 80), "exempt-denied.example.com", "/deny"); got != "403" {
+			t.Errorf("a name with a denied address: the box saw %s", got)
+		}
+		// By name: below a denied name, whatever address is asked for.
+		for _, to := range []netip.Addr{at("deep.sub.example.com"), plain[family], attackerAt(63)[family], sinks[family]} {
+			if _, err := r.claim(netip.AddrPortFrom(to, 443), "deep.sub.example.com"); err == nil || !strings.Contains(err.Error(), "access denied") {
+				t.Errorf("SNI of a denied name to %v: %v", to, err)
+			}
+			if got := r.plain(netip.AddrPortFrom(to, 80), "deep.sub.example.com", "/deny"); got != "403" {
+				t.Errorf("Host of a denied name to %v: the box saw %s", to, got)
+			}
+		}
+		if got := r.plain(netip.AddrPortFrom(plain[family], 80), "sub.example.com", fmt.Sprintf("/not-below%d", family)); got != "200" {
+			t.Errorf("the name itself is not below itself: the box saw %s", got)
+		}
+	}
+	r.ask("udp", gatewayDNS, "deep.sub.example.com", mdns.TypeA)
+	w.denialOf(r.box, policy.StageDNS, "deep.sub.example.com", policy.ReasonDeniedDomain)
+}
