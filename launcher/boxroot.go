@@ -85,13 +85,13 @@ func (b *boxRoot) write(name string, data []byte, mode fs.FileMode) error {
 }
 
 // replace puts a plain file where a link may have been: a link of the image that means something on another system only,
-// such as /etc/resolv.conf pointing into /run.
+// such as /etc/resolv.conf pointing into /run. A directory in its place is refused unless it is empty.
 func (b *boxRoot) replace(name string, data []byte, mode fs.FileMode) error {
 	p, err := resolveParent(b.root, name)
 	if err != nil {
 		return err
 	}
-	if err := b.root.RemoveAll(p); err != nil {
+	if err := b.root.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return b.writeAt(p, data, mode)
@@ -119,7 +119,7 @@ func (b *boxRoot) symlink(target, name string) error {
 	if err := b.parents(p); err != nil {
 		return err
 	}
-	if err := b.root.RemoveAll(p); err != nil {
+	if err := b.root.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := b.root.Symlink(target, p); err != nil {

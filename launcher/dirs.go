@@ -16,6 +16,7 @@ import (
 //	{run}/netns/{id}              the pinned network namespace
 //	{run}/userns/{id}             the pinned user namespace
 //	{run}/mounts/{id}/            mount points used while a box is created
+//	{run}/exec/                   what the runtime is told and tells when a command starts
 //	{run}/runtime/                the OCI runtime's --root
 type dirs struct{ state, run string }
 

@@ -2,11 +2,14 @@ package launcher
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,7 +17,6 @@ import (
 
 	"boxgate/policy"
 
-	runc "github.com/containerd/go-runc"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
@@ -34,7 +36,8 @@ func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", 
 //
 // When ctx ends first, the command and its process group are killed and the error is ctx's. What a command leaves running
 // in the background, in a group of its own or after its own end, runs on; Exec does not wait for it, even if it holds
-// the command's output open, and what it still writes there is thrown away.
+// the command's output open, and what it still writes there is thrown away. Of the output held open like that, the 64
+// last of a box are kept; a process that writes to an older one gets EPIPE.
 func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (int, error) {
 	r, err := l.load(id)
 	if err != nil {
@@ -65,7 +68,7 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 		}
 		return -1, err
 	}
-	finish := streams.pump(spec)
+	finish := streams.pump(spec, func(left *os.File) { l.background.swallow(id, left) })
 	defer finish()
 	return awaitCommand(ctx, command)
 }
@@ -81,20 +84,47 @@ func (l *Launcher) startCommand(ctx context.Context, id policy.BoxID, p *specs.P
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	opts := &runc.ExecOpts{
-		IO: streams, Detach: true,
-		PidFile: filepath.Join(dir, "pid"), LogFile: filepath.Join(dir, "log"),
+	files := execFiles{filepath.Join(dir, "process.json"), filepath.Join(dir, "pid"), filepath.Join(dir, "log")}
+	data, err := json.Marshal(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(files.process, data, 0o600); err != nil {
+		return nil, err
 	}
 	startCtx, cancel := graceAfter(ctx, 5*time.Second)
 	defer cancel()
-	if err := l.runc.Exec(startCtx, string(id), *p, opts); err != nil {
-		return nil, l.explainExec(ctx, id, p.Args[0], runtimeError(opts.LogFile, err))
+	if err := l.runtimeExec(startCtx, id, files, streams); err != nil {
+		return nil, l.explainExec(ctx, id, p.Args[0], runtimeError(files.log, err))
 	}
-	pid, err := readPid(opts.PidFile)
+	pid, err := readPid(files.pid)
 	if err != nil {
 		return nil, err
 	}
 	return adopt(pid)
+}
+
+// execFiles are what the runtime is told by, and tells, when a command starts: the process to start, the ID it got, and
+// what went wrong.
+type execFiles struct{ process, pid, log string }
+
+// runtimeExec calls the runtime's exec. go-runc's own writes the process with all its environment to the system's
+// directory for temporary files, where it stays if this program is killed. Our files lie in a directory closed to others,
+// on a file system in memory as a rule, and Recover empties it.
+func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, files execFiles, streams *streams) error {
+	cmd := exec.CommandContext(ctx, l.runc.Command, "--root", l.runc.Root, "--log", files.log,
+		"exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
+	cmd.Dir = l.runc.WorkDir
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { // the readiness of a service is not the runtime's to report
+		return strings.HasPrefix(kv, "NOTIFY_SOCKET=")
+	})
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.far[0], streams.far[1], streams.far[2]
+	err := cmd.Start()
+	streams.closeFar() // only then do our ends see the command close its
+	if err != nil {
+		return err
+	}
+	return cmd.Wait()
 }
 
 // explainExec finds out why a command did not start: because of the box, or because of itself.

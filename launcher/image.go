@@ -85,11 +85,15 @@ func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress fun
 	final := filepath.Join(l.cfg.ImageDir, src.key)
 	temp := filepath.Join(l.cfg.ImageDir, "."+src.key+".building")
 	for _, stale := range []string{temp, final} { // of an interrupted build; of one without a readable image.json
-		if err := os.RemoveAll(stale); err != nil {
+		if err := removeTree(ctx, stale); err != nil {
 			return err
 		}
 	}
-	defer os.RemoveAll(temp)
+	defer func() { // what stays, the next build removes
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), filesTime)
+		defer cancel()
+		_ = removeTree(cctx, temp)
+	}()
 	rootfs := filepath.Join(temp, "rootfs")
 	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return err

@@ -34,7 +34,8 @@ type Config struct {
 	StateDir string // records and writable layers of the boxes; an absolute path
 	ImageDir string // unpacked images; default {StateDir}/images. Several launchers may share one.
 	// RunDir holds what does not outlive a reboot: namespace pins and the runtime's state. Default: a directory below
-	// /run/boxgate-boxes named after StateDir, so that launchers with different state never meet.
+	// /run/boxgate-boxes named after StateDir, so that launchers with different state never meet. The environment of
+	// commands passes through it, so it should lie on a file system in memory.
 	RunDir  string
 	Runtime string            // OCI runtime binary; default runc
 	Images  map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
@@ -44,12 +45,13 @@ type Config struct {
 // Launcher makes, runs and removes boxes. It is safe for concurrent use; calls for one box that change it (Create,
 // Delete, Pause, Resume) take turns.
 type Launcher struct {
-	cfg   Config
-	dirs  dirs
-	tag   string // tells this state directory's control groups from another's
-	runc  *runc.Runc
-	log   *zap.Logger
-	execs execCount
+	cfg        Config
+	dirs       dirs
+	tag        string // tells this state directory's control groups from another's
+	runc       *runc.Runc
+	log        *zap.Logger
+	execs      execCount
+	background background
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu

@@ -4,30 +4,71 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
+	"slices"
 
 	"boxgate/policy"
+
+	"go.uber.org/zap"
 )
 
 // Recover brings order after the process that made the boxes ended, in whatever way: boxes that were complete are adopted
 // as they are and returned, their processes untouched; what was half made is removed, and so are namespace pins, mounts
-// and containers without a box. Call it once, before anything else.
+// and containers without a box, and files with the environment of commands that were being started. Call it once, before
+// anything else.
+//
+// A box that cannot be removed does not stop the others: it is logged, and returned in StateError, so that the caller
+// knows that something of it is left and can call Delete again. An error means that Recover could not see or secure what
+// there is, and that boxes must not be started.
 func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
+	if err := l.clearExecFiles(ctx); err != nil {
+		return nil, err
+	}
 	known, err := l.leftovers()
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
+	stuck := map[policy.BoxID]bool{}
 	for id := range known {
-		r, err := l.load(id)
-		switch {
-		case err == nil && r.Created:
-			errs = append(errs, unmountAll(l.dirs.mounts(id)), renewClaim(r.IDIndex, l.dirs.box(id)))
-		default:
-			errs = append(errs, l.Delete(ctx, id))
+		if r, err := l.load(id); err == nil && r.Created {
+			errs = append(errs, l.adoptBox(r))
+			continue
+		}
+		if err := l.Delete(ctx, id); err != nil {
+			l.log.Error("a box that was half made or half removed could not be removed",
+				zap.String("box", string(id)), zap.Error(err))
+			stuck[id] = true
 		}
 	}
 	list, err := l.List(ctx)
+	list = slices.DeleteFunc(list, func(s Status) bool { return stuck[s.ID] })
+	for id := range stuck {
+		list = append(list, Status{ID: id, State: StateError, NetNS: l.dirs.pin(id)})
+	}
 	return list, errors.Join(append(errs, err)...)
+}
+
+// adoptBox makes sure that a box keeps what is its own. A mount left on the host from its creation is in nobody's way.
+func (l *Launcher) adoptBox(r record) error {
+	if err := unmountAll(l.dirs.mounts(r.ID)); err != nil {
+		l.log.Error("a mount of a box is left on the host", zap.String("box", string(r.ID)), zap.Error(err))
+	}
+	return renewClaim(r.IDIndex, l.dirs.box(r.ID))
+}
+
+// clearExecFiles removes what a process that was killed while it started commands left behind.
+func (l *Launcher) clearExecFiles(ctx context.Context) error {
+	entries, err := os.ReadDir(l.dirs.execFiles())
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := removeTree(ctx, filepath.Join(l.dirs.execFiles(), e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // leftovers returns every ID that something in the launcher's directories is named after.

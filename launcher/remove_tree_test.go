@@ -53,7 +53,7 @@ func gone(t *testing.T, path string) {
 func TestRemoveTreeNeedsFewDescriptors(t *testing.T) {
 	t.Parallel()
 	for name, build := range map[string]func(tree string){
-		"very deep":          func(tree string) { deepen(t, tree, 5000) },
+		"very deep":          func(tree string) { deepen(t, tree, 3000) },
 		"at the bound":       func(tree string) { deepen(t, tree, maxOpenDirs-1) },
 		"just above":         func(tree string) { deepen(t, tree, maxOpenDirs) },
 		"one more than that": func(tree string) { deepen(t, tree, maxOpenDirs+1) },

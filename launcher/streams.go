@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
@@ -13,12 +12,11 @@ import (
 
 // streams are the three standard streams of a command: pipes where the caller wants them, /dev/null where not. Their
 // far ends go to the runtime, which hands them to the command; they belong to the command's user, so that it can open
-// /dev/stdout. It implements go-runc's IO.
+// /dev/stdout.
 type streams struct {
-	far     [3]*os.File // what the command gets
-	in      *os.File    // our end of standard input; nil: none
-	out     [2]*os.File // our ends of standard output and error; nil: none
-	farGone bool
+	far [3]*os.File // what the command gets
+	in  *os.File    // our end of standard input; nil: none
+	out [2]*os.File // our ends of standard output and error; nil: none
 }
 
 // newStreams opens the streams a command needs; owner is the command's user as the host sees it.
@@ -54,40 +52,18 @@ func newStreams(spec ExecSpec, owner int) (_ *streams, err error) {
 	return s, nil
 }
 
-// Set hands the far ends to the runtime's command.
-func (s *streams) Set(cmd *exec.Cmd) {
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.far[0], s.far[1], s.far[2]
-}
-
-// CloseAfterStart lets go of the far ends once the runtime has them: only then do our ends see the command close its.
-func (s *streams) CloseAfterStart() error {
-	if s.farGone {
-		return nil
-	}
-	s.farGone = true
+// closeFar lets go of the far ends.
+func (s *streams) closeFar() {
 	for _, f := range s.far {
 		if f != nil {
-			f.Close()
+			f.Close() // a second time does nothing
 		}
 	}
-	return nil
 }
-
-// Close is part of go-runc's IO.
-func (s *streams) Close() error { return s.CloseAfterStart() }
-
-// Stdin, Stdout and Stderr are part of go-runc's IO, which does not call them.
-func (s *streams) Stdin() io.WriteCloser { return s.in }
-
-// Stdout is our end of standard output.
-func (s *streams) Stdout() io.ReadCloser { return s.out[0] }
-
-// Stderr is our end of standard error.
-func (s *streams) Stderr() io.ReadCloser { return s.out[1] }
 
 // abandon closes everything, for a command that did not start.
 func (s *streams) abandon() {
-	_ = s.CloseAfterStart()
+	s.closeFar()
 	for _, f := range []*os.File{s.in, s.out[0], s.out[1]} {
 		if f != nil {
 			f.Close()
@@ -96,8 +72,9 @@ func (s *streams) abandon() {
 }
 
 // pump moves data between the caller's streams and the command's. The function it returns is called when the command
-// has ended; it returns when all that the command wrote has been handed on.
-func (s *streams) pump(spec ExecSpec) (finish func()) {
+// has ended; it returns when all that the command wrote has been handed on, and gives the streams that are still open
+// to leave.
+func (s *streams) pump(spec ExecSpec, leave func(*os.File)) (finish func()) {
 	if s.in != nil {
 		go func() {
 			_, _ = io.Copy(onlyWriter{s.in}, spec.Stdin)
@@ -125,7 +102,7 @@ func (s *streams) pump(spec ExecSpec) (finish func()) {
 			switch {
 			case r == nil:
 			case left[i]:
-				go swallow(r)
+				leave(r)
 			default:
 				r.Close()
 			}
@@ -187,13 +164,6 @@ func pipeSize(r *os.File) int {
 		}
 	})
 	return size
-}
-
-// swallow reads a stream to its end, for a background process that would die of a closed one.
-func swallow(r *os.File) {
-	_ = r.SetReadDeadline(time.Time{})
-	_, _ = io.Copy(io.Discard, onlyReader{r})
-	r.Close()
 }
 
 // stickyWriter swallows what its writer does not take, after the first failure everything.

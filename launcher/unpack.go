@@ -10,12 +10,15 @@ import (
 	"os"
 	"path"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // What one image may hold; beyond it the unpacking stops. They guard the host's disk against a bomb.
 const (
 	maxImageBytes   = 64 << 30
 	maxImageEntries = 4 << 20
+	maxImagePath    = unix.PathMax - 1 // no program opens a longer path; following one takes time by its square
 )
 
 // unpacker applies the layers of an image to a directory. Entries can name nothing outside it: paths with ".." are
@@ -50,8 +53,8 @@ func (u *unpacker) layer(ctx context.Context, r io.Reader) error {
 		if u.entries++; u.entries > maxImageEntries {
 			return errors.New("the image has too many files")
 		}
-		if err := u.entry(hdr, tr, own); err != nil {
-			return fmt.Errorf("archive entry %q: %w", hdr.Name, err)
+		if err := u.entry(ctx, hdr, tr, own); err != nil {
+			return fmt.Errorf("archive entry %.200q: %w", hdr.Name, err)
 		}
 	}
 }
@@ -62,7 +65,7 @@ const (
 )
 
 // entry applies one entry of a layer.
-func (u *unpacker) entry(hdr *tar.Header, content io.Reader, own map[string]bool) error {
+func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader, own map[string]bool) error {
 	name, err := u.place(hdr.Name)
 	if err != nil || name == "." {
 		return err
@@ -70,13 +73,13 @@ func (u *unpacker) entry(hdr *tar.Header, content io.Reader, own map[string]bool
 	base := path.Base(name)
 	switch {
 	case base == opaqueWhiteout:
-		return u.clear(path.Dir(name), own)
+		return u.clear(ctx, path.Dir(name), own)
 	case strings.HasPrefix(base, whiteout):
 		gone := path.Join(path.Dir(name), strings.TrimPrefix(base, whiteout))
 		if own[gone] || base == whiteout+"." || base == whiteout+".." || base == whiteout {
 			return nil
 		}
-		return u.root.RemoveAll(gone)
+		return u.remove(ctx, gone)
 	}
 	for p := name; p != "." && !own[p]; p = path.Dir(p) {
 		own[p] = true
@@ -86,11 +89,14 @@ func (u *unpacker) entry(hdr *tar.Header, content io.Reader, own map[string]bool
 			return err
 		}
 	}
-	return u.create(name, hdr, content)
+	return u.create(ctx, name, hdr, content)
 }
 
 // place turns the name of an entry into a path below the root without links in its parents.
 func (u *unpacker) place(name string) (string, error) {
+	if len(name) > maxImagePath {
+		return "", errTooLong
+	}
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." {
 			return "", errors.New("refused: its name leads out of the image")
@@ -99,11 +105,30 @@ func (u *unpacker) place(name string) (string, error) {
 	if strings.ContainsRune(name, 0) {
 		return "", errors.New("refused: its name contains NUL")
 	}
-	return resolveParent(u.root, name)
+	p, err := resolveParent(u.root, name)
+	if err == nil && len(p) > maxImagePath { // links can make it longer
+		return "", errTooLong
+	}
+	return p, err
+}
+
+var errTooLong = errors.New("refused: its path is longer than Linux allows")
+
+// remove removes what lies at a resolved path, which may be nothing.
+func (u *unpacker) remove(ctx context.Context, name string) error {
+	parent, err := u.root.Open(path.Dir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return removeEntry(ctx, parent, path.Base(name))
 }
 
 // clear empties a directory of what lower layers left there.
-func (u *unpacker) clear(dir string, own map[string]bool) error {
+func (u *unpacker) clear(ctx context.Context, dir string, own map[string]bool) error {
 	d, err := u.root.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -118,17 +143,17 @@ func (u *unpacker) clear(dir string, own map[string]bool) error {
 	}
 	for _, n := range names {
 		if p := path.Join(dir, n); !own[p] {
-			err = errors.Join(err, u.root.RemoveAll(p))
+			err = errors.Join(err, u.remove(ctx, p))
 		}
 	}
 	return err
 }
 
 // create puts one file, directory or link in place of whatever was there.
-func (u *unpacker) create(name string, hdr *tar.Header, content io.Reader) error {
+func (u *unpacker) create(ctx context.Context, name string, hdr *tar.Header, content io.Reader) error {
 	old, err := u.root.Lstat(name)
 	if err == nil && (!old.IsDir() || hdr.Typeflag != tar.TypeDir) {
-		if err := u.root.RemoveAll(name); err != nil {
+		if err := u.remove(ctx, name); err != nil {
 			return err
 		}
 	}

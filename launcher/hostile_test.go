@@ -1,0 +1,136 @@
+package launcher
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A tree deeper than this process has descriptors must not keep a box from being removed.
+func TestDeleteOfABoxWithADeepTree(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	want(t, run(t, l, id, ExecSpec{Args: []string{"python3", "-c", `import os
+for i in range(21000):
+    os.mkdir("d"); os.chdir("d")
+print("deep")`}}), "deep")
+	if err := l.Delete(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t, l, id)
+}
+
+func TestRecoverGoesOnPastABoxThatStays(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	stuck, half := Spec{ID: newID()}, Spec{ID: newID()}
+	for _, s := range []Spec{stuck, half} {
+		if _, err := l.Prepare(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := mkdir(t, filepath.Join(l.dirs.upper(stuck.ID), "mounted"))
+	if err := unix.Mount("tmpfs", at, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	list, err := l.Recover(t.Context())
+	if uerr := unix.Unmount(at, unix.MNT_DETACH); uerr != nil {
+		t.Fatal(uerr)
+	}
+	if err != nil || len(list) != 2 {
+		t.Fatalf("recovered %+v, %v", list, err)
+	}
+	for _, s := range list {
+		if s.ID == id && s.State != StateIdle || s.ID != id && (s.ID != stuck.ID || s.State != StateError) {
+			t.Errorf("recovered %+v", s)
+		}
+	}
+	nothingLeft(t, l, half.ID)
+	want(t, sh(t, l, id, "echo unharmed"), "unharmed")
+	if err := l.Delete(t.Context(), stuck.ID); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, l, stuck.ID)
+}
+
+// What a command gets in its environment may be a secret. On the host it passes through a closed directory that the next
+// launcher empties.
+func TestEnvironmentOfCommandsIsKeptClose(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	seen := filepath.Join(t.TempDir(), "seen")
+	spy := filepath.Join(t.TempDir(), "runtime")
+	script := `#!/bin/sh
+prev=
+for a in "$@"; do [ "$prev" = --process ] && { stat -c '%a %n' "$(dirname "$(dirname "$a")")" "$(dirname "$a")" "$a"; cat "$a"; } > ` + seen + `; prev=$a; done
+exec runc "$@"
+`
+	if err := os.WriteFile(spy, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l.runc.Command = spy
+	want(t, run(t, l, id, ExecSpec{Args: []string{"sh", "-c", "echo $TOKEN"}, Env: map[string]string{"TOKEN": "s3cr3t"}}), "s3cr3t")
+	data, err := os.ReadFile(seen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitN(string(data), "\n", 4)
+	if len(lines) != 4 || lines[0] != "700 "+l.dirs.execFiles() || !strings.HasPrefix(lines[1], "700 "+l.dirs.execFiles()+"/") ||
+		!strings.HasPrefix(lines[2], "600 "+l.dirs.execFiles()+"/") || !strings.Contains(lines[3], "s3cr3t") {
+		t.Errorf("the runtime was given\n%s", data)
+	}
+	empty := func() bool {
+		entries, err := os.ReadDir(l.dirs.execFiles())
+		return err == nil && len(entries) == 0
+	}
+	if !empty() {
+		t.Error("something stays after the command")
+	}
+	killed := mkdir(t, filepath.Join(l.dirs.execFiles(), string(id)+"-1"))
+	if err := os.WriteFile(filepath.Join(killed, "process.json"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !empty() {
+		t.Error("something stays after a launcher that was killed")
+	}
+}
+
+func TestUnpackRefusesPathsBeyondThoseOfLinux(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat(strings.Repeat("d", 199)+"/", 20)
+	for name, c := range map[string]struct {
+		entries []entry
+		refused bool
+	}{
+		"nearly as long as can be": {[]entry{file(long+"f", "")}, false},
+		"too long":                 {[]entry{file(long+long+"f", "")}, true},
+		"through a link":           {[]entry{dir(long), link("l", long), file("l/"+long+"f", "")}, true},
+	} {
+		rootfs, err := unpackInto(t, archive(t, c.entries...))
+		if (err != nil) != c.refused {
+			t.Errorf("%s: %.200v", name, err)
+		}
+		if err := removeTree(t.Context(), rootfs); err != nil {
+			t.Error(err)
+		}
+	}
+	gone := archive(t, entry{file(".wh.d", "").Header, ""}, file("kept", ""))
+	rootfs, err := unpackInto(t, archive(t, file(long+"f", "")), gone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := os.ReadDir(rootfs)
+	if err != nil || !slices.EqualFunc(names, []string{"kept"}, func(e os.DirEntry, n string) bool { return e.Name() == n }) {
+		t.Errorf("a deep directory under a whiteout: %v, %v", names, err)
+	}
+}
