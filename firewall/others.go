@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netns"
 
 	"boxgate/policy"
 )
@@ -19,14 +18,10 @@ var linkPrefix = linkName(policy.BoxID(""))[:2]
 
 // CheckOtherRules returns an error for every chain of another program that drops what boxes send, with what allows it:
 // in netfilter a packet must be accepted by everybody. Such a chain has the policy drop and no rule that accepts the
-// boxes' interfaces. It sees nftables, and iptables where that is made of nftables.
+// boxes' interfaces. It looks at the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables,
+// and iptables where that is made of nftables.
 func CheckOtherRules() error {
-	ns, err := netns.Get()
-	if err != nil {
-		return fmt.Errorf("network namespace: %w", err)
-	}
-	defer func() { _ = ns.Close() }()
-	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(int(ns)))
+	c, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}

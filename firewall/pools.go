@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,12 +20,7 @@ const defaultBits = 3
 // itself: its packets would then go to boxes, and the host would be cut off. What an earlier run of the gateway left is
 // no obstacle. The error names the pool, the network and its interface.
 func CheckPool(pool netip.Prefix) error {
-	ns, err := netns.Get()
-	if err != nil {
-		return fmt.Errorf("network namespace: %w", err)
-	}
-	defer func() { _ = ns.Close() }()
-	h, err := netlink.NewHandleAt(ns)
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}

@@ -112,22 +112,18 @@ func defaultConfig() config {
 // mistake at once.
 func loadConfig(path string, environ []string) (config, error) {
 	cfg := defaultConfig()
+	var errs []error
 	if path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return cfg, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", err)
 		}
 		if err := parseConfig(data, &cfg); err != nil {
-			return cfg, fmt.Errorf("configuration %s: %w", path, err)
+			errs = append(errs, fmt.Errorf("configuration %s: %w", path, err))
 		}
 	}
-	if err := applyEnvironment(&cfg, environ); err != nil {
-		return cfg, err
-	}
-	if err := cfg.validate(); err != nil {
-		return cfg, err
-	}
-	return cfg, nil
+	errs = append(errs, applyEnvironment(&cfg, environ), cfg.validate())
+	return cfg, errors.Join(errs...)
 }
 
 // parseConfig decodes YAML strictly onto cfg: an unknown key is an error that names the nearest known one.
@@ -136,16 +132,17 @@ func parseConfig(data []byte, cfg *config) error {
 	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&tree); err != nil && !errors.Is(err, io.EOF) {
 		return yamlError(err)
 	}
-	if err := errors.Join(unknownKeys(tree, reflect.TypeFor[config](), "")...); err != nil {
-		return err
-	}
+	unknown := errors.Join(unknownKeys(tree, reflect.TypeFor[config](), "")...)
 	if len(tree) == 0 {
 		return nil
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true)
+	dec.KnownFields(unknown == nil) // those that are known already do not keep the others from being read
 	if err := dec.Decode(cfg); err != nil {
-		return yamlError(err)
+		return errors.Join(unknown, yamlError(err))
+	}
+	if unknown != nil {
+		return unknown
 	}
 	if err := dec.Decode(&struct{}{}); !errors.Is(err, io.EOF) {
 		return errors.New("the file holds more than one YAML document; keep the first")
@@ -333,11 +330,9 @@ func (c *config) validate() error {
 	if c.Launcher.Images["default"] == "" {
 		fail("launcher.images", `has no entry "default"`)
 	}
-	if c.Ingress.Domain == "" || strings.ContainsAny(c.Ingress.Domain, ":/*") {
-		fail("ingress.domain", "%q is not a domain name", c.Ingress.Domain)
-	}
-	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 28)
-	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 124)
+	c.checkMore(fail)
+	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)
+	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)
 	for _, s := range c.Network.ProtectedExempt {
 		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {
 			fail("network.protected_exempt", "%q is not a masked CIDR such as 192.0.2.0/24", s)
@@ -352,13 +347,15 @@ func (c *config) validate() error {
 }
 
 // checkPool requires a masked prefix of the right family with room for the gateway, the sink and some boxes.
-func checkPool(fail func(key, format string, args ...any), key, value string, family func(netip.Addr) bool, maxBits int) {
+func checkPool(fail func(key, format string, args ...any), key, value string, family func(netip.Addr) bool, minBits, maxBits int) {
 	p, err := netip.ParsePrefix(value)
 	switch {
 	case err != nil || !family(p.Addr()):
 		fail(key, "%q is not a CIDR of the right family", value)
 	case p != p.Masked():
 		fail(key, "%q has host bits set; use %q", value, p.Masked())
+	case p.Bits() < minBits:
+		fail(key, "%q is too large: it would take addresses from everybody else; use /%d or smaller", value, minBits)
 	case p.Bits() > maxBits:
 		fail(key, "%q is too small; use /%d or larger", value, maxBits)
 	}

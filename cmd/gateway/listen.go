@@ -36,10 +36,7 @@ const explicitPort = 3128
 // listen opens every socket that the configuration asks for, or none.
 func listen(ctx context.Context, cfg config, a addresses) (*listeners, error) {
 	l := &listeners{}
-	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg))
-	if err == nil {
-		err = l.openEgress(ctx, a)
-	}
+	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), l.openEgress(ctx, a))
 	if err != nil {
 		l.Close()
 		return nil, err
@@ -70,22 +67,24 @@ func (l *listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address s
 }
 
 func (l *listeners) openAdmin(ctx context.Context, c adminConfig) error {
+	var errs []error
 	if c.Listen != "" {
 		ln, err := l.tcp(ctx, net.ListenConfig{}, "admin.listen", c.Listen)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+		} else {
+			l.admin = append(l.admin, ln)
 		}
-		l.admin = append(l.admin, ln)
 	}
-	if c.Socket == "" {
-		return nil
+	if c.Socket != "" {
+		ln, err := listenSocket(c.Socket)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
+		} else {
+			l.admin, l.all = append(l.admin, ln), append(l.all, ln)
+		}
 	}
-	ln, err := listenSocket(c.Socket)
-	if err != nil {
-		return fmt.Errorf("admin.socket: %w", err)
-	}
-	l.admin, l.all = append(l.admin, ln), append(l.all, ln)
-	return nil
+	return errors.Join(errs...)
 }
 
 // listenSocket opens a Unix socket with mode 0600. A socket that a killed gateway left is removed; one that answers
@@ -114,7 +113,7 @@ func listenSocket(path string) (net.Listener, error) {
 
 // openFront opens what people and Prometheus connect to.
 func (l *listeners) openFront(ctx context.Context, cfg config) error {
-	var err error
+	var errs []error
 	for _, f := range []struct {
 		key, address string
 		to           *net.Listener
@@ -126,11 +125,14 @@ func (l *listeners) openFront(ctx context.Context, cfg config) error {
 		if f.address == "" {
 			continue
 		}
-		if *f.to, err = l.tcp(ctx, net.ListenConfig{}, f.key, f.address); err != nil {
-			return err
+		ln, err := l.tcp(ctx, net.ListenConfig{}, f.key, f.address)
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			*f.to = ln
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // openEgress opens what boxes are steered to. The gateway addresses are not on the machine yet: the firewall puts them

@@ -69,7 +69,7 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
 	}
-	if err := hostError(cfg); err != nil {
+	if err := hostError(ctx, cfg); err != nil {
 		return err
 	}
 	log, err := newLogger(cfg.Log)

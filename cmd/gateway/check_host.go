@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/certs"
+	"boxgate/dns"
+	"boxgate/firewall"
+)
+
+func needRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("the gateway changes the kernel's network and starts containers: run it as root (sudo)")
+	}
+	return nil
+}
+
+func needTool(name string) error {
+	if _, err := exec.LookPath(name); err != nil {
+		return fmt.Errorf("%s is missing: apt-get install %s, or name another OCI runtime in launcher.runtime", name, name)
+	}
+	return nil
+}
+
+// needImage requires what the default image is made of: the tool that builds it as long as it is not built, or the file
+// or directory that it is.
+func needImage(cfg config) error {
+	source := cfg.Launcher.Images["default"]
+	if source != "debian" {
+		return checkImage("default", source)
+	}
+	if built, err := filepath.Glob(filepath.Join(imageDir(cfg), "debian-*")); err == nil && len(built) > 0 {
+		return nil
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		return errors.New("mmdebstrap is missing, which builds the debian image: apt-get install mmdebstrap, or name another image in launcher.images")
+	}
+	return nil
+}
+
+// checkImages looks at the images that boxes may ask for by name.
+func checkImages(cfg config) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(cfg.Launcher.Images)) {
+		if name != "default" {
+			errs = append(errs, checkImage(name, cfg.Launcher.Images[name]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkImage requires a path that is there, or a registry reference that can be read.
+func checkImage(key, source string) error {
+	var err error
+	switch {
+	case source == "debian":
+	case filepath.IsAbs(source):
+		_, err = os.Stat(source)
+	default:
+		_, err = name.ParseReference(source)
+	}
+	if err != nil {
+		return fmt.Errorf("launcher.images: %s: %w", key, err)
+	}
+	return nil
+}
+
+func needFilesystem(name string) error {
+	data, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 0 && fields[len(fields)-1] == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("this kernel has no %s file system: load the module (modprobe %s)", name, name)
+}
+
+// needKernel tries everything that the kernel does for boxes, in network namespaces of its own.
+func needKernel(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return nil // needRoot says it
+	}
+	if err := firewall.Probe(ctx); err != nil {
+		return fmt.Errorf("this kernel cannot do what boxes need of it: %w; it must have nftables with tproxy, socket and "+
+			"connlimit, NFLOG, conntrack, veth and tc with BPF (modprobe -a nf_tables nft_tproxy nft_socket nft_connlimit "+
+			"nfnetlink_log nf_conntrack_netlink veth cls_bpf sch_ingress)", err)
+	}
+	return nil
+}
+
+// checkOtherRules finds what of the host's own firewall keeps boxes from working.
+func checkOtherRules() error {
+	if os.Geteuid() != 0 {
+		return nil // needRoot says it
+	}
+	return firewall.CheckOtherRules()
+}
+
+// needPools requires pools that are nobody else's.
+func needPools(cfg config) error {
+	a, err := newAddresses(cfg.Network)
+	if err != nil {
+		return nil // no prefixes: the configuration's validation says it
+	}
+	var errs []error
+	for key, pool := range map[string]netip.Prefix{"network.pool_v4": a.poolV4, "network.pool_v6": a.poolV6} {
+		if err := firewall.CheckPool(pool); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// needResolvers requires upstreams that the DNS server can read.
+func needResolvers(cfg config) error {
+	upstreams, err := dnsUpstreams(cfg)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, u := range upstreams {
+		if _, err := dns.New(dns.Config{Boxes: &registry{}, Audit: audit.New(audit.Options{Logger: zap.NewNop()}),
+			SinkV4: netip.IPv4Unspecified(), SinkV6: netip.IPv6Unspecified(), Upstreams: []string{u}}); err != nil {
+			errs = append(errs, fmt.Errorf("dns.upstreams: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// needRoots requires every file of root certificates.
+func needRoots(cfg config) error {
+	var errs []error
+	for _, file := range cfg.Proxy.UpstreamCAFiles {
+		_, err := rootsWith([]string{file})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// needCertificate requires the files of the public URLs' certificate.
+func needCertificate(cfg config) error {
+	if cfg.Ingress.TLS.Mode != "files" {
+		return nil
+	}
+	if _, err := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil); err != nil {
+		return fmt.Errorf("ingress.tls: %w", err)
+	}
+	return nil
+}
+
+// dnsUpstreams returns the configured upstreams, or the host's.
+func dnsUpstreams(cfg config) ([]string, error) {
+	if len(cfg.DNS.Upstreams) > 0 {
+		return cfg.DNS.Upstreams, nil
+	}
+	a, err := newAddresses(cfg.Network)
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open("/etc/resolv.conf")
+	if err != nil {
+		return nil, fmt.Errorf("dns.upstreams is empty and the host's resolv.conf cannot be read: %w", err)
+	}
+	defer file.Close()
+	servers, err := dns.UpstreamsFromResolvConf(file)
+	if err != nil {
+		return nil, fmt.Errorf("dns.upstreams is empty and /etc/resolv.conf: %w", err)
+	}
+	servers = slices.DeleteFunc(servers, func(s string) bool { // the gateway's own would be a loop
+		at, err := netip.ParseAddrPort(s)
+		return err == nil && slices.Contains(a.own(), at.Addr())
+	})
+	if len(servers) == 0 {
+		return nil, errors.New("dns.upstreams is empty and /etc/resolv.conf names no server: set dns.upstreams")
+	}
+	return servers, nil
+}
+
+// needMappedMounts requires user namespaces, and file systems that can be mounted with owners mapped by one: the image
+// directory's, and the state directory's, on which the boxes' layers lie.
+func needMappedMounts(cfg config) error {
+	if os.Geteuid() != 0 {
+		return nil // needRoot says it
+	}
+	ns, err := userNamespace()
+	if err != nil {
+		return fmt.Errorf("boxes need user namespaces: %w (is user.max_user_namespaces 0?)", err)
+	}
+	defer ns.Close()
+	var errs []error
+	for key, dir := range map[string]string{"state_dir": cfg.StateDir, "launcher.image_dir": imageDir(cfg)} {
+		if err := mapMount(dir, ns); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// userNamespace returns a user namespace that maps IDs. Only a process can make one: a child is started under ptrace, so
+// that it stops before its first instruction, and killed.
+func userNamespace() (*os.File, error) {
+	runtime.LockOSThread() // the tracer is a thread
+	defer runtime.UnlockOSThread()
+	ids := []syscall.SysProcIDMap{{HostID: 1 << 30, Size: 1 << 16}}
+	child, err := os.StartProcess("/proc/self/exe", []string{"probe"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Ptrace: true, Pdeathsig: syscall.SIGKILL,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = child.Kill()
+		_, _ = child.Wait()
+	}()
+	return os.Open(fmt.Sprintf("/proc/%d/ns/user", child.Pid))
+}
+
+// mapMount tries a mount of the directory, or of the nearest one above it that exists, and attaches it nowhere.
+func mapMount(dir string, ns *os.File) error {
+	at := dir
+	info, err := os.Stat(at)
+	for errors.Is(err, os.ErrNotExist) && at != "/" {
+		at = filepath.Dir(at)
+		info, err = os.Stat(at)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory; move it away or set another path", at)
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, at, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	defer unix.Close(tree)
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("the file system of %s cannot be mounted with mapped owners (%w): use ext4, xfs or btrfs, and "+
+			"Linux 5.19 or later", at, err)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// check runs `gateway check` where the gateway would run, and returns what is lacking.
+func (w *world) check() map[string][]string {
+	w.t.Helper()
+	cmd := w.command(w.t.Context(), "check", "--json", "--config", w.config)
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := w.Net.Gateway().Start(cmd); err != nil {
+		w.t.Fatal(err)
+	}
+	failed := cmd.Wait() != nil
+	var findings []struct {
+		What, Error string
+		OK          bool
+	}
+	if err := json.Unmarshal([]byte(out.String()), &findings); err != nil {
+		w.t.Fatalf("%v: %s%s", err, out.String(), errs.String())
+	}
+	lacks := map[string][]string{}
+	for _, f := range findings {
+		if !f.OK {
+			lacks[f.What] = append(lacks[f.What], f.Error)
+		}
+	}
+	if failed != (len(lacks) > 0) {
+		w.t.Errorf("failed is %v with %v", failed, lacks)
+	}
+	return lacks
+}
+
+func TestCheckPassesWhatServes(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, labOptions{})
+	if lacks := w.check(); len(lacks) > 0 {
+		t.Error(lacks)
+	}
+	if err := w.start(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever serve would refuse, check finds, all of it at once; and serve refuses it before it changes anything.
+func TestCheckFindsWhatServeRefuses(t *testing.T) {
+	t.Parallel()
+	notPEM := filepath.Join(t.TempDir(), "not.pem")
+	if err := os.WriteFile(notPEM, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := stoppedWorld(t, labOptions{change: func(c *config) {
+		c.DNS.Upstreams = []string{"a b", "192.0.2.53", "x/y"}
+		c.Proxy.UpstreamCAFiles = []string{"/nonexistent/ca.pem", notPEM}
+		c.Ingress.TLS = tlsConfig{Mode: "files", Cert: "/nonexistent/cert.pem", Key: "/nonexistent/key.pem"}
+		c.Ingress.HTTPS, c.Ingress.HTTP, c.Metrics.Listen = "203.0.113.99:443", "203.0.113.98:80", "203.0.113.97:9600"
+		c.Launcher.Images = map[string]string{"default": "/nonexistent/rootfs", "other": "Not A Reference"}
+		c.Launcher.ImageDir = notPEM
+		c.Network.PoolV4 = "192.0.2.0/24" // the lab's own network
+	}})
+	lacks := w.check()
+	for what, want := range map[string][]string{
+		"resolvers":                  {`"a b"`, `"x/y"`},
+		"roots of upstreams":         {"/nonexistent/ca.pem", notPEM},
+		"certificate of public URLs": {"/nonexistent/cert.pem"},
+		"image /nonexistent/rootfs":  {"launcher.images: default"},
+		"other images":               {"launcher.images: other"},
+		"id-mapped mounts":           {"is no directory"},
+		"pools":                      {"network.pool_v4: the pool 192.0.2.0/24 overlaps 192.0.2."},
+		"listeners":                  {"metrics.listen", "ingress.https", "ingress.http"},
+	} {
+		if len(lacks[what]) != len(want) {
+			t.Errorf("%s: %q, want %q", what, lacks[what], want)
+			continue
+		}
+		for i := range want {
+			if !strings.Contains(lacks[what][i], want[i]) {
+				t.Errorf("%s: %q, want %q", what, lacks[what][i], want[i])
+			}
+		}
+	}
+	addresses := func() string {
+		out, err := w.Net.Gateway().Run(t.Context(), "sh", "-c", "ip addr; ip rule; ip route")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	before := addresses()
+	if err := w.start(t.Context()); err == nil || !strings.Contains(err.Error(), "overlaps") {
+		t.Errorf("serve: %v", err)
+	}
+	if after := addresses(); after != before {
+		t.Errorf("serve changed the network:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// A firewall of the host that drops what it does not know is named with what allows boxes.
+func TestCheckFindsOtherProgramsRules(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, labOptions{})
+	if out, err := w.Net.Gateway().Run(t.Context(), "nft",
+		"table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }"); err != nil {
+		t.Fatal(err, out)
+	}
+	lacks := w.check()
+	if got := strings.Join(lacks["rules of other programs"], ""); len(lacks) != 1 || !strings.Contains(got, "iptables -I FORWARD") {
+		t.Error(lacks)
+	}
+}
+
+func TestOneMistakeDoesNotHideTheNext(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "boxgate.yaml")
+	if err := os.WriteFile(file, []byte(`
+stat_dir: /x
+admin: {socket: "", listen: ""}
+network: {pool_v4: 0.0.0.0/0, pool_v6: "2000::/3"}
+ingress: {domain: "a b"}
+launcher: {run_dir: run, image_dir: images, idle_timeout: -5m}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := loadConfig(file, []string{"BOXGATE_LOG_LEVEL=z", "BOXGATE_NONE=1"})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	all := lacksOf(err)
+	for _, want := range []string{
+		`unknown key "stat_dir"`, "BOXGATE_NONE", "log.level", "admin: neither", `network.pool_v4: "0.0.0.0/0" is too large`,
+		`network.pool_v6: "2000::/3" is too large`, "ingress.domain", "launcher.run_dir", "launcher.image_dir",
+		"launcher.idle_timeout",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is not said", want)
+		}
+	}
+	if len(all) != 10 {
+		t.Errorf("%d mistakes: %v", len(all), all)
+	}
+}
