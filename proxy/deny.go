@@ -27,7 +27,8 @@ type problem struct {
 }
 
 // problemOf says in HTTP's words why err refused: 403 for a denial of the policy, 502 for an upstream that could not be
-// used, 503 where the box has too many connections to upstreams. Nothing but names, addresses and rules of the box's own policy gets into it.
+// used, 503 where the box has as many connections to upstreams as it may. Nothing but names, addresses and rules of the
+// box's own policy gets into it.
 func problemOf(err error) problem {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {

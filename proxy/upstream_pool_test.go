@@ -401,9 +401,11 @@ func TestClosingWaitsForNoPeer(t *testing.T) {
 	if err := conn.Handshake(); err != nil {
 		t.Fatal(err)
 	}
-	_ = near.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	for err := error(nil); err == nil; {
-		_, err = near.Write(make([]byte, 64<<10))
+	for _, size := range []int{64 << 10, 1} { // the second fills what is too little for the first
+		for err := error(nil); err == nil; {
+			_ = near.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			_, err = near.Write(make([]byte, size))
+		}
 	}
 	_ = near.SetWriteDeadline(time.Time{})
 	closed := false
