@@ -17,7 +17,7 @@ const (
 	// maxOpenDirs is how deep a removal goes with a descriptor for each level; what lies deeper is lifted first.
 	maxOpenDirs = 32
 	// maxLifted is how many lifted directories are remembered by name; more are found again by reading.
-	maxLifted = 256
+	maxLifted = 64
 )
 
 // removeTree removes whatever lies at a path, which may be nothing. The tree may have been made by a box, and be of any
