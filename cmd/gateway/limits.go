@@ -12,13 +12,16 @@ type limitsConfig struct {
 	Connections    int           `yaml:"connections"`
 	NewConnections int           `yaml:"new_connections_per_second"`
 	Interceptions  int           `yaml:"interceptions"`
+	Upstreams      int           `yaml:"upstreams"`
+	KernelFlows    int           `yaml:"kernel_flows"`
 	DNSQueries     int           `yaml:"dns_queries_per_second"`
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
 }
 
 func defaultLimits() limitsConfig {
 	return limitsConfig{
-		Connections: 2048, NewConnections: 1000, Interceptions: 1024, DNSQueries: 500, PeekTimeout: 10 * time.Second,
+		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Upstreams: 512, KernelFlows: 16384,
+		DNSQueries: 500, PeekTimeout: 10 * time.Second,
 	}
 }
 
@@ -29,7 +32,8 @@ const mostOfAnything = 1_000_000
 func (l *limitsConfig) check(fail func(key, format string, args ...any)) {
 	for key, n := range map[string]int{
 		"connections": l.Connections, "new_connections_per_second": l.NewConnections,
-		"interceptions": l.Interceptions, "dns_queries_per_second": l.DNSQueries,
+		"interceptions": l.Interceptions, "upstreams": l.Upstreams, "kernel_flows": l.KernelFlows,
+		"dns_queries_per_second": l.DNSQueries,
 	} {
 		if n < 1 || n > mostOfAnything {
 			fail("limits."+key, "%d is out of range; use 1 to %d", n, mostOfAnything)
@@ -48,5 +52,5 @@ func (l *limitsConfig) dns() dns.Limits {
 // apply sets the limits of the proxy.
 func (l *limitsConfig) apply(c *proxy.Config) {
 	c.MaxConns, c.MaxNewConns, c.MaxInterceptions = l.Connections, l.NewConnections, l.Interceptions
-	c.PeekTimeout = l.PeekTimeout
+	c.MaxUpstreams, c.PeekTimeout = l.Upstreams, l.PeekTimeout
 }

@@ -218,7 +218,7 @@ func (h *host) openFirewall(ctx context.Context) error {
 		PoolV4: h.addrs.poolV4, PoolV6: h.addrs.poolV6,
 		GatewayV4: h.addrs.gatewayV4, GatewayV6: h.addrs.gatewayV6, SinkV4: h.addrs.sinkV4, SinkV6: h.addrs.sinkV6,
 		DNSPort: h.listeners.dnsPort, ProxyPort: h.listeners.proxyPort, ExplicitPort: explicitPort,
-		Explain: h.explainPacket, Audit: h.audit, Log: h.log,
+		FlowLimit: uint32(h.cfg.Limits.KernelFlows), Explain: h.explainPacket, Audit: h.audit, Log: h.log,
 	})
 	if err != nil {
 		return fmt.Errorf("kernel rules: %w", err)
