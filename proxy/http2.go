@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/net/http2"
@@ -34,13 +35,13 @@ type http2Conn struct {
 	s *session
 
 	mu      sync.Mutex
-	flights map[*inflight]struct{}
+	flights map[*inflight]*stream
 }
 
 // serveHTTP2 handles the streams of one connection until it ends. Each request is judged by itself, by the policy then in
 // force; to the upstream it goes by HTTP/2 or, where that speaks only HTTP/1.1, translated. It closes s.client.
 func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
-	c := &http2Conn{s: s, flights: map[*inflight]struct{}{}}
+	c := &http2Conn{s: s, flights: map[*inflight]*stream{}}
 	s.live.watch(c.watch)
 	defer s.live.watch(nil)
 	server := &http2.Server{
@@ -56,25 +57,45 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 	return nil
 }
 
-// watch is asked on every change of the policy whether the requests under way may go on.
+// streamCut is how long a stream may take to end once the policy denies it.
+const streamCut = 50 * time.Millisecond
+
+// watch is asked on every change of the policy whether the requests under way may go on. Streams that may not are reset
+// alone; should one not end, such as in a write to a client that does not read, its denial cuts the whole connection.
 func (c *http2Conn) watch(pol *policy.Compiled) policy.Decision {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for f := range c.flights {
-		if d := f.stands(pol); !d.Allowed() {
-			return d
+	limit := time.NewTimer(streamCut)
+	defer limit.Stop()
+	for _, st := range c.denied(pol) {
+		st.cancel()
+		select {
+		case <-st.done:
+		case <-limit.C:
+			return *st.cut.Load()
 		}
 	}
 	return policy.Decision{Verdict: policy.Allow}
 }
 
+// denied returns the streams that a policy denies, with the denial noted in each.
+func (c *http2Conn) denied(pol *policy.Compiled) (cut []*stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for f, st := range c.flights {
+		if d := f.stands(pol); !d.Allowed() {
+			st.cut.CompareAndSwap(nil, &d)
+			cut = append(cut, st)
+		}
+	}
+	return cut
+}
+
 // publish replaces what is known of a request under way; either may be nil.
-func (c *http2Conn) publish(old, now *inflight) {
+func (c *http2Conn) publish(st *stream, old, now *inflight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.flights, old)
 	if now != nil {
-		c.flights[now] = struct{}{}
+		c.flights[now] = st
 	}
 }
 
@@ -87,13 +108,19 @@ type stream struct {
 	x      exchange
 	ruling ruling
 	flight *inflight
+	cancel context.CancelFunc
+	done   chan struct{}                   // closed when the request has ended
+	cut    atomic.Pointer[policy.Decision] // of the policy that came into force meanwhile and denies it
 
 	uploaded atomic.Int64 // bytes of the request's body
 }
 
 // serve handles one request.
 func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
-	st := &stream{c: c, s: c.s, w: w, r: r}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{})}
+	defer close(st.done)
 	st.x.begin(c.s)
 	defer st.end()
 	w.Header()["Date"] = nil // the upstream's, or none
@@ -110,8 +137,11 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 // end records the request. A panic that is no breaking off of the stream is a fault of ours: it is logged and dies here.
 func (st *stream) end() {
 	v := recover()
-	st.c.publish(st.flight, nil)
+	st.c.publish(st, st.flight, nil)
 	st.x.event.BytesOut = st.uploaded.Load()
+	if d := st.cut.Load(); d != nil {
+		st.x.cut(*d)
+	}
 	st.x.end()
 	if v == nil {
 		return
@@ -144,7 +174,7 @@ func (st *stream) judge() bool {
 }
 
 func (st *stream) setFlight(f *inflight) {
-	st.c.publish(st.flight, f)
+	st.c.publish(st, st.flight, f)
 	st.flight = f
 }
 

@@ -68,11 +68,18 @@ func (x *exchange) unserved(err error) {
 	}
 }
 
+// cut notes that an allowed exchange was broken off because the policy now in force decides d.
+func (x *exchange) cut(d policy.Decision) {
+	if e := &x.event; e.Verdict == policy.Allow {
+		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, policy.ReasonPolicyChanged, d.Rule
+	}
+}
+
 // end records the event.
 func (x *exchange) end() {
 	e := &x.event
-	if d := x.s.live.denied(); d != nil && e.Verdict == policy.Allow {
-		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, policy.ReasonPolicyChanged, d.Decision.Rule
+	if d := x.s.live.denied(); d != nil {
+		x.cut(d.Decision)
 	}
 	e.Duration = time.Since(e.Time)
 	x.s.p.cfg.Audit.Record(*e)
