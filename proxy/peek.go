@@ -56,8 +56,8 @@ func peek(c net.Conn, head []byte, deadline, silence time.Time) (first, error) {
 			return f.complete(), nil
 		}
 		until := deadline
-		if len(f.data) == 0 && !silence.IsZero() {
-			until = silence
+		if !silence.IsZero() {
+			until = f.patience(deadline, silence)
 		}
 		if err := c.SetReadDeadline(until); err != nil {
 			return f, err
@@ -72,6 +72,24 @@ func peek(c net.Conn, head []byte, deadline, silence time.Time) (first, error) {
 			return f, err
 		}
 	}
+}
+
+// turnPause is how long a client that has begun like a request line may pause, where silence is allowed, before it is
+// taken to have said what it wanted and to wait for the server.
+const turnPause = 500 * time.Millisecond
+
+// patience is until when the next bytes must come, where silence is allowed.
+func (f *first) patience(deadline, silence time.Time) time.Time {
+	switch {
+	case len(f.data) == 0:
+		return silence
+	case f.data[0] == recordHandshake:
+		return deadline
+	}
+	if pause := time.Now().Add(turnPause); pause.Before(deadline) {
+		return pause
+	}
+	return deadline
 }
 
 // complete classifies what a client sent that sends no more: the beginning of something is not that thing.
