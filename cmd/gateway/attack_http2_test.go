@@ -26,6 +26,8 @@ type frames struct {
 	encoder *hpack.Encoder
 	fields  map[uint32]map[string]string // of the responses
 	bodies  map[uint32]string
+
+	wasReset map[uint32]int // how often each stream was
 }
 
 // frames speaks HTTP/2 to a host over an intercepted connection.
@@ -35,7 +37,8 @@ func (in *intruder) frames(host string) *frames {
 	if p := c.ConnectionState().NegotiatedProtocol; p != "h2" {
 		in.t.Fatalf("negotiated %q", p)
 	}
-	f := &frames{t: in.t, conn: c, Framer: http2.NewFramer(c, c), fields: map[uint32]map[string]string{}, bodies: map[uint32]string{}}
+	f := &frames{t: in.t, conn: c, Framer: http2.NewFramer(c, c), fields: map[uint32]map[string]string{}, bodies: map[uint32]string{},
+		wasReset: map[uint32]int{}}
 	f.encoder = hpack.NewEncoder(&f.block)
 	f.AllowIllegalWrites = true
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -109,6 +112,7 @@ func (f *frames) outcome(stream uint32) string {
 		case *http2.DataFrame:
 			f.bodies[frame.StreamID] += string(frame.Data())
 		case *http2.RSTStreamFrame:
+			f.wasReset[frame.StreamID]++
 			if frame.StreamID == stream && f.fields[stream] == nil {
 				return "reset"
 			}

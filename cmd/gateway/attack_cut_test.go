@@ -1,0 +1,367 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// cutTime is how soon after the answer to a PUT everything is cut that the new policy denies.
+const cutTime = 100 * time.Millisecond
+
+// isCut reports whether the other side has ended a TCP connection, without reading from it.
+func isCut(t *testing.T, c net.Conn) bool {
+	t.Helper()
+	if over, ok := c.(interface{ NetConn() net.Conn }); ok {
+		return isCut(t, over.NetConn())
+	}
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := false
+	if err := raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		cut = err != nil || info.State != unix.BPF_TCP_ESTABLISHED
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return cut
+}
+
+// under is an exchange under way.
+type under struct {
+	net.Conn
+	*bufio.Reader
+	h2 *frames
+}
+
+// kinds open a connection to a host and leave an exchange under way in it. secure makes TLS over a connection.
+var kinds = map[string]func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under{
+	"stream": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		return in.begin(secure(in.dialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+	},
+	"WebSocket": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		u := in.begin(secure(in.dialHost(host, 443), host), "GET /ws HTTP/1.1\r\nHost: "+host+"\r\n"+upgradeHead, true)
+		readHead(in.t, u)
+		return u
+	},
+	"upload": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		u := in.begin(secure(in.dialHost(host, 443), host), "POST /echo HTTP/1.1\r\nHost: "+host+"\r\nContent-Length: 8\r\n\r\nhalf", false)
+		in.awaitRequest(host, "/echo")
+		return u
+	},
+	"answer to come": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		u := in.begin(secure(in.dialHost(host, 443), host), "GET /slow/800 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", false)
+		in.awaitRequest(host, "/slow/800")
+		return u
+	},
+	"idle connection": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		u := in.begin(secure(in.dialHost(host, 443), host), "GET /status/204 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+		readHead(in.t, u)
+		return u
+	},
+	"download": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		return in.begin(secure(in.dialHost(host, 443), host), "GET /bytes/20000000 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+	},
+	"plain stream": func(in *intruder, host string, _ func(net.Conn, string) net.Conn) under {
+		return in.begin(in.dialHost(host, 80), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+	},
+	"tunnel of the explicit proxy": func(in *intruder, host string, secure func(net.Conn, string) net.Conn) under {
+		c := in.dial(netip.MustParseAddrPort("10.200.0.1:3128"))
+		exchange(in.t, c, bufio.NewReader(c), "CONNECT "+host+":443 HTTP/1.1\r\nHost: "+host+":443\r\n\r\n")
+		return in.begin(secure(c, host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+	},
+	"bytes on another port": func(in *intruder, host string, _ func(net.Conn, string) net.Conn) under {
+		return in.begin(in.dialHost(host, 7), "echo", true)
+	},
+}
+
+// kinds2 are those of HTTP/2, to hosts whose requests are judged.
+var kinds2 = map[string]func(in *intruder, host string) under{
+	"HTTP/2 stream": func(in *intruder, host string) under {
+		f := in.frames(host)
+		f.send(1, true, head(host, field{":path", "/sse"})...)
+		f.awaitData(1)
+		return under{Conn: f.conn, h2: f}
+	},
+	"WebSocket over HTTP/2": func(in *intruder, host string) under {
+		f := in.frames(host)
+		f.send(1, false, head(host, field{":path", "/ws"}, field{":method", "CONNECT"}, field{":protocol", "websocket"},
+			field{"sec-websocket-version", "13"})...)
+		if err := f.WriteData(1, false, []byte("\x81\x84\x00\x00\x00\x00ping")); err != nil {
+			in.t.Fatal(err)
+		}
+		f.awaitData(1)
+		return under{Conn: f.conn, h2: f}
+	},
+	"idle HTTP/2 connection": func(in *intruder, host string) under {
+		f := in.frames(host)
+		f.send(1, true, head(host, field{":path", "/status/204"})...)
+		f.outcome(1)
+		return under{Conn: f.conn, h2: f}
+	},
+}
+
+// begin writes a request; wait: until the first byte of the answer is there.
+func (in *intruder) begin(c net.Conn, request string, wait bool) under {
+	in.t.Helper()
+	u := under{Conn: c, Reader: bufio.NewReader(c)}
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	if _, err := io.WriteString(c, request); err != nil {
+		in.t.Fatal(err)
+	}
+	if wait {
+		if _, err := u.Peek(1); err != nil {
+			in.t.Fatalf("%.50q: %v", request, err)
+		}
+	}
+	return u
+}
+
+func readHead(t *testing.T, u under) {
+	t.Helper()
+	for {
+		line, err := u.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line == "\r\n" {
+			return
+		}
+	}
+}
+
+func (in *intruder) awaitRequest(host, path string) {
+	in.t.Helper()
+	ctx, cancel := context.WithTimeout(in.t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := in.Net.Await(ctx, host, 1, testnet.Path(path)); err != nil {
+		in.t.Fatal(err)
+	}
+}
+
+// awaitData reads frames until content of the stream comes.
+func (f *frames) awaitData(stream uint32) {
+	f.t.Helper()
+	_ = f.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			f.t.Fatalf("stream %d: %v", stream, err)
+		}
+		switch frame := frame.(type) {
+		case *http2.DataFrame:
+			if frame.StreamID == stream && len(frame.Data()) > 0 {
+				return
+			}
+		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
+			f.t.Fatalf("stream %d: %v", stream, frame)
+		}
+	}
+}
+
+// openAll leaves one exchange of every kind under way: with judged, whose requests are judged, and with unread.
+func (in *intruder) openAll(judged, unread string) map[string]under {
+	in.t.Helper()
+	out := map[string]under{}
+	for name, open := range kinds {
+		if name != "bytes on another port" {
+			out[name+", judged"] = open(in, judged, func(c net.Conn, sni string) net.Conn { return in.tls(c, sni, "http/1.1") })
+		}
+		out[name+", unread"] = open(in, unread, func(c net.Conn, sni string) net.Conn { return tlsUnchecked(c, sni) })
+	}
+	for name, open := range kinds2 {
+		out[name] = open(in, judged)
+	}
+	return out
+}
+
+// TestAttackKeepsUsingWhatAPolicyClosed has an exchange of every kind under way with hosts that are closed, and the same
+// with hosts that stay open. The former are cut when the PUT has been answered; the latter lose no byte.
+func TestAttackKeepsUsingWhatAPolicyClosed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	key := map[string]string{"X-Key": canary}
+	in := w.intrude(w.create(map[string]any{
+		"network_policy": custom("api.example.com", "www.example.com", "cdn.example.org", "evil.example.net"),
+		"attach_headers": map[string]any{"api.example.com": key, "cdn.example.org": key},
+	}))
+	closed, kept := in.openAll("cdn.example.org", "evil.example.net"), in.openAll("api.example.com", "www.example.com")
+	since := time.Now()
+	w.setPolicy(in.box, custom("api.example.com", "www.example.com"))
+	time.Sleep(cutTime)
+	for name, u := range closed {
+		if !isCut(t, u.Conn) {
+			t.Errorf("%s: still open", name)
+		}
+	}
+	for name, u := range kept {
+		if isCut(t, u.Conn) {
+			t.Errorf("%s: cut although it is still allowed", name)
+		}
+	}
+	cuts := map[string]int{}
+	for range 100 {
+		clear(cuts)
+		for _, e := range in.events(in.box) {
+			if e.Reason == policy.ReasonPolicyChanged && e.Verdict == policy.Deny && !e.Time.Before(since) && e.Stage == policy.StageConn {
+				cuts[e.Name]++
+			}
+		}
+		if cuts["evil.example.net"] > 6 && cuts["cdn.example.org"] > 8 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if cuts["evil.example.net"] < 7 || cuts["cdn.example.org"] < 9 || len(cuts) > 3 { // plain HTTP has its name in the request
+		t.Errorf("decisions say policy_changed: %v", cuts)
+	}
+	finishAll(t, kept, "api.example.com", "www.example.com")
+}
+
+// finishAll brings what openAll began to its end.
+func finishAll(t *testing.T, all map[string]under, judged, unread string) {
+	t.Helper()
+	for name, u := range all {
+		kind, whose, _ := strings.Cut(name, ", ")
+		host := map[string]string{"judged": judged, "unread": unread}[whose]
+		var err error
+		got := ""
+		until := func(end string) {
+			for err == nil && !strings.Contains(got, end) {
+				buf := make([]byte, 4096)
+				var n int
+				n, err = u.Reader.Read(buf)
+				got += string(buf[:n])
+			}
+		}
+		switch kind {
+		case "HTTP/2 stream":
+			u.h2.awaitData(1)
+		case "WebSocket over HTTP/2":
+			err = u.h2.WriteData(1, false, []byte("\x81\x84\x00\x00\x00\x00ping"))
+			u.h2.awaitData(1)
+		case "idle HTTP/2 connection":
+			u.h2.send(3, true, head(judged, field{":path", "/status/204"})...)
+			got = u.h2.outcome(3)
+			if got != "204" {
+				err = fmt.Errorf("outcome %s", got)
+			}
+		case "stream", "plain stream", "tunnel of the explicit proxy":
+			until("data: 10\n")
+		case "WebSocket":
+			_, err = io.WriteString(u.Conn, "\x81\x84\x00\x00\x00\x00ping")
+			until("\x81\x04ping")
+		case "upload":
+			_, err = io.WriteString(u.Conn, "done")
+			until(`"body_length": 8`)
+		case "answer to come":
+			until("slow\n")
+		case "idle connection":
+			_, err = io.WriteString(u.Conn, "GET /status/204 HTTP/1.1\r\nHost: "+host+"\r\n\r\n")
+			until("204 No Content\r\n")
+		case "bytes on another port":
+			_, err = io.WriteString(u.Conn, "again")
+			until("echoagain")
+		case "download":
+			readHead(t, u)
+			var n int64
+			if n, err = io.CopyN(io.Discard, u.Reader, 20000000); n != 20000000 {
+				t.Errorf("%s: %d bytes", name, n)
+			}
+		default:
+			t.Errorf("nothing finishes %q", kind)
+		}
+		if err != nil {
+			t.Errorf("%s: %v behind %.200q", name, err, got)
+		}
+	}
+}
+
+// TestAttackKeepsUsingARequestThatARuleForbids tightens by request rules: of an HTTP/2 connection the streams go that
+// they deny, and no other.
+func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	in := w.intrude(w.create(map[string]any{
+		"network_policy": custom("api.example.com"),
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": canary}},
+	}))
+	const host = "api.example.com"
+	f := in.frames(host)
+	f.send(1, true, head(host, field{":path", "/sse"})...)
+	f.send(3, false, head(host, field{":method", "POST"}, field{":path", "/echo"})...)
+	f.awaitData(1)
+	in.awaitRequest(host, "/echo")
+	h1 := in.begin(in.tls(in.dialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+	spec := custom(host)
+	spec["rules"] = []map[string]any{{"hosts": []string{host}, "paths": []string{"/sse"}, "action": "deny"}}
+	w.setPolicy(in.box, spec)
+	time.Sleep(cutTime)
+	if !isCut(t, h1.Conn) {
+		t.Error("the HTTP/1.1 connection is open")
+	}
+	if err := f.WriteData(3, true, []byte("whole")); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.outcome(3); got != "200" || !strings.Contains(f.bodies[3], `"body_length": 5`) {
+		t.Errorf("the allowed stream: %s %s", got, f.bodies[3])
+	}
+	if f.wasReset[1] == 0 {
+		t.Error("the denied stream was not reset")
+	}
+	w.event(in.box, func(e audit.Event) bool {
+		return e.Reason == policy.ReasonPolicyChanged && e.Path == "/sse" && e.Stage == policy.StageHTTP
+	})
+}
+
+// TestAttackUsesAnOldHeaderRule changes header rules under open connections: the next request has the new value, and a
+// connection that passed unread is cut when its host gets a rule.
+func TestAttackUsesAnOldHeaderRule(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	const host = "api.example.com"
+	in := w.intrude(w.create(map[string]any{
+		"network_policy": custom(host, "www.example.com"),
+		"attach_headers": map[string]any{host: map[string]string{"X-Key": "old"}},
+	}))
+	f := in.frames(host)
+	c := in.tls(in.dialHost(host, 443), host)
+	r := bufio.NewReader(c)
+	unread := in.begin(tlsUnchecked(in.dialHost("www.example.com", 443), "www.example.com"), "GET /sse HTTP/1.1\r\nHost: www.example.com\r\n\r\n", true)
+	for i, want := range []string{"old", "new", ""} {
+		path := fmt.Sprintf("/request-%d", i)
+		exchange(t, c, r, "GET "+path+" HTTP/1.1\r\nHost: "+host+"\r\n\r\n")
+		f.send(uint32(2*i+1), true, head(host, field{":path", path})...)
+		f.outcome(uint32(2*i + 1))
+		seen := in.requests(host, path)
+		if len(seen) != 2 || seen[0].Header.Get("X-Key") != want || seen[1].Header.Get("X-Key") != want {
+			t.Errorf("with the value %q the server received %+v", want, seen)
+		}
+		next := []map[string]any{
+			{host: map[string]string{"X-Key": "new"}},
+			{host: map[string]string{"X-Other": "other"}, "www.example.com": map[string]string{"X-Key": canary}}, {},
+		}[i]
+		if err := w.Client.Do(t.Context(), "PUT", boxPath(in.box, "config/attach-headers"), map[string]any{"attach_headers": next}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if time.Sleep(cutTime); isCut(t, unread.Conn) != (i >= 1) {
+			t.Errorf("after change %d the connection that passes unread is cut: %v", i, i < 1)
+		}
+	}
+}
