@@ -23,6 +23,10 @@ func readBody(src io.Reader, b *Body) (string, string, error) {
 		}
 		r.Take(n)
 		if done {
+			for i := range b.Trailers { // they point into the buffer
+				f := &b.Trailers[i]
+				f.Name, f.Value = bytes.Clone(f.Name), bytes.Clone(f.Value)
+			}
 			return content.String(), string(r.Bytes()), nil
 		}
 		if n == 0 {
