@@ -78,7 +78,9 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 	if !cfg.Ingress.RequireAuth || cfg.Launcher.Images["node"] != "oci:/x" || cfg.Launcher.IdleTimeout != 5*time.Minute {
 		t.Errorf("not taken over: %+v", cfg)
 	}
-	if want := (limitsConfig{64, 1000, 1024, 500, 3 * time.Second}); cfg.Limits != want {
+	want := defaultLimits()
+	want.Connections, want.PeekTimeout = 64, 3*time.Second
+	if cfg.Limits != want {
 		t.Errorf("limits %+v, want %+v", cfg.Limits, want)
 	}
 	if _, err = loadConfig("", []string{"BOXGATE_LIMITS_CONNECTIONS=many"}); err == nil || !strings.Contains(err.Error(), "use a whole number") {
@@ -91,10 +93,10 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 }
 
 func TestLimitsReachTheServerAndTheProxy(t *testing.T) {
-	l := limitsConfig{Connections: 1, NewConnections: 2, Interceptions: 3, DNSQueries: 4, PeekTimeout: 5 * time.Second}
+	l := limitsConfig{Connections: 1, NewConnections: 2, Interceptions: 3, Upstreams: 6, DNSQueries: 4, PeekTimeout: 5 * time.Second}
 	var p proxy.Config
 	l.apply(&p)
-	if p.MaxConns != 1 || p.MaxNewConns != 2 || p.MaxInterceptions != 3 || p.PeekTimeout != 5*time.Second {
+	if p.MaxConns != 1 || p.MaxNewConns != 2 || p.MaxInterceptions != 3 || p.MaxUpstreams != 6 || p.PeekTimeout != 5*time.Second {
 		t.Errorf("proxy %+v", p)
 	}
 	if d := l.dns(); d.QueriesPerSecond != 4 || d.Burst != 8 {
