@@ -58,6 +58,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
 		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(policy.ReasonProtocol))
 	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
+	t.rule(chain, "", ctState(stateRelated), jump(chainRelated))
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
 	t.rule(chain, "connections that the proxy has accepted", tcp, ctState(stateEstablished),
 		transparentSocket(), setMark(markProxy), accept())
@@ -80,10 +81,19 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chain, "", refuse(policy.ReasonUnknownBox))
 
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-		t.rule(chainAnswer, "answers to connections that the gateway opened", ctState(stateEstablished|stateRelated),
+		t.rule(chainAnswer, "answers to connections that the gateway opened", ctState(stateEstablished),
 			destIs(a), setMark(markLocal), accept())
 	}
 	t.rule(chainAnswer, "", counted(countStray), drop())
+
+	// An ICMP error quotes a packet of the connection that it is about, and a box can quote what it likes: another box's.
+	t.rule(chainRelated, "about a connection that is forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
+		match{lookup(s.replies)}, verdict(expr.VerdictReturn, ""))
+	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
+		t.rule(chainRelated, "no use for it: both ends see the link as it is", destIs(a),
+			counted(countStray), drop())
+	}
+	t.rule(chainRelated, "", refuse(policy.ReasonProtocol))
 }
 
 // judgeGatewayPorts opens the only ports of the host that boxes reach.

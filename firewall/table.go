@@ -24,6 +24,7 @@ const (
 	chainJudge    = "judge"       // prerouting, after conntrack
 	chainJudgeBox = "judge_box"   // what holds for every box
 	chainAnswer   = "judge_answer"
+	chainRelated  = "judge_related" // ICMP errors
 	chainProxy    = "to_proxy"
 	chainPass     = "pass"
 	chainPassICMP = "pass_icmp"
@@ -51,7 +52,7 @@ const (
 	countForeign     = "foreign"     // pool addresses on an interface that is no box's
 	countNeighbour   = "neighbour"   // neighbour discovery: both ends have permanent entries
 	countInvalid     = "invalid"     // conntrack cannot place it
-	countStray       = "stray"       // an answer to a connection that the gateway did not open
+	countStray       = "stray"       // an answer, or an ICMP error, about a connection that the gateway did not open
 	countNoProxy     = "no_proxy"    // the transparent proxy does not listen
 	countPings       = "ping_rate"   // echo requests over the limit
 	countUnjudged    = "unjudged"    // passed prerouting without a mark of judge
@@ -160,7 +161,7 @@ func (t *txn) declareCounters() {
 
 // declareChains makes all static chains before any rule, so that rules can refer to each other's chains.
 func (t *txn) declareChains() {
-	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainProxy, chainPass,
+	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainRelated, chainProxy, chainPass,
 		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainReject} {
 		t.chain(name)
 	}
