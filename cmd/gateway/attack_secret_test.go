@@ -278,11 +278,10 @@ func (w *world) metrics() []byte {
 func fileWith(t *testing.T, root string, want []byte) (found string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || found != "" {
-			return nil // what is not there any more holds nothing
-		}
-		if data, err := os.ReadFile(path); err == nil && bytes.Contains(data, want) {
-			found = path
+		if err == nil && d.Type().IsRegular() && found == "" { // what is not there any more holds nothing
+			if data, err := os.ReadFile(path); err == nil && bytes.Contains(data, want) {
+				found = path
+			}
 		}
 		return nil
 	})
