@@ -188,7 +188,7 @@ func TestAttackDNSTunnel(t *testing.T) {
 			w.Net.Forget()
 			for _, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA, mdns.TypeTXT, mdns.TypeNULL, mdns.TypeANY, mdns.TypeCNAME, mdns.TypeMX,
 				mdns.TypeSRV, mdns.TypeHTTPS, mdns.TypeSVCB, mdns.TypePTR, mdns.TypeNS, mdns.TypeSOA, mdns.TypeDNSKEY, mdns.TypeAXFR, mdns.TypeIXFR, 65280} {
-				for _, below := range []string{"t.example.com", "t.evil.example.net", "example.com.t.example.com", "10.in-addr.arpa.t.example.com"} {
+				for _, below := range []string{"t.example.com", "t.evil.example.net"} {
 					network := "udp"
 					if qtype == mdns.TypeAXFR {
 						network = "tcp"

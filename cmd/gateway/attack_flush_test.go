@@ -72,7 +72,7 @@ func TestAttackFlushedRules(t *testing.T) {
 		if out, err := w.Net.Gateway().Run(t.Context(), "nft", strings.Fields(command)...); err != nil {
 			t.Fatalf("nft %s: %v %s", command, err, out)
 		}
-		for range 20 {
+		for range 5 {
 			forged()
 			for _, a := range uplinks {
 				if r.reaches(netip.AddrPortFrom(a, 443)) {
@@ -146,7 +146,7 @@ func TestAttackBeforeTheFirstInstruction(t *testing.T) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() { w.waylay(targets, &sent, done) })
-	line := fmt.Sprintf("for i in 1 2 3; do curl -k -s -m 2 https://evil.example.net/; curl -k -s -m 2 https://%s/; curl -g -k -s -m 2 'https://[%s]/'; curl -s -m 2 http://%[1]s/; done; touch tried",
+	line := fmt.Sprintf("curl -k -s -m 2 https://evil.example.net/; curl -k -s -m 2 https://%s/; curl -g -k -s -m 2 'https://[%s]/'; curl -s -m 2 http://%[1]s/; touch tried",
 		targets[0], targets[1])
 	for _, p := range []map[string]any{{"mode": "deny-all"}, custom("api.example.com"), allowedCIDRs("198.51.100.11/32")} {
 		box := w.create(map[string]any{"network_policy": p, "init_command": line, "keep_alive": true})
