@@ -214,7 +214,7 @@ func (c *conn) impliedNames() []policy.Name {
 func (c *conn) forward(f first) {
 	c.quiet = true
 	s := &session{
-		p: c.p, box: c.box, orig: c.orig, port: c.port, explicit: c.explicit, live: c.live,
+		p: c.p, box: c.box, guest: c.guest, orig: c.orig, port: c.port, explicit: c.explicit, live: c.live,
 		client: newReplay(c.tcp, f.data, c.live),
 	}
 	c.finish(s, c.p.serveHTTP1(c.ctx, s))
@@ -234,7 +234,7 @@ func (c *conn) intercept(f first, v verdict) {
 		return
 	}
 	s := &session{
-		p: c.p, box: c.box, name: v.request.Name, orig: c.orig, port: c.port, secure: true,
+		p: c.p, box: c.box, guest: c.guest, name: v.request.Name, orig: c.orig, port: c.port, secure: true,
 		client: client, alpn: client.ConnectionState().NegotiatedProtocol, live: c.live,
 	}
 	if s.alpn == "h2" {

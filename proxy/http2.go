@@ -124,6 +124,12 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	st.x.begin(c.s)
 	defer st.end()
 	w.Header()["Date"] = nil // the upstream's, or none
+	if !countIn(&c.s.guest.streams, c.s.p.cfg.MaxStreams) {
+		st.refuse(&problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
+			Detail: "The box has as many requests under way as it may have."})
+		return
+	}
+	defer c.s.guest.streams.Add(-1)
 	if !st.judge() {
 		return
 	}

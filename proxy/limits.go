@@ -23,6 +23,7 @@ type guests struct {
 type guest struct {
 	arrivals      *rate.Limiter
 	interceptions atomic.Int64
+	streams       atomic.Int64 // requests over HTTP/2: each holds a window of its response
 	refusals      thinned
 }
 
@@ -66,11 +67,14 @@ func (g *guests) flush() {
 }
 
 // intercept counts one more interception and reports whether there may be one; if so, release must follow.
-func (g *guest) intercept(max int) bool {
-	if g.interceptions.Add(1) <= int64(max) {
+func (g *guest) intercept(max int) bool { return countIn(&g.interceptions, max) }
+
+// countIn adds one to n and reports whether that is within max; if not, it takes it back.
+func countIn(n *atomic.Int64, max int) bool {
+	if n.Add(1) <= int64(max) {
 		return true
 	}
-	g.interceptions.Add(-1)
+	n.Add(-1)
 	return false
 }
 
