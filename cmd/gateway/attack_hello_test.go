@@ -92,7 +92,8 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 // TestAttackSilenceAndGarbage holds connections open before their first message is complete, or never ends it.
 func TestAttackSilenceAndGarbage(t *testing.T) {
 	t.Parallel()
-	in := secretWorld(t, nil)
+	const deadline = 2 * time.Second
+	in := secretWorld(t, func(c *config) { c.Limits.PeekTimeout = deadline })
 	whole := hello{0x303, []uint16{0x304}, []string{"www.example.com"}, false}.String()
 	address := netip.AddrPortFrom(in.resolve("www.example.com", "ip4"), 443)
 	explicit := netip.MustParseAddrPort("10.200.0.1:3128")
@@ -124,7 +125,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 					return
 				}
 				if i%100 == 99 { // a part now and then, for longer than the deadline
-					time.Sleep(3 * time.Second)
+					time.Sleep(deadline * 3 / 4)
 				}
 			}
 		}()
@@ -157,7 +158,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 	}
 	for name, c := range conns {
 		answer, reset := talk(c, "")
-		if took := time.Since(began); took < 8*time.Second || took > 12*time.Second {
+		if took := time.Since(began); took < deadline*8/10 || took > deadline+2*time.Second {
 			t.Errorf("%s ended after %v with %q (reset: %v)", name, took, answer, reset)
 		}
 	}
