@@ -6,12 +6,11 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
-
-	"golang.org/x/net/http2"
 
 	"boxgate/audit"
 	"boxgate/internal/testnet"
@@ -203,7 +202,12 @@ func (r *raider) mismatchH2(at netip.AddrPort, others []string) {
 		r.t.Fatal(err)
 	}
 	defer c.Close()
-	conn, err := (&http2.Transport{}).NewClientConn(c)
+	tr := &http.Transport{
+		Protocols:      new(http.Protocols),
+		DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return c, nil },
+	}
+	tr.Protocols.SetHTTP2(true)
+	conn, err := tr.NewClientConn(r.t.Context(), "https", "api.example.com:443")
 	if err != nil {
 		r.t.Fatal(err)
 	}

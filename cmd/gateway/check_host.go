@@ -119,7 +119,7 @@ func checkOtherRules() error {
 func needPools(cfg config) error {
 	a, err := newAddresses(cfg.Network)
 	if err != nil {
-		return nil // no prefixes: the configuration's validation says it
+		return nil //nolint:nilerr // no prefixes: the configuration's validation says it
 	}
 	var errs []error
 	for key, pool := range map[string]netip.Prefix{"network.pool_v4": a.poolV4, "network.pool_v6": a.poolV6} {
