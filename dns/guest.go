@@ -21,6 +21,7 @@ type guest struct {
 	rate     *rate.Limiter
 	inFlight atomic.Int64
 	conns    atomic.Int64
+	answers  *rate.Limiter // to queries that are not admitted; what is beyond gets none
 	refusals tally
 }
 
@@ -38,6 +39,7 @@ func newGuests(l Limits) *guests {
 func newGuest(l Limits) *guest {
 	return &guest{
 		rate:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		answers:  rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
 		refusals: tally{every: rate.NewLimiter(1, 1)},
 	}
 }

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
+	"boxgate/audit"
 	"boxgate/policy"
 )
 
@@ -21,6 +23,7 @@ const maxQuery = 4096
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	var answering sync.WaitGroup
 	defer pc.Close()
+	s.enlarge(pc)
 	defer answering.Wait()
 	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed: the same end
 	for {
@@ -37,10 +40,16 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 			s.pause(ctx, "cannot read a DNS query", err)
 			continue
 		}
-		// What is not admitted is refused here: one box cannot make goroutines without bound.
+		// What is not admitted is refused here: one box cannot make goroutines without bound. A flood of it is not even
+		// read, so that the queries of other boxes, which come by the same socket, are not lost behind it.
 		v := s.guests.enter(s.boxAt(from))
 		if !v.admitted {
-			s.answerUDP(ctx, pc, v, buf, n, from)
+			if v.guest.answers.Allow() {
+				s.answerUDP(ctx, pc, v, buf, n, from)
+			} else {
+				queryBuffers.Put(buf)
+				s.drop(v)
+			}
 			continue
 		}
 		answering.Go(func() { s.answerUDP(ctx, pc, v, buf, n, from) })
@@ -54,6 +63,37 @@ func (s *Server) answerUDP(ctx context.Context, pc net.PacketConn, v *visit, buf
 	defer queryBuffers.Put(buf)
 	if out := s.answer(ctx, v, policy.UDP, buf[:n]); out != nil {
 		_, _ = pc.WriteTo(out, to) // lost like any datagram if it fails: the client asks again
+	}
+}
+
+// drop counts a query that gets no answer.
+func (s *Server) drop(v *visit) {
+	defer v.leave()
+	ev := audit.Event{Stage: policy.StageDNS, Protocol: policy.UDP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
+	if v.box != nil {
+		ev.Box, ev.Reason = v.box.ID, policy.ReasonLimit
+	}
+	s.record(v, ev)
+}
+
+// receiveBuffer holds what comes while the server does not get to run.
+const receiveBuffer = 4 << 20
+
+// enlarge gives the socket a receive buffer beyond the usual limit, which takes privilege, or as far as that goes.
+func (s *Server) enlarge(pc net.PacketConn) {
+	c, ok := pc.(*net.UDPConn)
+	if !ok {
+		return
+	}
+	forced := errors.ErrUnsupported
+	if raw, err := c.SyscallConn(); err == nil {
+		err = raw.Control(func(fd uintptr) {
+			forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
+		})
+		forced = errors.Join(forced, err)
+	}
+	if forced != nil {
+		_ = c.SetReadBuffer(receiveBuffer) // as it is otherwise
 	}
 }
 

@@ -1,0 +1,62 @@
+package dns
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// TestFloodIsCountedAndNotAnswered: of what is over the limit as much is refused in words as is served, and the rest
+// only counted.
+func TestFloodIsCountedAndNotAnswered(t *testing.T) {
+	t.Parallel()
+	const burst, flood = 5, 300
+	l := newLive(t, domains("a.example.com"), newZone(t), Limits{QueriesPerSecond: 0.001, Burst: burst})
+	conn, err := net.Dial("udp", l.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	wire, err := newQuery("b.example.com", mdns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range flood {
+		if _, err := conn.Write(wire); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over := func() (n uint64) {
+		for _, ev := range l.events.all() {
+			if ev.Reason == policy.ReasonLimit {
+				n += ev.Count
+			}
+		}
+		return n + l.guests.of(l.box).refusals.unsaid.Load()
+	}
+	for deadline := time.Now().Add(5 * time.Second); over() < flood-burst; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d queries are accounted for", over(), flood-burst)
+		}
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	answers, buf := 0, make([]byte, 512)
+	for {
+		if _, err := conn.Read(buf); err != nil {
+			break
+		}
+		answers++
+	}
+	if answers != 2*burst {
+		t.Errorf("%d answers to %d queries, want %d", answers, flood, 2*burst)
+	}
+	if n := l.guests.of(l.box).inFlight.Load(); n != 0 {
+		t.Errorf("%d queries are still counted as under way", n)
+	}
+}
