@@ -20,7 +20,8 @@ import (
 
 // limitsOfTest are low, so that a flood stays small.
 var limitsOfTest = limitsConfig{
-	Connections: 100, NewConnections: 200, Interceptions: 8, DNSQueries: 60, PeekTimeout: time.Minute,
+	Connections: 100, NewConnections: 200, Interceptions: 8, Upstreams: 50, KernelFlows: 5000, DNSQueries: 60,
+	PeekTimeout: time.Minute,
 }
 
 func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {
