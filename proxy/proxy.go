@@ -130,12 +130,20 @@ func New(cfg Config) (*Proxy, error) {
 // Recheck asks the policy in force about every live connection of a box, closes those that it denies by now, and returns
 // when they are closed. Connections that are still allowed notice nothing. Call it after the policy was swapped.
 func (p *Proxy) Recheck(box policy.BoxID) {
+	conns := p.live.of(box)
+	var mu sync.Mutex
 	var cut []*liveConn
-	for _, l := range p.live.of(box) {
-		if p.recheck(l) {
-			cut = append(cut, l)
-		}
+	var all sync.WaitGroup // at once: a connection with a stream that does not end must not hold up the others
+	for _, l := range conns {
+		all.Go(func() {
+			if p.recheck(l) {
+				mu.Lock()
+				defer mu.Unlock()
+				cut = append(cut, l)
+			}
+		})
 	}
+	all.Wait()
 	wait(cut)
 }
 
