@@ -240,6 +240,7 @@ func finishAll(t *testing.T, all map[string]under, judged, unread string) {
 	for name, u := range all {
 		kind, whose, _ := strings.Cut(name, ", ")
 		host := map[string]string{"judged": judged, "unread": unread}[whose]
+		_ = u.SetDeadline(time.Now().Add(20 * time.Second))
 		var err error
 		got := ""
 		until := func(end string) {
@@ -328,6 +329,38 @@ func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 	w.event(in.box, func(e audit.Event) bool {
 		return e.Reason == policy.ReasonPolicyChanged && e.Path == "/sse" && e.Stage == policy.StageHTTP
 	})
+}
+
+// TestAttackHoldsUpACut leaves streams that a new policy denies stuck in writes to a client that does not read: each takes
+// its connection with it, and all of them together delay the answer no more than one.
+func TestAttackHoldsUpACut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	in := w.intrude(w.create(map[string]any{
+		"network_policy": custom("api.example.com"),
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": canary}},
+	}))
+	const host, all = "api.example.com", 40
+	var stuck []*frames
+	for range all {
+		f := in.frames(host)
+		f.send(1, true, head(host, field{":path", "/bytes/50000000"})...)
+		f.awaitData(1)
+		stuck = append(stuck, f)
+	}
+	spec := custom(host)
+	spec["rules"] = []map[string]any{{"hosts": []string{host}, "paths": []string{"/bytes/*"}, "action": "deny"}}
+	began := time.Now()
+	w.setPolicy(in.box, spec)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("the PUT took %v", took)
+	}
+	time.Sleep(cutTime)
+	for i, f := range stuck {
+		if !isCut(t, f.conn) {
+			t.Errorf("connection %d is open", i)
+		}
+	}
 }
 
 // TestAttackUsesAnOldHeaderRule changes header rules under open connections: the next request has the new value, and a
