@@ -181,8 +181,9 @@ func (in *intruder) requests(host, path string) []testnet.Received {
 // origin is a web server of the test's own, which speaks HTTP/1.1 alone, keeps every byte it is sent, and answers every
 // request with 200.
 type origin struct {
-	mu    sync.Mutex
-	conns []*originConn
+	mu     sync.Mutex
+	conns  []*originConn
+	answer string // in the place of the usual one
 }
 
 // originConn is what one connection brought; taken of it was looked at.
@@ -265,15 +266,25 @@ func (o *origin) serve(c net.Conn) {
 		n, err := c.Read(buf)
 		o.mu.Lock()
 		kept.data.Write(buf[:n])
-		whole := wholeRequests(kept.data.String())
+		whole, answer := wholeRequests(kept.data.String()), o.answer
 		o.mu.Unlock()
+		if answer == "" {
+			answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+		}
 		for ; answered < whole; answered++ {
-			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+			_, _ = io.WriteString(c, answer) // a client that has gone is seen by the next read
 		}
 		if err != nil {
 			return
 		}
 	}
+}
+
+// answers makes the origin answer every request from now on with these bytes.
+func (o *origin) answers(with string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answer = with
 }
 
 // wholeRequests counts the requests that are complete, as a server sees it that believes the first framing it finds.

@@ -113,7 +113,7 @@ func (f *frames) outcome(stream uint32) string {
 			f.bodies[frame.StreamID] += string(frame.Data())
 		case *http2.RSTStreamFrame:
 			f.wasReset[frame.StreamID]++
-			if frame.StreamID == stream && f.fields[stream] == nil {
+			if frame.StreamID == stream && (f.fields[stream] == nil || frame.ErrCode != http2.ErrCodeNo) {
 				return "reset"
 			}
 		case *http2.GoAwayFrame:
