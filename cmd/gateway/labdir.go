@@ -18,6 +18,9 @@ import (
 // labRoot is where labs live: not a tmpfs, since boxes write there.
 const labRoot = "/var/lib/boxgate/labs"
 
+// gonePrefix begins the name of a lab's directory while it is being removed.
+const gonePrefix = "gone-"
+
 // labRunDir is the run directory of a lab's boxes. It is not in the lab's directory, which nobody but root may enter: the
 // runtime mounts a box's root as the box's own root user.
 func labRunDir(dir string) string { return filepath.Join("/run/boxgate-labs", filepath.Base(dir)) }
@@ -62,7 +65,14 @@ func removeStaleLabs() error {
 	if err != nil {
 		return err
 	}
+	half, err := filepath.Glob(filepath.Join(labRoot, gonePrefix+"*"))
+	if err != nil {
+		return err
+	}
 	var errs []error
+	for _, dir := range half {
+		errs = append(errs, os.RemoveAll(dir))
+	}
 	for _, dir := range dirs {
 		lock, err := lockLabDir(dir)
 		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, os.ErrNotExist) {
@@ -130,7 +140,9 @@ func removeLabDir(dir string) error {
 			return err // what is mounted below dir must not be deleted through the mount
 		}
 	}
-	return errors.Join(os.RemoveAll(labRunDir(dir)), os.RemoveAll(dir))
+	// Under its old name another process could put a new lock file into the directory while it is being emptied.
+	gone := filepath.Join(labRoot, gonePrefix+filepath.Base(dir))
+	return errors.Join(os.RemoveAll(labRunDir(dir)), os.Rename(dir, gone), os.RemoveAll(gone))
 }
 
 func removeContainers(ctx context.Context, dir string) error {
