@@ -25,7 +25,7 @@ func (r registration) verdict() *expr.Verdict {
 func (f *Firewall) readBoxes(c *nftables.Conn) (bool, error) {
 	rules, err := c.GetRules(table(), &nftables.Chain{Name: chainAbout, Table: table()})
 	if err != nil || len(rules) == 0 {
-		return false, nil // not a table of ours, or half a one
+		return false, nil //nolint:nilerr // not a table of ours, or half a one: it is replaced by a closed one
 	}
 	stamp, _ := userdata.GetString(rules[0].UserData, userdata.TypeComment)
 	if want := f.cfg.layout(); len(stamp) < len(want) || stamp[:len(want)] != want {

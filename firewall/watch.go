@@ -89,8 +89,11 @@ const (
 func (f *Firewall) Watch(ctx context.Context) error {
 	d := newDamage()
 	failed := make(chan error, 2)
-	go func() { failed <- follow(f.watch.nft, f.tableChanged, d) }()
-	go func() { failed <- follow(f.watch.route, f.routingChanged, d) }()
+	var followers sync.WaitGroup
+	followers.Go(func() { failed <- follow(f.watch.nft, f.tableChanged, d) })
+	followers.Go(func() { failed <- follow(f.watch.route, f.routingChanged, d) })
+	defer followers.Wait()
+	defer f.watch.close()
 	var retry <-chan time.Time
 	wait := firstRetry
 	for {
@@ -98,13 +101,8 @@ func (f *Firewall) Watch(ctx context.Context) error {
 		case <-d.wake:
 		case <-retry:
 		case <-ctx.Done():
-			f.watch.close()
-			<-failed
-			<-failed
 			return nil
 		case err := <-failed:
-			f.watch.close()
-			<-failed
 			return err
 		}
 		retry = nil
