@@ -217,7 +217,11 @@ func TestAttackSlowReaders(t *testing.T) {
 	}
 	grown := w.memory() - before
 	t.Logf("%d MiB for %d streams and 200 connections", grown, clients*streams-refused)
-	if grown > 500 {
+	bound := 500
+	if raceDetector() {
+		bound *= 2 // the gateway is this binary, and the detector keeps books
+	}
+	if grown > bound {
 		t.Errorf("the gateway grew by %d MiB", grown)
 	}
 	if n, slowest := stop(); n < 4 || slowest > 3*time.Second {
