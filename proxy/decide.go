@@ -31,7 +31,7 @@ func (c *conn) decide(f first) verdict {
 	if !v.decision.Allowed() {
 		return v
 	}
-	c.live.settle(v.request, !v.intercept)
+	c.live.settle(v.request, !v.intercept, !v.target(c).byName)
 	if c.p.recheck(c.live) {
 		v.decision = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: version(c.box.Policy.Load())}
 	}

@@ -100,13 +100,17 @@ func upstreamProblem(err error) *problem {
 type inflight struct {
 	request policy.Request
 	dialled policy.Request // the address it goes to; zero Stage: not known yet
+	granted grants         // set when that is the address the box asked for: see borrows
 }
 
 // stands asks a policy whether the request may go on.
 func (f *inflight) stands(c *policy.Compiled) policy.Decision {
 	d := c.Decide(f.request)
 	if d.Allowed() && f.dialled.Stage != "" {
-		return c.Decide(f.dialled)
+		d = c.Decide(f.dialled)
+	}
+	if f.granted != nil && borrows(f.dialled, d, f.granted) {
+		return policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
 	}
 	return d
 }

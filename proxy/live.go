@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,7 @@ type liveConn struct {
 	sockets  map[net.Conn]struct{}
 	requests []policy.Request // what must stay allowed for the connection to stay open
 	spliced  bool             // bytes pass unread: a rule that wants interception cuts it
+	asked    bool             // it went to the address the box asked for, whatever its name: see borrows
 	watcher  func(*policy.Compiled) policy.Decision
 }
 
@@ -116,11 +118,12 @@ func (l *liveConn) require(r policy.Request) {
 	l.requests = append(l.requests, r)
 }
 
-// settle replaces what was required so far and says whether bytes will pass unread.
-func (l *liveConn) settle(r policy.Request, spliced bool) {
+// settle replaces what was required so far and says whether bytes will pass unread, and whether to the address that the
+// box asked for.
+func (l *liveConn) settle(r policy.Request, spliced, asked bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.requests, l.spliced = []policy.Request{r}, spliced
+	l.requests, l.spliced, l.asked = []policy.Request{r}, spliced, asked
 }
 
 // watch sets the check of what is in flight in a connection whose requests are judged one by one; nil takes it away.
@@ -144,14 +147,14 @@ func (l *liveConn) denied() *policy.DeniedError {
 //
 // Whoever adds a requirement decides first, adds it, and rechecks: a policy that was swapped in between is seen either
 // here or by [Proxy.Recheck], which begins after the swap.
-func (l *liveConn) recheck() bool {
+func (l *liveConn) recheck(granted grants) bool {
 	c := l.box.Policy.Load()
 	l.mu.Lock()
-	requests, spliced, watcher := l.requests, l.spliced, l.watcher
+	requests, spliced, asked, watcher := l.requests, l.spliced, l.asked, l.watcher
 	l.mu.Unlock()
 	for _, r := range requests {
 		d := c.Decide(r)
-		if d.Allowed() && spliced && c.Intercepts(r.Name, r.Port) {
+		if d.Allowed() && (spliced && c.Intercepts(r.Name, r.Port) || asked && borrows(r, d, granted)) {
 			d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
 		}
 		if !d.Allowed() {
@@ -164,6 +167,15 @@ func (l *liveConn) recheck() bool {
 		}
 	}
 	return false
+}
+
+// grants reports whether a box was told, and may still believe, that a name has an address.
+type grants func(policy.BoxID, policy.Name, netip.Addr) bool
+
+// borrows reports whether a connection that went to an address as it was asked for is allowed by now under its name alone,
+// and nothing shows that the address is one of the name's: the name may be a mere claim.
+func borrows(dialled policy.Request, d policy.Decision, granted grants) bool {
+	return d.DialName && dialled.Stage == policy.StageDial && !granted(dialled.Box, dialled.Name, dialled.Addr)
 }
 
 // close resets every socket of the connection. Only the first call does, and reports true.

@@ -149,7 +149,7 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 
 // recheck asks again about one connection and records the cut, if there was one.
 func (p *Proxy) recheck(l *liveConn) bool {
-	if !l.recheck() {
+	if !l.recheck(p.cfg.Resolver.Granted) {
 		return false
 	}
 	why := l.denied()
