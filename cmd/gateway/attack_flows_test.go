@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/tls"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -278,5 +280,79 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 	}
 	if seen := w.Net.Received("api.example.com", testnet.Path("/past")); len(seen) != 0 {
 		t.Errorf("the server received %+v", seen)
+	}
+}
+
+// sse is a stream of events that somebody listens to.
+type sse struct {
+	what  string
+	heard atomic.Int64 // nanoseconds of the last event
+}
+
+// listen opens a stream of events at an address, under the name of www.example.com.
+func (r *raider) listen(to netip.Addr, secure bool) *sse {
+	r.t.Helper()
+	c := r.mustDial("tcp", netip.AddrPortFrom(to, map[bool]uint16{false: 80, true: 443}[secure]))
+	if secure {
+		c = tls.Client(c, &tls.Config{ServerName: "www.example.com", InsecureSkipVerify: true})
+	}
+	if _, err := io.WriteString(c, "GET /sse HTTP/1.1\r\nHost: www.example.com\r\n\r\n"); err != nil {
+		r.t.Fatal(err)
+	}
+	s := &sse{what: fmt.Sprintf("%v, TLS %v", to, secure)}
+	go func() {
+		for in := bufio.NewReader(c); ; {
+			line, err := in.ReadString('\n')
+			if err != nil {
+				return
+			}
+			if strings.HasPrefix(line, "data:") {
+				s.heard.Store(time.Now().UnixNano())
+			}
+		}
+	}()
+	r.until(s.what+" is heard", func() bool { return s.heard.Load() > 0 })
+	return s
+}
+
+// While an address is allowed, a box opens connections to it under the name of somebody else. When that name is all that
+// is allowed, they must not pass for connections to it; those that do lead there stay.
+func TestAttackFlowsUnderABorrowedName(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	evil, www := [2]netip.Addr{w.v4("evil.example.net"), w.v6("evil.example.net")}, [2]netip.Addr{w.v4("www.example.com"), w.v6("www.example.com")}
+	for name, loose := range map[string]map[string]any{
+		"addresses": {"mode": "custom", "denied_domains": []string{"unrelated.example.org"},
+			"allowed_cidrs": append([]string{www[0].String() + "/32", www[1].String() + "/128"}, attackerNets...)},
+		"allow-all": {"mode": "allow-all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := w.on(t)
+			r := w.raid(w.create(map[string]any{
+				"network_policy": loose, "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": testSecret}},
+			}))
+			w.mustSh(r.box, "getent ahostsv4 www.example.com; getent ahostsv6 www.example.com")
+			var borrowed, honest []*sse
+			for family := range 2 {
+				for _, secure := range []bool{true, false} {
+					borrowed = append(borrowed, r.listen(evil[family], secure))
+					if secure || name != "allow-all" { // there plain HTTP is the kernel's
+						honest = append(honest, r.listen(www[family], secure))
+					}
+				}
+			}
+			w.setPolicy(r.box, custom("www.example.com"))
+			answered := time.Now()
+			w.until("time for more events has passed", func() bool { return time.Since(answered) > 4*cutWithin })
+			for _, s := range borrowed {
+				if heard := time.Unix(0, s.heard.Load()); heard.After(answered.Add(cutWithin)) {
+					t.Errorf("%s: heard %v after the answer", s.what, heard.Sub(answered))
+				}
+			}
+			for _, s := range honest {
+				w.until(s.what+", which leads to the name, goes on", func() bool { return time.Unix(0, s.heard.Load()).After(answered.Add(3 * cutWithin)) })
+			}
+			w.event(r.box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == evil[0] })
+		})
 	}
 }
