@@ -232,6 +232,7 @@ func TestAttackKeepsUsingWhatAPolicyClosed(t *testing.T) {
 		t.Errorf("decisions say policy_changed: %v", cuts)
 	}
 	finishAll(t, kept, "api.example.com", "www.example.com")
+	w.nothingLeaks()
 }
 
 // finishAll brings what openAll began to its end.
@@ -361,6 +362,7 @@ func TestAttackHoldsUpACut(t *testing.T) {
 			t.Errorf("connection %d is open", i)
 		}
 	}
+	w.nothingLeaks()
 }
 
 // TestAttackUsesAnOldHeaderRule changes header rules under open connections: the next request has the new value, and a
