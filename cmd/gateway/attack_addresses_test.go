@@ -283,6 +283,63 @@ func TestAttackHostPorts(t *testing.T) {
 	}
 }
 
+// The host gets a new address while boxes run: it was somebody else's a moment ago, and is out of reach from now on.
+func TestAttackNewHostAddress(t *testing.T) {
+	t.Parallel()
+	w := capturedWorld(t, nil)
+	fresh := attackerAt(150)
+	open := w.raid(w.create(map[string]any{"network_policy": allowedCIDRs(attackerNets...)}))
+	named := w.raid(w.create(map[string]any{"network_policy": custom("fresh.example.com")}))
+	www := [2]netip.Addr{w.v4("www.example.com"), w.v6("www.example.com")}
+	for family, a := range fresh {
+		// By its name, at somebody else's address: the proxy finds out where it is.
+		if err := w.Net.AddHost("fresh.example.com", a.String()); err != nil {
+			t.Fatal(err)
+		}
+		w.Net.SetTTL("fresh.example.com", 0)
+		w.until("the proxy has the address", func() bool {
+			named.plain(netip.AddrPortFrom(www[family], 80), "fresh.example.com", "/before")
+			return len(w.Net.Received(a.String(), testnet.Path("/before"))) > 0
+		})
+		if got := named.plain(netip.AddrPortFrom(www[family], 80), "fresh.example.com", "/before"); got != "200" {
+			t.Errorf("while it is another's, the box saw %s", got)
+		}
+		held := open.mustDial("tcp", netip.AddrPortFrom(a, 4444))
+		args := []string{"addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo"}
+		if a.Is6() {
+			args = append(args, "nodad")
+		}
+		if out, err := w.Net.Gateway().Run(t.Context(), "ip", args...); err != nil {
+			t.Fatal(err, out)
+		}
+		ln, err := w.Net.Gateway().Listen("tcp", netip.AddrPortFrom(a, 3000).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		if got := open.try("tcp", netip.AddrPortFrom(a, 3000)); got != sawReset {
+			t.Errorf("TCP to %v: the box saw %s", a, got)
+		}
+		w.denial(open.box, policy.StageKernel, a, 3000, policy.ReasonHostPort)
+		w.until("the name is refused", func() bool {
+			return named.plain(netip.AddrPortFrom(www[family], 80), "fresh.example.com", "/after") == "403"
+		})
+		for i := range 2 {
+			host := netip.AddrPortFrom(a, 3000).String()
+			if status, text := open.viaProxy(i, "CONNECT "+host+" HTTP/1.1\r\nHost: "+host); status != 403 {
+				t.Errorf("CONNECT %s: the box saw %d %s", host, status, text)
+			}
+		}
+		if _, err := held.Write([]byte("x")); err == nil {
+			_, err = held.Read(make([]byte, 1))
+			if got := saw(err); got != sawReset {
+				t.Errorf("the connection that was open to %v: %s", a, got)
+			}
+		}
+	}
+	w.denialOf(named.box, policy.StageHTTP, "fresh.example.com", policy.ReasonProtectedRange)
+}
+
 // An address of one family is listed; the same host's address of the other is not.
 func TestAttackOtherFamily(t *testing.T) {
 	t.Parallel()
