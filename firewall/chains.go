@@ -134,10 +134,14 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 		proto  byte
 		echo   byte
 		errors []byte
-	}{{v4, unix.IPPROTO_ICMP, 8, []byte{3, 11, 12}}, {v6, unix.IPPROTO_ICMPV6, 128, []byte{1, 2, 3, 4}}} {
+		kinds  nftables.SetDatatype
+	}{
+		{v4, unix.IPPROTO_ICMP, 8, []byte{3, 11, 12}, nftables.TypeICMPType},
+		{v6, unix.IPPROTO_ICMPV6, 128, []byte{1, 2, 3, 4}, nftables.TypeICMP6Type},
+	} {
 		kind := &expr.Payload{DestRegister: r1, Base: expr.PayloadBaseTransportHeader, Len: 1}
 		t.rule(chainPassICMP, "echo request", ofFamily(p.f), proto(p.proto), match{kind, eq([]byte{p.echo})}, jumpTo(chainPing))
-		set := t.anonymous(nftables.TypeICMPType, bytesOf(p.errors...))
+		set := t.anonymous(p.kinds, bytesOf(p.errors...))
 		t.rule(chainPassICMP, "errors about a forwarded connection", ofFamily(p.f), proto(p.proto), ctState(stateRelated),
 			match{kind, lookup(set)}, jumpTo(chainPing))
 	}

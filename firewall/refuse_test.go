@@ -1,10 +1,12 @@
 package firewall
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -147,9 +149,9 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 		if src.Is6() {
 			to = outside6
 		}
-		before := w.count(string(policy.ReasonSpoofed))
+		before := w.count(refusalCounter(policy.ReasonSpoofed))
 		w.must(w.in(w.boxNS["one"], func() error { return sendFrom(src, netip.AddrPortFrom(to, 9999)) }))
-		w.wait("the packet from "+from+" is counted", func() bool { return w.count(string(policy.ReasonSpoofed)) > before })
+		w.wait("the packet from "+from+" is counted", func() bool { return w.count(refusalCounter(policy.ReasonSpoofed)) > before })
 		w.nothingArrived("one", to)
 	}
 	e := w.waitEvent("spoofed source", func(e audit.Event) bool { return e.Reason == policy.ReasonSpoofed })
@@ -188,4 +190,24 @@ func as4(a netip.Addr) [4]byte {
 		return a.As4()
 	}
 	return [4]byte{}
+}
+
+// Hosts save their rules with nft and load them at boot: ours among them must not keep them from loading.
+func TestSavedRulesetLoadsAgain(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28", "2001:db8:1::/48"))
+	var saved []byte
+	w.must(w.in(w.gateway, func() (err error) {
+		saved, err = exec.Command("nft", "list", "ruleset").Output()
+		return err
+	}))
+	w.must(w.in(newNamespace(t), func() error {
+		load := exec.Command("nft", "-f", "-")
+		load.Stdin = bytes.NewReader(saved)
+		if out, err := load.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}))
 }

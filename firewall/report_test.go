@@ -22,7 +22,7 @@ func TestSuppressedRefusalsAreCounted(t *testing.T) {
 	var total uint64
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count(string(policy.ReasonNotAllowed)))
+			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count(refusalCounter(policy.ReasonNotAllowed)))
 		}
 	})
 	w.wait("events stand for all packets", func() bool {

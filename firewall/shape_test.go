@@ -83,9 +83,9 @@ func TestOnlyPlainPacketsOfKnownProtocolsPass(t *testing.T) {
 		if b[0]>>4 == 6 {
 			to = v6
 		}
-		before := w.count(string(policy.ReasonProtocol))
+		before := w.count(refusalCounter(policy.ReasonProtocol))
 		w.rawIP("one", to, b)
-		w.wait(name+" is refused", func() bool { return w.count(string(policy.ReasonProtocol)) > before })
+		w.wait(name+" is refused", func() bool { return w.count(refusalCounter(policy.ReasonProtocol)) > before })
 	}
 	w.nothingArrived("one", v4)
 	w.nothingArrived("one", v6)

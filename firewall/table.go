@@ -37,7 +37,7 @@ const (
 	chainForward  = "forward"
 	chainHide     = "hide"
 	chainLeak     = "leak"
-	chainReject   = "reject"
+	chainReject   = "answer_refusal" // no keyword of nft: a saved ruleset must load again
 )
 
 // refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". Whether a packet
@@ -117,7 +117,7 @@ func (t *txn) census(name string) *nftables.Set {
 
 // layout changes whenever a hook, a set's type, a pool or what a meter holds changes: such a table is replaced, not updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 2, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	return fmt.Sprintf("layout 3, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
 // install writes the static part in one transaction. A table of the same layout keeps its sets, maps and box chains:
@@ -152,7 +152,7 @@ func (f *Firewall) install(keep bool) error {
 func (t *txn) declareCounters() {
 	names := append([]string(nil), silent...)
 	for _, r := range refusals {
-		names = append(names, string(r))
+		names = append(names, refusalCounter(r))
 	}
 	for _, n := range names {
 		t.c.AddObj(&nftables.NamedObj{Table: t.table, Name: n, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
@@ -185,7 +185,7 @@ func (t *txn) writeRefusals(group uint16) {
 		chain := "refuse_" + string(r)
 		seen, logged := t.meter(seenSet(r)), t.meter("log_"+string(r))
 		t.c.FlushSet(seen)
-		t.rule(chain, "", counted(string(r)), perInterface(seen, &expr.Counter{}))
+		t.rule(chain, "", counted(refusalCounter(r)), perInterface(seen, &expr.Counter{}))
 		t.rule(chain, "at most 10 a second and box", perInterface(logged, &expr.Limit{Type: expr.LimitTypePkts,
 			Rate: 10, Unit: expr.LimitTimeSecond, Burst: 20}), logTo(group, string(r)))
 		if r == policy.ReasonSpoofed {
@@ -198,6 +198,8 @@ func (t *txn) writeRefusals(group uint16) {
 	t.rule(chainReject, "", match{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH,
 		Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
 }
+
+func refusalCounter(r policy.Reason) string { return "refused_" + string(r) }
 
 func seenSet(r policy.Reason) string { return "seen_" + string(r) }
 

@@ -123,7 +123,7 @@ func (w *world) chains() (flush []string) {
 		w.t.Fatal(err, out)
 	}
 	for line := range strings.Lines(out) {
-		if f := strings.Fields(line); len(f) > 1 && f[0] == "chain" && f[1] != "about" && f[1] != "reject" && !strings.HasPrefix(f[1], "refuse") {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "chain" && f[1] != "about" && f[1] != "answer_refusal" && !strings.HasPrefix(f[1], "refuse") {
 			flush = append(flush, "flush chain inet boxgate "+f[1])
 		}
 	}
