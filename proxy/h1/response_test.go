@@ -65,6 +65,10 @@ func TestRefusedResponses(t *testing.T) {
 func FuzzResponse(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"))
 	f.Add([]byte("HTTP/1.1 204 No Content\r\nX: y\r\n\r\n"))
+	f.Add([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: A\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n"))
+	f.Add([]byte("HTTP/1.0 304 Not Modified\r\nContent-Length: 5\r\nConnection: close\r\n\r\n"))
+	f.Add([]byte("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"))
+	f.Add([]byte("HTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\nuntil the end"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		var r Response
 		n, err := r.Parse(in, "GET")
