@@ -73,8 +73,8 @@ func (c *Compiled) Spec() Spec {
 	return c.spec.clone()
 }
 
-// Headers returns the header rule whose pattern is the most specific that covers the name and port, if it sets any
-// header. An unknown port or name is covered by none.
+// Headers returns the header rule whose pattern is the most specific that covers the name and port, if it changes
+// anything. An unknown port or name is covered by none.
 func (c *Compiled) Headers(n Name, port uint16) (HeaderRule, bool) {
 	if c == nil {
 		return HeaderRule{}, false
@@ -164,5 +164,5 @@ func (t headerTable) find(n Name, port uint16) (HeaderRule, bool) {
 		at = at[dot+1:]
 		rule, ok = t.rules[headerKey{at, true, port}]
 	}
-	return rule, len(rule.Headers) > 0
+	return rule, rule.Applies()
 }

@@ -26,6 +26,7 @@ const (
 type value struct {
 	kind  kind
 	text  string   // of a string
+	truth bool     // of true or false
 	items []value  // of a list or object
 	keys  []string // of an object, one for each item
 }
@@ -77,7 +78,7 @@ func readValue(d *json.Decoder, at string, ps *problems, depth int) (value, erro
 	case float64:
 		return value{kind: kindNumber}, nil
 	case bool:
-		return value{kind: kindBool}, nil
+		return value{kind: kindBool, truth: t}, nil
 	}
 	return value{kind: kindNull}, nil
 }

@@ -188,6 +188,71 @@ func FuzzParseHeaders(f *testing.F) {
 	})
 }
 
+// FuzzParseHeaderRules: whatever is accepted can be written on the wire and into an environment, and names only secrets
+// that are known; a compact document means the same to [ParseHeaders]; what is refused says where, and shows no value.
+func FuzzParseHeaderRules(f *testing.F) {
+	for _, s := range []string{
+		`{"a.test":{"Authorization":"Bearer x"}}`, `{"a.test":{}}`, `{"*.a.test:8443":{"headers":{"x":{"secret":"k","prefix":"Bearer ","suffix":" x"}},"scrub":true}}`,
+		`{"a.test":{"placeholders":{"KEY":{"secret":"k"},"B":"v","C":{"value":"w"}}}}`, `{"a.test":{"headers":{"x":{"value":"v"}},"scrub":false}}`,
+		`{"a.test":{"x":{"secret":"k"}}}`, `{"a.test":{"headers":{"x":null}}}`, `{"a.test":1}`, `[]`, `{"a.test":{"headers":{"x":{"secret":"other"}}}}`, `{"a.test":{"x":"1","x":"2"}}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rules, err := ParseHeaderRules(data, func(name string) bool { return name == "k" })
+		var compact map[string]map[string]string
+		if err != nil {
+			checkInvalid(t, err)
+			return
+		}
+		if json.Unmarshal(data, &compact) == nil {
+			if same, err := ParseHeaders(compact); err != nil || !reflect.DeepEqual(rules, same) {
+				t.Fatalf("%s: %v, and as a map %v, %v", data, rules, same, err)
+			}
+		}
+		if _, err := Compile(Spec{Mode: ModeAllowAll}, WithTokens(rules, NewSecret("key")), nil, 1); err != nil {
+			t.Fatalf("%s: accepted, but does not compile: %v", data, err)
+		}
+		for _, r := range rules {
+			for _, h := range r.Headers {
+				sent := h.Value.Reveal()
+				if h.Source != "" {
+					sent = h.Prefix + "value" + h.Suffix
+				}
+				if CheckHeaderValue(sent) != nil || h.Source != "" && (h.Source != "k" || h.Value.Reveal() != "") || strings.ContainsAny(h.Name, ": \r\n\x00") {
+					t.Fatalf("%s: header %q, source %q", data, h.Name, h.Source)
+				}
+			}
+			for _, p := range r.Placeholders {
+				if (p.Source == "") == (p.Value.Reveal() == "") || CheckHeaderValue(p.Value.Reveal()) != nil || strings.ContainsAny(p.Variable, "=\x00") || p.Variable == "" {
+					t.Fatalf("%s: placeholder %q", data, p.Variable)
+				}
+			}
+		}
+	})
+}
+
+// FuzzFindToken: what is found has the form of a token, nothing that contains one is missed, and both forms agree.
+func FuzzFindToken(f *testing.F) {
+	token := NewToken(NewSecret("key"), "KEY")
+	for _, s := range []string{"", token, "bxgph_" + token, "Bearer " + token + token, token[:TokenLen-1], "bxgph_bxgph_", strings.ToUpper(token)} {
+		f.Add(s, s)
+	}
+	f.Fuzz(func(t *testing.T, before, after string) {
+		s := before + token + after
+		start, end := FindToken(s)
+		if start < 0 || start > len(before) || end-start != TokenLen || !strings.HasPrefix(s[start:], "bxgph_") {
+			t.Fatalf("%q: %d to %d", s, start, end)
+		}
+		if from, to := FindTokenBytes([]byte(s)); from != start || to != end {
+			t.Fatalf("%q: %d to %d as a string, %d to %d as bytes", s, start, end, from, to)
+		}
+		if start, _ := FindToken(before); start >= 0 && strings.Trim(before[start+6:start+TokenLen], "abcdefghijklmnopqrstuvwxyz234567") != "" {
+			t.Fatalf("%q has no token", before)
+		}
+	})
+}
+
 // FuzzResolvePath: resolving ends, leaves no way up, and changes nothing the second time once nothing is encoded.
 func FuzzResolvePath(f *testing.F) {
 	for _, s := range []string{"/", "/a/../b", "/a/%2e%2e/b", "//a", `/a\..\b`, "/a/.", "/a/..", "/%", "/%zz", "*", "", "/..a", "/.../b"} {

@@ -61,11 +61,7 @@ func readAny(f txtar.File) error {
 		_, _, err := ParseNetworkPolicy(f.Data)
 		return err
 	}
-	var m map[string]map[string]string
-	if err := json.Unmarshal(f.Data, &m); err != nil {
-		return err
-	}
-	_, err := ParseHeaders(m)
+	_, err := ParseHeaderRules(f.Data, func(secret string) bool { return secret == "openai" })
 	return err
 }
 
@@ -115,7 +111,7 @@ func diffLines(t *testing.T, want, got string) {
 func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 	t.Helper()
 	var spec Spec
-	headers := map[string]map[string]string{}
+	var rules []HeaderRule
 	var ranges struct{ Exempt, Own []netip.Prefix }
 	for _, f := range a.Files {
 		var err error
@@ -123,21 +119,17 @@ func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 		case "policy.json":
 			var more map[string]map[string]string
 			spec, more, err = ParseNetworkPolicy(f.Data)
-			if more != nil {
-				headers = more
+			if err == nil && more != nil {
+				rules, err = ParseHeaders(more)
 			}
 		case "headers.json":
-			err = json.Unmarshal(f.Data, &headers)
+			rules, err = ParseHeaderRules(f.Data, nil)
 		case "protected.json":
 			err = json.Unmarshal(f.Data, &ranges)
 		}
 		if err != nil {
 			t.Fatalf("%s: %v", f.Name, err)
 		}
-	}
-	rules, err := ParseHeaders(headers)
-	if err != nil {
-		t.Fatal(err)
 	}
 	c, err := Compile(spec, rules, NewProtected(ranges.Exempt, ranges.Own), 7)
 	if err != nil {
@@ -175,6 +167,9 @@ func answer(t *testing.T, table []byte, c *Compiled) []byte {
 		if rule, ok := c.Headers(r.Name, r.Port); ok {
 			for _, h := range rule.Headers {
 				fmt.Fprintf(&out, ", set %s", h.Name)
+			}
+			for _, p := range rule.Placeholders {
+				fmt.Fprintf(&out, ", replace %s", p.Variable)
 			}
 		}
 		out.WriteString("\n")

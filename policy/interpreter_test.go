@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -197,7 +198,7 @@ func (in interpreter) namesMatterOn443() bool {
 		}
 	}
 	for _, h := range in.headers {
-		if p := h.Pattern.Port(); len(h.Headers) > 0 && (p == 0 || p == 443) {
+		if p := h.Pattern.Port(); h.Applies() && (p == 0 || p == 443) {
 			return true
 		}
 	}
@@ -282,13 +283,17 @@ func (r random) interpreter() interpreter {
 		in.spec.AllowedDomains, in.spec.DeniedDomains = r.some(3, r.host), r.some(2, r.host)
 		in.spec.AllowedCIDRs, in.spec.DeniedCIDRs = r.some(3, cidr), r.some(2, cidr)
 	}
-	m := map[string]map[string]string{}
+	m := map[string]any{}
 	for range r.IntN(3) {
 		if h := r.host(); !strings.HasPrefix(h+":", "*:") {
-			m[h] = pick(r, []map[string]string{{"x-a": "1"}, {}})
+			m[h] = pick(r, []map[string]any{
+				{"x-a": "1"}, {}, {"headers": map[string]any{}, "scrub": false},
+				{"placeholders": map[string]any{"KEY": map[string]any{"secret": "s"}}},
+			})
 		}
 	}
-	in.headers, _ = ParseHeaders(m) // the same pattern twice: no rules then
+	doc, _ := json.Marshal(m)
+	in.headers, _ = ParseHeaderRules(doc, nil) // the same pattern twice: no rules then
 	return in
 }
 

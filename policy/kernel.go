@@ -66,7 +66,7 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) Kernel
 		}
 	}
 	for _, h := range headers {
-		if len(h.Headers) > 0 {
+		if h.Applies() {
 			plan.SteerAllowed.add(h.key().port)
 		}
 	}

@@ -33,6 +33,9 @@ const (
 	ReasonNoName            Reason = "no_name"              // no SNI or Host, and no address rule allows
 	ReasonAuthorityMismatch Reason = "authority_mismatch"   // Host or :authority is not the SNI (421)
 	ReasonBadRequest        Reason = "bad_request"          // malformed or ambiguous framing (400)
+	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a request rule covers the host (400)
+	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
+	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule could not be had (502)
 	ReasonMethod            Reason = "method"               // TRACE, TRACK, CONNECT inside an intercepted connection
 	ReasonPeekTimeout       Reason = "peek_timeout"         // no complete first message before the deadline
 	ReasonPeekSize          Reason = "peek_size"            // first message larger than the cap
@@ -56,7 +59,7 @@ func Reasons() []Reason {
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
-		ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonAmbiguousPath, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLUnavailable,
 	}

@@ -9,7 +9,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 		ps.add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
 	}
 	for _, h := range headers {
-		if len(h.Headers) == 0 {
+		if !h.Applies() {
 			continue
 		}
 		if why := c.neverApplies(h, parsed); why != "" {

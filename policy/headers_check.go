@@ -1,0 +1,153 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// foldHeader returns the form in which servers that turn headers into variables see a name: no case, "_" as "-".
+func foldHeader(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
+
+// refusedHeaders belong to the connection or to the framing of the message (RFC 9110 7.6.1 and 7.2, RFC 9112 6): the
+// gateway itself decides about them.
+var refusedHeaders = map[string]string{
+	"connection":          "is hop-by-hop",
+	"keep-alive":          "is hop-by-hop",
+	"proxy-connection":    "is hop-by-hop",
+	"proxy-authenticate":  "is hop-by-hop",
+	"proxy-authorization": "is hop-by-hop",
+	"te":                  "is hop-by-hop",
+	"trailer":             "is hop-by-hop",
+	"transfer-encoding":   "is hop-by-hop",
+	"upgrade":             "is hop-by-hop",
+	"http2-settings":      "is hop-by-hop",
+	"host":                "names the destination that the policy judges",
+	"content-length":      "belongs to the framing of the message",
+	"expect":              "belongs to the framing of the message",
+}
+
+// headerNameFlaw completes the sentence that begins with the name; empty if there is none.
+func headerNameFlaw(name string) string {
+	switch {
+	case name == "":
+		return "is an empty header name"
+	case len(name) > 256:
+		return "is longer than 256 bytes"
+	case name[0] == ':':
+		return "is a pseudo-header; the gateway keeps those of the request"
+	}
+	for _, r := range name {
+		if r >= utf8.RuneSelf || !isToken(byte(r)) {
+			return "is not a header name: " + quoted(string(r)) + " may not stand in one"
+		}
+	}
+	if flaw, refused := refusedHeaders[foldHeader(name)]; refused {
+		return flaw + ", and cannot be set"
+	}
+	return ""
+}
+
+// isToken reports whether c is a tchar of RFC 9110 5.6.2.
+func isToken(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
+}
+
+// CheckHeaderValue returns nil for what may be sent as the value of a header: visible ASCII with spaces and tabs inside,
+// up to 8 KiB. The error shows nothing of the value.
+func CheckHeaderValue(v string) error {
+	if flaw := headerValueFlaw(v); flaw != "" {
+		return errors.New("the value " + flaw)
+	}
+	return nil
+}
+
+// headerValueFlaw completes the sentence "the value of …" without showing any of it; empty if there is none.
+func headerValueFlaw(v string) string {
+	if len(v) > maxHeaderValue {
+		return fmt.Sprintf("is %d bytes; the most is %d", len(v), maxHeaderValue)
+	}
+	if strings.HasSuffix(v, "\n") && headerValueFlaw(strings.TrimRight(v, "\r\n")) == "" {
+		return "ends in a line break; remove it"
+	}
+	if flaw := headerBytesFlaw(v); flaw != "" {
+		return flaw
+	}
+	if strings.Trim(v, " \t") != v {
+		return "begins or ends with a space or tab, which HTTP takes off; remove it"
+	}
+	return ""
+}
+
+func headerBytesFlaw(v string) string {
+	for i := range len(v) {
+		if c := v[i]; c != '\t' && (c < ' ' || c > '~') {
+			return fmt.Sprintf("has a byte that is not visible ASCII, space or tab (at offset %d)", i)
+		}
+	}
+	return ""
+}
+
+// affixFlaw completes a sentence about a prefix, or a suffix, of a secret's value: one side of it is the secret's.
+func affixFlaw(v string, suffix bool) string {
+	outer := strings.TrimLeft(v, " \t")
+	if suffix {
+		outer = strings.TrimRight(v, " \t")
+	}
+	switch {
+	case len(v) > maxHeaderValue/2:
+		return fmt.Sprintf("is %d bytes; the most is %d", len(v), maxHeaderValue/2)
+	case headerBytesFlaw(v) != "":
+		return headerBytesFlaw(v)
+	case outer != v && suffix:
+		return "ends with a space or tab, which HTTP takes off; remove it"
+	case outer != v:
+		return "begins with a space or tab, which HTTP takes off; remove it"
+	}
+	return ""
+}
+
+// IsSecretName reports whether s may name a secret of the operator's: 1 to 64 letters, digits, '.', '_' and '-', the
+// first a letter or digit.
+func IsSecretName(s string) bool {
+	if s == "" || len(s) > 64 || strings.IndexByte("._-", s[0]) >= 0 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !isWordByte(c) && c != '.' && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// isWordByte reports whether c may stand in the name of a variable.
+func isWordByte(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_'
+}
+
+// takenVariables mean something to every program of a box: a placeholder in their place could only break it.
+var takenVariables = map[string]bool{
+	"PATH": true, "HOME": true, "USER": true, "LOGNAME": true, "SHELL": true, "PWD": true, "LANG": true, "TERM": true,
+	"IFS": true, "TMPDIR": true, "LD_PRELOAD": true, "LD_LIBRARY_PATH": true, "SSL_CERT_FILE": true,
+	"CURL_CA_BUNDLE": true, "REQUESTS_CA_BUNDLE": true, "NODE_EXTRA_CA_CERTS": true, "NODE_OPTIONS": true,
+	"HTTP_PROXY": true, "HTTPS_PROXY": true, "ALL_PROXY": true, "NO_PROXY": true,
+}
+
+// variableFlaw completes the sentence that begins with the name of a variable; empty if there is none.
+func variableFlaw(name string) string {
+	if name == "" || len(name) > 128 || '0' <= name[0] && name[0] <= '9' {
+		return "is no variable: 1 to 128 letters, digits and '_', not beginning with a digit"
+	}
+	for i := range len(name) {
+		if !isWordByte(name[i]) {
+			return "is no variable: 1 to 128 letters, digits and '_', not beginning with a digit"
+		}
+	}
+	if takenVariables[strings.ToUpper(name)] {
+		return "means something to programs; choose another variable"
+	}
+	return ""
+}

@@ -1,0 +1,112 @@
+package policy
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func mustRules(t testing.TB, doc string) []HeaderRule {
+	t.Helper()
+	rules, err := ParseHeaderRules([]byte(doc), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// TestParseHeaderRules: both forms, and every way to write a value.
+func TestParseHeaderRules(t *testing.T) {
+	t.Parallel()
+	rules := mustRules(t, `{
+		"z.test": {"x-compact": "1", "scrub": "a header of that name"},
+		"A.test:8443": {
+			"headers": {"authorization": {"secret": "openai", "prefix": "Bearer ", "suffix": " x"}, "X-A": "literal", "x-b": {"value": "other"}},
+			"placeholders": {"TOKEN": "literal", "API_KEY": {"secret": "openai"}},
+			"scrub": true},
+		"b.test": {}, "c.test": {"headers": {}}}`)
+	if len(rules) != 4 {
+		t.Fatalf("%d rules", len(rules))
+	}
+	full := rules[0]
+	if full.Pattern.String() != "a.test:8443" || !full.Scrub || len(full.Headers) != 3 || len(full.Placeholders) != 2 {
+		t.Fatalf("%+v", full)
+	}
+	if h := full.Headers[0]; h.Name != "Authorization" || h.Source != "openai" || h.Prefix != "Bearer " || h.Suffix != " x" || h.Value.Reveal() != "" {
+		t.Errorf("%+v", h)
+	}
+	if a, b := full.Headers[1], full.Headers[2]; a.Value.Reveal() != "literal" || b.Value.Reveal() != "other" || a.Source+b.Source != "" {
+		t.Errorf("%+v %+v", a, b)
+	}
+	if p := full.Placeholders[0]; p.Variable != "API_KEY" || p.Source != "openai" || p.Token != "" {
+		t.Errorf("%+v", p)
+	}
+	if p := full.Placeholders[1]; p.Variable != "TOKEN" || p.Value.Reveal() != "literal" {
+		t.Errorf("%+v", p)
+	}
+	if rules[1].Applies() || rules[2].Applies() || !full.Applies() {
+		t.Error("Applies")
+	}
+	if compact := rules[3]; len(compact.Headers) != 2 || compact.Scrub || compact.Headers[0].Name != "Scrub" {
+		t.Errorf("%+v", compact)
+	}
+}
+
+// TestHeaderDocumentLimits: one more than the most of anything is refused, where it stands.
+func TestHeaderDocumentLimits(t *testing.T) {
+	t.Parallel()
+	many := func(n int, item string) string {
+		var b strings.Builder
+		for i := range n {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(strings.ReplaceAll(item, "N", "n"+strings.Repeat("x", i)))
+		}
+		return b.String()
+	}
+	hosts := func(n int) string {
+		var parts []string
+		for i := range n {
+			parts = append(parts, `"h`+strings.Repeat("a", i%60)+`.t`+strings.Repeat("b", i/60)+`.test": {}`)
+		}
+		return "{" + strings.Join(parts, ",") + "}"
+	}
+	value := strings.Repeat("v", maxHeaderValue)
+	for name, tt := range map[string]struct{ ok, tooMuch, at string }{
+		"hosts":        {hosts(256), hosts(257), ""},
+		"headers":      {`{"a.test":{` + many(64, `"N":"1"`) + `}}`, `{"a.test":{` + many(65, `"N":"1"`) + `}}`, "/a.test"},
+		"full headers": {`{"a.test":{"headers":{` + many(64, `"N":"1"`) + `}}}`, `{"a.test":{"headers":{` + many(65, `"N":"1"`) + `}}}`, "/a.test/headers"},
+		"placeholders": {`{"a.test":{"placeholders":{` + many(64, `"N":"1"`) + `}}}`, `{"a.test":{"placeholders":{` + many(65, `"N":"1"`) + `}}}`, "/a.test/placeholders"},
+		"value":        {`{"a.test":{"x":"` + value + `"}}`, `{"a.test":{"x":"` + value + `v"}}`, "/a.test/x"},
+	} {
+		if _, err := ParseHeaderRules([]byte(tt.ok), nil); err != nil {
+			t.Errorf("%s: the most allowed is refused: %.200s", name, err.Error())
+		}
+		_, err := ParseHeaderRules([]byte(tt.tooMuch), nil)
+		invalid, ok := errors.AsType[*InvalidError](err)
+		if !ok || len(invalid.Problems) != 1 || invalid.Problems[0].Pointer != tt.at {
+			t.Errorf("%s: one too many: %.200v", name, err)
+		}
+	}
+}
+
+// TestTokens: a token depends on box and variable and nothing else, and the rules as written stay without.
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	rules := mustRules(t, `{"a.test": {"placeholders": {"KEY": "v"}}, "b.test": {"placeholders": {"KEY": "w", "OTHER": "v"}}}`)
+	one, again, other := WithTokens(rules, NewSecret("one")), WithTokens(rules, NewSecret("one")), WithTokens(rules, NewSecret("two"))
+	token := one[0].Placeholders[0].Token
+	if start, end := FindToken("x" + token); start != 1 || end != 1+TokenLen || len(token) != TokenLen {
+		t.Errorf("%q is not recognised", token)
+	}
+	if token != again[0].Placeholders[0].Token || token != one[1].Placeholders[0].Token {
+		t.Error("the same box and variable have two tokens")
+	}
+	if token == other[0].Placeholders[0].Token || token == one[1].Placeholders[1].Token {
+		t.Error("another box or variable has the same token")
+	}
+	if rules[0].Placeholders[0].Token != "" {
+		t.Error("the rules as written were changed")
+	}
+}
