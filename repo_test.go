@@ -20,19 +20,21 @@ import (
 var allowed = map[string][]string{
 	"policy":           {},
 	"audit":            {"policy"},
-	"firewall":         {"policy", "audit"},
+	"firewall":         {"policy", "audit", "internal/fault"},
 	"dns":              {"policy", "audit"},
-	"proxy":            {"policy", "audit"},
+	"proxy":            {"policy", "audit", "internal/fault"},
 	"certs":            {"policy", "audit"},
 	"ingress":          {"policy", "audit"},
-	"launcher":         {"policy", "audit"},
+	"launcher":         {"policy", "audit", "internal/fault"},
 	"api":              {"policy", "audit"},
 	"store":            {"policy", "audit"},
 	"selftest":         {"policy", "audit"},
 	"internal/testnet": {},
+	"internal/fault":   {},
 	"bench":            {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
 	"cmd/gateway": {
 		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "selftest", "internal/testnet",
+		"internal/fault",
 	},
 }
 
@@ -105,6 +107,23 @@ func TestImportDirection(t *testing.T) {
 			}
 			t.Errorf("%s imports boxgate/%s; %s may import only %v", s.path, target, s.pkg, may)
 		}
+	}
+}
+
+// TestOnlyTestsInjectFaults keeps the seam of package fault out of the gateway that people run.
+func TestOnlyTestsInjectFaults(t *testing.T) {
+	for _, s := range sources(t) {
+		if strings.HasSuffix(s.path, "_test.go") {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "Inject" {
+				if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "fault" {
+					t.Errorf("%s injects faults; only a test may", s.path)
+				}
+			}
+			return true
+		})
 	}
 }
 

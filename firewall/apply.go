@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/nftables"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -29,6 +30,9 @@ func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.Kerne
 	if (plan.DefaultAllow || len(plan.Allowed) > 0) && len(plan.Protected) == 0 {
 		return fmt.Errorf("firewall: box %s: the plan protects no address", id)
 	}
+	if err := fault.At(ctx, "plan: to be written"); err != nil {
+		return fmt.Errorf("firewall: box %s: %w", id, err)
+	}
 	shield := fmt.Sprint(plan.Protected)
 	renew := len(plan.Protected) > 0 && shield != f.shielded
 	stamp := newStamp(plan.Version)
@@ -46,7 +50,7 @@ func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.Kerne
 	}
 	b.plan = plan
 	f.trackBox(b)
-	if err := f.verify(b, renew); err != nil {
+	if err := errors.Join(fault.At(ctx, "plan: written"), f.verify(b, renew)); err != nil {
 		return fmt.Errorf("firewall: box %s is closed: %w", id, errors.Join(err, f.closeBox(b)))
 	}
 	return nil

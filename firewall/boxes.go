@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -86,8 +87,11 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	if err != nil {
 		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
+	_, known := f.boxes[a.Box]
+	if !known {
+		f.leftover[a.Box] = b.registration // so that RemoveBox finds it, however this ends
+	}
 	if b.index, err = f.attach(ctx, b); err != nil {
-		_, known := f.boxes[a.Box]
 		if !known {
 			err = errors.Join(err, f.deleteLink(b.link), f.unregister(b.Box, b.registration))
 			delete(f.leftover, a.Box)
@@ -156,6 +160,7 @@ func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
 	}
 	// The link goes first: rules without a link harm nobody, and a link without rules is closed.
 	err := f.deleteLink(r.link)
+	err = errors.Join(err, fault.At(context.Background(), "remove: link deleted"))
 	if known {
 		err = errors.Join(err, f.unregister(id, r))
 	}

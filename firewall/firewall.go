@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -86,10 +87,14 @@ func (f *Firewall) open(ctx context.Context) error {
 	}
 	steps := []func() error{
 		func() error { return f.install(keep) },
+		func() error { return fault.At(ctx, "open: table written") },
 		f.setAddresses,
+		func() error { return fault.At(ctx, "open: addresses set") },
 		f.setRouting,
+		func() error { return fault.At(ctx, "open: routing set") },
 		f.awaitAddresses,
 		f.setSysctls,
+		func() error { return fault.At(ctx, "open: forwarding on") },
 		f.startReports,
 		f.openWatch,
 	}

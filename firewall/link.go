@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/fault"
 )
 
 // boxLink is the name of the interface inside a box.
@@ -22,6 +24,9 @@ const aliasPrefix = "boxgate box "
 // attach makes, adopts or repairs the interface pair of a box and returns the index of the host side. The host side
 // comes up last: until then nothing the box sends arrives.
 func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
+	if err := fault.At(ctx, "link: box registered"); err != nil {
+		return 0, err
+	}
 	ns, inside, err := openNamespace(b.NetNS)
 	if err != nil {
 		return 0, err
@@ -38,16 +43,22 @@ func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
 		}
 	}
 	index := link.Attrs().Index
+	if err := fault.At(ctx, "link: pair made"); err != nil {
+		return 0, err
+	}
 	if err := f.prepareHostSide(b, link); err != nil {
 		return 0, err
 	}
 	if err := f.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
 		return 0, err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
 		return 0, err
 	}
 	if err := f.raiseHostSide(b, link); err != nil {
+		return 0, err
+	}
+	if err := fault.At(ctx, "link: host's end up"); err != nil {
 		return 0, err
 	}
 	if err := f.awaitLink(ctx, b, inside); err != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 
 	runc "github.com/containerd/go-runc"
@@ -41,6 +42,9 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	defer l.undo(spec.ID, &err)
+	if err := fault.At(ctx, "launch: directory made"); err != nil {
+		return "", err
+	}
 	index, err := claimIDs(ctx, l.dirs.box(spec.ID))
 	if err != nil {
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
@@ -55,7 +59,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	if err := newNamespaces(r.ids(), l.dirs.pin(spec.ID), l.dirs.userPin(spec.ID)); err != nil {
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
-	return l.dirs.pin(spec.ID), nil
+	return l.dirs.pin(spec.ID), fault.At(ctx, "launch: namespaces pinned")
 }
 
 // Create makes the box in the namespace that Prepare made and starts its first process. When it returns nil, Exec works.
@@ -92,8 +96,14 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := l.build(spec, img, r.ids()); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
+	if err := fault.At(ctx, "launch: root built"); err != nil {
+		return err
+	}
 	if err := l.startRuntime(ctx, spec.ID); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
+	}
+	if err := fault.At(ctx, "launch: first process started"); err != nil {
+		return err
 	}
 	// The box has copies of its own by now. The empty mount points stay: the runtime starts commands from there.
 	if err := unmountAll(l.dirs.mounts(spec.ID)); err != nil {
@@ -158,6 +168,9 @@ func (l *Launcher) startRuntime(ctx context.Context, id policy.BoxID) error {
 	}
 	pid, err := readPid(pidFile)
 	if err != nil {
+		return err
+	}
+	if err := fault.At(ctx, "launch: container made"); err != nil {
 		return err
 	}
 	if err := l.bury(pid); err != nil {

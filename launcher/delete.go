@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 
 	runc "github.com/containerd/go-runc"
@@ -35,10 +36,12 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 	defer l.background.drop(id)
 	for _, step := range []func() error{
 		func() error { return l.removeContainer(ctx, id) },
+		func() error { return fault.At(ctx, "remove: processes ended") },
 		func() error { return l.clearCgroup(ctx, id) },
 		func() error { return unmountAll(l.dirs.mounts(id)) },
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
+		func() error { return fault.At(ctx, "remove: namespaces gone") },
 		func() error { return l.removeFiles(ctx, id) },
 	} {
 		if err := step(); err != nil {

@@ -27,15 +27,22 @@ import (
 // that each refusal can be seen.
 func capturedWorld(t *testing.T, change func(*config)) *world {
 	t.Helper()
+	w := capturedStopped(t, change)
+	if err := w.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// capturedStopped is capturedWorld without the gateway started.
+func capturedStopped(t *testing.T, change func(*config)) *world {
+	t.Helper()
 	w := stoppedWorld(t, labOptions{change: change, net: testnet.Options{Capture: true}})
 	err := w.Net.Gateway().Do(func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
 	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return w

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"boxgate/firewall"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -24,7 +25,6 @@ func (h *host) enforce(ctx context.Context, b *box, next *policy.Compiled) error
 	if loosens(old.Kernel(), next.Kernel()) {
 		b.Policy.Store(next)
 		if err := h.firewall.Apply(ctx, b.ID, next.Kernel()); err != nil {
-			b.Policy.Store(old)
 			return errors.Join(fmt.Errorf("kernel rules: %w", err), h.restore(b, old))
 		}
 	} else {
@@ -33,14 +33,18 @@ func (h *host) enforce(ctx context.Context, b *box, next *policy.Compiled) error
 		}
 		b.Policy.Store(next)
 	}
+	if err := fault.At(ctx, "enforce: kernel and pointer changed"); err != nil {
+		return errors.Join(err, h.restore(b, old))
+	}
 	h.proxy.Recheck(b.ID)
-	if err := h.cutFlows(ctx, b); err != nil {
+	if err := errors.Join(fault.At(ctx, "enforce: connections asked again"), h.cutFlows(ctx, b)); err != nil {
 		return errors.Join(fmt.Errorf("cutting connections: %w", err), h.restore(b, old))
 	}
 	return nil
 }
 
-// restore puts the old policy back after a failure. A request's cancelled context must not stop it.
+// restore puts the old policy back after a failure. A request's cancelled context must not stop it. If the kernel does
+// not take it, it may still hold the new one: then the box is taken off the network.
 func (h *host) restore(b *box, old *policy.Compiled) error {
 	if !b.connected {
 		return nil
@@ -51,7 +55,7 @@ func (h *host) restore(b *box, old *policy.Compiled) error {
 	err := h.firewall.Apply(ctx, b.ID, old.Kernel())
 	h.proxy.Recheck(b.ID)
 	if err != nil {
-		return fmt.Errorf("putting the old rules back: %w", err)
+		return errors.Join(fmt.Errorf("putting the old rules back: %w", err), h.shut(b))
 	}
 	return h.cutFlows(ctx, b)
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
@@ -33,7 +34,7 @@ func (h *host) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, e
 	if err != nil {
 		return api.Box{}, err
 	}
-	b, err := h.allocate(req, image)
+	b, err := h.allocate(ctx, req, image)
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -43,7 +44,7 @@ func (h *host) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, e
 	h.boxes[b.ID] = b
 	h.mu.Unlock()
 	var back undo
-	if err := h.bringUp(ctx, b, &back); err != nil {
+	if err := h.caught(b, func() error { return h.bringUp(ctx, b, &back) }); err != nil {
 		return api.Box{}, h.takeBack(ctx, b, back, err)
 	}
 	if req.InitCommand != "" {
@@ -98,8 +99,8 @@ func (h *host) imageOf(runtime string) (string, error) {
 	}}}
 }
 
-// allocate stores the record of a new box, which gives it its addresses, together with its policy and header rules.
-func (h *host) allocate(req api.CreateRequest, image string) (*box, error) {
+// allocate stores the record of a new box, which gives it its addresses.
+func (h *host) allocate(ctx context.Context, req api.CreateRequest, image string) (*box, error) {
 	hosted, err := json.Marshal(req.Hosted)
 	if err != nil {
 		return nil, err
@@ -120,19 +121,18 @@ func (h *host) allocate(req api.CreateRequest, image string) (*box, error) {
 	case errors.Is(err, store.ErrExhausted):
 		return nil, api.Errorf(api.ErrLimit, "every address of network.pool_v4 is in use; delete boxes or enlarge the pool")
 	case err != nil:
-		return nil, err
+		return nil, h.notStored("the box could not be stored, nothing was made", err)
 	}
-	b := newBox(record, store.Policy{Spec: req.Policy, Version: 1}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted)
-	if err := h.keepInitial(b); err != nil {
-		return nil, errors.Join(err, h.store.DeleteBox(b.ID))
-	}
-	return b, nil
+	return newBox(record, store.Policy{Spec: req.Policy, Version: 1}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
 }
 
 // keepInitial stores the policy and header rules of a new box. A gateway that dies before the box is complete removes it
 // at its next start.
 func (h *host) keepInitial(b *box) error {
 	if err := h.store.StagePolicy(b.ID, b.spec, b.version); err != nil {
+		return err
+	}
+	if err := fault.At(context.Background(), "create: policy staged"); err != nil {
 		return err
 	}
 	if err := h.store.CommitPolicy(b.ID); err != nil {
@@ -165,27 +165,42 @@ func (h *host) bringUp(ctx context.Context, b *box, back *undo) error {
 	if err != nil {
 		return err
 	}
+	if err := fault.At(ctx, "create: record stored"); err != nil {
+		return err
+	}
+	if err := h.keepInitial(b); err != nil {
+		return h.notStored("its policy could not be stored", err)
+	}
 	ca, err := h.authority(b.ID)
 	if err != nil {
 		return fmt.Errorf("its certificate authority: %w", err)
+	}
+	if err := fault.At(ctx, "create: authority stored"); err != nil {
+		return err
 	}
 	back.add(func(context.Context) error { h.minter.Remove(b.ID); return nil })
 	if err := h.minter.Add(b.ID, ca); err != nil {
 		return err
 	}
 	spec := h.launchSpec(b, ca.CertificatePEM())
+	back.add(func(ctx context.Context) error { return h.launcher.Delete(ctx, b.ID) })
 	netns, err := h.launcher.Prepare(ctx, spec)
 	if err != nil {
 		return fmt.Errorf("its network namespace: %w", err)
 	}
-	back.add(func(ctx context.Context) error { return h.launcher.Delete(ctx, b.ID) })
 	if err := h.connect(ctx, b, compiled, netns, back); err != nil {
 		return err
 	}
 	if err := h.launcher.Create(ctx, spec); err != nil {
 		return err
 	}
-	return h.setState(b, api.StatusIdle, "")
+	if err := fault.At(ctx, "create: box runs"); err != nil {
+		return err
+	}
+	if err := h.setState(b, api.StatusIdle, ""); err != nil {
+		return h.notStored("its state could not be stored", err)
+	}
+	return nil
 }
 
 func (h *host) launchSpec(b *box, ca []byte) launcher.Spec {

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -27,37 +28,56 @@ func (h *host) DeleteBox(ctx context.Context, id policy.BoxID) error {
 	if err := b.gone(); err != nil {
 		return err
 	}
-	h.dropURLs(id)
-	if err := h.disconnect(ctx, b); err != nil {
+	if err := h.caught(b, func() error { return h.takeDown(ctx, b) }); err != nil {
+		h.log.Error("a box could not be deleted", zap.String("box", string(id)), zap.Error(err))
+		if b.deleted {
+			return nil
+		}
 		h.showError(b, "it could not be fully deleted; delete it again")
-		return fmt.Errorf("deleting box %s: its network: %w", id, err)
+		return api.Errorf(api.ErrUnavailable, "deleting box %s: %w", id, err)
+	}
+	return nil
+}
+
+// takeDown deletes a box step by step; it can be done again if it fails. The caller holds b.mu.
+func (h *host) takeDown(ctx context.Context, b *box) error {
+	h.dropURLs(b.ID)
+	if err := fault.At(ctx, "delete: begun"); err != nil {
+		return err
+	}
+	if err := h.disconnect(ctx, b); err != nil {
+		return fmt.Errorf("its network: %w", err)
 	}
 	// A store that cannot be written keeps no box alive; it is asked again at the end.
 	if err := h.setState(b, api.StatusDeleted, ""); err != nil {
-		h.log.Error("the deletion of a box was not stored", zap.String("box", string(id)), zap.Error(err))
+		h.log.Error("the deletion of a box was not stored", zap.String("box", string(b.ID)), zap.Error(err))
 	}
-	if err := h.launcher.Delete(ctx, id); err != nil {
-		h.showError(b, "it could not be fully deleted; delete it again")
-		return fmt.Errorf("deleting box %s: %w", id, err)
+	if err := fault.At(ctx, "delete: deletion stored"); err != nil {
+		return err
 	}
-	if err := h.forget(b); err != nil {
-		h.showError(b, "it could not be fully deleted; delete it again")
-		return fmt.Errorf("deleting box %s: %w", id, err)
+	if err := h.launcher.Delete(ctx, b.ID); err != nil {
+		return err
 	}
-	return nil
+	if err := fault.At(ctx, "delete: nothing runs"); err != nil {
+		return err
+	}
+	return h.forget(b)
 }
 
 // forget removes a box from the store and from memory. If the store fails, the box stays known. The caller holds b.mu.
 func (h *host) forget(b *box) error {
 	h.dropURLs(b.ID)
 	if err := h.store.DeleteBox(b.ID); err != nil {
-		return err
+		return h.notStored("its deletion could not be stored", err)
 	}
 	b.deleted = true
-	h.mu.Lock()
-	delete(h.boxes, b.ID)
-	h.mu.Unlock()
-	h.audit.Forget(b.ID)
+	defer func() {
+		h.mu.Lock()
+		delete(h.boxes, b.ID)
+		h.mu.Unlock()
+		h.audit.Forget(b.ID)
+	}()
+	fault.Mark(context.Background(), "delete: record gone")
 	return nil
 }
 

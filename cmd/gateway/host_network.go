@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"boxgate/firewall"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -16,11 +17,14 @@ func (h *host) connect(ctx context.Context, b *box, compiled *policy.Compiled, n
 	}
 	b.Policy.Store(compiled)
 	h.registry.add(&b.Box)
+	if err := fault.At(ctx, "connect: known to DNS and proxy"); err != nil {
+		return err
+	}
 	if err := h.firewall.Apply(ctx, b.ID, compiled.Kernel()); err != nil {
 		return fmt.Errorf("its kernel rules: %w", err)
 	}
 	b.connected = true
-	return nil
+	return fault.At(ctx, "connect: policy in force")
 }
 
 // disconnect takes the box off the network: the policy and the kernel first, then everything that remembers the box.
@@ -29,6 +33,7 @@ func (h *host) disconnect(ctx context.Context, b *box) error {
 	b.Policy.Store(nil)
 	b.connected = false
 	err := h.firewall.RemoveBox(ctx, b.ID)
+	fault.Mark(ctx, "disconnect: off the network")
 	h.registry.remove(&b.Box)
 	h.proxy.CloseBox(b.ID)
 	h.dns.Forget(b.ID)

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -41,22 +42,41 @@ func (h *host) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec,
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	old := b.Policy.Load()
-	if err := h.store.StagePolicy(id, spec, version); err != nil {
-		return api.PolicyState{}, api.Errorf(api.ErrUnavailable, "the policy could not be stored, nothing was changed: %w", err)
-	}
 	ctx, cancel := begun(ctx)
 	defer cancel()
 	b.lastVersion = version
-	if err := h.enforce(ctx, b, next); err != nil {
-		return api.PolicyState{}, h.notInForce(id, errors.Join(err, h.store.AbortPolicy(id)))
+	if err := h.guarded(b, func() error { return h.replacePolicy(ctx, b, spec, next) }); err != nil {
+		return api.PolicyState{}, err
 	}
-	if err := h.store.CommitPolicy(id); err != nil {
-		return api.PolicyState{}, h.notInForce(id, errors.Join(err, h.restore(b, old), h.store.AbortPolicy(id)))
-	}
-	b.spec, b.version = spec, version
 	b.publish()
 	return b.policyState(), nil
+}
+
+// replacePolicy stages, enforces and commits. The caller holds b.mu.
+func (h *host) replacePolicy(ctx context.Context, b *box, spec policy.Spec, next *policy.Compiled) error {
+	if err := h.store.StagePolicy(b.ID, spec, next.Version()); err != nil {
+		return h.notStored("the policy could not be stored, nothing was changed", err)
+	}
+	err := fault.At(ctx, "policy: staged")
+	if err == nil {
+		err = h.enforce(ctx, b, next)
+	}
+	if err != nil {
+		return h.notInForce(b.ID, errors.Join(err, h.store.AbortPolicy(b.ID)))
+	}
+	if err = fault.At(ctx, "policy: in force"); err == nil {
+		err = h.store.CommitPolicy(b.ID)
+	}
+	if err != nil {
+		err = h.notStored("the policy could not be stored and was taken back", err)
+		if err := errors.Join(err, h.settle(b)); b.version != next.Version() {
+			return err
+		}
+		return nil // what failed had reached the disk all the same
+	}
+	fault.Mark(ctx, "policy: committed")
+	b.spec, b.version = spec, next.Version()
+	return nil
 }
 
 // notInForce is the answer when a change was taken back; the details are for the log.
@@ -107,17 +127,33 @@ func (h *host) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.H
 	}
 	ctx, cancel := begun(ctx)
 	defer cancel()
-	old := b.Policy.Load()
-	if err := h.enforce(ctx, b, next); err != nil {
-		return api.HeaderState{}, h.notInForce(id, err)
+	if err := h.guarded(b, func() error { return h.replaceHeaders(ctx, b, rules, next) }); err != nil {
+		return api.HeaderState{}, err
 	}
-	version := b.headersVersion + 1
-	if err := h.store.SetHeaders(id, rules, version); err != nil {
-		return api.HeaderState{}, h.notInForce(id, errors.Join(err, h.restore(b, old)))
-	}
-	b.headers, b.headersVersion = rules, version
 	b.publish()
 	return b.headerState(), nil
+}
+
+// replaceHeaders enforces and stores header rules. The caller holds b.mu.
+func (h *host) replaceHeaders(ctx context.Context, b *box, rules []policy.HeaderRule, next *policy.Compiled) error {
+	if err := h.enforce(ctx, b, next); err != nil {
+		return h.notInForce(b.ID, err)
+	}
+	version := b.headersVersion + 1
+	err := fault.At(ctx, "headers: in force")
+	if err == nil {
+		err = h.store.SetHeaders(b.ID, rules, version)
+	}
+	if err != nil {
+		err = h.notStored("the header rules could not be stored and were taken back", err)
+		if err := errors.Join(err, h.settle(b)); b.headersVersion != version {
+			return err
+		}
+		return nil // what failed had reached the disk all the same
+	}
+	fault.Mark(ctx, "headers: stored")
+	b.headers, b.headersVersion = rules, version
+	return nil
 }
 
 // GlobalHeaders implements [api.Host].
@@ -127,13 +163,13 @@ func (h *host) GlobalHeaders(context.Context) (api.HeaderState, error) {
 	return api.HeaderState{Rules: h.global, Version: h.globalVersion}, nil
 }
 
-// SetGlobalHeaders implements [api.Host]: the rules are stored, then put in force box by box. A box that could not take
-// them is reported; it keeps the rules it had.
+// SetGlobalHeaders implements [api.Host]: the rules are stored, then put in force box by box. If a box does not take
+// them, all get the old ones back.
 func (h *host) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	h.globalChange.Lock()
 	defer h.globalChange.Unlock()
 	h.mu.Lock()
-	version := h.globalVersion
+	old, version := h.global, h.globalVersion
 	h.mu.Unlock()
 	if ifMatch != nil && *ifMatch != version {
 		return api.HeaderState{}, api.ErrPrecondition
@@ -141,15 +177,32 @@ func (h *host) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, 
 	ctx, cancel := begun(ctx)
 	defer cancel()
 	if err := h.store.SetGlobalHeaders(rules, version+1); err != nil {
-		return api.HeaderState{}, api.Errorf(api.ErrUnavailable, "the rules could not be stored, nothing was changed: %w", err)
+		return api.HeaderState{}, h.notStored("the header rules could not be stored, nothing was changed", err)
 	}
+	err := contained(h.log, func() error { return h.spreadGlobal(ctx, rules, version+1) })
+	if err == nil {
+		return api.HeaderState{Rules: rules, Version: version + 1}, nil
+	}
+	h.log.Error("header rules of all boxes are taken back", zap.Error(err))
+	back := contained(h.log, func() error {
+		if err := h.store.SetGlobalHeaders(old, version+2); err != nil {
+			return err
+		}
+		return h.spreadGlobal(ctx, old, version+2)
+	})
+	if back != nil {
+		return api.HeaderState{}, api.Errorf(api.ErrUnavailable, "the rules are not in force in all boxes; set them again: %w", errors.Join(err, back))
+	}
+	return api.HeaderState{}, api.Errorf(api.ErrUnavailable, "the rules could not be put in force and were taken back: %w", err)
+}
+
+// spreadGlobal puts stored header rules of all boxes in force.
+func (h *host) spreadGlobal(ctx context.Context, rules []policy.HeaderRule, version uint64) error {
 	h.mu.Lock()
-	h.global, h.globalVersion = rules, version+1
+	h.global, h.globalVersion = rules, version
 	h.mu.Unlock()
-	if err := h.recompile(ctx); err != nil {
-		return api.HeaderState{}, api.Errorf(api.ErrUnavailable, "the rules are stored, but not in force everywhere; set them again: %w", err)
-	}
-	return api.HeaderState{Rules: rules, Version: version + 1}, nil
+	fault.Mark(ctx, "global headers: stored")
+	return h.recompile(ctx)
 }
 
 // recompile puts every box's policy in force again, after something that all share has changed: the global header
@@ -174,7 +227,12 @@ func (h *host) recompileBox(ctx context.Context, b *box) error {
 	if err != nil {
 		return err
 	}
-	return h.enforce(ctx, b, next)
+	return h.guarded(b, func() error {
+		if err := fault.At(ctx, "all boxes: next one"); err != nil {
+			return err
+		}
+		return h.enforce(ctx, b, next)
+	})
 }
 
 // globalRules returns the header rules of every box.

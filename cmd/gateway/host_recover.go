@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
@@ -24,13 +25,16 @@ func (h *host) recoverBoxes(ctx context.Context) error {
 		return fmt.Errorf("picking up containers: %w", err)
 	}
 	records, err := h.store.Boxes()
-	if err != nil {
+	if err = errors.Join(err, fault.At(ctx, "recover: containers known")); err != nil {
 		return err
 	}
 	for _, r := range records {
 		if err := h.recoverBox(ctx, r); err != nil {
 			return fmt.Errorf("picking up box %s: %w", r.ID, err)
 		}
+	}
+	if err := fault.At(ctx, "recover: boxes picked up"); err != nil {
+		return err
 	}
 	for _, status := range running {
 		if _, err := h.find(status.ID); err != nil {
@@ -80,7 +84,10 @@ func (h *host) recoverBox(ctx context.Context, r store.Box) error {
 		return nil
 	}
 	h.expireLater(b, time.Until(b.record.ExpiresAt))
-	if err := h.reconnect(ctx, b); err != nil {
+	if err := h.caught(b, func() error { return h.reconnect(ctx, b) }); err != nil {
+		if errors.Is(err, errFault) {
+			err = errors.Join(err, h.shut(b))
+		}
 		h.log.Error("a box could not be picked up; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
 		h.showError(b, "it could not be picked up after a restart of the gateway: "+err.Error())
 		return nil

@@ -31,6 +31,7 @@ type lab struct {
 	socket  string
 	image   string
 	flags   []string // of `gateway serve`, besides the usual
+	env     []string // likewise
 	self    string   // the gateway binary
 	log     *os.File // what the gateway writes
 	process *exec.Cmd
@@ -103,7 +104,7 @@ func (l *lab) start(ctx context.Context) error {
 	defer pipe.Close()
 	var errout tail
 	cmd := exec.Command(l.self, append([]string{"serve", "--config", l.config, "--until-eof"}, l.flags...)...)
-	cmd.Env = l.environ()
+	cmd.Env = append(l.environ(), l.env...)
 	cmd.Stdin = pipe
 	cmd.Stdout = l.log
 	cmd.Stderr = io.MultiWriter(l.log, &errout)

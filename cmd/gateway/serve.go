@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/internal/fault"
 )
 
 // newServeCommand is `gateway serve`.
@@ -86,14 +87,18 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 		return err
 	}
 	defer sockets.Close()
-	h, err := openHost(ctx, cfg, addrs, sockets, log)
+	var h *host
+	err = contained(log, func() (err error) {
+		h, err = openHost(ctx, cfg, addrs, sockets, log)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	if h.noWatch = noWatch; noWatch {
 		log.Warn("kernel rules that other programs change are not restored: this is for tests")
 	}
-	return errors.Join(h.serve(ctx), h.close())
+	return errors.Join(contained(log, func() error { return h.serve(ctx) }), contained(log, h.close))
 }
 
 // serve accepts on every socket until ctx ends or one of them fails, then drains.
@@ -108,7 +113,7 @@ func (h *host) serve(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
 		group.Go(func() error {
-			err := f()
+			err := contained(h.log, f)
 			wanted := ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
 			if err != nil && !wanted {
 				return fmt.Errorf("%s: %w", what, err)
@@ -135,20 +140,27 @@ func (h *host) serve(ctx context.Context) error {
 
 	group.Go(func() error {
 		<-ctx.Done()
-		_ = notifySystemd("STOPPING=1")
-		drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
-		defer cancel()
-		// The first to stop is the API, so that no change begins; boxes and their rules stay as they are.
-		err := adminServer.Shutdown(drain)
-		err = errors.Join(err, h.ingress.Shutdown(drain), h.proxy.Shutdown(drain), metrics.Shutdown(drain))
-		h.listeners.Close()
-		if errors.Is(err, context.DeadlineExceeded) {
-			h.log.Warn("requests still under way were cut")
-			return nil
-		}
-		return err
+		return contained(h.log, func() error { return h.drain(adminServer, metrics) })
 	})
 	return group.Wait()
+}
+
+// drain ends what is under way, and the listeners.
+func (h *host) drain(adminServer, metrics *http.Server) error {
+	_ = notifySystemd("STOPPING=1")
+	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	defer h.listeners.Close()
+	// The first to stop is the API, so that no change begins; boxes and their rules stay as they are.
+	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain))
+	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
+	err = errors.Join(err, h.ingress.Shutdown(drain), h.proxy.Shutdown(drain), metrics.Shutdown(drain))
+	err = errors.Join(err, fault.At(drain, "stop: drained"))
+	if errors.Is(err, context.DeadlineExceeded) {
+		h.log.Warn("requests still under way were cut")
+		return nil
+	}
+	return err
 }
 
 // serveEgress starts what boxes are steered to.

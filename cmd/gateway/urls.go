@@ -119,7 +119,7 @@ func (h *host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest)
 		made.Username, made.Password = policy.NewSecret(user), policy.NewSecret(password)
 	}
 	if err := h.store.SetURL(record); err != nil {
-		return api.URL{}, err
+		return api.URL{}, h.notStored("the public URL could not be stored, nothing was changed", err)
 	}
 	name := h.urlHost(id, req.Port)
 	old, had := h.urls.Lookup(name)
@@ -158,7 +158,7 @@ func (h *host) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error 
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
 	if err := h.store.DeleteURL(id, port); err != nil {
-		return err
+		return h.notStored("the deletion could not be stored, the public URL stays", err)
 	}
 	h.urls.remove(h.urlHost(id, port))
 	h.ingress.CloseURL(target.ID)

@@ -18,6 +18,7 @@ import (
 	"boxgate/dns"
 	"boxgate/firewall"
 	"boxgate/ingress"
+	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/proxy"
@@ -32,7 +33,11 @@ func openHost(ctx context.Context, cfg config, addrs addresses, l *listeners, lo
 		metrics: prometheus.NewRegistry(),
 	}
 	steps := []func(context.Context) error{
-		h.openStore, h.openAudit, h.openEgress, h.openIngress, h.openLauncher, h.openFirewall, h.recoverBoxes,
+		h.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
+		h.openAudit, h.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
+		h.openIngress, h.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
+		h.openFirewall, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		h.recoverBoxes, func(ctx context.Context) error { return fault.At(ctx, "start: boxes known") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -46,7 +51,7 @@ func openHost(ctx context.Context, cfg config, addrs addresses, l *listeners, lo
 func (h *host) close() error {
 	var errs []error
 	if h.firewall != nil {
-		errs = append(errs, h.firewall.Close())
+		errs = append(errs, h.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
 	}
 	if h.launcher != nil {
 		errs = append(errs, h.launcher.Close())

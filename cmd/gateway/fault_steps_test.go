@@ -1,0 +1,265 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// The steps at which the gateway is made to fail, by the operation that comes by them.
+var (
+	stepsOfCreate = []string{
+		"create: record stored", "create: policy staged", "create: authority stored", "launch: directory made",
+		"launch: namespaces pinned", "link: box registered", "link: pair made", "link: box's end up", "link: host's end up",
+		"connect: known to DNS and proxy", "plan: to be written", "plan: written", "connect: policy in force",
+		"launch: root built", "launch: container made", "launch: first process started", "create: box runs",
+	}
+	stepsOfDelete = []string{
+		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
+		"remove: processes ended", "remove: namespaces gone", "delete: nothing runs", "delete: record gone",
+	}
+	stepsOfPolicy = []string{
+		"policy: staged", "plan: to be written", "plan: written", "enforce: kernel and pointer changed",
+		"enforce: connections asked again", "policy: in force", "policy: committed",
+	}
+	stepsOfHeaders = []string{
+		"plan: to be written", "enforce: connections asked again", "headers: in force", "headers: stored",
+	}
+	stepsOfGlobal = []string{"global headers: stored", "all boxes: next one", "plan: written"}
+	stepsOfStart  = []string{
+		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
+		"open: routing set", "open: forwarding on", "start: kernel rules in force", "recover: containers known",
+		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: written",
+		"recover: boxes picked up", "start: boxes known",
+	}
+	stepsOfStop = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
+	// Those of the data path have tests of their own.
+	stepsOfTraffic = []string{}
+)
+
+// marks are the steps after which nothing can fail, so that only death and panic are tried.
+func isMark(step string) bool { return slices.Contains(marks, step) }
+
+var marks = []string{
+	"policy: committed", "headers: stored", "global headers: stored", "delete: record gone", "disconnect: off the network",
+}
+
+// Every step named in the sources is tried, and every step that is tried is named in the sources.
+func TestFaultsAreTriedAtEveryStep(t *testing.T) {
+	t.Parallel()
+	tried := map[string]bool{}
+	for _, steps := range [][]string{stepsOfCreate, stepsOfDelete, stepsOfPolicy, stepsOfHeaders, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+		for _, s := range steps {
+			tried[s] = true
+		}
+	}
+	named := stepsInSources(t)
+	for step, kind := range named {
+		if !tried[step] {
+			t.Errorf("no test makes the gateway fail at %q", step)
+		}
+		if (kind == "Mark") != isMark(step) {
+			t.Errorf("%q is a fault.%s", step, kind)
+		}
+	}
+	for step := range tried {
+		if named[step] == "" {
+			t.Errorf("there is no step %q", step)
+		}
+	}
+}
+
+// stepsInSources maps each step to the function that names it, At or Mark.
+func stepsInSources(t *testing.T) map[string]string {
+	t.Helper()
+	named := map[string]string{}
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 2 {
+				return true
+			}
+			f, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || fmt.Sprint(f.X) != "fault" {
+				return true
+			}
+			literal, ok := call.Args[1].(*ast.BasicLit)
+			if !ok {
+				t.Errorf("%s: the name of a step is not a literal", path)
+				return true
+			}
+			step, _ := strconv.Unquote(literal.Value)
+			if named[step] != "" {
+				t.Errorf("%s: the step %q is named twice", path, step)
+			}
+			named[step] = f.Sel.Name
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return named
+}
+
+// faultWorld is a world whose gateway fails as told, with boxes that attack all the while.
+func faultWorld(t *testing.T) (*world, *siege) {
+	t.Helper()
+	w := capturedStopped(t, func(c *config) { c.Limits.NewConnections = 10000 })
+	w.env = []string{faultsFile + "=" + w.faultsPath()}
+	w.up()
+	return w, w.besiege(attackerAt(101))
+}
+
+// holds ends a siege and fails the test if anything has reached the targets.
+func (s *siege) holds() {
+	s.w.t.Helper()
+	sent := s.end()
+	if sent < 1000 {
+		s.w.t.Errorf("the boxes have tried only %d times", sent)
+	}
+	s.w.untouched(s.targets[0], s.targets[1])
+	s.w.nothingReached("evil.example.net")
+}
+
+// narrow and wide are the policies between which tests change: wide opens extra as well.
+var (
+	extra  = attackerAt(102)
+	narrow = map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com"}}
+	wide   = map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com"},
+		"allowed_cidrs": []string{extra[0].String() + "/32", extra[1].String() + "/128"}}
+)
+
+// policyNow is which of the two the API says is in force.
+func (w *world) policyNow(box string) (isWide bool, version uint64) {
+	w.t.Helper()
+	var view struct {
+		NetworkPolicy struct {
+			AllowedCIDRs []string `json:"allowed_cidrs"`
+		} `json:"network_policy"`
+		PolicyVersion uint64 `json:"policy_version"`
+		Status, Error string
+	}
+	if err := w.Client.Get(w.t.Context(), boxPath(box), &view); err != nil {
+		w.t.Fatal(err)
+	}
+	if view.Status != "idle" {
+		w.t.Errorf("the box is %s: %s", view.Status, view.Error)
+	}
+	return len(view.NetworkPolicy.AllowedCIDRs) > 0, view.PolicyVersion
+}
+
+// agrees fails the test unless API, kernel and store hold the same policy; it returns which.
+func (r *raider) agrees(what string) (isWide bool) {
+	r.t.Helper()
+	isWide, version := r.policyNow(r.box)
+	for _, a := range extra {
+		got := r.try("udp", netip.AddrPortFrom(a, 4444))
+		if (got == saw(nil)) != isWide {
+			r.t.Errorf("%s: the API says wide=%v, but of %v the box sees %s", what, isWide, a, got)
+		}
+	}
+	s := r.stored()
+	defer s.Close()
+	p, err := s.Policy(policy.BoxID(r.box))
+	if err != nil || p.Version != version || (len(p.Spec.AllowedCIDRs) > 0) != isWide {
+		r.t.Errorf("%s: the API says version %d wide=%v, the store %+v %v", what, version, isWide, p, err)
+	}
+	if staged, err := s.Staged(); err != nil || len(staged) > 0 {
+		r.t.Errorf("%s: the store holds a staged policy: %v %v", what, staged, err)
+	}
+	return isWide
+}
+
+// stored opens a copy of the store as it is on disk.
+func (w *world) stored() *store.DB {
+	w.t.Helper()
+	dir := w.t.TempDir()
+	err := os.Chmod(dir, 0o700)
+	for _, name := range []string{"boxgate.db", "secret.key"} {
+		data, readErr := os.ReadFile(filepath.Join(w.dir, "state", name))
+		if err == nil {
+			err = readErr
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), data, 0o600)
+		}
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	db, err := store.Open(store.Options{Dir: dir})
+	if err != nil {
+		w.t.Fatalf("the store on disk is not whole: %v", err)
+	}
+	return db
+}
+
+// failing makes the gateway fail at a step of what operation does, and starts it again if it died.
+func (w *world) failing(kind, step string, operation func() error) (failed error) {
+	w.t.Helper()
+	what := kind + " at " + strconv.Quote(step)
+	w.arm(kind, step)
+	failed = operation()
+	w.happened(what)
+	if kind == faultDie {
+		w.died(what)
+		w.up()
+	}
+	return failed
+}
+
+// kindsOf are the faults to try at a step.
+func kindsOf(step string) []string {
+	if isMark(step) {
+		return []string{faultPanic, faultDie}
+	}
+	return []string{faultError, faultPanic, faultDie}
+}
+
+// nothingLeft fails the test if anything of a box is there: for the API, in the kernel, on disk, in the store.
+func (w *world) nothingLeft(what string) {
+	w.t.Helper()
+	var boxes []struct{ ID, Status, Error string }
+	if err := w.Client.Get(w.t.Context(), "/v2/box", &boxes); err != nil || len(boxes) != 0 {
+		w.t.Errorf("%s: boxes: %v %v", what, boxes, err)
+	}
+	links, err := w.Net.Gateway().Run(w.t.Context(), "ip", "-o", "link")
+	if err != nil || strings.Contains(links, "alias boxgate box") {
+		w.t.Errorf("%s: links are left: %v %s", what, err, links)
+	}
+	chains, err := w.Net.Gateway().Run(w.t.Context(), "nft", "list", "chains", "inet")
+	if err != nil || strings.Contains(chains, "chain box_") {
+		w.t.Errorf("%s: chains are left: %v %s", what, err, chains)
+	}
+	for _, dir := range []string{filepath.Join(w.dir, "state", "boxes"), filepath.Join(labRunDir(w.dir), "netns")} {
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+			w.t.Errorf("%s: %s holds %v %v", what, dir, entries, err)
+		}
+	}
+	s := w.stored()
+	defer s.Close()
+	if records, err := s.Boxes(); err != nil || len(records) > 0 {
+		w.t.Errorf("%s: the store holds %v %v", what, records, err)
+	}
+}
