@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log"
@@ -44,11 +45,16 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 	c := &http2Conn{s: s, flights: map[*inflight]*stream{}}
 	s.live.watch(c.watch)
 	defer s.live.watch(nil)
+	conn, ok := s.client.(*tls.Conn)
+	if !ok {
+		_ = s.client.Close()
+		return errNoName // HTTP/2 is chosen in a TLS handshake alone
+	}
 	server := &http2.Server{
-		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle,
+		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	server.ServeConn(s.client, &http2.ServeConnOpts{
+	server.ServeConn(newInbound(conn, c.malformedRequest), &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
 		BaseConfig: &http.Server{MaxHeaderBytes: h1.MaxHead, ErrorLog: log.New(io.Discard, "", 0)},

@@ -1,0 +1,234 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+const (
+	h2FrameHead  = 9
+	h2FrameMax   = 16 << 10 // what a client may put into one frame: the least that RFC 9113, 4.2 lets a server choose
+	h2TableSize  = 4096     // of HPACK: the default, which the server does not change
+	h2SettingMax = 100      // settings in one frame; the library breaks off beyond that
+)
+
+// inbound is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Two things that RFC 9113 asks for are done
+// here because the library does otherwise:
+//
+//   - A setting may stand in a frame twice (6.5.3); the library ends such a connection. It sees each setting once.
+//   - A request with a field that belongs to HTTP/1.1 connections is malformed, a stream error (8.2.2); the library
+//     answers it with a page of its own that no event tells of. Here its header block gets one more field, with a name
+//     that no field can have: the library then resets the stream, and the HPACK state stays what the client thinks it is.
+//
+// Everything else passes unchanged, whatever it is, and is the library's to judge. It is read by one goroutine.
+type inbound struct {
+	*tls.Conn
+	source    io.Reader                            // what the client sends: the connection
+	malformed func(method, authority, path string) // called once for each request that is refused here
+
+	preface int               // bytes of the client's preface still to come
+	head    [h2FrameHead]byte // of the frame being read
+	got     int               // bytes of the frame that are read
+	held    *[]byte           // the frame, where all of it has to be looked at before it goes on; else nil
+	out     []byte            // what goes on next, in head or held
+	pass    int               // bytes behind out that go on as they come
+
+	fields *hpack.Decoder // nil once a header block made no sense: the library ends such a connection
+	open   bool           // a header block has begun and not ended
+	stream uint32         // it belongs to
+	bad    bool           // it holds a forbidden field
+	pseudo [3]string      // method, authority and path of it
+}
+
+// newInbound returns the connection for the library to read.
+func newInbound(conn *tls.Conn, malformed func(method, authority, path string)) *inbound {
+	in := &inbound{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
+	in.fields = hpack.NewDecoder(h2TableSize, in.field)
+	in.fields.SetMaxStringLength(h1.MaxHead)
+	return in
+}
+
+// Read implements net.Conn. While nothing comes it holds no buffer.
+func (in *inbound) Read(p []byte) (int, error) {
+	for {
+		switch {
+		case len(in.out) > 0:
+			n := copy(p, in.out)
+			if in.out = in.out[n:]; len(in.out) == 0 {
+				in.giveBack()
+			}
+			return n, nil
+		case in.preface > 0:
+			return in.through(p, &in.preface)
+		case in.pass > 0:
+			return in.through(p, &in.pass)
+		}
+		if err := in.next(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// through reads what goes on as it comes; left is how much that is.
+func (in *inbound) through(p []byte, left *int) (int, error) {
+	n, err := in.source.Read(p[:min(len(p), *left)])
+	*left -= n
+	return n, err
+}
+
+// next reads the head of a frame, and the rest of it if it has to be looked at. It may be called again after an error.
+func (in *inbound) next() error {
+	if in.held == nil {
+		if err := in.fill(in.head[:]); err != nil {
+			return err
+		}
+		length := int(in.head[0])<<16 | int(in.head[1])<<8 | int(in.head[2])
+		if length > h2FrameMax || !in.concerns(http2.FrameType(in.head[3])) {
+			in.out, in.pass, in.got = in.head[:], length, 0
+			return nil
+		}
+		in.held = bodyBuffers.get()
+		*in.held = append((*in.held)[:0], in.head[:]...)[:h2FrameHead+length]
+	}
+	if err := in.fill(*in.held); err != nil {
+		return err
+	}
+	in.out, in.got = in.look(*in.held), 0
+	return nil
+}
+
+// fill reads until frame is full.
+func (in *inbound) fill(frame []byte) error {
+	for in.got < len(frame) {
+		n, err := in.source.Read(frame[in.got:])
+		if in.got += n; err != nil && in.got < len(frame) {
+			if in.got > 0 && errors.Is(err, io.EOF) {
+				return io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// giveBack ends the use of the buffer.
+func (in *inbound) giveBack() {
+	if in.held != nil {
+		*in.held = (*in.held)[:cap(*in.held)]
+		bodyBuffers.put(in.held)
+		in.held = nil
+	}
+}
+
+// concerns reports whether frames of a type are looked at.
+func (in *inbound) concerns(t http2.FrameType) bool {
+	switch t {
+	case http2.FrameSettings:
+		return true
+	case http2.FrameHeaders, http2.FrameContinuation:
+		return in.fields != nil
+	}
+	return false
+}
+
+// look returns what goes on in the place of a frame. The buffer of the frame has room for some more bytes.
+func (in *inbound) look(frame []byte) []byte {
+	head := http2.FrameHeader{
+		Type: http2.FrameType(frame[3]), Flags: http2.Flags(frame[4]), Length: uint32(len(frame) - h2FrameHead),
+		StreamID: uint32(frame[5]&0x7f)<<24 | uint32(frame[6])<<16 | uint32(frame[7])<<8 | uint32(frame[8]),
+	}
+	if head.Type == http2.FrameSettings {
+		return settingsOnce(frame, head)
+	}
+	block, ok := in.block(frame[h2FrameHead:], head)
+	if !ok || !in.read(block, head.Flags.Has(http2.FlagHeadersEndHeaders)) {
+		in.fields = nil
+		return frame
+	}
+	if in.open || !in.bad {
+		return frame
+	}
+	in.malformed(in.pseudo[0], in.pseudo[1], in.pseudo[2])
+	return spoilt(frame)
+}
+
+// block returns the part of a header block that a frame carries.
+func (in *inbound) block(payload []byte, head http2.FrameHeader) ([]byte, bool) {
+	if head.Type == http2.FrameContinuation {
+		return payload, in.open && head.StreamID == in.stream
+	}
+	if in.open {
+		return nil, false
+	}
+	skip, padding := 0, 0
+	if head.Flags.Has(http2.FlagHeadersPadded) {
+		if len(payload) == 0 {
+			return nil, false
+		}
+		skip, padding = 1, int(payload[0])
+	}
+	if head.Flags.Has(http2.FlagHeadersPriority) {
+		skip += 5
+	}
+	if skip+padding > len(payload) {
+		return nil, false
+	}
+	in.open, in.stream, in.bad, in.pseudo = true, head.StreamID, false, [3]string{}
+	return payload[skip : len(payload)-padding], true
+}
+
+// read decodes a part of a header block.
+func (in *inbound) read(block []byte, last bool) bool {
+	if _, err := in.fields.Write(block); err != nil {
+		return false
+	}
+	if !last {
+		return true
+	}
+	in.open = false
+	return in.fields.Close() == nil
+}
+
+// field is told each field of a header block.
+func (in *inbound) field(f hpack.HeaderField) {
+	switch f.Name {
+	case ":method":
+		in.pseudo[0] = f.Value
+	case ":authority":
+		in.pseudo[1] = f.Value
+	case ":path":
+		in.pseudo[2] = f.Value
+	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+		in.bad = true
+	case "te":
+		in.bad = in.bad || f.Value != "trailers"
+	}
+}
+
+// spoilt makes a frame that ends a header block not end it, and adds one that does: a literal field that enters no
+// table, whose name is the letter A. Capital letters are what no name may hold (RFC 9113, 8.2.1).
+func spoilt(frame []byte) []byte {
+	stream := frame[5:h2FrameHead:h2FrameHead]
+	frame[4] &^= byte(http2.FlagHeadersEndHeaders)
+	frame = append(frame, 0, 0, 4, byte(http2.FrameContinuation), byte(http2.FlagContinuationEndHeaders))
+	frame = append(frame, stream...)
+	return append(frame, 0, 1, 'A', 0)
+}
+
+// malformedRequest records a request that is refused for its form before the handler could see it.
+func (c *http2Conn) malformedRequest(method, authority, path string) {
+	var x exchange
+	x.begin(c.s)
+	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest
+	if authority != "" {
+		x.event.Name = authority
+	}
+	x.end()
+}
