@@ -1,0 +1,172 @@
+package scrub
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/flate"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zlib"
+	"github.com/klauspost/compress/zstd"
+)
+
+// Codings lists the content codings that can be undone and done again, as Accept-Encoding names them.
+const Codings = "gzip, deflate, br, zstd"
+
+// maxCodings is how many codings on top of each other are undone: each has a window of its own.
+const maxCodings = 2
+
+// ErrCoding says that a body cannot be looked into.
+var ErrCoding = errors.New("the response has a content coding that cannot be undone")
+
+// ParseCodings reads Content-Encoding and returns the codings in the order in which they were applied, "identity" left
+// out. The error is [ErrCoding].
+func ParseCodings(contentEncoding string) ([]string, error) {
+	var codings []string
+	for name := range strings.SplitSeq(contentEncoding, ",") {
+		name = strings.ToLower(strings.Trim(name, " \t"))
+		switch {
+		case name == "" || name == "identity":
+			continue
+		case !isCoding(name) || len(codings) == maxCodings:
+			return nil, ErrCoding
+		}
+		codings = append(codings, name)
+	}
+	return codings, nil
+}
+
+func isCoding(name string) bool {
+	switch name {
+	case "gzip", "x-gzip", "deflate", "br", "zstd":
+		return true
+	}
+	return false
+}
+
+// AcceptEncoding takes out of an Accept-Encoding what cannot be undone. What is left is never empty: without the field, or
+// with "*", a server may choose any coding.
+func AcceptEncoding(value string) string {
+	var kept []string
+	for element := range strings.SplitSeq(value, ",") {
+		element = strings.Trim(element, " \t")
+		name, _, _ := strings.Cut(element, ";")
+		name = strings.ToLower(strings.TrimRight(name, " \t"))
+		if name == "identity" || isCoding(name) {
+			kept = append(kept, element)
+		}
+	}
+	if len(kept) == 0 {
+		return "identity"
+	}
+	return strings.Join(kept, ", ")
+}
+
+// maxWindow is the largest zstd window, that which RFC 9659 sets for HTTP. Those of the others are smaller by definition
+// or, for brotli, 16 MiB at most.
+const maxWindow = 8 << 20
+
+// decode undoes one coding. It may wait for the first bytes.
+func decode(coding string, src io.Reader) (io.Reader, error) {
+	switch coding {
+	case "gzip", "x-gzip":
+		return gzip.NewReader(src)
+	case "deflate":
+		return inflate(src)
+	case "br":
+		return brotli.NewReader(src), nil
+	case "zstd":
+		return zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+	}
+	return nil, ErrCoding
+}
+
+// whole is a stream behind which nothing may follow.
+type whole struct {
+	io.Reader
+	rest *bufio.Reader
+}
+
+// Read turns bytes behind the end into an error.
+func (w whole) Read(p []byte) (int, error) {
+	n, err := w.Reader.Read(p)
+	if errors.Is(err, io.EOF) {
+		if _, more := w.rest.ReadByte(); more == nil {
+			return n, errors.New("bytes behind the end of the compressed stream")
+		} else if !errors.Is(more, io.EOF) {
+			return n, more
+		}
+	}
+	return n, err
+}
+
+// inflate reads what is called deflate: the zlib format or, as some servers send it, bare.
+func inflate(src io.Reader) (io.Reader, error) {
+	buffered := bufio.NewReader(src)
+	bare, err := isBare(buffered)
+	if err != nil {
+		return nil, err
+	}
+	if bare {
+		return whole{flate.NewReader(buffered), buffered}, nil
+	}
+	z, err := zlib.NewReader(buffered)
+	if err != nil {
+		return nil, err
+	}
+	return whole{z, buffered}, nil
+}
+
+// isBare reports whether a deflate stream lacks the header of zlib (RFC 1950, 2.2).
+func isBare(r *bufio.Reader) (bool, error) {
+	b, err := r.Peek(2)
+	if len(b) < 2 {
+		return len(b) == 1, err
+	}
+	return b[0]&15 != 8 || (int(b[0])<<8|int(b[1]))%31 != 0, nil
+}
+
+// encoder does a coding.
+type encoder interface {
+	io.WriteCloser
+	Flush() error
+	Reset(io.Writer)
+}
+
+// encoders keeps those that are not in use: they are large. Speed counts, as what is compressed here crosses one host.
+var encoders = map[string]*sync.Pool{
+	"gzip":    {New: func() any { w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed); return checked(w, err) }},
+	"deflate": {New: func() any { w, err := zlib.NewWriterLevel(nil, zlib.BestSpeed); return checked(w, err) }},
+	"br":      {New: func() any { return brotli.NewWriterOptions(nil, brotli.WriterOptions{Quality: 2, LGWin: 18}) }},
+	"zstd": {New: func() any {
+		w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
+			zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true), zstd.WithZeroFrames(true))
+		return checked(w, err)
+	}},
+}
+
+func checked(w encoder, err error) encoder {
+	if err != nil {
+		panic(fmt.Sprintf("scrub: an encoder refuses its options: %v", err)) // they are constants
+	}
+	return w
+}
+
+// encode lends an encoder that writes to dst; give it back when it is closed, or the stream given up.
+func encode(coding string, dst io.Writer) (w encoder, giveBack func(), err error) {
+	pool := encoders[strings.TrimPrefix(coding, "x-")]
+	if pool == nil {
+		return nil, nil, ErrCoding
+	}
+	w, ok := pool.Get().(encoder)
+	if !ok {
+		panic("scrub: a foreign value among the encoders")
+	}
+	w.Reset(dst)
+	return w, func() { w.Reset(nil); pool.Put(w) }, nil
+}

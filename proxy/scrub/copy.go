@@ -1,0 +1,166 @@
+package scrub
+
+import (
+	"errors"
+	"io"
+)
+
+// Source is a body as it arrives.
+type Source interface {
+	// Read is as that of [io.Reader], but that it calls wait, and heeds its error, before it waits for more to arrive.
+	Read(p []byte, wait func() error) (int, error)
+}
+
+// Sink takes what is masked.
+type Sink interface {
+	io.Writer
+	// Flush sends on what was written.
+	Flush() error
+}
+
+// Masker masks a body part by part: a [Stream] or [Messages].
+type Masker interface {
+	mask(dst, part []byte) ([]byte, error)
+	end(dst []byte) ([]byte, error)
+}
+
+func (s *Stream) mask(dst, part []byte) ([]byte, error) { return s.Append(dst, part), nil }
+func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil }
+
+// Copy moves a body from src to dst, masked. The codings, in the order in which they were applied, are undone and done
+// again. Whatever has arrived is flushed before more is waited for; memory is bounded by the windows of the codings. An
+// error means that the body must be broken off: its source failed, or it was cut short, is not what the coding says, or
+// has something behind its end.
+func Copy(dst Sink, src Source, m Masker, codings []string) error {
+	c := &copying{dst: dst, src: src, masker: m, out: dst}
+	defer c.giveBack()
+	in, err := c.decoder(codings)
+	if err != nil {
+		return c.cutShort(err)
+	}
+	if err := c.encoder(codings); err != nil {
+		return err
+	}
+	if err := c.run(in); err != nil || !c.any {
+		return err
+	}
+	for _, e := range c.encoders {
+		if err := e.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copying is the state of one Copy.
+type copying struct {
+	dst    Sink
+	src    Source
+	masker Masker
+
+	out      io.Writer // the first of encoders, or dst
+	encoders []encoder // in the order in which they are written
+	lent     []func()
+	pending  bool // something was written and not flushed
+	any, eof bool // something, and the end, was read
+}
+
+func (c *copying) giveBack() {
+	for _, f := range c.lent {
+		f()
+	}
+}
+
+// Read is the undecoded body as decoders read it.
+func (c *copying) Read(p []byte) (int, error) {
+	n, err := c.src.Read(p, c.flush)
+	c.any = c.any || n > 0
+	c.eof = errors.Is(err, io.EOF)
+	return n, err
+}
+
+func (c *copying) decoder(codings []string) (in io.Reader, err error) {
+	in = c
+	for i := len(codings) - 1; i >= 0; i-- {
+		if in, err = decode(codings[i], in); err != nil {
+			return nil, err
+		}
+	}
+	return in, nil
+}
+
+func (c *copying) encoder(codings []string) error {
+	for i := len(codings) - 1; i >= 0; i-- {
+		e, giveBack, err := encode(codings[i], c.out)
+		if err != nil {
+			return err
+		}
+		c.lent = append(c.lent, giveBack)
+		c.encoders = append([]encoder{e}, c.encoders...)
+		c.out = e
+	}
+	return nil
+}
+
+// partSize is how much is decoded at once.
+const partSize = 32 << 10
+
+func (c *copying) run(in io.Reader) error {
+	buf, out := make([]byte, partSize), []byte(nil)
+	for {
+		n, err := in.Read(buf)
+		if n > 0 {
+			var failed error
+			if out, failed = c.masker.mask(out[:0], buf[:n]); failed == nil {
+				failed = c.write(out)
+			}
+			if failed != nil {
+				return failed
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			if out, err = c.masker.end(out[:0]); err != nil {
+				return err
+			}
+			return c.write(out)
+		case err != nil:
+			return c.cutShort(err)
+		}
+	}
+}
+
+func (c *copying) write(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	c.pending = true
+	_, err := c.out.Write(b)
+	return err
+}
+
+// flush sends on what was written, through every encoder.
+func (c *copying) flush() error {
+	if !c.pending {
+		return nil
+	}
+	c.pending = false
+	for _, e := range c.encoders {
+		if err := e.Flush(); err != nil {
+			return err
+		}
+	}
+	return c.dst.Flush()
+}
+
+// cutShort is what an error of a decoder means: nothing if the body had no byte, as that is empty in every coding; else the
+// end of the source is one where more had to come.
+func (c *copying) cutShort(err error) error {
+	switch {
+	case c.eof && !c.any:
+		return nil
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,194 @@
+package scrub
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// ErrFrame says that a WebSocket server sends what it may not, or what cannot be looked into.
+var ErrFrame = errors.New("the server's WebSocket frames break the protocol")
+
+// Frames masks what a WebSocket server sends (RFC 6455, 5), without extensions. Frame headers stay; a message is one text
+// whatever its frames, and nothing is held back behind it. It is not safe for concurrent use.
+//
+// A tail that is held back at the end of a fragment waits for the next one, and with it whatever is sent in between.
+type Frames struct {
+	set  *Set
+	text *Stream
+
+	header  []byte
+	left    uint64 // bytes of the payload still to come
+	control []byte // the control frame under way
+	final   bool
+
+	queue  []insert
+	queued int
+	in     int64 // bytes of data given to text
+	out    int64 // and taken out
+}
+
+// insert is what stands in the data at an offset.
+type insert struct {
+	at    int64
+	bytes []byte
+}
+
+// NewFrames returns a masker of frames.
+func NewFrames(s *Set) *Frames { return &Frames{set: s, text: NewStream(s)} }
+
+const (
+	finalBit   = 0x80
+	reserved   = 0x70
+	opcode     = 0x0f
+	controlBit = 0x08
+	maskedBit  = 0x80
+	shortMax   = 125
+	queueMax   = 16 << 10 // waiting behind a tail
+)
+
+// Append takes the next bytes from the server and appends to dst what may go on. After an error the connection must end.
+func (f *Frames) Append(dst, part []byte) ([]byte, error) {
+	for len(part) > 0 {
+		if f.left == 0 {
+			n, done, err := f.begin(part)
+			if err != nil {
+				return dst, err
+			}
+			part = part[n:]
+			if !done {
+				return dst, nil
+			}
+			if dst, err = f.opened(dst); err != nil {
+				return dst, err
+			}
+			continue
+		}
+		n := int(min(uint64(len(part)), f.left))
+		f.left -= uint64(n)
+		var err error
+		if dst, err = f.payload(dst, part[:n]); err != nil {
+			return dst, err
+		}
+		part = part[n:]
+	}
+	return dst, nil
+}
+
+// begin gathers a frame header and reports how much of part belongs to it, and whether it is complete.
+func (f *Frames) begin(part []byte) (n int, complete bool, err error) {
+	for n < len(part) {
+		f.header = append(f.header, part[n])
+		n++
+		if len(f.header) < 2 {
+			continue
+		}
+		size := int(f.header[1] &^ maskedBit)
+		long := map[int]int{126: 2, 127: 8}[size]
+		if len(f.header) == 2 && !f.legal(size) {
+			return n, false, ErrFrame
+		}
+		if len(f.header) < 2+long {
+			continue
+		}
+		f.left = uint64(size)
+		switch long {
+		case 2:
+			f.left = uint64(binary.BigEndian.Uint16(f.header[2:]))
+		case 8:
+			if f.left = binary.BigEndian.Uint64(f.header[2:]); f.left>>63 != 0 {
+				return n, false, ErrFrame
+			}
+		}
+		return n, true, nil
+	}
+	return n, false, nil
+}
+
+func (f *Frames) legal(size int) bool {
+	first := f.header[0]
+	if first&reserved != 0 || f.header[1]&maskedBit != 0 {
+		return false
+	}
+	return first&controlBit == 0 || (first&finalBit != 0 && size <= shortMax)
+}
+
+// opened handles a complete header, and the end of a frame without a payload.
+func (f *Frames) opened(dst []byte) ([]byte, error) {
+	header := f.header
+	f.header = nil
+	if header[0]&controlBit != 0 {
+		f.control = header
+		if f.left == 0 {
+			return f.endControl(dst)
+		}
+		return dst, nil
+	}
+	f.final = header[0]&finalBit != 0
+	dst, err := f.insert(dst, header)
+	if err == nil && f.left == 0 {
+		dst = f.endData(dst)
+	}
+	return dst, err
+}
+
+func (f *Frames) payload(dst, part []byte) ([]byte, error) {
+	if f.control != nil {
+		f.control = append(f.control, part...)
+		if f.left == 0 {
+			return f.endControl(dst)
+		}
+		return dst, nil
+	}
+	f.in += int64(len(part))
+	if len(f.queue) == 0 {
+		start := len(dst)
+		dst = f.text.Append(dst, part)
+		f.out += int64(len(dst) - start)
+	} else {
+		dst = f.emit(dst, f.text.Append(nil, part))
+	}
+	if f.left == 0 {
+		dst = f.endData(dst)
+	}
+	return dst, nil
+}
+
+func (f *Frames) endControl(dst []byte) ([]byte, error) {
+	frame := f.control
+	f.control = nil
+	f.set.Mask(frame[2:])
+	return f.insert(dst, frame)
+}
+
+// endData ends a frame of data; what was held back of a message goes out with its end.
+func (f *Frames) endData(dst []byte) []byte {
+	if !f.final {
+		return dst
+	}
+	return f.emit(dst, f.text.End(nil))
+}
+
+// insert puts bytes behind the data that came before them.
+func (f *Frames) insert(dst, b []byte) ([]byte, error) {
+	if f.in == f.out {
+		return append(dst, b...), nil
+	}
+	if f.queued += len(b); f.queued > queueMax {
+		return dst, ErrFrame
+	}
+	f.queue = append(f.queue, insert{f.in, b})
+	return dst, nil
+}
+
+// emit appends data, and what stands in it.
+func (f *Frames) emit(dst, data []byte) []byte {
+	for len(f.queue) > 0 && f.queue[0].at <= f.out+int64(len(data)) {
+		n := f.queue[0].at - f.out
+		dst = append(append(dst, data[:n]...), f.queue[0].bytes...)
+		data, f.out = data[n:], f.out+n
+		f.queued -= len(f.queue[0].bytes)
+		f.queue = f.queue[1:]
+	}
+	f.out += int64(len(data))
+	return append(dst, data...)
+}

@@ -1,0 +1,112 @@
+package scrub
+
+// wrapFrom is the number of digits behind which a line may break: a text whose line happens to end in fewer digits of a
+// form is not held back for it.
+const wrapFrom = 3
+
+// thread is one way to read a text from the start of a possible match: so many bytes are so many symbols.
+type thread struct {
+	at, symbol int
+	broken     lineBreak
+}
+
+// lineBreak says how much of a line break lies just behind.
+type lineBreak uint8
+
+const (
+	noBreak lineBreak = iota
+	carriageReturn
+	lineFeed
+)
+
+// manyThreads is how many threads may come up before it is noted which came up already: a text of backslashes can be
+// read in very many ways.
+const manyThreads = 64
+
+// find returns the end of the longest form that begins at b[0], or 0 if none does, and whether more text could bring a
+// longer one.
+func (p *pattern) find(b []byte) (end int, more bool) {
+	var room [16]thread
+	threads := append(room[:0], thread{})
+	var seen map[thread]bool
+	for made := 0; len(threads) > 0; made++ {
+		t := threads[len(threads)-1]
+		threads = threads[:len(threads)-1]
+		if made >= manyThreads {
+			if seen == nil {
+				seen = map[thread]bool{}
+			}
+			if seen[t] {
+				continue
+			}
+			seen[t] = true
+		}
+		t = p.literally(b, t)
+		switch {
+		case t.symbol == len(p.want):
+			end = max(end, t.at)
+		case t.at == len(b):
+			more = true
+		case special[b[t.at]]:
+			var short bool
+			threads, short = p.branch(b, t, threads)
+			more = more || short
+		case p.wraps:
+			threads = p.turn(t, reading{text: [4]byte{b[t.at]}, n: 1, size: 1}, threads)
+		}
+	}
+	return end, more
+}
+
+// literally follows a thread for as long as there is one way to read the text.
+func (p *pattern) literally(b []byte, t thread) thread {
+	for t.symbol < len(p.want) && t.at < len(b) && !special[b[t.at]] && p.matches(t.symbol, b[t.at]) {
+		t = thread{at: t.at + 1, symbol: t.symbol + 1}
+	}
+	return t
+}
+
+// branch adds a thread for each reading of what lies before t, and reports whether the text ends before all of them are
+// known.
+func (p *pattern) branch(b []byte, t thread, threads []thread) ([]thread, bool) {
+	var all readings
+	all.of(b[t.at:])
+	for _, r := range all.list[:all.n] {
+		if p.spells(t.symbol, r) {
+			threads = append(threads, thread{at: t.at + r.size, symbol: t.symbol + r.n})
+		} else {
+			threads = p.turn(t, r, threads)
+		}
+	}
+	return threads, all.short
+}
+
+// spells reports whether the reading is what the pattern wants from the symbol on.
+func (p *pattern) spells(symbol int, r reading) bool {
+	if symbol+r.n > len(p.want) {
+		return false
+	}
+	for i := range r.n {
+		if !p.matches(symbol+i, r.text[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// turn adds the thread that goes on behind a line break, if that is what was read: one CR, LF or CR LF.
+func (p *pattern) turn(t thread, r reading, threads []thread) []thread {
+	if !p.wraps || t.symbol < wrapFrom || r.n != 1 {
+		return threads
+	}
+	next := thread{at: t.at + r.size, symbol: t.symbol}
+	switch {
+	case r.text[0] == '\r' && t.broken == noBreak:
+		next.broken = carriageReturn
+	case r.text[0] == '\n' && t.broken != lineFeed:
+		next.broken = lineFeed
+	default:
+		return threads
+	}
+	return append(threads, next)
+}

@@ -1,0 +1,67 @@
+package scrub
+
+import (
+	"encoding/base64"
+	"slices"
+	"strings"
+)
+
+// MinLength is the length in bytes of the shortest text that is looked for. Shorter ones stand in many an answer by
+// chance, and masking them would say more about them than it hides.
+const MinLength = 8
+
+// Texts returns what must not be seen of a header value: of "Bearer x" and the like x alone, as that is what reflectors
+// print; of "Basic x" also the password in it, and user and password together; of cookies and of parameters such as
+// token="x" also each value. Texts shorter than [MinLength] are left out, so the result may be empty.
+func Texts(value string) []string {
+	value = strings.Trim(value, " \t")
+	scheme, credential, found := strings.Cut(value, " ")
+	credential = strings.Trim(credential, " \t")
+	all := []string{value}
+	if found && isScheme(scheme) && len(credential) >= MinLength {
+		all = []string{credential} // it is part of every form of the whole
+		if strings.EqualFold(scheme, "basic") {
+			all = append(all, basic(credential)...)
+		}
+	}
+	all = append(all, parameters(all[0])...)
+	all = slices.DeleteFunc(all, func(s string) bool { return len(s) < MinLength })
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// isScheme reports whether s could be the scheme of an Authorization header (RFC 9110, 11.1): a short token.
+func isScheme(s string) bool {
+	return s != "" && len(s) <= 32 && !strings.ContainsFunc(s, func(r rune) bool {
+		return r != '-' && r != '_' && r != '.' && (r < '0' || r > '9') && (r|0x20 < 'a' || r|0x20 > 'z')
+	})
+}
+
+// basic returns the secrets in the credential of basic authentication (RFC 7617). A user is none, unless there is no
+// password to speak of: some services take a token as the user.
+func basic(credential string) []string {
+	decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(credential, "="))
+	if err != nil {
+		return nil
+	}
+	user, password, found := strings.Cut(string(decoded), ":")
+	switch {
+	case !found:
+		return []string{user}
+	case len(password) < MinLength || password == "x-oauth-basic":
+		return []string{string(decoded), user}
+	}
+	return []string{string(decoded), password}
+}
+
+// parameters returns the values of a list of name=value, separated by semicolons or commas, that is the whole of text.
+func parameters(text string) (values []string) {
+	for element := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ';' || r == ',' }) {
+		name, value, found := strings.Cut(strings.TrimSpace(element), "=")
+		if !found || !isScheme(name) {
+			return nil
+		}
+		values = append(values, strings.Trim(value, `"`))
+	}
+	return values
+}

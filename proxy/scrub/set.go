@@ -1,0 +1,171 @@
+package scrub
+
+import "slices"
+
+// Mask is what stands in place of every byte of a secret.
+const Mask = '*'
+
+// Set is a number of secrets made ready to be found. It never changes and is safe for concurrent use. A nil Set finds
+// nothing.
+type Set struct {
+	patterns []*pattern
+	starts   [256][]*pattern // those that may begin with this byte
+	pairs    [1 << 16 / 64]uint64
+}
+
+// New compiles secrets. Those shorter than [MinLength] are ignored; if none is left New returns nil.
+func New(secrets []string) *Set {
+	secrets = slices.DeleteFunc(slices.Clone(secrets), func(s string) bool { return len(s) < MinLength })
+	if len(secrets) == 0 {
+		return nil
+	}
+	slices.Sort(secrets)
+	s := &Set{}
+	for _, text := range slices.Compact(secrets) {
+		for _, p := range patterns(text) {
+			s.add(p)
+		}
+	}
+	return s
+}
+
+// add enters a pattern under the bytes it may begin with, and the pairs of bytes. Nearly all that passes is told apart
+// from a secret by its next two bytes.
+func (s *Set) add(p *pattern) {
+	s.patterns = append(s.patterns, p)
+	var seconds []byte
+	for c := range 256 {
+		if special[c] || p.matches(1, byte(c)) {
+			seconds = append(seconds, byte(c))
+		}
+	}
+	for c := range 256 {
+		first := byte(c)
+		switch {
+		case special[c]:
+			for _, second := range escapeSeconds(p, first) {
+				s.pair(first, second)
+			}
+			if p.matches(0, first) || (c == '+' && p.matches(0, ' ')) {
+				s.pairAll(first, seconds)
+			}
+		case p.matches(0, first):
+			s.pairAll(first, seconds)
+		default:
+			continue
+		}
+		s.starts[c] = append(s.starts[c], p)
+	}
+}
+
+// escapeSeconds are the bytes that may follow where an escape that begins with first stands for a first symbol.
+func escapeSeconds(p *pattern, first byte) (out []byte) {
+	switch first {
+	case '%':
+		out = append(out, '2') // of %25
+		for c := range 256 {
+			if p.matches(0, byte(c)) {
+				out = append(out, "0123456789abcdef"[c>>4], "0123456789ABCDEF"[c>>4])
+			}
+		}
+	case '\\':
+		out = append(out, `\ux`...)
+		for c, v := range backslashed {
+			if v != 0 && p.matches(0, v) {
+				out = append(out, byte(c))
+			}
+		}
+	case '&':
+		out = append(out, '#')
+		for name, v := range entities {
+			if p.matches(0, v) {
+				out = append(out, name[0])
+			}
+		}
+	}
+	return out
+}
+
+func (s *Set) pairAll(first byte, seconds []byte) {
+	for _, second := range seconds {
+		s.pair(first, second)
+	}
+}
+
+func (s *Set) pair(first, second byte) {
+	i := uint(first)<<8 | uint(second)
+	s.pairs[i/64] |= 1 << (i % 64)
+}
+
+func (s *Set) mayBegin(first, second byte) bool {
+	i := uint(first)<<8 | uint(second)
+	return s.pairs[i/64]>>(i%64)&1 != 0
+}
+
+// Mask masks a complete text where it lies, and reports whether there was anything to mask.
+func (s *Set) Mask(b []byte) bool {
+	if s == nil {
+		return false
+	}
+	_, _, masked := s.scan(b, 0, true)
+	return masked
+}
+
+// MaskString returns a complete text masked.
+func (s *Set) MaskString(text string) string {
+	if s == nil {
+		return text
+	}
+	b := []byte(text)
+	if !s.Mask(b) {
+		return text
+	}
+	return string(b)
+}
+
+// scan masks b where it lies and returns how much of it is decided: the rest could be the beginning of a form, unless
+// the text is complete. until is where the mask ends of a form that began before b; the new one, counted from what is
+// decided, is returned. Forms may overlap: each is looked for in the text as it was, as nothing is masked before the forms
+// that begin there have been found.
+func (s *Set) scan(b []byte, until int, complete bool) (decided, rest int, masked bool) {
+	for at := 0; at < len(b); at++ {
+		if at >= until {
+			if at = s.skip(b, at); at == len(b) {
+				break
+			}
+		}
+		end, more := s.find(b[at:])
+		if more && !complete {
+			return at, max(until-at, 0), masked
+		}
+		if end > 0 {
+			until = max(until, at+end)
+		}
+		if at < until {
+			b[at], masked = Mask, true
+		}
+	}
+	return len(b), max(until-len(b), 0), masked
+}
+
+// skip returns the first offset from which on a form may begin.
+func (s *Set) skip(b []byte, at int) int {
+	for ; at+1 < len(b); at++ {
+		if s.mayBegin(b[at], b[at+1]) {
+			return at
+		}
+	}
+	if at < len(b) && len(s.starts[b[at]]) == 0 {
+		at++
+	}
+	return at
+}
+
+// find asks every pattern whether a form begins at b[0].
+func (s *Set) find(b []byte) (end int, more bool) {
+	for _, p := range s.starts[b[0]] {
+		e, m := p.find(b)
+		end, more = max(end, e), more || m
+	}
+	return end, more
+}
