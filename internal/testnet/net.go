@@ -31,6 +31,7 @@ type Net struct {
 
 	closeOnce sync.Once
 	closeErr  error
+	closersMu sync.Mutex
 	closers   []io.Closer
 	running   sync.WaitGroup
 }
@@ -74,6 +75,8 @@ func (n *Net) build(ctx context.Context) (err error) {
 func (n *Net) Close() error {
 	n.closeOnce.Do(func() {
 		n.closeErr = n.conns.Close()
+		n.closersMu.Lock()
+		defer n.closersMu.Unlock()
 		for i := len(n.closers) - 1; i >= 0; i-- {
 			n.closeErr = errors.Join(n.closeErr, n.closers[i].Close())
 		}

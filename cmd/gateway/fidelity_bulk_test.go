@@ -1,0 +1,141 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const (
+	bulkSize  = 1 << 30
+	bulkBlock = 1 << 20
+	grownMax  = 64 << 20 // bytes by which the gateway may grow meanwhile
+)
+
+// writeBulk writes size bytes of which no two blocks are the same, and adds them to sum.
+func writeBulk(w io.Writer, size int, sum hash.Hash) error {
+	block := make([]byte, bulkBlock)
+	for i := range block {
+		block[i] = byte(i * 7)
+	}
+	for i := range size / bulkBlock {
+		binary.BigEndian.PutUint64(block, uint64(i))
+		sum.Write(block)
+		if _, err := w.Write(block); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bulkPages: /down sends as many bytes as its query says and notes their hash; /up answers with the hash of what came.
+func (f *fidelity) bulkPages() (sent func() string) {
+	var mu sync.Mutex
+	var last string
+	f.page("/down", func(w http.ResponseWriter, r *http.Request) {
+		size, _ := strconv.Atoi(r.URL.RawQuery)
+		w.Header().Set("Content-Length", strconv.Itoa(size))
+		sum := sha256.New()
+		if err := writeBulk(w, size, sum); err != nil {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		last = fmt.Sprintf("%x", sum.Sum(nil))
+	})
+	f.page("/up", func(w http.ResponseWriter, r *http.Request) {
+		sum := sha256.New()
+		n, err := io.CopyBuffer(sum, r.Body, make([]byte, 256<<10))
+		fmt.Fprintf(w, "%d %x %v %v", n, sum.Sum(nil), err, r.ContentLength)
+	})
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return last
+	}
+}
+
+// uploader sends blocks as writeBulk makes them with a Content-Length by Python's own HTTP client.
+const uploader = `import hashlib, http.client, sys
+host, size = sys.argv[1], int(sys.argv[2])
+block, total = bytearray(i * 7 & 255 for i in range(1 << 20)), hashlib.sha256()
+def blocks():
+    for i in range(size >> 20):
+        block[:8] = i.to_bytes(8, 'big')
+        total.update(block)
+        yield block
+if host == '-':
+    for b in blocks(): sys.stdout.buffer.write(b)
+    print(total.hexdigest(), file=sys.stderr)
+else:
+    c = http.client.HTTPSConnection(host)
+    c.request('PUT', '/up', body=blocks(), headers={'Content-Length': str(size)})
+    answer = c.getresponse().read().decode()
+    print(total.hexdigest(), answer)
+`
+
+// TestFidelityBulk moves 1 GiB each way over each version and holds the gateway's growth against a bound.
+func TestFidelityBulk(t *testing.T) {
+	t.Parallel()
+	f := newFidelity(t, nil)
+	sent := f.bulkPages()
+	python := "python3 " + f.program("up.py", uploader)
+	check := func(t *testing.T, size int, move func(f *fidelity, size int)) {
+		f := f.on(t)
+		move(f, 16<<20) // what it takes at all is no growth
+		before := f.resetPeak()
+		move(f, size)
+		if _, peak := f.memory(); peak-before > grownMax && !raceDetector() {
+			t.Errorf("the gateway grew by %d MiB", (peak-before)>>20)
+		} else {
+			t.Logf("the gateway grew by %d KiB from %d KiB", (peak-before)>>10, before>>10)
+		}
+	}
+	down := func(r route) func(*fidelity, int) {
+		return func(f *fidelity, size int) {
+			out := f.run(fmt.Sprintf("curl -sS %s %s/down?%d | openssl dgst -sha256 -r", r.curl, r.url, size))
+			if got, _, _ := strings.Cut(out, " "); got != sent() || got == "" {
+				f.t.Errorf("received %s, sent %s", out, sent())
+			}
+		}
+	}
+	t.Run("down h1", func(t *testing.T) { check(t, bulkSize, down(overHTTP1)) })
+	t.Run("down h2", func(t *testing.T) { check(t, bulkSize, down(overHTTP2)) })
+	t.Run("down h2 to h1", func(t *testing.T) { check(t, bulkSize/8, down(overDowngrade)) })
+	t.Run("down plain", func(t *testing.T) { check(t, bulkSize/8, down(overPlain)) })
+	t.Run("down spliced", func(t *testing.T) {
+		check(t, bulkSize/8, func(f *fidelity, size int) {
+			out := f.run(fmt.Sprintf("curl -ksS %s/down?%d | openssl dgst -sha256 -r", overSplice.url, size))
+			if got, _, _ := strings.Cut(out, " "); got != sent() {
+				f.t.Errorf("received %s, sent %s", out, sent())
+			}
+		})
+	})
+	t.Run("up h1", func(t *testing.T) {
+		check(t, bulkSize, func(f *fidelity, size int) {
+			out := f.run(fmt.Sprintf("%s %s %d", python, bothHost, size))
+			if hash, answer, _ := strings.Cut(strings.TrimSpace(out), " "); answer != fmt.Sprintf("%d %s <nil> %d", size, hash, size) {
+				f.t.Errorf("sent %s, the server says %s", hash, answer)
+			}
+		})
+	})
+	up := func(r route) func(*fidelity, int) {
+		return func(f *fidelity, size int) { // its length not told beforehand
+			answer, hash, _ := f.try(fmt.Sprintf("%s - %d | curl -sS %s -T - %s/up", python, size, r.curl, r.url))
+			if hash = strings.TrimSpace(hash); answer != fmt.Sprintf("%d %s <nil> -1", size, hash) {
+				f.t.Errorf("sent %s, the server says %s", hash, answer)
+			}
+		}
+	}
+	t.Run("up h2", func(t *testing.T) { check(t, bulkSize, up(overHTTP2)) })
+	t.Run("up h2 to h1", func(t *testing.T) { check(t, bulkSize/8, up(overDowngrade)) })
+	t.Run("up h1 in chunks", func(t *testing.T) { check(t, bulkSize/8, up(overHTTP1)) })
+	f.nothingLeaks()
+}

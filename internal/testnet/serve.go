@@ -1,0 +1,143 @@
+package testnet
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// ServeHTTP lets handler answer for a host, on its ports 80 and 443, in the place of the usual web server. Over TLS it
+// speaks the protocols given, best first ("h2", "http/1.1"); none given is both. What it receives is not recorded but for
+// the connections. Call it after [Net.AddHost].
+func (n *Net) ServeHTTP(host string, handler http.Handler, protocols ...string) error {
+	if len(protocols) == 0 {
+		protocols = []string{"h2", "http/1.1"}
+	}
+	for _, addr := range n.Addrs(host) {
+		for _, secure := range []bool{false, true} {
+			if err := n.serveHandler(addr, secure, handler, protocols); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (n *Net) serveHandler(addr netip.Addr, secure bool, handler http.Handler, protocols []string) error {
+	port := uint16(80)
+	if secure {
+		port = 443
+	}
+	ln, err := n.listen(netip.AddrPortFrom(addr, port))
+	if err != nil {
+		return err
+	}
+	s := &http.Server{
+		Handler: handler, ReadHeaderTimeout: time.Minute, MaxHeaderBytes: 1 << 20, ErrorLog: n.serverLog(),
+		TLSConfig: &tls.Config{GetCertificate: n.chooseCertificate, NextProtos: protocols}, Protocols: new(http.Protocols),
+	}
+	s.Protocols.SetHTTP1(true)
+	for _, p := range protocols {
+		if p == http2.NextProtoTLS {
+			s.Protocols.SetHTTP2(true)
+		}
+	}
+	n.closeLater(s)
+	ln = recorded{ln, n.records, n.conns}
+	n.running.Go(func() {
+		if secure {
+			err = s.ServeTLS(ln, "", "")
+		} else {
+			err = s.Serve(ln)
+		}
+		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			n.opts.Logf("test internet: %v: %v", ln.Addr(), err)
+		}
+	})
+	return nil
+}
+
+// ServeConns hands each connection to a port of a host to handle, which closes it: behind TLS with the protocols given if
+// there are any, else bare. [Reset] ends one with a reset. Call it after [Net.AddHost].
+func (n *Net) ServeConns(host string, port uint16, handle func(net.Conn), protocols ...string) error {
+	for _, addr := range n.Addrs(host) {
+		bare, err := n.listen(netip.AddrPortFrom(addr, port))
+		if err != nil {
+			return err
+		}
+		n.closeLater(bare)
+		var ln net.Listener = recorded{bare, n.records, n.conns}
+		if len(protocols) > 0 {
+			ln = tls.NewListener(ln, &tls.Config{GetCertificate: n.chooseCertificate, NextProtos: protocols})
+		}
+		n.running.Go(func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				n.running.Go(func() {
+					if t, ok := c.(*tls.Conn); ok && t.Handshake() != nil {
+						_ = c.Close()
+						return
+					}
+					handle(c)
+				})
+			}
+		})
+	}
+	return nil
+}
+
+// closeLater has Close close c.
+func (n *Net) closeLater(c interface{ Close() error }) {
+	n.closersMu.Lock()
+	defer n.closersMu.Unlock()
+	n.closers = append(n.closers, c)
+}
+
+// Reset ends a connection that a server of the internet accepted with a TCP reset, whatever lies above TCP.
+func Reset(c net.Conn) {
+	for {
+		if tcp, ok := c.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0)
+			_ = tcp.Close()
+			return
+		}
+		below, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			_ = c.Close()
+			return
+		}
+		c = below.NetConn()
+	}
+}
+
+// NetConn returns the connection underneath.
+func (c *recordedConn) NetConn() net.Conn { return c.Conn }
+
+// Roots trusts the CA that signs for the honest hosts, and nothing else.
+func (n *Net) Roots() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(n.honest.cert)
+	return pool
+}
+
+// GitBackend is the program that serves git repositories over HTTP, found where git keeps its programs.
+func GitBackend() (string, error) {
+	dir, err := exec.Command("git", "--exec-path").Output()
+	if err != nil {
+		return "", err
+	}
+	path := string(dir[:max(len(dir)-1, 0)]) + "/git-http-backend"
+	_, err = os.Stat(path)
+	return path, err
+}
