@@ -166,6 +166,12 @@ func (h *http1) serveOne() error {
 	if err := h.readHead(); err != nil {
 		return h.refuseHead(err)
 	}
+	if !h.s.guest.requests.Allow() {
+		m := h.message()
+		h.method = m.method
+		h.x.named(&m)
+		return h.refuse(tooMany())
+	}
 	if allowed, err := h.judge(); !allowed {
 		return err
 	}

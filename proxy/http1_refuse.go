@@ -53,6 +53,9 @@ func (h *http1) writeProblem(p *problem, keep bool) error {
 	out = appendPair(out, "Content-Type", "application/problem+json")
 	out = appendPair(out, "Content-Length", strconv.Itoa(len(body)))
 	out = appendPair(out, "Cache-Control", "no-store")
+	if p.Status == http.StatusTooManyRequests {
+		out = appendPair(out, "Retry-After", retryAfter)
+	}
 	if !keep {
 		out = appendPair(out, "Connection", "close")
 	} else if h.req.Minor == 0 {

@@ -130,6 +130,13 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	st.x.begin(c.s)
 	defer st.end()
 	w.Header()["Date"] = nil // the upstream's, or none
+	if !c.s.guest.requests.Allow() {
+		m := st.message()
+		st.x.named(&m)
+		w.Header().Set("Retry-After", retryAfter)
+		st.refuse(tooMany())
+		return
+	}
 	if !countIn(&c.s.guest.streams, c.s.p.cfg.MaxStreams) {
 		st.refuse(&problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has as many requests under way as it may have."})

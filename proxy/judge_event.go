@@ -82,6 +82,10 @@ func (x *exchange) end() {
 		x.cut(d.Decision)
 	}
 	e.Duration = time.Since(e.Time)
+	if e.Reason == policy.ReasonLimit {
+		x.s.guest.excess.add(*e)
+		return
+	}
 	x.s.p.cfg.Audit.Record(*e)
 }
 

@@ -24,7 +24,9 @@ type guest struct {
 	arrivals      *rate.Limiter
 	interceptions atomic.Int64
 	streams       atomic.Int64 // requests over HTTP/2: each holds a window of its response
-	refusals      thinned
+	requests      *rate.Limiter
+	refusals      thinned // of connections
+	excess        thinned // requests beyond what there may be
 }
 
 // use makes the table ready for a configuration whose defaults are set.
@@ -34,8 +36,20 @@ func (g *guests) use(cfg *Config) {
 }
 
 func (g *guests) newGuest() *guest {
-	n := g.cfg.MaxNewConns
-	return &guest{arrivals: rate.NewLimiter(rate.Limit(n), 2*n), refusals: thinned{record: g.cfg.Audit.Record}}
+	record := g.cfg.Audit.Record
+	return &guest{
+		arrivals: perSecond(g.cfg.MaxNewConns), requests: perSecond(g.cfg.MaxRequests),
+		refusals: thinned{record: record}, excess: thinned{record: record},
+	}
+}
+
+// perSecond allows n a second, and twice as many at once.
+func perSecond(n int) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), 2*n) }
+
+// flush records what was not said yet.
+func (g *guest) flush() {
+	g.refusals.flush()
+	g.excess.flush()
 }
 
 // of returns the counts of a box, made at its first connection.
@@ -53,15 +67,15 @@ func (g *guests) of(box *policy.Box) *guest {
 // forget drops what is counted for a box and records what was not said yet.
 func (g *guests) forget(box policy.BoxID) {
 	if v, ok := g.known.LoadAndDelete(box); ok {
-		v.(*guest).refusals.flush()
+		v.(*guest).flush()
 	}
 }
 
 // flush records what was not said yet of any box.
 func (g *guests) flush() {
-	g.unknown.refusals.flush()
+	g.unknown.flush()
 	g.known.Range(func(_, v any) bool {
-		v.(*guest).refusals.flush()
+		v.(*guest).flush()
 		return true
 	})
 }

@@ -60,6 +60,7 @@ type Config struct {
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
 	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
 	MaxStreams       int           // requests of a box over HTTP/2 under way at the same time, on all connections; 1024
+	MaxRequests      int           // HTTP requests of a box a second, sustained; twice as many at once; 10000
 	MaxUpstreams     int           // connections to servers that a box's HTTP requests use or keep, tunnels apart; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
@@ -73,7 +74,10 @@ func (c *Config) setDefaults() {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	for n, def := range map[*int]int{&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxUpstreams: 512} {
+	for n, def := range map[*int]int{
+		&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxRequests: 10000,
+		&c.MaxUpstreams: 512,
+	} {
 		if *n <= 0 {
 			*n = def
 		}

@@ -93,10 +93,11 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 }
 
 func TestLimitsReachTheServerAndTheProxy(t *testing.T) {
-	l := limitsConfig{Connections: 1, NewConnections: 2, Interceptions: 3, Upstreams: 6, DNSQueries: 4, PeekTimeout: 5 * time.Second}
+	l := limitsConfig{Connections: 1, NewConnections: 2, Interceptions: 3, Streams: 7, Requests: 8, Upstreams: 6, DNSQueries: 4, PeekTimeout: 5 * time.Second}
 	var p proxy.Config
 	l.apply(&p)
-	if p.MaxConns != 1 || p.MaxNewConns != 2 || p.MaxInterceptions != 3 || p.MaxUpstreams != 6 || p.PeekTimeout != 5*time.Second {
+	if p.MaxConns != 1 || p.MaxNewConns != 2 || p.MaxInterceptions != 3 || p.MaxUpstreams != 6 || p.MaxStreams != 7 || p.MaxRequests != 8 ||
+		p.PeekTimeout != 5*time.Second {
 		t.Errorf("proxy %+v", p)
 	}
 	if d := l.dns(); d.QueriesPerSecond != 4 || d.Burst != 8 {

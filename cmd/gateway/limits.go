@@ -12,6 +12,8 @@ type limitsConfig struct {
 	Connections    int           `yaml:"connections"`
 	NewConnections int           `yaml:"new_connections_per_second"`
 	Interceptions  int           `yaml:"interceptions"`
+	Streams        int           `yaml:"streams"`
+	Requests       int           `yaml:"requests_per_second"`
 	Upstreams      int           `yaml:"upstreams"`
 	KernelFlows    int           `yaml:"kernel_flows"`
 	DNSQueries     int           `yaml:"dns_queries_per_second"`
@@ -20,8 +22,8 @@ type limitsConfig struct {
 
 func defaultLimits() limitsConfig {
 	return limitsConfig{
-		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Upstreams: 512, KernelFlows: 16384,
-		DNSQueries: 500, PeekTimeout: 10 * time.Second,
+		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 10000, Upstreams: 512,
+		KernelFlows: 16384, DNSQueries: 500, PeekTimeout: 10 * time.Second,
 	}
 }
 
@@ -32,7 +34,7 @@ const mostOfAnything = 1_000_000
 func (l *limitsConfig) check(fail func(key, format string, args ...any)) {
 	for key, n := range map[string]int{
 		"connections": l.Connections, "new_connections_per_second": l.NewConnections,
-		"interceptions": l.Interceptions, "upstreams": l.Upstreams, "kernel_flows": l.KernelFlows,
+		"interceptions": l.Interceptions, "streams": l.Streams, "requests_per_second": l.Requests, "upstreams": l.Upstreams, "kernel_flows": l.KernelFlows,
 		"dns_queries_per_second": l.DNSQueries,
 	} {
 		if n < 1 || n > mostOfAnything {
@@ -52,5 +54,5 @@ func (l *limitsConfig) dns() dns.Limits {
 // apply sets the limits of the proxy.
 func (l *limitsConfig) apply(c *proxy.Config) {
 	c.MaxConns, c.MaxNewConns, c.MaxInterceptions = l.Connections, l.NewConnections, l.Interceptions
-	c.MaxUpstreams, c.PeekTimeout = l.Upstreams, l.PeekTimeout
+	c.MaxStreams, c.MaxRequests, c.MaxUpstreams, c.PeekTimeout = l.Streams, l.Requests, l.Upstreams, l.PeekTimeout
 }

@@ -1,0 +1,26 @@
+package proxy
+
+import (
+	"net/http"
+
+	"boxgate/policy"
+)
+
+// retryAfter is when a client that sent too many requests may try again, in seconds (RFC 9110, 10.2.3).
+const retryAfter = "1"
+
+// tooMany refuses a request of a box that has sent more of them than it may. It is counted before it is judged: a flood
+// costs no decision, and one that is refused anyhow is a flood too.
+func tooMany() *problem {
+	return &problem{Status: http.StatusTooManyRequests, Reason: policy.ReasonLimit,
+		Detail: "The box sends more requests a second than it may."}
+}
+
+// named notes what a request asked for that was never judged.
+func (x *exchange) named(m *message) {
+	e := &x.event
+	e.Method, e.Path = m.method, withoutQuery(m.path)
+	if e.Name == "" {
+		e.Name = m.authority
+	}
+}

@@ -1,0 +1,143 @@
+package proxy
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/policy"
+)
+
+// Requests a second are counted alike over HTTP/1.1, HTTP/2 and plain HTTP, and one box's do not count for another's.
+func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
+	t.Parallel()
+	for name, h2 := range map[string]bool{"h1": false, "h2": true, "plain": false} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.p.cfg.MaxRequests = 1 // and two at once
+			var reached atomic.Int64
+			handler := func(http.ResponseWriter, *http.Request) { reached.Add(1) }
+			var port uint16
+			scheme := "https://"
+			if name == "plain" {
+				_, port = l.httpServer(handler)
+				scheme = "http://"
+				l.policy(allowAll, nil)
+			} else {
+				_, port = l.httpsServer(true, handler)
+				l.policy(allowAll, secretFor(api, port))
+			}
+			client := l.httpClient(port, h2)
+			began := time.Now()
+			refused := 0
+			for range 10 {
+				res, body := get(t, client, scheme+hostPort(port)+"/a?b", nil)
+				if res.StatusCode == http.StatusOK {
+					continue
+				}
+				refused++
+				if res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") != "1" || !strings.Contains(body, `"reason":"limit"`) {
+					t.Fatalf("beyond the limit: %s %v %s", res.Status, res.Header, body)
+				}
+			}
+			if most := 3 + int64(time.Since(began)/time.Second); reached.Load() > most || refused == 0 {
+				t.Errorf("%d requests reached the server, want %d at most; %d were refused", reached.Load(), most, refused)
+			}
+			l.p.CloseBox(l.box.ID) // which tells what is not told yet
+			told := 0
+			for _, e := range l.events.wait(t, 1) {
+				if e.Reason == policy.ReasonLimit {
+					told += int(max(e.Count, 1))
+					if e.Verdict != policy.Deny || e.Status != http.StatusTooManyRequests || e.Path != "/a" || !strings.HasPrefix(e.Name, api) {
+						t.Errorf("%+v", e)
+					}
+				}
+			}
+			if told != refused {
+				t.Errorf("%d refusals are told, want %d", told, refused)
+			}
+		})
+	}
+}
+
+// A stream that is opened and cancelled at once counts like one that is answered.
+func TestAttackRapidResetCountsAsRequests(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.p.cfg.MaxRequests = 5
+	var reached atomic.Int64
+	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	l.policy(allowAll, secretFor(api, port))
+	began := time.Now()
+	for limited := false; !limited; {
+		r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+		for range 200 {
+			if !r.openAndReset(hostPort(port)) {
+				break // the connection was ended for it
+			}
+		}
+		res, _ := get(t, l.httpClient(port, true), "https://"+hostPort(port)+"/", nil)
+		limited = res.StatusCode == http.StatusTooManyRequests
+		if time.Since(began) > 30*time.Second {
+			t.Fatal("streams that are cancelled count for nothing")
+		}
+	}
+	if most := 11 + 5*int64(time.Since(began)/time.Second); reached.Load() > most {
+		t.Errorf("%d requests of the flood reached the server, want %d at most", reached.Load(), most)
+	}
+}
+
+// openAndReset opens a stream and cancels it, and reports whether it could.
+func (r *rawH2) openAndReset(authority string) bool {
+	r.buf.Reset()
+	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", authority}, {":path", "/"}} {
+		_ = r.enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
+	}
+	id := r.stream
+	r.stream += 2
+	err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.buf.Bytes(), EndStream: true, EndHeaders: true})
+	if err == nil {
+		err = r.framer.WriteRSTStream(id, http2.ErrCodeCancel)
+	}
+	return err == nil
+}
+
+// Requests under way over HTTP/2 are counted over all connections of a box.
+func TestStreamsOfABoxAreLimited(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.p.cfg.MaxStreams = 1
+	begun, finish := make(chan struct{}), make(chan struct{})
+	_, port := l.httpsServer(true, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			close(begun)
+			<-finish
+		}
+	})
+	l.policy(allowAll, secretFor(api, port))
+	slow := make(chan struct{})
+	first := l.httpClient(port, true)
+	go func() {
+		defer close(slow)
+		res, err := first.Get("https://" + hostPort(port) + "/slow")
+		if err == nil {
+			_ = res.Body.Close()
+		}
+	}()
+	<-begun
+	second := l.httpClient(port, true)
+	if res, body := get(t, second, "https://"+hostPort(port)+"/", nil); res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, `"reason":"limit"`) {
+		t.Errorf("one stream too many: %s %s", res.Status, body)
+	}
+	close(finish)
+	<-slow
+	await(t, "the end of the first", func() bool { return l.p.guests.of(l.box).streams.Load() == 0 })
+	if res, _ := get(t, second, "https://"+hostPort(port)+"/", nil); res.StatusCode != http.StatusOK {
+		t.Errorf("after the first has ended: %s", res.Status)
+	}
+}
