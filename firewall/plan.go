@@ -49,9 +49,7 @@ func (t *txn) writePlan(id policy.BoxID, plan policy.KernelPlan, stamp string) {
 	for _, f := range families {
 		t.rule(chain, "", destInSet(f, s.denied[f]), refuse(policy.ReasonDeniedCIDR))
 	}
-	if plan.RejectQUIC {
-		t.rule(chain, "QUIC: the name is read from TCP", udp, destPort(443), refuse(policy.ReasonProtocol))
-	}
+	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, plan.RejectUDP, refuse(policy.ReasonProtocol))
 	for _, f := range families {
 		t.rule(chain, "", destInSet(f, s.allowed[f]), jumpTo(openChain(id)))
 	}
@@ -67,10 +65,14 @@ func (t *txn) writePlan(id policy.BoxID, plan policy.KernelPlan, stamp string) {
 
 // steer sends TCP to the ports to the proxy.
 func (t *txn) steer(chain string, ports policy.PortSet) {
-	const why = "a name or a header rule decides"
+	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
+}
+
+// onPorts does what is told with the packets of a transport protocol to the ports.
+func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, what match) {
 	switch {
 	case ports.All:
-		t.rule(chain, why, tcp, jumpTo(chainProxy))
+		t.rule(chain, why, transport, what)
 	case len(ports.Ports) > 0:
 		list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
 		var elements []nftables.SetElement
@@ -78,7 +80,7 @@ func (t *txn) steer(chain string, ports policy.PortSet) {
 			elements = append(elements, nftables.SetElement{Key: big16(p)})
 		}
 		s := t.anonymous(nftables.TypeInetService, elements)
-		t.rule(chain, why, tcp, match{port(), lookup(s)}, jumpTo(chainProxy))
+		t.rule(chain, why, transport, match{port(), lookup(s)}, what)
 	}
 }
 

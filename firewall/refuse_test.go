@@ -35,7 +35,7 @@ func TestRefusals(t *testing.T) {
 	plan := allow("198.51.100.0/24", "2001:db8:2::/48")
 	plan.Version = 7
 	plan.Denied = prefixes("198.51.100.64/26", "2001:db8:2:d::/64")
-	plan.RejectQUIC = true
+	plan.RejectUDP = policy.PortSet{Ports: []uint16{443, 853}}
 	w.apply("one", plan)
 	w.apply("two", allow("198.51.100.0/24"))
 	w.serveTCP(w.boxNS["two"], ":8080", nil)
@@ -87,15 +87,17 @@ func TestQUICIsRejectedWhereANameDecides(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	plan := allow("198.51.100.0/24", "2001:db8:2::/48")
-	plan.RejectQUIC = true
+	plan.RejectUDP = policy.PortSet{Ports: []uint16{443, 853}}
 	w.apply("one", plan)
 	for _, to := range []netip.Addr{outside4, outside6} {
-		w.serveUDP(w.outside, netip.AddrPortFrom(to, 443).String())
-		if _, err := w.exchange(w.boxNS["one"], "udp", netip.AddrPortFrom(to, 443), "initial"); !refusedBy("udp", to, err) {
-			t.Errorf("QUIC to %v: %v", to, err)
+		for _, port := range []uint16{443, 853} {
+			w.serveUDP(w.outside, netip.AddrPortFrom(to, port).String())
+			if _, err := w.exchange(w.boxNS["one"], "udp", netip.AddrPortFrom(to, port), "initial"); !refusedBy("udp", to, err) {
+				t.Errorf("QUIC to %v port %d: %v", to, port, err)
+			}
 		}
 	}
-	plan.RejectQUIC = false
+	plan.RejectUDP = policy.PortSet{}
 	w.apply("one", plan)
 	for _, to := range []netip.Addr{outside4, outside6} {
 		if _, err := w.exchange(w.boxNS["one"], "udp", netip.AddrPortFrom(to, 443), "initial"); err != nil {

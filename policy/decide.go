@@ -2,14 +2,16 @@ package policy
 
 // Ports that are judged apart from the lists.
 const (
-	portDoT  = 853 // DNS over TLS (RFC 7858)
+	portDoT  = 853 // DNS over TLS (RFC 7858) and, by UDP, over QUIC (RFC 9250)
 	portQUIC = 443 // HTTP/3 over UDP
 )
 
 // Rules that decisions on those ports name.
 const (
 	ruleQUIC = "UDP 443 while names decide on 443"
+	ruleRule = "UDP on a port where a rule decides"
 	ruleDoT  = "DNS over TLS only by allowed_cidrs"
+	ruleDoQ  = "DNS over QUIC only by allowed_cidrs"
 )
 
 // Decide judges a destination. It never fails, does not allocate unless a path needs resolving, and is safe for
@@ -25,7 +27,7 @@ const (
 //  6. custom with denied lists only: allow, but on a port for which names are denied only to an address of the name that
 //     is given (DialName), and on 80 and 443 not without a name; otherwise deny
 //
-// What that allows is then held against the transport (UDP 443 where names decide, DNS over TLS, protocols other than
+// What that allows is then held against the transport (UDP where names or rules decide, DNS over TLS or QUIC, protocols other than
 // TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
@@ -115,8 +117,14 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 			return Decision{Reason: ReasonProtocol, Rule: ruleDoT}
 		}
 	case UDP:
-		if r.Port == portQUIC && c.plan.RejectQUIC {
+		switch {
+		case r.Port == portDoT && d.Reason != ReasonAllowedCIDR:
+			return Decision{Reason: ReasonProtocol, Rule: ruleDoQ}
+		case !c.plan.RejectUDP.Contains(r.Port):
+		case r.Port == portQUIC:
 			return Decision{Reason: ReasonProtocol, Rule: ruleQUIC}
+		default:
+			return Decision{Reason: ReasonProtocol, Rule: ruleRule}
 		}
 	case ICMP:
 	default:

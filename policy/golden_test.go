@@ -230,6 +230,6 @@ func kernelLines(p KernelPlan) []byte {
 		}
 		return fmt.Sprint(s.Ports)
 	}
-	return fmt.Appendf(nil, "default allow: %t\nallowed: %v\ndenied: %v\nsteer allowed: %s\nsteer other: %s\nreject QUIC: %t\n",
-		p.DefaultAllow, p.Allowed, p.Denied, ports(p.SteerAllowed), ports(p.SteerOther), p.RejectQUIC)
+	return fmt.Appendf(nil, "default allow: %t\nallowed: %v\ndenied: %v\nsteer allowed: %s\nsteer other: %s\nreject UDP: %s\n",
+		p.DefaultAllow, p.Allowed, p.Denied, ports(p.SteerAllowed), ports(p.SteerOther), ports(p.RejectUDP))
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -26,6 +27,10 @@ func (in interpreter) decide(r Request) (Verdict, Reason) {
 	case r.Protocol != TCP && r.Protocol != UDP && r.Protocol != ICMP && r.Protocol != "":
 		return Deny, ReasonProtocol
 	case (r.Protocol == TCP || r.Protocol == "") && r.Port == 853 && reason != ReasonAllowedCIDR:
+		return Deny, ReasonProtocol
+	case r.Protocol == UDP && r.Port == 853 && reason != ReasonAllowedCIDR:
+		return Deny, ReasonProtocol
+	case r.Protocol == UDP && r.Port != 443 && r.Port != 0 && in.ruledPort(r.Port):
 		return Deny, ReasonProtocol
 	case r.Protocol == UDP && r.Port == 443 && in.namesMatterOn443():
 		return Deny, ReasonProtocol
@@ -203,6 +208,17 @@ func (in interpreter) namesMatterOn443() bool {
 		}
 	}
 	return false
+}
+
+// ruledPort reports whether a header or request rule names the port.
+func (in interpreter) ruledPort(port uint16) bool {
+	want := fmt.Sprintf(":%d", port)
+	for _, r := range in.spec.Rules {
+		if slices.ContainsFunc(r.Hosts, func(h string) bool { return strings.HasSuffix(h, want) }) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Applies() && h.Pattern.Port() == port })
 }
 
 func (in interpreter) ruleMatches(rule RequestRule, r Request) bool {

@@ -33,7 +33,7 @@ func (s *PortSet) add(port uint16) {
 
 // KernelPlan is what nftables enforces by itself. For a new packet the first of these that applies decides: Protected:
 // refuse; Denied: refuse; Allowed, or in no list while DefaultAllow: the address is allowed, so TCP on a port of
-// SteerAllowed goes to the proxy, UDP 443 is rejected if RejectQUIC, and the rest is forwarded; anything else: TCP on a
+// SteerAllowed goes to the proxy, UDP to a port of RejectUDP is rejected, and the rest is forwarded; anything else: TCP on a
 // port of SteerOther goes to the proxy, the rest is refused. What the plan forwards, Decide allows by address.
 //
 // The zero value refuses everything. Prefixes are of both families, masked, merged, sorted, and do not overlap within
@@ -46,7 +46,7 @@ type KernelPlan struct {
 	Protected    []netip.Prefix // protected ranges, likewise, exemptions taken out; wins over all
 	SteerAllowed PortSet        // TCP ports that go to the proxy although the address alone is allowed
 	SteerOther   PortSet        // TCP ports that go to the proxy where the address is neither allowed nor denied
-	RejectQUIC   bool           // UDP 443 is rejected by ICMP even where the address is allowed
+	RejectUDP    PortSet        // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would pass a name or rule by
 }
 
 func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) KernelPlan {
@@ -63,18 +63,23 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) Kernel
 	for _, rule := range parsed.rules {
 		for _, h := range rule.hosts {
 			plan.SteerAllowed.add(h.port)
+			plan.rejectQUIC(h.port)
 		}
 	}
 	for _, h := range headers {
 		if h.Applies() {
 			plan.SteerAllowed.add(h.key().port)
+			plan.rejectQUIC(h.key().port)
 		}
 	}
-	plan.RejectQUIC = plan.SteerAllowed.Contains(portQUIC)
+	if plan.SteerAllowed.Contains(portQUIC) {
+		plan.rejectQUIC(portQUIC)
+	}
 	if c.open {
-		// Addresses in no list are allowed ones here, so both sets say the same. DNS over TLS is for allowed_cidrs
-		// alone, of which there are none.
+		// Addresses in no list are allowed ones here, so both sets say the same. DNS over TLS or QUIC is for
+		// allowed_cidrs alone, of which there are none.
 		plan.SteerAllowed.add(portDoT)
+		plan.RejectUDP.add(portDoT)
 		plan.SteerOther = PortSet{plan.SteerAllowed.All, slices.Clone(plan.SteerAllowed.Ports)}
 		return plan
 	}
@@ -83,7 +88,18 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) Kernel
 	plan.SteerOther.add(defaultTLSPort)
 	for _, d := range parsed.allowedDomains {
 		plan.SteerOther.add(d.pattern.port)
-		plan.RejectQUIC = plan.RejectQUIC || d.pattern.port == 0 || d.pattern.port == portQUIC
+		if d.pattern.port == 0 || d.pattern.port == portQUIC {
+			plan.rejectQUIC(portQUIC)
+		}
 	}
 	return plan
+}
+
+// rejectQUIC takes in the port of a rule that requests must be judged or changed by; 0, every port, stands for that of
+// HTTP/3: other protocols over UDP know no hosts and are not held up for a rule that names no port.
+func (p *KernelPlan) rejectQUIC(port uint16) {
+	if port == 0 {
+		port = portQUIC
+	}
+	p.RejectUDP.add(port)
 }

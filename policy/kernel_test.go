@@ -28,7 +28,7 @@ func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 		switch {
 		case proto == TCP && p.SteerAllowed.Contains(port):
 			return steered
-		case proto == UDP && port == 443 && p.RejectQUIC:
+		case proto == UDP && p.RejectUDP.Contains(port):
 			return refused
 		}
 		return forwarded
@@ -56,12 +56,12 @@ func FuzzKernelPlan(f *testing.F) {
 		for range 50 {
 			a := netip.MustParseAddr(pick(r, someAddrs)).WithZone("")
 			port, proto := pick(r, somePorts), pick(r, []Protocol{TCP, UDP, ICMP})
-			checkFate(t, c, a, port, proto)
+			checkFate(t, in, c, a, port, proto)
 		}
 	})
 }
 
-func checkFate(t *testing.T, c *Compiled, a netip.Addr, port uint16, proto Protocol) {
+func checkFate(t *testing.T, in interpreter, c *Compiled, a netip.Addr, port uint16, proto Protocol) {
 	t.Helper()
 	got := simulate(c.Kernel(), a, port, proto)
 	req := Request{Stage: StageKernel, Addr: a, Port: port, Protocol: proto}
@@ -87,7 +87,7 @@ func checkFate(t *testing.T, c *Compiled, a netip.Addr, port uint16, proto Proto
 		if got == refused && c.Decide(req).Allowed() && !a.Is4In6() {
 			t.Fatalf("%+v: the kernel refuses %s port %d, which is allowed as %s", c.Spec(), a, port, s)
 		}
-		if port == 443 && c.Intercepts(req.Name, port) && simulate(c.Kernel(), a, 443, UDP) == forwarded {
+		if (port == 443 || in.ruledPort(port)) && c.Intercepts(req.Name, port) && simulate(c.Kernel(), a, port, UDP) == forwarded {
 			t.Fatalf("%+v: QUIC to %s passes the rules for %s", c.Spec(), a, s)
 		}
 	}

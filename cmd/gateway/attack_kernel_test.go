@@ -315,13 +315,18 @@ func TestAttackUDP(t *testing.T) {
 	// QUIC is refused although the address is allowed, where a header rule could apply.
 	ruled := w.raid(w.create(map[string]any{
 		"network_policy": map[string]any{"mode": "allow-all"},
-		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": testSecret}},
+		"attach_headers": map[string]any{
+			"api.example.com":      map[string]string{"X-Key": testSecret},
+			"api.example.com:8443": map[string]string{"X-Key": testSecret},
+		},
 	}))
 	for _, a := range host {
-		if got := ruled.try("udp", netip.AddrPortFrom(a, 443)); got != sawProhibited {
-			t.Errorf("QUIC to %v: the box saw %s", a, got)
+		for _, port := range []uint16{443, 8443, 853} { // and DNS over QUIC, as over TLS
+			if got := ruled.try("udp", netip.AddrPortFrom(a, port)); got != sawProhibited {
+				t.Errorf("QUIC to %v port %d: the box saw %s", a, port, got)
+			}
+			w.denial(ruled.box, policy.StageKernel, a, port, policy.ReasonProtocol)
 		}
-		w.denial(ruled.box, policy.StageKernel, a, 443, policy.ReasonProtocol)
 	}
 	w.untouched(host[:]...)
 }

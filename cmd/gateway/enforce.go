@@ -68,7 +68,7 @@ func (h *host) cutFlows(ctx context.Context, b *box) error {
 		if f.Protocol == policy.TCP && plan.SteerAllowed.Contains(f.Dst.Port()) {
 			return false
 		}
-		if f.Protocol == policy.UDP && plan.RejectQUIC && f.Dst.Port() == 443 {
+		if f.Protocol == policy.UDP && plan.RejectUDP.Contains(f.Dst.Port()) {
 			return false
 		}
 		return c.Decide(policy.Request{
@@ -81,7 +81,7 @@ func (h *host) cutFlows(ctx context.Context, b *box) error {
 func loosens(old, next policy.KernelPlan) bool {
 	wider := next.DefaultAllow || !old.DefaultAllow && covers(next.Allowed, old.Allowed)
 	return wider && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
-		portsWithin(next.SteerAllowed, old.SteerAllowed) && (old.RejectQUIC || !next.RejectQUIC)
+		portsWithin(next.SteerAllowed, old.SteerAllowed) && portsWithin(next.RejectUDP, old.RejectUDP)
 }
 
 // covers reports whether every prefix of inner lies within one of outer.
