@@ -82,6 +82,21 @@ func (c *Compiled) Headers(n Name, port uint16) (HeaderRule, bool) {
 	return c.headers.find(n, port)
 }
 
+// PlaceholderVariable returns the variable that a token of this box stands for, or "" if no rule has it.
+func (c *Compiled) PlaceholderVariable(token string) string {
+	if c == nil || token == "" {
+		return ""
+	}
+	for _, r := range c.headers.rules {
+		for _, p := range r.Placeholders {
+			if p.Token == token {
+				return p.Variable
+			}
+		}
+	}
+	return ""
+}
+
 // Intercepts reports whether a header rule or a request rule covers the name and port, so that TLS must be terminated
 // to apply it.
 func (c *Compiled) Intercepts(n Name, port uint16) bool {

@@ -189,7 +189,7 @@ func (h *http1) judge() (allowed bool, err error) {
 	m := h.message()
 	h.method = m.method
 	for {
-		h.ruling = h.s.judge(&m)
+		h.ruling = h.s.judge(h.ctx, &m)
 		h.x.judged(&m, &h.ruling)
 		if p := h.ruling.refused; p != nil {
 			h.flight.Store(nil)
@@ -197,6 +197,7 @@ func (h *http1) judge() (allowed bool, err error) {
 		}
 		h.flight.Store(&inflight{request: h.ruling.request})
 		if h.s.box.Policy.Load() == h.ruling.policy {
+			swapFields(h.req.Fields, h.ruling.swaps)
 			return true, nil
 		}
 	}
@@ -208,6 +209,7 @@ func (h *http1) message() message {
 	if r.Form == h1.Absolute {
 		m.target = string(r.Authority)
 	}
+	m.tokens = tokensOf(h.in.Bytes()[:h.head], r)
 	return m
 }
 

@@ -57,7 +57,7 @@ func (h *http1) forward() error {
 	out, whole, err := up.gather(&h.in, h.out)
 	h.out = out
 	if err != nil {
-		return h.refuse(badRequest("The request is refused: " + err.Error() + "."))
+		return h.refuseBody(err)
 	}
 	if err := h.send(whole); err != nil {
 		return h.refuseUpstream(err)

@@ -47,6 +47,16 @@ func (h *http1) refuseHead(err error) error {
 	return err
 }
 
+// refuseBody answers a request whose body or trailers are refused. What comes of it after that is not read.
+func (h *http1) refuseBody(err error) error {
+	h.head = 0
+	if errors.Is(err, errTrailerToken) {
+		h.x.failed(err)
+		return h.refuse(leakProblem())
+	}
+	return h.refuse(badRequest("The request is refused: " + err.Error() + "."))
+}
+
 func (h *http1) writeProblem(p *problem, keep bool) error {
 	body := p.body()
 	out := appendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))

@@ -35,7 +35,7 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 	err = h.relay(a.chunked)
 	if err != nil {
 		u.stop(h)
-		h.x.event.BytesOut = u.sent
+		h.uploaded(u)
 		h.drop()
 		reset(h.s.client) // the end must not look like the end of the body
 		h.x.failed(err)
@@ -44,10 +44,18 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 	return h.settle(u, a, reuse && whole)
 }
 
+// uploaded notes what became of a request's body that was stopped.
+func (h *http1) uploaded(u *upload) {
+	h.x.event.BytesOut = u.sent
+	if errors.Is(u.err, errTrailerToken) {
+		h.x.leaked()
+	}
+}
+
 // settle ends an exchange whose response is complete.
 func (h *http1) settle(u *upload, a answer, reuse bool) error {
 	u.stop(h)
-	h.x.event.BytesOut = u.sent
+	h.uploaded(u)
 	if reuse && len(h.up.in.Bytes()) == 0 {
 		h.up.dirty = false
 		h.up.in.Release()
@@ -102,8 +110,9 @@ func (h *http1) noResponse(u *upload, err error) error {
 	var write *upstreamWriteError
 	switch {
 	case running && errors.As(u.err, &malformed):
-		h.head = 0
-		return h.refuse(badRequest("The request is refused: " + malformed.What + "."))
+		return h.refuseBody(errors.New(malformed.What))
+	case running && errors.Is(u.err, errTrailerToken):
+		return h.refuseBody(u.err)
 	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
 		h.x.failed(errClientGone)
 		return errClose

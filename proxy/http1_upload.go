@@ -31,6 +31,9 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 		}
 		out = u.append(out, content)
 		if done {
+			if err := trailerToken(u.body.Trailers); err != nil {
+				return out, false, err
+			}
 			out = u.last(out)
 		}
 		in.Take(n)

@@ -119,6 +119,7 @@ type stream struct {
 	cut    atomic.Pointer[policy.Decision] // of the policy that came into force meanwhile and denies it
 
 	uploaded atomic.Int64 // bytes of the request's body
+	leaked   atomic.Bool  // its trailers hold a placeholder
 }
 
 // serve handles one request.
@@ -161,6 +162,9 @@ func (st *stream) end() {
 	if d := st.cut.Load(); d != nil {
 		st.x.cut(*d)
 	}
+	if st.leaked.Load() {
+		st.x.leaked()
+	}
 	st.x.end()
 	if v == nil {
 		return
@@ -175,7 +179,7 @@ func (st *stream) end() {
 func (st *stream) judge() bool {
 	m := st.message()
 	for {
-		st.ruling = st.s.judge(&m)
+		st.ruling = st.s.judge(st.r.Context(), &m)
 		if st.ruling.refused == nil && !st.wellFormed() {
 			st.ruling.refused = badRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
 			st.ruling.reason = policy.ReasonBadRequest
@@ -187,6 +191,7 @@ func (st *stream) judge() bool {
 		}
 		st.setFlight(&inflight{request: st.ruling.request})
 		if st.s.box.Policy.Load() == st.ruling.policy {
+			swapHeader(st.r.Header, st.ruling.swaps)
 			return true
 		}
 	}
@@ -204,6 +209,7 @@ func (st *stream) message() message {
 	}
 	return message{
 		method: st.r.Method, authority: st.r.Host, scheme: scheme, path: st.r.RequestURI, websocket: st.isWebSocket(),
+		tokens: tokensOfHTTP2(st.r),
 	}
 }
 
@@ -254,6 +260,10 @@ func (st *stream) refuse(p *problem) {
 // refuseUpstream tells the client why the upstream could not be used.
 func (st *stream) refuseUpstream(err error) {
 	st.x.unserved(err)
+	if st.leaked.Load() {
+		st.refuse(leakProblem())
+		return
+	}
 	if st.r.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // the client has gone, or the connection was cut
 	}

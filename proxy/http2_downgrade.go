@@ -125,6 +125,11 @@ func (d *downgrade) upload() error {
 		n, err := d.st.r.Body.Read(*buf)
 		d.st.uploaded.Add(int64(n))
 		content := (*buf)[:n]
+		if errors.Is(err, io.EOF) {
+			if leak := d.st.checkTrailers(); leak != nil {
+				return leak
+			}
+		}
 		if chunked {
 			out = appendChunk(out[:0], content)
 			if errors.Is(err, io.EOF) {

@@ -125,12 +125,25 @@ type uploadBody struct {
 func (b *uploadBody) Read(p []byte) (int, error) {
 	n, err := b.body.Read(p)
 	b.st.uploaded.Add(int64(n))
-	if errors.Is(err, io.EOF) {
-		for name := range b.trailer {
-			b.trailer[name] = b.st.r.Trailer[name]
-		}
+	if !errors.Is(err, io.EOF) {
+		return n, err
+	}
+	if leak := b.st.checkTrailers(); leak != nil {
+		return n, leak
+	}
+	for name := range b.trailer {
+		b.trailer[name] = b.st.r.Trailer[name]
 	}
 	return n, err
+}
+
+// checkTrailers refuses trailers with a placeholder, once the body has been read: the request is then broken off.
+func (st *stream) checkTrailers() error {
+	err := trailerTokenHTTP2(st.r.Trailer)
+	if err != nil {
+		st.leaked.Store(true)
+	}
+	return err
 }
 
 func (b *uploadBody) Close() error { return b.body.Close() }

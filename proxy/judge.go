@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ type message struct {
 	scheme    string // the scheme of an absolute-form target or of :scheme, "" if there is none
 	path      string // with the query
 	websocket bool   // an extended CONNECT for a WebSocket (RFC 8441)
+	tokens    tokenScan
 }
 
 // ruling is the judge's answer. Without a refusal the request may go to the name of request if byName, else to its
@@ -30,11 +32,14 @@ type ruling struct {
 	reason  policy.Reason
 	rule    string
 	byName  bool
-	set     []policy.Header
+	header  policy.HeaderRule // of the destination; the zero rule if there is none
+	set     []policy.Header   // its headers, with the values for this request
+	swaps   []swap            // for the placeholders that the request holds
+	err     error             // why it was refused, for the log
 }
 
-// judge decides a request under the policy in force now. It refuses by default.
-func (s *session) judge(m *message) ruling {
+// judge decides a request under the policy in force now, and gets the secrets that it needs. It refuses by default.
+func (s *session) judge(ctx context.Context, m *message) ruling {
 	r := ruling{request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.box.ID, Name: s.name, Addr: s.orig.Addr(), Port: s.port, Protocol: policy.TCP,
 		Method: m.method, Path: withoutQuery(m.path),
@@ -71,10 +76,9 @@ func (s *session) judge(m *message) ruling {
 		}
 	}
 	if s.secure {
-		if rule, ok := r.policy.Headers(name, port); ok {
-			r.set = rule.Headers
-		}
+		r.header, _ = r.policy.Headers(name, port)
 	}
+	r.fill(ctx, s, m)
 	return r
 }
 

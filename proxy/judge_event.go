@@ -31,6 +31,7 @@ func (x *exchange) judged(m *message, r *ruling) {
 		e.Name = m.authority
 	}
 	e.Version, e.Reason, e.Rule = version(r.policy), r.reason, r.rule
+	x.failed(r.err)
 	if r.refused != nil {
 		e.Status = r.refused.Status
 		if r.refused.Reason == policy.ReasonAuthorityMismatch {
@@ -38,7 +39,7 @@ func (x *exchange) judged(m *message, r *ruling) {
 		}
 		return
 	}
-	e.Verdict, e.Headers = policy.Allow, headerNames(r.set)
+	e.Verdict, e.Headers = policy.Allow, headerNames(r.set, r.swaps)
 	e.Action = audit.ActionForward
 	if x.s.secure {
 		e.Action = audit.ActionIntercept
@@ -57,6 +58,13 @@ func (x *exchange) failed(err error) {
 	if err != nil && x.event.Error == "" {
 		x.event.Error = err.Error()
 	}
+}
+
+// leaked notes that a placeholder stood in a trailer: what had been forwarded of the request was broken off.
+func (x *exchange) leaked() {
+	e := &x.event
+	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
+	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", errTrailerToken.Error()
 }
 
 // unserved notes why an allowed request could not be brought to its upstream; a denial at the address names the address.

@@ -233,13 +233,25 @@ func portOf(t testing.TB, ln net.Listener) uint16 {
 
 // rawServer is an upstream of a script: it hands each connection to handle.
 func (l *lab) rawServer(secure bool, handle func(net.Conn, *bufio.Reader)) uint16 {
+	if secure {
+		return l.rawServerALPN("http/1.1", handle)
+	}
+	return l.rawListen(nil, handle)
+}
+
+// rawServerALPN is rawServer over TLS, for one protocol.
+func (l *lab) rawServerALPN(protocol string, handle func(net.Conn, *bufio.Reader)) uint16 {
+	return l.rawListen(&tls.Config{NextProtos: []string{protocol}, GetCertificate: l.ca.forHello}, handle)
+}
+
+func (l *lab) rawListen(secure *tls.Config, handle func(net.Conn, *bufio.Reader)) uint16 {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	port := portOf(l.t, ln)
-	if secure {
-		ln = tls.NewListener(ln, &tls.Config{GetCertificate: l.ca.forHello})
+	if secure != nil {
+		ln = tls.NewListener(ln, secure)
 	}
 	l.t.Cleanup(func() { _ = ln.Close() })
 	go func() {

@@ -50,6 +50,7 @@ type Config struct {
 	Resolver Resolver
 	Leaves   Leaves
 	Audit    Recorder
+	Secrets  Secrets        // of header rules; nil: a rule that names one refuses its requests
 	Log      *zap.Logger    // nil: nothing is logged
 	Roots    *x509.CertPool // trusted for upstreams; nil: the system's
 	Sink     []netip.Addr   // the addresses DNS hands out for names a box may not reach: no destination of their own

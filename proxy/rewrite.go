@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"bytes"
+	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,14 +57,19 @@ func listsSet(list []byte, set []policy.Header) bool {
 	return false
 }
 
-// headerNames lists what was set, for the decision log.
-func headerNames(set []policy.Header) []string {
-	if len(set) == 0 {
+// headerNames lists what was set or changed, for the decision log.
+func headerNames(set []policy.Header, swaps []swap) []string {
+	if len(set)+len(swaps) == 0 {
 		return nil
 	}
-	names := make([]string, len(set))
+	names := make([]string, 0, len(set)+len(swaps))
 	for i := range set {
-		names[i] = set[i].Name
+		names = append(names, set[i].Name)
+	}
+	for i := range swaps {
+		if name := textproto.CanonicalMIMEHeaderKey(swaps[i].header); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 	}
 	return names
 }

@@ -1,0 +1,517 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/policy"
+)
+
+var boxKey = policy.NewSecret("the key of the box")
+
+func tokenFor(variable string) string { return policy.NewToken(boxKey, variable) }
+
+// rules puts header rules of the full form in force, with the tokens of the box.
+func (l *lab) rules(spec policy.Spec, doc string) {
+	l.t.Helper()
+	rules, err := policy.ParseHeaderRules([]byte(doc), nil)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	c, err := policy.Compile(spec, policy.WithTokens(rules, boxKey), policy.NewProtected(loopback, nil), l.box.Policy.Load().Version()+1)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.box.Policy.Store(c)
+}
+
+// sources are the secrets of a test.
+type sources map[string]func(context.Context) (string, error)
+
+func (s sources) Secret(ctx context.Context, name string) (policy.Secret, error) {
+	get, ok := s[name]
+	if !ok {
+		return policy.Secret{}, errors.New("no such secret")
+	}
+	v, err := get(ctx)
+	return policy.NewSecret(v), err
+}
+
+func is(v string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return v, nil }
+}
+
+func basic(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
+// recorder is an upstream that keeps what it received and answers 200.
+type recorder struct {
+	mu   sync.Mutex
+	got  []*http.Request
+	body []string
+}
+
+func (r *recorder) serve(w http.ResponseWriter, req *http.Request) {
+	body, _ := io.ReadAll(req.Body)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got, r.body = append(r.got, req), append(r.body, string(body))
+}
+
+func (r *recorder) take() (*http.Request, string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.got) == 0 {
+		return nil, ""
+	}
+	req, body := r.got[len(r.got)-1], r.body[len(r.body)-1]
+	r.got, r.body = nil, nil
+	return req, body
+}
+
+// eachProtocol runs a test over every pair of protocols: the client's and the upstream's.
+func eachProtocol(t *testing.T, test func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder)) {
+	for _, v := range []struct {
+		name       string
+		client, up bool // HTTP/2
+	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}, {"h1 to a server of both", false, true}} {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			l.p.cfg.Secrets = sources{"s": is("from-source"), "colon": is("a:b"), "empty": is(""), "bad": is("a\r\nHost: evil"),
+				"broken": func(context.Context) (string, error) { return "", errors.New("it does not answer") }}
+			up := &recorder{}
+			_, port := l.httpsServer(v.up, up.serve)
+			l.rules(allowAll, `{}`)
+			test(t, l, l.httpClientLater(port, v.client), port, up)
+		})
+	}
+}
+
+// httpClientLater is httpClient, but for a test that sets its rules first: an HTTP/2 connection is made with the first
+// request.
+func (l *lab) httpClientLater(port uint16, h2 bool) *http.Client {
+	if !h2 {
+		return l.httpClient(port, false)
+	}
+	return &http.Client{Timeout: 60 * time.Second, Transport: &lateHTTP2{dial: func() *http.ClientConn { return l.http2Conn(port) }}}
+}
+
+type lateHTTP2 struct {
+	once sync.Once
+	dial func() *http.ClientConn
+	conn *http.ClientConn
+}
+
+func (d *lateHTTP2) RoundTrip(r *http.Request) (*http.Response, error) {
+	d.once.Do(func() { d.conn = d.dial() })
+	return d.conn.RoundTrip(r)
+}
+
+// TestPlaceholders: on the rule's host every token in a header, and in basic authentication, becomes the value.
+func TestPlaceholders(t *testing.T) {
+	t.Parallel()
+	key, other := tokenFor("KEY"), tokenFor("OTHER")
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value", "OTHER": {"secret": "s"}, "UNUSED": {"secret": "broken"}}}}`)
+		for _, tt := range []struct{ name, send, want string }{
+			{"Authorization", "Bearer " + key, "Bearer the-value"},
+			{"authorization", key, "the-value"},
+			{"X-Api-Key", key + other + key, "the-valuefrom-sourcethe-value"},
+			{"X-Api-Key", "a" + key + "b", "athe-valueb"},
+			{"Cookie", "session=" + key, "session=the-value"},
+			{"X_Api_Key", other, "from-source"},
+			{"Authorization", basic("user", key), basic("user", "the-value")},
+			{"Authorization", basic(other, key), basic("from-source", "the-value")},
+			{"Authorization", strings.TrimRight(basic("x-access-token", "pre"+key), "="), basic("x-access-token", "prethe-value")},
+			{"Authorization", "bASIC  " + base64.RawURLEncoding.EncodeToString([]byte(key+":??>>")), "bASIC " + base64.StdEncoding.EncodeToString([]byte("the-value:??>>"))},
+			{"Authorization", "Basic " + key, "Basic the-value"},
+			{"Authorization", basic("nothing", "here"), basic("nothing", "here")},
+			{"X-Other", "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key)), "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key))},
+			{"X-Almost", key[:policy.TokenLen-1], key[:policy.TokenLen-1]},
+		} {
+			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/path?q=1", strings.NewReader("body "+key))
+			req.Header[tt.name] = []string{tt.send}
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := readAll(t, res.Body)
+			_ = res.Body.Close()
+			got, body := up.take()
+			if res.StatusCode != 200 || got == nil {
+				t.Fatalf("%s: %s: %d %s", tt.name, tt.send, res.StatusCode, text)
+			}
+			if v := got.Header[http.CanonicalHeaderKey(tt.name)]; len(v) != 1 || v[0] != tt.want {
+				t.Errorf("%s: sent %q, the upstream received %q, want %q", tt.name, tt.send, v, tt.want)
+			}
+			if got.Header.Get("X-Set") != "set" || body != "body "+key {
+				t.Errorf("%s: X-Set %q, body %q: bodies pass as they are", tt.name, got.Header.Get("X-Set"), body)
+			}
+		}
+		e := l.events.wait(t, 1)[0]
+		if e.Verdict != policy.Allow || !slices.Equal(e.Headers, []string{"X-Set", "Authorization"}) {
+			t.Errorf("event %+v", e)
+		}
+		// A new value, and then a new rule, take effect on the open connection.
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "rotated"}}}`)
+		if res, _ := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {key}}); res.StatusCode != 200 {
+			t.Errorf("after the change: %d", res.StatusCode)
+		}
+		if got, _ := up.take(); got.Header.Get("X-Key") != "rotated" || got.Header.Get("X-Set") != "" {
+			t.Errorf("after the change the upstream received %v", got.Header)
+		}
+		if res, _ := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {other}}); res.StatusCode != 403 {
+			t.Errorf("a placeholder that the rule no longer has: %d", res.StatusCode)
+		}
+	})
+}
+
+// TestPlaceholderLeaks: a token anywhere else is refused, told to the log, and nothing is forwarded.
+func TestPlaceholderLeaks(t *testing.T) {
+	t.Parallel()
+	key, foreign, unknown := tokenFor("KEY"), tokenFor("FOREIGN"), policy.NewToken(policy.NewSecret("another box"), "KEY")
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
+			`{"`+hostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)
+		n := 0
+		for _, tt := range []struct {
+			what, path string
+			header     http.Header
+			log        string
+		}{
+			{"path", "/v1/" + key, nil, "the placeholder KEY in the request line"},
+			{"query", "/?token=" + key, nil, "the placeholder KEY in the request line"},
+			{"a variable of another host", "/", http.Header{"X-Key": {foreign}}, "the placeholder FOREIGN in a header (X-Key)"},
+			{"a variable of another host in basic authentication", "/", http.Header{"Authorization": {basic("u", foreign)}}, "the placeholder FOREIGN in the password of basic authentication (Authorization)"},
+			{"a token of another box", "/", http.Header{"X-Key": {unknown}}, "a placeholder in a header (X-Key)"},
+			{"the user of basic authentication", "/", http.Header{"Authorization": {basic(unknown, "p")}}, "a placeholder in the user of basic authentication (Authorization)"},
+			{"the name of a header", "/", http.Header{"X-" + key: {"1"}}, "in a field that is not passed on"},
+			{"a header that the gateway sets", "/", http.Header{"X-Set": {foreign}}, "the placeholder FOREIGN in a header (X-Set)"},
+			{"one good and one bad", "/", http.Header{"X-Key": {key}, "X-Other": {foreign}}, "the placeholder FOREIGN in a header (X-Other)"},
+		} {
+			res, text := get(t, client, "https://"+hostPort(port)+tt.path, tt.header)
+			n++
+			if got, _ := up.take(); got != nil {
+				t.Fatalf("%s: the upstream received %s %v", tt.what, got.RequestURI, got.Header)
+			}
+			if res.StatusCode != 403 || !strings.Contains(text, `"placeholder_leak"`) || strings.Contains(text, "the-value") {
+				t.Errorf("%s: %d %s", tt.what, res.StatusCode, text)
+			}
+			e := l.events.wait(t, n)[n-1]
+			if e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || !strings.Contains(e.Error, tt.log) || len(e.Headers) != 0 {
+				if !strings.EqualFold(e.Error, tt.log) { // HTTP/2 writes names in lower case
+					t.Errorf("%s: event %+v", tt.what, e)
+				}
+			}
+		}
+		many := http.Header{"X-Key": {strings.Repeat(key, maxTokens+1)}}
+		if res, text := get(t, client, "https://"+hostPort(port)+"/", many); res.StatusCode != 400 || !strings.Contains(text, "too many placeholders") {
+			t.Errorf("more than the most: %d %s", res.StatusCode, text)
+		}
+		if got, _ := up.take(); got != nil {
+			t.Error("more than the most was forwarded")
+		}
+	})
+}
+
+// TestPlaceholderLeaksOverPlainHTTP: without TLS there is no host whose value it could be.
+func TestPlaceholderLeaksOverPlainHTTP(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	up := &recorder{}
+	_, port := l.httpServer(up.serve)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	c := l.dialPair("", port, false)
+	r := bufio.NewReader(c)
+	for i, head := range []string{
+		"GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nAuthorization: Bearer " + tokenFor("KEY") + "\r\n\r\n",
+		"GET /" + tokenFor("KEY") + " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nAuthorization: " + basic(tokenFor("KEY"), "") + "\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nProxy-Authorization: " + tokenFor("KEY") + "\r\n\r\n",
+	} {
+		res := ask(t, c, r, head, "GET")
+		if text := readAll(t, res.Body); res.StatusCode != 403 || !strings.Contains(text, "placeholder_leak") {
+			t.Errorf("%d: %d %s", i, res.StatusCode, text)
+		}
+		if e := l.events.wait(t, i+1)[i]; e.Reason != policy.ReasonPlaceholderLeak {
+			t.Errorf("%d: event %+v", i, e)
+		}
+	}
+	if got, _ := up.take(); got != nil {
+		t.Errorf("the upstream received %v", got.Header)
+	}
+}
+
+// TestPlaceholderInATrailer: the head and the body may have gone by then; the request must not become whole.
+func TestPlaceholderInATrailer(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+		for i, size := range []int{10, 1 << 20} {
+			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", struct{ io.Reader }{strings.NewReader(strings.Repeat("x", size))})
+			req.Trailer = http.Header{"X-Sum": {tokenFor("KEY")}}
+			res, err := client.Do(req)
+			if err == nil {
+				if res.StatusCode != 403 {
+					t.Errorf("%d bytes: %d", size, res.StatusCode)
+				}
+				_ = res.Body.Close()
+			}
+			if e := l.events.wait(t, i+1)[i]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) != 0 {
+				t.Errorf("%d bytes: event %+v", size, e)
+			}
+			if got, _ := up.take(); got != nil && len(got.Trailer) != 0 && got.Trailer.Get("X-Sum") != "" {
+				t.Errorf("%d bytes: the upstream received the trailer %v", size, got.Trailer)
+			}
+		}
+	})
+}
+
+// TestSecretSources: a header of a source is sent with its value and affixes; one that cannot be had refuses the request.
+func TestSecretSources(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "prefix": "Bearer ", "suffix": "!"}, "X-Plain": "plain"}}}`)
+		if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{"Authorization": {"mine"}}); res.StatusCode != 200 {
+			t.Fatalf("%d %s", res.StatusCode, text)
+		}
+		if got, _ := up.take(); got.Header.Get("Authorization") != "Bearer from-source!" || got.Header.Get("X-Plain") != "plain" || len(got.Header["Authorization"]) != 1 {
+			t.Errorf("the upstream received %v", got.Header)
+		}
+		n := 1
+		for name, rule := range map[string]string{
+			"failing":                  `"headers": {"X-Plain": "plain", "X-Key": {"secret": "broken"}}`,
+			"unknown":                  `"headers": {"X-Key": {"secret": "none"}}`,
+			"empty":                    `"headers": {"X-Key": {"secret": "empty"}}`,
+			"unfit for a header":       `"headers": {"X-Key": {"secret": "bad"}}`,
+			"too long with its prefix": `"headers": {"X-Key": {"secret": "s", "prefix": "` + strings.Repeat("p", 4096) + `", "suffix": "` + strings.Repeat("p", 4090) + `"}}`,
+			"failing placeholder":      `"placeholders": {"KEY": {"secret": "broken"}}`,
+			"unfit for a user":         `"placeholders": {"LOGIN": {"secret": "colon"}, "KEY": "k"}`,
+		} {
+			l.rules(allowAll, `{"`+hostPort(port)+`": {`+rule+`}}`)
+			header := http.Header{}
+			if strings.Contains(rule, "placeholders") {
+				header.Set("X-Token", tokenFor("KEY"))
+			}
+			if strings.Contains(rule, "LOGIN") {
+				header.Set("Authorization", basic(tokenFor("LOGIN"), "p"))
+			}
+			res, text := get(t, client, "https://"+hostPort(port)+"/", header)
+			if res.StatusCode != 502 || !strings.Contains(text, `"secret_unavailable"`) || res.Header.Get("Content-Type") != "application/problem+json" {
+				t.Errorf("%s: %d %s", name, res.StatusCode, text)
+			}
+			if got, _ := up.take(); got != nil {
+				t.Errorf("%s: the upstream received %v", name, got.Header)
+			}
+			if n++; true {
+				e := l.events.wait(t, n)[n-1]
+				if e.Verdict != policy.Deny || e.Reason != policy.ReasonSecretUnavailable || e.Error == "" || e.Status != 502 || strings.Contains(e.Error, "evil") {
+					t.Errorf("%s: event %+v", name, e)
+				}
+			}
+		}
+	})
+}
+
+// TestNoSecretsAtAll: a proxy without secrets fails every rule that names one, and no other.
+func TestNoSecretsAtAll(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	up := &recorder{}
+	_, port := l.httpsServer(false, up.serve)
+	client := l.httpClient(port, false)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
+	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 502 {
+		t.Errorf("%d", res.StatusCode)
+	}
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": "literal"}}}`)
+	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+		t.Errorf("%d", res.StatusCode)
+	}
+}
+
+// TestLiteralsDoNotAllocate: a rule without sources is used as it lies.
+func TestLiteralsDoNotAllocate(t *testing.T) {
+	l := newLab(t)
+	headers := []policy.Header{{Name: "A", Value: policy.NewSecret("1")}, {Name: "B", Value: policy.NewSecret("2")}}
+	if n := testing.AllocsPerRun(100, func() { _, _ = l.p.literals(t.Context(), headers) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestSecretIsAskedForEachRequest: the value may change between two requests of one connection.
+func TestSecretIsAskedForEachRequest(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		var asked atomic.Int32
+		l.p.cfg.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
+		for i := range 3 {
+			get(t, client, "https://"+hostPort(port)+"/", nil)
+			if got, _ := up.take(); got == nil || got.Header.Get("X-Key") != fmt.Sprint("value ", i+1) {
+				t.Errorf("request %d: %v", i, got)
+			}
+		}
+	})
+}
+
+// TestWebSocketWithPlaceholder: the upgrade's head is a head like others, over both versions.
+func TestWebSocketWithPlaceholder(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.p.cfg.Secrets = sources{"s": is("from-source")}
+	_, port := l.httpsServer(false, echoWebSocket)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}}}`)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
+		HTTPClient: l.httpClient(port, false), HTTPHeader: http.Header{"Authorization": {"Bearer " + tokenFor("KEY")}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	if err := c.Write(ctx, websocket.MessageText, []byte("hi")); err != nil {
+		t.Fatal(err)
+	}
+	if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer from-source hi" {
+		t.Errorf("%q %v", got, err)
+	}
+	if _, res, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/?token="+tokenFor("KEY"), &websocket.DialOptions{HTTPClient: l.httpClient(port, false)}); err == nil || res.StatusCode != 403 {
+		t.Errorf("in the target: %v", err)
+	}
+	//lint:ignore SA1019 net/http's own client refuses the field :protocol
+	client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
+	req.Header[":protocol"] = []string{"websocket"}
+	req.Header.Set("Authorization", "Bearer "+tokenFor("KEY"))
+	res, err := client.RoundTrip(req)
+	if err != nil || res.StatusCode != 200 {
+		t.Fatal(err, res)
+	}
+	if _, err := pw.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil {
+		t.Fatal(err)
+	}
+	want := "\x81\x15Bearer from-source hi"
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != want {
+		t.Errorf("%q %v", got, err)
+	}
+}
+
+// TestReplacedFieldsAreNeverIndexed reads the frames an upstream receives.
+func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	fields := make(chan []hpack.HeaderField, 10)
+	port := l.frameServer(fields)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	client := l.httpClient(port, true)
+	for range 3 {
+		get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {tokenFor("KEY")}, "Authorization": {basic("u", tokenFor("KEY"))}})
+		seen := 0
+		for _, f := range <-fields {
+			if f.Name != "x-key" && f.Name != "authorization" {
+				continue
+			}
+			if seen++; !f.Sensitive || f.Value != "the-value" && f.Value != basic("u", "the-value") {
+				t.Errorf("%s: %q, never indexed %v", f.Name, f.Value, f.Sensitive)
+			}
+		}
+		if seen != 2 {
+			t.Errorf("%d fields", seen)
+		}
+	}
+}
+
+// FuzzSwapField: a value goes in for each token and nothing else changes; what is put in is not looked at again.
+func FuzzSwapField(f *testing.F) {
+	key := tokenFor("KEY")
+	f.Add("Authorization", "Bearer ", "", "value")
+	f.Add("Authorization", "Basic ", "=", "a:b")
+	f.Add("X", "bxgph_", key[:20], key)
+	f.Fuzz(func(t *testing.T, name, before, after, value string) {
+		if s, _ := policy.FindToken(before); s >= 0 {
+			return
+		}
+		start, _ := policy.FindToken(before + key + after)
+		if start != len(before) { // the edges make another token
+			return
+		}
+		if s, _ := policy.FindToken(after); s >= 0 {
+			return
+		}
+		swaps := []swap{{key, value, name}}
+		if got := swapField(name, before+key+after, swaps); got != before+value+after {
+			t.Fatalf("%q: %q", name, got)
+		}
+		plain := before + key + after
+		in := "Basic " + base64.StdEncoding.EncodeToString([]byte(plain))
+		got := swapField("authorization", in, swaps)
+		if want := "Basic " + base64.StdEncoding.EncodeToString([]byte(before+value+after)); got != want {
+			t.Fatalf("%q in %q: %q", key, plain, got)
+		}
+		var scan tokenScan
+		if scan.field("Authorization", in, true); len(scan.found) != 1 {
+			t.Fatalf("%q: %v", plain, scan.found)
+		}
+	})
+}
+
+// frameServer is an upstream of HTTP/2 that hands on the fields of each request as they were encoded.
+func (l *lab) frameServer(fields chan<- []hpack.HeaderField) uint16 {
+	return l.rawServerALPN("h2", func(c net.Conn, r *bufio.Reader) {
+		if _, err := io.ReadFull(r, make([]byte, len(http2.ClientPreface))); err != nil {
+			return
+		}
+		framer := http2.NewFramer(c, r)
+		_ = framer.WriteSettings()
+		dec := hpack.NewDecoder(4096, nil)
+		for {
+			f, err := framer.ReadFrame()
+			if err != nil {
+				return
+			}
+			switch f := f.(type) {
+			case *http2.SettingsFrame:
+				if !f.IsAck() {
+					_ = framer.WriteSettingsAck()
+				}
+			case *http2.HeadersFrame:
+				list, err := dec.DecodeFull(f.HeaderBlockFragment())
+				if err != nil {
+					return
+				}
+				fields <- list
+				var out bytes.Buffer
+				_ = hpack.NewEncoder(&out).WriteField(hpack.HeaderField{Name: ":status", Value: "200"})
+				_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: f.StreamID, BlockFragment: out.Bytes(), EndStream: true, EndHeaders: true})
+			}
+		}
+	})
+}

@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"boxgate/policy"
+)
+
+// Secrets gives the values of the secrets that header rules name. An error refuses the request that needs the value; its
+// text goes into the decision log. Safe for concurrent use.
+type Secrets interface {
+	Secret(ctx context.Context, name string) (policy.Secret, error)
+}
+
+// errNoSecrets is the answer of a proxy without [Config.Secrets].
+var errNoSecrets = errors.New("the gateway has no secrets")
+
+// secret returns the value of a secret as it may be sent.
+func (p *Proxy) secret(ctx context.Context, name string) (string, error) {
+	if p.cfg.Secrets == nil {
+		return "", fmt.Errorf("secret %q: %w", name, errNoSecrets)
+	}
+	s, err := p.cfg.Secrets.Secret(ctx, name)
+	if err != nil {
+		return "", fmt.Errorf("secret %q: %w", name, err)
+	}
+	v := s.Reveal()
+	if v == "" {
+		return "", fmt.Errorf("secret %q: the value is empty", name)
+	}
+	if err := policy.CheckHeaderValue(v); err != nil {
+		return "", fmt.Errorf("secret %q: %w", name, err)
+	}
+	return v, nil
+}
+
+// literals returns the headers of a rule with the values that this request gets. Without sources that is the list of the
+// rule itself.
+func (p *Proxy) literals(ctx context.Context, headers []policy.Header) ([]policy.Header, error) {
+	first := 0
+	for first < len(headers) && headers[first].Source == "" {
+		first++
+	}
+	if first == len(headers) {
+		return headers, nil
+	}
+	out := make([]policy.Header, len(headers))
+	copy(out, headers)
+	for i := first; i < len(out); i++ {
+		h := &out[i]
+		if h.Source == "" {
+			continue
+		}
+		v, err := p.secret(ctx, h.Source)
+		if err != nil {
+			return nil, err
+		}
+		v = h.Prefix + v + h.Suffix
+		if err := policy.CheckHeaderValue(v); err != nil {
+			return nil, fmt.Errorf("secret %q in %s: %w", h.Source, h.Name, err)
+		}
+		*h = policy.Header{Name: h.Name, Value: policy.NewSecret(v)}
+	}
+	return out, nil
+}
+
+// fill completes the ruling on an allowed request: what is set, and what is put in the place of the tokens that the box
+// sent. It refuses a token that does not belong where it is, and whatever needs a value that cannot be had.
+func (r *ruling) fill(ctx context.Context, s *session, m *message) {
+	if r.header.Pattern == (policy.Pattern{}) && len(m.tokens.found) == 0 {
+		return
+	}
+	if m.tokens.many {
+		r.refused, r.reason, r.rule, r.err = badRequest("The request holds too many placeholders."), policy.ReasonBadRequest, "", errManyTokens
+		return
+	}
+	if leak := r.leaked(m.tokens.found); leak != nil {
+		r.refused, r.reason, r.rule = leakProblem(), policy.ReasonPlaceholderLeak, ""
+		r.err = leak.error(r.policy)
+		return
+	}
+	var err error
+	if r.set, err = s.p.literals(ctx, r.header.Headers); err == nil {
+		r.swaps, err = s.p.swaps(ctx, r.header.Placeholders, m.tokens.found)
+	}
+	if err != nil {
+		r.set, r.swaps, r.err = nil, nil, err
+		r.refused = &problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+			Detail: "A secret that the gateway sets for this host could not be had."}
+		r.reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
+	}
+}
