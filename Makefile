@@ -13,10 +13,10 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image demo run test check fuzz bench clean
+.PHONY: help deps build image demo run test conformance check fuzz bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
 
 deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
 	@dist/deps.sh
@@ -37,6 +37,9 @@ run: deps build ## run the gateway on this machine, in the foreground
 
 test: image ## run every test, the kernel ones included
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 9m $(TESTFLAGS) $(PACKAGES)
+
+conformance: image ## run the conformance suites whole and print their tables (docs/conformance.md)
+	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 -run '^TestConformance' ./cmd/gateway
 
 check: deps ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }

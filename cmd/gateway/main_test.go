@@ -6,12 +6,17 @@ import (
 	"runtime/debug"
 	"slices"
 	"testing"
+
+	"boxgate/conformance"
 )
 
 // asGateway makes the test binary be the gateway: a lab starts it as a process of its own.
 const asGateway = "GATEWAY_TEST_BINARY_IS_GATEWAY"
 
 func TestMain(m *testing.M) {
+	if conformance.IsClient() {
+		os.Exit(conformance.ClientMain())
+	}
 	fuzzing := slices.Contains(os.Args, "-test.fuzzworker") // a child as well, but a test
 	// A self-test starts the gateway's own program without any environment.
 	asProbe := len(os.Args) > 1 && os.Args[1] == probeCommand

@@ -1,0 +1,132 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// Target is the host that a suite is run against. The name is resolved at the DNS server, and the certificate verified
+// against Roots, as a program would.
+type Target struct {
+	Host  string `json:"host"`
+	DNS   string `json:"dns"`   // address and port of the DNS server
+	Roots string `json:"roots"` // file of the certificates trusted, PEM
+	Full  bool   `json:"full"`  // the whole of a suite that is otherwise cut down to what a test run has time for
+}
+
+// job is what a client process is told, by the environment.
+type job struct {
+	Suite  string `json:"suite"`
+	Target Target `json:"target"`
+	Out    string `json:"out"` // file for the results
+}
+
+const jobVariable = "BOXGATE_CONFORMANCE_JOB"
+
+// suites are found by name.
+var suites = map[string]func(context.Context, Target) ([]Result, error){
+	"h2spec": h2spec,
+	"grpc":   grpcInterop,
+}
+
+// clientTimeout ends a client that hangs.
+const clientTimeout = 3 * time.Minute
+
+// IsClient reports whether this process was started by [Client]: then it must call [ClientMain] and nothing else.
+func IsClient() bool { return os.Getenv(jobVariable) != "" }
+
+// ClientMain runs the suite and returns the exit code.
+func ClientMain() int {
+	if err := clientMain(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func clientMain() error {
+	var j job
+	if err := json.Unmarshal([]byte(os.Getenv(jobVariable)), &j); err != nil {
+		return err
+	}
+	suite, ok := suites[j.Suite]
+	if !ok {
+		return fmt.Errorf("there is no suite %q", j.Suite)
+	}
+	// What resolv.conf would say inside: the machine's own says something else.
+	net.DefaultResolver = &net.Resolver{PreferGo: true, StrictErrors: true,
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, j.Target.DNS)
+		}}
+	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	defer cancel()
+	results, err := suite(ctx, j.Target)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(results)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(j.Out, data, 0o600)
+}
+
+// Client runs a suite in a process of its own, which is this program once more. start starts it where it belongs; dir is
+// for the file of its results.
+func Client(ctx context.Context, suite string, target Target, dir string, start func(*exec.Cmd) error) ([]Result, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	out, err := os.MkdirTemp(dir, "suite")
+	if err != nil {
+		return nil, err
+	}
+	j := job{Suite: suite, Target: target, Out: filepath.Join(out, "results.json")}
+	order, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout+10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), jobVariable+"="+string(order), "SSL_CERT_FILE="+target.Roots, "SSL_CERT_DIR=/nonexistent")
+	var said tail
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := start(cmd); err != nil {
+		return nil, err
+	}
+	if err := cmd.Wait(); err != nil {
+		return nil, fmt.Errorf("the client of suite %s: %w; it said last: %s", suite, err, said.String())
+	}
+	data, err := os.ReadFile(j.Out)
+	if err != nil {
+		return nil, err
+	}
+	var results []Result
+	if err := json.Unmarshal(data, &results); err != nil {
+		return nil, err
+	}
+	if len(results) == 0 {
+		return nil, errors.New("the suite ran no case")
+	}
+	return results, nil
+}
+
+// tail keeps the last of what is written to it.
+type tail struct{ data []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.data = append(t.data, p...)
+	t.data = t.data[max(0, len(t.data)-4096):]
+	return len(p), nil
+}
+
+func (t *tail) String() string { return string(t.data) }

@@ -1,0 +1,36 @@
+package conformance
+
+import (
+	"time"
+
+	orcapb "github.com/cncf/xds/go/xds/data/orca/v3"
+	orcaservice "github.com/cncf/xds/go/xds/service/orca/v3"
+	"google.golang.org/grpc/orca"
+)
+
+// loadReports is the service that the case orca_oob subscribes to. grpc-go's own sends a report every 30 seconds at most,
+// which the interop server gets around in a way that is closed to others.
+type loadReports struct {
+	orcaservice.UnimplementedOpenRcaServiceServer
+	metrics orca.ServerMetricsRecorder
+}
+
+// StreamCoreMetrics sends a report at once and then as often as it is asked to.
+func (l *loadReports) StreamCoreMetrics(req *orcaservice.OrcaLoadReportRequest, stream orcaservice.OpenRcaService_StreamCoreMetricsServer) error {
+	tick := time.NewTicker(max(req.GetReportInterval().AsDuration(), 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		m := l.metrics.(orca.ServerMetricsProvider).ServerMetrics()
+		err := stream.Send(&orcapb.OrcaLoadReport{
+			CpuUtilization: max(m.CPUUtilization, 0), MemUtilization: max(m.MemUtilization, 0), Utilization: m.Utilization,
+		})
+		if err != nil {
+			return err
+		}
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package conformance
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// Outcomes of a case. A suite may know more of them.
+const (
+	OK     = "OK"
+	Failed = "FAILED"
+)
+
+// Result is what became of one case.
+type Result struct {
+	Case    string `json:"case"`             // the suite's own number or name
+	Title   string `json:"title,omitempty"`  // what it does
+	Outcome string `json:"outcome"`          // OK, FAILED, or another word of the suite
+	Detail  string `json:"detail,omitempty"` // why it is not OK
+}
+
+// Run is the outcome of a suite by one way.
+type Run struct {
+	Way     string // such as "direct" or "through the gateway"
+	Results []Result
+}
+
+// Tally counts the outcomes, such as "145 OK, 1 FAILED".
+func (r Run) Tally() string {
+	count := map[string]int{}
+	for _, c := range r.Results {
+		count[c.Outcome]++
+	}
+	var words []string
+	for o := range count {
+		words = append(words, o)
+	}
+	slices.SortFunc(words, func(a, b string) int { return count[b] - count[a] })
+	for i, o := range words {
+		words[i] = fmt.Sprintf("%d %s", count[o], o)
+	}
+	return strings.Join(words, ", ")
+}
+
+// Except returns the results that are not OK.
+func (r Run) Except() []Result {
+	var out []Result
+	for _, c := range r.Results {
+		if c.Outcome != OK {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Difference is a case that went another way in a second run.
+type Difference struct {
+	First, Second Result // one of them is zero if that run did not have the case
+}
+
+// String says what differs.
+func (d Difference) String() string {
+	name := d.First.Case
+	if name == "" {
+		name = d.Second.Case
+	}
+	return fmt.Sprintf("%s: %s %s, but %s %s", name, d.First.Outcome, d.First.Detail, d.Second.Outcome, d.Second.Detail)
+}
+
+// Differences returns the cases whose outcome differs between two runs, in the order of the first.
+func Differences(first, second Run) []Difference {
+	rest := map[string]Result{}
+	for _, c := range second.Results {
+		rest[c.Case] = c
+	}
+	var out []Difference
+	for _, a := range first.Results {
+		b := rest[a.Case]
+		delete(rest, a.Case)
+		if a.Outcome != b.Outcome {
+			out = append(out, Difference{a, b})
+		}
+	}
+	for _, b := range second.Results {
+		if _, only := rest[b.Case]; only {
+			out = append(out, Difference{Second: b})
+		}
+	}
+	return out
+}
+
+// Table writes one line for each run, then each case that is not OK in one of them.
+func Table(w io.Writer, suite string, runs ...Run) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintf(t, "%s\tcases\toutcome\n", suite)
+	for _, r := range runs {
+		fmt.Fprintf(t, "%s\t%d\t%s\n", r.Way, len(r.Results), r.Tally())
+	}
+	for _, r := range runs {
+		for _, c := range r.Except() {
+			fmt.Fprintf(t, "  %s\t%s\t%s %s: %s\n", r.Way, c.Outcome, c.Case, c.Title, oneLine(c.Detail))
+		}
+	}
+	return t.Flush()
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
