@@ -33,7 +33,8 @@ const (
 
 // http2Conn is the state of one HTTP/2 client connection.
 type http2Conn struct {
-	s *session
+	s      *session
+	resets *resets
 
 	mu      sync.Mutex
 	flights map[*inflight]*stream
@@ -54,7 +55,8 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	server.ServeConn(newInbound(conn, c.malformedRequest), &http2.ServeConnOpts{
+	c.resets = &resets{inbound: newInbound(conn, c.malformedRequest)}
+	server.ServeConn(c.resets, &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
 		BaseConfig: &http.Server{MaxHeaderBytes: h1.MaxHead, ErrorLog: log.New(io.Discard, "", 0)},
@@ -118,6 +120,7 @@ type stream struct {
 	done   chan struct{}                   // closed when the request has ended
 	cut    atomic.Pointer[policy.Decision] // of the policy that came into force meanwhile and denies it
 
+	expects  bool         // the client waits for 100 before it sends the body
 	uploaded atomic.Int64 // bytes of the request's body
 	leaked   atomic.Bool  // its trailers hold a placeholder
 }
@@ -126,7 +129,7 @@ type stream struct {
 func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{})}
+	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: expectsContinue(r)}
 	defer close(st.done)
 	st.x.begin(c.s)
 	defer st.end()

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
@@ -22,6 +23,7 @@ type downgrade struct {
 	body    h1.Body
 	sent    chan struct{} // closed when the upload has ended; nil if there is no body
 	outcome error         // of the upload; read it after sent is closed
+	proceed chan bool     // tells an upload that waits for 100 whether to begin; nil if none waits
 }
 
 // forward1 sends the request over HTTP/1.1 and brings the response back.
@@ -89,16 +91,51 @@ func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
 		return up.in.Fill()
 	}
 	d.sent, d.outcome = make(chan struct{}), errInterrupted
+	if d.st.expects {
+		d.proceed = make(chan bool, 1)
+	}
 	go func() {
 		defer close(d.sent)
 		defer d.st.s.p.contain(d.st.s, up.abort)
-		d.outcome = d.upload()
+		if d.outcome = d.awaitContinue(); d.outcome == nil {
+			d.outcome = d.upload()
+		}
 		var write *upstreamWriteError
-		if d.outcome != nil && !errors.As(d.outcome, &write) {
+		if d.outcome != nil && !errors.As(d.outcome, &write) && !errors.Is(d.outcome, errUnwanted) {
 			up.abort() // the client broke off: the upstream must not take what it got for the whole
 		}
 	}()
 	return nil
+}
+
+// errUnwanted ends an upload that the server answered before it began.
+var errUnwanted = errors.New("the server did not ask for the body")
+
+// awaitContinue lets an upload whose client waits for 100 wait for it as well.
+func (d *downgrade) awaitContinue() error {
+	if d.proceed == nil {
+		return nil
+	}
+	limit := time.NewTimer(expectWait)
+	defer limit.Stop()
+	select {
+	case wanted := <-d.proceed:
+		if !wanted {
+			return errUnwanted
+		}
+	case <-limit.C:
+	case <-d.st.r.Context().Done():
+		return d.st.r.Context().Err()
+	}
+	return nil
+}
+
+// told passes the server's answer on to an upload that waits for it.
+func (d *downgrade) told(wanted bool) {
+	select {
+	case d.proceed <- wanted: // the first answer counts
+	default:
+	}
 }
 
 // sentAll reports whether all of the body has gone out.
@@ -197,6 +234,9 @@ func (st *stream) appendHead(dst []byte, upgrade bool) []byte {
 			}
 		}
 	}
+	if st.expects && !upgrade {
+		dst = append(dst, "Expect: 100-continue\r\n"...)
+	}
 	if r.Header.Get("Te") == "trailers" && !upgrade {
 		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
 	}
@@ -247,9 +287,12 @@ func (d *downgrade) finalHead() (int, error) {
 			n, err = d.res.Parse(in.Bytes(), d.st.r.Method)
 		}
 		if err != nil || !d.res.Interim() {
+			d.told(false)
 			return n, err
 		}
-		if d.res.Status != http.StatusContinue {
+		if d.res.Status == http.StatusContinue {
+			d.told(true)
+		} else {
 			h := d.st.w.Header()
 			fieldsToHeader(h, &d.res)
 			d.st.w.WriteHeader(d.res.Status)

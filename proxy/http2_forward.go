@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/net/http2"
+
 	"boxgate/policy"
 )
 
@@ -31,8 +33,8 @@ func (st *stream) forward() {
 		if err = st.forward2(ctx, up.h2); err == nil {
 			return
 		}
-		if !again || ctx.Err() != nil {
-			st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		if !again || ctx.Err() != nil || errors.Is(err, errRepeat) {
+			st.failed2(ctx, err)
 			return
 		}
 	}
@@ -43,15 +45,28 @@ func (st *stream) repeatable() bool {
 	return st.r.ContentLength == 0 && idempotent(st.r.Method)
 }
 
+// failed2 tells the client that there is no answer. Where the upstream reset the stream the client sees that reset, and a
+// request that was not handled and cannot be sent once more from here it may send again itself (RFC 9113, 8.7). A protocol
+// error is no word of the server's for the client: most likely we raised it.
+func (st *stream) failed2(ctx context.Context, err error) {
+	code, reset := resetCode(err)
+	if errors.Is(err, errRepeat) {
+		code, reset = http2.ErrCodeRefusedStream, true
+	}
+	failure := &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err}
+	if ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
+		st.refuseUpstream(failure)
+		return
+	}
+	st.x.unserved(failure)
+	st.resetWith(code)
+}
+
 // forward2 sends the request over HTTP/2 and brings the response back. On an error the client was told nothing yet.
 func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
-	used := false
-	defer func() { up.leave(used) }()
-	if err := st.goesTo(up.dial); err != nil {
-		return err
-	}
-	used = true
-	res, err := st.roundTrip(ctx, up)
+	a := &attempts{st: st, ctx: ctx, up: up}
+	defer a.leave()
+	res, err := st.roundTrip(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -60,12 +75,31 @@ func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
 }
 
 // roundTrip sends the request. The response's body is still to come; so may be the request's.
-func (st *stream) roundTrip(ctx context.Context, up *h2Upstream) (*http.Response, error) {
+func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, error) {
 	var interim interimWriter
 	interim.w = st.w
 	defer interim.end()
+	ctx = context.WithValue(ctx, attemptsKey{}, a)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: interim.write})
-	return up.conn.RoundTrip(st.request(ctx))
+	req := st.request(ctx)
+	body, _ := req.Body.(*uploadBody)
+	if body != nil {
+		req.GetBody = func() (io.ReadCloser, error) {
+			next, err := body.again()
+			if again, ok := next.(*uploadBody); ok {
+				body = again
+			}
+			return next, err
+		}
+	}
+	res, err := h2Attempts.RoundTrip(req)
+	if a.err != nil {
+		return nil, a.err
+	}
+	if body != nil && err == nil {
+		body.forget()
+	}
+	return res, err
 }
 
 // goesTo adds the address to what must stay allowed, and looks once more whether it is.
@@ -85,6 +119,9 @@ func (st *stream) request(ctx context.Context) *http.Request {
 			continue
 		}
 		header[name] = values
+	}
+	if st.expects { // which the library took out
+		header["Expect"] = []string{"100-continue"}
 	}
 	if _, ok := header["User-Agent"]; !ok {
 		header["User-Agent"] = []string{""} // else the transport sends its own
@@ -115,28 +152,6 @@ func (st *stream) request(ctx context.Context) *http.Request {
 	return out
 }
 
-// uploadBody counts a request's body and hands its trailers over at its end.
-type uploadBody struct {
-	st      *stream
-	body    io.ReadCloser
-	trailer http.Header
-}
-
-func (b *uploadBody) Read(p []byte) (int, error) {
-	n, err := b.body.Read(p)
-	b.st.uploaded.Add(int64(n))
-	if !errors.Is(err, io.EOF) {
-		return n, err
-	}
-	if leak := b.st.checkTrailers(); leak != nil {
-		return n, leak
-	}
-	for name := range b.trailer {
-		b.trailer[name] = b.st.r.Trailer[name]
-	}
-	return n, err
-}
-
 // checkTrailers refuses trailers with a placeholder, once the body has been read: the request is then broken off.
 func (st *stream) checkTrailers() error {
 	err := trailerTokenHTTP2(st.r.Trailer)
@@ -145,8 +160,6 @@ func (st *stream) checkTrailers() error {
 	}
 	return err
 }
-
-func (b *uploadBody) Close() error { return b.body.Close() }
 
 // interimWriter passes 1xx responses on while the final one is waited for.
 type interimWriter struct {
@@ -210,7 +223,8 @@ func (st *stream) abort(err error) {
 		err = errProtocol
 	}
 	st.x.failed(err)
-	panic(http.ErrAbortHandler)
+	code, _ := resetCode(err)
+	st.resetWith(code)
 }
 
 // relay moves a body, flushing whatever has arrived before it waits for more.

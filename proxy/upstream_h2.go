@@ -20,6 +20,9 @@ const (
 	h2Ping     = 30 * time.Second
 	h2PingWait = 15 * time.Second
 
+	// expectWait is how long a server has to answer an expectation before the body is sent all the same (RFC 9110, 10.1.1).
+	expectWait = time.Second
+
 	h2ResponseWindow = 512 << 10 // what an upstream may send ahead of a client that does not read
 	h2ResponsesMax   = 64 << 20  // the same over all streams of a connection: no stream holds up the others
 )
@@ -27,7 +30,7 @@ const (
 // h2Transport makes HTTP/2 client connections of connections already dialled and verified. It never dials, follows or
 // decompresses.
 var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
-	t, err := http2.ConfigureTransports(&http.Transport{HTTP2: &http.HTTP2Config{
+	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: expectWait, HTTP2: &http.HTTP2Config{
 		MaxReceiveBufferPerStream: h2ResponseWindow, MaxReceiveBufferPerConnection: h2ResponsesMax,
 	}})
 	if err != nil {

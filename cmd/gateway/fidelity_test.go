@@ -156,7 +156,11 @@ func (f *fidelity) client(r route) *http.Client {
 			if err != nil {
 				return nil, err
 			}
-			return f.connect(netip.AddrPortFrom(f.resolve(host, "ip4"), uint16(n)))
+			c, err := f.connect(netip.AddrPortFrom(f.resolve(host, "ip4"), uint16(n)))
+			if err == nil {
+				f.t.Cleanup(func() { c.Close() }) // whatever stream may still be open
+			}
+			return c, err
 		},
 	}
 	if r == overSplice {
@@ -164,7 +168,6 @@ func (f *fidelity) client(r route) *http.Client {
 	}
 	tr.Protocols.SetHTTP1(!r.h2)
 	tr.Protocols.SetHTTP2(r.h2)
-	f.t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, Timeout: 60 * time.Second}
 }
 
