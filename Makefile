@@ -13,7 +13,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image demo run test conformance check fuzz bench clean
+.PHONY: help deps build image docker demo run test conformance check fuzz bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -35,13 +35,16 @@ demo: deps build ## the tour: gateway, test internet, a box, every promise
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
-test: image ## run every test, the kernel ones included
+docker: ## unpack the Docker daemon of one test, without installing it
+	@dist/docker.sh
+
+test: image docker ## run every test, the kernel ones included
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 9m $(TESTFLAGS) $(PACKAGES)
 
 conformance: image ## run the conformance suites whole and print their tables (docs/conformance.md)
 	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 -run '^TestConformance' ./cmd/gateway
 
-check: deps ## formatting, vet, linters, and the tests with the race detector
+check: deps docker ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
