@@ -62,7 +62,7 @@ func Open(o Options) (*DB, error) {
 
 // openFile opens the bbolt file and checks that it is ours alone.
 func openFile(path string, wait time.Duration) (*bolt.DB, error) {
-	b, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
+	b, err := openWhole(path, &bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
 	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fmt.Errorf("another gateway is using %s: stop it, or give this one a state_dir of its own", path)
 	}
