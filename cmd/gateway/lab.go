@@ -34,6 +34,7 @@ type lab struct {
 	env     []string // likewise
 	self    string   // the gateway binary
 	log     *os.File // what the gateway writes
+	errout  *os.File // where it writes that to; nil: to log
 	process *exec.Cmd
 	stdin   io.Closer // closing it tells the gateway that the lab is gone
 	exited  chan struct{}
@@ -108,6 +109,9 @@ func (l *lab) start(ctx context.Context) error {
 	cmd.Stdin = pipe
 	cmd.Stdout = l.log
 	cmd.Stderr = io.MultiWriter(l.log, &errout)
+	if l.errout != nil {
+		cmd.Stderr = l.errout
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the lab to handle, not for the gateway
 	if err := l.Net.Gateway().Start(cmd); err != nil {
 		return errors.Join(err, stdin.Close())

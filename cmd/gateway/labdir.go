@@ -141,6 +141,7 @@ func removeLabDir(dir string) error {
 		}
 	}
 	// Under its old name another process could put a new lock file into the directory while it is being emptied.
+	_ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH) // a test may have put a small disk there
 	gone := filepath.Join(labRoot, gonePrefix+filepath.Base(dir))
 	return errors.Join(os.RemoveAll(labRunDir(dir)), os.Rename(dir, gone), os.RemoveAll(gone))
 }

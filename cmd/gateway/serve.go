@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -70,6 +72,8 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
 	}
+	// A reader of the log that goes away must not end the gateway. Ignoring the signal would be inherited by the boxes.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := hostError(ctx, cfg); err != nil {
 		return err
 	}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// smallDisk is a world whose state directory is a file system of its own, of that many MiB, with the gateway's log on it.
+func smallDisk(t *testing.T, size int) *world {
+	t.Helper()
+	w := capturedStopped(t, nil)
+	state := filepath.Join(w.dir, "state")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("boxgate-test", state, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", size)); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.OpenFile(filepath.Join(state, "gateway.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { log.Close() })
+	w.errout = log
+	w.up()
+	return w
+}
+
+// fillDisk takes what is free on the state directory's file system; the returned function gives it back.
+func (w *world) fillDisk() (free func()) {
+	w.t.Helper()
+	path := filepath.Join(w.dir, "state", "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	block := make([]byte, 4096)
+	for err == nil {
+		_, err = f.Write(block)
+	}
+	if !strings.Contains(err.Error(), "no space") {
+		w.t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// large is a policy that needs more room in the store than it has left in its file, and opens extra.
+func large() map[string]any {
+	domains := []string{"api.example.com"}
+	for i := range 4000 {
+		domains = append(domains, fmt.Sprintf("filler-%d.example.com", i))
+	}
+	return map[string]any{"mode": "custom", "allowed_domains": domains, "allowed_cidrs": wide["allowed_cidrs"]}
+}
+
+// The disk with the state and the log is full: what cannot be stored is refused and changes nothing, what was in force
+// stays, and all works again as soon as there is room.
+func TestAttackWithAFullDisk(t *testing.T) {
+	t.Parallel()
+	w := smallDisk(t, 24)
+	r := w.raid(w.makeNarrow())
+	s := w.besiege(attackerAt(101))
+	free := w.fillDisk()
+	before := w.metric("boxgate_decisions_total")
+	for _, c := range []struct {
+		method, path string
+		body         any
+	}{
+		{"PUT", boxPath(r.box, "config/network-policy"), large()},
+		{"PUT", boxPath(r.box, "config/attach-headers"), manyKeys()},
+		{"PUT", "/v2/box/settings/attach-headers", manyKeys()},
+		{"POST", "/v2/box", map[string]any{"name": "more", "network_policy": large()}},
+	} {
+		err := w.Client.Do(t.Context(), c.method, c.path, c.body, nil)
+		if err == nil {
+			t.Fatalf("%s %s succeeded on a full disk", c.method, c.path)
+		}
+		if c.method == "PUT" {
+			contains(t, err.Error(), "the disk of state_dir is full")
+		}
+		if r.agrees(c.method + " " + c.path) {
+			t.Errorf("%s %s opened something", c.method, c.path)
+		}
+	}
+	w.mustSh(r.box, "curl -sS -k -o /dev/null https://api.example.com/")
+	w.until("decisions are counted although they cannot be written", func() bool { return w.metric("boxgate_decisions_total") > before })
+
+	// A gateway that is killed now cannot necessarily start; the box is closed or as it was, and open to nothing new.
+	w.kill()
+	_ = w.start(t.Context())
+	if r.try("udp", netip.AddrPortFrom(extra[0], 4444)) == saw(nil) {
+		t.Error("a restart on a full disk has opened something")
+	}
+	w.kill()
+	free()
+	w.up()
+	w.setPolicy(r.box, large())
+	if !r.agrees("with room again") {
+		t.Error("the policy is not in force")
+	}
+	w.setPolicy(r.box, narrow)
+	w.mustDelete(w.create(map[string]any{"name": "more", "network_policy": narrow}))
+	s.holds()
+}
+
+// manyKeys are header rules too large for what the store has left.
+func manyKeys() map[string]any {
+	rules := map[string]any{}
+	for i := range 60 {
+		rules[fmt.Sprintf("filler-%d.example.com", i)] = map[string]string{"X-Key": strings.Repeat("k", 8000)}
+	}
+	return rules
+}
+
+// metric sums the samples of a metric.
+func (w *world) metric(name string) (sum float64) {
+	w.t.Helper()
+	for line := range strings.Lines(string(w.metrics())) {
+		if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == '{' || rest[0] == ' ') {
+			var v float64
+			fields := strings.Fields(line)
+			_, _ = fmt.Sscan(fields[len(fields)-1], &v)
+			sum += v
+		}
+	}
+	return sum
+}
+
+// The state directory can only be read: the gateway says so and does not start; the boxes stay as they are.
+func TestAttackWithAReadOnlyDisk(t *testing.T) {
+	t.Parallel()
+	w := smallDisk(t, 24)
+	r := w.raid(w.makeNarrow())
+	s := w.besiege(attackerAt(101))
+	w.kill()
+	state := filepath.Join(w.dir, "state")
+	remount := func(flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = w.errout.Close() // nothing may be open for writing there
+	w.errout = nil
+	remount(unix.MS_RDONLY)
+	err := w.start(t.Context())
+	if err == nil {
+		t.Fatal("the gateway started")
+	}
+	contains(t, err.Error(), "read-only file system", "boxgate.db")
+	w.kill()
+	if got := r.try("udp", netip.AddrPortFrom(extra[0], 4444)); got == saw(nil) {
+		t.Error("the box is open")
+	}
+	remount(0)
+	w.up()
+	r.agrees("writable again")
+	s.holds()
+}
+
+// Whoever read the gateway's log has gone: writing to it fails, and the gateway goes on.
+func TestAttackWithoutAReaderOfTheLog(t *testing.T) {
+	t.Parallel()
+	w := capturedStopped(t, nil)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer write.Close()
+	w.errout = write
+	go func() {
+		_, _ = io.CopyN(io.Discard, read, 2000)
+		read.Close()
+	}()
+	w.up()
+	box := w.makeNarrow()
+	for range 8 {
+		w.mustSh(box, "curl -sS -k -o /dev/null https://api.example.com/; curl -s https://evil.example.net/ || true")
+	}
+	w.nothingReached("evil.example.net")
+	w.raid(box).agrees("without a log")
+}
