@@ -15,8 +15,17 @@ import (
 // secondFamilyDelay is how long Lookup waits for one family's answer once the other's is there (RFC 8305, section 3).
 const secondFamilyDelay = 100 * time.Millisecond
 
-// ErrNoAddress is returned by Lookup for a name that exists without an address, or does not exist.
-var ErrNoAddress = errors.New("the name has no address")
+// ErrNoAddress is returned by Lookup for a name that exists without an address, or does not exist. It has a method
+// NotFound, by which packages that do not know this one tell it from a failure.
+var ErrNoAddress error = noAddress{}
+
+type noAddress struct{}
+
+// Error says what was found.
+func (noAddress) Error() string { return "the name has no address" }
+
+// NotFound reports true: this is an answer, not the lack of one.
+func (noAddress) NotFound() bool { return true }
 
 // Lookup returns the addresses of n, IPv4 first, from the same cache and upstreams as the boxes' own queries. Both
 // families are asked at once and CNAMEs followed. The addresses are as upstream gave them: whoever dials one judges it

@@ -2,25 +2,28 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
 // safe for concurrent use. The zero value and nil deny.
 type Compiled struct {
-	spec        Spec
-	version     uint64
-	protected   *Protected
-	domains     *domains
-	denied      ranges
-	allowed     ranges
-	anyName     portRules // bare "*" in allowed_domains: allows connections without a name, too
-	open        bool      // what no list speaks of is allowed
-	deniedPorts PortSet   // for which denied_domains has an entry
-	headers     headerTable
-	rules       []requestRule
-	plan        KernelPlan
-	warnings    []Problem
+	spec       Spec
+	version    uint64
+	protected  *Protected
+	domains    *domains
+	denied     ranges
+	allowed    ranges
+	anyName    portRules // bare "*" in allowed_domains: allows connections without a name, too
+	open       bool      // what no list speaks of is allowed
+	namePorts  PortSet   // where names matter although the address is allowed: denied_domains or a rule covers them
+	ruledPorts PortSet   // that a header rule or a request rule names, or 80 and 443 if one covers every port
+	headers    headerTable
+	rules      []requestRule
+	ruled      []Pattern // hosts of header rules, ports filled in, and of request rules
+	plan       KernelPlan
+	warnings   []Problem
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
@@ -49,10 +52,8 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 		c.allowed.addAllowed(e.prefix, e.rule)
 	}
 	c.anyName = c.domains.any.below.allowed
-	for _, d := range parsed.deniedDomains {
-		c.deniedPorts.add(d.pattern.port)
-	}
-	c.plan = c.newKernelPlan(parsed, headers)
+	c.findPorts(parsed, headers)
+	c.plan = c.newKernelPlan(parsed)
 	c.warnings = c.newWarnings(parsed, headers)
 	return c, nil
 }
@@ -112,6 +113,25 @@ func (c *Compiled) Intercepts(n Name, port uint16) bool {
 		}
 	}
 	return false
+}
+
+// NamesDecide reports whether a TCP connection to the port must be judged by its name although its address is allowed:
+// denied_domains, a header rule or a request rule covers the port.
+func (c *Compiled) NamesDecide(port uint16) bool { return c != nil && c.namePorts.Contains(port) }
+
+// RuledNames returns the names, written out in full in header rules and request rules, whose requests on the port are
+// judged. Hosts that wildcards cover are not among them.
+func (c *Compiled) RuledNames(port uint16) []Name {
+	if c == nil {
+		return nil
+	}
+	var names []Name
+	for _, p := range c.ruled {
+		if !p.wild && p.Match(p.name, port) && !slices.Contains(names, p.name) {
+			names = append(names, p.name)
+		}
+	}
+	return names
 }
 
 // ResolvesOthers reports whether dns: resolve is in force: names that are not allowed are resolved as well, A and AAAA

@@ -20,12 +20,13 @@ const (
 //
 //  1. the address is protected: deny
 //  2. the name matches denied_domains, or the address denied_cidrs: deny
-//  3. the mode is deny-all: deny; neither name nor address is known: deny; the mode is allow-all: allow
+//  3. the mode is deny-all: deny; neither name nor address is known: deny; the mode is allow-all: allow, as in 6
 //  4. the address is in allowed_cidrs: allow
 //  5. the name matches allowed_domains: allow, but only to an address of that name (DialName); a TCP connection
-//     without a name is allowed by "*" alone
-//  6. custom with denied lists only: allow, but on a port for which names are denied only to an address of the name that
-//     is given (DialName), and on 80 and 443 not without a name; otherwise deny
+//     without a name is allowed by "*" alone, and where 6 allows one
+//  6. custom with denied lists only: allow, but on a port where names matter (some are denied, or have header or request
+//     rules) only to an address of the name that is given (DialName), and on 80, 443 and the ports that rules name not
+//     without a name; otherwise deny
 //
 // What that allows is then held against the transport (UDP where names or rules decide, DNS over TLS or QUIC, protocols other than
 // TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
@@ -67,7 +68,7 @@ func (c *Compiled) decideDestination(r Request) Decision {
 	case !hasAddr && r.Name.IsZero():
 		return Decision{Reason: ReasonNoName}
 	case c.spec.Mode == ModeAllowAll:
-		return Decision{Verdict: Allow, Reason: ReasonAllowAll}
+		return c.decideOpen(r, ReasonAllowAll)
 	}
 	if hasAddr {
 		if rule, in := c.allowed.lookup(addr); in {
@@ -79,27 +80,35 @@ func (c *Compiled) decideDestination(r Request) Decision {
 			return Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: m.allowRule, DialName: true}
 		}
 		if rule, ok := c.anyName.find(r.Port); ok && r.Name.IsZero() {
-			return Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: rule}
+			return c.unlessNameless(r, Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: rule})
 		}
 	}
 	if c.open {
-		return c.decideOpen(r)
+		return c.decideOpen(r, ReasonNotDenied)
 	}
 	return Decision{Reason: ReasonNotAllowed}
 }
 
-// decideOpen allows what no list speaks of. Where some names are denied, the name that a client gives must not be a mere
-// claim, and on the ports where one always can be given it must not be left out.
-func (c *Compiled) decideOpen(r Request) Decision {
-	d := Decision{Verdict: Allow, Reason: ReasonNotDenied}
+// decideOpen allows what no list speaks of. Where names matter, the one that a client gives must not be a mere claim.
+func (c *Compiled) decideOpen(r Request, why Reason) Decision {
+	d := Decision{Verdict: Allow, Reason: why}
 	switch {
-	case len(c.spec.DeniedDomains) == 0 || !named(r):
+	case r.Name.IsZero() || !named(r):
 	case r.Stage == StageDNS:
-		d.DialName = !r.Name.IsZero()
-	case !c.deniedPorts.Contains(r.Port):
-	case !r.Name.IsZero():
-		d.DialName = true
-	case r.Port == defaultHTTPPort || r.Port == defaultTLSPort:
+		d.DialName = len(c.spec.DeniedDomains) > 0
+	default:
+		d.DialName = c.namePorts.Contains(r.Port)
+	}
+	return c.unlessNameless(r, d)
+}
+
+// unlessNameless denies what may go anywhere when it leaves out its name where one matters and always can be given:
+// it might be for a denied name, or for a host with rules.
+func (c *Compiled) unlessNameless(r Request, d Decision) Decision {
+	if !r.Name.IsZero() || r.Stage == StageDNS || !named(r) || !c.namePorts.Contains(r.Port) {
+		return d
+	}
+	if r.Port == defaultHTTPPort || r.Port == defaultTLSPort || c.ruledPorts.Contains(r.Port) {
 		return Decision{Reason: ReasonNoName}
 	}
 	return d

@@ -71,7 +71,7 @@ func (in interpreter) destination(r Request) (Verdict, Reason) {
 		return Deny, ReasonNoName
 	}
 	if in.spec.Mode == ModeAllowAll {
-		return Allow, ReasonAllowAll
+		return in.open(r, ReasonAllowAll)
 	}
 	if a.IsValid() && in.listed(in.spec.AllowedCIDRs, a, false) {
 		return Allow, ReasonAllowedCIDR
@@ -80,19 +80,50 @@ func (in interpreter) destination(r Request) (Verdict, Reason) {
 		for _, s := range in.spec.AllowedDomains {
 			host, port, _ := strings.Cut(s, ":")
 			nameless := host == "*" && r.Name.IsZero() && (port == "" || r.Port == 0 || port == decimal(r.Port))
-			if nameless || in.domainMatches(s, r) {
+			if nameless {
+				return in.open(r, ReasonAllowedDomain)
+			}
+			if in.domainMatches(s, r) {
 				return Allow, ReasonAllowedDomain
 			}
 		}
 	}
 	if len(in.spec.AllowedDomains) == 0 && len(in.spec.AllowedCIDRs) == 0 {
-		tcp := r.Stage != StageDNS && (r.Protocol == TCP || r.Protocol == "")
-		if tcp && r.Name.IsZero() && (r.Port == 80 || r.Port == 443) && in.deniesNamesOn(r.Port) {
-			return Deny, ReasonNoName
-		}
-		return Allow, ReasonNotDenied
+		return in.open(r, ReasonNotDenied)
 	}
 	return Deny, ReasonNotAllowed
+}
+
+// open allows unless a name is missing that matters.
+func (in interpreter) open(r Request, why Reason) (Verdict, Reason) {
+	tcp := r.Stage != StageDNS && (r.Protocol == TCP || r.Protocol == "")
+	web := r.Port == 80 || r.Port == 443
+	any, explicit := in.rulesOn(r.Port)
+	if tcp && r.Name.IsZero() && (explicit || web && (any || in.deniesNamesOn(r.Port))) {
+		return Deny, ReasonNoName
+	}
+	return Allow, why
+}
+
+// rulesOn reports whether a rule covers a port, and whether one names it.
+func (in interpreter) rulesOn(port uint16) (covered, named bool) {
+	for _, rule := range in.spec.Rules {
+		for _, h := range rule.Hosts {
+			_, p, _ := strings.Cut(h, ":")
+			covered = covered || p == "" || p == decimal(port)
+			named = named || p != "" && p == decimal(port)
+		}
+	}
+	for _, h := range in.headers {
+		p := h.Pattern.Port()
+		if p == 0 {
+			p = 443
+		}
+		if h.Applies() && p == port {
+			covered, named = true, true
+		}
+	}
+	return covered, named
 }
 
 func (in interpreter) deniesNamesOn(port uint16) bool {
@@ -106,10 +137,14 @@ func (in interpreter) deniesNamesOn(port uint16) bool {
 
 // mustDial reports whether what is allowed because nothing denies it is so only for an address of its name.
 func (in interpreter) mustDial(r Request) bool {
-	if r.Name.IsZero() || len(in.spec.DeniedDomains) == 0 {
+	if r.Name.IsZero() {
 		return false
 	}
-	return r.Stage == StageDNS || (r.Protocol == TCP || r.Protocol == "") && in.deniesNamesOn(r.Port)
+	if r.Stage == StageDNS {
+		return len(in.spec.DeniedDomains) > 0
+	}
+	covered, _ := in.rulesOn(r.Port)
+	return (r.Protocol == TCP || r.Protocol == "") && (covered || in.deniesNamesOn(r.Port))
 }
 
 func decimal(port uint16) string {
@@ -361,7 +396,7 @@ func FuzzDecideAgainstInterpreter(f *testing.F) {
 			if got.DialName && (!got.Allowed() || req.Name.IsZero()) {
 				t.Fatalf("%+v: DialName without an allowed name", req)
 			}
-			if got.Allowed() && got.Reason == ReasonNotDenied && got.DialName != in.mustDial(req) {
+			if got.Allowed() && (got.Reason == ReasonNotDenied || got.Reason == ReasonAllowAll) && got.DialName != in.mustDial(req) {
 				t.Fatalf("policy %+v\nrequest %+v: DialName %v", in.spec, req, got.DialName)
 			}
 		}

@@ -31,6 +31,8 @@ func (s *PortSet) add(port uint16) {
 	}
 }
 
+func (s PortSet) clone() PortSet { return PortSet{s.All, slices.Clone(s.Ports)} }
+
 // KernelPlan is what nftables enforces by itself. For a new packet the first of these that applies decides: Protected:
 // refuse; Denied: refuse; Allowed, or in no list while DefaultAllow: the address is allowed, so TCP on a port of
 // SteerAllowed goes to the proxy, UDP to a port of RejectUDP is rejected, and the rest is forwarded; anything else: TCP on a
@@ -49,28 +51,41 @@ type KernelPlan struct {
 	RejectUDP    PortSet        // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would pass a name or rule by
 }
 
-func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) KernelPlan {
+// findPorts notes the hosts of rules, and on which ports names matter where the address alone is allowed.
+func (c *Compiled) findPorts(parsed parsedSpec, headers []HeaderRule) {
+	for _, rule := range parsed.rules {
+		c.ruled = append(c.ruled, rule.hosts...)
+	}
+	for _, h := range headers {
+		if h.Applies() {
+			c.ruled = append(c.ruled, h.key())
+		}
+	}
+	for _, p := range c.ruled {
+		c.namePorts.add(p.port)
+		if p.port != 0 {
+			c.ruledPorts.add(p.port)
+		} else {
+			c.ruledPorts.add(defaultHTTPPort)
+			c.ruledPorts.add(defaultTLSPort)
+		}
+	}
+	for _, d := range parsed.deniedDomains {
+		c.namePorts.add(d.pattern.port)
+	}
+}
+
+func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 	plan := KernelPlan{
 		Version:      c.version,
 		DefaultAllow: c.open,
 		Allowed:      c.allowed.merged(),
 		Denied:       c.denied.merged(),
 		Protected:    c.protected.prefixes(),
+		SteerAllowed: c.namePorts.clone(),
 	}
-	for _, d := range parsed.deniedDomains {
-		plan.SteerAllowed.add(d.pattern.port)
-	}
-	for _, rule := range parsed.rules {
-		for _, h := range rule.hosts {
-			plan.SteerAllowed.add(h.port)
-			plan.rejectQUIC(h.port)
-		}
-	}
-	for _, h := range headers {
-		if h.Applies() {
-			plan.SteerAllowed.add(h.key().port)
-			plan.rejectQUIC(h.key().port)
-		}
+	for _, p := range c.ruled {
+		plan.rejectQUIC(p.port)
 	}
 	if plan.SteerAllowed.Contains(portQUIC) {
 		plan.rejectQUIC(portQUIC)
@@ -80,7 +95,7 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec, headers []HeaderRule) Kernel
 		// allowed_cidrs alone, of which there are none.
 		plan.SteerAllowed.add(portDoT)
 		plan.RejectUDP.add(portDoT)
-		plan.SteerOther = PortSet{plan.SteerAllowed.All, slices.Clone(plan.SteerAllowed.Ports)}
+		plan.SteerOther = plan.SteerAllowed.clone()
 		return plan
 	}
 	// Web traffic is refused by name, so that the refusal says which.

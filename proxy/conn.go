@@ -36,6 +36,8 @@ type conn struct {
 	handed   bool // another goroutine has the connection now
 	last     bool // the client was told something last, and must be able to read it: see part
 	quiet    bool // no decision of its own: each request records one
+	// mustSpeak says that the server had its chance to speak first.
+	mustSpeak bool
 }
 
 // newConn opens the decision record of a connection just accepted.
@@ -128,7 +130,11 @@ func panicKind(v any) zap.Field {
 
 // serve reads the first bytes and does what the policy says about them.
 func (c *conn) serve() {
-	f, err := c.peek()
+	c.proceed(c.peek())
+}
+
+// proceed does what the policy says about the first bytes; err is why they were not read to their end.
+func (c *conn) proceed(f first, err error) {
 	if err != nil || f.kind == kindOversize {
 		c.refusePeek(f, err)
 		return
@@ -171,14 +177,14 @@ func (c *conn) note(f first, v verdict) {
 
 // peek reads the first message. On 80 and 443 the client speaks first and silence is no answer.
 func (c *conn) peek() (first, error) {
-	if c.clientSpeaksFirst() {
+	if c.clientSpeaksFirst() || c.mustSpeak {
 		return peek(c.tcp, c.head, c.since.Add(c.p.cfg.PeekTimeout), time.Time{})
 	}
 	if len(c.head) == 0 && slices.Contains(serverFirst, c.port) {
 		return first{kind: kindSilent}, nil
 	}
 	f, err := peek(c.tcp, c.head, c.since.Add(c.p.cfg.PeekTimeout), c.since.Add(c.p.cfg.SilenceTimeout))
-	if errors.Is(err, os.ErrDeadlineExceeded) && f.kind == kindPartial && f.data[0] != recordHandshake {
+	if errors.Is(err, os.ErrDeadlineExceeded) && f.kind == kindPartial && f.data[0] != recordHandshake && !c.namesDecide() {
 		return f.complete(), nil // a protocol that begins like a request line, its server's turn now
 	}
 	return f, err
@@ -277,6 +283,13 @@ func (c *conn) splice(f first, v verdict) {
 	})
 	if c.p.recheck(c.live) {
 		return // which closed both
+	}
+	if c.owesName(f) && !c.serverSpoke(upstream) {
+		c.live.detach(upstream)
+		reset(upstream)
+		c.since, c.mustSpeak = time.Now(), true
+		c.proceed(c.peek()) // judged by what the client says now, if anything
+		return
 	}
 	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout)) // the tunnel sets its own
 	if _, err := upstream.Write(f.data); err != nil {

@@ -1,11 +1,6 @@
 package proxy
 
-import (
-	"net/netip"
-	"slices"
-
-	"boxgate/policy"
-)
+import "boxgate/policy"
 
 // verdict is the decision on a connection, and what to do if it allows.
 type verdict struct {
@@ -31,7 +26,10 @@ func (c *conn) decide(f first) verdict {
 	if !v.decision.Allowed() {
 		return v
 	}
-	c.live.settle(v.request, !v.intercept, !v.target(c).byName)
+	c.live.settle(v.request, passage{
+		spliced: !v.intercept, asked: !v.target(c).byName,
+		hidden: f.kind == kindBadTLS || f.kind == kindTLS && v.request.Name.IsZero(),
+	})
 	if c.p.recheck(c.live) {
 		v.decision = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: version(c.box.Policy.Load())}
 	}
@@ -46,7 +44,11 @@ func (c *conn) judge(pol *policy.Compiled, f first) verdict {
 	case kindBadTLS:
 		return c.unread(pol, onlyByAddress(c.ask(pol, c.bound)))
 	default:
-		return c.judgeUnnamed(pol)
+		v := c.judgeUnnamed(pol)
+		if evades(pol, v.decision, c.port) && almostHTTP(f.data) {
+			return v.refused(policy.ReasonProtocol)
+		}
+		return v
 	}
 }
 
@@ -75,7 +77,9 @@ func (c *conn) judgeTLS(pol *policy.Compiled, f first) verdict {
 		return v.refused(policy.ReasonNoName)
 	case v.decision.Reason == policy.ReasonNotAllowed && name.IsZero():
 		return v.refused(policy.ReasonNoName)
-	case v.intercept || !v.byAddress() || !c.p.ruled(pol, c.box.ID, c.orig):
+	case name.IsZero() && evades(pol, v.decision, c.port):
+		return v.refused(policy.ReasonNoName)
+	case v.intercept || !v.byAddress() || !c.p.ruled(c.ctx, pol, c.box, c.orig):
 		return v
 	case name.IsZero():
 		return v.refused(policy.ReasonNoName)
@@ -92,18 +96,16 @@ func (v verdict) byAddress() bool { return v.decision.Allowed() && !v.decision.D
 
 // unread refuses bytes without a name to an address of a host whose requests are judged: they might be for that host.
 func (c *conn) unread(pol *policy.Compiled, v verdict) verdict {
-	if v.byAddress() && c.p.ruled(pol, c.box.ID, c.orig) {
+	if v.byAddress() && c.p.ruled(c.ctx, pol, c.box, c.orig) {
 		return v.refused(policy.ReasonProtocol)
 	}
 	return v
 }
 
-// ruled reports whether the box was told this address for a host whose requests are judged on the port. What goes there
-// by the address alone, under another name or none, would pass the interceptor by.
-func (p *Proxy) ruled(pol *policy.Compiled, box policy.BoxID, to netip.AddrPort) bool {
-	return to.Addr().IsValid() && slices.ContainsFunc(p.cfg.Resolver.GrantedNames(box, to.Addr()), func(n policy.Name) bool {
-		return pol.Intercepts(n, to.Port())
-	})
+// evades reports whether what could name a host and does not goes past what names decide on the port: only an entry for
+// its address allows it there.
+func evades(pol *policy.Compiled, d policy.Decision, port uint16) bool {
+	return d.Allowed() && !d.DialName && d.Reason != policy.ReasonAllowedCIDR && pol.NamesDecide(port)
 }
 
 // resolvable reports whether a name may be asked of the upstream DNS servers for the box.
@@ -139,7 +141,7 @@ func (c *conn) judgeUnnamed(pol *policy.Compiled) verdict {
 		return *denied
 	}
 	if v := c.ask(pol, policy.Name{}); v.decision.Allowed() || denied == nil {
-		return v
+		return c.unread(pol, v)
 	}
 	return *denied
 }

@@ -146,7 +146,7 @@ func (h *http1) connect() error {
 func (h *http1) publish() error {
 	f := &inflight{request: h.ruling.request, dialled: h.up.dial}
 	if !h.ruling.byName {
-		f.granted = h.s.p.cfg.Resolver.Granted
+		f.granted = h.s.p.owns(h.s.box)
 	}
 	h.flight.Store(f)
 	c := h.s.box.Policy.Load()

@@ -68,7 +68,7 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 	}
 	name, port := r.request.Name, r.request.Port
 	r.byName = s.secure || d.DialName || (!name.IsZero() && (!r.request.Addr.IsValid() || r.policy.Intercepts(name, port)))
-	if !r.byName && s.p.ruled(r.policy, s.box.ID, netip.AddrPortFrom(r.request.Addr, port)) {
+	if !r.byName && s.p.ruled(s.p.base, r.policy, s.box, netip.AddrPortFrom(r.request.Addr, port)) {
 		// As for TLS: under another name it goes to the owner of that name.
 		if r.byName = !name.IsZero() && resolvable(r.policy, s.box.ID, name); !r.byName {
 			r.refused, r.reason, r.rule = mismatch(), policy.ReasonAuthorityMismatch, ""

@@ -27,6 +27,7 @@ type guest struct {
 	requests      *rate.Limiter
 	refusals      thinned // of connections
 	excess        thinned // requests beyond what there may be
+	homes         homes
 }
 
 // use makes the table ready for a configuration whose defaults are set.
@@ -39,7 +40,7 @@ func (g *guests) newGuest() *guest {
 	record := g.cfg.Audit.Record
 	return &guest{
 		arrivals: perSecond(g.cfg.MaxNewConns), requests: perSecond(g.cfg.MaxRequests),
-		refusals: thinned{record: record}, excess: thinned{record: record},
+		refusals: thinned{record: record}, excess: thinned{record: record}, homes: newHomes(),
 	}
 }
 

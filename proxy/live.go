@@ -32,8 +32,7 @@ type liveConn struct {
 	cut      *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
 	sockets  map[net.Conn]struct{}
 	requests []policy.Request // what must stay allowed for the connection to stay open
-	spliced  bool             // bytes pass unread: a rule that wants interception cuts it
-	asked    bool             // it went to the address the box asked for, whatever its name: see borrows
+	passage  passage
 	watcher  func(*policy.Compiled) policy.Decision
 }
 
@@ -118,12 +117,18 @@ func (l *liveConn) require(r policy.Request) {
 	l.requests = append(l.requests, r)
 }
 
-// settle replaces what was required so far and says whether bytes will pass unread, and whether to the address that the
-// box asked for.
-func (l *liveConn) settle(r policy.Request, spliced, asked bool) {
+// passage says how a connection passes. The zero value says nothing yet.
+type passage struct {
+	spliced bool // bytes pass unread: a rule that wants interception cuts it
+	asked   bool // it went to the address the box asked for, whatever its name: see borrows
+	hidden  bool // it is TLS that names no host
+}
+
+// settle replaces what was required so far and says how the connection will pass.
+func (l *liveConn) settle(r policy.Request, how passage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.requests, l.spliced, l.asked = []policy.Request{r}, spliced, asked
+	l.requests, l.passage = []policy.Request{r}, how
 }
 
 // watch sets the check of what is in flight in a connection whose requests are judged one by one; nil takes it away.
@@ -147,14 +152,14 @@ func (l *liveConn) denied() *policy.DeniedError {
 //
 // Whoever adds a requirement decides first, adds it, and rechecks: a policy that was swapped in between is seen either
 // here or by [Proxy.Recheck], which begins after the swap.
-func (l *liveConn) recheck(granted grants) bool {
+func (l *liveConn) recheck(known knowledge) bool {
 	c := l.box.Policy.Load()
 	l.mu.Lock()
-	requests, spliced, asked, watcher := l.requests, l.spliced, l.asked, l.watcher
+	requests, how, watcher := l.requests, l.passage, l.watcher
 	l.mu.Unlock()
 	for _, r := range requests {
 		d := c.Decide(r)
-		if d.Allowed() && (spliced && c.Intercepts(r.Name, r.Port) || asked && borrows(r, d, granted)) {
+		if d.Allowed() && how.evades(c, r, d, known) {
 			d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
 		}
 		if !d.Allowed() {
@@ -171,6 +176,26 @@ func (l *liveConn) recheck(granted grants) bool {
 
 // grants reports whether a box was told, and may still believe, that a name has an address.
 type grants func(policy.BoxID, policy.Name, netip.Addr) bool
+
+// knowledge is what is known of the addresses of a box's connections.
+type knowledge struct {
+	granted grants
+	ruled   func(*policy.Compiled, netip.AddrPort) bool // see Proxy.ruled
+}
+
+// evades reports whether a connection that is still allowed would have to pass in another way by now: intercepted, or to
+// an address of its name.
+func (how passage) evades(c *policy.Compiled, r policy.Request, d policy.Decision, known knowledge) bool {
+	switch {
+	case how.spliced && c.Intercepts(r.Name, r.Port):
+		return true
+	case !how.asked:
+		return false
+	case !r.Name.IsZero():
+		return borrows(r, d, known.granted)
+	}
+	return how.hidden && evades(c, d, r.Port) || how.spliced && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port))
+}
 
 // borrows reports whether a connection that went to an address as it was asked for is allowed by now under its name alone,
 // and nothing shows that the address is one of the name's: the name may be a mere claim.

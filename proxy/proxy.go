@@ -25,7 +25,8 @@ type Boxes interface {
 // Resolver resolves names for a box and remembers what the box was told. Its answers are not trusted: every address is
 // judged when it is dialled. Safe for concurrent use.
 type Resolver interface {
-	// Lookup returns the addresses of a name, of both families, in no particular order.
+	// Lookup returns the addresses of a name, of both families, in no particular order. An error whose method NotFound
+	// reports true says that the name has none.
 	Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
 	// Granted reports whether the box was told, and may still believe, that the name has this address.
 	Granted(policy.BoxID, policy.Name, netip.Addr) bool
@@ -154,7 +155,12 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 
 // recheck asks again about one connection and records the cut, if there was one.
 func (p *Proxy) recheck(l *liveConn) bool {
-	if !l.recheck(p.cfg.Resolver.Granted) {
+	known := knowledge{granted: p.owns(l.box), ruled: func(c *policy.Compiled, to netip.AddrPort) bool {
+		ctx, cancel := context.WithTimeout(p.base, recheckLookup)
+		defer cancel()
+		return p.ruled(ctx, c, l.box, to)
+	}}
+	if !l.recheck(known) {
 		return false
 	}
 	why := l.denied()
