@@ -52,6 +52,7 @@ func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 			}
 			c := r.dial(other)
 			_ = withoutName(c) // sends its hello, to which the server answers something else
+			_ = c.Close()
 			if what == "addresses" {
 				r.want("a splice to the other host", func(e audit.Event) bool { return e.Addr == other.Addr() && e.Verdict == policy.Allow })
 			}
