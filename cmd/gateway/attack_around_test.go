@@ -40,7 +40,9 @@ func TestAttackWayAroundTheInterceptor(t *testing.T) {
 		}))
 		// Where names decide, in either way, an address alone opens nothing.
 		byAddress := name == "addresses" || name == "every address" || name == "names, addresses"
-		t.Run(name+", by heart", func(t *testing.T) { in.on(t).aroundEveryWay(byAddress, in.v4("api.example.com"), in.v6("api.example.com")) })
+		t.Run(name+", by heart", func(t *testing.T) {
+			in.on(t).aroundEveryWay(byAddress, in.v4("api.example.com"), in.v6("api.example.com"))
+		})
 		told := []netip.Addr{in.resolve("api.example.com", "ip4"), in.resolve("api.example.com", "ip6")}
 		t.Run(name, func(t *testing.T) { in.on(t).aroundEveryWay(byAddress, told...) })
 	}
