@@ -28,14 +28,15 @@ var allowed = map[string][]string{
 	"launcher":         {"policy", "audit", "internal/fault"},
 	"api":              {"policy", "audit"},
 	"store":            {"policy", "audit"},
+	"secrets":          {"policy", "audit"},
 	"selftest":         {"policy", "audit"},
 	"internal/testnet": {},
 	"conformance":      {},
 	"internal/fault":   {},
 	"bench":            {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
 	"cmd/gateway": {
-		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "selftest", "internal/testnet",
-		"internal/fault",
+		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "secrets", "selftest",
+		"internal/testnet", "internal/fault",
 	},
 }
 

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +30,7 @@ type config struct {
 	Limits   limitsConfig   `yaml:"limits"`
 	Ingress  ingressConfig  `yaml:"ingress"`
 	Launcher launcherConfig `yaml:"launcher"`
+	Secrets  secretsConfig  `yaml:"secrets,omitempty"`
 	Metrics  metricsConfig  `yaml:"metrics"`
 	Log      logConfig      `yaml:"log"`
 }
@@ -153,6 +156,10 @@ func parseConfig(data []byte, cfg *config) error {
 // yamlError puts the several lines of a YAML error into one.
 func yamlError(err error) error {
 	lines := strings.Fields(strings.ReplaceAll(err.Error(), "\n", " "))
+	// The decoder quotes what stands after a '*', which may be a secret that somebody forgot to quote.
+	if line, _, alias := strings.Cut(strings.Join(lines, " "), "unknown anchor"); alias {
+		return errors.New(line + "a value that begins with '*' must stand in quotes")
+	}
 	return errors.New(strings.Join(lines, " "))
 }
 
@@ -160,7 +167,7 @@ func yamlError(err error) error {
 func unknownKeys(tree map[string]any, t reflect.Type, prefix string) []error {
 	known := map[string]reflect.Type{}
 	for f := range t.Fields() {
-		known[f.Tag.Get("yaml")] = f.Type
+		known[yamlKey(f)] = f.Type
 	}
 	var errs []error
 	for key, value := range tree {
@@ -169,11 +176,31 @@ func unknownKeys(tree map[string]any, t reflect.Type, prefix string) []error {
 			errs = append(errs, fmt.Errorf("unknown key %q; did you mean %q?", prefix+key, prefix+nearest(key, known)))
 			continue
 		}
-		if sub, isMap := value.(map[string]any); isMap && field.Kind() == reflect.Struct {
+		if sub, isMap := value.(map[string]any); isMap && hasKeys(field) {
 			errs = append(errs, unknownKeys(sub, field, prefix+key+".")...)
 		}
 	}
 	return errs
+}
+
+// yamlKey is the key of a field.
+func yamlKey(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return key
+}
+
+// hasKeys reports whether a field is a section whose keys are the fields of its type.
+func hasKeys(t reflect.Type) bool {
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[secretsConfig]()
+}
+
+// nearestOf is [nearest] of a list.
+func nearestOf(key string, list []string) string {
+	known := map[string]reflect.Type{}
+	for _, k := range list {
+		known[k] = nil
+	}
+	return nearest(key, known)
 }
 
 // nearest returns the known key with the smallest edit distance to key.
@@ -225,13 +252,13 @@ func applyEnvironment(cfg *config, environ []string) error {
 		if !strings.HasPrefix(name, environmentPrefix) || notConfiguration[name] {
 			continue
 		}
+		if strings.HasPrefix(name, secretsPrefix) {
+			errs = append(errs, cfg.Secrets.setFromEnvironment(name, value))
+			continue
+		}
 		field, ok := fields[name]
 		if !ok {
-			names := map[string]reflect.Type{}
-			for k := range fields {
-				names[k] = nil
-			}
-			errs = append(errs, fmt.Errorf("unknown variable %s; did you mean %s?", name, nearest(name, names)))
+			errs = append(errs, fmt.Errorf("unknown variable %s; did you mean %s?", name, nearestOf(name, slices.Collect(maps.Keys(fields)))))
 			continue
 		}
 		if err := setField(field, value); err != nil {
@@ -244,10 +271,13 @@ func applyEnvironment(cfg *config, environ []string) error {
 // collectFields fills out with every leaf of v, keyed by the name of its variable.
 func collectFields(v reflect.Value, prefix string, out map[string]reflect.Value) {
 	for i := range v.NumField() {
-		name := prefix + strings.ToUpper(v.Type().Field(i).Tag.Get("yaml"))
-		if v.Field(i).Kind() == reflect.Struct {
+		name := prefix + strings.ToUpper(yamlKey(v.Type().Field(i)))
+		switch {
+		case hasKeys(v.Field(i).Type()):
 			collectFields(v.Field(i), name+"_", out)
 			continue
+		case v.Field(i).Kind() == reflect.Struct:
+			continue // it reads its variables itself
 		}
 		out[name] = v.Field(i)
 	}
@@ -339,6 +369,7 @@ func (c *config) validate() error {
 		}
 	}
 	c.Limits.check(fail)
+	errs = append(errs, c.Secrets.validate())
 	checkListeners(fail, map[string]string{
 		"admin.listen": c.Admin.Listen, "ingress.https": c.Ingress.HTTPS, "ingress.http": c.Ingress.HTTP,
 		"metrics.listen": c.Metrics.Listen,

@@ -1,0 +1,52 @@
+package secrets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Check looks at each source and returns what is wrong, all at once: a file that cannot be read or holds no value that
+// could be sent, a variable that is not set, a program that is missing or that others may change. Commands are not run:
+// they may have effects.
+func Check(ctx context.Context, sources map[string]Source) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		source := sources[name]
+		if len(source.validate(name)) > 0 {
+			continue // said already
+		}
+		if err := source.check(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("secrets.%s: %s: %w", name, source, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s Source) check(ctx context.Context) error {
+	switch {
+	case len(s.Command) > 0:
+		_, err := findProgram(s.Command[0])
+		return err
+	case s.Env != "":
+		_, err := readVariable(s.Env)
+		return err
+	case s.File != "":
+		done := make(chan error, 1)
+		go func() {
+			_, err := readFile(ctx, s.File)
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(s.timeout()):
+			return errTimeout
+		}
+	default:
+		return nil
+	}
+}

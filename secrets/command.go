@@ -1,0 +1,171 @@
+package secrets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// commandPath is where programs without a path are looked for, and the PATH of every command.
+const commandPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+const (
+	maxStderr   = 4 << 10         // of what a command says, this much is looked at
+	shownStderr = 512             // and this much is logged
+	outputDelay = 2 * time.Second // how long output is waited for after the command has ended
+)
+
+// runCommand returns what a command writes to its standard output. It runs without a shell, in /, with an environment of
+// PATH, HOME and LANG alone and nothing on its standard input, in a process group of its own that is killed when the
+// command ends or ctx does. said is what it wrote to its standard error, safe for a log.
+func runCommand(ctx context.Context, argv []string) (value policy.Secret, said string, err error) {
+	program, err := findProgram(argv[0])
+	if err != nil {
+		return policy.Secret{}, "", err
+	}
+	stdout, stderr := &bounded{limit: maxRaw, full: errTooLong}, &bounded{limit: maxStderr}
+	cmd := exec.CommandContext(ctx, program, argv[1:]...)
+	cmd.Args[0] = argv[0]
+	cmd.Dir, cmd.Env = "/", commandEnvironment()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.WaitDelay = outputDelay
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var ended atomic.Bool
+	cmd.Cancel = func() error {
+		if ended.Load() {
+			return os.ErrProcessDone
+		}
+		return unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	}
+	if err := cmd.Start(); err != nil {
+		return policy.Secret{}, "", causeOf(err)
+	}
+	endGroup(cmd.Process.Pid, &ended)
+	err = failureOf(ctx, cmd.Wait(), stdout)
+	said = shown(stderr.kept, stdout.kept)
+	if err != nil {
+		clear(stdout.kept)
+		return policy.Secret{}, said, err
+	}
+	value, err = valueOf(stdout.kept)
+	return value, said, err
+}
+
+// endGroup waits until the process has ended and kills what is left of its group. The process is not reaped yet then, so
+// the number of the group cannot be anybody else's.
+func endGroup(pid int, ended *atomic.Bool) {
+	defer ended.Store(true)
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	_ = unix.Kill(-pid, unix.SIGKILL) // usually nobody is left
+}
+
+// failureOf says how a command failed; nil if it did not.
+func failureOf(ctx context.Context, err error, stdout *bounded) error {
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	switch {
+	case stdout.over:
+		return errTooLong // it ends by SIGPIPE then, unless it ignores that
+	case err == nil:
+		return nil
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return errors.New("it did not end in time and was killed")
+	case ctx.Err() != nil:
+		return errStopping
+	case errors.Is(err, exec.ErrWaitDelay):
+		return errors.New("it left a process behind that holds its output")
+	case exited && exit.Exited():
+		return fmt.Errorf("it ended with status %d", exit.ExitCode())
+	case exited:
+		return fmt.Errorf("it ended by a signal: %v", exit.Sys().(syscall.WaitStatus).Signal())
+	default:
+		return errors.New("it could not be waited for")
+	}
+}
+
+// findProgram returns the file of a program that everybody but its owner and group must leave alone: it runs with the
+// rights of the gateway.
+func findProgram(name string) (string, error) {
+	if filepath.IsAbs(name) {
+		return name, checkProgram(name)
+	}
+	for _, dir := range filepath.SplitList(commandPath) {
+		path := filepath.Join(dir, name)
+		err := checkProgram(path)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return path, err
+		}
+	}
+	return "", fmt.Errorf("there is no such program in %s", commandPath)
+}
+
+func checkProgram(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return causeOf(err)
+	}
+	switch {
+	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
+		return fmt.Errorf("%s is not a program: run chmod +x %s", path, path)
+	case info.Mode().Perm()&0o002 != 0:
+		return fmt.Errorf("everybody may write %s (mode %04o): run chmod o-w %s", path, info.Mode().Perm(), path)
+	}
+	return checkOwner(path, info)
+}
+
+func commandEnvironment() []string {
+	home, err := os.UserHomeDir()
+	if err != nil || home == "" {
+		home = "/"
+	}
+	return []string{"PATH=" + commandPath, "HOME=" + home, "LANG=C.UTF-8"}
+}
+
+// shown makes what a command said fit for the log: it may have said the value as well, so every line of the output is
+// masked in it.
+func shown(stderr, stdout []byte) string {
+	text := string(stderr)
+	for line := range strings.FieldsFuncSeq(string(stdout), func(r rune) bool { return r == '\n' || r == '\r' }) {
+		if line = strings.TrimSpace(line); len(line) > 3 {
+			text = strings.ReplaceAll(text, line, "[redacted]")
+		}
+	}
+	return audit.Escape(strings.TrimSpace(text), shownStderr)
+}
+
+// bounded keeps the first limit bytes written to it. What comes after is dropped if full is nil, so that the writer can go
+// on, and fails with full otherwise.
+type bounded struct {
+	limit int
+	full  error
+	kept  []byte
+	over  bool
+}
+
+// Write implements [io.Writer].
+func (b *bounded) Write(p []byte) (int, error) {
+	fits := min(len(p), b.limit-len(b.kept))
+	b.kept = append(b.kept, p[:fits]...)
+	if fits == len(p) || b.full == nil {
+		return len(p), nil
+	}
+	b.over = true
+	return fits, b.full
+}

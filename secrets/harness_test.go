@@ -1,0 +1,123 @@
+package secrets
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"boxgate/policy"
+)
+
+// canary is the value of secrets in tests: no error, log line or metric may hold it.
+const canary = "sk-canary-91b2c3d4e5f6"
+
+// opened opens secrets until the test ends.
+func opened(t *testing.T, sources map[string]Source) (*Secrets, *observer.ObservedLogs) {
+	t.Helper()
+	core, logs := observer.New(zap.DebugLevel)
+	s, err := Open(sources, Options{Log: zap.New(core)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s, logs
+}
+
+// single opens one secret named "s".
+func single(t *testing.T, source Source) (*Secrets, *observer.ObservedLogs) {
+	t.Helper()
+	return opened(t, map[string]Source{"s": source})
+}
+
+// wants fails the test unless the secret has the value.
+func wants(t *testing.T, s *Secrets, name, want string) {
+	t.Helper()
+	got, err := s.Secret(t.Context(), name)
+	if err != nil || got.Reveal() != want {
+		t.Errorf("secret %s is %q, %v; want %q", name, got.Reveal(), err, want)
+	}
+}
+
+// fails fails the test unless the secret cannot be had, for a reason that has all the words and shows no value.
+func fails(t *testing.T, s *Secrets, name string, words ...string) {
+	t.Helper()
+	got, err := s.Secret(t.Context(), name)
+	if err == nil || got.Reveal() != "" {
+		t.Errorf("secret %s is %q; want an error with %q", name, got.Reveal(), words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+	if strings.Contains(err.Error(), "canary") {
+		t.Errorf("the error shows the value: %v", err)
+	}
+}
+
+// file writes a file of mode 0600 and returns its path.
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// script writes a program for the shell and returns its path.
+func script(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// replace puts a new file in the place of path, as those who rotate keys do.
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for !is() {
+		select {
+		case <-deadline:
+			t.Fatalf("not within 10 s: %s", what)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// scripted is a source that the test answers for.
+type scripted struct {
+	calls chan struct{}
+	give  func(ctx context.Context) (string, error)
+}
+
+// load implements what an entry asks.
+func (s *scripted) load(ctx context.Context) (policy.Secret, string, error) {
+	s.calls <- struct{}{}
+	v, err := s.give(ctx)
+	if err != nil {
+		return policy.Secret{}, "", err
+	}
+	return policy.NewSecret(v), "", nil
+}

@@ -1,0 +1,58 @@
+package secrets
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
+
+// counts are the metrics of the secrets. Their one label is a name of the configuration, so their number is bounded.
+type counts struct{ refreshes, failures *prometheus.CounterVec }
+
+func newCounts(names []string) counts {
+	c := counts{
+		refreshes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_secret_refreshes_total", Help: "How often the source of a secret was asked.",
+		}, []string{"secret"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_secret_refresh_failures_total", Help: "How often the source of a secret gave no value.",
+		}, []string{"secret"}),
+	}
+	for _, n := range names { // so that a rate can be taken of the first failure
+		c.refreshes.WithLabelValues(n)
+		c.failures.WithLabelValues(n)
+	}
+	return c
+}
+
+// Describe implements [prometheus.Collector].
+func (s *Secrets) Describe(ch chan<- *prometheus.Desc) {
+	s.counts.refreshes.Describe(ch)
+	s.counts.failures.Describe(ch)
+}
+
+// Collect implements [prometheus.Collector]: register the Secrets themselves.
+func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
+	s.counts.refreshes.Collect(ch)
+	s.counts.failures.Collect(ch)
+}
+
+// report counts a refresh and logs it if the source has begun to fail or works again. said is what a command wrote to its
+// standard error; valid says that there is a value still.
+func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid bool) {
+	s.counts.refreshes.WithLabelValues(e.name).Inc()
+	if err == nil {
+		if failedBefore {
+			s.log.Info("the source of a secret works again", zap.String("secret", e.name))
+		}
+		return
+	}
+	s.counts.failures.WithLabelValues(e.name).Inc()
+	if s.base.Err() != nil || !e.mayTell(err) {
+		return
+	}
+	fields := []zap.Field{zap.String("secret", e.name), zap.Error(err), zap.Bool("last_value_still_valid", valid)}
+	if said != "" {
+		fields = append(fields, zap.String("stderr", said))
+	}
+	s.log.Warn("a secret could not be refreshed", fields...)
+}

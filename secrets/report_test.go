@@ -1,0 +1,40 @@
+package secrets
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"boxgate/policy"
+)
+
+func TestRefreshesAreCounted(t *testing.T) {
+	t.Parallel()
+	s, _ := opened(t, map[string]Source{"good": {Value: policy.NewSecret(canary)}, "bad": {File: "/nonexistent/file"}})
+	wants(t, s, "good", canary)
+	fails(t, s, "bad")
+	fails(t, s, "unknown")
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(s); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			got = append(got, fmt.Sprintf("%s{%s=%s} %v", f.GetName(), m.GetLabel()[0].GetName(), m.GetLabel()[0].GetValue(), m.GetCounter().GetValue()))
+		}
+	}
+	want := `boxgate_secret_refresh_failures_total{secret=bad} 1
+boxgate_secret_refresh_failures_total{secret=good} 0
+boxgate_secret_refreshes_total{secret=bad} 1
+boxgate_secret_refreshes_total{secret=good} 1`
+	if strings.Join(got, "\n") != want {
+		t.Errorf("the metrics are\n%s", strings.Join(got, "\n"))
+	}
+}
