@@ -58,7 +58,7 @@ func allFindings(ctx context.Context, load func() (config, error)) []finding {
 	cfg, err := load()
 	findings := append([]finding{{"configuration", err}}, hostFindings(ctx, cfg)...)
 	findings = append(findings, finding{"other images", checkImages(cfg)},
-		finding{"rules of other programs", checkOtherRules()})
+		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)})
 	if err == nil {
 		findings = append(findings, finding{"listeners", checkListen(ctx, cfg)})
 	}

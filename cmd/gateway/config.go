@@ -121,6 +121,7 @@ func loadConfig(path string, environ []string) (config, error) {
 		if err != nil {
 			return cfg, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", err)
 		}
+		cfg.Secrets.file = path
 		if err := parseConfig(data, &cfg); err != nil {
 			errs = append(errs, fmt.Errorf("configuration %s: %w", path, err))
 		}

@@ -17,6 +17,7 @@ import (
 // secretsConfig is the section "secrets": name → source. It reads itself from YAML, because the decoder's own errors
 // quote what they cannot read, and that may be a secret.
 type secretsConfig struct {
+	file    string // the configuration file; "" for none
 	sources map[string]secrets.Source
 	errs    []error // what could not be read; told by validate
 }

@@ -23,6 +23,7 @@ import (
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/proxy"
+	"boxgate/secrets"
 	"boxgate/store"
 )
 
@@ -38,6 +39,7 @@ type host struct {
 	dns       *dns.Server
 	proxy     *proxy.Proxy
 	minter    *certs.Minter
+	secrets   *secrets.Secrets
 	launcher  *launcher.Launcher
 	ingress   *ingress.Ingress
 	urlCA     *certs.Authority // nil unless the internal CA signs public URLs

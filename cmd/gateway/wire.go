@@ -34,7 +34,7 @@ func openHost(ctx context.Context, cfg config, addrs addresses, l *listeners, lo
 	}
 	steps := []func(context.Context) error{
 		h.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
-		h.openAudit, h.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
+		h.openAudit, h.openSecrets, h.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		h.openIngress, h.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		h.openFirewall, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 		h.recoverBoxes, func(ctx context.Context) error { return fault.At(ctx, "start: boxes known") },
@@ -56,6 +56,7 @@ func (h *host) close() error {
 	if h.launcher != nil {
 		errs = append(errs, h.launcher.Close())
 	}
+	h.secrets.Close()
 	if h.store != nil {
 		errs = append(errs, h.store.Close())
 	}
@@ -111,6 +112,7 @@ func (h *host) openEgress(context.Context) error {
 		Sink:     []netip.Addr{h.addrs.sinkV4, h.addrs.sinkV6},
 		Own:      []netip.Addr{h.addrs.gatewayV4, h.addrs.gatewayV6},
 		DenyPage: h.cfg.Proxy.Deny == "page",
+		Secrets:  h.secrets,
 	}
 	h.cfg.Limits.apply(&egress)
 	h.proxy, err = proxy.New(egress)
