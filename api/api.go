@@ -15,6 +15,8 @@ type Config struct {
 	CheckKey func(key string) bool
 	// Hosts are names accepted in the Host header besides the loopback names and the address of the listener.
 	Hosts []string
+	// HasSecret reports whether header rules may name a secret. nil: they may name none.
+	HasSecret func(name string) bool
 	// Log receives one line per failure of the gateway. nil: nothing is logged.
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
@@ -41,6 +43,9 @@ func New(cfg Config) (*API, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
+	}
+	if cfg.HasSecret == nil {
+		cfg.HasSecret = func(string) bool { return false }
 	}
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 8 << 20

@@ -3,7 +3,6 @@ package api
 import (
 	"encoding/json"
 	"net/http"
-	"slices"
 
 	"boxgate/policy"
 )
@@ -108,109 +107,4 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 	delete(fields, "warnings")
 	rest, err := json.Marshal(fields)
 	return rest, match, err
-}
-
-// headersView is a set of header rules as it may be shown: no values.
-type headersView struct {
-	AttachHeaders map[string][]string `json:"attach_headers" doc:"host pattern to header names"`
-	Version       uint64              `json:"version" doc:"also the ETag"`
-	Warnings      []problemView       `json:"warnings,omitempty"`
-}
-
-// headersBody is a new set of header rules.
-type headersBody struct {
-	AttachHeaders *map[string]map[string]string `json:"attach_headers" doc:"host pattern to header names to values; values are never read back"`
-}
-
-func viewHeaders(s HeaderState) reply {
-	view := headersView{AttachHeaders: map[string][]string{}, Version: s.Version, Warnings: problemViews(s.Warnings)}
-	for _, rule := range s.Rules {
-		names := []string{}
-		for _, h := range rule.Headers {
-			names = append(names, h.Name)
-		}
-		slices.Sort(names)
-		view.AttachHeaders[rule.Pattern.String()] = names
-	}
-	return reply{body: view, version: s.Version}
-}
-
-// readHeaders reads new header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.
-func (a *API) readHeaders(w http.ResponseWriter, r *http.Request) ([]policy.HeaderRule, *uint64, error) {
-	data, err := a.readBody(w, r)
-	if err != nil {
-		return nil, nil, err
-	}
-	match, err := ifMatch(r)
-	if err != nil {
-		return nil, nil, err
-	}
-	var wrapped map[string]json.RawMessage
-	if json.Unmarshal(data, &wrapped) == nil && wrapped["attach_headers"] == nil {
-		var rules map[string]map[string]string
-		if err := unmarshalStrict(data, &rules); err != nil {
-			return nil, nil, err
-		}
-		parsed, err := policy.ParseHeaders(rules)
-		return parsed, match, err
-	}
-	var body headersBody
-	if err := unmarshalStrict(data, &body); err != nil {
-		return nil, nil, err
-	}
-	var p problems
-	parsed, err := policy.ParseHeaders(*body.AttachHeaders)
-	if err := p.merge("/attach_headers", err); err != nil {
-		return nil, nil, err
-	}
-	return parsed, match, p.err()
-}
-
-func (a *API) getHeaders(_ http.ResponseWriter, r *http.Request) (reply, error) {
-	box, err := a.box(r)
-	if err != nil {
-		return reply{}, err
-	}
-	state, err := a.Host.Headers(r.Context(), box.ID)
-	if err != nil {
-		return reply{}, err
-	}
-	return viewHeaders(state), nil
-}
-
-func (a *API) putHeaders(w http.ResponseWriter, r *http.Request) (reply, error) {
-	box, err := a.box(r)
-	if err != nil {
-		return reply{}, err
-	}
-	rules, match, err := a.readHeaders(w, r)
-	if err != nil {
-		return reply{}, err
-	}
-	state, err := a.Host.SetHeaders(r.Context(), box.ID, rules, match)
-	if err != nil {
-		return reply{}, err
-	}
-	a.history.log(box.ID, "info", "user", "attach headers replaced, %d hosts", len(rules))
-	return viewHeaders(state), nil
-}
-
-func (a *API) getGlobalHeaders(_ http.ResponseWriter, r *http.Request) (reply, error) {
-	state, err := a.Host.GlobalHeaders(r.Context())
-	if err != nil {
-		return reply{}, err
-	}
-	return viewHeaders(state), nil
-}
-
-func (a *API) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (reply, error) {
-	rules, match, err := a.readHeaders(w, r)
-	if err != nil {
-		return reply{}, err
-	}
-	state, err := a.Host.SetGlobalHeaders(r.Context(), rules, match)
-	if err != nil {
-		return reply{}, err
-	}
-	return viewHeaders(state), nil
 }

@@ -15,26 +15,26 @@ import (
 
 // createBody is the JSON of a create, in the dialect of the SDK.
 type createBody struct {
-	Name          string                       `json:"name,omitempty"`
-	Labels        []string                     `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
-	Size          string                       `json:"size,omitempty" doc:"small (default), medium or large"`
-	Runtime       string                       `json:"runtime,omitempty"`
-	KeepAlive     bool                         `json:"keep_alive,omitempty"`
-	InitCommand   string                       `json:"init_command,omitempty" doc:"only with keep_alive"`
-	Ephemeral     bool                         `json:"ephemeral,omitempty"`
-	TTL           *int64                       `json:"ttl,omitempty" doc:"seconds, at most 259200; only with ephemeral"`
-	EnvVars       map[string]string            `json:"env_vars,omitempty" doc:"never read back"`
-	AttachHeaders map[string]map[string]string `json:"attach_headers,omitempty" doc:"host pattern to header names to values; values are never read back"`
-	NetworkPolicy json.RawMessage              `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: allow-all"`
-	Model         string                       `json:"model,omitempty"`
-	Agent         string                       `json:"agent,omitempty"`
-	AgentAPIKey   string                       `json:"agent_api_key,omitempty" doc:"never read back"`
-	CustomRunner  *CustomRunner                `json:"custom_runner,omitempty"`
-	GitHubToken   string                       `json:"github_token,omitempty" doc:"never read back"`
-	GitUserName   string                       `json:"git_user_name,omitempty"`
-	GitUserEmail  string                       `json:"git_user_email,omitempty"`
-	Skills        []string                     `json:"skills,omitempty"`
-	MCPServers    []mcpBody                    `json:"mcp_servers,omitempty"`
+	Name          string            `json:"name,omitempty"`
+	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
+	Size          string            `json:"size,omitempty" doc:"small (default), medium or large"`
+	Runtime       string            `json:"runtime,omitempty"`
+	KeepAlive     bool              `json:"keep_alive,omitempty"`
+	InitCommand   string            `json:"init_command,omitempty" doc:"only with keep_alive"`
+	Ephemeral     bool              `json:"ephemeral,omitempty"`
+	TTL           *int64            `json:"ttl,omitempty" doc:"seconds, at most 259200; only with ephemeral"`
+	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
+	AttachHeaders headerRules       `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
+	NetworkPolicy json.RawMessage   `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: allow-all"`
+	Model         string            `json:"model,omitempty"`
+	Agent         string            `json:"agent,omitempty"`
+	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never read back"`
+	CustomRunner  *CustomRunner     `json:"custom_runner,omitempty"`
+	GitHubToken   string            `json:"github_token,omitempty" doc:"never read back"`
+	GitUserName   string            `json:"git_user_name,omitempty"`
+	GitUserEmail  string            `json:"git_user_email,omitempty"`
+	Skills        []string          `json:"skills,omitempty"`
+	MCPServers    []mcpBody         `json:"mcp_servers,omitempty"`
 }
 
 // mcpBody is one MCP server of a create.
@@ -89,7 +89,7 @@ func (p *problems) err() error {
 }
 
 // request validates a create and turns it into what the Host takes.
-func (b *createBody) request() (CreateRequest, error) {
+func (b *createBody) request(hasSecret func(string) bool) (CreateRequest, error) {
 	var p problems
 	req := CreateRequest{
 		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
@@ -109,7 +109,7 @@ func (b *createBody) request() (CreateRequest, error) {
 		p.add("/keep_alive", "an ephemeral box cannot be kept alive")
 	}
 	req.Env = b.env(&p)
-	if err := b.network(&req, &p); err != nil {
+	if err := b.network(&req, hasSecret, &p); err != nil {
 		return CreateRequest{}, err
 	}
 	req.Hosted, req.HostedSecrets = b.hosted(&p)
@@ -117,7 +117,7 @@ func (b *createBody) request() (CreateRequest, error) {
 }
 
 // network reads the policy and the header rules. A policy of the other dialect may bring rules of its own.
-func (b *createBody) network(req *CreateRequest, p *problems) error {
+func (b *createBody) network(req *CreateRequest, hasSecret func(string) bool, p *problems) error {
 	var err error
 	headers := make(map[string]map[string]string)
 	if len(b.NetworkPolicy) > 0 {
@@ -130,9 +130,11 @@ func (b *createBody) network(req *CreateRequest, p *problems) error {
 	if err := p.merge("/network_policy/allow", err); err != nil {
 		return err
 	}
-	req.Headers, err = policy.ParseHeaders(b.AttachHeaders)
-	if err := p.merge("/attach_headers", err); err != nil {
-		return err
+	if b.AttachHeaders.RawMessage != nil {
+		req.Headers, err = policy.ParseHeaderRules(b.AttachHeaders.RawMessage, hasSecret)
+		if err := p.merge("/attach_headers", err); err != nil {
+			return err
+		}
 	}
 	for _, rule := range fromPolicy {
 		if slices.ContainsFunc(req.Headers, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
@@ -140,6 +142,16 @@ func (b *createBody) network(req *CreateRequest, p *problems) error {
 		}
 	}
 	req.Headers = append(req.Headers, fromPolicy...)
+	if len(req.Headers) > policy.MaxHeaderHosts {
+		p.add("/attach_headers", "with those of network_policy there are %d hosts; the most is %d", len(req.Headers), policy.MaxHeaderHosts)
+	}
+	for _, rule := range req.Headers {
+		for _, ph := range rule.Placeholders {
+			if _, twice := b.EnvVars[ph.Variable]; twice {
+				p.add("/env_vars/"+escapePointer(ph.Variable), "a header rule of %q has a placeholder of that name; give it in one place", rule.Pattern)
+			}
+		}
+	}
 	return nil
 }
 
@@ -250,7 +262,7 @@ func (a *API) createBox(w http.ResponseWriter, r *http.Request) (reply, error) {
 	if err := a.decode(w, r, &body); err != nil {
 		return reply{}, err
 	}
-	req, err := body.request()
+	req, err := body.request(a.HasSecret)
 	if err != nil {
 		return reply{}, err
 	}

@@ -149,6 +149,7 @@ func FuzzBodies(f *testing.F) {
 		`{"name":"a","size":"small","network_policy":{"mode":"custom","allowed_domains":["*.example.com"]},"attach_headers":{"api.example.com":{"A":"b"}}}`,
 		`{"ids":["box1"]}`, `{"command":["true"]}`, `{"command":["true"],"folder":"../x","timeout":1}`,
 		`{"mode":"deny-all","version":1}`, `{"attach_headers":{"a.example":{"A":"b"}}}`, `{"a.example":{"A":"b"}}`,
+		`{"a.example":{"headers":{"A":{"secret":"known","prefix":"x "}},"placeholders":{"K":"v"},"scrub":true}}`, `{"attach_headers":1}`,
 		`{"port":80,"bearer_token":true}`, `{"host":"a.example","ip":"192.0.2.1","port":1,"protocol":"udp"}`,
 		`null`, `"allow-all"`, `[[[`, `{"a":{"a":1,"a":2}}`, "{\"\\ud800\":1}", `1e999`,
 	} {

@@ -108,7 +108,7 @@ func sameOrigin(r *http.Request) bool {
 func (a *API) noRoute(w http.ResponseWriter, r *http.Request) error {
 	var allowed []string
 	if r.URL.Path == cleanPath(r.URL.Path) {
-		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 			probe := &http.Request{Method: m, URL: r.URL, Host: r.Host}
 			if _, pattern := a.mux.Handler(probe); pattern != "" {
 				allowed = append(allowed, m)

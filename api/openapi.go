@@ -87,6 +87,14 @@ func schemaOf(t reflect.Type, schemas object) object {
 	if t == rawType {
 		return schemaOf(reflect.TypeFor[policyBody](), schemas)
 	}
+	if t == headersType {
+		compact := schemaOf(reflect.TypeFor[map[string]string](), schemas)
+		full := schemaOf(reflect.TypeFor[headerEntryBody](), schemas)
+		return object{"type": "object", "additionalProperties": object{"anyOf": []object{compact, full}}}
+	}
+	if t == reflect.TypeFor[headerValueBody]() {
+		return object{"anyOf": []object{{"type": "string"}, structSchema(t, schemas)}}
+	}
 	switch {
 	case t.Kind() == reflect.Pointer:
 		return schemaOf(t.Elem(), schemas)

@@ -46,8 +46,10 @@ func init() {
 		{method: "PUT", path: "/v2/box/{id}/config/network-policy", summary: "Replace the policy; answers once it is in force everywhere", request: reflect.TypeFor[policyBody](), response: reflect.TypeFor[policyView](), handle: (*API).putPolicy},
 		{method: "GET", path: "/v2/box/{id}/config/attach-headers", summary: "The box's header rules, without values", response: reflect.TypeFor[headersView](), handle: (*API).getHeaders},
 		{method: "PUT", path: "/v2/box/{id}/config/attach-headers", summary: "Replace the box's header rules", request: reflect.TypeFor[headersBody](), response: reflect.TypeFor[headersView](), handle: (*API).putHeaders},
+		{method: "PATCH", path: "/v2/box/{id}/config/attach-headers", summary: "Change the box's header rules for the hosts given; null takes a host's rule away", request: reflect.TypeFor[headersBody](), response: reflect.TypeFor[headersView](), handle: (*API).patchHeaders},
 		{method: "GET", path: "/v2/box/settings/attach-headers", summary: "The header rules of every box, without values", response: reflect.TypeFor[headersView](), handle: (*API).getGlobalHeaders},
 		{method: "PUT", path: "/v2/box/settings/attach-headers", summary: "Replace the header rules of every box", request: reflect.TypeFor[headersBody](), response: reflect.TypeFor[headersView](), handle: (*API).putGlobalHeaders},
+		{method: "PATCH", path: "/v2/box/settings/attach-headers", summary: "Change the header rules of every box for the hosts given; null takes a host's rule away", request: reflect.TypeFor[headersBody](), response: reflect.TypeFor[headersView](), handle: (*API).patchGlobalHeaders},
 
 		{method: "POST", path: "/v2/box/{id}/preview", summary: "Make the public URL of a port; credentials are shown this once", status: 201, request: reflect.TypeFor[urlBody](), response: reflect.TypeFor[urlView](), handle: (*API).createURL},
 		{method: "GET", path: "/v2/box/{id}/preview", summary: "The public URLs of a box", response: reflect.TypeFor[urlsView](), handle: (*API).listURLs},

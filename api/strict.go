@@ -17,7 +17,10 @@ type checker struct {
 	problems []policy.Problem
 }
 
-var rawType = reflect.TypeFor[json.RawMessage]()
+var (
+	rawType     = reflect.TypeFor[json.RawMessage]()
+	headersType = reflect.TypeFor[headerRules]()
+)
 
 // value checks the next value against t. A nil t stands for any type: only repeated keys and depth are looked at.
 // The error is of the JSON itself; what does not fit is added to the problems.
@@ -25,7 +28,7 @@ func (c *checker) value(pointer string, t reflect.Type, depth int) error {
 	if depth > maxDepth {
 		return errTooDeep
 	}
-	if t == rawType {
+	if t == rawType || t == headersType {
 		t = nil
 	}
 	for t != nil && t.Kind() == reflect.Pointer {

@@ -83,6 +83,20 @@ func (c *Compiled) Headers(n Name, port uint16) (HeaderRule, bool) {
 	return c.headers.find(n, port)
 }
 
+// Tokens returns the variables that the box's environment has for its placeholders, and their tokens.
+func (c *Compiled) Tokens() map[string]string {
+	out := map[string]string{}
+	if c == nil {
+		return out
+	}
+	for _, r := range c.headers.rules {
+		for _, p := range r.Placeholders {
+			out[p.Variable] = p.Token
+		}
+	}
+	return out
+}
+
 // PlaceholderVariable returns the variable that a token of this box stands for, or "" if no rule has it.
 func (c *Compiled) PlaceholderVariable(token string) string {
 	if c == nil || token == "" {

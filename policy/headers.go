@@ -33,9 +33,11 @@ type HeaderRule struct {
 	Scrub        bool          // the rule's secrets are masked in responses
 }
 
+// MaxHeaderHosts is how many hosts the header rules of a box, or the global ones, may name.
+const MaxHeaderHosts = 256
+
 // Limits of header rules.
 const (
-	maxHeaderHosts      = 256
 	maxHostHeaders      = 64
 	maxHostPlaceholders = 64
 	maxHeaderValue      = 8 << 10
@@ -60,6 +62,19 @@ func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	out := slices.Collect(maps.Values(merged))
 	sortRules(out)
 	return out
+}
+
+// WithoutHosts returns the rules but for those of the patterns, and the patterns that no rule has.
+func WithoutHosts(rules []HeaderRule, hosts []Pattern) (rest []HeaderRule, unknown []Pattern) {
+	rest = slices.Clone(rules)
+	for _, h := range hosts {
+		before := len(rest)
+		rest = slices.DeleteFunc(rest, func(r HeaderRule) bool { return r.key() == h.withPort(defaultTLSPort) })
+		if len(rest) == before {
+			unknown = append(unknown, h)
+		}
+	}
+	return rest, unknown
 }
 
 // key is the pattern with its port filled in: two rules with the same key are for the same hosts.

@@ -51,8 +51,8 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 		p.add("", "is %s; want an object of host patterns", doc.kind)
 		return nil, p.err()
 	}
-	if len(doc.keys) > maxHeaderHosts {
-		p.add("", "there are %d hosts; the most is %d", len(doc.keys), maxHeaderHosts)
+	if len(doc.keys) > MaxHeaderHosts {
+		p.add("", "there are %d hosts; the most is %d", len(doc.keys), MaxHeaderHosts)
 		return nil, p.err()
 	}
 	rules := make([]HeaderRule, 0, len(doc.keys))

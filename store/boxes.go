@@ -19,6 +19,8 @@ type sealedPart struct {
 	Env     map[string]string `json:"env,omitempty"`
 	Secrets map[string]string `json:"secrets,omitempty"`
 	Extra   json.RawMessage   `json:"extra,omitempty"`
+
+	PlaceholderKey []byte `json:"placeholder_key,omitempty"`
 }
 
 // Box returns a box by its ID, or [ErrNotFound].
@@ -124,6 +126,7 @@ func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
 		return Box{}, err
 	}
 	b.Env, b.Secrets, b.Extra = hide(s.Env), hide(s.Secrets), s.Extra
+	b.PlaceholderKey = policy.NewSecret(string(s.PlaceholderKey))
 	return b, nil
 }
 
@@ -134,7 +137,7 @@ func (db *DB) putBox(tx *bolt.Tx, b Box) error {
 		return err
 	}
 	sealed, err := db.seal.sealJSON(bucketSecrets, string(b.ID),
-		sealedPart{Env: reveal(b.Env), Secrets: reveal(b.Secrets), Extra: b.Extra})
+		sealedPart{Env: reveal(b.Env), Secrets: reveal(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
 	if err != nil {
 		return err
 	}

@@ -15,13 +15,56 @@ type headersRecord struct {
 }
 
 type ruleRecord struct {
-	Pattern string         `json:"pattern"`
-	Headers []headerRecord `json:"headers"`
+	Pattern      string              `json:"pattern"`
+	Headers      []headerRecord      `json:"headers"`
+	Placeholders []placeholderRecord `json:"placeholders,omitempty"`
+	Scrub        bool                `json:"scrub,omitempty"`
 }
 
 type headerRecord struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
+	Name   string `json:"name"`
+	Value  string `json:"value"`
+	Source string `json:"source,omitempty"`
+	Prefix string `json:"prefix,omitempty"`
+	Suffix string `json:"suffix,omitempty"`
+}
+
+type placeholderRecord struct {
+	Variable string `json:"variable"`
+	Value    string `json:"value,omitempty"`
+	Source   string `json:"source,omitempty"`
+}
+
+// recordOf is what is kept of a rule. Tokens follow from the box's key and are not kept.
+func recordOf(r policy.HeaderRule) ruleRecord {
+	w := ruleRecord{Pattern: r.Pattern.String(), Scrub: r.Scrub}
+	for _, h := range r.Headers {
+		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix})
+	}
+	for _, p := range r.Placeholders {
+		w.Placeholders = append(w.Placeholders, placeholderRecord{p.Variable, p.Value.Reveal(), p.Source})
+	}
+	return w
+}
+
+// rule is the reverse of recordOf.
+func (w ruleRecord) rule() (policy.HeaderRule, error) {
+	pattern, err := policy.ParsePattern(w.Pattern)
+	if err != nil {
+		return policy.HeaderRule{}, fmt.Errorf("a header rule in the store has no valid pattern; set the rules again: %w", err)
+	}
+	rule := policy.HeaderRule{Pattern: pattern, Scrub: w.Scrub}
+	for _, h := range w.Headers {
+		rule.Headers = append(rule.Headers, policy.Header{
+			Name: h.Name, Value: policy.NewSecret(h.Value), Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix,
+		})
+	}
+	for _, p := range w.Placeholders {
+		rule.Placeholders = append(rule.Placeholders, policy.Placeholder{
+			Variable: p.Variable, Value: policy.NewSecret(p.Value), Source: p.Source,
+		})
+	}
+	return rule, nil
 }
 
 // Headers returns the header rules of a box. If none were ever set they are empty, with version 0.
@@ -57,13 +100,9 @@ func (db *DB) getHeaders(owner string) (Headers, error) {
 	}
 	out := Headers{Version: rec.Version}
 	for _, r := range rec.Rules {
-		pattern, err := policy.ParsePattern(r.Pattern)
+		rule, err := r.rule()
 		if err != nil {
-			return Headers{}, fmt.Errorf("a header rule in the store has no valid pattern; set the rules again: %w", err)
-		}
-		rule := policy.HeaderRule{Pattern: pattern}
-		for _, h := range r.Headers {
-			rule.Headers = append(rule.Headers, policy.Header{Name: h.Name, Value: policy.NewSecret(h.Value)})
+			return Headers{}, err
 		}
 		out.Rules = append(out.Rules, rule)
 	}
@@ -89,11 +128,7 @@ func (db *DB) putHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, v
 	}
 	rec := headersRecord{Version: version}
 	for _, r := range rules {
-		w := ruleRecord{Pattern: r.Pattern.String()}
-		for _, h := range r.Headers {
-			w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal()})
-		}
-		rec.Rules = append(rec.Rules, w)
+		rec.Rules = append(rec.Rules, recordOf(r))
 	}
 	sealed, err := db.seal.sealJSON(bucketHeaders, owner, rec)
 	if err != nil {

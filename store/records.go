@@ -37,6 +37,8 @@ type Box struct {
 	Env map[string]policy.Secret `json:"-"`
 	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
 	Secrets map[string]policy.Secret `json:"-"`
+	// PlaceholderKey is what the tokens of the box's placeholders are made from, sealed; empty in boxes of older versions.
+	PlaceholderKey policy.Secret `json:"-"`
 }
 
 // Attached says what was put under the gateway when it did not launch the box itself.

@@ -67,7 +67,11 @@ func newBoxCreate(o *globalOptions) *cobra.Command {
 				if value == "" {
 					continue
 				}
-				data, err := argument(value, cmd.InOrStdin())
+				read := argument
+				if key == "attach_headers" {
+					read = document
+				}
+				data, err := read(value, cmd.InOrStdin())
 				if err != nil {
 					return fmt.Errorf("--%s: %w", key, err)
 				}
@@ -95,7 +99,7 @@ func newBoxCreate(o *globalOptions) *cobra.Command {
 	f.StringVar(&size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")
 	f.StringVar(&runtime, "runtime", "", "runtime name of launcher.images (default: default)")
 	f.StringVar(&policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
-	f.StringVar(&headers, "headers", "", `header rules: {"host": {"Name": "value"}} as JSON, @FILE or -; a file keeps secrets out of the process list`)
+	f.StringVar(&headers, "headers", "", `header rules as of "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringArrayVar(&env, "env", nil, "NAME=VALUE for every command in the box")
 	return cmd
 }

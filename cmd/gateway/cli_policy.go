@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -70,61 +69,6 @@ func newPolicyExplain(o *globalOptions) *cobra.Command {
 	f.StringVar(&method, "method", "", "HTTP method")
 	f.StringVar(&path, "path", "", "HTTP path")
 	return cmd
-}
-
-// newHeadersCommand is `gateway headers`; without --box it means the rules of every box.
-func newHeadersCommand(o *globalOptions) *cobra.Command {
-	var box string
-	path := func() string {
-		if box == "" {
-			return "/v2/box/settings/attach-headers"
-		}
-		return boxPath(box, "config/attach-headers")
-	}
-	cmd := group("headers", "List and replace header rules: of one box with --box, else those of every box")
-	cmd.PersistentFlags().StringVar(&box, "box", "", "ID or name of a box")
-	cmd.AddCommand(
-		&cobra.Command{
-			Use: "list", Aliases: []string{"ls"}, Short: "Show hosts and header names; values are never shown", Args: exactArgs(0),
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				return o.call(cmd, "GET", path(), nil, decoded(renderHeaders))
-			},
-		},
-		&cobra.Command{
-			Use: "set RULES", Short: `Replace the rules: {"host": {"Name": "value"}} as JSON, @FILE or -`, Args: exactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				data, err := argument(args[0], cmd.InOrStdin())
-				if err != nil {
-					return err
-				}
-				return o.call(cmd, "PUT", path(), map[string]any{"attach_headers": data}, decoded(func(w io.Writer, a headersAnswer) error {
-					warningsOf(cmd, a.Warnings)
-					return renderHeaders(w, a)
-				}))
-			},
-		},
-		&cobra.Command{
-			Use: "rm", Short: "Remove all rules", Args: exactArgs(0),
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				return o.call(cmd, "PUT", path(), map[string]any{"attach_headers": map[string]any{}}, silent)
-			},
-		},
-	)
-	return cmd
-}
-
-// headersAnswer is a set of header rules as the API shows it.
-type headersAnswer struct {
-	AttachHeaders map[string][]string `json:"attach_headers"`
-	Warnings      []problem
-}
-
-func renderHeaders(w io.Writer, a headersAnswer) error {
-	rows := [][]string{{"HOST", "HEADERS"}}
-	for host, names := range a.AttachHeaders {
-		rows = append(rows, []string{host, strings.Join(names, ", ")})
-	}
-	return table(w, rows...)
 }
 
 // newURLCommand is `gateway url`.

@@ -96,7 +96,12 @@ func (b *box) gone() error {
 
 // rules are the header rules that apply to the box.
 func (b *box) rules(global []policy.HeaderRule) []policy.HeaderRule {
-	return policy.MergeHeaders(global, b.headers)
+	return b.rulesWith(global, b.headers)
+}
+
+// rulesWith are those that would apply if its own were these.
+func (b *box) rulesWith(global, own []policy.HeaderRule) []policy.HeaderRule {
+	return policy.WithTokens(policy.MergeHeaders(global, own), b.record.PlaceholderKey)
 }
 
 func (b *box) policyState() api.PolicyState {

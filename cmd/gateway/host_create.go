@@ -111,6 +111,7 @@ func (h *host) allocate(ctx context.Context, req api.CreateRequest, image string
 		State: string(api.StatusCreating), Labels: req.Labels, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand,
 		Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: image,
 	}
+	record.PlaceholderKey = store.NewKey()
 	if req.TTL > 0 {
 		record.ExpiresAt = now.Add(req.TTL)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -43,13 +44,15 @@ func (h *host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 // exitNoProgram is what a shell answers for a program that does not exist or cannot be started.
 const exitNoProgram = 127
 
-// environment is what was given with the box. It comes with every command and is not in the container's own
+// environment is what was given with the box, and the placeholders of the header rules now in force, which win: they
+// are there to take a secret out of the box. It comes with every command and is not in the container's own
 // configuration, which lies on disk as it is.
 func (b *box) environment() map[string]string {
 	env := make(map[string]string, len(b.env))
 	for name, value := range b.env {
 		env[name] = value.Reveal()
 	}
+	maps.Copy(env, b.Policy.Load().Tokens())
 	return env
 }
 

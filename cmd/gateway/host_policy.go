@@ -121,7 +121,7 @@ func (h *host) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.H
 	if ifMatch != nil && *ifMatch != b.headersVersion {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	next, err := policy.Compile(b.spec, policy.MergeHeaders(h.globalRules(), rules), h.protected.Load(), b.version)
+	next, err := policy.Compile(b.spec, b.rulesWith(h.globalRules(), rules), h.protected.Load(), b.version)
 	if err != nil {
 		return api.HeaderState{}, err
 	}

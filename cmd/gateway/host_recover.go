@@ -65,6 +65,12 @@ func (h *host) recoverBox(ctx context.Context, r store.Box) error {
 	if err := json.Unmarshal(r.Extra, &hosted); err != nil {
 		return fmt.Errorf("its record is damaged: %w", err)
 	}
+	if r.PlaceholderKey.Reveal() == "" { // made by an older version
+		r.PlaceholderKey = store.NewKey()
+		if err := h.store.UpdateBox(r); err != nil {
+			return err
+		}
+	}
 	b := newBox(r, p, headers, hosted)
 	b.mu.Lock()
 	defer b.mu.Unlock()
