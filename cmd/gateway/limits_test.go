@@ -20,7 +20,7 @@ import (
 
 // limitsOfTest are low, so that a flood stays small.
 var limitsOfTest = limitsConfig{
-	Connections: 100, NewConnections: 200, Interceptions: 8, Upstreams: 50, KernelFlows: 5000, DNSQueries: 60,
+	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50, KernelFlows: 5000, DNSQueries: 60,
 	PeekTimeout: time.Minute,
 }
 
