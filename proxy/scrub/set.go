@@ -163,7 +163,11 @@ func (s *Set) skip(b []byte, at int) int {
 
 // find asks every pattern whether a form begins at b[0].
 func (s *Set) find(b []byte) (end int, more bool) {
+	plain := len(b) > 1 && !special[b[0]] && !special[b[1]]
 	for _, p := range s.starts[b[0]] {
+		if plain && !p.matches(1, b[1]) {
+			continue
+		}
 		e, m := p.find(b)
 		end, more = max(end, e), more || m
 	}
