@@ -36,6 +36,7 @@ const (
 	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a request rule covers the host (400)
 	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
 	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule could not be had (502)
+	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)
 	ReasonMethod            Reason = "method"               // TRACE, TRACK, CONNECT inside an intercepted connection
 	ReasonPeekTimeout       Reason = "peek_timeout"         // no complete first message before the deadline
 	ReasonPeekSize          Reason = "peek_size"            // first message larger than the cap
@@ -59,7 +60,7 @@ func Reasons() []Reason {
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
-		ReasonAmbiguousPath, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonAmbiguousPath, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLUnavailable,
 	}

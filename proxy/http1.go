@@ -30,8 +30,9 @@ type http1 struct {
 
 	res     h1.Response
 	resBody h1.Body
-	up      *upstream // kept from one request to the next while they go to the same place
-	patient patient   // reads up
+	scrub   *scrubbing // of the response; nil if it is not scrubbed
+	up      *upstream  // kept from one request to the next while they go to the same place
+	patient patient    // reads up
 
 	flight atomic.Pointer[inflight]
 	x      exchange

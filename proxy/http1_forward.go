@@ -48,6 +48,9 @@ func (h *http1) giveOut() {
 // another request.
 func (h *http1) forward() error {
 	upgrade := h.wantsWebSocket()
+	if h.ruling.scrub != nil {
+		narrowFields(&h.req)
+	}
 	h.out = appendRequest(h.takeOut(), &h.req, h.ruling.set, upgrade)
 	h.in.Take(h.head)
 

@@ -18,6 +18,12 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 		return h.noResponse(u, err)
 	}
 	h.x.event.Status = h.res.Status
+	if h.ruling.scrub != nil {
+		if err := h.beginScrub(); err != nil {
+			return h.unscrubbable(u, err)
+		}
+		defer h.endScrub()
+	}
 	if h.res.Status == 101 {
 		if !upgrade || !h1.EqualFold(h.res.Upgrade, "websocket") {
 			return h.noResponse(u, errProtocol)
@@ -26,7 +32,7 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 	}
 	whole := u.finished()
 	a := answer{minor: h.req.Minor, close: h.req.Close || !whole}
-	if h.res.Body.Chunked || h.res.Body.UntilClose {
+	if h.res.Body.Chunked || h.res.Body.UntilClose || h.scrub.recodes() {
 		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
 	}
 	h.out = appendResponse(h.takeOut(), &h.res, a)
@@ -91,6 +97,9 @@ func (h *http1) finalHead() (int, error) {
 func (h *http1) responseHead() (int, error) {
 	for {
 		n, err := h.res.Parse(h.up.in.Bytes(), h.method)
+		if err == nil {
+			maskHead(h.ruling.scrub, &h.res)
+		}
 		if !errors.Is(err, h1.ErrShort) {
 			return n, err
 		}
@@ -125,6 +134,9 @@ func (h *http1) noResponse(u *upload, err error) error {
 // relay moves the response's body to the client behind the head in the output buffer. Whatever has arrived is written
 // before more is waited for, so that a stream passes as it comes.
 func (h *http1) relay(chunked bool) error {
+	if h.scrub != nil {
+		return h.relayScrubbed(chunked)
+	}
 	in := &h.up.in
 	h.resBody.Begin(h.res.Body, true)
 	untilClose := h.res.Body.UntilClose

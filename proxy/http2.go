@@ -115,6 +115,7 @@ type stream struct {
 	r      *http.Request
 	x      exchange
 	ruling ruling
+	scrub  *scrubbing // of the response; nil if it is not scrubbed
 	flight *inflight
 	cancel context.CancelFunc
 	done   chan struct{}                   // closed when the request has ended
@@ -149,6 +150,10 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	defer c.s.guest.streams.Add(-1)
 	if !st.judge() {
 		return
+	}
+	defer func() { st.scrub.end() }()
+	if st.ruling.scrub != nil {
+		narrowHeader(st.r.Header)
 	}
 	if st.isWebSocket() {
 		st.serveWebSocket()

@@ -257,8 +257,12 @@ func (d *downgrade) respond() bool {
 		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 		return false
 	}
+	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), valuesOf(&d.res)) {
+		return false
+	}
 	st.x.event.Status = d.res.Status
 	fieldsToHeader(st.w.Header(), &d.res)
+	st.maskHead()
 	st.w.WriteHeader(d.res.Status)
 	reuse := !d.res.Close
 	d.body.Begin(d.res.Body, true)
@@ -266,6 +270,7 @@ func (d *downgrade) respond() bool {
 	if err := d.relay(d.res.Body.UntilClose); err != nil {
 		st.abort(err)
 	}
+	maskFields(st.ruling.scrub, d.body.Trailers)
 	for i := range d.body.Trailers {
 		if f := &d.body.Trailers[i]; !f.Forbidden() {
 			st.w.Header().Add(http.TrailerPrefix+string(f.Name), string(f.Value))
@@ -295,6 +300,7 @@ func (d *downgrade) finalHead() (int, error) {
 		} else {
 			h := d.st.w.Header()
 			fieldsToHeader(h, &d.res)
+			maskHeader(d.st.ruling.scrub, h)
 			d.st.w.WriteHeader(d.res.Status)
 			clear(h)
 			h["Date"] = nil
@@ -306,6 +312,9 @@ func (d *downgrade) finalHead() (int, error) {
 
 // relay moves the body, flushing whatever has arrived before it waits for more.
 func (d *downgrade) relay(untilClose bool) error {
+	if d.st.scrub != nil {
+		return d.st.relayScrubbed(&arriving{in: &d.up.in, body: &d.body, untilClose: untilClose})
+	}
 	controller := http.NewResponseController(d.st.w)
 	in := &d.up.in
 	for {

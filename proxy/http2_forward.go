@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/proxy/scrub"
 )
 
 // forward sends a request that was allowed, by the protocol that the upstream speaks, and brings its response back.
@@ -70,6 +71,10 @@ func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
 	if err != nil {
 		return err
 	}
+	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {
+		_ = res.Body.Close()
+		return nil
+	}
 	st.respond(res)
 	return nil
 }
@@ -77,7 +82,7 @@ func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
 // roundTrip sends the request. The response's body is still to come; so may be the request's.
 func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, error) {
 	var interim interimWriter
-	interim.w = st.w
+	interim.w, interim.scrub = st.w, st.ruling.scrub
 	defer interim.end()
 	ctx = context.WithValue(ctx, attemptsKey{}, a)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: interim.write})
@@ -163,7 +168,8 @@ func (st *stream) checkTrailers() error {
 
 // interimWriter passes 1xx responses on while the final one is waited for.
 type interimWriter struct {
-	w http.ResponseWriter
+	w     http.ResponseWriter
+	scrub *scrub.Set
 
 	mu   sync.Mutex
 	over bool
@@ -181,6 +187,7 @@ func (i *interimWriter) write(code int, header textproto.MIMEHeader) error {
 	}
 	h := i.w.Header()
 	copyHeader(h, http.Header(header))
+	maskHeader(i.scrub, h)
 	i.w.WriteHeader(code)
 	clear(h)
 	h["Date"] = nil
@@ -201,6 +208,7 @@ func (st *stream) respond(res *http.Response) {
 	for name := range res.Trailer {
 		st.w.Header().Add("Trailer", name)
 	}
+	st.maskHead()
 	// An answer without a body goes out with its end in the same frame: that is what gRPC calls "trailers only".
 	if res.ContentLength == 0 && len(res.Trailer) == 0 && st.r.Method != http.MethodHead {
 		n, err := io.Copy(io.Discard, res.Body)
@@ -229,6 +237,9 @@ func (st *stream) abort(err error) {
 
 // relay moves a body, flushing whatever has arrived before it waits for more.
 func (st *stream) relay(body io.Reader) error {
+	if st.scrub != nil {
+		return st.relayScrubbed(http2Body{body})
+	}
 	controller := http.NewResponseController(st.w)
 	if err := controller.Flush(); err != nil {
 		return err
@@ -257,6 +268,7 @@ func (st *stream) relay(body io.Reader) error {
 
 // trailers sends the fields behind the body, announced or not.
 func (st *stream) trailers(t http.Header) {
+	maskHeader(st.ruling.scrub, t)
 	for name, values := range t {
 		for _, v := range values {
 			st.w.Header().Add(http.TrailerPrefix+name, v)

@@ -8,6 +8,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/scrub"
 )
 
 // This file decides one request. HTTP/1.1 and HTTP/2 ask the same judge; neither forwards a byte it has not allowed.
@@ -35,6 +36,7 @@ type ruling struct {
 	header  policy.HeaderRule // of the destination; the zero rule if there is none
 	set     []policy.Header   // its headers, with the values for this request
 	swaps   []swap            // for the placeholders that the request holds
+	scrub   *scrub.Set        // what is masked in the response; nil if nothing is
 	err     error             // why it was refused, for the log
 }
 
@@ -79,6 +81,7 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 		r.header, _ = r.policy.Headers(name, port)
 	}
 	r.fill(ctx, s, m)
+	r.scrubbed(s)
 	return r
 }
 

@@ -23,6 +23,8 @@ type guests struct {
 type guest struct {
 	arrivals      *rate.Limiter
 	interceptions atomic.Int64
+	recodings     atomic.Int64 // compressed responses that are scrubbed
+	told          scrubMemory
 	streams       atomic.Int64 // requests over HTTP/2: each holds a window of its response
 	requests      *rate.Limiter
 	refusals      thinned // of connections

@@ -29,7 +29,7 @@ func (h *http1) tunnel(n int) error {
 	defer h.drop()
 	h.up.place.release() // the client's connection counts for both, as with every tunnel
 	var in, out atomic.Int64
-	err := h.s.tunnel(pipeEnd{h.s.client, &h.in, &out}, pipeEnd{h.up.conn, &h.up.in, &in})
+	err := h.s.tunnel(pipeEnd{h.s.client, &h.in, &out}, pipeEnd{h.up.conn, &h.up.in, &in}, h.ruling.masking(h.s.client))
 	h.x.event.BytesIn, h.x.event.BytesOut = in.Load(), out.Load()
 	h.x.failed(err)
 	return errClose
@@ -43,8 +43,8 @@ type pipeEnd struct {
 }
 
 // tunnel passes bytes between two ends until both directions have ended, or one has and the other stays silent. On
-// return nothing uses either end.
-func (s *session) tunnel(client, server pipeEnd) error {
+// return nothing uses either end. What the server sends is written to toClient, which is the client or stands before it.
+func (s *session) tunnel(client, server pipeEnd, toClient io.Writer) error {
 	client.in.Source, server.in.Source = client.conn, server.conn
 	_ = client.conn.SetReadDeadline(time.Time{})
 	_ = server.conn.SetReadDeadline(time.Time{})
@@ -53,14 +53,14 @@ func (s *session) tunnel(client, server pipeEnd) error {
 		err error
 	}
 	ended := make(chan end, 2)
-	direction := func(dst, src pipeEnd) {
+	direction := func(dst net.Conn, to io.Writer, src pipeEnd) {
 		err := errInterrupted
-		defer func() { ended <- end{dst.conn, err} }()
+		defer func() { ended <- end{dst, err} }()
 		defer s.p.contain(s, func() {})
-		err = pump(dst.conn, src)
+		err = pump(to, src)
 	}
-	go direction(server, client)
-	go direction(client, server)
+	go direction(server.conn, server.conn, client)
+	go direction(client.conn, toClient, server)
 
 	first := <-ended
 	closeWrite(first.dst)

@@ -34,12 +34,16 @@ func (st *stream) serveWebSocket() {
 		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 		return
 	}
+	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), valuesOf(&d.res)) {
+		return
+	}
 	if d.res.Status != http.StatusSwitchingProtocols {
 		d.pass(n)
 		return
 	}
 	st.x.event.Status = http.StatusOK
 	fieldsToHeader(st.w.Header(), &d.res)
+	st.maskHead()
 	st.w.Header().Del("Sec-Websocket-Accept")
 	up.in.Take(n)
 	st.w.WriteHeader(http.StatusOK)
@@ -93,6 +97,7 @@ func acceptKey(key string) string {
 func (d *downgrade) pass(n int) {
 	d.st.x.event.Status = d.res.Status
 	fieldsToHeader(d.st.w.Header(), &d.res)
+	d.st.maskHead()
 	d.st.w.WriteHeader(d.res.Status)
 	d.body.Begin(d.res.Body, true)
 	d.up.in.Take(n)
@@ -121,7 +126,7 @@ func (d *downgrade) tunnel() error {
 	_, err := w.Write(nil) // the head
 	var in atomic.Int64
 	if err == nil {
-		err = pump(w, pipeEnd{d.up.conn, &d.up.in, &in})
+		err = pump(d.st.ruling.masking(w), pipeEnd{d.up.conn, &d.up.in, &in})
 	}
 	d.st.x.event.BytesIn = in.Load()
 	if ended.Load() {

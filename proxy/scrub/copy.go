@@ -61,7 +61,7 @@ type copying struct {
 	out      io.Writer // the first of encoders, or dst
 	encoders []encoder // in the order in which they are written
 	lent     []func()
-	pending  bool // something was written and not flushed
+	pending  bool // something is in the encoders
 	any, eof bool // something, and the end, was read
 }
 
@@ -139,15 +139,14 @@ func (c *copying) write(b []byte) error {
 	return err
 }
 
-// flush sends on what was written, through every encoder.
+// flush sends on what was written, through every encoder; and what was written to dst before, such as a head.
 func (c *copying) flush() error {
-	if !c.pending {
-		return nil
-	}
-	c.pending = false
-	for _, e := range c.encoders {
-		if err := e.Flush(); err != nil {
-			return err
+	if c.pending {
+		c.pending = false
+		for _, e := range c.encoders {
+			if err := e.Flush(); err != nil {
+				return err
+			}
 		}
 	}
 	return c.dst.Flush()

@@ -1,0 +1,618 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/andybalholm/brotli"
+	"github.com/coder/websocket"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/net/http2"
+
+	"boxgate/policy"
+)
+
+const (
+	scrubbedToken = "sk-l1ve/0123+456=789"
+	scrubStars    = "********************"
+)
+
+// eachScrubbed runs a test over every pair of protocols, with a rule that sets Authorization and asks for scrubbing.
+func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, l *lab, client *http.Client, at string)) {
+	t.Helper()
+	for _, v := range []struct {
+		name       string
+		client, up bool // HTTP/2
+	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}} {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			_, port := l.httpsServer(v.up, serve)
+			l.scrub(port)
+			test(t, l, l.httpClient(port, v.client), "https://"+hostPort(port))
+		})
+	}
+}
+
+// scrub puts the rule in force.
+func (l *lab) scrub(port uint16) {
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}, "scrub": true}}`)
+}
+
+// reflections are ways in which a server may write what it was sent.
+func reflections(token string) []string {
+	var escaped strings.Builder
+	for _, c := range []byte(token) {
+		fmt.Fprintf(&escaped, `\u%04X`, c)
+	}
+	b64 := base64.StdEncoding.EncodeToString
+	return []string{
+		token, url.QueryEscape(token), escaped.String(), strings.ReplaceAll(token, "/", `\/`), hex.EncodeToString([]byte(token)),
+		b64([]byte(token)), b64([]byte("Bearer " + token)), b64([]byte("x" + token + "y")), base64.RawURLEncoding.EncodeToString([]byte("xy" + token)),
+	}
+}
+
+// leak returns a form of the token that is left in a text, or "".
+func leak(text string) string {
+	for _, r := range reflections(scrubbedToken) {
+		if r = strings.TrimRight(r, "="); strings.Contains(text, r) || strings.Contains(text, r[4:len(r)-4]) {
+			return r
+		}
+	}
+	return ""
+}
+
+// packed compresses a response as servers do.
+func packed(w io.Writer, coding string) (io.WriteCloser, func() error) {
+	switch coding {
+	case "gzip":
+		z := gzip.NewWriter(w)
+		return z, z.Flush
+	case "deflate":
+		z := zlib.NewWriter(w)
+		return z, z.Flush
+	case "br":
+		z := brotli.NewWriter(w)
+		return z, z.Flush
+	case "zstd":
+		z, err := zstd.NewWriter(w)
+		if err != nil {
+			panic(err)
+		}
+		return z, z.Flush
+	}
+	return nopCloser{w}, func() error { return nil }
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+func unpacked(r io.Reader, coding string) (io.Reader, error) {
+	switch coding {
+	case "gzip":
+		return gzip.NewReader(r)
+	case "deflate":
+		return zlib.NewReader(r)
+	case "br":
+		return brotli.NewReader(r), nil
+	case "zstd":
+		return zstd.NewReader(r)
+	}
+	return r, nil
+}
+
+// TestReflectedSecretsAreMasked: in every place of a response, in every form and coding.
+func TestReflectedSecretsAreMasked(t *testing.T) {
+	t.Parallel()
+	forms := reflections(scrubbedToken)
+	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
+		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if token != scrubbedToken {
+			t.Errorf("received %q", token)
+		}
+		h := w.Header()
+		h.Set("Link", "</"+token+">")
+		w.WriteHeader(http.StatusEarlyHints)
+		h.Del("Link")
+		h.Set("Trailer", "X-After")
+		h.Set("Location", "/?next="+url.QueryEscape(token))
+		h["X-Echo"] = []string{"first", r.Header.Get("Authorization")}
+		h.Set("Set-Cookie", "token="+base64.StdEncoding.EncodeToString([]byte(token))+"; Secure")
+		coding := r.URL.Query().Get("coding")
+		if coding != "" {
+			h.Set("Content-Encoding", coding)
+		}
+		out, _ := packed(w, coding)
+		for _, f := range forms {
+			fmt.Fprintf(out, "<%s>\n", f)
+		}
+		_ = out.Close()
+		h.Set("X-After", token)
+	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+		for _, coding := range []string{"", "gzip", "deflate", "br", "zstd"} {
+			var hints string
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+				hints = h.Get("Link")
+				return nil
+			}})
+			req, _ := http.NewRequestWithContext(ctx, "GET", at+"/?coding="+coding, nil)
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(coding, err)
+			}
+			raw, err := io.ReadAll(res.Body)
+			if err != nil {
+				t.Fatal(coding, err)
+			}
+			_ = res.Body.Close()
+			plain, err := unpacked(bytes.NewReader(raw), coding)
+			if err != nil {
+				t.Fatal(coding, err)
+			}
+			body := readAll(t, plain)
+			var want int
+			for _, f := range forms {
+				want += len(f) + 3
+			}
+			if left := leak(body); left != "" || len(body) != want || strings.Count(body, "\n") != len(forms) || !strings.HasPrefix(body, "<"+scrubStars+">\n<****") {
+				t.Errorf("%s: %q is left in %s", coding, left, body)
+			}
+			if got := fmt.Sprint(res.Header, res.Trailer, hints); leak(got) != "" || res.Header["X-Echo"][1] != "Bearer "+scrubStars || res.Trailer.Get("X-After") != scrubStars || hints != "</"+scrubStars+">" {
+				t.Errorf("%s: head, trailers and hints are %s", coding, got)
+			}
+		}
+	})
+}
+
+// TestOtherResponsesStayAsTheyAre: without a secret in it, and without scrub in the rule, nothing changes.
+func TestOtherResponsesStayAsTheyAre(t *testing.T) {
+	t.Parallel()
+	big := bytes.Repeat([]byte("0123456789abcdef%41\\u0041 YmFzZTY0\n"), 40_000)
+	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"x"`)
+		switch r.URL.Path {
+		case "/304":
+			w.Header().Set("Content-Encoding", "unknown")
+			w.WriteHeader(http.StatusNotModified)
+		case "/204":
+			w.WriteHeader(http.StatusNoContent)
+		case "/empty":
+			w.Header().Set("Content-Encoding", "gzip")
+			w.Header().Set("Content-Length", "0")
+		case "/echo":
+			fmt.Fprintf(w, "%s%s%s", r.Header.Get("Authorization"), r.Header["Range"], r.Header["Accept-Encoding"])
+		default:
+			w.Header().Set("Content-Length", fmt.Sprint(len(big)))
+			if r.Method != "HEAD" {
+				_, _ = w.Write(big)
+			}
+		}
+	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+		for path, status := range map[string]int{"/304": 304, "/204": 204, "/empty": 200} {
+			if res, body := get(t, client, at+path, nil); res.StatusCode != status || body != "" {
+				t.Errorf("%s: %d %q", path, res.StatusCode, body)
+			}
+		}
+		res, body := get(t, client, at+"/big", nil)
+		if body != string(big) || res.ContentLength != int64(len(big)) || res.Header.Get("ETag") != `"x"` {
+			t.Errorf("%d of %d bytes, Content-Length %d, %v", len(body), len(big), res.ContentLength, res.Header)
+		}
+		res, err := client.Head(at + "/big")
+		if err != nil || res.ContentLength != int64(len(big)) {
+			t.Errorf("HEAD: %v, %v", res, err)
+		}
+		u, _ := url.Parse(at)
+		l.rules(allowAll, `{"`+u.Host+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}}}`)
+		if _, body := get(t, client, at+"/echo", http.Header{"Range": {"bytes=0-1"}, "Accept-Encoding": {"dcb"}}); body != "Bearer "+scrubbedToken+"[bytes=0-1][dcb]" {
+			t.Errorf("without scrub: %s", body)
+		}
+	})
+}
+
+// TestRequestsAreNarrowed: nothing is asked for that could not be looked into.
+func TestRequestsAreNarrowed(t *testing.T) {
+	t.Parallel()
+	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
+		for _, name := range []string{"Range", "If-Range", "Accept-Encoding", "Grpc-Accept-Encoding", "A-Im", "Sec-Websocket-Extensions", "Grpc-Encoding", "X-Other"} {
+			fmt.Fprint(w, name, r.Header[name], " ")
+		}
+	}, func(t *testing.T, _ *lab, client *http.Client, at string) {
+		_, body := get(t, client, at, http.Header{
+			"Range": {"bytes=0-5"}, "If-Range": {`"x"`}, "Accept-Encoding": {"dcb, gzip;q=0.5, *"}, "Grpc-Accept-Encoding": {"gzip"}, "A-Im": {"vcdiff"},
+			"Sec-Websocket-Extensions": {"permessage-deflate"}, "Grpc-Encoding": {"identity"}, "X-Other": {"stays"},
+		})
+		if want := "Range[] If-Range[] Accept-Encoding[gzip;q=0.5] Grpc-Accept-Encoding[] A-Im[] Sec-Websocket-Extensions[] Grpc-Encoding[identity] X-Other[stays] "; body != want {
+			t.Errorf("received %s", body)
+		}
+	})
+}
+
+// TestUnscrubbableResponsesAreRefused answers with what cannot be looked into.
+func TestUnscrubbableResponsesAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		status       int
+		name, value  string
+		alsoForHeads bool
+	}{
+		{206, "Content-Range", "bytes 0-3/100", true}, {226, "IM", "vcdiff", true}, {200, "Content-Encoding", "compress", false},
+		{200, "Content-Encoding", "gzip, gzip, gzip", false}, {404, "Content-Encoding", scrubbedToken, false}, {200, "Grpc-Encoding", "gzip", true},
+	} {
+		t.Run(c.name+" "+c.value, func(t *testing.T) {
+			t.Parallel()
+			eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set(c.name, c.value)
+				w.WriteHeader(c.status)
+				fmt.Fprint(w, scrubbedToken)
+			}, func(t *testing.T, l *lab, client *http.Client, at string) {
+				res, body := get(t, client, at, nil)
+				if res.StatusCode != 502 || !strings.Contains(body, `"unscrubbable"`) || leak(body) != "" || res.Header.Get(c.name) != "" {
+					t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
+				}
+				if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonUnscrubbable || e.Verdict != policy.Deny || e.Status != 502 {
+					t.Errorf("event %+v", e)
+				}
+				if res, err := client.Head(at); err != nil || (res.StatusCode == 502) != c.alsoForHeads {
+					t.Errorf("HEAD: %v, %v", res, err)
+				}
+			})
+		})
+	}
+}
+
+// TestBrokenBodiesAreBrokenOff: a compressed body that is cut short, or goes on behind its end, must not look whole.
+func TestBrokenBodiesAreBrokenOff(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func([]byte) []byte{
+		"cut":     func(b []byte) []byte { return b[:len(b)-5] },
+		"garbage": func(b []byte) []byte { return append(b, "garbage"...) },
+		"plain":   func([]byte) []byte { return []byte("not compressed at all") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
+				var b bytes.Buffer
+				out, _ := packed(&b, "gzip")
+				fmt.Fprint(out, strings.Repeat("text ", 1000))
+				_ = out.Close()
+				w.Header().Set("Content-Encoding", "gzip")
+				_, _ = w.Write(damage(b.Bytes()))
+			}, func(t *testing.T, l *lab, client *http.Client, at string) {
+				res, err := client.Get(at)
+				if err == nil {
+					_, err = io.ReadAll(res.Body)
+				}
+				if err == nil {
+					t.Error("it is handed on as a good response")
+				}
+				if e := l.events.wait(t, 1)[0]; e.Error == "" {
+					t.Errorf("event %+v", e)
+				}
+			})
+		})
+	}
+}
+
+// TestScrubbedStreamsAreNotDelayed sends events one by one, each after the one before was seen.
+func TestScrubbedStreamsAreNotDelayed(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]chan struct{})
+	for _, v := range []string{"", "gzip", "br", "zstd"} {
+		for _, p := range []string{"h1 to h1", "h2 to h2", "h2 to h1"} {
+			seen[v+p] = make(chan struct{})
+		}
+	}
+	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
+		coding := r.URL.Query().Get("coding")
+		w.Header().Set("Content-Type", "text/event-stream")
+		if coding != "" {
+			w.Header().Set("Content-Encoding", coding)
+		}
+		controller := http.NewResponseController(w)
+		_ = controller.Flush()
+		out, flush := packed(w, coding)
+		for i := range 5 {
+			select {
+			case <-seen[coding+r.URL.Query().Get("name")]:
+			case <-r.Context().Done():
+				return
+			}
+			fmt.Fprintf(out, "data: %d %s\n\n", i, scrubbedToken)
+			_ = flush()
+			_ = controller.Flush()
+		}
+		_ = out.Close()
+	}, func(t *testing.T, _ *lab, client *http.Client, at string) {
+		name := t.Name()[strings.LastIndex(t.Name(), "/")+1:]
+		name = strings.ReplaceAll(name, "_", " ")
+		for _, coding := range []string{"", "gzip", "br", "zstd"} {
+			res, err := client.Get(at + "/?" + url.Values{"coding": {coding}, "name": {name}}.Encode())
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[coding+name] <- struct{}{} // the head is here
+			plain, err := unpacked(res.Body, coding)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewReader(plain)
+			for i := range 5 {
+				line, err := lines.ReadString('\n')
+				if err != nil || line != fmt.Sprintf("data: %d %s\n", i, scrubStars) {
+					t.Fatalf("%s: %q, %v", coding, line, err)
+				}
+				_, _ = lines.ReadString('\n')
+				if i < 4 {
+					seen[coding+name] <- struct{}{}
+				}
+			}
+			_ = res.Body.Close()
+		}
+	})
+}
+
+// TestScrubbedMessagesAreNotDelayed is a gRPC conversation in which each message ends in what could be the beginning of
+// the secret, and the next comes only when it was seen.
+func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
+	t.Parallel()
+	message := func(text string) []byte {
+		return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
+	}
+	l := newLab(t)
+	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc+proto")
+		w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
+		controller := http.NewResponseController(w)
+		_ = controller.Flush()
+		in := make([]byte, 1)
+		for range 3 {
+			if _, err := io.ReadFull(r.Body, in); err != nil {
+				return
+			}
+			_, _ = w.Write(message(scrubbedToken + " " + scrubbedToken[:9]))
+			_ = controller.Flush()
+		}
+		w.Header().Set("Grpc-Status", "0")
+		w.Header().Set("Grpc-Message", url.PathEscape(scrubbedToken))
+	})
+	l.scrub(port)
+	pr, pw := io.Pipe()
+	req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", pr)
+	res, err := l.httpClient(port, true).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := message(scrubStars + " " + scrubbedToken[:9])
+	got := make([]byte, len(want))
+	for range 3 {
+		if _, err := pw.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(res.Body, got); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	_ = pw.Close()
+	if rest := readAll(t, res.Body); rest != "" || res.Trailer.Get("Grpc-Status") != "0" || leak(fmt.Sprint(res.Trailer)) != "" {
+		t.Errorf("%q, %v", rest, res.Trailer)
+	}
+}
+
+// TestCompressedMessagesAreBrokenOff: the flag of a message says so although nothing was negotiated.
+func TestCompressedMessagesAreBrokenOff(t *testing.T) {
+	t.Parallel()
+	eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		_, _ = w.Write([]byte("\x01\x00\x00\x00\x03abc"))
+	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+		res, err := client.Get(at)
+		if err == nil {
+			_, err = io.ReadAll(res.Body)
+		}
+		if err == nil {
+			t.Error("it is handed on as a good response")
+		}
+	})
+}
+
+// TestReflectedSecretsInWebSockets: frames of the server, over both versions; none is offered compression.
+func TestReflectedSecretsInWebSockets(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	var offered atomic.Bool
+	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+		offered.Store(offered.Load() || r.Header["Sec-Websocket-Extensions"] != nil)
+		echoWebSocket(w, r)
+	})
+	l.scrub(port)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
+		HTTPClient: l.httpClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	c.SetReadLimit(-1)
+	for _, size := range []int{1, 125, 70000, 1 << 20} {
+		msg := strings.Repeat("s", size)
+		if err := c.Write(ctx, websocket.MessageBinary, []byte(msg)); err != nil {
+			t.Fatal(err)
+		}
+		if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer "+scrubStars+" "+msg {
+			t.Fatalf("%d bytes: %.100q %v", size, got, err)
+		}
+	}
+	//lint:ignore SA1019 net/http's own client refuses the field :protocol
+	client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
+	req.Header[":protocol"] = []string{"websocket"}
+	req.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
+	res, err := client.RoundTrip(req)
+	if err != nil || res.StatusCode != 200 {
+		t.Fatal(err, res)
+	}
+	if _, err := pw.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil {
+		t.Fatal(err)
+	}
+	want := "\x81\x1eBearer " + scrubStars + " hi"
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != want {
+		t.Errorf("%q %v", got, err)
+	}
+	if offered.Load() {
+		t.Error("an extension was offered")
+	}
+}
+
+// TestWebSocketExtensionsAreRefused: a server that compresses unasked is not let through.
+func TestWebSocketExtensionsAreRefused(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+		if _, err := http.ReadRequest(r); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
+			_, _ = io.Copy(io.Discard, r)
+		}
+	})
+	l.scrub(port)
+	c := l.dialPair(api, port, true)
+	res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", "GET")
+	if body := readAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "unscrubbable") {
+		t.Errorf("%d %s", res.StatusCode, body)
+	}
+}
+
+// TestStatusLineIsMasked reads what HTTP/1.1 alone can carry: the reason phrase, chunks that divide the secret, a body that
+// ends with the connection.
+func TestStatusLineIsMasked(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	answers := []string{
+		"HTTP/1.1 200 " + scrubbedToken + "\r\nX-" + hex.EncodeToString([]byte(scrubbedToken)) + ": 1\r\nTransfer-Encoding: chunked\r\n\r\n" +
+			"9\r\n" + scrubbedToken[:9] + "\r\nb;ext=1\r\n" + scrubbedToken[9:] + "\r\n0\r\nX-After: " + scrubbedToken + "\r\n\r\n",
+		"HTTP/1.1 200 OK\r\n\r\n" + scrubbedToken + scrubbedToken[:7],
+	}
+	var n atomic.Int64
+	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+		if _, err := http.ReadRequest(r); err == nil {
+			for _, b := range []byte(answers[n.Add(1)-1]) {
+				_, _ = c.Write([]byte{b})
+			}
+		}
+	})
+	l.scrub(port)
+	for i, want := range []string{scrubStars, scrubStars + scrubbedToken[:7]} {
+		c := l.dialPair(api, port, true)
+		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
+		body := readAll(t, res.Body)
+		if body != want || leak(fmt.Sprint(strings.ToLower(fmt.Sprint(res)), res.Trailer)) != "" || (i == 0 && res.Status != "200 "+scrubStars) {
+			t.Errorf("%s %v %v: %q", res.Status, res.Header, res.Trailer, body)
+		}
+	}
+}
+
+// TestEarlierSecretsStayMasked: a source gives a new value, a rule is replaced, and the server tells the old one.
+func TestEarlierSecretsStayMasked(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	var served atomic.Int64
+	l.p.cfg.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprintf("secret-number-%d", served.Add(1)), nil }}
+	var told atomic.Pointer[string]
+	told.Store(new(string))
+	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+		now := *told.Load() + " " + strings.Join(r.Header["X-Key"], "") + " " + strings.Join(r.Header["X-Other"], "")
+		told.Store(&now)
+		fmt.Fprint(w, now)
+	})
+	client := l.httpClient(port, false)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s", "prefix": "key=", "suffix": ";v1"}}, "scrub": true}}`)
+	for range 3 {
+		get(t, client, "https://"+hostPort(port)+"/", nil)
+	}
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Other": "another-secret"}, "placeholders": {"KEY": {"secret": "s"}}, "scrub": true}}`)
+	_, body := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {tokenFor("KEY")}})
+	if strings.Contains(body, "secret") || strings.Count(body, strings.Repeat("*", 15)) != 4 {
+		t.Errorf("%q", body)
+	}
+}
+
+// TestScrubMemoryIsBounded fills it with hosts and secrets, and lets time pass.
+func TestScrubMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	var m scrubMemory
+	name, err := policy.ParseName("api.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for port := range 3 * scrubHosts {
+		m.set(scrubHost{name, uint16(port)}, []string{"a secret"}, now.Add(time.Duration(port)))
+	}
+	if len(m.hosts) != scrubHosts {
+		t.Errorf("%d hosts", len(m.hosts))
+	}
+	host := scrubHost{name, 443}
+	for i := range 5 * scrubPast {
+		m.set(host, []string{fmt.Sprint("the secret number ", i, " of many")}, now.Add(time.Duration(i)*time.Second))
+	}
+	if n := len(m.hosts[host].used); n != scrubPast+1 {
+		t.Errorf("%d secrets", n)
+	}
+	last := fmt.Sprint("the secret number ", 5*scrubPast-2, " of many")
+	for after, masked := range map[time.Duration]bool{time.Minute: true, 2 * scrubKeep: false} {
+		if got := m.set(host, []string{"now in use"}, now.Add(5*scrubPast*time.Second+after)).MaskString(last); (got != last) != masked {
+			t.Errorf("%s later: %s", after, got)
+		}
+	}
+	if m.set(scrubHost{name, 1}, []string{}, now) != nil {
+		t.Error("nothing to mask, and yet a set")
+	}
+}
+
+// TestRecodingsAreLimited takes every place of the box.
+func TestRecodingsAreLimited(t *testing.T) {
+	t.Parallel()
+	eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		out, _ := packed(w, "gzip")
+		fmt.Fprint(out, "text")
+		_ = out.Close()
+	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+		taken := &l.p.guests.of(l.box).recodings
+		taken.Store(maxRecodings)
+		if res, body := get(t, client, at, nil); res.StatusCode != 503 || !strings.Contains(body, `"limit"`) {
+			t.Errorf("%d %s", res.StatusCode, body)
+		}
+		taken.Store(0)
+		for range 3 {
+			if res, _ := get(t, client, at, nil); res.StatusCode != 200 {
+				t.Error(res.Status)
+			}
+		}
+		await(t, "no recoding to be counted", func() bool { return taken.Load() == 0 })
+	})
+}
