@@ -12,11 +12,34 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 		if !h.Applies() {
 			continue
 		}
+		at := pointer("/attach_headers", h.Pattern.String())
 		if why := c.neverApplies(h, parsed); why != "" {
-			ps.add(pointer("/attach_headers", h.Pattern.String()), "can never apply: %s", why)
+			ps.add(at, "can never apply: %s", why)
 		}
+		h.warnScrub(at, &ps)
 	}
 	return ps.list
+}
+
+// minScrub is the length of the shortest text that is masked in responses.
+const minScrub = 8
+
+// warnScrub finds literals that a rule asks to be masked and that are too short for it.
+func (r HeaderRule) warnScrub(at string, ps *problems) {
+	if !r.Scrub {
+		return
+	}
+	short := func(at string, v Secret, source string) {
+		if source == "" && len(v.Reveal()) < minScrub {
+			ps.add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
+		}
+	}
+	for _, h := range r.Headers {
+		short(pointer(pointer(at, "headers"), h.Name), h.Value, h.Source)
+	}
+	for _, p := range r.Placeholders {
+		short(pointer(pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
+	}
 }
 
 func (c *Compiled) warnDomains(ps *problems) {
