@@ -47,7 +47,7 @@ func (db *DB) getCA(owner string) (CA, error) {
 		if err := json.Unmarshal(data, &rec); err != nil {
 			return fmt.Errorf("the certificate authority of %s is damaged: %w", owner, err)
 		}
-		return db.seal.openJSON(bucketCAs, owner, rec.Key, &key)
+		return db.seal.openJSON(tx, bucketCAs, owner, rec.Key, &key)
 	})
 	if err != nil {
 		return CA{}, err
@@ -56,7 +56,7 @@ func (db *DB) getCA(owner string) (CA, error) {
 }
 
 func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
-	sealed, err := db.seal.sealJSON(bucketCAs, owner, ca.KeyPEM.Reveal())
+	sealed, err := db.seal.sealJSON(tx, bucketCAs, owner, ca.KeyPEM.Reveal())
 	if err != nil {
 		return err
 	}

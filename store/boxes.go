@@ -122,7 +122,7 @@ func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
 		return Box{}, fmt.Errorf("the record of box %s is damaged: %w", id, err)
 	}
 	var s sealedPart
-	if err := db.seal.openJSON(bucketSecrets, string(id), tx.Bucket(bucketSecrets).Get([]byte(id)), &s); err != nil {
+	if err := db.seal.openJSON(tx, bucketSecrets, string(id), tx.Bucket(bucketSecrets).Get([]byte(id)), &s); err != nil {
 		return Box{}, err
 	}
 	b.Env, b.Secrets, b.Extra = hide(s.Env), hide(s.Secrets), s.Extra
@@ -136,7 +136,7 @@ func (db *DB) putBox(tx *bolt.Tx, b Box) error {
 	if err != nil {
 		return err
 	}
-	sealed, err := db.seal.sealJSON(bucketSecrets, string(b.ID),
+	sealed, err := db.seal.sealJSON(tx, bucketSecrets, string(b.ID),
 		sealedPart{Env: reveal(b.Env), Secrets: reveal(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
 	if err != nil {
 		return err

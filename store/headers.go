@@ -115,7 +115,7 @@ func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
 	if sealed == nil {
 		return rec, nil
 	}
-	return rec, db.seal.openJSON(bucketHeaders, owner, sealed, &rec)
+	return rec, db.seal.openJSON(tx, bucketHeaders, owner, sealed, &rec)
 }
 
 func (db *DB) putHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, version uint64) error {
@@ -130,7 +130,7 @@ func (db *DB) putHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, v
 	for _, r := range rules {
 		rec.Rules = append(rec.Rules, recordOf(r))
 	}
-	sealed, err := db.seal.sealJSON(bucketHeaders, owner, rec)
+	sealed, err := db.seal.sealJSON(tx, bucketHeaders, owner, rec)
 	if err != nil {
 		return err
 	}

@@ -76,11 +76,14 @@ func TestRecordsOfOlderVersions(t *testing.T) {
 		string(bucketSecrets): json.RawMessage(`{"env":{"A":"b"}}`),
 	}
 	for bucket, record := range old {
-		sealed, err := db.seal.sealJSON([]byte(bucket), "b1", record)
+		err := db.bolt.Update(func(tx *bolt.Tx) error {
+			sealed, err := db.seal.sealJSON(tx, []byte(bucket), "b1", record)
+			if err != nil {
+				return err
+			}
+			return tx.Bucket([]byte(bucket)).Put([]byte("b1"), sealed)
+		})
 		if err != nil {
-			t.Fatal(err)
-		}
-		if err := db.bolt.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(bucket)).Put([]byte("b1"), sealed) }); err != nil {
 			t.Fatal(err)
 		}
 	}

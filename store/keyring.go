@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +15,60 @@ import (
 // scryptWorkFactor makes a guess of the passphrase cost 2^16 rounds: some 0.2 s and 64 MiB, paid once at each start.
 const scryptWorkFactor = 16
 
+// keyring wraps the data key by age.
+type keyring struct {
+	sealing    string
+	recipient  age.Recipient
+	identities []age.Identity // the one that recipient belongs to; during a change of the key file the old one and the new one
+	path       string         // of the key file; "" for a passphrase
+	hint       string         // what to do when the key is the wrong one
+}
+
+func (k keyring) wrap(key []byte) ([]byte, error) {
+	var out bytes.Buffer
+	w, err := age.Encrypt(&out, k.recipient)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(key); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil { // which writes the last chunk
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// unwrap returns the data key and the place of the identity that opened it.
+func (k keyring) unwrap(wrapped []byte) (key []byte, which int, err error) {
+	var r io.Reader
+	for i, id := range k.identities {
+		if r, err = age.Decrypt(bytes.NewReader(wrapped), id); err == nil {
+			which = i
+			break
+		}
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("%s (%w)", k.hint, err)
+	}
+	if key, err = io.ReadAll(r); err != nil {
+		return nil, 0, fmt.Errorf("the data key of the store is damaged; restore a backup: %w", err)
+	}
+	return key, which, nil
+}
+
+// settle ends a change of the key file that was cut short: only the identity that opens the store stays in it.
+func (k keyring) settle(which int) error {
+	if len(k.identities) < 2 {
+		return nil
+	}
+	id, ok := k.identities[which].(*age.X25519Identity)
+	if !ok {
+		return nil
+	}
+	return writeKeyFile(k.path, id)
+}
+
 // openKeyring returns what encrypts the data key: the passphrase if there is one, else the key file, which is made on
 // the first start alone. Later a missing key file is an error: a new one could open nothing.
 func openKeyring(dir, passphrase, env string, first bool) (keyring, error) {
@@ -21,9 +76,9 @@ func openKeyring(dir, passphrase, env string, first bool) (keyring, error) {
 		return passphraseKeyring(passphrase, env)
 	}
 	path := filepath.Join(dir, fileSecret)
-	id, err := readKeyFile(path)
+	ids, err := readKeyFile(path)
 	if errors.Is(err, fs.ErrNotExist) && first {
-		id, err = makeKeyFile(path)
+		ids, err = makeKeyFile(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return keyring{}, fmt.Errorf("the key file %s is missing: without it the secrets of this store cannot be read; "+
@@ -32,8 +87,16 @@ func openKeyring(dir, passphrase, env string, first bool) (keyring, error) {
 	if err != nil {
 		return keyring{}, err
 	}
-	hint := fmt.Sprintf("%s is not the key that this store was made with: put the right one back", path)
-	return keyring{sealing: sealedByFile, recipient: id.Recipient(), identity: id, hint: hint}, nil
+	return fileKeyring(path, ids), nil
+}
+
+func fileKeyring(path string, ids []*age.X25519Identity) keyring {
+	k := keyring{sealing: sealedByFile, recipient: ids[0].Recipient(), path: path}
+	for _, id := range ids {
+		k.identities = append(k.identities, id)
+	}
+	k.hint = fmt.Sprintf("%s is not the key that this store was made with: put the right one back", path)
+	return k
 }
 
 func passphraseKeyring(passphrase, env string) (keyring, error) {
@@ -47,11 +110,12 @@ func passphraseKeyring(passphrase, env string) (keyring, error) {
 		return keyring{}, err
 	}
 	hint := fmt.Sprintf("the passphrase in %s is not the one that this store was made with", env)
-	return keyring{sealing: sealedByPassphrase, recipient: recipient, identity: identity, hint: hint}, nil
+	return keyring{sealing: sealedByPassphrase, recipient: recipient, identities: []age.Identity{identity}, hint: hint}, nil
 }
 
-// readKeyFile reads an age X25519 identity as age-keygen writes it, from a file that is ours alone.
-func readKeyFile(path string) (*age.X25519Identity, error) {
+// readKeyFile reads age X25519 identities as age-keygen writes them, from a file that is ours alone: one, or two of which
+// one opens the store.
+func readKeyFile(path string) ([]*age.X25519Identity, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("the key file cannot be read: %w", err)
@@ -64,30 +128,42 @@ func readKeyFile(path string) (*age.X25519Identity, error) {
 	if err := checkPrivate(path, info); err != nil {
 		return nil, err
 	}
-	ids, err := age.ParseIdentities(f)
+	parsed, err := age.ParseIdentities(f)
 	if err != nil {
 		return nil, fmt.Errorf("the key file %s holds no age identity: put the right one back", path) // err may quote the file
 	}
-	if len(ids) != 1 {
-		return nil, fmt.Errorf("the key file %s must hold one age identity, not %d", path, len(ids))
+	if len(parsed) > 2 {
+		return nil, fmt.Errorf("the key file %s must hold one age identity, not %d", path, len(parsed))
 	}
-	id, ok := ids[0].(*age.X25519Identity)
-	if !ok {
-		return nil, fmt.Errorf("the key file %s must hold an X25519 identity (AGE-SECRET-KEY-1…)", path)
+	var ids []*age.X25519Identity
+	for _, p := range parsed {
+		id, ok := p.(*age.X25519Identity)
+		if !ok {
+			return nil, fmt.Errorf("the key file %s must hold an X25519 identity (AGE-SECRET-KEY-1…)", path)
+		}
+		ids = append(ids, id)
 	}
-	return id, nil
+	return ids, nil
 }
 
-func makeKeyFile(path string) (*age.X25519Identity, error) {
+func makeKeyFile(path string) ([]*age.X25519Identity, error) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
 		return nil, err
 	}
+	return []*age.X25519Identity{id}, writeKeyFile(path, id)
+}
+
+// writeKeyFile makes these the identities of the key file, all at once.
+func writeKeyFile(path string, ids ...*age.X25519Identity) error {
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "# boxgate: opens the secrets in %s beside it. Keep a copy somewhere else.\n# public key: %s\n%s\n",
-		fileDB, id.Recipient(), id)
-	if err := writePrivate(path, text.Bytes()); err != nil {
-		return nil, fmt.Errorf("the key file cannot be written: %w", err)
+	fmt.Fprintf(&text, "# boxgate: opens the secrets in %s beside it. Keep a copy somewhere else.\n", fileDB)
+	for _, id := range ids {
+		fmt.Fprintf(&text, "# public key: %s\n%s\n", id.Recipient(), id)
 	}
-	return id, nil
+	defer clear(text.Bytes())
+	if err := writePrivate(path, text.Bytes()); err != nil {
+		return fmt.Errorf("the key file cannot be written: %w", err)
+	}
+	return nil
 }

@@ -7,9 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"sync"
 
-	"filippo.io/age"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/crypto/chacha20poly1305"
 )
@@ -22,7 +21,36 @@ import (
 //   - the key file or passphrase can be changed by encrypting 32 bytes anew.
 //
 // XChaCha20-Poly1305 is chosen for its nonce: 24 random bytes never repeat, so no counter has to survive a crash.
-type sealer struct{ aead cipher.AEAD }
+//
+// Which data key a value is sealed with is a matter of the transaction that it is read or written in: it is the one whose
+// encrypted form that transaction sees. So the key can be changed while others read ([DB.RotateKey]). Safe for concurrent use.
+type sealer struct {
+	mu    sync.RWMutex
+	aeads map[string]cipher.AEAD // by the encrypted data key
+}
+
+// learn makes a data key known; key is cleared.
+func (s *sealer) learn(wrapped, key []byte) error {
+	aead, err := chacha20poly1305.NewX(key)
+	clear(key)
+	if err != nil {
+		return fmt.Errorf("the data key of the store is unusable: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.aeads[string(wrapped)] = aead
+	return nil
+}
+
+// of returns the cipher of the transaction's data key.
+func (s *sealer) of(tx *bolt.Tx) (cipher.AEAD, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if aead := s.aeads[string(tx.Bucket(bucketMeta).Get(keyDataKey))]; aead != nil {
+		return aead, nil
+	}
+	return nil, errors.New("the data key of the store is not known")
+}
 
 // How the data key is encrypted.
 const (
@@ -50,10 +78,18 @@ func openSealer(b *bolt.DB, dir, passphrase, env string) (*sealer, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := &sealer{aeads: map[string]cipher.AEAD{}}
 	if first {
-		return newSealer(b, k)
+		return s, s.makeKey(b, k)
 	}
-	return k.unwrap(wrapped)
+	key, i, err := k.unwrap(wrapped)
+	if err != nil {
+		return nil, err
+	}
+	if err := k.settle(i); err != nil {
+		return nil, err
+	}
+	return s, s.learn(wrapped, key)
 }
 
 // checkSealing refuses to open a store in another way than it was made.
@@ -76,31 +112,29 @@ func orName(env string) string {
 	return env
 }
 
-// newSealer makes a data key and keeps it, encrypted.
-func newSealer(b *bolt.DB, k keyring) (*sealer, error) {
-	key := make([]byte, chacha20poly1305.KeySize)
-	_, _ = rand.Read(key) // never fails
-	wrapped, err := k.wrap(key)
+// makeKey makes the first data key and keeps it, encrypted.
+func (s *sealer) makeKey(b *bolt.DB, k keyring) error {
+	wrapped, err := s.newKey(k)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	err = b.Update(func(tx *bolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
-		return errors.Join(meta.Put(keyDataKey, wrapped), meta.Put(keySealing, []byte(k.sealing)))
-	})
-	if err != nil {
-		return nil, err
-	}
-	return sealerOf(key)
+	return b.Update(func(tx *bolt.Tx) error { return putDataKey(tx, wrapped, k.sealing) })
 }
 
-func sealerOf(key []byte) (*sealer, error) {
-	aead, err := chacha20poly1305.NewX(key)
-	clear(key)
-	if err != nil {
-		return nil, fmt.Errorf("the data key of the store is unusable: %w", err)
+// newKey makes a data key, learns it and returns it encrypted.
+func (s *sealer) newKey(k keyring) (wrapped []byte, err error) {
+	key := make([]byte, chacha20poly1305.KeySize)
+	_, _ = rand.Read(key) // never fails
+	if wrapped, err = k.wrap(key); err != nil {
+		return nil, err
 	}
-	return &sealer{aead}, nil
+	return wrapped, s.learn(wrapped, key)
+}
+
+// putDataKey makes an encrypted data key the one of this transaction and those after it.
+func putDataKey(tx *bolt.Tx, wrapped []byte, sealing string) error {
+	meta := tx.Bucket(bucketMeta)
+	return errors.Join(meta.Put(keyDataKey, wrapped), meta.Put(keySealing, []byte(sealing)))
 }
 
 // place is what a sealed value is bound to: the bucket it is in and its key there.
@@ -109,60 +143,47 @@ func place(bucket []byte, owner string) []byte {
 }
 
 // sealJSON encodes and encrypts v for one place of the store.
-func (s *sealer) sealJSON(bucket []byte, owner string, v any) ([]byte, error) {
+func (s *sealer) sealJSON(tx *bolt.Tx, bucket []byte, owner string, v any) ([]byte, error) {
+	aead, err := s.of(tx)
+	if err != nil {
+		return nil, err
+	}
 	plain, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
 	}
-	nonce := make([]byte, s.aead.NonceSize(), s.aead.NonceSize()+len(plain)+s.aead.Overhead())
-	_, _ = rand.Read(nonce) // never fails
-	return s.aead.Seal(nonce, nonce, plain, place(bucket, owner)), nil
+	return sealed(aead, bucket, owner, plain), nil
 }
 
 // openJSON is the reverse of sealJSON. It fails for a value that was changed or moved.
-func (s *sealer) openJSON(bucket []byte, owner string, sealed []byte, v any) error {
-	n := s.aead.NonceSize()
-	if len(sealed) < n {
-		return fmt.Errorf("a secret of the store (%s of %s) is cut short; restore a backup", bucket, owner)
-	}
-	plain, err := s.aead.Open(nil, sealed[:n], sealed[n:], place(bucket, owner))
+func (s *sealer) openJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byte, v any) error {
+	aead, err := s.of(tx)
 	if err != nil {
-		return fmt.Errorf("a secret of the store (%s of %s) was changed or moved; restore a backup", bucket, owner)
+		return err
+	}
+	plain, err := unsealed(aead, bucket, owner, sealed)
+	if err != nil {
+		return err
 	}
 	return json.Unmarshal(plain, v)
 }
 
-// keyring wraps the data key by age.
-type keyring struct {
-	sealing   string
-	recipient age.Recipient
-	identity  age.Identity
-	hint      string // what to do when the key is the wrong one
+// sealed encrypts a value for one place of the store.
+func sealed(aead cipher.AEAD, bucket []byte, owner string, plain []byte) []byte {
+	nonce := make([]byte, aead.NonceSize(), aead.NonceSize()+len(plain)+aead.Overhead())
+	_, _ = rand.Read(nonce) // never fails
+	return aead.Seal(nonce, nonce, plain, place(bucket, owner))
 }
 
-func (k keyring) wrap(key []byte) ([]byte, error) {
-	var out bytes.Buffer
-	w, err := age.Encrypt(&out, k.recipient)
+// unsealed is the reverse of sealed.
+func unsealed(aead cipher.AEAD, bucket []byte, owner string, sealed []byte) ([]byte, error) {
+	n := aead.NonceSize()
+	if len(sealed) < n {
+		return nil, fmt.Errorf("a secret of the store (%s of %s) is cut short; restore a backup", bucket, owner)
+	}
+	plain, err := aead.Open(nil, sealed[:n], sealed[n:], place(bucket, owner))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("a secret of the store (%s of %s) was changed or moved; restore a backup", bucket, owner)
 	}
-	if _, err := w.Write(key); err != nil {
-		return nil, err
-	}
-	if err := w.Close(); err != nil { // which writes the last chunk
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
-
-func (k keyring) unwrap(wrapped []byte) (*sealer, error) {
-	r, err := age.Decrypt(bytes.NewReader(wrapped), k.identity)
-	if err != nil {
-		return nil, fmt.Errorf("%s (%w)", k.hint, err)
-	}
-	key, err := io.ReadAll(r)
-	if err != nil {
-		return nil, fmt.Errorf("the data key of the store is damaged; restore a backup: %w", err)
-	}
-	return sealerOf(key)
+	return plain, nil
 }

@@ -107,7 +107,9 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 
 // serve accepts on every socket until ctx ends or one of them fails, then drains.
 func (h *host) serve(ctx context.Context) error {
-	admin, err := api.New(api.Config{Host: h, CheckKey: h.store.CheckAPIKey, Hosts: h.cfg.Admin.Hosts, Log: h.log})
+	admin, err := api.New(api.Config{
+		Host: h, CheckKey: h.store.CheckAPIKey, Hosts: h.cfg.Admin.Hosts, HasSecret: h.secrets.Has, Log: h.log,
+	})
 	if err != nil {
 		return err
 	}
