@@ -4,6 +4,8 @@ import (
 	"crypto/tls"
 	"sync"
 	"time"
+
+	"boxgate/internal/fault"
 )
 
 // serverRenew is how long before its end a public-URL certificate is replaced.
@@ -27,7 +29,7 @@ func NewIssued(ca *Authority, names ...string) (*Issued, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Issued{ca: ca, names: names, now: time.Now, cert: cert}, nil
+	return &Issued{ca: ca, names: names, now: fault.Now, cert: cert}, nil
 }
 
 // GetCertificate is for tls.Config. When a renewal fails, the old certificate serves for as long as it is valid.

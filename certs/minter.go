@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -26,7 +27,7 @@ var ErrUnknownBox = errors.New("no certificate authority for this box")
 // Minter hands out leaves for intercepted names, signed by the authority of the box that asked. The zero value knows no
 // box. Safe for concurrent use.
 type Minter struct {
-	now func() time.Time // nil: time.Now
+	now func() time.Time // nil: [fault.Now]
 
 	mu    sync.RWMutex
 	boxes map[policy.BoxID]*boxLeaves
@@ -96,7 +97,7 @@ func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tl
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now()
+	now := fault.Now()
 	if m.now != nil {
 		now = m.now()
 	}

@@ -2,7 +2,6 @@ package dns
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -80,8 +80,8 @@ func (s *Server) answer(ctx context.Context, v *visit, transport policy.Protocol
 	defer func() {
 		if p := recover(); p != nil {
 			ev = audit.Event{Time: start, Stage: policy.StageDNS, Protocol: transport, Box: ev.Box, Name: ev.Name,
-				Action: audit.ActionRefuse, Reason: policy.ReasonInternal, Error: fmt.Sprint("panic: ", p)}
-			s.log.Error("panic while answering a DNS query", zap.Any("panic", p), zap.Stack("stack"))
+				Action: audit.ActionRefuse, Reason: policy.ReasonInternal, Error: "fault of the gateway"}
+			s.log.Error("panic while answering a DNS query", zap.Stack("stack"))
 			out = bareReply(wire, mdns.RcodeServerFailure)
 		}
 		ev.Duration = time.Since(start)
@@ -92,6 +92,7 @@ func (s *Server) answer(ctx context.Context, v *visit, transport policy.Protocol
 	}
 	q, bad := parseQuery(wire)
 	ev.Name, ev.Method = q.shown(), q.typeName()
+	fault.Mark(ctx, "dns: query read")
 	var r reply
 	switch {
 	case v.box == nil:

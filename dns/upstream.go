@@ -14,6 +14,8 @@ import (
 	"time"
 
 	mdns "github.com/miekg/dns"
+
+	"boxgate/internal/fault"
 )
 
 const (
@@ -57,17 +59,20 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 		if serverName == "" {
 			serverName = host
 		}
-		u.tls = &tls.Config{ServerName: serverName, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(4)}
+		u.tls = &tls.Config{ServerName: serverName, RootCAs: roots, Time: fault.Now, ClientSessionCache: tls.NewLRUClientSessionCache(4)}
 	}
 	return u, nil
 }
 
-func (u *upstream) held() bool { return time.Now().UnixNano() < u.heldTo.Load() }
+// started is when the process was: times counted from it are not changed by setting the clock.
+var started = time.Now()
+
+func (u *upstream) held() bool { return int64(time.Since(started)) < u.heldTo.Load() }
 
 // failed holds u down and reports whether it was up.
 func (u *upstream) failed() bool {
-	now := time.Now()
-	return u.heldTo.Swap(now.Add(holdDown).UnixNano()) < now.UnixNano()
+	now := time.Since(started)
+	return u.heldTo.Swap(int64(now+holdDown)) < int64(now)
 }
 
 func (u *upstream) succeeded() { u.heldTo.Store(0) }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -143,6 +144,7 @@ func (c *conn) proceed(f first, err error) {
 		c.forward(f)
 		return
 	}
+	fault.Mark(c.ctx, "proxy: first bytes read")
 	v := c.decide(f)
 	c.note(f, v)
 	switch {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/scrub"
@@ -54,6 +55,7 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 		r.reason = r.refused.Reason
 		return r
 	}
+	fault.Mark(ctx, "proxy: request read")
 	r.policy = s.box.Policy.Load()
 	d := r.policy.Decide(r.request)
 	if s.explicit {

@@ -20,8 +20,7 @@ const spliceChunk = 1 << 20
 // the idle timeout. The kernel moves the bytes (splice(2)): both must be bare sockets.
 // When it returns both are closed. The error is nil after an orderly end.
 func (p *Proxy) spliceBoth(live *liveConn, client, upstream *net.TCPConn) error {
-	s := &splicing{idle: p.cfg.IdleTimeout, log: p.cfg.Log, client: client, upstream: upstream}
-	s.progress.Store(time.Now().UnixNano())
+	s := &splicing{began: time.Now(), idle: p.cfg.IdleTimeout, log: p.cfg.Log, client: client, upstream: upstream}
 	var both sync.WaitGroup
 	both.Go(func() { s.guard(func() error { return s.copy(client, upstream, &live.in) }) })
 	s.guard(func() error { return s.copy(upstream, client, &live.out) })
@@ -38,7 +37,8 @@ type splicing struct {
 	idle             time.Duration
 	log              *zap.Logger
 	client, upstream *net.TCPConn
-	progress         atomic.Int64 // when bytes last moved either way, in Unix nanoseconds
+	began            time.Time
+	progress         atomic.Int64 // when bytes last moved either way, in nanoseconds since it began: setting the clock changes nothing
 	ended            atomic.Bool  // one direction has come to an orderly end
 
 	mu  sync.Mutex
@@ -104,7 +104,7 @@ func (s *splicing) chunk(dst, src *net.TCPConn) (total int64, err error) {
 		n, err := dst.ReadFrom(&io.LimitedReader{R: src, N: spliceChunk - total})
 		total += n
 		if n > 0 {
-			s.progress.Store(time.Now().UnixNano())
+			s.progress.Store(int64(time.Since(s.began)))
 		}
 		now := time.Now()
 		switch {
@@ -112,12 +112,15 @@ func (s *splicing) chunk(dst, src *net.TCPConn) (total int64, err error) {
 			return total, nil
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return total, err
-		case !now.Before(stuck), now.Sub(time.Unix(0, s.progress.Load())) >= s.idle:
+		case !now.Before(stuck), now.Sub(s.moved()) >= s.idle:
 			return total, errIdle
 		}
 	}
 	return total, nil
 }
+
+// moved is when bytes last moved either way.
+func (s *splicing) moved() time.Time { return s.began.Add(time.Duration(s.progress.Load())) }
 
 // extend allows the idle timeout anew, counted from the last byte that moved in either direction. A write may take twice
 // as long, until the time returned: when it times out bytes may be lost between the sockets, so the tunnel has to end,
@@ -125,7 +128,7 @@ func (s *splicing) chunk(dst, src *net.TCPConn) (total int64, err error) {
 func (s *splicing) extend(dst, src *net.TCPConn) (stuck time.Time, err error) {
 	stuck = time.Now().Add(2 * s.idle)
 	return stuck, errors.Join(
-		src.SetReadDeadline(time.Unix(0, s.progress.Load()).Add(s.idle)),
+		src.SetReadDeadline(s.moved().Add(s.idle)),
 		dst.SetWriteDeadline(stuck),
 	)
 }

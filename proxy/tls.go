@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -56,6 +57,7 @@ func (p *Proxy) forgetTLS(box policy.BoxID) {
 func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
+		Time:       fault.Now,
 		NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			name, err := policy.ParseName(hello.ServerName)
@@ -120,6 +122,7 @@ func (p *Proxy) dialTLS(ctx context.Context, box *policy.Box, d target, alpn []s
 		RootCAs:            p.cfg.Roots,
 		NextProtos:         alpn,
 		MinVersion:         tls.VersionTLS12,
+		Time:               fault.Now,
 		ClientSessionCache: p.boxTLS(box.ID).sessions,
 	})
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.HandshakeTimeout)
