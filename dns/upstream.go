@@ -35,12 +35,13 @@ type upstream struct {
 	dial   Dial
 	tls    *tls.Config // nil: UDP, and TCP as needed
 	idle   idleConns   // TLS connections kept for the next question
-	heldTo atomic.Int64
+	made   time.Time
+	heldTo atomic.Int64 // nanoseconds since it was made: setting the clock changes nothing
 }
 
 // newUpstream reads one entry of Config.Upstreams.
 func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
-	u := &upstream{name: s, dial: dial}
+	u := &upstream{name: s, dial: dial, made: time.Now()}
 	addr, secure := strings.CutPrefix(s, "tls://")
 	addr, serverName, named := strings.Cut(addr, "#")
 	port := "53"
@@ -64,14 +65,11 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 	return u, nil
 }
 
-// started is when the process was: times counted from it are not changed by setting the clock.
-var started = time.Now()
-
-func (u *upstream) held() bool { return int64(time.Since(started)) < u.heldTo.Load() }
+func (u *upstream) held() bool { return int64(time.Since(u.made)) < u.heldTo.Load() }
 
 // failed holds u down and reports whether it was up.
 func (u *upstream) failed() bool {
-	now := time.Since(started)
+	now := time.Since(u.made)
 	return u.heldTo.Swap(int64(now+holdDown)) < int64(now)
 }
 
