@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -206,12 +208,29 @@ func (h *http1) judge() (allowed bool, err error) {
 
 func (h *http1) message() message {
 	r := &h.req
+	if r.Hostless {
+		r.Host = h.s.hostOf(r)
+	}
 	m := message{method: methodString(r.Method), authority: string(r.Host), path: string(r.Path), scheme: string(r.Scheme)}
 	if r.Form == h1.Absolute {
 		m.target = string(r.Authority)
 	}
 	m.tokens = tokensOf(h.in.Bytes()[:h.head], r)
 	return m
+}
+
+// hostOf is the authority of an HTTP/1.0 request without a Host: that of its target, else the name of the connection, which
+// a client that speaks TLS has given already. On plain HTTP nothing says it, and the request is refused.
+func (s *session) hostOf(r *h1.Request) []byte {
+	switch {
+	case r.Form == h1.Absolute:
+		return r.Authority
+	case s.secure && s.port == s.defaultPort():
+		return []byte(s.name.String())
+	case s.secure:
+		return []byte(net.JoinHostPort(s.name.String(), strconv.Itoa(int(s.port))))
+	}
+	return nil
 }
 
 // methodString spares the common methods an allocation.

@@ -26,9 +26,10 @@ import (
 func init() { h2connect.Restore() }
 
 const (
-	h2Streams      = 100       // requests a client may have under way on one connection
-	h2StreamWindow = 256 << 10 // of an upload, for each stream
-	h2ConnWindow   = 1 << 20   // of all uploads of a connection
+	h2Streams      = 100            // requests a client may have under way on one connection
+	h2HeadRead     = 2 * h1.MaxHead // of a head that is read; beyond h1.MaxHead it is refused, beyond this the connection ends
+	h2StreamWindow = 256 << 10      // of an upload, for each stream
+	h2ConnWindow   = 1 << 20        // of all uploads of a connection
 )
 
 // http2Conn is the state of one HTTP/2 client connection.
@@ -59,7 +60,7 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 	server.ServeConn(c.resets, &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
-		BaseConfig: &http.Server{MaxHeaderBytes: h1.MaxHead, ErrorLog: log.New(io.Discard, "", 0)},
+		BaseConfig: &http.Server{MaxHeaderBytes: h2HeadRead, ErrorLog: log.New(io.Discard, "", 0)},
 		Handler:    http.HandlerFunc(c.serve),
 	})
 	return nil
@@ -188,6 +189,11 @@ func (st *stream) judge() bool {
 	m := st.message()
 	for {
 		st.ruling = st.s.judge(st.r.Context(), &m)
+		if st.ruling.refused == nil && headSize(st.r) > h1.MaxHead {
+			st.ruling.refused = badRequest("The request is refused: its head is too large.")
+			st.ruling.refused.Status = http.StatusRequestHeaderFieldsTooLarge
+			st.ruling.reason = policy.ReasonBadRequest
+		}
 		if st.ruling.refused == nil && !st.wellFormed() {
 			st.ruling.refused = badRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
 			st.ruling.reason = policy.ReasonBadRequest
@@ -223,6 +229,17 @@ func (st *stream) message() message {
 
 func (st *stream) isWebSocket() bool {
 	return st.r.Method == http.MethodConnect && st.r.Header.Get(":protocol") == "websocket"
+}
+
+// headSize is about how long a request's head is, written as HTTP/1.1.
+func headSize(r *http.Request) int {
+	n := len(r.Method) + len(r.RequestURI) + len(r.Host) + 32
+	for name, values := range r.Header {
+		for _, v := range values {
+			n += len(name) + len(v) + 4
+		}
+	}
+	return n
 }
 
 // wellFormed holds a request to what the HTTP/1.1 parser demands, so that it means the same on every path.

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 )
 
 const (
@@ -51,7 +50,7 @@ type inbound struct {
 func newInbound(conn *tls.Conn, malformed func(method, authority, path string)) *inbound {
 	in := &inbound{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
 	in.fields = hpack.NewDecoder(h2TableSize, in.field)
-	in.fields.SetMaxStringLength(h1.MaxHead)
+	in.fields.SetMaxStringLength(h2HeadRead)
 	return in
 }
 

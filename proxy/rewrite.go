@@ -98,14 +98,15 @@ func appendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 	dst = append(dst, r.Method...)
 	dst = append(dst, ' ')
 	dst = append(dst, r.Path...)
-	dst = append(dst, " HTTP/1.1\r\nHost: "...)
-	dst = append(dst, r.Host...)
-	dst = append(dst, "\r\n"...)
+	dst = append(dst, " HTTP/1.1\r\n"...)
+	if r.Hostless {
+		dst = append(append(append(dst, "Host: "...), r.Host...), "\r\n"...)
+	}
 	connection := ""
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		switch f.Kind {
-		case h1.ContentLength:
+		case h1.Host, h1.ContentLength:
 			dst = appendField(dst, f)
 		case h1.Expect:
 			if r.Minor > 0 && !r.Body.Empty() {

@@ -4,7 +4,7 @@ import "errors"
 
 // Error says why a message was refused. Its text never quotes the message.
 type Error struct {
-	Status int // the status that tells a client so: 400, 417 or 505
+	Status int // the status that tells a client so: 400, 414, 417, 431 or 505
 	What   string
 }
 

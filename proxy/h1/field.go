@@ -137,7 +137,7 @@ func (s *headScan) end(buf []byte, limit int) (int, error) {
 		if i < 0 {
 			s.seen = len(buf)
 			if s.seen >= limit {
-				return 0, bad("the head or trailer section is too large")
+				return 0, s.tooLarge()
 			}
 			return 0, ErrShort
 		}
@@ -146,7 +146,7 @@ func (s *headScan) end(buf []byte, limit int) (int, error) {
 			return 0, bad("a bare LF")
 		}
 		if i+1 > limit {
-			return 0, bad("the head or trailer section is too large")
+			return 0, s.tooLarge()
 		}
 		s.seen = i + 1
 		if i-1 == s.line {
@@ -154,6 +154,14 @@ func (s *headScan) end(buf []byte, limit int) (int, error) {
 		}
 		s.line = i + 1
 	}
+}
+
+// tooLarge says what is: the start line, or the fields (RFC 6585, 5).
+func (s *headScan) tooLarge() error {
+	if s.line == 0 {
+		return &Error{Status: 414, What: "the request line is too long"}
+	}
+	return &Error{Status: 431, What: "the head or trailer section is too large"}
 }
 
 // options goes through a comma-separated list of tokens such as that of Connection.

@@ -28,6 +28,8 @@ type Request struct {
 	Scheme, Authority []byte
 	// Host is the value of the one Host field.
 	Host []byte
+	// Hostless says that an HTTP/1.0 client sent no Host field: who knows where the connection goes may set Host.
+	Hostless bool
 	// Continue says that the client waits for a 100 before it sends the body.
 	Continue bool
 
@@ -66,7 +68,8 @@ func (r *Request) parse(b []byte) error {
 			return err
 		}
 	}
-	if r.hosts != 1 {
+	r.Hostless = r.hosts == 0 && r.Minor == 0
+	if r.hosts != 1 && !r.Hostless {
 		return bad("not exactly one Host")
 	}
 	return r.framing()

@@ -108,7 +108,6 @@ var refused = map[string]string{
 	"no name":                    "GET / HTTP/1.1\r\n" + hostLine + ": x\r\n\r\n",
 	"name not ASCII":             "GET / HTTP/1.1\r\n" + hostLine + "X\xff: x\r\n\r\n",
 	"no Host":                    "GET / HTTP/1.1\r\n\r\n",
-	"no Host, HTTP/1.0":          "GET / HTTP/1.0\r\n\r\n",
 	"two Hosts":                  "GET / HTTP/1.1\r\n" + hostLine + "host: b.example.com\r\n\r\n",
 	"Host empty":                 "GET / HTTP/1.1\r\nHost:\r\n\r\n",
 	"Host list":                  "GET / HTTP/1.1\r\nHost: a.example.com, b.example.com\r\n\r\n",
