@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"boxgate/conformance/websocket"
 )
 
 // Target is the host that a suite is run against. The name is resolved at the DNS server, and the certificate verified
@@ -34,6 +36,12 @@ const jobVariable = "BOXGATE_CONFORMANCE_JOB"
 var suites = map[string]func(context.Context, Target) ([]Result, error){
 	"h2spec": h2spec,
 	"grpc":   grpcInterop,
+	"websocket over HTTP/1.1": func(ctx context.Context, t Target) ([]Result, error) {
+		return webSocket(ctx, t, websocket.HTTP1(t.Host)), nil
+	},
+	"websocket over HTTP/2": func(ctx context.Context, t Target) ([]Result, error) {
+		return webSocket(ctx, t, websocket.HTTP2(t.Host)), nil
+	},
 }
 
 // clientTimeout ends a client that hangs.

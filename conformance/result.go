@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"boxgate/conformance/websocket"
 )
 
 // Outcomes of a case. A suite may know more of them.
@@ -20,6 +22,7 @@ type Result struct {
 	Title   string `json:"title,omitempty"`  // what it does
 	Outcome string `json:"outcome"`          // OK, FAILED, or another word of the suite
 	Detail  string `json:"detail,omitempty"` // why it is not OK
+	Seen    string `json:"seen,omitempty"`   // what the peer did, where that may differ and still be OK
 }
 
 // Run is the outcome of a suite by one way.
@@ -67,10 +70,15 @@ func (d Difference) String() string {
 	if name == "" {
 		name = d.Second.Case
 	}
-	return fmt.Sprintf("%s: %s %s, but %s %s", name, d.First.Outcome, d.First.Detail, d.Second.Outcome, d.Second.Detail)
+	return fmt.Sprintf("%s: %s %s%s, but %s %s%s", name,
+		d.First.Outcome, d.First.Detail, d.First.Seen, d.Second.Outcome, d.Second.Detail, d.Second.Seen)
 }
 
-// Differences returns the cases whose outcome differs between two runs, in the order of the first.
+// Informational is the outcome of a case that may go either way.
+const Informational = websocket.Informational
+
+// Differences returns the cases that went another way in the second of two runs, in the order of the first: to another
+// outcome, or, unless nothing is asked of them, with something else seen on the way.
 func Differences(first, second Run) []Difference {
 	rest := map[string]Result{}
 	for _, c := range second.Results {
@@ -80,7 +88,7 @@ func Differences(first, second Run) []Difference {
 	for _, a := range first.Results {
 		b := rest[a.Case]
 		delete(rest, a.Case)
-		if a.Outcome != b.Outcome {
+		if a.Outcome != b.Outcome || a.Seen != b.Seen && a.Outcome != Informational {
 			out = append(out, Difference{a, b})
 		}
 	}
@@ -101,7 +109,7 @@ func Table(w io.Writer, suite string, runs ...Run) error {
 	}
 	for _, r := range runs {
 		for _, c := range r.Except() {
-			fmt.Fprintf(t, "  %s\t%s\t%s %s: %s\n", r.Way, c.Outcome, c.Case, c.Title, oneLine(c.Detail))
+			fmt.Fprintf(t, "  %s\t%s\t%s %s: %s\n", r.Way, c.Outcome, c.Case, c.Title, oneLine(c.Detail+c.Seen))
 		}
 	}
 	return t.Flush()

@@ -31,7 +31,7 @@ const (
 // decompresses.
 var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
 	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: expectWait, HTTP2: &http.HTTP2Config{
-		MaxReceiveBufferPerStream: h2ResponseWindow, MaxReceiveBufferPerConnection: h2ResponsesMax,
+		MaxReceiveBufferPerStream: h2ResponseWindow, MaxReceiveBufferPerConnection: h2ResponsesMax, MaxReadFrameSize: h2FrameMax,
 	}})
 	if err != nil {
 		return nil, err

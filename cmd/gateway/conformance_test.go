@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -53,7 +54,7 @@ func newSuiteWorld(t *testing.T) *suiteWorld {
 	if err := os.WriteFile(roots[directly], ca.CertificatePEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	issued, err := certs.NewIssued(ca, suiteHost)
+	issued, err := certs.NewIssued(ca, suiteHost, "*."+suiteHost)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,9 +69,10 @@ func newSuiteWorld(t *testing.T) *suiteWorld {
 	if err := w.Net.AddHost(suiteHost, strings.TrimSuffix(suiteAddr, ":443")); err != nil {
 		t.Fatal(err)
 	}
+	keys := map[string]string{"X-Api-Key": canary}
 	in := w.intrude(w.create(map[string]any{
-		"network_policy": custom(suiteHost),
-		"attach_headers": map[string]any{suiteHost: map[string]string{"X-Api-Key": canary}},
+		"network_policy": custom(suiteHost, "*."+suiteHost),
+		"attach_headers": map[string]any{suiteHost: keys, "*." + suiteHost: keys},
 	}))
 	out, code := w.gatewayCommand("ca", "--box", in.box)
 	if code != 0 {
@@ -186,4 +188,41 @@ func serveHTTP(t *testing.T, ln net.Listener, handler http.Handler) {
 	server := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = server.Serve(ln) }() // ends with Close
 	t.Cleanup(func() { _ = server.Close() })
+}
+
+// rootsOf reads a file of certificates to trust.
+func rootsOf(file string) (*x509.CertPool, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("%s holds no certificate", file)
+	}
+	return pool, nil
+}
+
+// TestConformanceWebSocket runs the WebSocket cases through the interceptor, opened by an upgrade and by an extended
+// CONNECT, and each without it. The server's conduct must be the same down to the close codes.
+func TestConformanceWebSocket(t *testing.T) {
+	t.Parallel()
+	s := newSuiteWorld(t)
+	serveHTTP(t, tls.NewListener(s.listen(), &tls.Config{Certificates: []tls.Certificate{s.cert}, NextProtos: []string{"h2", "http/1.1"}}),
+		conformance.WebSocketHandler())
+	for _, suite := range []string{"websocket over HTTP/1.1", "websocket over HTTP/2"} {
+		direct, ours := s.run(suite, directly), s.run(suite, through)
+		report(t, suite, direct, ours)
+		if n := len(ours.Results); n != 517 {
+			t.Errorf("there were %d cases", n)
+		}
+		for _, d := range conformance.Differences(direct, ours) {
+			t.Errorf("%s, direct and through the gateway differ: %s", suite, d)
+		}
+		for _, r := range ours.Except() {
+			if r.Outcome != conformance.Informational {
+				t.Errorf("%s: %s %s %s", r.Case, r.Title, r.Outcome, r.Seen)
+			}
+		}
+	}
 }

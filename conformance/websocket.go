@@ -1,0 +1,30 @@
+package conformance
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"boxgate/conformance/websocket"
+)
+
+// WebSocketHandler is the echo server for the cases of WebSocket.
+func WebSocketHandler() http.Handler { return websocket.Echo() }
+
+// patience is how long a server may take to end a connection.
+const patience = 10 * time.Second
+
+// webSocket runs the cases. In a test run those of limits and compression are smaller than Autobahn's.
+func webSocket(ctx context.Context, target Target, dial websocket.Dialer) []Result {
+	shrink, messages, octets := 16, 20, 128<<10
+	if target.Full {
+		shrink, messages, octets = 1, 1000, 4<<20
+	}
+	cases := slices.Concat(websocket.Protocol(), websocket.Limits(shrink), websocket.Compression(messages, octets))
+	var out []Result
+	for _, v := range websocket.Run(ctx, dial, cases, patience) {
+		out = append(out, Result{Case: v.Number, Title: v.Title, Outcome: v.Outcome, Seen: v.Seen})
+	}
+	return out
+}

@@ -1,0 +1,128 @@
+package websocket
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Outcomes of a case, in Autobahn's words.
+const (
+	OK            = "OK"
+	Failed        = "FAILED"
+	NonStrict     = "NON-STRICT"    // allowed, though less than could be wished
+	Informational = "INFORMATIONAL" // the specification leaves it open
+	Unimplemented = "UNIMPLEMENTED" // the extension was not agreed on
+)
+
+// Case is one conversation with an echo server and what must come of it.
+type Case struct {
+	Number, Title string
+	steps         []step
+	want          []event   // what must come back before the end
+	lax           [][]event // what may come instead
+	end           ending
+	codes         []int // with which the server may end it, if it says a code
+	open          bool  // whatever comes is fine: it is only noted
+	offer         string
+	talk          func(*session) // in the place of steps: a longer conversation
+}
+
+// step sends something and then waits.
+type step struct {
+	frames []out
+	chop   int           // octets written at a time; 0: all frames at once; frameWise: frame by frame
+	events int           // wait until so many events have come back, since the beginning
+	quiet  time.Duration // then wait so long, and note whether the connection is still open
+}
+
+const frameWise = -1
+
+// out is a frame to be sent. A large payload is made when it is needed.
+type out struct {
+	opcode  byte
+	rsv     byte
+	more    bool // not the last of its message
+	payload string
+	times   int    // of the payload; 0 is 1
+	raw     []byte // in the place of all that
+}
+
+// event is something that came back.
+type event struct {
+	kind    string // "text", "binary", "pong", "still open"
+	payload string
+}
+
+func (e event) String() string {
+	if len(e.payload) > 24 {
+		return fmt.Sprintf("%s(%d octets)", e.kind, len(e.payload))
+	}
+	return fmt.Sprintf("%s(%q)", e.kind, e.payload)
+}
+
+// ending says how the connection must end.
+type ending uint8
+
+const (
+	byUs   ending = iota // we close once everything has come; the server answers with a close frame
+	sent                 // the steps themselves send our close frame
+	byPeer               // the server fails the connection
+)
+
+// numbered gives cases the numbers prefix.1, prefix.2 and so on.
+func numbered(prefix string, cases ...Case) []Case {
+	for i := range cases {
+		cases[i].Number = prefix + "." + strconv.Itoa(i+1)
+	}
+	return cases
+}
+
+// bytes returns the frame as it is sent, masked.
+func (o *out) bytes() []byte {
+	if o.raw != nil {
+		return o.raw
+	}
+	payload := make([]byte, 0, len(o.payload)*max(o.times, 1))
+	for range max(o.times, 1) {
+		payload = append(payload, o.payload...)
+	}
+	h := head{fin: !o.more, rsv: o.rsv, opcode: o.opcode, masked: true, mask: [4]byte{0x5a, 0xc3, 0x0f, 0x91}, length: uint64(len(payload))}
+	h.unmask(payload, 0)
+	return append(appendHead(make([]byte, 0, 14+len(payload)), h), payload...)
+}
+
+func text(payload string) out { return out{opcode: opText, payload: payload} }
+func bin(payload string) out  { return out{opcode: opBinary, payload: payload} }
+func ping(payload string) out { return out{opcode: opPing, payload: payload} }
+
+// part is a frame of a message that goes on, last the one that ends it.
+func part(payload string) out { return out{opcode: opText, more: true, payload: payload} }
+func next(payload string) out { return out{opcode: opContinuation, more: true, payload: payload} }
+func last(payload string) out { return out{opcode: opContinuation, payload: payload} }
+
+// closing is a close frame of exactly this payload.
+func closing(payload string) out { return out{opcode: opClose, payload: payload} }
+
+func gotText(payload string) event   { return event{"text", payload} }
+func gotBinary(payload string) event { return event{"binary", payload} }
+func gotPong(payload string) event   { return event{"pong", payload} }
+
+// echoed is a case in which everything is in order.
+func echoed(title string, want []event, steps ...step) Case {
+	return Case{Title: title, want: want, steps: steps}
+}
+
+// broken is a case in which the server must fail the connection; want is what it may have answered before.
+func broken(title string, want []event, steps ...step) Case {
+	c := Case{Title: title, want: want, steps: steps, end: byPeer, codes: []int{codeProtocol}}
+	if len(want) > 0 {
+		c.lax = [][]event{nil}
+	}
+	return c
+}
+
+func events(e ...event) []event { return e }
+
+func send(frames ...out) step              { return step{frames: frames} }
+func chopped(chop int, frames ...out) step { return step{frames: frames, chop: chop} }

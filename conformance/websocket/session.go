@@ -1,0 +1,284 @@
+package websocket
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Verdict is what became of a case.
+type Verdict struct {
+	Number, Title string
+	Outcome       string
+	Seen          string // what came back and how the connection ended
+}
+
+// caseTime is for a case that hangs.
+const caseTime = 30 * time.Second
+
+// Run runs cases, several at a time. patience is how long the server may take to end a connection that it must end.
+func Run(ctx context.Context, dial Dialer, cases []Case, patience time.Duration) []Verdict {
+	out := make([]Verdict, len(cases))
+	slots := make(chan struct{}, 16)
+	var wg sync.WaitGroup
+	for i := range cases {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			out[i] = cases[i].run(ctx, dial, patience)
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// session is one run of a case.
+type session struct {
+	c  *Case
+	rw io.ReadWriteCloser
+	a  agreed // what was negotiated, if anything
+
+	patience time.Duration
+
+	mu      sync.Mutex
+	came    []event
+	code    int           // of the close frame that came; 0 if none did
+	problem string        // what was wrong with what came
+	changed chan struct{} // closed at every change, and replaced
+	ended   chan struct{} // closed when nothing more comes
+}
+
+func (c *Case) run(ctx context.Context, dial Dialer, patience time.Duration) Verdict {
+	v := Verdict{Number: c.Number, Title: c.Title, Outcome: Failed}
+	rw, answer, err := dial(ctx, c.offer)
+	if err != nil {
+		v.Seen = err.Error()
+		return v
+	}
+	defer rw.Close()
+	limit := time.AfterFunc(caseTime, func() { _ = rw.Close() })
+	defer limit.Stop()
+	s := &session{c: c, rw: rw, patience: patience, changed: make(chan struct{}), ended: make(chan struct{})}
+	if answer != "" {
+		var ok bool
+		if s.a, ok = agreement(answer); !ok || c.offer == "" {
+			v.Seen = "the server agreed to " + answer
+			return v
+		}
+	}
+	go s.read()
+	switch {
+	case c.offer != "" && answer == "":
+		s.goodbye()
+		v.Outcome, v.Seen = Unimplemented, "not agreed"
+		return v
+	case c.talk != nil:
+		c.talk(s)
+	default:
+		s.play()
+	}
+	s.finish()
+	return s.verdict(v)
+}
+
+// play sends the steps.
+func (s *session) play() {
+	for _, st := range s.c.steps {
+		s.send(st)
+		s.wait(st.events, s.patience)
+		if st.quiet > 0 && !s.over(st.quiet) {
+			s.note(event{kind: "still open"})
+		}
+	}
+}
+
+// send writes frames. Errors are not looked at: a server that has heard enough may be gone, and then the reader knows.
+func (s *session) send(st step) {
+	var all []byte
+	for i := range st.frames {
+		b := st.frames[i].bytes()
+		if st.chop == frameWise {
+			_, _ = s.rw.Write(b)
+			continue
+		}
+		all = append(all, b...)
+	}
+	chop := st.chop
+	if chop <= 0 {
+		chop = len(all)
+	}
+	for len(all) > 0 {
+		n := min(chop, len(all))
+		if _, err := s.rw.Write(all[:n]); err != nil {
+			return
+		}
+		all = all[n:]
+	}
+}
+
+// finish brings the conversation to its end.
+func (s *session) finish() {
+	if s.c.end == byUs {
+		s.wait(len(s.c.want), caseTime)
+		s.goodbye()
+	}
+	if !s.over(s.patience) {
+		_ = s.rw.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.problem = "the server did not end the connection"
+	}
+}
+
+func (s *session) goodbye() {
+	s.send(send(closing(string(closePayload(codeNormal, "")))))
+}
+
+// wait returns when so many events have come, nothing more comes, or the time is over.
+func (s *session) wait(n int, limit time.Duration) {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		enough, changed := len(s.came) >= n, s.changed
+		s.mu.Unlock()
+		if enough {
+			return
+		}
+		select {
+		case <-changed:
+		case <-s.ended:
+			return
+		case <-t.C:
+			return
+		}
+	}
+}
+
+// over reports whether the connection ends in time.
+func (s *session) over(limit time.Duration) bool {
+	select {
+	case <-s.ended:
+		return true
+	case <-time.After(limit):
+		return false
+	}
+}
+
+func (s *session) note(e event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.came = append(s.came, e)
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// read notes everything that comes.
+func (s *session) read() {
+	defer close(s.ended)
+	err := s.frames(bufio.NewReaderSize(s.rw, 64<<10))
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.code == 0 && s.c.end != byPeer {
+			s.problem = err.Error()
+		}
+	}
+}
+
+var errFrame = errors.New("the server sent a frame it must not send")
+
+func (s *session) frames(r *bufio.Reader) error {
+	var message []byte
+	opcode, packed := byte(0), false
+	in := inflater{forgets: s.a.serverForgets}
+	for {
+		h, err := readHead(r)
+		if err != nil {
+			return err
+		}
+		if h.masked || h.length > messageMax || s.code != 0 {
+			return errFrame
+		}
+		payload := make([]byte, h.length)
+		if _, err := io.ReadFull(r, payload); err != nil {
+			return noEOF(err)
+		}
+		switch h.opcode {
+		case opPong:
+			s.note(event{"pong", string(payload)})
+			continue
+		case opClose:
+			s.closed(payload)
+			continue
+		case opText, opBinary:
+			opcode, packed, message = h.opcode, h.rsv == 4, nil
+		case opContinuation:
+		default:
+			return errFrame
+		}
+		message = append(message, payload...)
+		if !h.fin {
+			continue
+		}
+		if packed {
+			if message, err = in.decompress(message); err != nil {
+				return fmt.Errorf("a message that does not decompress: %w", err)
+			}
+		}
+		s.note(event{map[byte]string{opText: "text", opBinary: "binary"}[opcode], string(message)})
+	}
+}
+
+func (s *session) closed(payload []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.code = codeNone
+	if len(payload) >= 2 {
+		s.code = int(binary.BigEndian.Uint16(payload))
+	}
+}
+
+// verdict compares what came with what should have.
+func (s *session) verdict(v Verdict) Verdict {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v.Seen = s.seen()
+	c := s.c
+	end := s.code == 0 && c.end == byPeer || slices.Contains(c.codes, s.code)
+	if len(c.codes) == 0 {
+		end = s.code == codeNormal
+	}
+	switch {
+	case s.problem != "":
+		v.Seen += "; " + s.problem
+	case c.open:
+		v.Outcome = Informational
+	case !end:
+	case slices.Equal(s.came, c.want):
+		v.Outcome = OK
+	case slices.ContainsFunc(c.lax, func(l []event) bool { return slices.Equal(s.came, l) }):
+		v.Outcome = NonStrict
+	}
+	return v
+}
+
+// seen puts into words what came. The many messages of a long conversation are counted.
+func (s *session) seen() string {
+	words := make([]string, 0, 4)
+	for i, e := range s.came {
+		if i == 12 {
+			words = append(words, fmt.Sprintf("and %d more", len(s.came)-i))
+			break
+		}
+		words = append(words, e.String())
+	}
+	return strings.Join(append(words, fmt.Sprintf("close %d", s.code)), ", ")
+}

@@ -1,0 +1,50 @@
+package websocket
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"time"
+)
+
+// hijacked is a connection and what was read of it already.
+type hijacked struct {
+	net.Conn
+	r io.Reader
+}
+
+// Read implements io.Reader.
+func (h hijacked) Read(p []byte) (int, error) { return h.r.Read(p) }
+
+// CloseWrite ends the sending side.
+func (h hijacked) CloseWrite() error {
+	if c, ok := h.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return nil
+}
+
+// serverStream is the server's end of an extended CONNECT.
+type serverStream struct {
+	io.ReadCloser
+	w          http.ResponseWriter
+	controller *http.ResponseController
+}
+
+func overHTTP2(w http.ResponseWriter, r *http.Request) (io.ReadWriteCloser, error) {
+	s := serverStream{r.Body, w, http.NewResponseController(w)}
+	w.WriteHeader(http.StatusOK)
+	return s, s.controller.Flush()
+}
+
+// Write sends at once.
+func (s serverStream) Write(p []byte) (int, error) {
+	n, err := s.w.Write(p)
+	if err != nil {
+		return n, err
+	}
+	return n, s.controller.Flush()
+}
+
+// SetReadDeadline bounds how long a read may take.
+func (s serverStream) SetReadDeadline(t time.Time) error { return s.controller.SetReadDeadline(t) }
