@@ -41,7 +41,7 @@ var pages map[string]page
 func init() {
 	pages = map[string]page{
 		"echo": (*Net).echo, "status": (*Net).status, "sse": (*Net).sse, "bytes": (*Net).bytes, "trailers": (*Net).trailers,
-		"ws": (*Net).ws, "slow": (*Net).slow, "redirect": (*Net).redirect, "hints": (*Net).hints,
+		"ws": (*Net).ws, "slow": (*Net).slow, "redirect": (*Net).redirect, "hints": (*Net).hints, "reflect": (*Net).reflect,
 	}
 }
 
