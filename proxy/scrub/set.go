@@ -161,15 +161,35 @@ func (s *Set) skip(b []byte, at int) int {
 	return at
 }
 
-// find asks every pattern whether a form begins at b[0].
+// find asks every pattern that may begin like b whether a form begins at b[0].
 func (s *Set) find(b []byte) (end int, more bool) {
-	plain := len(b) > 1 && !special[b[0]] && !special[b[1]]
+	var escaped readings
+	if special[b[0]] {
+		escaped.of(b)
+	}
 	for _, p := range s.starts[b[0]] {
-		if plain && !p.matches(1, b[1]) {
+		if !p.begins(b, &escaped) {
 			continue
 		}
 		e, m := p.find(b)
 		end, more = max(end, e), more || m
 	}
 	return end, more
+}
+
+// begins reports whether a form may begin at b[0], of which a special byte has the readings given. It spares find most of
+// what is none.
+func (p *pattern) begins(b []byte, escaped *readings) bool {
+	if special[b[0]] {
+		if escaped.short {
+			return true
+		}
+		for _, r := range escaped.list[:escaped.n] {
+			if p.spells(0, r) {
+				return true
+			}
+		}
+		return false
+	}
+	return len(b) == 1 || special[b[1]] || p.matches(1, b[1])
 }
