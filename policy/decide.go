@@ -142,15 +142,25 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 	return d
 }
 
-// decideRequest applies the first request rule that matches.
+// decideRequest applies the first request rule that matches. Where any rule covers the host, a path that servers may read
+// in different ways is denied whatever it says.
 func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 	plain := r.Path
 	if plain == "" {
 		plain = "/"
 	}
-	clean := resolvePath(plain)
+	clean := ""
 	for i := range c.rules {
 		rule := &c.rules[i]
+		if !rule.covers(r.Name, r.Port) {
+			continue
+		}
+		if clean == "" {
+			if isAmbiguous(plain) {
+				return Decision{Reason: ReasonAmbiguousPath, Rule: rule.rule}
+			}
+			clean = resolvePath(plain)
+		}
 		if !rule.match(r, plain, clean) {
 			continue
 		}

@@ -37,6 +37,10 @@ func (in interpreter) decide(r Request) (Verdict, Reason) {
 	}
 	if r.Stage == StageHTTP {
 		for _, rule := range in.spec.Rules {
+			covered := slices.ContainsFunc(rule.Hosts, func(h string) bool { return in.domainMatches(h, r) })
+			if covered && (strings.Contains(r.Path, "//") || strings.ContainsAny(r.Path, "%;") || strings.Contains(r.Path, "..")) {
+				return Deny, ReasonAmbiguousPath
+			}
 			if in.ruleMatches(rule, r) {
 				if rule.Action == "allow" {
 					return Allow, ReasonRequestRule
@@ -281,7 +285,7 @@ var (
 		"1.1.1.1", "1.1.1.2", "1.2.3.4", "2600:1::1", "2600:2::1", "::ffff:1.1.1.1", "64:ff9b::101:101", "64:ff9b::a00:1",
 		"64:ff9b::102:304", "10.0.0.1", "10.9.0.1", "2002:101:101::", "2001:0:1::", "203.0.113.5", "fe80::1%eth0", "8.8.8.8", "9::9",
 	}
-	somePaths = []string{"/", "/a", "/a/b", "/ab"}
+	somePaths = []string{"/", "/a", "/a/b", "/ab", "//a", "/x/../a", "/%61", "/a%2fb", "/a;b", "/a/"}
 )
 
 // random draws policies and requests.

@@ -33,7 +33,7 @@ const (
 	ReasonNoName            Reason = "no_name"              // no SNI or Host, and no address rule allows
 	ReasonAuthorityMismatch Reason = "authority_mismatch"   // Host or :authority is not the SNI (421)
 	ReasonBadRequest        Reason = "bad_request"          // malformed or ambiguous framing (400)
-	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a request rule covers the host (400)
+	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a request rule covers the host
 	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
 	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule could not be had (502)
 	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)

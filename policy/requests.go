@@ -24,12 +24,10 @@ func (r requestRule) covers(n Name, port uint16) bool {
 	return false
 }
 
-// match reports whether the rule decides a request. plain is the path as sent, clean the same resolved.
+// match reports whether the rule decides a request to a host that it covers. plain is the path as sent, clean the same
+// resolved.
 func (r requestRule) match(req Request, plain, clean string) bool {
-	if !r.covers(req.Name, req.Port) {
-		return false
-	}
-	if len(r.methods) > 0 && !slices.Contains(r.methods, req.Method) {
+	if len(r.methods) > 0 && !r.hasMethod(req.Method) {
 		return false
 	}
 	if len(r.paths) == 0 {
@@ -43,6 +41,13 @@ func (r requestRule) match(req Request, plain, clean string) bool {
 		}
 	}
 	return false
+}
+
+// hasMethod reports whether the rule speaks of a method. Methods are case-sensitive (RFC 9110, 9.1), but not every server
+// keeps to that: a rule that denies does not either.
+func (r requestRule) hasMethod(method string) bool {
+	return slices.Contains(r.methods, method) ||
+		r.deny && slices.ContainsFunc(r.methods, func(m string) bool { return strings.EqualFold(m, method) })
 }
 
 // describe writes a rule in one line for decisions.

@@ -38,8 +38,9 @@ type Spec struct {
 // RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It
 // never allows what the rest of the policy denies. Hosts without a port are meant on every port, so that another port
 // is no way around the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix,
-// else exactly. Paths are compared both as the request spells them and with percent-encoding, "." and ".." segments
-// and repeated slashes resolved: a rule denies if either form matches and allows only if both do.
+// else exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
+// either form matches and allows only if both do. A path that servers may read in different ways, with "." and ".."
+// segments, repeated or encoded slashes and the like, is denied on every host that a rule covers ([ReasonAmbiguousPath]).
 type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`

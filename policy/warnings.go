@@ -1,5 +1,7 @@
 package policy
 
+import "strings"
+
 // newWarnings finds entries that can have no effect.
 func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Problem {
 	var ps problems
@@ -8,6 +10,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 	if c.spec.Mode == ModeCustom && c.spec.DNS == DNSResolve && len(c.spec.AllowedCIDRs) == 0 {
 		ps.add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
 	}
+	c.warnPaths(&ps)
 	for _, h := range headers {
 		if !h.Applies() {
 			continue
@@ -60,6 +63,21 @@ func (c *Compiled) warnCIDRs(ps *problems) {
 			ps.add(element("/allowed_cidrs", i), "%s is in a protected range, which no policy opens: %s", quoted(s), protectedBy(rule))
 		} else if rule, in := c.denied.table.LookupPrefix(p); in {
 			ps.add(element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", quoted(s), quoted(rule))
+		}
+	}
+}
+
+// warnPaths tells of paths that no request can have where a rule covers its host.
+func (c *Compiled) warnPaths(ps *problems) {
+	for i, rule := range c.spec.Rules {
+		for k, path := range rule.Paths {
+			plain, prefix := strings.CutSuffix(path, "*")
+			if prefix && plain != "" {
+				plain += "x"
+			}
+			if plain != "" && isAmbiguous(plain) {
+				ps.add(element(element("/rules", i)+"/paths", k), "%s matches nothing: such paths are refused where a rule covers the host", quoted(path))
+			}
 		}
 	}
 }

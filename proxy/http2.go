@@ -194,7 +194,7 @@ func (st *stream) judge() bool {
 			st.ruling.refused.Status = http.StatusRequestHeaderFieldsTooLarge
 			st.ruling.reason = policy.ReasonBadRequest
 		}
-		if st.ruling.refused == nil && !st.wellFormed() {
+		if (st.ruling.refused == nil || st.ruling.reason == policy.ReasonAmbiguousPath) && !st.wellFormed() {
 			st.ruling.refused = badRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
 			st.ruling.reason = policy.ReasonBadRequest
 		}

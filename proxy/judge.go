@@ -47,6 +47,9 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 		Stage: policy.StageHTTP, Box: s.box.ID, Name: s.name, Addr: s.orig.Addr(), Port: s.port, Protocol: policy.TCP,
 		Method: m.method, Path: withoutQuery(m.path),
 	}}
+	if m.websocket { // the upstream gets an HTTP/1.1 upgrade
+		r.request.Method = "GET"
+	}
 	if r.refused = s.judgeForm(m); r.refused == nil {
 		r.refused = s.judgeAuthority(m, &r.request)
 	}
