@@ -73,6 +73,8 @@ func (e Event) safe() Event {
 	e.Protocol = policy.Protocol(escapeWord(string(e.Protocol), maxText))
 	e.Action = Action(escapeWord(string(e.Action), maxText))
 	e.Reason = policy.Reason(escapeWord(string(e.Reason), maxText))
+	e.Phase = Phase(escapeWord(string(e.Phase), maxText))
+	e.Conn = escapeWord(e.Conn, maxText)
 	e.Name = escapeWord(e.Name, maxName)
 	e.Path = escapeWord(e.Path, maxPath)
 	e.Method = escapeWord(e.Method, maxMethod)

@@ -25,7 +25,7 @@ type Recorder interface {
 	Record(Event)
 }
 
-// Event is one decision. The same value feeds the log, the stream, the API and the metrics. Text that a box supplied is
+// Event is one decision, or where its traffic goes on for a while the beginning or the end of one: see [Phase]. The same value feeds the log, the stream, the API and the metrics. Text that a box supplied is
 // escaped by [Log.Record] and [Line], not by whoever fills the event.
 type Event struct {
 	Time     time.Time       `json:"time"`
@@ -47,6 +47,8 @@ type Event struct {
 	BytesOut int64           `json:"bytes_out,omitempty"` // from the box
 	Duration time.Duration   `json:"duration_ns,omitempty"`
 	Status   int             `json:"status,omitempty"` // HTTP status given to the client
-	Count    uint64          `json:"count,omitempty"`  // events this one stands for, when more than one (rate-limited kernel denials)
+	Count    uint64          `json:"count,omitempty"`  // decisions this one stands for, when more than one
+	Phase    Phase           `json:"phase,omitempty"`  // empty: the whole of it
+	Conn     string          `json:"conn,omitempty"`   // what the open and the end of one decision have in common
 	Error    string          `json:"error,omitempty"`
 }

@@ -30,6 +30,8 @@ func (f fields) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	enc.AddString("reason", string(e.Reason))
 	text("rule", e.Rule)
 	f.addNumbers(enc)
+	text("phase", string(e.Phase))
+	text("conn", e.Conn)
 	text("error", e.Error)
 	if len(e.Headers) == 0 {
 		return nil

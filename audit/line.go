@@ -10,12 +10,16 @@ import (
 	"boxgate/policy"
 )
 
-// Line renders an event as one line for people: time, verdict, box, stage, destination, reason, and what else is known.
+// Line renders an event as one line for people: time, verdict, box, stage, destination, reason, and what else is known. The
+// end of what was allowed before has "end" in place of the verdict.
 // It holds no control byte, whatever the event holds.
 func Line(e Event) string {
 	e = e.safe()
 	verdict := "DENY"
-	if e.Verdict == policy.Allow {
+	switch {
+	case e.Verdict == policy.Allow && e.Phase == PhaseEnd:
+		verdict = "end"
+	case e.Verdict == policy.Allow:
 		verdict = "allow"
 	}
 	var b strings.Builder
@@ -71,6 +75,12 @@ func extras(e Event) []string {
 	}
 	if e.Count > 1 {
 		add("count", strconv.FormatUint(e.Count, 10))
+	}
+	if e.Phase != "" {
+		add("phase", string(e.Phase))
+	}
+	if e.Conn != "" {
+		add("conn", e.Conn)
 	}
 	if e.Error != "" {
 		add("error", quote(e.Error))

@@ -27,6 +27,7 @@ type Options struct {
 type Log struct {
 	opts    Options
 	metrics *metrics
+	thin    thinner
 
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*ring
@@ -41,19 +42,32 @@ func New(opts Options) *Log {
 	opts.PerBox = cmp.Or(opts.PerBox, 256)
 	opts.MaxBoxes = cmp.Or(opts.MaxBoxes, 4096)
 	opts.Buffer = cmp.Or(opts.Buffer, 1024)
-	return &Log{
+	l := &Log{
 		opts: opts, metrics: newMetrics(),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
+	l.thin = thinner{say: l.tell, boxes: map[policy.BoxID]*refusals{}}
+	return l
 }
 
-// Record takes one decision. It waits for no reader. An event without a time gets the present one.
+// Record takes one decision. It waits for no reader. An event without a time gets the present one. Refusals that a box causes
+// over and over become one event a second, with their number; the metrics count each at once.
 func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
 	e = e.safe()
 	l.metrics.observe(e)
+	if !thins(&e) || l.thin.admit(e) {
+		l.tell(e)
+	}
+}
+
+// Flush tells what was counted and not told yet. Call it before the process ends.
+func (l *Log) Flush() { l.thin.flushAll() }
+
+// tell hands an event, escaped and counted, to the readers and the log.
+func (l *Log) tell(e Event) {
 	l.keep(e)
 	level := zapcore.InfoLevel
 	if e.Verdict == policy.Allow {
@@ -98,8 +112,9 @@ func (l *Log) makeRoomLocked() {
 	delete(l.boxes, oldest)
 }
 
-// Forget drops what is remembered of a box.
+// Forget drops what is remembered of a box, once all of it was told.
 func (l *Log) Forget(box policy.BoxID) {
+	l.thin.flush(box)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.boxes, box)

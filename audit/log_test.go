@@ -50,7 +50,7 @@ func full() Event {
 		Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Box: "b1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: nasty,
 		Addr: netip.MustParseAddr("198.51.100.7"), Port: 443, Method: nasty, Path: "/" + nasty, Verdict: policy.Deny,
 		Action: ActionRefuse, Reason: policy.ReasonNotAllowed, Rule: nasty, Version: 7, Headers: []string{"X-" + nasty},
-		BytesIn: 1, BytesOut: 2, Duration: 3 * time.Millisecond, Status: 403, Count: 4, Error: nasty,
+		BytesIn: 1, BytesOut: 2, Duration: 3 * time.Millisecond, Status: 403, Count: 4, Phase: PhaseOpen, Conn: nasty, Error: nasty,
 	}
 }
 
@@ -308,9 +308,9 @@ func TestLineReadsWell(t *testing.T) {
 	t.Parallel()
 	e := full()
 	e.Time = time.Date(2026, 3, 1, 12, 30, 45, 0, time.Local)
-	e.Name, e.Method, e.Path, e.Rule, e.Headers, e.Error, e.Count = "api.example.com", "GET", "/v1", "*.example.com", []string{"Authorization"}, "", 0
+	e.Name, e.Method, e.Path, e.Rule, e.Headers, e.Error, e.Conn, e.Count = "api.example.com", "GET", "/v1", "*.example.com", []string{"Authorization"}, "", "c1", 0
 	want := `12:30:45.000  DENY   b1            http    refuse     GET api.example.com:443/v1          ` +
-		`  not_allowed         rule="*.example.com"  addr=198.51.100.7  status=403  set=Authorization  in=1  out=2  took=3ms`
+		`  not_allowed         rule="*.example.com"  addr=198.51.100.7  status=403  set=Authorization  in=1  out=2  took=3ms  phase=open  conn=c1`
 	if got := Line(e); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

@@ -60,8 +60,10 @@ func (m *metrics) all() []prometheus.Collector {
 // observe counts one event.
 func (m *metrics) observe(e Event) {
 	s := m.known.admit(series{e.Stage, e.Verdict, e.Reason, e.Action})
-	m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).
-		Add(float64(max(e.Count, 1)))
+	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // else it was counted when it opened
+		m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).
+			Add(float64(max(e.Count, 1)))
+	}
 	if e.BytesIn > 0 {
 		m.bytes.WithLabelValues("in").Add(float64(e.BytesIn))
 	}

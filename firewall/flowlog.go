@@ -1,6 +1,8 @@
 package firewall
 
 import (
+	"fmt"
+
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
 
@@ -31,7 +33,9 @@ func (r *reports) flow(m netlink.Message) {
 	e := t.event()
 	e.Protocol, e.Addr, e.Port = seen.Protocol, seen.Dst.Addr(), seen.Dst.Port()
 	e.Verdict, e.Action = policy.Allow, audit.ActionKernel
+	e.Phase, e.Conn = audit.PhaseOpen, fmt.Sprintf("ct%08x", ev.Flow.ID)
 	if ev.Type == conntrack.EventDestroy {
+		e.Phase = audit.PhaseEnd
 		e.BytesOut = int64(ev.Flow.CountersOrig.Bytes)
 		e.BytesIn = int64(ev.Flow.CountersReply.Bytes)
 		if start, stop := ev.Flow.Timestamp.Start, ev.Flow.Timestamp.Stop; !start.IsZero() && stop.After(start) {
@@ -48,7 +52,7 @@ func (r *reports) withAllowance(e audit.Event) audit.Event {
 	e.Reason = policy.ReasonNotDenied
 	if d, ok := r.explain(e); ok && d.Allowed() {
 		e.Reason, e.Rule, e.Version = d.Reason, d.Rule, d.Version
-	} else if ok && e.Duration > 0 {
+	} else if ok && e.Phase == audit.PhaseEnd {
 		e.Reason = policy.ReasonPolicyChanged
 	}
 	return e
@@ -83,6 +87,7 @@ func (r *reports) tally(k tallyKey, e audit.Event) bool {
 		t.told++
 		return true
 	}
+	e.Conn = "" // of many
 	e.Count, e.BytesIn, e.BytesOut = t.rest.Count+1, t.rest.BytesIn+e.BytesIn, t.rest.BytesOut+e.BytesOut
 	t.rest = e
 	return false

@@ -33,12 +33,13 @@ func (g *Ingress) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 
 // visit is one request being served.
 type visit struct {
-	w      *answer
-	r      *http.Request
-	began  time.Time
-	event  audit.Event
-	target Target
-	body   *countingBody
+	w       *answer
+	r       *http.Request
+	began   time.Time
+	event   audit.Event
+	opening audit.Opening
+	target  Target
+	body    *countingBody
 }
 
 // pass runs the checks in order. Each refusal ends it.
@@ -88,6 +89,9 @@ func (g *Ingress) authentic(v *visit) bool {
 // forward hands the request to the box. From here on the decision is to allow; an answer of 502 turns it.
 func (g *Ingress) forward(ctx context.Context, v *visit) {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+	if g.Audit != nil {
+		v.opening.Begin(g.Audit, v.event)
+	}
 	stop := v.w.abortWith(ctx)
 	defer stop()
 	// HTTP/1.1 too may answer while the request still comes; HTTP/2 always may, and says so by an error.
@@ -118,6 +122,7 @@ func (g *Ingress) record(v *visit) {
 	if v.body != nil {
 		v.event.BytesIn += v.body.n.Load()
 	}
+	v.opening.End(&v.event)
 	if g.Audit != nil {
 		g.Audit.Record(v.event)
 	}

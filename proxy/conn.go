@@ -32,6 +32,8 @@ type conn struct {
 	ctx   context.Context
 	since time.Time   // when the wait for the first bytes began
 	event audit.Event // refused by a fault of the gateway until something else is known
+	// opening tells of the decision if what it allows goes on; nil while nothing is allowed.
+	opening *audit.Opening
 	// explicit says that the client speaks to a proxy: no CONNECT has said yet where it wants to go.
 	explicit bool
 	handed   bool // another goroutine has the connection now
@@ -111,6 +113,9 @@ func (c *conn) end() {
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.in.Load(), c.live.out.Load()
 		defer c.p.live.remove(c.live)
+	}
+	if c.opening != nil {
+		c.opening.End(&c.event)
 	}
 	if !c.quiet {
 		c.record()
@@ -241,6 +246,7 @@ func (c *conn) intercept(f first, v verdict) {
 		c.refuse(kindOther, policy.ReasonClientTLS)
 		return
 	}
+	c.open()
 	s := &session{
 		p: c.p, box: c.box, guest: c.guest, name: v.request.Name, orig: c.orig, port: c.port, secure: true,
 		client: client, alpn: client.ConnectionState().NegotiatedProtocol, live: c.live,
@@ -300,13 +306,20 @@ func (c *conn) splice(f first, v verdict) {
 		return
 	}
 	c.live.out.Add(int64(len(f.data)))
+	c.open()
 	c.handOver(upstream)
+}
+
+// open says that what was allowed begins.
+func (c *conn) open() {
+	c.opening = &audit.Opening{}
+	c.opening.Begin(c.p.cfg.Audit, c.event)
 }
 
 // handOver lets a goroutine with a fresh stack carry the tunnel: the one that read a ClientHello has grown to several
 // times the size, and would keep it for the life of the connection.
 func (c *conn) handOver(upstream *net.TCPConn) {
-	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, guest: c.guest, live: c.live, ctx: c.ctx, event: c.event}
+	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, guest: c.guest, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
 	c.handed = true
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	go func() {

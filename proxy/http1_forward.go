@@ -142,7 +142,11 @@ func (h *http1) connect() error {
 	h.patient.conn = h.up.conn
 	h.up.in.Source = &h.patient
 	h.patient.begin()
-	return h.publish()
+	if err := h.publish(); err != nil {
+		return err
+	}
+	h.x.under()
+	return nil
 }
 
 // publish adds the address to what must stay allowed, and looks once more whether it is.

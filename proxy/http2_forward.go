@@ -111,7 +111,11 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 func (st *stream) goesTo(dial policy.Request) error {
 	f := &inflight{request: st.ruling.request, dialled: dial}
 	st.setFlight(f)
-	return f.stands(st.s.box.Policy.Load()).Err(f.request)
+	if err := f.stands(st.s.box.Policy.Load()).Err(f.request); err != nil {
+		return err
+	}
+	st.x.under()
+	return nil
 }
 
 // request builds the request for the upstream: the path byte for byte, the box's fields without every variant of a header

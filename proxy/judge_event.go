@@ -10,17 +10,25 @@ import (
 
 // exchange is one request on its way through the proxy and the one audit event that tells of it.
 type exchange struct {
-	s     *session
-	event audit.Event
+	s       *session
+	event   audit.Event
+	opening *audit.Opening
 }
 
 // begin opens the event before the first check: whatever ends the request without saying more is a denial.
 func (x *exchange) begin(s *session) {
-	*x = exchange{s: s, event: audit.Event{
+	opening := x.opening
+	if opening == nil {
+		opening = &audit.Opening{}
+	}
+	*x = exchange{s: s, opening: opening, event: audit.Event{
 		Time: time.Now(), Box: s.box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.name.String(),
 		Addr: s.orig.Addr(), Port: s.port, Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
 	}}
 }
+
+// under says that the request, which was allowed, is on its way to its upstream: should that take long, it is told now.
+func (x *exchange) under() { x.opening.Begin(x.s.p.cfg.Audit, x.event) }
 
 // judged notes the ruling, and an allowed request as forwarded: what fails later says so by [exchange.refused].
 func (x *exchange) judged(m *message, r *ruling) {
@@ -90,6 +98,7 @@ func (x *exchange) end() {
 		x.cut(d.Decision)
 	}
 	e.Duration = time.Since(e.Time)
+	x.opening.End(e)
 	if e.Reason == policy.ReasonLimit {
 		x.s.guest.excess.add(*e)
 		return

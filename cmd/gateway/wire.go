@@ -53,6 +53,9 @@ func (h *host) close() error {
 	if h.firewall != nil {
 		errs = append(errs, h.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
 	}
+	if h.audit != nil {
+		h.audit.Flush()
+	}
 	if h.launcher != nil {
 		errs = append(errs, h.launcher.Close())
 	}

@@ -1,0 +1,144 @@
+package audit
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"boxgate/policy"
+)
+
+// denial is a refusal of one box.
+func denial(name string) Event {
+	return Event{Box: "b", Stage: policy.StageConn, Name: name, Port: 443, Action: ActionRefuse, Reason: policy.ReasonNotAllowed}
+}
+
+// told returns what is remembered, as name×count.
+func told(l *Log) string {
+	var out []string
+	for _, e := range l.Recent(Filter{}) {
+		out = append(out, fmt.Sprintf("%s×%d", e.Name, max(e.Count, 1)))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestRepeatedRefusalsAreToldOnceASecondWithTheirNumber(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{})
+		want := func(s string) {
+			t.Helper()
+			synctest.Wait()
+			if got := told(l); got != s {
+				t.Fatalf("told %s, want %s", got, s)
+			}
+		}
+		for range 500 {
+			l.Record(denial("a"))
+		}
+		l.Record(denial("b"))
+		want("a×1 b×1") // the first of each at once
+		if got := metric(t, l, "boxgate_decisions_total", "action=refuse,reason=not_allowed,stage=conn,verdict=deny"); got != 501 {
+			t.Errorf("the metrics have %v of 501", got)
+		}
+		time.Sleep(thinInterval)
+		want("a×1 b×1 a×499")
+		l.Record(denial("a"))
+		l.Record(denial("b"))
+		want("a×1 b×1 a×499 b×1") // b had been quiet
+		time.Sleep(thinInterval)
+		want("a×1 b×1 a×499 b×1 a×1")
+		l.Record(denial("a"))
+		l.Record(Event{Box: "b", Name: "c", Verdict: policy.Allow})
+		l.Record(Event{Box: "b", Name: "c", Verdict: policy.Allow}) // what is allowed is told one by one
+		l.Flush()
+		want("a×1 b×1 a×499 b×1 a×1 c×1 c×1 a×1")
+		if got := metric(t, l, "boxgate_decisions_total", "action=refuse,reason=not_allowed,stage=conn,verdict=deny"); got != 504 {
+			t.Errorf("the metrics have %v of 504", got)
+		}
+		time.Sleep(time.Minute) // and no timer runs on
+	})
+}
+
+// A box that asks for ever new destinations gets a bounded number of lines, and every refusal is in one of them.
+func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var w written
+		l := New(Options{Logger: logger(&w, false, zapcore.InfoLevel), PerBox: 100000})
+		const kinds, seconds = 5000, 3
+		for s := range seconds {
+			for i := range kinds {
+				l.Record(denial(fmt.Sprintf("n%d.s%d", i, s)))
+				l.Record(denial("always"))
+			}
+			e := denial("x")
+			e.Reason = policy.ReasonDeniedDomain
+			for range 10 {
+				l.Record(e)
+			}
+			time.Sleep(thinInterval)
+			synctest.Wait()
+		}
+		l.Forget("another") // no other box's refusals are told by this
+		ctx := t.Context()
+		stream := l.Subscribe(ctx, Filter{})
+		l.Record(Event{Box: "quiet", Name: "q", Stage: policy.StageDNS})
+		if e := <-stream.Events(); e.Name != "q" {
+			t.Errorf("another box's refusal was not told at once: %+v", e)
+		}
+		l.Flush()
+		lines := bytes.Count(w.buf.Bytes(), []byte("\n"))
+		if lines > seconds*(2*thinTargets+4) {
+			t.Errorf("%d lines in %d seconds", lines, seconds)
+		}
+		total, always := uint64(0), uint64(0)
+		for _, e := range l.Recent(Filter{Box: "b"}) {
+			total += max(e.Count, 1)
+			if e.Name == "always" {
+				always += max(e.Count, 1)
+			}
+			if e.Name == "" && (e.Addr != netip.Addr{} || e.Port != 0 || e.Error == "") {
+				t.Errorf("the rest has a destination: %+v", e)
+			}
+		}
+		if total != seconds*(2*kinds+10) || always != seconds*kinds {
+			t.Errorf("%d refusals are told, %d of one kind; want %d and %d", total, always, seconds*(2*kinds+10), seconds*kinds)
+		}
+	})
+}
+
+func TestRingKeepsWhatHappenedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{PerBox: 4})
+		l.Record(denial("once"))
+		for range 50 {
+			l.Record(denial("loop"))
+			l.Record(Event{Box: "b", Name: "allowed", Verdict: policy.Allow, BytesIn: 1})
+			time.Sleep(2 * thinInterval) // slow enough for each to be told
+		}
+		if got := told(l); got != "once×1 allowed×49 loop×50 allowed×1" && got != "once×1 loop×50 allowed×50" && got != "once×1 loop×49 loop×1 allowed×50" {
+			t.Errorf("remembered %s", got)
+		}
+		in := int64(0)
+		for _, e := range l.Recent(Filter{}) {
+			in += e.BytesIn
+		}
+		if in != 50 {
+			t.Errorf("%d bytes are remembered of 50", in)
+		}
+		for i := range 10 {
+			l.Record(denial(fmt.Sprint(i)))
+		}
+		if got := told(l); got != "6×1 7×1 8×1 9×1" {
+			t.Errorf("of different events %s is remembered", got)
+		}
+	})
+}
