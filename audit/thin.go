@@ -6,19 +6,23 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"boxgate/policy"
 )
 
 const (
 	// thinInterval is the least time between two events about the same refusal.
 	thinInterval = time.Second
-	// thinTargets is how many different refusals of a box are told apart in one interval.
-	thinTargets = 50
+	// thinKinds is how many different refusals of a box are told apart in one second, for as long as it goes on, and
+	// thinBurst how many at once.
+	thinKinds = 20
+	thinBurst = 400
 )
 
 // thinner keeps a box from filling the log with refusals. The first of its kind is told at once, what is like it once an
-// interval, with their number; beyond thinTargets kinds only the numbers are told, for each stage and reason. Nothing goes
-// uncounted. Safe for concurrent use.
+// interval, with their number; of more kinds than thinKinds only the numbers are told, for each stage and reason. Nothing
+// goes uncounted. Safe for concurrent use.
 type thinner struct {
 	say func(Event)
 
@@ -28,7 +32,8 @@ type thinner struct {
 
 // refusals are those of one box in the interval under way.
 type refusals struct {
-	told  map[refusal]*repeats // kinds that were told
+	room  *rate.Limiter        // for kinds that are new
+	told  map[refusal]*repeats // kinds that were told; at most thinBurst + thinKinds
 	rest  map[class]*repeats   // those for which there was no room
 	timer *time.Timer
 }
@@ -95,7 +100,7 @@ func (t *thinner) admit(e Event) bool {
 	defer t.mu.Unlock()
 	b := t.boxes[e.Box]
 	if b == nil {
-		b = &refusals{told: map[refusal]*repeats{}, rest: map[class]*repeats{}}
+		b = &refusals{room: rate.NewLimiter(thinKinds, thinBurst), told: map[refusal]*repeats{}, rest: map[class]*repeats{}}
 		b.timer = time.AfterFunc(thinInterval, func() { t.due(e.Box, b) })
 		t.boxes[e.Box] = b
 	}
@@ -104,7 +109,7 @@ func (t *thinner) admit(e Event) bool {
 		like.add(e)
 		return false
 	}
-	if len(b.told) < thinTargets {
+	if b.room.Allow() {
 		b.told[kind] = &repeats{}
 		return true
 	}
@@ -125,14 +130,14 @@ func (t *thinner) due(box policy.BoxID, b *refusals) {
 		return // flushed
 	}
 	t.sayLocked(b)
-	if len(b.told) == 0 {
+	if len(b.told) == 0 && b.room.Tokens() >= thinBurst {
 		delete(t.boxes, box)
 		return
 	}
 	b.timer.Reset(thinInterval)
 }
 
-// sayLocked tells what was not told yet. Kinds that go on stay known, but leave room for as many new ones.
+// sayLocked tells what was not told yet. Some of the kinds that go on stay known; the others have to find room again.
 func (t *thinner) sayLocked(b *refusals) {
 	var events []Event
 	kept := 0
@@ -141,7 +146,7 @@ func (t *thinner) sayLocked(b *refusals) {
 		if ok {
 			events = append(events, e)
 		}
-		if kept++; !ok || kept > thinTargets/2 {
+		if kept++; !ok || kept > thinKinds {
 			kept--
 			delete(b.told, kind)
 		}

@@ -95,7 +95,7 @@ func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 		}
 		l.Flush()
 		lines := bytes.Count(w.buf.Bytes(), []byte("\n"))
-		if lines > seconds*(2*thinTargets+4) {
+		if lines > thinBurst*2+seconds*(2*thinKinds+4) {
 			t.Errorf("%d lines in %d seconds", lines, seconds)
 		}
 		total, always := uint64(0), uint64(0)

@@ -156,7 +156,9 @@ func hear(c net.Conn) (answer string, reset bool) {
 func (in *intruder) denied(since time.Time, stage policy.Stage, reason policy.Reason) audit.Event {
 	in.t.Helper()
 	var events []audit.Event
-	for limit := time.Now().Add(3 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for limit := time.Now().Add(3 * time.Second); time.Now().Before(limit); <-look.C {
 		events = in.events(in.box)
 		for _, e := range events {
 			if !e.Time.Before(since) && e.Stage == stage && e.Verdict == policy.Deny && e.Reason == reason {

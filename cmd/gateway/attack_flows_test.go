@@ -49,11 +49,13 @@ func (r *raider) chat(network string, to netip.AddrPort) *chatter {
 	}()
 	go func() {
 		defer close(c.ended)
+		pace := time.NewTicker(time.Millisecond)
+		defer pace.Stop()
 		for !c.stop.Load() {
 			if _, err := c.conn.Write([]byte("still there\n")); err != nil && network == "tcp" {
 				return
 			}
-			time.Sleep(time.Millisecond)
+			<-pace.C
 		}
 	}()
 	r.t.Cleanup(func() {
@@ -113,7 +115,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 	}
 	var doomed []*chatter
 	var transfers sync.WaitGroup
-	begun := make(chan struct{}, 4)
+	begun, changed := make(chan struct{}, 4), make(chan struct{})
 	for family := range 2 {
 		tunnel, flow := w.echo(netip.AddrPortFrom(tunnels[family], 7777)), w.echo(netip.AddrPortFrom(flows[family], 7777))
 		servers = append(servers, tunnel, flow)
@@ -121,7 +123,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 			r.chat("udp", netip.AddrPortFrom(flows[family], 4444)))
 		for _, a := range []netip.Addr{stays[family], keptTunnels[family]} {
 			c := r.mustDial("tcp", netip.AddrPortFrom(a, 4444))
-			transfers.Go(func() { transfer(t, c, begun) })
+			transfers.Go(func() { transfer(t, c, begun, changed) })
 		}
 	}
 	for range 4 {
@@ -129,6 +131,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 	}
 	w.setPolicy(r.box, tight)
 	answered := time.Now()
+	close(changed)
 	w.until("what was under way has arrived", func() bool { return time.Since(answered) > cutWithin })
 	before := received()
 	for i, c := range doomed {
@@ -206,16 +209,19 @@ func (w *world) echo(at netip.AddrPort) *echoServer {
 	return s
 }
 
-// transfer sends half a megabyte to an echo server and compares what comes back.
-func transfer(t *testing.T, c net.Conn, begun chan<- struct{}) {
+// transfer sends half a megabyte to an echo server and compares what comes back. It has begun before the policy changes,
+// which it waits for half-way.
+func transfer(t *testing.T, c net.Conn, begun chan<- struct{}, changed <-chan struct{}) {
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<15)
 	go func() {
 		for rest := want; len(rest) > 0; rest = rest[4096:] {
+			if len(rest) == len(want)/2 {
+				<-changed
+			}
 			if _, err := c.Write(rest[:4096]); err != nil {
 				t.Errorf("sending to %v, which stays allowed: %v", c.RemoteAddr(), err)
 				return
 			}
-			time.Sleep(2 * time.Millisecond) // slow enough to be under way when the policy changes
 		}
 	}()
 	got := make([]byte, len(want))

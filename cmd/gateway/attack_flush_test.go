@@ -167,13 +167,15 @@ func TestAttackBeforeTheFirstInstruction(t *testing.T) {
 // waylay waits for the namespaces of new boxes and sends from each as soon as it can be entered.
 func (w *world) waylay(targets [2]netip.Addr, sent *atomic.Int64, done <-chan struct{}) {
 	known := map[string]bool{}
+	look := time.NewTicker(100 * time.Microsecond)
+	defer look.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
 		select {
 		case <-done:
 			return
-		default:
+		case <-look.C:
 		}
 		pins, _ := filepath.Glob(filepath.Join(labRunDir(w.dir), "netns", "*"))
 		for _, path := range pins {
@@ -192,7 +194,6 @@ func (w *world) waylay(targets [2]netip.Addr, sent *atomic.Int64, done <-chan st
 				_ = r.inside(func() error { return sendUntil(done, targets, sent) })
 			})
 		}
-		time.Sleep(100 * time.Microsecond)
 	}
 }
 

@@ -108,15 +108,11 @@ func TestAttackManyConnections(t *testing.T) {
 		}
 	}()
 	refused := uint64(0)
-	for limit := time.Now().Add(5 * time.Second); refused < all-2048-100 && time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
-		refused = 0
-		for _, e := range in.events(in.box) {
-			if e.Reason == policy.ReasonLimit && e.Verdict == policy.Deny && e.Stage == policy.StageConn {
-				refused += max(e.Count, 1)
-			}
-		}
-	}
-	if refused < all-2048-100 || refused == all {
+	w.untilEvery(20*time.Millisecond, "connections are refused for the limit", func() bool {
+		_, refused = in.limited(time.Time{}, policy.StageConn)
+		return refused >= all-2048-100
+	})
+	if refused == all {
 		t.Errorf("%d of %d connections were refused for the limit", refused, all)
 	}
 	if n, slowest := stop(); n < 4 || slowest > 3*time.Second {
@@ -128,15 +124,7 @@ func TestAttackManyConnections(t *testing.T) {
 			c.Close()
 		}
 	}
-	var err error
-	for limit := time.Now().Add(10 * time.Second); time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
-		if err = in.fetch(to, "www.example.com"); err == nil {
-			break
-		}
-	}
-	if err != nil {
-		t.Errorf("after the attack: %v", err)
-	}
+	w.untilEvery(50*time.Millisecond, "the box connects after the attack", func() bool { return in.fetch(to, "www.example.com") == nil })
 	w.nothingLeaks()
 }
 
@@ -225,10 +213,11 @@ func TestAttackSlowReaders(t *testing.T) {
 		}
 	}
 	refused := 0
-	for limit := time.Now().Add(20 * time.Second); refused < 900 && time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
+	w.untilEvery(50*time.Millisecond, "streams beyond the limit are refused", func() bool {
 		refused = w.refusedForLimit()
-	}
-	if refused < 900 || refused > clients*streams-500 {
+		return refused >= 900
+	})
+	if refused > clients*streams-500 {
 		t.Errorf("%d of %d streams were refused for the limit", refused, clients*streams)
 	}
 	grown := w.memory() - before

@@ -80,12 +80,21 @@ func (w *world) settle() {
 // until waits for a condition that something else brings about.
 func (w *world) until(what string, holds func() bool) {
 	w.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	w.untilEvery(time.Millisecond, what, holds)
+}
+
+// untilEvery is until for a condition that is not to be asked for too often.
+func (w *world) untilEvery(pace time.Duration, what string, holds func() bool) {
+	w.t.Helper()
+	deadline := time.After(20 * time.Second)
+	look := time.NewTicker(pace)
+	defer look.Stop()
 	for !holds() {
-		if time.Now().After(deadline) {
+		select {
+		case <-look.C:
+		case <-deadline:
 			w.t.Fatalf("did not happen: %s", what)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -105,10 +105,9 @@ func (w *world) rebindLater(r *raider, www [2]netip.Addr, bad [2]string) {
 			w.t.Errorf("at first %s resolved to %v", name, a)
 		}
 	}
-	w.until("the name has been asked for again", func() bool {
+	w.untilEvery(50*time.Millisecond, "the name has been asked for again", func() bool {
 		r.ask("udp", gatewayDNS, name, mdns.TypeA)
 		r.ask("udp", gatewayDNS, name, mdns.TypeAAAA)
-		time.Sleep(50 * time.Millisecond)
 		return len(w.Net.Queries(name)) >= 4
 	})
 	for family, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA} {

@@ -20,7 +20,8 @@ import (
 
 // limitsOfTest are low, so that a flood stays small.
 var limitsOfTest = limitsConfig{
-	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50, KernelFlows: 5000, DNSQueries: 60,
+	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50,
+	KernelFlows: 5000, DNSQueries: 60,
 	PeekTimeout: time.Minute,
 }
 
@@ -128,9 +129,10 @@ func (in *intruder) floodConnections(attempts int) {
 	}
 	refused := uint64(attempts - limitsOfTest.Connections)
 	lines, count := 0, uint64(0)
-	for limit := time.Now().Add(15 * time.Second); count < refused && time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+	in.untilEvery(20*time.Millisecond, "every refusal is told", func() bool {
 		lines, count = in.limited(since, policy.StageConn)
-	}
+		return count >= refused
+	})
 	if count != refused {
 		in.t.Errorf("of %d connections %d were refused for a limit, want all but %d", attempts, count, limitsOfTest.Connections)
 	}
