@@ -36,12 +36,16 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 			up.close()
 		}
 	}()
+	var stop func() bool
 	for ; ; again = false {
 		used := up.served > 0
+		// The cut of a connection, and a client that resets its stream, end the context: that must end the reads as well.
+		stop = context.AfterFunc(ctx, up.abort)
 		err := d.send(ctx, up, head)
 		if err == nil {
 			break
 		}
+		stop()
 		if !used || !again || ctx.Err() != nil {
 			st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 			return
@@ -54,8 +58,6 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 		}
 		up = next
 	}
-	// The cut of a connection, and a client that resets its stream, end the context: that must end the reads as well.
-	stop := context.AfterFunc(ctx, up.abort)
 	reuse := false
 	defer func() {
 		if !d.sentAll() {
