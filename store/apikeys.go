@@ -15,6 +15,9 @@ import (
 // its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key nobody can use, and
 // the next start makes another. While any key is kept the file is not touched: who deleted it wanted it gone.
 func (db *DB) EnsureAPIKey() (made bool, err error) {
+	if err := db.finishKeyChange(); err != nil {
+		return false, err
+	}
 	keys, err := db.APIKeys()
 	if err != nil || len(keys) > 0 {
 		return false, err
@@ -42,7 +45,15 @@ func (db *DB) CheckAPIKey(key string) bool {
 	hash := HashKey(key)
 	known := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		known = tx.Bucket(bucketAPIKeys).Get(hash[:]) != nil
+		data := tx.Bucket(bucketAPIKeys).Get(hash[:])
+		if data == nil {
+			return nil
+		}
+		var k APIKey
+		if err := json.Unmarshal(data, &k); err != nil {
+			return err
+		}
+		known = k.opens(time.Now())
 		return nil
 	})
 	return err == nil && known

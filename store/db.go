@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -17,6 +18,8 @@ const (
 	fileDB     = "boxgate.db"
 	fileSecret = "secret.key"
 	fileAPIKey = "api-key"
+	// fileNextKey is the API key that takes the place of the one in fileAPIKey, while that goes on.
+	fileNextKey = "api-key.next"
 )
 
 // Options say where the store is and how its secrets are sealed.
@@ -36,6 +39,20 @@ type DB struct {
 	dir  string
 	bolt *bolt.DB
 	seal *sealer
+
+	rotating sync.Mutex              // one change of keys at a time
+	stop     func(step string) error // for tests: told of each step of a change of keys, at which it can fail
+}
+
+// path is the path of a file of the state directory.
+func (db *DB) path(name string) string { return filepath.Join(db.dir, name) }
+
+// reached says that a step of a change of keys was made.
+func (db *DB) reached(step string) error {
+	if db.stop == nil {
+		return nil
+	}
+	return db.stop(step)
 }
 
 // Open opens the store, and makes it on the first start: the directory, the file, the key file (unless there is a
@@ -46,8 +63,15 @@ func Open(o Options) (*DB, error) {
 		return nil, err
 	}
 	path := filepath.Join(o.Dir, fileDB)
-	b, err := openFile(path, cmp.Or(o.LockTimeout, time.Second))
+	openAgain := func() (*bolt.DB, error) { return openFile(path, cmp.Or(o.LockTimeout, time.Second)) }
+	b, err := openAgain()
 	if err != nil {
+		return nil, err
+	}
+	if err := removeLeftovers(o.Dir); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	if b, err = rewriteFile(b, path, openAgain); err != nil {
 		return nil, err
 	}
 	db := &DB{dir: o.Dir, bolt: b}
@@ -60,11 +84,32 @@ func Open(o Options) (*DB, error) {
 	return db, nil
 }
 
-// openFile opens the bbolt file and checks that it is ours alone.
+// openFile opens the bbolt file and checks that it is ours alone. Who had it before may have put a new file in its place
+// (see rewriteFile), so that the lock we waited for is one on a file that is gone: then it begins anew.
 func openFile(path string, wait time.Duration) (*bolt.DB, error) {
+	for {
+		before, _ := os.Stat(path)
+		b, err := openChecked(path, wait)
+		if err != nil || before == nil {
+			return b, err
+		}
+		after, err := os.Stat(path)
+		if err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+		if os.SameFile(before, after) {
+			return b, nil
+		}
+		if err := b.Close(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func openChecked(path string, wait time.Duration) (*bolt.DB, error) {
 	b, err := openWhole(path, &bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
 	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("another gateway is using %s: stop it, or give this one a state_dir of its own", path)
+		return nil, fmt.Errorf("%w (%s): stop it, or give this one a state_dir of its own", ErrInUse, path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the store %s cannot be opened: %w", path, err)

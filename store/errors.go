@@ -4,8 +4,10 @@ import "errors"
 
 // The errors a caller may ask for with errors.Is. Every other error means that the file could not be read or written.
 var (
-	ErrNotFound  = errors.New("not found")
-	ErrNameTaken = errors.New("the name is in use by another box")
-	ErrExhausted = errors.New("every address of the pools is in use")
-	ErrConflict  = errors.New("changed by someone else in between")
+	ErrNotFound   = errors.New("not found")
+	ErrNameTaken  = errors.New("the name is in use by another box")
+	ErrExhausted  = errors.New("every address of the pools is in use")
+	ErrInUse      = errors.New("another gateway is using the store")
+	ErrPassphrase = errors.New("the passphrase does not fit")
+	ErrConflict   = errors.New("changed by someone else in between")
 )

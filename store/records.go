@@ -92,4 +92,8 @@ type APIKey struct {
 	Name      string    `json:"name"`
 	Hash      KeyHash   `json:"hash"`
 	CreatedAt time.Time `json:"created_at"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero: never
 }
+
+// opens reports whether the key opens anything at that time.
+func (k APIKey) opens(now time.Time) bool { return k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt) }

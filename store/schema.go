@@ -28,6 +28,7 @@ var (
 	keyVersion = []byte("version")  // schema version, 4 bytes big-endian
 	keyDataKey = []byte("data_key") // the data key, encrypted by age
 	keySealing = []byte("sealing")  // what age encrypted it to: "key file" or "passphrase"
+	keyCompact = []byte("compact")  // set: the next start writes the file anew, see [DB.RotateKey]
 )
 
 // global is the key of what belongs to the installation and to no box.

@@ -1,0 +1,95 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// RotateAPIKey makes a new API key and writes it into the file api-key of the state directory. Every key before it stops
+// working at once, or after grace if that is more than 0.
+//
+// The new key is on the disk, in a file beside, before the store knows it, and takes its place in api-key after. A
+// gateway that dies in between has the one or the other: the next start finishes what the store knows ([DB.EnsureAPIKey]).
+func (db *DB) RotateAPIKey(grace time.Duration) error {
+	db.rotating.Lock()
+	defer db.rotating.Unlock()
+	key := NewKey()
+	if err := writePrivate(db.path(fileNextKey), []byte(key.Reveal()+"\n")); err != nil {
+		return fmt.Errorf("the new API key cannot be written: %w", err)
+	}
+	if err := db.reached("new API key in a file beside"); err != nil {
+		return err
+	}
+	now := time.Now().UTC()
+	fresh := APIKey{Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
+	if err := db.bolt.Update(func(tx *bolt.Tx) error { return replaceKeys(tx, fresh, now.Add(grace)) }); err != nil {
+		return errors.Join(err, os.Remove(db.path(fileNextKey)))
+	}
+	if err := db.reached("new API key in force"); err != nil {
+		return err
+	}
+	if err := db.finishKeyChange(); err != nil {
+		return fmt.Errorf("the new API key is in force, but still in the file %s, until the next start: %w", fileNextKey, err)
+	}
+	return db.reached("new API key in its file")
+}
+
+// replaceKeys adds a key and lets those before it end at a time; ends that are earlier stay, and what has ended goes.
+func replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
+	bucket := tx.Bucket(bucketAPIKeys)
+	var old []APIKey
+	err := bucket.ForEach(func(_, data []byte) error {
+		var k APIKey
+		if err := json.Unmarshal(data, &k); err != nil {
+			return fmt.Errorf("the record of an API key is damaged: %w", err)
+		}
+		old = append(old, k)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, k := range old {
+		if k.ExpiresAt.IsZero() || end.Before(k.ExpiresAt) {
+			k.ExpiresAt = end
+		}
+		if !k.opens(fresh.CreatedAt) {
+			err = errors.Join(err, bucket.Delete(k.Hash[:]))
+			continue
+		}
+		err = errors.Join(err, putKey(bucket, k))
+	}
+	return errors.Join(err, putKey(bucket, fresh))
+}
+
+func putKey(bucket *bolt.Bucket, k APIKey) error {
+	data, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return bucket.Put(k.Hash[:], data)
+}
+
+// finishKeyChange ends a change of the API key: the new one takes its place if the store knows it, else it goes.
+func (db *DB) finishKeyChange() error {
+	next := db.path(fileNextKey)
+	data, err := os.ReadFile(next)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer clear(data)
+	if !db.CheckAPIKey(strings.TrimSpace(string(data))) {
+		return os.Remove(next)
+	}
+	return errors.Join(os.Rename(next, db.path(fileAPIKey)), syncDir(db.dir))
+}

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// newSuffix ends the name of the file that is to take the store's place.
+const newSuffix = ".new"
+
+// rewriteFile writes the file anew if a change of the key asked for it: pages that are not in use any more hold values and the
+// data key as the old key opens them. The file takes the place of the old one whole; the returned database is the one
+// to go on with. If there is no room, the old file stays and the next start tries again.
+func rewriteFile(b *bolt.DB, path string, open func() (*bolt.DB, error)) (*bolt.DB, error) {
+	wanted := false
+	err := b.View(func(tx *bolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		wanted = meta != nil && meta.Get(keyCompact) != nil
+		return nil
+	})
+	if err != nil || !wanted {
+		return b, err
+	}
+	fresh := path + newSuffix
+	if err := copyInUse(b, fresh); err != nil {
+		_ = os.Remove(fresh)
+		return b, nil //nolint:nilerr // the store is whole and opens; what is left in it is older than the key
+	}
+	if err := errors.Join(os.Rename(fresh, path), syncDir(filepath.Dir(path))); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	if err := b.Close(); err != nil { // not before: its lock keeps others from the file
+		return nil, err
+	}
+	return open()
+}
+
+// copyInUse writes what is in use of a database into a new file.
+func copyInUse(b *bolt.DB, path string) error {
+	fresh, err := bolt.Open(path, 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType})
+	if err != nil {
+		return err
+	}
+	err = bolt.Compact(fresh, b, 1<<20)
+	if err == nil {
+		err = fresh.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyCompact) })
+	}
+	return errors.Join(err, fresh.Sync(), fresh.Close())
+}
+
+// removeLeftovers removes the files that a crash left while they were written; they may hold keys.
+func removeLeftovers(dir string) error {
+	var errs []error
+	if err := os.Remove(filepath.Join(dir, fileDB+newSuffix)); !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	for _, name := range []string{fileSecret, fileAPIKey, fileNextKey} {
+		left, err := filepath.Glob(filepath.Join(dir, "."+name+"-*"))
+		errs = append(errs, err)
+		for _, f := range left {
+			errs = append(errs, os.Remove(f))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,185 @@
+package store
+
+import (
+	"bytes"
+	"crypto/cipher"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"filippo.io/age"
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+// RotateKey gives the store a new data key, seals every value anew with it, and encrypts it to a new key: a new age
+// identity in the key file, or the new passphrase if the store is sealed with one (which it must be, then, and only then). Other
+// uses of the store go on meanwhile.
+//
+// The values change in one transaction. The key file holds the old identity and the new one while that is under way, so
+// whenever the gateway dies the store opens with the key file that is there; the next start removes the identity that
+// opens nothing any more. What the old key opened stays in free pages of the file until the next start, which writes
+// the file anew.
+func (db *DB) RotateKey(newPassphrase policy.Secret) error {
+	db.rotating.Lock()
+	defer db.rotating.Unlock()
+	sealing, err := db.sealing()
+	if err != nil {
+		return err
+	}
+	switch {
+	case sealing == sealedByPassphrase && newPassphrase.Reveal() == "":
+		return fmt.Errorf("%w: the secrets of this store are encrypted with a passphrase: give a new one", ErrPassphrase)
+	case sealing == sealedByFile && newPassphrase.Reveal() != "":
+		return fmt.Errorf("%w: the secrets of this store are encrypted with its key file: give no passphrase", ErrPassphrase)
+	case sealing == sealedByPassphrase:
+		return db.rotatePassphrase(newPassphrase.Reveal())
+	}
+	return db.rotateKeyFile()
+}
+
+// sealing returns how the data key is encrypted.
+func (db *DB) sealing() (sealing string, err error) {
+	err = db.bolt.View(func(tx *bolt.Tx) error {
+		sealing = string(tx.Bucket(bucketMeta).Get(keySealing))
+		return nil
+	})
+	return sealing, err
+}
+
+func (db *DB) rotatePassphrase(passphrase string) error {
+	k, err := passphraseKeyring(passphrase, "")
+	if err != nil {
+		return err
+	}
+	if err := db.resealAll(k); err != nil {
+		return err
+	}
+	return db.reached("new data key committed")
+}
+
+func (db *DB) rotateKeyFile() error {
+	path := db.path(fileSecret)
+	old, err := db.presentIdentity(path)
+	if err != nil {
+		return err
+	}
+	next, err := age.GenerateX25519Identity()
+	if err != nil {
+		return err
+	}
+	if err := writeKeyFile(path, old, next); err != nil {
+		return err
+	}
+	if err := db.reached("both identities in the key file"); err != nil {
+		return err
+	}
+	// Should it fail, both stay in the key file: who knows what of the transaction is on the disk.
+	if err := db.resealAll(fileKeyring(path, []*age.X25519Identity{next})); err != nil {
+		return err
+	}
+	if err := db.reached("new data key committed"); err != nil {
+		return err
+	}
+	if err := writeKeyFile(path, next); err != nil {
+		return fmt.Errorf("the secrets are encrypted with a new key, but the old one stays in the key file until the next start: %w", err)
+	}
+	return db.reached("new identity alone in the key file")
+}
+
+// presentIdentity returns the identity of the key file that opens the data key now.
+func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
+	ids, err := readKeyFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var wrapped []byte
+	err = db.bolt.View(func(tx *bolt.Tx) error {
+		wrapped = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDataKey))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	key, which, err := fileKeyring(path, ids).unwrap(wrapped)
+	clear(key)
+	if err != nil {
+		return nil, err
+	}
+	return ids[which], nil
+}
+
+// resealAll makes a data key that k encrypts and seals every value with it, in one transaction.
+func (db *DB) resealAll(k keyring) error {
+	wrapped, err := db.seal.newKey(k)
+	if err != nil {
+		return err
+	}
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		old, err := db.seal.of(tx)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(putDataKey(tx, wrapped, k.sealing), tx.Bucket(bucketMeta).Put(keyCompact, []byte{1})); err != nil {
+			return err
+		}
+		next, err := db.seal.of(tx)
+		if err != nil {
+			return err
+		}
+		if err := resealBuckets(tx, old, next); err != nil {
+			return err
+		}
+		return db.reached("values sealed anew")
+	})
+}
+
+// reseal decrypts a value with the old data key and encrypts it with the new one.
+type reseal func(value []byte) ([]byte, error)
+
+// resealBuckets seals every value of the store anew.
+func resealBuckets(tx *bolt.Tx, old, next cipher.AEAD) error {
+	whole := func(data []byte, again reseal) ([]byte, error) { return again(data) }
+	for _, b := range []struct {
+		name   []byte
+		record func(data []byte, again reseal) ([]byte, error)
+	}{{bucketSecrets, whole}, {bucketHeaders, whole}, {bucketCAs, resealCA}} {
+		bucket := tx.Bucket(b.name)
+		fresh := map[string][]byte{} // a bucket must not be changed while it is walked through
+		err := bucket.ForEach(func(key, data []byte) (err error) {
+			owner := string(key)
+			fresh[owner], err = b.record(data, func(value []byte) ([]byte, error) {
+				plain, err := unsealed(old, b.name, owner, value)
+				if err != nil {
+					return nil, err
+				}
+				defer clear(plain)
+				return sealed(next, b.name, owner, plain), nil
+			})
+			return err
+		})
+		for owner, data := range fresh {
+			if err == nil {
+				err = bucket.Put([]byte(owner), data)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resealCA seals the key of an authority anew; its certificate is not sealed.
+func resealCA(data []byte, again reseal) ([]byte, error) {
+	var rec caRecord
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return nil, fmt.Errorf("the record of a certificate authority is damaged: %w", err)
+	}
+	var err error
+	if rec.Key, err = again(rec.Key); err != nil {
+		return nil, err
+	}
+	return json.Marshal(rec)
+}
