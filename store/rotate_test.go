@@ -227,6 +227,12 @@ func TestTheOldKeyOpensNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			dir, db := c.filled(t)
+			for i := range 40 { // many pages, which no later transaction happens to write over
+				filler := policy.NewSecret(strings.Repeat("x", 4000))
+				if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprint("f", i)), Env: map[string]policy.Secret{"A": filler}}, Pools{V6: pools.V6}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			before := sealedBytes(t, db)
 			oldKey, _ := os.ReadFile(filepath.Join(dir, fileSecret)) // none with a passphrase
 			if err := errors.Join(db.RotateKey(policy.NewSecret(c.new)), db.Close()); err != nil {
