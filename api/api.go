@@ -99,5 +99,7 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		a.fail(w, r, a.noRoute(w, r))
 		return
 	}
+	r, end := a.whileKeyWorks(r)
+	defer end()
 	a.mux.ServeHTTP(w, r)
 }

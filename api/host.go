@@ -69,6 +69,13 @@ type Host interface {
 	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.
 	IngressCA(ctx context.Context) ([]byte, error)
 
+	// RotateStoreKey encrypts every secret of the store anew, under a new key file or the new passphrase. The passphrase must
+	// be given if the store has one, and only then; else the error is a *policy.InvalidError.
+	RotateStoreKey(ctx context.Context, newPassphrase policy.Secret) error
+	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. The keys before it
+	// stop working after grace.
+	RotateAPIKey(ctx context.Context, grace time.Duration) error
+
 	// Ready returns nil when boxes can be created and served, else what is missing.
 	Ready(ctx context.Context) error
 }

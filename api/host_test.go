@@ -32,6 +32,9 @@ type memoryHost struct {
 	probes  []SelfTestProbe // of every self-test
 	fail    error           // what every call answers, if set
 	crash   bool            // every call panics with a secret
+
+	passphrase string        // of the last RotateStoreKey
+	grace      time.Duration // of the last RotateAPIKey
 }
 
 type memoryBox struct {
@@ -223,6 +226,20 @@ func (h *memoryHost) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRu
 		return HeaderState{}, err
 	}
 	return setHeaders(&h.global, rules, ifMatch)
+}
+
+func (h *memoryHost) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
+	leave, err := h.enter()
+	defer leave()
+	h.passphrase = newPassphrase.Reveal()
+	return err
+}
+
+func (h *memoryHost) RotateAPIKey(_ context.Context, grace time.Duration) error {
+	leave, err := h.enter()
+	defer leave()
+	h.grace = grace
+	return err
 }
 
 func (h *memoryHost) URLs(_ context.Context, id policy.BoxID) ([]URL, error) {

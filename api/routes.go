@@ -60,6 +60,8 @@ func init() {
 		{method: "POST", path: "/v2/box/{id}/egress/explain", summary: "How the policy in force would decide; nothing is sent", request: reflect.TypeFor[explainBody](), response: reflect.TypeFor[decisionView](), handle: (*API).explain},
 		{method: "POST", path: "/v2/box/{id}/selftest", summary: "Attack the gateway from inside the box; answers with a scorecard after some seconds", response: reflect.TypeFor[selfTestView](), handle: (*API).selfTest},
 		{method: "GET", path: "/v2/box/{id}/ca", summary: "The interception CA of a box", produces: []string{"application/x-pem-file"}, handle: (*API).boxCA},
+		{method: "POST", path: "/v2/store/rotate-key", summary: "Encrypt the secrets of the store with a new key", request: reflect.TypeFor[storeKeyBody](), response: reflect.TypeFor[okView](), handle: (*API).rotateStoreKey},
+		{method: "POST", path: "/v2/api-key/rotate", summary: "Replace the API keys by a new one, written to the state directory", request: reflect.TypeFor[apiKeyBody](), response: reflect.TypeFor[okView](), handle: (*API).rotateAPIKey},
 		{method: "GET", path: "/v2/ca", summary: "The CA that signs public URLs", produces: []string{"application/x-pem-file"}, handle: (*API).ingressCA},
 	}
 }

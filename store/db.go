@@ -11,6 +11,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+
+	"boxgate/policy"
 )
 
 // The files of the state directory that the store owns.
@@ -30,6 +32,8 @@ type Options struct {
 	// passphrase instead of the key file Dir/secret.key, and the variable is removed from the environment, so that no
 	// child process inherits it. A store is opened in the way it was made.
 	PassphraseEnv string
+	// Passphrase is used instead of what PassphraseEnv names, if it is not empty.
+	Passphrase policy.Secret
 	// LockTimeout is how long to wait for another process that has the store open; 0: one second.
 	LockTimeout time.Duration
 }
@@ -58,7 +62,7 @@ func (db *DB) reached(step string) error {
 // Open opens the store, and makes it on the first start: the directory, the file, the key file (unless there is a
 // passphrase). An error is a sentence that says what to do. Only one process can have a store open.
 func Open(o Options) (*DB, error) {
-	passphrase := takeEnv(o.PassphraseEnv)
+	passphrase := cmp.Or(o.Passphrase.Reveal(), takeEnv(o.PassphraseEnv))
 	if err := ensureDir(o.Dir); err != nil {
 		return nil, err
 	}

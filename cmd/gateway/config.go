@@ -240,7 +240,7 @@ const environmentPrefix = "BOXGATE_"
 
 // notConfiguration are variables with the prefix that other commands read.
 var notConfiguration = map[string]bool{
-	"BOXGATE_API_KEY": true, "BOXGATE_ADMIN": true, "BOXGATE_STORE_PASSPHRASE": true, "BOXGATE_CONFIG": true,
+	"BOXGATE_API_KEY": true, "BOXGATE_ADMIN": true, passphraseVariable: true, newPassphraseVariable: true, "BOXGATE_CONFIG": true,
 }
 
 // applyEnvironment sets the keys that BOXGATE_* variables name; an unknown variable is an error.

@@ -84,7 +84,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newServeCommand(&opts), newCheckCommand(&opts), newDemoCommand(&opts), newImageCommand(&opts),
 		newBoxCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
-		newLogCommand(&opts), newCACommand(&opts), newProbeCommand(),
+		newLogCommand(&opts), newCACommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newProbeCommand(),
 	)
 	return root
 }

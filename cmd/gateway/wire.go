@@ -68,7 +68,7 @@ func (h *host) close() error {
 
 func (h *host) openStore(context.Context) error {
 	var err error
-	h.store, err = store.Open(store.Options{Dir: h.cfg.StateDir, PassphraseEnv: "BOXGATE_STORE_PASSPHRASE"})
+	h.store, err = store.Open(store.Options{Dir: h.cfg.StateDir, PassphraseEnv: passphraseVariable})
 	if err != nil {
 		return err
 	}

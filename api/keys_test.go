@@ -1,0 +1,81 @@
+package api
+
+import (
+	"bufio"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestKeysAreRotated(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	if a := f.call(t, "POST", "/v2/store/rotate-key", `{"new_passphrase":"correct horse"}`); a.StatusCode != 200 || f.host.passphrase != "correct horse" || strings.Contains(a.text, "horse") {
+		t.Errorf("%s %s, passphrase %q", a.Status, a.text, f.host.passphrase)
+	}
+	if a := f.call(t, "POST", "/v2/store/rotate-key", `{}`); a.StatusCode != 200 || f.host.passphrase != "" {
+		t.Errorf("%s %s, passphrase %q", a.Status, a.text, f.host.passphrase)
+	}
+	if a := f.call(t, "POST", "/v2/api-key/rotate", `{"grace":"90m"}`); a.StatusCode != 200 || f.host.grace != 90*time.Minute {
+		t.Errorf("%s %s, grace %v", a.Status, a.text, f.host.grace)
+	}
+	if a := f.call(t, "POST", "/v2/api-key/rotate", `{}`); a.StatusCode != 200 || f.host.grace != 0 {
+		t.Errorf("%s %s, grace %v", a.Status, a.text, f.host.grace)
+	}
+	f.host.grace = -1
+	for _, grace := range []string{"-1s", "721h", "soon", "1"} {
+		a := f.call(t, "POST", "/v2/api-key/rotate", `{"grace":"`+grace+`"}`)
+		if a.StatusCode != 422 || a.json(t)["pointer"] != "/grace" || f.host.grace != -1 {
+			t.Errorf("grace %s: %s %s", grace, a.Status, a.text)
+		}
+	}
+}
+
+// A key that has stopped working does not live on in what was begun with it.
+func TestAStreamEndsWithItsKey(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.call(t, "POST", "/v2/box", `{"name":"b"}`)
+	var ended atomic.Bool
+	check := f.api.CheckKey
+	asked := make(chan struct{}, 1000)
+	f.api.CheckKey = func(key string) bool {
+		asked <- struct{}{}
+		return check(key) && !ended.Load()
+	}
+
+	begin := func(method, path, body string) *http.Response {
+		req, err := http.NewRequestWithContext(t.Context(), method, f.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Box-Api-Key", testKey)
+		req.Header.Set("Accept", ndjson)
+		res, err := f.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	stream := begin("GET", "/v2/egress?follow=true", "")
+	defer stream.Body.Close()
+	exec := make(chan *http.Response, 1)
+	go func() { exec <- begin("POST", "/v2/box/b/exec", `{"command":["sleep","1000"]}`) }()
+	for range 6 { // each is asked for when it begins, and again while it goes on
+		select {
+		case res := <-exec:
+			t.Fatalf("the command ended while the key worked: %s", res.Status)
+		case <-asked:
+		}
+	}
+	ended.Store(true)
+	for lines := bufio.NewScanner(stream.Body); lines.Scan(); { // until it ends
+	}
+	res := <-exec
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusUnauthorized {
+		t.Errorf("the command under way was answered %s", res.Status)
+	}
+}
