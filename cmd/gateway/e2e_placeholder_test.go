@@ -1,0 +1,193 @@
+package main
+
+import (
+	"encoding/base64"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+var isToken = regexp.MustCompile(`^bxgph_[a-z2-7]{32}$`)
+
+// placeholderBox makes a box whose variable API_KEY stands for a secret at api.example.com, and another at another host.
+func (w *world) placeholderBox() string {
+	return w.create(map[string]any{
+		"network_policy": custom("api.example.com", "www.example.com", "plain.example.com", "git.example.com"),
+		"env_vars":       map[string]string{"MINE": "mine"},
+		"attach_headers": map[string]any{
+			"api.example.com": map[string]any{"placeholders": map[string]any{"API_KEY": testSecret, "SOURCE_KEY": map[string]string{"secret": "openai"}}},
+			"git.example.com": map[string]any{"placeholders": map[string]any{"GIT_TOKEN": "git-" + testSecret}},
+			"www.example.com": map[string]string{"X-Www": "1"},
+		},
+	})
+}
+
+// TestPlaceholderReachesTheServerAsTheSecret: curl and Python send the variable as they would send a key, over both
+// families and versions.
+func TestPlaceholderReachesTheServerAsTheSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, withSecretFile("openai", secretFile(t, "from-"+testSecret)))
+	box := w.placeholderBox()
+	token := strings.TrimSpace(w.mustSh(box, `printenv API_KEY`))
+	if !isToken.MatchString(token) {
+		t.Fatalf("the box sees %q", token)
+	}
+	if got := w.mustSh(box, "echo $MINE"); got != "mine\n" {
+		t.Errorf("its own variable is %q", got)
+	}
+	for i, way := range everyWay {
+		path := fmt.Sprintf("/way-%d", i)
+		w.mustSh(box, `curl -sS -f -o /dev/null `+way+` -H "Authorization: Bearer $API_KEY" -H "X-Two: $API_KEY/$SOURCE_KEY" -H "X-None: a" --data "body $API_KEY" https://api.example.com`+path+
+			` && curl -sS -f -o /dev/null `+way+` -u "x-access-token:$GIT_TOKEN" https://git.example.com`+path+
+			` && curl -sS -f -o /dev/null `+way+` -u "$GIT_TOKEN:" https://git.example.com`+path+`-user`)
+		api := w.Net.Received("api.example.com", testnet.Path(path))
+		if len(api) != 1 || api[0].Header.Get("Authorization") != "Bearer "+testSecret || api[0].Header.Get("X-Two") != testSecret+"/from-"+testSecret || api[0].Header.Get("X-None") != "a" {
+			t.Errorf("curl %s: api.example.com received %+v", way, api)
+		}
+		for suffix, want := range map[string]string{"": basicAuth("x-access-token", "git-"+testSecret), "-user": basicAuth("git-"+testSecret, "")} {
+			if git := w.Net.Received("git.example.com", testnet.Path(path+suffix)); len(git) != 1 || git[0].Header.Get("Authorization") != want {
+				t.Errorf("curl %s: git.example.com received %+v", way, git)
+			}
+		}
+	}
+	w.mustSh(box, `python3 -c 'import os, urllib.request as u; u.urlopen(u.Request("https://api.example.com/python", headers={"X-Api-Key": os.environ["API_KEY"]})).read()'`)
+	if seen := w.Net.Received("api.example.com", testnet.Path("/python")); len(seen) != 1 || seen[0].Header.Get("X-Api-Key") != testSecret {
+		t.Errorf("python: %+v", seen)
+	}
+	e := w.event(box, func(e audit.Event) bool { return e.Path == "/way-0" && e.Name == "api.example.com" })
+	if e.Verdict != policy.Allow || strings.Join(e.Headers, " ") != "Authorization X-Two" && strings.Join(e.Headers, " ") != "X-Two Authorization" {
+		t.Errorf("decision %+v", e)
+	}
+	if found := strings.Fields(firstOf(w.sh(box, searchLine(testSecret)))); strings.Join(found, " ") != "0 0 0" {
+		t.Errorf("matches of the secret in environment, /proc and files: %v", found)
+	}
+	if strings.Contains(w.logText(), testSecret) {
+		t.Error("the gateway's log holds the secret")
+	}
+}
+
+// TestPlaceholderLeaks: sent anywhere but to its host, in a header, it is refused and told to the log, and neither it nor
+// the secret arrives.
+func TestPlaceholderLeaks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, withSecretFile("openai", secretFile(t, "from-"+testSecret)))
+	box, other := w.placeholderBox(), w.placeholderBox()
+	foreign := strings.TrimSpace(w.mustSh(other, "printenv API_KEY"))
+	if own := strings.TrimSpace(w.mustSh(box, "printenv API_KEY")); own == foreign || !isToken.MatchString(foreign) {
+		t.Fatalf("two boxes see %q and %q", own, foreign)
+	}
+	n := 0
+	for _, line := range []string{
+		`-H "Authorization: Bearer $API_KEY" https://www.example.com/`,
+		`-H "Authorization: Bearer $API_KEY" https://git.example.com/`,
+		`-u "user:$API_KEY" https://www.example.com/`,
+		`-u "$API_KEY:" https://git.example.com/`,
+		`"https://api.example.com/?key=$API_KEY"`,
+		`"https://api.example.com/$API_KEY/x"`,
+		`-H "X-Key: $GIT_TOKEN" https://api.example.com/`,
+		`-H "X-Key: ` + foreign + `" https://api.example.com/`,
+		`-H "Authorization: Bearer $API_KEY" http://api.example.com/`,
+		`-u "user:$API_KEY" http://plain.example.com/`,
+		`"http://plain.example.com/?key=$API_KEY"`,
+	} {
+		for _, way := range everyWay {
+			out, code := w.sh(box, "curl -sS -o /tmp/body -w '%{http_code}' "+way+" "+line+"; cat /tmp/body")
+			if n++; code != 0 || !strings.HasPrefix(out, "403") || !strings.Contains(out, `"placeholder_leak"`) {
+				t.Errorf("curl %s %s: exit %d: %s", way, line, code, out)
+			}
+		}
+	}
+	// The explicit proxy is no way around.
+	out, _ := w.sh(box, `curl -sS -x http://10.200.0.1:3128 -H "X-Key: $API_KEY" http://plain.example.com/ ; curl -sS -x http://10.200.0.1:3128 -H "X-Key: $API_KEY" https://www.example.com/`)
+	if n += 2; strings.Count(out, `"placeholder_leak"`) != 2 {
+		t.Errorf("through the explicit proxy: %s", out)
+	}
+	if seen := w.Net.Received("", testnet.Of(testnet.Request)); len(seen) != 0 {
+		t.Errorf("%d requests arrived, the first: %+v", len(seen), seen[0])
+	}
+	leaks := 0
+	w.until("every leak is in the log", func() bool {
+		leaks = 0
+		for _, e := range w.events(box) {
+			if e.Reason == policy.ReasonPlaceholderLeak && e.Verdict == policy.Deny {
+				leaks++
+			}
+		}
+		return leaks >= n
+	})
+	if leaks != n {
+		t.Errorf("%d leaks in the log, want %d", leaks, n)
+	}
+	w.event(box, func(e audit.Event) bool {
+		return e.Reason == policy.ReasonPlaceholderLeak && e.Name == "www.example.com" && strings.Contains(e.Error, "API_KEY") && strings.Contains(e.Error, "(Authorization)")
+	})
+}
+
+// TestPlaceholdersFollowTheRules: a rule set later, and a global one, reach the next command; one taken away does not; a
+// restart changes no token.
+func TestPlaceholdersFollowTheRules(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	box := w.create(map[string]any{
+		"network_policy": custom("api.example.com"), "env_vars": map[string]string{"LATER": "own"},
+	})
+	env := func(variable string) string {
+		out, _ := w.sh(box, "printenv "+variable)
+		return strings.TrimSpace(out)
+	}
+	set := func(path, variable string) {
+		t.Helper()
+		rules := map[string]any{}
+		if variable != "" {
+			rules["api.example.com"] = map[string]any{"placeholders": map[string]string{variable: testSecret}}
+		}
+		if err := w.Client.Do(t.Context(), "PUT", path, map[string]any{"attach_headers": rules}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := env("LATER"); got != "own" {
+		t.Errorf("before there is a rule: %q", got)
+	}
+	set(boxPath(box, "config/attach-headers"), "LATER")
+	later := env("LATER")
+	if !isToken.MatchString(later) {
+		t.Errorf("a rule set later: %q", later)
+	}
+	set("/v2/box/settings/attach-headers", "GLOBAL_KEY")
+	if got := env("GLOBAL_KEY"); got != "" {
+		t.Errorf("the box's own rule replaces the global one of its host, and yet: %q", got)
+	}
+	set(boxPath(box, "config/attach-headers"), "")
+	global := env("GLOBAL_KEY")
+	if !isToken.MatchString(global) || global == later || env("LATER") != "own" {
+		t.Errorf("of a global rule: %q; of the rule taken away: %q", global, env("LATER"))
+	}
+	w.mustSh(box, `curl -sS -f -o /dev/null -H "X-Key: $GLOBAL_KEY" https://api.example.com/global`)
+	if out, _ := w.sh(box, "curl -sS -H 'X-Key: "+later+"' https://api.example.com/old"); !strings.Contains(out, "placeholder_leak") {
+		t.Errorf("the token of the rule taken away: %s", out)
+	}
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := env("GLOBAL_KEY"); got != global {
+		t.Errorf("after a restart %q, before %q", got, global)
+	}
+	w.mustSh(box, "curl -sS -f -o /dev/null -H 'X-Key: "+global+"' https://api.example.com/restarted")
+	for _, path := range []string{"/global", "/restarted"} {
+		if seen := w.Net.Received("api.example.com", testnet.Path(path)); len(seen) != 1 || seen[0].Header.Get("X-Key") != testSecret {
+			t.Errorf("%s: %+v", path, seen)
+		}
+	}
+}
+
+func basicAuth(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
