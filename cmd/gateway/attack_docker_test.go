@@ -98,27 +98,25 @@ func (d *docker) run(args ...string) error {
 	return cmd.Run()
 }
 
-// stop ends the daemon by a signal to its first process, or to all by SIGKILL.
+// stop ends the daemon by a signal to the first process of its namespace, whose parent then reaps it.
 func (d *docker) stop(sig syscall.Signal) {
 	if d.process == nil {
 		return
 	}
-	pid := d.process.Process.Pid
-	if sig != syscall.SIGKILL {
-		children, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "task", strconv.Itoa(pid), "children"))
-		for child := range strings.FieldsSeq(string(children)) {
-			if n, err := strconv.Atoi(child); err == nil {
-				_ = syscall.Kill(n, sig)
-			}
-		}
-		select {
-		case <-d.exited:
-		case <-time.After(15 * time.Second):
-			d.w.t.Error("the Docker daemon does not stop")
+	pid := strconv.Itoa(d.process.Process.Pid)
+	children, _ := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	for child := range strings.FieldsSeq(string(children)) {
+		if n, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(n, sig)
 		}
 	}
-	_ = d.process.Process.Kill()
-	<-d.exited
+	select {
+	case <-d.exited:
+	case <-time.After(15 * time.Second):
+		d.w.t.Error("the Docker daemon does not stop")
+		_ = d.process.Process.Kill()
+		<-d.exited
+	}
 	d.process = nil
 }
 
