@@ -138,7 +138,7 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, e
 	if err != nil {
 		return nil, err
 	}
-	client, err := t.NewClientConn(&neverIndexed{Conn: conn, closed: pl.release})
+	client, err := t.NewClientConn(newNeverIndexed(conn, pl.release))
 	if err != nil {
 		return nil, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name, Err: err}
 	}

@@ -3,6 +3,10 @@ package proxy
 import (
 	"crypto/tls"
 	"encoding/binary"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // neverIndexed is the client's side of an HTTP/2 connection on which header fields are marked as never to be indexed
@@ -11,9 +15,14 @@ import (
 // The HTTP/2 library has no way to ask for that. It is told to keep no dynamic table, and then writes every field that is
 // not in the static one as a "literal without indexing": four zero bits, where "never indexed" has 0001. The two differ in
 // nothing else, so one bit of the first byte of each such field is set on its way out.
+//
+// What the server sends is looked at as well: see [serverFrames].
 type neverIndexed struct {
 	*tls.Conn
-	closed func() // called when the connection has been closed, perhaps more than once
+	closed func()        // called when the connection has been closed, perhaps more than once
+	server *serverFrames // what comes in
+
+	mu sync.Mutex // held while something is written; guards what follows
 
 	preface int // bytes of the connection preface that have passed
 	header  [9]byte
@@ -34,11 +43,40 @@ const (
 	flagPriority      = 0x20
 )
 
+func newNeverIndexed(conn *tls.Conn, closed func()) *neverIndexed {
+	c := &neverIndexed{Conn: conn, closed: closed}
+	c.server = newServerFrames(conn, c.goAway)
+	return c
+}
+
+// Read implements net.Conn.
+func (c *neverIndexed) Read(p []byte) (int, error) { return c.server.Read(p) }
+
 // Write sends b with the marks set. Only the goroutine that holds the library's write lock calls it.
 func (c *neverIndexed) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.out = append(c.out[:0], b...)
 	c.mark(c.out)
 	return c.Conn.Write(c.out)
+}
+
+// goAwayTime is for a server that broke the protocol to take the news.
+const goAwayTime = 100 * time.Millisecond
+
+// goAway tells the server that the connection ends, and why, if that can be said now: between two frames, and without
+// waiting for a write that the server holds up.
+func (c *neverIndexed) goAway(code http2.ErrCode) {
+	if !c.mu.TryLock() {
+		return
+	}
+	defer c.mu.Unlock()
+	if c.preface < prefaceLen || c.have > 0 || c.left > 0 {
+		return
+	}
+	frame := []byte{0, 0, 8, byte(http2.FrameGoAway), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+	_ = c.SetWriteDeadline(time.Now().Add(goAwayTime))
+	_, _ = c.Conn.Write(binary.BigEndian.AppendUint32(frame, uint32(code)))
 }
 
 // Close closes the connection at once: to announce the end in TLS could wait for a peer that does not read.
@@ -74,6 +112,9 @@ func (c *neverIndexed) mark(b []byte) {
 func (c *neverIndexed) begin() {
 	c.have = 0
 	c.left = int(binary.BigEndian.Uint32(c.header[:4]) >> 8)
+	if c.server != nil {
+		c.server.sent(frameHead(c.header[:]))
+	}
 	kind, flags := c.header[3], c.header[4]
 	c.fields = kind == frameHeaders || kind == frameContinuation
 	c.skip = 0

@@ -410,7 +410,7 @@ func TestClosingWaitsForNoPeer(t *testing.T) {
 	_ = near.SetWriteDeadline(time.Time{})
 	closed := false
 	start := time.Now()
-	_ = (&neverIndexed{Conn: conn, closed: func() { closed = true }}).Close()
+	_ = newNeverIndexed(conn, func() { closed = true }).Close()
 	if d := time.Since(start); d > 2*time.Second || !closed {
 		t.Errorf("closed after %v, told %v", d, closed)
 	}

@@ -82,6 +82,12 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 		return err
 	}
 	defer func() { _ = log.Sync() }()
+	// Libraries that have no logger of their own to be given, such as HTTP/2's client, write lines at a server's bidding.
+	restore, err := zap.RedirectStdLogAt(log, zap.DebugLevel)
+	if err != nil {
+		return err
+	}
+	defer restore()
 	addrs, err := newAddresses(cfg.Network)
 	if err != nil {
 		return err

@@ -1,0 +1,66 @@
+package conformance
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/summerwind/h2spec/client"
+	"github.com/summerwind/h2spec/config"
+	"github.com/summerwind/h2spec/spec"
+)
+
+// h2clientWait is how long a case waits for what a client must do.
+const h2clientWait = 2 * time.Second
+
+// ClientCase is a case of h2spec for HTTP/2 clients: a server that does something on the first connection of a client.
+type ClientCase struct {
+	Case, Title string
+
+	tc   *spec.ClientTestCase
+	once sync.Once
+	done chan Result
+}
+
+// ClientCases returns all of them.
+func ClientCases() []*ClientCase { return clientCases(client.Spec(), nil) }
+
+func clientCases(group *spec.ClientTestGroup, out []*ClientCase) []*ClientCase {
+	for _, tc := range group.Tests {
+		out = append(out, &ClientCase{
+			Case: fmt.Sprintf("%s/%d", group.ID(), tc.Seq), Title: tc.Desc, tc: tc, done: make(chan Result, 1),
+		})
+	}
+	for _, g := range group.Groups {
+		out = clientCases(g, out)
+	}
+	return out
+}
+
+// Serve handles a connection of the client and closes it. The first one is judged.
+func (c *ClientCase) Serve(conn net.Conn) {
+	defer conn.Close()
+	c.once.Do(func() {
+		r := Result{Case: c.Case, Title: c.Title}
+		cfg := &config.Config{Timeout: h2clientWait, TLS: true, MaxHeaderLen: 4000}
+		sc, err := spec.Accept(cfg, conn)
+		if err == nil {
+			err = c.tc.Run(cfg, sc)
+		}
+		if r.Outcome = OK; err != nil {
+			r.Outcome, r.Detail = Failed, err.Error()
+		}
+		c.done <- r
+	})
+}
+
+// Result waits for the judgement, or for as long as a client may take to connect.
+func (c *ClientCase) Result() Result {
+	select {
+	case r := <-c.done:
+		return r
+	case <-time.After(5 * h2clientWait):
+		return Result{Case: c.Case, Title: c.Title, Outcome: Failed, Detail: "no client came"}
+	}
+}
