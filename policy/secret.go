@@ -7,26 +7,29 @@ import (
 	"log/slog"
 )
 
-// Secret is a value that must not be seen. Its fmt, JSON, text, gob, slog and zap encodings are "[redacted]"; Reveal
+// Secret is a value that must not be seen. Its fmt, JSON, YAML, text, gob, slog and zap encodings are "[redacted]"; Reveal
 // returns the value itself and is called only where it is written to the upstream or encrypted for the store. The zero
 // Secret is the empty value. It cannot be decoded: whoever reads a secret calls [NewSecret].
 type Secret struct {
-	// v is a pointer because fmt prints the fields of unexported fields without asking their methods: there it shows
+	// h is a pointer because fmt prints the fields of unexported fields without asking their methods: there it shows
 	// an address.
-	v *string
+	h *hidden
 }
+
+// hidden keeps the value where no reflection finds it: printers that follow pointers end at the address of a function.
+type hidden struct{ reveal func() string }
 
 const redacted = "[redacted]"
 
 // NewSecret wraps a value.
-func NewSecret(v string) Secret { return Secret{v: &v} }
+func NewSecret(v string) Secret { return Secret{h: &hidden{reveal: func() string { return v }}} }
 
 // Reveal returns the value itself.
 func (s Secret) Reveal() string {
-	if s.v == nil {
+	if s.h == nil {
 		return ""
 	}
-	return *s.v
+	return s.h.reveal()
 }
 
 // Equal reports whether two secrets hold the same value, in time that does not depend on where they differ.
