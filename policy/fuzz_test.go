@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 var hostSeeds = []string{
@@ -182,10 +184,15 @@ func FuzzParseHeaders(f *testing.F) {
 			t.Fatalf("%q: %q", h.Name, value)
 		}
 		again, err := ParseHeaders(map[string]map[string]string{rules[0].Pattern.String(): {h.Name: value}})
-		if err != nil || !reflect.DeepEqual(rules, again) {
+		if err != nil || !sameRules(rules, again) {
 			t.Fatalf("%v came back as %v, %v", rules, again, err)
 		}
 	})
+}
+
+// sameRules compares rules, the values of their secrets included.
+func sameRules(a, b []HeaderRule) bool {
+	return cmp.Equal(a, b, cmp.Comparer(func(a, b Pattern) bool { return a == b }))
 }
 
 // FuzzParseHeaderRules: whatever is accepted can be written on the wire and into an environment, and names only secrets
@@ -206,7 +213,7 @@ func FuzzParseHeaderRules(f *testing.F) {
 			return
 		}
 		if json.Unmarshal(data, &compact) == nil {
-			if same, err := ParseHeaders(compact); err != nil || !reflect.DeepEqual(rules, same) {
+			if same, err := ParseHeaders(compact); err != nil || !sameRules(rules, same) {
 				t.Fatalf("%s: %v, and as a map %v, %v", data, rules, same, err)
 			}
 		}
