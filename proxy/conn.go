@@ -325,7 +325,7 @@ func (c *conn) handOver(upstream *net.TCPConn) {
 	go func() {
 		defer tunnel.p.running.Done()
 		defer tunnel.end()
-		if err := tunnel.p.spliceBoth(tunnel.live, tunnel.tcp, upstream); err != nil && tunnel.live.denied() == nil {
+		if err := tunnel.p.spliceBoth(tunnel.live, tunnel.guest, tunnel.tcp, upstream); err != nil && tunnel.live.denied() == nil {
 			tunnel.event.Error = err.Error()
 		}
 	}()

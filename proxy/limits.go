@@ -27,8 +27,9 @@ type guest struct {
 	told          scrubMemory
 	streams       atomic.Int64 // requests over HTTP/2: each holds a window of its response
 	requests      *rate.Limiter
-	refusals      thinned // of connections
-	excess        thinned // requests beyond what there may be
+	pipes         atomic.Int64 // through which bytes of its tunnels are on their way
+	refusals      thinned      // of connections
+	excess        thinned      // requests beyond what there may be
 	homes         homes
 }
 

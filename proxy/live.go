@@ -16,7 +16,10 @@ const cutTimeout = 2 * time.Second
 
 // liveTable holds the open connections of every box. The zero value is empty.
 type liveTable struct {
+	total int // connections of all boxes at most; 0: no limit
+
 	mu    sync.Mutex
+	open  int
 	boxes map[policy.BoxID]map[*liveConn]struct{}
 }
 
@@ -36,12 +39,12 @@ type liveConn struct {
 	watcher  func(*policy.Compiled) policy.Decision
 }
 
-// add registers a connection of box, or returns nil when the box has max of them already. The caller removes it when
+// add registers a connection of box, or returns nil when the box has max of them already, or its share of all there may be. The caller removes it when
 // its handler returns; cancel ends the handler's context.
 func (t *liveTable) add(box *policy.Box, max int, cancel context.CancelFunc) *liveConn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.boxes[box.ID]) >= max {
+	if mine := len(t.boxes[box.ID]); mine >= max || !roomFor(mine, t.open, t.total, len(t.boxes)) {
 		return nil
 	}
 	if t.boxes == nil {
@@ -52,12 +55,14 @@ func (t *liveTable) add(box *policy.Box, max int, cancel context.CancelFunc) *li
 	}
 	l := &liveConn{box: box, cancel: cancel, done: make(chan struct{}), sockets: map[net.Conn]struct{}{}}
 	t.boxes[box.ID][l] = struct{}{}
+	t.open++
 	return l
 }
 
 func (t *liveTable) remove(l *liveConn) {
 	t.mu.Lock()
 	delete(t.boxes[l.box.ID], l)
+	t.open--
 	if len(t.boxes[l.box.ID]) == 0 {
 		delete(t.boxes, l.box.ID)
 	}

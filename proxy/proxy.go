@@ -64,6 +64,9 @@ type Config struct {
 	MaxStreams       int           // requests of a box over HTTP/2 under way at the same time, on all connections; 1024
 	MaxRequests      int           // HTTP requests of a box a second, sustained; twice as many at once; 10000
 	MaxUpstreams     int           // connections to servers that a box's HTTP requests use or keep, tunnels apart; 512
+	MaxAllConns      int           // connections of all boxes together; the last quarter is for boxes with few; 0: no limit
+	MaxAllUpstreams  int           // connections to servers of all boxes together, likewise; 0: no limit
+	MaxPipes         int           // pipes in which bytes of tunnels may be on their way, of all boxes; two descriptors each; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box and with the upstream; 15 s
@@ -78,7 +81,7 @@ func (c *Config) setDefaults() {
 	}
 	for n, def := range map[*int]int{
 		&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxRequests: 10000,
-		&c.MaxUpstreams: 512,
+		&c.MaxUpstreams: 512, &c.MaxPipes: 512,
 	} {
 		if *n <= 0 {
 			*n = def
@@ -107,6 +110,7 @@ type Proxy struct {
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
 
+	pipes     pipePool
 	upstreams upstreams // connections to origin servers kept for the next request
 
 	// originalDst tells where a transparently accepted connection was going. Tests replace it.
@@ -129,6 +133,8 @@ func New(cfg Config) (*Proxy, error) {
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
 	p.guests.use(&p.cfg)
+	p.pipes.max = p.cfg.MaxPipes
+	p.live.total = p.cfg.MaxAllConns
 	p.base, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
@@ -202,6 +208,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	p.mu.Unlock()
 	defer p.guests.flush()
 	defer p.upstreams.close()
+	defer p.pipes.close()
 	defer p.cancel()
 	drained := make(chan struct{})
 	go func() {

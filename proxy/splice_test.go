@@ -52,7 +52,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	}))
-	sent := make([]byte, 3*spliceChunk+17)
+	sent := make([]byte, 3*spliceMost+17)
 	_, _ = rand.Read(sent)
 	var both sync.WaitGroup
 	both.Go(func() {

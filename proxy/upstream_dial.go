@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"boxgate/policy"
 )
@@ -13,6 +14,9 @@ import (
 // upstreams holds the connections to origin servers, box by box: what one box does with its own is nothing to another.
 // The zero value is empty. Safe for concurrent use.
 type upstreams struct {
+	open    atomic.Int64 // connections, of all boxes
+	sharers atomic.Int64 // boxes that have a pool
+
 	mu    sync.RWMutex
 	boxes map[policy.BoxID]*upstreamPool
 }
@@ -36,7 +40,10 @@ func (s *session) upstreamPool() (*upstreamPool, error) {
 		if all.boxes == nil {
 			all.boxes = map[policy.BoxID]*upstreamPool{}
 		}
-		all.boxes[s.box.ID] = newUpstreamPool(s.p.cfg.MaxUpstreams)
+		pool := newUpstreamPool(s.p.cfg.MaxUpstreams)
+		pool.all, pool.total = all, s.p.cfg.MaxAllUpstreams
+		all.boxes[s.box.ID] = pool
+		all.sharers.Add(1)
 	}
 	return all.boxes[s.box.ID], nil
 }
@@ -48,6 +55,7 @@ func (u *upstreams) closeBox(box policy.BoxID) {
 	delete(u.boxes, box)
 	u.mu.Unlock()
 	if pool != nil {
+		u.sharers.Add(-1)
 		pool.close()
 	}
 }

@@ -22,7 +22,9 @@ var errUpstreamLimit = errors.New("the box has as many connections to servers op
 // dialled until it is closed, whether it is in use or waits for another request. A box that needs one more place than
 // there are loses the connection that has waited longest. Safe for concurrent use.
 type upstreamPool struct {
-	max int
+	max   int
+	all   *upstreams // those of all boxes, among which
+	total int        // there may be so many connections; 0: no limit
 
 	open atomic.Int64 // places taken; written under mu
 
@@ -50,7 +52,7 @@ type place struct {
 }
 
 func newUpstreamPool(max int) *upstreamPool {
-	return &upstreamPool{max: max, kept: map[upstreamKey][]*upstream{}, hosts: map[upstreamKey]*h2Host{}}
+	return &upstreamPool{max: max, all: &upstreams{}, kept: map[upstreamKey][]*upstream{}, hosts: map[upstreamKey]*h2Host{}}
 }
 
 // unlock gives up the lock and then closes what was dropped under it: that must hold up nobody.
@@ -84,13 +86,20 @@ func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
 	if p.closed {
 		return nil, errBoxGone
 	}
-	if p.open.Load() >= int64(p.max) {
+	for !p.roomLocked() {
 		if !p.dropOldestLocked() {
 			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: errUpstreamLimit}
 		}
 	}
 	p.open.Add(1)
+	p.all.open.Add(1)
 	return &place{pool: p, key: key, held: true}, nil
+}
+
+// roomLocked reports whether the box may have one more connection: by its own limit, and by its share of all.
+func (p *upstreamPool) roomLocked() bool {
+	mine := int(p.open.Load())
+	return mine < p.max && roomFor(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
 }
 
 // errBoxGone refuses a request that outlived its box.
@@ -113,6 +122,7 @@ func (p *upstreamPool) releaseLocked(pl *place) {
 	}
 	pl.held = false
 	p.open.Add(-1)
+	p.all.open.Add(-1)
 	p.wakeLocked(pl)
 	if pl.h2 != nil {
 		p.forgetLocked(pl.h2)

@@ -15,6 +15,11 @@ type finding struct {
 	Err  error
 }
 
+// warning is a finding that keeps nothing from working.
+type warning struct{ error }
+
+func warnf(format string, args ...any) error { return warning{fmt.Errorf(format, args...)} }
+
 // hostFindings looks at everything `gateway serve` needs before it opens anything. Each error says what to do.
 func hostFindings(ctx context.Context, cfg config) []finding {
 	return []finding{
@@ -25,6 +30,7 @@ func hostFindings(ctx context.Context, cfg config) []finding {
 		{"id-mapped mounts", needMappedMounts(cfg)},
 		{"kernel network", needKernel(ctx)},
 		{"pools", needPools(cfg)},
+		{"descriptors", needDescriptors()},
 		{"resolvers", needResolvers(cfg)},
 		{"roots of upstreams", needRoots(cfg)},
 		{"certificate of public URLs", needCertificate(cfg)},
@@ -57,7 +63,7 @@ func newCheckCommand(o *globalOptions) *cobra.Command {
 func allFindings(ctx context.Context, load func() (config, error)) []finding {
 	cfg, err := load()
 	findings := append([]finding{{"configuration", err}}, hostFindings(ctx, cfg)...)
-	findings = append(findings, finding{"other images", checkImages(cfg)},
+	findings = append(findings, finding{"shares of boxes", checkShares(cfg)}, finding{"other images", checkImages(cfg)},
 		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)})
 	if err == nil {
 		findings = append(findings, finding{"listeners", checkListen(ctx, cfg)})
@@ -78,7 +84,7 @@ func lacksOf(err error) []error {
 	return out
 }
 
-// printFindings prints every finding and fails if one is a lack.
+// printFindings prints every finding and fails if one is a lack; warnings are none.
 func printFindings(cmd *cobra.Command, asJSON bool, findings []finding) error {
 	var lacks int
 	rows := [][]string{}
@@ -90,8 +96,13 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []finding) error {
 			continue
 		}
 		for _, lack := range lacksOf(f.Err) {
-			lacks++
 			why := strings.ReplaceAll(lack.Error(), "\n", "; ")
+			if errors.As(lack, new(warning)) {
+				rows = append(rows, []string{"warns", f.What, why})
+				list = append(list, map[string]any{"what": f.What, "ok": true, "error": "", "warning": why})
+				continue
+			}
+			lacks++
 			rows = append(rows, []string{"LACKS", f.What, why})
 			list = append(list, map[string]any{"what": f.What, "ok": false, "error": why})
 		}
@@ -108,16 +119,23 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []finding) error {
 	return err
 }
 
-// checkListen opens every socket of the configuration and closes it again.
+// checkListen opens every TCP and UDP socket of the configuration and closes it again. For the Unix socket it only looks,
+// as making it would leave a directory, or take away the socket of a gateway that was killed.
 func checkListen(ctx context.Context, cfg config) error {
 	a, err := newAddresses(cfg.Network)
 	if err != nil {
 		return err
 	}
-	l, err := listen(ctx, cfg, a)
-	if err != nil {
-		return err
+	var errs []error
+	if cfg.Admin.Socket != "" {
+		if err := checkSocket(cfg.Admin.Socket); err != nil {
+			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
+		}
+		cfg.Admin.Socket = ""
 	}
-	l.Close()
-	return nil
+	l, err := listen(ctx, cfg, a)
+	if err == nil {
+		l.Close()
+	}
+	return errors.Join(append(errs, err)...)
 }

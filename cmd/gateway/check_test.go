@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,40 @@ func TestCheckPassesWhatServes(t *testing.T) {
 	}
 	if err := w.start(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A check looks and leaves nothing: no directory for the admin socket, and the socket of a gateway that was killed stays.
+func TestCheckChangesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for socket, want := range map[string]string{
+		filepath.Join(dir, "not", "there", "admin.sock"): "",
+		filepath.Join(dir, "stale.sock"):                 "",
+		filepath.Join(dir, "file"):                       "is no socket",
+		filepath.Join(dir, "file", "admin.sock"):         "no directory",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(socket, "stale.sock") {
+			ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ln.SetUnlinkOnClose(false)
+			ln.Close()
+		}
+		w := stoppedWorld(t, labOptions{change: func(c *config) { c.Admin.Socket = socket }})
+		if got := strings.Join(w.check()["listeners"], ""); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%s: %q, want %q", socket, got, want)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "not")); err == nil {
+		t.Error("the check made a directory")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "stale.sock")); err != nil {
+		t.Error("the check removed a socket")
 	}
 }
 

@@ -33,6 +33,7 @@ type host struct {
 	log       *zap.Logger
 	addrs     addresses
 	listeners *listeners
+	shares    descriptors
 	store     *store.DB
 	audit     *audit.Log
 	firewall  *firewall.Firewall

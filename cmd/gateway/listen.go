@@ -87,23 +87,52 @@ func (l *listeners) openAdmin(ctx context.Context, c adminConfig) error {
 	return errors.Join(errs...)
 }
 
+// checkSocket finds what would keep listenSocket from opening a socket, and changes nothing.
+func checkSocket(path string) error {
+	if err := checkOldSocket(path); err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	info, err := os.Stat(dir)
+	for errors.Is(err, os.ErrNotExist) && dir != "/" { // it would be made
+		dir = filepath.Dir(dir)
+		info, err = os.Stat(dir)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory; set another path", dir)
+	}
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("%s cannot be written to: %w", dir, err)
+	}
+	return nil
+}
+
+// checkOldSocket refuses a path that is in use, by a gateway that runs or by something other than a socket.
+func checkOldSocket(path string) error {
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return fmt.Errorf("another gateway answers on %s; stop it or set another path", path)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s exists and is no socket; remove it or set another path", path)
+	}
+	return nil
+}
+
 // listenSocket opens a Unix socket with mode 0600. A socket that a killed gateway left is removed; one that answers
 // belongs to a gateway that runs.
 func listenSocket(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	if conn, err := net.Dial("unix", path); err == nil {
-		conn.Close()
-		return nil, fmt.Errorf("another gateway answers on %s; stop it or set another path", path)
+	if err := checkOldSocket(path); err != nil {
+		return nil, err
 	}
-	if info, err := os.Lstat(path); err == nil {
-		if info.Mode().Type() != os.ModeSocket {
-			return nil, fmt.Errorf("%s exists and is no socket; remove it or set another path", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
 	}
 	old := unix.Umask(0o177)
 	ln, err := net.Listen("unix", path)

@@ -198,14 +198,14 @@ func (h *host) serveFront(run func(string, func() error)) {
 	var httpsPort uint16
 	if l.https != nil {
 		httpsPort = portOf(l.https)
-		run("public URLs", func() error { return h.ingress.ServeTLS(l.https) })
+		run("public URLs", func() error { return h.ingress.ServeTLS(h.shares.bound(l.https)) })
 	}
 	switch {
 	case l.http == nil:
 	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
-		run("public URLs over HTTP", func() error { return h.ingress.ServePlain(l.http) })
+		run("public URLs over HTTP", func() error { return h.ingress.ServePlain(h.shares.bound(l.http)) })
 	case l.https != nil:
-		run("redirects", func() error { return h.ingress.ServeRedirect(l.http, httpsPort, nil) })
+		run("redirects", func() error { return h.ingress.ServeRedirect(h.shares.bound(l.http), httpsPort, nil) })
 	default:
 		h.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}

@@ -39,6 +39,10 @@ func openHost(ctx context.Context, cfg config, addrs addresses, l *listeners, lo
 		h.openFirewall, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 		h.recoverBoxes, func(ctx context.Context) error { return fault.At(ctx, "start: boxes known") },
 	}
+	var err error
+	if h.shares, err = raiseDescriptors(); err != nil {
+		return nil, err
+	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, h.close())
@@ -118,6 +122,7 @@ func (h *host) openEgress(context.Context) error {
 		Secrets:  h.secrets,
 	}
 	h.cfg.Limits.apply(&egress)
+	h.shares.apply(&egress)
 	h.proxy, err = proxy.New(egress)
 	return err
 }

@@ -1,0 +1,81 @@
+package proxy
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// pipesIdle is how many pipes are kept open for the next bytes.
+const pipesIdle = 32
+
+// pipePool lends the pipes through which splice(2) moves bytes. They are descriptors, two each, so their number is
+// bounded: over all boxes, and for one box to a quarter of that, as what a box does not read stays in its pipes. Who gets
+// none copies. Safe for concurrent use.
+type pipePool struct {
+	max int
+
+	mu   sync.Mutex
+	idle []*pipe
+	lent int
+}
+
+type pipe struct{ r, w int }
+
+// get lends a pipe, or returns nil when there is none to be had.
+func (p *pipePool) get(who *guest) *pipe {
+	if !countIn(&who.pipes, (p.max+3)/4) {
+		return nil
+	}
+	p.mu.Lock()
+	if p.lent >= p.max {
+		p.mu.Unlock()
+		who.pipes.Add(-1)
+		return nil
+	}
+	p.lent++
+	if n := len(p.idle); n > 0 {
+		got := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		return got
+	}
+	p.mu.Unlock()
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil { // no descriptor is left
+		p.mu.Lock()
+		p.lent--
+		p.mu.Unlock()
+		who.pipes.Add(-1)
+		return nil
+	}
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost) // a smaller one does too
+	return &pipe{fds[0], fds[1]}
+}
+
+// put takes a pipe back; one that is not empty is of no use to anybody else.
+func (p *pipePool) put(who *guest, got *pipe, empty bool) {
+	who.pipes.Add(-1)
+	p.mu.Lock()
+	p.lent--
+	keep := empty && len(p.idle) < min(pipesIdle, p.max)
+	if keep {
+		p.idle = append(p.idle, got)
+	}
+	p.mu.Unlock()
+	if !keep {
+		_ = unix.Close(got.r)
+		_ = unix.Close(got.w)
+	}
+}
+
+// close closes the pipes that are kept.
+func (p *pipePool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.idle {
+		_ = unix.Close(k.r)
+		_ = unix.Close(k.w)
+	}
+	p.idle, p.max = nil, 0
+}

@@ -1,0 +1,89 @@
+package proxy
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// BenchmarkSplice moves bytes through a tunnel, as one stream and as many short messages. The processor time is that of
+// the proxy and of both ends, which are the same for every way of copying.
+func BenchmarkSplice(b *testing.B) {
+	p, err := New(Config{Boxes: boxes{}, Resolver: &names{}, Leaves: newAuthority(b), Audit: discardEvents{}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, size := range map[string]int{"stream": 128 << 10, "messages": 100} {
+		b.Run(name, func(b *testing.B) {
+			client, c := tcpPair(b)
+			s, server := tcpPair(b)
+			box := &policy.Box{ID: "bench"}
+			live := p.live.add(box, 10, func() {})
+			defer p.live.remove(live)
+			done := make(chan error, 1)
+			go func() { done <- p.spliceBoth(live, p.guests.of(box), c, s) }()
+			go func() {
+				if name == "stream" {
+					_, _ = io.Copy(io.Discard, struct{ io.Reader }{server})
+				} else {
+					_, _ = io.Copy(struct{ io.Writer }{server}, struct{ io.Reader }{server})
+				}
+				server.Close()
+			}()
+			buf := make([]byte, size)
+			b.SetBytes(int64(size))
+			before := processorTime(b)
+			for b.Loop() {
+				if _, err := client.Write(buf); err != nil {
+					b.Fatal(err)
+				}
+				if name == "messages" {
+					if _, err := io.ReadFull(client, buf); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			_ = client.CloseWrite()
+			_, _ = io.Copy(io.Discard, client)
+			client.Close()
+			if err := <-done; err != nil {
+				b.Error(err)
+			}
+			gb := float64(b.N) * float64(size) / (1 << 30)
+			b.ReportMetric((processorTime(b)-before).Seconds()/gb, "cpu-s/GiB")
+		})
+	}
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// tcpPair returns both ends of a connection.
+func tcpPair(t testing.TB) (near, far *net.TCPConn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); z.Close() })
+	return a.(*net.TCPConn), z.(*net.TCPConn)
+}
