@@ -2,7 +2,10 @@ package main
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -10,6 +13,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/store"
 )
 
 var isToken = regexp.MustCompile(`^bxgph_[a-z2-7]{32}$`)
@@ -185,6 +189,38 @@ func TestPlaceholdersFollowTheRules(t *testing.T) {
 		if seen := w.Net.Received("api.example.com", testnet.Path(path)); len(seen) != 1 || seen[0].Header.Get("X-Key") != testSecret {
 			t.Errorf("%s: %+v", path, seen)
 		}
+	}
+}
+
+// TestPlaceholdersOfABoxFromAnOlderVersion: a box that has no key for tokens gets one when it is picked up.
+func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	box := w.create(map[string]any{
+		"attach_headers": map[string]any{"api.example.com": map[string]any{"placeholders": map[string]string{"API_KEY": testSecret}}},
+	})
+	before := w.mustSh(box, "printenv API_KEY")
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	db, err := store.Open(store.Options{Dir: filepath.Join(w.dir, "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, err := db.Box(policy.BoxID(box))
+	if err != nil {
+		t.Fatal(err)
+	}
+	record.PlaceholderKey = policy.Secret{}
+	if err := errors.Join(db.UpdateBox(record), db.Close(), w.start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	after := w.mustSh(box, "printenv API_KEY")
+	if !isToken.MatchString(strings.TrimSpace(after)) || after == before {
+		t.Errorf("the box sees %q, before %q", after, before)
+	}
+	if again, err := os.ReadFile(filepath.Join(w.dir, "state", "boxgate.db")); err == nil && strings.Contains(string(again), strings.TrimSpace(after)) {
+		t.Error("the store holds the token")
 	}
 }
 
