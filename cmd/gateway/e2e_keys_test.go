@@ -1,0 +1,242 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/internal/testnet"
+)
+
+// responseError returns the refusal of the API that an error is, or nil.
+func responseError(err error) *api.ResponseError {
+	refused, _ := errors.AsType[*api.ResponseError](err)
+	return refused
+}
+
+// keyFile returns the content of a file of the state directory, which must be ours alone.
+func (w *world) keyFile(name string) string {
+	w.t.Helper()
+	path := filepath.Join(w.dir, "state", name)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		w.t.Fatal(info, err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// secretArrives fails the test unless the box's request carries the secret of its rule.
+func (w *world) secretArrives(box, path string) {
+	w.t.Helper()
+	w.mustSh(box, "curl -sS -o /dev/null https://api.example.com"+path)
+	seen := w.Net.Received("api.example.com", testnet.Path(path))
+	if len(seen) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+testSecret {
+		w.t.Errorf("%s: the server received %+v", path, seen)
+	}
+}
+
+// run runs a command of the gateway that must exit with a status, with more environment.
+func (w *world) run(want int, env []string, stdin string, args ...string) string {
+	w.t.Helper()
+	cmd := w.command(w.t.Context(), args...)
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != want {
+		w.t.Errorf("gateway %v: exit %d: %s", args, code, out)
+	}
+	return string(out)
+}
+
+// TestTheKeyOfTheStoreIsChanged: by the running gateway and without one; boxes and their secrets stay.
+func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	box := w.secretBox()
+	first := w.keyFile("secret.key")
+	contains(t, w.run(0, nil, "", "store", "rotate-key"), "secret.key", "Renew your copy")
+	second := w.keyFile("secret.key")
+	if second == first || strings.Count(second, "AGE-SECRET-KEY-1") != 1 {
+		t.Error("the key file was not changed")
+	}
+	w.secretArrives(box, "/while-it-runs")
+	contains(t, w.run(1, nil, "", "store", "rotate-key", "--admin", w.socket, "--passphrase-stdin"), "no new passphrase")
+	contains(t, w.run(1, []string{newPassphraseVariable + "=correct horse"}, "", "store", "rotate-key"), "key file")
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if out := w.run(0, nil, "", "store", "rotate-key", "--json"); strings.TrimSpace(out) != `{"ok":true}` {
+		t.Errorf("answered %q", out)
+	}
+	third := w.keyFile("secret.key")
+	if third == second {
+		t.Error("the key file was not changed without a gateway")
+	}
+	if err := w.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.secretArrives(box, "/after-a-start")
+	for _, key := range []string{first, second, third} {
+		for _, line := range strings.Split(key, "\n") {
+			if strings.HasPrefix(line, "AGE-SECRET") && strings.Contains(w.logText(), line) {
+				t.Error("the log shows a key")
+			}
+		}
+	}
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, "state", "secret.key"), []byte(first), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.start(t.Context()); err == nil || !strings.Contains(err.Error(), "not the key") {
+		t.Errorf("with the first key: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, "state", "secret.key"), []byte(third), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestThePassphraseOfTheStoreIsChanged: by variable through the gateway, from standard input without one.
+func TestThePassphraseOfTheStoreIsChanged(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, labOptions{})
+	start := func(passphrase string) error {
+		w.env = []string{passphraseVariable + "=" + passphrase}
+		return w.start(t.Context())
+	}
+	if err := start("first passphrase"); err != nil {
+		t.Fatal(err)
+	}
+	box := w.secretBox()
+	contains(t, w.run(1, []string{newPassphraseVariable + "=short"}, "", "store", "rotate-key"), "too short")
+	contains(t, w.run(1, nil, "", "store", "rotate-key"), "give a new one")
+	contains(t, w.run(0, []string{newPassphraseVariable + "=second passphrase"}, "", "store", "rotate-key"), passphraseVariable)
+	w.secretArrives(box, "/while-it-runs")
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := start("first passphrase"); err == nil {
+		t.Fatal("the first passphrase opens the store")
+	}
+	w.kill()
+	contains(t, w.run(1, nil, "third passphrase\n", "store", "rotate-key", "--passphrase-stdin"), passphraseVariable)
+	w.run(0, []string{passphraseVariable + "=second passphrase"}, "third passphrase\n", "store", "rotate-key", "--passphrase-stdin")
+	if err := start("third passphrase"); err != nil {
+		t.Fatal(err)
+	}
+	w.secretArrives(box, "/after-a-start")
+	for _, p := range []string{"first", "second", "third"} {
+		if file := fileWith(t, filepath.Join(w.dir, "state"), []byte(p+" passphrase")); file != "" || strings.Contains(w.logText(), p+" passphrase") {
+			t.Errorf("the %s passphrase is in %q or in the log", p, file)
+		}
+	}
+}
+
+// TestTheAPIKeyIsChanged: the key before ends at once or after the grace, also for what was begun with it.
+func TestTheAPIKeyIsChanged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	ask := func(c *api.Client) int {
+		err := c.Get(t.Context(), "/v2/box", nil)
+		if refused := responseError(err); refused != nil {
+			return refused.Status
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return http.StatusOK
+	}
+	fresh := func() *api.Client {
+		c, err := w.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first, firstKey := w.Client, w.keyFile("api-key")
+	stream := make(chan error, 1)
+	go func() {
+		stream <- first.Lines(t.Context(), "/v2/egress?follow=true", func([]byte) error { return nil })
+	}()
+	out := w.run(0, nil, "", "api-key", "rotate", "--grace", "1h")
+	second := fresh()
+	if w.keyFile("api-key") == firstKey || strings.Contains(out, strings.TrimSpace(w.keyFile("api-key"))) {
+		t.Errorf("the key was not changed, or is shown: %s", out)
+	}
+	if a, b := ask(first), ask(second); a != 200 || b != 200 {
+		t.Errorf("within the grace: %d, %d", a, b)
+	}
+	w.run(0, nil, "", "api-key", "rotate")
+	third := fresh()
+	if a, b, c := ask(first), ask(second), ask(third); a != 401 || b != 401 || c != 200 {
+		t.Errorf("after the rotation: %d, %d, %d", a, b, c)
+	}
+	if err := <-stream; err != nil {
+		t.Logf("the stream of the first key ended with %v", err)
+	}
+	w.Client = third
+	w.create(map[string]any{"network_policy": custom("api.example.com")})
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.run(0, nil, "", "api-key", "rotate")
+	if err := w.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := ask(third), ask(w.Client); a != 401 || b != 200 {
+		t.Errorf("after one without a gateway: %d, %d", a, b)
+	}
+	w.run(2, nil, "", "api-key", "rotate", "--grace", "-1h")
+	empty := filepath.Join(t.TempDir(), "state")
+	contains(t, w.run(1, []string{"BOXGATE_STATE_DIR=" + empty}, "", "api-key", "rotate"), "no store to change")
+	if _, err := os.Stat(empty); err == nil {
+		t.Error("a store was made")
+	}
+}
+
+// TestTheGatewayCannotBeDumped: the running gateway may write no core, and no process without CAP_SYS_PTRACE opens its
+// memory, though it has the same user and the same rights otherwise.
+func TestTheGatewayCannotBeDumped(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, labOptions{})
+	// A process that has a capability which the reader lacks is out of its reach anyway: take it from both.
+	drop := []string{"--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"}
+	script := filepath.Join(t.TempDir(), "gateway")
+	text := fmt.Sprintf("#!/bin/sh\nexec setpriv %s %s \"$@\"\n", strings.Join(drop, " "), w.self)
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.self = script
+	if err := w.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pid := w.process.Process.Pid
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 bytes") {
+		t.Errorf("%v %s", err, limits)
+	}
+	memory := func(pid int) string { // what happens to one who opens it; there is nothing to read at address 0
+		out, _ := execDetached("setpriv", append(drop, "head", "-c1", fmt.Sprintf("/proc/%d/mem", pid))...).CombinedOutput()
+		return string(out)
+	}
+	other := execDetached("setpriv", append(drop, "sleep", "1000")...)
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Wait() }()
+	defer func() { _ = other.Process.Kill() }()
+	w.until("another process can be read", func() bool { return strings.Contains(memory(other.Process.Pid), "Input/output error") })
+	if out := memory(pid); !strings.Contains(out, "Permission denied") {
+		t.Errorf("reading the gateway's memory: %s", out)
+	}
+}
