@@ -131,7 +131,7 @@ func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge fun
 }
 
 func (g *Ingress) server(h http.Handler) *http.Server {
-	return &http.Server{
+	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: g.ReadHeaderTimeout,
 		IdleTimeout:       g.IdleTimeout,
@@ -140,6 +140,8 @@ func (g *Ingress) server(h http.Handler) *http.Server {
 		// "OPTIONS *" is refused like every request without a host and path, and recorded.
 		DisableGeneralOptionsHandler: true,
 	}
+	g.tellUnread(srv)
+	return srv
 }
 
 func (g *Ingress) serve(srv *http.Server, run func() error) error {

@@ -56,7 +56,7 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	c.resets = &resets{inbound: newInbound(conn, c.malformedRequest)}
+	c.resets = &resets{inbound: newInbound(conn, c.malformedRequest), given: given{refused: c.refusedByLibrary}}
 	server.ServeConn(c.resets, &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
@@ -129,6 +129,7 @@ type stream struct {
 
 // serve handles one request.
 func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
+	defer c.give(w, r)()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: expectsContinue(r)}

@@ -223,6 +223,7 @@ func spoilt(frame []byte) []byte {
 
 // malformedRequest records a request that is refused for its form before the handler could see it.
 func (c *http2Conn) malformedRequest(method, authority, path string) {
+	c.resets.given.begin(c.resets.stream) // which the library resets now
 	var x exchange
 	x.begin(c.s)
 	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest

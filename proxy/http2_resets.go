@@ -15,6 +15,7 @@ import (
 // followed by their lengths alone.
 type resets struct {
 	*inbound
+	given given
 
 	mu    sync.Mutex
 	codes map[uint32]http2.ErrCode // of streams that are about to be reset; at most 2*h2Streams
@@ -54,6 +55,7 @@ func (r *resets) marked(b []byte) []byte {
 			break
 		}
 		r.got, r.left = 0, int(binary.BigEndian.Uint32(r.head[:4])>>8)
+		r.given.wrote(r.head, b[at:])
 		code, ok := r.codeOf()
 		if !ok || len(b)-at < 4 { // the library writes a frame as one piece
 			continue

@@ -1,0 +1,135 @@
+package ingress
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// What net/http refuses before anybody sees it leaves an event too, over TLS and without; what it serves leaves no second
+// one.
+func TestUnreadableRequestsAreTold(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ head, status string }{
+		"no request":          {"hello\r\n\r\n", "400"},
+		"two lengths":         {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "400"},
+		"no host":             {"GET / HTTP/1.1\r\n\r\n", "400"},
+		"a head too large":    {"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("y", 100<<10) + "\r\n\r\n", "431"},
+		"HTTP of the future":  {"GET / HTTP/3.0\r\nHost: a\r\n\r\n", "505"},
+		"an unknown encoding": {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: cow\r\n\r\n", "501"},
+		"half a head":         {"GET / HTTP/1.1\r\nHo", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, secure := range []bool{true, false} {
+				f := start(t, nil)
+				c := f.connect(t, secure, "http/1.1")
+				sent := make(chan struct{})
+				go func() {
+					defer close(sent)
+					_, _ = io.WriteString(c, tt.head)
+					if tt.status == "" {
+						_ = c.(interface{ CloseWrite() error }).CloseWrite()
+					}
+				}()
+				answer, _ := io.ReadAll(c)
+				if !strings.HasPrefix(string(answer), strings.TrimSpace("HTTP/1.1 "+tt.status)) && tt.status != "" {
+					t.Errorf("TLS %v: answered %q", secure, answer)
+				}
+				c.Close()
+				<-sent
+				e := f.event(t, reason(policy.ReasonBadRequest))
+				if e.Stage != policy.StageURL || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Error == "" || time.Since(e.Time) > time.Minute {
+					t.Errorf("TLS %v: %+v", secure, e)
+				}
+			}
+		})
+	}
+}
+
+func TestServedRequestsAreToldOnce(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	for _, alpn := range []string{"http/1.1", "h2"} {
+		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: f.roots, NextProtos: []string{alpn}}, ForceAttemptHTTP2: alpn == "h2"}
+		for range 3 {
+			req, err := http.NewRequest(http.MethodPost, "https://"+f.https+"/", strings.NewReader(strings.Repeat("x", 1<<20)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = "none" + domain
+			tr.TLSClientConfig.ServerName = "none" + domain
+			if res, err := tr.RoundTrip(req); err == nil {
+				_, _ = io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+		}
+		tr.CloseIdleConnections()
+	}
+	// A marker that comes last: what the connections before it leave behind is there by then.
+	c := f.connect(t, false, "")
+	_, _ = io.WriteString(c, "marker\r\n\r\n")
+	_, _ = io.ReadAll(c)
+	c.Close()
+	f.event(t, reason(policy.ReasonBadRequest))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	unread := 0
+	for _, e := range f.events {
+		if e.Reason == policy.ReasonBadRequest {
+			unread++
+		}
+	}
+	if unread != 1 {
+		t.Errorf("%d requests are said to be unreadable: %+v", unread, f.events)
+	}
+}
+
+func TestMalformedHTTP2IsTold(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	c := f.connect(t, true, "h2")
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	framer := http2.NewFramer(c, c)
+	if err := framer.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	if err := framer.WriteRSTStream(1, http2.ErrCodeCancel); err != nil { // of a stream that was never opened
+		t.Fatal(err)
+	}
+	if e := f.event(t, reason(policy.ReasonBadRequest)); !strings.Contains(e.Error, "reset_idle_stream") {
+		t.Errorf("%+v", e)
+	}
+}
+
+// connect opens a connection to one of the listeners.
+func (f *fixture) connect(t *testing.T, secure bool, alpn string) net.Conn {
+	t.Helper()
+	at := f.plain
+	if secure {
+		at = f.https
+	}
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	if !secure {
+		return c
+	}
+	s := tls.Client(c, &tls.Config{RootCAs: f.roots, ServerName: "any" + domain, NextProtos: []string{alpn}})
+	if err := s.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

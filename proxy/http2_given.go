@@ -1,0 +1,126 @@
+package proxy
+
+import (
+	"encoding/binary"
+	"net/http"
+	"sync"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/policy"
+)
+
+// given knows which streams of an HTTP/2 connection the handler was given. The library refuses some requests by itself,
+// without a word: those malformed in their pseudo-headers, names or values, those too large even to be read, those beyond
+// the limit of streams. It answers or resets a stream then that nobody was given, or ends the connection; by that they are
+// seen. Safe for concurrent use.
+type given struct {
+	refused func(why string) // called for each; must not wait
+
+	mu      sync.Mutex
+	streams map[uint32]struct{} // that the library has not ended
+}
+
+// begin notes that a stream was given to the handler, or that its refusal is told elsewhere.
+func (g *given) begin(stream uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.streams == nil {
+		g.streams = map[uint32]struct{}{}
+	}
+	g.streams[stream] = struct{}{}
+}
+
+// over notes that the client has ended a stream: the library writes nothing for it any more.
+func (g *given) over(stream uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.streams, stream)
+}
+
+// wrote is told of each frame that the library writes.
+func (g *given) wrote(head [h2FrameHead]byte, payload []byte) {
+	stream := binary.BigEndian.Uint32(head[5:]) & (1<<31 - 1)
+	switch http2.FrameType(head[3]) {
+	case http2.FrameGoAway:
+		if code, ok := codeAt(payload, 4); ok && code != http2.ErrCodeNo {
+			g.refused("the connection is ended with " + code.String())
+		}
+	case http2.FrameRSTStream:
+		code, ok := codeAt(payload, 0)
+		late := code == http2.ErrCodeStreamClosed || code == http2.ErrCodeNo // the answer was complete before the request
+		if !g.end(stream) && ok && !late {
+			g.refused("the stream is reset with " + code.String())
+		}
+	case http2.FrameHeaders:
+		if known := g.answered(stream, http2.Flags(head[4]).Has(http2.FlagHeadersEndStream)); !known {
+			g.refused("the request head is too large")
+		}
+	case http2.FrameData:
+		if http2.Flags(head[4]).Has(http2.FlagDataEndStream) {
+			g.end(stream)
+		}
+	}
+}
+
+// answered reports whether the handler was given the stream; last: the answer ends with this frame. Of a stream that it was
+// not given one answer is enough to know.
+func (g *given) answered(stream uint32, last bool) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, known := g.streams[stream]
+	switch {
+	case known && last:
+		delete(g.streams, stream)
+	case !known && !last:
+		if g.streams == nil {
+			g.streams = map[uint32]struct{}{}
+		}
+		g.streams[stream] = struct{}{}
+	}
+	return known
+}
+
+// end forgets a stream and reports whether the handler was given it.
+func (g *given) end(stream uint32) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, known := g.streams[stream]
+	delete(g.streams, stream)
+	return known
+}
+
+func codeAt(payload []byte, at int) (http2.ErrCode, bool) {
+	if len(payload) < at+4 {
+		return 0, false
+	}
+	return http2.ErrCode(binary.BigEndian.Uint32(payload[at:])), true
+}
+
+// refusedByLibrary records a request that the handler was not given. It counts as a request; a client that sends more of
+// those than the box may loses the connection, as there is nobody to tell it to wait.
+func (c *http2Conn) refusedByLibrary(why string) {
+	var x exchange
+	x.begin(c.s)
+	x.refused(&problem{Reason: policy.ReasonBadRequest})
+	x.event.Error = why
+	if !c.s.guest.requests.Allow() {
+		x.event.Reason = policy.ReasonLimit
+		breakOff(c.s.client)
+	}
+	x.end()
+}
+
+// give notes that the handler was given the stream of w, until the client has ended it.
+func (c *http2Conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
+	id, ok := streamID(w)
+	if !ok {
+		return func() {}
+	}
+	c.resets.given.begin(id)
+	return func() {
+		if r.Context().Err() != nil {
+			c.resets.given.over(id)
+		}
+	}
+}

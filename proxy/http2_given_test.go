@@ -1,0 +1,127 @@
+package proxy
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// What the library refuses without asking anybody leaves an event too.
+func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { t.Error("it reached the server") })
+	l.policy(allowAll, secretFor(api, port))
+	ok := []string{":method", "GET", ":scheme", "https", ":authority", hostPort(port), ":path", "/"}
+	with := func(more ...string) []string { return append(append([]string{}, ok...), more...) }
+	for name, tt := range map[string]struct {
+		fields []string
+		raw    func(*http2.Framer) error
+		want   string
+	}{
+		"no path":                  {fields: ok[:6], want: "reset"},
+		"a pseudo-header twice":    {fields: with(":path", "/other"), want: "reset"},
+		"a pseudo-header too late": {fields: append([]string{":method", "GET", ":scheme", "https", "x", "y"}, ok[4:]...), want: "reset"},
+		"an unknown pseudo-header": {fields: with(":other", "x"), want: "reset"},
+		"CR LF in a value":         {fields: with("x", "y\r\nz: w"), want: "reset"},
+		"NUL in a value":           {fields: with("x", "y\x00z"), want: "reset"},
+		"a capital letter":         {fields: with("X-Key", "y"), want: "reset"},
+		"a space in a name":        {fields: with("x y", "z"), want: "reset"},
+		"a head beyond reading":    {fields: with("x", strings.Repeat("y", h2HeadRead-2000), "z", strings.Repeat("y", 4000)), want: "too large"},
+		"an even stream":           {raw: func(f *http2.Framer) error { return f.WriteRSTStream(2, http2.ErrCodeCancel) }, want: "the connection is ended with PROTOCOL_ERROR"},
+		"a window too large":       {raw: func(f *http2.Framer) error { return f.WriteWindowUpdate(0, 1<<31-1) }, want: "the connection is ended with FLOW_CONTROL_ERROR"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+			before := len(l.events.wait(t, 0))
+			if tt.raw != nil {
+				if err := tt.raw(r.framer); err != nil {
+					t.Fatal(err)
+				}
+				for {
+					if _, err := r.framer.ReadFrame(); err != nil {
+						break
+					}
+				}
+			} else {
+				if err := r.send(tt.fields...); err != nil {
+					t.Fatal(err)
+				}
+				r.untilAnswered()
+			}
+			e := l.events.wait(t, before+1)[before]
+			if e.Verdict != policy.Deny || e.Reason != policy.ReasonBadRequest || e.Action != audit.ActionRefuse || e.Stage != policy.StageHTTP ||
+				e.Name != api || e.Box != l.box.ID || !strings.Contains(e.Error, tt.want) {
+				t.Errorf("%+v", e)
+			}
+		})
+	}
+}
+
+// Whoever has nothing but malformed requests to send loses the connection when they are more than the box may send.
+func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.p.cfg.MaxRequests = 5
+	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) {})
+	l.policy(allowAll, secretFor(api, port))
+	r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+	go func() {
+		for _, err := r.framer.ReadFrame(); err == nil; _, err = r.framer.ReadFrame() {
+		}
+	}()
+	for range 100000 {
+		if r.send(":method", "GET", ":path", "/") != nil {
+			break // the connection was ended
+		}
+	}
+	l.p.CloseBox(l.box.ID)
+	limited := uint64(0)
+	for _, e := range l.events.wait(t, 11) {
+		if e.Reason == policy.ReasonLimit {
+			limited += max(e.Count, 1)
+		}
+	}
+	if limited == 0 {
+		t.Error("malformed requests count for nothing")
+	}
+}
+
+// send sends the head of a request, in as many frames as it needs.
+func (r *rawH2) send(fields ...string) error {
+	r.buf.Reset()
+	for i := 0; i < len(fields); i += 2 {
+		_ = r.enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]}) // into memory
+	}
+	id, block := r.stream, r.buf.Bytes()
+	r.stream += 2
+	first := block[:min(len(block), h2FrameMax)]
+	err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: first, EndStream: true, EndHeaders: len(first) == len(block)})
+	for rest := block[len(first):]; err == nil && len(rest) > 0; {
+		part := rest[:min(len(rest), h2FrameMax)]
+		rest = rest[len(part):]
+		err = r.framer.WriteContinuation(id, len(rest) == 0, part)
+	}
+	return err
+}
+
+// untilAnswered reads until a stream or the connection ends.
+func (r *rawH2) untilAnswered() {
+	for {
+		f, err := r.framer.ReadFrame()
+		if err != nil && !errors.As(err, new(http2.StreamError)) {
+			return
+		}
+		switch f.(type) {
+		case *http2.RSTStreamFrame, *http2.GoAwayFrame, *http2.MetaHeadersFrame:
+			return
+		}
+	}
+}
