@@ -18,8 +18,8 @@ var linkPrefix = linkName(policy.BoxID(""))[:2]
 
 // CheckOtherRules returns an error for every chain of another program that drops what boxes send, with what allows it:
 // in netfilter a packet must be accepted by everybody. Such a chain has the policy drop and no rule that accepts the
-// boxes' interfaces. It looks at the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables,
-// and iptables where that is made of nftables.
+// boxes' interfaces. It looks at the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables
+// with the iptables that is made of it, and iptables-legacy.
 func CheckOtherRules() error {
 	c, err := nftables.New(nftables.AsLasting())
 	if err != nil {
@@ -36,7 +36,7 @@ func CheckOtherRules() error {
 			errs = append(errs, describeDrop(ch))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, checkLegacy())...)
 }
 
 var ipFamilies = map[nftables.TableFamily]string{
