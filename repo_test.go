@@ -151,7 +151,7 @@ func TestPackagesAreDocumentedAndNamed(t *testing.T) {
 // TestDocumentsNameExistingFiles holds the documents to the code: every path in backquotes that looks like a Go file of
 // this repository must exist.
 func TestDocumentsNameExistingFiles(t *testing.T) {
-	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md", "docs/security.md"} {
+	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md", "docs/conformance.md", "docs/security.md"} {
 		text, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)

@@ -18,6 +18,8 @@ import (
 	"boxgate/conformance"
 )
 
+//lint:file-ignore SA1019 a client of exactly one connection, already made, has no other constructor.
+
 // TestConformanceHTTP2Client runs h2spec's cases for clients: a server that breaks the protocol, with the gateway as its
 // client, for a program in the box that asks for a page; and for comparison with Go's client, which is known to fail some.
 // The gateway must pass every case, and the program must get an answer or a reset, not silence. Each case has a host of
@@ -101,7 +103,6 @@ func (s *suiteWorld) page(way, host string) (answer string, done func()) {
 		return "broken off", func() {}
 	}
 	done = func() { _ = conn.Close() }
-	//lint:ignore SA1019 a client of exactly one connection, already made
 	client, err := (&http2.Transport{}).NewClientConn(conn)
 	if err != nil {
 		return "broken off", done

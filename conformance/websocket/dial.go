@@ -16,6 +16,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
+//lint:file-ignore SA1019 net/http's own client refuses the field :protocol.
+
 // Dialer opens a WebSocket to the host of a run; offer is what Sec-WebSocket-Extensions says, "" for nothing. It returns
 // the connection and what the server answered about the extensions. Safe for concurrent use.
 type Dialer func(ctx context.Context, offer string) (rw io.ReadWriteCloser, answer string, err error)
@@ -63,7 +65,7 @@ func shakeHands(conn net.Conn, host, offer string) (io.ReadWriteCloser, string, 
 		return nil, "", err
 	}
 	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, nil)
+	res, err := http.ReadResponse(r, nil) //nolint:bodyclose // the connection is what comes behind it
 	if err != nil {
 		return nil, "", err
 	}
@@ -82,7 +84,6 @@ func HTTP2(host string) Dialer {
 		if err != nil {
 			return nil, err
 		}
-		//lint:ignore SA1019 net/http's own client refuses the field :protocol
 		return (&http2.Transport{}).NewClientConn(conn)
 	})
 	return func(ctx context.Context, offer string) (io.ReadWriteCloser, string, error) {
@@ -102,7 +103,7 @@ func HTTP2(host string) Dialer {
 		if offer != "" {
 			req.Header.Set("Sec-WebSocket-Extensions", offer)
 		}
-		res, err := cc.RoundTrip(req)
+		res, err := cc.RoundTrip(req) //nolint:bodyclose // the stream's, closed with it
 		if err == nil && res.StatusCode != http.StatusOK {
 			err = fmt.Errorf("the extended CONNECT was answered with %s", res.Status)
 		}
