@@ -108,6 +108,8 @@ func TestLimitsReachTheServerAndTheProxy(t *testing.T) {
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte("state_dir: /var/lib/boxgate\ndns: {upstreams: [a:53]}\n"))
 	f.Add([]byte("network: {pool_v4: 10.0.0.0/8}\n---\n"))
+	f.Add([]byte("secrets: {a: {file: /x, refresh: 1m}, b: {env: X}, c: {command: [x, y], timeout: 1s}, d: {value: v}}\n"))
+	f.Add([]byte("secrets: {a: &x {value: v}, b: *x, c: [1], d: {value: *x}}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg := defaultConfig()
 		if parseConfig(data, &cfg) == nil {
