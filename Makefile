@@ -26,8 +26,9 @@ build: ## build bin/gateway
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/gateway ./cmd/gateway
 
-image: deps build ## build the debian image of the boxes, once
+image: deps build ## build the debian image of the boxes, and the one of the clients' tests, once
 	@bin/gateway image build debian --dir $(IMAGE_DIR)
+	@dist/clients.sh $(IMAGE_DIR)
 
 demo: deps build ## the tour: gateway, test internet, a box, every promise
 	@bin/gateway demo --image-dir $(IMAGE_DIR)

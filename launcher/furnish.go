@@ -62,15 +62,20 @@ func (b *boxRoot) addUser() error {
 	}
 	entry := fmt.Sprintf("%s:x:%d:%d:%s:%s:%s\n", boxUser, boxUID, boxUID, boxUser, boxHome, shell)
 	root := "root:x:0:0:root:/root:/bin/sh\n"
-	if err := b.prepend("/etc/passwd", entry, root); err != nil {
+	if err := b.prepend("/etc/passwd", entry, root, 0o644); err != nil {
 		return err
 	}
-	return b.prepend("/etc/group", fmt.Sprintf("%s:x:%d:\n", boxUser, boxUID), "root:x:0:\n")
+	if b.isFile("/etc/shadow") { // where there is one, su knows nobody who is not in it; the password is none that matches
+		if err := b.prepend("/etc/shadow", boxUser+":*:19000::::::\n", "", 0o600); err != nil {
+			return err
+		}
+	}
+	return b.prepend("/etc/group", fmt.Sprintf("%s:x:%d:\n", boxUser, boxUID), "root:x:0:\n", 0o644)
 }
 
 // prepend puts an entry at the head of a user database, taking out one of the same name. missing is the rest of a file
 // the image does not have.
-func (b *boxRoot) prepend(name, entry, missing string) error {
+func (b *boxRoot) prepend(name, entry, missing string, mode fs.FileMode) error {
 	old, err := b.read(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		old, err = []byte(missing), nil
@@ -85,7 +90,7 @@ func (b *boxRoot) prepend(name, entry, missing string) error {
 			out.Write(line)
 		}
 	}
-	return b.write(name, out.Bytes(), 0o644)
+	return b.write(name, out.Bytes(), mode)
 }
 
 // writeNames writes the files that say who the box is and whom it asks for addresses.

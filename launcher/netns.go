@@ -34,8 +34,10 @@ func newNamespaces(ids idRange, netPin, userPin string) error {
 			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
 			UidMappings: mapping,
 			GidMappings: mapping,
-			Ptrace:      true,
-			Pdeathsig:   syscall.SIGKILL,
+			// su and apt drop their groups. The range is the box's own, so there is no group of the host's to drop.
+			GidMappingsEnableSetgroups: true,
+			Ptrace:                     true,
+			Pdeathsig:                  syscall.SIGKILL,
 		},
 	})
 	if err != nil {

@@ -43,6 +43,9 @@ func (b *boxRoot) trust(ca []byte) error {
 	if err := b.write(bundlePath, bundle, 0o644); err != nil {
 		return err
 	}
+	if err := b.trustInShells(); err != nil {
+		return err
+	}
 	if len(certs) == 0 {
 		return nil
 	}

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Makes the image of the clients' tests: the debian image, and what Debian packages of the clients that people use.
+set -euo pipefail
+images=${1:?usage: dist/clients.sh IMAGE_DIR}
+base=$(find "$images" -maxdepth 1 -name "debian-[0-9]*" | sort -V | tail -n 1)/rootfs
+final=$images/debian-clients-1
+[ -e "$final/rootfs/opt/ready" ] && exit 0
+if [ "$(id -u)" -ne 0 ]; then
+  echo "making $final: run this with sudo" >&2
+  exit 1
+fi
+mkdir -p "$images"
+exec 9>"$images/.debian-clients.lock"
+flock 9
+[ -e "$final/rootfs/opt/ready" ] && exit 0
+echo "adding clients to the debian image (about two minutes, once)"
+work=$images/.debian-clients.building
+rm -rf "$work" "$final"
+mkdir -p "$work"
+cp -a --reflink=auto "$base" "$work/rootfs"
+root=$work/rootfs
+
+# apt of this machine fetches, by the mirrors and proxies that it uses, what the image needs.
+fetch=(apt-get -qq -y -o Dir::State="$root/var/lib/apt" -o Dir::State::status="$root/var/lib/dpkg/status"
+  -o Dir::Cache="$root/var/cache/apt" -o Dir::Etc::SourceList="$root/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
+  -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
+packages=(wget gnutls-bin python3-requests python3-pip-whl php-cli php-curl ruby liblwp-protocol-https-perl
+  default-jre-headless libgit2-1.5 libllvm14)
+rust=(cargo rustc libstd-rust-1.63) # by themselves: fetching a crate needs no compiler of C
+mkdir -p "$root/var/cache/apt/archives/partial" "$work/rust"
+"${fetch[@]}" update
+"${fetch[@]}" install --download-only "${packages[@]}" >/dev/null
+(cd "$work/rust" && "${fetch[@]}" download "${rust[@]}")
+
+# The image's own dpkg installs it, with a /proc of its own, which Java asks for, and nothing is started.
+mkdir -p "$root/usr/share/man/man1" # where Java's packages put links
+printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+chmod 755 "$root/usr/sbin/policy-rc.d"
+printf 'force-unsafe-io\n' >"$root/etc/dpkg/dpkg.cfg.d/clients"
+# shellcheck disable=SC2016 # for the inner shell
+unshare --mount --pid --net --fork sh -c '
+  mount -t proc proc "$1/proc" &&
+  DEBIAN_FRONTEND=noninteractive LC_ALL=C exec chroot "$1" apt-get -qq -y -o APT::Install-Recommends=false --no-download install ${2}
+' sh "$root" "${packages[*]}" >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; exit 1; }
+for deb in "$work"/rust/*.deb; do dpkg -x "$deb" "$root"; done
+rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/clients" "$work/rust" "$work/log"
+mkdir -p "$root/var/lib/apt/lists/partial" "$root/var/cache/apt/archives/partial"
+
+# npm as npm itself publishes it: Debian's consists of hundreds of packages.
+npm_version=9.9.4
+npm_integrity=sha512-NzcQiLpqDuLhavdyJ2J3tGJ/ni/ebcqHVFZkv1C4/6lblraUPbPgCJ4Vhb4oa3FFhRa2Yj9gA58jGH/ztKueNQ==
+(cd "$work" && npm pack --silent "npm@$npm_version" >/dev/null)
+got=sha512-$(openssl dgst -sha512 -binary "$work/npm-$npm_version.tgz" | base64 -w0)
+[ "$got" = "$npm_integrity" ] || { echo "npm $npm_version is not what it was: $got" >&2; exit 1; }
+mkdir -p "$root/usr/local/lib/node_modules/npm"
+tar -xzf "$work/npm-$npm_version.tgz" -C "$root/usr/local/lib/node_modules/npm" --strip-components=1 --no-same-owner
+ln -s ../lib/node_modules/npm/bin/npm-cli.js "$root/usr/local/bin/npm"
+rm "$work/npm-$npm_version.tgz"
+
+chmod 700 "$work" # set-user-ID programs of an image are nobody's to run
+touch "$root/opt/ready"
+sync -f "$work"
+mv "$work" "$final"

@@ -1,0 +1,165 @@
+package launcher
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// tree makes a root file system of files; an entry whose content begins with "-> " is a link.
+func tree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, content := range files {
+		at := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if target, link := strings.CutPrefix(content, "-> "); link {
+			err = os.Symlink(target, at)
+		} else {
+			err = os.WriteFile(at, []byte(content), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// trusted furnishes a box of a root file system with a CA and returns the root as the box would see it, in which what
+// the launcher has not touched is found below the image.
+func trusted(t *testing.T, image string, ca []byte) func(name string) string {
+	t.Helper()
+	l := launcherIn(t, t.TempDir(), map[string]string{"default": image})
+	id := newBox(t, l, func(s *Spec) { s.CA = ca })
+	return func(name string) string {
+		t.Helper()
+		data, err := os.ReadFile(filepath.Join(l.dirs.upper(id), name))
+		if err != nil {
+			t.Errorf("%s was not written: %v", name, err)
+		}
+		return string(data)
+	}
+}
+
+// Each style of system gets the CA at the places where its programs look, next to the public roots it had.
+func TestStoresOfEachStyle(t *testing.T) {
+	t.Parallel()
+	public, ca := string(testCA(t)), testCA(t)
+	for _, style := range []struct {
+		name     string
+		files    map[string]string
+		bundles  []string // hold the public roots, then the CA
+		anchors  []string // hold the CA alone
+		profiled string   // what /etc/profile holds if the launcher writes it
+	}{
+		{
+			name: "Debian",
+			files: map[string]string{
+				"usr/bin/.keep": "", "etc/profile": "# Debian's\n", "etc/ssl/certs/ca-certificates.crt": public,
+			},
+			bundles: []string{"etc/ssl/certs/ca-certificates.crt"},
+			anchors: []string{"usr/local/share/ca-certificates/boxgate.crt", "etc/ssl/certs/boxgate-0.pem"},
+		},
+		{
+			name: "Alpine", // whose OpenSSL reads /etc/ssl/cert.pem, and whose wget, of busybox, asks ssl_client, which does too
+			files: map[string]string{
+				"bin/busybox": "", "bin/sh": "-> /bin/busybox", "etc/alpine-release": "3.20.3\n", "etc/profile": "# Alpine's\n",
+				"etc/ssl/certs/ca-certificates.crt": public, "etc/ssl/cert.pem": "-> certs/ca-certificates.crt",
+				"etc/ssl1.1/cert.pem": "-> /etc/ssl/cert.pem", "usr/bin/.keep": "",
+			},
+			bundles: []string{"etc/ssl/certs/ca-certificates.crt"},
+			anchors: []string{"usr/local/share/ca-certificates/boxgate.crt", "etc/ssl/certs/boxgate-0.pem"},
+		},
+		{
+			name:    "Alpine without ca-certificates",
+			files:   map[string]string{"bin/busybox": "", "usr/bin/.keep": "", "etc/profile": "# Alpine's\n", "etc/ssl/cert.pem": public},
+			bundles: []string{"etc/ssl/cert.pem", "etc/ssl/certs/ca-certificates.crt"},
+		},
+		{
+			name: "Red Hat",
+			files: map[string]string{
+				"usr/bin/.keep": "", "etc/profile": "# Red Hat's\n", "etc/pki/ca-trust/source/anchors/.keep": "",
+				"etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem": public,
+				"etc/pki/tls/certs/ca-bundle.crt":                  "-> /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+				"etc/pki/tls/cert.pem":                             "-> /etc/pki/tls/certs/ca-bundle.crt",
+				"etc/ssl/certs":                                    "-> ../pki/tls/certs",
+			},
+			bundles: []string{"etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"},
+			anchors: []string{"etc/pki/ca-trust/source/anchors/boxgate.pem"},
+		},
+		{
+			name:     "nothing at all",
+			files:    map[string]string{"usr/bin/.keep": ""},
+			profiled: mainProfile,
+		},
+	} {
+		t.Run(style.name, func(t *testing.T) {
+			t.Parallel()
+			read := trusted(t, tree(t, style.files), ca)
+			for _, name := range style.bundles {
+				if got := read(name); !strings.HasPrefix(got, strings.TrimSpace(public)) || !strings.HasSuffix(got, string(ca)) {
+					t.Errorf("%s is not the public roots and the CA:\n%s", name, got)
+				}
+			}
+			for _, name := range style.anchors {
+				if got := read(name); got != string(ca) {
+					t.Errorf("%s is not the CA:\n%s", name, got)
+				}
+			}
+			if style.profiled != "" && read("etc/profile") != style.profiled {
+				t.Error("a login shell would not read /etc/profile.d")
+			}
+			checkShellVariables(t, read("etc/profile.d/boxgate.sh"), read("etc/environment"))
+		})
+	}
+}
+
+// checkShellVariables has a shell read the profile: it must set every variable that is not set already.
+func checkShellVariables(t *testing.T, profile, environment string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", profile+"\nenv")
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "PIP_CERT=/mine"}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range trustVariables {
+		want := name + "=" + bundlePath + "\n"
+		if name == "PIP_CERT" {
+			want = "PIP_CERT=/mine\n"
+		}
+		if !bytes.Contains(out, []byte(want)) {
+			t.Errorf("a login shell lacks %s:\n%s", want, out)
+		}
+		if !strings.Contains(environment, name+"="+bundlePath+"\n") {
+			t.Errorf("/etc/environment lacks %s", name)
+		}
+	}
+}
+
+// What the image says in /etc/environment stays, and wins.
+func TestEnvironmentOfTheImageStays(t *testing.T) {
+	t.Parallel()
+	read := trusted(t, tree(t, map[string]string{"usr/bin/.keep": "", "etc/environment": "PIP_CERT=/mine"}), testCA(t))
+	got := read("etc/environment")
+	if !strings.HasSuffix(got, "\nPIP_CERT=/mine\n") || !strings.Contains(got, "NODE_EXTRA_CA_CERTS="+bundlePath+"\n") {
+		t.Errorf("/etc/environment:\n%s", got)
+	}
+}
+
+// su and apt drop the groups of root before they go on as somebody else.
+func TestRootMayDropItsGroups(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	r := rootSh(t, l, id, `su boxuser -s /bin/sh -c 'id -un; id -G'`)
+	if f := strings.Fields(r.out); r.exit != 0 || len(f) != 2 || f[0] != "boxuser" || f[1] != "1000" {
+		t.Errorf("%+v", r)
+	}
+}
