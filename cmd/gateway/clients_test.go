@@ -193,7 +193,7 @@ func (w *world) upload(box, from, to string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if out, code := w.run(w.t, box, launcher.ExecSpec{Args: []string{"sh", "-c", "cat >" + to}, Stdin: bytes.NewReader(data)}); code != 0 {
+	if out, code := w.launch(w.t, box, launcher.ExecSpec{Args: []string{"sh", "-c", "cat >" + to}, Stdin: bytes.NewReader(data)}); code != 0 {
 		w.t.Fatalf("writing %s: %s", to, out)
 	}
 }
@@ -205,11 +205,11 @@ func (w *world) as(t *testing.T, box string, how setting, line string) (string, 
 	if how.root {
 		spec.User = "root"
 	}
-	return w.run(t, box, spec)
+	return w.launch(t, box, spec)
 }
 
-// run runs a command in a box as the launcher would, and returns all it printed.
-func (w *world) run(t *testing.T, box string, spec launcher.ExecSpec) (string, int) {
+// launch runs a command in a box as the launcher would, and returns all it printed.
+func (w *world) launch(t *testing.T, box string, spec launcher.ExecSpec) (string, int) {
 	t.Helper()
 	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.dir, "state"), RunDir: labRunDir(w.dir)})
 	if err != nil {
