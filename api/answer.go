@@ -59,7 +59,7 @@ func (a *API) wrap(rt route) http.Handler {
 // fail answers with an error. What the caller may not see is logged instead.
 func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
-		if context.Cause(r.Context()) != errKeyEnded {
+		if !errors.Is(context.Cause(r.Context()), errKeyEnded) {
 			return // the client has gone
 		}
 		err = errKeyEnded

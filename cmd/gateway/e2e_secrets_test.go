@@ -188,7 +188,7 @@ const pace = 50 * time.Millisecond
 
 // breakAndRepair rotates, removes and restores what a source reads, and looks at what open connections do meanwhile.
 func (s *sourced) breakAndRepair(c *conns, name, cause string) {
-	t := s.intruder.t
+	t := s.t
 	t.Helper()
 	s.put(t, name, "canary-rotated-"+name)
 	s.untilEvery(pace, name+": the new value is used on open connections", func() bool { return c.flaw() == "" })
