@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -30,8 +31,8 @@ const (
 
 // runCommand returns what a command writes to its standard output. It runs without a shell, in /, with an environment of
 // PATH, HOME and LANG alone and nothing on its standard input, in a process group of its own that is killed when the
-// command ends or ctx does. said is what it wrote to its standard error, safe for a log.
-func runCommand(ctx context.Context, argv []string) (value policy.Secret, said string, err error) {
+// command ends or ctx does. said is what it wrote to its standard error, safe for a log; known is the value of before.
+func runCommand(ctx context.Context, argv []string, known policy.Secret) (value policy.Secret, said string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {
 		return policy.Secret{}, "", err
@@ -55,7 +56,7 @@ func runCommand(ctx context.Context, argv []string) (value policy.Secret, said s
 	}
 	endGroup(cmd.Process.Pid, &ended)
 	err = failureOf(ctx, cmd.Wait(), stdout)
-	said = shown(stderr.kept, stdout.kept)
+	said = shown(stderr, stdout.kept, known)
 	if err != nil {
 		clear(stdout.kept)
 		return policy.Secret{}, said, err
@@ -138,14 +139,20 @@ func commandEnvironment() []string {
 	return []string{"PATH=" + commandPath, "HOME=" + home, "LANG=C.UTF-8"}
 }
 
-// shown makes what a command said fit for the log: it may have said the value as well, so every line of the output is
-// masked in it.
-func shown(stderr, stdout []byte) string {
-	text := string(stderr)
-	for line := range strings.FieldsFuncSeq(string(stdout), func(r rune) bool { return r == '\n' || r == '\r' }) {
+// shown makes what a command said fit for the log. It may have said the value as well, the one of before or what it wrote
+// now: both are masked in it. Where it was cut off, the end may be a part of them, and goes.
+func shown(stderr *bounded, stdout []byte, known policy.Secret) string {
+	text, longest := string(stderr.kept), 0
+	lines := strings.FieldsFunc(string(stdout)+"\n"+known.Reveal(), func(r rune) bool { return r == '\n' || r == '\r' })
+	slices.SortFunc(lines, func(a, b string) int { return len(b) - len(a) }) // one may be a part of another
+	for _, line := range lines {
 		if line = strings.TrimSpace(line); len(line) > 3 {
 			text = strings.ReplaceAll(text, line, "[redacted]")
+			longest = max(longest, len(line))
 		}
+	}
+	if stderr.over {
+		text = text[:max(0, len(text)-longest)]
 	}
 	return audit.Escape(strings.TrimSpace(text), shownStderr)
 }
@@ -163,9 +170,9 @@ type bounded struct {
 func (b *bounded) Write(p []byte) (int, error) {
 	fits := min(len(p), b.limit-len(b.kept))
 	b.kept = append(b.kept, p[:fits]...)
+	b.over = b.over || fits < len(p)
 	if fits == len(p) || b.full == nil {
 		return len(p), nil
 	}
-	b.over = true
 	return fits, b.full
 }

@@ -145,3 +145,30 @@ func TestWhatTheLogShowsOfACommand(t *testing.T) {
 		t.Errorf("%d bytes are logged", len(stderr))
 	}
 }
+
+// A command that says too much says the value as well: the one that it gave before, or so often that what is looked at
+// ends within it.
+func TestAttackACommandThatSaysTheValue(t *testing.T) {
+	t.Parallel()
+	again := filepath.Join(t.TempDir(), "again")
+	for what, text := range map[string]string{
+		"the value of before": "if [ -e " + again + " ]; then echo 'login with " + canary + " failed' >&2; exit 1; fi; touch " + again + "; echo " + canary,
+		"cut off":             "v=" + canary + strings.Repeat("a", 200) + "; echo $v; for i in $(seq 30); do printf '%s ' $v >&2; done; exit 1",
+		"a part of it first":  "echo sk-canary-91; echo " + canary + "; printf '" + canary + "' >&2; exit 1",
+		"on several lines":    "echo first; echo " + canary + "; printf 'first " + canary + "' >&2; exit 1",
+	} {
+		s, logs := single(t, Source{Command: []string{script(t, text)}, Refresh: minRefresh})
+		var shows string
+		eventually(t, what+": a failure is logged", func() bool {
+			_, _ = s.Secret(t.Context(), "s")
+			all := logs.FilterMessage("a secret could not be refreshed").All()
+			if len(all) > 0 {
+				shows, _ = all[0].ContextMap()["stderr"].(string)
+			}
+			return len(all) > 0
+		})
+		if !strings.Contains(shows, "[redacted]") || strings.Contains(shows, canary[:5]) || strings.Contains(shows, canary[12:]) {
+			t.Errorf("%s: the log shows %q", what, shows)
+		}
+	}
+}

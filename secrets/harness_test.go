@@ -113,7 +113,7 @@ type scripted struct {
 }
 
 // load implements what an entry asks.
-func (s *scripted) load(ctx context.Context) (policy.Secret, string, error) {
+func (s *scripted) load(ctx context.Context, _ policy.Secret) (policy.Secret, string, error) {
 	s.calls <- struct{}{}
 	v, err := s.give(ctx)
 	if err != nil {

@@ -29,8 +29,9 @@ var (
 type entry struct {
 	name   string
 	source Source
-	// load asks the source. said is for the log: what a command wrote to its standard error.
-	load  func(ctx context.Context) (value policy.Secret, said string, err error)
+	// load asks the source. said is for the log: what a command wrote to its standard error, without known, the value
+	// that it gave last.
+	load  func(ctx context.Context, known policy.Secret) (value policy.Secret, said string, err error)
 	owner *Secrets
 
 	hanging atomic.Bool // a load has not returned: no second one begins
@@ -38,7 +39,8 @@ type entry struct {
 	mu      sync.Mutex
 	have    bool // value was read and has not been found expired
 	value   policy.Secret
-	early   time.Time // from then on it is refreshed ahead
+	last    policy.Secret // read last, though it may have expired: it is not used, and must not be shown
+	early   time.Time     // from then on it is refreshed ahead
 	expires time.Time
 	err     error     // why the last refresh failed; nil if it did not
 	retry   time.Time // no refresh before
@@ -110,7 +112,7 @@ func (e *entry) refresh(f *flight, began time.Time) {
 	if err != nil {
 		e.retry = time.Now().Add(retryDelay)
 	} else {
-		e.have, e.value, e.told = true, value, ""
+		e.have, e.value, e.last, e.told = true, value, value, ""
 		e.expires = began.Add(e.source.refresh())
 		e.early = began.Add(e.source.refresh() * 3 / 4)
 	}
@@ -135,8 +137,11 @@ func (e *entry) loadInTime() (policy.Secret, string, error) {
 		err   error
 	}
 	done := make(chan result, 1)
+	e.mu.Lock()
+	known := e.last
+	e.mu.Unlock()
 	go func() {
-		value, said, err := e.load(ctx)
+		value, said, err := e.load(ctx, known)
 		e.hanging.Store(false)
 		done <- result{value, said, err}
 	}()

@@ -125,20 +125,22 @@ func (s *Secrets) fly(refresh func()) bool {
 }
 
 // loader returns the function that asks a source.
-func loader(s Source) func(context.Context) (policy.Secret, string, error) {
+func loader(s Source) func(context.Context, policy.Secret) (policy.Secret, string, error) {
 	switch {
 	case s.File != "":
-		return func(ctx context.Context) (policy.Secret, string, error) {
+		return func(ctx context.Context, _ policy.Secret) (policy.Secret, string, error) {
 			v, err := readFile(ctx, s.File)
 			return v, "", err
 		}
 	case len(s.Command) > 0:
-		return func(ctx context.Context) (policy.Secret, string, error) { return runCommand(ctx, s.Command) }
+		return func(ctx context.Context, known policy.Secret) (policy.Secret, string, error) {
+			return runCommand(ctx, s.Command, known)
+		}
 	case s.Env != "":
 		v, err := readVariable(s.Env)
-		return func(context.Context) (policy.Secret, string, error) { return v, "", err }
+		return func(context.Context, policy.Secret) (policy.Secret, string, error) { return v, "", err }
 	default:
-		return func(context.Context) (policy.Secret, string, error) { return s.Value, "", nil }
+		return func(context.Context, policy.Secret) (policy.Secret, string, error) { return s.Value, "", nil }
 	}
 }
 
