@@ -37,7 +37,7 @@ func (e *upstreamError) Error() string {
 	if e.Err == nil {
 		return fmt.Sprintf("%s: %s", what, e.Reason)
 	}
-	return fmt.Sprintf("%s: %s: %v", what, e.Reason, e.Err)
+	return fmt.Sprintf("%s: %s: %s", what, e.Reason, textOf(e.Err))
 }
 
 // Unwrap returns the cause.

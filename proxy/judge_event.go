@@ -2,7 +2,11 @@ package proxy
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -64,8 +68,26 @@ func (x *exchange) refused(p *problem) {
 // failed notes why an exchange that had begun did not end well.
 func (x *exchange) failed(err error) {
 	if err != nil && x.event.Error == "" {
-		x.event.Error = err.Error()
+		x.event.Error = textOf(err)
 	}
+}
+
+// textOf returns the text of an error without what the HTTP/2 library quotes in it of a server: the words of a server that
+// knows a secret have no place in the log, nor in an answer that is not scrubbed.
+func textOf(err error) string {
+	var up *upstreamError
+	var reset http2.StreamError
+	var away http2.GoAwayError
+	switch {
+	case errors.As(err, &up): // its Error asks here for its cause
+		return err.Error()
+	case errors.As(err, &away):
+		return fmt.Sprintf("the server ended the connection by GOAWAY (%v)", away.ErrCode)
+	case errors.As(err, &reset):
+		text, _, _ := strings.Cut(reset.Error(), `"`)
+		return strings.TrimSpace(text)
+	}
+	return err.Error()
 }
 
 // leaked notes that a placeholder stood in a trailer: what had been forwarded of the request was broken off.
