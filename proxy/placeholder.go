@@ -25,11 +25,13 @@ const (
 	inTarget                   // method, request target or authority
 	inField                    // a field of the hop, of the framing, or the name of any
 	inTrailer
+	inPrinted // a header that holds no key: see holdsNoKey
 )
 
 var placeNames = [...]string{
 	"in a header", "in the user of basic authentication", "in the password of basic authentication",
 	"in the request line", "in a field that is not passed on", "in a trailer",
+	"in a header that holds no key",
 }
 
 // sentToken is one token that a box sent.
@@ -82,6 +84,10 @@ func (t *tokenScan) field(name, value string, passed bool) {
 	t.look(strings.ToLower(name), inField, "") // net/http writes names in another case
 	if !passed {
 		t.look(value, inField, name)
+		return
+	}
+	if holdsNoKey(name) {
+		t.look(value, inPrinted, name)
 		return
 	}
 	t.look(value, inHeader, name)

@@ -1,0 +1,46 @@
+package proxy
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// TestAttackPlaceholderWhereServersAnswer: a box puts a token where ordinary servers send back what they got: into the
+// origin of a cross-origin request, the ID of the request, the media type that an error page names. Nothing is forwarded.
+func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
+	t.Parallel()
+	key := tokenFor("KEY")
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+		for i, name := range []string{
+			"Origin", "Referer", "User-Agent", "Content-Type", "Content-Language", "Accept", "Accept-Language", "If-None-Match", "If-Match",
+			"Access-Control-Request-Headers", "X-Request-Id", "X_Request_ID", "x-correlation-id", "Idempotency-Key", "Traceparent", "X-B3-TraceId",
+			"X-Forwarded-For", "Forwarded", "X-Http-Method-Override", "Range", "From", "Grpc-Timeout", "Sec-Fetch-Site",
+		} {
+			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", strings.NewReader("x"))
+			req.Header[name] = []string{"https://" + key}
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, _ := io.ReadAll(res.Body)
+			_ = res.Body.Close()
+			if got, _ := up.take(); got != nil || res.StatusCode != 403 || !strings.Contains(string(text), "placeholder_leak") {
+				t.Errorf("%s: %d %s", name, res.StatusCode, text)
+			}
+			e := l.events.wait(t, i+1)[i]
+			if e.Reason != policy.ReasonPlaceholderLeak || !strings.Contains(strings.ToLower(e.Error), "the placeholder key in a header that holds no key ("+strings.ToLower(name)) {
+				t.Errorf("%s: event %+v", name, e)
+			}
+		}
+		for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "Sec-WebSocket-Protocol", "Private-Token", "X-Amz-Security-Token", "X-Auth-Key"} {
+			if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{name: {key}}); res.StatusCode != 200 {
+				t.Errorf("%s: %d %s", name, res.StatusCode, text)
+			}
+		}
+	})
+}
