@@ -71,6 +71,8 @@ func writeProblem(w io.Writer, p problem) error {
 func reset(c net.Conn) {
 	if t, ok := bareTCP(c); ok {
 		_ = t.SetLinger(0) // fails only on a socket that is closed already
+		_ = t.Close()      // not c: the close_notify of TLS would say that all is well
+		return
 	}
 	_ = c.Close()
 }

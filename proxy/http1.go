@@ -63,6 +63,7 @@ func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
 		}
 		if err := h.serveOne(); err != nil {
 			if errors.Is(err, errLinger) {
+				h.park() // others need not wait for the client to read its answer
 				h.linger()
 			}
 			return quiet(err)

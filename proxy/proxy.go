@@ -72,7 +72,7 @@ type Config struct {
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box and with the upstream; 15 s
 	DialTimeout      time.Duration // for resolving and dialling an upstream, over all its addresses; 15 s
 	AddressTimeout   time.Duration // for one of several addresses; 3 s
-	IdleTimeout      time.Duration // a spliced connection without a byte either way is closed; 1 h
+	IdleTimeout      time.Duration // a tunnel, spliced or upgraded, without a byte either way is closed; 24 h
 }
 
 func (c *Config) setDefaults() {
@@ -93,7 +93,7 @@ func (c *Config) setDefaults() {
 		&c.HandshakeTimeout: 15 * time.Second,
 		&c.DialTimeout:      15 * time.Second,
 		&c.AddressTimeout:   3 * time.Second,
-		&c.IdleTimeout:      time.Hour,
+		&c.IdleTimeout:      24 * time.Hour,
 	} {
 		if *d <= 0 {
 			*d = def

@@ -58,7 +58,7 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		Time:       fault.Now,
-		NextProtos: []string{"h2", "http/1.1"},
+		NextProtos: []string{"h2", "http/1.1", "http/1.0"},
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			name, err := policy.ParseName(hello.ServerName)
 			if err != nil {

@@ -59,18 +59,28 @@ func (s *session) tunnel(client, server pipeEnd, toClient io.Writer) error {
 		defer s.p.contain(s, func() {})
 		err = pump(to, src)
 	}
+	idle := s.p.watchIdle(func() { resetAll(client.conn, server.conn) }, client.read, server.read)
+	defer idle.stop()
 	go direction(server.conn, server.conn, client)
 	go direction(client.conn, toClient, server)
 
 	first := <-ended
-	closeWrite(first.dst)
-	rest := time.AfterFunc(tunnelRest, func() { breakOff(client.conn, server.conn) })
-	defer rest.Stop()
-	if first.err != nil {
-		breakOff(client.conn, server.conn)
+	if first.err != nil { // neither side may take this for an orderly end
+		resetAll(client.conn, server.conn)
+	} else {
+		closeWrite(first.dst)
+		rest := time.AfterFunc(tunnelRest, func() { breakOff(client.conn, server.conn) })
+		defer rest.Stop()
 	}
 	<-ended
 	return first.err
+}
+
+// resetAll ends them with resets.
+func resetAll(conns ...net.Conn) {
+	for _, c := range conns {
+		reset(c)
+	}
 }
 
 // breakOff ends every read and write under way on the connections, without a word to their peers.

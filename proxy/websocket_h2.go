@@ -47,7 +47,9 @@ func (st *stream) serveWebSocket() {
 	st.w.Header().Del("Sec-Websocket-Accept")
 	up.in.Take(n)
 	st.w.WriteHeader(http.StatusOK)
-	st.x.failed(d.tunnel())
+	if err := d.tunnel(); err != nil {
+		st.abort(err) // no orderly end
+	}
 }
 
 // shakeHands asks the upstream for the upgrade and returns the length of the final head.
@@ -122,9 +124,11 @@ func (d *downgrade) tunnel() error {
 		closeWrite(d.up.conn)
 		time.AfterFunc(tunnelRest, d.up.abort)
 	}()
+	var in atomic.Int64
+	idle := d.st.s.p.watchIdle(d.up.abort, &d.st.uploaded, &in)
+	defer idle.stop()
 	w := flushWriter{d.st.w, http.NewResponseController(d.st.w)}
 	_, err := w.Write(nil) // the head
-	var in atomic.Int64
 	if err == nil {
 		err = pump(d.st.ruling.masking(w), pipeEnd{d.up.conn, &d.up.in, &in})
 	}

@@ -58,6 +58,8 @@ type dnsConfig struct {
 type proxyConfig struct {
 	UpstreamCAFiles []string `yaml:"upstream_ca_files"`
 	Deny            string   `yaml:"deny"`
+	// IdleTimeout ends tunnels, which no request bounds.
+	IdleTimeout time.Duration `yaml:"idle_timeout"`
 }
 
 type ingressConfig struct {
@@ -98,7 +100,7 @@ func defaultConfig() config {
 		Store:    storeConfig{Kind: "bbolt"},
 		Admin:    adminConfig{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600"},
 		Network:  networkConfig{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
-		Proxy:    proxyConfig{Deny: "alert"},
+		Proxy:    proxyConfig{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   defaultLimits(),
 		Ingress: ingressConfig{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: tlsConfig{Mode: "internal"},
@@ -349,6 +351,9 @@ func (c *config) validate() error {
 	}
 	oneOf("store.kind", c.Store.Kind, "bbolt")
 	oneOf("proxy.deny", c.Proxy.Deny, "alert", "page")
+	if c.Proxy.IdleTimeout < time.Second || c.Proxy.IdleTimeout > 8760*time.Hour {
+		fail("proxy.idle_timeout", "%v is out of range; use 1s to 8760h", c.Proxy.IdleTimeout)
+	}
 	oneOf("ingress.tls.mode", c.Ingress.TLS.Mode, "internal", "files")
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", c.Log.Format, "json", "console")

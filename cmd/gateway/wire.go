@@ -118,8 +118,8 @@ func (h *host) openEgress(context.Context) error {
 		Boxes: &h.registry, Resolver: h.dns, Leaves: h.minter, Audit: h.audit, Log: h.log, Roots: roots,
 		Sink:     []netip.Addr{h.addrs.sinkV4, h.addrs.sinkV6},
 		Own:      []netip.Addr{h.addrs.gatewayV4, h.addrs.gatewayV6},
-		DenyPage: h.cfg.Proxy.Deny == "page",
-		Secrets:  h.secrets,
+		DenyPage: h.cfg.Proxy.Deny == "page", IdleTimeout: h.cfg.Proxy.IdleTimeout,
+		Secrets: h.secrets,
 	}
 	h.cfg.Limits.apply(&egress)
 	h.shares.apply(&egress)

@@ -97,6 +97,18 @@ func (n *Net) ServeConns(host string, port uint16, handle func(net.Conn), protoc
 	return nil
 }
 
+// ResetConns ends every connection to a host with a reset.
+func (n *Net) ResetConns(host string) {
+	addrs := n.zone.everOf(host)
+	n.conns.mu.Lock()
+	defer n.conns.mu.Unlock()
+	for c := range n.conns.conns {
+		if addrs[addrPort(c.LocalAddr()).Addr()] {
+			Reset(c.Conn)
+		}
+	}
+}
+
 // closeLater has Close close c.
 func (n *Net) closeLater(c interface{ Close() error }) {
 	n.closersMu.Lock()
