@@ -3,9 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
-	"sync"
 
 	"golang.org/x/net/http2"
 )
@@ -85,109 +83,3 @@ func (a *attempts) leave() {
 	}
 	a.up, a.used = nil, false
 }
-
-// replayMax is how much of a request's body is kept until the answer begins, so that the request can be sent once more.
-const replayMax = 64 << 10
-
-// uploadBody counts a request's body and hands its trailers over at its end.
-type uploadBody struct {
-	st      *stream
-	body    io.ReadCloser
-	trailer http.Header
-
-	mu      sync.Mutex
-	kept    []byte // what was read
-	gone    bool   // more was read than is kept, or the body was closed while it was read
-	reading bool
-	whole   bool // it was read to its end
-	closed  bool
-}
-
-func (b *uploadBody) Read(p []byte) (int, error) {
-	b.mu.Lock()
-	if b.closed {
-		b.mu.Unlock()
-		return 0, http.ErrBodyReadAfterClose
-	}
-	b.reading = true
-	b.mu.Unlock()
-	n, err := b.body.Read(p)
-	b.st.uploaded.Add(int64(n))
-	b.keep(p[:n], errors.Is(err, io.EOF))
-	if !errors.Is(err, io.EOF) {
-		return n, err
-	}
-	if leak := b.st.checkTrailers(); leak != nil {
-		return n, leak
-	}
-	for name := range b.trailer {
-		b.trailer[name] = b.st.r.Trailer[name]
-	}
-	return n, err
-}
-
-func (b *uploadBody) keep(p []byte, whole bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.reading, b.whole = false, whole
-	if b.gone || len(b.kept)+len(p) > replayMax {
-		b.kept, b.gone = nil, true
-		return
-	}
-	b.kept = append(b.kept, p...)
-}
-
-// Close ends a read under way. What the client has not sent yet stays to be read by another attempt.
-func (b *uploadBody) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-	if !b.reading {
-		return nil // the library closes the stream's body when its handler returns
-	}
-	b.gone = true
-	return b.body.Close()
-}
-
-// again returns the body for another attempt, or errRepeat.
-func (b *uploadBody) again() (io.ReadCloser, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.gone {
-		return nil, errRepeat
-	}
-	next := &uploadBody{st: b.st, body: b.body, trailer: b.trailer}
-	if len(b.kept) > 0 || b.whole {
-		next.body = &replayed{kept: b.kept, whole: b.whole, rest: b.body}
-	}
-	b.st.uploaded.Add(-int64(len(b.kept)))
-	return next, nil
-}
-
-// forget gives up what is kept: the answer has begun.
-func (b *uploadBody) forget() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.kept, b.gone = nil, true
-}
-
-// replayed reads what was read before and then the rest.
-type replayed struct {
-	kept  []byte
-	whole bool
-	rest  io.ReadCloser
-}
-
-func (r *replayed) Read(p []byte) (int, error) {
-	if len(r.kept) > 0 {
-		n := copy(p, r.kept)
-		r.kept = r.kept[n:]
-		return n, nil
-	}
-	if r.whole {
-		return 0, io.EOF
-	}
-	return r.rest.Read(p)
-}
-
-func (r *replayed) Close() error { return r.rest.Close() }

@@ -89,20 +89,14 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 	req := st.request(ctx)
 	body, _ := req.Body.(*uploadBody)
 	if body != nil {
-		req.GetBody = func() (io.ReadCloser, error) {
-			next, err := body.again()
-			if again, ok := next.(*uploadBody); ok {
-				body = again
-			}
-			return next, err
-		}
+		req.GetBody = body.source.again
 	}
 	res, err := h2Attempts.RoundTrip(req)
 	if a.err != nil {
 		return nil, a.err
 	}
 	if body != nil && err == nil {
-		body.forget()
+		body.source.forget()
 	}
 	return res, err
 }
@@ -146,17 +140,17 @@ func (st *stream) request(ctx context.Context) *http.Request {
 		out.URL = &url.URL{Scheme: "https", Host: st.r.Host, Path: "*"}
 	}
 	if st.r.ContentLength != 0 {
-		body := &uploadBody{st: st, body: st.r.Body}
+		source := &uploadSource{st: st, body: st.r.Body}
 		if len(st.r.Trailer) > 0 {
-			body.trailer = make(http.Header, len(st.r.Trailer))
+			source.trailer = make(http.Header, len(st.r.Trailer))
 			for name := range st.r.Trailer {
 				if !isSet(name, set) {
-					body.trailer[name] = nil
+					source.trailer[name] = nil
 				}
 			}
-			out.Trailer = body.trailer
+			out.Trailer = source.trailer
 		}
-		out.Body = body
+		out.Body = source.attempt()
 	}
 	return out
 }

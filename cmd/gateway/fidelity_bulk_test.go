@@ -108,10 +108,10 @@ func TestFidelityBulk(t *testing.T) {
 	}
 	t.Run("down h1", func(t *testing.T) { check(t, bulkSize, down(overHTTP1)) })
 	t.Run("down h2", func(t *testing.T) { check(t, bulkSize, down(overHTTP2)) })
-	t.Run("down h2 to h1", func(t *testing.T) { check(t, bulkSize/8, down(overDowngrade)) })
-	t.Run("down plain", func(t *testing.T) { check(t, bulkSize/8, down(overPlain)) })
+	t.Run("down h2 to h1", func(t *testing.T) { check(t, bulkSize/16, down(overDowngrade)) })
+	t.Run("down plain", func(t *testing.T) { check(t, bulkSize/16, down(overPlain)) })
 	t.Run("down spliced", func(t *testing.T) {
-		check(t, bulkSize/8, func(f *fidelity, size int) {
+		check(t, bulkSize/16, func(f *fidelity, size int) {
 			out := f.run(fmt.Sprintf("curl -ksS %s/down?%d | openssl dgst -sha256 -r", overSplice.url, size))
 			if got, _, _ := strings.Cut(out, " "); got != sent() {
 				f.t.Errorf("received %s, sent %s", out, sent())
@@ -135,7 +135,7 @@ func TestFidelityBulk(t *testing.T) {
 		}
 	}
 	t.Run("up h2", func(t *testing.T) { check(t, bulkSize, up(overHTTP2)) })
-	t.Run("up h2 to h1", func(t *testing.T) { check(t, bulkSize/8, up(overDowngrade)) })
-	t.Run("up h1 in chunks", func(t *testing.T) { check(t, bulkSize/8, up(overHTTP1)) })
+	t.Run("up h2 to h1", func(t *testing.T) { check(t, bulkSize/16, up(overDowngrade)) })
+	t.Run("up h1 in chunks", func(t *testing.T) { check(t, bulkSize/16, up(overHTTP1)) })
 	f.nothingLeaks()
 }
