@@ -91,6 +91,7 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 	if body != nil {
 		req.GetBody = body.source.again
 	}
+	//lint:ignore SA1019 net/http has no way to see a refused stream
 	res, err := h2Attempts.RoundTrip(req)
 	if a.err != nil {
 		return nil, a.err

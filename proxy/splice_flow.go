@@ -123,7 +123,7 @@ func (f *flow) read(fd uintptr) bool {
 			f.held = max(f.held, 0)
 		}
 		switch f.err {
-		case unix.EINTR:
+		case unix.EINTR: //nolint:errorlint // a bare system call
 		case unix.EAGAIN:
 			f.drop()
 			return false

@@ -54,6 +54,7 @@ func TestAttackPanicInOneConnection(t *testing.T) {
 	beside := in.tls(in.dial(to), "api.example.com", "http/1.1")
 	ask := asker(beside, "api.example.com")
 	over2 := in.tls(in.dial(to), "api.example.com", "h2")
+	//lint:ignore SA1019 the connection is the test's own
 	client, err := new(http2.Transport).NewClientConn(over2)
 	if err != nil {
 		t.Fatal(err)
