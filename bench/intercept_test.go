@@ -163,6 +163,10 @@ func (o one) Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, er
 	return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, nil
 }
 
+func (o one) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return o.Lookup(ctx, b, n)
+}
+
 func (o one) Granted(policy.BoxID, policy.Name, netip.Addr) bool { return false }
 
 func (o one) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil }

@@ -49,21 +49,34 @@ func newCache(up exchanger, bytes, lookups int) *cache {
 	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups)}
 }
 
-// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream. A lookup under way
-// outlives the caller's ctx: others may be waiting for it.
-func (c *cache) ask(ctx context.Context, n policy.Name, qtype uint16) (*answer, error) {
+// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream on the account of who. A
+// lookup under way outlives the caller's ctx: others may be waiting for it.
+func (c *cache) ask(ctx context.Context, who *guest, n policy.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
-	if a := c.fresh(k); a != nil {
-		return a, a.err
+	for {
+		if a := c.fresh(k); a != nil {
+			return a, a.err
+		}
+		flight := c.flights.DoChan(n.String()+" "+strconv.Itoa(int(qtype)), func() (any, error) { return c.lookupFor(who, k), nil })
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case r := <-flight:
+			a := r.Val.(*answer)
+			if a.refused == nil || a.refused == who { // else it was another box that may not ask
+				return a, a.err
+			}
+		}
 	}
-	flight := c.flights.DoChan(n.String()+" "+strconv.Itoa(int(qtype)), func() (any, error) { return c.lookup(k), nil })
-	select {
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case r := <-flight:
-		a := r.Val.(*answer)
-		return a, a.err
+}
+
+// lookupFor is lookup for a box, which may have only so many under way.
+func (c *cache) lookupFor(who *guest, k cacheKey) *answer {
+	if !who.look() {
+		return &answer{err: errBusy, refused: who}
 	}
+	defer who.lookups.Add(-1)
+	return c.lookup(k)
 }
 
 func (c *cache) fresh(k cacheKey) *answer {

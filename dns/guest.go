@@ -20,10 +20,17 @@ type guests struct {
 type guest struct {
 	rate     *rate.Limiter
 	inFlight atomic.Int64
+	lookups  atomic.Int64 // upstream, for its queries and its connections
 	conns    atomic.Int64
 	answers  *rate.Limiter // to queries that are not admitted; what is beyond gets none
 	refusals tally
+
+	mostLookups int64
 }
+
+// lookupsPerQuery makes the number of upstream lookups that a box may have under way of the number of its queries: the
+// proxy looks names up for its connections besides.
+const lookupsPerQuery = 4
 
 // visit is one query on its way through. Every visit must leave.
 type visit struct {
@@ -38,9 +45,10 @@ func newGuests(l Limits) *guests {
 
 func newGuest(l Limits) *guest {
 	return &guest{
-		rate:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
-		answers:  rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
-		refusals: tally{every: rate.NewLimiter(1, 1)},
+		mostLookups: int64(lookupsPerQuery * l.InFlight),
+		rate:        rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		answers:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		refusals:    tally{every: rate.NewLimiter(1, 1)},
 	}
 }
 
@@ -65,6 +73,16 @@ func (g *guests) enter(box *policy.Box) *visit {
 }
 
 func (v *visit) leave() { v.guest.inFlight.Add(-1) }
+
+// look counts an upstream lookup in, and reports whether the box may have one more under way; if so, it must be counted out.
+// What the connections of one box wait for must not take every place that the boxes share.
+func (w *guest) look() bool {
+	if w.lookups.Add(1) <= w.mostLookups {
+		return true
+	}
+	w.lookups.Add(-1)
+	return false
+}
 
 // connect counts a TCP connection in and reports whether it may stay; if so, it must be counted out by disconnect.
 func (g *guests) connect(box *policy.Box) (who *guest, ok bool) {

@@ -32,6 +32,24 @@ func (noAddress) NotFound() bool { return true }
 // first. The name must have been allowed by the caller; a name or chain that the box's policy denies by name is a
 // *policy.DeniedError nevertheless. Lookup returns when ctx ends.
 func (s *Server) Lookup(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return s.lookup(ctx, box, n, waitBoth)
+}
+
+// LookupBoth is Lookup, but waits for both families, and fails if one of them does; what it found of the other it returns
+// as well. Who must know every address of a name asks this.
+func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	var a4, a6 family
+	addrs, err := s.lookup(ctx, box, n, func(v4, v6 <-chan family) (family, family) {
+		a4, a6 = <-v4, <-v6
+		return a4, a6
+	})
+	if failed := errors.Join(a4.err, a6.err); failed != nil {
+		return addrs, fmt.Errorf("resolve %s: %w", n, failed)
+	}
+	return addrs, err
+}
+
+func (s *Server) lookup(ctx context.Context, box *policy.Box, n policy.Name, wait func(v4, v6 <-chan family) (family, family)) ([]netip.Addr, error) {
 	if box == nil || n.IsZero() {
 		r := policy.Request{Stage: policy.StageDNS, Name: n}
 		reason := policy.ReasonUnknownBox
@@ -44,7 +62,7 @@ func (s *Server) Lookup(ctx context.Context, box *policy.Box, n policy.Name) ([]
 		return nil, err
 	}
 	v4, v6 := s.lookupFamily(ctx, box, n, mdns.TypeA), s.lookupFamily(ctx, box, n, mdns.TypeAAAA)
-	a4, a6 := waitBoth(v4, v6)
+	a4, a6 := wait(v4, v6)
 	addrs := append(a4.addrs, a6.addrs...)
 	switch {
 	case len(addrs) > 0:

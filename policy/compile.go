@@ -148,6 +148,13 @@ func (c *Compiled) RuledNames(port uint16) []Name {
 	return names
 }
 
+// RulesEveryHost reports whether a request rule is about every host on the port, whatever its name.
+func (c *Compiled) RulesEveryHost(port uint16) bool {
+	return c != nil && slices.ContainsFunc(c.ruled, func(p Pattern) bool {
+		return p.wild && p.name.IsZero() && (p.port == 0 || p.port == port)
+	})
+}
+
 // ResolvesOthers reports whether dns: resolve is in force: names that are not allowed are resolved as well, A and AAAA
 // only, and the answers limited to what Decide allows by address.
 func (c *Compiled) ResolvesOthers() bool { return c != nil && c.spec.resolvesOthers() }

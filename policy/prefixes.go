@@ -105,5 +105,15 @@ func halves(p netip.Prefix) (low, high netip.Prefix) {
 	return low, netip.PrefixFrom(a, bits+1)
 }
 
+// Untranslated returns the host that an address leads to: the IPv4 address inside an IPv4-mapped or NAT64 (64:ff9b::/96,
+// RFC 6052) one, else the address itself, without a zone.
+func Untranslated(a netip.Addr) netip.Addr {
+	if a = canonicalAddr(a); !nat64.Contains(a) {
+		return a
+	}
+	b := a.As16()
+	return netip.AddrFrom4([4]byte(b[12:]))
+}
+
 // canonicalAddr returns the form in which an address is judged: IPv4 in IPv6 clothes as IPv4, and without a zone.
 func canonicalAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -281,6 +281,11 @@ func (c *conn) splice(f first, v verdict) {
 		return
 	}
 	upstream, ok := bareTCP(up)
+	if ok && c.strays(f, v, upstream) {
+		reset(upstream)
+		c.refuse(f.kind, policy.ReasonProtocol)
+		return
+	}
 	if !ok || !c.live.attach(upstream) {
 		_ = up.Close()
 		return
@@ -295,6 +300,7 @@ func (c *conn) splice(f first, v verdict) {
 	if c.owesName(f) && !c.serverSpoke(upstream) {
 		c.live.detach(upstream)
 		reset(upstream)
+		c.live.unsettle()
 		c.since, c.mustSpeak = time.Now(), true
 		c.proceed(c.peek()) // judged by what the client says now, if anything
 		return

@@ -1,6 +1,11 @@
 package proxy
 
-import "boxgate/policy"
+import (
+	"net"
+	"strings"
+
+	"boxgate/policy"
+)
 
 // verdict is the decision on a connection, and what to do if it allows.
 type verdict struct {
@@ -27,7 +32,7 @@ func (c *conn) decide(f first) verdict {
 		return v
 	}
 	c.live.settle(v.request, passage{
-		spliced: !v.intercept, asked: !v.target(c).byName,
+		spliced: !v.intercept, asked: !v.target(c).byName, unread: f.unread(),
 		hidden: f.kind == kindBadTLS || f.kind == kindTLS && v.request.Name.IsZero(),
 	})
 	if c.p.recheck(c.live) {
@@ -45,7 +50,7 @@ func (c *conn) judge(pol *policy.Compiled, f first) verdict {
 		return c.unread(pol, onlyByAddress(c.ask(pol, c.bound)))
 	default:
 		v := c.judgeUnnamed(pol)
-		if evades(pol, v.decision, c.port) && almostHTTP(f.data) {
+		if evades(pol, v.decision, c.port) && (almostHTTP(f) || almostTLS(f)) {
 			return v.refused(policy.ReasonProtocol)
 		}
 		return v
@@ -79,7 +84,7 @@ func (c *conn) judgeTLS(pol *policy.Compiled, f first) verdict {
 		return v.refused(policy.ReasonNoName)
 	case name.IsZero() && evades(pol, v.decision, c.port):
 		return v.refused(policy.ReasonNoName)
-	case v.intercept || !v.byAddress() || !c.p.ruled(c.ctx, pol, c.box, c.orig):
+	case v.intercept || !v.byAddress() || !c.p.ruled(c.ctx, pol, c.box, c.orig, false):
 		return v
 	case name.IsZero():
 		return v.refused(policy.ReasonNoName)
@@ -96,10 +101,26 @@ func (v verdict) byAddress() bool { return v.decision.Allowed() && !v.decision.D
 
 // unread refuses bytes without a name to an address of a host whose requests are judged: they might be for that host.
 func (c *conn) unread(pol *policy.Compiled, v verdict) verdict {
-	if v.byAddress() && c.p.ruled(c.ctx, pol, c.box, c.orig) {
+	if v.byAddress() && c.p.ruled(c.ctx, pol, c.box, c.orig, false) {
 		return v.refused(policy.ReasonProtocol)
 	}
 	return v
+}
+
+// unread reports whether no name is known to be in what the client says: its bytes may be for any host at the address.
+func (f first) unread() bool { return f.kind != kindTLS || f.name.IsZero() }
+
+// borne reports whether unread bytes may go to whoever else is at the address that was dialled: the policy names the host
+// itself, on a port where names are not the rule. Any other name may be one that the box made for the address.
+func borne(d policy.Decision, port uint16) bool {
+	named := d.Reason == policy.ReasonAllowedDomain && d.Rule != "*" && !strings.HasPrefix(d.Rule, "*:")
+	return named && port != 80 && port != 443
+}
+
+// strays reports whether bytes that nobody reads would go to a host whose requests are judged, under another name or none.
+func (c *conn) strays(f first, v verdict, upstream *net.TCPConn) bool {
+	return f.unread() && !borne(v.decision, c.port) &&
+		c.p.ruled(c.ctx, c.box.Policy.Load(), c.box, addrPort(upstream.RemoteAddr()), false)
 }
 
 // evades reports whether what could name a host and does not goes past what names decide on the port: only an entry for

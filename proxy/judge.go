@@ -62,7 +62,7 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 	r.policy = s.box.Policy.Load()
 	d := r.policy.Decide(r.request)
 	if s.explicit {
-		if at := s.p.openAddr(s.p.base, r.policy, s.box, r.request, d); at.IsValid() {
+		if at := s.p.openAddr(ctx, r.policy, s.box, r.request, d); at.IsValid() {
 			r.request.Addr = at
 			d = r.policy.Decide(r.request)
 		}
@@ -74,8 +74,12 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 		return r
 	}
 	name, port := r.request.Name, r.request.Port
+	if name.IsZero() && evades(r.policy, d, port) {
+		r.refused, r.reason, r.rule = nameless(), policy.ReasonNoName, ""
+		return r
+	}
 	r.byName = s.secure || d.DialName || (!name.IsZero() && (!r.request.Addr.IsValid() || r.policy.Intercepts(name, port)))
-	if !r.byName && s.p.ruled(s.p.base, r.policy, s.box, netip.AddrPortFrom(r.request.Addr, port)) {
+	if !r.byName && s.p.ruled(ctx, r.policy, s.box, netip.AddrPortFrom(r.request.Addr, port), false) {
 		// As for TLS: under another name it goes to the owner of that name.
 		if r.byName = !name.IsZero() && resolvable(r.policy, s.box.ID, name); !r.byName {
 			r.refused, r.reason, r.rule = mismatch(), policy.ReasonAuthorityMismatch, ""
@@ -171,6 +175,11 @@ func (s *session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem {
 func mismatch() *problem {
 	return &problem{Status: 421, Reason: policy.ReasonAuthorityMismatch,
 		Detail: "The authority of the request is not that of the connection."}
+}
+
+func nameless() *problem {
+	return &problem{Status: 403, Reason: policy.ReasonNoName,
+		Detail: "The host must be given by its name: on this port the policy judges names."}
 }
 
 func (s *session) defaultPort() uint16 {

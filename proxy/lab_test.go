@@ -45,6 +45,10 @@ func (l *lab) Lookup(_ context.Context, _ *policy.Box, n policy.Name) ([]netip.A
 	return addrs, nil
 }
 
+func (l *lab) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return l.Lookup(ctx, b, n)
+}
+
 func (l *lab) Granted(policy.BoxID, policy.Name, netip.Addr) bool  { return false }
 func (l *lab) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil }
 

@@ -43,7 +43,7 @@ func (g *guests) newGuest() *guest {
 	record := g.cfg.Audit.Record
 	return &guest{
 		arrivals: perSecond(g.cfg.MaxNewConns), requests: perSecond(g.cfg.MaxRequests),
-		refusals: thinned{record: record}, excess: thinned{record: record}, homes: newHomes(),
+		refusals: thinned{record: record}, excess: thinned{record: record},
 	}
 }
 

@@ -127,6 +127,7 @@ type passage struct {
 	spliced bool // bytes pass unread: a rule that wants interception cuts it
 	asked   bool // it went to the address the box asked for, whatever its name: see borrows
 	hidden  bool // it is TLS that names no host
+	unread  bool // no name is known to be in what the client says
 }
 
 // settle replaces what was required so far and says how the connection will pass.
@@ -134,6 +135,13 @@ func (l *liveConn) settle(r policy.Request, how passage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.requests, l.passage = []policy.Request{r}, how
+}
+
+// unsettle takes settle and require back: what they were about has not come to be.
+func (l *liveConn) unsettle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.requests, l.passage = nil, passage{}
 }
 
 // watch sets the check of what is in flight in a connection whose requests are judged one by one; nil takes it away.
@@ -193,6 +201,8 @@ type knowledge struct {
 func (how passage) evades(c *policy.Compiled, r policy.Request, d policy.Decision, known knowledge) bool {
 	switch {
 	case how.spliced && c.Intercepts(r.Name, r.Port):
+		return true
+	case how.spliced && how.unread && r.Stage == policy.StageDial && !borne(d, r.Port) && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port)):
 		return true
 	case !how.asked:
 		return false

@@ -85,6 +85,10 @@ func (f *failing) Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Add
 	return nil, f.err
 }
 
+func (f *failing) LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error) {
+	return nil, f.err
+}
+
 type notFound struct{}
 
 func (notFound) Error() string  { return "no such name" }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"boxgate/policy"
@@ -274,9 +275,9 @@ func sniffHTTP(data []byte) kind {
 	return kindOther
 }
 
-// methodRune reports whether r can stand in a method. Lower case can (methods are tokens, RFC 9110, 9.1).
+// methodRune reports whether r can stand in a method: methods are tokens (RFC 9110, 9.1 and 5.6.2).
 func methodRune(r rune) bool {
-	return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '_'
+	return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r)
 }
 
 // readOnly is a connection of which only Read works; what is written to it vanishes.

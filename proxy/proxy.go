@@ -28,6 +28,8 @@ type Resolver interface {
 	// Lookup returns the addresses of a name, of both families, in no particular order. An error whose method NotFound
 	// reports true says that the name has none.
 	Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
+	// LookupBoth is Lookup, but waits for both families. What it found of one comes with the error that the other's lack is.
+	LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
 	// Granted reports whether the box was told, and may still believe, that the name has this address.
 	Granted(policy.BoxID, policy.Name, netip.Addr) bool
 	// GrantedNames returns the names of which the box was told that they have this address.
@@ -164,7 +166,7 @@ func (p *Proxy) recheck(l *liveConn) bool {
 	known := knowledge{granted: p.owns(l.box), ruled: func(c *policy.Compiled, to netip.AddrPort) bool {
 		ctx, cancel := context.WithTimeout(p.base, recheckLookup)
 		defer cancel()
-		return p.ruled(ctx, c, l.box, to)
+		return p.ruled(ctx, c, l.box, to, true)
 	}}
 	if !l.recheck(known) {
 		return false

@@ -249,6 +249,10 @@ func (n *names) Lookup(_ context.Context, _ *policy.Box, name policy.Name) ([]ne
 	return nil, errors.New("no such name")
 }
 
+func (n *names) LookupBoth(ctx context.Context, b *policy.Box, name policy.Name) ([]netip.Addr, error) {
+	return n.Lookup(ctx, b, name)
+}
+
 func (n *names) Granted(_ policy.BoxID, name policy.Name, a netip.Addr) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

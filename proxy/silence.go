@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +23,8 @@ func (c *conn) namesDecide() bool {
 func (c *conn) owesName(f first) bool { return f.kind == kindSilent && !f.eof && c.namesDecide() }
 
 // serverSpoke waits until one side has said something, or ended, and reports whether the server has. Nothing is taken
-// from either socket. It is false as well when neither has within the idle timeout.
+// from either socket. It is false as well when neither has within the idle timeout, and when the server speaks HTTP/2 in
+// the clear: its settings may come first (RFC 9113, 3.4), and the requests after them.
 func (c *conn) serverSpoke(upstream *net.TCPConn) (server bool) {
 	deadline := time.Now().Add(c.p.cfg.IdleTimeout)
 	_, _ = c.tcp.SetReadDeadline(deadline), upstream.SetReadDeadline(deadline)
@@ -35,7 +37,23 @@ func (c *conn) serverSpoke(upstream *net.TCPConn) (server bool) {
 	_ = upstream.SetReadDeadline(time.Unix(1, 0))
 	both.Wait()
 	_, _ = c.tcp.SetReadDeadline(time.Time{}), upstream.SetReadDeadline(time.Time{})
-	return server
+	return server && !greetsHTTP2(upstream)
+}
+
+// greetsHTTP2 reports whether what has arrived from a server is, or may become, the SETTINGS frame that HTTP/2 begins with.
+// It stays to be read.
+func greetsHTTP2(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	var b [h2FrameHead]byte
+	n := 0
+	if raw.Control(func(fd uintptr) { n, _, err = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT) }) != nil || err != nil {
+		return false // it has gone
+	}
+	settings := []byte{0, b[1], b[2], byte(http2.FrameSettings), 0, 0, 0, 0, 0}
+	return n > 0 && bytes.Equal(b[:n], settings[:n])
 }
 
 // readable waits until there is something to read from a socket, its end included, or its read deadline has passed.
@@ -54,16 +72,38 @@ func readable(c *net.TCPConn) bool {
 	return err == nil && ready
 }
 
-// almostHTTP reports whether bytes that are no request line of HTTP/1 may pass for one with a lenient server: empty lines
-// before it, odd white space or no version in it, or the preface of HTTP/2.
-func almostHTTP(data []byte) bool {
-	data = bytes.TrimLeft(data, "\r\n\t\v\f \x00")
+// almostHTTP reports whether first bytes that are no request line of HTTP/1 may be, or become, one to a lenient server: empty
+// lines before it, odd white space or no version in it, a method of any length, or the preface of HTTP/2.
+func almostHTTP(f first) bool {
+	data := bytes.TrimLeft(f.data, "\r\n\t\v\f \x00")
 	end := bytes.IndexFunc(data, func(r rune) bool { return !methodRune(r) })
 	if end < 0 {
 		end = len(data)
 	}
-	_, known := webMethods[string(bytes.ToUpper(data[:min(end, maxMethod)]))]
-	return known
+	if _, known := webMethods[string(bytes.ToUpper(data[:min(end, maxMethod)]))]; known {
+		return true
+	}
+	if end == len(data) { // all of it a method so far
+		return len(f.data) > 0 && !f.eof
+	}
+	if end == 0 || data[end] != ' ' && data[end] != '\t' {
+		return false
+	}
+	line, _, whole := bytes.Cut(data, []byte{'\n'})
+	return !whole && !f.eof || end > maxMethod || bytes.Contains(line, []byte("HTTP/"))
+}
+
+// almostTLS reports whether first bytes are, or may become, a ClientHello in the form of SSL 2.0, in which TLS servers let
+// a client offer what they speak (RFC 5246, E.2), without a name.
+func almostTLS(f first) bool {
+	const head = 4 // two bytes of length, the type of the message, the major version
+	if len(f.data) == 0 || f.data[0]&0x80 == 0 {
+		return false
+	}
+	if len(f.data) < head {
+		return !f.eof
+	}
+	return f.data[2] == clientHello && (f.data[3] == 0 || f.data[3] == legacyMajor)
 }
 
 // webMethods are those that servers of the web know (RFC 9110, 9; RFC 5789; RFC 4918; RFC 9113, 3.4).

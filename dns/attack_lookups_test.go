@@ -1,0 +1,66 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	mdns "github.com/miekg/dns"
+)
+
+// A box whose connections wait for names that nobody answers leaves the others' lookups their place.
+func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4, "a.example.com. 60 IN AAAA "+goodV6),
+			Limits{Lookups: 100, InFlight: 10})
+		b.zone.before = func() { time.Sleep(2 * time.Second) }
+		var wg sync.WaitGroup
+		for i := range 200 {
+			wg.Go(func() { _, _ = b.Lookup(t.Context(), b.box, name(t, fmt.Sprintf("n%d.example.com", i))) })
+		}
+		synctest.Wait()
+		other := newBox(t, "box2", domains("*.example.com"))
+		if addrs, err := b.Lookup(t.Context(), other, name(t, "a.example.com")); err != nil {
+			t.Errorf("another box got %v, %v", addrs, err)
+		}
+		// What the first box may not ask for is no answer to the other.
+		if addrs, err := b.Lookup(t.Context(), other, name(t, "n199.example.com")); err == nil || len(addrs) > 0 {
+			t.Errorf("%v, %v", addrs, err)
+		}
+		wg.Wait()
+	})
+}
+
+// withoutIPv6 answers questions for AAAA late and with a failure.
+type withoutIPv6 struct{ exchanger }
+
+func (w withoutIPv6) exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
+	if qtype == mdns.TypeAAAA {
+		time.Sleep(time.Second)
+		return nil, errDown
+	}
+	return w.exchanger.exchange(ctx, name, qtype)
+}
+
+// Half of a name's addresses are not all of them.
+func TestLookupBothFailsWithEitherFamily(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4, "a.example.com. 60 IN AAAA "+goodV6))
+		whole := b.cache.up
+		b.cache.up = withoutIPv6{whole}
+		addrs, err := b.LookupBoth(t.Context(), b.box, name(t, "a.example.com"))
+		if err == nil || len(addrs) != 1 || addrs[0].String() != goodV4 {
+			t.Errorf("%v, %v; want the IPv4 address and an error", addrs, err)
+		}
+		b.cache.up = whole
+		time.Sleep(2 * failureTTL)
+		if addrs, err = b.LookupBoth(t.Context(), b.box, name(t, "a.example.com")); err != nil || len(addrs) != 2 {
+			t.Errorf("%v, %v", addrs, err)
+		}
+	})
+}
