@@ -37,8 +37,9 @@ type scrubHistory struct {
 	checked time.Time            // when used was last looked through for what is too old
 }
 
-// set returns what finds these texts, and those sent to the host before; nil if there is nothing long enough to be found.
-func (m *scrubMemory) set(host scrubHost, texts []string, now time.Time) *scrub.Set {
+// set returns what finds these texts, and those sent to the host before. It supersedes what was returned for the host
+// before. If there is nothing long enough to be found it is nil, or, if there may be later, a set that finds nothing yet.
+func (m *scrubMemory) set(host scrubHost, texts []string, later bool, now time.Time) *scrub.Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := m.hostLocked(host)
@@ -51,7 +52,14 @@ func (m *scrubMemory) set(host scrubHost, texts []string, now time.Time) *scrub.
 	}
 	if !fresh {
 		h.forget(texts, now)
-		h.set = scrub.New(slices.Collect(maps.Keys(h.used)))
+		old := h.set
+		if h.set = scrub.New(slices.Collect(maps.Keys(h.used))); h.set == nil && old != nil {
+			h.set = &scrub.Set{}
+		}
+		old.Supersede(h.set)
+	}
+	if h.set == nil && later {
+		h.set = &scrub.Set{}
 	}
 	return h.set
 }
@@ -98,7 +106,8 @@ func (r *ruling) scrubbed(s *session) {
 	if !r.header.Scrub || r.refused != nil {
 		return
 	}
-	r.scrub = s.guest.told.set(scrubHost{r.request.Name, r.request.Port}, r.secrets(), time.Now())
+	later := slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+	r.scrub = s.guest.told.set(scrubHost{r.request.Name, r.request.Port}, r.secrets(), later, time.Now())
 }
 
 // secrets returns the texts that must not be seen: of what is sent with this request, and of every literal of the rule.

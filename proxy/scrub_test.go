@@ -570,25 +570,26 @@ func TestScrubMemoryIsBounded(t *testing.T) {
 	}
 	now := time.Now()
 	for port := range 3 * scrubHosts {
-		m.set(scrubHost{name, uint16(port)}, []string{"a secret"}, now.Add(time.Duration(port)))
+		m.set(scrubHost{name, uint16(port)}, []string{"a secret"}, false, now.Add(time.Duration(port)))
 	}
 	if len(m.hosts) != scrubHosts {
 		t.Errorf("%d hosts", len(m.hosts))
 	}
 	host := scrubHost{name, 443}
 	for i := range 5 * scrubPast {
-		m.set(host, []string{fmt.Sprint("the secret number ", i, " of many")}, now.Add(time.Duration(i)*time.Second))
+		m.set(host, []string{fmt.Sprint("the secret number ", i, " of many")}, false, now.Add(time.Duration(i)*time.Second))
 	}
 	if n := len(m.hosts[host].used); n != scrubPast+1 {
 		t.Errorf("%d secrets", n)
 	}
 	last := fmt.Sprint("the secret number ", 5*scrubPast-2, " of many")
-	for after, masked := range map[time.Duration]bool{time.Minute: true, 2 * scrubKeep: false} {
-		if got := m.set(host, []string{"now in use"}, now.Add(5*scrubPast*time.Second+after)).MaskString(last); (got != last) != masked {
+	for _, after := range []time.Duration{time.Minute, 2 * scrubKeep} { // what is forgotten then stays forgotten
+		masked := after < scrubKeep
+		if got := m.set(host, []string{"now in use"}, false, now.Add(5*scrubPast*time.Second+after)).MaskString(last); (got != last) != masked {
 			t.Errorf("%s later: %s", after, got)
 		}
 	}
-	if m.set(scrubHost{name, 1}, []string{}, now) != nil {
+	if m.set(scrubHost{name, 1}, []string{}, false, now) != nil {
 		t.Error("nothing to mask, and yet a set")
 	}
 }

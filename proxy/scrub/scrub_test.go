@@ -242,3 +242,35 @@ func FuzzSecret(f *testing.F) {
 		}
 	})
 }
+
+// TestSupersede: a text under way is searched for what comes later, and for what it began with; a tail that is held back
+// goes on being one.
+func TestSupersede(t *testing.T) {
+	t.Parallel()
+	first, second, third := New([]string{"first-secret"}), New([]string{"second-secret"}), New([]string{"second-secret", "third-secret"})
+	empty := &Set{}
+	for _, own := range []*Set{first, empty} {
+		stream := NewStream(own)
+		out := string(stream.Append(nil, []byte("a second-secret fir")))
+		own.Supersede(second)
+		out += string(stream.Append(nil, []byte("st-secret second-sec")))
+		second.Supersede(third)
+		out += string(stream.Append(nil, []byte("ret third-se")))
+		out += string(stream.End(stream.Append(nil, []byte("cret"))))
+		want := "a second-secret ************ ************* ************"
+		if own == empty {
+			want = "a second-secret first-secret ************* ************"
+		}
+		if out != want {
+			t.Errorf("%q, want %q", out, want)
+		}
+	}
+	if got := first.MaskString("first-secret second-secret third-secret"); got != "************ ************* ************" {
+		t.Errorf("a text that comes whole: %q", got)
+	}
+	var none *Set
+	none.Supersede(first)
+	if none.latest() != nil || NewStream(nil).Held() != 0 {
+		t.Error("a nil set")
+	}
+}

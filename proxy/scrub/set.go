@@ -1,16 +1,20 @@
 package scrub
 
-import "slices"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // Mask is what stands in place of every byte of a secret.
 const Mask = '*'
 
-// Set is a number of secrets made ready to be found. It never changes and is safe for concurrent use. A nil Set finds
-// nothing.
+// Set is a number of secrets made ready to be found. What it finds never changes, but by [Set.Supersede]; it is safe for
+// concurrent use. A nil Set finds nothing, and so does the zero Set.
 type Set struct {
 	patterns []*pattern
 	starts   [256][]*pattern // those that may begin with this byte
 	pairs    [1 << 16 / 64]uint64
+	next     atomic.Pointer[Set] // supersedes it
 }
 
 // New compiles secrets. Those shorter than [MinLength] are ignored; if none is left New returns nil.
@@ -107,7 +111,7 @@ func (s *Set) Mask(b []byte) bool {
 	if s == nil {
 		return false
 	}
-	_, _, masked := s.scan(b, 0, true)
+	_, _, masked := s.with(s.latest()).scan(b, 0, true)
 	return masked
 }
 
