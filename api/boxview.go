@@ -26,6 +26,7 @@ type boxView struct {
 	IPv6           string        `json:"ipv6,omitempty"`
 	NetworkPolicy  policySpec    `json:"network_policy"`
 	PolicyVersion  uint64        `json:"policy_version"`
+	Attached       *Attached     `json:"attached,omitempty"`
 	Model          string        `json:"model,omitempty"`
 	Agent          string        `json:"agent,omitempty"`
 	CustomRunner   *CustomRunner `json:"custom_runner,omitempty"`
@@ -53,7 +54,8 @@ func viewBox(b Box) boxView {
 		ID: b.ID, CustomerID: CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Ephemeral: b.Ephemeral, ExpiresAt: unix(b.ExpiresAt),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version,
-		Model: b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
+		Attached: b.Attached,
+		Model:    b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
 		CPUNs: b.CPU.Nanoseconds(), LastActivityAt: unix(b.LastActivity),

@@ -19,6 +19,11 @@ type Host interface {
 	// CreateBox returns once the box can run commands, or earlier with StatusCreating (clients poll). A name already in
 	// use is an ErrConflict; a runtime or field that cannot be honoured is a *policy.InvalidError.
 	CreateBox(ctx context.Context, req CreateRequest) (Box, error)
+	// AttachBox puts a network namespace that somebody else made under the gateway and returns once its policy is in
+	// force. A namespace that cannot be found or used is a *policy.InvalidError.
+	AttachBox(ctx context.Context, req AttachRequest) (Box, error)
+	// DetachBox takes an attached box off the network and forgets it; a box that was launched here is an ErrConflict.
+	DetachBox(ctx context.Context, id policy.BoxID) error
 	// Box finds a box by its ID or its name; the ID wins.
 	Box(ctx context.Context, idOrName string) (Box, error)
 	// Boxes lists the boxes, oldest first.
@@ -110,6 +115,7 @@ type Box struct {
 	Policy       PolicyState
 	Hosted       Hosted
 	CPU          time.Duration // CPU time used so far
+	Attached     *Attached     // nil: launched here
 	CreatedAt    time.Time
 	UpdatedAt    time.Time
 	LastActivity time.Time

@@ -337,3 +337,27 @@ func (h *memoryHost) Ready(context.Context) error {
 	defer h.mu.Unlock()
 	return h.ready
 }
+
+func (h *memoryHost) AttachBox(_ context.Context, req AttachRequest) (Box, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return Box{}, err
+	}
+	id := policy.BoxID(fmt.Sprintf("attached%d", len(h.boxes)))
+	box := Box{ID: id, Name: req.Name, Labels: req.Labels, Status: StatusIdle, Attached: &req.Attached, Policy: PolicyState{Spec: req.Policy, Version: 1}}
+	h.boxes[id] = &memoryBox{Box: box, headers: HeaderState{Rules: req.Headers, Version: 1}, urls: map[uint16]URL{}}
+	return box, nil
+}
+
+func (h *memoryHost) DetachBox(_ context.Context, id policy.BoxID) error {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil && b.Attached == nil {
+		err = Errorf(ErrConflict, "launched here")
+	}
+	if err == nil {
+		delete(h.boxes, id)
+	}
+	return err
+}

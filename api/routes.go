@@ -27,6 +27,8 @@ func init() {
 		{method: "GET", path: "/openapi.json", summary: "This description", produces: []string{"application/json"}, handle: (*API).describeSelf},
 
 		{method: "POST", path: "/v2/box", summary: "Create a box", status: 201, request: reflect.TypeFor[createBody](), response: reflect.TypeFor[boxView](), handle: (*API).createBox},
+		{method: "POST", path: "/v2/box/attach", summary: "Put a network namespace that somebody else made under the gateway", status: 201, request: reflect.TypeFor[attachBody](), response: reflect.TypeFor[boxView](), handle: (*API).attachBox},
+		{method: "POST", path: "/v2/box/{id}/detach", summary: "Take an attached box off the network and forget it", response: reflect.TypeFor[deletedView](), handle: (*API).detachBox},
 		{method: "GET", path: "/v2/box", summary: "List the boxes", query: []string{"label"}, response: reflect.TypeFor[[]boxView](), handle: (*API).listBoxes},
 		{method: "DELETE", path: "/v2/box", summary: "Delete several boxes; an unknown one refuses all", request: reflect.TypeFor[deleteBody](), response: reflect.TypeFor[deletedView](), handle: (*API).deleteBoxes},
 		{method: "GET", path: "/v2/box/{id}", summary: "One box, by ID or name", response: reflect.TypeFor[boxView](), handle: (*API).getBox},

@@ -15,27 +15,30 @@ import (
 //	{state}/boxes/{id}/upper/     what the box has written; work/ is overlayfs's own
 //	{run}/netns/{id}              the pinned network namespace
 //	{run}/userns/{id}             the pinned user namespace
+//	{run}/attached/{id}           the pinned network namespace of a box that somebody else made
 //	{run}/mounts/{id}/            mount points used while a box is created
 //	{run}/exec/                   what the runtime is told and tells when a command starts
 //	{run}/runtime/                the OCI runtime's --root
 type dirs struct{ state, run string }
 
-func (d dirs) boxes() string                     { return filepath.Join(d.state, "boxes") }
-func (d dirs) box(id policy.BoxID) string        { return filepath.Join(d.boxes(), string(id)) }
-func (d dirs) record(id policy.BoxID) string     { return filepath.Join(d.box(id), "box.json") }
-func (d dirs) bundle(id policy.BoxID) string     { return filepath.Join(d.box(id), "bundle") }
-func (d dirs) upper(id policy.BoxID) string      { return filepath.Join(d.box(id), "upper") }
-func (d dirs) work(id policy.BoxID) string       { return filepath.Join(d.box(id), "work") }
-func (d dirs) pins() string                      { return filepath.Join(d.run, "netns") }
-func (d dirs) pin(id policy.BoxID) string        { return filepath.Join(d.pins(), string(id)) }
-func (d dirs) userPins() string                  { return filepath.Join(d.run, "userns") }
-func (d dirs) userPin(id policy.BoxID) string    { return filepath.Join(d.userPins(), string(id)) }
-func (d dirs) allMounts() string                 { return filepath.Join(d.run, "mounts") }
-func (d dirs) mounts(id policy.BoxID) string     { return filepath.Join(d.allMounts(), string(id)) }
-func (d dirs) lowerMount(id policy.BoxID) string { return filepath.Join(d.mounts(id), "lower") }
-func (d dirs) rootMount(id policy.BoxID) string  { return filepath.Join(d.mounts(id), "root") }
-func (d dirs) runtimeRoot() string               { return filepath.Join(d.run, "runtime") }
-func (d dirs) execFiles() string                 { return filepath.Join(d.run, "exec") }
+func (d dirs) boxes() string                      { return filepath.Join(d.state, "boxes") }
+func (d dirs) box(id policy.BoxID) string         { return filepath.Join(d.boxes(), string(id)) }
+func (d dirs) record(id policy.BoxID) string      { return filepath.Join(d.box(id), "box.json") }
+func (d dirs) bundle(id policy.BoxID) string      { return filepath.Join(d.box(id), "bundle") }
+func (d dirs) upper(id policy.BoxID) string       { return filepath.Join(d.box(id), "upper") }
+func (d dirs) work(id policy.BoxID) string        { return filepath.Join(d.box(id), "work") }
+func (d dirs) pins() string                       { return filepath.Join(d.run, "netns") }
+func (d dirs) pin(id policy.BoxID) string         { return filepath.Join(d.pins(), string(id)) }
+func (d dirs) userPins() string                   { return filepath.Join(d.run, "userns") }
+func (d dirs) userPin(id policy.BoxID) string     { return filepath.Join(d.userPins(), string(id)) }
+func (d dirs) attached() string                   { return filepath.Join(d.run, "attached") }
+func (d dirs) attachedPin(id policy.BoxID) string { return filepath.Join(d.attached(), string(id)) }
+func (d dirs) allMounts() string                  { return filepath.Join(d.run, "mounts") }
+func (d dirs) mounts(id policy.BoxID) string      { return filepath.Join(d.allMounts(), string(id)) }
+func (d dirs) lowerMount(id policy.BoxID) string  { return filepath.Join(d.mounts(id), "lower") }
+func (d dirs) rootMount(id policy.BoxID) string   { return filepath.Join(d.mounts(id), "root") }
+func (d dirs) runtimeRoot() string                { return filepath.Join(d.run, "runtime") }
+func (d dirs) execFiles() string                  { return filepath.Join(d.run, "exec") }
 
 // make creates the directories all boxes share. The mount points must be reachable by the mapped root of each box,
 // which is why they do not lie in the state directory: that one is closed to all but root. Each box's own directory
@@ -47,7 +50,7 @@ func (d dirs) make() error {
 	}{
 		{d.state, 0o700}, {d.boxes(), 0o700},
 		{filepath.Dir(d.run), 0o711}, {d.run, 0o711}, {d.allMounts(), 0o711},
-		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700},
+		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700},
 	} {
 		if _, err := os.Stat(dir.path); err == nil {
 			continue // how it was made is its maker's business

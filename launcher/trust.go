@@ -89,12 +89,21 @@ func (b *boxRoot) bundle(certs []*x509.Certificate) ([]byte, error) {
 			return nil, err
 		}
 	}
+	roots, err := PublicRoots()
+	if err != nil {
+		return nil, fmt.Errorf("the image has no public root certificates, and %w", err)
+	}
+	return appendCerts(roots, certs), nil
+}
+
+// PublicRoots returns the public root certificates of this host, in PEM.
+func PublicRoots() ([]byte, error) {
 	for _, name := range hostBundles {
-		if roots, err := os.ReadFile(name); err == nil {
-			return appendCerts(roots, certs), nil
+		if roots, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(roots)) > 0 {
+			return append(bytes.TrimRight(roots, "\n"), '\n'), nil
 		}
 	}
-	return nil, errors.New("neither the image nor this host has public root certificates: apt-get install ca-certificates")
+	return nil, errors.New("this host has no public root certificates: apt-get install ca-certificates")
 }
 
 // extendOthers adds the CA to those stores of other distributions that are files of their own.

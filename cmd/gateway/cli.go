@@ -121,33 +121,5 @@ func warningsOf(cmd *cobra.Command, warnings []problem) {
 // problem is a warning as the API answers it.
 type problem struct{ Pointer, Message string }
 
-// newCACommand is `gateway ca`.
-func newCACommand(o *globalOptions) *cobra.Command {
-	var box string
-	cmd := &cobra.Command{
-		Use:   "ca [--box B]",
-		Short: "Print the CA certificate of the public URLs, or the interception CA of one box",
-		Args:  exactArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			path := "/v2/ca"
-			if box != "" {
-				path = boxPath(box, "ca")
-			}
-			client, err := o.client()
-			if err != nil {
-				return err
-			}
-			var pem []byte
-			if err := client.Get(cmd.Context(), path, &pem); err != nil {
-				return err
-			}
-			_, err = cmd.OutOrStdout().Write(pem)
-			return err
-		},
-	}
-	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
-	return cmd
-}
-
 // writeJSON prints v as one line of JSON.
 func writeJSON(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }

@@ -32,7 +32,7 @@ var boxHeading = []string{"ID", "NAME", "STATUS", "SIZE", "POLICY", "IPV4", "IPV
 // newBoxCommand is `gateway box`.
 func newBoxCommand(o *globalOptions) *cobra.Command {
 	cmd := group("box", "Create, list, use and remove boxes")
-	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxSelfTest(o), newBoxRemove(o))
+	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxDetach(o))
 	return cmd
 }
 

@@ -159,7 +159,7 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 // programs, and pip as its authors publish it, with roots of its own.
 func newClients(t *testing.T) (*world, *shop, string) {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(imageDirOfTests(), "debian-clients-1", "rootfs"))
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(imageDirOfTests(), "debian-clients-2", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}

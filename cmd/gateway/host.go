@@ -67,6 +67,7 @@ type box struct {
 	policy.Box
 	name      string
 	createdAt time.Time
+	attached  *store.Attached          // nil: launched here
 	env       map[string]policy.Secret // comes with every command
 
 	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
@@ -127,7 +128,7 @@ func (b *box) publish() {
 		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
 		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Policy: b.policyState(),
-		Hosted: b.hosted, CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
+		Hosted: b.hosted, Attached: attachedView(b.attached), CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
 	})
 }
 

@@ -34,7 +34,7 @@ func (h *host) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, e
 	if err != nil {
 		return api.Box{}, err
 	}
-	b, err := h.allocate(ctx, req, image)
+	b, err := h.allocate(ctx, req, nil, image)
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -100,7 +100,7 @@ func (h *host) imageOf(runtime string) (string, error) {
 }
 
 // allocate stores the record of a new box, which gives it its addresses.
-func (h *host) allocate(ctx context.Context, req api.CreateRequest, image string) (*box, error) {
+func (h *host) allocate(ctx context.Context, req api.CreateRequest, attached *store.Attached, image string) (*box, error) {
 	hosted, err := json.Marshal(req.Hosted)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (h *host) allocate(ctx context.Context, req api.CreateRequest, image string
 	record := store.Box{
 		ID: policy.BoxID(randomHex(8)), Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
 		State: string(api.StatusCreating), Labels: req.Labels, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand,
-		Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: image,
+		Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: image, Attached: attached,
 	}
 	record.PlaceholderKey = store.NewKey()
 	if req.TTL > 0 {
@@ -150,7 +150,7 @@ func (h *host) pools() store.Pools {
 // newBox makes the box of a stored record; its policy is not in force yet.
 func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *box {
 	b := &box{
-		name: r.Name, createdAt: r.CreatedAt, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State),
+		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State),
 		spec: p.Spec, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6

@@ -55,7 +55,7 @@ func (h *host) takeDown(ctx context.Context, b *box) error {
 	if err := fault.At(ctx, "delete: deletion stored"); err != nil {
 		return err
 	}
-	if err := h.launcher.Delete(ctx, b.ID); err != nil {
+	if err := h.release(ctx, b); err != nil {
 		return err
 	}
 	if err := fault.At(ctx, "delete: nothing runs"); err != nil {

@@ -58,6 +58,9 @@ func (b *box) environment() map[string]string {
 
 // begin notes that a command runs. A box that is deleted meanwhile takes the command with it.
 func (b *box) begin() error {
+	if b.attached != nil {
+		return errAttached
+	}
 	v := b.shown.Load()
 	if v.Status != api.StatusIdle {
 		return api.Errorf(api.ErrConflict, "the box is %s: %s", v.Status, v.Error)

@@ -11,7 +11,6 @@ import (
 
 	"boxgate/api"
 	"boxgate/internal/fault"
-	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -43,6 +42,9 @@ func (h *host) recoverBoxes(ctx context.Context) error {
 				h.log.Error("it could not be removed; it has no network", zap.String("box", string(status.ID)), zap.Error(err))
 			}
 		}
+	}
+	if err := h.pruneAttached(); err != nil {
+		return fmt.Errorf("letting network namespaces go: %w", err)
 	}
 	if err := h.firewall.Prune(ctx); err != nil {
 		return fmt.Errorf("removing interfaces of boxes that are gone: %w", err)
@@ -79,7 +81,7 @@ func (h *host) recoverBox(ctx context.Context, r store.Box) error {
 	h.mu.Unlock()
 	if b.status == api.StatusCreating || b.status == api.StatusDeleted {
 		// Its interface, if it has one, is closed and goes with Prune.
-		err := h.launcher.Delete(ctx, b.ID)
+		err := h.release(ctx, b)
 		if err == nil {
 			err = h.forget(b)
 		}
@@ -107,12 +109,9 @@ func (h *host) reconnect(ctx context.Context, b *box) error {
 	if err != nil {
 		return err
 	}
-	status, err := h.launcher.State(ctx, b.ID)
+	netns, err := h.namespace(ctx, b)
 	if err != nil {
 		return err
-	}
-	if status.State == launcher.StateError || status.State == launcher.StateCreating {
-		return errors.New("its first process has ended")
 	}
 	ca, err := h.authority(b.ID)
 	if err != nil {
@@ -122,7 +121,7 @@ func (h *host) reconnect(ctx context.Context, b *box) error {
 		return err
 	}
 	var back undo
-	if err := h.connect(ctx, b, compiled, status.NetNS, &back); err != nil {
+	if err := h.connect(ctx, b, compiled, netns, &back); err != nil {
 		return errors.Join(err, back.run(ctx))
 	}
 	// The kernel may have forwarded under a policy that was never committed.

@@ -159,5 +159,10 @@ func removeContainers(ctx context.Context, dir string) error {
 	for _, b := range boxes {
 		errs = append(errs, l.Delete(ctx, b.ID))
 	}
+	attached, err := l.AttachedBoxes()
+	errs = append(errs, err)
+	for _, id := range attached {
+		errs = append(errs, l.DetachNamespace(id))
+	}
 	return errors.Join(errs...)
 }

@@ -45,7 +45,7 @@ func (h *host) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestRepor
 
 // selfTestConfig says what there is to attack.
 func (h *host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, error) {
-	state, err := h.launcher.State(ctx, b.ID)
+	netns, err := h.namespace(ctx, b)
 	if err != nil {
 		return selftest.Config{}, fmt.Errorf("the network namespace of box %s: %w", b.ID, err)
 	}
@@ -59,7 +59,7 @@ func (h *host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, err
 	}
 	v4, v6 := h.anotherBox(b)
 	return selftest.Config{
-		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: state.NetNS, Policy: pol,
+		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
 		GatewayV4: h.addrs.gatewayV4, GatewayV6: h.addrs.gatewayV6, SinkV4: h.addrs.sinkV4, SinkV6: h.addrs.sinkV6,
 		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: h.listeners.closedToBoxes(),
 		AnotherV4: v4, AnotherV6: v6, DenyPage: h.cfg.Proxy.Deny == "page",

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+	"boxgate/launcher"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// errAttached is the answer to whoever wants something of a box that only its maker can do.
+var errAttached = api.Errorf(api.ErrConflict, "the box is attached: commands are run in it by whoever made it")
+
+// AttachBox implements [api.Host]. The namespace is opened once and judged and pinned through that: what its name means
+// a moment later does not matter. It gets its interface closed, then its policy; a failure takes every step back.
+func (h *host) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
+	if _, err := policy.Compile(req.Policy, policy.MergeHeaders(h.globalRules(), req.Headers), h.protected.Load(), 1); err != nil {
+		return api.Box{}, err
+	}
+	if looksLikeID.MatchString(req.Name) {
+		return api.Box{}, invalidAt("/name", "looks like the ID of a box; choose another name")
+	}
+	ns, err := h.foreignNamespace(ctx, req.Attached)
+	if err != nil {
+		return api.Box{}, err
+	}
+	defer ns.Close()
+	b, err := h.allocate(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers},
+		&store.Attached{Kind: req.Kind, Ref: req.Ref}, "")
+	if err != nil {
+		return api.Box{}, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h.mu.Lock()
+	h.boxes[b.ID] = b
+	h.mu.Unlock()
+	var back undo
+	if err := h.caught(b, func() error { return h.bringUnder(ctx, b, ns, &back) }); err != nil {
+		return api.Box{}, h.takeBack(ctx, b, back, err)
+	}
+	view := b.view()
+	view.Warnings = b.warnings()
+	return view, nil
+}
+
+// bringUnder gives an attached box its CA, its closed network and its policy.
+func (h *host) bringUnder(ctx context.Context, b *box, ns *os.File, back *undo) error {
+	compiled, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	if err != nil {
+		return err
+	}
+	if err := h.keepInitial(b); err != nil {
+		return h.notStored("its policy could not be stored", err)
+	}
+	ca, err := h.authority(b.ID)
+	if err != nil {
+		return fmt.Errorf("its certificate authority: %w", err)
+	}
+	back.add(func(context.Context) error { h.minter.Remove(b.ID); return nil })
+	if err := h.minter.Add(b.ID, ca); err != nil {
+		return err
+	}
+	back.add(func(context.Context) error { return h.launcher.DetachNamespace(b.ID) })
+	pin, err := h.launcher.AttachNamespace(b.ID, ns)
+	if err != nil {
+		return err
+	}
+	if err := h.connect(ctx, b, compiled, pin, back); err != nil {
+		return err
+	}
+	if err := h.setState(b, api.StatusIdle, ""); err != nil {
+		return h.notStored("its state could not be stored", err)
+	}
+	return nil
+}
+
+// DetachBox implements [api.Host].
+func (h *host) DetachBox(ctx context.Context, id policy.BoxID) error {
+	b, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	if b.attached == nil {
+		return api.Errorf(api.ErrConflict, "box %s was launched here: delete it", id)
+	}
+	return h.DeleteBox(ctx, id)
+}
+
+// foreignNamespace opens what is to be attached, and refuses what cannot be.
+func (h *host) foreignNamespace(ctx context.Context, a api.Attached) (*os.File, error) {
+	pointer, path := "/netns", a.Ref
+	switch a.Kind {
+	case api.AttachPID:
+		pointer, path = "/pid", fmt.Sprintf("/proc/%d/ns/net", a.PID)
+	case api.AttachDocker:
+		pointer = "/container"
+		pid, err := containerPID(ctx, a.Ref)
+		if err != nil {
+			return nil, invalidAt(pointer, err.Error())
+		}
+		path = fmt.Sprintf("/proc/%d/ns/net", pid)
+	}
+	ns, err := openNetNS(path)
+	if err != nil {
+		return nil, invalidAt(pointer, err.Error())
+	}
+	if err := h.firewall.CheckForeign(fmt.Sprintf("/proc/self/fd/%d", ns.Fd())); err != nil {
+		return nil, errors.Join(invalidAt(pointer, err.Error()), ns.Close())
+	}
+	return ns, nil
+}
+
+// openNetNS opens a network namespace, and nothing else.
+func openNetNS(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe must not keep us waiting
+	if err != nil {
+		return nil, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+		return nil, errors.Join(fmt.Errorf("%s is not a network namespace", path), f.Close())
+	}
+	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+		return nil, errors.Join(fmt.Errorf("%s is not a network namespace", path), f.Close())
+	}
+	return f, nil
+}
+
+// namespace is the path of a box's network namespace, if the box is one that runs.
+func (h *host) namespace(ctx context.Context, b *box) (string, error) {
+	if b.attached != nil {
+		return h.launcher.AttachedNamespace(b.ID)
+	}
+	status, err := h.launcher.State(ctx, b.ID)
+	if err != nil {
+		return "", err
+	}
+	if status.State == launcher.StateError || status.State == launcher.StateCreating {
+		return "", errors.New("its first process has ended")
+	}
+	return status.NetNS, nil
+}
+
+// release lets go what the box consists of: its processes and files, or the namespace of one that somebody else made.
+func (h *host) release(ctx context.Context, b *box) error {
+	if b.attached != nil {
+		return h.launcher.DetachNamespace(b.ID)
+	}
+	return h.launcher.Delete(ctx, b.ID)
+}
+
+// pruneAttached lets namespaces go that belong to no box.
+func (h *host) pruneAttached() error {
+	ids, err := h.launcher.AttachedBoxes()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if _, err := h.find(id); err != nil {
+			if err := h.launcher.DetachNamespace(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// attachedView is what the API shows of what was attached.
+func attachedView(a *store.Attached) *api.Attached {
+	if a == nil {
+		return nil
+	}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref}
+}
+
+// invalidAt is one mistake in a request.
+func invalidAt(pointer, message string) error {
+	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: message}}}
+}

@@ -1,0 +1,46 @@
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
+// fallbackTunnels are the kinds of interfaces that a kernel with tunnel modules puts into every new namespace, down.
+var fallbackTunnels = []string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "vti", "vti6"}
+
+// CheckForeign says why a network namespace that somebody else made cannot be a box's: it is the gateway's own, or it
+// has an interface by which it could reach others past the gateway.
+func (f *Firewall) CheckForeign(path string) error {
+	ns, inside, err := openNamespace(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	if f.ns.Equal(ns) {
+		return errors.New("it is the network namespace of the gateway itself")
+	}
+	links, err := inside.LinkList()
+	if err != nil {
+		return fmt.Errorf("its interfaces: %w", err)
+	}
+	for _, l := range links {
+		if !harmless(l) {
+			return fmt.Errorf("it has the interface %s: the gateway must be its only way out", l.Attrs().Name)
+		}
+	}
+	return nil
+}
+
+// harmless reports whether an interface leads nowhere.
+func harmless(l netlink.Link) bool {
+	a := l.Attrs()
+	if a.Flags&net.FlagLoopback != 0 {
+		return true
+	}
+	return a.Flags&net.FlagUp == 0 && slices.Contains(fallbackTunnels, l.Type())
+}
