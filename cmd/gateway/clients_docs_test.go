@@ -55,7 +55,7 @@ func TestClientsDocumentedCommands(t *testing.T) {
 	clients := map[string]string{
 		"curl":     "env -i curl -sS " + page,
 		"java":     java + "HttpClient " + page,
-		"node":     `env -i bash -lc 'node -e "fetch(\"` + page + `\").then(r => r.text()).then(console.log)"'`,
+		"node":     `env -i bash -lc 'node --use-bundled-ca -e "fetch(\"` + page + `\").then(r => r.text()).then(console.log)"'`,
 		"requests": `env -i bash -lc 'PYTHONPATH=` + pypi + ` python3 -c "from pip._vendor import requests; print(requests.get(\"` + page + `\").text)"'`,
 	}
 	trusting := func(when string, who ...string) {

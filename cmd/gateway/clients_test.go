@@ -30,8 +30,10 @@ type client struct {
 }
 
 const (
-	ask  = `printf 'GET /seen/NAME HTTP/1.1\r\nHost: ` + shopHost + `\r\nConnection: close\r\n\r\n'`
-	java = "java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp /workspace/home Fetch "
+	ask = `printf 'GET /seen/NAME HTTP/1.1\r\nHost: ` + shopHost + `\r\nConnection: close\r\n\r\n'`
+	// nodejs is Node.js with the roots that its authors build in; Debian's looks into the system's store.
+	nodejs = "node --use-bundled-ca "
+	java   = "java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp /workspace/home Fetch "
 	// pipWheel is pip as Debian has it, which looks into the system's store; below pypi it is as its authors publish it.
 	pipWheel = "python3 $(echo /usr/share/python-wheels/pip-*.whl)/pip"
 	pypi     = "/workspace/home/pypi"
@@ -49,11 +51,12 @@ var clients = []client{
 	{name: "python-requests-pypi", run: "PYTHONPATH=" + pypi + ` python3 -c 'from pip._vendor import requests; print(requests.get("PAGE").text)'`, variables: true},
 	{name: "pip-debian", run: pipWheel + pipArgs, path: "/files/tiny-1.0-py3-none-any.whl", once: true},
 	{name: "pip-pypi", run: "PYTHONPATH=" + pypi + " python3 -m pip" + pipArgs, path: "/files/tiny-1.0-py3-none-any.whl", variables: true, once: true},
-	{name: "node-https", run: `node -e 'require("https").get("PAGE", r => r.pipe(process.stdout))'`, variables: true},
-	{name: "node-http2", run: `node -e 'const c = require("http2").connect("https://` + shopHost + `"); c.request({":path": "/seen/NAME"}).on("end", () => c.close()).pipe(process.stdout)'`, variables: true, once: true},
-	{name: "node-fetch", run: `node -e 'fetch("PAGE").then(r => r.text()).then(console.log)'`, variables: true},
-	{name: "node-undici", run: `node -e 'require("undici").request("PAGE").then(r => r.body.text()).then(console.log)'`, variables: true},
-	{name: "npm", run: "npm install --silent --no-audit --no-fund --no-update-notifier --registry https://" + shopHost + `/npm/ tiny && node -p 'require("tiny")'`, path: "/npm/tiny/-/tiny-1.0.0.tgz", variables: true, once: true},
+	{name: "node-https", run: nodejs + `-e 'require("https").get("PAGE", r => r.pipe(process.stdout))'`, variables: true},
+	{name: "node-http2", run: nodejs + `-e 'const c = require("http2").connect("https://` + shopHost + `"); c.request({":path": "/seen/NAME"}).on("end", () => c.close()).pipe(process.stdout)'`, variables: true, once: true},
+	{name: "node-debian", run: `node -e 'fetch("PAGE").then(r => r.text()).then(console.log)'`},
+	{name: "node-fetch", run: nodejs + `-e 'fetch("PAGE").then(r => r.text()).then(console.log)'`, variables: true},
+	{name: "node-undici", run: nodejs + `-e 'require("undici").request("PAGE").then(r => r.body.text()).then(console.log)'`, variables: true},
+	{name: "npm", run: "NODE_OPTIONS=--use-bundled-ca npm install --silent --no-audit --no-fund --no-update-notifier --registry https://" + shopHost + `/npm/ tiny && node -p 'require("tiny")'`, path: "/npm/tiny/-/tiny-1.0.0.tgz", variables: true, once: true},
 	{name: "go", run: "/workspace/home/fetch PAGE"},
 	{name: "openssl", run: ask + " | openssl s_client -quiet -verify_return_error -verify_hostname " + shopHost + " -servername " + shopHost + " -connect " + shopHost + ":443"},
 	{name: "gnutls", run: "mkfifo in && { " + ask + `; cat in; } | gnutls-cli ` + shopHost + ` | { sed '/^welcome/q'; : >in; }`},
@@ -148,7 +151,7 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 		"runtime": "clients", "network_policy": custom(shopHost), "attach_headers": map[string]any{shopHost: map[string]string{"X-Key": canary}},
 		"keep_alive": true,
 		"init_command": `curl -s https://` + shopHost + `/seen/init-curl; python3 -c 'import urllib.request as u; u.urlopen("https://` + shopHost + `/seen/init-python")'
-			node -e 'fetch("https://` + shopHost + `/seen/init-node")'`,
+			node --use-bundled-ca -e 'fetch("https://` + shopHost + `/seen/init-node")'`,
 	})
 	for _, path := range []string{"/seen/init-curl", "/seen/init-python", "/seen/init-node"} {
 		s.await(t, path)
