@@ -4,6 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -113,6 +116,10 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 		t.Errorf("attached a second time: %d %s", code, out)
 	}
 
+	if out, code := w.gatewayCommand("box", "selftest", "guest"); code != 0 {
+		t.Errorf("gateway box selftest: %d %s", code, out)
+	}
+
 	w.kill()
 	if out, code := f.sh("curl -sS --max-time 5 -k https://evil.example.net/"); code == 0 {
 		t.Errorf("without a gateway: %s", out)
@@ -180,5 +187,48 @@ func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 	w.mustSh(own, "true")
 	if out, _ := f.sh("ip -o link"); strings.Contains(out, "eth0") {
 		t.Errorf("a refused namespace was changed: %s", out)
+	}
+}
+
+// A container is found by its name: by what Docker says is its first process.
+func TestAttachAsksDocker(t *testing.T) {
+	t.Parallel()
+	f := newForeignBox(t)
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	docker := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/containers/guest/json":
+			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d}}`, f.pid)
+		case "/containers/stopped/json":
+			fmt.Fprint(w, `{"Id":"3f2a9d","State":{"Status":"exited","Pid":0}}`)
+		default:
+			http.Error(w, `{"message":"No such container"}`, http.StatusNotFound)
+		}
+	})}
+	go func() { _ = docker.Serve(ln) }()
+	t.Cleanup(func() { docker.Close() })
+	w := stoppedWorld(t, labOptions{})
+	w.env = append(w.env, "DOCKER_HOST=unix://"+socket)
+	if err := w.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, says := range map[string]string{"stopped": "does not run", "other": "knows no container"} {
+		if out, code := w.gatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
+			t.Errorf("%s: %d %s", name, code, out)
+		}
+	}
+	if out, code := w.gatewayCommand("box", "attach", "--container", "guest", "--policy", "allow-all"); code != 0 {
+		t.Fatalf("%d %s", code, out)
+	}
+	if out, code := f.sh("curl -sS --max-time 20 http://plain.example.com/seen"); code != 0 || !strings.Contains(out, "GET /seen") {
+		t.Errorf("from the container: %d %s", code, out)
+	}
+	docker.Close()
+	if out, code := w.gatewayCommand("box", "attach", "--container", "guest"); code != 1 || !strings.Contains(out, "Docker does not answer") {
+		t.Errorf("without Docker: %d %s", code, out)
 	}
 }
