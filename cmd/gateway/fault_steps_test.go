@@ -26,6 +26,10 @@ var (
 		"connect: known to DNS and proxy", "plan: to be written", "plan: written", "connect: policy in force",
 		"launch: root built", "launch: container made", "launch: first process started", "create: box runs",
 	}
+	stepsOfAttach = []string{
+		"create: policy staged", "attach: namespace pinned", "link: box registered", "link: box's end up", "link: host's end up",
+		"plan: written", "connect: policy in force",
+	}
 	stepsOfDelete = []string{
 		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
 		"remove: processes ended", "remove: namespaces gone", "delete: nothing runs", "delete: record gone",
@@ -61,7 +65,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfDelete, stepsOfPolicy, stepsOfHeaders, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfPolicy, stepsOfHeaders, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
@@ -69,7 +70,7 @@ func (h *host) bringUnder(ctx context.Context, b *box, ns *os.File, back *undo) 
 	}
 	back.add(func(context.Context) error { return h.launcher.DetachNamespace(b.ID) })
 	pin, err := h.launcher.AttachNamespace(b.ID, ns)
-	if err != nil {
+	if err = errors.Join(err, fault.At(ctx, "attach: namespace pinned")); err != nil {
 		return err
 	}
 	if err := h.connect(ctx, b, compiled, pin, back); err != nil {

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// An attachment that fails, panics or dies with the gateway at any of its steps leaves the namespace as it was, once the
+// gateway runs again, and so does a detachment that dies.
+func TestAttachIsWholeAfterFaults(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, labOptions{})
+	w.env = append(w.env, faultsFile+"="+w.faultsPath())
+	w.up()
+	f := newForeignBox(t)
+	attach := []string{"box", "attach", "--pid", strconv.Itoa(f.pid), "--name", "guest", "--policy", "allow-all"}
+	clean := func(when string) {
+		t.Helper()
+		w.up()
+		if out, _ := f.sh("ip -o link"); strings.Contains(out, "eth0") {
+			t.Errorf("%s: left in the namespace: %s", when, out)
+		}
+		if out, code := w.gatewayCommand("box", "list", "--json"); code != 0 || strings.Contains(out, "guest") {
+			t.Errorf("%s: left in the store: %s", when, out)
+		}
+		if pins, err := os.ReadDir(filepath.Join(labRunDir(w.dir), "attached")); err != nil || len(pins) != 0 {
+			t.Errorf("%s: left pinned: %v %v", when, pins, err)
+		}
+		if rules, err := w.Net.Gateway().Run(t.Context(), "nft", "list", "chains"); err != nil || strings.Contains(rules, "chain box_") {
+			t.Errorf("%s: left in the rules (%v): %s", when, err, rules)
+		}
+	}
+	for _, step := range stepsOfAttach {
+		for _, kind := range []string{faultError, faultPanic, faultDie} {
+			when := kind + " at " + step
+			w.arm(kind, step)
+			if out, code := w.gatewayCommand(attach...); code == 0 {
+				t.Errorf("%s: %s", when, out)
+			}
+			w.happened(when)
+			if kind == faultDie {
+				w.died(when)
+			}
+			clean(when)
+		}
+	}
+	for _, step := range []string{"delete: begun", "remove: link deleted", "delete: deletion stored", "delete: nothing runs", "delete: record gone"} {
+		if out, code := w.gatewayCommand(attach...); code != 0 {
+			t.Fatal(out)
+		}
+		w.arm(faultDie, step)
+		if _, code := w.gatewayCommand("box", "detach", "guest"); code == 0 {
+			t.Errorf("die at %s: detached", step)
+		}
+		w.died(step)
+		w.up()
+		if step == "delete: begun" || step == "remove: link deleted" { // the box is as it was: nothing says that it should go
+			if out, code := f.sh("curl -sS --max-time 20 http://plain.example.com/"); code != 0 {
+				t.Errorf("die at %s: %s", step, out)
+			}
+			if out, code := w.gatewayCommand("box", "detach", "guest"); code != 0 {
+				t.Errorf("die at %s: %s", step, out)
+			}
+		}
+		clean("die at " + step)
+	}
+}
