@@ -130,15 +130,15 @@ func (v value) fields(at, want string, ps *problems, known map[string]func(at st
 		return
 	}
 	for i, key := range v.keys {
-		at := pointer(at, key)
 		if read, ok := known[key]; ok {
-			read(at, v.items[i])
+			read(pointer(at, key), v.items[i])
 			continue
 		}
-		if near := nearest(key, known); near != "" {
-			ps.add(at, "unknown key %s; use %q", quoted(key), near)
+		near, shown := nearest(key, known), nameShown(key, isToken)
+		if near != "" {
+			ps.add(pointer(at, shown), "unknown key %s; use %q", quoted(shown), near)
 		} else {
-			ps.add(at, "unknown key %s", quoted(key))
+			ps.add(pointer(at, shown), "unknown key %s", quoted(shown))
 		}
 	}
 }

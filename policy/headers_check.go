@@ -49,6 +49,17 @@ func headerNameFlaw(name string) string {
 	return ""
 }
 
+// nameShown returns a name as an error may show it: up to what cannot stand in it. Behind that is often the value that
+// belonged elsewhere, as in "Authorization: Bearer …".
+func nameShown(name string, mayHold func(byte) bool) string {
+	for i := range len(name) {
+		if !mayHold(name[i]) && i > 0 {
+			return name[:i] + "…"
+		}
+	}
+	return name
+}
+
 // isToken reports whether c is a tchar of RFC 9110 5.6.2.
 func isToken(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
@@ -121,6 +132,12 @@ func IsSecretName(s string) bool {
 		}
 	}
 	return true
+}
+
+// ShownSecretName returns what was given as the name of a secret as an error may show it: up to what cannot stand in one.
+// Behind that is often the value, as in YAML's {value:…}, where a space is missing.
+func ShownSecretName(name string) string {
+	return nameShown(name, func(c byte) bool { return isWordByte(c) || c == '.' || c == '-' })
 }
 
 // isWordByte reports whether c may stand in the name of a variable.

@@ -103,6 +103,7 @@ func (p *headerParser) rule(at, host string, entry value) (rule HeaderRule, ok b
 	}
 	for _, key := range entry.keys {
 		if _, ok := known[key]; !ok && nearest(key, known) == "" {
+			key = nameShown(key, isToken)
 			p.add(pointer(at, key), `unknown key %s; beside other values than strings, header names go under "headers"`, quoted(key))
 		}
 	}
@@ -131,14 +132,15 @@ func (p *headerParser) headers(at string, v value) []Header {
 	headers := make([]Header, 0, len(v.keys))
 	seen := map[string]string{}
 	for i, name := range v.keys {
-		at := pointer(at, name)
+		shown := nameShown(name, isToken)
+		at := pointer(at, shown)
 		if flaw := headerNameFlaw(name); flaw != "" {
-			p.add(at, "%s %s", quoted(name), flaw)
+			p.add(at, "%s %s", quoted(shown), flaw)
 		} else if other, twice := seen[foldHeader(name)]; twice {
 			p.add(at, "%s and %s are the same header to a server; keep one of them", quoted(other), quoted(name))
 		}
 		seen[foldHeader(name)] = name
-		text := p.value(at, name, v.items[i], true)
+		text := p.value(at, shown, v.items[i], true)
 		headers = append(headers, Header{
 			Name: textproto.CanonicalMIMEHeaderKey(name), Value: text.literal, Source: text.source,
 			Prefix: text.prefix, Suffix: text.suffix,
@@ -159,13 +161,14 @@ func (p *headerParser) placeholders(at string, v value) []Placeholder {
 	}
 	placeholders := make([]Placeholder, 0, len(v.keys))
 	for i, name := range v.keys {
-		at := pointer(at, name)
+		shown := nameShown(name, isWordByte)
+		at := pointer(at, shown)
 		if flaw := variableFlaw(name); flaw != "" {
-			p.add(at, "%s %s", quoted(name), flaw)
+			p.add(at, "%s %s", quoted(shown), flaw)
 		}
-		text := p.value(at, name, v.items[i], false)
+		text := p.value(at, shown, v.items[i], false)
 		if text.source == "" && text.literal.Reveal() == "" {
-			p.add(at, "the value of %s is empty", quoted(name))
+			p.add(at, "the value of %s is empty", quoted(shown))
 		}
 		placeholders = append(placeholders, Placeholder{Variable: name, Value: text.literal, Source: text.source})
 	}
@@ -219,9 +222,9 @@ func (p *headerParser) source(at string, v value) string {
 	switch {
 	case v.kind != kindText:
 	case !IsSecretName(name):
-		p.add(at, "%s is not the name of a secret: letters, digits, '.', '_' and '-', at most 64", quoted(name))
+		p.add(at, "is not the name of a secret: letters, digits, '.', '_' and '-', at most 64") // perhaps the secret itself
 	case p.known != nil && !p.known(name):
-		p.add(at, "there is no secret %s in the gateway's configuration", quoted(name))
+		p.add(at, "there is no secret of this name in the gateway's configuration")
 	}
 	return name
 }

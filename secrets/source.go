@@ -47,9 +47,10 @@ func Validate(sources map[string]Source) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		if !policy.IsSecretName(name) {
-			errs = append(errs, fmt.Errorf("secrets: %q is not a name: 1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit", name))
+			errs = append(errs, fmt.Errorf("secrets: %q is not a name: 1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit",
+				policy.ShownSecretName(name)))
 		}
-		errs = append(errs, sources[name].validate("secrets."+name)...)
+		errs = append(errs, sources[name].validate("secrets."+policy.ShownSecretName(name))...)
 	}
 	return errors.Join(errs...)
 }

@@ -168,7 +168,7 @@ func TestMistakesInTheForm(t *testing.T) {
 	for want, sources := range map[string]map[string]Source{
 		"secrets.s: has no source":                {"s": {}},
 		"secrets.s: has several":                  {"s": {File: "/x", Env: "X"}},
-		`"a b" is not a name`:                     {"a b": {File: "/x"}},
+		`"a…" is not a name`:                      {"a b": {File: "/x"}},
 		"secrets.s.value: the value ends":         {"s": {Value: policy.NewSecret("canary\n")}},
 		"secrets.s.file: \"x\" is not an abs":     {"s": {File: "x"}},
 		"secrets.s.env: \"1X\"":                   {"s": {Env: "1X"}},

@@ -66,7 +66,7 @@ func (c *secretsConfig) UnmarshalYAML(node *yaml.Node) error {
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		name := node.Content[i].Value
-		c.sources[name] = c.readSource("secrets."+name, followed(node.Content[i+1]))
+		c.sources[name] = c.readSource("secrets."+policy.ShownSecretName(name), followed(node.Content[i+1]))
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func (c *secretsConfig) readSource(at string, node *yaml.Node) (s secrets.Source
 
 func (c *secretsConfig) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
 	if !slices.Contains(secretKeys, key) {
-		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+key, at+"."+nearestOf(key, secretKeys)))
+		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+policy.ShownSecretName(key), at+"."+nearestOf(key, secretKeys)))
 		return
 	}
 	at += "." + key
@@ -191,7 +191,7 @@ func (c *secretsConfig) setFromEnvironment(variable, text string) error {
 	if key == "command" {
 		s.Command = splitList(text)
 	} else if err := setSecretKey(&s, key, text); err != nil {
-		return fmt.Errorf("%s=%q: %w", variable, text, err)
+		return fmt.Errorf("%s: %w", variable, err)
 	}
 	c.sources[name] = s
 	return nil

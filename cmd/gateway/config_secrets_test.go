@@ -67,6 +67,10 @@ secrets:
 func TestMistakesInSecretsNameTheRemedyAndNoValue(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
+		"secrets: {a: {value:sk-canary}}":                 `unknown key "secrets.a.value…"; did you mean "secrets.a.value"?`,
+		"secrets: {a: {value=sk-canary: 1}}":              `unknown key "secrets.a.value…"`,
+		"secrets: {a:sk-canary}":                          `secrets.a…: line 1: use one of`,
+		"secrets: {\"a sk-canary\": {file: /x}}":          `"a…" is not a name`,
 		"secrets: sk-canary":                              "secrets: line 1: use a map of name to source",
 		"secrets: [sk-canary]":                            "secrets: line 1: use a map",
 		"secrets:\n  a: sk-canary":                        "secrets.a: line 2: use one of {value:",
@@ -88,7 +92,7 @@ func TestMistakesInSecretsNameTheRemedyAndNoValue(t *testing.T) {
 		"secrets: {a: {command: [cat, [sk-canary]]}}":     "secrets.a.command: line 1: each argument is one value",
 		"secrets: {a: {}}":                                "secrets.a: has no source",
 		"secrets: {a: {value: sk-canary, file: /x}}":      "secrets.a: has several sources",
-		"secrets: {\"a b\": {file: /x}}":                  `"a b" is not a name`,
+		"secrets: {\"a b\": {file: /x}}":                  `"a…" is not a name`,
 		"secrets: {a: {file: /x}, a: {value: sk-canary}}": `mapping key "a" already defined`,
 	} {
 		_, err := loadText(t, text)
@@ -97,12 +101,12 @@ func TestMistakesInSecretsNameTheRemedyAndNoValue(t *testing.T) {
 		}
 	}
 	for variable, want := range map[string]string{
-		"BOXGATE_SECRETS_A_VALUE=sk-canary": "into BOXGATE_SECRETS_A_ENV",
-		"BOXGATE_SECRETS_A=sk-canary":       "unknown variable BOXGATE_SECRETS_A; use BOXGATE_SECRETS_{NAME}_",
-		"BOXGATE_SECRETS_A_FIL=sk-canary":   "unknown variable",
-		"BOXGATE_SECRETS_FILE=sk-canary":    "unknown variable",
-		"BOXGATE_SECRETS_A_REFRESH=often":   "use a duration",
-		"BOXGATE_SECRETS_A_FILE=relative":   "secrets.a.file: \"relative\" is not an absolute path",
+		"BOXGATE_SECRETS_A_VALUE=sk-canary":   "into BOXGATE_SECRETS_A_ENV",
+		"BOXGATE_SECRETS_A=sk-canary":         "unknown variable BOXGATE_SECRETS_A; use BOXGATE_SECRETS_{NAME}_",
+		"BOXGATE_SECRETS_A_FIL=sk-canary":     "unknown variable",
+		"BOXGATE_SECRETS_FILE=sk-canary":      "unknown variable",
+		"BOXGATE_SECRETS_A_REFRESH=sk-canary": "use a duration",
+		"BOXGATE_SECRETS_A_FILE=relative":     "secrets.a.file: \"relative\" is not an absolute path",
 	} {
 		_, err := loadText(t, "", variable)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {
