@@ -73,7 +73,9 @@ func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) {})
 	l.policy(allowAll, secretFor(api, port))
 	r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+	ended := make(chan struct{})
 	go func() {
+		defer close(ended)
 		for _, err := r.framer.ReadFrame(); err == nil; _, err = r.framer.ReadFrame() {
 		}
 	}()
@@ -82,6 +84,7 @@ func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 			break // the connection was ended
 		}
 	}
+	<-ended
 	l.p.CloseBox(l.box.ID)
 	limited := uint64(0)
 	for _, e := range l.events.wait(t, 11) {

@@ -221,7 +221,8 @@ func spoilt(frame []byte) []byte {
 	return append(frame, 0, 1, 'A', 0)
 }
 
-// malformedRequest records a request that is refused for its form before the handler could see it.
+// malformedRequest records a request that is refused for its form before the handler could see it. It counts as a request,
+// as in refusedByLibrary.
 func (c *http2Conn) malformedRequest(method, authority, path string) {
 	c.resets.given.begin(c.resets.stream) // which the library resets now
 	var x exchange
@@ -229,6 +230,10 @@ func (c *http2Conn) malformedRequest(method, authority, path string) {
 	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest
 	if authority != "" {
 		x.event.Name = authority
+	}
+	if !c.s.guest.requests.Allow() {
+		x.event.Reason = policy.ReasonLimit
+		breakOff(c.s.client)
 	}
 	x.end()
 }

@@ -92,7 +92,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 		defer r.p.pipes.mu.Unlock()
 		return r.p.pipes.lent
 	}
-	addr := r.listen(echo)
+	addr, second := r.listen(echo), r.second()
 	talk := func(c net.Conn) {
 		t.Helper()
 		_, _ = io.WriteString(c, "x\n")
@@ -115,7 +115,6 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 	for _, c := range idle { // they copy, all the box's pipes being used
 		talk(c)
 	}
-	second := r.second()
 	talk(second(addr))
 	if n := lent(); n > 3 {
 		t.Errorf("%d pipes are lent", n)

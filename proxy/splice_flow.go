@@ -30,11 +30,13 @@ type flow struct {
 	held int   // bytes in the pipe or the buffer
 	sent int   // of those in the buffer
 	err  error // of the last system call
+
+	count *atomic.Int64 // bytes that dst took
 }
 
 // copy moves one direction until its end, which it passes on, leaving the other direction open.
 func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
-	f := &flow{s: s, dst: dst, src: src}
+	f := &flow{s: s, dst: dst, src: src, count: count}
 	f.reader, f.writer = f.read, f.write
 	var err1, err2 error
 	f.in, err1 = src.SyscallConn()
@@ -54,7 +56,6 @@ func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
 		if err := f.drain(); err != nil {
 			return err
 		}
-		count.Add(int64(n))
 	}
 }
 
@@ -158,6 +159,7 @@ func (f *flow) write(fd uintptr) bool {
 		}
 		f.held -= n
 		f.sent += n
+		f.count.Add(int64(n)) // now: a tunnel that breaks off has carried them
 	}
 	return true
 }
