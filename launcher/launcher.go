@@ -151,7 +151,7 @@ func (l *Launcher) Close() error {
 	if entries, err := os.ReadDir(l.dirs.boxes()); err != nil || len(entries) > 0 {
 		return err
 	}
-	for _, d := range []string{l.dirs.execFiles(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.run} {
+	for _, d := range []string{l.dirs.execFiles(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.attached(), l.dirs.run} {
 		_ = os.Remove(d) // what is not empty stays
 	}
 	return nil
