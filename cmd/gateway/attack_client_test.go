@@ -136,8 +136,9 @@ func (in *intruder) tls(c net.Conn, sni string, alpn ...string) *tls.Conn {
 // the end was a reset.
 func talk(c net.Conn, text string) (answer string, reset bool) {
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	_, _ = io.WriteString(c, text) // the other side may have heard enough before the end
-	return hear(c)
+	_, err := io.WriteString(c, text) // the other side may have heard enough before the end
+	answer, reset = hear(c)
+	return answer, reset || errors.Is(err, syscall.ECONNRESET) // which is told once
 }
 
 // hear returns everything that comes until the other side ends the connection.
