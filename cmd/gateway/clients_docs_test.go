@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/launcher"
 )
@@ -51,6 +53,12 @@ func TestClientsDocumentedCommands(t *testing.T) {
 			t.Fatal(out)
 		}
 	}
+	var told caAnswer
+	if out, code := w.gatewayCommand("ca", "--box", box, "--json"); code != 0 || json.Unmarshal([]byte(out), &told) != nil || !told.NotAfter.After(time.Now()) {
+		t.Fatalf("gateway ca --json: %d %s", code, out)
+	}
+	fingerprint := must(user, "openssl x509 -in /tmp/boxgate-ca.pem -noout -fingerprint -sha256")
+	contains(t, strings.ToLower(strings.ReplaceAll(fingerprint, ":", "")), told.SHA256)
 	const page = "https://" + shopHost + "/seen/docs"
 	clients := map[string]string{
 		"curl":     "env -i curl -sS " + page,
