@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -167,95 +166,6 @@ func reversed(s string) []byte {
 		out[i], out[j] = out[j], out[i]
 	}
 	return out
-}
-
-// TestAttackCanaryIsSeenNowhere uses a secret in every way at debug level and then looks for it everywhere.
-func TestAttackCanaryIsSeenNowhere(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, nil)
-	secret := "canary-" + strings.Repeat("Zq7", 8) + "-end"
-	headers := func(value string) map[string]any {
-		return map[string]any{"api.example.com": map[string]string{"X-Key": value}, "bad-cert.example.com": map[string]string{"X-Key": value}}
-	}
-	box := w.create(map[string]any{
-		"name": "canary", "network_policy": custom("api.example.com", "bad-cert.example.com"), "attach_headers": headers(secret),
-	})
-	seen := map[string][]byte{}
-	keep := func(where string, what []byte) { seen[where] = append(seen[where], what...) }
-	ask := func(method, path string, body any) {
-		var answer json.RawMessage
-		err := w.Client.Do(t.Context(), method, path, body, &answer)
-		keep(method+" "+path, append(answer, fmt.Sprint(err)...))
-	}
-
-	// Use it: every kind of request, refusal and fault.
-	out := w.mustSh(box, `for p in /plain /sse /slow/100000; do curl -sS -m 0.3 https://api.example.com$p; curl -sS -m 0.3 --http1.1 https://api.example.com$p; done
-curl -sS https://bad-cert.example.com/; curl -sS -X TRACE https://api.example.com/; curl -sS -H 'Host: other' https://api.example.com/
-curl -sS http://api.example.com/; curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc https://api.example.com/; env; set; true`)
-	keep("the box's output", []byte(out))
-	in := w.intrude(box)
-	bad := in.tls(in.dialHost("api.example.com", 443), "api.example.com")
-	if _, err := io.WriteString(bad, "POST /cut HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 100\r\n\r\nhalf"); err != nil {
-		t.Fatal(err)
-	}
-	bad.NetConn().Close()
-	if got := in.Net.Received("api.example.com", testnet.Of(testnet.Request)); len(got) < 4 || got[0].Header.Get("X-Key") != secret {
-		t.Fatalf("the secret is not in use: %+v", got)
-	}
-
-	// Ask for it.
-	for _, path := range []string{"/v2/box", boxPath(box), boxPath(box, "config/attach-headers"), "/v2/box/settings/attach-headers",
-		boxPath(box, "config/network-policy"), boxPath(box, "logs"), boxPath(box, "runs"), boxPath(box, "status"), "/openapi.json"} {
-		ask("GET", path, nil)
-	}
-	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": headers(secret + "\n")})
-	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": map[string]any{"*": map[string]string{"X-Key": secret}}})
-	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": map[string]any{"api.example.com": secret}})
-	ask("POST", "/v2/box", map[string]any{"attach_headers": map[string]any{"not a host": map[string]string{"X-Key": secret}}})
-	ask("POST", boxPath(box, "egress/explain"), map[string]any{"host": "api.example.com", "port": 443})
-	ask("PUT", boxPath(box, "config/attach-headers"), map[string]any{"attach_headers": headers(secret + "2")})
-	for _, args := range [][]string{{"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
-		{"policy", "get", box}, {"log", "--box", box}} {
-		out, _ := w.gatewayCommand(args...)
-		keep("gateway "+strings.Join(args, " "), []byte(out))
-	}
-	for _, e := range w.events(box) {
-		keep("the decisions", fmt.Appendf(nil, "%+v", e))
-	}
-	keep("metrics", w.metrics())
-
-	// Look for it from inside and on the disk; what is no secret is found there.
-	for _, root := range []string{filepath.Join(w.dir, "state"), w.log.Name()} {
-		if fileWith(t, root, []byte("bad-cert.example.com")) == "" {
-			t.Errorf("the search finds nothing in %s", root)
-		}
-	}
-	for form, want := range forms(secret) {
-		if form == "plain" {
-			if found := strings.Fields(firstOf(w.sh(box, searchLine(secret)))); strings.Join(found, " ") != "0 0 0" {
-				t.Errorf("matches in environment, /proc and files of the box: %v", found)
-			}
-		}
-		for where, what := range seen {
-			if bytes.Contains(what, want) {
-				t.Errorf("%s shows the secret (%s)", where, form)
-			}
-		}
-		for _, root := range []string{filepath.Join(w.dir, "state"), labRunDir(w.dir), w.log.Name(), w.config} {
-			if file := fileWith(t, root, want); file != "" {
-				t.Errorf("%s holds the secret (%s)", file, form)
-			}
-		}
-	}
-	for pid, what := range processes(t) {
-		if bytes.Contains(what, []byte(secret)) && pid != fmt.Sprint(os.Getpid()) {
-			t.Errorf("the command line or environment of process %s holds the secret", pid)
-		}
-	}
-	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", w.process.Process.Pid))
-	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0") {
-		t.Errorf("the gateway may dump core: %v %s", err, limits)
-	}
 }
 
 // metrics reads what Prometheus would.

@@ -159,7 +159,7 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 func assignment(flag, arg string) (name, text string, err error) {
 	name, text, ok := strings.Cut(arg, "=")
 	if !ok || name == "" || text == "" {
-		return "", "", usageError{fmt.Errorf("%s wants NAME=…, not %q", flag, name)} // arg may hold a value
+		return "", "", usageError{fmt.Errorf("%s wants NAME=…, with something on either side of '='", flag)} // arg may be a value
 	}
 	return name, text, nil
 }
