@@ -116,7 +116,7 @@ func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
-			traps := []netip.AddrPort{r.deaf(80, ""), r.deaf(7008, "")}
+			traps := []netip.AddrPort{r.trap(80), r.trap(7008)}
 			r.names.set("api.example", traps[0].Addr(), traps[1].Addr())
 			for _, trap := range traps {
 				r.names.set("alias.example", trap.Addr())

@@ -275,17 +275,14 @@ func (c *conn) finish(s *session, err error) {
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.
 func (c *conn) splice(f first, v verdict) {
-	up, err := c.p.dial(c.ctx, c.box, v.target(c))
+	to := v.target(c)
+	to.barred = c.barred(f, v)
+	up, err := c.p.dial(c.ctx, c.box, to)
 	if err != nil {
 		c.failed(f, err)
 		return
 	}
 	upstream, ok := bareTCP(up)
-	if ok && c.strays(f, v, upstream) {
-		reset(upstream)
-		c.refuse(f.kind, policy.ReasonProtocol)
-		return
-	}
 	if !ok || !c.live.attach(upstream) {
 		_ = up.Close()
 		return

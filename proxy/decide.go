@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"net"
+	"net/netip"
 	"strings"
 
 	"boxgate/policy"
@@ -117,10 +117,13 @@ func borne(d policy.Decision, port uint16) bool {
 	return named && port != 80 && port != 443
 }
 
-// strays reports whether bytes that nobody reads would go to a host whose requests are judged, under another name or none.
-func (c *conn) strays(f first, v verdict, upstream *net.TCPConn) bool {
-	return f.unread() && !borne(v.decision, c.port) &&
-		c.p.ruled(c.ctx, c.box.Policy.Load(), c.box, addrPort(upstream.RemoteAddr()), false)
+// barred returns the question which addresses are those of hosts whose requests are judged, for a connection whose bytes
+// nobody reads: under another name, or none, they must not go there. It is nil if the connection may go anywhere.
+func (c *conn) barred(f first, v verdict) func(netip.AddrPort) bool {
+	if !f.unread() || borne(v.decision, c.port) {
+		return nil
+	}
+	return func(to netip.AddrPort) bool { return c.p.ruled(c.ctx, c.box.Policy.Load(), c.box, to, false) }
 }
 
 // evades reports whether what could name a host and does not goes past what names decide on the port: only an entry for

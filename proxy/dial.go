@@ -18,7 +18,8 @@ type target struct {
 	name   policy.Name    // judged together with each address; zero if none is known
 	orig   netip.AddrPort // where the box was going; Addr invalid if that says nothing
 	port   uint16
-	byName bool // the decision holds for the name: dial an address of it, not what the box asked for
+	byName bool                      // the decision holds for the name: dial an address of it, not what the box asked for
+	barred func(netip.AddrPort) bool // addresses that are refused besides; nil: none
 }
 
 // upstreamError says why an allowed destination could not be used.
@@ -81,6 +82,11 @@ func (p *Proxy) candidates(ctx context.Context, box *policy.Box, d target) ([]ne
 	for _, a := range addrs {
 		if err := p.judgeDial(box, d.name, a, d.port); err != nil {
 			denied = err
+			continue
+		}
+		if d.barred != nil && d.barred(netip.AddrPortFrom(a, d.port)) {
+			denied = policy.Decision{Reason: policy.ReasonProtocol, Version: version(box.Policy.Load())}.
+				Err(policy.Request{Stage: policy.StageDial, Box: box.ID, Name: d.name, Addr: a, Port: d.port, Protocol: policy.TCP})
 			continue
 		}
 		good = append(good, a)

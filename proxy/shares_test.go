@@ -92,7 +92,8 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 		defer r.p.pipes.mu.Unlock()
 		return r.p.pipes.lent
 	}
-	addr, second := r.listen(echo), r.second()
+	second := r.second()
+	addr := r.listen(echo)
 	talk := func(c net.Conn) {
 		t.Helper()
 		_, _ = io.WriteString(c, "x\n")

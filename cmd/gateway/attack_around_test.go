@@ -119,10 +119,18 @@ func (in *intruder) past(api netip.Addr) {
 		"broken handshake": "\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00",
 	}
 	to := netip.AddrPortFrom(api, 443)
+	second := in.nameAgain(api)
 	for name, first := range firsts {
-		for way, c := range map[string]net.Conn{"": in.dial(to), "proxy, name: ": in.dial(gateway), "proxy, address: ": in.dial(gateway)} {
+		for way, c := range map[string]net.Conn{
+			"": in.dial(to), "proxy, name: ": in.dial(gateway), "proxy, address: ": in.dial(gateway), "proxy, second name: ": in.dial(gateway),
+		} {
 			r := bufio.NewReader(c)
 			switch way {
+			case "proxy, second name: ":
+				res, _ := exchange(in.t, c, r, "CONNECT "+second+":443 HTTP/1.1\r\nHost: "+second+":443\r\n\r\n")
+				if res.StatusCode != 200 {
+					continue // the policy has it so
+				}
 			case "proxy, name: ":
 				exchange(in.t, c, r, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
 			case "proxy, address: ":
@@ -149,6 +157,20 @@ func (in *intruder) past(api netip.Addr) {
 	if err := in.quic(to); err == nil {
 		in.t.Error("UDP 443 is open")
 	}
+}
+
+// nameAgain gives an address a second name and has the box told of it, unless its policy keeps that from it.
+func (in *intruder) nameAgain(api netip.Addr) (name string) {
+	in.t.Helper()
+	name, kind, network := "second4.evil.net", "A", "ip4"
+	if api.Is6() {
+		name, kind, network = "second6.evil.net", "AAAA", "ip6"
+	}
+	if err := in.Net.SetRecords(name, name+". 60 IN "+kind+" "+api.String()); err != nil {
+		in.t.Fatal(err)
+	}
+	in.resolve(name, network)
+	return name
 }
 
 // quic sends a datagram and returns the ICMP error that comes back.
