@@ -22,7 +22,7 @@ root=$work/rootfs
 
 # apt of this machine fetches, by the mirrors and proxies that it uses, what the image needs.
 fetch=(apt-get -qq -y -o Dir::State="$root/var/lib/apt" -o Dir::State::status="$root/var/lib/dpkg/status"
-  -o Dir::Cache="$root/var/cache/apt" -o Dir::Etc::SourceList="$root/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
+  -o Dir::Cache="$root/var/cache/apt" -o Dir::Etc::SourceList="$root/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::TrustedParts="$root/etc/apt/trusted.gpg.d"
   -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
 packages=(wget gnutls-bin python3-requests python3-pip-whl php-cli php-curl ruby liblwp-protocol-https-perl
   default-jre-headless libnss3-tools libgit2-1.5 libllvm14)
