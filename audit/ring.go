@@ -9,9 +9,10 @@ import (
 // ring remembers the last events of one box. When it is full, events that are like a later one go first: what a box does
 // over and over does not push out what it did once.
 type ring struct {
-	events []*remembered // oldest first
-	kinds  map[kind]*likes
-	last   time.Time
+	oldest, newest *remembered
+	n              int
+	kinds          map[kind]*likes
+	last           time.Time
 }
 
 // kind is what makes two events alike to whoever looks for what a box did.
@@ -23,54 +24,89 @@ type kind struct {
 
 // likes are the events of one kind in the ring.
 type likes struct {
-	n      int
-	latest *remembered
+	n              int
+	oldest, newest *remembered
 }
 
+// remembered is an event in the list of all, and in that of its kind.
 type remembered struct {
 	Event
-	kind  kind
-	likes *likes
+	kind         kind
+	likes        *likes
+	before, next *remembered
+	nextLike     *remembered
 }
 
 func (r *ring) add(e Event, limit int) {
 	r.last = e.Time
-	m := &remembered{Event: e, kind: kind{refusalOf(&e), e.Verdict == policy.Allow, e.Conn}}
-	if r.kinds == nil {
-		r.kinds = map[kind]*likes{}
+	k := kind{refusalOf(&e), e.Verdict == policy.Allow, e.Conn}
+	var m *remembered
+	if r.n >= limit {
+		m = r.least(k)
+		r.forget(m)
+	} else {
+		m = &remembered{}
 	}
-	if m.likes = r.kinds[m.kind]; m.likes == nil {
-		m.likes = &likes{}
-		r.kinds[m.kind] = m.likes
+	*m = remembered{Event: e, kind: k, before: r.newest, likes: r.kinds[k]}
+	if r.newest == nil {
+		r.oldest = m
+	} else {
+		r.newest.next = m
 	}
-	m.likes.n++
-	m.likes.latest = m
-	if r.events = append(r.events, m); len(r.events) > limit {
-		r.forget(r.least())
-	}
+	r.newest = m
+	r.n++
+	r.join(m)
 }
 
-// least returns the index of the oldest event that is like a later one, or else of the oldest.
-func (r *ring) least() int {
-	for i, m := range r.events {
+// join counts an event with those it is like.
+func (r *ring) join(m *remembered) {
+	if m.likes == nil {
+		if r.kinds == nil {
+			r.kinds = map[kind]*likes{}
+		}
+		m.likes = &likes{oldest: m}
+		r.kinds[m.kind] = m.likes
+	} else {
+		m.likes.newest.nextLike = m
+	}
+	m.likes.newest = m
+	m.likes.n++
+}
+
+// least returns what goes when an event of kind k comes: the oldest of its kind if it is like others already, or else the
+// oldest that is like a later one, or else the oldest.
+func (r *ring) least(k kind) *remembered {
+	if same := r.kinds[k]; same != nil && same.n > 1 {
+		return same.oldest
+	}
+	for m := r.oldest; m != nil; m = m.next {
 		if m.likes.n > 1 {
-			return i
+			return m
 		}
 	}
-	return 0
+	return r.oldest
 }
 
 // forget drops an event. One that a later one is like is counted there.
-func (r *ring) forget(i int) {
-	m := r.events[i]
-	copy(r.events[i:], r.events[i+1:])
-	r.events[len(r.events)-1] = nil
-	r.events = r.events[:len(r.events)-1]
+func (r *ring) forget(m *remembered) {
+	if m.before == nil {
+		r.oldest = m.next
+	} else {
+		m.before.next = m.next
+	}
+	if m.next == nil {
+		r.newest = m.before
+	} else {
+		m.next.before = m.before
+	}
+	r.n--
+	// Of its kind it is the oldest: whatever is chosen to go is.
 	if m.likes.n--; m.likes.n == 0 {
 		delete(r.kinds, m.kind)
 		return
 	}
-	like := m.likes.latest
+	m.likes.oldest = m.nextLike
+	like := m.likes.newest
 	like.Count = max(like.Count, 1) + max(m.Count, 1)
 	like.BytesIn += m.BytesIn
 	like.BytesOut += m.BytesOut
@@ -78,7 +114,7 @@ func (r *ring) forget(i int) {
 
 // appendMatching appends the selected events, oldest first.
 func (r *ring) appendMatching(out []Event, f Filter) []Event {
-	for _, m := range r.events {
+	for m := r.oldest; m != nil; m = m.next {
 		if f.matches(m.Event) {
 			out = append(out, m.Event)
 		}
