@@ -64,7 +64,7 @@ type Config struct {
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
 	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
 	MaxStreams       int           // requests of a box over HTTP/2 under way at the same time, on all connections; 1024
-	MaxRequests      int           // HTTP requests of a box a second, sustained; twice as many at once; 10000
+	MaxRequests      int           // HTTP requests of a box a second, sustained; twice as many at once; 50000
 	MaxUpstreams     int           // connections to servers that a box's HTTP requests use or keep, tunnels apart; 512
 	MaxAllConns      int           // connections of all boxes together; the last quarter is for boxes with few; 0: no limit
 	MaxAllUpstreams  int           // connections to servers of all boxes together, likewise; 0: no limit
@@ -82,7 +82,7 @@ func (c *Config) setDefaults() {
 		c.Log = zap.NewNop()
 	}
 	for n, def := range map[*int]int{
-		&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxRequests: 10000,
+		&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxRequests: 50000,
 		&c.MaxUpstreams: 512, &c.MaxPipes: 512,
 	} {
 		if *n <= 0 {

@@ -22,7 +22,7 @@ type limitsConfig struct {
 
 func defaultLimits() limitsConfig {
 	return limitsConfig{
-		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 10000, Upstreams: 512,
+		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 50000, Upstreams: 512,
 		KernelFlows: 16384, DNSQueries: 500, PeekTimeout: 10 * time.Second,
 	}
 }
