@@ -13,18 +13,30 @@ import (
 // settleTimeout is far more than a busy host needs to bring a link up.
 const settleTimeout = 10 * time.Second
 
+// boxPatience is how long a box's end is waited for.
+const boxPatience = 3 * time.Second
+
 // awaitLink waits until packets pass the box's link both ways. The kernel notices that a link is up, and installs IPv6
-// addresses, a little after it has been told to, and drops what comes in between without a word.
-func (f *Firewall) awaitLink(ctx context.Context, b *box, inside *netlink.Handle) error {
-	if err := awaitCarrier(ctx, f.nl, b.link); err != nil {
+// addresses, a little after it has been told to, and drops what comes in between without a word. A box that has a say in
+// its own network may never let that happen, which is its own loss: it is not waited for long, and nobody waits with it,
+// as f.mu is not held.
+func (f *Firewall) awaitLink(ctx context.Context, a Attachment) error {
+	ns, inside, err := openNamespace(a.NetNS)
+	if err != nil {
 		return err
 	}
-	if err := awaitCarrier(ctx, inside, boxLink); err != nil {
-		return fmt.Errorf("inside the box: %w", err)
-	}
-	for _, a := range b.sources {
-		if err := awaitLocal(ctx, inside, a); err != nil {
-			return fmt.Errorf("inside the box: %w", err)
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	patience, cancel := context.WithTimeout(ctx, boxPatience)
+	defer cancel()
+	for _, wait := range []func() error{
+		func() error { return awaitCarrier(patience, f.nl, linkName(a.Box)) },
+		func() error { return awaitCarrier(patience, inside, boxLink) },
+		func() error { return awaitLocal(patience, inside, a.V4) },
+		func() error { return awaitLocal(patience, inside, a.V6) },
+	} {
+		if wait() != nil {
+			return ctx.Err()
 		}
 	}
 	return nil
@@ -47,8 +59,6 @@ func awaitLocal(ctx context.Context, h *netlink.Handle, a netip.Addr) error {
 
 // await asks every millisecond until ready says so.
 func await(ctx context.Context, what string, ready func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
-	defer cancel()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {

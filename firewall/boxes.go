@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -78,16 +79,31 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	if err := f.cfg.checkAttachment(a); err != nil {
 		return fmt.Errorf("firewall: %w", err)
 	}
+	known, err := f.join(ctx, a)
+	if err != nil {
+		return fmt.Errorf("firewall: %w", err)
+	}
+	if err := f.awaitLink(ctx, a); err != nil {
+		if !known {
+			err = errors.Join(err, f.RemoveBox(ctx, a.Box))
+		}
+		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
+	}
+	return nil
+}
+
+// join does the work of AddBox, and tells whether the box was there already. An error leaves nothing of one that was not.
+func (f *Firewall) join(ctx context.Context, a Attachment) (known bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.checkFree(a); err != nil {
-		return fmt.Errorf("firewall: %w", err)
+		return false, err
 	}
 	b, err := f.registerBox(a)
 	if err != nil {
-		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
+		return false, fmt.Errorf("box %s: %w", a.Box, err)
 	}
-	_, known := f.boxes[a.Box]
+	_, known = f.boxes[a.Box]
 	if !known {
 		f.leftover[a.Box] = b.registration // so that RemoveBox finds it, however this ends
 	}
@@ -96,15 +112,15 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 			err = errors.Join(err, f.deleteLink(b.link), f.unregister(b.Box, b.registration))
 			delete(f.leftover, a.Box)
 		}
-		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
+		return known, fmt.Errorf("box %s: %w", a.Box, err)
 	}
 	f.boxes[a.Box] = b
 	delete(f.leftover, a.Box)
 	f.trackBox(b)
-	return nil
+	return known, nil
 }
 
-// checkFree refuses addresses that another box has.
+// checkFree refuses addresses and a namespace that another box has.
 func (f *Firewall) checkFree(a Attachment) error {
 	if f.closed {
 		return errors.New("closed")
@@ -114,7 +130,25 @@ func (f *Firewall) checkFree(a Attachment) error {
 			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, id)
 		}
 	}
+	if id, ok := f.holder(a.NetNS, a.Box); ok {
+		return fmt.Errorf("box %s: its network namespace belongs to box %s", a.Box, id)
+	}
 	return nil
+}
+
+// holder returns the box, other than the one given, that has the network namespace. The interface in it does not tell: a
+// box with a say in its own network may have moved it away.
+func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
+	var ns, other unix.Stat_t
+	if unix.Stat(path, &ns) != nil {
+		return "", false // and cannot be attached
+	}
+	for id, b := range f.boxes {
+		if id != but && unix.Stat(b.NetNS, &other) == nil && other.Dev == ns.Dev && other.Ino == ns.Ino {
+			return id, true
+		}
+	}
+	return "", false
 }
 
 // registerBox makes the kernel know the box's interface. What it may reach is what an earlier run left, else nothing.

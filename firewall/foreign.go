@@ -12,8 +12,8 @@ import (
 // fallbackTunnels are the kinds of interfaces that a kernel with tunnel modules puts into every new namespace, down.
 var fallbackTunnels = []string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "vti", "vti6"}
 
-// CheckForeign says why a network namespace that somebody else made cannot be a box's: it is the gateway's own, or it
-// has an interface by which it could reach others past the gateway.
+// CheckForeign says why a network namespace that somebody else made cannot be a box's: it is the gateway's own or
+// another box's, or it has an interface by which it could reach others past the gateway.
 func (f *Firewall) CheckForeign(path string) error {
 	ns, inside, err := openNamespace(path)
 	if err != nil {
@@ -23,6 +23,12 @@ func (f *Firewall) CheckForeign(path string) error {
 	defer inside.Close()
 	if f.ns.Equal(ns) {
 		return errors.New("it is the network namespace of the gateway itself")
+	}
+	f.mu.Lock()
+	id, held := f.holder(path, "")
+	f.mu.Unlock()
+	if held {
+		return fmt.Errorf("it is the network namespace of box %s", id)
 	}
 	links, err := inside.LinkList()
 	if err != nil {
@@ -36,11 +42,11 @@ func (f *Firewall) CheckForeign(path string) error {
 	return nil
 }
 
-// harmless reports whether an interface leads nowhere.
+// harmless reports whether an interface leads nowhere. A tunnel that was moved here sends from the namespace it came from.
 func harmless(l netlink.Link) bool {
 	a := l.Attrs()
 	if a.Flags&net.FlagLoopback != 0 {
 		return true
 	}
-	return a.Flags&net.FlagUp == 0 && slices.Contains(fallbackTunnels, l.Type())
+	return a.Flags&net.FlagUp == 0 && a.NetNsID < 0 && slices.Contains(fallbackTunnels, l.Type())
 }

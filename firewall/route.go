@@ -190,8 +190,10 @@ func (f *Firewall) setAddresses() error {
 
 // awaitAddresses waits until the gateway's addresses work, so that servers can answer from them. It needs the routing.
 func (f *Firewall) awaitAddresses() error {
+	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
+	defer cancel()
 	for _, a := range []netip.Addr{f.cfg.GatewayV4, f.cfg.GatewayV6} {
-		if err := awaitLocal(context.Background(), f.nl, a); err != nil {
+		if err := awaitLocal(ctx, f.nl, a); err != nil {
 			return err
 		}
 	}

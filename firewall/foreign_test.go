@@ -1,0 +1,87 @@
+package firewall
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// A box with a say in its own network that takes its end away and keeps the new one from coming up holds up nobody: not the policy
+// of another box, and not one that comes after it.
+func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.addBox("two", 11)
+	w.apply("two", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	w.watch()
+	host, err := netlink.NewHandleAt(w.gateway)
+	w.must(err)
+	defer host.Close()
+	before, err := host.LinkByName(linkName("one"))
+	w.must(err)
+	w.shell(w.boxNS["one"], `for family in -4 -6; do ip $family rule del pref 0; ip $family rule add pref 0 prohibit; done; ip link del eth0`)
+	w.wait("the repair", func() bool {
+		link, err := host.LinkByName(linkName("one"))
+		return err == nil && link.Attrs().Index != before.Attrs().Index
+	})
+	for i := range 20 {
+		began := time.Now()
+		w.apply("two", allow(fmt.Sprintf("198.51.100.%d/32", 7+i%2)))
+		if took := time.Since(began); took > 2*time.Second {
+			t.Fatalf("the policy of another box took %v", took)
+		}
+	}
+	began := time.Now()
+	w.addBox("three", 12)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("a box that comes after took %v", took)
+	}
+	w.apply("three", allow("198.51.100.0/28"))
+	if !w.reaches("three", netip.AddrPortFrom(outside4, server.Port())) {
+		t.Error("another box has no network")
+	}
+}
+
+// A namespace is one box's, whatever became of the interface that it was given: two would hold it against two policies.
+func TestNamespaceOfABoxIsNotAttachedAgain(t *testing.T) {
+	w := newWorld(t)
+	first := w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	aside := newNamespace(t)
+	w.must(w.in(w.boxNS["one"], func() error {
+		link, err := netlink.LinkByName(boxLink)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetNsFd(link, int(aside))
+	}))
+	if err := w.fw.CheckForeign(first.NetNS); err == nil || !strings.Contains(err.Error(), "one") {
+		t.Errorf("it may be attached again: %v", err)
+	}
+	second := first
+	second.Box, second.V4, second.V6 = "two", netip.MustParseAddr("10.77.0.11"), netip.MustParseAddr("fd77::b")
+	if err := w.fw.AddBox(t.Context(), second); err == nil {
+		t.Error("it was attached again")
+	}
+	w.must(w.fw.AddBox(t.Context(), first)) // repairs it
+	server := w.serveTCP(w.outside, ":0", nil)
+	w.wait("its own network", func() bool { return w.reaches("one", netip.AddrPortFrom(outside4, server.Port())) })
+}
+
+// A tunnel that was moved into the namespace goes on sending from the one it came from, once somebody puts it up.
+func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
+	t.Parallel()
+	own, moved := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
+	own.Name, moved.Name, moved.NetNsID = "sit0", "sit1", 0
+	if !harmless(&netlink.Sittun{LinkAttrs: own}) {
+		t.Error("what the kernel puts into every namespace is refused")
+	}
+	if harmless(&netlink.Sittun{LinkAttrs: moved}) {
+		t.Error("a tunnel whose packets leave from another namespace is taken for harmless")
+	}
+}
