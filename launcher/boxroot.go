@@ -3,6 +3,7 @@ package launcher
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -26,14 +27,39 @@ func openBoxRoot(at string, ids idRange) (*boxRoot, error) {
 
 func (b *boxRoot) Close() error { return b.root.Close() }
 
+// maxRead is the largest file of an image that is read: user databases and certificates are far smaller.
+const maxRead = 16 << 20
+
 // read returns a file's content; fs.ErrNotExist if there is none.
 func (b *boxRoot) read(name string) ([]byte, error) {
 	p, err := resolveIn(b.root, name)
 	if err != nil {
 		return nil, err
 	}
-	return b.root.ReadFile(p)
+	return b.readAt(p)
 }
+
+// readAt reads a file at a resolved path. An image may have anything there: a pipe nobody writes to, a device, a file
+// larger than the host's memory.
+func (b *boxRoot) readAt(p string) ([]byte, error) {
+	if fi, err := b.root.Lstat(p); err != nil {
+		return nil, err
+	} else if !fi.Mode().IsRegular() {
+		return nil, notAFile(p)
+	}
+	f, err := b.root.Open(p)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxRead+1))
+	if err == nil && len(data) > maxRead {
+		err = fmt.Errorf("%s in the image is larger than %d MiB", p, maxRead>>20)
+	}
+	return data, err
+}
+
+func notAFile(p string) error { return fmt.Errorf("%s in the image is not a file", p) }
 
 // mkdir makes a directory owned by a user of the box, and its missing parents owned by root.
 func (b *boxRoot) mkdir(name string, mode fs.FileMode, owner int) error {
@@ -102,7 +128,7 @@ func (b *boxRoot) writeAt(p string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	if fi, err := b.root.Lstat(p); err == nil && !fi.Mode().IsRegular() {
-		return fmt.Errorf("%s in the image is not a file", p) // never write to a device or block on a pipe
+		return notAFile(p) // never write to a device or block on a pipe
 	}
 	if err := b.root.WriteFile(p, data, mode); err != nil {
 		return err

@@ -18,6 +18,9 @@ var (
 	javaPatterns = []string{"usr/lib/jvm/*/lib/security/cacerts", "usr/lib/jvm/*/jre/lib/security/cacerts", "opt/java/*/lib/security/cacerts", "opt/*/lib/security/cacerts"}
 )
 
+// maxJavaStores is how many an image may have: each is written, on the host's disk.
+const maxJavaStores = 64
+
 // trustJava rewrites the trust stores of Java runtimes the image has from the bundle.
 func (b *boxRoot) trustJava(bundle []byte) error {
 	names := append([]string{}, javaStores...)
@@ -32,8 +35,12 @@ func (b *boxRoot) trustJava(bundle []byte) error {
 	if err != nil {
 		return err
 	}
+	if len(stores) > maxJavaStores {
+		return fmt.Errorf("the image has %d trust stores of Java; at most %d are written", len(stores), maxJavaStores)
+	}
+	store := javaKeyStore(bundle, time.Now())
 	for _, p := range stores {
-		if err := b.writeAt(p, javaKeyStore(bundle, time.Now()), 0o644); err != nil {
+		if err := b.writeAt(p, store, 0o644); err != nil {
 			return err
 		}
 	}

@@ -117,7 +117,7 @@ func (b *boxRoot) extendOthers(certs []*x509.Certificate) error {
 		return err
 	}
 	for _, p := range stores {
-		old, err := b.root.ReadFile(p)
+		old, err := b.readAt(p)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,84 @@
+package launcher
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where the launcher reads and writes, an image may have what nobody can read to its end, or what waits for ever. The box
+// is refused, soon, and nothing of it is left.
+func TestImageWithTrapsWhereTrustIsWritten(t *testing.T) {
+	t.Parallel()
+	ca := testCA(t)
+	pipe := func(p string) error { return unix.Mkfifo(p, 0o644) }
+	endless := func(p string) error { return unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))) }
+	huge := func(p string) error {
+		if err := os.WriteFile(p, nil, 0o644); err != nil {
+			return err
+		}
+		return os.Truncate(p, 64<<30)
+	}
+	for what, place := range map[string]func(string) error{"pipe": pipe, "device": endless, "huge": huge} {
+		for _, name := range []string{
+			"etc/passwd", "etc/group", "etc/shadow", "etc/environment", "etc/profile", "etc/ssl/certs/ca-certificates.crt", "etc/ssl/cert.pem",
+			"etc/profile.d/boxgate.sh",
+		} {
+			t.Run(what+" "+name, func(t *testing.T) {
+				t.Parallel()
+				image := tree(t, map[string]string{"usr/bin/.keep": "", "etc/hostname": ""})
+				at := filepath.Join(image, name)
+				if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := place(at); err != nil {
+					t.Fatal(err)
+				}
+				overwritten := what == "huge" && name == "etc/profile.d/boxgate.sh" // it is not read
+				unread := what != "huge" && (name == "etc/shadow")                  // nor is this
+				err := createIn(t, image, ca, 20*time.Second)
+				if (err == nil) != (overwritten || unread) {
+					t.Errorf("creating a box: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// Copies of a trust store are written for each Java there is: an image with very many would fill the host's disk.
+func TestImageWithVeryManyTrustStores(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{"usr/bin/.keep": ""}
+	for i := range 1000 {
+		files[fmt.Sprintf("opt/java%d/lib/security/cacerts", i)] = ""
+	}
+	if err := createIn(t, tree(t, files), testCA(t), 20*time.Second); err == nil {
+		t.Error("a box of an image with 1000 trust stores was created")
+	}
+}
+
+// createIn has a box made of a root file system, and returns what that came to in time.
+func createIn(t *testing.T, image string, ca []byte, within time.Duration) error {
+	t.Helper()
+	l := launcherIn(t, t.TempDir(), map[string]string{"default": image})
+	spec := Spec{ID: newID(), CA: ca}
+	made := make(chan error, 1)
+	go func() {
+		_, err := l.Prepare(t.Context(), spec)
+		if err == nil {
+			err = l.Create(t.Context(), spec)
+		}
+		made <- err
+	}()
+	select {
+	case err := <-made:
+		return err
+	case <-time.After(within):
+		t.Fatal("the launcher hangs")
+		return nil
+	}
+}
