@@ -40,7 +40,7 @@ docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
 
 test: image docker ## run every test, the kernel ones included
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 9m $(TESTFLAGS) $(PACKAGES)
+	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
 
 conformance: image ## run the conformance suites whole and print their tables (docs/conformance.md)
 	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 -run '^TestConformance' ./cmd/gateway
