@@ -21,11 +21,8 @@ var errAttached = api.Errorf(api.ErrConflict, "the box is attached: commands are
 // AttachBox implements [api.Host]. The namespace is opened once and judged and pinned through that: what its name means
 // a moment later does not matter. It gets its interface closed, then its policy; a failure takes every step back.
 func (h *host) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
-	if _, err := policy.Compile(req.Policy, policy.MergeHeaders(h.globalRules(), req.Headers), h.protected.Load(), 1); err != nil {
+	if err := h.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
-	}
-	if looksLikeID.MatchString(req.Name) {
-		return api.Box{}, invalidAt("/name", "looks like the ID of a box; choose another name")
 	}
 	ns, err := h.foreignNamespace(ctx, req.Attached)
 	if err != nil {

@@ -21,14 +21,8 @@ import (
 // CreateBox implements [api.Host]. The order matters: the network namespace exists, its interface is closed, then the
 // policy is in force, and only then does the first process of the box start. A failure takes every step back.
 func (h *host) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
-	// Mistakes are told before anything is made.
-	if _, err := policy.Compile(req.Policy, policy.MergeHeaders(h.globalRules(), req.Headers), h.protected.Load(), 1); err != nil {
+	if err := h.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
-	}
-	if looksLikeID.MatchString(req.Name) {
-		return api.Box{}, &policy.InvalidError{Problems: []policy.Problem{{
-			Pointer: "/name", Message: "looks like the ID of a box; choose another name",
-		}}}
 	}
 	image, err := h.imageOf(req.Runtime)
 	if err != nil {
@@ -54,6 +48,17 @@ func (h *host) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, e
 	view := b.view()
 	view.Warnings = b.warnings()
 	return view, nil
+}
+
+// checkNew tells the mistakes in what a new box is to be, before anything of it is made.
+func (h *host) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
+	if _, err := policy.Compile(spec, policy.MergeHeaders(h.globalRules(), headers), h.protected.Load(), 1); err != nil {
+		return err
+	}
+	if looksLikeID.MatchString(name) {
+		return invalidAt("/name", "looks like the ID of a box; choose another name")
+	}
+	return nil
 }
 
 // takeBack removes a box that could not be completed, and returns what the caller is told. What cannot be removed now
