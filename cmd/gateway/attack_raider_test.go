@@ -142,7 +142,11 @@ type raider struct {
 // raid begins to work in a box.
 func (w *world) raid(box string) *raider {
 	w.t.Helper()
-	pin, err := os.Open(filepath.Join(labRunDir(w.dir), "netns", box))
+	kind := "netns"
+	if _, ok := w.foreign.Load(box); ok {
+		kind = "attached"
+	}
+	pin, err := os.Open(filepath.Join(labRunDir(w.dir), kind, box))
 	if err != nil {
 		w.t.Fatal(err)
 	}

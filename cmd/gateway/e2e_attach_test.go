@@ -23,6 +23,7 @@ import (
 type foreignBox struct {
 	t   *testing.T
 	pid int
+	env []string // of what runs in it
 }
 
 // newForeignBox starts one. Its resolver is one that nobody runs: the gateway answers in its place.
@@ -53,7 +54,7 @@ func newForeignBox(t *testing.T) *foreignBox {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the foreign box did not start: %q %v", line, err)
 	}
-	return &foreignBox{t, cmd.Process.Pid}
+	return &foreignBox{t: t, pid: cmd.Process.Pid}
 }
 
 // sh runs a shell line in the sandbox.
@@ -61,7 +62,7 @@ func (f *foreignBox) sh(line string) (string, int) {
 	f.t.Helper()
 	cmd := exec.CommandContext(f.t.Context(), "nsenter", "-t", strconv.Itoa(f.pid), "-n", "-m", "sh", "-c", line)
 	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &out, append(os.Environ(), f.env...)
 	_ = cmd.Run()
 	return out.String(), cmd.ProcessState.ExitCode()
 }
