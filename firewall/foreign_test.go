@@ -2,6 +2,7 @@ package firewall
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -83,5 +84,39 @@ func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
 	}
 	if harmless(&netlink.Sittun{LinkAttrs: moved}) {
 		t.Error("a tunnel whose packets leave from another namespace is taken for harmless")
+	}
+}
+
+// A box that gives itself thousands of addresses does not make the gateway take them away one by one while every box is
+// closed. What it sends from them is forged.
+func TestBoxWithThousandsOfAddressesDoesNotKeepOthersClosed(t *testing.T) {
+	const many = 2000
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	w.shell(w.boxNS["one"], fmt.Sprintf(`for i in $(seq %d); do echo "addr add 172.16.$((i / 250)).$((i %% 250 + 1))/32 dev eth0"; done | ip -batch -`, many))
+	w.must(w.fw.Restore(t.Context()))
+	inside, err := netlink.NewHandleAt(w.boxNS["one"])
+	w.must(err)
+	defer inside.Close()
+	link, err := inside.LinkByName(boxLink)
+	w.must(err)
+	left, err := inside.AddrList(link, netlink.FAMILY_V4)
+	w.must(err)
+	if len(left) < many-100 {
+		t.Errorf("%d addresses were taken away, with every box closed", many+1-len(left))
+	}
+	to := netip.AddrPortFrom(outside4, server.Port())
+	w.wait("the box's own network", func() bool { return w.reaches("one", to) })
+	if w.in(w.boxNS["one"], func() error {
+		d := net.Dialer{Timeout: 200 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: net.IPv4(172, 16, 7, 100)}}
+		c, err := d.DialContext(t.Context(), "tcp", to.String())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	}) == nil {
+		t.Error("a forged source got out")
 	}
 }

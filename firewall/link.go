@@ -233,13 +233,19 @@ func (f *Firewall) configureInside(b *box, inside *netlink.Handle, ns netns.NsHa
 	return f.routeInside(b, inside, hostMAC)
 }
 
+// mostReplaced is how many addresses are taken from a box at once. One with a say in its own network can have any number;
+// what it sends from them is dropped.
+const mostReplaced = 16
+
 func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *box) error {
 	have, err := inside.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("addresses: %w", err)
 	}
+	replaced := 0
 	for _, a := range have {
-		if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() != b.V4 && ip != b.V6 {
+		if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() != b.V4 && ip != b.V6 && replaced < mostReplaced {
+			replaced++
 			if err := inside.AddrDel(link, &a); err != nil {
 				return fmt.Errorf("address %v: %w", a.IPNet, err)
 			}
