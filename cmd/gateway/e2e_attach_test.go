@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"boxgate/api"
@@ -200,10 +201,17 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var asked atomic.Int64
 	docker := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/containers/guest/json":
 			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d}}`, f.pid)
+		case "/containers/restarting/json": // its first process ends while it is attached, and its ID is another sandbox's
+			pid := f.pid
+			if asked.Add(1) > 1 {
+				pid = os.Getpid()
+			}
+			fmt.Fprintf(w, `{"Id":"3f2a9e","State":{"Status":"running","Pid":%d}}`, pid)
 		case "/containers/stopped/json":
 			fmt.Fprint(w, `{"Id":"3f2a9d","State":{"Status":"exited","Pid":0}}`)
 		default:
@@ -217,7 +225,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err := w.start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"stopped": "does not run", "other": "knows no container"} {
+	for name, says := range map[string]string{"stopped": "does not run", "restarting": "restarted", "other": "knows no container"} {
 		if out, code := w.gatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
 			t.Errorf("%s: %d %s", name, code, out)
 		}

@@ -93,24 +93,43 @@ func (h *host) DetachBox(ctx context.Context, id policy.BoxID) error {
 
 // foreignNamespace opens what is to be attached, and refuses what cannot be.
 func (h *host) foreignNamespace(ctx context.Context, a api.Attached) (*os.File, error) {
-	pointer, path := "/netns", a.Ref
+	pointer, open := "/netns", func() (*os.File, error) { return openNetNS(a.Ref) }
 	switch a.Kind {
 	case api.AttachPID:
-		pointer, path = "/pid", fmt.Sprintf("/proc/%d/ns/net", a.PID)
+		pointer, open = "/pid", func() (*os.File, error) { return openNetNS(netNSOf(a.PID)) }
 	case api.AttachDocker:
-		pointer = "/container"
-		pid, err := containerPID(ctx, a.Ref)
-		if err != nil {
-			return nil, invalidAt(pointer, err.Error())
-		}
-		path = fmt.Sprintf("/proc/%d/ns/net", pid)
+		pointer, open = "/container", func() (*os.File, error) { return openContainer(ctx, a.Ref) }
 	}
-	ns, err := openNetNS(path)
+	ns, err := open()
 	if err != nil {
 		return nil, invalidAt(pointer, err.Error())
 	}
 	if err := h.firewall.CheckForeign(fmt.Sprintf("/proc/self/fd/%d", ns.Fd())); err != nil {
 		return nil, errors.Join(invalidAt(pointer, err.Error()), ns.Close())
+	}
+	return ns, nil
+}
+
+// netNSOf names the network namespace of a process.
+func netNSOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
+
+// openContainer opens the network namespace of a Docker container. Its process may have ended before that, and its ID have
+// gone to one of another sandbox: then Docker names another process, or none.
+func openContainer(ctx context.Context, container string) (*os.File, error) {
+	pid, err := containerPID(ctx, container)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := openNetNS(netNSOf(pid))
+	if err != nil {
+		return nil, err
+	}
+	now, err := containerPID(ctx, container)
+	if err == nil && now != pid {
+		err = errors.New("the container was restarted just now: attach it again")
+	}
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
 	}
 	return ns, nil
 }
