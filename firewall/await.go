@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
 )
 
 // settleTimeout is far more than a busy host needs to bring a link up.
@@ -16,21 +18,27 @@ const settleTimeout = 10 * time.Second
 // boxPatience is how long a box's end is waited for.
 const boxPatience = 3 * time.Second
 
-// awaitLink waits until packets pass the box's link both ways. The kernel notices that a link is up, and installs IPv6
+// AwaitBox waits until packets pass the box's link both ways. The kernel notices that a link is up, and installs IPv6
 // addresses, a little after it has been told to, and drops what comes in between without a word. A box that has a say in
-// its own network may never let that happen, which is its own loss: it is not waited for long, and nobody waits with it,
-// as f.mu is not held.
-func (f *Firewall) awaitLink(ctx context.Context, a Attachment) error {
+// its own network may never let that happen, which is its own loss and no error: it is not waited for long, and nobody
+// waits with it.
+func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
+	f.mu.Lock()
+	a, ok := f.boxes[id]
+	f.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
+	}
 	ns, inside, err := openNamespace(a.NetNS)
 	if err != nil {
-		return err
+		return fmt.Errorf("firewall: box %s: %w", id, err)
 	}
 	defer func() { _ = ns.Close() }()
 	defer inside.Close()
 	patience, cancel := context.WithTimeout(ctx, boxPatience)
 	defer cancel()
 	for _, wait := range []func() error{
-		func() error { return awaitCarrier(patience, f.nl, linkName(a.Box)) },
+		func() error { return awaitCarrier(patience, f.nl, a.link) },
 		func() error { return awaitCarrier(patience, inside, boxLink) },
 		func() error { return awaitLocal(patience, inside, a.V4) },
 		func() error { return awaitLocal(patience, inside, a.V6) },

@@ -74,36 +74,21 @@ func (f *Firewall) readSources(c *nftables.Conn) error {
 // AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only once the kernel
 // knows it with a plan that refuses everything, so nothing gets out before the first [Firewall.Apply]. A box of an
 // earlier run is adopted: its link and its rules stay in force until Apply. Calling it again for a box that is there
-// repairs what is missing.
+// repairs what is missing. The first packets may still be lost: [Firewall.AwaitBox] waits until none is.
 func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	if err := f.cfg.checkAttachment(a); err != nil {
 		return fmt.Errorf("firewall: %w", err)
 	}
-	known, err := f.join(ctx, a)
-	if err != nil {
-		return fmt.Errorf("firewall: %w", err)
-	}
-	if err := f.awaitLink(ctx, a); err != nil {
-		if !known {
-			err = errors.Join(err, f.RemoveBox(ctx, a.Box))
-		}
-		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
-	}
-	return nil
-}
-
-// join does the work of AddBox, and tells whether the box was there already. An error leaves nothing of one that was not.
-func (f *Firewall) join(ctx context.Context, a Attachment) (known bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.checkFree(a); err != nil {
-		return false, err
+		return fmt.Errorf("firewall: %w", err)
 	}
 	b, err := f.registerBox(a)
 	if err != nil {
-		return false, fmt.Errorf("box %s: %w", a.Box, err)
+		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
-	_, known = f.boxes[a.Box]
+	_, known := f.boxes[a.Box]
 	if !known {
 		f.leftover[a.Box] = b.registration // so that RemoveBox finds it, however this ends
 	}
@@ -112,12 +97,12 @@ func (f *Firewall) join(ctx context.Context, a Attachment) (known bool, err erro
 			err = errors.Join(err, f.deleteLink(b.link), f.unregister(b.Box, b.registration))
 			delete(f.leftover, a.Box)
 		}
-		return known, fmt.Errorf("box %s: %w", a.Box, err)
+		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
 	f.boxes[a.Box] = b
 	delete(f.leftover, a.Box)
 	f.trackBox(b)
-	return known, nil
+	return nil
 }
 
 // checkFree refuses addresses and a namespace that another box has.

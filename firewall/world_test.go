@@ -189,6 +189,7 @@ func (w *world) addBox(id policy.BoxID, n byte) Attachment {
 		V4: netip.AddrFrom4([4]byte{10, 77, 0, n}),
 		V6: netip.MustParseAddr(fmt.Sprintf("fd77::%x", n))}
 	w.must(w.fw.AddBox(context.Background(), a))
+	w.must(w.fw.AwaitBox(context.Background(), a.Box))
 	return a
 }
 

@@ -114,7 +114,7 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	if _, err := w.Client.Exec(t.Context(), box.ID, api.ExecRequest{Command: []string{"true"}}, os.Stderr, os.Stderr); err == nil {
 		t.Error("a command was run in a box that somebody else made")
 	}
-	if out, code := w.gatewayCommand("box", "attach", "--pid", strconv.Itoa(f.pid)); code != 1 || !strings.Contains(out, "eth0") {
+	if out, code := w.gatewayCommand("box", "attach", "--pid", strconv.Itoa(f.pid)); code != 1 || !strings.Contains(out, "namespace of box") {
 		t.Errorf("attached a second time: %d %s", code, out)
 	}
 
@@ -167,7 +167,7 @@ func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 	for name, c := range map[string]struct{ flag, value, says string }{
 		"another interface":       {"--pid", strconv.Itoa(f.pid), "other"},
 		"the gateway's namespace": {"--pid", strconv.Itoa(w.process.Process.Pid), "of the gateway itself"},
-		"a launched box":          {"--pid", strconv.Itoa(w.initOf(own)), "eth0"},
+		"a launched box":          {"--pid", strconv.Itoa(w.initOf(own)), "namespace of box"},
 		"another namespace":       {"--netns", "/proc/" + strconv.Itoa(f.pid) + "/ns/mnt", "not a network namespace"},
 		"a file":                  {"--netns", "/etc/hostname", "not a network namespace"},
 		"nothing":                 {"--netns", "/run/netns/no-such-namespace", "no such file"},

@@ -197,6 +197,9 @@ func (h *host) bringUp(ctx context.Context, b *box, back *undo) error {
 	if err := h.connect(ctx, b, compiled, netns, back); err != nil {
 		return err
 	}
+	if err := h.firewall.AwaitBox(ctx, b.ID); err != nil {
+		return err
+	}
 	if err := h.launcher.Create(ctx, spec); err != nil {
 		return err
 	}
