@@ -137,18 +137,25 @@ func openContainer(ctx context.Context, container string) (*os.File, error) {
 	return ns, nil
 }
 
-// openNetNS opens a network namespace, and nothing else.
+// openNetNS opens a network namespace, and nothing else: what the path names is opened only once it is known for a
+// namespace, since to open a device or a pipe does something.
 func openNetNS(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe must not keep us waiting
+	place, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
 	}
+	defer place.Close()
+	notOne := fmt.Errorf("%s is not a network namespace", path)
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
-		return nil, errors.Join(fmt.Errorf("%s is not a network namespace", path), f.Close())
+	if err := unix.Fstatfs(int(place.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+		return nil, notOne
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", place.Fd()))
+	if err != nil {
+		return nil, err
 	}
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
-		return nil, errors.Join(fmt.Errorf("%s is not a network namespace", path), f.Close())
+		return nil, errors.Join(notOne, f.Close())
 	}
 	return f, nil
 }
