@@ -220,7 +220,7 @@ func (w *world) launch(t *testing.T, box string, spec launcher.ExecSpec) (string
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
-	var out bytes.Buffer
+	var out syncBuffer // two streams write to it
 	spec.Stdout, spec.Stderr = &out, &out
 	code, err := l.Exec(ctx, policy.BoxID(box), spec)
 	if err != nil {
