@@ -77,7 +77,8 @@ func (x *exchange) failed(err error) {
 func textOf(err error) string {
 	var up *upstreamError
 	var reset http2.StreamError
-	var away http2.GoAwayError
+	//lint:ignore SA1019 it is what the library returns
+	var away http2.GoAwayError //nolint:staticcheck // as above
 	switch {
 	case errors.As(err, &up): // its Error asks here for its cause
 		return err.Error()

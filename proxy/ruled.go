@@ -83,7 +83,8 @@ func (h *homes) hold(ctx context.Context, from Resolver, box *policy.Box, names 
 	complete := h.refresh(ctx, at, from, box)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !complete && !(stale && !at.whole.IsZero() && time.Since(at.whole) < homesKept) {
+	known := complete || stale && !at.whole.IsZero() && time.Since(at.whole) < homesKept
+	if !known {
 		return true
 	}
 	_, held := at.seen[a]

@@ -37,11 +37,11 @@ func containerPID(ctx context.Context, container string) (int, error) {
 	}
 	res, err := transport.RoundTrip(req)
 	if err != nil {
-		return 0, fmt.Errorf("Docker does not answer: %w", err)
+		return 0, fmt.Errorf("no answer from Docker: %w", err)
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("Docker knows no container %q (%s)", container, res.Status)
+		return 0, fmt.Errorf("no container %q is known to Docker (%s)", container, res.Status)
 	}
 	var answer struct{ State struct{ Pid int } }
 	if err := json.NewDecoder(io.LimitReader(res.Body, 4<<20)).Decode(&answer); err != nil {

@@ -237,7 +237,7 @@ func TestAttachAsksDocker(t *testing.T) {
 		t.Errorf("from the container: %d %s", code, out)
 	}
 	docker.Close()
-	if out, code := w.gatewayCommand("box", "attach", "--container", "guest"); code != 1 || !strings.Contains(out, "Docker does not answer") {
+	if out, code := w.gatewayCommand("box", "attach", "--container", "guest"); code != 1 || !strings.Contains(out, "no answer from Docker") {
 		t.Errorf("without Docker: %d %s", code, out)
 	}
 }

@@ -108,7 +108,8 @@ func (f *fidelity) webSocket(r route, path string) wsClient {
 		}
 		return wsClient{in, c, func() { c.Close() }}
 	}
-	conn, err := new(http2.Transport).NewClientConn(f.dialTLS(r.host(), "h2")) //nolint:staticcheck // net/http has no extended CONNECT
+	//lint:ignore SA1019 net/http has no extended CONNECT
+	conn, err := new(http2.Transport).NewClientConn(f.dialTLS(r.host(), "h2"))
 	if err != nil {
 		f.t.Fatal(err)
 	}
