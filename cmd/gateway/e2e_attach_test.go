@@ -225,7 +225,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err := w.start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"stopped": "does not run", "restarting": "restarted", "other": "knows no container"} {
+	for name, says := range map[string]string{"stopped": "does not run", "restarting": "restarted", "other": "no container"} {
 		if out, code := w.gatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
 			t.Errorf("%s: %d %s", name, code, out)
 		}
