@@ -83,6 +83,9 @@ func (c *Compiled) Headers(n Name, port uint16) (HeaderRule, bool) {
 	return c.headers.find(n, port)
 }
 
+// HasPlaceholders reports whether any header rule has a placeholder.
+func (c *Compiled) HasPlaceholders() bool { return c != nil && c.headers.placeholders }
+
 // Tokens returns the variables that the box's environment has for its placeholders, and their tokens.
 func (c *Compiled) Tokens() map[string]string {
 	out := map[string]string{}
@@ -179,7 +182,8 @@ func (c *Compiled) Warnings() []Problem {
 
 // headerTable finds the header rule of a host. Every header pattern has a port, given or 443.
 type headerTable struct {
-	rules map[headerKey]HeaderRule
+	placeholders bool // some rule has one
+	rules        map[headerKey]HeaderRule
 }
 
 type headerKey struct {
@@ -203,6 +207,7 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 			ps.add(pointer("/attach_headers", r.Pattern.String()), "is there twice")
 		}
 		t.rules[key] = r
+		t.placeholders = t.placeholders || len(r.Placeholders) > 0
 	}
 	return t
 }

@@ -56,7 +56,7 @@ func (h *http1) forward() error {
 
 	var up upload
 	up.body.Begin(h.req.Body, false)
-	up.set = h.ruling.set
+	up.set, up.watch = h.ruling.set, watches(h.ruling.policy)
 	out, whole, err := up.gather(&h.in, h.out)
 	h.out = out
 	if err != nil {

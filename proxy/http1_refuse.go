@@ -50,7 +50,7 @@ func (h *http1) refuseHead(err error) error {
 // refuseBody answers a request whose body or trailers are refused. What comes of it after that is not read.
 func (h *http1) refuseBody(err error) error {
 	h.head = 0
-	if errors.Is(err, errTrailerToken) {
+	if errors.Is(err, errLateToken) {
 		h.x.failed(err)
 		return h.refuse(leakProblem())
 	}

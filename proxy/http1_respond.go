@@ -53,7 +53,7 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 // uploaded notes what became of a request's body that was stopped.
 func (h *http1) uploaded(u *upload) {
 	h.x.event.BytesOut = u.sent
-	if errors.Is(u.err, errTrailerToken) {
+	if errors.Is(u.err, errLateToken) {
 		h.x.leaked()
 	}
 }
@@ -120,7 +120,7 @@ func (h *http1) noResponse(u *upload, err error) error {
 	switch {
 	case running && errors.As(u.err, &malformed):
 		return h.refuseBody(errors.New(malformed.What))
-	case running && errors.Is(u.err, errTrailerToken):
+	case running && errors.Is(u.err, errLateToken):
 		return h.refuseBody(u.err)
 	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
 		h.x.failed(errClientGone)

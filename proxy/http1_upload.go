@@ -13,10 +13,11 @@ import (
 
 // upload moves one request body to the upstream.
 type upload struct {
-	body h1.Body
-	set  []policy.Header // trailers that repeat one of these are dropped
-	sent int64
-	dry  bool // nothing can be sent before more has arrived
+	body  h1.Body
+	set   []policy.Header // trailers that repeat one of these are dropped
+	watch tokenWatch
+	sent  int64
+	dry   bool // nothing can be sent before more has arrived
 
 	done chan struct{} // nil when everything was sent with the head
 	err  error         // valid once done is closed
@@ -27,6 +28,9 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 	for len(out) < outFlush {
 		content, n, done, err := u.body.Next(in.Bytes())
 		if err != nil {
+			return out, false, err
+		}
+		if err := u.watch.look(content); err != nil {
 			return out, false, err
 		}
 		out = u.append(out, content)
@@ -106,6 +110,9 @@ func (u *upload) run(in *h1.Reader, up *upstream) error {
 func (u *upload) pass(in *h1.Reader, up *upstream) (bool, error) {
 	content, n, done, err := u.body.Next(in.Bytes())
 	if err != nil {
+		return false, err
+	}
+	if err := u.watch.look(content); err != nil {
 		return false, err
 	}
 	err = up.write(content)

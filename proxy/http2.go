@@ -124,7 +124,8 @@ type stream struct {
 
 	expects  bool         // the client waits for 100 before it sends the body
 	uploaded atomic.Int64 // bytes of the request's body
-	leaked   atomic.Bool  // its trailers hold a placeholder
+	watch    tokenWatch
+	leaked   atomic.Bool // its body or trailers hold a placeholder
 }
 
 // serve handles one request.
@@ -161,6 +162,7 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 		st.serveWebSocket()
 		return
 	}
+	st.watch = watches(st.ruling.policy)
 	st.forward()
 }
 

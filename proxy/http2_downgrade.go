@@ -164,6 +164,9 @@ func (d *downgrade) upload() error {
 		n, err := d.st.r.Body.Read(*buf)
 		d.st.uploaded.Add(int64(n))
 		content := (*buf)[:n]
+		if leak := d.st.watched(content); leak != nil {
+			return leak
+		}
 		if errors.Is(err, io.EOF) {
 			if leak := d.st.checkTrailers(); leak != nil {
 				return leak

@@ -141,7 +141,7 @@ func (st *stream) request(ctx context.Context) *http.Request {
 		out.URL = &url.URL{Scheme: "https", Host: st.r.Host, Path: "*"}
 	}
 	if st.r.ContentLength != 0 {
-		source := &uploadSource{st: st, body: st.r.Body}
+		source := &uploadSource{st: st, body: watchedBody{st.r.Body, st}}
 		if len(st.r.Trailer) > 0 {
 			source.trailer = make(http.Header, len(st.r.Trailer))
 			for name := range st.r.Trailer {

@@ -95,7 +95,7 @@ func textOf(err error) string {
 func (x *exchange) leaked() {
 	e := &x.event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
-	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", errTrailerToken.Error()
+	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", errLateToken.Error()
 }
 
 // unserved notes why an allowed request could not be brought to its upstream; a denial at the address names the address.

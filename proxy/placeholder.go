@@ -13,7 +13,7 @@ import (
 )
 
 // This file finds the tokens of placeholders in a request and puts the values in their place. A token is looked for in
-// everything of a request but its body; only in the value of a header does it stand for its value.
+// everything of a request (in its body by placeholder_body.go); only in the value of a header does it stand for its value.
 
 // tokenPlace is where in a request a token was found.
 type tokenPlace uint8
@@ -147,7 +147,7 @@ func trailerToken(fields []h1.Field) error {
 		name, _ := policy.FindTokenBytes(fields[i].Name)
 		value, _ := policy.FindTokenBytes(fields[i].Value)
 		if name >= 0 || value >= 0 {
-			return errTrailerToken
+			return errLateToken
 		}
 	}
 	return nil
@@ -158,15 +158,15 @@ func trailerTokenHTTP2(fields http.Header) error {
 	for name, values := range fields {
 		for _, v := range append([]string{strings.ToLower(name)}, values...) {
 			if start, _ := policy.FindToken(v); start >= 0 {
-				return errTrailerToken
+				return errLateToken
 			}
 		}
 	}
 	return nil
 }
 
-// errTrailerToken ends a request whose head, and perhaps body, was forwarded already.
-var errTrailerToken = errors.New("a placeholder in a trailer")
+// errLateToken ends a request whose head, and perhaps some of its body, was forwarded already.
+var errLateToken = errors.New("a placeholder in the body or a trailer")
 
 // leaked returns a token of the request that the rule of its host has no value for, or that is not in a header.
 func (r *ruling) leaked(tokens []sentToken) *sentToken {

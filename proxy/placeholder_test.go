@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/coder/websocket"
@@ -150,7 +151,7 @@ func TestPlaceholders(t *testing.T) {
 			{"X-Other", "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key)), "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key))},
 			{"X-Almost", key[:policy.TokenLen-1], key[:policy.TokenLen-1]},
 		} {
-			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/path?q=1", strings.NewReader("body "+key))
+			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/path?q=1", strings.NewReader("body "+key[1:]))
 			req.Header[tt.name] = []string{tt.send}
 			res, err := client.Do(req)
 			if err != nil {
@@ -165,7 +166,7 @@ func TestPlaceholders(t *testing.T) {
 			if v := got.Header[http.CanonicalHeaderKey(tt.name)]; len(v) != 1 || v[0] != tt.want {
 				t.Errorf("%s: sent %q, the upstream received %q, want %q", tt.name, tt.send, v, tt.want)
 			}
-			if got.Header.Get("X-Set") != "set" || body != "body "+key {
+			if got.Header.Get("X-Set") != "set" || body != "body "+key[1:] {
 				t.Errorf("%s: X-Set %q, body %q: bodies pass as they are", tt.name, got.Header.Get("X-Set"), body)
 			}
 		}
@@ -284,6 +285,44 @@ func TestPlaceholderInATrailer(t *testing.T) {
 			if got, _ := up.take(); got != nil && len(got.Trailer) != 0 && got.Trailer.Get("X-Sum") != "" {
 				t.Errorf("%d bytes: the upstream received the trailer %v", size, got.Trailer)
 			}
+		}
+	})
+}
+
+// TestPlaceholderInABody: a token that a body holds, however it is cut, does not arrive whole, and is told of.
+func TestPlaceholderInABody(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+		token := tokenFor("KEY")
+		filler := strings.Repeat("bxgph_x", 1<<15)
+		n := 0
+		for what, body := range map[string]io.Reader{
+			"at once":    strings.NewReader(`{"key": "` + token + `"}`),
+			"in chunks":  struct{ io.Reader }{strings.NewReader("a=b&key=" + token)},
+			"in bytes":   iotest.OneByteReader(strings.NewReader("a=b&key=" + token + "&c=d")),
+			"far behind": struct{ io.Reader }{strings.NewReader(filler + token + filler)},
+			"its length": strings.NewReader(filler + token),
+		} {
+			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", body)
+			if res, err := client.Do(req); err == nil {
+				if res.StatusCode != 403 {
+					t.Errorf("%s: %d", what, res.StatusCode)
+				}
+				_ = res.Body.Close()
+			}
+			if n++; true {
+				if e := l.events.wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak {
+					t.Errorf("%s: event %+v", what, e)
+				}
+			}
+			if _, got := up.take(); strings.Contains(got, token) {
+				t.Errorf("%s: the upstream received the token", what)
+			}
+		}
+		res, _ := client.Post("https://"+hostPort(port)+"/", "text/plain", strings.NewReader(filler+token[:len(token)-1]+"."))
+		if res == nil || res.StatusCode != 200 {
+			t.Errorf("a body that holds no whole token: %v", res)
 		}
 	})
 }
