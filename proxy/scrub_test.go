@@ -7,7 +7,6 @@ import (
 	"compress/zlib"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -22,9 +21,7 @@ import (
 	"time"
 
 	"github.com/andybalholm/brotli"
-	"github.com/coder/websocket"
 	"github.com/klauspost/compress/zstd"
-	"golang.org/x/net/http2"
 
 	"boxgate/policy"
 )
@@ -308,201 +305,6 @@ func TestBrokenBodiesAreBrokenOff(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// TestScrubbedStreamsAreNotDelayed sends events one by one, each after the one before was seen.
-func TestScrubbedStreamsAreNotDelayed(t *testing.T) {
-	t.Parallel()
-	seen := make(map[string]chan struct{})
-	for _, v := range []string{"", "gzip", "br", "zstd"} {
-		for _, p := range []string{"h1 to h1", "h2 to h2", "h2 to h1"} {
-			seen[v+p] = make(chan struct{})
-		}
-	}
-	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
-		coding := r.URL.Query().Get("coding")
-		w.Header().Set("Content-Type", "text/event-stream")
-		if coding != "" {
-			w.Header().Set("Content-Encoding", coding)
-		}
-		controller := http.NewResponseController(w)
-		_ = controller.Flush()
-		out, flush := packed(w, coding)
-		for i := range 5 {
-			select {
-			case <-seen[coding+r.URL.Query().Get("name")]:
-			case <-r.Context().Done():
-				return
-			}
-			fmt.Fprintf(out, "data: %d %s\n\n", i, scrubbedToken)
-			_ = flush()
-			_ = controller.Flush()
-		}
-		_ = out.Close()
-	}, func(t *testing.T, _ *lab, client *http.Client, at string) {
-		name := t.Name()[strings.LastIndex(t.Name(), "/")+1:]
-		name = strings.ReplaceAll(name, "_", " ")
-		for _, coding := range []string{"", "gzip", "br", "zstd"} {
-			res, err := client.Get(at + "/?" + url.Values{"coding": {coding}, "name": {name}}.Encode())
-			if err != nil {
-				t.Fatal(err)
-			}
-			seen[coding+name] <- struct{}{} // the head is here
-			plain, err := unpacked(res.Body, coding)
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines := bufio.NewReader(plain)
-			for i := range 5 {
-				line, err := lines.ReadString('\n')
-				if err != nil || line != fmt.Sprintf("data: %d %s\n", i, scrubStars) {
-					t.Fatalf("%s: %q, %v", coding, line, err)
-				}
-				_, _ = lines.ReadString('\n')
-				if i < 4 {
-					seen[coding+name] <- struct{}{}
-				}
-			}
-			_ = res.Body.Close()
-		}
-	})
-}
-
-// TestScrubbedMessagesAreNotDelayed is a gRPC conversation in which each message ends in what could be the beginning of
-// the secret, and the next comes only when it was seen.
-func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
-	t.Parallel()
-	message := func(text string) []byte {
-		return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
-	}
-	l := newLab(t)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/grpc+proto")
-		w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
-		controller := http.NewResponseController(w)
-		_ = controller.Flush()
-		in := make([]byte, 1)
-		for range 3 {
-			if _, err := io.ReadFull(r.Body, in); err != nil {
-				return
-			}
-			_, _ = w.Write(message(scrubbedToken + " " + scrubbedToken[:9]))
-			_ = controller.Flush()
-		}
-		w.Header().Set("Grpc-Status", "0")
-		w.Header().Set("Grpc-Message", url.PathEscape(scrubbedToken))
-	})
-	l.scrub(port)
-	pr, pw := io.Pipe()
-	req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", pr)
-	res, err := l.httpClient(port, true).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := message(scrubStars + " " + scrubbedToken[:9])
-	got := make([]byte, len(want))
-	for range 3 {
-		if _, err := pw.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(res.Body, got); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("%q, %v", got, err)
-		}
-	}
-	_ = pw.Close()
-	if rest := readAll(t, res.Body); rest != "" || res.Trailer.Get("Grpc-Status") != "0" || leak(fmt.Sprint(res.Trailer)) != "" {
-		t.Errorf("%q, %v", rest, res.Trailer)
-	}
-}
-
-// TestCompressedMessagesAreBrokenOff: the flag of a message says so although nothing was negotiated.
-func TestCompressedMessagesAreBrokenOff(t *testing.T) {
-	t.Parallel()
-	eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/grpc")
-		_, _ = w.Write([]byte("\x01\x00\x00\x00\x03abc"))
-	}, func(t *testing.T, l *lab, client *http.Client, at string) {
-		res, err := client.Get(at)
-		if err == nil {
-			_, err = io.ReadAll(res.Body)
-		}
-		if err == nil {
-			t.Error("it is handed on as a good response")
-		}
-	})
-}
-
-// TestReflectedSecretsInWebSockets: frames of the server, over both versions; none is offered compression.
-func TestReflectedSecretsInWebSockets(t *testing.T) {
-	t.Parallel()
-	l := newLab(t)
-	var offered atomic.Bool
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
-		offered.Store(offered.Load() || r.Header["Sec-Websocket-Extensions"] != nil)
-		echoWebSocket(w, r)
-	})
-	l.scrub(port)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
-		HTTPClient: l.httpClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.CloseNow()
-	c.SetReadLimit(-1)
-	for _, size := range []int{1, 125, 70000, 1 << 20} {
-		msg := strings.Repeat("s", size)
-		if err := c.Write(ctx, websocket.MessageBinary, []byte(msg)); err != nil {
-			t.Fatal(err)
-		}
-		if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer "+scrubStars+" "+msg {
-			t.Fatalf("%d bytes: %.100q %v", size, got, err)
-		}
-	}
-	//lint:ignore SA1019 net/http's own client refuses the field :protocol
-	client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pr, pw := io.Pipe()
-	defer pw.Close()
-	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
-	req.Header[":protocol"] = []string{"websocket"}
-	req.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
-	res, err := client.RoundTrip(req)
-	if err != nil || res.StatusCode != 200 {
-		t.Fatal(err, res)
-	}
-	if _, err := pw.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil {
-		t.Fatal(err)
-	}
-	want := "\x81\x1eBearer " + scrubStars + " hi"
-	got := make([]byte, len(want))
-	if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != want {
-		t.Errorf("%q %v", got, err)
-	}
-	if offered.Load() {
-		t.Error("an extension was offered")
-	}
-}
-
-// TestWebSocketExtensionsAreRefused: a server that compresses unasked is not let through.
-func TestWebSocketExtensionsAreRefused(t *testing.T) {
-	t.Parallel()
-	l := newLab(t)
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
-		if _, err := http.ReadRequest(r); err == nil {
-			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
-			_, _ = io.Copy(io.Discard, r)
-		}
-	})
-	l.scrub(port)
-	c := l.dialPair(api, port, true)
-	res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", "GET")
-	if body := readAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "unscrubbable") {
-		t.Errorf("%d %s", res.StatusCode, body)
 	}
 }
 

@@ -1,0 +1,102 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// Tests of the values that rules name by their source.
+
+// TestSecretSources: a header of a source is sent with its value and affixes; one that cannot be had refuses the request.
+func TestSecretSources(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "prefix": "Bearer ", "suffix": "!"}, "X-Plain": "plain"}}}`)
+		if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{"Authorization": {"mine"}}); res.StatusCode != 200 {
+			t.Fatalf("%d %s", res.StatusCode, text)
+		}
+		if got, _ := up.take(); got.Header.Get("Authorization") != "Bearer from-source!" || got.Header.Get("X-Plain") != "plain" || len(got.Header["Authorization"]) != 1 {
+			t.Errorf("the upstream received %v", got.Header)
+		}
+		n := 1
+		for name, rule := range map[string]string{
+			"failing":                  `"headers": {"X-Plain": "plain", "X-Key": {"secret": "broken"}}`,
+			"unknown":                  `"headers": {"X-Key": {"secret": "none"}}`,
+			"empty":                    `"headers": {"X-Key": {"secret": "empty"}}`,
+			"unfit for a header":       `"headers": {"X-Key": {"secret": "bad"}}`,
+			"too long with its prefix": `"headers": {"X-Key": {"secret": "s", "prefix": "` + strings.Repeat("p", 4096) + `", "suffix": "` + strings.Repeat("p", 4090) + `"}}`,
+			"failing placeholder":      `"placeholders": {"KEY": {"secret": "broken"}}`,
+			"unfit for a user":         `"placeholders": {"LOGIN": {"secret": "colon"}, "KEY": "k"}`,
+		} {
+			l.rules(allowAll, `{"`+hostPort(port)+`": {`+rule+`}}`)
+			header := http.Header{}
+			if strings.Contains(rule, "placeholders") {
+				header.Set("X-Token", tokenFor("KEY"))
+			}
+			if strings.Contains(rule, "LOGIN") {
+				header.Set("Authorization", basic(tokenFor("LOGIN"), "p"))
+			}
+			res, text := get(t, client, "https://"+hostPort(port)+"/", header)
+			if res.StatusCode != 502 || !strings.Contains(text, `"secret_unavailable"`) || res.Header.Get("Content-Type") != "application/problem+json" {
+				t.Errorf("%s: %d %s", name, res.StatusCode, text)
+			}
+			if got, _ := up.take(); got != nil {
+				t.Errorf("%s: the upstream received %v", name, got.Header)
+			}
+			if n++; true {
+				e := l.events.wait(t, n)[n-1]
+				if e.Verdict != policy.Deny || e.Reason != policy.ReasonSecretUnavailable || e.Error == "" || e.Status != 502 || strings.Contains(e.Error, "evil") {
+					t.Errorf("%s: event %+v", name, e)
+				}
+			}
+		}
+	})
+}
+
+// TestNoSecretsAtAll: a proxy without secrets fails every rule that names one, and no other.
+func TestNoSecretsAtAll(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	up := &recorder{}
+	_, port := l.httpsServer(false, up.serve)
+	client := l.httpClient(port, false)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
+	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 502 {
+		t.Errorf("%d", res.StatusCode)
+	}
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": "literal"}}}`)
+	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+		t.Errorf("%d", res.StatusCode)
+	}
+}
+
+// TestLiteralsDoNotAllocate: a rule without sources is used as it lies.
+func TestLiteralsDoNotAllocate(t *testing.T) {
+	l := newLab(t)
+	headers := []policy.Header{{Name: "A", Value: policy.NewSecret("1")}, {Name: "B", Value: policy.NewSecret("2")}}
+	if n := testing.AllocsPerRun(100, func() { _, _ = l.p.literals(t.Context(), headers) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestSecretIsAskedForEachRequest: the value may change between two requests of one connection.
+func TestSecretIsAskedForEachRequest(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+		var asked atomic.Int32
+		l.p.cfg.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
+		for i := range 3 {
+			get(t, client, "https://"+hostPort(port)+"/", nil)
+			if got, _ := up.take(); got == nil || got.Header.Get("X-Key") != fmt.Sprint("value ", i+1) {
+				t.Errorf("request %d: %v", i, got)
+			}
+		}
+	})
+}
