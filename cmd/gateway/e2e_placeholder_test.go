@@ -98,8 +98,8 @@ func TestPlaceholderLeaks(t *testing.T) {
 		`-H "Authorization: Bearer $API_KEY" http://api.example.com/`,
 		`-u "user:$API_KEY" http://plain.example.com/`,
 		`"http://plain.example.com/?key=$API_KEY"`,
-		`--data "key=$API_KEY" https://api.example.com/`,
-		`--data "key=$API_KEY" http://plain.example.com/`,
+		`--data "key=$API_KEY" https://api.example.com/echo`,
+		`--data "key=$API_KEY" http://plain.example.com/echo`,
 	} {
 		for _, way := range everyWay {
 			out, code := w.sh(box, "curl -sS -o /tmp/body -w '%{http_code}' "+way+" "+line+"; cat /tmp/body")
