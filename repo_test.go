@@ -191,3 +191,27 @@ func TestSecurityNamesExistingTests(t *testing.T) {
 		}
 	}
 }
+
+// TestOnePlaceCompilesPolicies holds that the gateway compiles a box's policy in one place, from all its inputs: a second
+// place would forget one of them, and what it compiles would be another policy.
+func TestOnePlaceCompilesPolicies(t *testing.T) {
+	for _, name := range []string{"Compile", "WithTokens", "MergeHeaders"} {
+		var callers []string
+		for _, s := range sources(t) {
+			if s.pkg != "cmd/gateway" || strings.HasSuffix(s.path, "_test.go") {
+				continue
+			}
+			ast.Inspect(s.file, func(n ast.Node) bool {
+				if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == name {
+					if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "policy" {
+						callers = append(callers, s.path)
+					}
+				}
+				return true
+			})
+		}
+		if len(callers) != 1 {
+			t.Errorf("policy.%s is used at %v; only one place may, which has all that a policy is compiled from", name, callers)
+		}
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
-	"boxgate/policy"
 	"boxgate/store"
 )
 
@@ -64,7 +63,9 @@ func (h *host) takeStored(b *box) error {
 	if err != nil {
 		return err
 	}
-	next, err := policy.Compile(p.Spec, policy.MergeHeaders(h.globalRules(), headers.Rules), h.protected.Load(), p.Version)
+	in := h.inputs(b)
+	in.spec, in.version, in.headers = p.Spec, p.Version, headers.Rules
+	next, err := in.compile()
 	if err != nil {
 		return err
 	}

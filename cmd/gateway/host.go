@@ -96,16 +96,6 @@ func (b *box) gone() error {
 	return nil
 }
 
-// rules are the header rules that apply to the box.
-func (b *box) rules(global []policy.HeaderRule) []policy.HeaderRule {
-	return b.rulesWith(global, b.headers)
-}
-
-// rulesWith are those that would apply if its own were these.
-func (b *box) rulesWith(global, own []policy.HeaderRule) []policy.HeaderRule {
-	return policy.WithTokens(policy.MergeHeaders(global, own), b.record.PlaceholderKey)
-}
-
 func (b *box) policyState() api.PolicyState {
 	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.warnings()}
 }

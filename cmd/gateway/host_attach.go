@@ -50,7 +50,7 @@ func (h *host) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, e
 
 // bringUnder gives an attached box its CA, its closed network and its policy.
 func (h *host) bringUnder(ctx context.Context, b *box, ns *os.File, back *undo) error {
-	compiled, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	compiled, err := h.inputs(b).compile()
 	if err != nil {
 		return err
 	}

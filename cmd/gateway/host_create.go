@@ -52,7 +52,9 @@ func (h *host) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, e
 
 // checkNew tells the mistakes in what a new box is to be, before anything of it is made.
 func (h *host) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
-	if _, err := policy.Compile(spec, policy.MergeHeaders(h.globalRules(), headers), h.protected.Load(), 1); err != nil {
+	in := h.sharedInputs()
+	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()
+	if _, err := in.compile(); err != nil {
 		return err
 	}
 	if looksLikeID.MatchString(name) {
@@ -167,7 +169,7 @@ func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hoste
 // bringUp gives a new box its CA, its closed network, its policy and its first process.
 func (h *host) bringUp(ctx context.Context, b *box, back *undo) error {
 	// Compiled anew: since the box is among the others, a change of what all share either is in here or finds the box.
-	compiled, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	compiled, err := h.inputs(b).compile()
 	if err != nil {
 		return err
 	}

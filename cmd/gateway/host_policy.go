@@ -38,7 +38,9 @@ func (h *host) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec,
 		return api.PolicyState{}, api.ErrPrecondition
 	}
 	version := b.lastVersion + 1
-	next, err := policy.Compile(spec, b.rules(h.globalRules()), h.protected.Load(), version)
+	in := h.inputs(b)
+	in.spec, in.version = spec, version
+	next, err := in.compile()
 	if err != nil {
 		return api.PolicyState{}, err
 	}
@@ -121,7 +123,9 @@ func (h *host) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.H
 	if ifMatch != nil && *ifMatch != b.headersVersion {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	next, err := policy.Compile(b.spec, b.rulesWith(h.globalRules(), rules), h.protected.Load(), b.version)
+	in := h.inputs(b)
+	in.headers = rules
+	next, err := in.compile()
 	if err != nil {
 		return api.HeaderState{}, err
 	}
@@ -223,7 +227,7 @@ func (h *host) recompileBox(ctx context.Context, b *box) error {
 	if b.deleted || !b.connected {
 		return nil
 	}
-	next, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	next, err := h.inputs(b).compile()
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 
 	"boxgate/api"
 	"boxgate/internal/fault"
-	"boxgate/policy"
 	"boxgate/store"
 )
 
@@ -105,7 +104,7 @@ func (h *host) recoverBox(ctx context.Context, r store.Box) error {
 
 // reconnect puts the network of a running box back in force.
 func (h *host) reconnect(ctx context.Context, b *box) error {
-	compiled, err := policy.Compile(b.spec, b.rules(h.globalRules()), h.protected.Load(), b.version)
+	compiled, err := h.inputs(b).compile()
 	if err != nil {
 		return err
 	}
