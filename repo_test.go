@@ -31,6 +31,7 @@ var allowed = map[string][]string{
 	"secrets":          {"policy", "audit"},
 	"selftest":         {"policy", "audit"},
 	"internal/testnet": {},
+	"internal/mutants": {},
 	"conformance":      {},
 	"internal/fault":   {},
 	"bench":            {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
@@ -151,7 +152,7 @@ func TestPackagesAreDocumentedAndNamed(t *testing.T) {
 // TestDocumentsNameExistingFiles holds the documents to the code: every path in backquotes that looks like a Go file of
 // this repository must exist.
 func TestDocumentsNameExistingFiles(t *testing.T) {
-	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md", "docs/conformance.md", "docs/security.md"} {
+	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md", "docs/conformance.md", "docs/mutants.md", "docs/security.md"} {
 		text, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)

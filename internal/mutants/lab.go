@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/internal/mutants/mutation"
+)
+
+// lab builds and runs tests, with a mutation and without.
+type lab struct {
+	options
+	dir string // scratch
+
+	mu       sync.Mutex
+	binaries map[string]func() (string, error) // by package, without a mutation
+	checked  map[mutation.Test]func() error
+}
+
+func newLab(o options, dir string) *lab {
+	return &lab{options: o, dir: dir, binaries: map[string]func() (string, error){}, checked: map[mutation.Test]func() error{}}
+}
+
+// outcome is what became of one mutant.
+type outcome struct {
+	mutant   mutation.Mutant
+	survived []failure // tests that passed without the protection
+	broken   error     // why nothing can be said
+	took     time.Duration
+}
+
+// failure is a test that did not do what was demanded of it, with the end of its output.
+type failure struct {
+	test   mutation.Test
+	output string
+}
+
+// try takes one protection away and runs its tests.
+func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
+	begun := time.Now()
+	o.mutant = m
+	defer func() { o.took = time.Since(begun) }()
+	if l.baseline {
+		if o.broken = l.checkBaseline(ctx, m); o.broken != nil {
+			return o
+		}
+	}
+	overlay, dir, err := l.overlay(m)
+	if err != nil {
+		o.broken = err
+		return o
+	}
+	binaries, err := l.buildMutant(ctx, m, overlay, dir)
+	if err != nil {
+		o.broken = err
+		return o
+	}
+	for i, t := range m.Tests {
+		r := l.runTest(ctx, t, binaries[t.Package], filepath.Join(dir, fmt.Sprintf("%d.log", i)), overlay)
+		switch {
+		case r.err != nil:
+			o.broken = r.err
+			return o
+		case r.passed:
+			o.survived = append(o.survived, failure{t, tail(r.output)})
+		}
+	}
+	for _, b := range binaries { // a hundred megabytes together, for each mutant
+		_ = os.Remove(b)
+	}
+	return o
+}
+
+// checkBaseline demands that the tests pass as the sources are: a test that always fails kills nothing.
+func (l *lab) checkBaseline(ctx context.Context, m mutation.Mutant) error {
+	for _, t := range m.Tests {
+		if err := l.passes(ctx, t)(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// passes returns a function that runs t without a mutation, once however many mutants name it.
+func (l *lab) passes(ctx context.Context, t mutation.Test) func() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.checked[t]; f != nil {
+		return f
+	}
+	if l.binaries[t.Package] == nil {
+		bin := filepath.Join(l.dir, fmt.Sprintf("baseline-%d.test", len(l.binaries)))
+		l.binaries[t.Package] = sync.OnceValues(func() (string, error) {
+			return bin, l.compile(ctx, t.Package, bin, "")
+		})
+	}
+	binary, log := l.binaries[t.Package], filepath.Join(l.dir, fmt.Sprintf("baseline-%d.log", len(l.checked)))
+	l.checked[t] = sync.OnceValue(func() error {
+		bin, err := binary()
+		if err != nil {
+			return fmt.Errorf("without a mutation: %w", err)
+		}
+		r := l.runTest(ctx, t, bin, log, "")
+		if r.err == nil && !r.passed {
+			r.err = fmt.Errorf("%s fails without a mutation as well:\n%s", t, tail(r.output))
+		}
+		return r.err
+	})
+	return l.checked[t]
+}
+
+// overlay writes the mutated files, and returns the overlay's path and the mutant's scratch directory.
+func (l *lab) overlay(m mutation.Mutant) (path, dir string, err error) {
+	dir = filepath.Join(l.dir, m.Name)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", "", err
+	}
+	replace, err := m.Overlay(l.root, dir)
+	if err != nil {
+		return "", "", err
+	}
+	data, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", "", err
+	}
+	path = filepath.Join(dir, "overlay.json")
+	return path, dir, os.WriteFile(path, data, 0o600)
+}
+
+// buildMutant builds the mutated packages, and one test binary for each package that has tests of m.
+func (l *lab) buildMutant(ctx context.Context, m mutation.Mutant, overlay, dir string) (map[string]string, error) {
+	args := []string{"build", "-overlay", overlay, "-o", os.DevNull}
+	for _, f := range m.Files {
+		if pkg := "./" + filepath.Dir(f.Path); !slices.Contains(args, pkg) {
+			args = append(args, pkg)
+		}
+	}
+	if out, err := l.goCommand(ctx, args...).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("the mutant does not build: %w\n%s", err, tail(out))
+	}
+	binaries := map[string]string{}
+	for _, t := range m.Tests {
+		if binaries[t.Package] != "" {
+			continue
+		}
+		binaries[t.Package] = filepath.Join(dir, fmt.Sprintf("%d.test", len(binaries)))
+		if err := l.compile(ctx, t.Package, binaries[t.Package], overlay); err != nil {
+			return nil, err
+		}
+	}
+	return binaries, nil
+}
+
+func (l *lab) compile(ctx context.Context, pkg, to, overlay string) error {
+	args := []string{"test", "-c", "-o", to}
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	out, err := l.goCommand(ctx, append(args, pkg)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("the tests of %s do not build: %w\n%s", pkg, err, tail(out))
+	}
+	if _, err := os.Stat(to); err != nil {
+		return fmt.Errorf("%s has no tests", pkg)
+	}
+	return nil
+}
+
+func (l *lab) goCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = l.root
+	return cmd
+}
+
+// result is how a test ended. With err nothing can be said about it.
+type result struct {
+	passed bool
+	output []byte
+	err    error
+}
+
+// runTest runs one test in its package's folder. Only a failure that the test itself reports counts as one: a panic or
+// a timeout may have any cause.
+func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay string) result {
+	out, err := os.Create(log) // a file: children that outlive the test do not hold the runner up
+	if err != nil {
+		return result{err: err}
+	}
+	defer out.Close()
+	ctx, cancel := context.WithTimeout(ctx, l.timeout+time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.count=1", "-test.run="+t.Run, "-test.timeout="+l.timeout.String())
+	cmd.Dir = filepath.Join(l.root, t.Package)
+	cmd.Stdout, cmd.Stderr = out, out
+	if overlay != "" { // for tests that build programs of their own
+		cmd.Env = append(os.Environ(), "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay))
+	}
+	failed := cmd.Run()
+	output, err := os.ReadFile(log)
+	if err != nil {
+		return result{err: err}
+	}
+	return judge(t, output, failed)
+}
+
+var (
+	failLine = regexp.MustCompile(`(?m)^--- FAIL: ([^\s(]+) \(`)
+	skipLine = regexp.MustCompile(`(?m)^--- SKIP: ([^\s(]+) \(`)
+	runLine  = regexp.MustCompile(`(?m)^=== RUN   ([^\s/]+)$`)
+)
+
+func judge(t mutation.Test, output []byte, failed error) result {
+	r := result{output: output}
+	var exit *exec.ExitError
+	switch {
+	case !anyNames(runLine, t, output):
+		r.err = fmt.Errorf("%s: no such test ran\n%s", t, tail(output))
+	case anyNames(skipLine, t, output):
+		r.err = fmt.Errorf("%s was skipped\n%s", t, tail(output))
+	case failed == nil:
+		r.passed = true
+	case !errors.As(failed, &exit) || exit.ExitCode() != 1 || !anyNames(failLine, t, output):
+		r.err = fmt.Errorf("%s did not end by a failure of its own (%w)\n%s", t, failed, tail(output))
+	}
+	return r
+}
+
+// anyNames reports whether a line that re finds names a test of t.
+func anyNames(re *regexp.Regexp, t mutation.Test, output []byte) bool {
+	return slices.ContainsFunc(re.FindAllSubmatch(output, -1), func(m [][]byte) bool { return t.Matches(string(m[1])) })
+}
+
+// tail returns the last lines of a test's output, indented.
+func tail(output []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(output)), "\n")
+	lines = lines[max(0, len(lines)-15):]
+	for i, line := range lines {
+		lines[i] = "        " + line[:min(len(line), 400)]
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,108 @@
+package boxgate_test
+
+import (
+	"fmt"
+	"go/ast"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/internal/mutants/mutation"
+)
+
+// promises returns the first cells of the tables of docs/security.md that mutants may name, by the section they stand in.
+func promises(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile("docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]string{}
+	var section string
+	for line := range strings.Lines(string(text)) {
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			section = strings.TrimSpace(title)
+		}
+		row, ok := strings.CutPrefix(line, "| ")
+		if !ok {
+			continue
+		}
+		first, _, _ := strings.Cut(row, " | ")
+		out[section] = append(out[section], first)
+	}
+	for _, section := range []string{"What is promised", "Limits of a box", "When something fails"} {
+		if len(out[section]) < 2 {
+			t.Fatalf("docs/security.md has no table under %q", section)
+		}
+		out[section] = out[section][1:] // the head
+	}
+	return out
+}
+
+// testsByPackage returns the names of the tests and fuzz targets of each directory.
+func testsByPackage(t *testing.T) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	for _, s := range sources(t) {
+		if !strings.HasSuffix(s.path, "_test.go") {
+			continue
+		}
+		dir := "./" + filepath.ToSlash(filepath.Dir(s.path))
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
+				out[dir] = append(out[dir], f.Name.Name)
+			}
+		}
+	}
+	return out
+}
+
+// TestMutantsFitTheSources holds mutants/ to today's tree: each can be applied, and names promises and tests that exist.
+func TestMutantsFitTheSources(t *testing.T) {
+	mutants, err := mutation.Load("mutants")
+	if err != nil {
+		t.Error(err)
+	}
+	promises, tests := promises(t), testsByPackage(t)
+	known := map[string]bool{}
+	for _, section := range []string{"What is promised", "Limits of a box", "When something fails"} {
+		for _, p := range promises[section] {
+			known[p] = true
+		}
+	}
+	for _, m := range mutants {
+		t.Run(m.Name, func(t *testing.T) {
+			for _, p := range m.Promises {
+				if !known[p] {
+					t.Errorf("no table of docs/security.md has a row that begins with %q", p)
+				}
+			}
+			for _, test := range m.Tests {
+				if err := namesTest(test, tests); err != nil {
+					t.Error(err)
+				}
+			}
+			root, err := filepath.Abs(".")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Overlay(root, t.TempDir()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func namesTest(test mutation.Test, tests map[string][]string) error {
+	names, ok := tests[test.Package]
+	if !ok {
+		return fmt.Errorf("%s: no such package with tests", test)
+	}
+	for _, name := range names {
+		if test.Matches(name) && (strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz")) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: no such test", test)
+}
