@@ -56,8 +56,11 @@ func (r *resets) marked(b []byte) []byte {
 		}
 		r.got, r.left = 0, int(binary.BigEndian.Uint32(r.head[:4])>>8)
 		r.given.wrote(r.head, b[at:])
-		code, ok := r.codeOf()
-		if !ok || len(b)-at < 4 { // the library writes a frame as one piece
+		if len(b)-at < 4 { // the library writes a frame as one piece
+			continue
+		}
+		code, ok := r.codeOf(http2.ErrCode(binary.BigEndian.Uint32(b[at:])))
+		if !ok {
 			continue
 		}
 		if !copied {
@@ -69,8 +72,11 @@ func (r *resets) marked(b []byte) []byte {
 	return sent
 }
 
-// codeOf returns the code that the frame whose head was read is to have, if it is a reset that one was given for.
-func (r *resets) codeOf() (http2.ErrCode, bool) {
+// codeOf returns the code that the frame whose head was read is to have, if it is a reset that one was given for. has is
+// the code it has. Any other than that of a handler that broke off is the library's verdict on the client's own frames,
+// such as DATA on a stream that the client had ended, and stands: the handler fails because of it, and may well say why
+// before the reset has left the library's buffer.
+func (r *resets) codeOf(has http2.ErrCode) (http2.ErrCode, bool) {
 	if http2.FrameType(r.head[3]) != http2.FrameRSTStream || r.left != 4 {
 		return 0, false
 	}
@@ -79,7 +85,7 @@ func (r *resets) codeOf() (http2.ErrCode, bool) {
 	stream := binary.BigEndian.Uint32(r.head[5:]) & (1<<31 - 1)
 	code, ok := r.codes[stream]
 	delete(r.codes, stream)
-	return code, ok
+	return code, ok && has == http2.ErrCodeInternal
 }
 
 // resetCode is the code with which a stream to the upstream ended, if it ended with a reset.

@@ -1,0 +1,89 @@
+package proxy
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// TestDataBehindTheEndOfARequest sends DATA on streams that the client has ended, while they are answered and after that:
+// the stream error is always STREAM_CLOSED (RFC 9113, 5.1). Many connections do so at once, as the answer must not depend on
+// who gets the processor first.
+func TestDataBehindTheEndOfARequest(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	page := strings.Repeat("0123456789abcdef", 32)
+	_, port := l.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(page)) })
+	l.policy(allowAll, secretFor(api, port))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for i := range 60 {
+				if got := dataAfterEnd(t, l, port, i%2 == 1); got != "STREAM_CLOSED" {
+					t.Errorf("round %d: %s", i, got)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// dataAfterEnd makes a request and sends DATA behind its end, late: once the answer is complete. It returns the code of the
+// reset that follows.
+func dataAfterEnd(t *testing.T, l *lab, port uint16, late bool) string {
+	conn := l.dialPair(api, port, true, "h2")
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	c := newRawH2(t, conn)
+	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", hostPort(port)}, {":path", "/"}} {
+		_ = c.enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into a buffer
+	}
+	err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.buf.Bytes(), EndStream: true, EndHeaders: true})
+	if !late {
+		err = errors.Join(err, c.framer.WriteData(1, true, []byte("test")))
+	}
+	for seen := ""; err == nil; {
+		var f http2.Frame
+		if f, err = c.framer.ReadFrame(); errors.Is(err, os.ErrDeadlineExceeded) {
+			return "nothing after" + seen
+		} else if err != nil {
+			break
+		}
+		seen += " " + f.Header().String()
+		switch f := f.(type) {
+		case *http2.DataFrame:
+			if late && f.StreamEnded() {
+				err = c.framer.WriteData(1, true, []byte("test"))
+			}
+		case *http2.RSTStreamFrame:
+			return f.ErrCode.String()
+		}
+	}
+	return err.Error()
+}
+
+// TestResetsOfTheLibraryKeepTheirCode: a code is given for the reset of a handler that breaks off, and for no other.
+func TestResetsOfTheLibraryKeepTheirCode(t *testing.T) {
+	for _, c := range []struct{ sent, want http2.ErrCode }{
+		{http2.ErrCodeInternal, http2.ErrCodeRefusedStream},
+		{http2.ErrCodeStreamClosed, http2.ErrCodeStreamClosed},
+		{http2.ErrCodeProtocol, http2.ErrCodeProtocol},
+		{http2.ErrCodeNo, http2.ErrCodeNo},
+	} {
+		r := &resets{given: given{refused: func(string) {}}}
+		r.because(1, http2.ErrCodeRefusedStream)
+		got := r.marked(binary.BigEndian.AppendUint32([]byte{0, 0, 4, byte(http2.FrameRSTStream), 0, 0, 0, 0, 1}, uint32(c.sent)))
+		if code := http2.ErrCode(binary.BigEndian.Uint32(got[h2FrameHead:])); code != c.want {
+			t.Errorf("%v went out as %v", c.sent, code)
+		}
+	}
+}
