@@ -18,13 +18,14 @@ const (
 	h2SettingMax = 100      // settings in one frame; the library breaks off beyond that
 )
 
-// inbound is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Two things that RFC 9113 asks for are done
-// here because the library does otherwise:
+// inbound is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Three things are done here because the library
+// does otherwise:
 //
 //   - A setting may stand in a frame twice (6.5.3); the library ends such a connection. It sees each setting once.
 //   - A request with a field that belongs to HTTP/1.1 connections is malformed, a stream error (8.2.2); the library
 //     answers it with a page of its own that no event tells of. Here its header block gets one more field, with a name
 //     that no field can have: the library then resets the stream, and the HPACK state stays what the client thinks it is.
+//   - Frames that carry nothing may come in any number; here they are bounded ([emptyFrames]).
 //
 // Everything else passes unchanged, whatever it is, and is the library's to judge. It is read by one goroutine.
 type inbound struct {
@@ -44,7 +45,11 @@ type inbound struct {
 	stream uint32         // it belongs to
 	bad    bool           // it holds a forbidden field
 	pseudo [3]string      // method, authority and path of it
+	empty  emptyFrames
 }
+
+// errCalm is what the library is told in the place of a frame too many; it ends the connection with this code.
+const errCalm = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
 // newInbound returns the connection for the library to read.
 func newInbound(conn *tls.Conn, malformed func(method, authority, path string)) *inbound {
@@ -88,8 +93,12 @@ func (in *inbound) next() error {
 		if err := in.fill(in.head[:]); err != nil {
 			return err
 		}
-		length := int(in.head[0])<<16 | int(in.head[1])<<8 | int(in.head[2])
-		if length > h2FrameMax || !in.concerns(http2.FrameType(in.head[3])) {
+		h := frameHead(in.head[:])
+		length := int(h.Length)
+		if length > h2FrameMax || !in.concerns(h) {
+			if in.empty.excessive(h, length) {
+				return errCalm
+			}
 			in.out, in.pass, in.got = in.head[:], length, 0
 			return nil
 		}
@@ -99,8 +108,9 @@ func (in *inbound) next() error {
 	if err := in.fill(*in.held); err != nil {
 		return err
 	}
-	in.out, in.got = in.look(*in.held), 0
-	return nil
+	out, err := in.look(*in.held)
+	in.out, in.got = out, 0
+	return err
 }
 
 // fill reads until frame is full.
@@ -127,10 +137,12 @@ func (in *inbound) giveBack() {
 }
 
 // concerns reports whether frames of a type are looked at.
-func (in *inbound) concerns(t http2.FrameType) bool {
-	switch t {
+func (in *inbound) concerns(h http2.FrameHeader) bool {
+	switch h.Type {
 	case http2.FrameSettings:
 		return true
+	case http2.FrameData:
+		return mayBePadding(h)
 	case http2.FrameHeaders, http2.FrameContinuation:
 		return in.fields != nil
 	}
@@ -138,14 +150,27 @@ func (in *inbound) concerns(t http2.FrameType) bool {
 }
 
 // look returns what goes on in the place of a frame. The buffer of the frame has room for some more bytes.
-func (in *inbound) look(frame []byte) []byte {
-	head := http2.FrameHeader{
-		Type: http2.FrameType(frame[3]), Flags: http2.Flags(frame[4]), Length: uint32(len(frame) - h2FrameHead),
-		StreamID: uint32(frame[5]&0x7f)<<24 | uint32(frame[6])<<16 | uint32(frame[7])<<8 | uint32(frame[8]),
+func (in *inbound) look(frame []byte) ([]byte, error) {
+	head, payload := frameHead(frame), frame[h2FrameHead:]
+	content := len(payload)
+	if head.Type == http2.FrameData {
+		content -= 1 + int(payload[0])
 	}
-	if head.Type == http2.FrameSettings {
-		return settingsOnce(frame, head)
+	if in.empty.excessive(head, content) {
+		in.giveBack()
+		return nil, errCalm
 	}
+	switch head.Type {
+	case http2.FrameData:
+		return frame, nil
+	case http2.FrameSettings:
+		return settingsOnce(frame, head), nil
+	}
+	return in.headers(frame, head), nil
+}
+
+// headers is look for the frames of a header block.
+func (in *inbound) headers(frame []byte, head http2.FrameHeader) []byte {
 	block, ok := in.block(frame[h2FrameHead:], head)
 	if !ok || !in.read(block, head.Flags.Has(http2.FlagHeadersEndHeaders)) {
 		in.fields = nil

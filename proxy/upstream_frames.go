@@ -21,9 +21,9 @@ const (
 
 // serverFrames looks at the heads of the frames that a server sends, before the HTTP/2 library reads them. It ends the
 // connection where RFC 9113 asks for that and the library is content, or says nothing of it to the server: frames of
-// streams that nobody opened or that the server has ended, frames longer than agreed, windows that overflow, pushes. Frames
-// of unknown types (5.5) and priorities, which mean nothing to a client, are left out: the library would write a line to
-// the process's log for each.
+// streams that nobody opened or that the server has ended, frames longer than agreed, windows that overflow, pushes; and
+// where there are too many frames that carry nothing ([emptyFrames]). Frames of unknown types (5.5) and priorities, which
+// mean nothing to a client, are left out: the library would write a line to the process's log for each.
 //
 // Read is called by one goroutine, sent and opened by the one that writes.
 type serverFrames struct {
@@ -42,6 +42,7 @@ type serverFrames struct {
 	block uint32                // stream of a header block that has not ended; 0: none
 
 	ended []uint32 // streams that the server has ended last, oldest first
+	empty emptyFrames
 }
 
 func newServerFrames(source io.Reader, refused func(http2.ErrCode)) *serverFrames {
@@ -96,6 +97,8 @@ func (f *serverFrames) next() error {
 		f.skip = int(h.Length)
 	case h.Type == http2.FrameWindowUpdate && h.StreamID == 0 && h.Length == 4:
 		return f.windowUpdate()
+	case mayBePadding(h):
+		return f.padded(h)
 	default:
 		f.out, f.pass = f.buf[:h2FrameHead], int(h.Length)
 	}
@@ -117,6 +120,19 @@ func (f *serverFrames) windowUpdate() error {
 		return f.refuse(http2.ErrCodeFlowControl)
 	}
 	f.out = f.buf[:]
+	return nil
+}
+
+// padded reads how much of a DATA frame is padding.
+func (f *serverFrames) padded(h http2.FrameHeader) error {
+	padding := f.buf[h2FrameHead : h2FrameHead+1]
+	if _, err := io.ReadFull(f.source, padding); err != nil {
+		return noEOF(err)
+	}
+	if f.empty.excessive(h, int(h.Length)-1-int(padding[0])) {
+		return f.refuse(http2.ErrCodeEnhanceYourCalm)
+	}
+	f.out, f.pass = f.buf[:h2FrameHead+1], int(h.Length)-1
 	return nil
 }
 
@@ -145,6 +161,8 @@ func (f *serverFrames) judge(h http2.FrameHeader) http2.ErrCode {
 		return http2.ErrCodeProtocol
 	case h.Type == http2.FramePing && h.Length != 8:
 		return http2.ErrCodeFrameSize
+	case !mayBePadding(h) && f.empty.excessive(h, int(h.Length)):
+		return http2.ErrCodeEnhanceYourCalm
 	}
 	code := f.stream(h)
 	if h.Type == http2.FrameHeaders || h.Type == http2.FrameContinuation {

@@ -184,6 +184,34 @@ var misdeeds = map[string]struct {
 			}
 		}
 	}, "502"},
+	"a head in thousands of empty frames": {func(s *rogue, id uint32) {
+		s.raw(http2.FrameHeaders, 0, id, "\x88")
+		for range 1 << 12 {
+			if s.WriteContinuation(id, false, nil) != nil {
+				return
+			}
+		}
+		s.raw(http2.FrameContinuation, 4, id, "")
+		_ = s.WriteData(id, true, []byte("ok"))
+	}, "502"},
+	"thousands of empty DATA frames": {func(s *rogue, id uint32) {
+		s.head(id, false, ":status", "200")
+		for range 1 << 12 {
+			if s.WriteData(id, false, nil) != nil {
+				return
+			}
+		}
+		_ = s.WriteData(id, true, []byte("ok"))
+	}, "200 broken off"},
+	"thousands of DATA frames of padding": {func(s *rogue, id uint32) {
+		s.head(id, false, ":status", "200")
+		for range 1 << 12 {
+			if s.WriteDataPadded(id, false, nil, make([]byte, 7)) != nil {
+				return
+			}
+		}
+		_ = s.WriteData(id, true, []byte("ok"))
+	}, "200 broken off"},
 }
 
 // TestUpstreamMisdeeds lets a server break HTTP/2 in one way after the other. The box is told in good order, by 502 or by a

@@ -54,6 +54,8 @@ func (in *intruder) frames(host string) *frames {
 // field is one header field, pseudo-headers included.
 type field struct{ name, value string }
 
+func hpackField(f field) hpack.HeaderField { return hpack.HeaderField{Name: f.name, Value: f.value} }
+
 // head is a request head for a host, with fields in the place of those of the same name or behind them.
 func head(host string, fields ...field) []field {
 	out := []field{{":method", "GET"}, {":scheme", "https"}, {":authority", host}, {":path", "/"}}
@@ -75,7 +77,7 @@ func head(host string, fields ...field) []field {
 func (f *frames) send(stream uint32, end bool, fields ...field) {
 	f.block.Reset()
 	for _, h := range fields {
-		_ = f.encoder.WriteField(hpack.HeaderField{Name: h.name, Value: h.value}) // into a buffer
+		_ = f.encoder.WriteField(hpackField(h)) // into a buffer
 	}
 	block := f.block.Bytes()
 	n := min(len(block), 16<<10)
