@@ -14,7 +14,6 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy"
 
-	runc "github.com/containerd/go-runc"
 	"go.uber.org/zap"
 )
 
@@ -99,7 +98,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := fault.At(ctx, "launch: root built"); err != nil {
 		return err
 	}
-	if err := l.startRuntime(ctx, spec.ID); err != nil {
+	if err := l.startRuntime(ctx, spec); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	if err := fault.At(ctx, "launch: first process started"); err != nil {
@@ -153,17 +152,19 @@ func (l *Launcher) build(spec Spec, img image, ids idRange) error {
 }
 
 // startRuntime creates and starts the container. Its streams are /dev/null, not ours: the first process outlives us.
-func (l *Launcher) startRuntime(ctx context.Context, id policy.BoxID) error {
-	logFile := filepath.Join(l.dirs.box(id), "runtime.log")
-	pidFile := filepath.Join(l.dirs.box(id), "pid")
-	streams, err := runc.NewNullIO()
+func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
+	lim, err := spec.Size.limits()
 	if err != nil {
 		return err
 	}
-	defer streams.Close()
-	rt := *l.runc
-	rt.Log = logFile
-	if err := rt.Create(ctx, string(id), l.dirs.bundle(id), &runc.CreateOpts{IO: streams, PidFile: pidFile}); err != nil {
+	id := spec.ID
+	logFile := filepath.Join(l.dirs.box(id), "runtime.log")
+	pidFile := filepath.Join(l.dirs.box(id), "pid")
+	create := l.runtimeCommand(ctx, logFile, "create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile, string(id))
+	if err = startLimited(create, lim); err == nil {
+		err = create.Wait()
+	}
+	if err != nil {
 		return fmt.Errorf("the runtime cannot create it: %w", runtimeError(logFile, err))
 	}
 	pid, err := readPid(pidFile)
@@ -176,7 +177,7 @@ func (l *Launcher) startRuntime(ctx context.Context, id policy.BoxID) error {
 	if err := l.bury(pid); err != nil {
 		return err
 	}
-	if err := rt.Start(ctx, string(id)); err != nil {
+	if err := l.runtimeCommand(ctx, logFile, "start", string(id)).Run(); err != nil {
 		return fmt.Errorf("the runtime cannot start it: %w", runtimeError(logFile, err))
 	}
 	return nil

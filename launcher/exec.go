@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,7 +16,6 @@ import (
 	"boxgate/policy"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 )
 
 // StartError says that a command could not be started in a box: no such program, no such directory.
@@ -59,7 +56,7 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 	if err != nil {
 		return -1, err
 	}
-	command, err := l.startCommand(ctx, id, process, streams)
+	command, err := l.startCommand(ctx, r, process, streams)
 	if err != nil {
 		streams.abandon()
 		var start *StartError
@@ -75,11 +72,15 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 
 // startCommand has the runtime start a process and leave it to us. It is not cut short with ctx at once: the runtime
 // would leave half a process behind.
-func (l *Launcher) startCommand(ctx context.Context, id policy.BoxID, p *specs.Process, streams *streams) (*orphan, error) {
+func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *streams) (*orphan, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(id)+"-")
+	lim, err := r.Size.limits()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(r.ID)+"-")
 	if err != nil {
 		return nil, err
 	}
@@ -94,8 +95,8 @@ func (l *Launcher) startCommand(ctx context.Context, id policy.BoxID, p *specs.P
 	}
 	startCtx, cancel := graceAfter(ctx, 5*time.Second)
 	defer cancel()
-	if err := l.runtimeExec(startCtx, id, files, streams); err != nil {
-		return nil, l.explainExec(ctx, id, p.Args[0], runtimeError(files.log, err))
+	if err := l.runtimeExec(startCtx, r.ID, lim, files, streams); err != nil {
+		return nil, l.explainExec(ctx, r.ID, p.Args[0], runtimeError(files.log, err))
 	}
 	pid, err := readPid(files.pid)
 	if err != nil {
@@ -111,15 +112,10 @@ type execFiles struct{ process, pid, log string }
 // runtimeExec calls the runtime's exec. go-runc's own writes the process with all its environment to the system's
 // directory for temporary files, where it stays if this program is killed. Our files lie in a directory closed to others,
 // on a file system in memory as a rule, and Recover empties it.
-func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, files execFiles, streams *streams) error {
-	cmd := exec.CommandContext(ctx, l.runc.Command, "--root", l.runc.Root, "--log", files.log,
-		"exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
-	cmd.Dir = l.runc.WorkDir
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { // the readiness of a service is not the runtime's to report
-		return strings.HasPrefix(kv, "NOTIFY_SOCKET=")
-	})
+func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim limits, files execFiles, streams *streams) error {
+	cmd := l.runtimeCommand(ctx, files.log, "exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.far[0], streams.far[1], streams.far[2]
-	err := cmd.Start()
+	err := startLimited(cmd, lim)
 	streams.closeFar() // only then do our ends see the command close its
 	if err != nil {
 		return err
@@ -235,6 +231,10 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	if err := checkEnv(spec.Env); err != nil {
 		return nil, err
 	}
+	lim, err := r.Size.limits()
+	if err != nil {
+		return nil, err
+	}
 	cwd := spec.Cwd
 	if !path.IsAbs(cwd) {
 		cwd = path.Join(boxHome, cwd)
@@ -249,22 +249,8 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 		Capabilities:    caps,
 		NoNewPrivileges: true,
 		OOMScoreAdj:     new(oomScore),
-		Rlimits:         rlimits(),
+		Rlimits:         specRlimits(lim),
 	}, nil
-}
-
-// rlimits bound a command's open files, within what this process has itself (more takes a capability that not every
-// host's root has), and turn core dumps off: a host's crash handler must not be fed by boxes.
-func rlimits() []specs.POSIXRlimit {
-	hard := uint64(512 << 10)
-	var own unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err == nil {
-		hard = min(hard, own.Max)
-	}
-	return []specs.POSIXRlimit{
-		{Type: "RLIMIT_NOFILE", Soft: min(hard, 16<<10), Hard: hard},
-		{Type: "RLIMIT_CORE"},
-	}
 }
 
 // execCount counts the commands active in each box.

@@ -230,3 +230,25 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 		t.Errorf("this thread is in %s, not %s (%v)", after, home, err)
 	}
 }
+
+// What a command may take of the kernel is limited, and root of the box cannot raise it.
+func TestLimitsOfCommandsHold(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	script := `python3 -c '
+import resource
+for name, most in (("NOFILE", 65536), ("NPROC", 2048), ("SIGPENDING", 16384), ("MSGQUEUE", 819200), ("MEMLOCK", 8 << 20), ("CORE", 0)):
+    kind = getattr(resource, "RLIMIT_" + name)
+    soft, hard = resource.getrlimit(kind)
+    if not (0 <= soft <= hard <= most):
+        print(name, soft, hard)
+    try:
+        resource.setrlimit(kind, (hard, hard + 1))
+        print(name, "raised")
+    except (ValueError, PermissionError):
+        pass
+'`
+	want(t, sh(t, l, id, script), "")
+	want(t, rootSh(t, l, id, script), "")
+}

@@ -120,13 +120,13 @@ func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 			if err := l.build(s, img, r.ids()); err != nil {
 				return err
 			}
-			return l.startRuntime(t.Context(), s.ID)
+			return l.startRuntime(t.Context(), s)
 		},
 		"record lost": func(s Spec, r record) error {
 			if err := l.build(s, img, r.ids()); err != nil {
 				return err
 			}
-			if err := l.startRuntime(t.Context(), s.ID); err != nil {
+			if err := l.startRuntime(t.Context(), s); err != nil {
 				return err
 			}
 			return os.Remove(l.dirs.record(s.ID))
@@ -135,7 +135,7 @@ func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 			if err := l.build(s, img, r.ids()); err != nil {
 				return err
 			}
-			if err := l.startRuntime(t.Context(), s.ID); err != nil {
+			if err := l.startRuntime(t.Context(), s); err != nil {
 				return err
 			}
 			return os.WriteFile(filepath.Join(l.containerState(s.ID), "state.json"), []byte("{"), 0o600)

@@ -22,35 +22,22 @@ var netnsSettings = map[string]string{
 // files. The network namespace has to belong to the box's user namespace, because the runtime enters that one first when
 // it starts a command and could not enter a network namespace of the host's from there. Root of the box still has no say
 // in its network: it never has CAP_NET_ADMIN or CAP_NET_RAW.
-//
-// Only a process can make a user namespace: a child is started under ptrace, so that it stops before its first
-// instruction, and killed once the namespaces are pinned.
 func newNamespaces(ids idRange, netPin, userPin string) error {
-	runtime.LockOSThread() // the tracer is a thread
-	defer runtime.UnlockOSThread()
-	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: ids.base, Size: idsPerBox}}
-	child, err := os.StartProcess("/proc/self/exe", []string{"namespaces"}, &os.ProcAttr{
-		Sys: &syscall.SysProcAttr{
-			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
-			UidMappings: mapping,
-			GidMappings: mapping,
-			// su and apt drop their groups. The range is the box's own, so there is no group of the host's to drop.
-			GidMappingsEnableSetgroups: true,
-			Ptrace:                     true,
-			Pdeathsig:                  syscall.SIGKILL,
-		},
+	err := onThread(func() error { // the tracer is a thread
+		child, err := startInNamespaces(ids)
+		if err != nil {
+			return fmt.Errorf("cannot make a user and a network namespace: %w (is user.max_user_namespaces 0?)", err)
+		}
+		defer func() {
+			_ = child.Kill()
+			_, _ = child.Wait()
+		}()
+		if err := pinNamespace(fmt.Sprintf("/proc/%d/ns/user", child.Pid), userPin); err != nil {
+			return err
+		}
+		return pinNamespace(fmt.Sprintf("/proc/%d/ns/net", child.Pid), netPin)
 	})
 	if err != nil {
-		return fmt.Errorf("cannot make a user and a network namespace: %w (is user.max_user_namespaces 0?)", err)
-	}
-	defer func() {
-		_ = child.Kill()
-		_, _ = child.Wait()
-	}()
-	if err := pinNamespace(fmt.Sprintf("/proc/%d/ns/user", child.Pid), userPin); err != nil {
-		return err
-	}
-	if err := pinNamespace(fmt.Sprintf("/proc/%d/ns/net", child.Pid), netPin); err != nil {
 		return err
 	}
 	return inNetNS(netPin, func() error {
@@ -61,6 +48,31 @@ func newNamespaces(ids idRange, netPin, userPin string) error {
 		}
 		return nil
 	})
+}
+
+// startInNamespaces starts a process in new namespaces. Only a process can make a user namespace; this one is under
+// ptrace, so that it stops before its first instruction, and is killed once the namespaces are pinned.
+//
+// The box's own root makes them. The kernel charges what the processes of a user namespace take of inotify instances,
+// timers, message queues and the like to whoever made it: were that root, boxes would take them from each other and from
+// the host.
+func startInNamespaces(ids idRange) (child *os.Process, err error) {
+	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: ids.base, Size: idsPerBox}}
+	err = asUser(ids.host(0), func() error {
+		child, err = os.StartProcess("/proc/self/exe", []string{"namespaces"}, &os.ProcAttr{
+			Sys: &syscall.SysProcAttr{
+				Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+				UidMappings: mapping,
+				GidMappings: mapping,
+				// su and apt drop their groups. The range is the box's own, so there is no group of the host's to drop.
+				GidMappingsEnableSetgroups: true,
+				Ptrace:                     true,
+				Pdeathsig:                  syscall.SIGKILL,
+			},
+		})
+		return err
+	})
+	return child, err
 }
 
 // pinNamespace keeps a namespace alive under the name of a file.

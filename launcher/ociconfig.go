@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/moby/profiles/seccomp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -39,6 +38,7 @@ func (l *Launcher) containerConfig(spec Spec, ids idRange) (*specs.Spec, error) 
 			Args: []string{initPath}, Cwd: "/", NoNewPrivileges: true,
 			Capabilities: &specs.LinuxCapabilities{}, // the first process needs none
 			OOMScoreAdj:  new(oomScore),
+			Rlimits:      specRlimits(lim),
 		},
 		Hostname: spec.hostname(),
 		Mounts:   mounts(lim),
@@ -57,10 +57,7 @@ func (l *Launcher) containerConfig(spec Spec, ids idRange) (*specs.Spec, error) 
 			ReadonlyPaths:     readonlyPaths,
 		},
 	}
-	// The profile opens what the capabilities of commands allow, so it is worked out with those.
-	forProfile := *config
-	forProfile.Process = &specs.Process{Capabilities: boundTo(capabilities)}
-	if config.Linux.Seccomp, err = seccomp.GetDefaultProfile(&forProfile); err != nil {
+	if config.Linux.Seccomp, err = seccompProfile(config); err != nil {
 		return nil, fmt.Errorf("the seccomp profile: %w", err)
 	}
 	return config, nil
@@ -79,7 +76,7 @@ func mounts(lim limits) []specs.Mount {
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=64k"}},
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
-			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", fmt.Sprintf("max=%d", maxPtys)}},
 		tmpfs("/dev/shm", "noexec", "mode=1777", "size=64m"),
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "noexec", "nodev"}},

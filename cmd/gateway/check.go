@@ -64,7 +64,8 @@ func allFindings(ctx context.Context, load func() (config, error)) []finding {
 	cfg, err := load()
 	findings := append([]finding{{"configuration", err}}, hostFindings(ctx, cfg)...)
 	findings = append(findings, finding{"shares of boxes", checkShares(cfg)}, finding{"other images", checkImages(cfg)},
-		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)})
+		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)},
+		finding{"supplies of the kernel", checkSupplies("/proc/sys")})
 	if err == nil {
 		findings = append(findings, finding{"listeners", checkListen(ctx, cfg)})
 	}

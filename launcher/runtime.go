@@ -1,10 +1,23 @@
 package launcher
 
 import (
+	"context"
 	"errors"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
 )
+
+// runtimeCommand is a call of the runtime that writes what goes wrong to a file of ours.
+func (l *Launcher) runtimeCommand(ctx context.Context, logFile string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, l.runc.Command, append([]string{"--root", l.runc.Root, "--log", logFile}, args...)...)
+	cmd.Dir = l.runc.WorkDir
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { // the readiness of a service is not the runtime's to report
+		return strings.HasPrefix(kv, "NOTIFY_SOCKET=")
+	})
+	return cmd
+}
 
 // runtimeError replaces "exit status 1" by what the runtime wrote to its log: the last line that is an error.
 func runtimeError(logFile string, err error) error {
