@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/internal/handshake"
 	"boxgate/policy"
 
 	"go.uber.org/zap"
@@ -141,8 +142,13 @@ func stripCookies(h http.Header) {
 }
 
 // modifyResponse keeps a box from speaking for others: cookies stay on its own host, and browsers are not sent to another
-// port of the gateway's name.
+// port of the gateway's name. A 101 that does not complete the handshake of a WebSocket is no answer.
 func modifyResponse(resp *http.Response) error {
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		if err := handshake.Verify(resp.Request.Header.Values, resp.Header.Values); err != nil {
+			return err
+		}
+	}
 	resp.Header.Del("Alt-Svc")
 	cookies := resp.Header["Set-Cookie"]
 	delete(resp.Header, "Set-Cookie")

@@ -25,8 +25,11 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 		defer h.endScrub()
 	}
 	if h.res.Status == 101 {
-		if !upgrade || !h1.EqualFold(h.res.Upgrade, "websocket") {
+		if !upgrade {
 			return h.noResponse(u, errProtocol)
+		}
+		if err := upgraded(valuesIn(h.req.Fields), &h.res); err != nil {
+			return h.noResponse(u, err)
 		}
 		return h.tunnel(n)
 	}

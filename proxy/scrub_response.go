@@ -108,10 +108,12 @@ func (sc *scrubbing) relay(dst scrub.Sink, src scrub.Source) error {
 }
 
 // valuesOf returns the values of a field of a head.
-func valuesOf(r *h1.Response) func(string) []string {
+func valuesOf(r *h1.Response) func(string) []string { return valuesIn(r.Fields) }
+
+func valuesIn(fields []h1.Field) func(string) []string {
 	return func(name string) (values []string) {
-		for i := range r.Fields {
-			if f := &r.Fields[i]; strings.EqualFold(string(f.Name), name) {
+		for i := range fields {
+			if f := &fields[i]; strings.EqualFold(string(f.Name), name) {
 				values = append(values, string(f.Value))
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/handshake"
 	"boxgate/proxy/h1"
 )
 
@@ -15,6 +16,15 @@ const (
 	tunnelHold = time.Second     // a quiet direction gives its buffer back after this long
 	tunnelRest = 5 * time.Second // when one side has closed, the other may say this much longer what it has to say
 )
+
+// upgraded returns why an answer of 101 does not make a WebSocket of the connection on which it was asked for; nil if it
+// does. Anything else that the server might mean by it would be a tunnel for the box.
+func upgraded(request handshake.Fields, answer *h1.Response) error {
+	if answer.Minor == 0 || !h1.EqualFold(answer.Upgrade, "websocket") { // which is nil unless Connection names it
+		return errProtocol
+	}
+	return handshake.Verify(request, valuesOf(answer))
+}
 
 // tunnel answers 101 and passes the bytes of an upgraded connection both ways, to that upstream and nowhere else. The
 // request stays published: a policy that denies it later cuts the tunnel. n is the length of the response's head.

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha1" //nolint:gosec // RFC 6455 asks for it; it protects nothing
 	"encoding/base64"
 	"errors"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 )
 
 // serveWebSocket carries an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
@@ -74,25 +72,7 @@ func (d *downgrade) shakeHands() (int, error) {
 	if err != nil || d.res.Status != http.StatusSwitchingProtocols {
 		return n, err
 	}
-	if !h1.EqualFold(d.res.Upgrade, "websocket") || d.accept() != acceptKey(nonce) {
-		return 0, errProtocol
-	}
-	return n, nil
-}
-
-func (d *downgrade) accept() string {
-	for _, f := range d.res.Fields {
-		if h1.EqualFold(f.Name, "sec-websocket-accept") {
-			return string(f.Value)
-		}
-	}
-	return ""
-}
-
-// acceptKey is what a server that understood the key answers (RFC 6455, 4.2.2).
-func acceptKey(key string) string {
-	sum := sha1.Sum([]byte(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // as above
-	return base64.StdEncoding.EncodeToString(sum[:])
+	return n, upgraded(d.st.r.Header.Values, &d.res)
 }
 
 // pass brings an answer that is no upgrade to the client.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/audit"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -153,6 +154,60 @@ func TestAttackUpgradeToAnotherProtocol(t *testing.T) {
 			if strings.Contains(got, canary) != secure {
 				t.Errorf("TLS: %v, the secret: %q", secure, got)
 			}
+		}
+	}
+}
+
+// TestAttackServerAnswersNoWebSocket: a server that works together with the box says 101 to the handshake of a WebSocket
+// without completing it, so as to get a tunnel of another kind. Only the right answer makes one.
+func TestAttackServerAnswersNoWebSocket(t *testing.T) {
+	t.Parallel()
+	change, start := withOrigin(t)
+	in := secretWorld(t, change)
+	origin := start(in.world)
+	const right = "Sec-WebSocket-Accept: BACScCJPNqyz+UBoqMH89VmURoA=\r\n"
+	for name, c := range map[string]struct {
+		fields string
+		want   int
+	}{
+		"the right answer":                {"Connection: Upgrade\r\nUpgrade: websocket\r\n" + right, 101},
+		"no accept":                       {"Connection: Upgrade\r\nUpgrade: websocket\r\n", 502},
+		"another accept":                  {"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: d3Jvbmc=\r\n", 502},
+		"two accepts":                     {"Connection: Upgrade\r\nUpgrade: websocket\r\n" + right + right, 502},
+		"no Upgrade":                      {"Connection: Upgrade\r\n" + right, 502},
+		"no Connection":                   {"Upgrade: websocket\r\n" + right, 502},
+		"another protocol":                {"Connection: Upgrade\r\nUpgrade: h2c\r\n" + right, 502},
+		"a subprotocol that nobody asked": {"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: ssh\r\n" + right, 502},
+		"an extension that nobody asked":  {"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: tunnel\r\n" + right, 502},
+	} {
+		origin.answers("HTTP/1.1 101 Switching Protocols\r\n" + c.fields + "\r\nSSH-2.0-tunnel\r\n")
+		for _, way := range []string{"intercepted", "plain"} {
+			tcp, path := in.dialHost(originName, map[string]uint16{"intercepted": 443, "plain": 80}[way]), "/"+strings.ReplaceAll(name, " ", "-")
+			if way == "intercepted" {
+				tcp = in.tls(tcp, originName)
+			}
+			_ = tcp.SetDeadline(time.Now().Add(10 * time.Second))
+			r := bufio.NewReader(tcp)
+			res, _ := exchange(t, tcp, r, "GET "+path+" HTTP/1.1\r\nHost: "+originName+"\r\n"+upgradeHead)
+			said := ""
+			if c.want == 101 {
+				said, _ = r.ReadString('\n')
+			} else if rest, _ := io.ReadAll(r); len(rest) > 0 {
+				t.Errorf("%s, %s: behind the refusal came %q", name, way, rest)
+			}
+			if res.StatusCode != c.want || (said != "") != (c.want == 101) {
+				t.Errorf("%s, %s: %d %q", name, way, res.StatusCode, said)
+			}
+			if c.want == 502 {
+				in.event(in.box, func(e audit.Event) bool {
+					return e.Path == path && e.Reason == policy.ReasonUpstreamHTTP && e.Verdict == policy.Deny
+				})
+			}
+		}
+		f := in.frames(originName)
+		f.send(1, false, head(originName, field{":method", "CONNECT"}, field{":protocol", "websocket"}, field{"sec-websocket-version", "13"})...)
+		if got := f.outcome(1); got != "502" { // its key is another one
+			t.Errorf("%s, over HTTP/2: %s", name, got)
 		}
 	}
 }
