@@ -18,7 +18,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// ServeHTTP takes a request to a public URL on its way: name, lookup, credential, wake, proxy. The event is opened before
+// ServeHTTP takes a request to a public URL on its way: name, lookup, credential, origin, wake, proxy. The event is opened before
 // the first check and recorded when the request or WebSocket is over.
 func (g *Ingress) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &answer{ResponseWriter: rw}
@@ -58,6 +58,10 @@ func (g *Ingress) pass(v *visit) {
 	v.target = target
 	v.event.Box, v.event.Addr, v.event.Port = target.Box, target.Addr.Addr(), target.Addr.Port()
 	if !g.authentic(v) {
+		return
+	}
+	if target.Auth.ambient(v.r) && foreign(v.r) {
+		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password that the browser keeps for this URL.")
 		return
 	}
 	ctx, end := g.active.begin(v.r.Context(), target)

@@ -50,6 +50,7 @@ const (
 	ReasonInternal          Reason = "internal"             // a fault of the gateway; the connection died, nothing else
 	ReasonURLUnknown        Reason = "url_unknown"          // no such public URL (404)
 	ReasonURLAuth           Reason = "url_auth"             // missing or wrong credential (401)
+	ReasonURLOrigin         Reason = "url_origin"           // another site used the credential that a browser keeps (403)
 	ReasonURLUnavailable    Reason = "url_unavailable"      // the box does not answer on that port (502)
 )
 
@@ -62,6 +63,6 @@ func Reasons() []Reason {
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
 		ReasonAmbiguousPath, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
-		ReasonURLUnknown, ReasonURLAuth, ReasonURLUnavailable,
+		ReasonURLUnknown, ReasonURLAuth, ReasonURLOrigin, ReasonURLUnavailable,
 	}
 }
