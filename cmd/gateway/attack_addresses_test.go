@@ -112,6 +112,10 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 			}
 		}
 	}
+	// DNS leads there in disguise, under a name that is allowed.
+	for i, s := range []string{"169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1", "::a9fe:a9fe", "127.0.0.1", "0.0.0.0", "::"} {
+		named.refusedName(i%2, w.nameFor(netip.MustParseAddr(s), fmt.Sprintf("disguise-%d.example.com", i)))
+	}
 	// In the box curl reads numbers as addresses; the kernel sees what they are.
 	for _, host := range []string{"2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.16689662"} {
 		if out, code := w.sh(r.box, "curl -sS -m 5 http://"+host+"/latest/meta-data/"); code != 7 {
@@ -156,6 +160,10 @@ func TestAttackSpecialAddresses(t *testing.T) {
 			}
 			if status, text := r.viaProxy(i%2, "CONNECT "+host+":80 HTTP/1.1\r\nHost: "+host+":80"); status != 403 {
 				t.Errorf("%v: CONNECT %s: the box saw %d %s", p, host, status, text)
+			}
+			// Under a name that the policy may allow, and whose owner lets it lead there: neither DNS nor a dial gives way.
+			if p["mode"] == "custom" && p["allowed_domains"] != nil {
+				r.refusedName(i%2, w.nameFor(a, fmt.Sprintf("special-%d.example.com", i)))
 			}
 			// As packets: the box's own routes would keep some of them at home.
 			r.packet(udpPacket(netip.AddrPortFrom(r.own(a), 9), netip.AddrPortFrom(a, 4444), "special"))

@@ -67,6 +67,44 @@ func (r *raider) chat(network string, to netip.AddrPort) *chatter {
 	return c
 }
 
+// hear writes once to a pusher and from then on only listens: nothing that the box sends leads to its being refused.
+func (r *raider) hear(to netip.AddrPort) *chatter {
+	r.t.Helper()
+	c := &chatter{conn: r.mustDial("udp", to)}
+	if _, err := io.WriteString(c.conn, "begin\n"); err != nil {
+		r.t.Fatal(err)
+	}
+	go func() {
+		for buf := make([]byte, 64); ; {
+			if _, err := c.conn.Read(buf); err != nil {
+				return
+			}
+			c.heard.Store(time.Now().UnixNano())
+			c.count.Add(1)
+		}
+	}()
+	r.until(fmt.Sprintf("udp from %v is heard", to), func() bool { return c.count.Load() > 3 })
+	return c
+}
+
+// push serves UDP on an address of the internet: whoever wrote once is sent a datagram every millisecond from then on.
+func (w *world) push(at netip.AddrPort) {
+	w.t.Helper()
+	pc, err := w.Net.Internet().ListenPacket("udp", at.String())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { pc.Close() })
+	go func() {
+		_, to, err := pc.ReadFrom(make([]byte, 64))
+		pace := time.NewTicker(time.Millisecond)
+		defer pace.Stop()
+		for ; !errors.Is(err, net.ErrClosed); <-pace.C {
+			_, err = pc.WriteTo([]byte("still here\n"), to)
+		}
+	}()
+}
+
 // Whatever the old policy has let open is closed when the PUT of the new one has been answered: a tunnel through the
 // proxy, a connection and a UDP flow that the kernel forwards. What stays allowed loses nothing.
 func TestAttackFlowsOutliveThePolicy(t *testing.T) {
@@ -113,7 +151,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 		}
 		return n
 	}
-	var doomed []*chatter
+	var doomed, silent []*chatter
 	var transfers sync.WaitGroup
 	begun, changed := make(chan struct{}, 4), make(chan struct{})
 	for family := range 2 {
@@ -121,6 +159,8 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 		servers = append(servers, tunnel, flow)
 		doomed = append(doomed, r.chat("tcp", tunnel.at), r.chat("tcp", flow.at),
 			r.chat("udp", netip.AddrPortFrom(flows[family], 4444)))
+		w.push(netip.AddrPortFrom(flows[family], 7778))
+		silent = append(silent, r.hear(netip.AddrPortFrom(flows[family], 7778)))
 		for _, a := range []netip.Addr{stays[family], keptTunnels[family]} {
 			c := r.mustDial("tcp", netip.AddrPortFrom(a, 4444))
 			transfers.Go(func() { transfer(t, c, begun, changed) })
@@ -145,7 +185,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 	}
 	// The UDP flows go on trying meanwhile; each attempt is refused and nothing comes back.
 	w.until("the box has tried again", func() bool { return time.Since(answered) > 4*cutWithin })
-	for i, c := range doomed {
+	for i, c := range append(doomed, silent...) {
 		if last := time.Unix(0, c.heard.Load()); last.After(answered.Add(cutWithin)) {
 			t.Errorf("flow %d to %v was heard %v after the answer", i, c.conn.RemoteAddr(), last.Sub(answered))
 		}
@@ -259,11 +299,13 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 			if issuer := conn.ConnectionState().PeerCertificates[0].Issuer.CommonName; issuer != "Test Internet CA" {
 				t.Fatalf("%s, %v: intercepted without a rule, by %s", c.name, a, issuer)
 			}
-			var quic *chatter
+			var datagrams []*chatter
 			if c.policy["mode"] == "allow-all" {
-				quic = r.chat("udp", netip.AddrPortFrom(a, 443))
+				w.push(netip.AddrPortFrom(a, 7778))
+				datagrams = append(datagrams, r.chat("udp", netip.AddrPortFrom(a, 443)), r.hear(netip.AddrPortFrom(a, 7778)))
 			}
-			rules := map[string]any{"api.example.com": map[string]string{"X-Key": testSecret}}
+			key := map[string]string{"X-Key": testSecret}
+			rules := map[string]any{"api.example.com": key, "api.example.com:7778": key}
 			if err := w.Client.Do(t.Context(), "PUT", boxPath(r.box, "config/attach-headers"), rules, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -276,10 +318,10 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 			if got := saw(err); got != sawReset && !errors.Is(err, io.EOF) {
 				t.Errorf("%s, %v: the connection past the rule: %v", c.name, a, err)
 			}
-			if quic != nil {
-				w.until("the box has tried again", func() bool { return time.Since(answered) > 2*cutWithin })
-				if last := time.Unix(0, quic.heard.Load()); last.After(answered.Add(cutWithin)) {
-					t.Errorf("%s, %v: QUIC was heard %v after the answer", c.name, a, last.Sub(answered))
+			for _, d := range datagrams {
+				w.until("time for more datagrams has passed", func() bool { return time.Since(answered) > 2*cutWithin })
+				if last := time.Unix(0, d.heard.Load()); last.After(answered.Add(cutWithin)) {
+					t.Errorf("%s: UDP from %v was heard %v after the answer", c.name, d.conn.RemoteAddr(), last.Sub(answered))
 				}
 			}
 		}
