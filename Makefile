@@ -4,6 +4,8 @@ SHELL      := /bin/bash
 # sudo drops /usr/local/go/bin from PATH; look there before giving up.
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin:/usr/sbin:/sbin
 GO         ?= go
+# With Go 1.27 and newer this tag keeps the HTTP/2 implementation that the proxy is written for; it does not compile without.
+export GOFLAGS := $(GOFLAGS) -tags=http2legacy
 IMAGE_DIR  ?= /var/lib/boxgate/images
 PACKAGES   ?= ./...
 TESTFLAGS  ?=
@@ -23,7 +25,7 @@ deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
 	@dist/deps.sh
 
 build: ## build bin/gateway
-	@command -v $(GO) >/dev/null || { echo "go is missing: install Go 1.26 from https://go.dev/dl/ into /usr/local/go" >&2; exit 1; }
+	@command -v $(GO) >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl/ into /usr/local/go" >&2; exit 1; }
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/gateway ./cmd/gateway
 
