@@ -48,7 +48,12 @@ type Event struct {
 	Duration time.Duration   `json:"duration_ns,omitempty"`
 	Status   int             `json:"status,omitempty"` // HTTP status given to the client
 	Count    uint64          `json:"count,omitempty"`  // decisions this one stands for, when more than one
-	Phase    Phase           `json:"phase,omitempty"`  // empty: the whole of it
-	Conn     string          `json:"conn,omitempty"`   // what the open and the end of one decision have in common
-	Error    string          `json:"error,omitempty"`
+	// Destinations is about how many different destinations an event leaves unnamed that stands for flows to many.
+	Destinations uint64 `json:"destinations,omitempty"`
+	Phase        Phase  `json:"phase,omitempty"` // empty: the whole of it
+	Conn         string `json:"conn,omitempty"`  // what the open and the end of one decision have in common
+	Error        string `json:"error,omitempty"`
+	// Answered says of a TCP connection of the kernel that the other side has completed the handshake. It is not told; such
+	// connections come before others where not all can be.
+	Answered bool `json:"-"`
 }

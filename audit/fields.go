@@ -47,6 +47,9 @@ func (f fields) addNumbers(enc zapcore.ObjectEncoder) {
 	if e.Count != 0 {
 		enc.AddUint64("count", e.Count)
 	}
+	if e.Destinations != 0 {
+		enc.AddUint64("destinations", e.Destinations)
+	}
 	number := func(name string, n int64) {
 		if n != 0 {
 			enc.AddInt64(name, n)

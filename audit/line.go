@@ -76,6 +76,9 @@ func extras(e Event) []string {
 	if e.Count > 1 {
 		add("count", strconv.FormatUint(e.Count, 10))
 	}
+	if e.Destinations > 0 {
+		add("destinations", strconv.FormatUint(e.Destinations, 10))
+	}
 	if e.Phase != "" {
 		add("phase", string(e.Phase))
 	}

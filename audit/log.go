@@ -19,7 +19,7 @@ type Options struct {
 	AllowedLevel zapcore.Level // level of allowing decisions; the zero value is info. Denials are always at info
 	PerBox       int           // events remembered per box; 0: 256
 	MaxBoxes     int           // boxes for which events are remembered; 0: 4096. Above it, the box silent longest is forgotten
-	Buffer       int           // events that a subscription holds for a slow reader; 0: 1024
+	Buffer       int           // events that a subscription holds for a slow reader; 0: 2048
 }
 
 // Log is where every decision of the gateway goes: to the log, to what is remembered, to the subscriptions and to the
@@ -27,7 +27,7 @@ type Options struct {
 type Log struct {
 	opts    Options
 	metrics *metrics
-	thin    thinner
+	coal    coalescer
 
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*ring
@@ -41,33 +41,37 @@ func New(opts Options) *Log {
 	}
 	opts.PerBox = cmp.Or(opts.PerBox, 256)
 	opts.MaxBoxes = cmp.Or(opts.MaxBoxes, 4096)
-	opts.Buffer = cmp.Or(opts.Buffer, 1024)
+	opts.Buffer = cmp.Or(opts.Buffer, 2048)
 	l := &Log{
 		opts: opts, metrics: newMetrics(),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
-	l.thin = thinner{say: l.tell, boxes: map[policy.BoxID]*refusals{}}
+	l.coal = coalescer{say: l.tell, boxes: map[policy.BoxID]*coalesced{}}
 	return l
 }
 
-// Record takes one decision. It waits for no reader. An event without a time gets the present one. Refusals that a box causes
-// over and over become one event a second, with their number; the metrics count each at once.
+// Record takes one decision. It waits for no reader. An event without a time gets the present one. Refusals that a box
+// causes over and over, and flows of the kernel to one destination, become one event a second, with their number; the
+// metrics count each at once.
 func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
 	e = e.safe()
 	l.metrics.observe(e)
-	if !thins(&e) || l.thin.admit(e) {
+	if !coalesces(&e) || l.coal.admit(e) {
 		l.tell(e)
 	}
 }
 
 // Flush tells what was counted and not told yet. Call it before the process ends.
-func (l *Log) Flush() { l.thin.flushAll() }
+func (l *Log) Flush() { l.coal.flushAll() }
 
 // tell hands an event, escaped and counted, to the readers and the log.
 func (l *Log) tell(e Event) {
+	if e.Destinations > 0 {
+		l.metrics.unnamed.Add(float64(max(e.Count, 1)))
+	}
 	l.keep(e)
 	level := zapcore.InfoLevel
 	if e.Verdict == policy.Allow {
@@ -114,7 +118,7 @@ func (l *Log) makeRoomLocked() {
 
 // Forget drops what is remembered of a box, once all of it was told.
 func (l *Log) Forget(box policy.BoxID) {
-	l.thin.flush(box)
+	l.coal.flush(box)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.boxes, box)

@@ -18,6 +18,7 @@ type metrics struct {
 	bytes     *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 	lost      prometheus.Counter
+	unnamed   prometheus.Counter
 	known     known
 }
 
@@ -35,6 +36,9 @@ func newMetrics() *metrics {
 		}, []string{"stage"}),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "boxgate_lost_total", Help: "Events that slow readers of the stream lost.",
+		}),
+		unnamed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "boxgate_unnamed_flows_total", Help: "Flows forwarded by the kernel whose destination the log does not name.",
 		}),
 	}
 }
@@ -54,11 +58,14 @@ func (l *Log) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.decisions, m.bytes, m.duration, m.lost}
+	return []prometheus.Collector{m.decisions, m.bytes, m.duration, m.lost, m.unnamed}
 }
 
 // observe counts one event.
 func (m *metrics) observe(e Event) {
+	if e.Phase == PhaseOngoing {
+		return // it was counted when it opened
+	}
 	s := m.known.admit(series{e.Stage, e.Verdict, e.Reason, e.Action})
 	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // else it was counted when it opened
 		m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).

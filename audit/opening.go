@@ -17,6 +17,9 @@ const (
 	// PhaseEnd is the end of what an open event told of, with bytes and duration. It is no decision of its own, unless it
 	// denies what was allowed.
 	PhaseEnd Phase = "end"
+	// PhaseOngoing is a connection that the gateway found in the kernel's table rather than saw begin. It is no decision of
+	// its own: it was counted when it began, unless that was while the gateway did not run.
+	PhaseOngoing Phase = "ongoing"
 )
 
 // openAfter is how long traffic goes on before its decision is told without waiting for its end. What ends earlier is one

@@ -7,12 +7,41 @@ import (
 )
 
 // ring remembers the last events of one box. When it is full, events that are like a later one go first: what a box does
-// over and over does not push out what it did once.
+// over and over does not push out what it did once. After them go those of a weight that has more than its share: what is
+// cheap to do does not push out what is not.
 type ring struct {
 	oldest, newest *remembered
 	n              int
+	weights        [weights]int // how many of each weight there are
 	kinds          map[kind]*likes
 	last           time.Time
+}
+
+// weight says how much an event matters where not all can be kept.
+type weight uint8
+
+const (
+	heavy  weight = iota // what was allowed and took a handshake at least
+	middle               // TCP of the kernel that has begun
+	light                // datagrams, and what was refused
+	weights
+)
+
+func weightOf(e *Event) weight {
+	switch {
+	case e.Verdict != policy.Allow:
+		return light
+	case !isFlow(e):
+		return heavy
+	}
+	switch laneOf(e) {
+	case laneAnswered:
+		return heavy
+	case laneTCP:
+		return middle
+	default:
+		return light
+	}
 }
 
 // kind is what makes two events alike to whoever looks for what a box did.
@@ -42,7 +71,7 @@ func (r *ring) add(e Event, limit int) {
 	k := kind{refusalOf(&e), e.Verdict == policy.Allow, e.Conn}
 	var m *remembered
 	if r.n >= limit {
-		m = r.least(k)
+		m = r.least(k, weightOf(&e), limit)
 		r.forget(m)
 	} else {
 		m = &remembered{}
@@ -55,6 +84,7 @@ func (r *ring) add(e Event, limit int) {
 	}
 	r.newest = m
 	r.n++
+	r.weights[weightOf(&e)]++
 	r.join(m)
 }
 
@@ -73,14 +103,27 @@ func (r *ring) join(m *remembered) {
 	m.likes.n++
 }
 
-// least returns what goes when an event of kind k comes: the oldest of its kind if it is like others already, or else the
-// oldest that is like a later one, or else the oldest.
-func (r *ring) least(k kind) *remembered {
+// least returns what goes when an event of kind k and weight w comes: the oldest of its kind if it is like others already,
+// or else the oldest that is like a later one, or else the oldest of its own weight if that has its share, or else the oldest
+// of the weight that has most.
+func (r *ring) least(k kind, w weight, limit int) *remembered {
 	if same := r.kinds[k]; same != nil && same.n > 1 {
 		return same.oldest
 	}
 	for m := r.oldest; m != nil; m = m.next {
 		if m.likes.n > 1 {
+			return m
+		}
+	}
+	if r.weights[w] < max(limit/int(weights), 1) {
+		for other, n := range r.weights {
+			if n > r.weights[w] {
+				w = weight(other)
+			}
+		}
+	}
+	for m := r.oldest; m != nil; m = m.next {
+		if weightOf(&m.Event) == w {
 			return m
 		}
 	}
@@ -100,6 +143,7 @@ func (r *ring) forget(m *remembered) {
 		m.next.before = m.before
 	}
 	r.n--
+	r.weights[weightOf(&m.Event)]--
 	// Of its kind it is the oldest: whatever is chosen to go is.
 	if m.likes.n--; m.likes.n == 0 {
 		delete(r.kinds, m.kind)

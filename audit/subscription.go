@@ -15,8 +15,20 @@ func (s *Subscription) Events() <-chan Event { return s.events }
 // Lost returns how many events this reader has lost so far because it was too slow.
 func (s *Subscription) Lost() uint64 { return s.lost.Load() }
 
-// offer hands over e if there is room, and reports whether there was.
+// offer hands over e if there is room, and reports whether there was. Refusals and datagrams get half of the room, and TCP
+// connections that have only begun three quarters: a burst of those does not make a reader lose what passed among them.
 func (s *Subscription) offer(e Event) bool {
+	room := cap(s.events)
+	switch weightOf(&e) {
+	case light:
+		room /= 2
+	case middle:
+		room -= room / 4
+	}
+	if len(s.events) >= max(room, 1) {
+		s.lost.Add(1)
+		return false
+	}
 	select {
 	case s.events <- e:
 		return true

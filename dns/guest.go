@@ -23,7 +23,7 @@ type guest struct {
 	lookups  atomic.Int64 // upstream, for its queries and its connections
 	conns    atomic.Int64
 	answers  *rate.Limiter // to queries that are not admitted; what is beyond gets none
-	refusals tally
+	refusals coalesced
 
 	mostLookups int64
 }
@@ -48,7 +48,7 @@ func newGuest(l Limits) *guest {
 		mostLookups: int64(lookupsPerQuery * l.InFlight),
 		rate:        rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
 		answers:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
-		refusals:    tally{every: rate.NewLimiter(1, 1)},
+		refusals:    coalesced{every: rate.NewLimiter(1, 1)},
 	}
 }
 
@@ -98,17 +98,17 @@ func (w *guest) disconnect() { w.conns.Add(-1) }
 
 func (g *guests) forget(box policy.BoxID) { g.known.Delete(box) }
 
-// tally thins out events: one a second, which says how many it stands for.
-type tally struct {
+// coalesced lets one event a second pass, which says how many it stands for.
+type coalesced struct {
 	every  *rate.Limiter
 	unsaid atomic.Uint64
 }
 
 // add counts one, and reports whether to say so now and for how many.
-func (t *tally) add() (count uint64, now bool) {
-	t.unsaid.Add(1)
-	if !t.every.Allow() {
+func (c *coalesced) add() (count uint64, now bool) {
+	c.unsaid.Add(1)
+	if !c.every.Allow() {
 		return 0, false
 	}
-	return t.unsaid.Swap(0), true
+	return c.unsaid.Swap(0), true
 }

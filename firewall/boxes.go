@@ -102,6 +102,9 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	f.boxes[a.Box] = b
 	delete(f.leftover, a.Box)
 	f.trackBox(b)
+	if f.reports != nil && len(f.leftover) == 0 {
+		f.reports.begin()
+	}
 	return nil
 }
 
@@ -237,7 +240,8 @@ func (f *Firewall) sharesMark(id policy.BoxID, mark uint32) bool {
 	return false
 }
 
-// Prune takes away the boxes of an earlier run that were not added again, and links of boxes that nothing knows.
+// Prune takes away the boxes of an earlier run that were not added again, and links of boxes that nothing knows. Then it
+// reports the connections that boxes began since that run.
 func (f *Firewall) Prune(ctx context.Context) error {
 	f.mu.Lock()
 	ids := []policy.BoxID{}
@@ -251,5 +255,9 @@ func (f *Firewall) Prune(ctx context.Context) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.reports != nil && !f.closed {
+		f.reports.recoverFlows(f.cfg.LastRun)
+		f.reports.begin()
+	}
 	return errors.Join(append(errs, f.deleteStrayLinks())...)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -33,6 +34,10 @@ type Config struct {
 	// Explain answers with the policy's own decision on a refused or forwarded packet, for the rule and reason of the
 	// event. It decides nothing here and may be nil.
 	Explain func(policy.Request) policy.Decision
+
+	// LastRun is when an earlier run was last known to report flows. Flows that began before are not reported again. Zero:
+	// there was none, or it is not known.
+	LastRun time.Time
 
 	Audit Recorder    // receives refusals and forwarded flows; nil: none are reported
 	Log   *zap.Logger // nil: no log

@@ -1,7 +1,8 @@
 package firewall
 
 import (
-	"fmt"
+	"encoding/hex"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
@@ -11,40 +12,59 @@ import (
 )
 
 // flow records two events for a connection that the kernel forwards: one when it begins, one with bytes and duration
-// when it has ended. A box that is too busy for that gets one event a second that stands for the rest, see tally.
+// when it has ended. Which of them become lines of their own is the recorder's business.
 func (r *reports) flow(m netlink.Message) {
 	var ev conntrack.Event
-	if err := ev.Unmarshal(m); err != nil || ev.Flow == nil || ev.Flow.Mark&flowForwarded == 0 {
+	if err := ev.Unmarshal(m); err != nil || ev.Flow == nil {
 		return
 	}
-	if ev.Type != conntrack.EventNew && ev.Type != conntrack.EventDestroy {
-		return
+	switch ev.Type {
+	case conntrack.EventNew:
+		r.recordFlow(ev.Flow, audit.PhaseOpen)
+	case conntrack.EventDestroy:
+		r.recordFlow(ev.Flow, audit.PhaseEnd)
 	}
-	seen, ok := flowOf(ev.Flow)
-	if !ok {
+}
+
+// recordFlow records the event of a connection, if a box's.
+func (r *reports) recordFlow(c *conntrack.Flow, phase audit.Phase) {
+	seen, ok := flowOf(c)
+	if !ok || c.Mark&flowForwarded == 0 {
 		return
 	}
 	r.mu.Lock()
-	t := r.byAddr[seen.Src.Addr()]
+	t := r.byFlow[flowOwner{seen.Src.Addr(), c.Mark &^ flowForwarded}]
 	r.mu.Unlock()
-	if t == nil || t.mark|flowForwarded != ev.Flow.Mark {
+	if t == nil {
 		return
 	}
 	e := t.event()
 	e.Protocol, e.Addr, e.Port = seen.Protocol, seen.Dst.Addr(), seen.Dst.Port()
 	e.Verdict, e.Action = policy.Allow, audit.ActionKernel
-	e.Phase, e.Conn = audit.PhaseOpen, fmt.Sprintf("ct%08x", ev.Flow.ID)
-	if ev.Type == conntrack.EventDestroy {
-		e.Phase = audit.PhaseEnd
-		e.BytesOut = int64(ev.Flow.CountersOrig.Bytes)
-		e.BytesIn = int64(ev.Flow.CountersReply.Bytes)
-		if start, stop := ev.Flow.Timestamp.Start, ev.Flow.Timestamp.Stop; !start.IsZero() && stop.After(start) {
+	e.Phase, e.Conn = phase, connName(c.ID)
+	e.Answered = c.Status&conntrack.StatusAssured != 0
+	switch phase {
+	case audit.PhaseOpen:
+		if e.Protocol == policy.TCP {
+			r.started.Add(1)
+		}
+	case audit.PhaseOngoing:
+		if start := c.Timestamp.Start; !start.IsZero() {
+			e.Time = start
+		}
+	case audit.PhaseEnd:
+		e.BytesOut, e.BytesIn = int64(c.CountersOrig.Bytes), int64(c.CountersReply.Bytes)
+		if start, stop := c.Timestamp.Start, c.Timestamp.Stop; !start.IsZero() && stop.After(start) {
 			e.Duration = stop.Sub(start)
 		}
 	}
-	if r.tally(tallyKey{t.id, ev.Type == conntrack.EventDestroy}, e) {
-		r.cfg.Audit.Record(r.withAllowance(e))
-	}
+	r.cfg.Audit.Record(r.withAllowance(e))
+}
+
+// connName is what the events of one connection have in common.
+func connName(id uint32) string {
+	text := make([]byte, 0, 10)
+	return string(hex.AppendEncode(append(text, "ct"...), []byte{byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}))
 }
 
 // withAllowance says why the connection was allowed, by the policy of now: the one under which it began may be gone.
@@ -58,50 +78,8 @@ func (r *reports) withAllowance(e audit.Event) audit.Event {
 	return e
 }
 
-// flowEventsPerSecond is how many beginnings of connections are recorded one by one for each box in a second, and how many
-// ends: a box opens tens of thousands a second without effort.
-const flowEventsPerSecond = 100
-
-// tallyKey names what is counted apart: a box's beginnings, and its ends.
-type tallyKey struct {
-	box   policy.BoxID
-	ended bool
-}
-
-// tally is the second under way.
-type tally struct {
-	told int         // events recorded one by one
-	rest audit.Event // the latest of those that were not, with their number and the sum of their bytes
-}
-
-// tally reports whether the event is to be recorded by itself. If not, it is counted.
-func (r *reports) tally(k tallyKey, e audit.Event) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	t := r.tallies[k]
-	if t == nil {
-		t = &tally{}
-		r.tallies[k] = t
-	}
-	if t.told < flowEventsPerSecond {
-		t.told++
-		return true
-	}
-	e.Conn = "" // of many
-	e.Count, e.BytesIn, e.BytesOut = t.rest.Count+1, t.rest.BytesIn+e.BytesIn, t.rest.BytesOut+e.BytesOut
-	t.rest = e
-	return false
-}
-
-// endSecond records what was only counted, and begins to count anew.
-func (r *reports) endSecond() {
-	r.mu.Lock()
-	past := r.tallies
-	r.tallies = map[tallyKey]*tally{}
-	r.mu.Unlock()
-	for _, t := range past {
-		if t.rest.Count > 0 {
-			r.cfg.Audit.Record(r.withAllowance(t.rest))
-		}
-	}
-}
+// Reading the connection table costs time in proportion to its size, so it is read when there is reason to.
+const (
+	tableInterval = 5 * time.Second // at most this often for connections that the log may not name
+	manyStarted   = 100             // TCP connections begun since, by all boxes, for it to be worth while
+)

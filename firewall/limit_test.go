@@ -84,7 +84,7 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 	})
 }
 
-func TestManyConnectionsMakeFewEvents(t *testing.T) {
+func TestEveryConnectionIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	w.addBox("two", 11)
@@ -101,20 +101,17 @@ func TestManyConnectionsMakeFewEvents(t *testing.T) {
 	w.waitEvent("another box's connection", func(e audit.Event) bool { return e.Box == "two" })
 	w.must(w.fw.CutFlows(t.Context(), "one", func(Flow) bool { return false }))
 	for name, ended := range map[string]bool{"beginnings": false, "ends": true} {
-		var events, total, bytes uint64
+		var total, bytes uint64
 		w.wait("events stand for all "+name, func() bool {
-			events, total, bytes = 0, 0, 0
+			total, bytes = 0, 0
 			w.events.find(func(e audit.Event) bool {
 				if e.Box == "one" && (e.BytesOut > 0) == ended {
-					events, total, bytes = events+1, total+max(e.Count, 1), bytes+uint64(e.BytesOut)
+					total, bytes = total+max(e.Count, 1), bytes+uint64(e.BytesOut)
 				}
 				return false
 			})
 			return total >= flows*9/10 // a port may be used twice, and that is one connection
 		})
-		if events > flows/2 {
-			t.Errorf("%d events for %d %s", events, total, name)
-		}
 		if ended && bytes < total*20 {
 			t.Errorf("%d bytes for %d connections", bytes, total)
 		}

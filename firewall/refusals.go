@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
@@ -83,10 +82,14 @@ func (r *reports) refused(m netlink.Message) {
 	e.Protocol, e.Addr, e.Port = p.protocol, p.dest, p.port
 	e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, reason
 	if t != nil {
-		r.remember(countKey{t.link, reason}, e)
+		r.count(countKey{t.link, reason}, t).told++
 	}
 	r.mu.Unlock()
-	r.cfg.Audit.Record(r.withRule(e))
+	e = r.withRule(e)
+	if t != nil {
+		r.explained(countKey{t.link, reason}, e.Reason)
+	}
+	r.cfg.Audit.Record(e)
 }
 
 // withRule adds the rule of the policy, where the policy agrees that this is refused. What the kernel knows only as "no
@@ -151,30 +154,54 @@ type countKey struct {
 type count struct {
 	told  uint64 // packets that events stand for already
 	dirty bool   // packets came since the last look
-	last  audit.Event
+	box   *tracked
+	as    policy.Reason // what the policy called the last refusal
 }
 
-// remember needs mu.
-func (r *reports) remember(k countKey, e audit.Event) {
+// count needs mu. Packets have come for the counter.
+func (r *reports) count(k countKey, t *tracked) *count {
 	c := r.counts[k]
 	if c == nil {
-		c = &count{}
+		c = &count{as: k.reason}
 		r.counts[k] = c
 	}
-	c.told++
-	c.dirty, c.last = true, e
+	c.dirty, c.box = true, t
+	return c
+}
+
+// explained notes what the policy calls refusals of a counter.
+func (r *reports) explained(k countKey, as policy.Reason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.counts[k]; c != nil {
+		c.as = as
+	}
 }
 
 // countSuppressed records, for each box and reason, one event for the packets that the kernel refused without logging them
 // one by one.
 func (r *reports) countSuppressed() {
+	if r.refusalsMissed.Swap(false) {
+		r.countEverything()
+	}
 	for _, reason := range r.dirtyReasons() {
 		seen, err := readSeen(r.counters, reason)
 		if err != nil {
 			r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
 		} // without counters settle forgets the reason
 		for _, e := range r.settle(reason, seen) {
-			r.cfg.Audit.Record(r.withRule(e))
+			r.cfg.Audit.Record(e)
+		}
+	}
+}
+
+// countEverything has every counter of every box read: the messages that say which have changed were lost.
+func (r *reports) countEverything() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.byIndex {
+		for _, reason := range refusals {
+			r.count(countKey{t.link, reason}, t)
 		}
 	}
 }
@@ -191,7 +218,8 @@ func (r *reports) dirtyReasons() []policy.Reason {
 	return out
 }
 
-// settle returns the events that make up for the difference between counted and told.
+// settle returns the events that make up for the difference between counted and told. Where those packets went is not
+// known, so they name no destination.
 func (r *reports) settle(reason policy.Reason, seen map[string]uint64) []audit.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,8 +231,9 @@ func (r *reports) settle(reason policy.Reason, seen map[string]uint64) []audit.E
 		case !counted: // the table was replaced, or nothing came for an hour
 			delete(r.counts, k)
 		case total > c.told:
-			e := c.last
-			e.Time, e.Count = time.Now(), total-c.told
+			e := c.box.event()
+			e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, c.as
+			e.Count, e.Error = total-c.told, "packets that the kernel refused and did not show one by one"
 			c.told = total
 			out = append(out, e)
 		default:

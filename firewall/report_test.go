@@ -103,6 +103,52 @@ func TestForwardedConnectionsAreReported(t *testing.T) {
 	}
 }
 
+// A box is removed while the kernel has not told of its connections yet.
+func TestConnectionsOfARemovedBoxAreReported(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	_, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "hello")
+	w.must(err)
+	w.must(w.fw.RemoveBox(t.Context(), "one"))
+	w.waitEvent("end", func(e audit.Event) bool { return e.Box == "one" && e.Phase == audit.PhaseEnd && e.BytesOut > 100 })
+}
+
+// The kernel drops reports because they come faster than they are read. It is said how many, and where the connections
+// that go on lead is found out.
+func TestConnectionsWhoseReportsWereDroppedAreFound(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	to := w.silentUDP("198.51.100.7:0")
+	w.must(w.fw.reports.flows.SetReadBuffer(1)) // the least that the kernel allows
+	server := w.serveTCP(w.outside, ":0", nil)
+	w.events.mu.Lock() // the reader stands still
+	for range 3 {
+		w.openUDP("one", to, 100)
+	}
+	_, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "hello")
+	w.events.mu.Unlock()
+	w.must(err)
+	e := w.waitEvent("how many were dropped", func(e audit.Event) bool { return e.Reason == policy.ReasonUnnamed })
+	if e.Count < 50 || e.Verdict != policy.Allow || e.Error == "" {
+		t.Errorf("event %+v", e)
+	}
+	w.waitEvent("the connection", func(e audit.Event) bool { return e.Box == "one" && e.Protocol == policy.TCP && e.Port == server.Port() })
+	var seen uint64
+	w.wait("all that go on", func() bool {
+		seen = 0
+		w.events.find(func(e audit.Event) bool {
+			if e.Phase == audit.PhaseOngoing && e.Protocol == policy.UDP {
+				seen++
+			}
+			return false
+		})
+		return seen >= 270
+	})
+}
+
 func TestParsePacket(t *testing.T) {
 	four := []byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 198, 51, 100, 7, 0x10, 0, 0x01, 0xbb}
 	want := packet{policy.TCP, netip.MustParseAddr("198.51.100.7"), 443}

@@ -145,6 +145,9 @@ func (l *Launcher) lock(id policy.BoxID) (unlock func()) {
 	}
 }
 
+// RunDir is where the launcher keeps what does not outlive a reboot.
+func (l *Launcher) RunDir() string { return l.dirs.run }
+
 // Close removes the run directory if no box uses it. Boxes are not touched: they run on, and a launcher with the same
 // configuration picks them up.
 func (l *Launcher) Close() error {

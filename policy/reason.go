@@ -12,6 +12,7 @@ const (
 	ReasonNotDenied     Reason = "not_denied"     // custom with denied lists only, and none matched
 	ReasonRequestRule   Reason = "request_rule"   // a request rule decided (either verdict)
 	ReasonURL           Reason = "url"            // a public URL with a valid credential, or one that needs none
+	ReasonUnnamed       Reason = "unnamed"        // connections that were allowed and counted, but not named one by one
 )
 
 // Reasons of a denying decision that the policy itself gives.
@@ -57,7 +58,7 @@ const (
 // Reasons returns the whole set, in the order of the constants above.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL,
+		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonUnnamed,
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,

@@ -28,8 +28,8 @@ type guest struct {
 	streams       atomic.Int64 // requests over HTTP/2: each holds a window of its response
 	requests      *rate.Limiter
 	pipes         atomic.Int64 // through which bytes of its tunnels are on their way
-	refusals      thinned      // of connections
-	excess        thinned      // requests beyond what there may be
+	refusals      coalesced    // of connections
+	excess        coalesced    // requests beyond what there may be
 	homes         homes
 }
 
@@ -43,7 +43,7 @@ func (g *guests) newGuest() *guest {
 	record := g.cfg.Audit.Record
 	return &guest{
 		arrivals: perSecond(g.cfg.MaxNewConns), requests: perSecond(g.cfg.MaxRequests),
-		refusals: thinned{record: record}, excess: thinned{record: record},
+		refusals: coalesced{record: record}, excess: coalesced{record: record},
 	}
 }
 
@@ -110,7 +110,7 @@ func (c *conn) find(from netip.Addr) {
 	}
 }
 
-// record hands on the decision. Refusals that a box can provoke as fast as it can connect are thinned out.
+// record hands on the decision. Refusals that a box can provoke as fast as it can connect are coalesced.
 func (c *conn) record() {
 	if c.guest != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
 		c.guest.refusals.add(c.event)
@@ -119,43 +119,47 @@ func (c *conn) record() {
 	c.p.cfg.Audit.Record(c.event)
 }
 
-// thinInterval is the least time between two events of one thinned.
-const thinInterval = time.Second
+// coalesceInterval is the least time between two events of one coalesced.
+const coalesceInterval = time.Second
 
-// thinned records the first of many like events at once and then one each thinInterval, which says how many it stands
+// coalesced records the first of many like events at once and then one each coalesceInterval, which says how many it stands
 // for. Every event is counted in the end. Only record must be set.
-type thinned struct {
+type coalesced struct {
 	record func(audit.Event) // never blocks
 
 	mu     sync.Mutex
-	timer  *time.Timer // runs while the latest record is younger than thinInterval
+	timer  *time.Timer // runs while the latest record is younger than coalesceInterval
 	latest audit.Event
 	unsaid uint64 // events since the latest record
+	mixed  bool   // they are not all about one destination
 }
 
 // add records ev, or keeps it until its time has come.
-func (t *thinned) add(ev audit.Event) {
+func (t *coalesced) add(ev audit.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.unsaid > 0 && (ev.Name != t.latest.Name || ev.Addr != t.latest.Addr || ev.Port != t.latest.Port) {
+		t.mixed = true
+	}
 	t.latest = ev
 	t.unsaid++
 	if t.timer == nil {
 		t.sayLocked()
-		t.timer = time.AfterFunc(thinInterval, t.due)
+		t.timer = time.AfterFunc(coalesceInterval, t.due)
 	}
 }
 
 // due records what came while the timer ran, and lets it run again if anything did.
-func (t *thinned) due() {
+func (t *coalesced) due() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.timer = nil; t.sayLocked() {
-		t.timer = time.AfterFunc(thinInterval, t.due)
+		t.timer = time.AfterFunc(coalesceInterval, t.due)
 	}
 }
 
 // flush records what was not said yet and lets no timer run on.
-func (t *thinned) flush() {
+func (t *coalesced) flush() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.timer != nil {
@@ -165,7 +169,7 @@ func (t *thinned) flush() {
 	t.sayLocked()
 }
 
-func (t *thinned) sayLocked() bool {
+func (t *coalesced) sayLocked() bool {
 	if t.unsaid == 0 {
 		return false
 	}
@@ -173,7 +177,11 @@ func (t *thinned) sayLocked() bool {
 	if t.unsaid > 1 {
 		ev.Count = t.unsaid
 	}
-	t.unsaid = 0
+	if t.mixed {
+		ev.Name, ev.Addr, ev.Port, ev.Rule = "", netip.Addr{}, 0, ""
+		ev.Error = "refusals of several destinations, told by their number"
+	}
+	t.unsaid, t.mixed = 0, false
 	t.record(ev)
 	return true
 }

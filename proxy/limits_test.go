@@ -171,7 +171,7 @@ func TestThinnedTellsEachOneASecondAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var got []audit.Event
-		thin := thinned{record: func(e audit.Event) {
+		thin := coalesced{record: func(e audit.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			got = append(got, e)
@@ -198,16 +198,16 @@ func TestThinnedTellsEachOneASecondAtMost(t *testing.T) {
 			thin.add(audit.Event{Port: uint16(i)})
 		}
 		told(1)
-		time.Sleep(thinInterval)
+		time.Sleep(coalesceInterval)
 		told(1, 499)
 		if got[1].Port != 499 {
 			t.Errorf("the event is not the latest: %+v", got[1])
 		}
 		thin.add(audit.Event{})
 		told(1, 499)
-		time.Sleep(thinInterval)
+		time.Sleep(coalesceInterval)
 		told(1, 499, 1)
-		time.Sleep(2 * thinInterval) // nothing came, and nothing is told
+		time.Sleep(2 * coalesceInterval) // nothing came, and nothing is told
 		told(1, 499, 1)
 		thin.add(audit.Event{})
 		thin.add(audit.Event{})

@@ -61,6 +61,9 @@ func (h *host) close() error {
 		h.audit.Flush()
 	}
 	if h.launcher != nil {
+		if len(h.all()) == 0 {
+			forgetRun(h.launcher.RunDir())
+		}
 		errs = append(errs, h.launcher.Close())
 	}
 	h.secrets.Close()
@@ -234,6 +237,7 @@ func (h *host) openFirewall(ctx context.Context) error {
 		GatewayV4: h.addrs.gatewayV4, GatewayV6: h.addrs.gatewayV6, SinkV4: h.addrs.sinkV4, SinkV6: h.addrs.sinkV6,
 		DNSPort: h.listeners.dnsPort, ProxyPort: h.listeners.proxyPort, ExplicitPort: explicitPort,
 		FlowLimit: uint32(h.cfg.Limits.KernelFlows), Explain: h.explainPacket, Audit: h.audit, Log: h.log,
+		LastRun: lastRun(h.launcher.RunDir()),
 	})
 	if err != nil {
 		return fmt.Errorf("kernel rules: %w", err)

@@ -1,0 +1,243 @@
+package audit
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"boxgate/policy"
+)
+
+const (
+	// flowMemory is how long a destination stays known that nothing goes to. It may be known for twice as long.
+	flowMemory = 5 * time.Minute
+	// flowRepeats is how many events a second of each lane are told one by one although their destination is known.
+	flowRepeats = 25
+	// flowsPerInterval is how many destinations of each lane get an event that stands for several in one interval. The
+	// others wait for the next.
+	flowsPerInterval = 25
+	// flowPending is how many destinations of each lane can have such an event waiting.
+	flowPending = 256
+)
+
+// lane is a kind of flow with budgets of its own: what is cheap to make does not crowd out what is not.
+type lane uint8
+
+const (
+	laneAnswered lane = iota // TCP for which the other side completed the handshake
+	laneTCP                  // TCP that has begun
+	laneUDP
+	laneICMP
+	lanes
+)
+
+// flowRoom is how many new destinations of a lane are told at once, and how many a second for as long as it goes on.
+// Twice as many as at once are remembered.
+var flowRoom = [lanes]struct {
+	burst  int
+	second rate.Limit
+}{laneAnswered: {4096, 50}, laneTCP: {1024, 25}, laneUDP: {512, 10}, laneICMP: {64, 2}}
+
+// isFlow reports whether an event is about a connection that the kernel forwards.
+func isFlow(e *Event) bool {
+	return e.Stage == policy.StageKernel && e.Verdict == policy.Allow && e.Phase != ""
+}
+
+func laneOf(e *Event) lane {
+	switch {
+	case e.Protocol == policy.TCP && e.Answered:
+		return laneAnswered
+	case e.Protocol == policy.TCP:
+		return laneTCP
+	case e.Protocol == policy.UDP:
+		return laneUDP
+	default:
+		return laneICMP
+	}
+}
+
+// flowKey is where a flow goes. It holds no pointer: thousands are remembered.
+type flowKey struct {
+	addr [16]byte
+	port uint16
+	lane lane // laneTCP for all TCP
+}
+
+func flowKeyOf(e *Event) flowKey {
+	k := flowKey{addr: e.Addr.As16(), port: e.Port, lane: laneOf(e)}
+	if k.lane == laneAnswered {
+		k.lane = laneTCP
+	}
+	return k
+}
+
+// flows are the connections that the kernel forwards for one box, by destination. The zero value is empty.
+type flows struct {
+	lanes [lanes]*flowLane
+}
+
+// flowLane is what is remembered of one lane.
+type flowLane struct {
+	room    *rate.Limiter // for destinations that are new
+	repeats *rate.Limiter
+	known   memory
+	pending map[flowKind]*flowSum // of destinations that are known
+	crowded map[Phase]*flowSum    // the same, for which pending had no room
+	unnamed map[Phase]*unnamed    // of destinations that are not known and for which there was no room
+}
+
+// flowKind is what one event can stand for: the beginnings, or the ends, of flows to one destination.
+type flowKind struct {
+	flowKey
+	phase Phase
+}
+
+// flowSum is what was not told yet.
+type flowSum struct {
+	like    Event // the latest of them
+	n       uint64
+	in, out int64
+}
+
+// unnamed are flows to destinations that are not told.
+type unnamed struct {
+	flowSum
+	destinations sketch
+}
+
+func (s *flowSum) add(e *Event) {
+	s.like = *e
+	s.n += max(e.Count, 1)
+	s.in, s.out = s.in+e.BytesIn, s.out+e.BytesOut
+}
+
+// event is the one that stands for all.
+func (s *flowSum) event() Event {
+	e := s.like
+	if e.BytesIn, e.BytesOut = s.in, s.out; s.n > 1 {
+		e.Count, e.Conn, e.Duration = s.n, "", 0
+	}
+	return e
+}
+
+func (f *flows) lane(n lane) *flowLane {
+	if f.lanes[n] == nil {
+		room := flowRoom[n]
+		f.lanes[n] = &flowLane{
+			room: rate.NewLimiter(room.second, room.burst), repeats: rate.NewLimiter(flowRepeats, 2*flowRepeats),
+			known: memory{limit: room.burst}, pending: map[flowKind]*flowSum{}, crowded: map[Phase]*flowSum{},
+			unnamed: map[Phase]*unnamed{},
+		}
+	}
+	return f.lanes[n]
+}
+
+// admit reports whether the event of a flow is to be told now. If not, it is counted and told later; but for one that
+// goes on, which was counted when it began.
+func (f *flows) admit(e *Event) bool {
+	key, l := flowKeyOf(e), f.lane(laneOf(e))
+	if f.knows(key, e) {
+		switch {
+		case e.Phase == PhaseOngoing:
+			return false
+		case l.repeats.Allow():
+			return true
+		}
+		l.coalesce(key, e)
+		return false
+	}
+	if l.room.Allow() {
+		l.known.add(key, e.Time)
+		return true
+	}
+	if e.Phase != PhaseOngoing {
+		u := l.unnamed[e.Phase]
+		if u == nil {
+			u = &unnamed{}
+			l.unnamed[e.Phase] = u
+		}
+		u.add(e)
+		u.destinations.add(key)
+	}
+	return false
+}
+
+// knows reports whether the destination was told. A TCP destination is known to both lanes of TCP if it is to one.
+func (f *flows) knows(key flowKey, e *Event) bool {
+	if l := f.lanes[key.lane]; l != nil && l.known.has(key, e.Time) {
+		return true
+	}
+	l := f.lanes[laneAnswered]
+	return key.lane == laneTCP && l != nil && l.known.has(key, e.Time)
+}
+
+// coalesce adds an event to those that wait.
+func (l *flowLane) coalesce(key flowKey, e *Event) {
+	kind := flowKind{key, e.Phase}
+	sum := l.pending[kind]
+	switch {
+	case sum != nil:
+	case len(l.pending) < flowPending:
+		sum = &flowSum{}
+		l.pending[kind] = sum
+	default:
+		if sum = l.crowded[e.Phase]; sum == nil {
+			sum = &flowSum{}
+			l.crowded[e.Phase] = sum
+		}
+	}
+	sum.add(e)
+}
+
+// take returns events for what was not told yet: at most so many destinations of each lane, or all if most is negative.
+func (f *flows) take(most int) []Event {
+	var events []Event
+	for _, l := range f.lanes {
+		if l == nil {
+			continue
+		}
+		taken := 0
+		for kind, sum := range l.pending {
+			if taken == most {
+				break
+			}
+			taken++
+			events = append(events, sum.event())
+			delete(l.pending, kind)
+		}
+		for _, sum := range l.crowded {
+			events = append(events, byNumber(sum, 0, "connections to destinations named before, told by their number"))
+		}
+		for _, u := range l.unnamed {
+			events = append(events, byNumber(&u.flowSum, u.destinations.count(), "connections to destinations that are not named: there were too many"))
+		}
+		clear(l.crowded)
+		clear(l.unnamed)
+	}
+	return events
+}
+
+// byNumber is the event for flows whose destinations it does not name.
+func byNumber(s *flowSum, destinations uint64, why string) Event {
+	e := s.event()
+	e.Addr, e.Port, e.Rule, e.Conn, e.Duration = netip.Addr{}, 0, "", "", 0
+	e.Count, e.Destinations, e.Error = s.n, destinations, why
+	if destinations > 0 {
+		e.Reason = policy.ReasonUnnamed
+	}
+	return e
+}
+
+// quiet reports whether there is nothing to tell.
+func (f *flows) quiet() bool {
+	for _, l := range f.lanes {
+		if l != nil && len(l.pending)+len(l.crowded)+len(l.unnamed) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// empty reports whether no flow was seen.
+func (f *flows) empty() bool { return f.lanes == [lanes]*flowLane{} }

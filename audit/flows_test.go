@@ -1,0 +1,219 @@
+package audit
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"boxgate/policy"
+)
+
+// flow is an event about a connection of the kernel to the n-th of many destinations.
+func flow(proto policy.Protocol, phase Phase, n int) Event {
+	e := Event{
+		Box: "b", Stage: policy.StageKernel, Protocol: proto, Addr: netip.AddrFrom4([4]byte{203, 0, byte(n >> 8), byte(n)}),
+		Port: 443, Verdict: policy.Allow, Action: ActionKernel, Reason: policy.ReasonAllowAll, Phase: phase, Conn: fmt.Sprint("ct", n),
+	}
+	if phase == PhaseEnd {
+		e.BytesOut = 10
+	}
+	return e
+}
+
+// sum adds up what events of a phase stand for.
+func sum(l *Log, phase Phase) (lines int, n, bytes uint64) {
+	for _, e := range l.Recent(Filter{}) {
+		if e.Phase == phase {
+			lines, n, bytes = lines+1, n+max(e.Count, 1), bytes+uint64(e.BytesOut)
+		}
+	}
+	return lines, n, bytes
+}
+
+func isNamed(l *Log, e Event) bool {
+	for _, o := range l.Recent(Filter{}) {
+		if o.Protocol == e.Protocol && o.Addr == e.Addr && o.Port == e.Port {
+			return true
+		}
+	}
+	return false
+}
+
+// No amount of datagrams, refusals and TCP connections that nobody answers hides one that was answered.
+func TestAnAnsweredConnectionIsNamedWhateverIsBesidesIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{PerBox: 1 << 20})
+		for i := range 30000 {
+			l.Record(flow(policy.UDP, PhaseOpen, i))
+			l.Record(flow(policy.TCP, PhaseOpen, i))
+			l.Record(denial(fmt.Sprint(i)))
+		}
+		hidden := flow(policy.TCP, PhaseOpen, 40000)
+		l.Record(hidden)
+		if isNamed(l, hidden) {
+			t.Error("there is room for more than is said; try with more decoys")
+		}
+		e := hidden
+		e.Phase, e.Answered = PhaseOngoing, true
+		l.Record(e) // found in the kernel's table
+		if !isNamed(l, hidden) {
+			t.Error("an answered connection is not named while it goes on")
+		}
+		other := flow(policy.TCP, PhaseEnd, 40001)
+		other.Answered = true
+		l.Record(other)
+		if !isNamed(l, other) {
+			t.Error("an answered connection is not named at its end")
+		}
+		l.Flush()
+		if _, n, _ := sum(l, PhaseOpen); n != 60001 {
+			t.Errorf("the events stand for %d of 60001 flows", n)
+		}
+		left := uint64(0)
+		for _, e := range l.Recent(Filter{}) {
+			if e.Reason == policy.ReasonUnnamed {
+				left += e.Destinations
+				if e.Addr.IsValid() || e.Port != 0 || e.Error == "" || e.Phase != PhaseOpen {
+					t.Errorf("event %+v", e)
+				}
+			}
+		}
+		if want := uint64(60001 - 1024 - 512); left < want*9/10 || left > want*11/10 {
+			t.Errorf("%d destinations are said to be unnamed, of %d", left, want)
+		}
+		if got := metric(t, l, "boxgate_unnamed_flows_total", ""); got != 60001-1024-512 {
+			t.Errorf("the metric has %v unnamed flows", got)
+		}
+	})
+}
+
+// Connections to one destination over and over are told in few lines, with their exact number and bytes.
+func TestFlowsToOneDestinationAreCountedExactly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{PerBox: 1 << 20})
+		const seconds, each = 20, 1000
+		for range seconds {
+			for range each {
+				l.Record(flow(policy.TCP, PhaseOpen, 1))
+				l.Record(flow(policy.TCP, PhaseEnd, 1))
+			}
+			time.Sleep(coalesceInterval)
+			synctest.Wait()
+		}
+		l.Flush()
+		for phase, wantBytes := range map[Phase]uint64{PhaseOpen: 0, PhaseEnd: 10 * seconds * each} {
+			lines, n, bytes := sum(l, phase)
+			if n != seconds*each || bytes != wantBytes || lines > 30*seconds {
+				t.Errorf("%s: %d lines stand for %d flows and %d bytes", phase, lines, n, bytes)
+			}
+		}
+		if got := metric(t, l, "boxgate_decisions_total", "action=kernel,reason=allow_all,stage=kernel,verdict=allow"); got != seconds*each {
+			t.Errorf("the metrics have %v", got)
+		}
+	})
+}
+
+// What is remembered is forgotten in time and bounded before that; a destination that was forgotten is told anew.
+func TestMemoryOfDestinationsIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{})
+		for i := range 100000 {
+			e := flow(policy.TCP, PhaseOngoing, i)
+			e.Addr = netip.AddrFrom4([4]byte{203, byte(i >> 16), byte(i >> 8), byte(i)})
+			e.Answered = true
+			l.Record(e)
+			if i%100 == 0 {
+				time.Sleep(coalesceInterval / 10)
+			}
+		}
+		known := l.coal.boxes["b"].flows.lanes[laneAnswered].known
+		if n := len(known.new) + len(known.old); n > 2*flowRoom[laneAnswered].burst {
+			t.Errorf("%d destinations are remembered", n)
+		}
+		time.Sleep(3 * flowMemory)
+		synctest.Wait()
+		if len(l.coal.boxes) != 0 {
+			t.Error("a box that is silent is not forgotten")
+		}
+		l.Record(flow(policy.UDP, PhaseOpen, 7))
+		time.Sleep(2*flowMemory + time.Second)
+		l.Record(flow(policy.UDP, PhaseOpen, 7))
+		l.Record(flow(policy.UDP, PhaseOpen, 8))
+		synctest.Wait()
+		seven := uint64(0)
+		for _, e := range l.Recent(Filter{}) {
+			if e.Protocol == policy.UDP && e.Addr.As4()[3] == 7 {
+				seven += max(e.Count, 1) // the ring may have made one of them
+			}
+		}
+		if seven != 2 {
+			t.Errorf("told %d times", seven)
+		}
+		l.Flush()
+	})
+}
+
+// A reader that is too slow for a burst of datagrams still hears of what passed among them.
+func TestSlowReaderHearsOfTheConnectionAmongDatagrams(t *testing.T) {
+	t.Parallel()
+	l := New(Options{Buffer: 64})
+	stream := l.Subscribe(t.Context(), Filter{})
+	for i := range 400 {
+		l.Record(flow(policy.UDP, PhaseOpen, i))
+	}
+	l.Record(flow(policy.TCP, PhaseOpen, 1000))
+	for len(stream.Events()) > 0 {
+		if e := <-stream.Events(); e.Protocol == policy.TCP {
+			return
+		}
+	}
+	t.Errorf("the connection is among the %d events that were lost", stream.Lost())
+}
+
+// The events that are remembered of a box keep the connection, whatever came after it.
+func TestRingKeepsTheConnectionAmongDatagrams(t *testing.T) {
+	t.Parallel()
+	l := New(Options{})
+	l.Record(flow(policy.TCP, PhaseOpen, 1000))
+	for i := range 500 {
+		l.Record(flow(policy.UDP, PhaseOpen, i))
+		l.Record(denial(fmt.Sprint(i)))
+	}
+	if !isNamed(l, flow(policy.TCP, PhaseOpen, 1000)) {
+		t.Error("the connection is forgotten")
+	}
+}
+
+// Names that a box looks up in vain do not hide what it tried to connect to.
+func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
+	t.Parallel()
+	l := New(Options{PerBox: 1 << 20})
+	for i := range 5000 {
+		e := denial(fmt.Sprint(i))
+		e.Stage = policy.StageDNS
+		l.Record(e)
+		e.Stage, e.Protocol = policy.StageKernel, policy.UDP
+		l.Record(e)
+	}
+	l.Record(denial("evil"))
+	tcp := denial("")
+	tcp.Stage, tcp.Protocol, tcp.Addr = policy.StageKernel, policy.TCP, netip.MustParseAddr("192.0.2.1")
+	l.Record(tcp)
+	for _, want := range []Event{denial("evil"), tcp} {
+		if !isNamed(l, want) {
+			found := false
+			for _, e := range l.Recent(Filter{}) {
+				found = found || e.Name == want.Name && e.Stage == want.Stage && e.Addr == want.Addr
+			}
+			if !found {
+				t.Errorf("not told: %+v", want)
+			}
+		}
+	}
+	l.Flush()
+}

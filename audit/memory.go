@@ -1,0 +1,79 @@
+package audit
+
+import (
+	"hash/maphash"
+	"math"
+	"math/bits"
+	"time"
+)
+
+// memory remembers destinations, for flowMemory at least and no more than twice its limit. When there are too many the
+// older half goes. It takes the same time however many there are.
+type memory struct {
+	limit    int
+	new, old map[flowKey]struct{}
+	since    time.Time // when new was begun
+}
+
+// has reports whether the destination is remembered, and remembers it for longer.
+func (m *memory) has(k flowKey, now time.Time) bool {
+	m.expire(now)
+	if _, ok := m.new[k]; ok {
+		return true
+	}
+	_, ok := m.old[k]
+	if ok {
+		m.add(k, now)
+	}
+	return ok
+}
+
+func (m *memory) add(k flowKey, now time.Time) {
+	if m.new == nil || len(m.new) >= m.limit {
+		m.rotate(now)
+	}
+	m.new[k] = struct{}{}
+}
+
+func (m *memory) rotate(now time.Time) {
+	m.old, m.new, m.since = m.new, map[flowKey]struct{}{}, now
+}
+
+// expire forgets what is too old.
+func (m *memory) expire(now time.Time) {
+	if age := now.Sub(m.since); age > 2*flowMemory {
+		m.old, m.new = nil, nil
+	} else if age > flowMemory && m.new != nil {
+		m.rotate(now)
+	}
+}
+
+// sketch estimates how many different destinations it was given, to a few in a hundred up to some 100,000 (linear
+// counting: how many bits of a bitmap are still zero).
+type sketch struct {
+	bits []uint64
+}
+
+const sketchWords = 256
+
+var sketchSeed = maphash.MakeSeed()
+
+func (s *sketch) add(k flowKey) {
+	if s.bits == nil {
+		s.bits = make([]uint64, sketchWords)
+	}
+	h := maphash.Comparable(sketchSeed, k)
+	s.bits[h>>6%sketchWords] |= 1 << (h & 63)
+}
+
+func (s *sketch) count() uint64 {
+	if s.bits == nil {
+		return 0
+	}
+	zero := 0
+	for _, w := range s.bits {
+		zero += 64 - bits.OnesCount64(w)
+	}
+	const size = 64 * sketchWords
+	return uint64(math.Round(size * math.Log(size/float64(max(zero, 1)))))
+}

@@ -1,0 +1,170 @@
+package audit
+
+import (
+	"net/netip"
+
+	"golang.org/x/time/rate"
+
+	"boxgate/policy"
+)
+
+const (
+	// refusalKinds is how many different refusals of a box are told apart in one second, for as long as it goes on, and
+	// refusalBurst how many at once. Each budget has as many; see budgetOf.
+	refusalKinds = 10
+	refusalBurst = 200
+)
+
+// refusals are those of one box in the interval under way. The zero value is empty.
+type refusals struct {
+	room map[budget]*rate.Limiter // for kinds that are new
+	told map[refusal]*repeats     // kinds that were told; at most refusalBurst + refusalKinds of each budget
+	rest map[class]*repeats       // those for which there was no room
+}
+
+// budget names refusals that share their room in the log. Those of one budget do not crowd out those of another: a box
+// that looks up thousands of forbidden names cannot hide what it tried to connect to.
+type budget uint8
+
+const (
+	budgetKernel   budget = iota // packets other than TCP, refused by the kernel
+	budgetTCP                    // TCP refused by the kernel
+	budgetNames                  // DNS queries
+	budgetProxy                  // connections and requests at the proxy
+	budgetVisitors               // requests to public URLs
+	budgets
+)
+
+func budgetOf(e *Event) budget {
+	switch {
+	case e.Stage == policy.StageKernel && e.Protocol == policy.TCP:
+		return budgetTCP
+	case e.Stage == policy.StageKernel:
+		return budgetKernel
+	case e.Stage == policy.StageDNS:
+		return budgetNames
+	case e.Stage == policy.StageURL:
+		return budgetVisitors
+	default:
+		return budgetProxy
+	}
+}
+
+// refusal is what makes two refusals of a box the same one.
+type refusal struct {
+	class
+	protocol     policy.Protocol
+	name         string
+	addr         netip.Addr
+	port         uint16
+	method, path string
+	action       Action
+	rule         string
+	status       int
+}
+
+// class is what is told of refusals that are told by their number alone.
+type class struct {
+	stage  policy.Stage
+	reason policy.Reason
+}
+
+// repeats are refusals that were not told yet.
+type repeats struct {
+	latest  Event
+	n       uint64
+	in, out int64
+}
+
+func refusalOf(e *Event) refusal {
+	return refusal{
+		class: class{e.Stage, e.Reason}, protocol: e.Protocol, name: e.Name, addr: e.Addr, port: e.Port, method: e.Method,
+		path: e.Path, action: e.Action, rule: e.Rule, status: e.Status,
+	}
+}
+
+func (r *repeats) add(e Event) {
+	r.latest = e
+	r.n += max(e.Count, 1)
+	r.in, r.out = r.in+e.BytesIn, r.out+e.BytesOut
+}
+
+// take returns one event for all of them and forgets them; ok is false if there is none.
+func (r *repeats) take() (e Event, ok bool) {
+	if r.n == 0 {
+		return Event{}, false
+	}
+	e = r.latest
+	if e.BytesIn, e.BytesOut = r.in, r.out; r.n > 1 {
+		e.Count = r.n
+	}
+	*r = repeats{}
+	return e, true
+}
+
+// admit reports whether the refusal is to be told now. If not, it is counted and told later.
+func (r *refusals) admit(e Event) bool {
+	if r.told == nil {
+		r.room, r.told, r.rest = map[budget]*rate.Limiter{}, map[refusal]*repeats{}, map[class]*repeats{}
+	}
+	kind := refusalOf(&e)
+	if like := r.told[kind]; like != nil {
+		like.add(e)
+		return false
+	}
+	room := r.room[budgetOf(&e)]
+	if room == nil {
+		room = rate.NewLimiter(refusalKinds, refusalBurst)
+		r.room[budgetOf(&e)] = room
+	}
+	if room.Allow() {
+		r.told[kind] = &repeats{}
+		return true
+	}
+	rest := r.rest[kind.class]
+	if rest == nil {
+		rest = &repeats{}
+		r.rest[kind.class] = rest
+	}
+	rest.add(e)
+	return false
+}
+
+// take returns events for what was not told yet. Some of the kinds that go on stay known; the others have to find room
+// again.
+func (r *refusals) take() []Event {
+	var events []Event
+	kept := [budgets]int{}
+	for kind, like := range r.told {
+		e, ok := like.take()
+		if !ok {
+			delete(r.told, kind)
+			continue
+		}
+		events = append(events, e)
+		if of := budgetOf(&e); kept[of] < refusalKinds {
+			kept[of]++
+		} else {
+			delete(r.told, kind)
+		}
+	}
+	for _, rest := range r.rest {
+		if e, ok := rest.take(); ok {
+			e.Name, e.Addr, e.Port, e.Method, e.Path, e.Rule, e.Status = "", netip.Addr{}, 0, "", "", "", 0
+			e.Error = "refusals of further kinds, told by their number"
+			events = append(events, e)
+		}
+	}
+	clear(r.rest)
+	return events
+}
+
+// quiet reports whether there is nothing left that has to be remembered.
+func (r *refusals) quiet() bool {
+	for _, room := range r.room {
+		if room.Tokens() < refusalBurst {
+			return false
+		}
+	}
+	return len(r.told) == 0
+}
