@@ -167,7 +167,7 @@ type boxesFunc func(netip.Addr) *policy.Box
 
 func (f boxesFunc) BoxByAddr(a netip.Addr) *policy.Box { return f(a) }
 
-func TestThinnedTellsEachOneASecondAtMost(t *testing.T) {
+func TestCoalescedTellsEachOneASecondAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var got []audit.Event
@@ -195,12 +195,12 @@ func TestThinnedTellsEachOneASecondAtMost(t *testing.T) {
 			}
 		}
 		for i := range 500 {
-			thin.add(audit.Event{Port: uint16(i)})
+			thin.add(audit.Event{Status: i})
 		}
 		told(1)
 		time.Sleep(coalesceInterval)
 		told(1, 499)
-		if got[1].Port != 499 {
+		if got[1].Status != 499 {
 			t.Errorf("the event is not the latest: %+v", got[1])
 		}
 		thin.add(audit.Event{})
