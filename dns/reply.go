@@ -67,8 +67,8 @@ func (s *Server) sink(q query, ev *audit.Event) reply {
 func blocked(ev *audit.Event) reply {
 	ev.Action = audit.ActionRefuse
 	text := string(ev.Reason)
-	if ev.Rule != "" {
-		text += " " + ev.Rule
+	if rule := (policy.Decision{Reason: ev.Reason, Rule: ev.Rule}).ShownRule(); rule != "" {
+		text += " " + rule
 	}
 	return reply{ede: &mdns.EDNS0_EDE{InfoCode: edeBlocked, ExtraText: text}}
 }

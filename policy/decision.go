@@ -95,6 +95,15 @@ func (d Decision) Err(r Request) error {
 	return &DeniedError{Request: r, Decision: d}
 }
 
+// ShownRule returns the rule as the box may be told it. That is the entry of its own policy, but no protected range: which
+// one it was would tell the host's own addresses from the others, and where the host's DNS has a name lead.
+func (d Decision) ShownRule() string {
+	if d.Reason == ReasonProtectedRange {
+		return ""
+	}
+	return d.Rule
+}
+
 // DeniedError is the one typed denial. Each protocol maps it to its own words with errors.As.
 type DeniedError struct {
 	Request  Request
@@ -102,7 +111,12 @@ type DeniedError struct {
 }
 
 // Error says what was denied, why, and by which rule.
-func (e *DeniedError) Error() string {
+func (e *DeniedError) Error() string { return e.text(e.Decision.Rule) }
+
+// Shown is Error as the box may read it: see [Decision.ShownRule].
+func (e *DeniedError) Shown() string { return e.text(e.Decision.ShownRule()) }
+
+func (e *DeniedError) text(rule string) string {
 	what := e.Request.Name.String()
 	if what == "" && e.Request.Addr.IsValid() {
 		what = e.Request.Addr.String()
@@ -113,8 +127,8 @@ func (e *DeniedError) Error() string {
 	if e.Request.Port != 0 {
 		what = fmt.Sprintf("%s port %d", what, e.Request.Port)
 	}
-	if e.Decision.Rule != "" {
-		return fmt.Sprintf("%s denied: %s (rule %q)", what, e.Decision.Reason, e.Decision.Rule)
+	if rule != "" {
+		return fmt.Sprintf("%s denied: %s (rule %q)", what, e.Decision.Reason, rule)
 	}
 	return fmt.Sprintf("%s denied: %s", what, e.Decision.Reason)
 }

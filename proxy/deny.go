@@ -27,14 +27,14 @@ type problem struct {
 }
 
 // problemOf says in HTTP's words why err refused: 403 for a denial of the policy, 502 for an upstream that could not be
-// used, 503 where the box has as many connections to upstreams as it may. Nothing but names, addresses and rules of the
-// box's own policy gets into it.
+// used, 503 where the box has as many connections to upstreams as it may. Nothing gets into it but what the
+// box sent, rules of its own policy, and texts of a closed set.
 func problemOf(err error) problem {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
 		return problem{
-			Status: http.StatusForbidden, Detail: denied.Error(), Host: denied.Request.Name.String(),
-			Reason: denied.Decision.Reason, Rule: denied.Decision.Rule,
+			Status: http.StatusForbidden, Detail: denied.Shown(), Host: denied.Request.Name.String(),
+			Reason: denied.Decision.Reason, Rule: denied.Decision.ShownRule(),
 		}
 	}
 	var up *upstreamError
@@ -43,7 +43,7 @@ func problemOf(err error) problem {
 		if up.Reason == policy.ReasonLimit {
 			status = http.StatusServiceUnavailable
 		}
-		return problem{Status: status, Detail: up.Error(), Host: up.Name.String(), Reason: up.Reason}
+		return problem{Status: status, Detail: up.shown(), Host: up.Name.String(), Reason: up.Reason}
 	}
 	return problem{Status: http.StatusBadGateway, Reason: policy.ReasonInternal}
 }

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -21,28 +20,6 @@ type target struct {
 	byName bool                      // the decision holds for the name: dial an address of it, not what the box asked for
 	barred func(netip.AddrPort) bool // addresses that are refused besides; nil: none
 }
-
-// upstreamError says why an allowed destination could not be used.
-type upstreamError struct {
-	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http or limit
-	Name   policy.Name
-	Err    error
-}
-
-// Error says what could not be reached, and why.
-func (e *upstreamError) Error() string {
-	what := e.Name.String()
-	if what == "" {
-		what = "upstream"
-	}
-	if e.Err == nil {
-		return fmt.Sprintf("%s: %s", what, e.Reason)
-	}
-	return fmt.Sprintf("%s: %s: %s", what, e.Reason, textOf(e.Err))
-}
-
-// Unwrap returns the cause.
-func (e *upstreamError) Unwrap() error { return e.Err }
 
 // dial connects box to d. Every address is judged at [policy.StageDial], by the policy in force at that moment, and once
 // more by the dialler itself when the socket exists. The error is a *[policy.DeniedError] or an *upstreamError.

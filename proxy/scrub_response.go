@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -27,6 +26,8 @@ type scrubbing struct {
 const maxRecodings = 64
 
 var (
+	errRecodings = errors.New("the box has as many compressed responses under way as can be scrubbed at a time")
+
 	errPart     = errors.New("a part of a response came although none was asked for")
 	errMessages = errors.New("the response's messages are compressed")
 	errExtended = errors.New("the response uses a WebSocket extension although none was offered")
@@ -68,7 +69,7 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 	if len(codings) > 0 {
 		if !countIn(&s.guest.recodings, maxRecodings) {
 			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name,
-				Err: fmt.Errorf("%d compressed responses are scrubbed already", maxRecodings)}
+				Err: errRecodings}
 		}
 		sc.codings, sc.resized, sc.guest = codings, true, s.guest
 	}

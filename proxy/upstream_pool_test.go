@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/handshake"
 	"boxgate/policy"
 )
 
@@ -293,8 +294,9 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 	l := newLab(t)
 	l.p.cfg.MaxUpstreams = 1
 	port := l.rawServer(true, func(c net.Conn, in *bufio.Reader) {
-		if _, err := http.ReadRequest(in); err == nil {
-			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		if r, err := http.ReadRequest(in); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+				"Sec-WebSocket-Accept: "+handshake.Accept(r.Header.Get("Sec-WebSocket-Key"))+"\r\n\r\n")
 			_, _ = io.Copy(c, in)
 		}
 	})
@@ -302,7 +304,7 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 	for range 3 {
 		c := l.dialPair(api, port, true)
 		in := bufio.NewReader(c)
-		res := ask(t, c, in, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET")
+		res := ask(t, c, in, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n\r\n", "GET")
 		if res.StatusCode != 101 {
 			t.Fatal(res.Status)
 		}

@@ -1,0 +1,139 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/internal/handshake"
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/scrub"
+)
+
+// upstreamError says why an allowed destination could not be used, to two audiences. [upstreamError.Error] is for the log:
+// it has what the system said, addresses and ports of the host included. [upstreamError.shown] is for the box, and is made of
+// the name that the box asked for and of texts that stand in this file.
+type upstreamError struct {
+	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http, unscrubbable or limit
+	Name   policy.Name
+	Err    error
+}
+
+// Error says what could not be reached, and why.
+func (e *upstreamError) Error() string {
+	if e.Err == nil {
+		return e.about()
+	}
+	return e.about() + ": " + textOf(e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *upstreamError) Unwrap() error { return e.Err }
+
+func (e *upstreamError) about() string {
+	what := e.Name.String()
+	if what == "" {
+		what = "upstream"
+	}
+	return fmt.Sprintf("%s: %s", what, e.Reason)
+}
+
+// shown is what the box is told. An error that nothing here knows leaves the reason to say it all.
+func (e *upstreamError) shown() string {
+	for _, text := range []func(error) string{ownFault, tlsFault, httpFault, netFault} {
+		if e.Err == nil {
+			break
+		}
+		if s := text(e.Err); s != "" {
+			return e.about() + ": " + s
+		}
+	}
+	return e.about()
+}
+
+// shownErrors are errors of the gateway's own whose texts hold nothing but what stands in the sources.
+var shownErrors = []error{
+	errProtocol, errServerFrames, errRepeat, errNoName, errUpstreamLimit, errRecodings, errPart, errMessages, errExtended,
+	scrub.ErrCoding, scrub.ErrCompressed, scrub.ErrFrame,
+	handshake.ErrKey, handshake.ErrAccept, handshake.ErrProtocol, handshake.ErrExtension,
+}
+
+func ownFault(err error) string {
+	for _, own := range shownErrors {
+		if errors.Is(err, own) {
+			return own.Error()
+		}
+	}
+	return ""
+}
+
+// tlsFault says what was wrong with a handshake or a certificate.
+func tlsFault(err error) string {
+	var name x509.HostnameError
+	var authority x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var alert tls.AlertError
+	var record tls.RecordHeaderError
+	switch {
+	case errors.As(err, &name):
+		return "the server's certificate is not for this name"
+	case errors.As(err, &authority):
+		return "the server's certificate is signed by an unknown authority"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "the server's certificate has expired or is not yet valid"
+	case errors.As(err, &invalid):
+		return "the server's certificate is not valid for a server"
+	case errors.As(err, &alert):
+		return "the server refused the TLS handshake"
+	case errors.As(err, &record):
+		return "the server does not speak TLS"
+	}
+	return ""
+}
+
+// httpFault says what was wrong with an answer. The texts of h1 never quote the message.
+func httpFault(err error) string {
+	var malformed *h1.Error
+	var reset http2.StreamError
+	//lint:ignore SA1019 it is what the library returns
+	var away http2.GoAwayError //nolint:staticcheck // as above
+	switch {
+	case errors.As(err, &malformed):
+		return "the response is malformed: " + malformed.What
+	case errors.As(err, &away):
+		return "the server ended the connection by GOAWAY"
+	case errors.As(err, &reset):
+		return "the server reset the stream, or its answer was malformed"
+	}
+	return ""
+}
+
+// netFault says how a connection failed, or was not made.
+func netFault(err error) string {
+	var slow net.Error
+	var missing interface{ NotFound() bool }
+	switch {
+	case errors.As(err, &missing) && missing.NotFound():
+		return "the name has no address"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return "connection reset"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return "no route to the host"
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &slow) && slow.Timeout():
+		return "timed out"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "the server closed the connection"
+	}
+	return ""
+}
