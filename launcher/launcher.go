@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -78,12 +79,11 @@ func New(cfg Config) (*Launcher, error) {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	tag := stateTag(cfg.StateDir)
 	if cfg.ImageDir == "" {
 		cfg.ImageDir = filepath.Join(cfg.StateDir, "images")
 	}
 	if cfg.RunDir == "" {
-		cfg.RunDir = filepath.Join("/run/boxgate-boxes", tag)
+		cfg.RunDir = runDirOf(cfg.StateDir)
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("cannot become the reaper of the boxes' commands: %w", err)
@@ -91,7 +91,7 @@ func New(cfg Config) (*Launcher, error) {
 	l := &Launcher{
 		cfg:   cfg,
 		dirs:  dirs{state: cfg.StateDir, run: cfg.RunDir},
-		tag:   tag,
+		tag:   stateTag(cfg.StateDir),
 		log:   cfg.Log,
 		locks: map[policy.BoxID]*boxLock{},
 	}
@@ -109,6 +109,16 @@ func runtimeRemedy(name string) string {
 	default:
 		return "install it, or name another in launcher.runtime"
 	}
+}
+
+// runDirOf is the run directory of a launcher that was given none.
+func runDirOf(stateDir string) string { return filepath.Join("/run/boxgate-boxes", stateTag(stateDir)) }
+
+// Traces returns patterns of the files that a launcher with these directories keeps while it has boxes, outside of its
+// state directory. runDir is that of [Config].
+func Traces(stateDir, runDir string) []string {
+	d := dirs{state: stateDir, run: cmp.Or(runDir, runDirOf(stateDir))}
+	return []string{filepath.Join(d.pins(), "*"), filepath.Join(d.attached(), "*")}
 }
 
 // stateTag names a state directory in few characters.

@@ -23,10 +23,10 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 		if tx.Bucket(bucketBoxes).Get([]byte(b.ID)) != nil {
 			return fmt.Errorf("box %s: %w", b.ID, ErrConflict)
 		}
-		if err := takePlace(tx, &b, pools); err != nil {
+		if err := db.takePlace(tx, &b, pools); err != nil {
 			return err
 		}
-		if err := claimName(tx, b); err != nil {
+		if err := db.claimName(tx, b); err != nil {
 			return err
 		}
 		return db.putBox(tx, b)
@@ -39,13 +39,20 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 
 // takePlace gives the box the lowest index that no box has and whose addresses no box has: pools may have been configured
 // anew since older boxes got theirs.
-func takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
+func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 	limit := uint32(maxBoxes)
 	if pools.Max != 0 {
 		limit = min(limit, pools.Max)
 	}
-	indexes, addrs := tx.Bucket(bucketIndexes), tx.Bucket(bucketAddrs)
-	taken := indexes.Cursor()
+	indexes, err := db.table(tx, bucketIndexes)
+	if err != nil {
+		return err
+	}
+	addrs, err := db.table(tx, bucketAddrs)
+	if err != nil {
+		return err
+	}
+	taken := indexes.bucket.Cursor()
 	used, _ := taken.First()
 	for i := range limit {
 		if used != nil && binary.BigEndian.Uint32(used) == i {
@@ -65,17 +72,17 @@ func takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 			if !a.IsValid() {
 				continue
 			}
-			if err := addrs.Put(a.AsSlice(), []byte(b.ID)); err != nil {
+			if err := addrs.put(a.AsSlice(), []byte(b.ID)); err != nil {
 				return err
 			}
 		}
-		return indexes.Put(binary.BigEndian.AppendUint32(nil, i), []byte(b.ID))
+		return indexes.put(binary.BigEndian.AppendUint32(nil, i), []byte(b.ID))
 	}
 	return ErrExhausted
 }
 
-func holds(addrs *bolt.Bucket, a netip.Addr) bool {
-	return a.IsValid() && addrs.Get(a.AsSlice()) != nil
+func holds(addrs table, a netip.Addr) bool {
+	return a.IsValid() && addrs.has(a.AsSlice())
 }
 
 // nth returns the address at place n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool

@@ -29,7 +29,7 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	}
 	now := time.Now().UTC()
 	fresh := APIKey{Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
-	if err := db.bolt.Update(func(tx *bolt.Tx) error { return replaceKeys(tx, fresh, now.Add(grace)) }); err != nil {
+	if err := db.bolt.Update(func(tx *bolt.Tx) error { return db.replaceKeys(tx, fresh, now.Add(grace)) }); err != nil {
 		return errors.Join(err, os.Remove(db.path(fileNextKey)))
 	}
 	if err := db.reached("new API key in force"); err != nil {
@@ -42,17 +42,12 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 }
 
 // replaceKeys adds a key and lets those before it end at a time; ends that are earlier stay, and what has ended goes.
-func replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
-	bucket := tx.Bucket(bucketAPIKeys)
-	var old []APIKey
-	err := bucket.ForEach(func(_, data []byte) error {
-		var k APIKey
-		if err := json.Unmarshal(data, &k); err != nil {
-			return fmt.Errorf("the record of an API key is damaged: %w", err)
-		}
-		old = append(old, k)
-		return nil
-	})
+func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
+	keys, err := db.table(tx, bucketAPIKeys)
+	if err != nil {
+		return err
+	}
+	old, err := readKeys(keys)
 	if err != nil {
 		return err
 	}
@@ -61,20 +56,20 @@ func replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
 			k.ExpiresAt = end
 		}
 		if !k.opens(fresh.CreatedAt) {
-			err = errors.Join(err, bucket.Delete(k.Hash[:]))
+			err = errors.Join(err, keys.delete(k.Hash[:]))
 			continue
 		}
-		err = errors.Join(err, putKey(bucket, k))
+		err = errors.Join(err, putKey(keys, k))
 	}
-	return errors.Join(err, putKey(bucket, fresh))
+	return errors.Join(err, putKey(keys, fresh))
 }
 
-func putKey(bucket *bolt.Bucket, k APIKey) error {
+func putKey(keys table, k APIKey) error {
 	data, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	return bucket.Put(k.Hash[:], data)
+	return keys.put(k.Hash[:], data)
 }
 
 // finishKeyChange ends a change of the API key: the new one takes its place if the store knows it, else it goes.

@@ -36,7 +36,13 @@ func (db *DB) AddAPIKey(name string, key policy.Secret) error {
 	if err != nil {
 		return err
 	}
-	return db.bolt.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketAPIKeys).Put(rec.Hash[:], data) })
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		keys, err := db.table(tx, bucketAPIKeys)
+		if err != nil {
+			return err
+		}
+		return keys.put(rec.Hash[:], data)
+	})
 }
 
 // CheckAPIKey reports whether key is an API key of this gateway. What is looked up is its hash, so how long it takes says
@@ -45,12 +51,16 @@ func (db *DB) CheckAPIKey(key string) bool {
 	hash := HashKey(key)
 	known := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		data := tx.Bucket(bucketAPIKeys).Get(hash[:])
+		keys, err := db.table(tx, bucketAPIKeys)
+		if err != nil {
+			return err
+		}
+		data, err := keys.get(hash[:])
 		if data == nil {
-			return nil
+			return err
 		}
 		var k APIKey
-		if err := json.Unmarshal(data, &k); err != nil {
+		if err := decode(data, &k); err != nil {
 			return err
 		}
 		known = k.opens(time.Now())
@@ -63,14 +73,24 @@ func (db *DB) CheckAPIKey(key string) bool {
 func (db *DB) APIKeys() ([]APIKey, error) {
 	var out []APIKey
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketAPIKeys).ForEach(func(_, data []byte) error {
-			var k APIKey
-			if err := json.Unmarshal(data, &k); err != nil {
-				return fmt.Errorf("the record of an API key is damaged: %w", err)
-			}
-			out = append(out, k)
-			return nil
-		})
+		keys, err := db.table(tx, bucketAPIKeys)
+		if err != nil {
+			return err
+		}
+		out, err = readKeys(keys)
+		return err
+	})
+	return out, err
+}
+
+func readKeys(keys table) (out []APIKey, err error) {
+	err = keys.each(nil, func(_, data []byte) error {
+		var k APIKey
+		if err := decode(data, &k); err != nil {
+			return fmt.Errorf("the record of an API key is damaged: %w", err)
+		}
+		out = append(out, k)
+		return nil
 	})
 	return out, err
 }
@@ -78,10 +98,13 @@ func (db *DB) APIKeys() ([]APIKey, error) {
 // DeleteAPIKey forgets a key; from then on it opens nothing. The error is [ErrNotFound] if there is no such key.
 func (db *DB) DeleteAPIKey(hash KeyHash) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		keys := tx.Bucket(bucketAPIKeys)
-		if keys.Get(hash[:]) == nil {
+		keys, err := db.table(tx, bucketAPIKeys)
+		if err != nil {
+			return err
+		}
+		if !keys.has(hash[:]) {
 			return fmt.Errorf("API key: %w", ErrNotFound)
 		}
-		return keys.Delete(hash[:])
+		return keys.delete(hash[:])
 	})
 }

@@ -40,11 +40,18 @@ func (db *DB) getCA(owner string) (CA, error) {
 	var rec caRecord
 	var key string
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		data := tx.Bucket(bucketCAs).Get([]byte(owner))
+		cas, err := db.table(tx, bucketCAs)
+		if err != nil {
+			return err
+		}
+		data, err := cas.get([]byte(owner))
+		if err != nil {
+			return err
+		}
 		if data == nil {
 			return fmt.Errorf("certificate authority of %s: %w", owner, ErrNotFound)
 		}
-		if err := json.Unmarshal(data, &rec); err != nil {
+		if err := decode(data, &rec); err != nil {
 			return fmt.Errorf("the certificate authority of %s is damaged: %w", owner, err)
 		}
 		return db.seal.openJSON(tx, bucketCAs, owner, rec.Key, &key)
@@ -64,5 +71,9 @@ func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
 	if err != nil {
 		return err
 	}
-	return tx.Bucket(bucketCAs).Put([]byte(owner), data)
+	cas, err := db.table(tx, bucketCAs)
+	if err != nil {
+		return err
+	}
+	return cas.put([]byte(owner), data)
 }

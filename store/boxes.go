@@ -37,7 +37,15 @@ func (db *DB) Box(id policy.BoxID) (Box, error) {
 func (db *DB) BoxByName(name string) (Box, error) {
 	var b Box
 	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		b, err = db.getBox(tx, policy.BoxID(tx.Bucket(bucketNames).Get([]byte(name))))
+		names, err := db.table(tx, bucketNames)
+		if err != nil {
+			return err
+		}
+		id, err := names.get([]byte(name))
+		if err != nil {
+			return err
+		}
+		b, err = db.getBox(tx, policy.BoxID(id))
 		return err
 	})
 	return b, err
@@ -47,11 +55,18 @@ func (db *DB) BoxByName(name string) (Box, error) {
 func (db *DB) Boxes() ([]Box, error) {
 	var out []Box
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketBoxes).ForEach(func(id, _ []byte) error {
-			b, err := db.getBox(tx, policy.BoxID(id))
-			out = append(out, b)
+		boxes, err := db.table(tx, bucketBoxes)
+		if err != nil {
 			return err
-		})
+		}
+		for _, id := range boxes.keys(nil) {
+			b, err := db.getBox(tx, policy.BoxID(id))
+			if err != nil {
+				return err
+			}
+			out = append(out, b)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -75,10 +90,10 @@ func (db *DB) UpdateBox(b Box) error {
 		}
 		b.Index, b.V4, b.V6, b.CreatedAt = old.Index, old.V4, old.V6, old.CreatedAt
 		if b.Name != old.Name {
-			if err := claimName(tx, b); err != nil {
+			if err := db.claimName(tx, b); err != nil {
 				return err
 			}
-			if err := releaseName(tx, old); err != nil {
+			if err := db.releaseName(tx, old); err != nil {
 				return err
 			}
 		}
@@ -90,39 +105,70 @@ func (db *DB) UpdateBox(b Box) error {
 // header rules, CA and public URLs. A box that does not exist is no error: deletions are repeated after a crash.
 func (db *DB) DeleteBox(id policy.BoxID) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		var b Box // not getBox: a box must go even if its secrets cannot be read any more
-		data := tx.Bucket(bucketBoxes).Get([]byte(id))
-		if data == nil {
+		b, err := db.boxRecord(tx, id) // not getBox: the secrets are not needed
+		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
-		if err := json.Unmarshal(data, &b); err != nil {
-			return fmt.Errorf("the record of box %s is damaged: %w", id, err)
+		if err != nil {
+			return err
 		}
-		errs := []error{releaseName(tx, b), tx.Bucket(bucketIndexes).Delete(binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{db.releaseName(tx, b), db.drop(tx, bucketIndexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
-				errs = append(errs, tx.Bucket(bucketAddrs).Delete(a.AsSlice()))
+				errs = append(errs, db.drop(tx, bucketAddrs, a.AsSlice()))
 			}
 		}
 		for _, bucket := range [][]byte{bucketBoxes, bucketSecrets, bucketPolicies, bucketStaged, bucketHeaders, bucketCAs} {
-			errs = append(errs, tx.Bucket(bucket).Delete([]byte(id)))
+			errs = append(errs, db.drop(tx, bucket, []byte(id)))
 		}
-		return errors.Join(append(errs, deleteURLs(tx, id))...)
+		return errors.Join(append(errs, db.deleteURLs(tx, id))...)
 	})
+}
+
+// drop deletes one document.
+func (db *DB) drop(tx *bolt.Tx, bucket, key []byte) error {
+	t, err := db.table(tx, bucket)
+	if err != nil {
+		return err
+	}
+	return t.delete(key)
+}
+
+// boxRecord reads a box without its sealed part.
+func (db *DB) boxRecord(tx *bolt.Tx, id policy.BoxID) (b Box, err error) {
+	boxes, err := db.table(tx, bucketBoxes)
+	if err != nil {
+		return b, err
+	}
+	data, err := boxes.get([]byte(id))
+	if err != nil {
+		return b, err
+	}
+	if data == nil {
+		return b, fmt.Errorf("box %s: %w", id, ErrNotFound)
+	}
+	if err := decode(data, &b); err != nil {
+		return b, fmt.Errorf("the record of box %s is damaged: %w", id, err)
+	}
+	return b, nil
 }
 
 // getBox reads a box and opens its sealed part.
 func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
-	data := tx.Bucket(bucketBoxes).Get([]byte(id))
-	if data == nil {
-		return Box{}, fmt.Errorf("box %s: %w", id, ErrNotFound)
+	b, err := db.boxRecord(tx, id)
+	if err != nil {
+		return Box{}, err
 	}
-	var b Box
-	if err := json.Unmarshal(data, &b); err != nil {
-		return Box{}, fmt.Errorf("the record of box %s is damaged: %w", id, err)
+	secrets, err := db.table(tx, bucketSecrets)
+	if err != nil {
+		return Box{}, err
+	}
+	sealed, err := secrets.get([]byte(id))
+	if err != nil {
+		return Box{}, err
 	}
 	var s sealedPart
-	if err := db.seal.openJSON(tx, bucketSecrets, string(id), tx.Bucket(bucketSecrets).Get([]byte(id)), &s); err != nil {
+	if err := db.seal.openJSON(tx, bucketSecrets, string(id), sealed, &s); err != nil {
 		return Box{}, err
 	}
 	b.Env, b.Secrets, b.Extra = hide(s.Env), hide(s.Secrets), s.Extra
@@ -141,29 +187,44 @@ func (db *DB) putBox(tx *bolt.Tx, b Box) error {
 	if err != nil {
 		return err
 	}
-	if err := tx.Bucket(bucketBoxes).Put([]byte(b.ID), data); err != nil {
+	boxes, err := db.table(tx, bucketBoxes)
+	if err != nil {
 		return err
 	}
-	return tx.Bucket(bucketSecrets).Put([]byte(b.ID), sealed)
+	if err := boxes.put([]byte(b.ID), data); err != nil {
+		return err
+	}
+	secrets, err := db.table(tx, bucketSecrets)
+	if err != nil {
+		return err
+	}
+	return secrets.put([]byte(b.ID), sealed)
 }
 
 // claimName makes the name the box's own.
-func claimName(tx *bolt.Tx, b Box) error {
+func (db *DB) claimName(tx *bolt.Tx, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	names := tx.Bucket(bucketNames)
-	if owner := names.Get([]byte(b.Name)); owner != nil && string(owner) != string(b.ID) {
+	names, err := db.table(tx, bucketNames)
+	if err != nil {
+		return err
+	}
+	owner, err := names.get([]byte(b.Name))
+	if err != nil {
+		return err
+	}
+	if owner != nil && string(owner) != string(b.ID) {
 		return fmt.Errorf("%q: %w", b.Name, ErrNameTaken)
 	}
-	return names.Put([]byte(b.Name), []byte(b.ID))
+	return names.put([]byte(b.Name), []byte(b.ID))
 }
 
-func releaseName(tx *bolt.Tx, b Box) error {
+func (db *DB) releaseName(tx *bolt.Tx, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	return tx.Bucket(bucketNames).Delete([]byte(b.Name))
+	return db.drop(tx, bucketNames, []byte(b.Name))
 }
 
 // requireBox refuses records of a box that does not exist: nobody would ever delete them.

@@ -57,7 +57,7 @@ func removeLeftovers(dir string) error {
 	if err := os.Remove(filepath.Join(dir, fileDB+newSuffix)); !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
-	for _, name := range []string{fileSecret, fileAPIKey, fileNextKey} {
+	for _, name := range []string{fileSecret, fileSecret + newSuffix, fileAPIKey, fileNextKey} {
 		left, err := filepath.Glob(filepath.Join(dir, "."+name+"-*"))
 		errs = append(errs, err)
 		for _, f := range left {

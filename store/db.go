@@ -34,8 +34,21 @@ type Options struct {
 	PassphraseEnv string
 	// Passphrase is used instead of what PassphraseEnv names, if it is not empty.
 	Passphrase policy.Secret
+	// Traces are patterns of files that only a gateway which has run here leaves, besides those in Dir ([filepath.Match]).
+	// A store that is missing while there is one of them is not made: see [ErrLost].
+	Traces []string
 	// LockTimeout is how long to wait for another process that has the store open; 0: one second.
 	LockTimeout time.Duration
+
+	stop func(step string) error // for tests: told of each step of a first start, at which it can fail
+}
+
+// reached says that a step of a first start was made.
+func (o Options) reached(step string) error {
+	if o.stop == nil {
+		return nil
+	}
+	return o.stop(step)
 }
 
 // DB is an open store. Safe for concurrent use.
@@ -61,12 +74,17 @@ func (db *DB) reached(step string) error {
 
 // Open opens the store, and makes it on the first start: the directory, the file, the key file (unless there is a
 // passphrase). An error is a sentence that says what to do. Only one process can have a store open.
+//
+// Every document is checked before any is used: see tags.go.
 func Open(o Options) (*DB, error) {
 	passphrase := cmp.Or(o.Passphrase.Reveal(), takeEnv(o.PassphraseEnv))
 	if err := ensureDir(o.Dir); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(o.Dir, fileDB)
+	if err := ensureFile(o, path, passphrase); err != nil {
+		return nil, err
+	}
 	openAgain := func() (*bolt.DB, error) { return openFile(path, cmp.Or(o.LockTimeout, time.Second)) }
 	b, err := openAgain()
 	if err != nil {
@@ -79,11 +97,11 @@ func Open(o Options) (*DB, error) {
 		return nil, err
 	}
 	db := &DB{dir: o.Dir, bolt: b}
-	if err := migrate(b, path); err != nil {
+	if db.seal, err = openSealer(b, o.Dir, passphrase, o.PassphraseEnv, path); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if db.seal, err = openSealer(b, o.Dir, passphrase, o.PassphraseEnv); err != nil {
-		return nil, errors.Join(err, b.Close())
+	if err := b.View(db.checkTags); err != nil {
+		return nil, errors.Join(fmt.Errorf("the store %s: %w; %w", path, err, errDamaged), b.Close())
 	}
 	return db, nil
 }
@@ -111,7 +129,7 @@ func openFile(path string, wait time.Duration) (*bolt.DB, error) {
 }
 
 func openChecked(path string, wait time.Duration) (*bolt.DB, error) {
-	b, err := openWhole(path, &bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
+	b, err := openWhole(path, bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
 	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fmt.Errorf("%w (%s): stop it, or give this one a state_dir of its own", ErrInUse, path)
 	}

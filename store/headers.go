@@ -111,9 +111,13 @@ func (db *DB) getHeaders(owner string) (Headers, error) {
 
 func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
 	var rec headersRecord
-	sealed := tx.Bucket(bucketHeaders).Get([]byte(owner))
+	headers, err := db.table(tx, bucketHeaders)
+	if err != nil {
+		return rec, err
+	}
+	sealed, err := headers.get([]byte(owner))
 	if sealed == nil {
-		return rec, nil
+		return rec, err
 	}
 	return rec, db.seal.openJSON(tx, bucketHeaders, owner, sealed, &rec)
 }
@@ -134,5 +138,9 @@ func (db *DB) putHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, v
 	if err != nil {
 		return err
 	}
-	return tx.Bucket(bucketHeaders).Put([]byte(owner), sealed)
+	headers, err := db.table(tx, bucketHeaders)
+	if err != nil {
+		return err
+	}
+	return headers.put([]byte(owner), sealed)
 }

@@ -81,7 +81,11 @@ func TestRecordsOfOlderVersions(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return tx.Bucket([]byte(bucket)).Put([]byte("b1"), sealed)
+			documents, err := db.table(tx, []byte(bucket))
+			if err != nil {
+				return err
+			}
+			return documents.put([]byte("b1"), sealed)
 		})
 		if err != nil {
 			t.Fatal(err)

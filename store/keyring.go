@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"filippo.io/age"
 )
@@ -21,6 +22,7 @@ type keyring struct {
 	recipient  age.Recipient
 	identities []age.Identity // the one that recipient belongs to; during a change of the key file the old one and the new one
 	path       string         // of the key file; "" for a passphrase
+	schema     int            // the schema that the store has at least, as the key file says; 0: it does not
 	hint       string         // what to do when the key is the wrong one
 }
 
@@ -57,9 +59,10 @@ func (k keyring) unwrap(wrapped []byte) (key []byte, which int, err error) {
 	return key, which, nil
 }
 
-// settle ends a change of the key file that was cut short: only the identity that opens the store stays in it.
+// settle makes the key file what it is between changes: only the identity that opens the store is in it, and it says which
+// schema the store has.
 func (k keyring) settle(which int) error {
-	if len(k.identities) < 2 {
+	if k.path == "" || len(k.identities) < 2 && k.schema >= schemaNow {
 		return nil
 	}
 	id, ok := k.identities[which].(*age.X25519Identity)
@@ -69,16 +72,16 @@ func (k keyring) settle(which int) error {
 	return writeKeyFile(k.path, id)
 }
 
-// openKeyring returns what encrypts the data key: the passphrase if there is one, else the key file, which is made on
-// the first start alone. Later a missing key file is an error: a new one could open nothing.
-func openKeyring(dir, passphrase, env string, first bool) (keyring, error) {
+// openKeyring returns what encrypts the data key: the passphrase if there is one, else the key file. A missing key file is
+// an error: a new one could open nothing. Only a first start that was cut short has left it under another name.
+func openKeyring(dir, passphrase, env string) (keyring, error) {
 	if passphrase != "" {
 		return passphraseKeyring(passphrase, env)
 	}
 	path := filepath.Join(dir, fileSecret)
-	ids, err := readKeyFile(path)
-	if errors.Is(err, fs.ErrNotExist) && first {
-		ids, err = makeKeyFile(path)
+	file, err := readKeyFile(path)
+	if errors.Is(err, fs.ErrNotExist) && os.Rename(path+newSuffix, path) == nil {
+		file, err = readKeyFile(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return keyring{}, fmt.Errorf("the key file %s is missing: without it the secrets of this store cannot be read; "+
@@ -87,7 +90,9 @@ func openKeyring(dir, passphrase, env string, first bool) (keyring, error) {
 	if err != nil {
 		return keyring{}, err
 	}
-	return fileKeyring(path, ids), nil
+	k := fileKeyring(path, file.identities)
+	k.schema = file.schema
+	return k, nil
 }
 
 func fileKeyring(path string, ids []*age.X25519Identity) keyring {
@@ -113,51 +118,70 @@ func passphraseKeyring(passphrase, env string) (keyring, error) {
 	return keyring{sealing: sealedByPassphrase, recipient: recipient, identities: []age.Identity{identity}, hint: hint}, nil
 }
 
-// readKeyFile reads age X25519 identities as age-keygen writes them, from a file that is ours alone: one, or two of which
-// one opens the store.
-func readKeyFile(path string) ([]*age.X25519Identity, error) {
+// keyFile is what a key file says.
+type keyFile struct {
+	identities []*age.X25519Identity // one, or two of which one opens the store
+	schema     int                   // the schema that the store has at least; 0: it does not say
+}
+
+// schemaMark begins the comment of a key file that says which schema the store has. Without it, whoever has an old copy of
+// a store from before its documents had tags could change that at will and put it in the place of the present one.
+const schemaMark = "# schema of the store: "
+
+// readKeyFile reads age X25519 identities as age-keygen writes them, from a file that is ours alone.
+func readKeyFile(path string) (keyFile, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("the key file cannot be read: %w", err)
+		return keyFile{}, fmt.Errorf("the key file cannot be read: %w", err)
 	}
 	defer f.Close()
 	info, err := f.Stat() // of the open file: it cannot be changed for another in between
 	if err != nil {
-		return nil, err
+		return keyFile{}, err
 	}
 	if err := checkPrivate(path, info); err != nil {
-		return nil, err
+		return keyFile{}, err
 	}
-	parsed, err := age.ParseIdentities(f)
+	text, err := io.ReadAll(io.LimitReader(f, 64<<10))
 	if err != nil {
-		return nil, fmt.Errorf("the key file %s holds no age identity: put the right one back", path) // err may quote the file
+		return keyFile{}, fmt.Errorf("the key file cannot be read: %w", err)
+	}
+	defer clear(text)
+	parsed, err := age.ParseIdentities(bytes.NewReader(text))
+	if err != nil {
+		return keyFile{}, fmt.Errorf("the key file %s holds no age identity: put the right one back", path) // err may quote the file
 	}
 	if len(parsed) > 2 {
-		return nil, fmt.Errorf("the key file %s must hold one age identity, not %d", path, len(parsed))
+		return keyFile{}, fmt.Errorf("the key file %s must hold one age identity, not %d", path, len(parsed))
 	}
-	var ids []*age.X25519Identity
+	var file keyFile
 	for _, p := range parsed {
 		id, ok := p.(*age.X25519Identity)
 		if !ok {
-			return nil, fmt.Errorf("the key file %s must hold an X25519 identity (AGE-SECRET-KEY-1…)", path)
+			return keyFile{}, fmt.Errorf("the key file %s must hold an X25519 identity (AGE-SECRET-KEY-1…)", path)
 		}
-		ids = append(ids, id)
+		file.identities = append(file.identities, id)
 	}
-	return ids, nil
+	file.schema = markedSchema(text)
+	return file, nil
 }
 
-func makeKeyFile(path string) ([]*age.X25519Identity, error) {
-	id, err := age.GenerateX25519Identity()
-	if err != nil {
-		return nil, err
+// markedSchema reads the comment that begins with schemaMark.
+func markedSchema(text []byte) int {
+	for line := range bytes.Lines(text) {
+		if said, ok := bytes.CutPrefix(line, []byte(schemaMark)); ok {
+			if n, err := strconv.Atoi(string(bytes.TrimSpace(said))); err == nil {
+				return n
+			}
+		}
 	}
-	return []*age.X25519Identity{id}, writeKeyFile(path, id)
+	return 0
 }
 
 // writeKeyFile makes these the identities of the key file, all at once.
 func writeKeyFile(path string, ids ...*age.X25519Identity) error {
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "# boxgate: opens the secrets in %s beside it. Keep a copy somewhere else.\n", fileDB)
+	fmt.Fprintf(&text, "# boxgate: opens the secrets in %s beside it. Keep a copy somewhere else.\n%s%d\n", fileDB, schemaMark, schemaNow)
 	for _, id := range ids {
 		fmt.Fprintf(&text, "# public key: %s\n%s\n", id.Recipient(), id)
 	}

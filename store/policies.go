@@ -1,7 +1,9 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	bolt "go.etcd.io/bbolt"
@@ -13,7 +15,11 @@ import (
 func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 	var p Policy
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		return getPolicy(tx.Bucket(bucketPolicies), id, &p)
+		policies, err := db.table(tx, bucketPolicies)
+		if err != nil {
+			return err
+		}
+		return getPolicy(policies, id, &p)
 	})
 	return p, err
 }
@@ -29,38 +35,57 @@ func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) err
 		if err := requireBox(tx, id); err != nil {
 			return err
 		}
-		if have := tx.Bucket(bucketPolicies).Get([]byte(id)); have != nil {
-			var old Policy
-			if err := json.Unmarshal(have, &old); err != nil {
-				return fmt.Errorf("the policy of box %s is damaged: %w", id, err)
-			}
-			if version <= old.Version {
-				return fmt.Errorf("box %s has policy version %d already, %d cannot follow: %w", id, old.Version, version, ErrConflict)
-			}
+		policies, err := db.table(tx, bucketPolicies)
+		if err != nil {
+			return err
 		}
-		return tx.Bucket(bucketStaged).Put([]byte(id), data)
+		var old Policy
+		if err := getPolicy(policies, id, &old); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		} else if err == nil && version <= old.Version {
+			return fmt.Errorf("box %s has policy version %d already, %d cannot follow: %w", id, old.Version, version, ErrConflict)
+		}
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		return staged.put([]byte(id), data)
 	})
 }
 
 // CommitPolicy makes the staged policy of a box the committed one. Without a staged one the error is [ErrNotFound].
 func (db *DB) CommitPolicy(id policy.BoxID) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		staged := tx.Bucket(bucketStaged)
-		data := staged.Get([]byte(id))
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		policies, err := db.table(tx, bucketPolicies)
+		if err != nil {
+			return err
+		}
+		data, err := staged.get([]byte(id))
+		if err != nil {
+			return err
+		}
 		if data == nil {
 			return fmt.Errorf("staged policy of box %s: %w", id, ErrNotFound)
 		}
-		if err := tx.Bucket(bucketPolicies).Put([]byte(id), data); err != nil {
+		if err := policies.put([]byte(id), bytes.Clone(data)); err != nil {
 			return err
 		}
-		return staged.Delete([]byte(id))
+		return staged.delete([]byte(id))
 	})
 }
 
 // AbortPolicy forgets the staged policy of a box, if there is one.
 func (db *DB) AbortPolicy(id policy.BoxID) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketStaged).Delete([]byte(id))
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		return staged.delete([]byte(id))
 	})
 }
 
@@ -69,10 +94,13 @@ func (db *DB) AbortPolicy(id policy.BoxID) error {
 func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 	out := map[policy.BoxID]Policy{}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		staged := tx.Bucket(bucketStaged)
-		return staged.ForEach(func(id, _ []byte) error {
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		return staged.each(nil, func(id, data []byte) error {
 			var p Policy
-			err := getPolicy(staged, policy.BoxID(id), &p)
+			err := decodePolicy(data, policy.BoxID(id), &p)
 			out[policy.BoxID(id)] = p
 			return err
 		})
@@ -85,26 +113,34 @@ func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 func (db *DB) DropStaged() ([]policy.BoxID, error) {
 	var dropped []policy.BoxID
 	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		err := tx.Bucket(bucketStaged).ForEach(func(id, _ []byte) error {
-			dropped = append(dropped, policy.BoxID(id))
-			return nil
-		})
-		for _, id := range dropped {
-			if err == nil {
-				err = tx.Bucket(bucketStaged).Delete([]byte(id))
-			}
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
 		}
-		return err
+		for _, id := range staged.keys(nil) {
+			if err := staged.delete(id); err != nil {
+				return err
+			}
+			dropped = append(dropped, policy.BoxID(id))
+		}
+		return nil
 	})
 	return dropped, err
 }
 
-func getPolicy(bucket *bolt.Bucket, id policy.BoxID, p *Policy) error {
-	data := bucket.Get([]byte(id))
+func getPolicy(policies table, id policy.BoxID, p *Policy) error {
+	data, err := policies.get([]byte(id))
+	if err != nil {
+		return err
+	}
 	if data == nil {
 		return fmt.Errorf("policy of box %s: %w", id, ErrNotFound)
 	}
-	if err := json.Unmarshal(data, p); err != nil {
+	return decodePolicy(data, id, p)
+}
+
+func decodePolicy(data []byte, id policy.BoxID, p *Policy) error {
+	if err := decode(data, p); err != nil {
 		return fmt.Errorf("the policy of box %s is damaged: %w", id, err)
 	}
 	return nil

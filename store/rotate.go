@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"crypto/cipher"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -90,7 +89,7 @@ func (db *DB) rotateKeyFile() error {
 
 // presentIdentity returns the identity of the key file that opens the data key now.
 func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
-	ids, err := readKeyFile(path)
+	file, err := readKeyFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -102,12 +101,12 @@ func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	key, which, err := fileKeyring(path, ids).unwrap(wrapped)
+	key, which, err := fileKeyring(path, file.identities).unwrap(wrapped)
 	clear(key)
 	if err != nil {
 		return nil, err
 	}
-	return ids[which], nil
+	return file.identities[which], nil
 }
 
 // resealAll makes a data key that k encrypts and seals every value with it, in one transaction.
@@ -117,6 +116,9 @@ func (db *DB) resealAll(k keyring) error {
 		return err
 	}
 	return db.bolt.Update(func(tx *bolt.Tx) error {
+		if err := db.checkTags(tx); err != nil {
+			return fmt.Errorf("the store is damaged: %w", err)
+		}
 		old, err := db.seal.of(tx)
 		if err != nil {
 			return err
@@ -128,40 +130,34 @@ func (db *DB) resealAll(k keyring) error {
 		if err != nil {
 			return err
 		}
-		if err := resealBuckets(tx, old, next); err != nil {
+		if err := writeAgain(tx, next, func(bucket, key, value []byte) ([]byte, error) {
+			return resealed(old, next, bucket, key, value[tagSize:])
+		}); err != nil {
 			return err
 		}
 		return db.reached("values sealed anew")
 	})
 }
 
-// reseal decrypts a value with the old data key and encrypts it with the new one.
-type reseal func(value []byte) ([]byte, error)
-
-// resealBuckets seals every value of the store anew.
-func resealBuckets(tx *bolt.Tx, old, next cipher.AEAD) error {
-	whole := func(data []byte, again reseal) ([]byte, error) { return again(data) }
-	for _, b := range []struct {
-		name   []byte
-		record func(data []byte, again reseal) ([]byte, error)
-	}{{bucketSecrets, whole}, {bucketHeaders, whole}, {bucketCAs, resealCA}} {
-		bucket := tx.Bucket(b.name)
+// writeAgain writes every document of a store under a data key: what change makes of the present value of each.
+func writeAgain(tx *bolt.Tx, key *dataKey, change func(bucket, key, value []byte) ([]byte, error)) error {
+	if err := setTotal(key.tags, tx.Bucket(bucketMeta), total{}); err != nil {
+		return err
+	}
+	for _, name := range documentBuckets {
+		t := table{tx: tx, name: name, bucket: tx.Bucket(name), key: key.tags}
 		fresh := map[string][]byte{} // a bucket must not be changed while it is walked through
-		err := bucket.ForEach(func(key, data []byte) (err error) {
-			owner := string(key)
-			fresh[owner], err = b.record(data, func(value []byte) ([]byte, error) {
-				plain, err := unsealed(old, b.name, owner, value)
-				if err != nil {
-					return nil, err
-				}
-				defer clear(plain)
-				return sealed(next, b.name, owner, plain), nil
-			})
+		err := t.bucket.ForEach(func(key, value []byte) (err error) {
+			document, err := change(name, key, value)
+			fresh[string(key)] = bytes.Clone(document)
 			return err
 		})
-		for owner, data := range fresh {
+		for key, document := range fresh {
 			if err == nil {
-				err = bucket.Put([]byte(owner), data)
+				err = t.bucket.Delete([]byte(key)) // not t.delete: its tag is of the old key, or it has none
+			}
+			if err == nil {
+				err = t.put([]byte(key), document)
 			}
 		}
 		if err != nil {
@@ -171,10 +167,29 @@ func resealBuckets(tx *bolt.Tx, old, next cipher.AEAD) error {
 	return nil
 }
 
+// resealed returns a document with what of it is sealed sealed anew.
+func resealed(old, next *dataKey, bucket, owner, document []byte) ([]byte, error) {
+	again := func(value []byte) ([]byte, error) {
+		plain, err := unsealed(old.aead, bucket, string(owner), value)
+		if err != nil {
+			return nil, err
+		}
+		defer clear(plain)
+		return sealed(next.aead, bucket, string(owner), plain), nil
+	}
+	switch string(bucket) {
+	case string(bucketSecrets), string(bucketHeaders):
+		return again(document)
+	case string(bucketCAs):
+		return resealCA(document, again)
+	}
+	return document, nil
+}
+
 // resealCA seals the key of an authority anew; its certificate is not sealed.
-func resealCA(data []byte, again reseal) ([]byte, error) {
+func resealCA(data []byte, again func([]byte) ([]byte, error)) ([]byte, error) {
 	var rec caRecord
-	if err := json.Unmarshal(data, &rec); err != nil {
+	if err := decode(data, &rec); err != nil {
 		return nil, fmt.Errorf("the record of a certificate authority is damaged: %w", err)
 	}
 	var err error

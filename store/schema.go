@@ -2,13 +2,14 @@ package store
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	bolt "go.etcd.io/bbolt"
 )
 
 // The buckets. Keys are the box's ID unless said otherwise; "@" stands for the whole installation, since it can be in no
-// ID.
+// ID. What is kept under a key is a document with its tag before it, see tags.go; in the bucket meta it is the value alone.
 var (
 	bucketMeta     = []byte("meta")     // see the keys below
 	bucketBoxes    = []byte("boxes")    // Box as JSON
@@ -34,46 +35,80 @@ var (
 // global is the key of what belongs to the installation and to no box.
 const global = "@"
 
-// migrations lead from one schema version to the next: migrations[i] from i to i+1. A file that is new is version 0. An
-// entry never changes once it was released; a new schema is a new entry.
-var migrations = []func(*bolt.Tx) error{
-	createBuckets,
+// The schemas of a store: of 1, documents had no tags. A store is made with the present one.
+const (
+	schemaPlain = 1
+	schemaNow   = 2
+)
+
+// errOlder refuses a store that looks as if its documents had no tags yet, while its key says that they have.
+var errOlder = errors.New("it has the layout of a version that did not protect its documents, which the key was not made " +
+	"for: put back a backup of the whole state directory, key file included")
+
+// migrate brings a store to the present schema, and refuses one that a newer version has written. The schema that the data
+// key was encrypted with, and the one that the key file names, are not in the hands of who has the file alone.
+func (s *sealer) migrate(b *bolt.DB, k keyring, key []byte, keySchema int, path string) error {
+	version, err := schemaOf(b)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the store %s: %w", path, err)
+	case version > schemaNow || keySchema > schemaNow:
+		return fmt.Errorf("the store %s was written by a newer boxgate (schema %d; this one knows %d): "+
+			"run the newer version, or restore a backup made before the upgrade", path, max(version, keySchema), schemaNow)
+	case version == schemaNow && keySchema == schemaNow:
+		return nil
+	case version == schemaPlain && keySchema == schemaPlain && k.schema <= schemaPlain:
+		if err := s.protect(b, k, key); err != nil {
+			return fmt.Errorf("the store %s could not be brought to schema %d, and was left as it is: %w", path, schemaNow, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("the store %s: %w", path, errOlder)
 }
 
-func createBuckets(tx *bolt.Tx) error {
-	for _, name := range [][]byte{
-		bucketBoxes, bucketNames, bucketIndexes, bucketAddrs, bucketSecrets, bucketPolicies, bucketStaged, bucketHeaders,
-		bucketCAs, bucketURLs, bucketAPIKeys,
-	} {
-		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+// schemaOf reads the schema version of a store.
+func schemaOf(b *bolt.DB) (version int, err error) {
+	err = b.View(func(tx *bolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		if meta == nil {
+			return errDamaged
+		}
+		v := meta.Get(keyVersion)
+		if len(v) != 4 || binary.BigEndian.Uint32(v) == 0 || binary.BigEndian.Uint32(v) > 1<<16 {
+			return fmt.Errorf("its schema version cannot be read: %w", errDamaged)
+		}
+		version = int(binary.BigEndian.Uint32(v))
+		return nil
+	})
+	return version, err
+}
+
+func setSchema(tx *bolt.Tx, version uint32) error {
+	return tx.Bucket(bucketMeta).Put(keyVersion, binary.BigEndian.AppendUint32(nil, version))
+}
+
+// protect gives every document of a store of schema 1 its tag, in one transaction, once it has understood all of them.
+func (s *sealer) protect(b *bolt.DB, k keyring, key []byte) error {
+	content := joinDataKey(key, schemaNow)
+	defer clear(content)
+	wrapped, err := k.wrap(content)
+	if err != nil {
+		return err
+	}
+	if err := s.learn(wrapped, key); err != nil {
+		return err
+	}
+	return b.Update(func(tx *bolt.Tx) error {
+		if err := s.understand(tx); err != nil {
+			return fmt.Errorf("%w; %w", err, errDamaged)
+		}
+		if err := errors.Join(putDataKey(tx, wrapped, k.sealing), setSchema(tx, schemaNow)); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// migrate brings the file to the present schema in one transaction, and refuses one that a newer version has written.
-func migrate(b *bolt.DB, path string) error {
-	return b.Update(func(tx *bolt.Tx) error {
-		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+		next, err := s.of(tx)
 		if err != nil {
 			return err
 		}
-		var version int
-		if v := meta.Get(keyVersion); len(v) == 4 {
-			version = int(binary.BigEndian.Uint32(v))
-		} else if v != nil {
-			return fmt.Errorf("the store %s is damaged: its schema version cannot be read; restore a backup", path)
-		}
-		if version > len(migrations) {
-			return fmt.Errorf("the store %s was written by a newer boxgate (schema %d; this one knows %d): "+
-				"run the newer version, or restore a backup made before the upgrade", path, version, len(migrations))
-		}
-		for ; version < len(migrations); version++ {
-			if err := migrations[version](tx); err != nil {
-				return fmt.Errorf("the store %s could not be brought to schema %d: %w", path, version+1, err)
-			}
-		}
-		return meta.Put(keyVersion, binary.BigEndian.AppendUint32(nil, uint32(version)))
+		return writeAgain(tx, next, func(_, _, value []byte) ([]byte, error) { return value, nil })
 	})
 }

@@ -3,7 +3,9 @@ package store
 import (
 	"bytes"
 	"crypto/cipher"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,28 +28,38 @@ import (
 // encrypted form that transaction sees. So the key can be changed while others read ([DB.RotateKey]). Safe for concurrent use.
 type sealer struct {
 	mu    sync.RWMutex
-	aeads map[string]cipher.AEAD // by the encrypted data key
+	known map[string]*dataKey // by its encrypted form
+}
+
+// dataKey is what follows from a data key.
+type dataKey struct {
+	aead cipher.AEAD // of secrets
+	tags []byte      // key of the tags of documents
 }
 
 // learn makes a data key known; key is cleared.
 func (s *sealer) learn(wrapped, key []byte) error {
+	defer clear(key)
 	aead, err := chacha20poly1305.NewX(key)
-	clear(key)
+	if err != nil {
+		return fmt.Errorf("the data key of the store is unusable: %w", err)
+	}
+	tags, err := hkdf.Key(sha256.New, key, nil, "boxgate store: tags of documents", sha256.Size)
 	if err != nil {
 		return fmt.Errorf("the data key of the store is unusable: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.aeads[string(wrapped)] = aead
+	s.known[string(wrapped)] = &dataKey{aead: aead, tags: tags}
 	return nil
 }
 
-// of returns the cipher of the transaction's data key.
-func (s *sealer) of(tx *bolt.Tx) (cipher.AEAD, error) {
+// of returns the transaction's data key.
+func (s *sealer) of(tx *bolt.Tx) (*dataKey, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if aead := s.aeads[string(tx.Bucket(bucketMeta).Get(keyDataKey))]; aead != nil {
-		return aead, nil
+	if key := s.known[string(tx.Bucket(bucketMeta).Get(keyDataKey))]; key != nil {
+		return key, nil
 	}
 	return nil, errors.New("the data key of the store is not known")
 }
@@ -58,45 +70,67 @@ const (
 	sealedByPassphrase = "passphrase"
 )
 
-// openSealer decrypts the data key of the store, and on the first start makes it.
-func openSealer(b *bolt.DB, dir, passphrase, env string) (*sealer, error) {
+// openSealer decrypts the data key of a store, and brings the store to the present schema if it is older.
+func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*sealer, error) {
 	var wrapped []byte
 	var sealing string
 	err := b.View(func(tx *bolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
-		wrapped, sealing = bytes.Clone(meta.Get(keyDataKey)), string(meta.Get(keySealing))
+		if meta := tx.Bucket(bucketMeta); meta != nil {
+			wrapped, sealing = bytes.Clone(meta.Get(keyDataKey)), string(meta.Get(keySealing))
+		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	first := wrapped == nil
-	if err := checkSealing(first, sealing, passphrase, env); err != nil {
+	if wrapped == nil {
+		return nil, fmt.Errorf("the store %s has no data key: %w", path, errDamaged)
+	}
+	if err := checkSealing(sealing, passphrase, env); err != nil {
 		return nil, err
 	}
-	k, err := openKeyring(dir, passphrase, env, first)
+	k, err := openKeyring(dir, passphrase, env)
 	if err != nil {
 		return nil, err
 	}
-	s := &sealer{aeads: map[string]cipher.AEAD{}}
-	if first {
-		return s, s.makeKey(b, k)
-	}
-	key, i, err := k.unwrap(wrapped)
+	content, i, err := k.unwrap(wrapped)
 	if err != nil {
 		return nil, err
 	}
-	if err := k.settle(i); err != nil {
+	defer clear(content)
+	key, schema, err := splitDataKey(content)
+	if err != nil {
 		return nil, err
 	}
-	return s, s.learn(wrapped, key)
+	s := &sealer{known: map[string]*dataKey{}}
+	if err := s.learn(wrapped, bytes.Clone(key)); err != nil {
+		return nil, err
+	}
+	if err := s.migrate(b, k, key, schema, path); err != nil {
+		return nil, err
+	}
+	return s, k.settle(i)
+}
+
+// What age encrypts is the data key and the schema of the store since which it is used. Schema 1 was not written: then it is
+// the key alone. So nobody who cannot encrypt a data key makes a store look older than it is.
+func joinDataKey(key []byte, schema byte) []byte { return append(bytes.Clone(key), schema) }
+
+func splitDataKey(content []byte) (key []byte, schema int, err error) {
+	switch len(content) {
+	case chacha20poly1305.KeySize:
+		return content, 1, nil
+	case chacha20poly1305.KeySize + 1:
+		return content[:chacha20poly1305.KeySize], int(content[chacha20poly1305.KeySize]), nil
+	}
+	return nil, 0, errors.New("the data key of the store has another length than it must have; restore a backup")
 }
 
 // checkSealing refuses to open a store in another way than it was made.
-func checkSealing(first bool, sealing, passphrase, env string) error {
+func checkSealing(sealing, passphrase, env string) error {
 	switch {
-	case first:
-		return nil
+	case sealing != sealedByPassphrase && sealing != sealedByFile:
+		return fmt.Errorf("the store does not say how its secrets are encrypted: %w", errDamaged)
 	case sealing == sealedByPassphrase && passphrase == "":
 		return fmt.Errorf("the secrets of this store are encrypted with a passphrase: set it in %s", orName(env))
 	case sealing == sealedByFile && passphrase != "":
@@ -112,20 +146,13 @@ func orName(env string) string {
 	return env
 }
 
-// makeKey makes the first data key and keeps it, encrypted.
-func (s *sealer) makeKey(b *bolt.DB, k keyring) error {
-	wrapped, err := s.newKey(k)
-	if err != nil {
-		return err
-	}
-	return b.Update(func(tx *bolt.Tx) error { return putDataKey(tx, wrapped, k.sealing) })
-}
-
 // newKey makes a data key, learns it and returns it encrypted.
 func (s *sealer) newKey(k keyring) (wrapped []byte, err error) {
 	key := make([]byte, chacha20poly1305.KeySize)
 	_, _ = rand.Read(key) // never fails
-	if wrapped, err = k.wrap(key); err != nil {
+	content := joinDataKey(key, byte(schemaNow))
+	defer clear(content)
+	if wrapped, err = k.wrap(content); err != nil {
 		return nil, err
 	}
 	return wrapped, s.learn(wrapped, key)
@@ -144,7 +171,7 @@ func place(bucket []byte, owner string) []byte {
 
 // sealJSON encodes and encrypts v for one place of the store.
 func (s *sealer) sealJSON(tx *bolt.Tx, bucket []byte, owner string, v any) ([]byte, error) {
-	aead, err := s.of(tx)
+	key, err := s.of(tx)
 	if err != nil {
 		return nil, err
 	}
@@ -152,20 +179,23 @@ func (s *sealer) sealJSON(tx *bolt.Tx, bucket []byte, owner string, v any) ([]by
 	if err != nil {
 		return nil, err
 	}
-	return sealed(aead, bucket, owner, plain), nil
+	return sealed(key.aead, bucket, owner, plain), nil
 }
 
 // openJSON is the reverse of sealJSON. It fails for a value that was changed or moved.
 func (s *sealer) openJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byte, v any) error {
-	aead, err := s.of(tx)
+	key, err := s.of(tx)
 	if err != nil {
 		return err
 	}
-	plain, err := unsealed(aead, bucket, owner, sealed)
+	plain, err := unsealed(key.aead, bucket, owner, sealed)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(plain, v)
+	if err := decodeKnown(plain, v); err != nil {
+		return fmt.Errorf("a secret of the store (%s of %s) is of a kind that this version does not know", bucket, owner) // err may quote it
+	}
+	return nil
 }
 
 // sealed encrypts a value for one place of the store.

@@ -85,7 +85,7 @@ func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 	t.Parallel()
 	o := Options{Dir: newDir(t)}
 	db := open(t, o)
-	newer := binary.BigEndian.AppendUint32(nil, uint32(len(migrations)+1))
+	newer := binary.BigEndian.AppendUint32(nil, schemaNow+1)
 	err := db.bolt.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyVersion, newer) })
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	assertRefused(t, o, "newer boxgate", "schema 2")
+	assertRefused(t, o, "newer boxgate", "schema 3")
 	if after, err := os.ReadFile(filepath.Join(o.Dir, fileDB)); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the file was changed (%v)", err)
 	}

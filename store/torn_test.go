@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"boxgate/policy"
@@ -104,8 +105,9 @@ func changedPages(before, after []byte) (data, meta []int) {
 	return data, meta
 }
 
-// The power fails during the last write: any part of its pages has reached the disk, the header not or in part. The old
-// state is there, whole.
+// The power fails during the last write: any part of its pages has reached the disk, the header not. The old state is
+// there, whole. A header that is there in part is refused: a disk writes it in one piece, so the change was acknowledged
+// and then damaged, and what it closed must not come back open.
 func TestPowerLossDuringTheLastWriteLeavesTheOldState(t *testing.T) {
 	t.Parallel()
 	dir, before, after := aroundAWrite(t)
@@ -128,11 +130,13 @@ func TestPowerLossDuringTheLastWriteLeavesTheOldState(t *testing.T) {
 			t.Errorf("%d of %d pages written: version %d %v", written, len(data), v, err)
 		}
 	}
-	for cut := 16; cut < 80; cut += 8 { // a header torn in the middle
+	for cut := 16; cut < 80; cut += 8 {
 		file := bytes.Clone(after)
 		copy(file[meta[0]+cut:meta[0]+pageSize], before[meta[0]+cut:])
-		v, err := versionIn(t, dir, file)
-		if err != nil || v != 1 && v != 2 {
+		if bytes.Equal(file[meta[0]:meta[0]+pageSize], before[meta[0]:meta[0]+pageSize]) {
+			continue
+		}
+		if v, err := versionIn(t, dir, file); v != 2 && (err == nil || !strings.Contains(err.Error(), "last change may be lost")) {
 			t.Errorf("header torn at %d: version %d %v", cut, v, err)
 		}
 	}

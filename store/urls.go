@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -21,7 +20,11 @@ func (db *DB) SetURL(u URL) error {
 		if err := requireBox(tx, u.Box); err != nil {
 			return err
 		}
-		return tx.Bucket(bucketURLs).Put(urlKey(u.Box, u.Port), data)
+		urls, err := db.table(tx, bucketURLs)
+		if err != nil {
+			return err
+		}
+		return urls.put(urlKey(u.Box, u.Port), data)
 	})
 }
 
@@ -29,7 +32,14 @@ func (db *DB) SetURL(u URL) error {
 func (db *DB) URL(id policy.BoxID, port uint16) (URL, error) {
 	var u URL
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		data := tx.Bucket(bucketURLs).Get(urlKey(id, port))
+		urls, err := db.table(tx, bucketURLs)
+		if err != nil {
+			return err
+		}
+		data, err := urls.get(urlKey(id, port))
+		if err != nil {
+			return err
+		}
 		if data == nil {
 			return fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
 		}
@@ -42,16 +52,16 @@ func (db *DB) URL(id policy.BoxID, port uint16) (URL, error) {
 func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 	var out []URL
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		prefix := urlPrefix(id)
-		c := tx.Bucket(bucketURLs).Cursor()
-		for k, data := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, data = c.Next() {
-			var u URL
-			if err := decodeURL(data, &u); err != nil {
-				return err
-			}
-			out = append(out, u)
+		urls, err := db.table(tx, bucketURLs)
+		if err != nil {
+			return err
 		}
-		return nil
+		return urls.each(urlPrefix(id), func(_, data []byte) error {
+			var u URL
+			err := decodeURL(data, &u)
+			out = append(out, u)
+			return err
+		})
 	})
 	return out, err
 }
@@ -59,23 +69,24 @@ func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 // DeleteURL removes the public URL of one port of a box, or answers [ErrNotFound].
 func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		urls := tx.Bucket(bucketURLs)
-		if urls.Get(urlKey(id, port)) == nil {
+		urls, err := db.table(tx, bucketURLs)
+		if err != nil {
+			return err
+		}
+		if !urls.has(urlKey(id, port)) {
 			return fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
 		}
-		return urls.Delete(urlKey(id, port))
+		return urls.delete(urlKey(id, port))
 	})
 }
 
-func deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
-	prefix := urlPrefix(id)
-	var keys [][]byte // a cursor must not be moved on after a deletion under it
-	c := tx.Bucket(bucketURLs).Cursor()
-	for k, _ := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		keys = append(keys, bytes.Clone(k))
+func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
+	urls, err := db.table(tx, bucketURLs)
+	if err != nil {
+		return err
 	}
-	for _, k := range keys {
-		if err := tx.Bucket(bucketURLs).Delete(k); err != nil {
+	for _, k := range urls.keys(urlPrefix(id)) {
+		if err := urls.delete(k); err != nil {
 			return err
 		}
 	}
@@ -95,7 +106,7 @@ func urlKey(id policy.BoxID, port uint16) []byte {
 }
 
 func decodeURL(data []byte, u *URL) error {
-	if err := json.Unmarshal(data, u); err != nil {
+	if err := decode(data, u); err != nil {
 		return fmt.Errorf("the record of a public URL is damaged: %w", err)
 	}
 	return nil

@@ -1,17 +1,17 @@
 package store
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
+	"os"
 	"runtime/debug"
 
 	bolt "go.etcd.io/bbolt"
 )
 
-// openWhole opens a bbolt file and reads all of it, since bbolt itself looks at pages as they are needed and panics, or
-// lets the process die of a memory fault, when one is damaged or cut off.
-func openWhole(path string, o *bolt.Options) (b *bolt.DB, err error) {
+// openWhole opens a bbolt file once it has read all of it and found it whole.
+func openWhole(path string, o bolt.Options) (b *bolt.DB, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if v := recover(); v != nil {
@@ -19,39 +19,58 @@ func openWhole(path string, o *bolt.Options) (b *bolt.DB, err error) {
 			b, err = nil, errDamaged
 		}
 	}()
-	if b, err = bolt.Open(path, 0o600, o); err != nil {
+	o.ReadOnly = true // nothing but the headers is read then, and nobody writes meanwhile
+	still, err := bolt.Open(path, 0o600, &o)
+	if err != nil {
 		return nil, err
 	}
-	if err := b.View(readAll); err != nil {
-		return nil, errors.Join(err, b.Close())
+	if err := errors.Join(checkFile(path), still.Close()); err != nil {
+		return nil, err
 	}
-	return b, nil
+	o.ReadOnly = false
+	return bolt.Open(path, 0o600, &o)
 }
 
-var errDamaged = errors.New("it is damaged: restore a backup of the state directory, or move the file away and delete the boxes")
+var errDamaged = errors.New("it is damaged: put back a backup of the whole state directory, or, to begin anew without any " +
+	"box, reboot and delete what is in it")
 
-// readAll touches every page that can be reached, here, where a fault can be caught; then bbolt checks how they hang
-// together.
-func readAll(tx *bolt.Tx) error {
-	var read uint32
-	var walk func(*bolt.Bucket) error
-	walk = func(b *bolt.Bucket) error {
-		return b.ForEach(func(k, v []byte) error {
-			if v == nil && b.Bucket(k) != nil {
-				return walk(b.Bucket(k))
-			}
-			read = crc32.Update(read, crc32.IEEETable, v) // a long value has pages of its own
-			return nil
-		})
-	}
-	if err := tx.ForEach(func(_ []byte, b *bolt.Bucket) error { return walk(b) }); err != nil {
+// checkFile reads a bbolt file whole.
+func checkFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
 		return err
 	}
-	var first error
-	for err := range tx.Check() { // to its end, or its goroutine would never be
-		if first == nil {
-			first = fmt.Errorf("%w (%w)", errDamaged, err)
-		}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
 	}
-	return first
+	header, err := newerHeader(f)
+	if err != nil {
+		return err
+	}
+	if err := checkPages(f, info.Size(), header); err != nil {
+		return fmt.Errorf("%w (%w)", errDamaged, err)
+	}
+	return nil
+}
+
+// newerHeader returns the header that is in force, and requires both to be whole. With one of them damaged bbolt opens
+// the file as it was before its last change, which may have closed a box. A disk writes a header in one piece, so a power
+// loss does not damage it.
+func newerHeader(f *os.File) ([]byte, error) {
+	first, errFirst := readHeader(f, 0)
+	size := int64(os.Getpagesize())
+	if errFirst == nil {
+		size = int64(binary.LittleEndian.Uint32(first[8:]))
+	}
+	second, err := readHeader(f, size)
+	if err := errors.Join(errFirst, err); err != nil {
+		return nil, fmt.Errorf("one of its two headers is damaged, and the last change may be lost: put back a backup of the "+
+			"whole state directory, or, if that change may be lost, run bbolt surgery revert-meta-page on the file (%w)", err)
+	}
+	if binary.LittleEndian.Uint64(first[48:]) > binary.LittleEndian.Uint64(second[48:]) {
+		return first, nil
+	}
+	return second, nil
 }

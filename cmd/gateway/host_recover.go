@@ -55,7 +55,8 @@ func (h *host) recoverBoxes(ctx context.Context) error {
 // starting.
 func (h *host) recoverBox(ctx context.Context, r store.Box) error {
 	p, err := h.store.Policy(r.ID)
-	if err != nil && !errors.Is(err, store.ErrNotFound) { // a box that was being allocated has none yet
+	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
+	if unfinished := r.State == string(api.StatusCreating); err != nil && !(unfinished && errors.Is(err, store.ErrNotFound)) {
 		return err
 	}
 	headers, err := h.store.Headers(r.ID)

@@ -75,7 +75,9 @@ func (h *host) close() error {
 
 func (h *host) openStore(context.Context) error {
 	var err error
-	h.store, err = store.Open(store.Options{Dir: h.cfg.StateDir, PassphraseEnv: passphraseVariable})
+	h.store, err = store.Open(store.Options{
+		Dir: h.cfg.StateDir, PassphraseEnv: passphraseVariable, Traces: launcher.Traces(h.cfg.StateDir, h.cfg.Launcher.RunDir),
+	})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,151 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// fullStore makes a store with a document of every kind, and returns its directory.
+func fullStore(t *testing.T) string {
+	t.Helper()
+	dir := newDir(t)
+	db, err := Open(Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.EnsureAPIKey(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []policy.BoxID{"b1", "b2"} {
+		allocate(t, db, Box{ID: id, Name: "name-" + string(id), State: "idle", CreatedAt: time.Unix(1000, 0).UTC(),
+			Env: map[string]policy.Secret{"A": policy.NewSecret("value")}})
+		spec := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.com"}}
+		if err := errors.Join(
+			db.StagePolicy(id, spec, 1), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
+			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key")}),
+			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC()}),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(
+		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.SetInstallationCA(CA{CertPEM: []byte("cert")}),
+		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2), db.Close(),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// meaning is everything that a store says, as text, or the first error.
+func meaning(db *DB) (string, error) {
+	var out strings.Builder
+	var errs []error
+	say := func(v any, err error) {
+		data, encodeErr := json.Marshal(v)
+		fmt.Fprintf(&out, "%s\n", data)
+		errs = append(errs, err, encodeErr)
+	}
+	rules := func(h Headers, err error) {
+		for _, r := range h.Rules {
+			data, encodeErr := json.Marshal(recordOf(r))
+			fmt.Fprintf(&out, "%s\n", data)
+			errs = append(errs, encodeErr)
+		}
+		say(h.Version, err)
+	}
+	authority := func(ca CA, err error) { say([]string{string(ca.CertPEM), ca.KeyPEM.Reveal()}, err) }
+	boxes, err := db.Boxes()
+	say(boxes, err)
+	for _, b := range boxes {
+		say(reveal(b.Env), nil)
+		say(db.BoxByName(b.Name))
+		say(db.Policy(b.ID))
+		rules(db.Headers(b.ID))
+		authority(db.CA(b.ID))
+	}
+	rules(db.GlobalHeaders())
+	authority(db.InstallationCA())
+	say(db.Staged())
+	say(db.URLs(""))
+	say(db.APIKeys())
+	return out.String(), errors.Join(errs...)
+}
+
+// openedWith opens a copy of the state directory whose store is this file. What is refused has an error; opened is what
+// the store then says.
+func openedWith(t *testing.T, from, to string, file []byte) (string, error) {
+	t.Helper()
+	if err := os.RemoveAll(to); err != nil { // what was refused may keep its lock until the process ends
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{fileDB: file, fileSecret: nil, fileAPIKey: nil} {
+		var err error
+		if data == nil {
+			data, err = os.ReadFile(filepath.Join(from, name))
+		}
+		if err == nil {
+			err = errors.Join(os.MkdirAll(to, 0o700), os.WriteFile(filepath.Join(to, name), data, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	db, err := Open(Options{Dir: to})
+	if err != nil {
+		return "", err
+	}
+	defer db.Close()
+	return meaning(db)
+}
+
+// One bit of the file is wrong. Then the store is refused with a sentence, or says what it has always said: no box is lost,
+// no document has changed. Bytes that are zero are mostly in no use, so fewer of them are tried.
+func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
+	t.Parallel()
+	dir := fullStore(t)
+	file, err := os.ReadFile(filepath.Join(dir, fileDB))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := newDir(t)
+	want, err := openedWith(t, dir, to, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tried, refused, wrong int
+	for at := range file {
+		if file[at] == 0 && at%61 != 0 && at%pageSize > 96 {
+			continue
+		}
+		bits := []int{at % 8}
+		if at%pageSize < 96 { // headers of pages
+			bits = []int{0, 1, 2, 3, 4, 5, 6, 7}
+		}
+		for _, bit := range bits {
+			damaged := slices.Clone(file)
+			damaged[at] ^= 1 << bit
+			tried++
+			switch got, err := openedWith(t, dir, to, damaged); {
+			case err != nil:
+				refused++
+			case got != want:
+				wrong++
+				t.Logf("bit %d of byte %d (page %d, %#x): the store opens and says\n%s", bit, at, at/pageSize, at%pageSize, got)
+			}
+		}
+	}
+	t.Logf("%d flipped bits, %d of them refused", tried, refused)
+	if wrong > 0 {
+		t.Errorf("%d of %d flipped bits changed what the store says", wrong, tried)
+	}
+}

@@ -1,0 +1,140 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"filippo.io/age"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// ErrLost says that a gateway ran here whose store is not there any more.
+var ErrLost = errors.New("the store is gone")
+
+// ensureFile makes the store if this is the first start. A file that is missing or empty after another start is an error:
+// a new store would take the boxes that run for nobody's, and give the API a new key.
+func ensureFile(o Options, path, passphrase string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case err == nil && info.Size() == 0:
+		return fmt.Errorf("%w: the file %s is empty: put it back from a backup, or, to begin anew without any box, delete "+
+			"what is in %s", ErrLost, path, o.Dir)
+	case err == nil || !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	unlock, err := lockDir(o.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Lstat(path); err == nil {
+		return nil // somebody else was first
+	}
+	if trace := firstTrace(o); trace != "" {
+		return fmt.Errorf("%w: the file %s is missing, but %s says that a gateway ran here: put the file back from a backup, "+
+			"or, to begin anew without any box, reboot and delete what is in %s", ErrLost, path, trace, o.Dir)
+	}
+	return makeStore(o, path, passphrase)
+}
+
+// firstTrace returns a file that only an earlier start can have left, or "".
+func firstTrace(o Options) string {
+	patterns := append([]string{
+		filepath.Join(o.Dir, fileSecret), filepath.Join(o.Dir, fileAPIKey), filepath.Join(o.Dir, fileNextKey),
+		filepath.Join(o.Dir, "boxes", "*"),
+	}, o.Traces...)
+	for _, p := range patterns {
+		if found, err := filepath.Glob(p); err == nil && len(found) > 0 {
+			return found[0]
+		}
+	}
+	return ""
+}
+
+// lockDir keeps two first starts apart.
+func lockDir(dir string) (unlock func(), err error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w (%s): it is being made", ErrInUse, dir), d.Close())
+	}
+	return func() { _ = d.Close() }, nil
+}
+
+// makeStore makes the store and the key file under other names and gives them theirs, the store first. Of a start that
+// dies before that nothing counts; after it, the next start finds the key file by its other name (see openKeyring).
+func makeStore(o Options, path, passphrase string) error {
+	fresh, keyFile := path+newSuffix, filepath.Join(o.Dir, fileSecret)
+	for _, left := range []string{fresh, keyFile + newSuffix} {
+		if err := os.Remove(left); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	k, err := makeKeyring(keyFile+newSuffix, passphrase, o.PassphraseEnv)
+	if err != nil {
+		return err
+	}
+	if err := o.reached("first key written"); err != nil {
+		return err
+	}
+	if err := fill(fresh, k); err != nil {
+		return fmt.Errorf("the store cannot be made: %w", err)
+	}
+	if err := o.reached("first store written"); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Rename(fresh, path), syncDir(o.Dir), o.reached("first store in its place")); err != nil {
+		return err
+	}
+	if passphrase != "" {
+		return nil
+	}
+	return errors.Join(os.Rename(keyFile+newSuffix, keyFile), syncDir(o.Dir))
+}
+
+// makeKeyring returns what the data key of a new store is encrypted with: the passphrase, or a key file that it makes.
+func makeKeyring(path, passphrase, env string) (keyring, error) {
+	if passphrase != "" {
+		return passphraseKeyring(passphrase, env)
+	}
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		return keyring{}, err
+	}
+	return fileKeyring(path, []*age.X25519Identity{id}), writeKeyFile(path, id)
+}
+
+// fill writes a store without documents.
+func fill(path string, k keyring) error {
+	s := &sealer{known: map[string]*dataKey{}}
+	wrapped, err := s.newKey(k)
+	if err != nil {
+		return err
+	}
+	b, err := bolt.Open(path, 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType})
+	if err != nil {
+		return err
+	}
+	err = b.Update(func(tx *bolt.Tx) error {
+		for _, name := range append([][]byte{bucketMeta}, documentBuckets...) {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(putDataKey(tx, wrapped, k.sealing), setSchema(tx, schemaNow)); err != nil {
+			return err
+		}
+		key, err := s.of(tx)
+		if err != nil {
+			return err
+		}
+		return setTotal(key.tags, tx.Bucket(bucketMeta), total{})
+	})
+	return errors.Join(err, b.Sync(), b.Close())
+}

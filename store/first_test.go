@@ -1,0 +1,92 @@
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestAStoreThatIsGoneIsNoFirstStart: wherever something says that a gateway ran here, a store that is missing or empty is
+// refused, and nothing is made in its place.
+func TestAStoreThatIsGoneIsNoFirstStart(t *testing.T) {
+	t.Parallel()
+	gone := func(t *testing.T, o Options) {
+		t.Helper()
+		before, _ := os.ReadDir(o.Dir)
+		db, err := Open(o)
+		if err == nil {
+			_ = db.Close()
+		}
+		if !errors.Is(err, ErrLost) {
+			t.Errorf("the answer is %v", err)
+		}
+		if after, _ := os.ReadDir(o.Dir); len(after) != len(before) {
+			t.Errorf("before there was %v, after %v", before, after)
+		}
+		assertRefused(t, o, "backup", "begin anew", o.Dir)
+	}
+	for name, damage := range map[string]func(path string) error{
+		"missing": os.Remove, "empty": func(path string) error { return os.Truncate(path, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := fullStore(t)
+			if err := damage(filepath.Join(dir, fileDB)); err != nil {
+				t.Fatal(err)
+			}
+			gone(t, Options{Dir: dir})
+		})
+	}
+	for _, trace := range []string{fileSecret, fileAPIKey, fileNextKey, "boxes/b1", "../run/netns/b1"} {
+		t.Run(trace, func(t *testing.T) {
+			dir := newDir(t)
+			path := filepath.Join(dir, trace)
+			if err := errors.Join(os.MkdirAll(dir, 0o700), os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			gone(t, Options{Dir: dir, Traces: []string{filepath.Join(dir, "../run/netns/*")}})
+		})
+	}
+}
+
+// TestAFirstStartMayStopAnywhere: the next one makes the store, or goes on with the one that is there.
+func TestAFirstStartMayStopAnywhere(t *testing.T) {
+	errStop := errors.New("the gateway dies")
+	for _, passphrase := range []string{"", "correct horse"} {
+		for _, at := range []string{"first key written", "first store written", "first store in its place"} {
+			dir := newDir(t)
+			t.Setenv("BOXGATE_TEST_FIRST", passphrase)
+			o := Options{Dir: dir, PassphraseEnv: "BOXGATE_TEST_FIRST", stop: func(step string) error {
+				if step == at {
+					return errStop
+				}
+				return nil
+			}}
+			if _, err := Open(o); !errors.Is(err, errStop) {
+				t.Fatalf("%q: %v", at, err)
+			}
+			t.Setenv("BOXGATE_TEST_FIRST", passphrase)
+			o.stop = nil
+			db, err := Open(o)
+			if err != nil {
+				t.Fatalf("after %q: %v", at, err)
+			}
+			if made, err := db.EnsureAPIKey(); err != nil || !made {
+				t.Errorf("after %q: %v %v", at, made, err)
+			}
+			allocate(t, db, Box{ID: "b1"})
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			left, err := filepath.Glob(filepath.Join(dir, "*"+newSuffix))
+			if err != nil || len(left) > 0 {
+				t.Errorf("after %q: left are %v", at, left)
+			}
+			t.Setenv("BOXGATE_TEST_FIRST", passphrase)
+			db = open(t, o)
+			if b, err := db.Boxes(); err != nil || len(b) != 1 {
+				t.Errorf("after %q: %v %v", at, b, err)
+			}
+		}
+	}
+}

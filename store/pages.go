@@ -1,0 +1,212 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// What bbolt's pages are and how their elements are laid out.
+const (
+	pageBranch   = 0x01
+	pageLeaf     = 0x02
+	pageFreelist = 0x10
+
+	elementSize  = 16 // of branch and leaf pages alike
+	elementIsBkt = 0x01
+	bucketHeader = 16 // root and sequence, before an inline page
+	manyFree     = 0xFFFF
+	noFreelist   = ^uint64(0)
+)
+
+// pageWalk reads a bbolt file as it lies on the disk. bbolt itself trusts what it maps: a damaged page makes it panic, run
+// in circles or fail to find what is there.
+type pageWalk struct {
+	f    io.ReaderAt
+	size uint64 // of a page
+	n    uint64 // pages in use or free; those above were never used
+	seen map[uint64]bool
+}
+
+// checkPages requires every page that can be reached from the newer header to be one that bbolt can read, each once, with
+// its keys in order, and none of them to be taken for free.
+func checkPages(f io.ReaderAt, fileSize int64, header []byte) error {
+	w := &pageWalk{
+		f: f, size: uint64(binary.LittleEndian.Uint32(header[8:])), n: binary.LittleEndian.Uint64(header[40:]), seen: map[uint64]bool{},
+	}
+	if w.size < 512 || w.n > uint64(fileSize)/w.size {
+		return errors.New("it is cut short")
+	}
+	if err := w.walk(binary.LittleEndian.Uint64(header[16:]), keyRange{}); err != nil {
+		return err
+	}
+	return w.freelist(binary.LittleEndian.Uint64(header[32:]))
+}
+
+// keyRange is what a page may hold: keys from the first on, and below the end unless that is nil.
+type keyRange struct{ first, end []byte }
+
+// read returns a page, with those that it runs over to, as nobody has read it yet.
+func (w *pageWalk) read(id uint64) ([]byte, error) {
+	if id < 2 || id >= w.n {
+		return nil, fmt.Errorf("there is no page %d", id)
+	}
+	page := make([]byte, w.size)
+	if _, err := w.f.ReadAt(page, int64(id*w.size)); err != nil {
+		return nil, err
+	}
+	over := uint64(binary.LittleEndian.Uint32(page[12:]))
+	if binary.LittleEndian.Uint64(page) != id || over >= w.n-id {
+		return nil, fmt.Errorf("page %d is damaged", id)
+	}
+	for i := id; i <= id+over; i++ {
+		if w.seen[i] {
+			return nil, fmt.Errorf("page %d is in use twice", i)
+		}
+		w.seen[i] = true
+	}
+	if over == 0 {
+		return page, nil
+	}
+	page = make([]byte, (over+1)*w.size)
+	_, err := w.f.ReadAt(page, int64(id*w.size))
+	return page, err
+}
+
+// walk checks a page and all below it.
+func (w *pageWalk) walk(id uint64, in keyRange) error {
+	page, err := w.read(id)
+	if err != nil {
+		return err
+	}
+	if binary.LittleEndian.Uint16(page[8:]) == pageBranch {
+		return w.branch(id, page, in)
+	}
+	return w.leaf(id, page, in)
+}
+
+// keys returns the keys of a page, each from where the layout says that it is. place is what of an element names it.
+func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte, error) {
+	count := uint64(binary.LittleEndian.Uint16(page[10:]))
+	if pageHeader+count*elementSize > uint64(len(page)) {
+		return nil, errors.New("more elements than fit")
+	}
+	var keys [][]byte
+	for i := range count {
+		at := pageHeader + i*elementSize
+		pos, size := place(page[at:])
+		if at+pos+size > uint64(len(page)) {
+			return nil, errors.New("a key outside of it")
+		}
+		keys = append(keys, page[at+pos:at+pos+size])
+	}
+	return keys, nil
+}
+
+// within requires keys in order, and in the range.
+func (in keyRange) within(keys [][]byte) error {
+	for i, k := range keys {
+		if bytes.Compare(k, in.first) < 0 || in.end != nil && bytes.Compare(k, in.end) >= 0 || i > 0 && bytes.Compare(keys[i-1], k) >= 0 {
+			return errors.New("keys out of order")
+		}
+	}
+	return nil
+}
+
+func (w *pageWalk) branch(id uint64, page []byte, in keyRange) error {
+	keys, err := keys(page, func(e []byte) (pos, size uint64) {
+		return uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:]))
+	})
+	if err == nil {
+		err = in.within(keys)
+	}
+	if err == nil && len(keys) == 0 {
+		err = errors.New("no elements")
+	}
+	if err != nil {
+		return fmt.Errorf("page %d has %w", id, err)
+	}
+	for i, first := range keys {
+		below := keyRange{first: first, end: in.end}
+		if i+1 < len(keys) {
+			below.end = keys[i+1]
+		}
+		if err := w.walk(binary.LittleEndian.Uint64(page[pageHeader+i*elementSize+8:]), below); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaf checks a leaf page, which may stand in the value of another (then id is that one's).
+func (w *pageWalk) leaf(id uint64, page []byte, in keyRange) error {
+	if binary.LittleEndian.Uint16(page[8:]) != pageLeaf {
+		return fmt.Errorf("page %d is of another kind than it must be", id)
+	}
+	keys, err := keys(page, func(e []byte) (pos, size uint64) {
+		return uint64(binary.LittleEndian.Uint32(e[4:])), uint64(binary.LittleEndian.Uint32(e[8:]))
+	})
+	if err == nil {
+		err = in.within(keys)
+	}
+	if err != nil {
+		return fmt.Errorf("page %d has %w", id, err)
+	}
+	for i, key := range keys {
+		at := uint64(pageHeader + i*elementSize)
+		flags := binary.LittleEndian.Uint32(page[at:])
+		start := at + uint64(binary.LittleEndian.Uint32(page[at+4:])) + uint64(len(key))
+		end := start + uint64(binary.LittleEndian.Uint32(page[at+12:]))
+		if end > uint64(len(page)) || flags > elementIsBkt {
+			return fmt.Errorf("page %d has a damaged value", id)
+		}
+		if flags == elementIsBkt {
+			if err := w.bucket(id, page[start:end]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// bucket checks what is in a bucket: pages of its own, or one within the value.
+func (w *pageWalk) bucket(id uint64, value []byte) error {
+	if len(value) < bucketHeader {
+		return fmt.Errorf("page %d has a damaged bucket", id)
+	}
+	if root := binary.LittleEndian.Uint64(value); root != 0 {
+		return w.walk(root, keyRange{})
+	}
+	if len(value) < bucketHeader+pageHeader {
+		return fmt.Errorf("page %d has a damaged bucket", id)
+	}
+	return w.leaf(id, value[bucketHeader:], keyRange{})
+}
+
+// freelist requires the pages that are free to be in no use: they are the next to be written.
+func (w *pageWalk) freelist(id uint64) error {
+	if id == noFreelist {
+		return nil
+	}
+	page, err := w.read(id)
+	if err != nil {
+		return err
+	}
+	count, ids := uint64(binary.LittleEndian.Uint16(page[10:])), page[pageHeader:]
+	if count == manyFree {
+		count, ids = binary.LittleEndian.Uint64(ids), ids[8:]
+	}
+	if binary.LittleEndian.Uint16(page[8:]) != pageFreelist || count > uint64(len(ids))/8 {
+		return fmt.Errorf("page %d is no list of free pages", id)
+	}
+	for i := range count {
+		free := binary.LittleEndian.Uint64(ids[8*i:])
+		if free < 2 || free >= w.n || w.seen[free] {
+			return fmt.Errorf("page %d is in use and free", free)
+		}
+		w.seen[free] = true
+	}
+	return nil
+}
