@@ -2,6 +2,7 @@ package api
 
 import (
 	"bufio"
+	"context"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -46,20 +47,27 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 		return check(key) && !ended.Load()
 	}
 
-	begin := func(method, path, body string) *http.Response {
-		req, err := http.NewRequestWithContext(t.Context(), method, f.URL+path, strings.NewReader(body))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	begin := func(method, path, body string) *http.Response { // nil if it fails
+		req, err := http.NewRequestWithContext(ctx, method, f.URL+path, strings.NewReader(body))
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return nil
 		}
 		req.Header.Set("X-Box-Api-Key", testKey)
 		req.Header.Set("Accept", ndjson)
 		res, err := f.Client().Do(req)
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return nil
 		}
 		return res
 	}
 	stream := begin("GET", "/v2/egress?follow=true", "")
+	if stream == nil {
+		t.FailNow()
+	}
 	defer stream.Body.Close()
 	exec := make(chan *http.Response, 1)
 	go func() { exec <- begin("POST", "/v2/box/b/exec", `{"command":["sleep","1000"]}`) }()
@@ -74,6 +82,9 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	for lines := bufio.NewScanner(stream.Body); lines.Scan(); { // until it ends
 	}
 	res := <-exec
+	if ctx.Err() != nil || res == nil {
+		t.Fatal("what was begun with the key goes on without it")
+	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusUnauthorized {
 		t.Errorf("the command under way was answered %s", res.Status)

@@ -397,7 +397,7 @@ func TestAttackDenyWins(t *testing.T) {
 		}
 	}
 	r := w.raid(w.create(map[string]any{"network_policy": map[string]any{
-		"mode": "custom", "allowed_domains": []string{"*.example.com"}, "denied_domains": []string{"*.sub.example.com"},
+		"mode": "custom", "allowed_domains": []string{"*.example.com", "deep.sub.example.com"}, "denied_domains": []string{"*.sub.example.com"},
 		"allowed_cidrs": []string{"203.0.113.0/24", "2001:db8:bad::/48", "203.0.113.64/28", "10.9.0.0/16", "fd09::/64"},
 		"denied_cidrs":  []string{"203.0.113.64/26", "2001:db8:bad::40/122", "203.0.113.5/32", "2001:db8:bad::5/128", "10.9.1.0/24", "fd09::1:0/112"},
 	}}))

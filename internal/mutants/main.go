@@ -92,8 +92,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	g.SetLimit(max(1, o.jobs))
 	for _, m := range mutants {
 		g.Go(func() error {
-			if ctx.Err() == nil {
-				s.add(l.try(ctx, m))
+			if ctx.Err() != nil {
+				return nil
+			}
+			if o := l.try(ctx, m); ctx.Err() == nil { // an interrupted test says nothing
+				s.add(o)
 			}
 			return nil
 		})
