@@ -20,6 +20,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 			ps.add(at, "can never apply: %s", why)
 		}
 		h.warnScrub(at, &ps)
+		h.warnShown(at, &ps)
 	}
 	return ps.list
 }
@@ -42,6 +43,15 @@ func (r HeaderRule) warnScrub(at string, ps *problems) {
 	}
 	for _, p := range r.Placeholders {
 		short(pointer(pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
+	}
+}
+
+// warnShown finds headers that servers show again, whose values all the same are kept like secrets.
+func (r HeaderRule) warnShown(at string, ps *problems) {
+	for _, h := range r.Headers {
+		if ShownHeader(h.Name) {
+			ps.add(pointer(pointer(at, "headers"), h.Name), "servers print this header, send it back or store it readably: its value should be no secret")
+		}
 	}
 }
 

@@ -27,3 +27,23 @@ func TestShortSecretsAreWarnedOf(t *testing.T) {
 		}
 	}
 }
+
+// TestShownHeadersAreWarnedOf: whoever has the gateway set a header that servers show again must know.
+func TestShownHeadersAreWarnedOf(t *testing.T) {
+	t.Parallel()
+	rules, err := ParseHeaderRules([]byte(`{"a.example.com": {"headers": {"Authorization": "secret-1", "X-Goog-Meta-Owner": "secret-2", "Sec-WebSocket-Protocol": {"secret": "s"}}}}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, NewProtected(nil, nil), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	for _, p := range c.Warnings() {
+		got += p.Pointer + " "
+	}
+	if want := "/attach_headers/a.example.com/headers/Sec-Websocket-Protocol /attach_headers/a.example.com/headers/X-Goog-Meta-Owner "; got != want {
+		t.Errorf("warnings for %q, want %q", got, want)
+	}
+}

@@ -20,6 +20,9 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			"Origin", "Referer", "User-Agent", "Content-Type", "Content-Language", "Accept", "Accept-Language", "If-None-Match", "If-Match",
 			"Access-Control-Request-Headers", "X-Request-Id", "X_Request_ID", "x-correlation-id", "Idempotency-Key", "Traceparent", "X-B3-TraceId",
 			"X-Forwarded-For", "Forwarded", "X-Http-Method-Override", "Range", "From", "Grpc-Timeout", "Sec-Fetch-Site",
+			"Sec-WebSocket-Protocol", "X-Goog-Meta-Owner", "X-Amz-Meta-Owner", "X_Amz_Meta_Owner", "X-Ms-Meta-Token", "X-Object-Meta-A", "X-Container-Meta-Temp-Url-Key",
+			"X-Account-Meta-A", "X-Oss-Meta-A", "X-Amz-Tagging", "X-Amz-Website-Redirect-Location", "X-Ms-Blob-Content-Disposition", "X-Goog-User-Project",
+			"Upload-Metadata", "X-Bz-Info-A", "Anthropic-Version", "Openai-Organization", "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id", "Last-Event-Id",
 		} {
 			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", strings.NewReader("x"))
 			req.Header[name] = []string{"https://" + key}
@@ -37,7 +40,8 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 				t.Errorf("%s: event %+v", name, e)
 			}
 		}
-		for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "Sec-WebSocket-Protocol", "Private-Token", "X-Amz-Security-Token", "X-Auth-Key"} {
+		for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "Private-Token", "X-Amz-Security-Token", "X-Auth-Key", "X-Goog-Api-Key",
+			"X-Ms-Encryption-Key", "X-Ms-Copy-Source-Authorization", "X-Custom", "Mcp-Session-Id"} {
 			if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{name: {key}}); res.StatusCode != 200 {
 				t.Errorf("%s: %d %s", name, res.StatusCode, text)
 			}

@@ -186,7 +186,9 @@ func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 			t.Errorf("%s: %q, exit %d", way, out, code)
 		}
 	}
-	if e := r.want("interception", func(e audit.Event) bool { return e.Stage == policy.StageConn && e.Action == audit.ActionIntercept }); e.Name != "api.example" || e.BytesIn == 0 || e.BytesOut == 0 {
+	if e := r.want("interception", func(e audit.Event) bool {
+		return e.Stage == policy.StageConn && e.Action == audit.ActionIntercept && e.Phase != audit.PhaseOpen // a busy machine tells that too
+	}); e.Name != "api.example" || e.BytesIn == 0 || e.BytesOut == 0 {
 		t.Errorf("%+v", e)
 	}
 }

@@ -25,7 +25,7 @@ const (
 	inTarget                   // method, request target or authority
 	inField                    // a field of the hop, of the framing, or the name of any
 	inTrailer
-	inPrinted // a header that holds no key: see holdsNoKey
+	inPrinted // a header that holds no key: see [policy.ShownHeader]
 )
 
 var placeNames = [...]string{
@@ -86,7 +86,7 @@ func (t *tokenScan) field(name, value string, passed bool) {
 		t.look(value, inField, name)
 		return
 	}
-	if holdsNoKey(name) {
+	if policy.ShownHeader(name) {
 		t.look(value, inPrinted, name)
 		return
 	}
