@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"boxgate/audit"
 )
 
 // Config is what [New] needs. Host and CheckKey are required.
@@ -74,7 +76,7 @@ func (a *API) Server() *http.Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
-		ErrorLog:          zap.NewStdLog(a.Log),
+		ErrorLog:          audit.ServerLog(a.Log, nil),
 	}
 	srv.RegisterOnShutdown(func() { close(a.stopping) })
 	return srv

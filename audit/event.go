@@ -35,6 +35,7 @@ type Event struct {
 	Name     string          `json:"name,omitempty"` // SNI, Host or query name in canonical form, else as the box sent it
 	Addr     netip.Addr      `json:"addr,omitzero"`
 	Port     uint16          `json:"port,omitempty"`
+	Peer     netip.Addr      `json:"peer,omitzero"` // who it was, where that is a stranger at a public URL who has asked for nothing yet
 	Method   string          `json:"method,omitempty"`
 	Path     string          `json:"path,omitempty"` // without the query
 	Verdict  policy.Verdict  `json:"verdict"`

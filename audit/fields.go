@@ -23,6 +23,9 @@ func (f fields) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if e.Port != 0 {
 		enc.AddUint16("port", e.Port)
 	}
+	if e.Peer.IsValid() {
+		enc.AddString("peer", e.Peer.String())
+	}
 	text("method", e.Method)
 	text("path", e.Path)
 	enc.AddString("verdict", e.Verdict.String())

@@ -55,7 +55,7 @@ type refusal struct {
 	class
 	protocol     policy.Protocol
 	name         string
-	addr         netip.Addr
+	addr, peer   netip.Addr
 	port         uint16
 	method, path string
 	action       Action
@@ -78,7 +78,7 @@ type repeats struct {
 
 func refusalOf(e *Event) refusal {
 	return refusal{
-		class: class{e.Stage, e.Reason}, protocol: e.Protocol, name: e.Name, addr: e.Addr, port: e.Port, method: e.Method,
+		class: class{e.Stage, e.Reason}, protocol: e.Protocol, name: e.Name, addr: e.Addr, peer: e.Peer, port: e.Port, method: e.Method,
 		path: e.Path, action: e.Action, rule: e.Rule, status: e.Status,
 	}
 }
@@ -150,7 +150,8 @@ func (r *refusals) take() []Event {
 	}
 	for _, rest := range r.rest {
 		if e, ok := rest.take(); ok {
-			e.Name, e.Addr, e.Port, e.Method, e.Path, e.Rule, e.Status = "", netip.Addr{}, 0, "", "", "", 0
+			e.Name, e.Addr, e.Peer, e.Port = "", netip.Addr{}, netip.Addr{}, 0
+			e.Method, e.Path, e.Rule, e.Status = "", "", "", 0
 			e.Error = "refusals of further kinds, told by their number"
 			events = append(events, e)
 		}

@@ -136,7 +136,7 @@ func (g *Ingress) server(h http.Handler) *http.Server {
 		ReadHeaderTimeout: g.ReadHeaderTimeout,
 		IdleTimeout:       g.IdleTimeout,
 		MaxHeaderBytes:    g.MaxHeaderBytes,
-		ErrorLog:          zap.NewStdLog(g.Log),
+		ErrorLog:          audit.ServerLog(g.Log, g.refusedHandshake),
 		// "OPTIONS *" is refused like every request without a host and path, and recorded.
 		DisableGeneralOptionsHandler: true,
 	}

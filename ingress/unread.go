@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -71,4 +72,20 @@ func (g *Ingress) refusedUnread(began time.Time, why string) {
 		Time: began, Stage: policy.StageURL, Protocol: policy.TCP, Verdict: policy.Deny, Action: audit.ActionRefuse,
 		Reason: policy.ReasonBadRequest, Duration: time.Since(began), Error: why,
 	})
+}
+
+// refusedHandshake takes the line that net/http writes when a client did not complete its TLS handshake, or closed a
+// connection without a word, and records an event in its place.
+func (g *Ingress) refusedHandshake(line string) bool {
+	rest, ok := strings.CutPrefix(line, "http: TLS handshake error from ")
+	peer, why, cut := strings.Cut(rest, ": ")
+	from, err := netip.ParseAddrPort(peer)
+	if !ok || !cut || err != nil || g.Audit == nil {
+		return false
+	}
+	g.Audit.Record(audit.Event{
+		Time: time.Now(), Stage: policy.StageURL, Protocol: policy.TCP, Peer: from.Addr().Unmap(), Verdict: policy.Deny,
+		Action: audit.ActionRefuse, Reason: policy.ReasonClientTLS, Error: why,
+	})
+	return true
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/internal/fault"
 )
 
@@ -120,7 +121,7 @@ func (h *host) serve(ctx context.Context) error {
 		return err
 	}
 	adminServer := admin.Server()
-	metrics := &http.Server{Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second}
+	metrics := &http.Server{Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: audit.ServerLog(h.log, nil)}
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
