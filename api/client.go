@@ -149,11 +149,17 @@ func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, 
 
 // Lines reads an NDJSON stream and calls each with every line until the stream ends, ctx ends or each fails.
 func (c *Client) Lines(ctx context.Context, path string, each func(line []byte) error) error {
+	return c.Events(ctx, path, func(string) {}, each)
+}
+
+// Events is Lines for a stream of decisions. It calls begin first, when the stream is there, with the run of the gateway.
+func (c *Client) Events(ctx context.Context, path string, begin func(run string), each func(line []byte) error) error {
 	resp, err := c.send(ctx, http.MethodGet, path, nil, http.Header{"Accept": {ndjson}})
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
+	begin(resp.Header.Get(runHeader))
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

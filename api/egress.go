@@ -49,6 +49,10 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (
 	if err != nil {
 		return reply{}, err
 	}
+	run, err := resumeAt(r, &filter)
+	if err != nil {
+		return reply{}, err
+	}
 	var live EventStream
 	if follow {
 		// Subscribed before the past is read, so that nothing falls between the two.
@@ -57,22 +61,32 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (
 		}
 	}
 	past, err := a.Host.RecentEvents(r.Context(), filter)
+	restarted := run != "" && run != past.Run
+	if restarted && err == nil { // numbers of another run mean nothing here
+		filter.After = 0
+		past, err = a.Host.RecentEvents(r.Context(), filter)
+	}
 	if err != nil {
 		return reply{}, err
 	}
 	s := &eventWriter{w: w, rc: http.NewResponseController(w), sse: accepts(r, eventStream)}
-	s.begin()
-	if s.all(past) == nil && follow {
-		a.follow(r, s, live, past)
+	s.begin(past.Run)
+	if restarted {
+		err = s.gap("the gateway was restarted: its log has the decisions before that")
+	} else if run != "" && past.Missing {
+		err = s.gap("decisions may be missing here that the gateway does not remember any more: its log has them")
+	}
+	if err == nil && s.all(past.Events) == nil && follow {
+		a.follow(r, s, live, past.Events)
 	}
 	return reply{written: true}, nil
 }
 
 // follow copies the live decisions, leaving out those that the past already held.
 func (a *API) follow(r *http.Request, s *eventWriter, live EventStream, past []audit.Event) {
-	told := make(map[eventKey]bool, len(past))
+	var told uint64
 	for _, e := range past {
-		told[keyOfEvent(e)] = true
+		told = max(told, e.Seq)
 	}
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
@@ -94,7 +108,7 @@ func (a *API) follow(r *http.Request, s *eventWriter, live EventStream, past []a
 				err = s.lost(now - lost)
 				lost = now
 			}
-			if err == nil && !told[keyOfEvent(e)] {
+			if err == nil && e.Seq > told {
 				err = s.event(e)
 			}
 		}
@@ -104,26 +118,23 @@ func (a *API) follow(r *http.Request, s *eventWriter, live EventStream, past []a
 	}
 }
 
-// eventKey tells events apart well enough to see that two are the same one.
-type eventKey struct {
-	at           int64
-	box          policy.BoxID
-	stage        policy.Stage
-	name, path   string
-	addr         netip.Addr
-	port         uint16
-	took         time.Duration
-	reason       policy.Reason
-	bytes, count uint64
-}
-
-func keyOfEvent(e audit.Event) eventKey {
-	return eventKey{e.Time.UnixNano(), e.Box, e.Stage, e.Name, e.Path, e.Addr, e.Port, e.Duration, e.Reason, uint64(e.BytesIn + e.BytesOut), e.Count}
+// resumeAt reads the query parameter "after": the run and the number of the last decision that a reader has, as in
+// "k3f9x2-1234". It returns the run, or "" if there is no such parameter.
+func resumeAt(r *http.Request, f *EventFilter) (run string, err error) {
+	after := r.URL.Query().Get("after")
+	if after == "" {
+		return "", nil
+	}
+	run, number, _ := strings.Cut(after, "-")
+	if f.After, err = strconv.ParseUint(number, 10, 64); err != nil || run == "" {
+		return "", refuse(http.StatusUnprocessableEntity, `query parameter "after" must be what the header `+runHeader+` said, a dash and the "seq" of a decision`)
+	}
+	return run, nil
 }
 
 func eventFilter(r *http.Request, box policy.BoxID) (EventFilter, bool, error) {
 	f := EventFilter{Box: box}
-	if err := onlyQuery(r, "since", "follow", "denied"); err != nil {
+	if err := onlyQuery(r, "since", "follow", "denied", "after"); err != nil {
 		return f, false, err
 	}
 	query := r.URL.Query()
@@ -166,7 +177,11 @@ type eventWriter struct {
 	sse bool
 }
 
-func (s *eventWriter) begin() {
+// runHeader names the run of the gateway whose decisions a stream has.
+const runHeader = "Boxgate-Run"
+
+func (s *eventWriter) begin(run string) {
+	s.w.Header().Set(runHeader, run)
 	s.w.Header().Set("Content-Type", ndjson)
 	if s.sse {
 		s.w.Header().Set("Content-Type", eventStream)
@@ -195,6 +210,13 @@ type lostView struct {
 }
 
 func (s *eventWriter) lost(n uint64) error { return s.write("lost", lostView{n}) }
+
+// gapView says in the stream that there may be decisions which it does not have.
+type gapView struct {
+	Gap string `json:"gap"`
+}
+
+func (s *eventWriter) gap(why string) error { return s.write("gap", gapView{why}) }
 
 // ping shows that the connection lives; without it a dead client would be noticed only by the next decision.
 func (s *eventWriter) ping() error {

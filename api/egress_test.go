@@ -72,6 +72,7 @@ func TestFollow(t *testing.T) {
 	resp := f.stream(t, "/v2/box/box1/egress?follow=true", "")
 	read(t, resp.Body, "past.example")
 	again := decision(id, 100, "past.example", policy.Allow)
+	again.Seq = 1
 	f.host.tell(again)
 	f.host.tell(decision(id, 200, "later.example", policy.Deny))
 	got := read(t, resp.Body, "later.example")
@@ -87,6 +88,38 @@ func TestFollow(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("a follower holds up the shutdown")
+	}
+}
+
+// A reader that comes back says what it has, gets the rest, and is told when it cannot be the whole rest.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := policy.BoxID(f.create(t, `{}`))
+	for i, name := range []string{"a.example", "b.example", "c.example"} {
+		f.host.tell(decision(id, int64(100+i), name, policy.Allow))
+	}
+	for after, want := range map[string]string{
+		"run1-2": "c", "run1-3": "", "run1-0": "gap abc", "run0-2": "gap abc",
+	} {
+		got := f.call(t, "GET", "/v2/egress?after="+after, "")
+		var seen string
+		if strings.Contains(got.text, `{"gap":"`) {
+			seen = "gap "
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			if strings.Contains(got.text, name+".example") {
+				seen += name
+			}
+		}
+		if seen != want || got.Header.Get("Boxgate-Run") != "run1" {
+			t.Errorf("after %s: %s, want %q", after, got.text, want)
+		}
+	}
+	for _, bad := range []string{"3", "-3", "run1-", "run1-x"} {
+		if got := f.call(t, "GET", "/v2/egress?after="+bad, ""); got.StatusCode != 422 {
+			t.Errorf("%s: %s", bad, got.Status)
+		}
 	}
 }
 

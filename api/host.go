@@ -60,8 +60,8 @@ type Host interface {
 	// DeleteURL takes the public URL of a port away and cuts its sockets.
 	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error
 
-	// RecentEvents returns the decisions still remembered, oldest first.
-	RecentEvents(ctx context.Context, f EventFilter) ([]audit.Event, error)
+	// RecentEvents returns the decisions still remembered.
+	RecentEvents(ctx context.Context, f EventFilter) (PastEvents, error)
 	// FollowEvents delivers the decisions made from now on until ctx ends.
 	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
 
@@ -221,7 +221,15 @@ type URL struct {
 type EventFilter struct {
 	Box    policy.BoxID // "" for every box
 	Since  time.Time    // zero: no limit
+	After  uint64       // decisions with a greater number
 	Denied bool         // only denials
+}
+
+// PastEvents are the decisions that are remembered.
+type PastEvents struct {
+	Events  []audit.Event // oldest first
+	Run     string        // tells this run of the gateway from others, whose decisions have numbers of their own
+	Missing bool          // some that the filter selects may be forgotten
 }
 
 // EventStream is a subscription to decisions. A reader that is too slow loses events and is told how many.

@@ -285,16 +285,16 @@ func (h *memoryHost) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 	return nil
 }
 
-func (h *memoryHost) RecentEvents(_ context.Context, f EventFilter) ([]audit.Event, error) {
+func (h *memoryHost) RecentEvents(_ context.Context, f EventFilter) (PastEvents, error) {
 	leave, err := h.enter()
 	defer leave()
 	var list []audit.Event
 	for _, e := range h.events {
-		if (f.Box == "" || e.Box == f.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict == policy.Deny) {
+		if e.Seq > f.After && (f.Box == "" || e.Box == f.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict == policy.Deny) {
 			list = append(list, e)
 		}
 	}
-	return list, err
+	return PastEvents{Events: list, Run: "run1", Missing: f.After == 0}, err
 }
 
 func (h *memoryHost) FollowEvents(ctx context.Context, _ EventFilter) (EventStream, error) {
@@ -314,6 +314,9 @@ func (s memoryStream) Lost() uint64               { return 3 }
 func (h *memoryHost) tell(e audit.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if e.Seq == 0 {
+		e.Seq = uint64(len(h.events) + 1)
+	}
 	h.events = append(h.events, e)
 	for _, c := range h.follow {
 		c <- e

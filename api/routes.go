@@ -57,8 +57,8 @@ func init() {
 		{method: "GET", path: "/v2/box/{id}/preview", summary: "The public URLs of a box", response: reflect.TypeFor[urlsView](), handle: (*API).listURLs},
 		{method: "DELETE", path: "/v2/box/{id}/preview/{port}", summary: "Take a public URL away and cut its sockets", response: reflect.TypeFor[okView](), handle: (*API).deleteURL},
 
-		{method: "GET", path: "/v2/box/{id}/egress", summary: "Decisions about a box", query: []string{"since", "follow", "denied"}, produces: []string{"application/x-ndjson", "text/event-stream"}, handle: (*API).boxEvents},
-		{method: "GET", path: "/v2/egress", summary: "Decisions about every box", query: []string{"since", "follow", "denied"}, produces: []string{"application/x-ndjson", "text/event-stream"}, handle: (*API).allEvents},
+		{method: "GET", path: "/v2/box/{id}/egress", summary: "Decisions about a box", query: []string{"since", "follow", "denied", "after"}, produces: []string{"application/x-ndjson", "text/event-stream"}, handle: (*API).boxEvents},
+		{method: "GET", path: "/v2/egress", summary: "Decisions about every box", query: []string{"since", "follow", "denied", "after"}, produces: []string{"application/x-ndjson", "text/event-stream"}, handle: (*API).allEvents},
 		{method: "POST", path: "/v2/box/{id}/egress/explain", summary: "How the policy in force would decide; nothing is sent", request: reflect.TypeFor[explainBody](), response: reflect.TypeFor[decisionView](), handle: (*API).explain},
 		{method: "POST", path: "/v2/box/{id}/selftest", summary: "Attack the gateway from inside the box; answers with a scorecard after some seconds", response: reflect.TypeFor[selfTestView](), handle: (*API).selfTest},
 		{method: "GET", path: "/v2/box/{id}/ca", summary: "The interception CA of a box", produces: []string{"application/x-pem-file"}, handle: (*API).boxCA},

@@ -28,6 +28,8 @@ type Recorder interface {
 // Event is one decision, or where its traffic goes on for a while the beginning or the end of one: see [Phase]. The same value feeds the log, the stream, the API and the metrics. Text that a box supplied is
 // escaped by [Log.Record] and [Line], not by whoever fills the event.
 type Event struct {
+	// Seq numbers the events that were told, from 1 on, since this [Log] was made.
+	Seq      uint64          `json:"seq,omitempty"`
 	Time     time.Time       `json:"time"`
 	Box      policy.BoxID    `json:"box,omitempty"`
 	Stage    policy.Stage    `json:"stage"`

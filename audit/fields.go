@@ -13,6 +13,9 @@ func (f fields) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 			enc.AddString(name, value)
 		}
 	}
+	if e.Seq != 0 {
+		enc.AddUint64("seq", e.Seq)
+	}
 	text("box", string(e.Box))
 	enc.AddString("stage", string(e.Stage))
 	text("protocol", string(e.Protocol))

@@ -3,7 +3,9 @@ package audit
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,9 +31,13 @@ type Log struct {
 	metrics *metrics
 	coal    coalescer
 
-	mu    sync.Mutex
-	boxes map[policy.BoxID]*ring
-	subs  map[*Subscription]struct{}
+	id string
+
+	mu        sync.Mutex
+	seq       uint64 // of the latest event
+	forgotten uint64 // of the latest event that went with the memory of its box
+	boxes     map[policy.BoxID]*ring
+	subs      map[*Subscription]struct{}
 }
 
 // New makes a log.
@@ -43,7 +49,7 @@ func New(opts Options) *Log {
 	opts.MaxBoxes = cmp.Or(opts.MaxBoxes, 4096)
 	opts.Buffer = cmp.Or(opts.Buffer, 2048)
 	l := &Log{
-		opts: opts, metrics: newMetrics(),
+		opts: opts, metrics: newMetrics(), id: strings.ToLower(rand.Text()[:10]),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
 	l.coal = coalescer{say: l.tell, boxes: map[policy.BoxID]*coalesced{}}
@@ -72,7 +78,7 @@ func (l *Log) tell(e Event) {
 	if e.Destinations > 0 {
 		l.metrics.unnamed.Add(float64(max(e.Count, 1)))
 	}
-	l.keep(e)
+	e.Seq = l.keep(e)
 	level := zapcore.InfoLevel
 	if e.Verdict == policy.Allow {
 		level = l.opts.AllowedLevel
@@ -83,10 +89,12 @@ func (l *Log) tell(e Event) {
 	}
 }
 
-// keep remembers the event and hands it to the subscriptions that want it.
-func (l *Log) keep(e Event) {
+// keep numbers the event, remembers it and hands it to the subscriptions that want it.
+func (l *Log) keep(e Event) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.seq++
+	e.Seq = l.seq
 	r := l.boxes[e.Box]
 	if r == nil {
 		l.makeRoomLocked()
@@ -99,6 +107,7 @@ func (l *Log) keep(e Event) {
 			l.metrics.lost.Inc()
 		}
 	}
+	return e.Seq
 }
 
 // makeRoomLocked forgets the box that has been silent longest when there are as many as may be remembered.
@@ -113,7 +122,14 @@ func (l *Log) makeRoomLocked() {
 			oldest, at = id, r.last
 		}
 	}
-	delete(l.boxes, oldest)
+	l.dropLocked(oldest)
+}
+
+func (l *Log) dropLocked(box policy.BoxID) {
+	if r := l.boxes[box]; r != nil {
+		l.forgotten = max(l.forgotten, r.newest.Seq)
+		delete(l.boxes, box)
+	}
 }
 
 // Forget drops what is remembered of a box, once all of it was told.
@@ -121,10 +137,28 @@ func (l *Log) Forget(box policy.BoxID) {
 	l.coal.flush(box)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.boxes, box)
+	l.dropLocked(box)
 }
 
-// Recent returns the remembered events that the filter selects, oldest first.
+// ID tells this log from that of another run of the gateway, whose events have numbers of their own.
+func (l *Log) ID() string { return l.id }
+
+// Missing reports whether events may be forgotten by now that the filter selects.
+func (l *Log) Missing(f Filter) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.forgotten > f.After {
+		return true
+	}
+	for id, r := range l.boxes {
+		if (f.Box == "" || f.Box == id) && r.forgotten > f.After {
+			return true
+		}
+	}
+	return false
+}
+
+// Recent returns the remembered events that the filter selects, in the order in which they were told.
 func (l *Log) Recent(f Filter) []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +168,7 @@ func (l *Log) Recent(f Filter) []Event {
 			out = r.appendMatching(out, f)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	slices.SortFunc(out, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
 	return out
 }
 
@@ -142,11 +176,12 @@ func (l *Log) Recent(f Filter) []Event {
 type Filter struct {
 	Box    policy.BoxID // "" for every box
 	Since  time.Time    // events at or after it; zero: no limit
+	After  uint64       // events with a greater number
 	Denied bool         // only denials
 }
 
 func (f Filter) matches(e Event) bool {
-	return (f.Box == "" || f.Box == e.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict != policy.Allow)
+	return (f.Box == "" || f.Box == e.Box) && !e.Time.Before(f.Since) && e.Seq > f.After && (!f.Denied || e.Verdict != policy.Allow)
 }
 
 // Subscribe delivers the events recorded from now on that the filter selects, until ctx ends. A reader that does not

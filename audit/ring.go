@@ -15,6 +15,7 @@ type ring struct {
 	weights        [weights]int // how many of each weight there are
 	kinds          map[kind]*likes
 	last           time.Time
+	forgotten      uint64 // number of the latest event that is not in it any more
 }
 
 // weight says how much an event matters where not all can be kept.
@@ -143,6 +144,7 @@ func (r *ring) forget(m *remembered) {
 		m.next.before = m.before
 	}
 	r.n--
+	r.forgotten = max(r.forgotten, m.Seq)
 	r.weights[weightOf(&m.Event)]--
 	// Of its kind it is the oldest: whatever is chosen to go is.
 	if m.likes.n--; m.likes.n == 0 {

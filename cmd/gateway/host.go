@@ -179,8 +179,10 @@ func (h *host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 }
 
 // RecentEvents implements [api.Host].
-func (h *host) RecentEvents(_ context.Context, f api.EventFilter) ([]audit.Event, error) {
-	return h.audit.Recent(audit.Filter{Box: f.Box, Since: f.Since, Denied: f.Denied}), nil
+func (h *host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
+	which := audit.Filter{Box: f.Box, Since: f.Since, After: f.After, Denied: f.Denied}
+	missing := h.audit.Missing(which)
+	return api.PastEvents{Events: h.audit.Recent(which), Run: h.audit.ID(), Missing: missing}, nil
 }
 
 // FollowEvents implements [api.Host].
