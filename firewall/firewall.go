@@ -47,6 +47,8 @@ type box struct {
 	index int // of the host-side interface
 	plan  policy.KernelPlan
 	gone  bool // its network namespace is, and that was said
+
+	repairs repairs
 }
 
 // Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for

@@ -166,6 +166,31 @@ func (f *Firewall) repair(ctx context.Context, d *damage) (whole bool, boxes []p
 	return false, boxes
 }
 
+// errFlapping says that a box's link was repaired often just now. A box with a say in its own network can take its link
+// away as fast as it is put back, and would keep the gateway busy with it.
+var errFlapping = errors.New("it is changed over and over, and repaired from time to time")
+
+// A box's link is repaired this often at once, and then as often in this time.
+const (
+	repairsAtOnce = 20
+	repairsEvery  = 10 * time.Second
+)
+
+// repairs counts those of one box. The zero value has counted none.
+type repairs struct {
+	since time.Time
+	n     int
+}
+
+// allow reports whether one more is due.
+func (r *repairs) allow(now time.Time) bool {
+	if now.Sub(r.since) > repairsEvery {
+		r.since, r.n = now, 0
+	}
+	r.n++
+	return r.n <= repairsAtOnce
+}
+
 // hasGone reports whether the box has no network namespace any more, as when it was stopped behind our back. There is
 // nothing to repair then, and it is said once.
 func (f *Firewall) hasGone(id policy.BoxID, problem error) bool {
@@ -189,6 +214,10 @@ func (f *Firewall) restoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool
 	problems := map[policy.BoxID]error{}
 	for id := range boxes {
 		if b, ok := f.boxes[id]; ok && !f.closed {
+			if !b.repairs.allow(time.Now()) {
+				problems[id] = errFlapping
+				continue
+			}
 			if err := f.restoreBox(ctx, b); err != nil {
 				problems[id] = err
 			}

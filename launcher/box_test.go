@@ -60,6 +60,9 @@ func launcherIn(t *testing.T, dir string, images map[string]string) *Launcher {
 				t.Errorf("cleaning up: %v", err)
 			}
 		}
+		if err := l.EmptyTrash(context.Background()); err != nil {
+			t.Errorf("cleaning up: %v", err)
+		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}

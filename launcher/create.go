@@ -17,11 +17,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// Removing a box is carried through when the call that asked for it is gone, but not for ever.
-const (
-	cleanupTime = 30 * time.Second // to end what runs
-	filesTime   = 2 * time.Minute  // to remove what it has written
-)
+// cleanupTime bounds the removal of a box, which is carried through when the call that asked for it is gone.
+const cleanupTime = 30 * time.Second
 
 // Prepare makes the box's network namespace and pins it; it returns the path of the pin. Nothing runs in it and it has
 // no interface but a loopback that is down. The caller closes the network before it calls Create. A failed Prepare

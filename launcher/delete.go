@@ -14,13 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Delete ends everything that runs in a box and removes it: container, control group, mounts, network namespace, files
-// and record, in this order, so that nothing runs any more when its namespace goes, and a Delete cut short can be done
-// again. A box that does not exist is deleted already: nil.
+// Delete ends everything that runs in a box and removes it: container, control group, mounts, network namespace, and last
+// its record and files, so that nothing runs any more when its namespace goes, and a Delete cut short can be done again.
+// A box that does not exist is deleted already: nil.
 //
-// Once begun it is not given up halfway for a caller that went away. It takes half a minute at most to end what runs,
-// and two minutes to remove the files; a box may have more of them than that, and the next Delete goes on where this
-// one stopped.
+// Once begun it is not given up halfway for a caller that went away, for half a minute at most. The files are moved to
+// the trash, since a box may have so many that removing them takes minutes.
 func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -42,26 +41,14 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
 		func() error { return fault.At(ctx, "remove: namespaces gone") },
-		func() error { return l.removeFiles(ctx, id) },
+		func() error { return l.discard(id) },
+		func() error { return fault.At(ctx, "remove: files in the trash") },
 	} {
 		if err := step(); err != nil {
 			return fmt.Errorf("box %s cannot be removed: %w", id, err)
 		}
 	}
 	return nil
-}
-
-// removeFiles removes what the box has written, gives its user IDs back, which own that no more, and removes the rest.
-func (l *Launcher) removeFiles(ctx context.Context, id policy.BoxID) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), filesTime)
-	defer cancel()
-	if err := removeTree(ctx, l.dirs.upper(id)); err != nil {
-		return err
-	}
-	if err := freeIDs(l.dirs.box(id)); err != nil {
-		return err
-	}
-	return removeTree(ctx, l.dirs.box(id))
 }
 
 // removeMountPoints removes the directories mountRoot made. They are empty; if not, something is still mounted there, and

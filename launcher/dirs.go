@@ -13,6 +13,7 @@ import (
 //	{state}/boxes/{id}/box.json   the record
 //	{state}/boxes/{id}/bundle/    config.json for the runtime
 //	{state}/boxes/{id}/upper/     what the box has written; work/ is overlayfs's own
+//	{state}/trash/                 what deleted boxes have left, to be removed
 //	{run}/netns/{id}              the pinned network namespace
 //	{run}/userns/{id}             the pinned user namespace
 //	{run}/attached/{id}           the pinned network namespace of a box that somebody else made
@@ -22,6 +23,7 @@ import (
 type dirs struct{ state, run string }
 
 func (d dirs) boxes() string                      { return filepath.Join(d.state, "boxes") }
+func (d dirs) trash() string                      { return filepath.Join(d.state, "trash") }
 func (d dirs) box(id policy.BoxID) string         { return filepath.Join(d.boxes(), string(id)) }
 func (d dirs) record(id policy.BoxID) string      { return filepath.Join(d.box(id), "box.json") }
 func (d dirs) bundle(id policy.BoxID) string      { return filepath.Join(d.box(id), "bundle") }
@@ -48,7 +50,7 @@ func (d dirs) make() error {
 		path string
 		mode os.FileMode
 	}{
-		{d.state, 0o700}, {d.boxes(), 0o700},
+		{d.state, 0o700}, {d.boxes(), 0o700}, {d.trash(), 0o700},
 		{filepath.Dir(d.run), 0o711}, {d.run, 0o711}, {d.allMounts(), 0o711},
 		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700},
 	} {

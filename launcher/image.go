@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,6 +81,9 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 	return nil
 }
 
+// staleImageTime bounds the removal of what is left of an image that could not be built.
+const staleImageTime = 2 * time.Minute
+
 // buildImage fills a temporary directory and moves it to its place once it is complete and on disk.
 func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress func(string)) error {
 	final := filepath.Join(l.cfg.ImageDir, src.key)
@@ -90,7 +94,7 @@ func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress fun
 		}
 	}
 	defer func() { // what stays, the next build removes
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), filesTime)
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), staleImageTime)
 		defer cancel()
 		_ = removeTree(cctx, temp)
 	}()

@@ -53,6 +53,7 @@ type Launcher struct {
 	log        *zap.Logger
 	execs      execCount
 	background background
+	trash      *trash
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu
@@ -93,6 +94,7 @@ func New(cfg Config) (*Launcher, error) {
 		dirs:  dirs{state: cfg.StateDir, run: cfg.RunDir},
 		tag:   stateTag(cfg.StateDir),
 		log:   cfg.Log,
+		trash: newTrash(),
 		locks: map[policy.BoxID]*boxLock{},
 	}
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/"}

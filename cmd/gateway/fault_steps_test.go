@@ -32,7 +32,7 @@ var (
 	}
 	stepsOfDelete = []string{
 		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
-		"remove: processes ended", "remove: namespaces gone", "delete: nothing runs", "delete: record gone",
+		"remove: processes ended", "remove: namespaces gone", "remove: files in the trash", "delete: nothing runs", "delete: record gone",
 	}
 	stepsOfPolicy = []string{
 		"policy: staged", "plan: to be written", "plan: written", "enforce: kernel and pointer changed",

@@ -88,6 +88,14 @@ type box struct {
 	deleted        bool
 }
 
+// unlocked runs a slow step of a change of the box without its lock, so that what goes through all boxes does not wait
+// for this one. What holds of the box may have changed afterwards; it may even be deleted. The caller holds b.mu.
+func (b *box) unlocked(step func() error) error {
+	b.mu.Unlock()
+	defer b.mu.Lock()
+	return step()
+}
+
 // gone returns ErrNotFound for a box that was deleted while the caller waited for its lock.
 func (b *box) gone() error {
 	if b.deleted {

@@ -73,8 +73,11 @@ func (h *host) bringUnder(ctx context.Context, b *box, ns *os.File, back *undo) 
 	if err := h.connect(ctx, b, compiled, pin, back); err != nil {
 		return err
 	}
-	if err := h.firewall.AwaitBox(ctx, b.ID); err != nil {
+	if err := b.unlocked(func() error { return h.firewall.AwaitBox(ctx, b.ID) }); err != nil {
 		return err
+	}
+	if !b.connected {
+		return errDeletedMeanwhile
 	}
 	if err := h.setState(b, api.StatusIdle, ""); err != nil {
 		return h.notStored("its state could not be stored", err)

@@ -66,6 +66,9 @@ func (h *host) checkNew(name string, spec policy.Spec, headers []policy.HeaderRu
 // takeBack removes a box that could not be completed, and returns what the caller is told. What cannot be removed now
 // stays known, so that its name and addresses are not given away, and can be deleted again.
 func (h *host) takeBack(ctx context.Context, b *box, back undo, cause error) error {
+	if b.deleted { // its addresses may be another's by now
+		return errDeletedMeanwhile
+	}
 	left := back.run(ctx)
 	if left == nil {
 		left = h.forget(b)
@@ -81,6 +84,9 @@ func (h *host) takeBack(ctx context.Context, b *box, back undo, cause error) err
 	// Whoever may create boxes runs the host: the launcher's and the kernel's own words help.
 	return api.Errorf(api.ErrUnavailable, "the box could not be created, and nothing of it is left: %w", cause)
 }
+
+// errDeletedMeanwhile is the answer to whoever makes a box that somebody else deletes.
+var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while it was being made")
 
 // looksLikeID matches what [randomHex] makes for IDs: as a name it would be found in the place of a deleted box.
 var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
@@ -191,7 +197,9 @@ func (h *host) bringUp(ctx context.Context, b *box, back *undo) error {
 		return err
 	}
 	spec := h.launchSpec(b, ca.CertificatePEM())
-	back.add(func(ctx context.Context) error { return h.launcher.Delete(ctx, b.ID) })
+	back.add(func(ctx context.Context) error {
+		return b.unlocked(func() error { return h.launcher.Delete(ctx, b.ID) })
+	})
 	netns, err := h.launcher.Prepare(ctx, spec)
 	if err != nil {
 		return fmt.Errorf("its network namespace: %w", err)
@@ -199,11 +207,17 @@ func (h *host) bringUp(ctx context.Context, b *box, back *undo) error {
 	if err := h.connect(ctx, b, compiled, netns, back); err != nil {
 		return err
 	}
-	if err := h.firewall.AwaitBox(ctx, b.ID); err != nil {
+	err = b.unlocked(func() error {
+		if err := h.firewall.AwaitBox(ctx, b.ID); err != nil {
+			return err
+		}
+		return h.launcher.Create(ctx, spec)
+	})
+	if err != nil {
 		return err
 	}
-	if err := h.launcher.Create(ctx, spec); err != nil {
-		return err
+	if !b.connected {
+		return errDeletedMeanwhile
 	}
 	if err := fault.At(ctx, "create: box runs"); err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 )
 
 // DeleteBox implements [api.Host]. The network goes first, so that nothing leaves while processes are being stopped. The
-// record goes last: a gateway that dies half-way deletes the rest at its next start. It is carried through although the
-// caller hangs up.
+// record goes last: a gateway that dies half-way deletes the rest at its next start. The box's files are removed later
+// (see [launcher.Launcher.KeepTrashEmpty]). It is carried through although the caller hangs up.
 func (h *host) DeleteBox(ctx context.Context, id policy.BoxID) error {
 	ctx, cancel := begun(ctx)
 	defer cancel()
@@ -55,7 +55,7 @@ func (h *host) takeDown(ctx context.Context, b *box) error {
 	if err := fault.At(ctx, "delete: deletion stored"); err != nil {
 		return err
 	}
-	if err := h.release(ctx, b); err != nil {
+	if err := b.unlocked(func() error { return h.release(ctx, b) }); err != nil {
 		return err
 	}
 	if err := fault.At(ctx, "delete: nothing runs"); err != nil {
@@ -66,6 +66,9 @@ func (h *host) takeDown(ctx context.Context, b *box) error {
 
 // forget removes a box from the store and from memory. If the store fails, the box stays known. The caller holds b.mu.
 func (h *host) forget(b *box) error {
+	if b.deleted { // by somebody else
+		return nil
+	}
 	h.dropURLs(b.ID)
 	if err := h.store.DeleteBox(b.ID); err != nil {
 		return h.notStored("its deletion could not be stored", err)

@@ -211,19 +211,33 @@ func (h *host) spreadGlobal(ctx context.Context, rules []policy.HeaderRule, vers
 
 // recompile puts every box's policy in force again, after something that all share has changed: the global header
 // rules or the protected ranges.
+//
+// A box that something else is being done with has its turn after the others, so that they do not wait for it.
 func (h *host) recompile(ctx context.Context) error {
 	var errs []error
-	for _, b := range h.all() {
+	next := func(b *box) {
+		defer b.mu.Unlock()
 		if err := h.recompileBox(ctx, b); err != nil {
 			errs = append(errs, fmt.Errorf("box %s: %w", b.ID, err))
 		}
 	}
+	var busy []*box
+	for _, b := range h.all() {
+		if !b.mu.TryLock() {
+			busy = append(busy, b)
+			continue
+		}
+		next(b)
+	}
+	for _, b := range busy {
+		b.mu.Lock()
+		next(b)
+	}
 	return errors.Join(errs...)
 }
 
+// recompileBox is recompile for one box. The caller holds b.mu.
 func (h *host) recompileBox(ctx context.Context, b *box) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.deleted || !b.connected {
 		return nil
 	}

@@ -160,7 +160,7 @@ func removeContainers(ctx context.Context, dir string) error {
 		errs = append(errs, l.Delete(ctx, b.ID))
 	}
 	attached, err := l.AttachedBoxes()
-	errs = append(errs, err)
+	errs = append(errs, err, l.EmptyTrash(ctx))
 	for _, id := range attached {
 		errs = append(errs, l.DetachNamespace(id))
 	}

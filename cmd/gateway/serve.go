@@ -148,6 +148,7 @@ func (h *host) serve(ctx context.Context) error {
 	run("host addresses", func() error { return h.followAddresses(ctx) })
 	run("sign of life", func() error { return noteRun(ctx, h.launcher.RunDir()) })
 	run("connection table", func() error { return h.followConntrack(ctx) })
+	run("files of deleted boxes", func() error { h.launcher.KeepTrashEmpty(ctx); return nil })
 	if err := notifySystemd("READY=1"); err != nil {
 		h.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}

@@ -221,6 +221,18 @@ func (h *host) openLauncher(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for name, gauge := range map[string]struct {
+		help  string
+		value func() int
+	}{
+		"boxgate_deleted_boxes_with_files":         {"deleted boxes whose files are still to be removed", func() int { n, _ := h.launcher.Trash(); return n }},
+		"boxgate_deleted_boxes_with_failing_files": {"those of them whose files could not be removed", func() int { _, n := h.launcher.Trash(); return n }},
+	} {
+		if err := h.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help},
+			func() float64 { return float64(gauge.value()) })); err != nil {
+			return err
+		}
+	}
 	return h.launcher.EnsureImage(ctx, "", func(line string) { h.log.Info("image", zap.String("progress", line)) })
 }
 
