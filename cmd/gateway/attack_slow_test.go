@@ -16,7 +16,7 @@ import (
 )
 
 // manyFiles is how many files the boxes of these tests leave: enough that their removal takes seconds.
-const manyFiles = 100_000
+const manyFiles = 60_000
 
 // fillWithFiles makes very many files in a box.
 func (w *world) fillWithFiles(box string) {
@@ -56,13 +56,11 @@ func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 	w.fillWithFiles(full)
 
 	w.mustDelete(full)
-	if err := w.Client.Do(t.Context(), "PUT", "/v2/box/settings/attach-headers", map[string]any{"api.example.com": map[string]string{"X-A": "b"}}, nil); err != nil {
-		t.Errorf("header rules of all boxes: %v", err)
-	}
-	again := w.create(map[string]any{"name": "full"})
+	w.globalHeaders("deleted")
 	if !w.filesLeft() {
 		t.Error("somebody waited until the files of a deleted box were removed")
 	}
+	again := w.create(map[string]any{"name": "full"})
 	if out, _ := w.gatewayCommand("box", "list", "--json"); strings.Contains(out, full) {
 		t.Errorf("the deleted box is still known: %s", out)
 	}
@@ -104,31 +102,48 @@ func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 	})
 }
 
-// A box whose end of the network never comes up holds up whoever attaches it, and nobody else.
-func TestAttackAttachedBoxWhoseEndNeverComesUp(t *testing.T) {
+// A box that is slow to make, or to delete, holds up whoever makes or deletes it, and nobody else: a change of all boxes
+// is in force meanwhile.
+func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
+	w := stoppedWorld(t, labOptions{})
+	w.env = append(w.env, faultsFile+"="+w.faultsPath())
+	w.up()
 	w.create(map[string]any{})
-	f := newForeignBox(t)
-	f.keepDoing(`ip link set eth0 down`)
-	attached := make(chan error, 1)
-	go func() {
-		attached <- w.Client.Do(t.Context(), "POST", "/v2/box/attach", map[string]any{"pid": f.pid, "name": "down"}, nil)
-	}()
-	w.until("it is being attached", func() bool {
-		links, err := w.Net.Gateway().Run(t.Context(), "ip", "-o", "link")
-		return err == nil && strings.Count(links, "alias boxgate box") == 2
-	})
-	if err := w.Client.Do(t.Context(), "PUT", "/v2/box/settings/attach-headers", map[string]any{"api.example.com": map[string]string{"X-A": "b"}}, nil); err != nil {
-		t.Errorf("header rules of all boxes: %v", err)
+	slow := w.create(map[string]any{})
+	for step, request := range map[string]func(context.Context) error{
+		"launch: root built": func(ctx context.Context) error { return w.Client.Do(ctx, "POST", "/v2/box", map[string]any{}, nil) },
+		"remove: processes ended": func(ctx context.Context) error {
+			return w.Client.Do(ctx, "DELETE", boxPath(slow), nil, nil)
+		},
+	} {
+		w.arm(faultHang, step)
+		ctx, hangUp := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- request(ctx) }()
+		w.until(step, func() bool {
+			_, err := os.Stat(w.faultsPath())
+			return os.IsNotExist(err)
+		})
+		w.globalHeaders(step)
+		select {
+		case err := <-ended:
+			t.Errorf("%s: it did not hang: %v", step, err)
+		default:
+		}
+		hangUp()
 	}
-	select {
-	case <-attached:
-		t.Error("a change of all boxes waited for the one that was being attached")
-	default:
-	}
-	if err := <-attached; err != nil {
-		t.Errorf("attaching it: %v", err)
+	w.kill() // a deletion that has begun is carried through, for half a minute
+}
+
+// globalHeaders changes the header rules of all boxes.
+func (w *world) globalHeaders(when string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
+	defer cancel()
+	rules := map[string]any{"api.example.com": map[string]string{"X-A": when}}
+	if err := w.Client.Do(ctx, "PUT", "/v2/box/settings/attach-headers", rules, nil); err != nil {
+		w.t.Errorf("%s: header rules of all boxes: %v", when, err)
 	}
 }
 
@@ -168,11 +183,7 @@ func TestAttackBoxThatFlapsItsLink(t *testing.T) {
 		_, code := w.sh(quiet, "curl -sS --max-time 5 http://plain.example.com/seen")
 		return code == 0
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := w.Client.Do(ctx, "PUT", "/v2/box/settings/attach-headers", map[string]any{"api.example.com": map[string]string{"X-A": "b"}}, nil); err != nil {
-		t.Errorf("header rules of all boxes: %v", err)
-	}
+	w.globalHeaders("flapping")
 }
 
 // keepDoing does something in the sandbox over and over, as its root, until the test ends.
