@@ -15,6 +15,7 @@ type attachBody struct {
 	NetNS         string          `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
 	PID           int             `json:"pid,omitempty" doc:"a process in the network namespace"`
 	Container     string          `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
+	Stack         string          `json:"stack,omitempty" doc:"whose network stack speaks on the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which takes the addresses off the interface"`
 	Name          string          `json:"name,omitempty"`
 	Labels        []string        `json:"labels,omitempty"`
 	AttachHeaders headerRules     `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
@@ -28,11 +29,18 @@ const (
 	AttachDocker = "docker" // a container of Docker
 )
 
+// Whose network stack speaks on the interface of an attached box.
+const (
+	StackHost  = "host"  // the namespace's own
+	StackGuest = "guest" // the sandbox's: the gateway sets the interface up once, and never again
+)
+
 // Attached says what somebody else made and how it was named.
 type Attached struct {
-	Kind string `json:"kind"` // one of the constants
-	Ref  string `json:"ref"`
-	PID  int    `json:"-"` // Ref as a number, for AttachPID
+	Kind  string `json:"kind"` // one of the constants
+	Ref   string `json:"ref"`
+	Stack string `json:"stack" doc:"host or guest"` // one of the constants
+	PID   int    `json:"-"`                         // Ref as a number, for AttachPID
 }
 
 // AttachRequest is what is to be put under the gateway, validated as a [CreateRequest] is.
@@ -50,12 +58,25 @@ var containerPat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 func (b *attachBody) request(hasSecret func(string) bool) (AttachRequest, error) {
 	var p problems
 	what := b.attached(&p)
+	what.Stack = b.stack(&p)
 	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy}
 	req, err := rest.request(hasSecret)
 	if err := p.merge("", err); err != nil {
 		return AttachRequest{}, err
 	}
 	return AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers}, p.err()
+}
+
+// stack is whose network stack is meant; the namespace's own if nothing is said.
+func (b *attachBody) stack(p *problems) string {
+	switch b.Stack {
+	case "":
+		return StackHost
+	case StackHost, StackGuest:
+	default:
+		p.add("/stack", "must be host or guest")
+	}
+	return b.Stack
 }
 
 // attached finds out what is meant: exactly one thing.

@@ -38,6 +38,31 @@ type SelfTestReport struct {
 	Started  time.Time
 	Duration time.Duration
 	Probes   []SelfTestProbe
+
+	// Untestable says why the box cannot be tested from its network namespace; empty: it was. No probe was sent then.
+	Untestable string
+}
+
+// SelfTestStatus is what a scorecard comes to.
+type SelfTestStatus string
+
+// The statuses. One that is not SelfTestTight proves nothing good.
+const (
+	SelfTestTight      SelfTestStatus = "tight"
+	SelfTestNotTight   SelfTestStatus = "not_tight"  // a hole was found, or a probe left out that could have found one
+	SelfTestUntestable SelfTestStatus = "untestable" // nothing was tried
+)
+
+// Status says what the scorecard comes to.
+func (r SelfTestReport) Status() SelfTestStatus {
+	switch {
+	case r.Untestable != "":
+		return SelfTestUntestable
+	case r.Tight():
+		return SelfTestTight
+	default:
+		return SelfTestNotTight
+	}
 }
 
 // Count returns how many probes came out with the verdict.
@@ -53,13 +78,15 @@ func (r SelfTestReport) Count(v SelfTestVerdict) int {
 
 // Tight reports whether every probe was run or did not apply, none found a hole, and at least one was run.
 func (r SelfTestReport) Tight() bool {
-	return r.Count(ProbeHole) == 0 && r.Count(ProbeNotRun) == 0 && r.Count(ProbeTight) > 0
+	return r.Untestable == "" && r.Count(ProbeHole) == 0 && r.Count(ProbeNotRun) == 0 && r.Count(ProbeTight) > 0
 }
 
 // selfTestView is a scorecard as JSON.
 type selfTestView struct {
 	Box           string              `json:"box"`
 	Tight         bool                `json:"tight" doc:"no hole was found, and no probe was left out that could have found one"`
+	Status        string              `json:"status" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
+	Reason        string              `json:"reason,omitempty" doc:"why the box is untestable"`
 	Mode          string              `json:"mode" doc:"mode of the policy in force"`
 	PolicyVersion uint64              `json:"policy_version"`
 	StartedAt     time.Time           `json:"started_at"`
@@ -90,7 +117,7 @@ type selfTestProbeView struct {
 
 func selfTestViewOf(r SelfTestReport) selfTestView {
 	v := selfTestView{
-		Box: string(r.Box), Tight: r.Tight(), Mode: string(r.Mode), PolicyVersion: r.Version, StartedAt: r.Started,
+		Box: string(r.Box), Tight: r.Tight(), Status: string(r.Status()), Reason: r.Untestable, Mode: string(r.Mode), PolicyVersion: r.Version, StartedAt: r.Started,
 		DurationMS: r.Duration.Milliseconds(), Probes: []selfTestProbeView{},
 		Summary: selfTestSummaryView{r.Count(ProbeTight), r.Count(ProbeHole), r.Count(ProbeNotRun), r.Count(ProbeSkipped)},
 	}

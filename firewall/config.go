@@ -91,6 +91,10 @@ type Attachment struct {
 	Box    policy.BoxID
 	NetNS  string // path of the box's network namespace
 	V4, V6 netip.Addr
+
+	// GuestStack says that a network stack of the sandbox's own speaks on the interface. The namespace is set up when the
+	// interface is made, for a sandbox that reads its configuration there, and left as it is from then on.
+	GuestStack bool
 }
 
 var boxIDForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)

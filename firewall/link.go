@@ -37,7 +37,8 @@ func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if link == nil {
+	made := link == nil
+	if made {
 		if link, err = f.createLink(b, ns); err != nil {
 			return 0, err
 		}
@@ -49,8 +50,11 @@ func (f *Firewall) attach(ctx context.Context, b *box) (int, error) {
 	if err := f.prepareHostSide(b, link); err != nil {
 		return 0, err
 	}
-	if err := f.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
-		return 0, err
+	// A guest's stack has taken the addresses off the interface. With them there, the kernel would answer in its place.
+	if made || !b.GuestStack {
+		if err := f.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
+			return 0, err
+		}
 	}
 	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
 		return 0, err

@@ -30,6 +30,7 @@ type Config struct {
 	HostPorts            []Port       // on which the gateway serves others than boxes
 	AnotherV4, AnotherV6 netip.Addr   // another box's, or of the pool and nobody's
 	DenyPage             bool         // refusals over TLS come as a page
+	GuestStack           bool         // the box is known to have a network stack of its own
 
 	// Events delivers the decisions about the box from now on until ctx ends.
 	Events func(ctx context.Context) <-chan audit.Event
@@ -64,6 +65,9 @@ func Run(ctx context.Context, cfg Config) (Card, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := cfg.findLink(); err != nil {
+		return card, err
+	}
+	if err := cfg.checkStack(); err != nil {
 		return card, err
 	}
 	random := make([]byte, 4)

@@ -45,6 +45,9 @@ type Box struct {
 type Attached struct {
 	Kind string `json:"kind"` // interface, netns, pid or docker
 	Ref  string `json:"ref"`
+	// Stack is guest if a network stack of the sandbox's own speaks on the interface; else host, or empty in boxes of older
+	// versions.
+	Stack string `json:"stack,omitempty"`
 }
 
 // Pools are where [DB.AllocateBox] takes addresses from. A family whose prefix is not valid gets none.

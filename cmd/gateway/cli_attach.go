@@ -10,7 +10,7 @@ import (
 
 // newBoxAttach is `gateway box attach`.
 func newBoxAttach(o *globalOptions) *cobra.Command {
-	var netns, container, name, policy, headers string
+	var netns, container, name, policy, headers, stack string
 	var pid int
 	cmd := &cobra.Command{
 		Use:   "attach (--netns PATH | --pid PID | --container ID)",
@@ -28,6 +28,9 @@ func newBoxAttach(o *globalOptions) *cobra.Command {
 			}
 			if len(body) == 0 || name != "" && len(body) == 1 {
 				return usageError{errors.New("say what to attach: --netns, --pid or --container")}
+			}
+			if stack != "" {
+				body["stack"] = stack
 			}
 			if policy != "" {
 				data, err := argument(policy, cmd.InOrStdin())
@@ -53,6 +56,7 @@ func newBoxAttach(o *globalOptions) *cobra.Command {
 	f.StringVar(&netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
 	f.IntVar(&pid, "pid", 0, "a process in its network namespace")
 	f.StringVar(&container, "container", "", "ID or name of a Docker container, started with --network none")
+	f.StringVar(&stack, "stack", "", "whose network stack speaks on the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&name, "name", "", "a name of your choice")
 	f.StringVar(&policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
 	f.StringVar(&headers, "headers", "", `header rules as of "gateway headers set": JSON or YAML, @FILE or -`)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/api"
 	"boxgate/selftest"
 )
 
@@ -14,6 +15,8 @@ import (
 type selfTestCard struct {
 	Box, Mode     string
 	Tight         bool
+	Status        api.SelfTestStatus
+	Reason        string
 	PolicyVersion uint64 `json:"policy_version"`
 	DurationMS    int64  `json:"duration_ms"`
 	Summary       struct {
@@ -27,16 +30,14 @@ type selfTestCard struct {
 func newBoxSelfTest(o *globalOptions) *cobra.Command {
 	return &cobra.Command{
 		Use:   "selftest BOX",
-		Short: "Attack the gateway from inside a box and print a scorecard; exits 0 only if the box is tight",
+		Short: "Attack the gateway from inside a box and print a scorecard; exits 0 only if the box is tight, and 3 if it cannot be tested",
 		Args:  exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			tight := false
+			var card selfTestCard
 			keep := func(w io.Writer, data json.RawMessage) error {
-				var card selfTestCard
 				if err := json.Unmarshal(data, &card); err != nil {
 					return fmt.Errorf("the gateway's answer was not understood: %w", err)
 				}
-				tight = card.Tight
 				if o.json {
 					_, err := fmt.Fprintln(w, string(data))
 					return err
@@ -54,7 +55,10 @@ func newBoxSelfTest(o *globalOptions) *cobra.Command {
 			if err := keep(cmd.OutOrStdout(), answer); err != nil {
 				return err
 			}
-			if !tight {
+			if card.Status == api.SelfTestUntestable {
+				return statusError{exitUntestable, fmt.Errorf("box %s cannot be tested from here", args[0])}
+			}
+			if !card.Tight {
 				return fmt.Errorf("box %s is not tight, or could not be tested fully; see the lines that say so", args[0])
 			}
 			return nil
@@ -67,6 +71,11 @@ var verdictWords = map[string]string{"tight": "tight", "hole": "HOLE", "not_run"
 
 // printCard prints a line for each probe, then what they come to.
 func printCard(w io.Writer, card selfTestCard) error {
+	if card.Status == api.SelfTestUntestable {
+		_, err := fmt.Fprintf(w, "box %s, policy %s version %d: CANNOT BE TESTED FROM HERE, nothing was tried. Run attacks inside the sandbox "+
+			"instead. The reason: %s\n", card.Box, card.Mode, card.PolicyVersion, card.Reason)
+		return err
+	}
 	rows := [][]string{{"VERDICT", "GROUP", "ATTACK", "FAMILY", "TARGET", "EXPECTED", "SEEN"}}
 	for _, p := range card.Probes {
 		seen := p.Seen

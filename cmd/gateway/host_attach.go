@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ func (h *host) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, e
 	}
 	defer ns.Close()
 	b, err := h.allocate(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref}, "")
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Stack: req.Stack}, "")
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -207,10 +208,13 @@ func attachedView(a *store.Attached) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Stack: cmp.Or(a.Stack, api.StackHost)}
 }
 
 // invalidAt is one mistake in a request.
 func invalidAt(pointer, message string) error {
 	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: message}}}
 }
+
+// hasGuestStack reports whether the box is a sandbox that speaks on its interface with a network stack of its own.
+func (b *box) hasGuestStack() bool { return b.attached != nil && b.attached.Stack == api.StackGuest }

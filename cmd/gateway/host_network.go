@@ -12,7 +12,10 @@ import (
 // connect attaches the box's interface, closed, makes the box known to DNS and proxy, and opens what its policy allows.
 func (h *host) connect(ctx context.Context, b *box, compiled *policy.Compiled, netns string, back *undo) error {
 	back.add(func(ctx context.Context) error { return h.disconnect(ctx, b) })
-	if err := h.firewall.AddBox(ctx, firewall.Attachment{Box: b.ID, NetNS: netns, V4: b.V4, V6: b.V6}); err != nil {
+	err := h.firewall.AddBox(ctx, firewall.Attachment{
+		Box: b.ID, NetNS: netns, V4: b.V4, V6: b.V6, GuestStack: b.hasGuestStack(),
+	})
+	if err != nil {
 		return fmt.Errorf("its network: %w", err)
 	}
 	b.Policy.Store(compiled)

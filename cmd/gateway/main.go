@@ -16,9 +16,10 @@ import (
 
 // Exit statuses of every command.
 const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
+	exitOK         = 0
+	exitFailed     = 1
+	exitUsage      = 2
+	exitUntestable = 3 // of `gateway box selftest`: nothing is known
 )
 
 func main() {
@@ -33,6 +34,12 @@ type exitError struct{ status int }
 
 func (e exitError) Error() string { return fmt.Sprintf("the command exited with status %d", e.status) }
 
+// statusError is an error with an exit status of its own.
+type statusError struct {
+	status int
+	error
+}
+
 // run executes one command line and returns its exit status. The first SIGINT or SIGTERM cancels the command; a second
 // one stops the process at once.
 func run(args []string) int {
@@ -45,6 +52,7 @@ func run(args []string) int {
 	err := root.ExecuteContext(ctx)
 	var usage usageError
 	var exit exitError
+	var other statusError
 	switch {
 	case err == nil:
 		return exitOK
@@ -53,6 +61,9 @@ func run(args []string) int {
 	case errors.As(err, &usage):
 		fmt.Fprintf(os.Stderr, "gateway: %v\nSee `gateway --help`.\n", err)
 		return exitUsage
+	case errors.As(err, &other):
+		fmt.Fprintf(os.Stderr, "gateway: %v\n", err)
+		return other.status
 	default:
 		fmt.Fprintf(os.Stderr, "gateway: %v\n", err)
 		return exitFailed

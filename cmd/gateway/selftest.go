@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,6 +32,11 @@ func (h *host) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestRepor
 		return api.SelfTestReport{}, err
 	}
 	card, err := selftest.Run(ctx, cfg)
+	if untestable := (*selftest.UntestableError)(nil); errors.As(err, &untestable) {
+		report := reportOf(id, card)
+		report.Untestable = untestable.Reason
+		return report, nil
+	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return api.SelfTestReport{}, ctx.Err()
@@ -62,7 +68,7 @@ func (h *host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, err
 		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
 		GatewayV4: h.addrs.gatewayV4, GatewayV6: h.addrs.gatewayV6, SinkV4: h.addrs.sinkV4, SinkV6: h.addrs.sinkV6,
 		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: h.listeners.closedToBoxes(),
-		AnotherV4: v4, AnotherV6: v6, DenyPage: h.cfg.Proxy.Deny == "page",
+		AnotherV4: v4, AnotherV6: v6, DenyPage: h.cfg.Proxy.Deny == "page", GuestStack: b.hasGuestStack(),
 		Events: func(ctx context.Context) <-chan audit.Event {
 			return h.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
 		},

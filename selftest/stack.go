@@ -1,0 +1,51 @@
+package selftest
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// UntestableError says that the box cannot be tested from its network namespace, because what the box sends does not come
+// from the namespace's sockets. It says nothing of whether the box is tight.
+type UntestableError struct{ Reason string }
+
+// Error returns the reason.
+func (e *UntestableError) Error() string { return "the box cannot be tested from here: " + e.Reason }
+
+// checkStack requires that sockets in the namespace send as the box does. gVisor, and a virtual machine, have a network
+// stack of their own, and their addresses are on no interface of the namespace: what a probe sent there would have another
+// source, or none, and every refusal would be the wrong one.
+func (c *Config) checkStack() error {
+	if c.GuestStack {
+		return &UntestableError{"it was attached with a network stack of its own (stack: guest), which the gateway cannot enter"}
+	}
+	ns, err := netns.GetFromPath(c.NetNS)
+	if err != nil {
+		return fmt.Errorf("the box's network namespace: %w", err)
+	}
+	defer ns.Close()
+	inside, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		return fmt.Errorf("the box's network namespace: %w", err)
+	}
+	defer inside.Close()
+	list, err := inside.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("the addresses in the box's network namespace: %w", err)
+	}
+	have := map[netip.Addr]bool{}
+	for _, a := range list {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		have[ip.Unmap()] = true
+	}
+	for _, a := range []netip.Addr{c.V4, c.V6} {
+		if !have[a] {
+			return &UntestableError{fmt.Sprintf("no interface of its network namespace has the address %v: something there has "+
+				"a network stack of its own, as gVisor and virtual machines have, or has taken the address away", a)}
+		}
+	}
+	return nil
+}
