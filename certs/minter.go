@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,12 +22,19 @@ const (
 	leafCache    = 256           // leaves kept per box: some 3 KB each
 )
 
+// ErrHostName says that a leaf was asked for a name of the host's own.
+var ErrHostName = errors.New("no certificate is made for a name of the host")
+
 // ErrUnknownBox says that no authority was added for the box.
 var ErrUnknownBox = errors.New("no certificate authority for this box")
 
 // Minter hands out leaves for intercepted names, signed by the authority of the box that asked. The zero value knows no
 // box. Safe for concurrent use.
 type Minter struct {
+	// Host holds the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them or for
+	// names below them, nor for localhost. It must not change once the Minter is in use.
+	Host []policy.Name
+
 	now func() time.Time // nil: [fault.Now]
 
 	mu    sync.RWMutex
@@ -88,10 +96,14 @@ func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
 }
 
 // Leaf returns a certificate for exactly n, valid for at least six hours more. Callers that ask for the same name at
-// once share one mint. It fails for the zero name and, wrapping [ErrUnknownBox], for a box that was not added.
+// once share one mint. It fails for the zero name, with [ErrHostName] for a name of the host's own and, wrapping
+// [ErrUnknownBox], for a box that was not added.
 func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
 	if n.IsZero() {
 		return nil, errors.New("no leaf without a name")
+	}
+	if n.IsLoopback() || slices.ContainsFunc(m.Host, n.IsWithin) {
+		return nil, ErrHostName
 	}
 	b, err := m.leaves(box)
 	if err != nil {

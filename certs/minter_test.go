@@ -170,3 +170,34 @@ func BenchmarkLeaf(b *testing.B) {
 		}
 	})
 }
+
+func TestNoLeafForTheHostsOwnNames(t *testing.T) {
+	t.Parallel()
+	var m Minter
+	for _, domain := range []string{"preview.example.com"} {
+		n, err := policy.ParseName(domain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Host = append(m.Host, n)
+	}
+	ca, err := NewCA("box")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Add("b1", ca); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]error{
+		"localhost": ErrHostName, "a.b.localhost": ErrHostName, "preview.example.com": ErrHostName, "box-80.preview.example.com": ErrHostName,
+		"xpreview.example.com": nil, "example.com": nil, "api.internal": nil,
+	} {
+		n, err := policy.ParseName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if leaf, err := m.Leaf(t.Context(), "b1", n); !errors.Is(err, want) || (leaf == nil) != (want != nil) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -105,6 +105,9 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 		return "the policy denies everything"
 	}
 	p := h.key()
+	if p.name.IsLoopback() {
+		return "TLS is terminated for no name of the host itself"
+	}
 	if c.open || len(parsed.allowedCIDRs) > 0 {
 		if c.domains.deniesWhole(p) {
 			return "denied_domains covers it"

@@ -151,6 +151,9 @@ func (c *conn) proceed(f first, err error) {
 	}
 	fault.Mark(c.ctx, "proxy: first bytes read")
 	v := c.decide(f)
+	if v.intercept && c.p.isHosts(v.request.Name) {
+		v = v.refused(policy.ReasonHostPort)
+	}
 	c.note(f, v)
 	switch {
 	case !v.decision.Allowed():

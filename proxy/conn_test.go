@@ -433,8 +433,8 @@ func (panicking) Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certific
 
 func TestDenyPageAnswersOverTLS(t *testing.T) {
 	r := newRig(t, allow("good.example"), func(c *Config) { c.DenyPage = true })
-	c := tls.Client(r.dial(r.trap(443)), &tls.Config{ServerName: "bad.example", RootCAs: r.boxCA.pool(), NextProtos: []string{"h2", "http/1.1"}})
-	if _, err := io.WriteString(c, "GET /x HTTP/1.1\r\nHost: bad.example\r\n\r\n"); err != nil {
+	c := tls.Client(r.dial(r.trap(443)), &tls.Config{ServerName: "bad.example.com", RootCAs: r.boxCA.pool(), NextProtos: []string{"h2", "http/1.1"}})
+	if _, err := io.WriteString(c, "GET /x HTTP/1.1\r\nHost: bad.example.com\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := io.ReadAll(c)

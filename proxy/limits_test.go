@@ -100,14 +100,14 @@ func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
 func TestDenialPageCountsAsInterception(t *testing.T) {
 	r := newRig(t, allow("good.example"), func(c *Config) { c.DenyPage, c.MaxInterceptions = true, 1 })
 	addr := r.listen(r.trap(443))
-	page := tls.Client(dialTo(t, addr), &tls.Config{ServerName: "bad.example", RootCAs: r.boxCA.pool()})
+	page := tls.Client(dialTo(t, addr), &tls.Config{ServerName: "bad.example.com", RootCAs: r.boxCA.pool()})
 	if err := page.Handshake(); err != nil { // and no request, so the page waits
 		t.Fatal(err)
 	}
-	if _, err := r.hello(dialTo(t, addr), "bad.example"); !accessDeniedAlert(err) {
+	if _, err := r.hello(dialTo(t, addr), "bad.example.com"); !accessDeniedAlert(err) {
 		t.Errorf("beyond the limit a denied name ended with %v, want the alert", err)
 	}
-	if e := r.wantReason(policy.ReasonNotAllowed); e.Name != "bad.example" {
+	if e := r.wantReason(policy.ReasonNotAllowed); e.Name != "bad.example.com" {
 		t.Errorf("%+v", e)
 	}
 }

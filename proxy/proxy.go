@@ -58,7 +58,8 @@ type Config struct {
 	Roots    *x509.CertPool // trusted for upstreams; nil: the system's
 	Sink     []netip.Addr   // the addresses DNS hands out for names a box may not reach: no destination of their own
 	Own      []netip.Addr   // addresses of the gateway itself, never dialled whatever the policy says
-	DenyPage bool           // a denied TLS connection gets a 403 page under a leaf instead of an alert
+	Host     []policy.Name  // domains that lead to the gateway's host, such as that of its public URLs: no TLS is terminated for them
+	DenyPage bool           // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000

@@ -31,10 +31,11 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 	reset(c.tcp)
 }
 
-// deny refuses what the policy denied: with an alert, or with a page where one was asked for, a name is known, and the box
-// may have one more interception.
+// deny refuses what the policy denied: with an alert, or with a page where one was asked for, the name can be that of a
+// server on the internet, and the box may have one more interception. The page is under a leaf of the box's CA, which
+// others may trust as well: there is none for names that mean another machine to each of them.
 func (c *conn) deny(f first, v verdict) {
-	if c.p.cfg.DenyPage && f.kind == kindTLS && !f.name.IsZero() && c.live.denied() == nil {
+	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.denied() == nil {
 		if c.guest.intercept(c.p.cfg.MaxInterceptions) {
 			defer c.guest.release()
 			c.denyPage(f, v)

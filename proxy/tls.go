@@ -86,6 +86,11 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 
 func ticketName(cs tls.ConnectionState) []byte { return []byte("boxgate sni " + cs.ServerName) }
 
+// isHosts reports whether a name leads to the gateway's host, whatever the policy says of it: localhost, or a public URL.
+func (p *Proxy) isHosts(n policy.Name) bool {
+	return n.IsLoopback() || slices.ContainsFunc(p.cfg.Host, n.IsWithin)
+}
+
 // terminate makes the TLS handshake with the box under a leaf for name. It fails unless the handshake names what was
 // peeked: the decision was made for that name alone.
 func (p *Proxy) terminate(ctx context.Context, box *policy.Box, client net.Conn, name policy.Name, alpn []string) (*tls.Conn, error) {

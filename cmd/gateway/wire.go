@@ -119,10 +119,16 @@ func (h *host) openEgress(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
+	domain, err := policy.ParseName(h.cfg.Ingress.Domain)
+	if err != nil {
+		return fmt.Errorf("ingress.domain: %w", err)
+	}
+	h.minter.Host = []policy.Name{domain}
 	egress := proxy.Config{
 		Boxes: &h.registry, Resolver: h.dns, Leaves: h.minter, Audit: h.audit, Log: h.log, Roots: roots,
 		Sink:     []netip.Addr{h.addrs.sinkV4, h.addrs.sinkV6},
 		Own:      []netip.Addr{h.addrs.gatewayV4, h.addrs.gatewayV6},
+		Host:     h.minter.Host,
 		DenyPage: h.cfg.Proxy.Deny == "page", IdleTimeout: h.cfg.Proxy.IdleTimeout,
 		Secrets: h.secrets,
 	}
