@@ -136,6 +136,44 @@ func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 	w.kill() // a deletion that has begun is carried through, for half a minute
 }
 
+// A box can be deleted while it is still being made. Nothing of it is left, and what gets its addresses next works.
+func TestDeletedWhileItIsMade(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, labOptions{})
+	w.env = append(w.env, faultsFile+"="+w.faultsPath())
+	w.up()
+	for _, step := range []string{"launch: root built", "launch: first process started"} {
+		w.arm(faultHang, step)
+		ctx, hangUp := context.WithCancel(t.Context())
+		made, deleted := make(chan error, 1), make(chan error, 1)
+		go func() { made <- w.Client.Do(ctx, "POST", "/v2/box", map[string]any{"name": "short-lived"}, nil) }()
+		w.until(step, func() bool {
+			_, err := os.Stat(w.faultsPath())
+			return os.IsNotExist(err)
+		})
+		go func() { deleted <- w.Client.Do(t.Context(), "DELETE", boxPath("short-lived"), nil, nil) }()
+		w.until("the deletion has begun", func() bool {
+			links, err := w.Net.Gateway().Run(t.Context(), "ip", "-o", "link")
+			return err == nil && !strings.Contains(links, "alias boxgate box")
+		})
+		hangUp()
+		if err := <-made; err == nil {
+			t.Errorf("%s: the box was made", step)
+		}
+		if err := <-deleted; err != nil {
+			t.Errorf("%s: %v", step, err)
+		}
+		w.until(step+": the box is gone", func() bool {
+			var boxes []any
+			return w.Client.Get(t.Context(), "/v2/box", &boxes) == nil && len(boxes) == 0
+		})
+		next := w.create(map[string]any{"name": "short-lived"})
+		w.mustSh(next, "curl -sS --max-time 20 http://plain.example.com/seen")
+		w.mustDelete(next)
+		w.nothingLeft(step)
+	}
+}
+
 // globalHeaders changes the header rules of all boxes.
 func (w *world) globalHeaders(when string) {
 	w.t.Helper()
