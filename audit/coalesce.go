@@ -34,24 +34,26 @@ type coalesced struct {
 // had to be made first, and its two events belong together.
 func coalesces(e *Event) bool { return e.Verdict != policy.Allow && e.Phase == "" || isFlow(e) }
 
-// admit reports whether the event is to be told now. If not, it is counted and told later.
-func (c *coalescer) admit(e Event) bool {
+// admit reports whether the event is to be told now. If not, it is counted and told later. The event of a flow may be
+// made one about its network.
+func (c *coalescer) admit(e *Event) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.boxes[e.Box]
 	if b == nil {
 		b = &coalesced{}
-		b.timer = time.AfterFunc(coalesceInterval, func() { c.due(e.Box, b) })
-		c.boxes[e.Box] = b
+		box := e.Box
+		b.timer = time.AfterFunc(coalesceInterval, func() { c.due(box, b) })
+		c.boxes[box] = b
 	}
 	if b.resting {
 		b.resting = false
 		b.timer.Reset(coalesceInterval)
 	}
-	if isFlow(&e) {
-		return b.flows.admit(&e)
+	if isFlow(e) {
+		return b.flows.admit(e)
 	}
-	return b.refusals.admit(e)
+	return b.refusals.admit(*e)
 }
 
 // due ends an interval of a box, and begins the next one if there was anything to tell.

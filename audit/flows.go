@@ -17,6 +17,9 @@ const (
 	// flowsPerInterval is how many destinations of each lane get an event that stands for several in one interval. The
 	// others wait for the next.
 	flowsPerInterval = 25
+	// flowsOfNetwork is how many destinations of one network (an IPv4 address, or an IPv6 /64) a lane tells apart: whoever has
+	// one server has all its ports, and as many IPv6 addresses as it likes.
+	flowsOfNetwork = 64
 	// flowPending is how many destinations of each lane can have such an event waiting.
 	flowPending = 256
 )
@@ -68,6 +71,14 @@ func flowKeyOf(e *Event) flowKey {
 	k := flowKey{addr: e.Addr.As16(), port: e.Port, lane: laneOf(e)}
 	if k.lane == laneAnswered {
 		k.lane = laneTCP
+	}
+	return k
+}
+
+// network is the key of all destinations that belong to one owner.
+func (k flowKey) network() flowKey {
+	if k.port = 0; !netip.AddrFrom16(k.addr).Is4In6() {
+		clear(k.addr[8:])
 	}
 	return k
 }
@@ -137,7 +148,13 @@ func (f *flows) lane(n lane) *flowLane {
 // goes on, which was counted when it began.
 func (f *flows) admit(e *Event) bool {
 	key, l := flowKeyOf(e), f.lane(laneOf(e))
-	if f.knows(key, e) {
+	known := f.knows(key, e)
+	if network := key.network(); !known && l.known.networks[network] >= flowsOfNetwork {
+		key, known = network, f.knows(network, e)
+		e.Addr, e.Port, e.Conn = netip.AddrFrom16(network.addr).Unmap(), 0, ""
+		e.Error = "many ports or addresses of one network, told together"
+	}
+	if known {
 		switch {
 		case e.Phase == PhaseOngoing:
 			return false

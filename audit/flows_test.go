@@ -217,3 +217,41 @@ func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
 	}
 	l.Flush()
 }
+
+// Whoever owns one server, or one IPv6 network, does not use up the room for others with its ports and addresses.
+func TestOneNetworkDoesNotHideAnother(t *testing.T) {
+	t.Parallel()
+	l := New(Options{PerBox: 1 << 20})
+	six := netip.MustParseAddr("2001:db8:bad::1").As16()
+	const n = 10000
+	for i := range n {
+		e := flow(policy.TCP, PhaseOpen, 1)
+		e.Port = uint16(i + 1)
+		l.Record(e)
+		six[14], six[15] = byte(i>>8), byte(i)
+		e.Addr, e.Answered = netip.AddrFrom16(six), true
+		l.Record(e)
+	}
+	hidden := flow(policy.TCP, PhaseOpen, 2)
+	l.Record(hidden)
+	if !isNamed(l, hidden) {
+		t.Error("the connection to another server is not named")
+	}
+	l.Flush()
+	lines, total, _ := sum(l, PhaseOpen)
+	if total != 2*n+1 || lines > 4*flowsOfNetwork+100 {
+		t.Errorf("%d lines stand for %d flows", lines, total)
+	}
+	for _, e := range l.Recent(Filter{}) {
+		if e.Reason == policy.ReasonUnnamed || !e.Addr.IsValid() {
+			t.Errorf("not even the network is named: %s", Line(e))
+		}
+	}
+	for _, network := range []string{"203.0.0.1", "2001:db8:bad::"} {
+		want := flow(policy.TCP, PhaseOpen, 0)
+		want.Addr, want.Port = netip.MustParseAddr(network), 0
+		if !isNamed(l, want) {
+			t.Errorf("%s is not named as a whole", network)
+		}
+	}
+}

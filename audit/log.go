@@ -65,7 +65,7 @@ func (l *Log) Record(e Event) {
 	}
 	e = e.safe()
 	l.metrics.observe(e)
-	if !coalesces(&e) || l.coal.admit(e) {
+	if !coalesces(&e) || l.coal.admit(&e) {
 		l.tell(e)
 	}
 }

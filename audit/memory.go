@@ -12,7 +12,8 @@ import (
 type memory struct {
 	limit    int
 	new, old map[flowKey]struct{}
-	since    time.Time // when new was begun
+	networks map[flowKey]int // how many of new each has
+	since    time.Time       // when new was begun
 }
 
 // has reports whether the destination is remembered, and remembers it for longer.
@@ -33,16 +34,20 @@ func (m *memory) add(k flowKey, now time.Time) {
 		m.rotate(now)
 	}
 	m.new[k] = struct{}{}
+	if n := k.network(); n != k {
+		m.networks[n]++
+	}
 }
 
 func (m *memory) rotate(now time.Time) {
 	m.old, m.new, m.since = m.new, map[flowKey]struct{}{}, now
+	m.networks = map[flowKey]int{}
 }
 
 // expire forgets what is too old.
 func (m *memory) expire(now time.Time) {
 	if age := now.Sub(m.since); age > 2*flowMemory {
-		m.old, m.new = nil, nil
+		m.old, m.new, m.networks = nil, nil, nil
 	} else if age > flowMemory && m.new != nil {
 		m.rotate(now)
 	}

@@ -2,7 +2,6 @@ package firewall
 
 import (
 	"encoding/hex"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
@@ -77,9 +76,3 @@ func (r *reports) withAllowance(e audit.Event) audit.Event {
 	}
 	return e
 }
-
-// Reading the connection table costs time in proportion to its size, so it is read when there is reason to.
-const (
-	tableInterval = 5 * time.Second // at most this often for connections that the log may not name
-	manyStarted   = 100             // TCP connections begun since, by all boxes, for it to be worth while
-)

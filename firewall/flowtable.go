@@ -14,6 +14,12 @@ import (
 	"boxgate/policy"
 )
 
+// Reading the connection table costs time in proportion to its size, so it is read when there is reason to.
+const (
+	tableInterval = 5 * time.Second // at most this often for connections that the log may not name
+	manyStarted   = 100             // TCP connections begun since, by all boxes, for it to be worth while
+)
+
 // recoverFlows tells of the connections in the kernel's table that began while no gateway ran. since is when the last one
 // was known to run; zero: that is not known, and all are told.
 func (r *reports) recoverFlows(since time.Time) {
