@@ -21,8 +21,8 @@ var allowed = map[string][]string{
 	"policy":             {},
 	"audit":              {"policy"},
 	"firewall":           {"policy", "audit", "internal/fault"},
-	"dns":                {"policy", "audit", "internal/fault"},
-	"proxy":              {"policy", "audit", "internal/fault", "internal/handshake"},
+	"dns":                {"policy", "audit", "internal/fault", "internal/memory"},
+	"proxy":              {"policy", "audit", "internal/fault", "internal/handshake", "internal/memory"},
 	"certs":              {"policy", "audit", "internal/fault"},
 	"ingress":            {"policy", "audit", "internal/handshake"},
 	"launcher":           {"policy", "audit", "internal/fault"},
@@ -35,10 +35,11 @@ var allowed = map[string][]string{
 	"conformance":        {},
 	"internal/fault":     {},
 	"internal/handshake": {},
+	"internal/memory":    {},
 	"bench":              {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
 	"cmd/gateway": {
 		"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "store", "secrets", "selftest",
-		"internal/testnet", "internal/fault",
+		"internal/testnet", "internal/fault", "internal/memory",
 	},
 }
 

@@ -1,0 +1,138 @@
+package memory
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+)
+
+const mib = 1 << 20
+
+// Whoever takes all there is leaves room for those that come later and want little, and nobody goes beyond the total.
+func TestHoardersLeaveRoomForTheOthers(t *testing.T) {
+	t.Parallel()
+	b := New(256*mib, 256*mib)
+	hoard := func(name string) {
+		a := b.Account(name)
+		for range 2 * b.Total() >> 16 {
+			if !a.Acquire(Streams, 64<<10) {
+				return
+			}
+		}
+	}
+	hoard("first")
+	if held := b.Account("first").Held(); held < 190*mib || held > 200*mib {
+		t.Errorf("the first holds %d MiB of 256", held/mib)
+	}
+	for i := range 15 {
+		hoard(fmt.Sprint("later ", i))
+	}
+	for i := range 10 {
+		if a := b.Account(fmt.Sprint("honest ", i)); !a.Acquire(TLS, mib/2) {
+			t.Errorf("no room for number %d; %d MiB are held", i, b.held.Load()/mib)
+		}
+	}
+	if held := b.held.Load(); held > b.Total() {
+		t.Errorf("%d bytes are held of %d", held, b.Total())
+	}
+}
+
+func TestOneAccountIsLimited(t *testing.T) {
+	t.Parallel()
+	b := New(100*mib, 8*mib)
+	a := b.Account("box")
+	for range 7 * 4 {
+		if !a.Acquire(Buffers, mib/4) {
+			t.Error("less than the limit of one account is refused")
+		}
+	}
+	if a.Acquire(Buffers, mib/4) {
+		t.Error("large pieces leave nothing for small ones")
+	}
+	for range 8 {
+		if !a.Acquire(Connections, mib/8) {
+			t.Error("there is nothing left for small pieces")
+		}
+	}
+	if a.Acquire(Connections, 1) {
+		t.Error("the limit of one account is not kept")
+	}
+	if b.Held(Buffers) != 7*mib || b.Held(Connections) != mib || b.Held(TLS) != 0 {
+		t.Errorf("held %d and %d", b.Held(Buffers), b.Held(TLS))
+	}
+	a.Release(Buffers, 7*mib)
+	if !a.Acquire(TLS, mib) {
+		t.Error("what was given back is not there")
+	}
+}
+
+func TestZeroValuesGrantNothing(t *testing.T) {
+	t.Parallel()
+	var none *Account
+	var c Claim
+	if none.Acquire(TLS, 1) || new(Account).Acquire(TLS, 1) || c.Grow(1) || New(0, 0).Account("box").Acquire(TLS, 1) {
+		t.Error("something is granted")
+	}
+	c.Release()
+}
+
+func TestClaimsGiveBackOnce(t *testing.T) {
+	t.Parallel()
+	b := New(mib, mib)
+	var c Claim
+	c.Open(b.Account("box"), FirstBytes)
+	if !c.Grow(100) || !c.Grow(200) {
+		t.Fatal("not granted")
+	}
+	c.Shrink(50)
+	c.Release()
+	c.Release()
+	if c.Close(); c.Grow(1) {
+		t.Error("a claim that was closed grows")
+	}
+	if b.held.Load() != 0 || b.Held(FirstBytes) != 0 || b.Account("box").Held() != 0 {
+		t.Errorf("left: %d, %d", b.held.Load(), b.Held(FirstBytes))
+	}
+}
+
+// Many at once never hold more than there is, and leave nothing behind.
+func TestConcurrentAccounts(t *testing.T) {
+	t.Parallel()
+	b := New(8*mib, 4*mib)
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			a := b.Account(fmt.Sprint(i % 5))
+			for n := range 2000 {
+				size := 1 + n*7919%mib
+				if a.Acquire(Kind(n%int(kinds)), size) {
+					if b.held.Load() > b.Total() || a.Held() > 4*mib+16*mib {
+						t.Error("more is held than there is")
+					}
+					a.Release(Kind(n%int(kinds)), size)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, k := range Kinds() {
+		if b.Held(k) != 0 {
+			t.Errorf("%s: %d left", k, b.Held(k))
+		}
+	}
+	if b.held.Load() != 0 {
+		t.Errorf("%d left", b.held.Load())
+	}
+}
+
+func BenchmarkAcquire(b *testing.B) {
+	budget := New(1<<40, 1<<40)
+	b.RunParallel(func(pb *testing.PB) {
+		a := budget.Account("box")
+		for pb.Next() {
+			if a.Acquire(Streams, 1000) {
+				a.Release(Streams, 1000)
+			}
+		}
+	})
+}
