@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -43,6 +44,7 @@ type Config struct {
 	Dial           Dial           // nil: net.Dialer
 	Roots          *x509.CertPool // roots for tls:// upstreams; nil: the system's
 	Limits         Limits
+	Memory         *memory.Budget // which boxes share; nil: one of 64 MiB
 }
 
 // Limits bound what boxes can make the server hold or do. A zero field takes its default.

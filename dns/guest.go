@@ -6,18 +6,21 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
 // guests holds the limits of each box. Its keys are the gateway's boxes, not anything that a box sends.
 type guests struct {
 	limits  Limits
+	memory  *memory.Budget
 	unknown *guest   // stands for every source that is no box
 	known   sync.Map // policy.BoxID → *guest
 }
 
 // guest is what one box is using now.
 type guest struct {
+	memory   *memory.Account
 	rate     *rate.Limiter
 	inFlight atomic.Int64
 	lookups  atomic.Int64 // upstream, for its queries and its connections
@@ -37,14 +40,26 @@ type visit struct {
 	box      *policy.Box
 	guest    *guest
 	admitted bool
+	held     int
 }
 
-func newGuests(l Limits) *guests {
-	return &guests{limits: l, unknown: newGuest(l)}
+// What a query makes the server hold until it is answered, and a connection with answers that its client does not read, in
+// bytes.
+const (
+	queryCost = 32 << 10
+	connCost  = 128 << 10
+)
+
+func newGuests(l Limits, budget *memory.Budget) *guests {
+	if budget == nil {
+		budget = memory.New(64<<20, 64<<20)
+	}
+	return &guests{limits: l, memory: budget, unknown: newGuest(l, budget.Account(""))}
 }
 
-func newGuest(l Limits) *guest {
+func newGuest(l Limits, holds *memory.Account) *guest {
 	return &guest{
+		memory:      holds,
 		mostLookups: int64(lookupsPerQuery * l.InFlight),
 		rate:        rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
 		answers:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
@@ -59,20 +74,27 @@ func (g *guests) of(box *policy.Box) *guest {
 	if v, ok := g.known.Load(box.ID); ok {
 		return v.(*guest)
 	}
-	v, _ := g.known.LoadOrStore(box.ID, newGuest(g.limits))
+	v, _ := g.known.LoadOrStore(box.ID, newGuest(g.limits, g.memory.Account(string(box.ID))))
 	return v.(*guest)
 }
 
-// enter counts a query in. It is not admitted when the box is unknown, asks too fast, or has too many queries waiting.
+// enter counts a query in. It is not admitted when the box is unknown, asks too fast, has too many queries waiting, or no
+// more memory.
 func (g *guests) enter(box *policy.Box) *visit {
 	who := g.of(box)
 	v := &visit{box: box, guest: who}
 	inFlight := who.inFlight.Add(1)
-	v.admitted = box != nil && inFlight <= int64(g.limits.InFlight) && who.rate.Allow()
+	v.admitted = box != nil && inFlight <= int64(g.limits.InFlight) && who.rate.Allow() && who.memory.Acquire(memory.DNS, queryCost)
+	if v.admitted {
+		v.held = queryCost
+	}
 	return v
 }
 
-func (v *visit) leave() { v.guest.inFlight.Add(-1) }
+func (v *visit) leave() {
+	v.guest.inFlight.Add(-1)
+	v.guest.memory.Release(memory.DNS, v.held)
+}
 
 // look counts an upstream lookup in, and reports whether the box may have one more under way; if so, it must be counted out.
 // What the connections of one box wait for must not take every place that the boxes share.
@@ -87,14 +109,20 @@ func (w *guest) look() bool {
 // connect counts a TCP connection in and reports whether it may stay; if so, it must be counted out by disconnect.
 func (g *guests) connect(box *policy.Box) (who *guest, ok bool) {
 	who = g.of(box)
-	if box == nil || who.conns.Add(1) <= int64(g.limits.TCPConns) {
-		return who, box != nil
+	if box == nil {
+		return who, false
+	}
+	if who.conns.Add(1) <= int64(g.limits.TCPConns) && who.memory.Acquire(memory.DNS, connCost) {
+		return who, true
 	}
 	who.conns.Add(-1)
 	return who, false
 }
 
-func (w *guest) disconnect() { w.conns.Add(-1) }
+func (w *guest) disconnect() {
+	w.conns.Add(-1)
+	w.memory.Release(memory.DNS, connCost)
+}
 
 func (g *guests) forget(box policy.BoxID) { g.known.Delete(box) }
 

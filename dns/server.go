@@ -53,7 +53,7 @@ func newServer(c Config, up exchanger) *Server {
 		limits: limits,
 		cache:  newCache(up, limits.CacheBytes, limits.Lookups),
 		grants: newGrants(limits.GrantsPerBox, limits.Grants),
-		guests: newGuests(limits),
+		guests: newGuests(limits, c.Memory),
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/fault"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -27,7 +28,8 @@ type conn struct {
 	port  uint16
 	bound policy.Name // the name CONNECT gave: the connection goes there or nowhere
 	box   *policy.Box
-	guest *guest // what is counted for the box, or for all that are none
+	guest *guest       // what is counted for the box, or for all that are none
+	first memory.Claim // what the first bytes take
 	live  *liveConn
 	ctx   context.Context
 	since time.Time   // when the wait for the first bytes began
@@ -87,13 +89,19 @@ func (c *conn) admit() bool {
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
+	if !c.guest.memory.Acquire(memory.Connections, connCost) {
+		c.refuse(kindOther, policy.ReasonLimit)
+		return false
+	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
 		cancel()
+		c.guest.memory.Release(memory.Connections, connCost)
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
 	c.ctx = ctx
+	c.first.Open(c.guest.memory, memory.FirstBytes)
 	return c.live.attach(c.tcp)
 }
 
@@ -110,9 +118,11 @@ func (c *conn) end() {
 		c.refuse(kindOther, policy.ReasonInternal)
 	}
 	c.event.Duration = time.Since(c.event.Time)
+	c.first.Release()
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.in.Load(), c.live.out.Load()
 		defer c.p.live.remove(c.live)
+		c.guest.memory.Release(memory.Connections, connCost)
 	}
 	if c.opening != nil {
 		c.opening.End(&c.event)
@@ -188,12 +198,12 @@ func (c *conn) note(f first, v verdict) {
 // peek reads the first message. On 80 and 443 the client speaks first and silence is no answer.
 func (c *conn) peek() (first, error) {
 	if c.clientSpeaksFirst() || c.mustSpeak {
-		return peek(c.tcp, c.head, c.since.Add(c.p.cfg.PeekTimeout), time.Time{})
+		return peek(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), time.Time{})
 	}
 	if len(c.head) == 0 && slices.Contains(serverFirst, c.port) {
 		return first{kind: kindSilent}, nil
 	}
-	f, err := peek(c.tcp, c.head, c.since.Add(c.p.cfg.PeekTimeout), c.since.Add(c.p.cfg.SilenceTimeout))
+	f, err := peek(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), c.since.Add(c.p.cfg.SilenceTimeout))
 	if errors.Is(err, os.ErrDeadlineExceeded) && f.kind == kindPartial && f.data[0] != recordHandshake && !c.namesDecide() {
 		return f.complete(), nil // a protocol that begins like a request line, its server's turn now
 	}
@@ -231,7 +241,7 @@ func (c *conn) forward(f first) {
 	c.quiet = true
 	s := &session{
 		p: c.p, box: c.box, guest: c.guest, orig: c.orig, port: c.port, explicit: c.explicit, live: c.live,
-		client: newReplay(c.tcp, f.data, c.live),
+		client: newReplay(c, f.data),
 	}
 	c.finish(s, c.p.serveHTTP1(c.ctx, s))
 }
@@ -243,11 +253,18 @@ func (c *conn) intercept(f first, v verdict) {
 		return
 	}
 	defer c.guest.release()
-	client, err := c.p.terminate(c.ctx, c.box, newReplay(c.tcp, f.data, c.live), v.request.Name, nil)
+	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), v.request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
 		c.refuse(kindOther, policy.ReasonClientTLS)
 		return
+	}
+	if client.ConnectionState().NegotiatedProtocol == "h2" {
+		if !c.guest.memory.Acquire(memory.HTTP2, http2Cost) {
+			c.refuse(kindOther, policy.ReasonLimit)
+			return
+		}
+		defer c.guest.memory.Release(memory.HTTP2, http2Cost)
 	}
 	c.open()
 	s := &session{
@@ -312,6 +329,7 @@ func (c *conn) splice(f first, v verdict) {
 		return
 	}
 	c.live.out.Add(int64(len(f.data)))
+	c.first.Release()
 	c.open()
 	c.handOver(upstream)
 }

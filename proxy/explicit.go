@@ -16,6 +16,7 @@ import (
 	"github.com/elazarl/goproxy"
 
 	"boxgate/audit"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -36,7 +37,7 @@ func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
 	if !c.admit() {
 		return
 	}
-	f, err := peek(c.tcp, nil, c.since.Add(p.cfg.PeekTimeout), time.Time{})
+	f, err := peek(c.tcp, &c.first, nil, c.since.Add(p.cfg.PeekTimeout), time.Time{})
 	switch {
 	case err != nil || f.kind == kindOversize:
 		c.refusePeek(f, err)
@@ -58,11 +59,14 @@ type connKey struct{}
 func (c *conn) connect(f first) {
 	_ = c.tcp.SetReadDeadline(c.since.Add(c.p.cfg.PeekTimeout))
 	rest := bytes.NewReader(f.data)
-	in := bufio.NewReader(io.LimitReader(io.MultiReader(rest, c.tcp), peekCap))
+	in := bufio.NewReader(io.LimitReader(weighed{io.MultiReader(rest, c.tcp), &c.first}, peekCap))
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		c.event.Error = err.Error()
 		answer := badRequest("The head of the CONNECT cannot be understood.")
+		if lacksMemory(err) {
+			answer = noMemory()
+		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			answer = &problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout,
 				Detail: "The head of the CONNECT was not complete in time."}
@@ -83,6 +87,21 @@ func (c *conn) connect(f first) {
 	if !w.hijacked { // goproxy answered by itself, which nothing here asks it to
 		c.refuse(kindOther, policy.ReasonProtocol)
 	}
+}
+
+// weighed is a head that is read, which weighs more once it is parsed.
+type weighed struct {
+	io.Reader
+	holds *memory.Claim
+}
+
+// Read implements io.Reader.
+func (w weighed) Read(p []byte) (int, error) {
+	n, err := w.Reader.Read(p)
+	if n > 0 && !w.holds.Grow(fieldsFactor*n) {
+		return 0, errMemory
+	}
+	return n, err
 }
 
 // refuseConnect answers a CONNECT with a problem and ends the connection.

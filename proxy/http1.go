@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 )
@@ -26,9 +27,10 @@ type http1 struct {
 	s   *session
 	ctx context.Context
 
-	in  h1.Reader
-	req h1.Request
-	out []byte // what goes out next, to either side; lent by outBuffers
+	in    h1.Reader
+	holds memory.Claim // for in
+	req   h1.Request
+	out   []byte // what goes out next, to either side; lent by outBuffers
 
 	res     h1.Response
 	resBody h1.Body
@@ -55,6 +57,8 @@ var (
 // It returns nil when the connection ended in good order. It does not close s.client.
 func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
 	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, patient: patient{ctx: ctx, gone: clientGone(s)}}
+	h.holds.Open(s.guest.memory, memory.Buffers)
+	h.in.Memory = doubled{&h.holds}
 	defer h.finish()
 	s.live.watch(h.watch)
 	for {

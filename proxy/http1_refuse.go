@@ -31,6 +31,9 @@ func (h *http1) refuse(p *problem) error {
 func (h *http1) refuseHead(err error) error {
 	var malformed *h1.Error
 	switch {
+	case lacksMemory(err):
+		h.head = 0
+		return h.refuse(noMemory())
 	case errors.As(err, &malformed):
 		h.head = 0
 		return h.refuse(&problem{Status: malformed.Status, Reason: policy.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})

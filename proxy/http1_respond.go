@@ -131,7 +131,11 @@ func (h *http1) noResponse(u *upload, err error) error {
 	case running && u.err != nil && !errors.As(u.err, &write):
 		h.x.failed(u.err)
 	}
-	return h.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.request.Name, Err: err})
+	reason := policy.ReasonUpstreamHTTP
+	if lacksMemory(err) {
+		reason = policy.ReasonLimit
+	}
+	return h.refuseUpstream(&upstreamError{Reason: reason, Name: h.ruling.request.Name, Err: err})
 }
 
 // relay moves the response's body to the client behind the head in the output buffer. Whatever has arrived is written

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/net/http2"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/h2connect"
@@ -28,7 +29,7 @@ func init() { h2connect.Restore() }
 const (
 	h2Streams      = 100            // requests a client may have under way on one connection
 	h2HeadRead     = 2 * h1.MaxHead // of a head that is read; beyond h1.MaxHead it is refused, beyond this the connection ends
-	h2StreamWindow = 256 << 10      // of an upload, for each stream
+	h2StreamWindow = 64 << 10       // of an upload, for each stream: boxes are near
 	h2ConnWindow   = 1 << 20        // of all uploads of a connection
 )
 
@@ -56,7 +57,8 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	c.resets = &resets{inbound: newInbound(conn, c.malformedRequest), given: given{refused: c.refusedByLibrary}}
+	c.resets = &resets{inbound: newInbound(conn, s.guest.memory, c.malformedRequest), given: given{refused: c.refusedByLibrary}}
+	defer c.resets.heads.Close()
 	server.ServeConn(c.resets, &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
@@ -118,6 +120,7 @@ type stream struct {
 	ruling ruling
 	scrub  *scrubbing // of the response; nil if it is not scrubbed
 	flight *inflight
+	holds  memory.Claim // what the gateway may come to hold of it
 	cancel context.CancelFunc
 	done   chan struct{}                   // closed when the request has ended
 	cut    atomic.Pointer[policy.Decision] // of the policy that came into force meanwhile and denies it
@@ -138,6 +141,10 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	st.x.begin(c.s)
 	defer st.end()
 	w.Header()["Date"] = nil // the upstream's, or none
+	if !st.admit() {
+		return
+	}
+	defer st.holds.Release()
 	if !c.s.guest.requests.Allow() {
 		m := st.message()
 		st.x.named(&m)
@@ -151,6 +158,10 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer c.s.guest.streams.Add(-1)
+	if !st.holds.Grow(st.cost()) {
+		st.refuse(noMemory())
+		return
+	}
 	if !st.judge() {
 		return
 	}
@@ -164,6 +175,26 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	st.watch = watches(st.ruling.policy)
 	st.forward()
+}
+
+// admit claims what it takes to refuse a request in words: its answer may wait for a client that does not read. Without
+// that the stream is reset.
+func (st *stream) admit() bool {
+	st.holds.Open(st.s.guest.memory, memory.Streams)
+	if st.holds.Grow(refusalCost + fieldsFactor*headSize(st.r)) {
+		return true
+	}
+	st.x.refused(noMemory())
+	st.resetWith(http2.ErrCodeRefusedStream)
+	return false
+}
+
+// cost is what a stream that goes on may make the gateway hold besides.
+func (st *stream) cost() int {
+	if st.r.ContentLength == 0 {
+		return streamCost
+	}
+	return streamCost + uploadCost
 }
 
 // end records the request. A panic that is no breaking off of the stream is a fault of ours: it is logged and dies here.
@@ -236,13 +267,7 @@ func (st *stream) isWebSocket() bool {
 
 // headSize is about how long a request's head is, written as HTTP/1.1.
 func headSize(r *http.Request) int {
-	n := len(r.Method) + len(r.RequestURI) + len(r.Host) + 32
-	for name, values := range r.Header {
-		for _, v := range values {
-			n += len(name) + len(v) + 4
-		}
-	}
-	return n
+	return len(r.Method) + len(r.RequestURI) + len(r.Host) + 32 + fieldsSize(r.Header)
 }
 
 // wellFormed holds a request to what the HTTP/1.1 parser demands, so that it means the same on every path.

@@ -71,6 +71,11 @@ func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
 	if err != nil {
 		return err
 	}
+	if !st.holds.Grow(fieldsFactor * fieldsSize(res.Header)) {
+		_ = res.Body.Close()
+		st.refuseUpstream(&upstreamError{Reason: policy.ReasonLimit, Name: st.ruling.request.Name, Err: errMemory})
+		return nil
+	}
 	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {
 		_ = res.Body.Close()
 		return nil

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -46,16 +47,18 @@ type inbound struct {
 	bad    bool           // it holds a forbidden field
 	pseudo [3]string      // method, authority and path of it
 	empty  emptyFrames
+	heads  memory.Claim // for a header block that did not end with its first frame
 }
 
 // errCalm is what the library is told in the place of a frame too many; it ends the connection with this code.
 const errCalm = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
 // newInbound returns the connection for the library to read.
-func newInbound(conn *tls.Conn, malformed func(method, authority, path string)) *inbound {
+func newInbound(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string)) *inbound {
 	in := &inbound{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
 	in.fields = hpack.NewDecoder(h2TableSize, in.field)
 	in.fields.SetMaxStringLength(h2HeadRead)
+	in.heads.Open(holds, memory.HTTP2)
 	return in
 }
 
@@ -166,7 +169,16 @@ func (in *inbound) look(frame []byte) ([]byte, error) {
 	case http2.FrameSettings:
 		return settingsOnce(frame, head), nil
 	}
-	return in.headers(frame, head), nil
+	began := in.open
+	out := in.headers(frame, head)
+	switch {
+	case !in.open:
+		in.heads.Release()
+	case !began && !in.heads.Grow(headsCost): // the library decodes it as it comes
+		in.giveBack()
+		return nil, errCalm
+	}
+	return out, nil
 }
 
 // headers is look for the frames of a header block.

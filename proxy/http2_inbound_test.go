@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/audit"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -97,7 +98,7 @@ func TestSettingsOnce(t *testing.T) {
 
 // inboundOf reads frames from r, behind as many bytes of preface.
 func inboundOf(r io.Reader, preface int) *inbound {
-	in := newInbound(nil, func(string, string, string) {})
+	in := newInbound(nil, memory.New(1<<20, 1<<20).Account("box"), func(string, string, string) {})
 	in.source, in.preface = r, preface
 	return in
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/audit"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -22,6 +23,7 @@ type guests struct {
 // guest is what one box takes now, apart from its open connections, which the liveTable counts.
 type guest struct {
 	arrivals      *rate.Limiter
+	memory        *memory.Account
 	interceptions atomic.Int64
 	recodings     atomic.Int64 // compressed responses that are scrubbed
 	told          scrubMemory
@@ -36,12 +38,13 @@ type guest struct {
 // use makes the table ready for a configuration whose defaults are set.
 func (g *guests) use(cfg *Config) {
 	g.cfg = cfg
-	g.unknown = g.newGuest()
+	g.unknown = g.newGuest("")
 }
 
-func (g *guests) newGuest() *guest {
+func (g *guests) newGuest(box policy.BoxID) *guest {
 	record := g.cfg.Audit.Record
 	return &guest{
+		memory:   g.cfg.Memory.Account(string(box)),
 		arrivals: perSecond(g.cfg.MaxNewConns), requests: perSecond(g.cfg.MaxRequests),
 		refusals: coalesced{record: record}, excess: coalesced{record: record},
 	}
@@ -64,7 +67,7 @@ func (g *guests) of(box *policy.Box) *guest {
 	if v, ok := g.known.Load(box.ID); ok {
 		return v.(*guest)
 	}
-	v, _ := g.known.LoadOrStore(box.ID, g.newGuest())
+	v, _ := g.known.LoadOrStore(box.ID, g.newGuest(box.ID))
 	return v.(*guest)
 }
 
@@ -73,6 +76,7 @@ func (g *guests) forget(box policy.BoxID) {
 	if v, ok := g.known.LoadAndDelete(box); ok {
 		v.(*guest).flush()
 	}
+	g.cfg.Memory.Forget(string(box))
 }
 
 // flush records what was not said yet of any box.
@@ -85,7 +89,16 @@ func (g *guests) flush() {
 }
 
 // intercept counts one more interception and reports whether there may be one; if so, release must follow.
-func (g *guest) intercept(max int) bool { return countIn(&g.interceptions, max) }
+func (g *guest) intercept(max int) bool {
+	if !g.memory.Acquire(memory.TLS, tlsCost) {
+		return false
+	}
+	if countIn(&g.interceptions, max) {
+		return true
+	}
+	g.memory.Release(memory.TLS, tlsCost)
+	return false
+}
 
 // countIn adds one to n and reports whether that is within max; if not, it takes it back.
 func countIn(n *atomic.Int64, max int) bool {
@@ -96,7 +109,10 @@ func countIn(n *atomic.Int64, max int) bool {
 	return false
 }
 
-func (g *guest) release() { g.interceptions.Add(-1) }
+func (g *guest) release() {
+	g.interceptions.Add(-1)
+	g.memory.Release(memory.TLS, tlsCost)
+}
 
 // find sets the box that has the address, and its counts. A box removed meanwhile is unknown, and what CloseBox forgot
 // of it stays forgotten.

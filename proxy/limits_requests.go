@@ -16,6 +16,12 @@ func tooMany() *problem {
 		Detail: "The box sends more requests a second than it may."}
 }
 
+// noMemory is the problem of a request for which the gateway holds no more for its box.
+func noMemory() *problem {
+	return &problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
+		Detail: "The box makes the gateway hold as much memory as it may."}
+}
+
 // named notes what a request asked for that was never judged.
 func (x *exchange) named(m *message) {
 	e := &x.event

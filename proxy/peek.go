@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -41,13 +42,21 @@ type first struct {
 	data []byte      // every byte read so far
 	eof  bool        // the client will send nothing more
 	scan helloScan
+
+	holds *memory.Claim // for what data takes beyond peekStart
 }
 
 // peek reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
 // that a client sending byte after byte gains nothing. A client that stays silent until the silence deadline is
-// kindSilent where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed.
-func peek(c net.Conn, head []byte, deadline, silence time.Time) (first, error) {
-	f := first{data: append(make([]byte, 0, max(peekStart, len(head))), head...)}
+// kindSilent where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed; or it is
+// errMemory. What holds held before, for other first bytes, it gives back.
+func peek(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (first, error) {
+	f := first{holds: holds}
+	holds.Release()
+	if len(head) > peekStart && !holds.Grow(len(head)) {
+		return f, errMemory
+	}
+	f.data = append(make([]byte, 0, max(peekStart, len(head))), head...)
 	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket, which the next use finds
 	for {
 		if f.classify(); f.kind != kindPartial && f.kind != kindSilent {
@@ -109,7 +118,11 @@ func (f first) complete() first {
 // read appends what one read gives, growing the buffer up to the cap.
 func (f *first) read(c net.Conn) error {
 	if len(f.data) == cap(f.data) {
-		grown := make([]byte, len(f.data), min(2*cap(f.data), peekCap))
+		size := min(4*cap(f.data), peekCap)
+		if !f.holds.Grow(size - cap(f.data)) {
+			return errMemory
+		}
+		grown := make([]byte, len(f.data), size)
 		copy(grown, f.data)
 		f.data = grown
 	}

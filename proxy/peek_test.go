@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/internal/memory"
 )
 
 // helloBytes returns what crypto/tls sends first under cfg.
@@ -77,7 +79,7 @@ func (p pieces) Read(b []byte) (int, error) { return p.Reader.Read(b[:min(p.n, l
 
 func peekAll(t *testing.T, data []byte, n int) first {
 	t.Helper()
-	f, err := peek(pieces{readOnly{bytes.NewReader(data)}, n}, nil, time.Now().Add(time.Minute), time.Time{})
+	f, err := peek(pieces{readOnly{bytes.NewReader(data)}, n}, plenty(), nil, time.Now().Add(time.Minute), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,12 +214,12 @@ func TestSilenceAndDeadline(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()
 	now := time.Now()
-	f, err := peek(server, nil, now.Add(time.Minute), now.Add(20*time.Millisecond))
+	f, err := peek(server, plenty(), nil, now.Add(time.Minute), now.Add(20*time.Millisecond))
 	if err != nil || f.kind != kindSilent || f.eof {
 		t.Errorf("a silent client: %+v, %v", f, err)
 	}
 	go client.Write([]byte{recordHandshake})
-	_, err = peek(server, nil, time.Now().Add(100*time.Millisecond), time.Now().Add(time.Second))
+	_, err = peek(server, plenty(), nil, time.Now().Add(100*time.Millisecond), time.Now().Add(time.Second))
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("one byte and silence: %v", err)
 	}
@@ -246,4 +248,11 @@ func FuzzPeek(f *testing.F) {
 			t.Errorf("crypto/tls reads %v, %v; peeked %q", again, err, whole.sni)
 		}
 	})
+}
+
+// plenty is a claim that is granted whatever a peek needs.
+func plenty() *memory.Claim {
+	c := new(memory.Claim)
+	c.Open(memory.New(1<<20, 1<<20).Account("box"), memory.FirstBytes)
+	return c
 }

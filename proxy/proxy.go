@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -59,6 +60,7 @@ type Config struct {
 	Sink     []netip.Addr   // the addresses DNS hands out for names a box may not reach: no destination of their own
 	Own      []netip.Addr   // addresses of the gateway itself, never dialled whatever the policy says
 	Host     []policy.Name  // domains that lead to the gateway's host, such as that of its public URLs: no TLS is terminated for them
+	Memory   *memory.Budget // which boxes share; nil: one of 256 MiB
 	DenyPage bool           // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
@@ -81,6 +83,9 @@ type Config struct {
 func (c *Config) setDefaults() {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
+	}
+	if c.Memory == nil {
+		c.Memory = memory.New(256<<20, 256<<20)
 	}
 	for n, def := range map[*int]int{
 		&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxRequests: 50000,

@@ -49,6 +49,8 @@ func (c *conn) deny(f first, v verdict) {
 func (c *conn) refusePeek(f first, err error) {
 	c.event.Name = f.sni
 	switch {
+	case lacksMemory(err):
+		c.refuse(kindOther, policy.ReasonLimit)
 	case f.kind == kindOversize:
 		c.refuse(kindOther, policy.ReasonPeekSize)
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -74,7 +76,7 @@ func part(c *net.TCPConn) {
 // asks; the decision was made for the connection.
 func (c *conn) denyPage(f first, v verdict) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, v.decision.Reason
-	client, err := c.p.terminate(c.ctx, c.box, newReplay(c.tcp, f.data, c.live), f.name, []string{"http/1.1"})
+	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), f.name, []string{"http/1.1"})
 	if err != nil {
 		c.event.Error = err.Error()
 		reset(c.tcp)

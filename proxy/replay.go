@@ -3,6 +3,8 @@ package proxy
 import (
 	"io"
 	"net"
+
+	"boxgate/internal/memory"
 )
 
 // replayConn gives out the bytes that were peeked before those that are still to come, and counts what passes.
@@ -10,12 +12,13 @@ import (
 type replayConn struct {
 	net.Conn // bare TCP
 	head     []byte
+	holds    *memory.Claim // for head
 	live     *liveConn
 }
 
-// newReplay takes over head.
-func newReplay(c *net.TCPConn, head []byte, live *liveConn) *replayConn {
-	return &replayConn{Conn: c, head: head, live: live}
+// newReplay takes over head, the first bytes of a connection.
+func newReplay(c *conn, head []byte) *replayConn {
+	return &replayConn{Conn: c.tcp, head: head, holds: &c.first, live: c.live}
 }
 
 // Read reads what was peeked first.
@@ -24,6 +27,7 @@ func (c *replayConn) Read(b []byte) (int, error) {
 		n := copy(b, c.head)
 		if c.head = c.head[n:]; len(c.head) == 0 {
 			c.head = nil // the buffer is not kept for the life of the connection
+			c.holds.Release()
 		}
 		c.live.out.Add(int64(n))
 		return n, nil

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/scrub"
@@ -15,14 +16,15 @@ import (
 // scrubbing is what is done to one response. A nil one does nothing.
 type scrubbing struct {
 	set      *scrub.Set
-	codings  []string // of the body; nil if there is none
-	resized  bool     // Content-Length would not be true: the body is recoded, or would be if this response had it
-	messages bool     // the body consists of gRPC messages
-	guest    *guest   // in which the recoding was counted; nil if there is none
+	codings  []string     // of the body; nil if there is none
+	resized  bool         // Content-Length would not be true: the body is recoded, or would be if this response had it
+	messages bool         // the body consists of gRPC messages
+	guest    *guest       // in which the recoding was counted; nil if there is none
+	holds    memory.Claim // for the recoding
 }
 
-// maxRecodings is how many compressed responses of a box are undone and redone at the same time: the windows of the worst
-// take some 16 MiB each.
+// maxRecodings is how many compressed responses of a box are undone and redone at the same time, if there is memory for
+// them: the worst take 12 MiB each.
 const maxRecodings = 64
 
 var (
@@ -72,6 +74,11 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 				Err: errRecodings}
 		}
 		sc.codings, sc.resized, sc.guest = codings, true, s.guest
+		sc.holds.Open(s.guest.memory, memory.Recoding)
+		if !sc.holds.Grow(scrub.Memory(codings)) {
+			sc.end()
+			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name, Err: errMemory}
+		}
 	}
 	return sc, nil
 }
@@ -93,6 +100,7 @@ func hasMessages(contentType []string) bool {
 func (sc *scrubbing) end() {
 	if sc != nil && sc.guest != nil {
 		sc.guest.recodings.Add(-1)
+		sc.holds.Close()
 	}
 }
 
@@ -105,7 +113,7 @@ func (sc *scrubbing) relay(dst scrub.Sink, src scrub.Source) error {
 	if sc.messages {
 		m = scrub.NewMessages(sc.set)
 	}
-	return scrub.Copy(dst, src, m, sc.codings)
+	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink)
 }
 
 // valuesOf returns the values of a field of a head.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 )
@@ -41,6 +42,7 @@ type upstream struct {
 	place *place
 	conn  net.Conn
 	in    h1.Reader
+	holds memory.Claim // for in
 
 	tcp    *net.TCPConn
 	raw    syscall.RawConn
@@ -74,6 +76,8 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *upstream, err er
 		return nil, err
 	}
 	u = &upstream{key: pl.key, place: pl, conn: conn, tcp: tcp, raw: raw, dial: dial}
+	u.holds.Open(pl.pool.memory, memory.Buffers)
+	u.in.Memory = doubled{&u.holds}
 	pl.h1 = u
 	u.look = func(fd uintptr) {
 		u.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}

@@ -97,6 +97,8 @@ func (f *serverFrames) next() error {
 		f.skip = int(h.Length)
 	case h.Type == http2.FrameWindowUpdate && h.StreamID == 0 && h.Length == 4:
 		return f.windowUpdate()
+	case h.Type == http2.FrameSettings:
+		return f.settings(int(h.Length))
 	case mayBePadding(h):
 		return f.padded(h)
 	default:
@@ -133,6 +135,23 @@ func (f *serverFrames) padded(h http2.FrameHeader) error {
 		return f.refuse(http2.ErrCodeEnhanceYourCalm)
 	}
 	f.out, f.pass = f.buf[:h2FrameHead+1], int(h.Length)-1
+	return nil
+}
+
+// settings reads what the server allows. It may allow longer frames than we send: the library would take a buffer of that
+// size for each upload.
+func (f *serverFrames) settings(length int) error {
+	frame := make([]byte, h2FrameHead+length)
+	copy(frame, f.buf[:h2FrameHead])
+	if _, err := io.ReadFull(f.source, frame[h2FrameHead:]); err != nil {
+		return noEOF(err)
+	}
+	for rest := frame[h2FrameHead:]; len(rest) >= settingSize; rest = rest[settingSize:] {
+		if s := settingAt(rest); s.ID == http2.SettingMaxFrameSize && s.Val > h2FrameMax && s.Valid() == nil {
+			binary.BigEndian.PutUint32(rest[2:], h2FrameMax)
+		}
+	}
+	f.out = frame
 	return nil
 }
 

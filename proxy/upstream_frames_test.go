@@ -43,6 +43,9 @@ func FuzzServerFrames(f *testing.F) {
 		if !bytes.Equal(whole, pieces) || code != again {
 			t.Fatalf("read at once %x %v, in pieces %x %v", whole, code, pieces, again)
 		}
+		if bytes.Contains(sent, []byte{0, byte(http2.SettingMaxFrameSize)}) { // whose value may be ours
+			return
+		}
 		rest := sent
 		for _, b := range whole {
 			at := bytes.IndexByte(rest, b)
@@ -81,5 +84,25 @@ func TestServerFramesLetsOrderlyFramesPass(t *testing.T) {
 	}
 	if _, err := io.ReadAll(s); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestServersDoNotChooseTheSizeOfOurFrames: a server that takes longer frames than we send does not make the library set
+// buffers of that size aside. Everything else it allows passes, and so does what it must not say.
+func TestServersDoNotChooseTheSizeOfOurFrames(t *testing.T) {
+	var sent, want bytes.Buffer
+	for _, c := range []struct{ in, out http2.Setting }{
+		{http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 20}, http2.Setting{ID: http2.SettingMaxFrameSize, Val: h2FrameMax}},
+		{http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}, http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}},
+		{http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20}, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20}},
+	} {
+		first := http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1 << 20}
+		if err := errors.Join(http2.NewFramer(&sent, nil).WriteSettings(first, c.in), http2.NewFramer(&want, nil).WriteSettings(first, c.out)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := io.ReadAll(newServerFrames(iotest.OneByteReader(&sent), func(http2.ErrCode) {}))
+	if err != nil || !bytes.Equal(got, want.Bytes()) {
+		t.Errorf("%x, %v; want %x", got, err, want.Bytes())
 	}
 }

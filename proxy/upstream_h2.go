@@ -23,7 +23,7 @@ const (
 	// expectWait is how long a server has to answer an expectation before the body is sent all the same (RFC 9110, 10.1.1).
 	expectWait = time.Second
 
-	h2ResponseWindow = 512 << 10 // what an upstream may send ahead of a client that does not read
+	h2ResponseWindow = 256 << 10 // what an upstream may send ahead of a client that does not read
 	h2ResponsesMax   = 64 << 20  // the same over all streams of a connection: no stream holds up the others
 )
 

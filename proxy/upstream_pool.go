@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -25,6 +26,8 @@ type upstreamPool struct {
 	max   int
 	all   *upstreams // those of all boxes, among which
 	total int        // there may be so many connections; 0: no limit
+
+	memory *memory.Account // of the box
 
 	open atomic.Int64 // places taken; written under mu
 
@@ -51,8 +54,8 @@ type place struct {
 	since time.Time     // how long it has been there
 }
 
-func newUpstreamPool(max int) *upstreamPool {
-	return &upstreamPool{max: max, all: &upstreams{}, kept: map[upstreamKey][]*upstream{}, hosts: map[upstreamKey]*h2Host{}}
+func newUpstreamPool(max int, holds *memory.Account) *upstreamPool {
+	return &upstreamPool{max: max, memory: holds, all: &upstreams{}, kept: map[upstreamKey][]*upstream{}, hosts: map[upstreamKey]*h2Host{}}
 }
 
 // unlock gives up the lock and then closes what was dropped under it: that must hold up nobody.
@@ -91,6 +94,11 @@ func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
 			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: errUpstreamLimit}
 		}
 	}
+	for !p.memory.Acquire(memory.Upstreams, upstreamCost) {
+		if !p.dropOldestLocked() {
+			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: errMemory}
+		}
+	}
 	p.open.Add(1)
 	p.all.open.Add(1)
 	return &place{pool: p, key: key, held: true}, nil
@@ -123,6 +131,7 @@ func (p *upstreamPool) releaseLocked(pl *place) {
 	pl.held = false
 	p.open.Add(-1)
 	p.all.open.Add(-1)
+	p.memory.Release(memory.Upstreams, upstreamCost)
 	p.wakeLocked(pl)
 	if pl.h2 != nil {
 		p.forgetLocked(pl.h2)

@@ -17,6 +17,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/handshake"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 )
 
@@ -374,7 +375,7 @@ func TestIdleUpstreamsEnd(t *testing.T) {
 // TestHostsRememberedAreBounded names ever new hosts that speak HTTP/1.1 alone.
 func TestHostsRememberedAreBounded(t *testing.T) {
 	t.Parallel()
-	p := newUpstreamPool(4)
+	p := newUpstreamPool(4, memory.New(1<<20, 1<<20).Account("box"))
 	for i := range 100 {
 		n, err := policy.ParseName(fmt.Sprintf("h%d.example.com", i))
 		if err != nil {

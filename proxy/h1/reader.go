@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"errors"
 	"io"
 	"sync"
 )
@@ -38,10 +39,28 @@ func borrow(size int) *[]byte {
 
 func giveBack(b *[]byte) { poolOf(len(*b)).Put(b) }
 
+// Memory is asked before a [Reader] takes a buffer larger than the smallest.
+type Memory interface {
+	Grow(n int) bool
+	Shrink(n int) // by what Grow granted
+}
+
+// ErrMemory says that a head needs a larger buffer than [Memory] grants.
+var ErrMemory = errors.New("no memory for a larger buffer")
+
+// weight is what Memory is asked for a buffer: the smallest weighs nothing.
+func weight(b *[]byte) int {
+	if len(*b) == small {
+		return 0
+	}
+	return len(*b)
+}
+
 // Reader holds what arrived on one connection and was not handled yet, in a buffer borrowed while there is something to
 // hold. It is not safe for concurrent use.
 type Reader struct {
 	Source io.Reader
+	Memory Memory // nil: nobody is asked
 
 	buf  *[]byte
 	r, w int
@@ -76,10 +95,13 @@ func (r *Reader) Wait() error {
 }
 
 // Fill reads more, at least one byte. It makes room first: by taking a larger buffer, up to [MaxHead], when the bytes held
-// fill the one there is. With MaxHead bytes held it fails.
+// fill the one there is. With MaxHead bytes held it fails, and with [ErrMemory] where there is no memory for a larger one.
 func (r *Reader) Fill() error {
 	r.room()
 	if r.w == len(*r.buf) {
+		if r.w < large {
+			return ErrMemory
+		}
 		return bad("the head or trailer section is too large")
 	}
 	n, err := r.Source.Read((*r.buf)[r.w:])
@@ -107,11 +129,16 @@ func (r *Reader) room() {
 	}
 }
 
+// grow takes a larger buffer if there is one to be had.
 func (r *Reader) grow() {
 	if len(*r.buf) == large {
 		return
 	}
 	next := borrow(len(*r.buf) + 1)
+	if r.Memory != nil && !r.Memory.Grow(weight(next)-weight(r.buf)) {
+		giveBack(next)
+		return
+	}
 	r.w = copy(*next, (*r.buf)[r.r:r.w])
 	r.r = 0
 	giveBack(r.buf)
@@ -121,6 +148,9 @@ func (r *Reader) grow() {
 // Release gives the buffer back and forgets what it held.
 func (r *Reader) Release() {
 	if r.buf != nil {
+		if r.Memory != nil {
+			r.Memory.Shrink(weight(r.buf))
+		}
 		giveBack(r.buf)
 	}
 	r.buf, r.r, r.w = nil, 0, 0

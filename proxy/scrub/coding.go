@@ -67,21 +67,31 @@ func AcceptEncoding(value string) string {
 	return strings.Join(kept, ", ")
 }
 
-// maxWindow is the largest zstd window, that which RFC 9659 sets for HTTP. Those of the others are smaller by definition
-// or, for brotli, 16 MiB at most.
-const maxWindow = 8 << 20
-
-// decode undoes one coding. It may wait for the first bytes.
-func decode(coding string, src io.Reader) (io.Reader, error) {
+// decode undoes one coding. It may wait for the first bytes. window is told by how much the window is smaller than the
+// largest.
+func decode(coding string, src io.Reader, window func(smaller int)) (io.Reader, error) {
 	switch coding {
 	case "gzip", "x-gzip":
 		return gzip.NewReader(src)
 	case "deflate":
 		return inflate(src)
 	case "br":
-		return brotli.NewReader(src), nil
+		buffered := bufio.NewReader(src)
+		size, err := brotliWindow(buffered)
+		if err != nil {
+			return nil, err
+		}
+		window(maxWindow - size)
+		return brotli.NewReader(buffered), nil
 	case "zstd":
-		return zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		buffered := bufio.NewReader(src)
+		size, err := zstdWindow(buffered)
+		if err != nil {
+			return nil, err
+		}
+		window(maxWindow - size)
+		return zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(uint64(size)))
 	}
 	return nil, ErrCoding
 }
@@ -142,10 +152,10 @@ type encoder interface {
 var encoders = map[string]*sync.Pool{
 	"gzip":    {New: func() any { w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed); return checked(w, err) }},
 	"deflate": {New: func() any { w, err := zlib.NewWriterLevel(nil, zlib.BestSpeed); return checked(w, err) }},
-	"br":      {New: func() any { return brotli.NewWriterOptions(nil, brotli.WriterOptions{Quality: 2, LGWin: 18}) }},
+	"br":      {New: func() any { return brotli.NewWriterOptions(nil, brotli.WriterOptions{Quality: 2, LGWin: 16}) }},
 	"zstd": {New: func() any {
 		w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
-			zstd.WithWindowSize(256<<10), zstd.WithLowerEncoderMem(true), zstd.WithZeroFrames(true))
+			zstd.WithWindowSize(128<<10), zstd.WithLowerEncoderMem(true), zstd.WithZeroFrames(true))
 		return checked(w, err)
 	}},
 }

@@ -29,10 +29,12 @@ func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil
 
 // Copy moves a body from src to dst, masked. The codings, in the order in which they were applied, are undone and done
 // again. Whatever has arrived is flushed before more is waited for; memory is bounded by the windows of the codings. An
-// error means that the body must be broken off: its source failed, or it was cut short, is not what the coding says, or
-// has something behind its end.
-func Copy(dst Sink, src Source, m Masker, codings []string) error {
-	c := &copying{dst: dst, src: src, masker: m, out: dst}
+// error means that the body must be broken off: its source failed, or it was cut short, is not what the coding says, has
+// something behind its end, or asks for too large a window ([ErrWindow]).
+//
+// The caller has made sure that there is [Memory] for the codings; spare is told how much of it is not needed.
+func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int)) error {
+	c := &copying{dst: dst, src: src, masker: m, out: dst, spare: spare}
 	defer c.giveBack()
 	in, err := c.decoder(codings)
 	if err != nil {
@@ -57,6 +59,7 @@ type copying struct {
 	dst    Sink
 	src    Source
 	masker Masker
+	spare  func(int)
 
 	out      io.Writer // the first of encoders, or dst
 	encoders []encoder // in the order in which they are written
@@ -82,7 +85,7 @@ func (c *copying) Read(p []byte) (int, error) {
 func (c *copying) decoder(codings []string) (in io.Reader, err error) {
 	in = c
 	for i := len(codings) - 1; i >= 0; i-- {
-		if in, err = decode(codings[i], in); err != nil {
+		if in, err = decode(codings[i], in, c.spare); err != nil {
 			return nil, err
 		}
 	}

@@ -82,7 +82,7 @@ func pack(t testing.TB, coding, text string) []byte {
 
 func unpack(t testing.TB, coding string, b []byte) string {
 	t.Helper()
-	r, err := decode(coding, bytes.NewReader(b))
+	r, err := decode(coding, bytes.NewReader(b), noted)
 	if err != nil {
 		t.Fatalf("%s: %v", coding, err)
 	}
@@ -105,7 +105,7 @@ var codings = []string{"gzip", "deflate", "bare", "br", "zstd"}
 
 func copyAll(b []byte, how func(io.Reader) io.Reader, codings ...string) ([]byte, error) {
 	var out sink
-	err := Copy(&out, body{how(bytes.NewReader(b))}, NewStream(New([]string{secret})), codings)
+	err := Copy(&out, body{how(bytes.NewReader(b))}, NewStream(New([]string{secret})), codings, noted)
 	return out.all(), err
 }
 
@@ -168,7 +168,7 @@ func TestBrokenStreamsAreErrors(t *testing.T) {
 			t.Errorf("%s: plain text is taken for a good stream", coding)
 		}
 		failing := io.MultiReader(bytes.NewReader(good[:len(good)/2]), iotest.ErrReader(io.ErrClosedPipe))
-		if err := Copy(&sink{}, body{failing}, NewStream(nil), []string{named(coding)}); !errors.Is(err, io.ErrClosedPipe) {
+		if err := Copy(&sink{}, body{failing}, NewStream(nil), []string{named(coding)}, noted); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("%s: the source's error became %v", coding, err)
 		}
 	}
@@ -188,12 +188,12 @@ func TestEventsPassAsTheyCome(t *testing.T) {
 			names = []string{named(coding)}
 			server = coder(t, coding, w)
 		}
-		go func() { done <- Copy(plain{uncoded}, body{r}, NewStream(New([]string{secret})), names) }()
+		go func() { done <- Copy(plain{uncoded}, body{r}, NewStream(New([]string{secret})), names, noted) }()
 		go func() {
 			var in io.Reader = fresh
 			if coding != "" {
 				var err error
-				if in, err = decode(names[0], fresh); err != nil {
+				if in, err = decode(names[0], fresh, noted); err != nil {
 					t.Error(err)
 					return
 				}
@@ -254,7 +254,7 @@ func TestBombIsNotHeld(t *testing.T) {
 			runtime.ReadMemStats(&now)
 			most = max(most, now.HeapInuse)
 		}}
-		if err := Copy(plain{discard{}}, body{&b}, m, []string{named(coding)}); err != nil {
+		if err := Copy(plain{discard{}}, body{&b}, m, []string{named(coding)}, noted); err != nil {
 			t.Fatal(err)
 		}
 		if m.n < 256<<20 || most > before.HeapInuse+96<<20 {
@@ -446,7 +446,7 @@ func FuzzCopy(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, which uint8) {
 		coding := named(codings[int(which)%len(codings)])
 		var out sink
-		if err := Copy(&out, body{bytes.NewReader(b)}, NewStream(set), []string{coding}); err != nil {
+		if err := Copy(&out, body{bytes.NewReader(b)}, NewStream(set), []string{coding}, noted); err != nil {
 			return
 		}
 		if got := out.all(); len(got) > 0 && strings.Contains(unpack(t, coding, got), secret) {
