@@ -63,7 +63,7 @@ func newCheckCommand(o *globalOptions) *cobra.Command {
 func allFindings(ctx context.Context, load func() (config, error)) []finding {
 	cfg, err := load()
 	findings := append([]finding{{"configuration", err}}, hostFindings(ctx, cfg)...)
-	findings = append(findings, finding{"shares of boxes", checkShares(cfg)}, finding{"other images", checkImages(cfg)},
+	findings = append(findings, finding{"shares of boxes", errors.Join(checkShares(cfg), checkMemory(cfg))}, finding{"other images", checkImages(cfg)},
 		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)},
 		finding{"supplies of the kernel", checkSupplies("/proc/sys")})
 	if err == nil {

@@ -309,6 +309,8 @@ func setField(field reflect.Value, value string) error {
 			return errors.New("use a duration such as 30m")
 		}
 		*target = d
+	case *size:
+		return target.UnmarshalText([]byte(value))
 	case *[]string:
 		*target = splitList(value)
 	case *map[string]string:

@@ -32,6 +32,9 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"endless queries":    {"limits: {dns_queries_per_second: 1000001}", "limits.dns_queries_per_second: 1000001 is out"},
 		"no interceptions":   {"limits: {interceptions: 0}", "limits.interceptions: 0 is out of range"},
 		"hasty peek":         {"limits: {peek_timeout: 1ms}", "limits.peek_timeout: 1ms is out of range; use 100ms to 5m"},
+		"little memory":      {"limits: {memory: 1MiB}", "limits.memory: 1MiB is out of range; use 16MiB to 1TiB"},
+		"no gateway":         {"limits: {process_memory: 64MiB}", "limits.process_memory: 64MiB is out of range; use 128MiB to 16TiB"},
+		"no size":            {"limits: {memory: much}", `"much" is no size; use one such as 256MiB`},
 		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
 		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
 		"not YAML":           {"a: [", "line 1"},
@@ -66,7 +69,7 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 	}
 	cfg, err := loadConfig(file, []string{
 		"BOXGATE_DNS_UPSTREAMS=192.0.2.2:53, tls://192.0.2.3:853", "BOXGATE_INGRESS_REQUIRE_AUTH=true",
-		"BOXGATE_LIMITS_CONNECTIONS=64", "BOXGATE_LIMITS_PEEK_TIMEOUT=3s",
+		"BOXGATE_LIMITS_CONNECTIONS=64", "BOXGATE_LIMITS_PEEK_TIMEOUT=3s", "BOXGATE_LIMITS_MEMORY=64MiB",
 		"BOXGATE_LAUNCHER_IMAGES=default=debian,node=oci:/x", "OTHER=1", "BOXGATE_API_KEY=k",
 	})
 	if err != nil {
@@ -79,7 +82,7 @@ func TestEnvironmentWinsOverTheFile(t *testing.T) {
 		t.Errorf("not taken over: %+v", cfg)
 	}
 	want := defaultLimits()
-	want.Connections, want.PeekTimeout = 64, 3*time.Second
+	want.Connections, want.PeekTimeout, want.Memory = 64, 3*time.Second, 64<<20
 	if cfg.Limits != want {
 		t.Errorf("limits %+v, want %+v", cfg.Limits, want)
 	}

@@ -20,6 +20,7 @@ import (
 	"boxgate/dns"
 	"boxgate/firewall"
 	"boxgate/ingress"
+	"boxgate/internal/memory"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/proxy"
@@ -49,6 +50,7 @@ type host struct {
 	protected atomic.Pointer[policy.Protected]
 
 	metrics *prometheus.Registry
+	memory  *memory.Budget // which boxes share
 
 	own []netip.Prefix // this host's addresses and the pools, protected in every box; used by reprotect alone
 

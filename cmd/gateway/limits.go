@@ -18,12 +18,15 @@ type limitsConfig struct {
 	KernelFlows    int           `yaml:"kernel_flows"`
 	DNSQueries     int           `yaml:"dns_queries_per_second"`
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
+	Memory         size          `yaml:"memory"`
+	ProcessMemory  size          `yaml:"process_memory"` // of the gateway, not of one box; 0: by the host
 }
 
 func defaultLimits() limitsConfig {
 	return limitsConfig{
 		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 50000, Upstreams: 512,
 		KernelFlows: 16384, DNSQueries: 500, PeekTimeout: 10 * time.Second,
+		Memory: 256 << 20,
 	}
 }
 
@@ -43,6 +46,12 @@ func (l *limitsConfig) check(fail func(key, format string, args ...any)) {
 	}
 	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {
 		fail("limits.peek_timeout", "%v is out of range; use 100ms to 5m", l.PeekTimeout)
+	}
+	if l.Memory < 16<<20 || l.Memory > 1<<40 {
+		fail("limits.memory", "%v is out of range; use 16MiB to 1TiB", l.Memory)
+	}
+	if l.ProcessMemory != 0 && (l.ProcessMemory < leastMemory || l.ProcessMemory > 1<<44) {
+		fail("limits.process_memory", "%v is out of range; use %v to 16TiB, or 0 for what the host leaves", l.ProcessMemory, size(leastMemory))
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 var limitsOfTest = limitsConfig{
 	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50,
 	KernelFlows: 5000, DNSQueries: 60,
-	PeekTimeout: time.Minute,
+	PeekTimeout: time.Minute, Memory: 256 << 20,
 }
 
 func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {

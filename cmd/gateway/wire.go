@@ -43,6 +43,9 @@ func openHost(ctx context.Context, cfg config, addrs addresses, l *listeners, lo
 	if h.shares, err = raiseDescriptors(); err != nil {
 		return nil, err
 	}
+	shares := memoryOf(cfg)
+	shares.hold()
+	h.memory = shares.budget()
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, h.close())
@@ -99,7 +102,7 @@ func (h *host) openStore(context.Context) error {
 
 func (h *host) openAudit(context.Context) error {
 	h.audit = audit.New(audit.Options{Logger: h.log})
-	return h.metrics.Register(h.audit)
+	return errors.Join(h.metrics.Register(h.audit), h.metrics.Register(memoryMetrics{h.memory}))
 }
 
 // openEgress makes the DNS server and the proxy.
@@ -114,7 +117,7 @@ func (h *host) openEgress(context.Context) error {
 	}
 	h.dns, err = dns.New(dns.Config{
 		Boxes: &h.registry, Upstreams: upstreams, SinkV4: h.addrs.sinkV4, SinkV6: h.addrs.sinkV6,
-		Audit: h.audit, Log: h.log, Roots: roots, Limits: h.cfg.Limits.dns(),
+		Audit: h.audit, Log: h.log, Roots: roots, Limits: h.cfg.Limits.dns(), Memory: h.memory,
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
@@ -130,7 +133,7 @@ func (h *host) openEgress(context.Context) error {
 		Own:      []netip.Addr{h.addrs.gatewayV4, h.addrs.gatewayV6},
 		Host:     h.minter.Host,
 		DenyPage: h.cfg.Proxy.Deny == "page", IdleTimeout: h.cfg.Proxy.IdleTimeout,
-		Secrets: h.secrets,
+		Secrets: h.secrets, Memory: h.memory,
 	}
 	h.cfg.Limits.apply(&egress)
 	h.shares.apply(&egress)
