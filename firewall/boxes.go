@@ -1,7 +1,6 @@
 package firewall
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/fault"
@@ -18,58 +15,6 @@ import (
 )
 
 var errUnknownBox = errors.New("unknown box")
-
-func (r registration) verdict() *expr.Verdict {
-	return &expr.Verdict{Kind: expr.VerdictGoto, Chain: r.chain}
-}
-
-// readBoxes fills leftover from the sets of an existing table and reports whether its layout is ours.
-func (f *Firewall) readBoxes(c *nftables.Conn) (bool, error) {
-	rules, err := c.GetRules(table(), &nftables.Chain{Name: chainAbout, Table: table()})
-	if err != nil || len(rules) == 0 {
-		return false, nil //nolint:nilerr // not a table of ours, or half a one: it is replaced by a closed one
-	}
-	stamp, _ := userdata.GetString(rules[0].UserData, userdata.TypeComment)
-	if want := f.cfg.layout(); len(stamp) < len(want) || stamp[:len(want)] != want {
-		return false, nil
-	}
-	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
-	}
-	for _, ch := range chains {
-		if id, ok := boxOfChain(ch.Name); ok && ch.Table.Name == tableName {
-			f.leftover[id] = registration{link: linkName(id), mark: boxMark(id), chain: ch.Name}
-		}
-	}
-	return true, f.readSources(c)
-}
-
-// readSources adds to each leftover the source addresses it may use.
-func (f *Firewall) readSources(c *nftables.Conn) error {
-	byLink := map[string]policy.BoxID{}
-	for id, r := range f.leftover {
-		byLink[r.link] = id
-	}
-	for _, fam := range families {
-		elements, err := c.GetSetElements(&nftables.Set{Table: table(), Name: "sources" + fam.suffix()})
-		if err != nil {
-			return fmt.Errorf("nftables: %w", err)
-		}
-		for _, e := range elements {
-			if len(e.Key) <= 16 {
-				continue
-			}
-			id, known := byLink[string(bytes.TrimRight(e.Key[:16], "\x00"))]
-			if a, ok := addrOf(e.Key[16:]); ok && known {
-				r := f.leftover[id]
-				r.sources = append(r.sources, a)
-				f.leftover[id] = r
-			}
-		}
-	}
-	return nil
-}
 
 // AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only once the kernel
 // knows it with a plan that refuses everything, so nothing gets out before the first [Firewall.Apply]. A box of an
@@ -90,17 +35,17 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	}
 	_, known := f.boxes[a.Box]
 	if !known {
-		f.leftover[a.Box] = b.registration // so that RemoveBox finds it, however this ends
+		f.leftover[b.link] = b.registration // so that RemoveBox finds it, however this ends
 	}
 	if b.index, err = f.attach(ctx, b); err != nil {
 		if !known {
-			err = errors.Join(err, f.deleteLink(b.link), f.unregister(b.Box, b.registration))
-			delete(f.leftover, a.Box)
+			err = errors.Join(err, f.deleteLink(b.link), f.unregister(b.registration))
+			delete(f.leftover, b.link)
 		}
 		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
 	f.boxes[a.Box] = b
-	delete(f.leftover, a.Box)
+	delete(f.leftover, b.link)
 	f.trackBox(b)
 	if f.reports != nil && len(f.leftover) == 0 {
 		f.reports.begin()
@@ -142,28 +87,29 @@ func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
 // registerBox makes the kernel know the box's interface. What it may reach is what an earlier run left, else nothing.
 func (f *Firewall) registerBox(a Attachment) (*box, error) {
 	b := &box{Attachment: a, registration: registration{link: linkName(a.Box), sources: []netip.Addr{a.V4, a.V6},
-		mark: boxMark(a.Box), chain: boxChain(a.Box)}}
-	old, adopted := f.leftover[a.Box]
+		mark: boxMark(a.Box), live: closed()}}
+	old := f.leftover[b.link]
 	if known, ok := f.boxes[a.Box]; ok {
-		old, adopted, b.plan = known.registration, true, known.plan
+		old, b.plan = known.registration, known.plan
 	}
-	stamp := newStamp(0)
+	if old.live != nil {
+		b.live = old.live
+	}
 	err := f.transact(func(t *txn) {
-		s := t.declareSets()
+		s := newStaticSets()
 		for _, addr := range old.sources {
 			if !slices.Contains(b.sources, addr) {
 				t.deleteElements(s.sources[familyOf(addr)], sourceKey(b.link, addr))
 			}
 		}
-		if !adopted {
-			t.writePlan(a.Box, policy.KernelPlan{}, stamp)
-		}
-		t.register(s, b.registration)
+		t.register(b.registration)
+		t.addElements(boxesMap(), []nftables.SetElement{leadTo(b.link, b.live.chain)})
 	}, func(c *nftables.Conn) (bool, error) {
-		if adopted {
+		if old.live != nil {
 			return false, nil
 		}
-		return stamped(c, b.chain, stamp)
+		targets, err := readTargets(c)
+		return targets[b.link] == b.live.chain, err
 	})
 	return b, err
 }
@@ -173,67 +119,73 @@ func (f *Firewall) registerBox(a Attachment) (*box, error) {
 func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r, known := f.leftover[id]
-	if b, ok := f.boxes[id]; ok {
-		r, known = b.registration, true
-	}
-	if !known {
-		r = registration{link: linkName(id), mark: boxMark(id), chain: boxChain(id)}
-	}
-	// The link goes first: rules without a link harm nobody, and a link without rules is closed.
-	err := f.deleteLink(r.link)
-	err = errors.Join(err, fault.At(context.Background(), "remove: link deleted"))
-	if known {
-		err = errors.Join(err, f.unregister(id, r))
-	}
-	if err != nil {
-		return fmt.Errorf("firewall: remove box %s: %w", id, err)
-	}
-	f.untrackBox(id)
-	delete(f.boxes, id)
-	delete(f.leftover, id)
-	if err := f.cut(r, func(Flow) bool { return false }); err != nil {
+	if err := f.remove(linkName(id), id); err != nil {
 		return fmt.Errorf("firewall: remove box %s: %w", id, err)
 	}
 	return nil
 }
 
+// remove takes away the box of an interface. Of one that an earlier run left, only that is known.
+func (f *Firewall) remove(link string, id policy.BoxID) error {
+	r, known := f.leftover[link]
+	if b, ok := f.boxes[id]; ok {
+		r, known = b.registration, true
+	}
+	if !known {
+		r = registration{link: link, mark: boxMark(id)}
+	}
+	// The link goes first: rules without a link harm nobody, and a link without rules is closed.
+	err := f.deleteLink(r.link)
+	err = errors.Join(err, fault.At(context.Background(), "remove: link deleted"))
+	if known {
+		err = errors.Join(err, f.unregister(r))
+	}
+	if err != nil {
+		return err
+	}
+	f.untrackBox(id)
+	delete(f.boxes, id)
+	delete(f.leftover, link)
+	return f.cut(r, func(Flow) bool { return false })
+}
+
 // unregister takes the box out of the table. When someone else has taken the table away, that is done already.
-func (f *Firewall) unregister(id policy.BoxID, r registration) error {
-	return f.transact(func(t *txn) {
-		s := t.declareSets()
+func (f *Firewall) unregister(r registration) error {
+	err := f.transact(func(t *txn) {
+		s := newStaticSets()
 		t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(r.link)})
 		t.deleteElements(s.marks, nftables.SetElement{Key: ifname(r.link)})
 		t.deleteElements(s.replies, r.reply())
-		if !f.sharesMark(id, r.mark) {
+		if !f.sharesMark(r) {
 			t.deleteElements(s.flows, nftables.SetElement{Key: native32(r.mark | flowForwarded)})
 		}
 		for _, a := range r.sources {
 			t.deleteElements(s.sources[familyOf(a)], sourceKey(r.link, a))
 		}
-		sets := t.declareBox(id) // empties the chains, which frees the sets
-		for _, f4 := range families {
-			t.c.DelSet(sets.allowed[f4])
-			t.c.DelSet(sets.denied[f4])
-		}
-		t.c.DelChain(&nftables.Chain{Name: boxChain(id), Table: t.table})
-		t.c.DelChain(&nftables.Chain{Name: openChain(id), Table: t.table})
 	}, func(c *nftables.Conn) (bool, error) {
-		chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
-		return !slices.ContainsFunc(chains, func(ch *nftables.Chain) bool {
-			return ch.Table.Name == tableName && ch.Name == boxChain(id)
-		}), err
+		targets, err := readTargets(c)
+		_, there := targets[r.link]
+		return !there, err
 	})
+	if err != nil {
+		return err
+	}
+	if r.live != nil && r.live.chain != chainClosed {
+		f.garbage = append(f.garbage, r.live)
+	}
+	f.collect()
+	return nil
 }
 
-func (f *Firewall) sharesMark(id policy.BoxID, mark uint32) bool {
-	for other, b := range f.boxes {
-		if other != id && b.mark == mark {
+// sharesMark reports whether another box has the same mark.
+func (f *Firewall) sharesMark(r registration) bool {
+	for _, b := range f.boxes {
+		if b.link != r.link && b.mark == r.mark {
 			return true
 		}
 	}
-	for other, r := range f.leftover {
-		if other != id && r.mark == mark {
+	for link, other := range f.leftover {
+		if link != r.link && other.mark == r.mark {
 			return true
 		}
 	}
@@ -242,19 +194,15 @@ func (f *Firewall) sharesMark(id policy.BoxID, mark uint32) bool {
 
 // Prune takes away the boxes of an earlier run that were not added again, and links of boxes that nothing knows. Then it
 // reports the connections that boxes began since that run.
-func (f *Firewall) Prune(ctx context.Context) error {
-	f.mu.Lock()
-	ids := []policy.BoxID{}
-	for id := range f.leftover {
-		ids = append(ids, id)
-	}
-	f.mu.Unlock()
-	var errs []error
-	for _, id := range ids {
-		errs = append(errs, f.RemoveBox(ctx, id))
-	}
+func (f *Firewall) Prune(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	var errs []error
+	for link := range f.leftover {
+		if err := f.remove(link, ""); err != nil {
+			errs = append(errs, fmt.Errorf("firewall: remove interface %s: %w", link, err))
+		}
+	}
 	if f.reports != nil && !f.closed {
 		f.reports.recoverFlows(f.cfg.LastRun)
 		f.reports.begin()

@@ -61,7 +61,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chain, "", ctState(stateRelated), jump(chainRelated))
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
 	t.rule(chain, "connections that the proxy has accepted", tcp, ctState(stateEstablished),
-		transparentSocket(), setMark(markProxy), accept())
+		transparentSocket(), admit(markProxy))
 	t.rule(chain, "", ctState(stateNew), match{meta(expr.MetaKeyIIFNAME),
 		&expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: s.marks.Name, SetID: s.marks.ID},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}})
@@ -73,16 +73,13 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	for _, kind := range []uint32{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST} {
 		t.rule(chain, "the host's own addresses", toLocal(kind), refuse(policy.ReasonHostPort))
 	}
-	for _, f := range families {
-		t.rule(chain, "", destInSet(f, s.protected[f]), refuse(policy.ReasonProtectedRange))
-	}
 	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), &expr.Lookup{SourceRegister: r1, DestRegister: 0, IsDestRegSet: true,
 		SetName: s.boxes.Name, SetID: s.boxes.ID}})
 	t.rule(chain, "", refuse(policy.ReasonUnknownBox))
 
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
 		t.rule(chainAnswer, "answers to connections that the gateway opened", ctState(stateEstablished),
-			destIs(a), setMark(markLocal), accept())
+			destIs(a), admit(markLocal))
 	}
 	t.rule(chainAnswer, "", counted(countStray), drop())
 
@@ -112,13 +109,13 @@ func (t *txn) judgeGatewayPorts(c *Config) {
 // writeTargets: where a judged packet goes.
 func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainGateway, "", jump(chainAdmitOwn))
-	t.rule(chainGateway, "", setMark(markLocal), accept())
+	t.rule(chainGateway, "", admit(markLocal))
 	t.rule(chainProxy, "", jump(chainAdmitOwn))
 	for _, f := range families {
 		t.rule(chainProxy, "the destination stays as it is; the socket is the proxy's", ofFamily(f), tcp,
-			toSocket(f, c.ProxyPort), setMark(markProxy), accept())
+			toSocket(f, c.ProxyPort), admit(markProxy))
 	}
-	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), jumpTo(chainReject))
+	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
 
 	forwarded := match{ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
 		Mask: native32(^flowForwarded), Xor: native32(flowForwarded)},
@@ -127,7 +124,7 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPass, "", proto(unix.IPPROTO_ICMPV6), jumpTo(chainPassICMP))
 	t.rule(chainPass, "", jump(chainAdmit))
 	t.rule(chainPass, "", ctState(stateNew), forwarded)
-	t.rule(chainPass, "", setMark(markForward), accept())
+	t.rule(chainPass, "", admit(markForward))
 
 	for _, p := range []struct {
 		f      family
@@ -148,7 +145,7 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPassICMP, "", refuse(policy.ReasonProtocol))
 	t.rule(chainPing, "", ctState(stateNew), forwarded)
 	t.rule(chainPing, "", perInterface(s.pings, &expr.Limit{Type: expr.LimitTypePkts, Rate: 10,
-		Unit: expr.LimitTimeSecond, Burst: 20}), setMark(markForward), accept())
+		Unit: expr.LimitTimeSecond, Burst: 20}), admit(markForward))
 	t.rule(chainPing, "", counted(countPings), drop())
 }
 

@@ -48,8 +48,9 @@ func (f family) suffix() string {
 	return "6"
 }
 
-func native32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-func big16(v uint16) []byte    { return binary.BigEndian.AppendUint16(nil, v) }
+func readNative32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+func native32(v uint32) []byte     { return binary.NativeEndian.AppendUint32(nil, v) }
+func big16(v uint16) []byte        { return binary.BigEndian.AppendUint16(nil, v) }
 
 func cmp(op expr.CmpOp, data []byte) *expr.Cmp { return &expr.Cmp{Op: op, Register: r1, Data: data} }
 func eq(data []byte) *expr.Cmp                 { return cmp(expr.CmpOpEq, data) }
@@ -71,6 +72,20 @@ func setMark(mark uint32) match {
 		&expr.Immediate{Register: r1, Data: native32(mark)},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: r1, SourceRegister: true},
 	}
+}
+
+// toHost makes the packet one for this host, which routing wants of what it forwards. What a box sends is none until it
+// is judged: see setGate.
+func toHost() match {
+	return match{
+		&expr.Immediate{Register: r1, Data: []byte{unix.PACKET_HOST}},
+		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: r1, SourceRegister: true},
+	}
+}
+
+// admit ends the judgement of a box's packet: routing takes it where the mark may go.
+func admit(mark uint32) match {
+	return append(append(setMark(mark), toHost()...), accept()...)
 }
 
 // addr loads the source or destination address into a register.
@@ -110,8 +125,8 @@ func destIn(p netip.Prefix) match   { return within(p, false) }
 func destIs(a netip.Addr) match     { return within(netip.PrefixFrom(a, a.BitLen()), false) }
 
 // destInSet holds for a destination in an address set of the family.
-func destInSet(f family, s *nftables.Set) match {
-	return append(ofFamily(f), addr(f, false, r1), lookup(s))
+func destInSet(f family, set string) match {
+	return append(ofFamily(f), addr(f, false, r1), &expr.Lookup{SourceRegister: r1, SetName: set})
 }
 
 func lookup(s *nftables.Set) *expr.Lookup {

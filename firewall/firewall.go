@@ -34,9 +34,11 @@ type Firewall struct {
 
 	mu       sync.Mutex // guards what follows, and serialises changes of the kernel's state
 	boxes    map[policy.BoxID]*box
-	leftover map[policy.BoxID]registration // boxes of an earlier run, not added again yet
-	shielded string                        // the protected ranges in force, as text; "": not known
-	nft      *nftables.Conn                // see connection
+	leftover map[string]registration // by interface: boxes of an earlier run, not added again yet
+	serial   uint64                  // the last one given to a version or to protected ranges
+	shields  map[string]*shield      // the protected ranges that versions consult, as text
+	garbage  []*version              // no element leads there; to be deleted
+	nft      *nftables.Conn          // see connection
 	closed   bool
 }
 
@@ -47,6 +49,7 @@ type box struct {
 	index int // of the host-side interface
 	plan  policy.KernelPlan
 	gone  bool // its network namespace is, and that was said
+	doubt bool // it is not known where its element leads: see settle
 
 	repairs repairs
 }
@@ -63,7 +66,8 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err != nil {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
-	f := &Firewall{cfg: cfg, ns: ns, gate: -1, boxes: map[policy.BoxID]*box{}, leftover: map[policy.BoxID]registration{}}
+	f := &Firewall{cfg: cfg, ns: ns, gate: -1, boxes: map[policy.BoxID]*box{}, shields: map[string]*shield{},
+		leftover: map[string]registration{}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)
@@ -89,6 +93,7 @@ func (f *Firewall) open(ctx context.Context) error {
 	}
 	steps := []func() error{
 		func() error { return f.install(keep) },
+		func() error { f.collect(); return nil },
 		func() error { return fault.At(ctx, "open: table written") },
 		f.setAddresses,
 		func() error { return fault.At(ctx, "open: addresses set") },

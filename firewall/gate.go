@@ -16,9 +16,12 @@ const gateName = "boxgate_unjudged"
 // gatePriority puts it before any other filter.
 const gatePriority = 1
 
-// setGate puts a filter on the interface that marks whatever comes from the box as not judged. Routing prohibits that
-// mark, so when the table is gone even packets with a forged source, which the rules on the pool's addresses do not
-// meet, go nowhere. The filter belongs to the interface: it outlives the gateway and is not part of nftables.
+// setGate puts a filter on the interface that takes from whatever the box sends what it needs to get anywhere: it is marked
+// as not judged, which the routing rules prohibit, and made a packet that was not sent to this host, which the kernel
+// does not forward, whatever the routing rules are. Only the chain that admits a packet gives both back. So when the table
+// is gone even packets with a forged source, which the rules on the pool's addresses do not meet, go nowhere, and when the
+// routing rules are gone as well, nothing is forwarded. The filter belongs to the interface: it outlives the gateway and
+// is not part of nftables.
 func (f *Firewall) setGate(link netlink.Link) error {
 	index := link.Attrs().Index
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0),
@@ -36,22 +39,43 @@ func (f *Firewall) setGate(link netlink.Link) error {
 	return nil
 }
 
-// loadGate loads the program `skb->mark = markUnjudged; return TC_ACT_OK` and returns its descriptor.
+// loadGate loads the program and returns its descriptor:
+//
+//	skb->mark = markUnjudged;
+//	if (skb->pkt_type == PACKET_HOST && bpf_skb_change_type(skb, PACKET_MULTICAST))
+//		return TC_ACT_SHOT;
+//	return TC_ACT_OK;
+//
+// A packet to the group passes everything up to routing, which one to another host would not.
 func loadGate() (int, error) {
 	const (
 		move  = 0xb7 // BPF_ALU64 | BPF_MOV | BPF_K: register = immediate
+		load  = 0x61 // BPF_LDX | BPF_MEM | BPF_W: destination = *(u32 *)(source + offset)
 		store = 0x63 // BPF_STX | BPF_MEM | BPF_W: *(u32 *)(destination + offset) = source
+		jne   = 0x55 // BPF_JMP | BPF_JNE | BPF_K: skip offset instructions unless destination == immediate
+		jeq   = 0x15 // BPF_JMP | BPF_JEQ | BPF_K: skip offset instructions if destination == immediate
+		call  = 0x85 // BPF_JMP | BPF_CALL: register 0 = helper(registers 1 to 5)
 		exit  = 0x95 // BPF_JMP | BPF_EXIT
 
-		offsetMark = 8 // of mark in struct __sk_buff
-		schedCls   = 3 // BPF_PROG_TYPE_SCHED_CLS
-		progLoad   = 5 // BPF_PROG_LOAD
+		offsetType = 4  // of pkt_type in struct __sk_buff
+		offsetMark = 8  // of mark
+		changeType = 32 // bpf_skb_change_type
+		shot       = 2  // TC_ACT_SHOT
+		schedCls   = 3  // BPF_PROG_TYPE_SCHED_CLS
+		progLoad   = 5  // BPF_PROG_LOAD
 	)
 	unjudged := markUnjudged // as a variable: the immediate is signed
 	var code []byte
 	code = append(code, instruction(move, 2, 0, int32(unjudged))...)
 	code = append(code, instruction(store, 1|2<<4, offsetMark, 0)...) // register 1 holds the packet
-	code = append(code, instruction(move, 0, 0, 0)...)                // TC_ACT_OK
+	code = append(code, instruction(load, 2|1<<4, offsetType, 0)...)
+	code = append(code, instruction(jne, 2, 5, unix.PACKET_HOST)...) // to the end
+	code = append(code, instruction(move, 2, 0, unix.PACKET_MULTICAST)...)
+	code = append(code, instruction(call, 0, 0, changeType)...)
+	code = append(code, instruction(jeq, 0, 2, 0)...) // to the end
+	code = append(code, instruction(move, 0, 0, shot)...)
+	code = append(code, instruction(exit, 0, 0, 0)...)
+	code = append(code, instruction(move, 0, 0, 0)...) // TC_ACT_OK
 	code = append(code, instruction(exit, 0, 0, 0)...)
 	license := []byte("Apache-2.0\x00")
 	attr := struct { // union bpf_attr, the part of BPF_PROG_LOAD, on a 64-bit kernel

@@ -162,6 +162,7 @@ func linkSysctls(link string) []sysctl {
 		{path: v4 + "proxy_arp", value: "0"},
 		{path: v4 + "route_localnet", value: "0"},
 		{path: v4 + "accept_local", value: "0"},
+		{path: v4 + "drop_unicast_in_l2_multicast", value: "1"}, // what is not judged: see setGate
 	}
 }
 

@@ -8,59 +8,40 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
 )
 
-// boxSets are the address sets of one box.
-type boxSets struct{ allowed, denied map[family]*nftables.Set }
-
-func boxChain(id policy.BoxID) string  { return "box_" + string(id) }
-func openChain(id policy.BoxID) string { return boxChain(id) + "_allowed" }
-
-func boxOfChain(chain string) (policy.BoxID, bool) {
-	id, ok := strings.CutPrefix(chain, "box_")
-	return policy.BoxID(id), ok && !strings.HasSuffix(id, "_allowed")
-}
-
-func (t *txn) declareBox(id policy.BoxID) boxSets {
-	s := boxSets{map[family]*nftables.Set{}, map[family]*nftables.Set{}}
-	for _, f := range families {
-		s.allowed[f] = t.set(&nftables.Set{Name: boxChain(id) + "_allow" + f.suffix(), Interval: true, KeyType: f.addrType()})
-		s.denied[f] = t.set(&nftables.Set{Name: boxChain(id) + "_deny" + f.suffix(), Interval: true, KeyType: f.addrType()})
-	}
-	t.chain(boxChain(id))
-	t.chain(openChain(id))
-	return s
-}
-
-// writePlan replaces what the box may reach by the plan. The zero plan refuses everything but DNS and the sink.
-func (t *txn) writePlan(id policy.BoxID, plan policy.KernelPlan, stamp string) {
-	s := t.declareBox(id)
-	for _, f := range families {
-		t.c.FlushSet(s.allowed[f])
-		t.c.FlushSet(s.denied[f])
-		t.addElements(s.allowed[f], intervals(spans(f, plan.Allowed)))
-		t.addElements(s.denied[f], intervals(spans(f, plan.Denied)))
-	}
-	chain := boxChain(id)
+// writePlan writes what the version lets the box reach. The zero plan refuses everything but DNS and the sink.
+func (t *txn) writePlan(d *draft, stamp string) {
+	chain, open := d.chain, d.openChain()
+	t.chain(chain)
+	t.chain(open)
 	t.rule(chain, stamp, counter())
 	for _, f := range families {
-		t.rule(chain, "", destInSet(f, s.denied[f]), refuse(policy.ReasonDeniedCIDR))
+		t.rule(chain, "", destInSet(f, d.shield.set(f)), refuse(policy.ReasonProtectedRange))
 	}
-	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, plan.RejectUDP, refuse(policy.ReasonProtocol))
 	for _, f := range families {
-		t.rule(chain, "", destInSet(f, s.allowed[f]), jumpTo(openChain(id)))
+		if s := d.denied[f]; s != nil {
+			t.rule(chain, "", destInSet(f, s.name), refuse(policy.ReasonDeniedCIDR))
+		}
 	}
-	t.steer(chain, plan.SteerOther)
-	if plan.DefaultAllow {
+	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(policy.ReasonProtocol))
+	for _, f := range families {
+		if s := d.allowed[f]; s != nil {
+			t.rule(chain, "", destInSet(f, s.name), jumpTo(open))
+		}
+	}
+	t.steer(chain, d.plan.SteerOther)
+	if d.plan.DefaultAllow {
 		t.rule(chain, "not denied", jumpTo(chainPass))
 	} else {
 		t.rule(chain, "", refuse(policy.ReasonNotAllowed))
 	}
-	t.steer(openChain(id), plan.SteerAllowed)
-	t.rule(openChain(id), "", jumpTo(chainPass))
+	t.steer(open, d.plan.SteerAllowed)
+	t.rule(open, "", jumpTo(chainPass))
 }
 
 // steer sends TCP to the ports to the proxy.
@@ -84,21 +65,12 @@ func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, 
 	}
 }
 
-// writeProtected replaces the protected ranges, which are the same for all boxes. The pools are always among them.
-func (t *txn) writeProtected(s *staticSets, c *Config, ranges []netip.Prefix) {
-	all := append([]netip.Prefix{c.PoolV4, c.PoolV6}, ranges...)
-	for _, f := range families {
-		t.c.FlushSet(s.protected[f])
-		t.addElements(s.protected[f], intervals(spans(f, all)))
-	}
-}
-
 // registration is what makes the static chains know a box's interface.
 type registration struct {
 	link    string
 	sources []netip.Addr
 	mark    uint32
-	chain   string
+	live    *version // what its element in the map of boxes leads to; nil: it has none
 }
 
 func ifname(name string) []byte {
@@ -111,14 +83,20 @@ func sourceKey(link string, a netip.Addr) nftables.SetElement {
 	return nftables.SetElement{Key: append(ifname(link), a.AsSlice()...)}
 }
 
-func (t *txn) register(s *staticSets, r registration) {
+// register makes the static chains know the interface, but for where its packets go.
+func (t *txn) register(r registration) {
+	s := newStaticSets()
 	for _, a := range r.sources {
 		t.addElements(s.sources[familyOf(a)], []nftables.SetElement{sourceKey(r.link, a)})
 	}
 	t.addElements(s.marks, []nftables.SetElement{{Key: ifname(r.link), Val: native32(r.mark)}})
 	t.addElements(s.flows, []nftables.SetElement{{Key: native32(r.mark | flowForwarded)}})
 	t.addElements(s.replies, []nftables.SetElement{r.reply()})
-	t.addElements(s.boxes, []nftables.SetElement{{Key: ifname(r.link), VerdictData: r.verdict()}})
+}
+
+// leadTo is the element that sends what an interface's box sends to the chain.
+func leadTo(link, chain string) nftables.SetElement {
+	return nftables.SetElement{Key: ifname(link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 
 func (r registration) reply() nftables.SetElement {

@@ -3,7 +3,6 @@ package firewall
 import (
 	"crypto/rand"
 	"fmt"
-	"net/netip"
 	"strings"
 	"time"
 
@@ -37,6 +36,7 @@ const (
 	chainForward  = "forward"
 	chainHide     = "hide"
 	chainLeak     = "leak"
+	chainClosed   = "closed"         // boxes without a plan
 	chainReject   = "answer_refusal" // no keyword of nft: a saved ruleset must load again
 )
 
@@ -67,33 +67,50 @@ func refuse(reason policy.Reason) match { return jumpTo("refuse_" + string(reaso
 
 // staticSets are the sets and maps that the static chains consult and AddBox fills.
 type staticSets struct {
-	sources   map[family]*nftables.Set // interface . address: what a box may use as its source
-	protected map[family]*nftables.Set // addresses that no policy opens
-	boxes     *nftables.Set            // interface → the box's chain
-	marks     *nftables.Set            // interface → connection mark
-	replies   *nftables.Set            // interface . connection mark: answers that may go in
-	flows     *nftables.Set            // connection marks of forwarded connections
-	pings     *nftables.Set            // echo requests per interface
-	forwards  *nftables.Set            // forwarded connections per interface
-	accepts   *nftables.Set            // connections to the gateway per interface
+	sources  map[family]*nftables.Set // interface . address: what a box may use as its source
+	boxes    *nftables.Set            // interface → the chain of the box's plan
+	marks    *nftables.Set            // interface → connection mark
+	replies  *nftables.Set            // interface . connection mark: answers that may go in
+	flows    *nftables.Set            // connection marks of forwarded connections
+	pings    *nftables.Set            // echo requests per interface
+	forwards *nftables.Set            // forwarded connections per interface
+	accepts  *nftables.Set            // connections to the gateway per interface
 }
 
-// declareSets makes the sets, or finds the ones that are there.
-func (t *txn) declareSets() *staticSets {
-	s := &staticSets{sources: map[family]*nftables.Set{}, protected: map[family]*nftables.Set{}}
-	for _, f := range families {
-		s.sources[f] = t.set(&nftables.Set{Name: "sources" + f.suffix(), Concatenation: true,
-			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, f.addrType())})
-		s.protected[f] = t.set(&nftables.Set{Name: "protected" + f.suffix(), Interval: true, KeyType: f.addrType()})
-	}
+// newStaticSets names them. They are hashes, whose elements appear and disappear in the very moment that rules do.
+func newStaticSets() *staticSets {
 	host := binaryutil.NativeEndian // names and marks are in the host's byte order, or nft shows them wrongly
-	s.boxes = t.set(&nftables.Set{Name: "boxes", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
-		DataType: nftables.TypeVerdict})
-	s.marks = t.set(&nftables.Set{Name: "marks", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
-		DataType: nftables.TypeMark})
-	s.replies = t.set(&nftables.Set{Name: "replies", Concatenation: true,
-		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)})
-	s.flows = t.set(&nftables.Set{Name: "flows", KeyType: nftables.TypeMark, KeyByteOrder: host})
+	s := &staticSets{
+		sources: map[family]*nftables.Set{},
+		boxes:   boxesMap(),
+		marks: &nftables.Set{Name: "marks", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
+			DataType: nftables.TypeMark},
+		replies: &nftables.Set{Name: "replies", Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)},
+		flows: &nftables.Set{Name: "flows", KeyType: nftables.TypeMark, KeyByteOrder: host},
+	}
+	for _, f := range families {
+		s.sources[f] = &nftables.Set{Name: "sources" + f.suffix(), Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, f.addrType())}
+	}
+	for _, set := range []*nftables.Set{s.marks, s.replies, s.flows, s.sources[v4], s.sources[v6]} {
+		set.Table = table()
+	}
+	return s
+}
+
+// boxesMap leads what a box sends, by its interface, to the chain of its plan.
+func boxesMap() *nftables.Set {
+	return &nftables.Set{Table: table(), Name: "boxes", IsMap: true, KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian, DataType: nftables.TypeVerdict}
+}
+
+// declareSets makes the sets of the static chains that are missing.
+func (t *txn) declareSets() *staticSets {
+	s := newStaticSets()
+	for _, set := range []*nftables.Set{s.sources[v4], s.sources[v6], s.boxes, s.marks, s.replies, s.flows} {
+		t.set(set)
+	}
 	s.pings = t.meter("pings")
 	s.forwards, s.accepts = t.census("forwards"), t.census("accepts")
 	return s
@@ -117,25 +134,21 @@ func (t *txn) census(name string) *nftables.Set {
 
 // layout changes whenever a hook, a set's type, a pool or what a meter holds changes: such a table is replaced, not updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 3, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	return fmt.Sprintf("layout 4, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
-// install writes the static part in one transaction. A table of the same layout keeps its sets, maps and box chains:
-// boxes stay as they were. Any other table is replaced, which leaves every box closed until it is added again.
+// install writes the static part in one transaction; no interval set belongs to it. A table of the same layout keeps its
+// sets, maps and the boxes' chains: boxes stay as they were. Any other table is replaced, which leaves every box closed
+// until it is added again.
 func (f *Firewall) install(keep bool) error {
 	stamp := f.cfg.layout() + ", start " + strings.ToLower(rand.Text()[:10])
-	return f.transact(func(t *txn) {
+	err := f.transact(func(t *txn) {
 		t.c.AddTable(t.table)
 		if !keep {
 			t.c.DelTable(t.table)
 			t.c.AddTable(t.table)
 		}
 		s := t.declareSets()
-		if !keep {
-			for _, f4 := range families {
-				t.addElements(s.protected[f4], intervals(spans(f4, []netip.Prefix{f.cfg.PoolV4, f.cfg.PoolV6})))
-			}
-		}
 		t.chain(chainAbout)
 		t.declareCounters()
 		t.declareChains()
@@ -147,6 +160,18 @@ func (f *Firewall) install(keep bool) error {
 		t.writeHooks(&f.cfg, s)
 		t.rule(chainAbout, stamp, counter())
 	}, func(c *nftables.Conn) (bool, error) { return stamped(c, chainAbout, stamp) })
+	if err == nil && !keep {
+		f.forgetVersions()
+	}
+	return err
+}
+
+// forgetVersions notes that the table holds no box any more.
+func (f *Firewall) forgetVersions() {
+	f.shields, f.garbage, f.leftover = map[string]*shield{}, nil, map[string]registration{}
+	for _, b := range f.boxes {
+		b.live = nil
+	}
 }
 
 func (t *txn) declareCounters() {
@@ -162,7 +187,7 @@ func (t *txn) declareCounters() {
 // declareChains makes all static chains before any rule, so that rules can refer to each other's chains.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainRelated, chainProxy, chainPass,
-		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainReject} {
+		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainClosed, chainReject} {
 		t.chain(name)
 	}
 	for _, r := range refusals {
@@ -192,8 +217,9 @@ func (t *txn) writeRefusals(group uint16) {
 			t.rule(chain, "no answer to an address that is not the sender's", drop())
 			continue
 		}
-		t.rule(chain, "", jumpTo(chainReject))
+		t.rule(chain, "the kernel answers only what is for this host", toHost(), jumpTo(chainReject))
 	}
+	t.rule(chainClosed, "", refuse(policy.ReasonNotAllowed))
 	t.rule(chainReject, "", proto(unix.IPPROTO_TCP), match{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	t.rule(chainReject, "", match{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH,
 		Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})

@@ -65,12 +65,12 @@ func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	w.apply("one", allow("198.51.100.0/28"))
 	server := w.serveTCP(w.outside, ":0", nil)
 	w.watch()
-	names := strings.NewReplacer("LINK", linkName("one"), "CHAIN", boxChain("one"))
+	names := strings.NewReplacer("LINK", linkName("one"))
 	before := w.state(names)
 	for _, damage := range []string{
 		"nft flush ruleset", "nft delete table inet boxgate",
-		"nft flush set inet boxgate protected4",
-		"nft insert rule inet boxgate CHAIN accept",
+		"nft flush set inet boxgate $(nft list sets inet | grep -o 'protected_[0-9]*_v4')",
+		"nft insert rule inet boxgate $(nft list chains inet | grep -o 'box_one_[0-9]*_[0-9]*\\b') accept",
 		"ip rule flush; ip rule add pref 32766 table main", "ip -6 rule flush", "ip route flush table 45253",
 		"ip link set dev LINK group 0", "ip link set dev LINK down", "ip link del LINK",
 		"ip link set dev LINK name other0 || { ip link set dev LINK down; ip link set dev LINK name other0; } || true",
@@ -105,7 +105,8 @@ func (w *world) state(names *strings.Replacer) string {
 	var out []byte
 	w.must(w.in(w.gateway, func() (err error) {
 		out, err = exec.Command("sh", "-c", names.Replace(`
-			nft -s list chains inet boxgate; nft -s list set inet boxgate protected4
+			nft -s list chains inet boxgate | sed -E 's/(box_one)_[0-9]+_[0-9]+/\1/'
+			nft -s list table inet boxgate | grep -A4 'set protected_' | sed -E 's/_[0-9]+_v/_v/'
 			(ip rule; ip -6 rule) | grep '^[1-9]:'; ip -br addr show lo
 			tc filter show dev LINK ingress; (ip route; ip -6 route) | grep -E '10.77|fd77' | sort
 			sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv4.conf.LINK.forwarding net.ipv4.conf.LINK.rp_filter

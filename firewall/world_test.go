@@ -42,8 +42,8 @@ var (
 	uplink6  = netip.MustParseAddr("2001:db8:1::1")
 )
 
-// shield is what the tests' plans protect.
-func shield() []netip.Prefix {
+// guarded is what the tests' plans protect.
+func guarded() []netip.Prefix {
 	return prefixes("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "fc00::/7", "fe80::/10", "ff00::/8",
 		"198.51.100.128/28", "2001:db8:2:ff::/64")
 }
@@ -58,7 +58,7 @@ func prefixes(list ...string) []netip.Prefix {
 
 // allow is a plan for the prefixes and the marker.
 func allow(list ...string) policy.KernelPlan {
-	return policy.KernelPlan{Version: 1, Allowed: append(prefixes(list...), netip.PrefixFrom(marker4, 32)), Protected: shield()}
+	return policy.KernelPlan{Version: 1, Allowed: append(prefixes(list...), netip.PrefixFrom(marker4, 32)), Protected: guarded()}
 }
 
 func newNamespace(t *testing.T) netns.NsHandle {

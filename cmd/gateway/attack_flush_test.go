@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -69,9 +70,7 @@ func TestAttackFlushedRules(t *testing.T) {
 	stop := r.hammer(forbidden[0], forbidden[1], metadata)
 	for _, command := range commands {
 		before := w.restored()
-		if out, err := w.Net.Gateway().Run(t.Context(), "nft", strings.Fields(command)...); err != nil {
-			t.Fatalf("nft %s: %v %s", command, err, out)
-		}
+		w.nft(command)
 		for range 5 {
 			forged()
 			for _, a := range uplinks {
@@ -115,7 +114,10 @@ func (r *raider) reaches(to netip.AddrPort) bool {
 	}) == nil
 }
 
-// chains lists the commands that empty each chain of the table that says where packets go.
+// serials are the numbers in the names of what a plan became.
+var serials = regexp.MustCompile(`(_[0-9]+){2}(_allowed)?$`)
+
+// chains lists the commands that empty each chain of the table that says where packets go; see nft.
 func (w *world) chains() (flush []string) {
 	w.t.Helper()
 	out, err := w.Net.Gateway().Run(w.t.Context(), "nft", "list", "chains", "inet")
@@ -124,7 +126,7 @@ func (w *world) chains() (flush []string) {
 	}
 	for line := range strings.Lines(out) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == "chain" && f[1] != "about" && f[1] != "answer_refusal" && !strings.HasPrefix(f[1], "refuse") {
-			flush = append(flush, "flush chain inet boxgate "+f[1])
+			flush = append(flush, "flush chain inet boxgate "+serials.ReplaceAllString(f[1], "_*$2"))
 		}
 	}
 	return flush

@@ -23,7 +23,7 @@ var (
 	stepsOfCreate = []string{
 		"create: record stored", "create: policy staged", "create: authority stored", "launch: directory made",
 		"launch: namespaces pinned", "link: box registered", "link: pair made", "link: box's end up", "link: host's end up",
-		"connect: known to DNS and proxy", "plan: to be written", "plan: written", "connect: policy in force",
+		"connect: known to DNS and proxy", "plan: to be written", "plan: built", "plan: written", "connect: policy in force",
 		"launch: root built", "launch: container made", "launch: first process started", "create: box runs",
 	}
 	stepsOfAttach = []string{
@@ -35,7 +35,7 @@ var (
 		"remove: processes ended", "remove: namespaces gone", "remove: files in the trash", "delete: nothing runs", "delete: record gone",
 	}
 	stepsOfPolicy = []string{
-		"policy: staged", "plan: to be written", "plan: written", "enforce: kernel and pointer changed",
+		"policy: staged", "plan: to be written", "plan: built", "plan: written", "enforce: kernel and pointer changed",
 		"enforce: connections asked again", "policy: in force", "policy: committed",
 	}
 	stepsOfHeaders = []string{
@@ -45,7 +45,7 @@ var (
 	stepsOfStart  = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
 		"open: routing set", "open: forwarding on", "start: kernel rules in force", "recover: containers known",
-		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: written",
+		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: built", "plan: written",
 		"recover: boxes picked up", "start: boxes known",
 	}
 	stepsOfStop = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"path"
 	"strings"
 	"testing"
 
@@ -75,28 +76,28 @@ func TestSelfTestFindsHoles(t *testing.T) {
 	const forward, local = "0xb0c50f01", "0xb0c50f02" // marks of packets that may leave, and that may reach the gateway
 	for name, tt := range map[string]struct {
 		mode  string
-		holes []string // nft command lines; BOX stands for the box, HANDLE(chain, text) for the rule with the text
+		holes []string // see nft; BOX stands for the box
 		group string
 		// attack and family are of a probe that must have found it, why a part of what it says.
 		attack, family, why string
 	}{
-		"metadata is no longer protected": {"allow-all", []string{"flush set inet boxgate protected4"},
+		"metadata is no longer protected": {"allow-all", []string{"flush set inet boxgate protected_*_v4"},
 			"protected addresses", "cloud metadata", "ipv4", "a packet left by up0 to 169.254.169.254:80"},
-		"nothing is protected over IPv6": {"allow-all", []string{"flush set inet boxgate protected6"},
+		"nothing is protected over IPv6": {"allow-all", []string{"flush set inet boxgate protected_*_v6"},
 			"protected addresses", "unique local", "ipv6", "a packet left by up0"},
 		"sources are not checked": {"allow-all", []string{"delete rule inet boxgate guard_box handle HANDLE(guard_box, refuse_spoofed_source)"},
 			"forged sources", "a stranger's address", "ipv6", "a packet left by up0"},
 		"shapes are not checked": {"allow-all", []string{"flush chain inet boxgate guard_shape"},
 			"protocols and packets", "IP options", "ipv4", "a packet left by up0"},
-		"the box's own chain accepts": {"deny-all", []string{"insert rule inet boxgate box_BOX meta mark set " + forward + " accept"},
+		"the box's own chain accepts": {"deny-all", []string{"insert rule inet boxgate box_BOX_* meta mark set " + forward + " meta pkttype set host accept"},
 			"addresses not allowed", "TCP to any port", "ipv6", "a packet left by up0"},
 		"the host is open": {"deny-all", []string{
-			"insert rule inet boxgate judge_box meta mark set " + local + " accept", "insert rule inet boxgate input accept"},
+			"insert rule inet boxgate judge_box meta mark set " + local + " meta pkttype set host accept", "insert rule inet boxgate input accept"},
 			"the host", "TCP to a listening port", "ipv4", "it arrived at the listener"},
 		"refusals are not logged": {"deny-all", []string{
 			"flush chain inet boxgate refuse_protected_range", "add rule inet boxgate refuse_protected_range drop"},
 			"protected addresses", "private 10/8", "ipv4", "no decision was logged"},
-		"another rule stands behind the one that is gone": {"deny-all", []string{"flush set inet boxgate protected4"},
+		"another rule stands behind the one that is gone": {"deny-all", []string{"flush set inet boxgate protected_*_v4"},
 			"protected addresses", "multicast", "ipv4", "not for protected_range"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,9 +150,11 @@ func TestSelfTestFindsAMirror(t *testing.T) {
 }
 
 // nft runs one command in the gateway's namespace. HANDLE(chain, text) stands for the handle of the chain's rule that
-// holds the text.
+// holds the text, and a word with a star for the chain or set of that name: those of a plan have another one after each
+// change.
 func (w *world) nft(command string) {
 	w.t.Helper()
+	command = w.nftNames(command)
 	if head, rest, ok := strings.Cut(command, "HANDLE("); ok {
 		args, tail, _ := strings.Cut(rest, ")")
 		chain, text, _ := strings.Cut(args, ", ")
@@ -168,4 +171,33 @@ func (w *world) nft(command string) {
 	if out, err := w.Net.Gateway().Run(w.t.Context(), "nft", command); err != nil {
 		w.t.Fatalf("nft %s: %v: %s", command, err, out)
 	}
+}
+
+// nftNames replaces words with stars by the shortest names in the gateway's table that match.
+func (w *world) nftNames(command string) string {
+	w.t.Helper()
+	if !strings.Contains(command, "*") {
+		return command
+	}
+	listing, err := w.Net.Gateway().Run(w.t.Context(), "nft", "list", "table", "inet", "boxgate")
+	if err != nil {
+		w.t.Fatalf("%v: %s", err, listing)
+	}
+	words := strings.Fields(command)
+	for i, pattern := range words {
+		found := ""
+		for line := range strings.Lines(listing) {
+			f := strings.Fields(line)
+			if len(f) < 2 || f[0] != "chain" && f[0] != "set" {
+				continue
+			}
+			if ok, _ := path.Match(pattern, f[1]); ok && (found == "" || len(f[1]) < len(found)) {
+				found = f[1]
+			}
+		}
+		if strings.Contains(pattern, "*") {
+			words[i] = found
+		}
+	}
+	return strings.Join(words, " ")
 }
