@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -181,7 +182,7 @@ func (c *conn) proceed(f first, err error) {
 func (c *conn) note(f first, v verdict) {
 	c.event.Name = v.request.Name.String()
 	if c.event.Name == "" {
-		c.event.Name = f.sni
+		c.event.Name = cmp.Or(f.sni, c.bound.String())
 	}
 	c.event.Verdict, c.event.Reason = v.decision.Verdict, v.decision.Reason
 	c.event.Rule, c.event.Version = v.decision.Rule, v.decision.Version
@@ -216,7 +217,7 @@ var serverFirst = []uint16{21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900}
 // clientSpeaksFirst reports whether a silent client must not be let through: on the ports of TLS and HTTP, where a name
 // has to come, and where a name this may be about is to be intercepted.
 func (c *conn) clientSpeaksFirst() bool {
-	if c.port == 80 || c.port == 443 {
+	if isWeb(c.port) {
 		return true
 	}
 	pol := c.box.Policy.Load()

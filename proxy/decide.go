@@ -33,27 +33,28 @@ func (c *conn) decide(f first) verdict {
 	}
 	c.live.settle(v.request, passage{
 		spliced: !v.intercept, asked: !v.target(c).byName, unread: f.unread(),
-		hidden: f.kind == kindBadTLS || f.kind == kindTLS && v.request.Name.IsZero(),
+		nameDue: f.kind == kindBadTLS || f.kind == kindTLS && f.name.IsZero() || f.almostNamed(),
 	})
+	if v.request.Name.IsZero() && !c.bound.IsZero() { // it went by the address, but the name must stay allowed as well
+		named := v.request
+		named.Name, named.Addr = c.bound, c.orig.Addr()
+		c.live.require(named)
+	}
 	if c.p.recheck(c.live) {
 		v.decision = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: version(c.box.Policy.Load())}
 	}
 	return v
 }
 
-// judge is the decision itself, by what the first bytes are.
+// judge is the decision itself, on the grounds that the first bytes give.
 func (c *conn) judge(pol *policy.Compiled, f first) verdict {
-	switch f.kind {
-	case kindTLS:
-		return c.judgeTLS(pol, f)
-	case kindBadTLS:
-		return c.unread(pol, onlyByAddress(c.ask(pol, c.bound)))
+	switch e := c.evidence(pol, f); e.ground {
+	case byName:
+		return c.judgeName(pol, e.name)
+	case byToldNames:
+		return c.judgeToldNames(pol)
 	default:
-		v := c.judgeUnnamed(pol)
-		if evades(pol, v.decision, c.port) && (almostHTTP(f) || almostTLS(f)) {
-			return v.refused(policy.ReasonProtocol)
-		}
-		return v
+		return c.judgeAddress(pol, e)
 	}
 }
 
@@ -66,28 +67,15 @@ func (c *conn) ask(pol *policy.Compiled, name policy.Name) verdict {
 	return v
 }
 
-// judgeTLS decides by the SNI, which must be the name that CONNECT gave, if it gave one.
-func (c *conn) judgeTLS(pol *policy.Compiled, f first) verdict {
-	if !c.bound.IsZero() && f.sni != "" && f.name != c.bound {
-		return c.ask(pol, f.name).refused(policy.ReasonAuthorityMismatch)
-	}
-	name := f.name
-	if name.IsZero() {
-		name = c.bound
-	}
+// judgeName decides by the name that the client's bytes carry, which must be the one that CONNECT gave, if it gave one.
+func (c *conn) judgeName(pol *policy.Compiled, name policy.Name) verdict {
 	v := c.ask(pol, name)
 	v.intercept = pol.Intercepts(name, c.port)
 	switch {
-	case v.intercept && f.name.IsZero(): // the certificate could be for nothing the client asked for
-		return v.refused(policy.ReasonNoName)
-	case v.decision.Reason == policy.ReasonNotAllowed && name.IsZero():
-		return v.refused(policy.ReasonNoName)
-	case name.IsZero() && evades(pol, v.decision, c.port):
-		return v.refused(policy.ReasonNoName)
+	case !c.bound.IsZero() && name != c.bound:
+		return v.refused(policy.ReasonAuthorityMismatch)
 	case v.intercept || !v.byAddress() || !c.p.ruled(c.ctx, pol, c.box, c.orig, false):
 		return v
-	case name.IsZero():
-		return v.refused(policy.ReasonNoName)
 	case !resolvable(pol, c.box.ID, name):
 		return v.refused(policy.ReasonAuthorityMismatch)
 	default:
@@ -96,16 +84,38 @@ func (c *conn) judgeTLS(pol *policy.Compiled, f first) verdict {
 	}
 }
 
-// byAddress reports whether the connection may go to the address as it is.
-func (v verdict) byAddress() bool { return v.decision.Allowed() && !v.decision.DialName }
-
-// unread refuses bytes without a name to an address of a host whose requests are judged: they might be for that host.
-func (c *conn) unread(pol *policy.Compiled, v verdict) verdict {
-	if v.byAddress() && c.p.ruled(c.ctx, pol, c.box, c.orig, false) {
-		return v.refused(policy.ReasonProtocol)
+// judgeAddress decides what should carry a name and carries none, by the address alone: neither what CONNECT nor what DNS
+// said about the address stands in for the name of a host that the server may find in bytes which were not understood here.
+func (c *conn) judgeAddress(pol *policy.Compiled, e evidence) verdict {
+	c.locate(pol)
+	v := c.ask(pol, policy.Name{})
+	listed := v.decision.Reason == policy.ReasonAllowedCIDR
+	switch {
+	case v.decision.Reason == policy.ReasonNotAllowed || v.decision.Reason == policy.ReasonNoName:
+		return v.refused(e.lack)
+	case !v.decision.Allowed():
+		return v
+	case !listed && (e.listed || pol.NamesDecide(c.port)):
+		return v.refused(e.lack)
+	case pol.Intercepts(c.bound, c.port) || c.p.ruled(c.ctx, pol, c.box, c.orig, false):
+		return v.refused(e.lack) // the bytes might be for a host whose requests are judged
 	}
 	return v
 }
+
+// locate finds out where a name is that CONNECT gave: an address that the policy allows by itself, if there is one.
+func (c *conn) locate(pol *policy.Compiled) {
+	if c.bound.IsZero() || c.orig.Addr().IsValid() {
+		return
+	}
+	r := policy.Request{Stage: policy.StageConn, Box: c.box.ID, Port: c.port, Protocol: policy.TCP}
+	if at := c.p.allowedAddr(c.ctx, pol, c.box, c.bound, r); at.IsValid() {
+		c.orig = netip.AddrPortFrom(at, c.port)
+	}
+}
+
+// byAddress reports whether the connection may go to the address as it is.
+func (v verdict) byAddress() bool { return v.decision.Allowed() && !v.decision.DialName }
 
 // unread reports whether no name is known to be in what the client says: its bytes may be for any host at the address.
 func (f first) unread() bool { return f.kind != kindTLS || f.name.IsZero() }
@@ -114,7 +124,7 @@ func (f first) unread() bool { return f.kind != kindTLS || f.name.IsZero() }
 // itself, on a port where names are not the rule. Any other name may be one that the box made for the address.
 func borne(d policy.Decision, port uint16) bool {
 	named := d.Reason == policy.ReasonAllowedDomain && d.Rule != "*" && !strings.HasPrefix(d.Rule, "*:")
-	return named && port != 80 && port != 443
+	return named && !isWeb(port)
 }
 
 // barred returns the question which addresses are those of hosts whose requests are judged, for a connection whose bytes
@@ -137,16 +147,9 @@ func resolvable(pol *policy.Compiled, box policy.BoxID, name policy.Name) bool {
 	return pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: name}).Allowed() || pol.ResolvesOthers()
 }
 
-// judgeUnnamed decides what carries no name: by the name CONNECT gave, or where the server may speak first by the names
-// the address was given out for, or by the address alone.
-func (c *conn) judgeUnnamed(pol *policy.Compiled) verdict {
-	if (c.port == 80 || c.port == 443) && c.bound.IsZero() {
-		v := c.ask(pol, policy.Name{})
-		if v.decision.Reason == policy.ReasonNotAllowed {
-			return v.refused(policy.ReasonNoName)
-		}
-		return c.unread(pol, v)
-	}
+// judgeToldNames decides a protocol of its own, which names no host: by the name that CONNECT gave, else by those for which
+// the box was told the address, else by the address alone.
+func (c *conn) judgeToldNames(pol *policy.Compiled) verdict {
 	var denied *verdict
 	for _, n := range c.impliedNames() {
 		v := c.ask(pol, n)
@@ -164,18 +167,14 @@ func (c *conn) judgeUnnamed(pol *policy.Compiled) verdict {
 	if denied != nil && (denied.decision.Reason != policy.ReasonNotAllowed || !c.bound.IsZero()) {
 		return *denied
 	}
-	if v := c.ask(pol, policy.Name{}); v.decision.Allowed() || denied == nil {
-		return c.unread(pol, v)
+	v := c.ask(pol, policy.Name{})
+	switch {
+	case v.byAddress() && c.p.ruled(c.ctx, pol, c.box, c.orig, false):
+		return v.refused(policy.ReasonProtocol)
+	case v.decision.Allowed() || denied == nil:
+		return v
 	}
 	return *denied
-}
-
-// onlyByAddress refuses what allowed_cidrs alone could allow: bytes that claim to be TLS and hide their name.
-func onlyByAddress(v verdict) verdict {
-	if v.decision.Allowed() && v.decision.Reason != policy.ReasonAllowedCIDR || v.decision.Reason == policy.ReasonNotAllowed {
-		return v.refused(policy.ReasonProtocol)
-	}
-	return v
 }
 
 // refused denies for a reason of the data path.

@@ -201,14 +201,20 @@ func (p *Proxy) openAddr(ctx context.Context, pol *policy.Compiled, box *policy.
 	if d.Reason != policy.ReasonNotAllowed || r.Name.IsZero() || r.Addr.IsValid() || !pol.ResolvesOthers() {
 		return netip.Addr{}
 	}
+	return p.allowedAddr(ctx, pol, box, r.Name, r) // the zero Addr: the denial of the name stands
+}
+
+// allowedAddr returns the first address of a name with which the policy allows a request, and the dialler would allow the
+// name; the zero Addr if there is none.
+func (p *Proxy) allowedAddr(ctx context.Context, pol *policy.Compiled, box *policy.Box, name policy.Name, r policy.Request) netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
-	addrs, err := p.cfg.Resolver.Lookup(ctx, box, r.Name)
+	addrs, err := p.cfg.Resolver.Lookup(ctx, box, name)
 	if err != nil {
-		return netip.Addr{} // the denial of the name stands
+		return netip.Addr{}
 	}
 	for _, a := range interleave(addrs, false) {
-		if r.Addr = a; pol.Decide(r).Allowed() && p.judgeDial(box, r.Name, a, r.Port) == nil {
+		if r.Addr = a; pol.Decide(r).Allowed() && p.judgeDial(box, name, a, r.Port) == nil {
 			return a
 		}
 	}

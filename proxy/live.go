@@ -126,7 +126,7 @@ func (l *liveConn) require(r policy.Request) {
 type passage struct {
 	spliced bool // bytes pass unread: a rule that wants interception cuts it
 	asked   bool // it went to the address the box asked for, whatever its name: see borrows
-	hidden  bool // it is TLS that names no host
+	nameDue bool // it is, or may be to a lenient server, TLS or HTTP, and names no host
 	unread  bool // no name is known to be in what the client says
 }
 
@@ -204,12 +204,14 @@ func (how passage) evades(c *policy.Compiled, r policy.Request, d policy.Decisio
 		return true
 	case how.spliced && how.unread && r.Stage == policy.StageDial && !borne(d, r.Port) && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port)):
 		return true
+	case how.spliced && how.nameDue && c.NamesDecide(r.Port) && d.Reason != policy.ReasonAllowedCIDR:
+		return true
 	case !how.asked:
 		return false
 	case !r.Name.IsZero():
 		return borrows(r, d, known.granted)
 	}
-	return how.hidden && evades(c, d, r.Port) || how.spliced && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port))
+	return how.spliced && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port))
 }
 
 // borrows reports whether a connection that went to an address as it was asked for is allowed by now under its name alone,

@@ -1,0 +1,450 @@
+package proxy
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// The hosts of the table, which one server serves at one address.
+const (
+	cdn    = "cdn.example.org"    // the one that the box was given the address for
+	static = "static.example.org" // denied
+	img    = "img.example.org"    // allowed as well
+)
+
+// opening is what a client says first.
+type opening struct {
+	bytes  func(t *testing.T, b *bytesMaker) []byte
+	name   string // which host it is for where a name decides: allowed, denied or another
+	pauses bool   // the client waits for the server then
+	ends   bool   // the client says nothing more
+}
+
+// bytesMaker writes requests the way a connection wants them.
+type bytesMaker struct {
+	port     uint16
+	absolute bool
+}
+
+func (b *bytesMaker) host(name string) string {
+	if b.port == 80 {
+		return name
+	}
+	return name + ":" + strconv.Itoa(int(b.port))
+}
+
+// target is the path, or the whole URL where a proxy is spoken to.
+func (b *bytesMaker) target(name string) string {
+	if b.absolute {
+		return "http://" + b.host(name) + "/"
+	}
+	return "/"
+}
+
+// text makes an opening of a template in which @ and # are the targets and A and D the Hosts of the allowed and the denied host.
+func text(name, template string) opening {
+	return opening{name: name, bytes: func(_ *testing.T, b *bytesMaker) []byte {
+		return []byte(strings.NewReplacer("@", b.target(cdn), "#", b.target(static),
+			"{A}", b.host(cdn), "{D}", b.host(static)).Replace(template))
+	}}
+}
+
+func hello(name, sni string, change func(*testing.T, []byte) []byte) opening {
+	return opening{name: name, bytes: func(t *testing.T, _ *bytesMaker) []byte {
+		h := namedHello(t, sni)
+		if change != nil {
+			h = change(t, h)
+		}
+		return h
+	}}
+}
+
+func greaseECH(t *testing.T, hello []byte) []byte {
+	ech := append([]byte{0xfe, 0x0d, 0, 42, 0, 0, 1, 0, 1, 7, 0, 16}, bytes.Repeat([]byte{9}, 16)...)
+	return withExtension(t, hello, append(append(ech, 0, 16), bytes.Repeat([]byte{8}, 16)...))
+}
+
+const tail = "\r\nConnection: close\r\n\r\n"
+
+// openings are the rows of the tables in docs/first-bytes.md.
+var openings = map[string]opening{
+	"a request for an allowed host":                                      text("allowed", "GET @ HTTP/1.1\r\nHost: {A}"+tail),
+	"a request for a denied host":                                        text("denied", "GET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a request in absolute form":                                         text("allowed", "GET http://{A}/ HTTP/1.1\r\nHost: {A}"+tail),
+	"a request whose target names a denied host and Host an allowed one": text("", "GET http://{D}/ HTTP/1.1\r\nHost: {A}"+tail),
+	"a method in lower case":                                             text("allowed", "get @ HTTP/1.1\r\nHost: {A}"+tail),
+	"bare line feeds":                                                    text("", "GET # HTTP/1.1\nHost: {D}\n\n"),
+	"two spaces before the target":                                       text("", "GET  # HTTP/1.1\r\nHost: {D}"+tail),
+	"two spaces before the version":                                      text("", "GET #  HTTP/1.1\r\nHost: {D}"+tail),
+	"a space behind the version":                                         text("", "GET # HTTP/1.1 \r\nHost: {D}"+tail),
+	"an empty line first":                                                text("", "\r\nGET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a line feed first":                                                  text("", "\nGET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a space first":                                                      text("", " GET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a tab first":                                                        text("", "\tGET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a NUL first":                                                        text("", "\x00GET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a control byte first":                                               text("", "\x01GET # HTTP/1.1\r\nHost: {D}"+tail),
+	"a tab behind the method":                                            text("", "FETCH\t#\tHTTP/1.1\r\nHost: {D}"+tail),
+	"a form feed behind the method":                                      text("", "FETCH\f# HTTP/1.1\r\nHost: {D}"+tail),
+	"a version in lower case":                                            text("", "FETCH # http/1.1\r\nHost: {D}"+tail),
+	"no version (HTTP/0.9)":                                              text("", "GET /\r\n"),
+	"no version and an absolute target":                                  text("", "GET http://{D}/\r\n"),
+	"the preface of HTTP/2":                                              text("", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"),
+	"an upgrade to h2c": text("allowed", "GET @ HTTP/1.1\r\nHost: {A}\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"+
+		"Connection: close, Upgrade, HTTP2-Settings\r\n\r\n"),
+	"a PROXY header, version 1":      text("", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nGET / HTTP/1.1\r\nHost: {D}"+tail),
+	"a PROXY header, version 2":      text("", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\xc0\x00\x02\x02\x00\x01\x00\x02GET / HTTP/1.1\r\nHost: {D}"+tail),
+	"a line of something else first": text("", "something else\r\nGET / HTTP/1.1\r\nHost: {D}"+tail),
+	"TLS for an allowed host":        hello("allowed", cdn, nil),
+	"TLS for a denied host":          hello("denied", static, nil),
+	"TLS for another allowed host":   hello("another", img, nil),
+	"TLS without SNI": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
+		return helloBytes(t, &tls.Config{InsecureSkipVerify: true})
+	}},
+	"TLS with an address as SNI": hello("", cdn, func(t *testing.T, h []byte) []byte {
+		return bytes.Replace(h, []byte(cdn), []byte("198.151.100.110"), 1) // of the same length
+	}),
+	"ECH with an allowed outer name": hello("allowed", cdn, greaseECH),
+	"ECH with a denied outer name":   hello("denied", static, greaseECH),
+	"TLS 1.1": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
+		return helloBytes(t, &tls.Config{ServerName: cdn, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+	}},
+	"a ClientHello in the form of SSL 2.0": text("", "\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10"+strings.Repeat("\x05", 37)),
+	"SSH":                                  text("", "SSH-2.0-OpenSSH_9.2\r\n"),
+	"SMTP":                                 text("", "EHLO "+cdn+"\r\n"),
+	"binary bytes":                         text("", "\x00\x00\x00\x4eR\x00\x03\x00\x00user\x00"),
+	"silence":                              {pauses: true, bytes: func(*testing.T, *bytesMaker) []byte { return nil }},
+	"half a request line, then silence":    {pauses: true, bytes: func(*testing.T, *bytesMaker) []byte { return []byte("GET / HT") }},
+	"half a ClientHello, then silence": {pauses: true, bytes: func(t *testing.T, _ *bytesMaker) []byte {
+		h := namedHello(t, cdn)
+		return h[:len(h)/2]
+	}},
+	"nothing, and the end": {ends: true, bytes: func(*testing.T, *bytesMaker) []byte { return nil }},
+}
+
+// shapes are the policies of the table, for a server at an address and a port.
+var shapes = map[string]func(netip.AddrPort) (policy.Spec, map[string]map[string]string){
+	"names": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return allow(cdn, img), nil },
+	"denied name": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) {
+		return deniedName(), nil
+	},
+	"header rule": func(at netip.AddrPort) (policy.Spec, map[string]map[string]string) {
+		return deniedName(), secretFor(cdn, at.Port())
+	},
+	"request rule": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return ruledCDN(deniedName()), nil },
+	"denied alone": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) {
+		return policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{static}}, nil
+	},
+	"addresses": func(at netip.AddrPort) (policy.Spec, map[string]map[string]string) { return cidr(at.Addr()), nil },
+	"addresses, rule": func(at netip.AddrPort) (policy.Spec, map[string]map[string]string) {
+		return ruledCDN(cidr(at.Addr())), nil
+	},
+	"any name":   func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return allow("*"), nil },
+	"everything": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return allowAll, nil },
+}
+
+func deniedName() policy.Spec {
+	spec := allow("*.example.org")
+	spec.DeniedDomains = []string{static}
+	return spec
+}
+
+func ruledCDN(spec policy.Spec) policy.Spec {
+	spec.Rules = []policy.RequestRule{{Hosts: []string{cdn}, Methods: []string{"POST"}, Action: "deny"}}
+	return spec
+}
+
+// The ways a connection comes, in the order of the columns.
+const (
+	transparent = iota
+	connectName
+	connectAddress
+	toTheProxy
+)
+
+// TestFirstBytes runs every cell of the tables in docs/first-bytes.md: each of the ports, ways, first bytes and policies.
+func TestFirstBytes(t *testing.T) {
+	page, err := os.ReadFile("../docs/first-bytes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comes := tableOf(t, string(page), "| ground |")
+	web, other := tableOf(t, section(string(page), "## Ports 80 and 443"), "| first bytes |"), tableOf(t, section(string(page), "## Other ports"), "| first bytes |")
+	for _, rows := range []table{web, other} {
+		for row := range openings {
+			if rows.cells[row] == nil {
+				t.Errorf("the page does not say what comes of %q", row)
+			}
+		}
+	}
+	for port, rows := range map[uint16]table{80: web, 443: web, 8443: other} {
+		for row, grounds := range rows.cells {
+			o, ok := openings[row]
+			if !ok {
+				t.Fatalf("no test of %q", row)
+			}
+			for way, ground := range grounds {
+				for i, shape := range comes.head {
+					c := cell{port: port, way: way, opening: o, shape: shapes[shape]}
+					if c.shape == nil {
+						t.Fatalf("no policy %q", shape)
+					}
+					c.want = c.expect(t, ground, comes, i)
+					t.Run(strings.Join([]string{strconv.Itoa(int(port)), rows.head[way], row, shape}, "/"), c.run)
+				}
+			}
+		}
+	}
+}
+
+// TestFirstBytesWhereTheServerSpeaksFirst is the rule for the ports of such protocols.
+func TestFirstBytesWhereTheServerSpeaksFirst(t *testing.T) {
+	for _, row := range []string{"a request for a denied host", "TLS for a denied host", "SSH", "silence", "half a request line, then silence"} {
+		for shape, spec := range shapes {
+			if strings.HasSuffix(shape, "rule") {
+				continue
+			}
+			for _, way := range []int{transparent, connectName} {
+				c := cell{port: 2525, way: way, opening: openings[row], shape: spec, want: "passes", unread: true}
+				t.Run(strings.Join([]string{[]string{"transparent", "CONNECT"}[way], row, shape}, "/"), c.run)
+			}
+		}
+	}
+}
+
+// cell is one of the table.
+type cell struct {
+	port uint16
+	way  int
+	opening
+	shape  func(netip.AddrPort) (policy.Spec, map[string]map[string]string)
+	want   string // passes, terminated, nothing, or a reason
+	unread bool   // requests pass as bytes
+}
+
+// expect is what the page says of a cell: of its ground under the policy of a column.
+func (c *cell) expect(t *testing.T, ground string, comes table, column int) string {
+	t.Helper()
+	if c.way == connectAddress {
+		gate := "CONNECT to an address, other ports"
+		if c.port == 80 || c.port == 443 {
+			gate = "CONNECT to an address, 80 and 443"
+		}
+		if by := comes.cells[gate][column]; by != "passes" {
+			return by
+		}
+	}
+	if ground == "host" || ground == "sni" {
+		ground += ", " + c.name
+	}
+	if row := comes.cells[ground]; row != nil {
+		return row[column]
+	}
+	if ground != "nothing" && !slices.Contains(policy.Reasons(), policy.Reason(ground)) {
+		t.Fatalf("%q is no ground", ground)
+	}
+	return ground
+}
+
+func (c cell) run(t *testing.T) {
+	heard := &hearing{}
+	sent := c.bytes(t, &bytesMaker{port: c.port, absolute: c.way == toTheProxy})
+	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(cfg *Config) {
+		cfg.PeekTimeout, cfg.SilenceTimeout = 20*time.Second, 20*time.Second
+		if c.want == string(policy.ReasonPeekTimeout) {
+			cfg.PeekTimeout = 100 * time.Millisecond
+		}
+		if len(sent) == 0 {
+			cfg.SilenceTimeout = 10 * time.Millisecond
+		}
+	})
+	server := r.server(c.port, func(conn net.Conn) { heard.serve(conn, c.pauses && len(sent) == 0) })
+	for _, name := range []string{cdn, static, img} {
+		r.names.set(name, server.Addr())
+	}
+	r.names.grant(cdn, server.Addr())
+	spec, headers := c.shape(server)
+	r.policy(spec, headers)
+
+	conn, status := c.dial(r, server)
+	if conn == nil {
+		if c.want != "nothing" && !strings.Contains(status, " 403 ") {
+			t.Errorf("the CONNECT was answered %q", status)
+		}
+	} else {
+		_, _ = conn.Write(sent)
+		if c.ends {
+			_ = conn.CloseWrite()
+		}
+		status = answerOf(conn)
+		conn.Close()
+	}
+	c.check(r, heard, sent, status)
+}
+
+// dial connects the way of the cell; without a connection it returns what a CONNECT was answered.
+func (c *cell) dial(r *rig, server netip.AddrPort) (*net.TCPConn, string) {
+	switch c.way {
+	case transparent:
+		return r.dial(server), ""
+	case toTheProxy:
+		return dialTo(r.t, r.explicit()), ""
+	}
+	authority := server.String()
+	if c.way == connectName {
+		authority = cdn + ":" + strconv.Itoa(int(c.port))
+	}
+	conn, status := r.connect(r.explicit(), authority, "")
+	if !strings.Contains(status, " 200 ") {
+		conn.Close()
+		return nil, status
+	}
+	return conn, status
+}
+
+// answerOf reads the first bytes of an answer.
+func answerOf(c net.Conn) string {
+	b := make([]byte, 512)
+	n, err := c.Read(b)
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		return "the connection was left open"
+	}
+	return string(b[:n])
+}
+
+// check compares what box, server and log saw with what the cell should have brought.
+func (c *cell) check(r *rig, heard *hearing, sent []byte, answer string) {
+	t := r.t
+	t.Helper()
+	if got := heard.all(); c.want != "passes" && len(got) > 0 {
+		t.Fatalf("the server heard %q", got)
+	}
+	switch c.want {
+	case "nothing":
+		return
+	case "terminated":
+		if !strings.HasPrefix(answer, "\x16\x03") {
+			t.Errorf("the client heard %q", answer)
+		}
+		return
+	}
+	e := r.want("a decision", func(e audit.Event) bool { return e.Phase != audit.PhaseOpen })
+	if c.want != "passes" {
+		if e.Verdict != policy.Deny || e.Reason != policy.Reason(c.want) {
+			t.Errorf("decision %+v", e)
+		}
+		if len(answer) > 0 && !strings.HasPrefix(answer, "HTTP/1.1 4") && answer != string(accessDenied) {
+			t.Errorf("the client heard %q", answer)
+		}
+		return
+	}
+	if e.Verdict != policy.Allow {
+		t.Fatalf("decision %+v", e)
+	}
+	isHTTP := !c.unread && c.name != "" && bytes.Contains(sent, []byte("HTTP/"))
+	if got := heard.await(t); !isHTTP && !bytes.Equal(got, sent) || isHTTP && !bytes.Contains(got, []byte(" / HTTP/1.1\r\n")) {
+		t.Errorf("the server heard %q; the client %q", got, answer)
+	}
+}
+
+// hearing is what a server was told, on all its connections.
+type hearing struct {
+	mu   sync.Mutex
+	said []byte
+	come bool
+}
+
+// serve greets or listens, and answers whatever it hears as an HTTP server would.
+func (h *hearing) serve(c net.Conn, greets bool) {
+	defer c.Close()
+	if greets {
+		h.hear(nil)
+		_, _ = io.WriteString(c, "220 welcome\r\n")
+		return
+	}
+	b := make([]byte, 64<<10)
+	n, _ := c.Read(b)
+	if n == 0 {
+		return
+	}
+	h.hear(b[:n])
+	_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+}
+
+func (h *hearing) hear(b []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.come, h.said = true, append(h.said, b...)
+}
+
+func (h *hearing) all() []byte {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.said)
+}
+
+// await returns what was said once somebody has come.
+func (h *hearing) await(t *testing.T) []byte {
+	t.Helper()
+	await(t, "a client of the server", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.come
+	})
+	return h.all()
+}
+
+// table is one of a page of Markdown: the heads of its columns but the first, and its cells by the first of their row.
+type table struct {
+	head  []string
+	cells map[string][]string
+}
+
+// section returns what stands below a heading.
+func section(page, heading string) string {
+	_, below, _ := strings.Cut(page, heading+"\n")
+	below, _, _ = strings.Cut(below, "\n## ")
+	return below
+}
+
+// tableOf reads the table whose first line begins as told, without the backquotes in it.
+func tableOf(t *testing.T, page, begin string) table {
+	t.Helper()
+	_, rest, found := strings.Cut(page, "\n"+begin)
+	if !found {
+		t.Fatalf("no table %q", begin)
+	}
+	rest, _, _ = strings.Cut(rest, "\n\n")
+	out := table{cells: map[string][]string{}}
+	for i, line := range strings.Split(strings.TrimSpace(begin+rest), "\n") {
+		cells := strings.Split(strings.Trim(strings.ReplaceAll(line, "`", ""), "| "), "|")
+		for j := range cells {
+			cells[j] = strings.TrimSpace(cells[j])
+		}
+		switch i {
+		case 0:
+			out.head = cells[1:]
+		case 1:
+		default:
+			if len(cells) != len(out.head)+1 {
+				t.Fatalf("the row %q has %d cells", line, len(cells))
+			}
+			out.cells[cells[0]] = cells[1:]
+		}
+	}
+	return out
+}

@@ -1,0 +1,93 @@
+package proxy
+
+import (
+	"bytes"
+	"strings"
+	"unicode"
+)
+
+// This file is about first bytes in which a lenient server may find the name of a host although they are neither the
+// ClientHello nor the request line that is understood here. Where names decide they do not pass for a protocol without names.
+
+// almostNamed reports whether that is so.
+func (f first) almostNamed() bool {
+	return (f.kind == kindOther || f.kind == kindSilent) && (almostHTTP(f) || almostTLS(f) || almostPROXY(f))
+}
+
+// almostHTTP reports whether first bytes that are no request line of HTTP/1 may be, or become, one to a lenient server.
+// Servers skip empty lines before it (nginx, Apache, Node, Tomcat), any white space (Varnish), any control byte (netty);
+// split it at any white space (RFC 9112, 3; Python); do without a version (nginx, Apache, Node, Tomcat: HTTP/0.9); take a
+// method of any length, or the preface of HTTP/2.
+func almostHTTP(f first) bool {
+	line, _, whole := bytes.Cut(f.data[leadingBlanks(f.data):], []byte{'\n'})
+	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+		return true
+	}
+	method := line[:methodLength(line)]
+	target := bytes.TrimFunc(line[len(method):], unicode.IsSpace)
+	if _, known := webMethods[string(bytes.ToUpper(method))]; known {
+		return !whole || bytes.HasPrefix(target, []byte("/")) || bytes.Contains(target, []byte("://"))
+	}
+	return !whole && !f.eof && mayBecomeRequest(f.data)
+}
+
+// mayBecomeRequest reports whether data, in which no line is complete but empty ones, is the beginning of a request whose
+// method nobody has heard of, or says nothing yet.
+func mayBecomeRequest(data []byte) bool {
+	line := bytes.TrimLeft(data, "\r\n\t\v\f \x00")
+	end := methodLength(line)
+	if end == len(line) {
+		return len(data) > 0
+	}
+	return end > 0 && strings.IndexByte(" \t\v\f\r", line[end]) >= 0 || end > maxMethod
+}
+
+// methodLength is the length of the token that line begins with.
+func methodLength(line []byte) int {
+	end := bytes.IndexFunc(line, func(r rune) bool { return !methodRune(r) })
+	if end < 0 {
+		return len(line)
+	}
+	return end
+}
+
+// leadingBlanks is the number of bytes before the first that is neither white space nor a control byte, in ASCII or in
+// ISO 8859-1.
+func leadingBlanks(data []byte) int {
+	for i, b := range data {
+		if b > ' ' && b < 0x7f || b > 0xa0 {
+			return i
+		}
+	}
+	return len(data)
+}
+
+// almostTLS reports whether first bytes are, or may become, a ClientHello in the form of SSL 2.0, in which TLS servers let
+// a client offer what they speak (RFC 5246, E.2), without a name.
+func almostTLS(f first) bool {
+	const head = 4 // two bytes of length, the type of the message, the major version
+	if len(f.data) == 0 || f.data[0]&0x80 == 0 {
+		return false
+	}
+	if len(f.data) < head {
+		return !f.eof
+	}
+	return f.data[2] == clientHello && (f.data[3] == 0 || f.data[3] == legacyMajor)
+}
+
+// almostPROXY reports whether first bytes are, or may become, a header of the PROXY protocol, which a server that expects
+// one takes off what follows, such as a request.
+func almostPROXY(f first) bool {
+	for _, header := range []string{"PROXY ", "\r\n\r\n\x00\r\nQUIT\n"} {
+		if n := min(len(f.data), len(header)); n > 0 && (n == len(header) || !f.eof) && strings.HasPrefix(header, string(f.data[:n])) {
+			return true
+		}
+	}
+	return false
+}
+
+// webMethods are those that servers of the web know (RFC 9110, 9; RFC 5789; RFC 4918; RFC 9113, 3.4).
+var webMethods = map[string]struct{}{
+	"GET": {}, "HEAD": {}, "POST": {}, "PUT": {}, "DELETE": {}, "CONNECT": {}, "OPTIONS": {}, "TRACE": {}, "PATCH": {}, "PRI": {},
+	"PROPFIND": {}, "PROPPATCH": {}, "MKCOL": {}, "COPY": {}, "MOVE": {}, "LOCK": {}, "UNLOCK": {}, "REPORT": {}, "SEARCH": {},
+}
