@@ -42,7 +42,11 @@ type reply struct {
 // wrap makes an http.Handler of a route: it runs the handler and writes what it returned.
 func (a *API) wrap(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		rep, err := rt.handle(a, w, r)
+		var rep reply
+		err := onlyQuery(r, rt.query)
+		if err == nil {
+			rep, err = rt.handle(a, w, r)
+		}
 		switch {
 		case err != nil:
 			a.fail(w, r, err)

@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,9 +30,6 @@ func (a *API) find(r *http.Request, idOrName string) (Box, error) {
 }
 
 func (a *API) listBoxes(_ http.ResponseWriter, r *http.Request) (reply, error) {
-	if err := onlyQuery(r, "label"); err != nil {
-		return reply{}, err
-	}
 	boxes, err := a.Host.Boxes(r.Context(), BoxFilter{Label: r.URL.Query().Get("label")})
 	if err != nil {
 		return reply{}, err
@@ -108,9 +106,13 @@ func (a *API) deleteAll(r *http.Request, boxes []Box) (reply, error) {
 	return reply{body: gone}, nil
 }
 
-// onlyQuery refuses query parameters that a route does not know, and repeated ones: none is silently ignored.
-func onlyQuery(r *http.Request, known ...string) error {
-	query := r.URL.Query()
+// onlyQuery refuses query parameters that a route does not know, and repeated ones: none is silently ignored. A query that
+// cannot be read is no better.
+func onlyQuery(r *http.Request, known []string) error {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return refuse(http.StatusUnprocessableEntity, "the query cannot be read; write it as name=value, joined by &")
+	}
 	for name, values := range query {
 		if !slices.Contains(known, name) {
 			return refuse(http.StatusUnprocessableEntity, "unknown query parameter %q", clip(name))

@@ -194,19 +194,38 @@ func (b *createBody) checkNames(p *problems) {
 }
 
 func (b *createBody) env(p *problems) map[string]policy.Secret {
+	sum := 0
 	env := make(map[string]policy.Secret, len(b.EnvVars))
 	for name, value := range b.EnvVars {
 		at := "/env_vars/" + escapePointer(name)
 		if !envPat.MatchString(name) {
 			p.add(at, "the name must be letters, digits and '_', not beginning with a digit")
 		}
-		if strings.ContainsRune(value, 0) || len(value) > 128<<10 {
-			p.add(at, "the value must be at most 128 KiB and hold no NUL")
+		if strings.ContainsRune(value, 0) {
+			p.add(at, "the value must hold no NUL")
 		}
+		size := len(name) + len("=") + len(value)
+		if size > maxArgument {
+			p.add(at, "name and value have %d bytes together; the most is %d, or the kernel would start no command", size, maxArgument)
+		}
+		sum += size + argumentCost
 		env[name] = policy.NewSecret(value)
+	}
+	if sum > maxEnvironment {
+		p.add("/env_vars", "the variables need %d bytes; the most is %d, or the kernel would start no command", sum, maxEnvironment)
 	}
 	return env
 }
+
+// What the kernel starts a command with: no argument and no variable above MAX_ARG_STRLEN, and all of them within a quarter
+// of the stack's limit, 2 MiB. They share it so that placeholders (at most 2 × 512 of 184 bytes) and what the launcher sets
+// find room as well.
+const (
+	maxArgument    = 128<<10 - 1 // without its NUL
+	argumentCost   = 1 + 8       // its NUL, and the pointer to it
+	maxArguments   = 512 << 10
+	maxEnvironment = 1 << 20
+)
 
 // hosted takes the hosted product's fields apart: what may be read back, and the secrets by their pointer.
 func (b *createBody) hosted(p *problems) (Hosted, map[string]policy.Secret) {

@@ -134,9 +134,6 @@ func resumeAt(r *http.Request, f *EventFilter) (run string, err error) {
 
 func eventFilter(r *http.Request, box policy.BoxID) (EventFilter, bool, error) {
 	f := EventFilter{Box: box}
-	if err := onlyQuery(r, "since", "follow", "denied", "after"); err != nil {
-		return f, false, err
-	}
 	query := r.URL.Query()
 	follow, err := flag(query.Get("follow"))
 	if err != nil {

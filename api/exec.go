@@ -41,10 +41,18 @@ func (b *execBody) request() (ExecRequest, error) {
 	if len(b.Command) == 0 || b.Command[0] == "" {
 		p.add("/command", "must name a program, such as [\"ls\", \"-l\"]")
 	}
+	sum := 0
 	for i, arg := range b.Command {
 		if strings.ContainsRune(arg, 0) {
 			p.add("/command/"+strconv.Itoa(i), "must not hold NUL")
 		}
+		if len(arg) > maxArgument {
+			p.add("/command/"+strconv.Itoa(i), "has %d bytes; the most is %d, or the kernel would not start it", len(arg), maxArgument)
+		}
+		sum += len(arg) + argumentCost
+	}
+	if sum > maxArguments {
+		p.add("/command", "needs %d bytes; the most is %d, or the kernel would not start it", sum, maxArguments)
 	}
 	if strings.ContainsRune(b.Folder, 0) || len(b.Folder) > 4095 {
 		p.add("/folder", "is not a path")
@@ -200,9 +208,6 @@ type logsView struct {
 func (a *API) getLogs(_ http.ResponseWriter, r *http.Request) (reply, error) {
 	box, err := a.box(r)
 	if err != nil {
-		return reply{}, err
-	}
-	if err := onlyQuery(r, "offset", "limit"); err != nil {
 		return reply{}, err
 	}
 	offset, err := count(r, "offset", 0, maxLogs)

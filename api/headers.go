@@ -211,17 +211,15 @@ type headerStore struct {
 	set func(context.Context, []policy.HeaderRule, *uint64) (HeaderState, error)
 }
 
-// patchTries bounds how often a change of some hosts is tried anew because somebody else changed the rules meanwhile.
-const patchTries = 10
-
-// patch changes the rules of some hosts and leaves the others, whose values the caller does not have.
+// patch changes the rules of some hosts and leaves the others, whose values the caller does not have. Without If-Match it
+// is tried anew for as long as others change the rules in between: each time one of them has succeeded.
 func (a *API) patch(w http.ResponseWriter, r *http.Request, s headerStore) (reply, error) {
 	var removed []policy.Pattern
 	changed, match, err := a.readHeaders(w, r, &removed)
 	if err != nil {
 		return reply{}, err
 	}
-	for tries := 1; ; tries++ {
+	for {
 		now, err := s.get(r.Context())
 		if err != nil {
 			return reply{}, err
@@ -237,8 +235,11 @@ func (a *API) patch(w http.ResponseWriter, r *http.Request, s headerStore) (repl
 		if len(rules) > policy.MaxHeaderHosts {
 			return reply{}, invalid("", "there would be rules for %d hosts; the most is %d", len(rules), policy.MaxHeaderHosts)
 		}
+		if n := policy.CountPlaceholders(rules); n > policy.MaxPlaceholders {
+			return reply{}, invalid("", "there would be %d placeholders; the most is %d", n, policy.MaxPlaceholders)
+		}
 		state, err := s.set(r.Context(), rules, &now.Version)
-		if errors.Is(err, ErrPrecondition) && match == nil && tries < patchTries {
+		if errors.Is(err, ErrPrecondition) && match == nil && r.Context().Err() == nil {
 			continue
 		}
 		if err != nil {

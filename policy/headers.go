@@ -33,6 +33,18 @@ type HeaderRule struct {
 	Scrub        bool          // the rule's secrets are masked in responses
 }
 
+// MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each is a variable of
+// every command, and those of a command are bounded by the kernel.
+const MaxPlaceholders = 512
+
+// CountPlaceholders returns how many placeholders the rules have.
+func CountPlaceholders(rules []HeaderRule) (n int) {
+	for _, r := range rules {
+		n += len(r.Placeholders)
+	}
+	return n
+}
+
 // MaxHeaderHosts is how many hosts the header rules of a box, or the global ones, may name.
 const MaxHeaderHosts = 256
 

@@ -70,6 +70,9 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 		seen[rule.key()] = host
 		rules = append(rules, rule)
 	}
+	if n := CountPlaceholders(rules); n > MaxPlaceholders {
+		p.add("", "there are %d placeholders; the most is %d", n, MaxPlaceholders)
+	}
 	if err := p.err(); err != nil {
 		return nil, err
 	}
