@@ -15,6 +15,8 @@ type Config struct {
 	Host Host
 	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
 	CheckKey func(key string) bool
+	// Admitted is called with each request that came with a valid key, before it is served. nil: nobody is told.
+	Admitted func(*http.Request)
 	// Hosts are names accepted in the Host header besides the loopback names and the address of the listener.
 	Hosts []string
 	// HasSecret reports whether header rules may name a secret. nil: they may name none.
@@ -96,6 +98,9 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if err := a.admit(w, r); err != nil {
 		a.fail(w, r, err)
 		return
+	}
+	if a.Admitted != nil {
+		a.Admitted(r)
 	}
 	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) {
 		a.fail(w, r, a.noRoute(w, r))

@@ -13,7 +13,7 @@ type route struct {
 	response     reflect.Type // of the JSON answer; nil for another kind
 	produces     []string     // media types of an answer that is not JSON
 	query        []string     // the parameters that it takes; any other is refused
-	status       int // of success; 0: 200
+	status       int          // of success; 0: 200
 	handle       func(a *API, w http.ResponseWriter, r *http.Request) (reply, error)
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -46,7 +47,7 @@ func checkPool(h *netlink.Handle, pool netip.Prefix) error {
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l.Attrs()
 	}
-	pools := ownPools(routes)
+	pools, table := ownPools(routes), haveTable()
 	for _, r := range routes {
 		dst, used := usedBy(r)
 		if !used || !dst.Overlaps(pool) {
@@ -58,12 +59,29 @@ func checkPool(h *netlink.Handle, pool netip.Prefix) error {
 		}
 		// The boxes' own links, and the gateway's addresses on lo.
 		ours := link.Group == linkGroup || r.LinkIndex == 1 && dst.IsSingleIP() &&
-			slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) })
+			(slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) || table && isFirst(dst.Addr(), pool))
 		if !ours {
 			return fmt.Errorf("the pool %v overlaps %v on %s, which the host uses itself: set another pool", pool, dst, link.Name)
 		}
 	}
 	return nil
+}
+
+// isFirst reports whether an address is the gateway's or the sink of a pool. A start that was cut short sets them before
+// there are routes to the pool, once its table is there.
+func isFirst(a netip.Addr, pool netip.Prefix) bool {
+	gateway := pool.Addr().Next()
+	return a == gateway || a == gateway.Next()
+}
+
+// haveTable reports whether a gateway runs, or ran, in the network namespace of the calling thread.
+func haveTable() bool {
+	c, err := nftables.New()
+	if err != nil {
+		return false
+	}
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	return err == nil && slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName })
 }
 
 // ownPools returns the pools of the gateway that runs, or ran, here.

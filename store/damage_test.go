@@ -1,9 +1,12 @@
 package store
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -148,4 +151,78 @@ func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	if wrong > 0 {
 		t.Errorf("%d of %d flipped bits changed what the store says", wrong, tried)
 	}
+}
+
+// A key in a page that leads to others is wrong: bbolt would not find what is there, and a box would have no policy.
+func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
+	t.Parallel()
+	dir := newDir(t)
+	db, err := Open(Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wide := Pools{V4: netip.MustParsePrefix("10.200.0.0/16"), Reserved: 3}
+	for i := range 60 {
+		if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprintf("box%03d", i)), Image: strings.Repeat("x", 200)}, wide); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(filepath.Join(dir, fileDB))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for at := 2 * pageSize; at < len(file); at += pageSize {
+		page := file[at : at+pageSize]
+		if binary.LittleEndian.Uint16(page[8:]) != pageBranch || binary.LittleEndian.Uint16(page[10:]) < 2 {
+			continue
+		}
+		element := pageHeader + elementSize // the second: what is below the first key of all counts as the first
+		key := element + int(binary.LittleEndian.Uint32(page[element:]))
+		damaged := slices.Clone(file)
+		damaged[at+key+5]++
+		tried++
+		to := newDir(t)
+		if err := os.WriteFile(filepath.Join(dir, fileAPIKey), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = openedWith(t, dir, to, damaged) // which may find out later
+		if db, err := Open(Options{Dir: to}); err == nil {
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if slices.Contains(reachable(t, file), uint64(at/pageSize)) {
+				t.Errorf("page %d: the store opens", at/pageSize)
+			}
+		}
+	}
+	if tried == 0 {
+		t.Error("no page leads to others")
+	}
+}
+
+// reachable are the pages of a whole file that are in use.
+func reachable(t *testing.T, file []byte) (pages []uint64) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	header, err := newerHeader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &pageWalk{f: f, size: pageSize, n: binary.LittleEndian.Uint64(header[40:]), seen: map[uint64]bool{}}
+	if err := w.walk(binary.LittleEndian.Uint64(header[16:]), keyRange{}); err != nil {
+		t.Fatal(err)
+	}
+	return slices.Collect(maps.Keys(w.seen))
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ensureDir makes the state directory, or checks that nobody else can look into it.
@@ -17,6 +19,12 @@ func ensureDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("the state directory cannot be made: %w", err)
 	}
+	return CheckDir(dir)
+}
+
+// CheckDir requires a state directory that nobody else can look into. It changes nothing; the error is
+// [fs.ErrNotExist] if there is none.
+func CheckDir(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return fmt.Errorf("the state directory cannot be read: %w", err)
@@ -25,6 +33,16 @@ func ensureDir(dir string) error {
 		return fmt.Errorf("others may enter the state directory %s (mode %04o): run chmod 700 %s", dir, info.Mode().Perm(), dir)
 	}
 	return checkOwner(dir, info)
+}
+
+// InUse reports whether a process has the store of a state directory open.
+func InUse(dir string) bool {
+	f, err := os.Open(filepath.Join(dir, fileDB))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
 // checkPrivate refuses a file that anybody but its owner may read or write, or that belongs to someone else.

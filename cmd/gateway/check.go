@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"boxgate/store"
 )
 
 // finding is one thing the gateway needs of its host: nil Err if it is there.
@@ -24,6 +26,9 @@ func warnf(format string, args ...any) error { return warning{fmt.Errorf(format,
 func hostFindings(ctx context.Context, cfg config) []finding {
 	return []finding{
 		{"root", needRoot()},
+		{"state directory", needStateDir(cfg)},
+		{"IPv6", needIPv6()},
+		{"control groups", needCgroups()},
 		{"runtime " + cfg.Launcher.Runtime, needTool(cfg.Launcher.Runtime)},
 		{"image " + cfg.Launcher.Images["default"], needImage(cfg)},
 		{"overlayfs", needFilesystem("overlay")},
@@ -66,7 +71,10 @@ func allFindings(ctx context.Context, load func() (config, error)) []finding {
 	findings = append(findings, finding{"shares of boxes", errors.Join(checkShares(cfg), checkMemory(cfg))}, finding{"other images", checkImages(cfg)},
 		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)},
 		finding{"supplies of the kernel", checkSupplies("/proc/sys")})
-	if err == nil {
+	switch {
+	case store.InUse(cfg.StateDir):
+		findings = append(findings, finding{"gateway", warnf("is already running with the state directory %s, so its sockets were not tried", cfg.StateDir)})
+	case err == nil:
 		findings = append(findings, finding{"listeners", checkListen(ctx, cfg)})
 	}
 	return findings

@@ -22,6 +22,7 @@ import (
 	"boxgate/certs"
 	"boxgate/dns"
 	"boxgate/firewall"
+	"boxgate/store"
 )
 
 func needRoot() error {
@@ -34,6 +35,52 @@ func needRoot() error {
 func needTool(name string) error {
 	if _, err := exec.LookPath(name); err != nil {
 		return fmt.Errorf("%s is missing: apt-get install %s, or name another OCI runtime in launcher.runtime", name, name)
+	}
+	return nil
+}
+
+// needStateDir requires a state directory that is nobody else's business, as the store does.
+func needStateDir(cfg config) error {
+	if err := store.CheckDir(cfg.StateDir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("state_dir: %w", err)
+	}
+	return nil
+}
+
+// needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only a part
+// of the rules could be written.
+func needIPv6() error {
+	for _, where := range []string{"all", "lo"} {
+		key := "net.ipv6.conf." + where + ".disable_ipv6"
+		off, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(key, ".", "/"))
+		if errors.Is(err, os.ErrNotExist) {
+			return errors.New("this host has no IPv6, which boxes need: boot without ipv6.disable=1, and load the module ipv6 " +
+				"(boxes reach IPv6 addresses only where their policy and the host's uplink allow it)")
+		}
+		if err != nil {
+			return fmt.Errorf("reading %s: %w", key, err)
+		}
+		if strings.TrimSpace(string(off)) != "0" {
+			return fmt.Errorf("IPv6 is off on this host, and boxes need it (%s is %s): run sysctl -w %s=0, and set it in /etc/sysctl.d",
+				key, strings.TrimSpace(string(off)), key)
+		}
+	}
+	return nil
+}
+
+// needCgroups requires control groups, by which the runtime bounds what boxes take: those of version 2 in one hierarchy,
+// or those of version 1 in one each.
+func needCgroups() error {
+	const root = "/sys/fs/cgroup"
+	controllers, errV2 := os.ReadFile(root + "/cgroup.controllers")
+	for _, c := range []string{"cpu", "memory", "pids"} {
+		_, errV1 := os.Stat(filepath.Join(root, c))
+		if !slices.Contains(strings.Fields(string(controllers)), c) && errV1 != nil {
+			if errV2 != nil {
+				return fmt.Errorf("no control group of %s is mounted below %s: run mount -t cgroup2 cgroup2 %s, or let systemd do it", c, root, root)
+			}
+			return fmt.Errorf("the control groups below %s have no controller %s: boot without cgroup_disable=%s", root, c, c)
+		}
 	}
 	return nil
 }

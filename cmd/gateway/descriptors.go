@@ -51,6 +51,12 @@ func (d descriptors) bound(ln net.Listener) net.Listener {
 	return netutil.LimitListener(ln, d.visitors)
 }
 
+// forStrangers bounds the connections to one listener of which no key was seen. They are taken from the reserve, of which
+// the three such listeners use three eighths at most.
+func (d descriptors) forStrangers(ln net.Listener) net.Listener {
+	return newStrangers(ln, max(8, min(d.reserve/8, 256)))
+}
+
 // descriptorLimit returns how many descriptors the process may come to have.
 func descriptorLimit() (int, error) {
 	var limit unix.Rlimit

@@ -41,7 +41,7 @@ func TestTheLargestEnvironmentStillRunsCommands(t *testing.T) {
 func TestPatchesOfManyAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	box := w.create(nil)
+	box := w.create(map[string]any{})
 	const hosts = 48
 	var all sync.WaitGroup
 	for i := range hosts {

@@ -86,6 +86,8 @@ func newRootCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.Version = thisBuild().Version
+	root.SetVersionTemplate(thisBuild().String() + "\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&opts.config, "config", os.Getenv("BOXGATE_CONFIG"), "configuration file")
@@ -95,7 +97,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newServeCommand(&opts), newCheckCommand(&opts), newDemoCommand(&opts), newImageCommand(&opts),
 		newBoxCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
-		newLogCommand(&opts), newCACommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newProbeCommand(),
+		newLogCommand(&opts), newCACommand(&opts), newVersionCommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newProbeCommand(),
 	)
 	return root
 }

@@ -22,6 +22,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/internal/fault"
+	"boxgate/store"
 )
 
 // newServeCommand is `gateway serve`.
@@ -75,6 +76,10 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 	}
 	// A reader of the log that goes away must not end the gateway. Ignoring the signal would be inherited by the boxes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	if store.InUse(cfg.StateDir) {
+		return fmt.Errorf("a gateway is already running with the state directory %s: stop it, or give this one a state_dir, pools and "+
+			"addresses of its own", cfg.StateDir)
+	}
 	if err := hostError(ctx, cfg); err != nil {
 		return err
 	}
@@ -115,13 +120,18 @@ func serve(ctx context.Context, cfg config, noWatch bool) error {
 // serve accepts on every socket until ctx ends or one of them fails, then drains.
 func (h *host) serve(ctx context.Context) error {
 	admin, err := api.New(api.Config{
-		Host: h, CheckKey: h.store.CheckAPIKey, Hosts: h.cfg.Admin.Hosts, HasSecret: h.secrets.Has, Log: h.log,
+		Host: h, CheckKey: h.store.CheckAPIKey, Hosts: h.cfg.Admin.Hosts, HasSecret: h.secrets.Has, Log: h.log, Admitted: keyShown,
 	})
 	if err != nil {
 		return err
 	}
 	adminServer := admin.Server()
-	metrics := &http.Server{Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: audit.ServerLog(h.log, nil)}
+	adminServer.ConnContext = withVisitor
+	metrics := &http.Server{
+		Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
+		ErrorLog: audit.ServerLog(h.log, nil),
+	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
@@ -137,10 +147,10 @@ func (h *host) serve(ctx context.Context) error {
 	h.serveEgress(ctx, run)
 	h.serveFront(run)
 	for _, ln := range h.listeners.admin {
-		run("admin API", func() error { return adminServer.Serve(ln) })
+		run("admin API", func() error { return adminServer.Serve(h.shares.forStrangers(ln)) })
 	}
 	if h.listeners.metrics != nil {
-		run("metrics", func() error { return metrics.Serve(h.listeners.metrics) })
+		run("metrics", func() error { return metrics.Serve(h.shares.forStrangers(h.listeners.metrics)) })
 	}
 	if !h.noWatch {
 		run("kernel rules", func() error { return h.firewall.Watch(ctx) })

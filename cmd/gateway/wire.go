@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 
 	"boxgate/audit"
@@ -102,7 +103,19 @@ func (h *host) openStore(context.Context) error {
 
 func (h *host) openAudit(context.Context) error {
 	h.audit = audit.New(audit.Options{Logger: h.log})
-	return errors.Join(h.metrics.Register(h.audit), h.metrics.Register(memoryMetrics{h.memory}))
+	return errors.Join(h.metrics.Register(h.audit), h.metrics.Register(memoryMetrics{h.memory}), registerProcess(h.metrics))
+}
+
+// registerProcess adds the metrics that every Go program has, and what this one was built from.
+func registerProcess(r *prometheus.Registry) error {
+	b := thisBuild()
+	built := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "boxgate_build_info", Help: "What the gateway was built from; always 1.",
+		ConstLabels: prometheus.Labels{"version": b.Version, "revision": b.Revision, "goversion": b.Go},
+	}, func() float64 { return 1 })
+	return errors.Join(
+		r.Register(collectors.NewGoCollector()), r.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})), r.Register(built),
+	)
 }
 
 // openEgress makes the DNS server and the proxy.

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+)
+
+// Somebody on the host without a key opens thousands of connections to the admin API, over TCP and its socket, and to the
+// metrics, and sends half a request on each, or nothing. They hold few descriptors, and whoever has the key is served all
+// the while, in a stream begun before as well.
+func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	box := w.create(map[string]any{"network_policy": custom("api.example.com")})
+	open := func() int {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.process.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	before := open()
+	var conns []net.Conn
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	dial := func(network, address string) (net.Conn, error) {
+		if network == "unix" { // a file, whatever the network namespace
+			return new(net.Dialer).DialContext(t.Context(), network, address)
+		}
+		return w.Net.Gateway().DialContext(t.Context(), network, address)
+	}
+	const each = 1000
+	for _, at := range [][2]string{{"tcp", "127.0.0.1:8600"}, {"tcp", "127.0.0.1:9600"}, {"unix", w.socket}} {
+		for i := range each {
+			c, err := dial(at[0], at[1])
+			if err != nil {
+				t.Fatalf("connection %d to %s: %v", i, at[1], err)
+			}
+			conns = append(conns, c)
+			if i%2 == 0 {
+				_, _ = c.Write([]byte("GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-"))
+			}
+			if i%250 == 249 {
+				began := time.Now()
+				if err := w.Client.Get(t.Context(), boxPath(box), nil); err != nil || time.Since(began) > 5*time.Second {
+					t.Errorf("after %d connections to %s, with the key: %v, %v", i+1, at[1], err, time.Since(began))
+				}
+			}
+		}
+	}
+	w.until("the descriptors of most are given back", func() bool { return open()-before <= each })
+	t.Logf("%d connections hold %d descriptors", len(conns), open()-before)
+	w.mustSh(box, "curl -sS -k -o /dev/null https://api.example.com/served")
+	w.event(box, func(e audit.Event) bool { return e.Path == "/served" || strings.Contains(e.Name, "api.example.com") })
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// TestVersion: the flag, the command and its JSON say the same.
+func TestVersion(t *testing.T) {
+	said := func(args ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs(args)
+		root.SetOut(&out)
+		if err := root.ExecuteContext(t.Context()); err != nil {
+			t.Fatalf("%v: %v", args, err)
+		}
+		return out.String()
+	}
+	line := said("--version")
+	if !strings.HasPrefix(line, "gateway ") || !strings.Contains(line, runtime.Version()) || line != said("version") {
+		t.Errorf("--version says %q, version %q", line, said("version"))
+	}
+	var b buildInfo
+	if err := json.Unmarshal([]byte(said("version", "--json")), &b); err != nil || b != thisBuild() || b.Version == "" || b.Revision == "" {
+		t.Errorf("as JSON: %+v %v", b, err)
+	}
+	version, revision = "v1.2.3", "abc"
+	defer func() { version, revision = "", "" }()
+	if line := said("--version"); !strings.HasPrefix(line, "gateway v1.2.3 (revision abc, ") {
+		t.Errorf("with what the linker set: %q", line)
+	}
+}
+
+// TestMetricsOfTheProcess: what dashboards of Go programs look for is there.
+func TestMetricsOfTheProcess(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	text, err := w.Net.Gateway().Run(t.Context(), "curl", "-sS", "--fail", "http://127.0.0.1:9600/metrics")
+	if err != nil {
+		t.Fatal(err, text)
+	}
+	for _, name := range []string{"go_goroutines ", "go_memstats_heap_inuse_bytes ", "process_open_fds ", "process_resident_memory_bytes ",
+		"process_start_time_seconds ", "go_info{", "boxgate_build_info{"} {
+		if !strings.Contains(text, "\n"+name) {
+			t.Errorf("no %s", name)
+		}
+	}
+}
