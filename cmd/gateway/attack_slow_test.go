@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -111,27 +112,37 @@ func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 	w.up()
 	w.create(map[string]any{})
 	slow := w.create(map[string]any{})
-	for step, request := range map[string]func(context.Context) error{
-		"launch: root built": func(ctx context.Context) error { return w.Client.Do(ctx, "POST", "/v2/box", map[string]any{}, nil) },
-		"remove: processes ended": func(ctx context.Context) error {
+	for _, c := range []struct {
+		step    string
+		request func(context.Context) error
+	}{
+		{"launch: root built", func(ctx context.Context) error {
+			return w.Client.Do(ctx, "POST", "/v2/box", map[string]any{"name": "hangs"}, nil)
+		}},
+		{"remove: processes ended", func(ctx context.Context) error {
 			return w.Client.Do(ctx, "DELETE", boxPath(slow), nil, nil)
-		},
+		}},
 	} {
-		w.arm(faultHang, step)
+		w.arm(faultHang, c.step)
 		ctx, hangUp := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- request(ctx) }()
-		w.until(step, func() bool {
+		go func() { ended <- c.request(ctx) }()
+		w.until(c.step, func() bool {
 			_, err := os.Stat(w.faultsPath())
 			return os.IsNotExist(err)
 		})
-		w.globalHeaders(step)
+		w.globalHeaders(c.step)
 		select {
 		case err := <-ended:
-			t.Errorf("%s: it did not hang: %v", step, err)
+			t.Errorf("%s: it did not hang: %v", c.step, err)
 		default:
 		}
 		hangUp()
+		w.until("what hung was taken back", func() bool {
+			var boxes []struct{ Name string }
+			return w.Client.Get(t.Context(), "/v2/box", &boxes) == nil &&
+				!slices.ContainsFunc(boxes, func(b struct{ Name string }) bool { return b.Name == "hangs" })
+		})
 	}
 	w.kill() // a deletion that has begun is carried through, for half a minute
 }
