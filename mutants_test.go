@@ -11,7 +11,10 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// promises returns the first cells of the tables of docs/security.md that mutants may name, by the section they stand in.
+// promiseTables are the sections of docs/security.md whose rows mutants may name.
+var promiseTables = []string{"What is promised", "Limits of a box", "When something fails"}
+
+// promises returns the first cells of the tables of docs/security.md, by the section they stand in.
 func promises(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("docs/security.md")
@@ -31,7 +34,7 @@ func promises(t *testing.T) map[string][]string {
 		first, _, _ := strings.Cut(row, " | ")
 		out[section] = append(out[section], first)
 	}
-	for _, section := range []string{"What is promised", "Limits of a box", "When something fails"} {
+	for _, section := range promiseTables {
 		if len(out[section]) < 2 {
 			t.Fatalf("docs/security.md has no table under %q", section)
 		}
@@ -66,7 +69,7 @@ func TestMutantsFitTheSources(t *testing.T) {
 	}
 	promises, tests := promises(t), testsByPackage(t)
 	known := map[string]bool{}
-	for _, section := range []string{"What is promised", "Limits of a box", "When something fails"} {
+	for _, section := range promiseTables {
 		for _, p := range promises[section] {
 			known[p] = true
 		}
@@ -91,6 +94,25 @@ func TestMutantsFitTheSources(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestEveryPromiseHasAMutant: a promise that nobody has tried to break is a hope.
+func TestEveryPromiseHasAMutant(t *testing.T) {
+	mutants, err := mutation.Load("mutants")
+	if err != nil {
+		t.Error(err)
+	}
+	tried := map[string]bool{}
+	for _, m := range mutants {
+		for _, p := range m.Promises {
+			tried[p] = true
+		}
+	}
+	for _, p := range promises(t)["What is promised"] {
+		if !tried[p] {
+			t.Errorf("no mutant takes away what holds this promise: %s (docs/mutants.md)", p)
+		}
 	}
 }
 
