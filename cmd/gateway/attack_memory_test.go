@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -109,24 +110,29 @@ func largestWindow(t *testing.T) string {
 	return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: %d\r\n\r\n%s", body.Len()+1, body.String())
 }
 
-// peak looks at the gateway's memory until stop is called, which returns the most it had, in MiB.
+// peak looks at the gateway's memory until stop is called, which returns the most it had, in MiB; or until the test ends.
 func (w *world) peak() (stop func() int) {
-	most, done, ended := 0, make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(w.t.Context())
+	pid, most, ended := w.process.Process.Pid, 0, make(chan struct{})
 	go func() {
 		defer close(ended)
 		look := time.NewTicker(20 * time.Millisecond)
 		defer look.Stop()
 		for {
 			select {
-			case <-done:
+			case <-ctx.Done():
 				return
 			case <-look.C:
-				most = max(most, w.memory())
+				now, err := residentMemory(pid)
+				if err != nil {
+					return
+				}
+				most = max(most, now)
 			}
 		}
 	}()
 	return func() int {
-		close(done)
+		cancel()
 		<-ended
 		return most
 	}
