@@ -142,3 +142,38 @@ func TestRingKeepsWhatHappenedOnce(t *testing.T) {
 		}
 	})
 }
+
+// Of what a self-test announced as many denials are marked as it said, and only until its end.
+func TestSelfTestMarksNoMoreThanIsExpected(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{})
+		end := l.ExpectSelfTest("b", []Expected{{Count: 2, Match: func(e Event) bool { return e.Name == "announced" }}})
+		other := denial("announced")
+		other.Box = "another"
+		l.Record(other)
+		forged := denial("not announced")
+		forged.SelfTest = true // nobody but the log says so
+		l.Record(forged)
+		for range 50 {
+			l.Record(denial("announced"))
+		}
+		end()
+		l.Record(denial("announced"))
+		l.Flush()
+		marked, own := uint64(0), uint64(0)
+		for _, e := range l.Recent(Filter{}) {
+			if e.SelfTest {
+				marked += max(e.Count, 1)
+			} else {
+				own += max(e.Count, 1)
+			}
+		}
+		if marked != 2 || own != 51 {
+			t.Errorf("%d are marked and %d are not", marked, own)
+		}
+		if got := metric(t, l, "boxgate_decisions_total", "action=refuse,reason=not_allowed,stage=conn,verdict=deny"); got != 51 {
+			t.Errorf("the metrics have %v of the boxes'", got)
+		}
+	})
+}

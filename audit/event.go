@@ -56,6 +56,7 @@ type Event struct {
 	Phase        Phase  `json:"phase,omitempty"` // empty: the whole of it
 	Conn         string `json:"conn,omitempty"`  // what the open and the end of one decision have in common
 	Error        string `json:"error,omitempty"`
+	SelfTest     bool   `json:"selftest,omitempty"` // caused by `gateway box selftest`; set by [Log.Record] alone
 	// Answered says of a TCP connection of the kernel that the other side has completed the handshake. It is not told; such
 	// connections come before others where not all can be.
 	Answered bool `json:"-"`

@@ -39,6 +39,9 @@ func (f fields) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	text("phase", string(e.Phase))
 	text("conn", e.Conn)
 	text("error", e.Error)
+	if e.SelfTest {
+		enc.AddBool("selftest", true)
+	}
 	if len(e.Headers) == 0 {
 		return nil
 	}

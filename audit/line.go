@@ -88,6 +88,9 @@ func extras(e Event) []string {
 	if e.Conn != "" {
 		add("conn", e.Conn)
 	}
+	if e.SelfTest {
+		add("selftest", "true")
+	}
 	if e.Error != "" {
 		add("error", quote(e.Error))
 	}

@@ -31,6 +31,8 @@ type Log struct {
 	metrics *metrics
 	coal    coalescer
 
+	selfTests selfTests
+
 	id string
 
 	mu        sync.Mutex
@@ -64,6 +66,7 @@ func (l *Log) Record(e Event) {
 		e.Time = time.Now()
 	}
 	e = e.safe()
+	l.selfTests.mark(&e)
 	l.metrics.observe(e)
 	if !coalesces(&e) || l.coal.admit(&e) {
 		l.tell(e)

@@ -15,6 +15,7 @@ const maxSeries = 1000
 // metrics are the Prometheus metrics of the decisions. No label holds a host, a path or a box.
 type metrics struct {
 	decisions *prometheus.CounterVec
+	selfTests *prometheus.CounterVec
 	bytes     *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 	lost      prometheus.Counter
@@ -26,6 +27,9 @@ func newMetrics() *metrics {
 	return &metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_decisions_total", Help: "Decisions made.",
+		}, []string{"stage", "verdict", "reason", "action"}),
+		selfTests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_selftest_decisions_total", Help: "Denials caused by self-tests. The other metrics do not count them.",
 		}, []string{"stage", "verdict", "reason", "action"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_bytes_total", Help: "Bytes passed: in is towards the boxes, out is from them.",
@@ -58,7 +62,7 @@ func (l *Log) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.decisions, m.bytes, m.duration, m.lost, m.unnamed}
+	return []prometheus.Collector{m.decisions, m.selfTests, m.bytes, m.duration, m.lost, m.unnamed}
 }
 
 // observe counts one event.
@@ -67,6 +71,10 @@ func (m *metrics) observe(e Event) {
 		return // it was counted when it opened
 	}
 	s := m.known.admit(series{e.Stage, e.Verdict, e.Reason, e.Action})
+	if e.SelfTest {
+		m.selfTests.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).Inc()
+		return
+	}
 	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // else it was counted when it opened
 		m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).
 			Add(float64(max(e.Count, 1)))

@@ -32,11 +32,14 @@ const (
 	budgetNames                  // DNS queries
 	budgetProxy                  // connections and requests at the proxy
 	budgetVisitors               // requests to public URLs
+	budgetSelfTest
 	budgets
 )
 
 func budgetOf(e *Event) budget {
 	switch {
+	case e.SelfTest:
+		return budgetSelfTest
 	case e.Stage == policy.StageKernel && e.Protocol == policy.TCP:
 		return budgetTCP
 	case e.Stage == policy.StageKernel:
@@ -65,8 +68,9 @@ type refusal struct {
 
 // class is what is told of refusals that are told by their number alone.
 type class struct {
-	stage  policy.Stage
-	reason policy.Reason
+	stage    policy.Stage
+	reason   policy.Reason
+	selfTest bool
 }
 
 // repeats are refusals that were not told yet.
@@ -78,7 +82,7 @@ type repeats struct {
 
 func refusalOf(e *Event) refusal {
 	return refusal{
-		class: class{e.Stage, e.Reason}, protocol: e.Protocol, name: e.Name, addr: e.Addr, peer: e.Peer, port: e.Port, method: e.Method,
+		class: class{e.Stage, e.Reason, e.SelfTest}, protocol: e.Protocol, name: e.Name, addr: e.Addr, peer: e.Peer, port: e.Port, method: e.Method,
 		path: e.Path, action: e.Action, rule: e.Rule, status: e.Status,
 	}
 }
@@ -117,7 +121,7 @@ func (r *refusals) admit(e Event) bool {
 		room = rate.NewLimiter(refusalKinds, refusalBurst)
 		r.room[budgetOf(&e)] = room
 	}
-	if room.Allow() {
+	if e.SelfTest || room.Allow() { // how many those can be is known
 		r.told[kind] = &repeats{}
 		return true
 	}

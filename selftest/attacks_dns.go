@@ -59,6 +59,7 @@ func (b *builder) query(s *side, name string, k kind, server netip.AddrPort, for
 				return
 			}
 			a.Expected, a.elsewhere = "answered by the gateway alone", true
+			a.about = aboutName(n.String(), policy.StageDNS)
 			a.read = whatever
 			return
 		default:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -34,6 +35,8 @@ type Config struct {
 
 	// Events delivers the decisions about the box from now on until ctx ends.
 	Events func(ctx context.Context) <-chan audit.Event
+	// Expect is told of the denials to come before they do. It has them marked until end is called. nil: nobody is told.
+	Expect func([]audit.Expected) (end func())
 	// Command is how this program is started to call [Probe], as somebody who may not read its directory.
 	Command []string
 
@@ -84,6 +87,9 @@ func Run(ctx context.Context, cfg Config) (Card, error) {
 		return card, err
 	}
 	log := follow(cfg.Events(ctx))
+	if cfg.Expect != nil {
+		defer cfg.Expect(b.expected())()
+	}
 	answers, runErr := b.perform(ctx)
 	if runErr == nil {
 		log.await(ctx, b.attacks, eventWait)
@@ -214,6 +220,24 @@ func (b *builder) pace() {
 		}
 		a.task.After = time.Duration(max(0, n-loggedAtOnce)) * loggedEvery
 	}
+}
+
+// expected are the denials that the attacks cause if all is well: one each, or one for each packet.
+func (b *builder) expected() []audit.Expected {
+	var out []audit.Expected
+	for _, a := range b.attacks {
+		if a.Verdict == Skipped || a.about == nil {
+			continue
+		}
+		events := 1
+		if a.task.Kind == asFrame {
+			events = max(1, len(a.task.Data))
+		}
+		out = append(out, audit.Expected{Count: events, Match: func(e audit.Event) bool {
+			return (len(a.reasons) == 0 || slices.Contains(a.reasons, e.Reason)) && a.about(e)
+		}})
+	}
+	return out
 }
 
 // watched are the addresses that nobody but an attack sends anything to.

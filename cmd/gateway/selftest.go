@@ -72,6 +72,7 @@ func (h *host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, err
 		Events: func(ctx context.Context) <-chan audit.Event {
 			return h.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
 		},
+		Expect:  func(list []audit.Expected) func() { return h.audit.ExpectSelfTest(b.ID, list) },
 		Command: []string{"/proc/self/exe", probeCommand},
 	}, nil
 }

@@ -1,0 +1,53 @@
+package audit
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"boxgate/policy"
+)
+
+// Expected are denials that somebody the gateway trusts is about to cause in a box.
+type Expected struct {
+	Match func(Event) bool
+	Count int // of events that it may claim
+}
+
+// selfTests marks the denials that a self-test announced. Only one is under way at a time.
+type selfTests struct {
+	current atomic.Pointer[selfTest]
+}
+
+type selfTest struct {
+	box policy.BoxID
+
+	mu   sync.Mutex
+	left []Expected
+}
+
+// ExpectSelfTest has denials of a box marked as those of a self-test, until end is called: of each of the expected no more
+// than its count. What the box does itself in the meantime is told unmarked as many times as it does it: where it copies
+// what is expected, it may have the mark of one event and the self-test's own event then goes without.
+func (l *Log) ExpectSelfTest(box policy.BoxID, expected []Expected) (end func()) {
+	t := &selfTest{box: box, left: append([]Expected(nil), expected...)}
+	l.selfTests.current.Store(t)
+	return func() { l.selfTests.current.CompareAndSwap(t, nil) }
+}
+
+// mark marks the event if it was announced.
+func (s *selfTests) mark(e *Event) {
+	t := s.current.Load()
+	e.SelfTest = t != nil && t.box == e.Box && e.Verdict != policy.Allow && e.Phase == "" && e.Count <= 1 && t.claim(e)
+}
+
+func (t *selfTest) claim(e *Event) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.left {
+		if x := &t.left[i]; x.Count > 0 && x.Match(*e) {
+			x.Count--
+			return true
+		}
+	}
+	return false
+}
