@@ -41,7 +41,7 @@ func TestSurvivingMutant(t *testing.T) {
 
 func TestBrokenMutants(t *testing.T) {
 	for name, why := range map[string]string{
-		"broken-build":   "the mutant does not build",
+		"broken-build":   "do not build",
 		"broken-panic":   "did not end by a failure of its own",
 		"broken-missing": "no such test ran",
 		"broken-skipped": "was skipped",
