@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"boxgate/audit"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -29,7 +30,7 @@ func Probe(ctx context.Context) error {
 		}
 		defer func() { _ = made[i].Close() }()
 	}
-	return inNamespace(made[0], func() error { return probe(ctx, made[1]) })
+	return inNamespace(made[0], func() error { return probe(fault.Spare(ctx), made[1]) })
 }
 
 type discard struct{}
