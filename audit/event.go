@@ -34,8 +34,9 @@ type Event struct {
 	Box      policy.BoxID    `json:"box,omitempty"`
 	Stage    policy.Stage    `json:"stage"`
 	Protocol policy.Protocol `json:"protocol,omitempty"`
-	Name     string          `json:"name,omitempty"` // SNI, Host or query name in canonical form, else as the box sent it
-	Addr     netip.Addr      `json:"addr,omitzero"`
+	Name     string          `json:"name,omitempty"`        // SNI, Host or query name in canonical form, else as the box sent it
+	Addr     netip.Addr      `json:"addr,omitzero"`         // what was dialled; of what was not, where the box was going
+	Claimed  netip.Addr      `json:"claimed_addr,omitzero"` // where the box was going, if another address was dialled
 	Port     uint16          `json:"port,omitempty"`
 	Peer     netip.Addr      `json:"peer,omitzero"` // who it was, where that is a stranger at a public URL who has asked for nothing yet
 	Method   string          `json:"method,omitempty"`

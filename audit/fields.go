@@ -23,6 +23,9 @@ func (f fields) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if e.Addr.IsValid() {
 		enc.AddString("addr", e.Addr.String())
 	}
+	if e.Claimed.IsValid() {
+		enc.AddString("claimed_addr", e.Claimed.String())
+	}
 	if e.Port != 0 {
 		enc.AddUint16("port", e.Port)
 	}

@@ -60,6 +60,9 @@ func extras(e Event) []string {
 	if e.Name != "" && e.Addr.IsValid() {
 		add("addr", e.Addr.String())
 	}
+	if e.Claimed.IsValid() {
+		add("claimed", e.Claimed.String())
+	}
 	if e.Peer.IsValid() {
 		add("peer", e.Peer.String())
 	}

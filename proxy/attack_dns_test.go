@@ -167,7 +167,7 @@ func TestEndOfAnOpenRequestIsNotThinned(t *testing.T) {
 		x.begin(s)
 		if open {
 			x.event.Verdict = policy.Allow
-			x.under()
+			x.under(x.event.Addr, policy.Request{})
 			r.want("the open event", func(e audit.Event) bool { return e.Phase == audit.PhaseOpen })
 		}
 		x.refused(&problem{Status: 503, Reason: policy.ReasonLimit})

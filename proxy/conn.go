@@ -122,6 +122,9 @@ func (c *conn) end() {
 	c.first.Release()
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.in.Load(), c.live.out.Load()
+		if why := c.live.stopped(); why != nil {
+			c.event.Error = why.Error() // whatever followed from it
+		}
 		defer c.p.live.remove(c.live)
 		c.guest.memory.Release(memory.Connections, connCost)
 	}
@@ -331,6 +334,7 @@ func (c *conn) splice(f first, v verdict) {
 	}
 	c.live.out.Add(int64(len(f.data)))
 	c.first.Release()
+	dialled(&c.event, addrPort(upstream.RemoteAddr()).Addr(), c.orig.Addr())
 	c.open()
 	c.handOver(upstream)
 }

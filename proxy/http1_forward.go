@@ -145,7 +145,7 @@ func (h *http1) connect() error {
 	if err := h.publish(); err != nil {
 		return err
 	}
-	h.x.under()
+	h.x.under(h.up.dial.Addr, h.ruling.request)
 	return nil
 }
 

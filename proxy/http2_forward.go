@@ -114,7 +114,7 @@ func (st *stream) goesTo(dial policy.Request) error {
 	if err := f.stands(st.s.box.Policy.Load()).Err(f.request); err != nil {
 		return err
 	}
-	st.x.under()
+	st.x.under(dial.Addr, st.ruling.request)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -31,8 +32,20 @@ func (x *exchange) begin(s *session) {
 	}}
 }
 
-// under says that the request, which was allowed, is on its way to its upstream: should that take long, it is told now.
-func (x *exchange) under() { x.opening.Begin(x.s.p.cfg.Audit, x.event) }
+// under says that the request, which was allowed, is on its way to its upstream at an address: should that take long, it is
+// told now.
+func (x *exchange) under(at netip.Addr, asked policy.Request) {
+	dialled(&x.event, at, asked.Addr)
+	x.opening.Begin(x.s.p.cfg.Audit, x.event)
+}
+
+// dialled notes where traffic went that was allowed, and where the box was going if that is another address.
+func dialled(e *audit.Event, at, claimed netip.Addr) {
+	e.Addr, e.Claimed = at.Unmap(), netip.Addr{}
+	if claimed.IsValid() && claimed.Unmap() != e.Addr {
+		e.Claimed = claimed
+	}
+}
 
 // judged notes the ruling, and an allowed request as forwarded: what fails later says so by [exchange.refused].
 func (x *exchange) judged(m *message, r *ruling) {
@@ -117,7 +130,9 @@ func (x *exchange) cut(d policy.Decision) {
 // end records the event.
 func (x *exchange) end() {
 	e := &x.event
-	if d := x.s.live.denied(); d != nil {
+	if why := x.s.live.stopped(); why != nil {
+		e.Error = why.Error() // whatever followed from it
+	} else if d := x.s.live.denied(); d != nil {
 		x.cut(d.Decision)
 	}
 	e.Duration = time.Since(e.Time)

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"sync"
@@ -33,6 +34,7 @@ type liveConn struct {
 
 	mu       sync.Mutex
 	cut      *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
+	stop     error               // why it was closed, if no policy did it
 	sockets  map[net.Conn]struct{}
 	requests []policy.Request // what must stay allowed for the connection to stay open
 	passage  passage
@@ -160,6 +162,13 @@ func (l *liveConn) denied() *policy.DeniedError {
 	return l.cut
 }
 
+// stopped returns why the gateway cut the connection if no policy did, or nil.
+func (l *liveConn) stopped() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stop
+}
+
 // recheck asks the policy in force about everything the connection stands on and cuts it if any of it is denied by now.
 // It reports whether it cut.
 //
@@ -176,12 +185,12 @@ func (l *liveConn) recheck(known knowledge) bool {
 			d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
 		}
 		if !d.Allowed() {
-			return l.close(&policy.DeniedError{Request: r, Decision: d})
+			return l.close(&policy.DeniedError{Request: r, Decision: d}, nil)
 		}
 	}
 	if watcher != nil {
 		if d := watcher(c); !d.Allowed() {
-			return l.close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.box.ID}, Decision: d})
+			return l.close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.box.ID}, Decision: d}, nil)
 		}
 	}
 	return false
@@ -220,14 +229,21 @@ func borrows(dialled policy.Request, d policy.Decision, granted grants) bool {
 	return d.DialName && dialled.Stage == policy.StageDial && !granted(dialled.Box, dialled.Name, dialled.Addr)
 }
 
-// close resets every socket of the connection. Only the first call does, and reports true.
-func (l *liveConn) close(why *policy.DeniedError) bool {
+// Why connections are cut that the policy allows.
+var (
+	errShutdown   = errors.New("the gateway was shut down")
+	errBoxRemoved = errors.New("the box was removed")
+)
+
+// close resets every socket of the connection. Only the first call does, and reports true. stop says why, if no policy
+// asks for it.
+func (l *liveConn) close(why *policy.DeniedError, stop error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cut != nil {
 		return false
 	}
-	l.cut = why
+	l.cut, l.stop = why, stop
 	l.cancel()
 	for c := range l.sockets {
 		reset(c)

@@ -191,16 +191,16 @@ func (p *Proxy) recheck(l *liveConn) bool {
 // CloseBox closes every connection of a box and forgets what was kept for it. Call it when Boxes no longer finds the
 // box, so that no new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
-	p.closeAll(p.live.of(box), policy.ReasonUnknownBox)
+	p.closeAll(p.live.of(box), policy.ReasonUnknownBox, errBoxRemoved)
 	p.guests.forget(box)
 	p.forgetTLS(box)
 	p.upstreams.closeBox(box)
 }
 
 // closeAll cuts the connections and waits until their handlers have returned.
-func (p *Proxy) closeAll(conns []*liveConn, why policy.Reason) {
+func (p *Proxy) closeAll(conns []*liveConn, why policy.Reason, stop error) {
 	for _, l := range conns {
-		l.close(&policy.DeniedError{Request: policy.Request{Box: l.box.ID}, Decision: policy.Decision{Reason: why}})
+		l.close(&policy.DeniedError{Request: policy.Request{Box: l.box.ID}, Decision: policy.Decision{Reason: why}}, stop)
 	}
 	wait(conns)
 }
@@ -227,8 +227,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	case <-drained:
 		return nil
 	case <-ctx.Done():
+		p.closeAll(p.live.all(), policy.ReasonInternal, errShutdown) // first, so that what ends by it says so
 		p.cancel()
-		p.closeAll(p.live.all(), policy.ReasonInternal)
+		p.closeAll(p.live.all(), policy.ReasonInternal, errShutdown) // what was being accepted
 		return ctx.Err()
 	}
 }

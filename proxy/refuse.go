@@ -55,6 +55,8 @@ func (c *conn) refusePeek(f first, err error) {
 		c.refuse(kindOther, policy.ReasonPeekSize)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		c.refuse(kindOther, policy.ReasonPeekTimeout)
+	case c.live.stopped() != nil:
+		c.refuse(kindOther, policy.ReasonPeekTimeout) // its time was over early
 	case c.live.denied() != nil: // cut while it was peeked
 		c.refuse(kindOther, policy.ReasonPolicyChanged)
 	default:

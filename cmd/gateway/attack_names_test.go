@@ -97,8 +97,9 @@ func TestAttackAllowedNameAtForeignAddress(t *testing.T) {
 				c.Close()
 				w.reached("api.example.com", path)
 				w.event(r.box, func(e audit.Event) bool {
-					return e.Stage == policy.StageConn && e.Name == "api.example.com" && e.Verdict == policy.Allow && e.Port == 443 ||
-						e.Stage == policy.StageHTTP && e.Name == "api.example.com" && e.Verdict == policy.Allow && e.Action == audit.ActionIntercept
+					really := e.Addr == w.v4("api.example.com") || e.Addr == w.v6("api.example.com")
+					return really && e.Claimed == a && e.Name == "api.example.com" && e.Verdict == policy.Allow && e.Port == 443 &&
+						(e.Action == audit.ActionSplice || e.Stage == policy.StageHTTP && e.Action == audit.ActionIntercept)
 				})
 				if body["network_policy"].(map[string]any)["mode"] != "allow-all" { // there plain HTTP is the kernel's
 					if got := r.plain(netip.AddrPortFrom(a, 80), "api.example.com", path+"-plain"); got != "200" {
