@@ -78,6 +78,24 @@ func greaseECH(t *testing.T, hello []byte) []byte {
 	return withExtension(t, hello, append(append(ech, 0, 16), bytes.Repeat([]byte{8}, 16)...))
 }
 
+// helloAndRequest is a ClientHello for cdn that holds a text where its random bytes are, and another as its session ID. Every
+// byte before them is a control byte, which netty skips before a request line.
+func helloAndRequest(random, session string) []byte {
+	pad := func(b []byte, n int) []byte { return append(b, bytes.Repeat([]byte{'x'}, n-len(b))...) }
+	body := pad([]byte("\x03\x03"+random), 2+32)
+	body = append(body, 32)
+	body = append(body, pad([]byte(session), 32)...)
+	body = append(body, 0, 2, 0xc0, 0x2f, 1, 0)
+	extensions := append([]byte{0, 0, 0, byte(len(cdn) + 5), 0, byte(len(cdn) + 3), 0, 0, byte(len(cdn))}, cdn...)
+	const whole = 0x200 // of the handshake message without its head: both lengths are then made of control bytes
+	padding := whole - len(body) - 2 - len(extensions) - 4
+	extensions = append(extensions, 0, 21, byte(padding>>8), byte(padding))
+	extensions = append(extensions, make([]byte, padding)...)
+	body = append(append(body, byte(len(extensions)>>8), byte(len(extensions))), extensions...)
+	head := []byte{22, 3, 1, (whole + 4) >> 8, (whole + 4) & 0xff, 1, 0, whole >> 8, whole & 0xff}
+	return append(head, body...)
+}
+
 const tail = "\r\nConnection: close\r\n\r\n"
 
 // openings are the rows of the tables in docs/first-bytes.md.
@@ -121,6 +139,13 @@ var openings = map[string]opening{
 	"ECH with a denied outer name":   hello("denied", static, greaseECH),
 	"TLS 1.1": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
 		return helloBytes(t, &tls.Config{ServerName: cdn, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+	}},
+	"TLS that reads as a request": hello("", cdn, func(_ *testing.T, _ []byte) []byte {
+		return helloAndRequest("GET / HTTP/1.1\n", "\nHost:"+static+"\n\n")
+	}),
+	"TLS that begins a request": hello("", cdn, func(_ *testing.T, _ []byte) []byte { return helloAndRequest("get /?", "") }),
+	"a TLS alert first": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
+		return append([]byte{21, 3, 1, 0, 2, 1, 100}, namedHello(t, static)...) // no_renegotiation, a warning
 	}},
 	"a ClientHello in the form of SSL 2.0": text("", "\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10"+strings.Repeat("\x05", 37)),
 	"SSH":                                  text("", "SSH-2.0-OpenSSH_9.2\r\n"),

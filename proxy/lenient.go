@@ -62,9 +62,25 @@ func leadingBlanks(data []byte) int {
 	return len(data)
 }
 
-// almostTLS reports whether first bytes are, or may become, a ClientHello in the form of SSL 2.0, in which TLS servers let
-// a client offer what they speak (RFC 5246, E.2), without a name.
+// beginsRequest reports whether a ClientHello is the beginning of a request as well, to a server without TLS that skips control
+// bytes before the request line (netty): its lengths can be such bytes, and its random bytes are the client's to choose.
+func beginsRequest(hello []byte) bool {
+	line := hello[leadingBlanks(hello):]
+	method, rest := line[:methodLength(line)], line[methodLength(line):]
+	if len(method) == 0 || len(rest) == 0 || !unicode.IsSpace(rune(rest[0])) {
+		return false
+	}
+	_, known := webMethods[string(bytes.ToUpper(method))]
+	return known || bytes.Contains(bytes.ToUpper(rest), []byte(" HTTP/")) // in ALPN a length stands before it
+}
+
+// almostTLS reports whether first bytes are, or may become, TLS that does not begin with a ClientHello of its own: one in the
+// form of SSL 2.0, in which TLS servers let a client offer what they speak (RFC 5246, E.2), without a name; or a record of
+// another type, such as a warning alert, that some servers pass over (BoringSSL).
 func almostTLS(f first) bool {
+	if len(f.data) > 0 && recordFirst <= f.data[0] && f.data[0] <= recordLast {
+		return len(f.data) == 1 && !f.eof || len(f.data) > 1 && f.data[1] == legacyMajor
+	}
 	const head = 4 // two bytes of length, the type of the message, the major version
 	if len(f.data) == 0 || f.data[0]&0x80 == 0 {
 		return false
@@ -74,6 +90,9 @@ func almostTLS(f first) bool {
 	}
 	return f.data[2] == clientHello && (f.data[3] == 0 || f.data[3] == legacyMajor)
 }
+
+// The types of TLS records (RFC 8446, B.1; RFC 6520).
+const recordFirst, recordLast = 20, 24
 
 // almostPROXY reports whether first bytes are, or may become, a header of the PROXY protocol, which a server that expects
 // one takes off what follows, such as a request.

@@ -167,7 +167,7 @@ func (f *first) classifyTLS() {
 		return
 	}
 	hello, err := parseHello(f.data)
-	if err != nil || !offers(hello, lowestTLSOffered) {
+	if err != nil || !offers(hello, lowestTLSOffered) || beginsRequest(f.data) {
 		f.kind = kindBadTLS
 		return
 	}
