@@ -154,6 +154,8 @@ func linkSysctls(link string) []sysctl {
 		{path: v6 + "accept_ra", value: "0"},
 		{path: v6 + "accept_redirects", value: "0"},
 		{path: v6 + "forwarding", value: "1"},
+		// What is not judged looks like multicast, see setGate, and IPv6 would drop it before it is judged.
+		{path: v6 + "drop_unicast_in_l2_multicast", value: "0"},
 		{path: v4 + "forwarding", value: "1"},
 		{path: v4 + "rp_filter", value: "1"},
 		{path: v4 + "arp_ignore", value: "8"}, // no answer for any address of the host

@@ -66,6 +66,9 @@ func (f *Firewall) setSysctls() error {
 		if err := keepRouterAdvertisements(); err != nil {
 			return err
 		}
+		if err := reportConnections(); err != nil {
+			return err
+		}
 		return writeSysctls([]sysctl{
 			// Reverse path checks must look up with the packet's mark, or the routing gate refuses them.
 			{path: "ipv4/conf/all/src_valid_mark", value: "1"},
@@ -75,6 +78,16 @@ func (f *Firewall) setSysctls() error {
 			{path: "netfilter/nf_conntrack_timestamp", value: "1", optional: true},
 		})
 	})
+}
+
+// reportConnections has the kernel tell of connections where it was told not to: the log would lack all that it forwards.
+// Other values are left, since the kernel tells whoever listens.
+func reportConnections() error {
+	const path = "netfilter/nf_conntrack_events"
+	if have, err := readSysctl(path); err != nil || have != "0" {
+		return nil //nolint:nilerr // a kernel without it always tells
+	}
+	return writeSysctls([]sysctl{{path: path, value: "1"}})
 }
 
 // keepRouterAdvertisements lets uplinks that have their IPv6 routes from router advertisements keep them: a host that

@@ -1,0 +1,59 @@
+package firewall
+
+import (
+	"net/netip"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// An operator has closed what hosts need not do. What a box is allowed works all the same, in both families, and what it is
+// not stays closed.
+func TestHardenedHostKeepsWhatIsAllowed(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.in(w.gateway, func() error {
+		var hard []sysctl
+		for _, which := range []string{"default", "all"} {
+			for _, f := range []string{"ipv4", "ipv6"} {
+				hard = append(hard, sysctl{path: f + "/conf/" + which + "/drop_unicast_in_l2_multicast", value: "1"})
+			}
+		}
+		return writeSysctls(hard)
+	}))
+	w.boxNS["one"] = newNamespace(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28", "2001:db8:2::/64"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	for _, to := range []netip.Addr{outside4, outside6} {
+		if _, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(to, server.Port()), "x"); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, to := range []string{"198.51.100.99", "2001:db8:2:1::99"} {
+		if w.reaches("one", netip.AddrPortFrom(netip.MustParseAddr(to), server.Port())) {
+			t.Errorf("the box reached %v", to)
+		}
+	}
+}
+
+// The host's kernel was told not to report connections. The log has them all the same.
+func TestConnectionsAreReportedWhereTheHostSwitchedThatOff(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	w.must(w.in(w.gateway, func() error {
+		return writeSysctls([]sysctl{{path: "netfilter/nf_conntrack_events", value: "0"}})
+	}))
+	w.open()
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := w.serveTCP(w.outside, ":0", nil)
+	_, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "hello")
+	w.must(err)
+	for _, phase := range []audit.Phase{audit.PhaseOpen, audit.PhaseEnd} {
+		w.waitEvent(string(phase), func(e audit.Event) bool {
+			return e.Phase == phase && e.Protocol == policy.TCP && e.Addr == outside4 && e.Port == server.Port()
+		})
+		w.must(w.fw.CutFlows(t.Context(), "one", func(Flow) bool { return false }))
+	}
+}
