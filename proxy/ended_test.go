@@ -186,3 +186,34 @@ func TestEventsSayWhatWasDialled(t *testing.T) {
 		return e.Action == audit.ActionForward && e.Addr == web.Addr() && e.Claimed == plainTrap.Addr()
 	})
 }
+
+// TestRecheckCutsLenientBytesOnceNamesDecide: what passed for a protocol without names while no name was denied does not
+// go on when one is.
+func TestRecheckCutsLenientBytesOnceNamesDecide(t *testing.T) {
+	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
+	r.policy(allow(cdn), nil)
+	echo := r.server(8443, func(c net.Conn) {
+		defer c.Close()
+		_, _ = io.Copy(c, c)
+	})
+	r.names.grant(cdn, echo.Addr())
+	say := func(first string) net.Conn {
+		c := r.dial(echo)
+		_, _ = io.WriteString(c, first)
+		if _, err := io.ReadFull(c, make([]byte, len(first))); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	request, other := say("\r\nGET / HTTP/1.1\r\n"), say("EHLO x\r\n")
+	spec := allow(cdn)
+	spec.DeniedDomains = []string{static}
+	r.policy(spec, nil)
+	r.p.Recheck("box1")
+	if r.echoes(request) {
+		t.Error("what may be a request goes on unread")
+	}
+	if !r.echoes(other) {
+		t.Error("the other connection was disturbed")
+	}
+}
