@@ -26,18 +26,19 @@ var shownParts = []string{"-meta-"}
 
 var shownPrefixes = []string{
 	"accept-", "access-control-", "content-", "grpc-", "if-", "sec-ch-", "sec-fetch-", "x-forwarded-", "x-original-",
-	"upload-", "x-upload-", "x-bz-info-", "x-archive-meta", "x-stainless-",
+	"upload-", "x-upload-", "x-archive-meta", "x-stainless-", "x-goog-custom-audit-",
+	"x-emc-meta", "x-emc-listable-meta", "helicone-property-", "helicone-session-", "helicone-user-",
 	"x-b3-", "x-envoy-", "x-datadog-", "x-newrelic-", "uberctx-", "ot-tracer-", "ot-baggage-",
 }
 
 var shownSuffixes = []string{
-	"-request-id", "-correlation-id", "-trace-id", "-idempotency-key", "-api-client", "-version", "-beta", "-key-id", "-key-md5", "-key-sha256",
+	"-request-id", "-correlation-id", "-trace-id", "-idempotency-key", "-api-client", "-version", "-beta", "-key-id", "-key-name", "-key-enabled", "-key-md5", "-key-sha256",
 }
 
 // storePrefixes begin the names that belong to object stores and the clouds around them. They print, return or keep nearly
 // all of them: tags, redirects, copy sources, content types. Those that do hold a key say so by one of keyWords.
 var (
-	storePrefixes = []string{"x-amz-", "x-goog-", "x-ms-"}
+	storePrefixes = []string{"x-amz-", "x-goog-", "x-ms-", "x-oss-", "x-cos-", "x-obs-", "x-tos-", "x-bce-", "x-bz-"}
 	keyWords      = []string{"key", "token", "auth", "secret", "credential", "mfa"}
 )
 
@@ -53,6 +54,7 @@ var shownHeaders = map[string]bool{
 	"x-http-method-override": true, "x-http-method": true, "x-method-override": true, "x-rewrite-url": true,
 	"x-host": true, "x-real-ip": true, "x-client-ip": true, "true-client-ip": true, "x-remote-ip": true, "x-remote-addr": true,
 	"x-cluster-client-ip": true, "cf-connecting-ip": true, "fastly-client-ip": true, "cdn-loop": true,
-	"x-requested-with": true, "x-bz-file-name": true, "x-object-manifest": true, "x-copy-from": true, "x-delete-at": true,
-	"openai-organization": true, "openai-project": true,
+	"x-requested-with": true, "x-object-manifest": true, "x-copy-from": true, "x-delete-at": true,
+	"x-symlink-target": true, "x-versions-location": true, "x-history-location": true, "x-container-read": true, "x-container-write": true,
+	"openai-organization": true, "openai-project": true, "http-referer": true, "x-title": true, "cf-aig-metadata": true, "x-portkey-metadata": true,
 }

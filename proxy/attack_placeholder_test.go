@@ -23,6 +23,9 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			"Sec-WebSocket-Protocol", "X-Goog-Meta-Owner", "X-Amz-Meta-Owner", "X_Amz_Meta_Owner", "X-Ms-Meta-Token", "X-Object-Meta-A", "X-Container-Meta-Temp-Url-Key",
 			"X-Account-Meta-A", "X-Oss-Meta-A", "X-Amz-Tagging", "X-Amz-Website-Redirect-Location", "X-Ms-Blob-Content-Disposition", "X-Goog-User-Project",
 			"Upload-Metadata", "X-Bz-Info-A", "Anthropic-Version", "Openai-Organization", "X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id", "Last-Event-Id",
+			"X-Oss-Tagging", "X-Cos-Storage-Class", "X-Obs-Acl", "X-Tos-Tagging", "X-Bce-Storage-Class", "X-Bz-File-Name", "X-Emc-Meta", "X-Emc-Listable-Meta",
+			"X-Goog-Custom-Audit-Api-Key", "X-Goog-Encryption-Kms-Key-Name", "X-Amz-Server-Side-Encryption-Bucket-Key-Enabled", "X-Symlink-Target",
+			"HTTP-Referer", "X-Title", "Helicone-Property-Token", "Cf-Aig-Metadata", "X-Portkey-Metadata",
 		} {
 			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", strings.NewReader("x"))
 			req.Header[name] = []string{"https://" + key}
@@ -41,7 +44,7 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "Private-Token", "X-Amz-Security-Token", "X-Auth-Key", "X-Goog-Api-Key",
-			"X-Ms-Encryption-Key", "X-Ms-Copy-Source-Authorization", "X-Custom", "Mcp-Session-Id"} {
+			"X-Ms-Encryption-Key", "X-Ms-Copy-Source-Authorization", "X-Oss-Security-Token", "X-Cos-Security-Token", "Helicone-Auth", "Cf-Aig-Authorization", "X-Portkey-Api-Key", "X-Custom", "Mcp-Session-Id"} {
 			if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{name: {key}}); res.StatusCode != 200 {
 				t.Errorf("%s: %d %s", name, res.StatusCode, text)
 			}
