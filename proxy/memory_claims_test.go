@@ -1,0 +1,194 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/memory"
+	"boxgate/policy"
+)
+
+// TestOddConnectionsLeaveNoClaims: clients and servers that break off wherever they can. Nothing that was claimed for the
+// box outlives them, or the box would refuse itself in the end.
+func TestOddConnectionsLeaveNoClaims(t *testing.T) {
+	budget := memory.New(64<<20, 64<<20)
+	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) {
+		c.Memory, c.PeekTimeout, c.HandshakeTimeout = budget, time.Second, time.Second
+	})
+	cert := r.upstream.leaf(t, cdn)
+	for _, protocol := range []string{"h2", "http/1.1"} {
+		server := r.server(443, func(c net.Conn) {
+			defer c.Close()
+			breakOffAnswers(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protocol}}))
+		})
+		r.names.set(cdn, server.Addr())
+		r.policyOf(allow("*.example.org"), `{"`+cdn+`": {"headers": {"Authorization": "Bearer 0123456789"}, "scrub": true}}`)
+		at, proxy := r.listen(server), r.explicit()
+		for _, aborted := range []bool{false, true} {
+			for _, said := range oddOpenings(t) {
+				sayAndLeave(t, at, said, aborted)
+				sayAndLeave(t, proxy, append([]byte("CONNECT "+cdn+":443 HTTP/1.1\r\n\r\n"), said...), aborted)
+			}
+			sayAndLeave(t, proxy, []byte("CONNECT "+cdn+":443 HTTP/1.1\r\nX: "+strings.Repeat("x", 30<<10)), aborted)
+			for _, path := range oddAnswers {
+				oddHTTP1(t, at, path, aborted)
+			}
+			for _, path := range oddAnswers {
+				oddHTTP2(t, at, path, aborted)
+			}
+		}
+	}
+	r.p.CloseBox(r.box.ID) // and with it the idle connections to servers
+	await(t, "every claim to be given back", func() bool { return claims(budget) == "" })
+}
+
+// policyOf is policy with header rules as the API takes them.
+func (r *rig) policyOf(spec policy.Spec, headers string) {
+	r.t.Helper()
+	rules, err := policy.ParseHeaderRules([]byte(headers), nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c, err := policy.Compile(spec, rules, policy.NewProtected([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, nil), version(r.box.Policy.Load())+1)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.box.Policy.Store(c)
+}
+
+// claims says what is held for what.
+func claims(b *memory.Budget) (held string) {
+	for _, k := range memory.Kinds() {
+		if n := b.Held(k); n != 0 {
+			held += fmt.Sprintf("%s: %d; ", k, n)
+		}
+	}
+	return held
+}
+
+// oddOpenings are first bytes that come to nothing, most of them larger than what a connection may hold without a claim.
+func oddOpenings(t *testing.T) [][]byte {
+	long := strings.Repeat("x", 30<<10)
+	return [][]byte{
+		append([]byte{22, 3, 1, 0x40, 0, 1, 0, 0xf0, 0}, make([]byte, 12<<10)...),
+		namedHello(t, cdn), namedHello(t, static), namedHello(t, cdn)[:100],
+		[]byte("GET /" + long), []byte("GET / HTTP/1.1\r\nHost: " + cdn + ":443\r\nX: " + long),
+	}
+}
+
+func sayAndLeave(t *testing.T, to string, said []byte, aborted bool) {
+	c := dialTo(t, to)
+	defer c.Close()
+	_, _ = c.Write(said)
+	if aborted {
+		_ = c.SetLinger(0)
+		return
+	}
+	_ = c.CloseWrite()
+	_, _ = io.Copy(io.Discard, c)
+}
+
+// oddAnswers are what the server can be asked for.
+var oddAnswers = []string{"/compressed", "/head", "/upgrade", "/nothing"}
+
+// breakOffAnswers is a server that ends no answer.
+func breakOffAnswers(s *tls.Conn) {
+	if s.Handshake() != nil {
+		return
+	}
+	if s.ConnectionState().NegotiatedProtocol == "h2" {
+		(&http2.Server{}).ServeConn(s, &http2.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			switch q.URL.Path {
+			case "/compressed":
+				w.Header().Set("Content-Encoding", "gzip")
+				_, _ = w.Write(halfCompressed())
+			case "/head":
+				w.Header().Set("X-Long", strings.Repeat("x", 30<<10))
+			}
+			panic(http.ErrAbortHandler)
+		})})
+		return
+	}
+	b := make([]byte, 4<<10)
+	n, _ := s.Read(b)
+	switch target := string(b[:n]); {
+	case strings.Contains(target, " /compressed"):
+		_, _ = fmt.Fprintf(s, "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1000000\r\n\r\n%s", halfCompressed())
+	case strings.Contains(target, " /head"):
+		_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nX-Long: "+strings.Repeat("x", 30<<10))
+	case strings.Contains(target, " /upgrade"):
+		_, _ = io.WriteString(s, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n")
+	}
+}
+
+func halfCompressed() []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	for i := range 64 << 10 {
+		_, _ = fmt.Fprint(w, i*7919)
+	}
+	return b.Bytes()[:b.Len()/2]
+}
+
+// terminated is a connection on which the gateway terminates TLS.
+func terminated(t *testing.T, at, protocol string) *tls.Conn {
+	c := tls.Client(dialTo(t, at), &tls.Config{ServerName: cdn, InsecureSkipVerify: true, NextProtos: []string{protocol}})
+	if err := c.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// oddHTTP1 sends a long head and leaves, at once or when the answer breaks off.
+func oddHTTP1(t *testing.T, at, path string, aborted bool) {
+	c := terminated(t, at, "http/1.1")
+	defer c.NetConn().Close()
+	_, _ = io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+cdn+"\r\nX: "+strings.Repeat("x", 20<<10)+
+		"\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+	if !aborted {
+		_, _ = c.Read(make([]byte, 1))
+	}
+}
+
+// oddHTTP2 sends uploads that do not end, resets some, begins a header block that does not end, and leaves.
+func oddHTTP2(t *testing.T, at, path string, aborted bool) {
+	c := terminated(t, at, "h2")
+	defer c.NetConn().Close()
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	frames := http2.NewFramer(c, c)
+	_ = frames.WriteSettings()
+	var block bytes.Buffer
+	fields := hpack.NewEncoder(&block)
+	const streams = 8
+	for id := uint32(1); id < 2*streams; id += 2 {
+		block.Reset()
+		for name, value := range map[string]string{":method": "POST", ":scheme": "https", ":authority": cdn, ":path": path} {
+			_ = fields.WriteField(hpack.HeaderField{Name: name, Value: value})
+		}
+		whole := id+2 < 2*streams
+		_ = frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: whole})
+		if whole {
+			_ = frames.WriteData(id, false, make([]byte, 1000))
+		}
+		if id%4 == 1 && whole {
+			_ = frames.WriteRSTStream(id, http2.ErrCodeCancel)
+		}
+	}
+	for !aborted { // until a stream has broken off
+		if f, err := frames.ReadFrame(); err != nil || f.Header().Type == http2.FrameRSTStream || f.Header().Type == http2.FrameHeaders {
+			return
+		}
+	}
+}
