@@ -2,15 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // strangers is a listener that holds a bounded number of connections of which no key was seen. A new one beyond that takes
@@ -102,50 +97,4 @@ func keyShown(r *http.Request) {
 	if v, ok := r.Context().Value(visitorKey{}).(*visitor); ok {
 		v.door.remove(v)
 	}
-}
-
-// peerOf names whoever is at the other end: the user, on this host, and elsewhere the address, of IPv6 the network.
-func peerOf(c net.Conn) string {
-	switch c := c.(type) {
-	case *net.UnixConn:
-		if uid, err := unixUser(c); err == nil {
-			return "user " + strconv.Itoa(uid)
-		}
-	case *net.TCPConn:
-		remote, ok := c.RemoteAddr().(*net.TCPAddr)
-		local, okLocal := c.LocalAddr().(*net.TCPAddr)
-		if !ok || !okLocal {
-			break
-		}
-		// The other end, if it is on this host. For one elsewhere the kernel may name a listener on its port, which has no
-		// other end.
-		if sock, err := netlink.SocketGet(remote, local); err == nil && sock != nil && int(sock.ID.DestinationPort) == local.Port {
-			return fmt.Sprintf("user %d", sock.UID)
-		}
-		a := remote.AddrPort().Addr().Unmap()
-		if a.Is6() {
-			if network, err := a.WithZone("").Prefix(64); err == nil {
-				return network.String()
-			}
-		}
-		return a.String()
-	}
-	return "unknown"
-}
-
-// unixUser returns the user who opened the other end of a Unix socket.
-func unixUser(c *net.UnixConn) (uid int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, credErr
-	}
-	return int(cred.Uid), nil
 }
