@@ -227,7 +227,7 @@ func TestSecondGatewayOnTheSameStateIsRefused(t *testing.T) {
 	if err == nil {
 		t.Fatal("a second gateway started")
 	}
-	contains(t, string(out), "another gateway")
+	contains(t, string(out), "already running")
 }
 
 func TestFailedCreateLeavesNothing(t *testing.T) {
