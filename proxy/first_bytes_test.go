@@ -123,12 +123,14 @@ var openings = map[string]opening{
 	"the preface of HTTP/2":                                              text("", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"),
 	"an upgrade to h2c": text("allowed", "GET @ HTTP/1.1\r\nHost: {A}\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"+
 		"Connection: close, Upgrade, HTTP2-Settings\r\n\r\n"),
-	"a PROXY header, version 1":      text("", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nGET / HTTP/1.1\r\nHost: {D}"+tail),
-	"a PROXY header, version 2":      text("", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\xc0\x00\x02\x02\x00\x01\x00\x02GET / HTTP/1.1\r\nHost: {D}"+tail),
-	"a line of something else first": text("", "something else\r\nGET / HTTP/1.1\r\nHost: {D}"+tail),
-	"TLS for an allowed host":        hello("allowed", cdn, nil),
-	"TLS for a denied host":          hello("denied", static, nil),
-	"TLS for another allowed host":   hello("another", img, nil),
+	"a separator that Python skips, alone":      text("", "\x1d"),
+	"a no-break space first, and half a method": text("", "\xa0 GE"),
+	"a PROXY header, version 1":                 text("", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nGET / HTTP/1.1\r\nHost: {D}"+tail),
+	"a PROXY header, version 2":                 text("", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\xc0\x00\x02\x02\x00\x01\x00\x02GET / HTTP/1.1\r\nHost: {D}"+tail),
+	"a line of something else first":            text("", "something else\r\nGET / HTTP/1.1\r\nHost: {D}"+tail),
+	"TLS for an allowed host":                   hello("allowed", cdn, nil),
+	"TLS for a denied host":                     hello("denied", static, nil),
+	"TLS for another allowed host":              hello("another", img, nil),
 	"TLS without SNI": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
 		return helloBytes(t, &tls.Config{InsecureSkipVerify: true})
 	}},

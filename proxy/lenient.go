@@ -34,13 +34,20 @@ func almostHTTP(f first) bool {
 // mayBecomeRequest reports whether data, in which no line is complete but empty ones, is the beginning of a request whose
 // method nobody has heard of, or says nothing yet.
 func mayBecomeRequest(data []byte) bool {
-	line := bytes.TrimLeft(data, "\r\n\t\v\f \x00")
+	line := data
+	for len(line) > 0 && (line[0] == 0 || isBlank(line[0])) {
+		line = line[1:]
+	}
 	end := methodLength(line)
 	if end == len(line) {
 		return len(data) > 0
 	}
-	return end > 0 && strings.IndexByte(" \t\v\f\r", line[end]) >= 0 || end > maxMethod
+	return end > 0 && isBlank(line[end]) || end > maxMethod
 }
+
+// isBlank reports whether a byte is white space to any server: in ISO 8859-1, or to Python, which takes the separators of
+// files, groups, records and units for it.
+func isBlank(b byte) bool { return unicode.IsSpace(rune(b)) || 0x1c <= b && b <= 0x1f }
 
 // methodLength is the length of the token that line begins with.
 func methodLength(line []byte) int {
