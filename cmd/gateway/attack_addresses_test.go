@@ -12,6 +12,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -190,7 +191,7 @@ func TestAttackSpecialAddresses(t *testing.T) {
 func TestAttackHostPorts(t *testing.T) {
 	t.Parallel()
 	// Nothing but the rules keeps the box from admin and metrics here: they listen everywhere.
-	w := capturedWorld(t, func(c *config) {
+	w := capturedWorld(t, func(c *config.Config) {
 		c.Admin.Listen, c.Metrics.Listen, c.Ingress.HTTP = "[::]:8600", "[::]:9600", "[::]:80"
 	})
 	victim := w.raid(w.create(map[string]any{}))
@@ -385,7 +386,7 @@ func TestAttackOtherFamily(t *testing.T) {
 // Deny wins over allow, whichever is the wider, and an operator's exemption does not change that.
 func TestAttackDenyWins(t *testing.T) {
 	t.Parallel()
-	w := capturedWorld(t, func(c *config) {
+	w := capturedWorld(t, func(c *config.Config) {
 		c.Network.ProtectedExempt = append(c.Network.ProtectedExempt, "10.9.0.0/16", "fd09::/64")
 	})
 	for name, addrs := range map[string][]string{

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -32,7 +33,7 @@ type canaries struct {
 // in headers and behind placeholders, on a host that reflects.
 func newCanaries(t *testing.T) *canaries {
 	t.Helper()
-	c := &canaries{world: stoppedWorld(t, labOptions{}), secrets: map[string]string{}, keys: map[string]string{}, seen: map[string][]byte{}}
+	c := &canaries{world: stoppedWorld(t, lab.Options{}), secrets: map[string]string{}, keys: map[string]string{}, seen: map[string][]byte{}}
 	for i, kind := range []string{"literal", "file", "env", "cmd", "place"} {
 		c.secrets[kind] = fmt.Sprintf("canary-%d-%s-end", i, strings.Repeat("Zq7", 8))
 	}
@@ -44,7 +45,7 @@ func newCanaries(t *testing.T) *canaries {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.env = []string{"E2E_CANARY_OF_ENV=" + c.secrets["env"], "GOTRACEBACK=system", faultsFile + "=" + c.faultsPath()}
+	c.Env = []string{"E2E_CANARY_OF_ENV=" + c.secrets["env"], "GOTRACEBACK=system", faultsFile + "=" + c.faultsPath()}
 	c.addConfig("secrets:\n  file: {file: " + dir + "/file}\n  env: {env: E2E_CANARY_OF_ENV}\n  cmd: {command: [" + dir + "/program], refresh: 100ms}\n")
 	c.up()
 	box := c.create(map[string]any{"name": "canary", "network_policy": custom("api.example.com", "bad-cert.example.com"), "attach_headers": c.rules("")})
@@ -123,7 +124,7 @@ func (c *canaries) fail() {
 	}
 	c.until("the source fails", func() bool {
 		c.mustSh(c.in.box, "curl -sS -o /dev/null https://api.example.com/failing; true")
-		return strings.Contains(c.logText(), "login with [redacted] failed")
+		return strings.Contains(c.LogText(), "login with [redacted] failed")
 	})
 	if err := os.Remove(c.fails); err != nil {
 		c.t.Fatal(err)
@@ -181,7 +182,7 @@ func (c *canaries) rotate() {
 	c.keepRun("store", "rotate-key")
 	c.keepRun("api-key", "rotate")
 	note("after")
-	client, err := c.dial()
+	client, err := c.Dial()
 	if err != nil || len(c.keys) != 4 || c.keys["API key before"] == c.keys["API key after"] {
 		c.t.Fatal(err, len(c.keys))
 	}
@@ -193,11 +194,11 @@ func (c *canaries) rotate() {
 func (c *canaries) dump(signal unix.Signal) {
 	c.half()
 	c.until("a request is under way", func() bool { return len(c.in.requests("api.example.com", "/cut")) > 0 })
-	if err := c.process.Process.Signal(signal); err != nil {
+	if err := c.Process.Process.Signal(signal); err != nil {
 		c.t.Fatal(err)
 	}
 	c.died(signal.String())
-	if text := c.logText(); !strings.Contains(text, unix.SignalName(signal)) || strings.Count(text, "\ngoroutine ") < 10 {
+	if text := c.LogText(); !strings.Contains(text, unix.SignalName(signal)) || strings.Count(text, "\ngoroutine ") < 10 {
 		c.t.Errorf("%v: there is no dump", signal)
 	}
 }
@@ -212,11 +213,11 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	c.fail()
 	c.rotate()
 	for kind, secret := range c.secrets {
-		if found := strings.Fields(firstOf(c.sh(c.in.box, searchLine(secret)))); strings.Join(found, " ") != "0 0 0" {
+		if found := strings.Fields(firstOf(c.sh(c.in.box, lab.SearchLine(secret)))); strings.Join(found, " ") != "0 0 0" {
 			t.Errorf("matches of %s in environment, /proc and files of the box: %v", kind, found)
 		}
 	}
-	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", c.process.Process.Pid))
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", c.Process.Process.Pid))
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0") {
 		t.Errorf("the gateway may dump core: %v %s", err, limits)
 	}
@@ -233,7 +234,7 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 func (c *canaries) inProcesses() {
 	for pid, what := range processes(c.t) {
 		for kind, secret := range c.secrets {
-			own := kind == "env" && pid == fmt.Sprint(c.process.Process.Pid)
+			own := kind == "env" && pid == fmt.Sprint(c.Process.Process.Pid)
 			if bytes.Contains(what, []byte(secret)) && pid != fmt.Sprint(os.Getpid()) && !own {
 				c.t.Errorf("the command line or environment of process %s holds the secret (%s)", pid, kind)
 			}
@@ -244,7 +245,7 @@ func (c *canaries) inProcesses() {
 // search looks at all that was seen and written; what is no secret is found there.
 func (c *canaries) search() {
 	t := c.t
-	roots := []string{filepath.Join(c.dir, "state"), labRunDir(c.dir), c.log.Name(), c.config}
+	roots := []string{filepath.Join(c.Dir, "state"), lab.RunDir(c.Dir), c.Log.Name(), c.Config}
 	for _, i := range []int{0, 2} {
 		if fileWith(t, roots[i], []byte("bad-cert.example.com")) == "" {
 			t.Errorf("the search finds nothing in %s", roots[i])
@@ -264,7 +265,7 @@ func (c *canaries) search() {
 			}
 		}
 	}
-	log := c.logText()
+	log := c.LogText()
 	for kind, secret := range c.secrets { // as a dump shows what lies in a register or on the stack
 		for at := range len(secret) - 7 {
 			if word := fmt.Sprintf("%x", binary.LittleEndian.Uint64([]byte(secret[at:]))); strings.Contains(log, word) {

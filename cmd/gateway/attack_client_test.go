@@ -22,6 +22,8 @@ import (
 
 	"boxgate/audit"
 	"boxgate/certs"
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -60,7 +62,7 @@ func (in *intruder) on(t *testing.T) *intruder {
 
 // inNetNS runs f in the network namespace of the box; the sockets it opens stay there.
 func (in *intruder) inNetNS(f func() error) error {
-	pin, err := os.Open(filepath.Join(labRunDir(in.dir), "netns", in.box))
+	pin, err := os.Open(filepath.Join(lab.RunDir(in.Dir), "netns", in.box))
 	if err != nil {
 		return err
 	}
@@ -200,7 +202,7 @@ const originName = "origin.example.com"
 
 // withOrigin makes a CA for an origin and returns what changes the configuration so that the gateway trusts it, and what
 // starts the server in the world that was made with it.
-func withOrigin(t *testing.T) (change func(*config), start func(*world) *origin) {
+func withOrigin(t *testing.T) (change func(*config.Config), start func(*world) *origin) {
 	t.Helper()
 	ca, err := certs.NewCA("origin")
 	if err != nil {
@@ -214,7 +216,7 @@ func withOrigin(t *testing.T) (change func(*config), start func(*world) *origin)
 	if err != nil {
 		t.Fatal(err)
 	}
-	change = func(c *config) { c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, file) }
+	change = func(c *config.Config) { c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, file) }
 	return change, func(w *world) *origin {
 		o := &origin{}
 		if err := w.Net.AddHost(originName, "198.51.100.77", "2001:db8:1::77"); err != nil {

@@ -16,7 +16,7 @@ const years = 10 * 365 * 24 * time.Hour
 func TestAttackClockJumps(t *testing.T) {
 	t.Parallel()
 	w := capturedStopped(t, nil)
-	w.env = []string{faultsFile + "=" + w.faultsPath()}
+	w.Env = []string{faultsFile + "=" + w.faultsPath()}
 	w.up()
 	key := map[string]string{"Authorization": "Bearer " + testSecret}
 	in := w.intrude(w.create(map[string]any{

@@ -9,6 +9,8 @@ import (
 
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
+
+	"boxgate/host"
 )
 
 // The kernel's table of connections is full: new connections fail, nothing passes that is forbidden, the log says what is
@@ -47,7 +49,7 @@ func TestAttackConntrackTableFull(t *testing.T) {
 // them.
 func (w *world) fillConntrack() (empty func()) {
 	w.t.Helper()
-	_, limit, err := conntrackFill()
+	_, limit, err := host.ConntrackFill()
 	if err != nil || limit == 0 || limit > 1<<21 {
 		w.t.Fatalf("the table's size is %d (%v): this test wants a finite one that fits into memory", limit, err)
 	}

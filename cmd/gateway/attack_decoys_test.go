@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/policy"
 )
 
@@ -33,7 +34,7 @@ func TestAttackHiddenAmongDecoys(t *testing.T) {
 }
 
 func testHiddenAmongDecoys(t *testing.T, network string, decoys int) {
-	w := newWorld(t, func(c *config) { c.Limits.KernelFlows = 40000 })
+	w := newWorld(t, func(c *config.Config) { c.Limits.KernelFlows = 40000 })
 	stream := w.follow("/v2/egress?follow=true")
 	for family, to := range attackerAt(90) {
 		hidden := w.echo(netip.AddrPortFrom(to, 7777)).at
@@ -83,13 +84,13 @@ func TestAttackFlowsWhileTheGatewayIsDown(t *testing.T) {
 		w.event(r.box, told(old[family], policy.TCP))
 	}
 	begun := time.Now()
-	w.until("the connections are old", func() bool { return time.Since(begun) > 4*lastRunPace })
-	w.kill()
+	w.until("the connections are old", func() bool { return time.Since(begun) > 4*time.Second })
+	w.Kill()
 	for family := range 2 {
 		r.mustDial("tcp", brief[family]).Close()
 		r.decoys("udp", during[family], 4444, 1)
 	}
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for family := range 2 {

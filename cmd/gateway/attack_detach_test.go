@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/internal/lab"
 )
 
 // An attached box that has a say in its own network makes what it can of that, and of a gateway that was killed: it gets
@@ -41,10 +43,10 @@ func TestAttackAttachedBoxWorksOnItsOwnNetwork(t *testing.T) {
 			t.Errorf("after %q another box has no network", act)
 		}
 	}
-	w.kill()
+	w.Kill()
 	w.sh(box, "ip link del eth0; ip link add eth0 type veth peer name eth9; ip link set eth0 up; ip link set eth9 up")
 	began := time.Now()
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took > 10*time.Second {
@@ -63,7 +65,7 @@ func TestAttackAttachedBoxWorksOnItsOwnNetwork(t *testing.T) {
 	if err != nil || strings.Contains(rules, box) || strings.Contains(rules, other) {
 		t.Errorf("left behind (%v): %s", err, rules)
 	}
-	if pins, err := os.ReadDir(filepath.Join(labRunDir(w.dir), "attached")); err != nil || len(pins) != 0 {
+	if pins, err := os.ReadDir(filepath.Join(lab.RunDir(w.Dir), "attached")); err != nil || len(pins) != 0 {
 		t.Errorf("left pinned: %v %v", pins, err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 func smallDisk(t *testing.T, size int) *world {
 	t.Helper()
 	w := capturedStopped(t, nil)
-	state := filepath.Join(w.dir, "state")
+	state := filepath.Join(w.Dir, "state")
 	if err := os.Mkdir(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func smallDisk(t *testing.T, size int) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { log.Close() })
-	w.errout = log
+	w.Errout = log
 	w.up()
 	return w
 }
@@ -36,7 +36,7 @@ func smallDisk(t *testing.T, size int) *world {
 // fillDisk takes what is free on the state directory's file system; the returned function gives it back.
 func (w *world) fillDisk() (free func()) {
 	w.t.Helper()
-	path := filepath.Join(w.dir, "state", "filler")
+	path := filepath.Join(w.Dir, "state", "filler")
 	f, err := os.Create(path)
 	if err != nil {
 		w.t.Fatal(err)
@@ -98,12 +98,12 @@ func TestAttackWithAFullDisk(t *testing.T) {
 	w.until("decisions are counted although they cannot be written", func() bool { return w.metric("boxgate_decisions_total") > before })
 
 	// A gateway that is killed now cannot necessarily start; the box is closed or as it was, and open to nothing new.
-	w.kill()
-	_ = w.start(t.Context())
+	w.Kill()
+	_ = w.Start(t.Context())
 	if r.try("udp", netip.AddrPortFrom(extra[0], 4444)) == saw(nil) {
 		t.Error("a restart on a full disk has opened something")
 	}
-	w.kill()
+	w.Kill()
 	free()
 	w.up()
 	w.setPolicy(r.box, large())
@@ -144,23 +144,23 @@ func TestAttackWithAReadOnlyDisk(t *testing.T) {
 	w := smallDisk(t, 24)
 	r := w.raid(w.makeNarrow())
 	s := w.besiege(attackerAt(101))
-	w.kill()
-	state := filepath.Join(w.dir, "state")
+	w.Kill()
+	state := filepath.Join(w.Dir, "state")
 	remount := func(flags uintptr) {
 		t.Helper()
 		if err := unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_ = w.errout.Close() // nothing may be open for writing there
-	w.errout = nil
+	_ = w.Errout.Close() // nothing may be open for writing there
+	w.Errout = nil
 	remount(unix.MS_RDONLY)
-	err := w.start(t.Context())
+	err := w.Start(t.Context())
 	if err == nil {
 		t.Fatal("the gateway started")
 	}
 	contains(t, err.Error(), "read-only file system", "boxgate.db")
-	w.kill()
+	w.Kill()
 	if got := r.try("udp", netip.AddrPortFrom(extra[0], 4444)); got == saw(nil) {
 		t.Error("the box is open")
 	}
@@ -179,7 +179,7 @@ func TestAttackWithoutAReaderOfTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer write.Close()
-	w.errout = write
+	w.Errout = write
 	go func() {
 		_, _ = io.CopyN(io.Discard, read, 2000)
 		read.Close()

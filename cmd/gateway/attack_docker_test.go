@@ -30,7 +30,7 @@ func (w *world) docker() *docker {
 	if _, err := os.Stat(filepath.Join(dockerRoot, "usr/sbin/dockerd")); err != nil {
 		w.t.Fatalf("there is no Docker to test with: run `sudo make docker` (%v)", err)
 	}
-	d := &docker{w: w, dir: filepath.Join(w.dir, "docker")}
+	d := &docker{w: w, dir: filepath.Join(w.Dir, "docker")}
 	for _, sub := range []string{"bin", "data", "exec", "etc", "work"} {
 		if err := os.MkdirAll(filepath.Join(d.dir, sub), 0o700); err != nil {
 			w.t.Fatal(err)

@@ -40,11 +40,11 @@ func TestShutdownIsNoPolicyChange(t *testing.T) {
 		r.stream(c, "www.example.com", "/sse/plain")
 		open++
 	}
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	ended := 0
-	for line := range strings.Lines(w.logText()) {
+	for line := range strings.Lines(w.LogText()) {
 		var e audit.Event
 		if json.Unmarshal([]byte(line), &e) != nil || e.Box != policy.BoxID(r.box) {
 			continue

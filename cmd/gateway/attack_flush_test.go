@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/policy"
 )
 
@@ -135,7 +136,7 @@ func (w *world) chains() (flush []string) {
 // restored counts how often the gateway has said that it put its rules back.
 func (w *world) restored() int {
 	w.t.Helper()
-	return strings.Count(w.logText(), "have been restored")
+	return strings.Count(w.LogText(), "have been restored")
 }
 
 // A box is attacked from before it exists: its namespace hammers from the moment it can be entered, and its first
@@ -179,7 +180,7 @@ func (w *world) waylay(targets [2]netip.Addr, sent *atomic.Int64, done <-chan st
 			return
 		case <-look.C:
 		}
-		pins, _ := filepath.Glob(filepath.Join(labRunDir(w.dir), "netns", "*"))
+		pins, _ := filepath.Glob(filepath.Join(lab.RunDir(w.Dir), "netns", "*"))
 		for _, path := range pins {
 			pin, err := os.Open(path)
 			if known[path] || err != nil {

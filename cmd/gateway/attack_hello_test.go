@@ -17,6 +17,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
+	"boxgate/config"
 	"boxgate/policy"
 )
 
@@ -93,7 +94,7 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 func TestAttackSilenceAndGarbage(t *testing.T) {
 	t.Parallel()
 	const deadline = 2 * time.Second
-	in := secretWorld(t, func(c *config) { c.Limits.PeekTimeout = deadline })
+	in := secretWorld(t, func(c *config.Config) { c.Limits.PeekTimeout = deadline })
 	whole := hello{0x303, []uint16{0x304}, []string{"www.example.com"}, false}.String()
 	address := netip.AddrPortFrom(in.resolve("www.example.com", "ip4"), 443)
 	explicit := netip.MustParseAddrPort("10.200.0.1:3128")

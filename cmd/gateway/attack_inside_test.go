@@ -12,6 +12,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
+	"boxgate/config"
 	"boxgate/policy"
 )
 
@@ -48,7 +49,7 @@ func (r *raider) refusedName(family int, name string) {
 // admin API is listening there. The proxy still connects to no address of the gateway, by number or by name.
 func TestAttackExemptedGatewayAddress(t *testing.T) {
 	t.Parallel()
-	w := capturedWorld(t, func(c *config) {
+	w := capturedWorld(t, func(c *config.Config) {
 		c.Admin.Listen, c.Metrics.Listen = "[::]:8600", "[::]:9600"
 		c.Network.ProtectedExempt = append(c.Network.ProtectedExempt, "10.200.0.1/32", "fd42:b0c5::1/128")
 	})

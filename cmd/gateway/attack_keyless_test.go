@@ -19,7 +19,7 @@ func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
 	w := newWorld(t, nil)
 	box := w.create(map[string]any{"network_policy": custom("api.example.com")})
 	open := func() int {
-		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.process.Process.Pid))
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.Process.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,7 +39,7 @@ func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
 		return w.Net.Gateway().DialContext(t.Context(), network, address)
 	}
 	const each = 1000
-	for _, at := range [][2]string{{"tcp", "127.0.0.1:8600"}, {"tcp", "127.0.0.1:9600"}, {"unix", w.socket}} {
+	for _, at := range [][2]string{{"tcp", "127.0.0.1:8600"}, {"tcp", "127.0.0.1:9600"}, {"unix", w.Socket}} {
 		for i := range each {
 			c, err := dial(at[0], at[1])
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/policy"
 )
 
@@ -29,7 +30,7 @@ func (in *intruder) shake(at netip.Addr, sni string) []string {
 func TestAttackLeafForANameOfTheHost(t *testing.T) {
 	t.Parallel()
 	const domain = "preview.example.com"
-	w := newWorld(t, func(c *config) { c.Proxy.Deny, c.Ingress.Domain = "page", domain })
+	w := newWorld(t, func(c *config.Config) { c.Proxy.Deny, c.Ingress.Domain = "page", domain })
 	denied := w.intrude(w.create(map[string]any{"network_policy": custom("www.example.com")}))
 	open := w.intrude(w.create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "allowed_domains": []string{"*"}, "rules": []any{map[string]any{"hosts": []string{"*"}, "paths": []string{"/x"}, "action": "deny"}},

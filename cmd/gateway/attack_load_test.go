@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/config"
 	"boxgate/policy"
 )
 
@@ -82,7 +83,7 @@ func (in *intruder) fetch(to netip.AddrPort, host string) error {
 // reset and recorded; another box notices nothing.
 func TestAttackManyConnections(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) { c.Limits.PeekTimeout = time.Minute }) // none of the silent ones makes room on a slow machine
+	w := newWorld(t, func(c *config.Config) { c.Limits.PeekTimeout = time.Minute }) // none of the silent ones makes room on a slow machine
 	stop := w.bystander()
 	in := w.intrude(w.create(map[string]any{"network_policy": custom("www.example.com")}))
 	to := netip.AddrPortFrom(in.resolve("www.example.com", "ip4"), 443)
@@ -142,7 +143,7 @@ func (w *world) nothingLeaks() {
 // readLog returns the gateway's log so far.
 func (w *world) readLog() string {
 	w.t.Helper()
-	data, err := os.ReadFile(w.log.Name())
+	data, err := os.ReadFile(w.Log.Name())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -167,7 +168,7 @@ func (w *world) refusedForLimit() (total int) {
 // memory is what the gateway process has in memory, in MiB.
 func (w *world) memory() int {
 	w.t.Helper()
-	mib, err := residentMemory(w.process.Process.Pid)
+	mib, err := residentMemory(w.Process.Process.Pid)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/andybalholm/brotli"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"boxgate/config"
 )
 
 // hostileBoxes is how many boxes at once make the gateway hold what they can.
@@ -113,7 +115,7 @@ func largestWindow(t *testing.T) string {
 // peak looks at the gateway's memory until stop is called, which returns the most it had, in MiB; or until the test ends.
 func (w *world) peak() (stop func() int) {
 	ctx, cancel := context.WithCancel(w.t.Context())
-	pid, most, ended := w.process.Process.Pid, 0, make(chan struct{})
+	pid, most, ended := w.Process.Process.Pid, 0, make(chan struct{})
 	go func() {
 		defer close(ended)
 		look := time.NewTicker(20 * time.Millisecond)
@@ -151,7 +153,7 @@ func TestAttackMemory(t *testing.T) {
 
 func attackMemory(t *testing.T, names ...string) {
 	change, start := withOrigin(t)
-	w := newWorld(t, func(c *config) {
+	w := newWorld(t, func(c *config.Config) {
 		change(c)
 		c.Limits.PeekTimeout = time.Minute // all of it is held at once, on a slow machine too
 		c.Limits.ProcessMemory = memoryOfTest << 20

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/lab"
 )
 
 // hogScript takes one kind of the kernel's resources: all there is, which it then holds, or one.
@@ -79,9 +81,9 @@ func TestAttackKernelResourcesOfNeighbours(t *testing.T) {
 		w.mustSh(box, "cat > hog.py <<'EOF'\n"+hogScript+"\nEOF")
 	}
 	for _, kind := range []string{"inotify", "timers", "queues", "ptys", "aio", "keys", "pids"} { // with no process left, nothing else is begun
-		var out syncBuffer
+		var out lab.SyncBuffer
 		w.background(hog, "exec python3 hog.py all "+kind, &out)
-		if err := out.await(t.Context(), "\n"); err != nil {
+		if err := out.Await(t.Context(), "\n"); err != nil {
 			t.Fatalf("%s: %v %s", kind, err, out.String())
 		}
 		t.Logf("%s: the hostile box %s", kind, strings.TrimSpace(out.String()))

@@ -16,14 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/policy"
 )
 
 // trafficWorld is a running world whose gateway fails as told, with a box that has a secret.
 func trafficWorld(t *testing.T) (*world, *intruder) {
 	t.Helper()
-	w := stoppedWorld(t, labOptions{})
-	w.env = []string{faultsFile + "=" + w.faultsPath()}
+	w := stoppedWorld(t, lab.Options{})
+	w.Env = []string{faultsFile + "=" + w.faultsPath()}
 	w.up()
 	return w, w.intrude(w.secretBox())
 }
@@ -137,7 +138,7 @@ func TestAttackFileDescriptorsUsedUp(t *testing.T) {
 	}
 	r := w.raid(w.makeNarrow())
 	s := w.besiege(attackerAt(101))
-	pid := w.process.Process.Pid
+	pid := w.Process.Process.Pid
 	var normal unix.Rlimit
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err == nil {
@@ -164,7 +165,7 @@ func TestAttackFileDescriptorsUsedUp(t *testing.T) {
 		}
 	}
 	select {
-	case <-w.exited:
+	case <-w.Exited:
 		t.Fatal("the gateway has ended")
 	default:
 	}

@@ -49,7 +49,7 @@ func TestAttackSecretInAQuery(t *testing.T) {
 			t.Errorf("a decision shows the key: %s", audit.Line(e))
 		}
 	}
-	if strings.Contains(w.logText(), canary) {
+	if strings.Contains(w.LogText(), canary) {
 		t.Error("the log shows the key")
 	}
 	if strings.Contains(string(w.metrics()), canary) {

@@ -19,25 +19,27 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
 
 // capturedWorld is newWorld with every packet counted that leaves the gateway's host. ICMP errors are not limited, so
 // that each refusal can be seen.
-func capturedWorld(t *testing.T, change func(*config)) *world {
+func capturedWorld(t *testing.T, change func(*config.Config)) *world {
 	t.Helper()
 	w := capturedStopped(t, change)
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
 // capturedStopped is capturedWorld without the gateway started.
-func capturedStopped(t *testing.T, change func(*config)) *world {
+func capturedStopped(t *testing.T, change func(*config.Config)) *world {
 	t.Helper()
-	w := stoppedWorld(t, labOptions{change: change, net: testnet.Options{Capture: true}})
+	w := stoppedWorld(t, lab.Options{Change: change, Net: testnet.Options{Capture: true}})
 	err := w.Net.Gateway().Do(func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
@@ -146,7 +148,7 @@ func (w *world) raid(box string) *raider {
 	if _, ok := w.foreign.Load(box); ok {
 		kind = "attached"
 	}
-	pin, err := os.Open(filepath.Join(labRunDir(w.dir), kind, box))
+	pin, err := os.Open(filepath.Join(lab.RunDir(w.Dir), kind, box))
 	if err != nil {
 		w.t.Fatal(err)
 	}

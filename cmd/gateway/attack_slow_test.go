@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/lab"
 )
 
 // manyFiles is how many files the boxes of these tests leave: enough that their removal takes seconds.
@@ -33,7 +35,7 @@ for i in range(`+strconv.Itoa(manyFiles)+`):
 
 // filesLeft reports whether some of them are still on disk.
 func (w *world) filesLeft() bool {
-	found, err := filepath.Glob(filepath.Join(w.dir, "state", "*", "*", "upper", "workspace", "home", "very-many"))
+	found, err := filepath.Glob(filepath.Join(w.Dir, "state", "*", "*", "upper", "workspace", "home", "very-many"))
 	return err == nil && len(found) > 0
 }
 
@@ -69,7 +71,7 @@ func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 
 	w.fillWithFiles(again)
 	w.mustDelete(again)
-	w.kill()
+	w.Kill()
 	if !w.filesLeft() {
 		t.Error("deleting a box takes until its files are removed")
 	}
@@ -85,7 +87,7 @@ func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	box := w.create(map[string]any{"name": "kept"})
-	home := filepath.Join(w.dir, "state", "boxes", box, "upper", "workspace", "home")
+	home := filepath.Join(w.Dir, "state", "boxes", box, "upper", "workspace", "home")
 	w.mustSh(box, "mkdir very-many")
 	release := w.keepDirectory(filepath.Join(home, "very-many"))
 	w.mustDelete(box)
@@ -107,8 +109,8 @@ func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 // is in force meanwhile.
 func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
-	w.env = append(w.env, faultsFile+"="+w.faultsPath())
+	w := stoppedWorld(t, lab.Options{})
+	w.Env = append(w.Env, faultsFile+"="+w.faultsPath())
 	w.up()
 	w.create(map[string]any{})
 	slow := w.create(map[string]any{})
@@ -144,14 +146,14 @@ func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 				!slices.ContainsFunc(boxes, func(b struct{ Name string }) bool { return b.Name == "hangs" })
 		})
 	}
-	w.kill() // a deletion that has begun is carried through, for half a minute
+	w.Kill() // a deletion that has begun is carried through, for half a minute
 }
 
 // A box can be deleted while it is still being made. Nothing of it is left, and what gets its addresses next works.
 func TestDeletedWhileItIsMade(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
-	w.env = append(w.env, faultsFile+"="+w.faultsPath())
+	w := stoppedWorld(t, lab.Options{})
+	w.Env = append(w.Env, faultsFile+"="+w.faultsPath())
 	w.up()
 	for _, step := range []string{"launch: root built", "launch: first process started"} {
 		w.arm(faultHang, step)
@@ -215,12 +217,12 @@ func TestAttackBoxThatFlapsItsLink(t *testing.T) {
 	}
 	calm := changes()
 	f.keepDoing(`ip link set eth0 down; ip link set eth0 up; ip link set eth0 name other; ip link del other`)
-	w.until("it flaps", func() bool { return strings.Contains(w.logText(), "have been restored") })
+	w.until("it flaps", func() bool { return strings.Contains(w.LogText(), "have been restored") })
 	t.Logf("20 changes: %v in calm, %v with the flapping box", calm, changes())
 	for began := time.Now(); time.Since(began) < 3*time.Second; {
 		changes()
 	}
-	if n := strings.Count(w.logText(), "have been restored"); n > 30 {
+	if n := strings.Count(w.LogText(), "have been restored"); n > 30 {
 		t.Errorf("a flapping box had its link repaired %d times within moments", n)
 	}
 	w.setPolicy(quiet, custom("plain.example.com"))

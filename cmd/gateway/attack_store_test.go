@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"boxgate/internal/lab"
 )
 
 // The store is gone or damaged while a box runs. The gateway refuses to start and says what to do; the box, its rules and
@@ -19,8 +21,8 @@ func TestAttackStoreThatIsGoneOrDamaged(t *testing.T) {
 	box := w.create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "denied_domains": []string{"evil.example.net"}, "denied_cidrs": []string{denied[0].String() + "/32", denied[1].String() + "/128"},
 	}})
-	w.kill()
-	file, keyFile := filepath.Join(w.dir, "state", "boxgate.db"), filepath.Join(w.dir, "state", "api-key")
+	w.Kill()
+	file, keyFile := filepath.Join(w.Dir, "state", "boxgate.db"), filepath.Join(w.Dir, "state", "api-key")
 	whole, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -48,15 +50,15 @@ func TestAttackStoreThatIsGoneOrDamaged(t *testing.T) {
 		if c.data != nil && os.WriteFile(file, c.data, 0o600) != nil {
 			t.Fatal("the file cannot be written")
 		}
-		err := w.start(t.Context())
-		w.kill()
+		err := w.Start(t.Context())
+		w.Kill()
 		if err == nil || !strings.Contains(err.Error(), c.wants) || !strings.Contains(err.Error(), "backup") {
 			t.Errorf("%s: the start says: %v", c.name, err)
 		}
 		if now, err := os.ReadFile(keyFile); err != nil || !bytes.Equal(now, apiKey) {
 			t.Errorf("%s: another API key was written (%v)", c.name, err)
 		}
-		if pins, _ := filepath.Glob(filepath.Join(labRunDir(w.dir), "netns", box)); len(pins) != 1 {
+		if pins, _ := filepath.Glob(filepath.Join(lab.RunDir(w.Dir), "netns", box)); len(pins) != 1 {
 			t.Errorf("%s: the box is gone", c.name)
 		}
 		if err := os.WriteFile(file, whole, 0o600); err != nil {

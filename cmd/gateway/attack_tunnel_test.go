@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -41,7 +42,7 @@ func exchange(t *testing.T, c net.Conn, r *bufio.Reader, request string) (*http.
 
 // secretWorld is a world with a box that may reach a few hosts, with a key for api.example.com, and evil.example.net
 // among those it may not.
-func secretWorld(t *testing.T, change func(*config)) *intruder {
+func secretWorld(t *testing.T, change func(*config.Config)) *intruder {
 	w := newWorld(t, change)
 	return w.intrude(w.create(map[string]any{
 		"network_policy": custom("api.example.com", "www.example.com", originName),

@@ -60,7 +60,7 @@ func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 		t.Errorf("began %+v\nended %+v", begin, end)
 	}
 
-	w.kill()
+	w.Kill()
 	log := w.readLog()
 	for id, e := range opened {
 		if !strings.Contains(log, `"phase":"open","conn":"`+id+`"`) {

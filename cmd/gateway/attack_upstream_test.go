@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -187,7 +188,7 @@ func TestAttackSecretOfAnotherBox(t *testing.T) {
 // TestAttackDeniedHostWithPages asks for a page in the place of the alert: the name is refused all the same.
 func TestAttackDeniedHostWithPages(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) { c.Proxy.Deny = "page" })
+	w := newWorld(t, func(c *config.Config) { c.Proxy.Deny = "page" })
 	box := w.create(map[string]any{"network_policy": custom("www.example.com")})
 	out, code := w.sh(box, "curl -sS https://evil.example.net/x -w ' %{http_code}'")
 	if code != 0 || !strings.HasSuffix(out, " 403") || !strings.Contains(out, "not_allowed") {

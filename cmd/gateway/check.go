@@ -8,44 +8,31 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/config"
+	"boxgate/host"
+	"boxgate/preflight"
 	"boxgate/store"
 )
 
-// finding is one thing the gateway needs of its host: nil Err if it is there.
-type finding struct {
-	What string
-	Err  error
+// serveFindings looks at everything `gateway serve` needs before it opens anything. Each error says what to do.
+func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
+	return append(preflight.Check(cfg),
+		found("state directory", needStateDir(cfg)),
+		found("kernel network", needKernel(ctx)),
+		found("pools", needPools(cfg)),
+		found("descriptors", host.NeedDescriptors()),
+		found("resolvers", host.NeedResolvers(cfg)),
+		found("roots of upstreams", host.NeedRoots(cfg)),
+		found("certificate of public URLs", needCertificate(cfg)),
+	)
 }
 
-// warning is a finding that keeps nothing from working.
-type warning struct{ error }
-
-func warnf(format string, args ...any) error { return warning{fmt.Errorf(format, args...)} }
-
-// hostFindings looks at everything `gateway serve` needs before it opens anything. Each error says what to do.
-func hostFindings(ctx context.Context, cfg config) []finding {
-	return []finding{
-		{"root", needRoot()},
-		{"state directory", needStateDir(cfg)},
-		{"IPv6", needIPv6()},
-		{"control groups", needCgroups()},
-		{"runtime " + cfg.Launcher.Runtime, needTool(cfg.Launcher.Runtime)},
-		{"image " + cfg.Launcher.Images["default"], needImage(cfg)},
-		{"overlayfs", needFilesystem("overlay")},
-		{"id-mapped mounts", needMappedMounts(cfg)},
-		{"kernel network", needKernel(ctx)},
-		{"pools", needPools(cfg)},
-		{"descriptors", needDescriptors()},
-		{"resolvers", needResolvers(cfg)},
-		{"roots of upstreams", needRoots(cfg)},
-		{"certificate of public URLs", needCertificate(cfg)},
-	}
-}
+func found(what string, err error) preflight.Finding { return preflight.Finding{What: what, Err: err} }
 
 // hostError returns all lacks as one error, or nil.
-func hostError(ctx context.Context, cfg config) error {
+func hostError(ctx context.Context, cfg config.Config) error {
 	var errs []error
-	for _, f := range hostFindings(ctx, cfg) {
+	for _, f := range serveFindings(ctx, cfg) {
 		errs = append(errs, f.Err)
 	}
 	return errors.Join(errs...)
@@ -65,36 +52,27 @@ func newCheckCommand(o *globalOptions) *cobra.Command {
 
 // allFindings are those of the configuration and of the host. What could be read of a wrong configuration is looked at
 // too, so that one mistake does not hide the next; only its sockets are not opened.
-func allFindings(ctx context.Context, load func() (config, error)) []finding {
+func allFindings(ctx context.Context, load func() (config.Config, error)) []preflight.Finding {
 	cfg, err := load()
-	findings := append([]finding{{"configuration", err}}, hostFindings(ctx, cfg)...)
-	findings = append(findings, finding{"shares of boxes", errors.Join(checkShares(cfg), checkMemory(cfg))}, finding{"other images", checkImages(cfg)},
-		finding{"rules of other programs", checkOtherRules()}, finding{"secrets", checkSecrets(ctx, cfg)},
-		finding{"supplies of the kernel", checkSupplies("/proc/sys")})
+	findings := append([]preflight.Finding{found("configuration", err)}, serveFindings(ctx, cfg)...)
+	findings = append(findings,
+		found("shares of boxes", errors.Join(host.CheckShares(cfg), host.CheckMemory(cfg))),
+		found("other images", preflight.CheckImages(cfg)),
+		found("rules of other programs", checkOtherRules()),
+		found("secrets", checkSecrets(ctx, cfg)),
+		found("supplies of the kernel", preflight.CheckSupplies("/proc/sys")),
+	)
 	switch {
 	case store.InUse(cfg.StateDir):
-		findings = append(findings, finding{"gateway", warnf("is already running with the state directory %s, so its sockets were not tried", cfg.StateDir)})
+		findings = append(findings, found("gateway", preflight.Warnf("is already running with the state directory %s, so its sockets were not tried", cfg.StateDir)))
 	case err == nil:
-		findings = append(findings, finding{"listeners", checkListen(ctx, cfg)})
+		findings = append(findings, found("listeners", checkListen(ctx, cfg)))
 	}
 	return findings
 }
 
-// lacksOf returns the single mistakes that were joined to one error.
-func lacksOf(err error) []error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return []error{err}
-	}
-	var out []error
-	for _, e := range joined.Unwrap() {
-		out = append(out, lacksOf(e)...)
-	}
-	return out
-}
-
 // printFindings prints every finding and fails if one is a lack; warnings are none.
-func printFindings(cmd *cobra.Command, asJSON bool, findings []finding) error {
+func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding) error {
 	var lacks int
 	rows := [][]string{}
 	list := []map[string]any{}
@@ -104,9 +82,9 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []finding) error {
 			list = append(list, map[string]any{"what": f.What, "ok": true, "error": ""})
 			continue
 		}
-		for _, lack := range lacksOf(f.Err) {
+		for _, lack := range preflight.Lacks(f.Err) {
 			why := strings.ReplaceAll(lack.Error(), "\n", "; ")
-			if errors.As(lack, new(warning)) {
+			if errors.As(lack, new(preflight.Warning)) {
 				rows = append(rows, []string{"warns", f.What, why})
 				list = append(list, map[string]any{"what": f.What, "ok": true, "error": "", "warning": why})
 				continue
@@ -123,26 +101,26 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []finding) error {
 		err = table(cmd.OutOrStdout(), rows...)
 	}
 	if err == nil && lacks > 0 {
-		err = fmt.Errorf("%d thing(s) lacking", lacks)
+		err = fmt.Errorf("%d check(s) failed", lacks)
 	}
 	return err
 }
 
 // checkListen opens every TCP and UDP socket of the configuration and closes it again. For the Unix socket it only looks,
 // as making it would leave a directory, or take away the socket of a gateway that was killed.
-func checkListen(ctx context.Context, cfg config) error {
-	a, err := newAddresses(cfg.Network)
+func checkListen(ctx context.Context, cfg config.Config) error {
+	a, err := config.AddressesOf(cfg.Network)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	if cfg.Admin.Socket != "" {
-		if err := checkSocket(cfg.Admin.Socket); err != nil {
+		if err := host.CheckSocket(cfg.Admin.Socket); err != nil {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		}
 		cfg.Admin.Socket = ""
 	}
-	l, err := listen(ctx, cfg, a)
+	l, err := host.Listen(ctx, cfg, a)
 	if err == nil {
 		l.Close()
 	}

@@ -2,17 +2,22 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"boxgate/config"
+	"boxgate/internal/lab"
+	"boxgate/preflight"
 )
 
 // check runs `gateway check` where the gateway would run, and returns what is lacking.
 func (w *world) check() map[string][]string {
 	w.t.Helper()
-	cmd := w.command(w.t.Context(), "check", "--json", "--config", w.config)
+	cmd := w.Command(w.t.Context(), "check", "--json", "--config", w.Config)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := w.Net.Gateway().Start(cmd); err != nil {
@@ -40,11 +45,11 @@ func (w *world) check() map[string][]string {
 
 func TestCheckPassesWhatServes(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
+	w := stoppedWorld(t, lab.Options{})
 	if lacks := w.check(); len(lacks) > 0 {
 		t.Error(lacks)
 	}
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -70,7 +75,7 @@ func TestCheckChangesNothing(t *testing.T) {
 			ln.SetUnlinkOnClose(false)
 			ln.Close()
 		}
-		w := stoppedWorld(t, labOptions{change: func(c *config) { c.Admin.Socket = socket }})
+		w := stoppedWorld(t, lab.Options{Change: func(c *config.Config) { c.Admin.Socket = socket }})
 		if got := strings.Join(w.check()["listeners"], ""); !strings.Contains(got, want) || (want == "") != (got == "") {
 			t.Errorf("%s: %q, want %q", socket, got, want)
 		}
@@ -90,10 +95,10 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 	if err := os.WriteFile(notPEM, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w := stoppedWorld(t, labOptions{change: func(c *config) {
+	w := stoppedWorld(t, lab.Options{Change: func(c *config.Config) {
 		c.DNS.Upstreams = []string{"a b", "192.0.2.53", "x/y"}
 		c.Proxy.UpstreamCAFiles = []string{"/nonexistent/ca.pem", notPEM}
-		c.Ingress.TLS = tlsConfig{Mode: "files", Cert: "/nonexistent/cert.pem", Key: "/nonexistent/key.pem"}
+		c.Ingress.TLS = config.TLS{Mode: "files", Cert: "/nonexistent/cert.pem", Key: "/nonexistent/key.pem"}
 		c.Ingress.HTTPS, c.Ingress.HTTP, c.Metrics.Listen = "203.0.113.99:443", "203.0.113.98:80", "203.0.113.97:9600"
 		c.Launcher.Images = map[string]string{"default": "/nonexistent/rootfs", "other": "Not A Reference"}
 		c.Launcher.ImageDir = notPEM
@@ -128,7 +133,7 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 		return strings.ReplaceAll(out, " tentative", "") // a link-local address settles by itself
 	}
 	before := addresses()
-	if err := w.start(t.Context()); err == nil || !strings.Contains(err.Error(), "overlaps") {
+	if err := w.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "overlaps") {
 		t.Errorf("serve: %v", err)
 	}
 	if after := addresses(); after != before {
@@ -139,7 +144,7 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 // A firewall of the host that drops what it does not know is named with what allows boxes.
 func TestCheckFindsOtherProgramsRules(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
+	w := stoppedWorld(t, lab.Options{})
 	if out, err := w.Net.Gateway().Run(t.Context(), "nft",
 		"table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }"); err != nil {
 		t.Fatal(err, out)
@@ -161,11 +166,11 @@ launcher: {run_dir: run, image_dir: images, idle_timeout: -5m}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := loadConfig(file, []string{"BOXGATE_LOG_LEVEL=z", "BOXGATE_NONE=1"})
+	_, err := config.Load(file, []string{"BOXGATE_LOG_LEVEL=z", "BOXGATE_NONE=1"})
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	all := lacksOf(err)
+	all := preflight.Lacks(err)
 	for _, want := range []string{
 		`unknown key "stat_dir"`, "BOXGATE_NONE", "log.level", "admin: neither", `network.pool_v4: "0.0.0.0/0" is too large`,
 		`network.pool_v6: "2000::/3" is too large`, "ingress.domain", "launcher.run_dir", "launcher.image_dir",
@@ -177,5 +182,72 @@ launcher: {run_dir: run, image_dir: images, idle_timeout: -5m}
 	}
 	if len(all) != 10 {
 		t.Errorf("%d mistakes: %v", len(all), all)
+	}
+}
+
+// What keeps a source from giving its value is found without starting anything.
+func TestCheckFindsBrokenSecrets(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := filepath.Join(dir, "open")
+	if err := errors.Join(os.WriteFile(open, []byte("sk-canary"), 0o644), os.Chmod(open, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	good := filepath.Join(dir, "good")
+	if err := os.WriteFile(good, []byte("sk-canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := `
+secrets:
+  a: {file: /nonexistent/key}
+  b: {file: ` + open + `}
+  c: {env: SECRETS_TEST_NOT_SET_EITHER}
+  d: {command: [/nonexistent/program]}
+  e: {file: ` + good + `}
+  f: {command: [cat, ` + good + `]}
+  g: {value: sk-canary}
+`
+	path := filepath.Join(dir, "boxgate.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(cfg.Secrets.File, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	all := preflight.Lacks(checkSecrets(t.Context(), cfg))
+	want := []string{
+		"secrets.a: file /nonexistent/key: no such file", "secrets.b: file " + open + ": everybody may read",
+		"secrets.c: variable SECRETS_TEST_NOT_SET_EITHER: it is not set", "secrets.d: command /nonexistent/program: no such file",
+		"secrets: everybody may read or write " + cfg.Secrets.File,
+	}
+	if len(all) != len(want) {
+		t.Fatalf("%d lacks: %v", len(all), all)
+	}
+	for i := range want {
+		if got := all[i].Error(); !strings.HasPrefix(got, want[i]) || strings.Contains(got, "canary") {
+			t.Errorf("%q, want %q", got, want[i])
+		}
+	}
+}
+
+// A check that only warns passes, and shows what it warns of.
+func TestCheckPassesWithWarnings(t *testing.T) {
+	t.Parallel()
+	w := stoppedWorld(t, lab.Options{Change: func(c *config.Config) { c.Limits.Connections = config.MostOfAnything }})
+	if lacks := w.check(); len(lacks) > 0 {
+		t.Errorf("a warning is a lack: %v", lacks)
+	}
+	cmd := w.Command(t.Context(), "check", "--config", w.Config)
+	var out strings.Builder
+	cmd.Stdout = &out
+	if err := w.Net.Gateway().Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "warns  shares of boxes") {
+		t.Errorf("%v: %s", err, out.String())
 	}
 }

@@ -1,13 +1,12 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
-	"boxgate/launcher"
+	"boxgate/host"
 )
 
 // newImageCommand is `gateway image`.
@@ -27,7 +26,7 @@ func newImageCommand(o *globalOptions) *cobra.Command {
 					return err
 				}
 			}
-			return ensureImage(cmd.Context(), cfg, args[0], func(line string) {
+			return host.EnsureImage(cmd.Context(), cfg, args[0], func(line string) {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			})
 		},
@@ -36,18 +35,4 @@ func newImageCommand(o *globalOptions) *cobra.Command {
 	cmd := group("image", "Prepare the images of boxes")
 	cmd.AddCommand(build)
 	return cmd
-}
-
-// ensureImage builds or unpacks an image unless it is there.
-func ensureImage(ctx context.Context, cfg config, image string, progress func(string)) error {
-	if err := needRoot(); err != nil {
-		return err
-	}
-	l, err := launcher.New(launcher.Config{
-		StateDir: cfg.StateDir, ImageDir: imageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.Images,
-	})
-	if err != nil {
-		return err
-	}
-	return l.EnsureImage(ctx, image, progress)
 }

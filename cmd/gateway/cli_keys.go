@@ -12,14 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/config"
+	"boxgate/host"
 	"boxgate/policy"
 	"boxgate/store"
-)
-
-// The variables that hold the passphrase of the store.
-const (
-	passphraseVariable    = "BOXGATE_STORE_PASSPHRASE"
-	newPassphraseVariable = "BOXGATE_STORE_NEW_PASSPHRASE"
 )
 
 // newStoreCommand is `gateway store`.
@@ -28,7 +24,7 @@ func newStoreCommand(o *globalOptions) *cobra.Command {
 	var fromStdin bool
 	rotate := &cobra.Command{
 		Use:   "rotate-key",
-		Short: "Encrypt the secrets of the store with a new key file, or with the passphrase in " + newPassphraseVariable,
+		Short: "Encrypt the secrets of the store with a new key file, or with the passphrase in " + config.NewPassphraseVariable,
 		Args:  exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			next, err := newPassphrase(fromStdin, cmd.InOrStdin())
@@ -39,8 +35,8 @@ func newStoreCommand(o *globalOptions) *cobra.Command {
 			if next.Reveal() != "" {
 				body["new_passphrase"] = next.Reveal()
 			}
-			return o.changeKeys(cmd, "/v2/store/rotate-key", body, func(cfg config) error { return rotateClosedStore(cfg, next) },
-				func(w io.Writer, cfg config) error { return sayStoreKey(w, cfg, next) })
+			return o.changeKeys(cmd, "/v2/store/rotate-key", body, func(cfg config.Config) error { return rotateClosedStore(cfg, next) },
+				func(w io.Writer, cfg config.Config) error { return sayStoreKey(w, cfg, next) })
 		},
 	}
 	rotate.Flags().BoolVar(&fromStdin, "passphrase-stdin", false, "read the new passphrase from standard input")
@@ -50,7 +46,7 @@ func newStoreCommand(o *globalOptions) *cobra.Command {
 
 // newPassphrase returns the new passphrase that the command was given; an empty one for none.
 func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
-	text := os.Getenv(newPassphraseVariable)
+	text := os.Getenv(config.NewPassphraseVariable)
 	if fromStdin {
 		data, err := io.ReadAll(io.LimitReader(stdin, 4096))
 		if err != nil {
@@ -61,13 +57,13 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
 		}
 	}
 	next := policy.NewSecret(text)
-	return next, checkPassphrase(next)
+	return next, host.CheckPassphrase(next)
 }
 
-func sayStoreKey(w io.Writer, cfg config, next policy.Secret) error {
+func sayStoreKey(w io.Writer, cfg config.Config, next policy.Secret) error {
 	said := fmt.Sprintf("The secrets of the store are encrypted with the new key in %s. Renew your copy of it.\n", filepath.Join(cfg.StateDir, "secret.key"))
 	if next.Reveal() != "" {
-		said = fmt.Sprintf("The secrets of the store are encrypted with the new passphrase. Start the gateway with it in %s from now on.\n", passphraseVariable)
+		said = fmt.Sprintf("The secrets of the store are encrypted with the new passphrase. Start the gateway with it in %s from now on.\n", config.PassphraseVariable)
 	}
 	_, err := io.WriteString(w, said)
 	return err
@@ -86,10 +82,10 @@ func newAPIKeyCommand(o *globalOptions) *cobra.Command {
 				return usageError{errors.New("--grace must be from 0s to 720h")}
 			}
 			return o.changeKeys(cmd, "/v2/api-key/rotate", map[string]string{"grace": grace.String()},
-				func(cfg config) error {
+				func(cfg config.Config) error {
 					return onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
 				},
-				func(w io.Writer, cfg config) error {
+				func(w io.Writer, cfg config.Config) error {
 					_, err := fmt.Fprintf(w, "The new API key is in %s.\n", filepath.Join(cfg.StateDir, "api-key"))
 					return err
 				})
@@ -102,7 +98,7 @@ func newAPIKeyCommand(o *globalOptions) *cobra.Command {
 
 // changeKeys changes keys through the gateway if one runs, or on the store itself if none does: who has the store open
 // decides. With --admin it is the gateway there.
-func (o *globalOptions) changeKeys(cmd *cobra.Command, path string, body any, direct func(config) error, say func(io.Writer, config) error) error {
+func (o *globalOptions) changeKeys(cmd *cobra.Command, path string, body any, direct func(config.Config) error, say func(io.Writer, config.Config) error) error {
 	cfg, err := o.load()
 	if err != nil {
 		return err
@@ -119,7 +115,7 @@ func (o *globalOptions) changeKeys(cmd *cobra.Command, path string, body any, di
 	return o.call(cmd, "POST", path, body, func(w io.Writer, _ json.RawMessage) error { return say(w, cfg) })
 }
 
-func (o *globalOptions) answered(cmd *cobra.Command, cfg config, say func(io.Writer, config) error) error {
+func (o *globalOptions) answered(cmd *cobra.Command, cfg config.Config, say func(io.Writer, config.Config) error) error {
 	if o.json {
 		return writeJSON(cmd.OutOrStdout(), map[string]bool{"ok": true})
 	}
@@ -128,10 +124,10 @@ func (o *globalOptions) answered(cmd *cobra.Command, cfg config, say func(io.Wri
 
 // rotateClosedStore changes the key of a store that no gateway has open. It is opened a second time, which writes the
 // file anew without what the old key opens.
-func rotateClosedStore(cfg config, next policy.Secret) error {
+func rotateClosedStore(cfg config.Config, next policy.Secret) error {
 	err := onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateKey(next) })
 	if errors.Is(err, store.ErrPassphrase) {
-		return fmt.Errorf("%w (in %s, or with --passphrase-stdin)", err, newPassphraseVariable)
+		return fmt.Errorf("%w (in %s, or with --passphrase-stdin)", err, config.NewPassphraseVariable)
 	}
 	if err != nil {
 		return err
@@ -141,12 +137,12 @@ func rotateClosedStore(cfg config, next policy.Secret) error {
 
 // onClosedStore opens the store of a gateway that does not run, and only one that exists. The passphrase is that of the
 // environment unless it is given.
-func onClosedStore(cfg config, passphrase policy.Secret, do func(*store.DB) error) error {
+func onClosedStore(cfg config.Config, passphrase policy.Secret, do func(*store.DB) error) error {
 	if _, err := os.Stat(filepath.Join(cfg.StateDir, "boxgate.db")); err != nil {
 		return fmt.Errorf("there is no store to change: %w", err)
 	}
 	db, err := store.Open(store.Options{
-		Dir: cfg.StateDir, PassphraseEnv: passphraseVariable, Passphrase: passphrase, LockTimeout: 100 * time.Millisecond,
+		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Passphrase: passphrase, LockTimeout: 100 * time.Millisecond,
 	})
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/host"
 	"boxgate/selftest"
 )
 
@@ -104,7 +105,7 @@ func printCard(w io.Writer, card selfTestCard) error {
 // newProbeCommand is what a self-test starts. It reads a plan and holds no secret.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:    probeCommand,
+		Use:    host.ProbeCommand,
 		Short:  "Send the traffic of a self-test (started by the gateway)",
 		Args:   exactArgs(0),
 		Hidden: true,

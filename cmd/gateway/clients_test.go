@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -166,7 +168,7 @@ func newClients(t *testing.T) (*world, *shop, string) {
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}
-	w := newWorld(t, func(c *config) { c.Launcher.Images["clients"] = rootfs })
+	w := newWorld(t, func(c *config.Config) { c.Launcher.Images["clients"] = rootfs })
 	s := openShop(t, w)
 	box := w.create(map[string]any{
 		"runtime": "clients", "network_policy": custom(shopHost), "attach_headers": map[string]any{shopHost: map[string]string{"X-Key": canary}},
@@ -214,13 +216,13 @@ func (w *world) as(t *testing.T, box string, how setting, line string) (string, 
 // launch runs a command in a box as the launcher would, and returns all it printed.
 func (w *world) launch(t *testing.T, box string, spec launcher.ExecSpec) (string, int) {
 	t.Helper()
-	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.dir, "state"), RunDir: labRunDir(w.dir)})
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: lab.RunDir(w.Dir)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
-	var out syncBuffer // two streams write to it
+	var out lab.SyncBuffer // two streams write to it
 	spec.Stdout, spec.Stderr = &out, &out
 	code, err := l.Exec(ctx, policy.BoxID(box), spec)
 	if err != nil {

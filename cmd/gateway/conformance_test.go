@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/certs"
+	"boxgate/config"
 	"boxgate/conformance"
 )
 
@@ -62,7 +63,7 @@ func newSuiteWorld(t *testing.T) *suiteWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, func(c *config) {
+	w := newWorld(t, func(c *config.Config) {
 		c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, roots[directly])
 		c.Log.Level = "info"
 	})

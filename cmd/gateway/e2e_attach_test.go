@@ -17,6 +17,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/policy"
 )
 
@@ -122,11 +123,11 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 		t.Errorf("gateway box selftest: %d %s", code, out)
 	}
 
-	w.kill()
+	w.Kill()
 	if out, code := f.sh("curl -sS --max-time 5 -k https://evil.example.net/"); code == 0 {
 		t.Errorf("without a gateway: %s", out)
 	}
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	works("after a crash of the gateway")
@@ -144,7 +145,7 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	if rules, err := w.Net.Gateway().Run(t.Context(), "nft", "list", "ruleset"); err != nil || strings.Contains(rules, box.ID) {
 		t.Errorf("left in the rules (%v): %s", err, rules)
 	}
-	if pins, err := os.ReadDir(filepath.Join(labRunDir(w.dir), "attached")); err != nil || len(pins) != 0 {
+	if pins, err := os.ReadDir(filepath.Join(lab.RunDir(w.Dir), "attached")); err != nil || len(pins) != 0 {
 		t.Errorf("left pinned: %v %v", pins, err)
 	}
 	if out, code := w.gatewayCommand("box", "get", box.ID); code != 1 {
@@ -166,7 +167,7 @@ func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 	own := w.create(map[string]any{})
 	for name, c := range map[string]struct{ flag, value, says string }{
 		"another interface":       {"--pid", strconv.Itoa(f.pid), "other"},
-		"the gateway's namespace": {"--pid", strconv.Itoa(w.process.Process.Pid), "of the gateway itself"},
+		"the gateway's namespace": {"--pid", strconv.Itoa(w.Process.Process.Pid), "of the gateway itself"},
 		"a launched box":          {"--pid", strconv.Itoa(w.initOf(own)), "namespace of box"},
 		"another namespace":       {"--netns", "/proc/" + strconv.Itoa(f.pid) + "/ns/mnt", "not a network namespace"},
 		"a file":                  {"--netns", "/etc/hostname", "not a network namespace"},
@@ -220,9 +221,9 @@ func TestAttachAsksDocker(t *testing.T) {
 	})}
 	go func() { _ = docker.Serve(ln) }()
 	t.Cleanup(func() { docker.Close() })
-	w := stoppedWorld(t, labOptions{})
-	w.env = append(w.env, "DOCKER_HOST=unix://"+socket)
-	if err := w.start(t.Context()); err != nil {
+	w := stoppedWorld(t, lab.Options{})
+	w.Env = append(w.Env, "DOCKER_HOST=unix://"+socket)
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, says := range map[string]string{"stopped": "does not run", "restarting": "restarted", "other": "no container"} {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -21,7 +23,7 @@ func globalKey(value string) map[string]any {
 // sentKey is the header that a box's request arrives with.
 func (w *world) sentKey(box string) string {
 	w.t.Helper()
-	path := "/key-" + box + "-" + randomHex(4)
+	path := "/key-" + box + "-" + strings.ToLower(rand.Text())
 	w.mustSh(box, "curl -sS -o /dev/null https://api.example.com"+path)
 	seen := w.Net.Received("api.example.com", testnet.Path(path))
 	if len(seen) != 1 {
@@ -123,11 +125,11 @@ func TestBoxInErrorDoesNotHoldUpTheOthers(t *testing.T) {
 	w := newWorld(t, nil)
 	broken := w.create(map[string]any{"network_policy": custom("api.example.com")})
 	works := w.create(map[string]any{"network_policy": custom("api.example.com")})
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	w.killInit(broken)
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var state struct{ Status, Error string }
@@ -148,7 +150,7 @@ func TestBoxInErrorDoesNotHoldUpTheOthers(t *testing.T) {
 func (w *world) killInit(box string) {
 	w.t.Helper()
 	pid := w.initOf(box)
-	if err := killAndAwait(pid); err != nil {
+	if err := lab.KillAndAwait(pid); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -48,7 +49,7 @@ func TestSecretReachesTheServerAndNeverTheBox(t *testing.T) {
 	if len(seen) != 1 || len(seen[0].Header.Values("Authorization")) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+testSecret {
 		t.Errorf("the server received %+v", seen)
 	}
-	found := strings.Fields(firstOf(w.sh(box, searchLine(testSecret))))
+	found := strings.Fields(firstOf(w.sh(box, lab.SearchLine(testSecret))))
 	if strings.Join(found, " ") != "0 0 0" {
 		t.Errorf("matches in environment, /proc and files: %v", found)
 	}
@@ -148,10 +149,10 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 		t.Fatalf("opened: %d %s", code, out)
 	}
 	// A stream is open while the policy closes; another, still allowed, is not disturbed.
-	var cut, kept syncBuffer
+	var cut, kept lab.SyncBuffer
 	cutEnd := w.background(box, "curl -k -sS -N https://evil.example.net/sse", &cut)
 	keptEnd := w.background(box, "curl -k -sS -N --limit-rate 300k https://api.example.com/bytes/600000 | tee part | wc -c", &kept)
-	if err := cut.await(t.Context(), "data:"); err != nil {
+	if err := cut.Await(t.Context(), "data:"); err != nil {
 		t.Fatalf("the stream did not begin: %v: %s", err, cut.String())
 	}
 	w.mustSh(box, "until [ -s part ]; do sleep 0.01; done")

@@ -152,7 +152,7 @@ func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 	}
 	g := w.takeOver(box.ID, f)
 	g.works("attached")
-	w.kill()
+	w.Kill()
 	w.up()
 	g.works("after a restart of the gateway")
 	w.nft("flush ruleset")

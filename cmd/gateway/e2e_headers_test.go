@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 	"boxgate/secrets"
@@ -26,9 +27,9 @@ func secretFile(t *testing.T, value string) string {
 }
 
 // withSecretFile gives a gateway one secret, read from a file anew ten times a second.
-func withSecretFile(name, path string) func(*config) {
-	return func(cfg *config) {
-		cfg.Secrets = secretsConfig{sources: map[string]secrets.Source{name: {File: path, Refresh: 100 * time.Millisecond}}}
+func withSecretFile(name, path string) func(*config.Config) {
+	return func(cfg *config.Config) {
+		cfg.Secrets = config.Secrets{Sources: map[string]secrets.Source{name: {File: path, Refresh: 100 * time.Millisecond}}}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -22,7 +24,7 @@ func responseError(err error) *api.ResponseError {
 // keyFile returns the content of a file of the state directory, which must be ours alone.
 func (w *world) keyFile(name string) string {
 	w.t.Helper()
-	path := filepath.Join(w.dir, "state", name)
+	path := filepath.Join(w.Dir, "state", name)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		w.t.Fatal(info, err)
@@ -47,7 +49,7 @@ func (w *world) secretArrives(box, path string) {
 // run runs a command of the gateway that must exit with a status, with more environment.
 func (w *world) run(want int, env []string, stdin string, args ...string) string {
 	w.t.Helper()
-	cmd := w.command(w.t.Context(), args...)
+	cmd := w.Command(w.t.Context(), args...)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, _ := cmd.CombinedOutput()
@@ -69,9 +71,9 @@ func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
 		t.Error("the key file was not changed")
 	}
 	w.secretArrives(box, "/while-it-runs")
-	contains(t, w.run(1, nil, "", "store", "rotate-key", "--admin", w.socket, "--passphrase-stdin"), "no new passphrase")
-	contains(t, w.run(1, []string{newPassphraseVariable + "=correct horse"}, "", "store", "rotate-key"), "key file")
-	if err := w.stop(); err != nil {
+	contains(t, w.run(1, nil, "", "store", "rotate-key", "--admin", w.Socket, "--passphrase-stdin"), "no new passphrase")
+	contains(t, w.run(1, []string{config.NewPassphraseVariable + "=correct horse"}, "", "store", "rotate-key"), "key file")
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	if out := w.run(0, nil, "", "store", "rotate-key", "--json"); strings.TrimSpace(out) != `{"ok":true}` {
@@ -81,27 +83,27 @@ func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
 	if third == second {
 		t.Error("the key file was not changed without a gateway")
 	}
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.secretArrives(box, "/after-a-start")
 	for _, key := range []string{first, second, third} {
 		for _, line := range strings.Split(key, "\n") {
-			if strings.HasPrefix(line, "AGE-SECRET") && strings.Contains(w.logText(), line) {
+			if strings.HasPrefix(line, "AGE-SECRET") && strings.Contains(w.LogText(), line) {
 				t.Error("the log shows a key")
 			}
 		}
 	}
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(w.dir, "state", "secret.key"), []byte(first), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.Dir, "state", "secret.key"), []byte(first), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.start(t.Context()); err == nil || !strings.Contains(err.Error(), "not the key") {
+	if err := w.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "not the key") {
 		t.Errorf("with the first key: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(w.dir, "state", "secret.key"), []byte(third), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.Dir, "state", "secret.key"), []byte(third), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -109,34 +111,34 @@ func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
 // TestThePassphraseOfTheStoreIsChanged: by variable through the gateway, from standard input without one.
 func TestThePassphraseOfTheStoreIsChanged(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
+	w := stoppedWorld(t, lab.Options{})
 	start := func(passphrase string) error {
-		w.env = []string{passphraseVariable + "=" + passphrase}
-		return w.start(t.Context())
+		w.Env = []string{config.PassphraseVariable + "=" + passphrase}
+		return w.Start(t.Context())
 	}
 	if err := start("first passphrase"); err != nil {
 		t.Fatal(err)
 	}
 	box := w.secretBox()
-	contains(t, w.run(1, []string{newPassphraseVariable + "=short"}, "", "store", "rotate-key"), "too short")
+	contains(t, w.run(1, []string{config.NewPassphraseVariable + "=short"}, "", "store", "rotate-key"), "too short")
 	contains(t, w.run(1, nil, "", "store", "rotate-key"), "give a new one")
-	contains(t, w.run(0, []string{newPassphraseVariable + "=second passphrase"}, "", "store", "rotate-key"), passphraseVariable)
+	contains(t, w.run(0, []string{config.NewPassphraseVariable + "=second passphrase"}, "", "store", "rotate-key"), config.PassphraseVariable)
 	w.secretArrives(box, "/while-it-runs")
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	if err := start("first passphrase"); err == nil {
 		t.Fatal("the first passphrase opens the store")
 	}
-	w.kill()
-	contains(t, w.run(1, nil, "third passphrase\n", "store", "rotate-key", "--passphrase-stdin"), passphraseVariable)
-	w.run(0, []string{passphraseVariable + "=second passphrase"}, "third passphrase\n", "store", "rotate-key", "--passphrase-stdin")
+	w.Kill()
+	contains(t, w.run(1, nil, "third passphrase\n", "store", "rotate-key", "--passphrase-stdin"), config.PassphraseVariable)
+	w.run(0, []string{config.PassphraseVariable + "=second passphrase"}, "third passphrase\n", "store", "rotate-key", "--passphrase-stdin")
 	if err := start("third passphrase"); err != nil {
 		t.Fatal(err)
 	}
 	w.secretArrives(box, "/after-a-start")
 	for _, p := range []string{"first", "second", "third"} {
-		if file := fileWith(t, filepath.Join(w.dir, "state"), []byte(p+" passphrase")); file != "" || strings.Contains(w.logText(), p+" passphrase") {
+		if file := fileWith(t, filepath.Join(w.Dir, "state"), []byte(p+" passphrase")); file != "" || strings.Contains(w.LogText(), p+" passphrase") {
 			t.Errorf("the %s passphrase is in %q or in the log", p, file)
 		}
 	}
@@ -157,7 +159,7 @@ func TestTheAPIKeyIsChanged(t *testing.T) {
 		return http.StatusOK
 	}
 	fresh := func() *api.Client {
-		c, err := w.dial()
+		c, err := w.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,11 +188,11 @@ func TestTheAPIKeyIsChanged(t *testing.T) {
 	}
 	w.Client = third
 	w.create(map[string]any{"network_policy": custom("api.example.com")})
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	w.run(0, nil, "", "api-key", "rotate")
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if a, b := ask(third), ask(w.Client); a != 401 || b != 200 {
@@ -208,19 +210,19 @@ func TestTheAPIKeyIsChanged(t *testing.T) {
 // memory, though it has the same user and the same rights otherwise.
 func TestTheGatewayCannotBeDumped(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
+	w := stoppedWorld(t, lab.Options{})
 	// A process that has a capability which the reader lacks is out of its reach anyway: take it from both.
 	drop := []string{"--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"}
 	script := filepath.Join(t.TempDir(), "gateway")
-	text := fmt.Sprintf("#!/bin/sh\nexec setpriv %s %s \"$@\"\n", strings.Join(drop, " "), w.self)
+	text := fmt.Sprintf("#!/bin/sh\nexec setpriv %s %s \"$@\"\n", strings.Join(drop, " "), w.Self)
 	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.self = script
-	if err := w.start(t.Context()); err != nil {
+	w.Self = script
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	pid := w.process.Process.Pid
+	pid := w.Process.Process.Pid
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 bytes") {
 		t.Errorf("%v %s", err, limits)

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -34,14 +35,14 @@ while :; do
 done
 EOF
 setsid sh try.sh >/dev/null 2>&1 &`)
-	w.kill()
+	w.Kill()
 	w.Net.Forget()
 	awaitRounds(t, w, box, 2)
 	w.nothingReached("evil.example.net")
 	w.nothingReached("169.254.169.254")
 	w.nothingReached("api.example.com")
 
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	out := w.mustSh(box, "curl -sS https://api.example.com/after")
@@ -64,7 +65,7 @@ func awaitRounds(t *testing.T, w *world, box string, n int) {
 	defer cancel()
 	var before string
 	for n >= 0 {
-		found, err := filepath.Glob(filepath.Join(w.dir, "state", "boxes", box, "*", "workspace", "home", "tried"))
+		found, err := filepath.Glob(filepath.Join(w.Dir, "state", "boxes", box, "*", "workspace", "home", "tried"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,10 +88,10 @@ func TestBoxesOutliveACleanRestart(t *testing.T) {
 	w := newWorld(t, nil)
 	box := w.create(map[string]any{"name": "stays", "network_policy": custom("api.example.com")})
 	w.mustSh(box, "setsid sleep 1000 >/dev/null 2>&1 & echo $! > pid")
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.mustSh("stays", "kill -0 $(cat pid)")
@@ -221,7 +222,7 @@ func makeReadable(t *testing.T, dir, file string) {
 func TestSecondGatewayOnTheSameStateIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	cmd := w.command(t.Context(), "serve")
+	cmd := w.Command(t.Context(), "serve")
 	cmd.Env = append(cmd.Env, "BOXGATE_ADMIN_LISTEN=", "BOXGATE_METRICS_LISTEN=", "BOXGATE_INGRESS_HTTPS=", "BOXGATE_INGRESS_HTTP=")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
@@ -232,7 +233,7 @@ func TestSecondGatewayOnTheSameStateIsRefused(t *testing.T) {
 
 func TestFailedCreateLeavesNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) { c.Launcher.Images["broken"] = "/nonexistent/rootfs" })
+	w := newWorld(t, func(c *config.Config) { c.Launcher.Images["broken"] = "/nonexistent/rootfs" })
 	err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{"runtime": "broken", "name": "x"}, nil)
 	if err == nil {
 		t.Fatal("a box of a missing image was created")
@@ -253,11 +254,11 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 func TestUnauthenticatedAdminIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	stranger := api.NewClient(w.socket, "wrong")
+	stranger := api.NewClient(w.Socket, "wrong")
 	if err := stranger.Get(t.Context(), "/v2/box", nil); err == nil {
 		t.Error("a wrong key was accepted")
 	}
-	if info, err := os.Stat(w.socket); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(w.Socket); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("admin socket: %v %v", info.Mode(), err)
 	}
 	box := w.create(map[string]any{})

@@ -36,7 +36,7 @@ func (c *logCommand) String() string {
 // followLog starts `gateway log -f`.
 func (w *world) followLog(env []string, args ...string) *logCommand {
 	w.t.Helper()
-	c := &logCommand{cmd: w.command(w.t.Context(), append([]string{"log", "-f"}, args...)...), ended: make(chan struct{})}
+	c := &logCommand{cmd: w.Command(w.t.Context(), append([]string{"log", "-f"}, args...)...), ended: make(chan struct{})}
 	c.cmd.Env = append(c.cmd.Env, env...)
 	c.cmd.Stdout, c.cmd.Stderr = c, io.Writer(c)
 	if err := c.cmd.Start(); err != nil {
@@ -74,11 +74,11 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 		}
 	}
 	try()
-	for _, end := range []func() error{w.stop, func() error { w.kill(); return nil }} {
+	for _, end := range []func() error{w.Stop, func() error { w.Kill(); return nil }} {
 		if err := end(); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.start(t.Context()); err != nil {
+		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		gaps := strings.Count(log.String(), `{"gap":`)
@@ -98,7 +98,7 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 		t.Errorf("with a key that is refused: exit %d", code)
 	}
 	try = func() {}
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	select {

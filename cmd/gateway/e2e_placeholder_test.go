@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 	"boxgate/store"
@@ -67,10 +68,10 @@ func TestPlaceholderReachesTheServerAsTheSecret(t *testing.T) {
 	if e.Verdict != policy.Allow || strings.Join(e.Headers, " ") != "Authorization X-Two" && strings.Join(e.Headers, " ") != "X-Two Authorization" {
 		t.Errorf("decision %+v", e)
 	}
-	if found := strings.Fields(firstOf(w.sh(box, searchLine(testSecret)))); strings.Join(found, " ") != "0 0 0" {
+	if found := strings.Fields(firstOf(w.sh(box, lab.SearchLine(testSecret)))); strings.Join(found, " ") != "0 0 0" {
 		t.Errorf("matches of the secret in environment, /proc and files: %v", found)
 	}
-	if strings.Contains(w.logText(), testSecret) {
+	if strings.Contains(w.LogText(), testSecret) {
 		t.Error("the gateway's log holds the secret")
 	}
 }
@@ -179,10 +180,10 @@ func TestPlaceholdersFollowTheRules(t *testing.T) {
 	if out, _ := w.sh(box, "curl -sS -H 'X-Key: "+later+"' https://api.example.com/old"); !strings.Contains(out, "placeholder_leak") {
 		t.Errorf("the token of the rule taken away: %s", out)
 	}
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := env("GLOBAL_KEY"); got != global {
@@ -204,10 +205,10 @@ func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
 		"attach_headers": map[string]any{"api.example.com": map[string]any{"placeholders": map[string]string{"API_KEY": testSecret}}},
 	})
 	before := w.mustSh(box, "printenv API_KEY")
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	db, err := store.Open(store.Options{Dir: filepath.Join(w.dir, "state")})
+	db, err := store.Open(store.Options{Dir: filepath.Join(w.Dir, "state")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,14 +217,14 @@ func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	record.PlaceholderKey = policy.Secret{}
-	if err := errors.Join(db.UpdateBox(record), db.Close(), w.start(t.Context())); err != nil {
+	if err := errors.Join(db.UpdateBox(record), db.Close(), w.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	after := w.mustSh(box, "printenv API_KEY")
 	if !isToken.MatchString(strings.TrimSpace(after)) || after == before {
 		t.Errorf("the box sees %q, before %q", after, before)
 	}
-	if again, err := os.ReadFile(filepath.Join(w.dir, "state", "boxgate.db")); err == nil && strings.Contains(string(again), strings.TrimSpace(after)) {
+	if again, err := os.ReadFile(filepath.Join(w.Dir, "state", "boxgate.db")); err == nil && strings.Contains(string(again), strings.TrimSpace(after)) {
 		t.Error("the store holds the token")
 	}
 }

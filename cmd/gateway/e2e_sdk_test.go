@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -45,7 +47,7 @@ show("left", (await Box.list()).length);
 
 func TestSDK(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) {
+	w := newWorld(t, func(c *config.Config) {
 		c.Ingress.HTTPS, c.Ingress.HTTP, c.Ingress.Domain = "", "127.0.0.1:80", "localhost"
 	})
 	dir := t.TempDir()
@@ -58,14 +60,14 @@ func TestSDK(t *testing.T) {
 	if err := os.WriteFile(script, []byte(sdkScript), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	key, err := os.ReadFile(filepath.Join(w.dir, "state", "api-key"))
+	key, err := os.ReadFile(filepath.Join(w.Dir, "state", "api-key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	node := exec.Command("node", script)
 	node.Dir = dir
 	node.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL=http://127.0.0.1:8600", "UPSTASH_BOX_API_KEY="+strings.TrimSpace(string(key)), "KEY="+testSecret)
-	var out syncBuffer
+	var out lab.SyncBuffer
 	node.Stdout, node.Stderr = &out, &out
 	if err := w.Net.Gateway().Start(node); err != nil {
 		t.Fatal(err)

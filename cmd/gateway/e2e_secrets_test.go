@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
@@ -41,15 +42,15 @@ func newSourced(t *testing.T) *sourced {
 	}
 	s.put(t, "file", s.values["file"])
 	s.put(t, "cmd", s.values["cmd"])
-	w := stoppedWorld(t, labOptions{})
-	w.env = append(w.env, "E2E_SECRET_OF_ENV="+s.values["env"])
+	w := stoppedWorld(t, lab.Options{})
+	w.Env = append(w.Env, "E2E_SECRET_OF_ENV="+s.values["env"])
 	w.addConfig(`secrets:
   lit: {value: "` + s.values["lit"] + `"}
   file: {file: ` + s.files + `/file, refresh: 200ms}
   env: {env: E2E_SECRET_OF_ENV}
   cmd: {command: [` + program + `, ` + s.files + `/cmd], refresh: 200ms, timeout: 5s}
 `)
-	if err := w.start(t.Context()); err != nil {
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	headers := map[string]any{}
@@ -70,9 +71,9 @@ func newSourced(t *testing.T) *sourced {
 // addConfig writes more configuration behind what the lab's file has.
 func (w *world) addConfig(text string) {
 	w.t.Helper()
-	data, err := os.ReadFile(w.config)
+	data, err := os.ReadFile(w.Config)
 	if err == nil {
-		err = os.WriteFile(w.config, append(data, text...), 0o600)
+		err = os.WriteFile(w.Config, append(data, text...), 0o600)
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -179,7 +180,7 @@ func TestSecretsComeFromEverySource(t *testing.T) {
 	if strings.Contains(string(s.metrics()), `boxgate_secret_refresh_failures_total{secret="cmd"} 0`) {
 		t.Error("no failure was counted")
 	}
-	contains(t, s.logText(), `"secret":"cmd"`, "says-cmd", "the source of a secret works again")
+	contains(t, s.LogText(), `"secret":"cmd"`, "says-cmd", "the source of a secret works again")
 	s.nowhere(t, old)
 }
 
@@ -219,7 +220,7 @@ func (s *sourced) nowhere(t *testing.T, old string) {
 	if !strings.Contains(old, "canary-") {
 		t.Fatal("the search would find nothing")
 	}
-	seen := map[string][]byte{"log": []byte(s.logText()), "metrics": s.metrics(), "decisions": fmt.Appendf(nil, "%+v", s.events(s.box))}
+	seen := map[string][]byte{"log": []byte(s.LogText()), "metrics": s.metrics(), "decisions": fmt.Appendf(nil, "%+v", s.events(s.box))}
 	out, _ := s.gatewayCommand("headers", "list", "--box", s.box, "--json")
 	seen["rules"] = []byte(out)
 	out, _ = s.gatewayCommand("check", "--json")
@@ -229,13 +230,13 @@ func (s *sourced) nowhere(t *testing.T, old string) {
 			t.Errorf("%s: …%.200s", where, text[max(0, i-100):])
 		}
 	}
-	own := fmt.Sprint(s.process.Process.Pid)
+	own := fmt.Sprint(s.Process.Process.Pid)
 	for pid, what := range processes(t) {
 		if pid != own && bytes.Contains(what, []byte(s.values["env"])) {
 			t.Errorf("process %s has the variable", pid)
 		}
 	}
-	if found := strings.Fields(firstOf(s.sh(s.box, searchLine("canary-of-env")))); strings.Join(found, " ") != "0 0 0" {
+	if found := strings.Fields(firstOf(s.sh(s.box, lab.SearchLine("canary-of-env")))); strings.Join(found, " ") != "0 0 0" {
 		t.Errorf("matches in the box: %v", found)
 	}
 }

@@ -17,6 +17,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/launcher"
 	"boxgate/policy"
@@ -24,41 +26,41 @@ import (
 
 // world is a lab in which the gateway runs, for one test.
 type world struct {
-	*lab
+	*lab.Lab
 	t       *testing.T
 	foreign *sync.Map // box → *foreignBox, of those that are attached
 }
 
 // newWorld starts a gateway with an internet of its own; both end with the test.
-func newWorld(t *testing.T, change func(*config)) *world {
+func newWorld(t *testing.T, change func(*config.Config)) *world {
 	t.Helper()
-	w := stoppedWorld(t, labOptions{change: change})
-	if err := w.start(t.Context()); err != nil {
+	w := stoppedWorld(t, lab.Options{Change: change})
+	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
 // stoppedWorld is newWorld without the gateway started.
-func stoppedWorld(t *testing.T, o labOptions) *world {
+func stoppedWorld(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes network namespaces and containers: run it as root (sudo make test)")
 	}
-	o.imageDir = imageDirOfTests()
-	l, err := newLab(t.Context(), o)
+	o.ImageDir = imageDirOfTests()
+	l, err := lab.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the gateway's log ended with:\n%s", last(l.logText(), 6000))
+			t.Logf("the gateway's log ended with:\n%s", last(l.LogText(), 6000))
 		}
 		if err := l.Close(); err != nil {
 			t.Errorf("closing the lab: %v", err)
 		}
 	})
-	return &world{lab: l, t: t, foreign: new(sync.Map)}
+	return &world{Lab: l, t: t, foreign: new(sync.Map)}
 }
 
 func last(s string, n int) string {
@@ -172,7 +174,7 @@ func (w *world) nothingReached(host string) {
 // gatewayCommand runs `gateway args...` against the world's gateway.
 func (w *world) gatewayCommand(args ...string) (string, int) {
 	w.t.Helper()
-	cmd := w.command(w.t.Context(), args...)
+	cmd := w.Command(w.t.Context(), args...)
 	out, _ := cmd.CombinedOutput()
 	return string(out), cmd.ProcessState.ExitCode()
 }
@@ -233,7 +235,7 @@ func execDetached(name string, args ...string) *exec.Cmd {
 // initOf is the first process of a box as the host sees it.
 func (w *world) initOf(box string) int {
 	w.t.Helper()
-	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.dir, "state"), RunDir: labRunDir(w.dir)})
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: lab.RunDir(w.Dir)})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/policy"
 )
 
@@ -77,7 +78,7 @@ until curl -s -o /dev/null http://127.0.0.1:`+port+`/; do sleep 0.05; done`)
 
 func TestPublicURLAuthentication(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) { c.Ingress.HTTP = "127.0.0.1:80" })
+	w := newWorld(t, func(c *config.Config) { c.Ingress.HTTP = "127.0.0.1:80" })
 	box := w.create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	w.serveInBox(box, "8000")
 	c := w.visitor()
@@ -142,7 +143,7 @@ func replaceHost(url, label string) string {
 
 func TestURLWithoutAuthenticationIsRefusedWhereRequired(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) { c.Ingress.RequireAuth = true })
+	w := newWorld(t, func(c *config.Config) { c.Ingress.RequireAuth = true })
 	box := w.create(map[string]any{})
 	if err := w.Client.Do(t.Context(), "POST", boxPath(box, "preview"), map[string]any{"port": 8000}, nil); err == nil {
 		t.Error("an open URL was made")

@@ -6,14 +6,16 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"boxgate/internal/lab"
 )
 
 // An attachment that fails, panics or dies with the gateway at any of its steps leaves the namespace as it was, once the
 // gateway runs again, and so does a detachment that dies.
 func TestAttachIsWholeAfterFaults(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
-	w.env = append(w.env, faultsFile+"="+w.faultsPath())
+	w := stoppedWorld(t, lab.Options{})
+	w.Env = append(w.Env, faultsFile+"="+w.faultsPath())
 	w.up()
 	f := newForeignBox(t)
 	attach := []string{"box", "attach", "--pid", strconv.Itoa(f.pid), "--name", "guest", "--policy", "allow-all"}
@@ -26,7 +28,7 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 		if out, code := w.gatewayCommand("box", "list", "--json"); code != 0 || strings.Contains(out, "guest") {
 			t.Errorf("%s: left in the store: %s", when, out)
 		}
-		if pins, err := os.ReadDir(filepath.Join(labRunDir(w.dir), "attached")); err != nil || len(pins) != 0 {
+		if pins, err := os.ReadDir(filepath.Join(lab.RunDir(w.Dir), "attached")); err != nil || len(pins) != 0 {
 			t.Errorf("%s: left pinned: %v %v", when, pins, err)
 		}
 		if rules, err := w.Net.Gateway().Run(t.Context(), "nft", "list", "chains"); err != nil || strings.Contains(rules, "chain box_") {

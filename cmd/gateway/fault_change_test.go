@@ -138,7 +138,7 @@ func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 		}
 	}
 	s.holds()
-	if strings.Contains(w.logText(), testSecret) {
+	if strings.Contains(w.LogText(), testSecret) {
 		t.Error("the secret, which is also the panic's text, is in the log")
 	}
 }
@@ -182,15 +182,15 @@ func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 	for _, step := range stepsOfStart {
 		for _, kind := range kindsOf(step) {
 			what := kind + " at " + step
-			w.kill()
+			w.Kill()
 			w.arm(kind, step)
 			one := strings.HasPrefix(step, "link") || strings.HasPrefix(step, "connect") || strings.HasPrefix(step, "plan")
-			if err := w.start(t.Context()); err == nil && (kind == faultDie || !one) { // the fault of one box is its own
+			if err := w.Start(t.Context()); err == nil && (kind == faultDie || !one) { // the fault of one box is its own
 				t.Errorf("%s: the gateway started", what)
 			}
 			w.happened(what)
 		}
-		w.kill()
+		w.Kill()
 		w.up()
 		if r.agrees("after " + step); t.Failed() {
 			return
@@ -199,7 +199,7 @@ func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 	for _, step := range stepsOfStop {
 		for _, kind := range kindsOf(step) {
 			w.arm(kind, step)
-			_ = w.stop()
+			_ = w.Stop()
 			w.happened(kind + " at " + step)
 			w.up()
 		}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"boxgate/internal/lab"
 )
 
 // The first start on a host dies at each of its steps. The next one picks up from whatever is there, and makes boxes.
@@ -16,15 +18,15 @@ func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
 			continue
 		}
 		t.Run(step, func(t *testing.T) {
-			w := stoppedWorld(t, labOptions{})
-			w.env = []string{faultsFile + "=" + w.faultsPath()}
+			w := stoppedWorld(t, lab.Options{})
+			w.Env = []string{faultsFile + "=" + w.faultsPath()}
 			for _, kind := range []string{faultDie, faultError} {
 				w.arm(kind, step)
-				if err := w.start(t.Context()); err == nil {
+				if err := w.Start(t.Context()); err == nil {
 					t.Errorf("%s: the gateway started", kind)
 				}
 				w.happened(kind + " at " + step)
-				w.kill()
+				w.Kill()
 			}
 			w.up()
 			w.mustSh(w.create(map[string]any{"network_policy": custom("api.example.com")}), "curl -sS -k -o /dev/null https://api.example.com/")
@@ -35,7 +37,7 @@ func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
 // IPv6 is off on the host: the gateway and `gateway check` say so, and nothing was changed.
 func TestAHostWithoutIPv6IsNamedAndLeftAlone(t *testing.T) {
 	t.Parallel()
-	w := stoppedWorld(t, labOptions{})
+	w := stoppedWorld(t, lab.Options{})
 	for _, where := range []string{"all", "lo"} {
 		if out, err := w.Net.Gateway().Run(t.Context(), "sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/"+where+"/disable_ipv6"); err != nil {
 			t.Fatal(err, out)
@@ -43,7 +45,7 @@ func TestAHostWithoutIPv6IsNamedAndLeftAlone(t *testing.T) {
 	}
 	state := func() string {
 		t.Helper()
-		out, err := w.Net.Gateway().Run(t.Context(), "sh", "-c", "ip -4 addr show dev lo; ip rule; nft list tables; ls "+filepath.Join(w.dir, "state")+" 2>&1 || true")
+		out, err := w.Net.Gateway().Run(t.Context(), "sh", "-c", "ip -4 addr show dev lo; ip rule; nft list tables; ls "+filepath.Join(w.Dir, "state")+" 2>&1 || true")
 		if err != nil {
 			t.Fatal(err, out)
 		}
@@ -54,10 +56,10 @@ func TestAHostWithoutIPv6IsNamedAndLeftAlone(t *testing.T) {
 		t.Errorf("the check says %q", lacks)
 	}
 	for range 2 {
-		if err := w.start(t.Context()); err == nil || !strings.Contains(err.Error(), "IPv6 is off") {
+		if err := w.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "IPv6 is off") {
 			t.Errorf("the start says: %v", err)
 		}
-		w.kill()
+		w.Kill()
 	}
 	if now := state(); now != before {
 		t.Errorf("before\n%s\nafter\n%s", before, now)
@@ -71,7 +73,7 @@ func TestCheckNamesWhatServeWouldFailOn(t *testing.T) {
 	if lacks := w.check(); len(lacks) > 0 {
 		t.Errorf("of the gateway that runs: %q", lacks)
 	}
-	cmd := w.command(t.Context(), "serve", "--config", w.config)
+	cmd := w.Command(t.Context(), "serve", "--config", w.Config)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := w.Net.Gateway().Start(cmd); err != nil {
@@ -80,10 +82,10 @@ func TestCheckNamesWhatServeWouldFailOn(t *testing.T) {
 	if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "already running") {
 		t.Errorf("a second one: %v %s", err, out.String())
 	}
-	if err := w.stop(); err != nil {
+	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(w.dir, "state")
+	dir := filepath.Join(w.Dir, "state")
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

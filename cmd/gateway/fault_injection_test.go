@@ -84,7 +84,7 @@ func (w *world) order(suffix, text string) {
 }
 
 // faultsPath is where the world's gateway looks for its faults.
-func (w *world) faultsPath() string { return filepath.Join(w.dir, "fault") }
+func (w *world) faultsPath() string { return filepath.Join(w.Dir, "fault") }
 
 // happened fails the test unless the gateway has reached the step it was told to fail at.
 func (w *world) happened(what string) {
@@ -99,20 +99,20 @@ func (w *world) happened(what string) {
 func (w *world) died(what string) {
 	w.t.Helper()
 	select {
-	case <-w.exited:
+	case <-w.Exited:
 	case <-time.After(20 * time.Second):
 		w.t.Errorf("%s: the gateway lives", what)
 	}
-	w.kill()
+	w.Kill()
 }
 
 // up starts the gateway if it is not running.
 func (w *world) up() {
 	w.t.Helper()
-	if w.process != nil {
+	if w.Process != nil {
 		return
 	}
-	if err := w.start(w.t.Context()); err != nil {
+	if err := w.Start(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 }

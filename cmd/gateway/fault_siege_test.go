@@ -15,6 +15,8 @@ import (
 
 	mdns "github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/lab"
 )
 
 // siege attacks forbidden addresses from every box of a world, from the moment its network namespace can be entered, by
@@ -69,7 +71,7 @@ func (s *siege) over() bool {
 func (s *siege) watch() {
 	known := map[string]bool{}
 	for !s.over() {
-		pins, _ := filepath.Glob(filepath.Join(labRunDir(s.w.dir), "netns", "*"))
+		pins, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "netns", "*"))
 		for _, path := range pins {
 			if known[path] {
 				continue

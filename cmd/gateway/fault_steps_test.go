@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -130,8 +132,8 @@ func stepsInSources(t *testing.T) map[string]string {
 // faultWorld is a world whose gateway fails as told, with boxes that attack all the while.
 func faultWorld(t *testing.T) (*world, *siege) {
 	t.Helper()
-	w := capturedStopped(t, func(c *config) { c.Limits.NewConnections = 10000 })
-	w.env = []string{faultsFile + "=" + w.faultsPath()}
+	w := capturedStopped(t, func(c *config.Config) { c.Limits.NewConnections = 10000 })
+	w.Env = []string{faultsFile + "=" + w.faultsPath()}
 	w.up()
 	return w, w.besiege(attackerAt(101))
 }
@@ -202,7 +204,7 @@ func (w *world) stored() *store.DB {
 	dir := w.t.TempDir()
 	err := os.Chmod(dir, 0o700)
 	for _, name := range []string{"boxgate.db", "secret.key"} {
-		data, readErr := os.ReadFile(filepath.Join(w.dir, "state", name))
+		data, readErr := os.ReadFile(filepath.Join(w.Dir, "state", name))
 		if err == nil {
 			err = readErr
 		}
@@ -257,7 +259,7 @@ func (w *world) nothingLeft(what string) {
 	if err != nil || strings.Contains(chains, "chain box_") {
 		w.t.Errorf("%s: chains are left: %v %s", what, err, chains)
 	}
-	for _, dir := range []string{filepath.Join(w.dir, "state", "boxes"), filepath.Join(labRunDir(w.dir), "netns")} {
+	for _, dir := range []string{filepath.Join(w.Dir, "state", "boxes"), filepath.Join(lab.RunDir(w.Dir), "netns")} {
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 			w.t.Errorf("%s: %s holds %v %v", what, dir, entries, err)
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/config"
 )
 
 // The hosts of the fidelity tests. A header rule covers *.example.com, so what goes there over TLS is intercepted; what
@@ -56,7 +57,7 @@ type fidelity struct {
 }
 
 // newFidelity makes the world, its servers and a box.
-func newFidelity(t *testing.T, change func(*config)) *fidelity {
+func newFidelity(t *testing.T, change func(*config.Config)) *fidelity {
 	t.Helper()
 	f := fidelityOf(newWorld(t, change))
 	for host, protocols := range map[string][]string{bothHost: nil, oneHost: {"http/1.1"}, tunnelHost: nil} {
@@ -181,7 +182,7 @@ func (f *fidelity) eachRoute(routes []route, test func(*fidelity, route)) {
 // memory is what the gateway's process holds, in bytes, and the most it has held since the last call of resetPeak.
 func (f *fidelity) memory() (now, peak int64) {
 	f.t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.process.Process.Pid))
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.Process.Process.Pid))
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -199,7 +200,7 @@ func (f *fidelity) memory() (now, peak int64) {
 // resetPeak lets the peak begin anew (proc(5), clear_refs) and returns what is held now.
 func (f *fidelity) resetPeak() int64 {
 	f.t.Helper()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", f.process.Process.Pid), []byte("5"), 0); err != nil {
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", f.Process.Process.Pid), []byte("5"), 0); err != nil {
 		f.t.Fatal(err)
 	}
 	now, _ := f.memory()

@@ -15,6 +15,8 @@ import (
 
 	"github.com/coder/websocket"
 	"golang.org/x/net/http2"
+
+	"boxgate/config"
 )
 
 // Opcodes of RFC 6455, 5.2.
@@ -236,7 +238,7 @@ s.on("remoteSettings", () => {
 // tunnels, and then for longer than that.
 func TestFidelityIdle(t *testing.T) {
 	t.Parallel()
-	f := newFidelity(t, func(c *config) { c.Limits.PeekTimeout = 500 * time.Millisecond })
+	f := newFidelity(t, func(c *config.Config) { c.Limits.PeekTimeout = 500 * time.Millisecond })
 	closed := f.echoPage()
 	go func() {
 		for range closed {
@@ -281,7 +283,7 @@ func TestFidelityIdle(t *testing.T) {
 // response that waits.
 func TestFidelityIdleLimit(t *testing.T) {
 	t.Parallel()
-	f := newFidelity(t, func(c *config) { c.Proxy.IdleTimeout = time.Second })
+	f := newFidelity(t, func(c *config.Config) { c.Proxy.IdleTimeout = time.Second })
 	f.echoPage()
 	hold := make(chan struct{})
 	f.page("/quiet", func(w http.ResponseWriter, r *http.Request) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,11 +16,13 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/internal/lab"
 	"boxgate/policy"
 )
 
 // limitsOfTest are low, so that a flood stays small.
-var limitsOfTest = limitsConfig{
+var limitsOfTest = config.Limits{
 	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50,
 	KernelFlows: 5000, DNSQueries: 60,
 	PeekTimeout: time.Minute, Memory: 256 << 20,
@@ -27,13 +30,13 @@ var limitsOfTest = limitsConfig{
 
 func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(c *config) { c.Limits = limitsOfTest })
+	w := newWorld(t, func(c *config.Config) { c.Limits = limitsOfTest })
 	attacker, honest := w.intrude(w.secretBox()), w.secretBox()
-	var said syncBuffer
+	var said lab.SyncBuffer
 	ended := w.background(honest, `n=0; until [ -e stop ]; do
 		curl -sS -f -o /dev/null https://api.example.com/echo || echo failed; n=$((n+1)); [ $n = 1 ] && echo began; sleep 0.1
 	done; echo "$n requests"`, &said)
-	if err := said.await(t.Context(), "began"); err != nil {
+	if err := said.Await(t.Context(), "began"); err != nil {
 		t.Fatalf("the honest box: %v: %s", err, said.String())
 	}
 
@@ -172,4 +175,63 @@ func (in *intruder) limited(since time.Time, stage policy.Stage) (lines int, ref
 		}
 	}
 	return lines, refusals
+}
+
+// One box holds as many tunnels as it may. Each costs the gateway two descriptors, and the others notice nothing.
+func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
+	t.Parallel()
+	const most = 400
+	w := newWorld(t, func(c *config.Config) { c.Limits.Connections = most })
+	stop := w.bystander()
+	in := w.intrude(w.create(map[string]any{"network_policy": custom("www.example.com")}))
+	to := netip.AddrPortFrom(in.resolve("www.example.com", "ip4"), 7)
+	sockets, pipes := w.descriptors()
+	since := time.Now()
+	var held []net.Conn
+	for range most {
+		held = append(held, in.begin(in.dial(to), "\x00echo", true).Conn)
+	}
+	if c, err := in.connect(to); err == nil {
+		if answer, reset := talk(c, "echo"); !reset {
+			t.Errorf("one tunnel too many answers %q", answer)
+		}
+		c.Close()
+	}
+	in.denied(since, policy.StageConn, policy.ReasonLimit)
+	w.until("idle tunnels hold two sockets each and no pipe", func() bool {
+		s, p := w.descriptors()
+		return s-sockets >= 2*most && s-sockets <= 2*most+60 && p-pipes <= 64
+	})
+	if n, _ := stop(); n < 4 {
+		t.Errorf("the other box made %d requests", n)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+	w.until("the sockets come back", func() bool {
+		s, _ := w.descriptors()
+		return s-sockets < 60
+	})
+	w.nothingLeaks()
+}
+
+// descriptors counts the sockets and the ends of pipes that the gateway has open.
+func (w *world) descriptors() (sockets, pipes int) {
+	w.t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", w.Process.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range entries {
+		to, err := os.Readlink(dir + "/" + e.Name())
+		switch {
+		case err != nil: // closed meanwhile
+		case strings.HasPrefix(to, "socket:"):
+			sockets++
+		case strings.HasPrefix(to, "pipe:"):
+			pipes++
+		}
+	}
+	return sockets, pipes
 }

@@ -12,6 +12,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"boxgate/config"
+	"boxgate/internal/buildinfo"
 )
 
 // Exit statuses of every command.
@@ -86,8 +89,8 @@ func newRootCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.Version = thisBuild().Version
-	root.SetVersionTemplate(thisBuild().String() + "\n")
+	root.Version = buildinfo.Get().Version
+	root.SetVersionTemplate(buildinfo.Get().String() + "\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&opts.config, "config", os.Getenv("BOXGATE_CONFIG"), "configuration file")
@@ -110,7 +113,7 @@ type globalOptions struct {
 }
 
 // load reads the configuration that the flags and the environment give.
-func (o *globalOptions) load() (config, error) { return loadConfig(o.config, os.Environ()) }
+func (o *globalOptions) load() (config.Config, error) { return config.Load(o.config, os.Environ()) }
 
 // exactArgs is cobra.ExactArgs with the exit status of a usage error.
 func exactArgs(n int) cobra.PositionalArgs {

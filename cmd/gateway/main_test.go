@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"boxgate/conformance"
+	"boxgate/host"
+	"boxgate/internal/lab"
 )
 
 // asGateway makes the test binary be the gateway: a lab starts it as a process of its own.
@@ -19,7 +21,7 @@ func TestMain(m *testing.M) {
 	}
 	fuzzing := slices.Contains(os.Args, "-test.fuzzworker") // a child as well, but a test
 	// A self-test starts the gateway's own program without any environment.
-	asProbe := len(os.Args) > 1 && os.Args[1] == probeCommand
+	asProbe := len(os.Args) > 1 && os.Args[1] == host.ProbeCommand
 	if (os.Getenv(asGateway) != "" || asProbe) && !fuzzing {
 		failAsTold()
 		os.Exit(run(os.Args[1:]))
@@ -29,7 +31,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if os.Geteuid() == 0 && !fuzzing {
-		if err := removeStaleLabs(); err != nil {
+		if err := lab.RemoveStaleLabs(); err != nil {
 			fmt.Fprintln(os.Stderr, "what an interrupted run left could not all be removed:", err)
 		}
 	}

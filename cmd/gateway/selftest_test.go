@@ -6,13 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
 // selftest runs the command in a world and returns its card and exit status.
 func (w *world) selftest(box string) (selfTestCard, int) {
 	w.t.Helper()
-	cmd := w.command(w.t.Context(), "box", "selftest", box, "--json")
+	cmd := w.Command(w.t.Context(), "box", "selftest", box, "--json")
 	var errout strings.Builder
 	cmd.Stderr = &errout
 	out, _ := cmd.Output()
@@ -102,9 +103,9 @@ func TestSelfTestFindsHoles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := stoppedWorld(t, labOptions{})
-			w.flags = []string{"--no-watch"}
-			if err := w.start(t.Context()); err != nil {
+			w := stoppedWorld(t, lab.Options{})
+			w.Flags = []string{"--no-watch"}
+			if err := w.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			box := w.create(map[string]any{"network_policy": map[string]any{"mode": tt.mode}})

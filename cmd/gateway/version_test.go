@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"boxgate/internal/buildinfo"
 )
 
 // TestVersion: the flag, the command and its JSON say the same.
@@ -25,12 +27,12 @@ func TestVersion(t *testing.T) {
 	if !strings.HasPrefix(line, "gateway ") || !strings.Contains(line, runtime.Version()) || line != said("version") {
 		t.Errorf("--version says %q, version %q", line, said("version"))
 	}
-	var b buildInfo
-	if err := json.Unmarshal([]byte(said("version", "--json")), &b); err != nil || b != thisBuild() || b.Version == "" || b.Revision == "" {
+	var b buildinfo.Info
+	if err := json.Unmarshal([]byte(said("version", "--json")), &b); err != nil || b != buildinfo.Get() || b.Version == "" || b.Revision == "" {
 		t.Errorf("as JSON: %+v %v", b, err)
 	}
-	version, revision = "v1.2.3", "abc"
-	defer func() { version, revision = "", "" }()
+	buildinfo.Version, buildinfo.Revision = "v1.2.3", "abc"
+	defer func() { buildinfo.Version, buildinfo.Revision = "", "" }()
 	if line := said("--version"); !strings.HasPrefix(line, "gateway v1.2.3 (revision abc, ") {
 		t.Errorf("with what the linker set: %q", line)
 	}

@@ -1,0 +1,35 @@
+package config
+
+import (
+	"path/filepath"
+
+	"boxgate/policy"
+)
+
+// checkMore finds values that can be read and would make no gateway.
+func (c *Config) checkMore(fail func(key, format string, args ...any)) {
+	if _, err := policy.ParseName(c.Ingress.Domain); err != nil {
+		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
+	}
+	for key, path := range map[string]string{
+		"admin.socket": c.Admin.Socket, "launcher.run_dir": c.Launcher.RunDir, "launcher.image_dir": c.Launcher.ImageDir,
+	} {
+		if path != "" && !filepath.IsAbs(path) {
+			fail(key, "%q is not an absolute path", path)
+		}
+	}
+	if c.Admin.Socket == "" && c.Admin.Listen == "" {
+		fail("admin", "neither socket nor listen is set, and nobody could tell the gateway anything; set one of them")
+	}
+	if c.Launcher.IdleTimeout < 0 {
+		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)
+	}
+}
+
+// ImageDir is where unpacked images are kept.
+func ImageDir(cfg Config) string {
+	if cfg.Launcher.ImageDir != "" {
+		return cfg.Launcher.ImageDir
+	}
+	return filepath.Join(cfg.StateDir, "images")
+}

@@ -1,0 +1,433 @@
+// Package config reads the configuration of the gateway: one strict YAML file, the environment and the defaults. [Load]
+// reports every mistake at once, each with its key and the remedy. It opens nothing and changes nothing.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Config is the configuration file. Every key has a default, and every key can be set by environment as BOXGATE_ and
+// its path in capitals (BOXGATE_DNS_UPSTREAMS); docs/configuration.md explains each.
+type Config struct {
+	StateDir string   `yaml:"state_dir"`
+	Store    Store    `yaml:"store"`
+	Admin    Admin    `yaml:"admin"`
+	Network  Network  `yaml:"network"`
+	DNS      DNS      `yaml:"dns"`
+	Proxy    Proxy    `yaml:"proxy"`
+	Limits   Limits   `yaml:"limits"`
+	Ingress  Ingress  `yaml:"ingress"`
+	Launcher Launcher `yaml:"launcher"`
+	Secrets  Secrets  `yaml:"secrets,omitempty"`
+	Metrics  Metrics  `yaml:"metrics"`
+	Log      Log      `yaml:"log"`
+}
+
+// Store is where the state is kept.
+type Store struct {
+	Kind string `yaml:"kind"`
+}
+
+// Admin is where the admin API listens, and the names that it answers to.
+type Admin struct {
+	Socket string   `yaml:"socket"`
+	Listen string   `yaml:"listen"`
+	Hosts  []string `yaml:"hosts"`
+}
+
+// Network is what the boxes' addresses are taken from, and what the operator exempts from the protected ranges.
+type Network struct {
+	PoolV4          string   `yaml:"pool_v4"`
+	PoolV6          string   `yaml:"pool_v6"`
+	ProtectedExempt []string `yaml:"protected_exempt"`
+}
+
+// DNS is whom the gateway asks for names.
+type DNS struct {
+	Upstreams []string `yaml:"upstreams"`
+}
+
+// Proxy is how egress connections are handled.
+type Proxy struct {
+	UpstreamCAFiles []string `yaml:"upstream_ca_files"`
+	Deny            string   `yaml:"deny"`
+	// IdleTimeout ends tunnels, which no request bounds.
+	IdleTimeout time.Duration `yaml:"idle_timeout"`
+}
+
+// Ingress is where public URLs are served, and how.
+type Ingress struct {
+	HTTPS       string `yaml:"https"`
+	HTTP        string `yaml:"http"`
+	Domain      string `yaml:"domain"`
+	TLS         TLS    `yaml:"tls"`
+	RequireAuth bool   `yaml:"require_auth"`
+}
+
+// TLS is where the certificates of public URLs come from.
+type TLS struct {
+	Mode string `yaml:"mode"`
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+}
+
+// Launcher is how boxes are made on this host.
+type Launcher struct {
+	Runtime     string            `yaml:"runtime"`
+	Images      map[string]string `yaml:"images"`
+	ImageDir    string            `yaml:"image_dir"`
+	RunDir      string            `yaml:"run_dir"`
+	IdleTimeout time.Duration     `yaml:"idle_timeout"`
+}
+
+// Metrics is where Prometheus finds the metrics.
+type Metrics struct {
+	Listen string `yaml:"listen"`
+}
+
+// Log is the gateway's log on standard error.
+type Log struct {
+	Level  string `yaml:"level"`
+	Format string `yaml:"format"`
+}
+
+// Default returns the configuration of a gateway that was given none.
+func Default() Config {
+	return Config{
+		StateDir: "/var/lib/boxgate",
+		Store:    Store{Kind: "bbolt"},
+		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600"},
+		Network:  Network{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
+		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
+		Limits:   DefaultLimits(),
+		Ingress: Ingress{
+			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal"},
+		},
+		Launcher: Launcher{
+			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute,
+		},
+		Metrics: Metrics{Listen: "127.0.0.1:9600"},
+		Log:     Log{Level: "info", Format: "json"},
+	}
+}
+
+// Load reads the file (none if path is empty), then the environment, and validates the result. It reports every
+// mistake at once.
+func Load(path string, environ []string) (Config, error) {
+	cfg := Default()
+	var errs []error
+	if path != "" {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return cfg, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", err)
+		}
+		cfg.Secrets.File = path
+		if err := parse(data, &cfg); err != nil {
+			errs = append(errs, fmt.Errorf("configuration %s: %w", path, err))
+		}
+	}
+	errs = append(errs, applyEnvironment(&cfg, environ), cfg.validate())
+	return cfg, errors.Join(errs...)
+}
+
+// parse decodes YAML strictly onto cfg: an unknown key is an error that names the nearest known one.
+func parse(data []byte, cfg *Config) error {
+	var tree map[string]any
+	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&tree); err != nil && !errors.Is(err, io.EOF) {
+		return yamlError(err)
+	}
+	unknown := errors.Join(unknownKeys(tree, reflect.TypeFor[Config](), "")...)
+	if len(tree) == 0 {
+		return nil
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec.KnownFields(unknown == nil) // those that are known already do not keep the others from being read
+	if err := dec.Decode(cfg); err != nil {
+		return errors.Join(unknown, yamlError(err))
+	}
+	if unknown != nil {
+		return unknown
+	}
+	if err := dec.Decode(&struct{}{}); !errors.Is(err, io.EOF) {
+		return errors.New("the file holds more than one YAML document; keep the first")
+	}
+	return nil
+}
+
+// yamlError puts the several lines of a YAML error into one.
+func yamlError(err error) error {
+	lines := strings.Fields(strings.ReplaceAll(err.Error(), "\n", " "))
+	// The decoder quotes what stands after a '*', which may be a secret that somebody forgot to quote.
+	if line, _, alias := strings.Cut(strings.Join(lines, " "), "unknown anchor"); alias {
+		return errors.New(line + "a value that begins with '*' must stand in quotes")
+	}
+	return errors.New(strings.Join(lines, " "))
+}
+
+// unknownKeys returns an error for every key of tree that t has no field for.
+func unknownKeys(tree map[string]any, t reflect.Type, prefix string) []error {
+	known := map[string]reflect.Type{}
+	for f := range t.Fields() {
+		known[yamlKey(f)] = f.Type
+	}
+	var errs []error
+	for key, value := range tree {
+		field, ok := known[key]
+		if !ok {
+			errs = append(errs, fmt.Errorf("unknown key %q; did you mean %q?", prefix+key, prefix+nearest(key, known)))
+			continue
+		}
+		if sub, isMap := value.(map[string]any); isMap && hasKeys(field) {
+			errs = append(errs, unknownKeys(sub, field, prefix+key+".")...)
+		}
+	}
+	return errs
+}
+
+// yamlKey is the key of a field.
+func yamlKey(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return key
+}
+
+// hasKeys reports whether a field is a section whose keys are the fields of its type.
+func hasKeys(t reflect.Type) bool {
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[Secrets]()
+}
+
+// nearestOf is [nearest] of a list.
+func nearestOf(key string, list []string) string {
+	known := map[string]reflect.Type{}
+	for _, k := range list {
+		known[k] = nil
+	}
+	return nearest(key, known)
+}
+
+// nearest returns the known key with the smallest edit distance to key.
+func nearest(key string, known map[string]reflect.Type) string {
+	best, bestDistance := "", 1<<30
+	for k := range known {
+		if d := editDistance(key, k); d < bestDistance || d == bestDistance && k < best {
+			best, bestDistance = k, d
+		}
+	}
+	return best
+}
+
+// editDistance is Levenshtein's.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+// EnvironmentPrefix starts the name of every variable that sets a configuration key.
+const EnvironmentPrefix = "BOXGATE_"
+
+// notConfiguration are variables with the prefix that other commands read.
+var notConfiguration = map[string]bool{
+	"BOXGATE_API_KEY": true, "BOXGATE_ADMIN": true, PassphraseVariable: true, NewPassphraseVariable: true, "BOXGATE_CONFIG": true,
+}
+
+// applyEnvironment sets the keys that BOXGATE_* variables name; an unknown variable is an error.
+func applyEnvironment(cfg *Config, environ []string) error {
+	fields := map[string]reflect.Value{}
+	collectFields(reflect.ValueOf(cfg).Elem(), EnvironmentPrefix, fields)
+	var errs []error
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		if !strings.HasPrefix(name, EnvironmentPrefix) || notConfiguration[name] {
+			continue
+		}
+		if strings.HasPrefix(name, secretsPrefix) {
+			errs = append(errs, cfg.Secrets.setFromEnvironment(name, value))
+			continue
+		}
+		field, ok := fields[name]
+		if !ok {
+			errs = append(errs, fmt.Errorf("unknown variable %s; did you mean %s?", name, nearestOf(name, slices.Collect(maps.Keys(fields)))))
+			continue
+		}
+		if err := setField(field, value); err != nil {
+			errs = append(errs, fmt.Errorf("%s=%q: %w", name, value, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// collectFields fills out with every leaf of v, keyed by the name of its variable.
+func collectFields(v reflect.Value, prefix string, out map[string]reflect.Value) {
+	for i := range v.NumField() {
+		name := prefix + strings.ToUpper(yamlKey(v.Type().Field(i)))
+		switch {
+		case hasKeys(v.Field(i).Type()):
+			collectFields(v.Field(i), name+"_", out)
+			continue
+		case v.Field(i).Kind() == reflect.Struct:
+			continue // it reads its variables itself
+		}
+		out[name] = v.Field(i)
+	}
+}
+
+// setField parses a variable's value: lists are separated by commas, maps are key=value pairs separated by commas.
+func setField(field reflect.Value, value string) error {
+	switch target := field.Addr().Interface().(type) {
+	case *string:
+		*target = value
+	case *int:
+		n, err := strconv.Atoi(value)
+		if err != nil {
+			return errors.New("use a whole number")
+		}
+		*target = n
+	case *bool:
+		b, err := strconv.ParseBool(value)
+		if err != nil {
+			return errors.New("use true or false")
+		}
+		*target = b
+	case *time.Duration:
+		d, err := time.ParseDuration(value)
+		if err != nil {
+			return errors.New("use a duration such as 30m")
+		}
+		*target = d
+	case *Size:
+		return target.UnmarshalText([]byte(value))
+	case *[]string:
+		*target = splitList(value)
+	case *map[string]string:
+		m := map[string]string{}
+		for _, pair := range splitList(value) {
+			k, v, ok := strings.Cut(pair, "=")
+			if !ok {
+				return errors.New("use key=value pairs separated by commas")
+			}
+			m[k] = v
+		}
+		*target = m
+	}
+	return nil
+}
+
+func splitList(value string) []string {
+	var out []string
+	for item := range strings.SplitSeq(value, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			out = append(out, item)
+		}
+	}
+	return out
+}
+
+// validate returns every mistake in the values, each with its key and the remedy.
+func (c *Config) validate() error {
+	var errs []error
+	fail := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
+	}
+	oneOf := func(key, value string, allowed ...string) {
+		for _, a := range allowed {
+			if value == a {
+				return
+			}
+		}
+		fail(key, "%q is not known; use %s", value, strings.Join(allowed, " or "))
+	}
+	oneOf("store.kind", c.Store.Kind, "bbolt")
+	oneOf("proxy.deny", c.Proxy.Deny, "alert", "page")
+	if c.Proxy.IdleTimeout < time.Second || c.Proxy.IdleTimeout > 8760*time.Hour {
+		fail("proxy.idle_timeout", "%v is out of range; use 1s to 8760h", c.Proxy.IdleTimeout)
+	}
+	oneOf("ingress.tls.mode", c.Ingress.TLS.Mode, "internal", "files")
+	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
+	oneOf("log.format", c.Log.Format, "json", "console")
+	if c.StateDir == "" || c.StateDir[0] != '/' {
+		fail("state_dir", "%q is not an absolute path", c.StateDir)
+	}
+	if c.Ingress.TLS.Mode == "files" && (c.Ingress.TLS.Cert == "" || c.Ingress.TLS.Key == "") {
+		fail("ingress.tls", "mode files needs both cert and key")
+	}
+	if c.Launcher.Images["default"] == "" {
+		fail("launcher.images", `has no entry "default"`)
+	}
+	c.checkMore(fail)
+	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)
+	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)
+	for _, s := range c.Network.ProtectedExempt {
+		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {
+			fail("network.protected_exempt", "%q is not a masked CIDR such as 192.0.2.0/24", s)
+		}
+	}
+	c.Limits.check(fail)
+	errs = append(errs, c.Secrets.validate())
+	checkListeners(fail, map[string]string{
+		"admin.listen": c.Admin.Listen, "ingress.https": c.Ingress.HTTPS, "ingress.http": c.Ingress.HTTP,
+		"metrics.listen": c.Metrics.Listen,
+	})
+	return errors.Join(errs...)
+}
+
+// checkPool requires a masked prefix of the right family with room for the gateway, the sink and some boxes.
+func checkPool(fail func(key, format string, args ...any), key, value string, family func(netip.Addr) bool, minBits, maxBits int) {
+	p, err := netip.ParsePrefix(value)
+	switch {
+	case err != nil || !family(p.Addr()):
+		fail(key, "%q is not a CIDR of the right family", value)
+	case p != p.Masked():
+		fail(key, "%q has host bits set; use %q", value, p.Masked())
+	case p.Bits() < minBits:
+		fail(key, "%q is too large: it would take addresses from everybody else; use /%d or smaller", value, minBits)
+	case p.Bits() > maxBits:
+		fail(key, "%q is too small; use /%d or larger", value, maxBits)
+	}
+}
+
+// checkListeners requires host:port; an empty value turns a listener off.
+func checkListeners(fail func(key, format string, args ...any), listeners map[string]string) {
+	for key, value := range listeners {
+		if value == "" {
+			continue
+		}
+		if _, port, err := net.SplitHostPort(value); err != nil {
+			fail(key, "%q is not host:port, such as 127.0.0.1:8600", value)
+		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			fail(key, "port %q is not a number from 0 to 65535", port)
+		}
+	}
+}
+
+// The variables that hold the passphrase of the store.
+const (
+	PassphraseVariable    = "BOXGATE_STORE_PASSPHRASE"
+	NewPassphraseVariable = "BOXGATE_STORE_NEW_PASSPHRASE"
+)

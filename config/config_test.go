@@ -1,0 +1,107 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestConfigDefaultsAreValid(t *testing.T) {
+	if _, err := Load("", nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConfigMistakesNameTheRemedy(t *testing.T) {
+	for name, c := range map[string]struct{ yaml, want string }{
+		"unknown key":        {"stat_dir: /x", `unknown key "stat_dir"; did you mean "state_dir"?`},
+		"unknown nested key": {"dns:\n  upstream: [1.1.1.1:53]", `unknown key "dns.upstream"; did you mean "dns.upstreams"?`},
+		"host bits":          {"network: {pool_v4: 10.200.0.1/16}", `"10.200.0.1/16" has host bits set; use "10.200.0.0/16"`},
+		"wrong family":       {"network: {pool_v6: 10.0.0.0/8}", "not a CIDR of the right family"},
+		"relative state":     {"state_dir: state", "not an absolute path"},
+		"bad deny":           {"proxy: {deny: maybe}", `use alert or page`},
+		"files without key":  {"ingress: {tls: {mode: files, cert: /c.pem}}", "needs both cert and key"},
+		"bad listener":       {"admin: {listen: localhost}", "not host:port"},
+		"no default image":   {"launcher: {images: {default: \"\"}}", `has no entry "default"`},
+		"no connections":     {"limits: {connections: 0}", "limits.connections: 0 is out of range; use 1 to 1000000"},
+		"negative rate":      {"limits: {new_connections_per_second: -1}", "limits.new_connections_per_second: -1 is out"},
+		"endless queries":    {"limits: {dns_queries_per_second: 1000001}", "limits.dns_queries_per_second: 1000001 is out"},
+		"no interceptions":   {"limits: {interceptions: 0}", "limits.interceptions: 0 is out of range"},
+		"hasty peek":         {"limits: {peek_timeout: 1ms}", "limits.peek_timeout: 1ms is out of range; use 100ms to 5m"},
+		"little memory":      {"limits: {memory: 1MiB}", "limits.memory: 1MiB is out of range; use 16MiB to 1TiB"},
+		"no gateway":         {"limits: {process_memory: 64MiB}", "limits.process_memory: 64MiB is out of range; use 128MiB to 16TiB"},
+		"no size":            {"limits: {memory: much}", `"much" is no size; use one such as 256MiB`},
+		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
+		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
+		"not YAML":           {"a: [", "line 1"},
+		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: cannot unmarshal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "boxgate.yaml")
+			if err := os.WriteFile(file, []byte(c.yaml), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := Load(file, nil)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestConfigReportsEveryMistakeAtOnce(t *testing.T) {
+	_, err := Load("", []string{"BOXGATE_PROXY_DENY=x", "BOXGATE_STATE_DIR=y", "BOXGATE_LOG_LEVEL=z"})
+	for _, want := range []string{"proxy.deny", "state_dir", "log.level"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not name %s", err, want)
+		}
+	}
+}
+
+func TestEnvironmentWinsOverTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "boxgate.yaml")
+	if err := os.WriteFile(file, []byte("dns: {upstreams: [192.0.2.1:53]}\nlauncher: {idle_timeout: 5m}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Load(file, []string{
+		"BOXGATE_DNS_UPSTREAMS=192.0.2.2:53, tls://192.0.2.3:853", "BOXGATE_INGRESS_REQUIRE_AUTH=true",
+		"BOXGATE_LIMITS_CONNECTIONS=64", "BOXGATE_LIMITS_PEEK_TIMEOUT=3s", "BOXGATE_LIMITS_MEMORY=64MiB",
+		"BOXGATE_LAUNCHER_IMAGES=default=debian,node=oci:/x", "OTHER=1", "BOXGATE_API_KEY=k",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(cfg.DNS.Upstreams, " "); got != "192.0.2.2:53 tls://192.0.2.3:853" {
+		t.Errorf("upstreams %q", got)
+	}
+	if !cfg.Ingress.RequireAuth || cfg.Launcher.Images["node"] != "oci:/x" || cfg.Launcher.IdleTimeout != 5*time.Minute {
+		t.Errorf("not taken over: %+v", cfg)
+	}
+	want := DefaultLimits()
+	want.Connections, want.PeekTimeout, want.Memory = 64, 3*time.Second, 64<<20
+	if cfg.Limits != want {
+		t.Errorf("limits %+v, want %+v", cfg.Limits, want)
+	}
+	if _, err = Load("", []string{"BOXGATE_LIMITS_CONNECTIONS=many"}); err == nil || !strings.Contains(err.Error(), "use a whole number") {
+		t.Errorf("a limit that is no number gave %v", err)
+	}
+	_, err = Load("", []string{"BOXGATE_DNS_UPSTREAM=192.0.2.2:53"})
+	if err == nil || !strings.Contains(err.Error(), "did you mean BOXGATE_DNS_UPSTREAMS") {
+		t.Errorf("an unknown variable gave %v", err)
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte("state_dir: /var/lib/boxgate\ndns: {upstreams: [a:53]}\n"))
+	f.Add([]byte("network: {pool_v4: 10.0.0.0/8}\n---\n"))
+	f.Add([]byte("secrets: {a: {file: /x, refresh: 1m}, b: {env: X}, c: {command: [x, y], timeout: 1s}, d: {value: v}}\n"))
+	f.Add([]byte("secrets: {a: &x {value: v}, b: *x, c: [1], d: {value: *x}}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg := Default()
+		if parse(data, &cfg) == nil {
+			_ = cfg.validate()
+		}
+	})
+}

@@ -1,0 +1,54 @@
+package config
+
+import (
+	"time"
+)
+
+// Limits bounds what one box can take of the gateway, so that the others keep theirs.
+type Limits struct {
+	Connections    int           `yaml:"connections"`
+	NewConnections int           `yaml:"new_connections_per_second"`
+	Interceptions  int           `yaml:"interceptions"`
+	Streams        int           `yaml:"streams"`
+	Requests       int           `yaml:"requests_per_second"`
+	Upstreams      int           `yaml:"upstreams"`
+	KernelFlows    int           `yaml:"kernel_flows"`
+	DNSQueries     int           `yaml:"dns_queries_per_second"`
+	PeekTimeout    time.Duration `yaml:"peek_timeout"`
+	Memory         Size          `yaml:"memory"`
+	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway, not of one box; 0: by the host
+}
+
+// DefaultLimits are those of a configuration that says nothing.
+func DefaultLimits() Limits {
+	return Limits{
+		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 50000, Upstreams: 512,
+		KernelFlows: 16384, DNSQueries: 500, PeekTimeout: 10 * time.Second,
+		Memory: 256 << 20,
+	}
+}
+
+// MostOfAnything is the largest count that can be configured: beyond it lies a mistake, not a machine.
+const MostOfAnything = 1_000_000
+
+// check finds limits that would refuse everything, or nothing: there is no way to have none.
+func (l *Limits) check(fail func(key, format string, args ...any)) {
+	for key, n := range map[string]int{
+		"connections": l.Connections, "new_connections_per_second": l.NewConnections,
+		"interceptions": l.Interceptions, "streams": l.Streams, "requests_per_second": l.Requests, "upstreams": l.Upstreams, "kernel_flows": l.KernelFlows,
+		"dns_queries_per_second": l.DNSQueries,
+	} {
+		if n < 1 || n > MostOfAnything {
+			fail("limits."+key, "%d is out of range; use 1 to %d", n, MostOfAnything)
+		}
+	}
+	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {
+		fail("limits.peek_timeout", "%v is out of range; use 100ms to 5m", l.PeekTimeout)
+	}
+	if l.Memory < 16<<20 || l.Memory > 1<<40 {
+		fail("limits.memory", "%v is out of range; use 16MiB to 1TiB", l.Memory)
+	}
+	if l.ProcessMemory != 0 && (l.ProcessMemory < LeastMemory || l.ProcessMemory > 1<<44) {
+		fail("limits.process_memory", "%v is out of range; use %v to 16TiB, or 0 for what the host leaves", l.ProcessMemory, Size(LeastMemory))
+	}
+}

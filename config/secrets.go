@@ -1,0 +1,238 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"boxgate/policy"
+	"boxgate/secrets"
+)
+
+// Secrets is the section "secrets": name → source. It reads itself from YAML, because the decoder's own errors
+// quote what they cannot read, and that may be a secret.
+type Secrets struct {
+	File    string // the configuration file; "" for none
+	Sources map[string]secrets.Source
+	errs    []error // what could not be read; told by validate
+}
+
+// secretKeys are the keys of one source.
+var secretKeys = []string{"value", "file", "env", "command", "refresh", "timeout"}
+
+// IsZero keeps an empty section from being written.
+func (c Secrets) IsZero() bool { return len(c.Sources) == 0 && len(c.errs) == 0 }
+
+// MarshalYAML writes the section without literals.
+func (c Secrets) MarshalYAML() (any, error) {
+	out := map[string]map[string]any{}
+	for name, s := range c.Sources {
+		entry := map[string]any{}
+		for key, v := range map[string]any{"file": s.File, "env": s.Env} {
+			if v != "" {
+				entry[key] = v
+			}
+		}
+		if s.Command != nil {
+			entry["command"] = s.Command
+		}
+		if s.Value.Reveal() != "" {
+			entry["value"] = s.Value // as "[redacted]"
+		}
+		for key, d := range map[string]time.Duration{"refresh": s.Refresh, "timeout": s.Timeout} {
+			if d != 0 {
+				entry[key] = d.String()
+			}
+		}
+		out[name] = entry
+	}
+	return out, nil
+}
+
+// UnmarshalYAML reads the section strictly. What is wrong is kept for validate, so that it does not hide other mistakes.
+func (c *Secrets) UnmarshalYAML(node *yaml.Node) error {
+	c.Sources, c.errs = map[string]secrets.Source{}, nil
+	if isNull(node) {
+		return nil
+	}
+	if node.Kind != yaml.MappingNode {
+		c.fail("secrets", node, "use a map of name to source, such as openai: {file: /etc/boxgate/openai.key}")
+		return nil
+	}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		name := node.Content[i].Value
+		c.Sources[name] = c.readSource("secrets."+policy.ShownSecretName(name), followed(node.Content[i+1]))
+	}
+	return nil
+}
+
+func (c *Secrets) fail(key string, node *yaml.Node, remedy string) {
+	c.errs = append(c.errs, fmt.Errorf("%s: line %d: %s", key, node.Line, remedy))
+}
+
+// followed returns what an alias stands for.
+func followed(node *yaml.Node) *yaml.Node {
+	if node.Kind == yaml.AliasNode {
+		return node.Alias
+	}
+	return node
+}
+
+func isNull(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.Tag == "!!null" }
+
+func (c *Secrets) readSource(at string, node *yaml.Node) (s secrets.Source) {
+	if node.Kind != yaml.MappingNode {
+		c.fail(at, node, "use one of {value: …}, {file: …}, {env: …} and {command: […]}")
+		return s
+	}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		key, value := node.Content[i].Value, followed(node.Content[i+1])
+		c.readKey(at, key, value, &s)
+	}
+	return s
+}
+
+func (c *Secrets) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
+	if !slices.Contains(secretKeys, key) {
+		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+policy.ShownSecretName(key), at+"."+nearestOf(key, secretKeys)))
+		return
+	}
+	at += "." + key
+	if key == "command" {
+		c.readCommand(at, node, s)
+		return
+	}
+	if node.Kind != yaml.ScalarNode || node.Value == "" || isNull(node) {
+		c.fail(at, node, "use one value, and no empty one")
+		return
+	}
+	if err := setSecretKey(s, key, node.Value); err != nil {
+		c.fail(at, node, err.Error())
+	}
+}
+
+// setSecretKey sets one key of a source from its text. The error does not quote the text.
+func setSecretKey(s *secrets.Source, key, text string) (err error) {
+	switch key {
+	case "value":
+		s.Value = policy.NewSecret(text)
+	case "file":
+		s.File = text
+	case "env":
+		s.Env = text
+	case "refresh":
+		s.Refresh, err = parseDuration(text)
+	case "timeout":
+		s.Timeout, err = parseDuration(text)
+	}
+	return err
+}
+
+func parseDuration(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d == 0 {
+		return 0, errors.New("use a duration such as 1m")
+	}
+	return d, nil
+}
+
+func (c *Secrets) readCommand(at string, node *yaml.Node, s *secrets.Source) {
+	if node.Kind != yaml.SequenceNode {
+		c.fail(at, node, "use a list of the program and its arguments; there is no shell")
+		return
+	}
+	s.Command = []string{}
+	for _, element := range node.Content {
+		if element = followed(element); element.Kind != yaml.ScalarNode {
+			c.fail(at, element, "each argument is one value")
+			return
+		}
+		s.Command = append(s.Command, element.Value)
+	}
+}
+
+// validate returns what could not be read and what is wrong with what could.
+func (c *Secrets) validate() error {
+	if len(c.errs) > 0 {
+		return errors.Join(c.errs...) // the rest would be told about what is missing because of these
+	}
+	return secrets.Validate(c.Sources)
+}
+
+// secretsPrefix starts the variables of the section: BOXGATE_SECRETS_{NAME}_{KEY}.
+const secretsPrefix = EnvironmentPrefix + "SECRETS_"
+
+// setFromEnvironment sets a key of the source that a variable names. In the name of the source capitals stand for small
+// letters, and '_' for '.' and '-' as well where the file has such a name; otherwise the source is a new one. A variable that gives
+// another kind of source replaces what the file says.
+func (c *Secrets) setFromEnvironment(variable, text string) error {
+	middle, key := cutLast(strings.TrimPrefix(variable, secretsPrefix), "_")
+	key = strings.ToLower(key)
+	switch {
+	case middle == "" || !slices.Contains(secretKeys, key):
+		return fmt.Errorf("unknown variable %s; use %s{NAME}_ and FILE, ENV, COMMAND, REFRESH or TIMEOUT", variable, secretsPrefix)
+	case key == "value":
+		return fmt.Errorf("%s: put the value into a variable of its own, and that variable's name into %sENV", variable,
+			strings.TrimSuffix(variable, "VALUE"))
+	}
+	if c.Sources == nil {
+		c.Sources = map[string]secrets.Source{}
+	}
+	name := c.named(middle)
+	s := c.Sources[name]
+	if key == "file" || key == "env" || key == "command" {
+		s.Value, s.File, s.Env, s.Command = policy.Secret{}, "", "", nil
+	}
+	if key == "command" {
+		s.Command = splitList(text)
+	} else if err := setSecretKey(&s, key, text); err != nil {
+		return fmt.Errorf("%s: %w", variable, err)
+	}
+	c.Sources[name] = s
+	return nil
+}
+
+// named returns the name of the source that the middle of a variable's name means.
+func (c *Secrets) named(middle string) string {
+	fold := strings.NewReplacer(".", "_", "-", "_")
+	for _, name := range slices.Sorted(maps.Keys(c.Sources)) {
+		if strings.ToUpper(fold.Replace(name)) == middle {
+			return name
+		}
+	}
+	return strings.ToLower(middle)
+}
+
+func cutLast(s, sep string) (before, after string) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return "", s
+	}
+	return s[:i], s[i+len(sep):]
+}
+
+// Exposed returns an error if the configuration file holds a literal and everybody may read it.
+func (c *Secrets) Exposed() error {
+	literal := false
+	for _, s := range c.Sources {
+		literal = literal || s.Value.Reveal() != ""
+	}
+	if !literal || c.File == "" {
+		return nil
+	}
+	info, err := os.Stat(c.File)
+	if err != nil {
+		return err
+	}
+	if mode := info.Mode().Perm(); mode&0o007 != 0 {
+		return fmt.Errorf("secrets: everybody may read or write %s, which holds the value of a secret (mode %04o): run chmod o= %s",
+			c.File, mode, c.File)
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// conntrackLook is how often the fill of the kernel's connection table is looked at.
+const conntrackLook = time.Second
+
+// followConntrack says when the kernel's table of connections gets full, and when it is so no more: a full one drops new
+// connections of all boxes and of the host in silence. It returns when ctx ends.
+func (h *Host) followConntrack(ctx context.Context) error {
+	tick := time.NewTicker(conntrackLook)
+	defer tick.Stop()
+	full := false
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		count, limit, err := ConntrackFill()
+		if err != nil || limit == 0 { // no limit, or a kernel that tells nothing
+			continue
+		}
+		now := full && count > limit/10*8 || count > limit/10*9
+		if now != full {
+			h.tellConntrack(now, count, limit)
+		}
+		full = now
+	}
+}
+
+func (h *Host) tellConntrack(full bool, count, limit int) {
+	fields := []zap.Field{zap.Int("entries", count), zap.Int("nf_conntrack_max", limit)}
+	if full {
+		h.log.Error("the kernel's connection table is nearly full: it drops new connections then; raise net.netfilter.nf_conntrack_max, "+
+			"or lower limits.kernel_flows", fields...)
+		return
+	}
+	h.log.Info("the kernel's connection table has room again", fields...)
+}
+
+// ConntrackFill returns the entries of this network namespace and how many there may be.
+func ConntrackFill() (count, limit int, err error) {
+	for name, value := range map[string]*int{"nf_conntrack_count": &count, "nf_conntrack_max": &limit} {
+		text, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
+		if err != nil {
+			return 0, 0, err
+		}
+		if *value, err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return count, limit, nil
+}

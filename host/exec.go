@@ -1,0 +1,88 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// Exec implements [api.Host].
+func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
+	b, err := h.find(id)
+	if err != nil {
+		return api.ExecResult{}, err
+	}
+	if err := b.begin(); err != nil {
+		return api.ExecResult{}, err
+	}
+	defer b.end()
+	code, err := h.launcher.Exec(ctx, id, launcher.ExecSpec{
+		Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
+	})
+	var start *launcher.StartError
+	switch {
+	case errors.As(err, &start):
+		_, _ = io.WriteString(stderr, start.Error()+"\n")
+		return api.ExecResult{ExitCode: exitNoProgram}, nil
+	case err != nil:
+		if ctx.Err() != nil {
+			return api.ExecResult{}, ctx.Err()
+		}
+		return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the command could not be run: %w", err)
+	}
+	return api.ExecResult{ExitCode: code}, nil
+}
+
+// exitNoProgram is what a shell answers for a program that does not exist or cannot be started.
+const exitNoProgram = 127
+
+// environment is what was given with the box, and the placeholders of the header rules now in force, which win: they
+// are there to take a secret out of the box. It comes with every command and is not in the container's own
+// configuration, which lies on disk as it is.
+func (b *box) environment() map[string]string {
+	env := make(map[string]string, len(b.env))
+	for name, value := range b.env {
+		env[name] = value.Reveal()
+	}
+	maps.Copy(env, b.Policy.Load().Tokens())
+	return env
+}
+
+// begin notes that a command runs. A box that is deleted meanwhile takes the command with it.
+func (b *box) begin() error {
+	if b.attached != nil {
+		return errAttached
+	}
+	v := b.shown.Load()
+	if v.Status != api.StatusIdle {
+		return api.Errorf(api.ErrConflict, "the box is %s: %s", v.Status, v.Error)
+	}
+	b.running.Add(1)
+	b.activity.Store(time.Now().UnixNano())
+	return nil
+}
+
+// end notes that a command is over.
+func (b *box) end() {
+	b.running.Add(-1)
+	b.activity.Store(time.Now().UnixNano())
+}
+
+// runInit runs the box's init command in the background; it may be a server and never end.
+func (h *Host) runInit(b *box) {
+	id, command := b.ID, b.record.InitCommand
+	go func() {
+		req := api.ExecRequest{Command: []string{"sh", "-c", command}}
+		if res, err := h.Exec(context.Background(), id, req, io.Discard, io.Discard); err != nil || res.ExitCode != 0 {
+			h.log.Warn("an init command ended", zap.String("box", string(id)), zap.Int("exit_code", res.ExitCode), zap.Error(err))
+		}
+	}()
+}

@@ -1,0 +1,49 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// RotateStoreKey implements [api.Host].
+func (h *Host) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
+	if err := CheckPassphrase(newPassphrase); err != nil {
+		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
+	}
+	err := h.store.RotateKey(newPassphrase)
+	if errors.Is(err, store.ErrPassphrase) {
+		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
+	}
+	if err != nil {
+		return api.Errorf(api.ErrUnavailable, "the key of the store was not changed whole: %w", err)
+	}
+	h.log.Info("the secrets of the store are encrypted with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
+	return nil
+}
+
+// RotateAPIKey implements [api.Host].
+func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
+	if err := h.store.RotateAPIKey(grace); err != nil {
+		return api.Errorf(api.ErrUnavailable, "the API key was not replaced whole: %w", err)
+	}
+	h.log.Info("there is a new API key", zap.Duration("grace_of_those_before", grace))
+	return nil
+}
+
+// CheckPassphrase refuses what is hardly a passphrase; none at all is for others to judge.
+func CheckPassphrase(p policy.Secret) error {
+	switch n := len(p.Reveal()); {
+	case n > 0 && n < 8:
+		return errors.New("the new passphrase is too short; use 8 bytes or more")
+	case n > 1024:
+		return errors.New("the new passphrase is too long; use 1024 bytes or less")
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// A gateway that runs touches a file every second, so that the next one knows which flows of the kernel it has to tell of:
+// those that began since. The file is in the run directory, which is in memory and is empty after a reboot, like the
+// kernel's connection table.
+const (
+	lastRunFile = "last-run"
+	lastRunPace = time.Second
+)
+
+// lastRun returns when a gateway was last known to run; zero: never. Flows of the time around it are told twice rather than
+// not at all.
+func lastRun(runDir string) time.Time {
+	info, err := os.Stat(filepath.Join(runDir, lastRunFile))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime().Add(-2 * lastRunPace)
+}
+
+// noteRun touches the file until ctx ends.
+func noteRun(ctx context.Context, runDir string) error {
+	path := filepath.Join(runDir, lastRunFile)
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return fmt.Errorf("the run directory: %w", err)
+	}
+	tick := time.NewTicker(lastRunPace)
+	defer tick.Stop()
+	for {
+		now := time.Now()
+		_ = os.Chtimes(path, now, now) // the worst is that flows are told twice
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// forgetRun removes the file, which would keep the directory, where there is no box of which anything could be told.
+func forgetRun(runDir string) { _ = os.Remove(filepath.Join(runDir, lastRunFile)) }

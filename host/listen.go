@@ -1,0 +1,256 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/config"
+	"boxgate/proxy"
+)
+
+// Listeners are all sockets of a gateway. They are opened before anything else is touched, so that a port in use is
+// noticed while there is still nothing to take back.
+type Listeners struct {
+	admin       []net.Listener // Unix socket and TCP
+	metrics     net.Listener   // nil: none
+	https, http net.Listener   // nil: none
+	dnsTCP      []net.Listener
+	dnsUDP      []net.PacketConn
+	transparent []net.Listener
+	explicit    []net.Listener
+
+	dnsPort, proxyPort uint16
+	all                []interface{ Close() error }
+}
+
+// explicitPort is the well-known port of the explicit proxy on the gateway addresses.
+const explicitPort = 3128
+
+// Listen opens every socket that the configuration asks for, or none.
+func Listen(ctx context.Context, cfg config.Config, a config.Addresses) (*Listeners, error) {
+	l := &Listeners{}
+	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), l.openEgress(ctx, a))
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close closes all of them.
+func (l *Listeners) Close() {
+	for _, c := range l.all {
+		c.Close()
+	}
+}
+
+// tcp opens one TCP listener; key is the configuration key that named the address.
+func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address string) (net.Listener, error) {
+	ln, err := lc.Listen(ctx, "tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %s is in use by another program; stop it or set another address", key, address)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("%s: this machine has no address %s; set another address", key, address)
+	case err != nil:
+		return nil, fmt.Errorf("%s: cannot listen on %s: %w", key, address, err)
+	}
+	l.all = append(l.all, ln)
+	return ln, nil
+}
+
+func (l *Listeners) openAdmin(ctx context.Context, c config.Admin) error {
+	var errs []error
+	if c.Listen != "" {
+		ln, err := l.tcp(ctx, net.ListenConfig{}, "admin.listen", c.Listen)
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			l.admin = append(l.admin, ln)
+		}
+	}
+	if c.Socket != "" {
+		ln, err := listenSocket(c.Socket)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
+		} else {
+			l.admin, l.all = append(l.admin, ln), append(l.all, ln)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckSocket finds what would keep listenSocket from opening a socket, and changes nothing.
+func CheckSocket(path string) error {
+	if err := checkOldSocket(path); err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	info, err := os.Stat(dir)
+	for errors.Is(err, os.ErrNotExist) && dir != "/" { // it would be made
+		dir = filepath.Dir(dir)
+		info, err = os.Stat(dir)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory; set another path", dir)
+	}
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("%s cannot be written to: %w", dir, err)
+	}
+	return nil
+}
+
+// checkOldSocket refuses a path that is in use, by a gateway that runs or by something other than a socket.
+func checkOldSocket(path string) error {
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return fmt.Errorf("another gateway answers on %s; stop it or set another path", path)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s exists and is no socket; remove it or set another path", path)
+	}
+	return nil
+}
+
+// listenSocket opens a Unix socket with mode 0600. A socket that a killed gateway left is removed; one that answers
+// belongs to a gateway that runs.
+func listenSocket(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := checkOldSocket(path); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	old := unix.Umask(0o177)
+	ln, err := net.Listen("unix", path)
+	unix.Umask(old)
+	return ln, err
+}
+
+// openFront opens what people and Prometheus connect to.
+func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
+	var errs []error
+	for _, f := range []struct {
+		key, address string
+		to           *net.Listener
+	}{
+		{"metrics.listen", cfg.Metrics.Listen, &l.metrics},
+		{"ingress.https", cfg.Ingress.HTTPS, &l.https},
+		{"ingress.http", cfg.Ingress.HTTP, &l.http},
+	} {
+		if f.address == "" {
+			continue
+		}
+		ln, err := l.tcp(ctx, net.ListenConfig{}, f.key, f.address)
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			*f.to = ln
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// openEgress opens what boxes are steered to. The gateway addresses are not on the machine yet: the firewall puts them
+// there.
+func (l *Listeners) openEgress(ctx context.Context, a config.Addresses) error {
+	gateways := []netip.Addr{a.GatewayV4, a.GatewayV6}
+	for _, g := range gateways {
+		ln, err := l.tcp(ctx, gatewaySocket, "the explicit proxy", netip.AddrPortFrom(g, explicitPort).String())
+		if err != nil {
+			return err
+		}
+		l.explicit = append(l.explicit, ln)
+	}
+	if err := samePort(func() (uint16, error) { return l.openDNS(ctx, gateways) }, &l.dnsPort); err != nil {
+		return fmt.Errorf("DNS: %w", err)
+	}
+	loopback := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	return samePort(func() (uint16, error) { return l.openTransparent(ctx, loopback) }, &l.proxyPort)
+}
+
+// samePort calls open until it has found one port that is free in both families.
+func samePort(open func() (uint16, error), port *uint16) error {
+	var err error
+	for range 20 {
+		if *port, err = open(); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("no port is free in both address families: %w", err)
+}
+
+func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
+	var port uint16 // the first listener finds one
+	var tcp []net.Listener
+	var udp []net.PacketConn
+	var opened []interface{ Close() error }
+	for _, a := range addrs {
+		ln, err := gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+		if err == nil {
+			opened, tcp = append(opened, ln), append(tcp, ln)
+			port = ln.Addr().(*net.TCPAddr).AddrPort().Port()
+			var pc net.PacketConn
+			if pc, err = gatewaySocket.ListenPacket(ctx, "udp", netip.AddrPortFrom(a, port).String()); err == nil {
+				opened, udp = append(opened, pc), append(udp, pc)
+			}
+		}
+		if err != nil {
+			for _, c := range opened {
+				c.Close()
+			}
+			return 0, err
+		}
+	}
+	l.dnsTCP, l.dnsUDP, l.all = tcp, udp, append(l.all, opened...)
+	return port, nil
+}
+
+func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
+	var port uint16 // the first listener finds one
+	var opened []net.Listener
+	for _, a := range addrs {
+		ln, err := proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
+		if err != nil {
+			for _, c := range opened {
+				c.Close()
+			}
+			return 0, err
+		}
+		opened = append(opened, ln)
+		port = ln.Addr().(*net.TCPAddr).AddrPort().Port()
+	}
+	l.transparent = opened
+	for _, ln := range opened {
+		l.all = append(l.all, ln)
+	}
+	return port, nil
+}
+
+// gatewaySocket listens on an address that is not on the machine yet. IP_TRANSPARENT also tells the kernel rules that the
+// socket is the gateway's: boxes reach no other program that came to its ports while the gateway was down.
+var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
+	var err error
+	ctlErr := c.Control(func(fd uintptr) {
+		if network == "tcp6" || network == "udp6" {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+			return
+		}
+		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	})
+	return errors.Join(ctlErr, err)
+}}

@@ -1,0 +1,161 @@
+package host
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"boxgate/config"
+	"boxgate/internal/memory"
+	"boxgate/preflight"
+)
+
+// memoryShares says how the memory that the process may use is shared out, in bytes. What is not shared out is for the
+// gateway itself: its state, the admin API, the kernel rules, images, and garbage that waits for its collection.
+type memoryShares struct {
+	all   int64
+	boxes int64 // what all boxes together can make the gateway hold
+	box   int64 // what one can
+}
+
+// shareMemory shares out what the configuration allows, or else what a host leaves to a gateway: half is for boxes.
+func shareMemory(l config.Limits, host int64) memoryShares {
+	all := int64(l.ProcessMemory)
+	if all == 0 {
+		all = max(host, config.LeastMemory)
+	}
+	return memoryShares{all: all, boxes: all / 2, box: min(int64(l.Memory), all/2)}
+}
+
+// memoryOf shares out the memory of this process.
+func memoryOf(cfg config.Config) memoryShares {
+	return shareMemory(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"))
+}
+
+// hold makes the runtime collect garbage as often as it takes to stay within what the process may use. GOMEMLIMIT, where
+// somebody has set it, stays.
+func (m memoryShares) hold() {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(m.all)
+	}
+}
+
+func (m memoryShares) budget() *memory.Budget { return memory.New(m.boxes, m.box) }
+
+// hostMemory is what a host leaves to a gateway that was not told: three quarters of the limit of its cgroup, if there is
+// one; a quarter of the machine's memory, as the rest is for boxes; whichever is less.
+func hostMemory(proc, cgroups string) int64 {
+	machine := int64(math.MaxInt64)
+	if n, err := totalMemory(filepath.Join(proc, "meminfo")); err == nil {
+		machine = n / 4
+	}
+	limit := cgroupMemory(filepath.Join(proc, "self/cgroup"), cgroups)
+	if limit < math.MaxInt64 {
+		limit = limit / 4 * 3
+	}
+	if least := min(machine, limit); least < math.MaxInt64 {
+		return least
+	}
+	return config.LeastMemory
+}
+
+// totalMemory reads MemTotal.
+func totalMemory(path string) (int64, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
+			return kb << 10, err
+		}
+	}
+	return 0, errors.New("no MemTotal")
+}
+
+// cgroupMemory is the least limit of memory of the cgroups that the process is in, of version 1 or 2, the ones above
+// included; math.MaxInt64 if there is none.
+func cgroupMemory(membership, root string) int64 {
+	data, err := os.ReadFile(membership)
+	if err != nil {
+		return math.MaxInt64
+	}
+	least := int64(math.MaxInt64)
+	for line := range strings.Lines(string(data)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		switch {
+		case parts[1] == "": // version 2, mounted alone or beside version 1
+			for _, mount := range []string{root, filepath.Join(root, "unified")} {
+				least = min(least, limitOn(mount, parts[2], "memory.max"), limitOn(mount, parts[2], "memory.high"))
+			}
+		case strings.Contains(","+parts[1]+",", ",memory,"):
+			least = min(least, limitOn(filepath.Join(root, "memory"), parts[2], "memory.limit_in_bytes"))
+		}
+	}
+	return least
+}
+
+// limitOn is the least number in a file of a cgroup and of those above it.
+func limitOn(mount, path, file string) int64 {
+	least := int64(math.MaxInt64)
+	for dir := filepath.Join("/", path); ; dir = filepath.Dir(dir) {
+		if data, err := os.ReadFile(filepath.Join(mount, dir, file)); err == nil {
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64); err == nil && n > 0 {
+				least = min(least, n) // "max" is no number
+			}
+		}
+		if dir == "/" {
+			return least
+		}
+	}
+}
+
+// CheckMemory warns of shares of memory that boxes cannot have, and of more than the host has.
+func CheckMemory(cfg config.Config) error {
+	return memoryFindings(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"), boxesOnDisk(cfg))
+}
+
+func memoryFindings(l config.Limits, host int64, boxes int) error {
+	m := shareMemory(l, host)
+	var errs []error
+	if int64(l.ProcessMemory) > host {
+		errs = append(errs, preflight.Warnf("limits.process_memory is %v, and a gateway on this host should have %v: the boxes' programs "+
+			"may find too little; lower it, or give the host or the gateway's cgroup more", l.ProcessMemory, config.Size(host)))
+	}
+	if boxes = max(boxes, 1); int64(l.Memory) > m.boxes/int64(boxes) {
+		errs = append(errs, preflight.Warnf("limits.memory lets each of %d box(es) make the gateway hold %v, and there are %v for all "+
+			"together: a box may get less; lower it, or raise limits.process_memory (%v)", boxes, l.Memory, config.Size(m.boxes), config.Size(m.all)))
+	}
+	return errors.Join(errs...)
+}
+
+// memoryMetrics shows what is held, by what it is held for.
+type memoryMetrics struct{ budget *memory.Budget }
+
+var (
+	heldDesc = prometheus.NewDesc("boxgate_memory_held_bytes",
+		"Memory that boxes make the gateway hold, at most, by what it is for.", []string{"kind"}, nil)
+	budgetDesc = prometheus.NewDesc("boxgate_memory_budget_bytes",
+		"Memory that all boxes together can make the gateway hold.", nil, nil)
+)
+
+// Describe implements [prometheus.Collector].
+func (memoryMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- heldDesc; ch <- budgetDesc }
+
+// Collect implements [prometheus.Collector].
+func (m memoryMetrics) Collect(ch chan<- prometheus.Metric) {
+	for _, k := range memory.Kinds() {
+		ch <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(m.budget.Held(k)), k.String())
+	}
+	ch <- prometheus.MustNewConstMetric(budgetDesc, prometheus.GaugeValue, float64(m.budget.Total()))
+}

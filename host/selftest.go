@@ -1,0 +1,156 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/selftest"
+)
+
+// ProbeCommand is the hidden command that a self-test starts in the box's network namespace.
+const ProbeCommand = "probe"
+
+// SelfTest implements [api.Host]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
+func (h *Host) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
+	b, err := h.find(id)
+	if err != nil {
+		return api.SelfTestReport{}, err
+	}
+	if !h.selfTesting.TryLock() {
+		return api.SelfTestReport{}, api.Errorf(api.ErrConflict, "another self-test is running; it takes some seconds")
+	}
+	defer h.selfTesting.Unlock()
+	cfg, err := h.selfTestConfig(ctx, b)
+	if err != nil {
+		return api.SelfTestReport{}, err
+	}
+	card, err := selftest.Run(ctx, cfg)
+	if untestable := (*selftest.UntestableError)(nil); errors.As(err, &untestable) {
+		report := reportOf(id, card)
+		report.Untestable = untestable.Reason
+		return report, nil
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return api.SelfTestReport{}, ctx.Err()
+		}
+		return api.SelfTestReport{}, api.Errorf(api.ErrUnavailable, "the self-test could not be run: %w", err)
+	}
+	if b.Policy.Load() != cfg.Policy {
+		return api.SelfTestReport{}, api.Errorf(api.ErrConflict, "the policy of the box changed while it was tested; run the self-test again")
+	}
+	return reportOf(id, card), nil
+}
+
+// selfTestConfig says what there is to attack.
+func (h *Host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, error) {
+	netns, err := h.namespace(ctx, b)
+	if err != nil {
+		return selftest.Config{}, fmt.Errorf("the network namespace of box %s: %w", b.ID, err)
+	}
+	pol := b.Policy.Load()
+	if pol == nil {
+		return selftest.Config{}, api.Errorf(api.ErrConflict, "the box has no policy in force: it is being created or deleted")
+	}
+	addrs, err := h.outsideAddrs()
+	if err != nil {
+		return selftest.Config{}, err
+	}
+	v4, v6 := h.anotherBox(b)
+	return selftest.Config{
+		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
+		GatewayV4: h.addrs.GatewayV4, GatewayV6: h.addrs.GatewayV6, SinkV4: h.addrs.SinkV4, SinkV6: h.addrs.SinkV6,
+		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: h.listeners.closedToBoxes(),
+		AnotherV4: v4, AnotherV6: v6, DenyPage: h.cfg.Proxy.Deny == "page", GuestStack: b.hasGuestStack(),
+		Events: func(ctx context.Context) <-chan audit.Event {
+			return h.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
+		},
+		Expect:  func(list []audit.Expected) func() { return h.audit.ExpectSelfTest(b.ID, list) },
+		Command: []string{"/proc/self/exe", ProbeCommand},
+	}, nil
+}
+
+// outsideAddrs are the host's addresses that others know it by.
+func (h *Host) outsideAddrs() ([]netip.Addr, error) {
+	prefixes, err := hostPrefixes()
+	if err != nil {
+		return nil, fmt.Errorf("reading the host's addresses: %w", err)
+	}
+	var out []netip.Addr
+	for _, p := range prefixes {
+		if a := p.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(h.addrs.Own(), a) {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// anotherBox returns the addresses of another box, or of none if there is only one.
+func (h *Host) anotherBox(b *box) (v4, v6 netip.Addr) {
+	for _, other := range h.all() {
+		if other.ID != b.ID {
+			return other.V4, other.V6
+		}
+	}
+	v4, v6 = h.addrs.SinkV4.Next(), h.addrs.SinkV6.Next()
+	if v4 == b.V4 {
+		v4 = v4.Next()
+	}
+	if v6 == b.V6 {
+		v6 = v6.Next()
+	}
+	return v4, v6
+}
+
+// closedToBoxes are the ports that the gateway serves others on.
+func (l *Listeners) closedToBoxes() []selftest.Port {
+	var ports []selftest.Port
+	add := func(name string, ln net.Listener) {
+		if ln == nil {
+			return
+		}
+		if _, isTCP := ln.Addr().(*net.TCPAddr); isTCP {
+			ports = append(ports, selftest.Port{Name: name, Port: portOf(ln)})
+		}
+	}
+	for _, ln := range l.admin {
+		add("admin API", ln)
+	}
+	add("metrics", l.metrics)
+	add("public URLs", l.https)
+	add("public URLs, plain", l.http)
+	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.proxyPort})
+}
+
+// reportOf puts a card into the API's words.
+func reportOf(id policy.BoxID, card selftest.Card) api.SelfTestReport {
+	r := api.SelfTestReport{Box: id, Mode: card.Mode, Version: card.Version, Started: card.Started, Duration: card.Duration}
+	for _, l := range card.Lines {
+		r.Probes = append(r.Probes, api.SelfTestProbe{
+			Group: l.Group, Attack: l.Attack, Family: l.Family, Target: l.Target, Expected: l.Expected, Seen: l.Seen,
+			Verdict: verdictOf(l.Verdict), Why: l.Why,
+		})
+	}
+	return r
+}
+
+// verdictOf puts a verdict into the API's words. One that is not known is no proof of anything.
+func verdictOf(v selftest.Verdict) api.SelfTestVerdict {
+	switch v {
+	case selftest.Tight:
+		return api.ProbeTight
+	case selftest.Hole:
+		return api.ProbeHole
+	case selftest.Skipped:
+		return api.ProbeSkipped
+	default:
+		return api.ProbeNotRun
+	}
+}

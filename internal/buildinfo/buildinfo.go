@@ -1,0 +1,55 @@
+// Package buildinfo says what the running binary was built from.
+package buildinfo
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+// Version and Revision are those of a build that sets them (-ldflags "-X boxgate/internal/buildinfo.Version=… -X boxgate/internal/buildinfo.Revision=…"). Empty: what
+// the Go toolchain recorded.
+var Version, Revision string
+
+// Info says what this binary was built from.
+type Info struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision"`
+	Modified bool   `json:"modified"` // the sources were not those of the revision
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+// Get reads what the toolchain recorded. A build without it, as of a test, is of an unknown version.
+func Get() Info {
+	b := Info{Version: Version, Revision: Revision, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if recorded, ok := debug.ReadBuildInfo(); ok {
+		if b.Version == "" {
+			b.Version = recorded.Main.Version
+		}
+		for _, s := range recorded.Settings {
+			switch {
+			case s.Key == "vcs.revision" && b.Revision == "":
+				b.Revision = s.Value
+			case s.Key == "vcs.modified" && Revision == "":
+				b.Modified = s.Value == "true"
+			}
+		}
+	}
+	if b.Version == "" {
+		b.Version = "(devel)"
+	}
+	if b.Revision == "" {
+		b.Revision = "unknown"
+	}
+	return b
+}
+
+// String is what `gateway --version` prints.
+func (b Info) String() string {
+	changed := ""
+	if b.Modified {
+		changed = ", modified"
+	}
+	return fmt.Sprintf("gateway %s (revision %s%s, %s, %s)", b.Version, b.Revision, changed, b.Go, b.Platform)
+}

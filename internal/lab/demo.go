@@ -1,0 +1,260 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/internal/testnet"
+)
+
+// demo is one run of the tour: the lab, what is said, and what happened.
+type demo struct {
+	lab      *Lab
+	out      io.Writer
+	imageDir string
+	secret   string // the key that the box must never hold
+	done     []outcome
+}
+
+// outcome is one line of the closing table.
+type outcome struct {
+	title string
+	err   error
+	took  time.Duration
+}
+
+// step is one promise: what is said before it, and the function that shows it and fails if it did not happen.
+type step struct {
+	title string
+	about string
+	show  func(*demo, context.Context) error
+}
+
+// RunDemo shows every step, prints the table, cleans up, and fails if any step did not happen.
+func RunDemo(ctx context.Context, out io.Writer, imageDir string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
+	}
+	d := &demo{out: out, imageDir: imageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	d.say("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
+	if err := RemoveStaleLabs(); err != nil {
+		d.say(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
+	}
+	for _, s := range demoSteps() {
+		if err := d.run(ctx, s); err != nil {
+			break
+		}
+	}
+	_ = d.run(context.WithoutCancel(ctx), step{ // the summary tells
+		title: "Nothing is left behind", about: "Everything is removed; then we look for what might have stayed.",
+		show: (*demo).cleanUp,
+	})
+	return d.summary()
+}
+
+// run shows one step and notes how it went.
+func (d *demo) run(ctx context.Context, s step) error {
+	fmt.Fprintf(d.out, "\n\033[1m%d. %s\033[0m\n", len(d.done)+1, s.title)
+	d.say(s.about)
+	start := time.Now()
+	err := s.show(d, ctx)
+	if err != nil {
+		d.say(fmt.Sprintf("\033[31mThis did not happen: %v\033[0m", err))
+	}
+	d.done = append(d.done, outcome{s.title, err, time.Since(start)})
+	return err
+}
+
+// summary prints the table and returns an error if a step failed or was not reached.
+func (d *demo) summary() error {
+	fmt.Fprintf(d.out, "\n\033[1mSummary\033[0m\n")
+	var failed, reached int
+	for _, o := range d.done {
+		mark := "ok    "
+		if o.err != nil {
+			mark = "FAILED"
+			failed++
+		}
+		reached++
+		fmt.Fprintf(d.out, "  %s  %-62s %6.1fs\n", mark, o.title, o.took.Seconds())
+	}
+	if missing := len(demoSteps()) + 1 - reached; failed > 0 || missing > 0 {
+		return fmt.Errorf("the demo is not complete: %d step(s) failed, %d not reached", failed, missing)
+	}
+	return nil
+}
+
+// say prints narration, wrapped by hand where it is written.
+func (d *demo) say(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
+
+// result is what a command printed and how it ended.
+type result struct {
+	out  string // standard output and error, as they came
+	code int
+}
+
+// sh shows a command as one would type it, runs it (in the namespace, if one is given) and shows its real output.
+func (d *demo) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
+	fmt.Fprintf(d.out, "   \033[36m$ %s\033[0m\n", shown)
+	var buf bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &buf, &buf
+	start := cmd.Start
+	if ns != nil {
+		start = func() error { return ns.Start(cmd) }
+	}
+	if err := start(); err != nil {
+		return result{}, err
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		return result{}, err
+	}
+	r := result{out: buf.String(), code: cmd.ProcessState.ExitCode()}
+	for line := range strings.Lines(clip(r.out, 1600)) {
+		fmt.Fprintf(d.out, "     %s\n", strings.TrimRight(line, "\n"))
+	}
+	if r.code != 0 {
+		fmt.Fprintf(d.out, "     (exit %d)\n", r.code)
+	}
+	return r, ctx.Err()
+}
+
+// gateway runs `gateway args...` and shows it.
+func (d *demo) gateway(ctx context.Context, args ...string) (result, error) {
+	return d.sh(ctx, "gateway "+quoteAll(args), d.lab.Command(ctx, args...), nil)
+}
+
+// inBox runs a shell line in the box by `gateway box exec` and shows it.
+func (d *demo) inBox(ctx context.Context, line string) (result, error) {
+	return d.gateway(ctx, "box", "exec", "demo", "--", "sh", "-c", line)
+}
+
+// decision waits for the log line of a decision that has all the given parts, and shows it.
+func (d *demo) decision(ctx context.Context, parts ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if line := d.findDecision(parts); line != "" {
+			d.say("decision: " + line)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no decision with %q was logged", parts)
+		case <-tick.C:
+		}
+	}
+}
+
+func (d *demo) findDecision(parts []string) string {
+	for line := range strings.Lines(d.lab.LogText()) {
+		if !strings.Contains(line, `"decision"`) {
+			continue
+		}
+		found := true
+		for _, p := range parts {
+			found = found && strings.Contains(line, p)
+		}
+		if found {
+			var e audit.Event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				return strings.TrimSpace(line)
+			}
+			return audit.Line(e)
+		}
+	}
+	return ""
+}
+
+// expect returns an error unless the output matches the pattern and the command ended with code.
+func (r result) expect(code int, pattern string) error {
+	if r.code != code {
+		return fmt.Errorf("the command exited with %d, not %d", r.code, code)
+	}
+	if !regexp.MustCompile(pattern).MatchString(r.out) {
+		return fmt.Errorf("the output does not show %q", pattern)
+	}
+	return nil
+}
+
+// quoteAll joins arguments as a shell would need them.
+func quoteAll(args []string) string {
+	quoted := make([]string, len(args))
+	for i, a := range args {
+		quoted[i] = a
+		if a == "" || strings.ContainsAny(a, " \t\n'\"$&|;<>(){}*?#~\\!") {
+			quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "\n…"
+}
+
+// cleanUp closes the lab and looks for what might have stayed.
+func (d *demo) cleanUp(_ context.Context) error {
+	if d.lab == nil {
+		return nil
+	}
+	dir := d.lab.Dir
+	if err := d.lab.Close(); err != nil {
+		return err
+	}
+	left, err := Traces(dir)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("left behind: %s", strings.Join(left, ", "))
+	}
+	d.say("No process, mount, namespace, rule or file of the demo is left.")
+	return nil
+}
+
+// Traces returns the mounts and processes that still refer to a lab's directory. Its rules and links lived in network
+// namespaces without a name, which go with their last process.
+func Traces(dir string) ([]string, error) {
+	var left []string
+	if _, err := os.Lstat(dir); err == nil {
+		left = append(left, "directory "+dir)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(string(mounts), filepath.Base(dir)) {
+		left = append(left, "mounts of "+filepath.Base(dir))
+	}
+	if _, err := os.Lstat(RunDir(dir)); err == nil {
+		left = append(left, "directory "+RunDir(dir))
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range procs {
+		if data, err := os.ReadFile(p); err == nil && bytes.Contains(data, []byte(filepath.Base(dir))) {
+			left = append(left, "process "+filepath.Base(filepath.Dir(p)))
+		}
+	}
+	return left, nil
+}

@@ -1,0 +1,168 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher"
+)
+
+// labRoot is where labs live: not a tmpfs, since boxes write there.
+const labRoot = "/var/lib/boxgate/labs"
+
+// gonePrefix begins the name of a lab's directory while it is being removed.
+const gonePrefix = "gone-"
+
+// RunDir is the run directory of a lab's boxes. It is not in the lab's directory, which nobody but root may enter: the
+// runtime mounts a box's root as the box's own root user.
+func RunDir(dir string) string { return filepath.Join("/run/boxgate-labs", filepath.Base(dir)) }
+
+// makeLabDir makes the directory of a lab and locks it for as long as this process lives.
+func makeLabDir() (dir string, lock *os.File, err error) {
+	if err := os.MkdirAll(labRoot, 0o700); err != nil {
+		return "", nil, err
+	}
+	for range 10 {
+		if dir, err = os.MkdirTemp(labRoot, "lab-"); err != nil {
+			return "", nil, err
+		}
+		// Another process may take a directory that is not locked yet for a stale one, and remove it.
+		lock, err = lockLabDir(dir)
+		if err == nil {
+			if _, err = os.Stat(lock.Name()); err == nil {
+				return dir, lock, nil
+			}
+			lock.Close()
+		}
+	}
+	return "", nil, fmt.Errorf("making a directory below %s: %w", labRoot, err)
+}
+
+// lockLabDir takes the lock of a lab's directory, or fails with EWOULDBLOCK while the lab is in use.
+func lockLabDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// RemoveStaleLabs removes what interrupted demos or tests left: labs whose process is gone.
+func RemoveStaleLabs() error {
+	dirs, err := filepath.Glob(filepath.Join(labRoot, "lab-*"))
+	if err != nil {
+		return err
+	}
+	half, err := filepath.Glob(filepath.Join(labRoot, gonePrefix+"*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range half {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	for _, dir := range dirs {
+		lock, err := lockLabDir(dir)
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, os.ErrNotExist) {
+			continue // in use by another run, or just removed by one
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, stopLabGateway(dir), removeLabDir(dir))
+		lock.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// stopLabGateway ends the gateway of a lab whose own process is gone. It ends by itself when its standard input does,
+// but may still be at it.
+func stopLabGateway(dir string) error {
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	for _, p := range procs {
+		line, err := os.ReadFile(p)
+		if err != nil || !bytes.Contains(line, []byte("\x00"+filepath.Join(dir, "boxgate.yaml"))) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+		if err != nil {
+			return err
+		}
+		if err := KillAndAwait(pid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// KillAndAwait kills a process and returns when it is gone.
+func KillAndAwait(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("process %d does not end", pid)
+	}
+	return err
+}
+
+// removeLabDir removes the boxes of a lab and everything it has on disk.
+func removeLabDir(dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if _, err := os.Stat(filepath.Join(dir, "state")); err == nil {
+		if err := removeContainers(ctx, dir); err != nil {
+			return err // what is mounted below dir must not be deleted through the mount
+		}
+	}
+	// Under its old name another process could put a new lock file into the directory while it is being emptied.
+	_ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH) // a test may have put a small disk there
+	gone := filepath.Join(labRoot, gonePrefix+filepath.Base(dir))
+	return errors.Join(os.RemoveAll(RunDir(dir)), os.Rename(dir, gone), os.RemoveAll(gone))
+}
+
+func removeContainers(ctx context.Context, dir string) error {
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(dir, "state"), RunDir: RunDir(dir)})
+	if err != nil {
+		return err
+	}
+	boxes, err := l.Recover(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, b := range boxes {
+		errs = append(errs, l.Delete(ctx, b.ID))
+	}
+	attached, err := l.AttachedBoxes()
+	errs = append(errs, err, l.EmptyTrash(ctx))
+	for _, id := range attached {
+		errs = append(errs, l.DetachNamespace(id))
+	}
+	return errors.Join(errs...)
+}

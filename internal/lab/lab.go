@@ -1,0 +1,245 @@
+// Package lab runs a gateway with an internet of its own, in network namespaces made for it: for `gateway demo`, whose tour
+// it holds, and for end-to-end tests. A [Lab] starts the program it is part of as the gateway, so a test's main function has
+// to be able to be it.
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/internal/testnet"
+)
+
+// Lab is a gateway process with an internet of its own: network namespaces, a state directory and a configuration that
+// exist for one demo or one test. Nothing in it touches the machine's own network.
+type Lab struct {
+	Net    *testnet.Net
+	Client *api.Client
+
+	Dir     string        // everything on disk lies below it
+	Config  string        // the gateway's configuration file
+	Socket  string        // its admin socket
+	Flags   []string      // of `gateway serve`, besides the usual
+	Env     []string      // likewise
+	Self    string        // the gateway binary
+	Log     *os.File      // what the gateway writes
+	Errout  *os.File      // where it writes errors to; nil: to Log
+	Process *exec.Cmd     // the gateway; nil while it does not run
+	Exited  chan struct{} // closed when the process has ended
+
+	image string
+	lock  *os.File  // says that the directory is in use
+	stdin io.Closer // closing it tells the gateway that the lab is gone
+}
+
+// Options say how a lab differs from the usual.
+type Options struct {
+	ImageDir string
+	Change   func(*config.Config) // last word on the configuration
+	Net      testnet.Options
+}
+
+// New makes the namespaces and the directory; [Lab.Start] starts the gateway.
+func New(ctx context.Context, o Options) (*Lab, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{Self: self, image: o.ImageDir}
+	if l.Dir, l.lock, err = makeLabDir(); err != nil {
+		return nil, err
+	}
+	if l.Net, err = testnet.New(ctx, o.Net); err != nil {
+		return nil, errors.Join(fmt.Errorf("making the test internet: %w", err), l.Close())
+	}
+	if l.Log, err = os.Create(filepath.Join(l.Dir, "gateway.log")); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	if err := l.writeConfig(o.Change); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// writeConfig makes a configuration in which every path and address is the lab's own.
+func (l *Lab) writeConfig(change func(*config.Config)) error {
+	ca := filepath.Join(l.Dir, "internet-ca.pem")
+	if err := os.WriteFile(ca, l.Net.CAPEM(), 0o600); err != nil {
+		return err
+	}
+	l.Socket = filepath.Join(l.Dir, "admin.sock")
+	cfg := config.Default()
+	cfg.StateDir = filepath.Join(l.Dir, "state")
+	cfg.Admin = config.Admin{Socket: l.Socket, Listen: "127.0.0.1:8600"}
+	cfg.Network.ProtectedExempt = testnet.Prefixes()
+	cfg.DNS.Upstreams = l.Net.DNSServers()
+	cfg.Proxy.UpstreamCAFiles = []string{ca}
+	cfg.Launcher.ImageDir = l.image
+	cfg.Launcher.RunDir = RunDir(l.Dir)
+	cfg.Log = config.Log{Level: "debug", Format: "json"}
+	if change != nil {
+		change(&cfg)
+	}
+	data, err := yaml.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	l.Config = filepath.Join(l.Dir, "boxgate.yaml")
+	return os.WriteFile(l.Config, data, 0o600)
+}
+
+// Start runs `gateway serve` in the gateway's namespace and returns when it is ready.
+func (l *Lab) Start(ctx context.Context) error {
+	pipe, stdin, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer pipe.Close()
+	var errout tail
+	cmd := exec.Command(l.Self, append([]string{"serve", "--config", l.Config, "--until-eof"}, l.Flags...)...)
+	cmd.Env = append(l.environ(), l.Env...)
+	cmd.Stdin = pipe
+	cmd.Stdout = l.Log
+	cmd.Stderr = io.MultiWriter(l.Log, &errout)
+	if l.Errout != nil {
+		cmd.Stderr = l.Errout
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the lab to handle, not for the gateway
+	if err := l.Net.Gateway().Start(cmd); err != nil {
+		return errors.Join(err, stdin.Close())
+	}
+	l.Process, l.stdin, l.Exited = cmd, stdin, make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(l.Exited)
+	}()
+	return l.awaitReady(ctx, &errout)
+}
+
+// awaitReady polls until the gateway answers that it is ready, or has exited.
+func (l *Lab) awaitReady(ctx context.Context, errout *tail) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if client, err := l.Dial(); err == nil && client.Do(ctx, "GET", "/readyz", nil, nil) == nil {
+			l.Client = client
+			return nil
+		}
+		select {
+		case <-l.Exited:
+			return fmt.Errorf("the gateway did not start: %s", strings.TrimSpace(errout.String()))
+		case <-ctx.Done():
+			return fmt.Errorf("the gateway did not become ready: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// LogText is what the gateway has written so far.
+func (l *Lab) LogText() string {
+	data, err := os.ReadFile(l.Log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// Dial makes a client with the key of the gateway's first start.
+func (l *Lab) Dial() (*api.Client, error) {
+	key, err := os.ReadFile(filepath.Join(l.Dir, "state", "api-key"))
+	if err != nil {
+		return nil, err
+	}
+	return api.NewClient(l.Socket, strings.TrimSpace(string(key))), nil
+}
+
+// environ is the environment of the lab's commands: the machine's, without configuration of another gateway.
+func (l *Lab) environ() []string {
+	env := []string{"BOXGATE_CONFIG=" + l.Config}
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, config.EnvironmentPrefix) {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// Command prepares `gateway args...` against the lab's gateway, to be run anywhere: the admin socket is a file.
+func (l *Lab) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, l.Self, args...)
+	cmd.Env = l.environ()
+	return cmd
+}
+
+// Stop ends the gateway in the way a service manager would, and waits for it.
+func (l *Lab) Stop() error {
+	if l.Process == nil {
+		return nil
+	}
+	_ = l.Process.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-l.Exited:
+	case <-time.After(20 * time.Second):
+		l.Kill()
+		return errors.New("the gateway did not stop within 20 seconds and was killed")
+	}
+	l.Process = nil
+	return l.stdin.Close()
+}
+
+// Kill ends the gateway with SIGKILL and waits for it.
+func (l *Lab) Kill() {
+	if l.Process == nil {
+		return
+	}
+	_ = l.Process.Process.Kill()
+	<-l.Exited
+	_ = l.stdin.Close()
+	l.Process = nil
+}
+
+// Close ends the gateway, removes the boxes and everything else the lab made. It may be called twice.
+func (l *Lab) Close() error {
+	errs := []error{l.Stop()}
+	if l.Log != nil {
+		errs = append(errs, l.Log.Close())
+		l.Log = nil
+	}
+	if l.Dir != "" {
+		errs = append(errs, removeLabDir(l.Dir), l.lock.Close())
+		l.Dir = ""
+	}
+	if l.Net != nil {
+		errs = append(errs, l.Net.Close())
+		l.Net = nil
+	}
+	return errors.Join(errs...)
+}
+
+// tail keeps the last 4 KiB written to it.
+type tail struct{ buf bytes.Buffer }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.buf.Write(p)
+	if extra := t.buf.Len() - 4096; extra > 0 {
+		t.buf.Next(extra)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string { return t.buf.String() }

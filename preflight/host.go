@@ -1,0 +1,194 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"golang.org/x/sys/unix"
+
+	"boxgate/config"
+)
+
+// NeedRoot requires that the process is root.
+func NeedRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("the gateway changes the kernel's network and starts containers: run it as root (sudo)")
+	}
+	return nil
+}
+
+func needTool(name string) error {
+	if _, err := exec.LookPath(name); err != nil {
+		return fmt.Errorf("%s is missing: apt-get install %s, or name another OCI runtime in launcher.runtime", name, name)
+	}
+	return nil
+}
+
+// needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only a part
+// of the rules could be written.
+func needIPv6() error {
+	for _, where := range []string{"all", "lo"} {
+		key := "net.ipv6.conf." + where + ".disable_ipv6"
+		off, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(key, ".", "/"))
+		if errors.Is(err, os.ErrNotExist) {
+			return errors.New("this host has no IPv6, which boxes need: boot without ipv6.disable=1, and load the module ipv6 " +
+				"(boxes reach IPv6 addresses only where their policy and the host's uplink allow it)")
+		}
+		if err != nil {
+			return fmt.Errorf("reading %s: %w", key, err)
+		}
+		if strings.TrimSpace(string(off)) != "0" {
+			return fmt.Errorf("IPv6 is off on this host, and boxes need it (%s is %s): run sysctl -w %s=0, and set it in /etc/sysctl.d",
+				key, strings.TrimSpace(string(off)), key)
+		}
+	}
+	return nil
+}
+
+// needCgroups requires control groups, by which the runtime bounds what boxes take: those of version 2 in one hierarchy,
+// or those of version 1 in one each.
+func needCgroups() error {
+	const root = "/sys/fs/cgroup"
+	controllers, errV2 := os.ReadFile(root + "/cgroup.controllers")
+	for _, c := range []string{"cpu", "memory", "pids"} {
+		_, errV1 := os.Stat(filepath.Join(root, c))
+		if !slices.Contains(strings.Fields(string(controllers)), c) && errV1 != nil {
+			if errV2 != nil {
+				return fmt.Errorf("no control group of %s is mounted below %s: run mount -t cgroup2 cgroup2 %s, or let systemd do it", c, root, root)
+			}
+			return fmt.Errorf("the control groups below %s have no controller %s: boot without cgroup_disable=%s", root, c, c)
+		}
+	}
+	return nil
+}
+
+// needImage requires what the default image is made of: the tool that builds it as long as it is not built, or the file
+// or directory that it is.
+func needImage(cfg config.Config) error {
+	source := cfg.Launcher.Images["default"]
+	if source != "debian" {
+		return checkImage("default", source)
+	}
+	if built, err := filepath.Glob(filepath.Join(config.ImageDir(cfg), "debian-*")); err == nil && len(built) > 0 {
+		return nil
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		return errors.New("mmdebstrap is missing, which builds the debian image: apt-get install mmdebstrap, or name another image in launcher.images")
+	}
+	return nil
+}
+
+// CheckImages looks at the images that boxes may ask for by name.
+func CheckImages(cfg config.Config) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(cfg.Launcher.Images)) {
+		if name != "default" {
+			errs = append(errs, checkImage(name, cfg.Launcher.Images[name]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkImage requires a path that is there, or a registry reference that can be read.
+func checkImage(key, source string) error {
+	var err error
+	switch {
+	case source == "debian":
+	case filepath.IsAbs(source):
+		_, err = os.Stat(source)
+	default:
+		_, err = name.ParseReference(source)
+	}
+	if err != nil {
+		return fmt.Errorf("launcher.images: %s: %w", key, err)
+	}
+	return nil
+}
+
+func needFilesystem(name string) error {
+	data, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 0 && fields[len(fields)-1] == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("this kernel has no %s file system: load the module (modprobe %s)", name, name)
+}
+
+// needMappedMounts requires user namespaces, and file systems that can be mounted with owners mapped by one: the image
+// directory's, and the state directory's, on which the boxes' layers lie.
+func needMappedMounts(cfg config.Config) error {
+	if os.Geteuid() != 0 {
+		return nil // NeedRoot says it
+	}
+	ns, err := userNamespace()
+	if err != nil {
+		return fmt.Errorf("boxes need user namespaces: %w (is user.max_user_namespaces 0?)", err)
+	}
+	defer ns.Close()
+	var errs []error
+	for key, dir := range map[string]string{"state_dir": cfg.StateDir, "launcher.image_dir": config.ImageDir(cfg)} {
+		if err := mapMount(dir, ns); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// userNamespace returns a user namespace that maps IDs. Only a process can make one: a child is started under ptrace, so
+// that it stops before its first instruction, and killed.
+func userNamespace() (*os.File, error) {
+	runtime.LockOSThread() // the tracer is a thread
+	defer runtime.UnlockOSThread()
+	ids := []syscall.SysProcIDMap{{HostID: 1 << 30, Size: 1 << 16}}
+	child, err := os.StartProcess("/proc/self/exe", []string{"probe"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Ptrace: true, Pdeathsig: syscall.SIGKILL,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = child.Kill()
+		_, _ = child.Wait()
+	}()
+	return os.Open(fmt.Sprintf("/proc/%d/ns/user", child.Pid))
+}
+
+// mapMount tries a mount of the directory, or of the nearest one above it that exists, and attaches it nowhere.
+func mapMount(dir string, ns *os.File) error {
+	at := dir
+	info, err := os.Stat(at)
+	for errors.Is(err, os.ErrNotExist) && at != "/" {
+		at = filepath.Dir(at)
+		info, err = os.Stat(at)
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory; move it away or set another path", at)
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, at, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	defer unix.Close(tree)
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("the file system of %s cannot be mounted with mapped owners (%w): use ext4, xfs or btrfs, and "+
+			"Linux 5.19 or later", at, err)
+	}
+	return nil
+}

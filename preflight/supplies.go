@@ -1,0 +1,47 @@
+package preflight
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// kernelSupply is something that the kernel has a fixed number of for the whole host, or for each user and so for each
+// box, and that hosts are often set up with too little of.
+type kernelSupply struct {
+	file   string // below /proc/sys
+	least  uint64
+	wanted uint64 // what to raise it to
+	short  string // what goes wrong with less
+}
+
+// kernelSupplies are what `gateway check` looks at. Boxes cannot take the last of what is counted for each user; what is
+// counted for the host alone has to be enough for all boxes at their limits.
+var kernelSupplies = []kernelSupply{
+	{"kernel/pid_max", 1 << 17, 1 << 22, "a box may have 2,048 processes and more, see its size; with none left nobody starts a command"},
+	{"kernel/threads-max", 1 << 17, 1 << 22, "a box may have 2,048 threads and more, see its size; with none left nobody starts a command"},
+	{"kernel/pty/max", 4096, 1 << 16, "a box may have 64 terminals"},
+	{"fs/file-max", 1 << 24, 1<<63 - 1, "a box may open as many files as fit into its memory; with none left only root opens any"},
+	{"fs/aio-max-nr", 1 << 16, 1 << 20, "attached boxes share it with the host; launched ones get none"},
+	{"fs/inotify/max_user_instances", 128, 1024, "it is for each box; programs that watch files fail with EMFILE"},
+	{"fs/inotify/max_user_watches", 1 << 16, 1 << 19, "it is for each box; programs that watch files fail with ENOSPC"},
+}
+
+// CheckSupplies warns of what there is too little of. What a kernel does not have, it has no limit of.
+func CheckSupplies(sysctls string) error {
+	var errs []error
+	for _, s := range kernelSupplies {
+		data, err := os.ReadFile(filepath.Join(sysctls, s.file))
+		if err != nil {
+			continue
+		}
+		have, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+		if err == nil && have < s.least {
+			key := strings.ReplaceAll(s.file, "/", ".")
+			errs = append(errs, Warnf("%s is %d: %s; set it in /etc/sysctl.d/boxgate.conf: %s = %d", key, have, s.short, key, s.wanted))
+		}
+	}
+	return errors.Join(errs...)
+}
