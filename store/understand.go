@@ -12,51 +12,65 @@ import (
 	"boxgate/policy"
 )
 
+// reader judges the documents of one bucket.
+type reader struct {
+	bucket []byte
+	read   func(key, value []byte) error
+}
+
 // understand reads every document of a store of schema 1, in which nothing tells of damage but the documents themselves:
 // each must be whole and well-formed, be where it belongs, and have those beside it that go with it.
 func (s *sealer) understand(tx *bolt.Tx) error {
 	boxes := map[string]Box{}
-	for _, c := range []struct {
-		bucket []byte
-		read   func(key, value []byte) error
-	}{
-		{bucketBoxes, func(key, value []byte) error {
-			var b Box
-			if err := decode(value, &b); err != nil {
-				return err
-			}
-			boxes[string(key)] = b
-			return same(string(key), string(b.ID))
-		}},
+	for _, r := range slices.Concat(plainReaders(boxes), s.sealedReaders(tx), indexReaders(boxes)) {
+		bucket := tx.Bucket(r.bucket)
+		if bucket == nil {
+			return fmt.Errorf("it has no %s", r.bucket)
+		}
+		if err := bucket.ForEach(r.read); err != nil {
+			return fmt.Errorf("%s: %w", r.bucket, err)
+		}
+	}
+	for id, b := range boxes {
+		if err := complete(tx, id, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plainReaders judge what is written as it is, and collect the boxes.
+func plainReaders(boxes map[string]Box) []reader {
+	return []reader{
+		{bucketBoxes, reading(func(key string, b Box) error {
+			boxes[key] = b
+			return same(key, string(b.ID))
+		})},
+		{bucketPolicies, reading(understandPolicy)},
+		{bucketStaged, reading(understandPolicy)},
+		{bucketURLs, reading(func(key string, u URL) error { return same(key, string(urlKey(u.Box, u.Port))) })},
+		{bucketAPIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
+	}
+}
+
+// sealedReaders judge what is encrypted, or has an encrypted part.
+func (s *sealer) sealedReaders(tx *bolt.Tx) []reader {
+	return []reader{
 		{bucketSecrets, func(key, value []byte) error {
 			return s.openJSON(tx, bucketSecrets, string(key), value, new(sealedPart))
 		}},
 		{bucketHeaders, func(key, value []byte) error {
 			return s.openJSON(tx, bucketHeaders, string(key), value, new(headersRecord))
 		}},
-		{bucketCAs, func(key, value []byte) error {
-			var rec caRecord
-			if err := decode(value, &rec); err != nil {
-				return err
-			}
-			return s.openJSON(tx, bucketCAs, string(key), rec.Key, new(string))
-		}},
-		{bucketPolicies, understandPolicy},
-		{bucketStaged, understandPolicy},
-		{bucketURLs, func(key, value []byte) error {
-			var u URL
-			if err := decode(value, &u); err != nil {
-				return err
-			}
-			return same(string(key), string(urlKey(u.Box, u.Port)))
-		}},
-		{bucketAPIKeys, func(key, value []byte) error {
-			var k APIKey
-			if err := decode(value, &k); err != nil {
-				return err
-			}
-			return same(string(key), string(k.Hash[:]))
-		}},
+		{bucketCAs, reading(func(key string, rec caRecord) error {
+			return s.openJSON(tx, bucketCAs, key, rec.Key, new(string))
+		})},
+	}
+}
+
+// indexReaders judge what leads to the boxes, once these are collected.
+func indexReaders(boxes map[string]Box) []reader {
+	return []reader{
 		{bucketNames, func(key, value []byte) error { return same(string(key), boxes[string(value)].Name) }},
 		{bucketIndexes, func(key, value []byte) error {
 			return same(string(key), string(binary.BigEndian.AppendUint32(nil, boxes[string(value)].Index)))
@@ -68,21 +82,18 @@ func (s *sealer) understand(tx *bolt.Tx) error {
 			}
 			return nil
 		}},
-	} {
-		bucket := tx.Bucket(c.bucket)
-		if bucket == nil {
-			return fmt.Errorf("it has no %s", c.bucket)
-		}
-		if err := bucket.ForEach(c.read); err != nil {
-			return fmt.Errorf("%s: %w", c.bucket, err)
-		}
 	}
-	for id, b := range boxes {
-		if err := complete(tx, id, b); err != nil {
+}
+
+// reading decodes a document for a check.
+func reading[T any](check func(key string, document T) error) func(key, value []byte) error {
+	return func(key, value []byte) error {
+		var document T
+		if err := decode(value, &document); err != nil {
 			return err
 		}
+		return check(string(key), document)
 	}
-	return nil
 }
 
 func same(key, want string) error {
@@ -92,11 +103,7 @@ func same(key, want string) error {
 	return nil
 }
 
-func understandPolicy(_, value []byte) error {
-	var p Policy
-	if err := decode(value, &p); err != nil {
-		return err
-	}
+func understandPolicy(_ string, p Policy) error {
 	_, err := policy.Compile(p.Spec, nil, nil, p.Version)
 	return err
 }
