@@ -94,6 +94,10 @@ func limitStopped(pid int, lim limits) error {
 	if !status.Stopped() {
 		return errors.New("the runtime ended before it began")
 	}
+	// Should the gateway be killed now, the runtime must not go on without its limits.
+	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_EXITKILL); err != nil {
+		return err
+	}
 	for _, r := range rlimits(lim) {
 		if err := unix.Prlimit(pid, r.resource, &unix.Rlimit{Cur: r.soft, Max: r.hard}, nil); err != nil {
 			return fmt.Errorf("%s: %w", r.name, err)
