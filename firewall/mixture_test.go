@@ -206,11 +206,9 @@ func (w *world) flowing(id policy.BoxID, to []netip.Addr) (stop func() error) {
 // sender opens a socket in the box's namespace that no ICMP error disturbs.
 func (w *world) sender(id policy.BoxID, a netip.Addr) (int, unix.Sockaddr) {
 	w.t.Helper()
-	domain, to := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: floodPort, Addr: netip.IPv4Unspecified().As4()})
+	domain, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: floodPort, Addr: a.As16()})
 	if a.Is4() {
-		to = &unix.SockaddrInet4{Port: floodPort, Addr: a.As4()}
-	} else {
-		domain, to = unix.AF_INET6, &unix.SockaddrInet6{Port: floodPort, Addr: a.As16()}
+		domain, to = unix.AF_INET, &unix.SockaddrInet4{Port: floodPort, Addr: a.As4()}
 	}
 	var fd int
 	w.must(w.in(w.boxNS[id], func() (err error) {

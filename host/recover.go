@@ -56,7 +56,7 @@ func (h *Host) recoverBoxes(ctx context.Context) error {
 func (h *Host) recoverBox(ctx context.Context, r store.Box) error {
 	p, err := h.store.Policy(r.ID)
 	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
-	if unfinished := r.State == string(api.StatusCreating); err != nil && !(unfinished && errors.Is(err, store.ErrNotFound)) {
+	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
 		return err
 	}
 	headers, err := h.store.Headers(r.ID)

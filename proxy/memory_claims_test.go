@@ -109,6 +109,7 @@ func breakOffAnswers(s *tls.Conn) {
 		return
 	}
 	if s.ConnectionState().NegotiatedProtocol == "h2" {
+		//lint:ignore SA1019 the connection is the test's own
 		(&http2.Server{}).ServeConn(s, &http2.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 			switch q.URL.Path {
 			case "/compressed":

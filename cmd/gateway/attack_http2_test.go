@@ -214,18 +214,18 @@ func TestAttackSmugglingFromHTTP2(t *testing.T) {
 			t.Error("the other host arrived")
 		}
 	})
-	for name, data := range map[string]string{"longer": "0123456789" + smuggled, "shorter": "012"} {
-		t.Run("a body "+name+" than content-length", func(t *testing.T) {
+	for _, body := range []struct{ is, data string }{{"longer", "0123456789" + smuggled}, {"shorter", "012"}} {
+		t.Run("a body "+body.is+" than content-length", func(t *testing.T) {
 			f := in.on(t).frames(originName)
 			f.send(1, false, head(originName, field{":method", "POST"}, field{"content-length", "10"})...)
-			if err := f.WriteData(1, true, []byte(data)); err != nil {
+			if err := f.WriteData(1, true, []byte(body.data)); err != nil {
 				t.Fatal(err)
 			}
 			if got := f.outcome(1); got != "reset" && got != "closed" && got[0] != '4' && got[0] != '5' {
 				// The naive origin answers the head alone; what counts is what it was sent.
 				t.Logf("outcome %s", got)
 			}
-			if got := origin.received(); strings.Contains(got, "smuggled") || strings.HasSuffix(got, "012") && len(data) > 3 {
+			if got := origin.received(); strings.Contains(got, "smuggled") {
 				t.Errorf("the origin received %q", got)
 			}
 		})

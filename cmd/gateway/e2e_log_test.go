@@ -97,7 +97,6 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 	if code := keyed.cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(keyed.String(), "key") {
 		t.Errorf("with a key that is refused: exit %d", code)
 	}
-	try = func() {}
 	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	for _, m := range mutants {
 		g.Go(func() error {
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // interrupted, which the summary says
 			}
 			if o := l.try(ctx, m); ctx.Err() == nil { // an interrupted test says nothing
 				s.add(o)

@@ -84,7 +84,7 @@ func zstdWindow(r *bufio.Reader) (int, error) {
 			continue
 		}
 		if failed != nil || h.Skippable {
-			return maxWindow, nil // the decoder knows more of it
+			return maxWindow, nil //nolint:nilerr // the decoder knows more of it
 		}
 		break
 	}
