@@ -20,7 +20,7 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = r.p.spliceBoth(live, r.p.guests.of(r.box), client, upstream)
+		_ = r.p.spliceBoth(live, r.p.usages.of(r.box), client, upstream)
 	}()
 	const taken = 64 << 10
 	if _, err := io.ReadFull(server, make([]byte, taken)); err != nil {

@@ -77,7 +77,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.halt()
-	for _, l := range r.p.guests.of(r.box).homes.lists {
+	for _, l := range r.p.usages.of(r.box).homes.lists {
 		l.asked = time.Time{} // as if time had passed
 	}
 	r.policy(judged(cidr(api.Addr(), other.Addr(), netip.MustParseAddr("127.9.9.9"))), nil)
@@ -99,7 +99,7 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 	to := netip.AddrPortFrom(netip.MustParseAddr(translated), 443)
 	for what, set := range map[string]func(string, ...netip.Addr){"found": r.names.set, "told": r.names.grant} {
 		r.names.answers, r.names.grants = map[string][]netip.Addr{"api.example": nil}, nil
-		r.p.guests.forget(r.box.ID)
+		r.p.usages.forget(r.box.ID)
 		set("api.example", netip.MustParseAddr(plain))
 		if d := pol.Decide(policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: 443, Protocol: policy.TCP}); !d.Allowed() {
 			t.Fatalf("%+v", d)
@@ -161,7 +161,7 @@ func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 // The end of a request that was told as open is told by itself, whatever it ended with.
 func TestEndOfAnOpenRequestIsNotThinned(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	s := &session{p: r.p, box: r.box, guest: r.p.guests.of(r.box), live: &liveConn{box: r.box}}
+	s := &session{p: r.p, box: r.box, usage: r.p.usages.of(r.box), live: &liveConn{box: r.box}}
 	end := func(open bool) {
 		var x exchange
 		x.begin(s)

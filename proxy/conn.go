@@ -29,7 +29,7 @@ type conn struct {
 	port  uint16
 	bound policy.Name // the name CONNECT gave: the connection goes there or nowhere
 	box   *policy.Box
-	guest *guest       // what is counted for the box, or for all that are none
+	usage *usage       // what is counted for the box, or for all that are none
 	first memory.Claim // what the first bytes take
 	live  *liveConn
 	ctx   context.Context
@@ -40,7 +40,7 @@ type conn struct {
 	// explicit says that the client speaks to a proxy: no CONNECT has said yet where it wants to go.
 	explicit bool
 	handed   bool // another goroutine has the connection now
-	last     bool // the client was told something last, and must be able to read it: see part
+	last     bool // the client was told something last, and must be able to read it: see lingeringClose
 	quiet    bool // no decision of its own: each request records one
 	// mustSpeak says that the server had its chance to speak first.
 	mustSpeak bool
@@ -86,23 +86,23 @@ func (c *conn) admit() bool {
 		return false
 	}
 	c.event.Box = c.box.ID
-	if !c.guest.arrivals.Allow() {
+	if !c.usage.arrivals.Allow() {
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
-	if !c.guest.memory.Acquire(memory.Connections, connCost) {
+	if !c.usage.memory.Acquire(memory.Connections, connCost) {
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
 		cancel()
-		c.guest.memory.Release(memory.Connections, connCost)
+		c.usage.memory.Release(memory.Connections, connCost)
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
 	c.ctx = ctx
-	c.first.Open(c.guest.memory, memory.FirstBytes)
+	c.first.Open(c.usage.memory, memory.FirstBytes)
 	return c.live.attach(c.tcp)
 }
 
@@ -126,7 +126,7 @@ func (c *conn) end() {
 			c.event.Error = why.Error() // whatever followed from it
 		}
 		defer c.p.live.remove(c.live)
-		c.guest.memory.Release(memory.Connections, connCost)
+		c.usage.memory.Release(memory.Connections, connCost)
 	}
 	if c.opening != nil {
 		c.opening.End(&c.event)
@@ -135,7 +135,7 @@ func (c *conn) end() {
 		c.record()
 	}
 	if c.last {
-		part(c.tcp)
+		lingeringClose(c.tcp)
 	}
 	_ = c.tcp.Close() // most often it is closed by now
 }
@@ -244,7 +244,7 @@ func (c *conn) impliedNames() []policy.Name {
 func (c *conn) forward(f first) {
 	c.quiet = true
 	s := &session{
-		p: c.p, box: c.box, guest: c.guest, orig: c.orig, port: c.port, explicit: c.explicit, live: c.live,
+		p: c.p, box: c.box, usage: c.usage, orig: c.orig, port: c.port, explicit: c.explicit, live: c.live,
 		client: newReplay(c, f.data),
 	}
 	c.finish(s, c.p.serveHTTP1(c.ctx, s))
@@ -252,11 +252,11 @@ func (c *conn) forward(f first) {
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
 func (c *conn) intercept(f first, v verdict) {
-	if !c.guest.intercept(c.p.cfg.MaxInterceptions) {
+	if !c.usage.intercept(c.p.cfg.MaxInterceptions) {
 		c.refuse(kindOther, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
-	defer c.guest.release()
+	defer c.usage.release()
 	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), v.request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
@@ -264,15 +264,15 @@ func (c *conn) intercept(f first, v verdict) {
 		return
 	}
 	if client.ConnectionState().NegotiatedProtocol == "h2" {
-		if !c.guest.memory.Acquire(memory.HTTP2, http2Cost) {
+		if !c.usage.memory.Acquire(memory.HTTP2, http2Cost) {
 			c.refuse(kindOther, policy.ReasonLimit)
 			return
 		}
-		defer c.guest.memory.Release(memory.HTTP2, http2Cost)
+		defer c.usage.memory.Release(memory.HTTP2, http2Cost)
 	}
 	c.open()
 	s := &session{
-		p: c.p, box: c.box, guest: c.guest, name: v.request.Name, orig: c.orig, port: c.port, secure: true,
+		p: c.p, box: c.box, usage: c.usage, name: v.request.Name, orig: c.orig, port: c.port, secure: true,
 		client: client, alpn: client.ConnectionState().NegotiatedProtocol, live: c.live,
 	}
 	if s.alpn == "h2" {
@@ -348,13 +348,13 @@ func (c *conn) open() {
 // handOver lets a goroutine with a fresh stack carry the tunnel: the one that read a ClientHello has grown to several
 // times the size, and would keep it for the life of the connection.
 func (c *conn) handOver(upstream *net.TCPConn) {
-	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, guest: c.guest, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
+	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, usage: c.usage, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
 	c.handed = true
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	go func() {
 		defer tunnel.p.running.Done()
 		defer tunnel.end()
-		if err := tunnel.p.spliceBoth(tunnel.live, tunnel.guest, tunnel.tcp, upstream); err != nil && tunnel.live.denied() == nil {
+		if err := tunnel.p.spliceBoth(tunnel.live, tunnel.usage, tunnel.tcp, upstream); err != nil && tunnel.live.denied() == nil {
 			tunnel.event.Error = err.Error()
 		}
 	}()

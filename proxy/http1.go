@@ -34,9 +34,9 @@ type http1 struct {
 
 	res     h1.Response
 	resBody h1.Body
-	scrub   *scrubbing // of the response; nil if it is not scrubbed
-	up      *upstream  // kept from one request to the next while they go to the same place
-	patient patient    // reads up
+	scrub   *scrubbing        // of the response; nil if it is not scrubbed
+	up      *upstream         // kept from one request to the next while they go to the same place
+	reader  clientAwareReader // reads up
 
 	flight atomic.Pointer[inflight]
 	x      exchange
@@ -56,8 +56,8 @@ var (
 // serveHTTP1 handles the requests of one connection until it ends. Each is judged by itself, by the policy then in force.
 // It returns nil when the connection ended in good order. It does not close s.client.
 func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
-	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, patient: patient{ctx: ctx, gone: clientGone(s)}}
-	h.holds.Open(s.guest.memory, memory.Buffers)
+	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, reader: clientAwareReader{ctx: ctx, gone: clientGone(s)}}
+	h.holds.Open(s.usage.memory, memory.Buffers)
 	h.in.Memory = doubled{&h.holds}
 	defer h.finish()
 	s.live.watch(h.watch)
@@ -174,7 +174,7 @@ func (h *http1) serveOne() error {
 	if err := h.readHead(); err != nil {
 		return h.refuseHead(err)
 	}
-	if !h.s.guest.requests.Allow() {
+	if !h.s.usage.requests.Allow() {
 		m := h.message()
 		h.method = m.method
 		h.x.named(&m)

@@ -139,9 +139,9 @@ func (h *http1) connect() error {
 		}
 		h.up = up
 	}
-	h.patient.conn = h.up.conn
-	h.up.in.Source = &h.patient
-	h.patient.begin()
+	h.reader.conn = h.up.conn
+	h.up.in.Source = &h.reader
+	h.reader.begin()
 	if err := h.publish(); err != nil {
 		return err
 	}

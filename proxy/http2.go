@@ -36,7 +36,7 @@ const (
 // http2Conn is the state of one HTTP/2 client connection.
 type http2Conn struct {
 	s      *session
-	resets *resets
+	writer *clientWriter
 
 	mu      sync.Mutex
 	flights map[*inflight]*stream
@@ -57,9 +57,9 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	c.resets = &resets{inbound: newInbound(conn, s.guest.memory, c.malformedRequest), given: given{refused: c.refusedByLibrary}}
-	defer c.resets.heads.Close()
-	server.ServeConn(c.resets, &http2.ServeConnOpts{
+	c.writer = &clientWriter{clientReader: newClientReader(conn, s.usage.memory, c.malformedRequest), streams: streamTracker{refused: c.refusedByLibrary}}
+	defer c.writer.heads.Close()
+	server.ServeConn(c.writer, &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
 		BaseConfig: &http.Server{MaxHeaderBytes: h2HeadRead, ErrorLog: log.New(io.Discard, "", 0)},
@@ -145,19 +145,19 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer st.holds.Release()
-	if !c.s.guest.requests.Allow() {
+	if !c.s.usage.requests.Allow() {
 		m := st.message()
 		st.x.named(&m)
 		w.Header().Set("Retry-After", retryAfter)
 		st.refuse(tooMany())
 		return
 	}
-	if !countIn(&c.s.guest.streams, c.s.p.cfg.MaxStreams) {
+	if !countIn(&c.s.usage.streams, c.s.p.cfg.MaxStreams) {
 		st.refuse(&problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has as many requests under way as it may have."})
 		return
 	}
-	defer c.s.guest.streams.Add(-1)
+	defer c.s.usage.streams.Add(-1)
 	if !st.holds.Grow(st.cost()) {
 		st.refuse(noMemory())
 		return
@@ -180,7 +180,7 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 // admit claims what it takes to refuse a request in words: its answer may wait for a client that does not read. Without
 // that the stream is reset.
 func (st *stream) admit() bool {
-	st.holds.Open(st.s.guest.memory, memory.Streams)
+	st.holds.Open(st.s.usage.memory, memory.Streams)
 	if st.holds.Grow(refusalCost + fieldsFactor*headSize(st.r)) {
 		return true
 	}

@@ -18,7 +18,7 @@ import (
 type downgrade struct {
 	st      *stream
 	up      *upstream
-	patient patient
+	reader  clientAwareReader
 	res     h1.Response
 	body    h1.Body
 	sent    chan struct{} // closed when the upload has ended; nil if there is no body
@@ -28,7 +28,7 @@ type downgrade struct {
 
 // forward1 sends the request over HTTP/1.1 and brings the response back.
 func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
-	d := &downgrade{st: st, patient: patient{ctx: ctx, gone: func() bool { return false }}}
+	d := &downgrade{st: st, reader: clientAwareReader{ctx: ctx, gone: func() bool { return false }}}
 	head := st.appendHead(nil, false)
 	kept := false
 	defer func() { // deferred here: up is another one after a second attempt
@@ -83,9 +83,9 @@ func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
 	}
 	up.served++
 	up.dirty = true
-	d.patient.conn = up.conn
-	up.in.Source = &d.patient
-	d.patient.begin()
+	d.reader.conn = up.conn
+	up.in.Source = &d.reader
+	d.reader.begin()
 	if _, err := up.conn.Write(head); err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func TestResetsOfTheLibraryKeepTheirCode(t *testing.T) {
 		{http2.ErrCodeProtocol, http2.ErrCodeProtocol},
 		{http2.ErrCodeNo, http2.ErrCodeNo},
 	} {
-		r := &resets{given: given{refused: func(string) {}}}
+		r := &clientWriter{streams: streamTracker{refused: func(string) {}}}
 		r.because(1, http2.ErrCodeRefusedStream)
 		got := r.marked(binary.BigEndian.AppendUint32([]byte{0, 0, 4, byte(http2.FrameRSTStream), 0, 0, 0, 0, 1}, uint32(c.sent)))
 		if code := http2.ErrCode(binary.BigEndian.Uint32(got[h2FrameHead:])); code != c.want {

@@ -13,15 +13,15 @@ import (
 	"boxgate/policy"
 )
 
-// guests counts what each box takes of the proxy. Its keys are the gateway's boxes, never anything that a box sends.
-type guests struct {
+// usages counts what each box takes of the proxy. Its keys are the gateway's boxes, never anything that a box sends.
+type usages struct {
 	cfg     *Config
-	unknown *guest   // stands for every source that is no box
-	known   sync.Map // policy.BoxID → *guest
+	unknown *usage   // stands for every source that is no box
+	known   sync.Map // policy.BoxID → *usage
 }
 
-// guest is what one box takes now, apart from its open connections, which the liveTable counts.
-type guest struct {
+// usage is what one box takes now, apart from its open connections, which the liveTable counts.
+type usage struct {
 	arrivals      *rate.Limiter
 	memory        *memory.Account
 	interceptions atomic.Int64
@@ -36,14 +36,14 @@ type guest struct {
 }
 
 // use makes the table ready for a configuration whose defaults are set.
-func (g *guests) use(cfg *Config) {
+func (g *usages) use(cfg *Config) {
 	g.cfg = cfg
-	g.unknown = g.newGuest("")
+	g.unknown = g.newUsage("")
 }
 
-func (g *guests) newGuest(box policy.BoxID) *guest {
+func (g *usages) newUsage(box policy.BoxID) *usage {
 	record := g.cfg.Audit.Record
-	return &guest{
+	return &usage{
 		memory:   g.cfg.Memory.Account(string(box)),
 		arrivals: perSecond(g.cfg.MaxNewConns), requests: perSecond(g.cfg.MaxRequests),
 		refusals: coalesced{record: record}, excess: coalesced{record: record},
@@ -54,42 +54,42 @@ func (g *guests) newGuest(box policy.BoxID) *guest {
 func perSecond(n int) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), 2*n) }
 
 // flush records what was not said yet.
-func (g *guest) flush() {
+func (g *usage) flush() {
 	g.refusals.flush()
 	g.excess.flush()
 }
 
 // of returns the counts of a box, made at its first connection.
-func (g *guests) of(box *policy.Box) *guest {
+func (g *usages) of(box *policy.Box) *usage {
 	if box == nil {
 		return g.unknown
 	}
 	if v, ok := g.known.Load(box.ID); ok {
-		return v.(*guest)
+		return v.(*usage)
 	}
-	v, _ := g.known.LoadOrStore(box.ID, g.newGuest(box.ID))
-	return v.(*guest)
+	v, _ := g.known.LoadOrStore(box.ID, g.newUsage(box.ID))
+	return v.(*usage)
 }
 
 // forget drops what is counted for a box and records what was not said yet.
-func (g *guests) forget(box policy.BoxID) {
+func (g *usages) forget(box policy.BoxID) {
 	if v, ok := g.known.LoadAndDelete(box); ok {
-		v.(*guest).flush()
+		v.(*usage).flush()
 	}
 	g.cfg.Memory.Forget(string(box))
 }
 
 // flush records what was not said yet of any box.
-func (g *guests) flush() {
+func (g *usages) flush() {
 	g.unknown.flush()
 	g.known.Range(func(_, v any) bool {
-		v.(*guest).flush()
+		v.(*usage).flush()
 		return true
 	})
 }
 
 // intercept counts one more interception and reports whether there may be one; if so, release must follow.
-func (g *guest) intercept(max int) bool {
+func (g *usage) intercept(max int) bool {
 	if !g.memory.Acquire(memory.TLS, tlsCost) {
 		return false
 	}
@@ -109,7 +109,7 @@ func countIn(n *atomic.Int64, max int) bool {
 	return false
 }
 
-func (g *guest) release() {
+func (g *usage) release() {
 	g.interceptions.Add(-1)
 	g.memory.Release(memory.TLS, tlsCost)
 }
@@ -119,17 +119,17 @@ func (g *guest) release() {
 func (c *conn) find(from netip.Addr) {
 	boxes := c.p.cfg.Boxes
 	c.box = boxes.BoxByAddr(from)
-	c.guest = c.p.guests.of(c.box)
+	c.usage = c.p.usages.of(c.box)
 	if c.box != nil && boxes.BoxByAddr(from) != c.box {
-		c.p.guests.forget(c.box.ID)
-		c.box, c.guest = nil, c.p.guests.unknown
+		c.p.usages.forget(c.box.ID)
+		c.box, c.usage = nil, c.p.usages.unknown
 	}
 }
 
 // record hands on the decision. Refusals that a box can provoke as fast as it can connect are coalesced.
 func (c *conn) record() {
-	if c.guest != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
-		c.guest.refusals.add(c.event)
+	if c.usage != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
+		c.usage.refusals.add(c.event)
 		return
 	}
 	c.p.cfg.Audit.Record(c.event)

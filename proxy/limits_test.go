@@ -91,7 +91,7 @@ func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
 		t.Errorf("the other box: %v", err)
 	}
 	held.Close()
-	await(t, "the end of the first", func() bool { return r.p.guests.of(r.box).interceptions.Load() == 0 })
+	await(t, "the end of the first", func() bool { return r.p.usages.of(r.box).interceptions.Load() == 0 })
 	if _, err := intercepted(dialTo(t, addr)); err != nil {
 		t.Errorf("after the first was closed: %v", err)
 	}
@@ -126,7 +126,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	if told, lines := r.limited(); told > flood || lines > flood/4 {
 		t.Errorf("%d refusals became %d in %d events", flood, told, lines)
 	}
-	if _, kept := r.p.guests.known.Load(policy.BoxID("box1")); kept {
+	if _, kept := r.p.usages.known.Load(policy.BoxID("box1")); kept {
 		t.Error("the closed box is still counted")
 	}
 }
@@ -155,10 +155,10 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 		}
 		return known.BoxByAddr(a)
 	})
-	if c.find(r.box.V4); c.box != nil || c.guest != r.p.guests.unknown {
+	if c.find(r.box.V4); c.box != nil || c.usage != r.p.usages.unknown {
 		t.Errorf("a box that is gone was found: %+v", c.box)
 	}
-	if _, kept := r.p.guests.known.Load(r.box.ID); kept {
+	if _, kept := r.p.usages.known.Load(r.box.ID); kept {
 		t.Error("the box that is gone is counted")
 	}
 }

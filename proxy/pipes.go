@@ -23,7 +23,7 @@ type pipePool struct {
 type pipe struct{ r, w int }
 
 // get lends a pipe, or returns nil when there is none to be had.
-func (p *pipePool) get(who *guest) *pipe {
+func (p *pipePool) get(who *usage) *pipe {
 	if !countIn(&who.pipes, (p.max+3)/4) {
 		return nil
 	}
@@ -54,7 +54,7 @@ func (p *pipePool) get(who *guest) *pipe {
 }
 
 // put takes a pipe back; one that is not empty is of no use to anybody else.
-func (p *pipePool) put(who *guest, got *pipe, empty bool) {
+func (p *pipePool) put(who *usage, got *pipe, empty bool) {
 	who.pipes.Add(-1)
 	p.mu.Lock()
 	p.lent--

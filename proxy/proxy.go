@@ -113,7 +113,7 @@ func (c *Config) setDefaults() {
 type Proxy struct {
 	cfg    Config
 	live   liveTable
-	guests guests
+	usages usages
 	tls    boxTLSTable
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
@@ -140,7 +140,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
-	p.guests.use(&p.cfg)
+	p.usages.use(&p.cfg)
 	p.pipes.max = p.cfg.MaxPipes
 	p.live.total = p.cfg.MaxAllConns
 	p.base, p.cancel = context.WithCancel(context.Background())
@@ -192,7 +192,7 @@ func (p *Proxy) recheck(l *liveConn) bool {
 // box, so that no new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.closeAll(p.live.of(box), policy.ReasonUnknownBox, errBoxRemoved)
-	p.guests.forget(box)
+	p.usages.forget(box)
 	p.forgetTLS(box)
 	p.upstreams.closeBox(box)
 }
@@ -214,7 +214,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	p.mu.Unlock()
-	defer p.guests.flush()
+	defer p.usages.flush()
 	defer p.upstreams.close()
 	defer p.pipes.close()
 	defer p.cancel()

@@ -36,8 +36,8 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 // others may trust as well: there is none for names that mean another machine to each of them.
 func (c *conn) deny(f first, v verdict) {
 	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.denied() == nil {
-		if c.guest.intercept(c.p.cfg.MaxInterceptions) {
-			defer c.guest.release()
+		if c.usage.intercept(c.p.cfg.MaxInterceptions) {
+			defer c.usage.release()
 			c.denyPage(f, v)
 			return
 		}
@@ -65,9 +65,9 @@ func (c *conn) refusePeek(f first, err error) {
 	}
 }
 
-// part closes a connection in which something was said last: closing a socket with unread bytes resets it, and a reset
+// lingeringClose closes a connection in which something was said last: closing a socket with unread bytes resets it, and a reset
 // can overtake what was sent. So the end is announced and what still comes is read for a moment.
-func part(c *net.TCPConn) {
+func lingeringClose(c *net.TCPConn) {
 	_ = c.CloseWrite()
 	_ = c.SetReadDeadline(time.Now().Add(partTimeout))
 	_, _ = io.CopyN(io.Discard, struct{ io.Reader }{c}, partBytes)

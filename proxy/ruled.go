@@ -41,7 +41,7 @@ func (p *Proxy) ruled(ctx context.Context, pol *policy.Compiled, box *policy.Box
 		return true
 	}
 	names := pol.RuledNames(to.Port())
-	return len(names) > 0 && p.guests.of(box).homes.hold(ctx, p.cfg.Resolver, box, names, at, stale)
+	return len(names) > 0 && p.usages.of(box).homes.hold(ctx, p.cfg.Resolver, box, names, at, stale)
 }
 
 // owns returns the question whether a name has an address: the box was told so and may still believe it, or the gateway

@@ -107,7 +107,7 @@ func (r *ruling) scrubbed(s *session) {
 		return
 	}
 	later := slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
-	r.scrub = s.guest.told.set(scrubHost{r.request.Name, r.request.Port}, r.secrets(), later, time.Now())
+	r.scrub = s.usage.told.set(scrubHost{r.request.Name, r.request.Port}, r.secrets(), later, time.Now())
 }
 
 // secrets returns the texts that must not be seen: of what is sent with this request, and of every literal of the rule.

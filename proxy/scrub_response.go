@@ -19,7 +19,7 @@ type scrubbing struct {
 	codings  []string     // of the body; nil if there is none
 	resized  bool         // Content-Length would not be true: the body is recoded, or would be if this response had it
 	messages bool         // the body consists of gRPC messages
-	guest    *guest       // in which the recoding was counted; nil if there is none
+	usage    *usage       // in which the recoding was counted; nil if there is none
 	holds    memory.Claim // for the recoding
 }
 
@@ -69,12 +69,12 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 	}
 	sc.messages = hasMessages(field("Content-Type"))
 	if len(codings) > 0 {
-		if !countIn(&s.guest.recodings, maxRecodings) {
+		if !countIn(&s.usage.recodings, maxRecodings) {
 			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name,
 				Err: errRecodings}
 		}
-		sc.codings, sc.resized, sc.guest = codings, true, s.guest
-		sc.holds.Open(s.guest.memory, memory.Recoding)
+		sc.codings, sc.resized, sc.usage = codings, true, s.usage
+		sc.holds.Open(s.usage.memory, memory.Recoding)
 		if !sc.holds.Grow(scrub.Memory(codings)) {
 			sc.end()
 			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name, Err: errMemory}
@@ -98,8 +98,8 @@ func hasMessages(contentType []string) bool {
 
 // end gives back what newScrubbing took.
 func (sc *scrubbing) end() {
-	if sc != nil && sc.guest != nil {
-		sc.guest.recodings.Add(-1)
+	if sc != nil && sc.usage != nil {
+		sc.usage.recodings.Add(-1)
 		sc.holds.Close()
 	}
 }

@@ -405,7 +405,7 @@ func TestRecodingsAreLimited(t *testing.T) {
 		fmt.Fprint(out, "text")
 		_ = out.Close()
 	}, func(t *testing.T, l *lab, client *http.Client, at string) {
-		taken := &l.p.guests.of(l.box).recodings
+		taken := &l.p.usages.of(l.box).recodings
 		taken.Store(maxRecodings)
 		if res, body := get(t, client, at, nil); res.StatusCode != 503 || !strings.Contains(body, `"limit"`) {
 			t.Errorf("%d %s", res.StatusCode, body)

@@ -11,7 +11,7 @@ import (
 type session struct {
 	p     *Proxy
 	box   *policy.Box
-	guest *guest      // what is counted for the box
+	usage *usage      // what is counted for the box
 	name  policy.Name // SNI of an intercepted connection; zero on plain HTTP (Host decides per request)
 	// orig is the original destination as the box asked. Its Addr is invalid when that was the sink or the explicit
 	// proxy: then only a name, or an address literal as authority of an explicit request, says where to go.

@@ -15,9 +15,9 @@ import (
 // the idle timeout. The kernel moves the bytes (splice(2)): both must be bare sockets. An idle tunnel holds these two and
 // no other descriptor.
 // When it returns both are closed. The error is nil after an orderly end.
-func (p *Proxy) spliceBoth(live *liveConn, who *guest, client, upstream *net.TCPConn) error {
+func (p *Proxy) spliceBoth(live *liveConn, who *usage, client, upstream *net.TCPConn) error {
 	s := &splicing{
-		began: time.Now(), idle: p.cfg.IdleTimeout, log: p.cfg.Log, pipes: &p.pipes, guest: who,
+		began: time.Now(), idle: p.cfg.IdleTimeout, log: p.cfg.Log, pipes: &p.pipes, usage: who,
 		client: client, upstream: upstream,
 	}
 	var both sync.WaitGroup
@@ -36,7 +36,7 @@ type splicing struct {
 	idle             time.Duration
 	log              *zap.Logger
 	pipes            *pipePool
-	guest            *guest // whose pipes they are
+	usage            *usage // whose pipes they are
 	client, upstream *net.TCPConn
 	began            time.Time
 	progress         atomic.Int64 // when bytes last moved either way, in nanoseconds since it began: setting the clock changes nothing

@@ -26,7 +26,7 @@ func BenchmarkSplice(b *testing.B) {
 			live := p.live.add(box, 10, func() {})
 			defer p.live.remove(live)
 			done := make(chan error, 1)
-			go func() { done <- p.spliceBoth(live, p.guests.of(box), c, s) }()
+			go func() { done <- p.spliceBoth(live, p.usages.of(box), c, s) }()
 			go func() {
 				if name == "stream" {
 					_, _ = io.Copy(io.Discard, struct{ io.Reader }{server})

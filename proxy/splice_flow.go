@@ -61,7 +61,7 @@ func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
 
 // fill waits for bytes of src and takes up to spliceMost of them; none means its end.
 func (f *flow) fill() (int, error) {
-	err := f.patiently(0, f.src.SetReadDeadline, func() error { return f.in.Read(f.reader) })
+	err := f.whileBytesMove(0, f.src.SetReadDeadline, func() error { return f.in.Read(f.reader) })
 	if err == nil {
 		err = f.err
 	}
@@ -74,7 +74,7 @@ func (f *flow) fill() (int, error) {
 // drain hands what was taken to dst.
 func (f *flow) drain() error {
 	for f.held > 0 {
-		if err := f.patiently(1, f.dst.SetWriteDeadline, func() error { return f.out.Write(f.writer) }); err != nil {
+		if err := f.whileBytesMove(1, f.dst.SetWriteDeadline, func() error { return f.out.Write(f.writer) }); err != nil {
 			return err
 		}
 		if f.err != nil {
@@ -86,9 +86,9 @@ func (f *flow) drain() error {
 	return nil
 }
 
-// patiently tries until bytes have moved, or none have for the idle timeout in either direction. A try that runs into its
+// whileBytesMove tries until bytes have moved, or none have for the idle timeout in either direction. A try that runs into its
 // deadline has lost nothing. To set a deadline costs more than to look at the clock: it is set anew when half of it is over.
-func (f *flow) patiently(which int, setDeadline func(time.Time) error, try func() error) error {
+func (f *flow) whileBytesMove(which int, setDeadline func(time.Time) error, try func() error) error {
 	for {
 		now := time.Now()
 		if f.patience[which].Sub(now) < f.s.idle/2 {
@@ -111,7 +111,7 @@ func (f *flow) patiently(which int, setDeadline func(time.Time) error, try func(
 
 // read takes what src has, and reports false if that is nothing yet.
 func (f *flow) read(fd uintptr) bool {
-	if f.pipe = f.s.pipes.get(f.s.guest); f.pipe == nil {
+	if f.pipe = f.s.pipes.get(f.s.usage); f.pipe == nil {
 		f.buf = copyBuffers.get()
 	}
 	for {
@@ -167,7 +167,7 @@ func (f *flow) write(fd uintptr) bool {
 // drop gives back what holds no byte any more, or whose bytes are lost with the tunnel.
 func (f *flow) drop() {
 	if f.pipe != nil {
-		f.s.pipes.put(f.s.guest, f.pipe, f.held == 0)
+		f.s.pipes.put(f.s.usage, f.pipe, f.held == 0)
 	}
 	if f.buf != nil {
 		copyBuffers.put(f.buf)

@@ -142,8 +142,8 @@ type upstreamWriteError struct{ error }
 
 func (e *upstreamWriteError) Unwrap() error { return e.error }
 
-// patient reads from an upstream for as long as its client is there.
-type patient struct {
+// clientAwareReader reads from an upstream for as long as its client is there.
+type clientAwareReader struct {
 	conn net.Conn
 	ctx  context.Context
 	gone func() bool
@@ -152,9 +152,9 @@ type patient struct {
 var errClientGone = errors.New("the client has gone")
 
 // begin must be called before the reads of one exchange.
-func (r *patient) begin() { _ = r.conn.SetReadDeadline(time.Now().Add(upstreamTick)) }
+func (r *clientAwareReader) begin() { _ = r.conn.SetReadDeadline(time.Now().Add(upstreamTick)) }
 
-func (r *patient) Read(b []byte) (int, error) {
+func (r *clientAwareReader) Read(b []byte) (int, error) {
 	for {
 		n, err := r.conn.Read(b)
 		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {

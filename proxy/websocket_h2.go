@@ -26,7 +26,7 @@ func (st *stream) serveWebSocket() {
 	defer up.close()
 	stop := context.AfterFunc(ctx, up.abort)
 	defer stop()
-	d := &downgrade{st: st, up: up, patient: patient{conn: up.conn, ctx: ctx, gone: func() bool { return false }}}
+	d := &downgrade{st: st, up: up, reader: clientAwareReader{conn: up.conn, ctx: ctx, gone: func() bool { return false }}}
 	n, err := d.shakeHands()
 	if err != nil {
 		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
@@ -63,8 +63,8 @@ func (d *downgrade) shakeHands() (int, error) {
 		d.st.r.Header.Set("Sec-Websocket-Version", "13")
 	}
 	d.up.served++
-	d.up.in.Source = &d.patient
-	d.patient.begin()
+	d.up.in.Source = &d.reader
+	d.reader.begin()
 	if _, err := d.up.conn.Write(d.st.appendHead(nil, true)); err != nil {
 		return 0, err
 	}

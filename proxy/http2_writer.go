@@ -10,12 +10,12 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// resets writes to an HTTP/2 client. The library resets a stream whose handler broke off with INTERNAL_ERROR and lets
+// clientWriter writes to an HTTP/2 client. The library resets a stream whose handler broke off with INTERNAL_ERROR and lets
 // nobody say otherwise; here it gets the code that the upstream gave, which tells a client whether to try again. Frames are
 // followed by their lengths alone.
-type resets struct {
-	*inbound
-	given given
+type clientWriter struct {
+	*clientReader
+	streams streamTracker
 
 	mu    sync.Mutex
 	codes map[uint32]http2.ErrCode // of streams that are about to be reset; at most 2*h2Streams
@@ -27,7 +27,7 @@ type resets struct {
 }
 
 // because says why a stream is going to be reset. It must be followed by the reset.
-func (r *resets) because(stream uint32, code http2.ErrCode) {
+func (r *clientWriter) because(stream uint32, code http2.ErrCode) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.codes == nil || len(r.codes) >= 2*h2Streams { // left behind by streams that the client reset meanwhile
@@ -37,9 +37,9 @@ func (r *resets) because(stream uint32, code http2.ErrCode) {
 }
 
 // Write sends b, with the codes of resets replaced. Only one goroutine at a time calls it.
-func (r *resets) Write(b []byte) (int, error) { return r.inbound.Write(r.marked(b)) }
+func (r *clientWriter) Write(b []byte) (int, error) { return r.clientReader.Write(r.marked(b)) }
 
-func (r *resets) marked(b []byte) []byte {
+func (r *clientWriter) marked(b []byte) []byte {
 	sent, copied := b, false
 	for at := 0; at < len(b); {
 		if r.left > 0 {
@@ -55,7 +55,7 @@ func (r *resets) marked(b []byte) []byte {
 			break
 		}
 		r.got, r.left = 0, int(binary.BigEndian.Uint32(r.head[:4])>>8)
-		r.given.wrote(r.head, b[at:])
+		r.streams.wrote(r.head, b[at:])
 		if len(b)-at < 4 { // the library writes a frame as one piece
 			continue
 		}
@@ -76,7 +76,7 @@ func (r *resets) marked(b []byte) []byte {
 // the code it has. Any other than that of a handler that broke off is the library's verdict on the client's own frames,
 // such as DATA on a stream that the client had ended, and stands: the handler fails because of it, and may well say why
 // before the reset has left the library's buffer.
-func (r *resets) codeOf(has http2.ErrCode) (http2.ErrCode, bool) {
+func (r *clientWriter) codeOf(has http2.ErrCode) (http2.ErrCode, bool) {
 	if http2.FrameType(r.head[3]) != http2.FrameRSTStream || r.left != 4 {
 		return 0, false
 	}
@@ -100,7 +100,7 @@ func resetCode(err error) (http2.ErrCode, bool) {
 // resetWith breaks the stream off with a code. It does not return.
 func (st *stream) resetWith(code http2.ErrCode) {
 	if id, ok := streamID(st.w); ok {
-		st.c.resets.because(id, code)
+		st.c.writer.because(id, code)
 	}
 	panic(http.ErrAbortHandler)
 }

@@ -10,11 +10,11 @@ import (
 	"boxgate/policy"
 )
 
-// given knows which streams of an HTTP/2 connection the handler was given. The library refuses some requests by itself,
+// streamTracker knows which streams of an HTTP/2 connection the handler was given. The library refuses some requests by itself,
 // without a word: those malformed in their pseudo-headers, names or values, those too large even to be read, those beyond
 // the limit of streams. It answers or resets a stream then that nobody was given, or ends the connection; by that they are
 // seen. Safe for concurrent use.
-type given struct {
+type streamTracker struct {
 	refused func(why string) // called for each; must not wait
 
 	mu      sync.Mutex
@@ -22,7 +22,7 @@ type given struct {
 }
 
 // begin notes that a stream was given to the handler, or that its refusal is told elsewhere.
-func (g *given) begin(stream uint32) {
+func (g *streamTracker) begin(stream uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.streams == nil {
@@ -32,14 +32,14 @@ func (g *given) begin(stream uint32) {
 }
 
 // over notes that the client has ended a stream: the library writes nothing for it any more.
-func (g *given) over(stream uint32) {
+func (g *streamTracker) over(stream uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.streams, stream)
 }
 
 // wrote is told of each frame that the library writes.
-func (g *given) wrote(head [h2FrameHead]byte, payload []byte) {
+func (g *streamTracker) wrote(head [h2FrameHead]byte, payload []byte) {
 	stream := binary.BigEndian.Uint32(head[5:]) & (1<<31 - 1)
 	switch http2.FrameType(head[3]) {
 	case http2.FrameGoAway:
@@ -65,7 +65,7 @@ func (g *given) wrote(head [h2FrameHead]byte, payload []byte) {
 
 // answered reports whether the handler was given the stream; last: the answer ends with this frame. Of a stream that it was
 // not given one answer is enough to know.
-func (g *given) answered(stream uint32, last bool) bool {
+func (g *streamTracker) answered(stream uint32, last bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, known := g.streams[stream]
@@ -82,7 +82,7 @@ func (g *given) answered(stream uint32, last bool) bool {
 }
 
 // end forgets a stream and reports whether the handler was given it.
-func (g *given) end(stream uint32) bool {
+func (g *streamTracker) end(stream uint32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, known := g.streams[stream]
@@ -104,7 +104,7 @@ func (c *http2Conn) refusedByLibrary(why string) {
 	x.begin(c.s)
 	x.refused(&problem{Reason: policy.ReasonBadRequest})
 	x.event.Error = why
-	if !c.s.guest.requests.Allow() {
+	if !c.s.usage.requests.Allow() {
 		x.event.Reason = policy.ReasonLimit
 		breakOff(c.s.client)
 	}
@@ -117,10 +117,10 @@ func (c *http2Conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
 	if !ok {
 		return func() {}
 	}
-	c.resets.given.begin(id)
+	c.writer.streams.begin(id)
 	return func() {
 		if r.Context().Err() != nil {
-			c.resets.given.over(id)
+			c.writer.streams.over(id)
 		}
 	}
 }

@@ -19,7 +19,7 @@ const (
 	h2SettingMax = 100      // settings in one frame; the library breaks off beyond that
 )
 
-// inbound is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Three things are done here because the library
+// clientReader is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Three things are done here because the library
 // does otherwise:
 //
 //   - A setting may stand in a frame twice (6.5.3); the library ends such a connection. It sees each setting once.
@@ -29,7 +29,7 @@ const (
 //   - Frames that carry nothing may come in any number; here they are bounded ([emptyFrames]).
 //
 // Everything else passes unchanged, whatever it is, and is the library's to judge. It is read by one goroutine.
-type inbound struct {
+type clientReader struct {
 	*tls.Conn
 	source    io.Reader                            // what the client sends: the connection
 	malformed func(method, authority, path string) // called once for each request that is refused here
@@ -53,9 +53,9 @@ type inbound struct {
 // errCalm is what the library is told in the place of a frame too many; it ends the connection with this code.
 const errCalm = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
-// newInbound returns the connection for the library to read.
-func newInbound(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string)) *inbound {
-	in := &inbound{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
+// newClientReader returns the connection for the library to read.
+func newClientReader(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string)) *clientReader {
+	in := &clientReader{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
 	in.fields = hpack.NewDecoder(h2TableSize, in.field)
 	in.fields.SetMaxStringLength(h2HeadRead)
 	in.heads.Open(holds, memory.HTTP2)
@@ -63,7 +63,7 @@ func newInbound(conn *tls.Conn, holds *memory.Account, malformed func(method, au
 }
 
 // Read implements net.Conn. While nothing comes it holds no buffer.
-func (in *inbound) Read(p []byte) (int, error) {
+func (in *clientReader) Read(p []byte) (int, error) {
 	for {
 		switch {
 		case len(in.out) > 0:
@@ -84,14 +84,14 @@ func (in *inbound) Read(p []byte) (int, error) {
 }
 
 // through reads what goes on as it comes; left is how much that is.
-func (in *inbound) through(p []byte, left *int) (int, error) {
+func (in *clientReader) through(p []byte, left *int) (int, error) {
 	n, err := in.source.Read(p[:min(len(p), *left)])
 	*left -= n
 	return n, err
 }
 
 // next reads the head of a frame, and the rest of it if it has to be looked at. It may be called again after an error.
-func (in *inbound) next() error {
+func (in *clientReader) next() error {
 	if in.held == nil {
 		if err := in.fill(in.head[:]); err != nil {
 			return err
@@ -117,7 +117,7 @@ func (in *inbound) next() error {
 }
 
 // fill reads until frame is full.
-func (in *inbound) fill(frame []byte) error {
+func (in *clientReader) fill(frame []byte) error {
 	for in.got < len(frame) {
 		n, err := in.source.Read(frame[in.got:])
 		if in.got += n; err != nil && in.got < len(frame) {
@@ -131,7 +131,7 @@ func (in *inbound) fill(frame []byte) error {
 }
 
 // giveBack ends the use of the buffer.
-func (in *inbound) giveBack() {
+func (in *clientReader) giveBack() {
 	if in.held != nil {
 		*in.held = (*in.held)[:cap(*in.held)]
 		bodyBuffers.put(in.held)
@@ -140,7 +140,7 @@ func (in *inbound) giveBack() {
 }
 
 // concerns reports whether frames of a type are looked at.
-func (in *inbound) concerns(h http2.FrameHeader) bool {
+func (in *clientReader) concerns(h http2.FrameHeader) bool {
 	switch h.Type {
 	case http2.FrameSettings:
 		return true
@@ -153,7 +153,7 @@ func (in *inbound) concerns(h http2.FrameHeader) bool {
 }
 
 // look returns what goes on in the place of a frame. The buffer of the frame has room for some more bytes.
-func (in *inbound) look(frame []byte) ([]byte, error) {
+func (in *clientReader) look(frame []byte) ([]byte, error) {
 	head, payload := frameHead(frame), frame[h2FrameHead:]
 	content := len(payload)
 	if head.Type == http2.FrameData {
@@ -182,7 +182,7 @@ func (in *inbound) look(frame []byte) ([]byte, error) {
 }
 
 // headers is look for the frames of a header block.
-func (in *inbound) headers(frame []byte, head http2.FrameHeader) []byte {
+func (in *clientReader) headers(frame []byte, head http2.FrameHeader) []byte {
 	block, ok := in.block(frame[h2FrameHead:], head)
 	if !ok || !in.read(block, head.Flags.Has(http2.FlagHeadersEndHeaders)) {
 		in.fields = nil
@@ -196,7 +196,7 @@ func (in *inbound) headers(frame []byte, head http2.FrameHeader) []byte {
 }
 
 // block returns the part of a header block that a frame carries.
-func (in *inbound) block(payload []byte, head http2.FrameHeader) ([]byte, bool) {
+func (in *clientReader) block(payload []byte, head http2.FrameHeader) ([]byte, bool) {
 	if head.Type == http2.FrameContinuation {
 		return payload, in.open && head.StreamID == in.stream
 	}
@@ -221,7 +221,7 @@ func (in *inbound) block(payload []byte, head http2.FrameHeader) ([]byte, bool) 
 }
 
 // read decodes a part of a header block.
-func (in *inbound) read(block []byte, last bool) bool {
+func (in *clientReader) read(block []byte, last bool) bool {
 	if _, err := in.fields.Write(block); err != nil {
 		return false
 	}
@@ -233,7 +233,7 @@ func (in *inbound) read(block []byte, last bool) bool {
 }
 
 // field is told each field of a header block.
-func (in *inbound) field(f hpack.HeaderField) {
+func (in *clientReader) field(f hpack.HeaderField) {
 	switch f.Name {
 	case ":method":
 		in.pseudo[0] = f.Value
@@ -261,14 +261,14 @@ func spoilt(frame []byte) []byte {
 // malformedRequest records a request that is refused for its form before the handler could see it. It counts as a request,
 // as in refusedByLibrary.
 func (c *http2Conn) malformedRequest(method, authority, path string) {
-	c.resets.given.begin(c.resets.stream) // which the library resets now
+	c.writer.streams.begin(c.writer.stream) // which the library resets now
 	var x exchange
 	x.begin(c.s)
 	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest
 	if authority != "" {
 		x.event.Name = authority
 	}
-	if !c.s.guest.requests.Allow() {
+	if !c.s.usage.requests.Allow() {
 		x.event.Reason = policy.ReasonLimit
 		breakOff(c.s.client)
 	}

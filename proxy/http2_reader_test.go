@@ -83,7 +83,7 @@ func TestSettingsOnce(t *testing.T) {
 		if err := http2.NewFramer(&wire, nil).WriteSettings(c.in...); err != nil {
 			t.Fatal(err)
 		}
-		got, err := io.ReadAll(inboundOf(&wire, 0))
+		got, err := io.ReadAll(clientReaderOf(&wire, 0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,9 +96,9 @@ func TestSettingsOnce(t *testing.T) {
 	}
 }
 
-// inboundOf reads frames from r, behind as many bytes of preface.
-func inboundOf(r io.Reader, preface int) *inbound {
-	in := newInbound(nil, memory.New(1<<20, 1<<20).Account("box"), func(string, string, string) {})
+// clientReaderOf reads frames from r, behind as many bytes of preface.
+func clientReaderOf(r io.Reader, preface int) *clientReader {
+	in := newClientReader(nil, memory.New(1<<20, 1<<20).Account("box"), func(string, string, string) {})
 	in.source, in.preface = r, preface
 	return in
 }
@@ -110,7 +110,7 @@ func TestInboundHoldsNothingWhileIdle(t *testing.T) {
 	if err := errors.Join(f.WriteSettings(http2.Setting{ID: 4, Val: 1}), f.WritePing(false, [8]byte{})); err != nil {
 		t.Fatal(err)
 	}
-	in := inboundOf(&wire, 0)
+	in := clientReaderOf(&wire, 0)
 	r := http2.NewFramer(nil, in)
 	for range 2 {
 		if _, err := r.ReadFrame(); err != nil {
@@ -143,7 +143,7 @@ func FuzzInbound(f *testing.F) {
 		}
 		refused := 0
 		read := func(r io.Reader) []byte {
-			in := inboundOf(r, preface)
+			in := clientReaderOf(r, preface)
 			in.malformed = func(string, string, string) { refused++ }
 			got, err := io.ReadAll(in)
 			if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, errCalm) {
