@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"hash"
 	"io"
 	"net/http"
 	"strconv"
@@ -19,15 +18,14 @@ const (
 	grownMax  = 64 << 20 // bytes by which the gateway may grow meanwhile
 )
 
-// writeBulk writes size bytes of which no two blocks are the same, and adds them to sum.
-func writeBulk(w io.Writer, size int, sum hash.Hash) error {
+// writeBulk writes size bytes of which no two blocks are the same.
+func writeBulk(w io.Writer, size int) error {
 	block := make([]byte, bulkBlock)
 	for i := range block {
 		block[i] = byte(i * 7)
 	}
 	for i := range size / bulkBlock {
 		binary.BigEndian.PutUint64(block, uint64(i))
-		sum.Write(block)
 		if _, err := w.Write(block); err != nil {
 			return err
 		}
@@ -35,31 +33,32 @@ func writeBulk(w io.Writer, size int, sum hash.Hash) error {
 	return nil
 }
 
-// bulkPages: /down sends as many bytes as its query says and notes their hash; /up answers with the hash of what came.
-func (f *fidelity) bulkPages() (sent func() string) {
-	var mu sync.Mutex
-	var last string
+// bulkDigests holds the digest of what writeBulk writes, by size.
+var bulkDigests sync.Map
+
+// bulkDigest returns the SHA-256 digest of what writeBulk writes. A handler could not tell it: with HTTP/2 its last write
+// may fail with the stream already closed by a client that has all the bytes of the Content-Length.
+func bulkDigest(size int) string {
+	digest, _ := bulkDigests.LoadOrStore(size, sync.OnceValue(func() string {
+		sum := sha256.New()
+		_ = writeBulk(sum, size) // a hash takes every write
+		return fmt.Sprintf("%x", sum.Sum(nil))
+	}))
+	return digest.(func() string)()
+}
+
+// bulkPages: /down sends as many bytes as its query says; /up answers with the digest of what came.
+func (f *fidelity) bulkPages() {
 	f.page("/down", func(w http.ResponseWriter, r *http.Request) {
 		size, _ := strconv.Atoi(r.URL.RawQuery)
 		w.Header().Set("Content-Length", strconv.Itoa(size))
-		sum := sha256.New()
-		if err := writeBulk(w, size, sum); err != nil {
-			return
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		last = fmt.Sprintf("%x", sum.Sum(nil))
+		_ = writeBulk(w, size) // the client tells what arrived
 	})
 	f.page("/up", func(w http.ResponseWriter, r *http.Request) {
 		sum := sha256.New()
 		n, err := io.CopyBuffer(sum, r.Body, make([]byte, 256<<10))
 		fmt.Fprintf(w, "%d %x %v %v", n, sum.Sum(nil), err, r.ContentLength)
 	})
-	return func() string {
-		mu.Lock()
-		defer mu.Unlock()
-		return last
-	}
 }
 
 // uploader sends blocks as writeBulk makes them with a Content-Length by Python's own HTTP client.
@@ -81,18 +80,22 @@ else:
     print(total.hexdigest(), answer)
 `
 
-// arrived compares what a digest says with what was sent, which the server knows a moment after the last byte.
-func (f *fidelity) arrived(digest string, sent func() string) {
+// download has curl fetch size bytes and compares their number, their digest and curl's exit status with what was sent.
+func (f *fidelity) download(options, url string, size int) {
 	f.t.Helper()
-	got, _, _ := strings.Cut(digest, " ")
-	f.until("what was received is what was sent", func() bool { return got == sent() && got != "" })
+	line := fmt.Sprintf("{ curl -sS -w '%%{stderr}%%{size_download} bytes' %s %s/down?%d; echo \", exit $?\" >&2; } | openssl dgst -sha256 -r", options, url, size)
+	out, errs, code := f.try(line)
+	digest, _, _ := strings.Cut(out, " ")
+	if told := strings.TrimSpace(errs); code != 0 || told != fmt.Sprintf("%d bytes, exit 0", size) || digest != bulkDigest(size) {
+		f.t.Errorf("of %d bytes with digest %s arrived %s; curl: %s; openssl: exit %d", size, bulkDigest(size), digest, told, code)
+	}
 }
 
 // TestFidelityBulk moves 1 GiB each way over each version and holds the gateway's growth against a bound.
 func TestFidelityBulk(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
-	sent := f.bulkPages()
+	f.bulkPages()
 	python := "python3 " + f.program("up.py", uploader)
 	check := func(t *testing.T, size int, move func(f *fidelity, size int)) {
 		f := f.on(t)
@@ -106,10 +109,7 @@ func TestFidelityBulk(t *testing.T) {
 		}
 	}
 	down := func(r route) func(*fidelity, int) {
-		return func(f *fidelity, size int) {
-			out := f.run(fmt.Sprintf("curl -sS %s %s/down?%d | openssl dgst -sha256 -r", r.curl, r.url, size))
-			f.arrived(out, sent)
-		}
+		return func(f *fidelity, size int) { f.download(r.curl, r.url, size) }
 	}
 	t.Run("down h1", func(t *testing.T) { check(t, bulkSize, down(overHTTP1)) })
 	t.Run("down h2", func(t *testing.T) { check(t, bulkSize, down(overHTTP2)) })
@@ -117,8 +117,7 @@ func TestFidelityBulk(t *testing.T) {
 	t.Run("down plain", func(t *testing.T) { check(t, bulkSize/16, down(overPlain)) })
 	t.Run("down spliced", func(t *testing.T) {
 		check(t, bulkSize/16, func(f *fidelity, size int) {
-			out := f.run(fmt.Sprintf("curl -ksS %s/down?%d | openssl dgst -sha256 -r", overSplice.url, size))
-			f.arrived(out, sent)
+			f.download("-k", overSplice.url, size)
 		})
 	})
 	t.Run("up h1", func(t *testing.T) {
@@ -131,9 +130,9 @@ func TestFidelityBulk(t *testing.T) {
 	})
 	up := func(r route) func(*fidelity, int) {
 		return func(f *fidelity, size int) { // its length not told beforehand
-			answer, hash, _ := f.try(fmt.Sprintf("%s - %d | curl -sS %s -T - %s/up", python, size, r.curl, r.url))
-			if hash = strings.TrimSpace(hash); answer != fmt.Sprintf("%d %s <nil> -1", size, hash) {
-				f.t.Errorf("sent %s, the server says %s", hash, answer)
+			answer, hash, code := f.try(fmt.Sprintf("%s - %d | curl -sS %s -T - %s/up", python, size, r.curl, r.url))
+			if hash = strings.TrimSpace(hash); code != 0 || answer != fmt.Sprintf("%d %s <nil> -1", size, hash) {
+				f.t.Errorf("sent %s, the server says %s; curl: exit %d", hash, answer, code)
 			}
 		}
 	}
