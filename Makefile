@@ -16,7 +16,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker demo run test mutants conformance check fuzz bench clean
+.PHONY: help deps build image docker demo run test mutants structure conformance check fuzz bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ test: image docker ## run every test, the kernel ones included
 
 mutants: image docker ## take away each protection in turn, and demand that its tests notice
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
+
+structure: ## print the circles of files in each package, and the lengths of functions
+	@$(GO) run ./internal/structure
 
 conformance: image ## run the conformance suites whole and print their tables (docs/conformance.md)
 	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 -run '^TestConformance' ./cmd/gateway

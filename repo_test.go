@@ -32,6 +32,7 @@ var allowed = map[string][]string{
 	"selftest":           {"policy", "audit"},
 	"internal/testnet":   {},
 	"internal/mutants":   {},
+	"internal/structure": {},
 	"conformance":        {},
 	"internal/fault":     {},
 	"internal/handshake": {},

@@ -1,0 +1,3 @@
+package a
+
+func field() int { return make1().field }

@@ -1,0 +1,7 @@
+package a
+
+func helper() {
+	current.Load().Do()
+	name := 0
+	_ = name
+}

@@ -1,0 +1,3 @@
+package a
+
+func make1() *T { return nil }

@@ -1,0 +1,5 @@
+package a
+
+func (t *T) Do() {
+	helper()
+}

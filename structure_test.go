@@ -1,0 +1,72 @@
+package boxgate_test
+
+import (
+	"testing"
+
+	"boxgate/internal/structure/measure"
+)
+
+// The limits of structure: what one can still read in one sitting. `make structure` prints where each package is.
+const (
+	maxCircleFiles    = 12
+	maxCircleLines    = 2500
+	maxMedianFunction = 10
+	maxP90Function    = 26
+	maxFunction       = 59
+)
+
+// knots are the packages whose largest circle of files is still over the limits, with the size that it may have. The
+// numbers only ever go down; a package that is within the limits leaves the list.
+var knots = map[string]struct{ files, lines int }{
+	"api":              {22, 3500},
+	"cmd/gateway":      {15, 1750},
+	"firewall":         {22, 4100},
+	"host":             {17, 2600},
+	"internal/testnet": {14, 2100},
+	"launcher":         {20, 2650},
+	"proxy":            {57, 9800},
+	"selftest":         {13, 1600},
+	"store":            {14, 2150},
+}
+
+// TestStructure holds that no package has so many files referring to each other in a circle that it cannot be read in
+// parts, and that functions stay short.
+func TestStructure(t *testing.T) {
+	packages, err := measure.Module(t.Context(), ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var functions []measure.Function
+	over := map[string]bool{}
+	for _, p := range packages {
+		functions = append(functions, p.Functions...)
+		for _, c := range p.Circles {
+			files, lines := maxCircleFiles, maxCircleLines
+			if len(c.Files) <= files && c.Lines <= lines {
+				continue
+			}
+			over[p.Dir] = true
+			if k, known := knots[p.Dir]; known {
+				files, lines = k.files, max(k.lines, lines)
+			}
+			if len(c.Files) > files || c.Lines > lines {
+				t.Errorf("%s: %d files of %d lines refer to each other in a circle; the limit is %d files and %d lines. "+
+					"`go run ./internal/structure -pkg %s` prints what closes it", p.Dir, len(c.Files), c.Lines, files, lines, p.Dir)
+			}
+		}
+	}
+	for dir := range knots {
+		if !over[dir] {
+			t.Errorf("%s is within the limits: remove it from knots in structure_test.go", dir)
+		}
+	}
+	for _, f := range functions {
+		if f.Lines > maxFunction {
+			t.Errorf("%s has %d lines; the limit is %d", f.Name, f.Lines, maxFunction)
+		}
+	}
+	if s := measure.SizesOf(functions); s.Median > maxMedianFunction || s.P90 > maxP90Function {
+		t.Errorf("functions have a median of %d lines and a 90th percentile of %d; the limits are %d and %d",
+			s.Median, s.P90, maxMedianFunction, maxP90Function)
+	}
+}
