@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/socket"
+	"boxgate/proxy/tunnel"
 )
 
 // A server that takes a part of what is on its way and breaks off has got that part: it counts.
@@ -20,13 +22,13 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = r.p.spliceBoth(live, r.p.usages.of(r.box), client, upstream)
+		_ = r.p.tunnels.Splice(client, upstream, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &r.p.usages.of(r.box).pipes}, r.box.ID)
 	}()
 	const taken = 64 << 10
 	if _, err := io.ReadFull(server, make([]byte, taken)); err != nil {
 		t.Fatal(err)
 	}
-	reset(server)
+	socket.Reset(server)
 	<-done
 	if n := live.out.Load(); n < taken {
 		t.Errorf("%d bytes are counted, the server took %d", n, taken)

@@ -28,11 +28,7 @@ func TestBytesOfABrokenTunnelReachNoOther(t *testing.T) {
 		_, _ = io.ReadFull(c, make([]byte, 2))
 		_, _ = c.Write(make([]byte, size))
 	})
-	lent := func() int {
-		r.p.pipes.mu.Lock()
-		defer r.p.pipes.mu.Unlock()
-		return r.p.pipes.lent
-	}
+	lent := r.p.tunnels.Pipes
 	floods, second := r.listen(flood), r.second()
 	quiet := r.listen(zeros)
 	for round := range 20 {

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"boxgate/policy"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -18,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"boxgate/policy"
 )
 
 // authority is a certificate authority of a test. Safe for concurrent use.

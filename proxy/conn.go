@@ -8,16 +8,16 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime/debug"
 	"slices"
 	"time"
-
-	"go.uber.org/zap"
 
 	"boxgate/audit"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/contain"
+	"boxgate/proxy/socket"
+	"boxgate/proxy/tunnel"
 )
 
 // conn is one client connection on its way through the proxy. Its handler alone uses it.
@@ -113,7 +113,7 @@ func (c *conn) end() {
 		return
 	}
 	if v := recover(); v != nil {
-		c.p.cfg.Log.Error("panic in a connection", zap.String("box", string(c.event.Box)), panicKind(v), zap.ByteString("stack", debug.Stack()))
+		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, v)
 		c.event.Error = "fault of the gateway"
 		c.quiet = false
 		c.refuse(kindOther, policy.ReasonInternal)
@@ -135,17 +135,9 @@ func (c *conn) end() {
 		c.record()
 	}
 	if c.last {
-		lingeringClose(c.tcp)
+		socket.LingeringClose(c.tcp)
 	}
 	_ = c.tcp.Close() // most often it is closed by now
-}
-
-// panicKind says what a panic was about without what it says, unless the runtime said it.
-func panicKind(v any) zap.Field {
-	if err, ok := v.(interface{ RuntimeError() }); ok {
-		return zap.Any("panic", err)
-	}
-	return zap.String("panic", "raised by code")
 }
 
 // serve reads the first bytes and does what the policy says about them.
@@ -290,7 +282,7 @@ func (c *conn) finish(s *session, err error) {
 	if err != nil {
 		c.event.Error = err.Error()
 	}
-	_ = c.tcp.SetWriteDeadline(time.Now().Add(partTimeout))
+	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 	if t, ok := s.client.(*tls.Conn); ok {
 		_ = t.CloseWrite() // a client that is gone needs no close_notify
 	}
@@ -306,7 +298,7 @@ func (c *conn) splice(f first, v verdict) {
 		c.failed(f, err)
 		return
 	}
-	upstream, ok := bareTCP(up)
+	upstream, ok := socket.TCP(up)
 	if !ok || !c.live.attach(upstream) {
 		_ = up.Close()
 		return
@@ -320,7 +312,7 @@ func (c *conn) splice(f first, v verdict) {
 	}
 	if c.owesName(f) && !c.serverSpoke(upstream) {
 		c.live.detach(upstream)
-		reset(upstream)
+		socket.Reset(upstream)
 		c.live.unsettle()
 		c.since, c.mustSpeak = time.Now(), true
 		c.proceed(c.peek()) // judged by what the client says now, if anything
@@ -348,14 +340,15 @@ func (c *conn) open() {
 // handOver lets a goroutine with a fresh stack carry the tunnel: the one that read a ClientHello has grown to several
 // times the size, and would keep it for the life of the connection.
 func (c *conn) handOver(upstream *net.TCPConn) {
-	tunnel := &conn{p: c.p, tcp: c.tcp, box: c.box, usage: c.usage, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
+	t := &conn{p: c.p, tcp: c.tcp, box: c.box, usage: c.usage, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
 	c.handed = true
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	go func() {
-		defer tunnel.p.running.Done()
-		defer tunnel.end()
-		if err := tunnel.p.spliceBoth(tunnel.live, tunnel.usage, tunnel.tcp, upstream); err != nil && tunnel.live.denied() == nil {
-			tunnel.event.Error = err.Error()
+		defer t.p.running.Done()
+		defer t.end()
+		count := tunnel.Counters{In: &t.live.in, Out: &t.live.out, Pipes: &t.usage.pipes}
+		if err := t.p.tunnels.Splice(t.tcp, upstream, count, t.box.ID); err != nil && t.live.denied() == nil {
+			t.event.Error = err.Error()
 		}
 	}()
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 
 	"boxgate/policy"
@@ -65,26 +64,4 @@ func writeProblem(w io.Writer, p problem) error {
 	_, err := fmt.Fprintf(w, "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\n"+
 		"Cache-Control: no-store\r\nConnection: close\r\n\r\n%s", p.Status, http.StatusText(p.Status), len(body), body)
 	return err
-}
-
-// reset closes a connection so that its peer sees RST, not an orderly end it might take for success.
-func reset(c net.Conn) {
-	if t, ok := bareTCP(c); ok {
-		_ = t.SetLinger(0) // fails only on a socket that is closed already
-		_ = t.Close()      // not c: the close_notify of TLS would say that all is well
-		return
-	}
-	_ = c.Close()
-}
-
-// bareTCP returns the TCP connection that c is, or stands in front of.
-func bareTCP(c net.Conn) (*net.TCPConn, bool) {
-	switch c := c.(type) {
-	case *net.TCPConn:
-		return c, true
-	case interface{ NetConn() net.Conn }:
-		return bareTCP(c.NetConn())
-	default:
-		return nil, false
-	}
 }

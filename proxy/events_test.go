@@ -1,11 +1,12 @@
 package proxy
 
 import (
-	"boxgate/audit"
 	"slices"
 	"sync"
 	"testing"
 	"time"
+
+	"boxgate/audit"
 )
 
 // events keeps what was decided.

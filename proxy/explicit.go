@@ -18,6 +18,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/socket"
 )
 
 // This file is the explicit proxy, for software that knows nothing but HTTPS_PROXY. goproxy understands CONNECT; what is
@@ -108,7 +109,7 @@ func (w weighed) Read(p []byte) (int, error) {
 func (c *conn) refuseConnect(answer *problem) {
 	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
-	_ = c.tcp.SetWriteDeadline(time.Now().Add(partTimeout))
+	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 	_ = writeProblem(c.tcp, *answer) // a client that is gone needs no answer
 	c.last = true
 }

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
 )
 
 // refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
@@ -93,7 +94,7 @@ const (
 func (h *http1) linger() {
 	if c, ok := h.s.client.(interface{ CloseWrite() error }); ok {
 		_ = c.CloseWrite()
-	} else if tcp, ok := bareTCP(h.s.client); ok {
+	} else if tcp, ok := socket.TCP(h.s.client); ok {
 		_ = tcp.CloseWrite()
 	}
 	h.in.Release()

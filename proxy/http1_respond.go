@@ -6,6 +6,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
 )
 
 // interimMax bounds the 1xx responses before a final one.
@@ -46,7 +47,7 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 		u.stop(h)
 		h.uploaded(u)
 		h.drop()
-		reset(h.s.client) // the end must not look like the end of the body
+		socket.Reset(h.s.client) // the end must not look like the end of the body
 		h.x.failed(err)
 		return err
 	}

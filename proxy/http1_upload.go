@@ -5,9 +5,8 @@ import (
 	"io"
 	"time"
 
-	"go.uber.org/zap"
-
 	"boxgate/policy"
+	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 )
 
@@ -72,8 +71,8 @@ func (u *upload) start(h *http1) {
 	_ = h.s.client.SetReadDeadline(time.Time{}) // a body may take its time; the box's connection limit bounds what waits
 	go func() {
 		defer close(u.done)
-		defer h.s.p.contain(h.s, up.abort)
-		u.err = errInterrupted
+		defer contain.Panic(h.s.p.cfg.Log, h.s.box.ID, up.abort)
+		u.err = contain.ErrFault
 		u.err = u.run(&h.in, up)
 		var write *upstreamWriteError
 		if u.err != nil && !errors.As(u.err, &write) {
@@ -153,21 +152,10 @@ func (u *upload) finished() bool {
 	}
 }
 
-var errInterrupted = errors.New("interrupted by a fault of the gateway")
-
 // noEOF makes the end of the stream inside a message the error that it is.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err
-}
-
-// contain ends a panic in a goroutine of a session: the exchange dies of it and nothing else does. It must be deferred
-// itself. The panic's text is not logged, as it might quote what passed through.
-func (p *Proxy) contain(s *session, after func()) {
-	if v := recover(); v != nil {
-		p.cfg.Log.Error("panic in an exchange", zap.String("box", string(s.box.ID)), panicKind(v), zap.Stack("stack"))
-		after()
-	}
 }

@@ -13,11 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/net/http2"
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/h2connect"
 )
@@ -213,7 +213,7 @@ func (st *stream) end() {
 		return
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
-		st.s.p.cfg.Log.Error("panic in an exchange", zap.String("box", string(st.s.box.ID)), panicKind(v), zap.Stack("stack"))
+		contain.Log(st.s.p.cfg.Log, "panic in an exchange", st.s.box.ID, v)
 	}
 	panic(http.ErrAbortHandler) // the library resets the stream
 }

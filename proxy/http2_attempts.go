@@ -6,6 +6,8 @@ import (
 	"net/http"
 
 	"golang.org/x/net/http2"
+
+	"boxgate/proxy/contain"
 )
 
 //lint:file-ignore SA1019 as for upstream_h2.go
@@ -38,7 +40,7 @@ type attemptPool struct{}
 func (attemptPool) GetClientConn(r *http.Request, _ string) (*http2.ClientConn, error) {
 	a, ok := r.Context().Value(attemptsKey{}).(*attempts)
 	if !ok {
-		return nil, errInterrupted
+		return nil, contain.ErrFault
 	}
 	return a.next()
 }

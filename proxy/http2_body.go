@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"sync"
+
+	"boxgate/proxy/contain"
 )
 
 // replayMax is how much of a request's body is kept until the answer begins, so that the request can be sent once more.
@@ -104,9 +106,9 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	s.read = result
 	buf := make([]byte, min(size, 16<<10))
 	go func() { // ends at the latest with the stream's handler, behind which the library ends the body
-		r := uploadRead{err: errInterrupted}
+		r := uploadRead{err: contain.ErrFault}
 		defer func() { result <- r }()
-		defer s.st.s.p.contain(s.st.s, func() {})
+		defer contain.Panic(s.st.s.p.cfg.Log, s.st.s.box.ID, func() {})
 		n, err := s.body.Read(buf)
 		r = uploadRead{buf[:n], err}
 	}()

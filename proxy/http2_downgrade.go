@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 )
 
@@ -92,13 +93,13 @@ func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
 	if d.st.r.ContentLength == 0 {
 		return up.in.Fill()
 	}
-	d.sent, d.outcome = make(chan struct{}), errInterrupted
+	d.sent, d.outcome = make(chan struct{}), contain.ErrFault
 	if d.st.expects {
 		d.proceed = make(chan bool, 1)
 	}
 	go func() {
 		defer close(d.sent)
-		defer d.st.s.p.contain(d.st.s, up.abort)
+		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, up.abort)
 		if d.outcome = d.awaitContinue(); d.outcome == nil {
 			d.outcome = d.upload()
 		}
@@ -156,8 +157,8 @@ func (d *downgrade) sentAll() bool {
 // upload moves the request's body: as it is if its length is known, else in chunks with its trailers.
 func (d *downgrade) upload() error {
 	chunked := d.st.r.ContentLength < 0
-	buf := bodyBuffers.get()
-	defer bodyBuffers.put(buf)
+	buf := bodyBuffers.Get()
+	defer bodyBuffers.Put(buf)
 	out := borrowOut()
 	defer func() { returnOut(out) }()
 	for {

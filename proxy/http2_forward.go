@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/proxy/buffers"
 	"boxgate/proxy/scrub"
 )
 
@@ -248,8 +249,8 @@ func (st *stream) relay(body io.Reader) error {
 	if err := controller.Flush(); err != nil {
 		return err
 	}
-	buf := bodyBuffers.get()
-	defer bodyBuffers.put(buf)
+	buf := bodyBuffers.Get()
+	defer bodyBuffers.Put(buf)
 	for {
 		n, err := body.Read(*buf)
 		if n > 0 {
@@ -280,17 +281,5 @@ func (st *stream) trailers(t http.Header) {
 	}
 }
 
-// bufferPool lends buffers for bodies over HTTP/2.
-type bufferPool struct{ pool sync.Pool }
-
-var bodyBuffers = bufferPool{sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}}
-
-func (p *bufferPool) get() *[]byte {
-	b, ok := p.pool.Get().(*[]byte)
-	if !ok {
-		panic("proxy: a foreign value in the body buffers")
-	}
-	return b
-}
-
-func (p *bufferPool) put(b *[]byte) { p.pool.Put(b) }
+// bodyBuffers are for bodies over HTTP/2.
+var bodyBuffers = buffers.NewPool(32 << 10)

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/socket"
 )
 
 const (
@@ -105,7 +106,7 @@ func (in *clientReader) next() error {
 			in.out, in.pass, in.got = in.head[:], length, 0
 			return nil
 		}
-		in.held = bodyBuffers.get()
+		in.held = bodyBuffers.Get()
 		*in.held = append((*in.held)[:0], in.head[:]...)[:h2FrameHead+length]
 	}
 	if err := in.fill(*in.held); err != nil {
@@ -134,7 +135,7 @@ func (in *clientReader) fill(frame []byte) error {
 func (in *clientReader) giveBack() {
 	if in.held != nil {
 		*in.held = (*in.held)[:cap(*in.held)]
-		bodyBuffers.put(in.held)
+		bodyBuffers.Put(in.held)
 		in.held = nil
 	}
 }
@@ -270,7 +271,7 @@ func (c *http2Conn) malformedRequest(method, authority, path string) {
 	}
 	if !c.s.usage.requests.Allow() {
 		x.event.Reason = policy.ReasonLimit
-		breakOff(c.s.client)
+		socket.Abort(c.s.client)
 	}
 	x.end()
 }

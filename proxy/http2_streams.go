@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/proxy/socket"
 )
 
 // streamTracker knows which streams of an HTTP/2 connection the handler was given. The library refuses some requests by itself,
@@ -106,7 +107,7 @@ func (c *http2Conn) refusedByLibrary(why string) {
 	x.event.Error = why
 	if !c.s.usage.requests.Allow() {
 		x.event.Reason = policy.ReasonLimit
-		breakOff(c.s.client)
+		socket.Abort(c.s.client)
 	}
 	x.end()
 }

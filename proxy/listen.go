@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/proxy/socket"
 )
 
 // ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules steer there: they
@@ -99,7 +101,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (p *Proxy) start(c net.Conn, handle func(*net.TCPConn)) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok || !p.enter() {
-		reset(c)
+		socket.Reset(c)
 		return
 	}
 	go func() {

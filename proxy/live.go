@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/socket"
 )
 
 // cutTimeout bounds how long Recheck and CloseBox wait for the handler of a connection whose sockets they closed.
@@ -103,7 +104,7 @@ func (l *liveConn) attach(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cut != nil {
-		reset(c)
+		socket.Reset(c)
 		return false
 	}
 	l.sockets[c] = struct{}{}
@@ -246,7 +247,7 @@ func (l *liveConn) close(why *policy.DeniedError, stop error) bool {
 	l.cut, l.stop = why, stop
 	l.cancel()
 	for c := range l.sockets {
-		reset(c)
+		socket.Reset(c)
 	}
 	return true
 }

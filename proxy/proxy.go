@@ -16,6 +16,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/tunnel"
 )
 
 // Boxes finds the box behind a source address; nil means that the address is no box's. Safe for concurrent use.
@@ -118,7 +119,7 @@ type Proxy struct {
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
 
-	pipes     pipePool
+	tunnels   *tunnel.Pool
 	upstreams upstreams // connections to origin servers kept for the next request
 
 	// originalDst tells where a transparently accepted connection was going. Tests replace it.
@@ -141,7 +142,7 @@ func New(cfg Config) (*Proxy, error) {
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
 	p.usages.use(&p.cfg)
-	p.pipes.max = p.cfg.MaxPipes
+	p.tunnels = tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log)
 	p.live.total = p.cfg.MaxAllConns
 	p.base, p.cancel = context.WithCancel(context.Background())
 	return p, nil
@@ -216,7 +217,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	p.mu.Unlock()
 	defer p.usages.flush()
 	defer p.upstreams.close()
-	defer p.pipes.close()
+	defer p.tunnels.Close()
 	defer p.cancel()
 	drained := make(chan struct{})
 	go func() {

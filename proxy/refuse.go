@@ -4,18 +4,17 @@ import (
 	"bufio"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"time"
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/socket"
 )
 
 const (
-	partTimeout = 500 * time.Millisecond // how long a client is listened to after its refusal was sent
-	partBytes   = 64 << 10
+	pageBytes   = 64 << 10
 	pageTimeout = 5 * time.Second // for the request that a denial page answers
 )
 
@@ -23,12 +22,12 @@ const (
 func (c *conn) refuse(k kind, why policy.Reason) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
 	if k == kindTLS || k == kindBadTLS {
-		_ = c.tcp.SetWriteDeadline(time.Now().Add(partTimeout))
+		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 		_, _ = c.tcp.Write(accessDenied) // a client that is gone needs no alert
 		c.last = true
 		return
 	}
-	reset(c.tcp)
+	socket.Reset(c.tcp)
 }
 
 // deny refuses what the policy denied: with an alert, or with a page where one was asked for, the name can be that of a
@@ -65,15 +64,6 @@ func (c *conn) refusePeek(f first, err error) {
 	}
 }
 
-// lingeringClose closes a connection in which something was said last: closing a socket with unread bytes resets it, and a reset
-// can overtake what was sent. So the end is announced and what still comes is read for a moment.
-func lingeringClose(c *net.TCPConn) {
-	_ = c.CloseWrite()
-	_ = c.SetReadDeadline(time.Now().Add(partTimeout))
-	_, _ = io.CopyN(io.Discard, struct{ io.Reader }{c}, partBytes)
-	_ = c.Close()
-}
-
 // denyPage terminates TLS under a leaf, reads one request and answers it with 403. Nothing is forwarded, whatever it
 // asks; the decision was made for the connection.
 func (c *conn) denyPage(f first, v verdict) {
@@ -81,14 +71,14 @@ func (c *conn) denyPage(f first, v verdict) {
 	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), f.name, []string{"http/1.1"})
 	if err != nil {
 		c.event.Error = err.Error()
-		reset(c.tcp)
+		socket.Reset(c.tcp)
 		return
 	}
 	_ = client.SetDeadline(time.Now().Add(pageTimeout))
-	_, err = http.ReadRequest(bufio.NewReader(io.LimitReader(client, partBytes)))
+	_, err = http.ReadRequest(bufio.NewReader(io.LimitReader(client, pageBytes)))
 	if err != nil {
 		c.event.Error = err.Error()
-		reset(c.tcp)
+		socket.Reset(c.tcp)
 		return
 	}
 	answer := problemOf(v.decision.Err(v.request))

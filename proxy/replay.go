@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"boxgate/internal/memory"
+	"boxgate/proxy/socket"
 )
 
 // replayConn gives out the bytes that were peeked before those that are still to come, and counts what passes.
@@ -53,7 +54,7 @@ func (c *replayConn) ReadFrom(r io.Reader) (int64, error) {
 
 // CloseWrite sends the end of our side.
 func (c *replayConn) CloseWrite() error {
-	if t, ok := bareTCP(c.Conn); ok {
+	if t, ok := socket.TCP(c.Conn); ok {
 		return t.CloseWrite()
 	}
 	return net.ErrClosed

@@ -87,11 +87,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 			}
 		}
 	})
-	lent := func() int {
-		r.p.pipes.mu.Lock()
-		defer r.p.pipes.mu.Unlock()
-		return r.p.pipes.lent
-	}
+	lent := r.p.tunnels.Pipes
 	second := r.second()
 	addr := r.listen(echo)
 	talk := func(c net.Conn) {
@@ -124,7 +120,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 
 func TestBulkGoesThroughUnchangedWithoutPipes(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	r.p.pipes.close()
+	r.p.tunnels.Close()
 	c := r.dial(r.server(7008, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+	"boxgate/proxy/tunnel"
 )
 
 // BenchmarkSplice moves bytes through a tunnel, as one stream and as many short messages. The processor time is that of
@@ -26,7 +27,9 @@ func BenchmarkSplice(b *testing.B) {
 			live := p.live.add(box, 10, func() {})
 			defer p.live.remove(live)
 			done := make(chan error, 1)
-			go func() { done <- p.spliceBoth(live, p.usages.of(box), c, s) }()
+			go func() {
+				done <- p.tunnels.Splice(c, s, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &p.usages.of(box).pipes}, box.ID)
+			}()
 			go func() {
 				if name == "stream" {
 					_, _ = io.Copy(io.Discard, struct{ io.Reader }{server})

@@ -52,7 +52,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	}))
-	sent := make([]byte, 3*spliceMost+17)
+	sent := make([]byte, 3*(1<<20)+17)
 	_, _ = rand.Read(sent)
 	var both sync.WaitGroup
 	both.Go(func() {
@@ -96,5 +96,5 @@ func TestIdleTunnelIsClosedAndABusyOneIsNot(t *testing.T) {
 			t.Fatalf("the busy tunnel: %q, %v", got, err)
 		}
 	}
-	r.want("idle timeout", func(e audit.Event) bool { return e.Error == errIdle.Error() })
+	r.want("idle timeout", func(e audit.Event) bool { return e.Error == "idle timeout" })
 }

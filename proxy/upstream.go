@@ -14,6 +14,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
 )
 
 // upstreamTick is how often a wait for the upstream looks whether the client is still there.
@@ -59,11 +60,11 @@ type upstream struct {
 func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *upstream, err error) {
 	defer func() {
 		if u == nil {
-			breakOff(conn)
+			socket.Abort(conn)
 			pl.release()
 		}
 	}()
-	tcp, ok := bareTCP(conn)
+	tcp, ok := socket.TCP(conn)
 	if !ok {
 		return nil, errors.New("upstream is no TCP connection")
 	}
@@ -173,7 +174,7 @@ func (r *clientAwareReader) Read(b []byte) (int, error) {
 // clientGone returns a check whether the client closed its connection while it waits for an answer. Where TLS is
 // terminated the end of the TCP stream says so; on plain HTTP a client may close its sending side and still listen.
 func clientGone(s *session) func() bool {
-	tcp, ok := bareTCP(s.client)
+	tcp, ok := socket.TCP(s.client)
 	if !ok {
 		return func() bool { return false }
 	}

@@ -12,6 +12,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
 )
 
 //lint:file-ignore SA1019 net/http speaks HTTP/2 on a *tls.Conn alone; what is sent here is rewritten below it (neverIndexed).
@@ -127,7 +128,7 @@ func (s *session) dialAny(ctx context.Context, pl *place, r *ruling) (up anyUpst
 func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, err error) {
 	defer func() {
 		if u == nil {
-			breakOff(conn)
+			socket.Abort(conn)
 		}
 	}()
 	dial, err := dialRequest(pl.key, conn, box)

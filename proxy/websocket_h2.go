@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/contain"
+	"boxgate/proxy/socket"
+	"boxgate/proxy/tunnel"
 )
 
 // serveWebSocket carries an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
@@ -95,22 +98,22 @@ func (d *downgrade) tunnel() error {
 	d.up.in.Source = d.up.conn
 	var ended atomic.Bool
 	go func() { // ends at the latest with the handler, which closes the body it reads
-		defer d.st.s.p.contain(d.st.s, d.up.abort)
+		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, d.up.abort)
 		if err := d.fromClient(); err != nil {
 			d.up.abort()
 			return
 		}
 		ended.Store(true)
-		closeWrite(d.up.conn)
-		time.AfterFunc(tunnelRest, d.up.abort)
+		socket.CloseWrite(d.up.conn)
+		time.AfterFunc(tunnel.Rest, d.up.abort)
 	}()
 	var in atomic.Int64
-	idle := d.st.s.p.watchIdle(d.up.abort, &d.st.uploaded, &in)
-	defer idle.stop()
+	idle := d.st.s.p.tunnels.WatchIdle(d.up.abort, &d.st.uploaded, &in)
+	defer idle.Stop()
 	w := flushWriter{d.st.w, http.NewResponseController(d.st.w)}
 	_, err := w.Write(nil) // the head
 	if err == nil {
-		err = pump(d.st.ruling.masking(w), pipeEnd{d.up.conn, &d.up.in, &in})
+		err = tunnel.Pump(d.st.ruling.masking(w), tunnel.End{Conn: d.up.conn, In: &d.up.in, Read: &in})
 	}
 	d.st.x.event.BytesIn = in.Load()
 	if ended.Load() {
@@ -134,8 +137,8 @@ func (f flushWriter) Write(b []byte) (int, error) {
 }
 
 func (d *downgrade) fromClient() error {
-	buf := bodyBuffers.get()
-	defer bodyBuffers.put(buf)
+	buf := bodyBuffers.Get()
+	defer bodyBuffers.Put(buf)
 	for {
 		n, err := d.st.r.Body.Read(*buf)
 		d.st.uploaded.Add(int64(n))

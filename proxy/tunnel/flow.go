@@ -1,16 +1,17 @@
-package proxy
+package tunnel
 
 import (
 	"errors"
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/proxy/buffers"
 )
 
 // spliceMost is how much is moved at once; it is also the size asked for a pipe.
@@ -94,7 +95,7 @@ func (f *flow) whileBytesMove(which int, setDeadline func(time.Time) error, try 
 		if f.patience[which].Sub(now) < f.s.idle/2 {
 			until := f.s.moved().Add(f.s.idle)
 			if !until.After(now) {
-				return errIdle
+				return ErrIdle
 			}
 			if err := setDeadline(until); err != nil {
 				return err
@@ -111,8 +112,8 @@ func (f *flow) whileBytesMove(which int, setDeadline func(time.Time) error, try 
 
 // read takes what src has, and reports false if that is nothing yet.
 func (f *flow) read(fd uintptr) bool {
-	if f.pipe = f.s.pipes.get(f.s.usage); f.pipe == nil {
-		f.buf = copyBuffers.get()
+	if f.pipe = f.s.pipes.get(f.s.held); f.pipe == nil {
+		f.buf = copyBuffers.Get()
 	}
 	for {
 		if f.pipe != nil {
@@ -167,10 +168,10 @@ func (f *flow) write(fd uintptr) bool {
 // drop gives back what holds no byte any more, or whose bytes are lost with the tunnel.
 func (f *flow) drop() {
 	if f.pipe != nil {
-		f.s.pipes.put(f.s.usage, f.pipe, f.held == 0)
+		f.s.pipes.put(f.s.held, f.pipe, f.held == 0)
 	}
 	if f.buf != nil {
-		copyBuffers.put(f.buf)
+		copyBuffers.Put(f.buf)
 	}
 	f.pipe, f.buf, f.held, f.sent = nil, nil, 0, 0
 }
@@ -182,4 +183,4 @@ func (s *splicing) progressed() { s.progress.Store(int64(time.Since(s.began))) }
 func (s *splicing) moved() time.Time { return s.began.Add(time.Duration(s.progress.Load())) }
 
 // copyBuffers are for tunnels that find no pipe.
-var copyBuffers = bufferPool{sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}}
+var copyBuffers = buffers.NewPool(16 << 10)

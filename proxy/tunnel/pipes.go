@@ -1,7 +1,8 @@
-package proxy
+package tunnel
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,15 +23,16 @@ type pipePool struct {
 
 type pipe struct{ r, w int }
 
-// get lends a pipe, or returns nil when there is none to be had.
-func (p *pipePool) get(who *usage) *pipe {
-	if !countIn(&who.pipes, (p.max+3)/4) {
+// get lends a pipe, counted in held, which are those of the box, or returns nil when there is none to be had.
+func (p *pipePool) get(held *atomic.Int64) *pipe {
+	if held.Add(1) > int64((p.max+3)/4) {
+		held.Add(-1)
 		return nil
 	}
 	p.mu.Lock()
 	if p.lent >= p.max {
 		p.mu.Unlock()
-		who.pipes.Add(-1)
+		held.Add(-1)
 		return nil
 	}
 	p.lent++
@@ -46,7 +48,7 @@ func (p *pipePool) get(who *usage) *pipe {
 		p.mu.Lock()
 		p.lent--
 		p.mu.Unlock()
-		who.pipes.Add(-1)
+		held.Add(-1)
 		return nil
 	}
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost) // a smaller one does too
@@ -54,8 +56,8 @@ func (p *pipePool) get(who *usage) *pipe {
 }
 
 // put takes a pipe back; one that is not empty is of no use to anybody else.
-func (p *pipePool) put(who *usage, got *pipe, empty bool) {
-	who.pipes.Add(-1)
+func (p *pipePool) put(held *atomic.Int64, got *pipe, empty bool) {
+	held.Add(-1)
 	p.mu.Lock()
 	p.lent--
 	keep := empty && len(p.idle) < min(pipesIdle, p.max)

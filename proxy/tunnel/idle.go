@@ -1,4 +1,4 @@
-package proxy
+package tunnel
 
 import (
 	"sync"
@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// idleWatch ends an upgraded connection in which nothing has moved for the idle timeout.
-type idleWatch struct {
+// IdleWatch ends an upgraded connection in which nothing has moved for the idle timeout.
+type IdleWatch struct {
 	limit time.Duration
 	end   func()
 	moved []*atomic.Int64 // bytes each way
@@ -18,17 +18,17 @@ type idleWatch struct {
 	stopped bool
 }
 
-// watchIdle calls end once the counts have stayed the same for the idle timeout, give or take as much again: it looks once
-// in that time. stop must be called.
-func (p *Proxy) watchIdle(end func(), moved ...*atomic.Int64) *idleWatch {
-	w := &idleWatch{limit: p.cfg.IdleTimeout, end: end, moved: moved}
+// WatchIdle calls end once the counts have stayed the same for the idle timeout, give or take as much again: it looks once
+// in that time. [IdleWatch.Stop] must be called.
+func (p *Pool) WatchIdle(end func(), moved ...*atomic.Int64) *IdleWatch {
+	w := &IdleWatch{limit: p.idle, end: end, moved: moved}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer = time.AfterFunc(w.limit, w.look)
 	return w
 }
 
-func (w *idleWatch) look() {
+func (w *IdleWatch) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stopped {
@@ -46,7 +46,8 @@ func (w *idleWatch) look() {
 	w.timer.Reset(w.limit)
 }
 
-func (w *idleWatch) stop() {
+// Stop ends the watch. end is not called after it has returned.
+func (w *IdleWatch) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true

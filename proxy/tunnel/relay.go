@@ -1,0 +1,88 @@
+package tunnel
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/proxy/contain"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
+)
+
+const (
+	quietHold = time.Second // a quiet direction gives its buffer back after this long
+	// Rest is how long one side may go on after the other has closed.
+	Rest = 5 * time.Second
+)
+
+// End is one end of a tunnel and what was read from it already.
+type End struct {
+	Conn net.Conn
+	In   *h1.Reader    // what was read from Conn and not passed on yet
+	Read *atomic.Int64 // bytes that came from here
+}
+
+// Relay passes bytes between two ends until both directions have ended, or one has and the other stays silent. On
+// return nothing uses either end. What the server sends is written to toClient, which is the client or stands before it.
+func (p *Pool) Relay(client, server End, toClient io.Writer, box policy.BoxID) error {
+	client.In.Source, server.In.Source = client.Conn, server.Conn
+	_ = client.Conn.SetReadDeadline(time.Time{})
+	_ = server.Conn.SetReadDeadline(time.Time{})
+	type end struct {
+		dst net.Conn
+		err error
+	}
+	ended := make(chan end, 2)
+	direction := func(dst net.Conn, to io.Writer, src End) {
+		err := contain.ErrFault
+		defer func() { ended <- end{dst, err} }()
+		defer contain.Panic(p.log, box, func() {})
+		err = Pump(to, src)
+	}
+	idle := p.WatchIdle(func() { socket.Reset(client.Conn, server.Conn) }, client.Read, server.Read)
+	defer idle.Stop()
+	go direction(server.Conn, server.Conn, client)
+	go direction(client.Conn, toClient, server)
+
+	first := <-ended
+	if first.err != nil { // neither side may take this for an orderly end
+		socket.Reset(client.Conn, server.Conn)
+	} else {
+		socket.CloseWrite(first.dst)
+		rest := time.AfterFunc(Rest, func() { socket.Abort(client.Conn, server.Conn) })
+		defer rest.Stop()
+	}
+	<-ended
+	return first.err
+}
+
+// Pump moves bytes from src to dst until src ends. While src is quiet it holds no buffer.
+func Pump(dst io.Writer, src End) error {
+	defer src.In.Release()
+	for {
+		if b := src.In.Bytes(); len(b) > 0 {
+			if _, err := dst.Write(b); err != nil {
+				return err
+			}
+			src.Read.Add(int64(len(b)))
+			src.In.Take(len(b))
+		}
+		_ = src.Conn.SetReadDeadline(time.Now().Add(quietHold))
+		err := src.In.Fill()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			_ = src.Conn.SetReadDeadline(time.Time{})
+			err = src.In.Wait()
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
