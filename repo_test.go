@@ -28,6 +28,8 @@ var allowed = map[string][]string{
 	"proxy/contain":      {"policy"},
 	"proxy/h1":           {},
 	"proxy/h2connect":    {},
+	"proxy/header":       {"policy", "proxy/h1", "proxy/scrub"},
+	"proxy/placeholder":  {"policy", "proxy/h1"},
 	"proxy/scrub":        {},
 	"proxy/socket":       {},
 	"proxy/tunnel":       {"policy", "proxy/buffers", "proxy/contain", "proxy/h1", "proxy/socket"},

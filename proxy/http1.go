@@ -13,6 +13,8 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+
+	"boxgate/proxy/placeholder"
 )
 
 const (
@@ -205,7 +207,7 @@ func (h *http1) judge() (allowed bool, err error) {
 		}
 		h.flight.Store(&inflight{request: h.ruling.request})
 		if h.s.box.Policy.Load() == h.ruling.policy {
-			swapFields(h.req.Fields, h.ruling.swaps)
+			placeholder.SwapFields(h.req.Fields, h.ruling.swaps)
 			return true, nil
 		}
 	}
@@ -220,7 +222,7 @@ func (h *http1) message() message {
 	if r.Form == h1.Absolute {
 		m.target = string(r.Authority)
 	}
-	m.tokens = tokensOf(h.in.Bytes()[:h.head], r)
+	m.tokens = placeholder.InRequest(h.in.Bytes()[:h.head], r)
 	return m
 }
 

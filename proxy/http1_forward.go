@@ -6,6 +6,9 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
 )
 
 const (
@@ -49,14 +52,14 @@ func (h *http1) giveOut() {
 func (h *http1) forward() error {
 	upgrade := h.wantsWebSocket()
 	if h.ruling.scrub != nil {
-		narrowFields(&h.req)
+		header.NarrowFields(&h.req)
 	}
-	h.out = appendRequest(h.takeOut(), &h.req, h.ruling.set, upgrade)
+	h.out = header.AppendRequest(h.takeOut(), &h.req, h.ruling.set, upgrade)
 	h.in.Take(h.head)
 
 	var up upload
 	up.body.Begin(h.req.Body, false)
-	up.set, up.watch = h.ruling.set, watches(h.ruling.policy)
+	up.set, up.watch = h.ruling.set, placeholder.NewWatch(h.ruling.policy)
 	out, whole, err := up.gather(&h.in, h.out)
 	h.out = out
 	if err != nil {

@@ -11,6 +11,9 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/socket"
+
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
 )
 
 // refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
@@ -54,7 +57,7 @@ func (h *http1) refuseHead(err error) error {
 // refuseBody answers a request whose body or trailers are refused. What comes of it after that is not read.
 func (h *http1) refuseBody(err error) error {
 	h.head = 0
-	if errors.Is(err, errLateToken) {
+	if errors.Is(err, placeholder.ErrLate) {
 		h.x.failed(err)
 		return h.refuse(leakProblem())
 	}
@@ -63,17 +66,17 @@ func (h *http1) refuseBody(err error) error {
 
 func (h *http1) writeProblem(p *problem, keep bool) error {
 	body := p.body()
-	out := appendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
-	out = appendPair(out, "Content-Type", "application/problem+json")
-	out = appendPair(out, "Content-Length", strconv.Itoa(len(body)))
-	out = appendPair(out, "Cache-Control", "no-store")
+	out := header.AppendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
+	out = header.AppendPair(out, "Content-Type", "application/problem+json")
+	out = header.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
+	out = header.AppendPair(out, "Cache-Control", "no-store")
 	if p.Status == http.StatusTooManyRequests {
-		out = appendPair(out, "Retry-After", retryAfter)
+		out = header.AppendPair(out, "Retry-After", retryAfter)
 	}
 	if !keep {
-		out = appendPair(out, "Connection", "close")
+		out = header.AppendPair(out, "Connection", "close")
 	} else if h.req.Minor == 0 {
-		out = appendPair(out, "Connection", "keep-alive")
+		out = header.AppendPair(out, "Connection", "keep-alive")
 	}
 	out = append(out, "\r\n"...)
 	if h.method != "HEAD" {

@@ -7,6 +7,9 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/socket"
+
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
 )
 
 // interimMax bounds the 1xx responses before a final one.
@@ -35,14 +38,14 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 		return h.tunnel(n)
 	}
 	whole := u.finished()
-	a := answer{minor: h.req.Minor, close: h.req.Close || !whole}
+	a := header.Answer{Minor: h.req.Minor, Close: h.req.Close || !whole}
 	if h.res.Body.Chunked || h.res.Body.UntilClose || h.scrub.recodes() {
-		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
+		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
 	}
-	h.out = appendResponse(h.takeOut(), &h.res, a)
+	h.out = header.AppendResponse(h.takeOut(), &h.res, a)
 	h.up.in.Take(n)
 	reuse := !h.res.Close
-	err = h.relay(a.chunked)
+	err = h.relay(a.Chunked)
 	if err != nil {
 		u.stop(h)
 		h.uploaded(u)
@@ -57,13 +60,13 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 // uploaded notes what became of a request's body that was stopped.
 func (h *http1) uploaded(u *upload) {
 	h.x.event.BytesOut = u.sent
-	if errors.Is(u.err, errLateToken) {
+	if errors.Is(u.err, placeholder.ErrLate) {
 		h.x.leaked()
 	}
 }
 
 // settle ends an exchange whose response is complete.
-func (h *http1) settle(u *upload, a answer, reuse bool) error {
+func (h *http1) settle(u *upload, a header.Answer, reuse bool) error {
 	u.stop(h)
 	h.uploaded(u)
 	if reuse && len(h.up.in.Bytes()) == 0 {
@@ -72,7 +75,7 @@ func (h *http1) settle(u *upload, a answer, reuse bool) error {
 	} else {
 		h.drop()
 	}
-	if a.close {
+	if a.Close {
 		return errLinger
 	}
 	return nil
@@ -88,7 +91,7 @@ func (h *http1) finalHead() (int, error) {
 		}
 		// 100 answers an expectation; HTTP/1.0 knows no 1xx at all (RFC 9110, 15.2).
 		if h.req.Minor > 0 && (h.res.Status != 100 || h.req.Continue) {
-			h.out = appendResponse(h.takeOut(), &h.res, answer{minor: 1})
+			h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1})
 			if _, err := h.s.client.Write(h.out); err != nil {
 				return 0, errClientGone
 			}
@@ -124,7 +127,7 @@ func (h *http1) noResponse(u *upload, err error) error {
 	switch {
 	case running && errors.As(u.err, &malformed):
 		return h.refuseBody(errors.New(malformed.What))
-	case running && errors.Is(u.err, errLateToken):
+	case running && errors.Is(u.err, placeholder.ErrLate):
 		return h.refuseBody(u.err)
 	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
 		h.x.failed(errClientGone)
@@ -158,7 +161,7 @@ func (h *http1) relay(chunked bool) error {
 		}
 		if done {
 			if chunked {
-				h.out = appendLastChunk(h.out, h.resBody.Trailers, nil)
+				h.out = header.AppendLastChunk(h.out, h.resBody.Trailers, nil)
 			}
 			in.Take(n)
 			return h.flush()
@@ -173,7 +176,7 @@ func (h *http1) relay(chunked bool) error {
 		if err := in.Fill(); err != nil {
 			if untilClose && errors.Is(err, io.EOF) {
 				if chunked {
-					h.out = appendLastChunk(h.out, nil, nil)
+					h.out = header.AppendLastChunk(h.out, nil, nil)
 				}
 				return h.flush()
 			}
@@ -187,7 +190,7 @@ func (h *http1) put(content []byte, chunked bool) error {
 	h.x.event.BytesIn += int64(len(content))
 	switch {
 	case chunked:
-		h.out = appendChunk(h.out, content)
+		h.out = header.AppendChunk(h.out, content)
 	case len(h.out)+len(content) <= 2*outSize:
 		h.out = append(h.out, content...)
 	default:

@@ -8,13 +8,16 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
+
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
 )
 
 // upload moves one request body to the upstream.
 type upload struct {
 	body  h1.Body
 	set   []policy.Header // trailers that repeat one of these are dropped
-	watch tokenWatch
+	watch placeholder.Watch
 	sent  int64
 	dry   bool // nothing can be sent before more has arrived
 
@@ -29,12 +32,12 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 		if err != nil {
 			return out, false, err
 		}
-		if err := u.watch.look(content); err != nil {
+		if err := u.watch.Look(content); err != nil {
 			return out, false, err
 		}
 		out = u.append(out, content)
 		if done {
-			if err := trailerToken(u.body.Trailers); err != nil {
+			if err := placeholder.InTrailer(u.body.Trailers); err != nil {
 				return out, false, err
 			}
 			out = u.last(out)
@@ -51,14 +54,14 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 func (u *upload) append(out, content []byte) []byte {
 	u.sent += int64(len(content))
 	if u.body.Chunked() {
-		return appendChunk(out, content)
+		return header.AppendChunk(out, content)
 	}
 	return append(out, content...)
 }
 
 func (u *upload) last(out []byte) []byte {
 	if u.body.Chunked() {
-		return appendLastChunk(out, u.body.Trailers, u.set)
+		return header.AppendLastChunk(out, u.body.Trailers, u.set)
 	}
 	return out
 }
@@ -111,7 +114,7 @@ func (u *upload) pass(in *h1.Reader, up *upstream) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := u.watch.look(content); err != nil {
+	if err := u.watch.Look(content); err != nil {
 		return false, err
 	}
 	err = up.write(content)

@@ -8,7 +8,6 @@ import (
 	"log"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +19,9 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/h2connect"
+
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
 )
 
 //lint:file-ignore SA1019 net/http serves listeners; this serves one connection, peeked at and with a context of its own.
@@ -127,7 +129,7 @@ type stream struct {
 
 	expects  bool         // the client waits for 100 before it sends the body
 	uploaded atomic.Int64 // bytes of the request's body
-	watch    tokenWatch
+	watch    placeholder.Watch
 	leaked   atomic.Bool // its body or trailers hold a placeholder
 }
 
@@ -167,13 +169,13 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	defer func() { st.scrub.end() }()
 	if st.ruling.scrub != nil {
-		narrowHeader(st.r.Header)
+		header.Narrow(st.r.Header)
 	}
 	if st.isWebSocket() {
 		st.serveWebSocket()
 		return
 	}
-	st.watch = watches(st.ruling.policy)
+	st.watch = placeholder.NewWatch(st.ruling.policy)
 	st.forward()
 }
 
@@ -239,7 +241,7 @@ func (st *stream) judge() bool {
 		}
 		st.setFlight(&inflight{request: st.ruling.request})
 		if st.s.box.Policy.Load() == st.ruling.policy {
-			swapHeader(st.r.Header, st.ruling.swaps)
+			placeholder.SwapHeader(st.r.Header, st.ruling.swaps)
 			return true
 		}
 	}
@@ -257,7 +259,7 @@ func (st *stream) message() message {
 	}
 	return message{
 		method: st.r.Method, authority: st.r.Host, scheme: scheme, path: st.r.RequestURI, websocket: st.isWebSocket(),
-		tokens: tokensOfHTTP2(st.r),
+		tokens: placeholder.InHTTP2Request(st.r),
 	}
 }
 
@@ -325,27 +327,4 @@ func (st *stream) refuseUpstream(err error) {
 		p.Host = st.ruling.request.Name.String()
 	}
 	st.refuse(p)
-}
-
-// copyHeader passes a response's fields on, without those of the hop behind.
-func copyHeader(dst, src http.Header) {
-	for name, values := range src {
-		switch name {
-		case "Connection", "Keep-Alive", "Transfer-Encoding", "Te", "Upgrade", "Trailer":
-			continue
-		case "Alt-Svc":
-			if offersHTTP3(strings.Join(values, ",")) {
-				continue
-			}
-		}
-		if strings.HasPrefix(name, "Proxy-") {
-			continue
-		}
-		dst[name] = values
-	}
-	for _, name := range []string{"Date", "Content-Type", "Content-Length"} {
-		if _, ok := dst[name]; !ok {
-			dst[name] = nil // the server would make one up
-		}
-	}
 }

@@ -167,3 +167,27 @@ func (b *uploadBody) Close() error {
 	}
 	return nil
 }
+
+// watchedBody is the body of a stream as it is looked through.
+type watchedBody struct {
+	io.ReadCloser
+	st *stream
+}
+
+// Read fails where a token ends.
+func (b watchedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if leak := b.st.watched(p[:n]); leak != nil {
+		return 0, leak
+	}
+	return n, err
+}
+
+// watched looks through the next piece of the stream's body.
+func (st *stream) watched(piece []byte) error {
+	err := st.watch.Look(piece)
+	if err != nil {
+		st.leaked.Store(true)
+	}
+	return err
+}

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
+
+	"boxgate/proxy/header"
 )
 
 // downgrade carries one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was held to what the HTTP/1.1
@@ -30,7 +30,7 @@ type downgrade struct {
 // forward1 sends the request over HTTP/1.1 and brings the response back.
 func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 	d := &downgrade{st: st, reader: clientAwareReader{ctx: ctx, gone: func() bool { return false }}}
-	head := st.appendHead(nil, false)
+	head := st.head(false)
 	kept := false
 	defer func() { // deferred here: up is another one after a second attempt
 		if !kept {
@@ -174,9 +174,9 @@ func (d *downgrade) upload() error {
 			}
 		}
 		if chunked {
-			out = appendChunk(out[:0], content)
+			out = header.AppendChunk(out[:0], content)
 			if errors.Is(err, io.EOF) {
-				out = appendLastChunk(out, d.trailers(), d.st.ruling.set)
+				out = header.AppendLastChunk(out, d.trailers(), d.st.ruling.set)
 			}
 			content = out
 		}
@@ -204,52 +204,10 @@ func (d *downgrade) trailers() []h1.Field {
 	return fields
 }
 
-// appendHead writes the request's head as HTTP/1.1: fields that frame a message or belong to one hop are left out, and so
-// is every variant of a header that is set.
-func (st *stream) appendHead(dst []byte, upgrade bool) []byte {
-	r, set := st.r, st.ruling.set
-	method := r.Method
-	if upgrade {
-		method = http.MethodGet
-	}
-	dst = append(dst, method...)
-	dst = append(dst, ' ')
-	dst = append(dst, r.RequestURI...)
-	dst = append(dst, " HTTP/1.1\r\n"...)
-	dst = appendPair(dst, "Host", r.Host)
-	for name, values := range r.Header {
-		if strings.HasPrefix(name, ":") || isSet(name, set) {
-			continue
-		}
-		for _, v := range values {
-			if f := h1.NewField(name, v); f.Kind == h1.Other {
-				dst = appendField(dst, &f)
-			}
-		}
-	}
-	switch {
-	case upgrade:
-		dst = append(dst, "Connection: Upgrade\r\nUpgrade: websocket\r\n"...)
-	case r.ContentLength > 0 || (r.ContentLength == 0 && r.Header["Content-Length"] != nil):
-		dst = appendPair(dst, "Content-Length", strconv.FormatInt(r.ContentLength, 10))
-	case r.ContentLength < 0:
-		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
-		for name := range r.Trailer {
-			if !isSet(name, set) && h1.ValidField(name, "") {
-				dst = appendPair(dst, "Trailer", name)
-			}
-		}
-	}
-	if st.expects && !upgrade {
-		dst = append(dst, "Expect: 100-continue\r\n"...)
-	}
-	if r.Header.Get("Te") == "trailers" && !upgrade {
-		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
-	}
-	for i := range set {
-		dst = appendPair(dst, set[i].Name, set[i].Value.Reveal())
-	}
-	return append(dst, "\r\n"...)
+// head is the request's head as HTTP/1.1 has it.
+func (st *stream) head(upgrade bool) []byte {
+	r := header.FromHTTP2(st.r, st.expects, upgrade)
+	return header.AppendRequest(nil, &r, st.ruling.set, upgrade)
 }
 
 // respond brings the response to the client as it comes, and reports whether the connection can carry another request.
@@ -267,7 +225,7 @@ func (d *downgrade) respond() bool {
 		return false
 	}
 	st.x.event.Status = d.res.Status
-	fieldsToHeader(st.w.Header(), &d.res)
+	header.CopyFields(st.w.Header(), &d.res)
 	st.maskHead()
 	st.w.WriteHeader(d.res.Status)
 	reuse := !d.res.Close
@@ -305,7 +263,7 @@ func (d *downgrade) finalHead() (int, error) {
 			d.told(true)
 		} else {
 			h := d.st.w.Header()
-			fieldsToHeader(h, &d.res)
+			header.CopyFields(h, &d.res)
 			maskHeader(d.st.ruling.scrub, h)
 			d.st.w.WriteHeader(d.res.Status)
 			clear(h)
@@ -351,16 +309,4 @@ func (d *downgrade) relay(untilClose bool) error {
 			return noEOF(err)
 		}
 	}
-}
-
-// fieldsToHeader copies a response's fields for HTTP/2, without those of the hop behind.
-func fieldsToHeader(dst http.Header, r *h1.Response) {
-	src := make(http.Header, len(r.Fields))
-	for i := range r.Fields {
-		f := &r.Fields[i]
-		if passes(f, r.Named) || (f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204) {
-			src.Add(string(f.Name), string(f.Value))
-		}
-	}
-	copyHeader(dst, src)
 }

@@ -16,6 +16,9 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/buffers"
 	"boxgate/proxy/scrub"
+
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
 )
 
 // forward sends a request that was allowed, by the protocol that the upstream speaks, and brings its response back.
@@ -123,24 +126,24 @@ func (st *stream) goesTo(dial policy.Request) error {
 // that is set, then those.
 func (st *stream) request(ctx context.Context) *http.Request {
 	set := st.ruling.set
-	header := make(http.Header, len(st.r.Header)+len(set)+1)
+	fields := make(http.Header, len(st.r.Header)+len(set)+1)
 	for name, values := range st.r.Header {
-		if strings.HasPrefix(name, "Proxy-") || strings.HasPrefix(name, ":") || isSet(name, set) {
+		if strings.HasPrefix(name, "Proxy-") || strings.HasPrefix(name, ":") || header.IsSet(name, set) {
 			continue
 		}
-		header[name] = values
+		fields[name] = values
 	}
 	if st.expects { // which the library took out
-		header["Expect"] = []string{"100-continue"}
+		fields["Expect"] = []string{"100-continue"}
 	}
-	if _, ok := header["User-Agent"]; !ok {
-		header["User-Agent"] = []string{""} // else the transport sends its own
+	if _, ok := fields["User-Agent"]; !ok {
+		fields["User-Agent"] = []string{""} // else the transport sends its own
 	}
 	for i := range set {
-		header[set[i].Name] = []string{set[i].Value.Reveal()}
+		fields[set[i].Name] = []string{set[i].Value.Reveal()}
 	}
 	out := (&http.Request{
-		Method: st.r.Method, Host: st.r.Host, Header: header, ContentLength: st.r.ContentLength,
+		Method: st.r.Method, Host: st.r.Host, Header: fields, ContentLength: st.r.ContentLength,
 		URL: &url.URL{Scheme: "https", Host: st.r.Host, Opaque: "//" + st.r.Host + st.r.RequestURI},
 	}).WithContext(ctx)
 	if st.r.RequestURI == "*" {
@@ -151,7 +154,7 @@ func (st *stream) request(ctx context.Context) *http.Request {
 		if len(st.r.Trailer) > 0 {
 			source.trailer = make(http.Header, len(st.r.Trailer))
 			for name := range st.r.Trailer {
-				if !isSet(name, set) {
+				if !header.IsSet(name, set) {
 					source.trailer[name] = nil
 				}
 			}
@@ -164,7 +167,7 @@ func (st *stream) request(ctx context.Context) *http.Request {
 
 // checkTrailers refuses trailers with a placeholder, once the body has been read: the request is then broken off.
 func (st *stream) checkTrailers() error {
-	err := trailerTokenHTTP2(st.r.Trailer)
+	err := placeholder.InHTTP2Trailer(st.r.Trailer)
 	if err != nil {
 		st.leaked.Store(true)
 	}
@@ -181,7 +184,7 @@ type interimWriter struct {
 	n    int
 }
 
-func (i *interimWriter) write(code int, header textproto.MIMEHeader) error {
+func (i *interimWriter) write(code int, fields textproto.MIMEHeader) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.n++; i.n > interimMax {
@@ -191,7 +194,7 @@ func (i *interimWriter) write(code int, header textproto.MIMEHeader) error {
 		return nil
 	}
 	h := i.w.Header()
-	copyHeader(h, http.Header(header))
+	header.Copy(h, http.Header(fields))
 	maskHeader(i.scrub, h)
 	i.w.WriteHeader(code)
 	clear(h)
@@ -209,7 +212,7 @@ func (i *interimWriter) end() {
 func (st *stream) respond(res *http.Response) {
 	defer res.Body.Close()
 	st.x.event.Status = res.StatusCode
-	copyHeader(st.w.Header(), res.Header)
+	header.Copy(st.w.Header(), res.Header)
 	for name := range res.Trailer {
 		st.w.Header().Add("Trailer", name)
 	}

@@ -10,6 +10,8 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/scrub"
+
+	"boxgate/proxy/placeholder"
 )
 
 // This file decides one request. HTTP/1.1 and HTTP/2 ask the same judge; neither forwards a byte it has not allowed.
@@ -22,7 +24,7 @@ type message struct {
 	scheme    string // the scheme of an absolute-form target or of :scheme, "" if there is none
 	path      string // with the query
 	websocket bool   // an extended CONNECT for a WebSocket (RFC 8441)
-	tokens    tokenScan
+	tokens    placeholder.Scan
 }
 
 // ruling is the judge's answer. Without a refusal the request may go to the name of request if byName, else to its
@@ -34,11 +36,11 @@ type ruling struct {
 	reason  policy.Reason
 	rule    string
 	byName  bool
-	header  policy.HeaderRule // of the destination; the zero rule if there is none
-	set     []policy.Header   // its headers, with the values for this request
-	swaps   []swap            // for the placeholders that the request holds
-	scrub   *scrub.Set        // what is masked in the response; nil if nothing is
-	err     error             // why it was refused, for the log
+	header  policy.HeaderRule  // of the destination; the zero rule if there is none
+	set     []policy.Header    // its headers, with the values for this request
+	swaps   []placeholder.Swap // for the placeholders that the request holds
+	scrub   *scrub.Set         // what is masked in the response; nil if nothing is
+	err     error              // why it was refused, for the log
 }
 
 // judge decides a request under the policy in force now, and gets the secrets that it needs. It refuses by default.

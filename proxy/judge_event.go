@@ -11,6 +11,8 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+
+	"boxgate/proxy/placeholder"
 )
 
 // exchange is one request on its way through the proxy and the one audit event that tells of it.
@@ -108,7 +110,7 @@ func textOf(err error) string {
 func (x *exchange) leaked() {
 	e := &x.event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
-	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", errLateToken.Error()
+	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
 }
 
 // unserved notes why an allowed request could not be brought to its upstream; a denial at the address names the address.

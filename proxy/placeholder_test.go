@@ -224,7 +224,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 				}
 			}
 		}
-		many := http.Header{"X-Key": {strings.Repeat(key, maxTokens+1)}}
+		many := http.Header{"X-Key": {strings.Repeat(key, 65)}}
 		if res, text := get(t, client, "https://"+hostPort(port)+"/", many); res.StatusCode != 400 || !strings.Contains(text, "too many placeholders") {
 			t.Errorf("more than the most: %d %s", res.StatusCode, text)
 		}
@@ -396,40 +396,6 @@ func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
 			t.Errorf("%d fields", seen)
 		}
 	}
-}
-
-// FuzzSwapField: a value goes in for each token and nothing else changes; what is put in is not looked at again.
-func FuzzSwapField(f *testing.F) {
-	key := tokenFor("KEY")
-	f.Add("Authorization", "Bearer ", "", "value")
-	f.Add("Authorization", "Basic ", "=", "a:b")
-	f.Add("X", "bxgph_", key[:20], key)
-	f.Fuzz(func(t *testing.T, name, before, after, value string) {
-		if s, _ := policy.FindToken(before); s >= 0 {
-			return
-		}
-		start, _ := policy.FindToken(before + key + after)
-		if start != len(before) { // the edges make another token
-			return
-		}
-		if s, _ := policy.FindToken(after); s >= 0 {
-			return
-		}
-		swaps := []swap{{key, value, name}}
-		if got := swapField(name, before+key+after, swaps); got != before+value+after {
-			t.Fatalf("%q: %q", name, got)
-		}
-		plain := before + key + after
-		in := "Basic " + base64.StdEncoding.EncodeToString([]byte(plain))
-		got := swapField("authorization", in, swaps)
-		if want := "Basic " + base64.StdEncoding.EncodeToString([]byte(before+value+after)); got != want {
-			t.Fatalf("%q in %q: %q", key, plain, got)
-		}
-		var scan tokenScan
-		if scan.field("Authorization", in, true); len(scan.found) != 1 {
-			t.Fatalf("%q: %v", plain, scan.found)
-		}
-	})
 }
 
 // frameServer is an upstream of HTTP/2 that hands on the fields of each request as they were encoded.

@@ -15,31 +15,9 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+
+	"boxgate/proxy/header"
 )
-
-func TestVariants(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]bool{
-		"X-Api-Key": true, "x-api-key": true, "X_API_KEY": true, "x-api_KEY": true,
-		"X-Api-Keys": false, "X-Api.Key": false, "XApi-Key": false, "": false,
-	} {
-		if isVariant(name, "X-Api-Key") != want {
-			t.Errorf("%q: %v", name, !want)
-		}
-	}
-}
-
-func TestAltSvc(t *testing.T) {
-	t.Parallel()
-	for value, want := range map[string]bool{
-		`h3=":443"; ma=1`: true, `h2="alt:443", h3-29=":443"`: true, `quic=":443"; v="46"`: true, `H3=":443"`: true, `%683=":443"`: true,
-		"clear": false, `h2="alt.example.com:443"`: false,
-	} {
-		if offersHTTP3(value) != want {
-			t.Errorf("%q: %v", value, !want)
-		}
-	}
-}
 
 // FuzzForward holds the loop against net/http: whatever is parsed and written on, net/http reads as the same method,
 // target, authority, fields and body, with the gateway's header exactly once.
@@ -60,7 +38,7 @@ func FuzzForward(f *testing.F) {
 		defer reader.Release()
 		up := upload{set: set}
 		up.body.Begin(r.Body, false)
-		out, content := appendRequest(nil, &r, set, false), 0
+		out, content := header.AppendRequest(nil, &r, set, false), 0
 		for whole := false; !whole; {
 			if out, whole, err = up.gather(&reader, out); err != nil {
 				return
@@ -84,7 +62,7 @@ func FuzzForward(f *testing.F) {
 			t.Fatalf("%q forwarded as %q: body of %d bytes, we counted %d: %v", in, out, len(body), up.sent, err)
 		}
 		for name, values := range theirs.Header {
-			if isVariant(name, "X-Key") && (name != "X-Key" || len(values) != 1 || values[0] != "s3cret") {
+			if header.IsVariant(name, "X-Key") && (name != "X-Key" || len(values) != 1 || values[0] != "s3cret") {
 				t.Fatalf("%q forwarded as %q: %s %q", in, out, name, values)
 			}
 		}

@@ -124,7 +124,7 @@ func (r *ruling) secrets() (texts []string) {
 		texts = append(texts, scrub.Texts(r.header.Placeholders[i].Value.Reveal())...)
 	}
 	for i := range r.swaps {
-		texts = append(texts, scrub.Texts(r.swaps[i].value)...)
+		texts = append(texts, scrub.Texts(r.swaps[i].Value)...)
 	}
 	return texts
 }

@@ -7,6 +7,8 @@ import (
 
 	"boxgate/proxy/h1"
 	"boxgate/proxy/scrub"
+
+	"boxgate/proxy/header"
 )
 
 // arriving is a response's body on an HTTP/1.1 connection as it arrives.
@@ -87,7 +89,7 @@ func (h *http1) relayScrubbed(chunked bool) error {
 	}
 	if chunked {
 		maskFields(h.scrub.set, h.resBody.Trailers)
-		h.out = appendLastChunk(h.out, h.resBody.Trailers, nil)
+		h.out = header.AppendLastChunk(h.out, h.resBody.Trailers, nil)
 	}
 	return h.flush()
 }

@@ -5,8 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
 
 	"boxgate/policy"
+
+	"boxgate/proxy/placeholder"
 )
 
 // Secrets gives the values of the secrets that header rules name. An error refuses the request that needs the value; its
@@ -70,21 +75,21 @@ func (p *Proxy) literals(ctx context.Context, headers []policy.Header) ([]policy
 // fill completes the ruling on an allowed request: what is set, and what is put in the place of the tokens that the box
 // sent. It refuses a token that does not belong where it is, and whatever needs a value that cannot be had.
 func (r *ruling) fill(ctx context.Context, s *session, m *message) {
-	if r.header.Pattern == (policy.Pattern{}) && len(m.tokens.found) == 0 {
+	if r.header.Pattern == (policy.Pattern{}) && len(m.tokens.Found) == 0 {
 		return
 	}
-	if m.tokens.many {
-		r.refused, r.reason, r.rule, r.err = badRequest("The request holds too many placeholders."), policy.ReasonBadRequest, "", errManyTokens
+	if m.tokens.Many {
+		r.refused, r.reason, r.rule, r.err = badRequest("The request holds too many placeholders."), policy.ReasonBadRequest, "", placeholder.ErrMany
 		return
 	}
-	if leak := r.leaked(m.tokens.found); leak != nil {
+	if leak := r.leaked(m.tokens.Found); leak != nil {
 		r.refused, r.reason, r.rule = leakProblem(), policy.ReasonPlaceholderLeak, ""
-		r.err = leak.error(r.policy)
+		r.err = leak.Error(r.policy)
 		return
 	}
 	var err error
 	if r.set, err = s.p.literals(ctx, r.header.Headers); err == nil {
-		r.swaps, err = s.p.swaps(ctx, r.header.Placeholders, m.tokens.found)
+		r.swaps, err = s.p.swaps(ctx, r.header.Placeholders, m.tokens.Found)
 	}
 	if err != nil {
 		r.set, r.swaps, r.err = nil, nil, err
@@ -92,4 +97,57 @@ func (r *ruling) fill(ctx context.Context, s *session, m *message) {
 			Detail: "A secret that the gateway sets for this host could not be had."}
 		r.reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
 	}
+}
+
+// headerNames lists what was set or changed, for the decision log.
+func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
+	if len(set)+len(swaps) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(set)+len(swaps))
+	for i := range set {
+		names = append(names, set[i].Name)
+	}
+	for i := range swaps {
+		if name := textproto.CanonicalMIMEHeaderKey(swaps[i].Header); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// leaked returns a token of the request that the rule of its host has no value for, or that is not in a header.
+func (r *ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
+	for i := range tokens {
+		t := &tokens[i]
+		if !t.Swappable() || placeholder.Of(r.header.Placeholders, t.Text) == nil {
+			return t
+		}
+	}
+	return nil
+}
+
+func leakProblem() *problem {
+	return &problem{Status: http.StatusForbidden, Reason: policy.ReasonPlaceholderLeak,
+		Detail: "A placeholder was sent where its value does not belong."}
+}
+
+// swaps returns the values of the tokens that were sent; the others are not asked for.
+func (p *Proxy) swaps(ctx context.Context, list []policy.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
+	var out []placeholder.Swap
+	for _, t := range tokens {
+		ph := placeholder.Of(list, t.Text)
+		v := ph.Value.Reveal()
+		if ph.Source != "" {
+			var err error
+			if v, err = p.secret(ctx, ph.Source); err != nil {
+				return nil, err
+			}
+		}
+		if t.EndsAtColon() && strings.Contains(v, ":") { // RFC 7617, 2: the server would cut it there
+			return nil, fmt.Errorf("the value of %s has a colon: it cannot be the user of basic authentication", ph.Variable)
+		}
+		out = append(out, placeholder.Swap{Token: t.Text, Value: v, Header: t.Header})
+	}
+	return out, nil
 }

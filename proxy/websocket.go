@@ -6,6 +6,8 @@ import (
 	"boxgate/internal/handshake"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/tunnel"
+
+	"boxgate/proxy/header"
 )
 
 // upgraded returns why an answer of 101 does not make a WebSocket of the connection on which it was asked for; nil if it
@@ -20,7 +22,7 @@ func upgraded(request handshake.Fields, answer *h1.Response) error {
 // tunnel answers 101 and passes the bytes of an upgraded connection both ways, to that upstream and nowhere else. The
 // request stays published: a policy that denies it later cuts the tunnel. n is the length of the response's head.
 func (h *http1) tunnel(n int) error {
-	h.out = appendResponse(h.takeOut(), &h.res, answer{minor: 1, upgrade: true})
+	h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1, Upgrade: true})
 	h.up.in.Take(n)
 	if err := h.flush(); err != nil {
 		h.drop()

@@ -14,6 +14,8 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
+
+	"boxgate/proxy/header"
 )
 
 // serveWebSocket carries an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
@@ -43,7 +45,7 @@ func (st *stream) serveWebSocket() {
 		return
 	}
 	st.x.event.Status = http.StatusOK
-	fieldsToHeader(st.w.Header(), &d.res)
+	header.CopyFields(st.w.Header(), &d.res)
 	st.maskHead()
 	st.w.Header().Del("Sec-Websocket-Accept")
 	up.in.Take(n)
@@ -68,7 +70,7 @@ func (d *downgrade) shakeHands() (int, error) {
 	d.up.served++
 	d.up.in.Source = &d.reader
 	d.reader.begin()
-	if _, err := d.up.conn.Write(d.st.appendHead(nil, true)); err != nil {
+	if _, err := d.up.conn.Write(d.st.head(true)); err != nil {
 		return 0, err
 	}
 	n, err := d.finalHead()
@@ -81,7 +83,7 @@ func (d *downgrade) shakeHands() (int, error) {
 // pass brings an answer that is no upgrade to the client.
 func (d *downgrade) pass(n int) {
 	d.st.x.event.Status = d.res.Status
-	fieldsToHeader(d.st.w.Header(), &d.res)
+	header.CopyFields(d.st.w.Header(), &d.res)
 	d.st.maskHead()
 	d.st.w.WriteHeader(d.res.Status)
 	d.body.Begin(d.res.Body, true)

@@ -1,4 +1,4 @@
-package proxy
+package header
 
 import (
 	"net/http"
@@ -8,24 +8,22 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// This file takes out of a request what would lead to a response that cannot be looked into.
-
 // narrowed returns what goes on of a field whose response will be scrubbed.
 func narrowed(name, value string) (v string, keep bool) {
 	switch {
-	case isVariant(name, "Accept-Encoding"):
+	case IsVariant(name, "Accept-Encoding"):
 		return scrub.AcceptEncoding(value), true
-	case isVariant(name, "Range"), isVariant(name, "If-Range"), // parts of a secret are not found
-		isVariant(name, "A-IM"), isVariant(name, "Available-Dictionary"), // nor differences to something else
-		isVariant(name, "Sec-WebSocket-Extensions"),
-		isVariant(name, "Grpc-Accept-Encoding"), isVariant(name, "Connect-Accept-Encoding"):
+	case IsVariant(name, "Range"), IsVariant(name, "If-Range"), // parts of a secret are not found
+		IsVariant(name, "A-IM"), IsVariant(name, "Available-Dictionary"), // nor differences to something else
+		IsVariant(name, "Sec-WebSocket-Extensions"),
+		IsVariant(name, "Grpc-Accept-Encoding"), IsVariant(name, "Connect-Accept-Encoding"):
 		return "", false
 	}
 	return value, true
 }
 
-// narrowFields does so for HTTP/1.x.
-func narrowFields(r *h1.Request) {
+// NarrowFields takes out of a request what would lead to a response that cannot be looked into for secrets.
+func NarrowFields(r *h1.Request) {
 	kept := r.Fields[:0]
 	for _, f := range r.Fields {
 		if f.Kind == h1.Other {
@@ -40,8 +38,8 @@ func narrowFields(r *h1.Request) {
 	r.Fields = kept
 }
 
-// narrowHeader does so for HTTP/2.
-func narrowHeader(h http.Header) {
+// Narrow is [NarrowFields] for HTTP/2.
+func Narrow(h http.Header) {
 	for name, values := range h {
 		if strings.HasPrefix(name, ":") {
 			continue

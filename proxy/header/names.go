@@ -1,0 +1,71 @@
+package header
+
+import (
+	"bytes"
+	"strings"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// IsVariant reports whether an origin server might take name for the header called want: equal but for the case of
+// letters and for "_" in place of "-".
+func IsVariant[S []byte | string](name S, want string) bool {
+	if len(name) != len(want) {
+		return false
+	}
+	for i := range len(want) {
+		if plain(name[i]) != plain(want[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func plain(c byte) byte {
+	switch {
+	case 'A' <= c && c <= 'Z':
+		return c + 'a' - 'A'
+	case c == '_':
+		return '-'
+	}
+	return c
+}
+
+// IsSet reports whether the gateway sets the header itself, so that what the box sent under its name must go.
+func IsSet[S []byte | string](name S, set []policy.Header) bool {
+	for i := range set {
+		if IsVariant(name, set[i].Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// listsSet reports whether a list of field names, that of Trailer, holds one the gateway sets.
+func listsSet(list []byte, set []policy.Header) bool {
+	for name := range bytes.SplitSeq(list, []byte(",")) {
+		if IsSet(bytes.TrimSpace(name), set) {
+			return true
+		}
+	}
+	return false
+}
+
+// offersHTTP3 reports whether an Alt-Svc value (RFC 7838) would lead the client to QUIC, past the proxy.
+func offersHTTP3[S []byte | string](value S) bool {
+	v := strings.ToLower(string(value))
+	for entry := range strings.SplitSeq(v, ",") {
+		id, _, _ := strings.Cut(strings.TrimSpace(entry), "=")
+		if strings.HasPrefix(id, "h3") || strings.HasPrefix(id, "quic") || strings.HasPrefix(id, "hq") || strings.Contains(id, "%") {
+			return true
+		}
+	}
+	return false
+}
+
+// passes reports whether a field goes on unchanged. Fields that frame the message or belong to one hop are written anew
+// or left out by whoever calls.
+func passes(f *h1.Field, named func([]byte) bool) bool {
+	return (f.Kind == h1.Other || f.Kind == h1.AltSvc) && !named(f.Name)
+}

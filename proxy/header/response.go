@@ -1,0 +1,63 @@
+package header
+
+import (
+	"strconv"
+
+	"boxgate/proxy/h1"
+)
+
+// Answer says how a response goes to an HTTP/1.x client.
+type Answer struct {
+	Close   bool // the connection ends with it
+	Chunked bool // the body is written in chunks
+	Minor   uint8
+	Upgrade bool // 101
+}
+
+// AppendResponse writes the head of r for the client.
+func AppendResponse(dst []byte, r *h1.Response, a Answer) []byte {
+	dst = AppendStatus(dst, r.Status, r.Reason)
+	bodiless := r.Status < 200 || r.Status == 204
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		switch f.Kind {
+		case h1.ContentLength:
+			if !bodiless {
+				dst = AppendField(dst, f)
+			}
+		case h1.Trailer:
+			if a.Chunked {
+				dst = AppendField(dst, f)
+			}
+		case h1.AltSvc:
+			if passes(f, r.Named) && !offersHTTP3(f.Value) {
+				dst = AppendField(dst, f)
+			}
+		default:
+			if passes(f, r.Named) {
+				dst = AppendField(dst, f)
+			}
+		}
+	}
+	switch {
+	case a.Upgrade:
+		dst = append(dst, "Connection: Upgrade\r\nUpgrade: websocket\r\n"...)
+	case r.Status < 200:
+	case a.Close:
+		dst = append(dst, "Connection: close\r\n"...)
+	case a.Minor == 0:
+		dst = append(dst, "Connection: keep-alive\r\n"...)
+	}
+	if a.Chunked {
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+	}
+	return append(dst, "\r\n"...)
+}
+
+func AppendStatus(dst []byte, status int, reason []byte) []byte {
+	dst = append(dst, "HTTP/1.1 "...)
+	dst = strconv.AppendInt(dst, int64(status), 10)
+	dst = append(dst, ' ')
+	dst = append(dst, reason...)
+	return append(dst, "\r\n"...)
+}

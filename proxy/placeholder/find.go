@@ -1,0 +1,171 @@
+package placeholder
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// place is where in a request a token was found.
+type place uint8
+
+const (
+	inHeader        place = iota
+	inBasicUser           // of Authorization: Basic
+	inBasicPassword       // likewise
+	inTarget              // method, request target or authority
+	inField               // a field of the hop, of the framing, or the name of any
+	inTrailer
+	inPrinted // a header that holds no key: see [policy.ShownHeader]
+)
+
+var placeNames = [...]string{
+	"in a header", "in the user of basic authentication", "in the password of basic authentication",
+	"in the request line", "in a field that is not passed on", "in a trailer",
+	"in a header that holds no key",
+}
+
+// Sent is one token that a box sent.
+type Sent struct {
+	Text   string
+	Header string // the name of the header it stood in, "" if it stood elsewhere
+	where  place
+}
+
+// Error says for the log which placeholder of c was sent where. The token itself tells nobody anything.
+func (t *Sent) Error(c *policy.Compiled) error {
+	what := "a placeholder"
+	if v := c.PlaceholderVariable(t.Text); v != "" {
+		what = "the placeholder " + v
+	}
+	if t.Header != "" {
+		return fmt.Errorf("%s %s (%s)", what, placeNames[t.where], t.Header)
+	}
+	return fmt.Errorf("%s %s", what, placeNames[t.where])
+}
+
+// Swappable reports whether the token stands where its value may go: in the value of a header that holds a key.
+func (t *Sent) Swappable() bool { return t.where <= inBasicPassword }
+
+// EndsAtColon reports whether a colon in the value would be read as the end of it (RFC 7617, 2).
+func (t *Sent) EndsAtColon() bool { return t.where == inBasicUser }
+
+// maxTokens bounds the tokens of one request, and with them what it can grow by.
+const maxTokens = 64
+
+// ErrMany refuses a request with more tokens than one request may hold.
+var ErrMany = errors.New("too many placeholders")
+
+// Scan holds the tokens of a request.
+type Scan struct {
+	Found []Sent
+	Many  bool // there are more than a request may hold: Found is not complete
+}
+
+func (t *Scan) look(s string, where place, header string) {
+	for {
+		start, end := policy.FindToken(s)
+		if start < 0 {
+			return
+		}
+		if len(t.Found) == maxTokens {
+			t.Many = true
+			return
+		}
+		t.Found = append(t.Found, Sent{Text: s[start:end], Header: header, where: where})
+		s = s[end:]
+	}
+}
+
+// field looks through one field of a head.
+func (t *Scan) field(name, value string, passed bool) {
+	t.look(strings.ToLower(name), inField, "") // net/http writes names in another case
+	if !passed {
+		t.look(value, inField, name)
+		return
+	}
+	if policy.ShownHeader(name) {
+		t.look(value, inPrinted, name)
+		return
+	}
+	t.look(value, inHeader, name)
+	if credentials, ok := basicOf(name, value); ok {
+		user, password, _ := strings.Cut(credentials, ":")
+		t.look(user, inBasicUser, name)
+		t.look(password, inBasicPassword, name)
+	}
+}
+
+// InRequest returns the tokens in a request head of HTTP/1.x, of which head is the whole text.
+func InRequest(head []byte, r *h1.Request) (t Scan) {
+	start, _ := policy.FindTokenBytes(head)
+	if start < 0 && !hasBasic(r) {
+		return t
+	}
+	if start >= 0 {
+		t.look(string(r.Method), inTarget, "")
+		t.look(string(r.Target), inTarget, "")
+	}
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		t.field(string(f.Name), string(f.Value), f.Kind == h1.Other)
+	}
+	return t
+}
+
+// hasBasic reports whether a request has credentials for basic authentication, in whose encoding a token cannot be seen.
+func hasBasic(r *h1.Request) bool {
+	for i := range r.Fields {
+		if f := &r.Fields[i]; h1.EqualFold(f.Name, "authorization") && len(f.Value) > 6 && h1.EqualFold(f.Value[:5], "basic") {
+			return true
+		}
+	}
+	return false
+}
+
+// InHTTP2Request returns the tokens in a request of HTTP/2, its announced trailers included.
+func InHTTP2Request(r *http.Request) (t Scan) {
+	t.look(r.Method, inTarget, "")
+	t.look(r.RequestURI, inTarget, "")
+	t.look(r.Host, inTarget, "")
+	for name, values := range r.Header {
+		for _, v := range values {
+			t.field(name, v, !strings.HasPrefix(name, ":") && !strings.HasPrefix(name, "Proxy-"))
+		}
+	}
+	for name := range r.Trailer {
+		t.look(strings.ToLower(name), inTrailer, "")
+	}
+	return t
+}
+
+// InTrailer returns [ErrLate] if there is a token in a trailer section.
+func InTrailer(fields []h1.Field) error {
+	for i := range fields {
+		name, _ := policy.FindTokenBytes(fields[i].Name)
+		value, _ := policy.FindTokenBytes(fields[i].Value)
+		if name >= 0 || value >= 0 {
+			return ErrLate
+		}
+	}
+	return nil
+}
+
+// InHTTP2Trailer is [InTrailer] for HTTP/2.
+func InHTTP2Trailer(fields http.Header) error {
+	for name, values := range fields {
+		for _, v := range append([]string{strings.ToLower(name)}, values...) {
+			if start, _ := policy.FindToken(v); start >= 0 {
+				return ErrLate
+			}
+		}
+	}
+	return nil
+}
+
+// ErrLate ends a request whose head, and perhaps some of its body, was forwarded already.
+var ErrLate = errors.New("a placeholder in the body or a trailer")

@@ -1,0 +1,102 @@
+package placeholder
+
+import (
+	"encoding/base64"
+	"net/http"
+	"strings"
+
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+)
+
+// Of returns the placeholder that a token stands for, or nil if it is none of list.
+func Of(list []policy.Placeholder, token string) *policy.Placeholder {
+	for i := range list {
+		if list[i].Token == token && token != "" {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+// Swap is a token that was sent and the value that goes on in its place.
+type Swap struct {
+	Token, Value string
+	Header       string // the name of the header it stood in
+}
+
+// swapField returns the value of a header with the tokens in it replaced.
+func swapField(name, value string, swaps []Swap) string {
+	if start, _ := policy.FindToken(value); start >= 0 {
+		return swapText(value, swaps)
+	}
+	credentials, ok := basicOf(name, value)
+	if !ok {
+		return value
+	}
+	if start, _ := policy.FindToken(credentials); start < 0 {
+		return value // as the box encoded it
+	}
+	return value[:len("Basic ")] + base64.StdEncoding.EncodeToString([]byte(swapText(credentials, swaps)))
+}
+
+// swapText replaces in one pass, so that a value is never looked at again.
+func swapText(s string, swaps []Swap) string {
+	start, end := policy.FindToken(s)
+	if start < 0 {
+		return s
+	}
+	var b strings.Builder
+	for ; start >= 0; start, end = policy.FindToken(s) {
+		b.WriteString(s[:start])
+		for i := range swaps {
+			if swaps[i].Token == s[start:end] {
+				b.WriteString(swaps[i].Value)
+				break
+			}
+		}
+		s = s[end:]
+	}
+	b.WriteString(s)
+	return b.String()
+}
+
+// SwapFields puts the values into the fields of a request that was judged.
+func SwapFields(fields []h1.Field, swaps []Swap) {
+	if len(swaps) == 0 {
+		return
+	}
+	for i := range fields {
+		if f := &fields[i]; f.Kind == h1.Other {
+			f.Value = []byte(swapField(string(f.Name), string(f.Value), swaps))
+		}
+	}
+}
+
+// SwapHeader is [SwapFields] for HTTP/2.
+func SwapHeader(h http.Header, swaps []Swap) {
+	if len(swaps) == 0 {
+		return
+	}
+	for name, values := range h {
+		for i, v := range values {
+			values[i] = swapField(name, v, swaps)
+		}
+	}
+}
+
+// basicOf decodes the credentials of basic authentication (RFC 7617) as leniently as any server might.
+func basicOf(name, value string) (credentials string, ok bool) {
+	const scheme = "basic"
+	if len(value) < len(scheme)+2 || !strings.EqualFold(name, "Authorization") || !strings.EqualFold(value[:len(scheme)], scheme) {
+		return "", false
+	}
+	text := value[len(scheme):]
+	if text[0] != ' ' && text[0] != '\t' {
+		return "", false
+	}
+	text = strings.TrimRight(strings.Trim(text, " \t"), "=")
+	text = strings.NewReplacer("-", "+", "_", "/").Replace(text)
+	plain, err := base64.RawStdEncoding.DecodeString(text)
+	return string(plain), err == nil
+}

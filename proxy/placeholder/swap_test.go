@@ -1,0 +1,42 @@
+package placeholder
+
+import (
+	"encoding/base64"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// FuzzSwapField: a value goes in for each token and nothing else changes; what is put in is not looked at again.
+func FuzzSwapField(f *testing.F) {
+	key := policy.NewToken(policy.NewSecret("key of a box"), "KEY")
+	f.Add("Authorization", "Bearer ", "", "value")
+	f.Add("Authorization", "Basic ", "=", "a:b")
+	f.Add("X", "bxgph_", key[:20], key)
+	f.Fuzz(func(t *testing.T, name, before, after, value string) {
+		if s, _ := policy.FindToken(before); s >= 0 {
+			return
+		}
+		start, _ := policy.FindToken(before + key + after)
+		if start != len(before) { // the edges make another token
+			return
+		}
+		if s, _ := policy.FindToken(after); s >= 0 {
+			return
+		}
+		swaps := []Swap{{Token: key, Value: value, Header: name}}
+		if got := swapField(name, before+key+after, swaps); got != before+value+after {
+			t.Fatalf("%q: %q", name, got)
+		}
+		plain := before + key + after
+		in := "Basic " + base64.StdEncoding.EncodeToString([]byte(plain))
+		got := swapField("authorization", in, swaps)
+		if want := "Basic " + base64.StdEncoding.EncodeToString([]byte(before+value+after)); got != want {
+			t.Fatalf("%q in %q: %q", key, plain, got)
+		}
+		var scan Scan
+		if scan.field("Authorization", in, true); len(scan.Found) != 1 {
+			t.Fatalf("%q: %v", plain, scan.Found)
+		}
+	})
+}
