@@ -33,7 +33,7 @@ type answer struct {
 	stored  time.Time
 	life    time.Duration // how long after stored it may be used; 0: it may not be kept
 	err     error         // the lookup failed; all but stored and life is empty
-	refused *guest        // not looked up: too many of this box's are under way
+	refused *usage        // not looked up: too many of this box's are under way
 }
 
 // digest takes from an upstream message what answers name and qtype, and nothing else: no record of another owner, of

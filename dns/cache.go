@@ -49,21 +49,21 @@ func newCache(up exchanger, bytes, lookups int) *cache {
 	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups)}
 }
 
-// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream on the account of who. A
+// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream on the account of use. A
 // lookup under way outlives the caller's ctx: others may be waiting for it.
-func (c *cache) ask(ctx context.Context, who *guest, n policy.Name, qtype uint16) (*answer, error) {
+func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
 	for {
 		if a := c.fresh(k); a != nil {
 			return a, a.err
 		}
-		flight := c.flights.DoChan(n.String()+" "+strconv.Itoa(int(qtype)), func() (any, error) { return c.lookupFor(who, k), nil })
+		flight := c.flights.DoChan(n.String()+" "+strconv.Itoa(int(qtype)), func() (any, error) { return c.lookupFor(use, k), nil })
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case r := <-flight:
 			a := r.Val.(*answer)
-			if a.refused == nil || a.refused == who { // else it was another box that may not ask
+			if a.refused == nil || a.refused == use { // else it was another box that may not ask
 				return a, a.err
 			}
 		}
@@ -71,11 +71,11 @@ func (c *cache) ask(ctx context.Context, who *guest, n policy.Name, qtype uint16
 }
 
 // lookupFor is lookup for a box, which may have only so many under way.
-func (c *cache) lookupFor(who *guest, k cacheKey) *answer {
-	if !who.look() {
-		return &answer{err: errBusy, refused: who}
+func (c *cache) lookupFor(use *usage, k cacheKey) *answer {
+	if !use.look() {
+		return &answer{err: errBusy, refused: use}
 	}
-	defer who.lookups.Add(-1)
+	defer use.lookups.Add(-1)
 	return c.lookup(k)
 }
 

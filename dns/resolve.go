@@ -26,10 +26,10 @@ type resolution struct {
 // policy denies by name is a *policy.DeniedError.
 func (s *Server) resolve(ctx context.Context, box *policy.Box, n policy.Name, qtype uint16) (resolution, error) {
 	var res resolution
-	who := s.guests.of(box)
+	use := s.usages.of(box)
 	seen := map[policy.Name]bool{n: true}
 	for range maxAsks {
-		a, err := s.cache.ask(ctx, who, n, qtype)
+		a, err := s.cache.ask(ctx, use, n, qtype)
 		if err != nil {
 			return resolution{}, err
 		}

@@ -26,6 +26,7 @@ const (
 // closes ln. Connections take many queries, answered as they are ready (RFC 7766, section 6.2.1.1).
 func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	var serving sync.WaitGroup
+	defer s.usages.flush()
 	defer serving.Wait()
 	defer ln.Close()
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
@@ -42,26 +43,26 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 			continue
 		}
 		box := s.boxAt(conn.RemoteAddr())
-		who, ok := s.guests.connect(box)
+		use, ok := s.usages.connect(box)
 		if !ok {
 			conn.Close()
-			s.refuseConn(box, who)
+			s.refuseConn(box, use)
 			continue
 		}
 		serving.Go(func() {
-			defer who.disconnect()
+			defer use.disconnect()
 			s.serveConn(ctx, conn)
 		})
 	}
 }
 
 // refuseConn records that a connection was closed before it said anything.
-func (s *Server) refuseConn(box *policy.Box, who *guest) {
+func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
 	if box != nil {
 		ev.Box, ev.Reason = box.ID, policy.ReasonLimit
 	}
-	s.record(&visit{box: box, guest: who}, ev)
+	s.record(&visit{box: box, usage: use}, ev)
 }
 
 // serveConn answers queries until the client is done, is too slow, or ctx ends.

@@ -22,6 +22,7 @@ const maxQuery = 4096
 // way are answered. pc is bound to the address that boxes ask, so replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	var answering sync.WaitGroup
+	defer s.usages.flush()
 	defer pc.Close()
 	s.enlarge(pc)
 	defer answering.Wait()
@@ -42,9 +43,9 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 		}
 		// What is not admitted is refused here: one box cannot make goroutines without bound. A flood of it is not even
 		// read, so that the queries of other boxes, which come by the same socket, are not lost behind it.
-		v := s.guests.enter(s.boxAt(from))
+		v := s.usages.enter(s.boxAt(from))
 		if !v.admitted {
-			if v.guest.answers.Allow() {
+			if v.usage.answers.Allow() {
 				s.answerUDP(ctx, pc, v, buf, n, from)
 			} else {
 				queryBuffers.Put(buf)

@@ -23,7 +23,7 @@ type Server struct {
 	limits Limits
 	cache  *cache
 	grants *grants
-	guests *guests
+	usages *usages
 }
 
 // New returns a server that is ready to answer. It opens no socket.
@@ -53,7 +53,7 @@ func newServer(c Config, up exchanger) *Server {
 		limits: limits,
 		cache:  newCache(up, limits.CacheBytes, limits.Lookups),
 		grants: newGrants(limits.GrantsPerBox, limits.Grants),
-		guests: newGuests(limits, c.Memory),
+		usages: newUsages(limits, c.Memory, c.Audit.Record),
 	}
 }
 
@@ -68,7 +68,7 @@ func newServer(c Config, up exchanger) *Server {
 //  6. The policy, as it is now, judges each address.
 //  7. The addresses left are remembered for the box, then answered.
 func (s *Server) Handle(ctx context.Context, box *policy.Box, transport policy.Protocol, query []byte) []byte {
-	v := s.guests.enter(box)
+	v := s.usages.enter(box)
 	defer v.leave()
 	return s.answer(ctx, v, transport, query)
 }
@@ -193,22 +193,19 @@ func describe(ev *audit.Event, d policy.Decision) {
 	ev.Verdict, ev.Reason, ev.Rule, ev.Version = d.Verdict, d.Reason, d.Rule, d.Version
 }
 
-// record hands the event on. Refusals that a box can provoke at line rate are counted, and one a second stands for them.
+// record passes the event to the audit log. Refusals that a box can provoke at line rate are coalesced.
 func (s *Server) record(v *visit, ev audit.Event) {
 	if ev.Reason == policy.ReasonLimit || ev.Reason == policy.ReasonUnknownBox {
-		count, now := v.guest.refusals.add()
-		if !now {
-			return
-		}
-		ev.Count = count
+		v.usage.refusals.add(ev)
+		return
 	}
 	s.audit.Record(ev)
 }
 
-// Forget drops all that is remembered of a box. Call it once no packet of the box can arrive any more.
+// Forget drops everything remembered about a box. Call it once no packet of the box can arrive any more.
 func (s *Server) Forget(box policy.BoxID) {
 	s.grants.forget(box)
-	s.guests.forget(box)
+	s.usages.forget(box)
 }
 
 // Granted reports whether the box was told, in an answer that it may still be using, that n has the address a.

@@ -1,0 +1,146 @@
+package dns
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+
+	"boxgate/audit"
+	"boxgate/internal/memory"
+	"boxgate/policy"
+)
+
+// usages holds the limits of each box. Its keys are the gateway's boxes, not anything that a box sends.
+type usages struct {
+	limits  Limits
+	memory  *memory.Budget
+	unknown *usage // shared by all sources that are no box
+	record  func(audit.Event)
+	known   sync.Map // policy.BoxID → *usage
+}
+
+// usage is what one box uses of the server at the moment.
+type usage struct {
+	memory   *memory.Account
+	rate     *rate.Limiter
+	inFlight atomic.Int64
+	lookups  atomic.Int64 // upstream, for its queries and its connections
+	conns    atomic.Int64
+	answers  *rate.Limiter // refusals sent for queries that are not admitted; beyond it they get no answer
+	refusals coalesced
+
+	mostLookups int64
+}
+
+// lookupsPerQuery is how many upstream lookups a box may have under way for each query it may have under way. It is more
+// than one because the proxy looks up names for the box's connections, too.
+const lookupsPerQuery = 4
+
+// visit is one query being handled. Each visit ends with leave.
+type visit struct {
+	box      *policy.Box
+	usage    *usage
+	admitted bool
+	held     int
+}
+
+// The memory, in bytes, that the server may hold for a query until it is answered, and for a connection whose client does
+// not read its answers.
+const (
+	queryCost = 32 << 10
+	connCost  = 128 << 10
+)
+
+func newUsages(l Limits, budget *memory.Budget, record func(audit.Event)) *usages {
+	if budget == nil {
+		budget = memory.New(64<<20, 64<<20)
+	}
+	u := &usages{limits: l, memory: budget, record: record}
+	u.unknown = u.newUsage("")
+	return u
+}
+
+func (u *usages) newUsage(box policy.BoxID) *usage {
+	l := u.limits
+	return &usage{
+		memory:      u.memory.Account(string(box)),
+		mostLookups: int64(lookupsPerQuery * l.InFlight),
+		rate:        rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		answers:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		refusals:    coalesced{record: u.record},
+	}
+}
+
+func (u *usages) of(box *policy.Box) *usage {
+	if box == nil {
+		return u.unknown
+	}
+	if v, ok := u.known.Load(box.ID); ok {
+		return v.(*usage)
+	}
+	v, _ := u.known.LoadOrStore(box.ID, u.newUsage(box.ID))
+	return v.(*usage)
+}
+
+// enter counts a query in. The query is not admitted if the box is unknown, asks too fast, has too many queries waiting, or
+// has used up its memory.
+func (u *usages) enter(box *policy.Box) *visit {
+	use := u.of(box)
+	v := &visit{box: box, usage: use}
+	inFlight := use.inFlight.Add(1)
+	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.Allow() && use.memory.Acquire(memory.DNS, queryCost)
+	if v.admitted {
+		v.held = queryCost
+	}
+	return v
+}
+
+func (v *visit) leave() {
+	v.usage.inFlight.Add(-1)
+	v.usage.memory.Release(memory.DNS, v.held)
+}
+
+// look counts an upstream lookup in and reports whether the box may have one more under way; if so, the caller counts it
+// out. Without this limit, the connections of one box could take every slot that the boxes share.
+func (u *usage) look() bool {
+	if u.lookups.Add(1) <= u.mostLookups {
+		return true
+	}
+	u.lookups.Add(-1)
+	return false
+}
+
+// connect counts a TCP connection in and reports whether it may stay; if so, the caller counts it out with disconnect.
+func (u *usages) connect(box *policy.Box) (use *usage, ok bool) {
+	use = u.of(box)
+	if box == nil {
+		return use, false
+	}
+	if use.conns.Add(1) <= int64(u.limits.TCPConns) && use.memory.Acquire(memory.DNS, connCost) {
+		return use, true
+	}
+	use.conns.Add(-1)
+	return use, false
+}
+
+func (u *usage) disconnect() {
+	u.conns.Add(-1)
+	u.memory.Release(memory.DNS, connCost)
+}
+
+// forget drops what is known of a box, and records the refusals that are not recorded yet.
+func (u *usages) forget(box policy.BoxID) {
+	if v, ok := u.known.LoadAndDelete(box); ok {
+		v.(*usage).refusals.flush()
+	}
+}
+
+// flush records the refusals of all boxes that are not recorded yet.
+func (u *usages) flush() {
+	u.unknown.refusals.flush()
+	u.known.Range(func(_, v any) bool {
+		v.(*usage).refusals.flush()
+		return true
+	})
+}
