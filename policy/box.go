@@ -2,7 +2,7 @@ package policy
 
 import "net/netip"
 
-// Box is what the data path knows of a sandbox. Its addresses identify it: the kernel has checked the source address
+// Box is what the data path knows about a sandbox. Its addresses identify it: the kernel has checked the source address
 // and the interface before any other part of the gateway sees a packet. ID and addresses never change.
 type Box struct {
 	ID     BoxID

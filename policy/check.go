@@ -2,7 +2,7 @@ package policy
 
 import "strings"
 
-// checkSpec checks a policy as a whole and returns its entries. They are only of use if ps stays empty.
+// checkSpec checks a policy as a whole and returns its entries. The entries are valid only if ps stays empty.
 func checkSpec(s Spec, ps *problems) parsedSpec {
 	parsed := checkEntries(s, ps)
 	switch s.Mode {
@@ -22,7 +22,7 @@ func checkSpec(s Spec, ps *problems) parsedSpec {
 	return parsed
 }
 
-// checkNoLists refuses what a policy that allows or denies all would not look at.
+// checkNoLists refuses lists that an allow-all or deny-all policy would ignore.
 func checkNoLists(s Spec, ps *problems) {
 	for _, list := range []struct {
 		key   string
@@ -52,7 +52,7 @@ func checkCustom(s Spec, ps *problems) {
 	if len(s.AllowedDomains)+len(s.AllowedCIDRs) > 0 {
 		return
 	}
-	// An allow list that came out empty must not turn into "allow what is not denied".
+	// An empty allow list must not turn into "allow what is not denied".
 	for _, list := range []struct {
 		key   string
 		given bool
@@ -80,7 +80,7 @@ func checkEntries(s Spec, ps *problems) parsedSpec {
 
 func tooMany(at string, n, most int, ps *problems) bool {
 	if n > most {
-		ps.add(at, "has %d entries; the most is %d", n, most)
+		ps.add(at, "has %d entries; the limit is %d", n, most)
 	}
 	return n > most
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// parseCIDR reads a masked prefix of either family, or an address as its host route. One range has one spelling:
-// host bits, zones and IPv4 in IPv6 clothes are refused with the plain form.
+// parseCIDR reads a masked prefix of either family, or an address as its host route. One range has one spelling: host
+// bits, zones and IPv4-mapped IPv6 are refused, and the error gives the plain form.
 func parseCIDR(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -15,7 +15,7 @@ func parseCIDR(s string) (netip.Prefix, error) {
 			return netip.Prefix{}, cidrError(s)
 		}
 		if a.Zone() != "" {
-			return netip.Prefix{}, &syntaxError{s, "has a zone, which only means something on one machine", ""}
+			return netip.Prefix{}, &syntaxError{s, "has a zone, which is only meaningful on one machine", ""}
 		}
 		p = netip.PrefixFrom(a, a.BitLen())
 	}

@@ -16,7 +16,7 @@ type Compiled struct {
 	denied     ranges
 	allowed    ranges
 	anyName    portRules // bare "*" in allowed_domains: allows connections without a name, too
-	open       bool      // what no list speaks of is allowed
+	open       bool      // what is in no list is allowed
 	namePorts  PortSet   // where names matter although the address is allowed: denied_domains or a rule covers them
 	ruledPorts PortSet   // that a header rule or a request rule names, or 80 and 443 if one covers every port
 	headers    headerTable
@@ -27,8 +27,8 @@ type Compiled struct {
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
-// nil if it could not be found out, and then every address is protected. The error is an *[InvalidError] with every
-// problem at once.
+// nil if the ranges are not known, and then every address is protected. The error is an *[InvalidError] that lists
+// every problem.
 func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint64) (*Compiled, error) {
 	var ps problems
 	parsed := checkSpec(spec, &ps)
@@ -137,7 +137,7 @@ func (c *Compiled) Intercepts(n Name, port uint16) bool {
 func (c *Compiled) NamesDecide(port uint16) bool { return c != nil && c.namePorts.Contains(port) }
 
 // RuledNames returns the names, written out in full in header rules and request rules, whose requests on the port are
-// judged. Hosts that wildcards cover are not among them.
+// judged. Hosts covered by a wildcard are not among them.
 func (c *Compiled) RuledNames(port uint16) []Name {
 	if c == nil {
 		return nil
@@ -151,7 +151,7 @@ func (c *Compiled) RuledNames(port uint16) []Name {
 	return names
 }
 
-// RulesEveryHost reports whether a request rule is about every host on the port, whatever its name.
+// RulesEveryHost reports whether a request rule covers every host on the port.
 func (c *Compiled) RulesEveryHost(port uint16) bool {
 	return c != nil && slices.ContainsFunc(c.ruled, func(p Pattern) bool {
 		return p.wild && p.name.IsZero() && (p.port == 0 || p.port == port)
@@ -162,8 +162,8 @@ func (c *Compiled) RulesEveryHost(port uint16) bool {
 // only, and the answers limited to what Decide allows by address.
 func (c *Compiled) ResolvesOthers() bool { return c != nil && c.spec.resolvesOthers() }
 
-// Kernel returns what nftables is to enforce by itself; for nil, a plan that forwards and steers nothing. Nobody may
-// change its slices.
+// Kernel returns what nftables is to enforce by itself; for nil, a plan that forwards and steers nothing. Callers must
+// not modify its slices.
 func (c *Compiled) Kernel() KernelPlan {
 	if c == nil {
 		return KernelPlan{Protected: (*Protected)(nil).prefixes()}
@@ -171,8 +171,8 @@ func (c *Compiled) Kernel() KernelPlan {
 	return c.plan
 }
 
-// Warnings returns what the policy and the header rules say to no effect. Pointers into the policy are those of
-// [ParseSpec]; header rules stand at "/attach_headers/" and their pattern.
+// Warnings returns the entries of the policy and the header rules that have no effect. Pointers into the policy are
+// those of [ParseSpec]; those of header rules are "/attach_headers/" and the pattern.
 func (c *Compiled) Warnings() []Problem {
 	if c == nil {
 		return nil
@@ -204,7 +204,7 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 		case !p.ok || p.name.IsZero():
 			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
 		case twice:
-			ps.add(pointer("/attach_headers", r.Pattern.String()), "is there twice")
+			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
 		}
 		t.rules[key] = r
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// syntaxError is one refused text with its correction, in words that a user reads.
+// syntaxError is a refused text with its correction, worded for users.
 type syntaxError struct {
 	input string
 	flaw  string // completes the sentence that begins with the input
-	use   string // the corrected form; empty where none is plain
+	use   string // the corrected form; empty where none is obvious
 }
 
 func (e *syntaxError) Error() string {
@@ -20,7 +20,7 @@ func (e *syntaxError) Error() string {
 	return s
 }
 
-// quoted shows a refused text without letting it reach a terminal or log raw, or fill it.
+// quoted returns a refused text quoted and shortened, safe to print to a terminal or log.
 func quoted(s string) string {
 	const most = 100
 	if len(s) > most {
@@ -29,7 +29,7 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// nameError refuses s, and proposes a name if one remains when everything around it is taken off.
+// nameError refuses s, and suggests a name if one is left after stripping everything around it.
 func nameError(s, flaw string) error {
 	e := &syntaxError{input: s, flaw: flaw}
 	host, _, _ := strings.Cut(bareHost(s), ":")
@@ -39,7 +39,7 @@ func nameError(s, flaw string) error {
 	return e
 }
 
-// patternError refuses s, and proposes the pattern that was probably meant, if it is one.
+// patternError refuses s, and suggests the pattern that was probably meant, if that is valid.
 func patternError(s, flaw string) error {
 	e := &syntaxError{input: s, flaw: flaw}
 	if p, bad := parsePattern(wholeLabel(bareHost(s))); bad == "" {
@@ -51,7 +51,7 @@ func patternError(s, flaw string) error {
 	return e
 }
 
-// bareHost takes scheme, user, path, query and surrounding space off what was probably copied from a browser.
+// bareHost strips scheme, user, path, query and surrounding space, which are there when s was copied from a browser.
 func bareHost(s string) string {
 	if len(s) > maxInputLen {
 		return ""

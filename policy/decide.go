@@ -1,6 +1,6 @@
 package policy
 
-// Ports that are judged apart from the lists.
+// Ports with rules of their own, apart from the lists.
 const (
 	portDoT  = 853 // DNS over TLS (RFC 7858) and, by UDP, over QUIC (RFC 9250)
 	portQUIC = 443 // HTTP/3 over UDP
@@ -28,8 +28,8 @@ const (
 //     rules) only to an address of the name that is given (DialName), and on 80, 443 and the ports that rules name not
 //     without a name; otherwise deny
 //
-// What that allows is then held against the transport (UDP where names or rules decide, DNS over TLS or QUIC, protocols other than
-// TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
+// What that allows is then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
+// protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
 		return Decision{Reason: ReasonNoPolicy}
@@ -89,7 +89,7 @@ func (c *Compiled) decideDestination(r Request) Decision {
 	return Decision{Reason: ReasonNotAllowed}
 }
 
-// decideOpen allows what no list speaks of. Where names matter, the one that a client gives must not be a mere claim.
+// decideOpen allows what is in no list. Where names matter, the name that a client gives must be more than a claim.
 func (c *Compiled) decideOpen(r Request, why Reason) Decision {
 	d := Decision{Verdict: Allow, Reason: why}
 	switch {
@@ -102,8 +102,8 @@ func (c *Compiled) decideOpen(r Request, why Reason) Decision {
 	return c.unlessNameless(r, d)
 }
 
-// unlessNameless denies what may go anywhere when it leaves out its name where one matters and always can be given:
-// it might be for a denied name, or for a host with rules.
+// unlessNameless denies connections without a name on ports where names matter and clients can always send one: such a
+// connection might be for a denied name, or for a host with rules.
 func (c *Compiled) unlessNameless(r Request, d Decision) Decision {
 	if !r.Name.IsZero() || r.Stage == StageDNS || !named(r) || !c.namePorts.Contains(r.Port) {
 		return d
@@ -114,11 +114,11 @@ func (c *Compiled) unlessNameless(r Request, d Decision) Decision {
 	return d
 }
 
-// named reports whether the name of a destination can be relied on: TCP is taken to the proxy, which dials the name.
-// UDP and ICMP go to whatever address the box chose, so only the address counts.
+// named reports whether the name of a destination can be relied on: TCP goes to the proxy, which dials the name. UDP
+// and ICMP go to whatever address the box chose, so only the address counts.
 func named(r Request) bool { return r.Stage == StageDNS || r.Protocol == TCP || r.Protocol == "" }
 
-// decideTransport denies what an allowed destination may still not be spoken to with.
+// decideTransport denies transports that may not be used even to an allowed destination.
 func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 	switch r.Protocol {
 	case TCP, "":
@@ -142,8 +142,8 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 	return d
 }
 
-// decideRequest applies the first request rule that matches. Where any rule covers the host, a path that servers may read
-// in different ways is denied whatever it says.
+// decideRequest applies the first request rule that matches. Where any rule covers the host, a path that servers may
+// read in different ways is denied whatever the rules say.
 func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 	plain := r.Path
 	if plain == "" {

@@ -95,8 +95,9 @@ func (d Decision) Err(r Request) error {
 	return &DeniedError{Request: r, Decision: d}
 }
 
-// ShownRule returns the rule as the box may be told it. That is the entry of its own policy, but no protected range: which
-// one it was would tell the host's own addresses from the others, and where the host's DNS has a name lead.
+// ShownRule returns the rule as it may be shown to the box: the entry of its own policy, but never a protected range.
+// Which range matched would reveal which addresses are the host's own, and what a name resolves to inside the host's
+// network.
 func (d Decision) ShownRule() string {
 	if d.Reason == ReasonProtectedRange {
 		return ""
@@ -113,7 +114,7 @@ type DeniedError struct {
 // Error says what was denied, why, and by which rule.
 func (e *DeniedError) Error() string { return e.text(e.Decision.Rule) }
 
-// Shown is Error as the box may read it: see [Decision.ShownRule].
+// Shown is Error as the box may see it: see [Decision.ShownRule].
 func (e *DeniedError) Shown() string { return e.text(e.Decision.ShownRule()) }
 
 func (e *DeniedError) text(rule string) string {

@@ -3,5 +3,5 @@
 // public URLs) from the one method [Compiled.Decide].
 //
 // The package is pure: it has no clock, disk, socket or log. Every zero value denies: an empty [Decision], a nil
-// *[Compiled], a [Live] nothing was stored in.
+// *[Compiled], a [Live] in which nothing was stored.
 package policy

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// kind is what a JSON value is, in the words of messages.
+// kind is the type of a JSON value, as error messages name it.
 type kind string
 
 const (
@@ -21,8 +21,8 @@ const (
 	kindNull   kind = "null"
 )
 
-// value is a JSON value with its members in the order they were written. encoding/json alone would take keys in any
-// case, and the last of two equal keys.
+// value is a JSON value with its members in the order they were written. encoding/json alone would accept keys in any
+// case, and take the last of duplicate keys.
 type value struct {
 	kind  kind
 	text  string   // of a string
@@ -33,13 +33,13 @@ type value struct {
 
 const maxDepth = 16
 
-// parseDocument reads one JSON document strictly: UTF-8, nothing behind it, no key twice.
+// parseDocument reads one JSON document strictly: valid UTF-8, no trailing data, no duplicate keys.
 func parseDocument(data []byte, ps *problems) (value, bool) {
 	if !utf8.Valid(data) {
 		ps.add("", "is not valid UTF-8")
 		return value{}, false
 	}
-	// The token reader below is not asked whether the document is valid as a whole.
+	// The token reader below does not check that the document is valid as a whole.
 	if err := json.Unmarshal(data, new(json.RawMessage)); err != nil {
 		ps.add("", "%s", jsonFlaw(err))
 		return value{}, false
@@ -51,7 +51,7 @@ func parseDocument(data []byte, ps *problems) (value, bool) {
 	return v, err == nil
 }
 
-// jsonFlaw says what is wrong with the JSON, without showing what it holds.
+// jsonFlaw says what is wrong with the JSON, without quoting any of it.
 func jsonFlaw(err error) string {
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Sprintf("is not valid JSON (at byte %d)", e.Offset)
@@ -96,7 +96,7 @@ func readObject(d *json.Decoder, at string, ps *problems, depth int) (value, err
 			return value{}, errors.New("is not valid JSON")
 		}
 		if seen[key] {
-			ps.add(pointer(at, key), "the key %s is there twice", quoted(key))
+			ps.add(pointer(at, key), "duplicate key %s", quoted(key))
 		}
 		seen[key] = true
 		item, err := readValue(d, pointer(at, key), ps, depth+1)
@@ -123,7 +123,7 @@ func readList(d *json.Decoder, at string, ps *problems, depth int) (value, error
 }
 
 // fields walks the members of an object. Each key must be one of known, whose function reads it; an unknown key is a
-// problem that names the nearest known one. want says in a message what the object is.
+// problem that names the nearest known one. want describes the object in messages.
 func (v value) fields(at, want string, ps *problems, known map[string]func(at string, v value)) {
 	if v.kind != kindObject {
 		ps.add(at, "is %s; want %s", v.kind, want)
@@ -151,8 +151,8 @@ func (v value) string(at string, ps *problems) string {
 	return v.text
 }
 
-// strings returns a list of strings, never nil if a list was given. An element that is not a string is a problem and
-// stands as "" in the result, so that the others keep their index.
+// strings returns a list of strings, never nil if a list was given. An element that is not a string is a problem, and
+// "" in the result, so that the others keep their index.
 func (v value) strings(at string, ps *problems) []string {
 	if v.kind != kindList {
 		ps.add(at, "is %s; want a list of strings", v.kind)

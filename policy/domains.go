@@ -7,7 +7,7 @@ import "strings"
 type domains struct {
 	nodes map[string]*domainNode // by name, without "*."
 	any   domainNode             // "*", in its below lists
-	deep  int                    // most labels of a key of nodes: what is longer need not be looked up
+	deep  int                    // most labels of a key of nodes: longer names need not be looked up
 }
 
 // domainNode holds the patterns that end in one name.
@@ -16,7 +16,7 @@ type domainNode struct {
 	below           struct{ denied, allowed portRules }
 }
 
-// portRules are patterns that differ in their port only, nearly always one.
+// portRules are patterns that differ only in their port. There is nearly always just one.
 type portRules []portRule
 
 type portRule struct {
@@ -24,7 +24,7 @@ type portRule struct {
 	rule string
 }
 
-// find returns the rule for a port. Port 0 is an unknown port: any rule may be meant then.
+// find returns the rule for a port. Port 0 is an unknown port, which matches every rule.
 func (rs portRules) find(port uint16) (rule string, ok bool) {
 	for i := range rs {
 		if p := rs[i].port; p == 0 || port == 0 || p == port {
@@ -44,7 +44,7 @@ func (rs portRules) findWhole(port uint16) (rule string, ok bool) {
 	return "", false
 }
 
-// match is what a walk found; empty rules can be valid, so each has its flag.
+// match is the result of a walk. An empty rule can be valid, so each has a flag.
 type match struct {
 	denyRule, allowRule string
 	denied, allowed     bool

@@ -19,7 +19,7 @@ var hostSeeds = []string{
 	"xn--a.com", "xn--.com", "xn--example-.com", "a\x00.test", "a%2eb.test", "-a-.test", strings.Repeat("a", 64) + ".test",
 }
 
-// FuzzParseName: what is accepted is canonical, cannot be an address in anybody's eyes, and parses to itself.
+// FuzzParseName: what is accepted is canonical, cannot be read as an address, and parses to itself.
 func FuzzParseName(f *testing.F) {
 	for _, s := range hostSeeds {
 		f.Add(s)
@@ -55,7 +55,7 @@ func FuzzParseName(f *testing.F) {
 	})
 }
 
-// FuzzParsePattern: the canonical text parses to the same pattern, and covers what it says and nothing like it.
+// FuzzParsePattern: the canonical text parses to the same pattern, and covers what it says and no similar name.
 func FuzzParsePattern(f *testing.F) {
 	for _, s := range hostSeeds {
 		f.Add(s)

@@ -17,9 +17,10 @@ import (
 
 // The tables under testdata are meant to be read. After a change of behaviour, `go test ./policy -run Golden -update`
 // writes what is decided now, and the difference is reviewed like code.
-var update = flag.Bool("update", false, "write the golden tables anew")
+var update = flag.Bool("update", false, "rewrite the golden tables")
 
-// TestGoldenDecisions holds decisions to the tables of testdata/decisions: one policy a file, one question a line.
+// TestGoldenDecisions compares decisions with the tables of testdata/decisions: one policy per file, one question per
+// line.
 func TestGoldenDecisions(t *testing.T) {
 	eachArchive(t, "testdata/decisions/*.txtar", func(t *testing.T, a *txtar.Archive) {
 		c := compileArchive(t, a)
@@ -36,8 +37,8 @@ func TestGoldenDecisions(t *testing.T) {
 	})
 }
 
-// TestGoldenProblems holds what is said about bad policies and headers to the tables of testdata/problems: each document
-// is followed by what is wrong with it.
+// TestGoldenProblems compares the errors about bad policies and headers with the tables of testdata/problems: each
+// document is followed by its problems.
 func TestGoldenProblems(t *testing.T) {
 	eachArchive(t, "testdata/problems/*.txtar", func(t *testing.T, a *txtar.Archive) {
 		for i := 0; i+1 < len(a.Files); i += 2 {
@@ -138,8 +139,8 @@ func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 	return c
 }
 
-// answer writes the decision behind each question: stage, protocol, name, address, port (- for what is not known) and,
-// at the stage http, method and path.
+// answer writes the decision after each question: stage, protocol, name, address, port (- for unknown) and, at the
+// stage http, method and path.
 func answer(t *testing.T, table []byte, c *Compiled) []byte {
 	t.Helper()
 	var out strings.Builder

@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// Header is one header that the gateway sets on a matching request: a literal, or a secret of the operator's by its name.
+// Header is one header that the gateway sets on a matching request: a literal value, or a secret of the operator by
+// name.
 type Header struct {
 	Name           string // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case
 	Value          Secret // the literal; empty when Source is set
@@ -14,8 +15,8 @@ type Header struct {
 	Prefix, Suffix string // written around the value of Source
 }
 
-// Placeholder is an environment variable whose content stands for a secret: the box sees and sends the token, and on the
-// way to the rule's hosts the gateway puts the value in its place.
+// Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway
+// replaces it by the value in requests to the rule's hosts.
 type Placeholder struct {
 	Variable string // of the box's environment
 	Token    string // what the box sees; "" in rules as written, see [WithTokens]
@@ -33,8 +34,8 @@ type HeaderRule struct {
 	Scrub        bool          // the rule's secrets are masked in responses
 }
 
-// MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each is a variable of
-// every command, and those of a command are bounded by the kernel.
+// MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an
+// environment variable of every command, and the kernel limits how large an environment may be.
 const MaxPlaceholders = 512
 
 // CountPlaceholders returns how many placeholders the rules have.
@@ -61,8 +62,8 @@ const (
 func (r HeaderRule) Applies() bool { return len(r.Headers)+len(r.Placeholders) > 0 }
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rule replaces the global rule of the same
-// pattern (and port), the other global rules stay. The result is sorted by pattern; it shares the lists with what was
-// given, and nobody may change those.
+// pattern (and port), the other global rules stay. The result is sorted by pattern; it shares its lists with the
+// arguments, which must not be modified afterwards.
 func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	merged := map[Pattern]HeaderRule{}
 	for _, r := range global {
@@ -76,7 +77,7 @@ func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	return out
 }
 
-// WithoutHosts returns the rules but for those of the patterns, and the patterns that no rule has.
+// WithoutHosts returns the rules without those for the given patterns, and the patterns that no rule has.
 func WithoutHosts(rules []HeaderRule, hosts []Pattern) (rest []HeaderRule, unknown []Pattern) {
 	rest = slices.Clone(rules)
 	for _, h := range hosts {

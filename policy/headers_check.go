@@ -7,11 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// foldHeader returns the form in which servers that turn headers into variables see a name: no case, "_" as "-".
+// foldHeader returns a name as servers that turn headers into variables see it: without case, and "_" as "-".
 func foldHeader(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
 // refusedHeaders belong to the connection or to the framing of the message (RFC 9110 7.6.1 and 7.2, RFC 9112 6): the
-// gateway itself decides about them.
+// gateway sets them itself.
 var refusedHeaders = map[string]string{
 	"connection":          "is hop-by-hop",
 	"keep-alive":          "is hop-by-hop",
@@ -40,7 +40,7 @@ func headerNameFlaw(name string) string {
 	}
 	for _, r := range name {
 		if r >= utf8.RuneSelf || !isToken(byte(r)) {
-			return "is not a header name: " + quoted(string(r)) + " may not stand in one"
+			return "is not a header name: " + quoted(string(r)) + " is not allowed in one"
 		}
 	}
 	if flaw, refused := refusedHeaders[foldHeader(name)]; refused {
@@ -49,8 +49,8 @@ func headerNameFlaw(name string) string {
 	return ""
 }
 
-// nameShown returns a name as an error may show it: up to what cannot stand in it. Behind that is often the value that
-// belonged elsewhere, as in "Authorization: Bearer …".
+// nameShown returns a name as an error may show it: up to the first character that is not valid in one. What follows is
+// often a value that was put in the wrong place, as in "Authorization: Bearer …".
 func nameShown(name string, mayHold func(byte) bool) string {
 	for i := range len(name) {
 		if !mayHold(name[i]) && i > 0 {
@@ -66,8 +66,8 @@ func isToken(c byte) bool {
 		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }
 
-// CheckHeaderValue returns nil for what may be sent as the value of a header: visible ASCII with spaces and tabs inside,
-// up to 8 KiB. The error shows nothing of the value.
+// CheckHeaderValue returns nil if v may be sent as the value of a header: visible ASCII with spaces and tabs inside, up
+// to 8 KiB. The error shows no part of the value.
 func CheckHeaderValue(v string) error {
 	if flaw := headerValueFlaw(v); flaw != "" {
 		return errors.New("the value " + flaw)
@@ -78,7 +78,7 @@ func CheckHeaderValue(v string) error {
 // headerValueFlaw completes the sentence "the value of …" without showing any of it; empty if there is none.
 func headerValueFlaw(v string) string {
 	if len(v) > maxHeaderValue {
-		return fmt.Sprintf("is %d bytes; the most is %d", len(v), maxHeaderValue)
+		return fmt.Sprintf("is %d bytes; the limit is %d", len(v), maxHeaderValue)
 	}
 	if strings.HasSuffix(v, "\n") && headerValueFlaw(strings.TrimRight(v, "\r\n")) == "" {
 		return "ends in a line break; remove it"
@@ -87,7 +87,7 @@ func headerValueFlaw(v string) string {
 		return flaw
 	}
 	if strings.Trim(v, " \t") != v {
-		return "begins or ends with a space or tab, which HTTP takes off; remove it"
+		return "begins or ends with a space or tab, which HTTP strips; remove it"
 	}
 	return ""
 }
@@ -101,7 +101,8 @@ func headerBytesFlaw(v string) string {
 	return ""
 }
 
-// affixFlaw completes a sentence about a prefix, or a suffix, of a secret's value: one side of it is the secret's.
+// affixFlaw completes a sentence about the prefix or suffix of a secret's value. Unlike a value, it may have a space on
+// the side of the secret.
 func affixFlaw(v string, suffix bool) string {
 	outer := strings.TrimLeft(v, " \t")
 	if suffix {
@@ -109,18 +110,18 @@ func affixFlaw(v string, suffix bool) string {
 	}
 	switch {
 	case len(v) > maxHeaderValue/2:
-		return fmt.Sprintf("is %d bytes; the most is %d", len(v), maxHeaderValue/2)
+		return fmt.Sprintf("is %d bytes; the limit is %d", len(v), maxHeaderValue/2)
 	case headerBytesFlaw(v) != "":
 		return headerBytesFlaw(v)
 	case outer != v && suffix:
-		return "ends with a space or tab, which HTTP takes off; remove it"
+		return "ends with a space or tab, which HTTP strips; remove it"
 	case outer != v:
-		return "begins with a space or tab, which HTTP takes off; remove it"
+		return "begins with a space or tab, which HTTP strips; remove it"
 	}
 	return ""
 }
 
-// IsSecretName reports whether s may name a secret of the operator's: 1 to 64 letters, digits, '.', '_' and '-', the
+// IsSecretName reports whether s may name a secret of the operator: 1 to 64 letters, digits, '.', '_' and '-', the
 // first a letter or digit.
 func IsSecretName(s string) bool {
 	if s == "" || len(s) > 64 || strings.IndexByte("._-", s[0]) >= 0 {
@@ -134,18 +135,18 @@ func IsSecretName(s string) bool {
 	return true
 }
 
-// ShownSecretName returns what was given as the name of a secret as an error may show it: up to what cannot stand in one.
-// Behind that is often the value, as in YAML's {value:…}, where a space is missing.
+// ShownSecretName returns what was given as the name of a secret as an error may show it: up to the first character
+// that is not valid in one. What follows is often the value, as in YAML's {value:…}, where a space is missing.
 func ShownSecretName(name string) string {
 	return nameShown(name, func(c byte) bool { return isWordByte(c) || c == '.' || c == '-' })
 }
 
-// isWordByte reports whether c may stand in the name of a variable.
+// isWordByte reports whether c is valid in the name of a variable.
 func isWordByte(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_'
 }
 
-// takenVariables mean something to every program of a box: a placeholder in their place could only break it.
+// takenVariables have a meaning to every program of a box: a placeholder in their place could only break it.
 var takenVariables = map[string]bool{
 	"PATH": true, "HOME": true, "USER": true, "LOGNAME": true, "SHELL": true, "PWD": true, "LANG": true, "TERM": true,
 	"IFS": true, "TMPDIR": true, "LD_PRELOAD": true, "LD_LIBRARY_PATH": true, "SSL_CERT_FILE": true,
@@ -156,15 +157,15 @@ var takenVariables = map[string]bool{
 // variableFlaw completes the sentence that begins with the name of a variable; empty if there is none.
 func variableFlaw(name string) string {
 	if name == "" || len(name) > 128 || '0' <= name[0] && name[0] <= '9' {
-		return "is no variable: 1 to 128 letters, digits and '_', not beginning with a digit"
+		return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
 	}
 	for i := range len(name) {
 		if !isWordByte(name[i]) {
-			return "is no variable: 1 to 128 letters, digits and '_', not beginning with a digit"
+			return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
 		}
 	}
 	if takenVariables[strings.ToUpper(name)] {
-		return "means something to programs; choose another variable"
+		return "has a meaning to programs; choose another variable"
 	}
 	return ""
 }

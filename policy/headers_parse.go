@@ -10,7 +10,7 @@ import (
 
 // ParseHeaders reads header rules in their compact form: host pattern → header name → value, such as
 // {"api.example.com": {"Authorization": "Bearer …"}}. The rules come back sorted by pattern. The error is an
-// *[InvalidError] with every problem at once; its pointers are relative to m, and it never holds a value.
+// *[InvalidError] that lists every problem; its pointers are relative to m, and it never holds a value.
 func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 	doc := value{kind: kindObject}
 	for _, host := range slices.Sorted(maps.Keys(m)) {
@@ -30,7 +30,7 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 //	{"headers": {name: value}, "placeholders": {variable: value}, "scrub": bool}
 //
 // where a value is a string, {"value": string} or {"secret": name}, in headers with "prefix" and "suffix" around it.
-// known says whether there is a secret of that name; nil takes any. Errors are as for ParseHeaders.
+// known reports whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
 	p := &headerParser{known: known}
 	doc, ok := parseDocument(data, &p.problems)
@@ -40,7 +40,7 @@ func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule
 	return p.rules(doc)
 }
 
-// headerParser reads header rules and collects what is wrong with them.
+// headerParser reads header rules and collects their problems.
 type headerParser struct {
 	problems
 	known func(string) bool
@@ -52,7 +52,7 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 		return nil, p.err()
 	}
 	if len(doc.keys) > MaxHeaderHosts {
-		p.add("", "there are %d hosts; the most is %d", len(doc.keys), MaxHeaderHosts)
+		p.add("", "there are %d hosts; the limit is %d", len(doc.keys), MaxHeaderHosts)
 		return nil, p.err()
 	}
 	rules := make([]HeaderRule, 0, len(doc.keys))
@@ -71,7 +71,7 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 		rules = append(rules, rule)
 	}
 	if n := CountPlaceholders(rules); n > MaxPlaceholders {
-		p.add("", "there are %d placeholders; the most is %d", n, MaxPlaceholders)
+		p.add("", "there are %d placeholders; the limit is %d", n, MaxPlaceholders)
 	}
 	if err := p.err(); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 	return rules, nil
 }
 
-// rule reads one entry; ok is false if its pattern is none.
+// rule reads one entry; ok is false if its pattern is not valid.
 func (p *headerParser) rule(at, host string, entry value) (rule HeaderRule, ok bool) {
 	pattern, err := ParsePattern(host)
 	if err == nil && pattern.wild && pattern.name.IsZero() {
@@ -117,7 +117,7 @@ func (p *headerParser) rule(at, host string, entry value) (rule HeaderRule, ok b
 	return rule, err == nil
 }
 
-// isCompact reports whether an entry is of header names and literal values alone.
+// isCompact reports whether an entry has only header names and literal values.
 func isCompact(entry value) bool {
 	return entry.kind == kindObject &&
 		!slices.ContainsFunc(entry.items, func(v value) bool { return v.kind != kindText })
@@ -129,7 +129,7 @@ func (p *headerParser) headers(at string, v value) []Header {
 		return nil
 	}
 	if len(v.keys) > maxHostHeaders {
-		p.add(at, "there are %d headers; the most for one host is %d", len(v.keys), maxHostHeaders)
+		p.add(at, "there are %d headers; the limit for one host is %d", len(v.keys), maxHostHeaders)
 		return nil
 	}
 	headers := make([]Header, 0, len(v.keys))
@@ -159,7 +159,7 @@ func (p *headerParser) placeholders(at string, v value) []Placeholder {
 		return nil
 	}
 	if len(v.keys) > maxHostPlaceholders {
-		p.add(at, "there are %d placeholders; the most for one host is %d", len(v.keys), maxHostPlaceholders)
+		p.add(at, "there are %d placeholders; the limit for one host is %d", len(v.keys), maxHostPlaceholders)
 		return nil
 	}
 	placeholders := make([]Placeholder, 0, len(v.keys))
@@ -179,13 +179,13 @@ func (p *headerParser) placeholders(at string, v value) []Placeholder {
 	return placeholders
 }
 
-// headerText is what stands for a value: a literal or the name of a secret.
+// headerText is where a value comes from: a literal or the name of a secret.
 type headerText struct {
 	literal                Secret
 	source, prefix, suffix string
 }
 
-// value reads a literal or what names a secret. affixes says whether text may stand around the secret.
+// value reads a literal or the name of a secret. affixes says whether the secret may have a prefix and suffix.
 func (p *headerParser) value(at, name string, v value, affixes bool) (text headerText) {
 	text.literal = NewSecret("")
 	if v.kind == kindText {

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// ShownHeader reports whether a request header is one that no server takes a key from and that many show again: in a header
-// of the answer, such as the origin of a cross-origin request, the ID of a request or the subprotocol of a WebSocket; on the
-// page of an error, such as the media type that is not served; or to whoever reads what was stored, such as the metadata
-// of an object. A value put there would be told to whoever asks.
+// ShownHeader reports whether no server reads a key from a request header and many show it again: in a response header,
+// such as the origin of a cross-origin request, the ID of a request or the subprotocol of a WebSocket; on an error
+// page, such as the unsupported media type; or to anyone who reads what was stored, such as the metadata of an object.
+// A value put there would be shown to anyone who asks.
 func ShownHeader(name string) bool {
 	name = foldHeader(name)
 	has := func(test func(string, string) bool) func(string) bool {
@@ -35,8 +35,9 @@ var shownSuffixes = []string{
 	"-request-id", "-correlation-id", "-trace-id", "-idempotency-key", "-api-client", "-version", "-beta", "-key-id", "-key-name", "-key-enabled", "-key-md5", "-key-sha256",
 }
 
-// storePrefixes begin the names that belong to object stores and the clouds around them. They print, return or keep nearly
-// all of them: tags, redirects, copy sources, content types. Those that do hold a key say so by one of keyWords.
+// storePrefixes begin the names that belong to object stores and the clouds around them. Stores print, return or keep
+// nearly all of them: tags, redirects, copy sources, content types. Those that do hold a key have one of keyWords in
+// their name.
 var (
 	storePrefixes = []string{"x-amz-", "x-goog-", "x-ms-", "x-oss-", "x-cos-", "x-obs-", "x-tos-", "x-bce-", "x-bz-"}
 	keyWords      = []string{"key", "token", "auth", "secret", "credential", "mfa"}

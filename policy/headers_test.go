@@ -52,7 +52,7 @@ func TestParseHeaderRules(t *testing.T) {
 	}
 }
 
-// TestHeaderDocumentLimits: one more than the most of anything is refused, where it stands.
+// TestHeaderDocumentLimits: one more than any limit allows is refused, with its pointer.
 func TestHeaderDocumentLimits(t *testing.T) {
 	t.Parallel()
 	many := func(n int, item string) string {
@@ -91,7 +91,7 @@ func TestHeaderDocumentLimits(t *testing.T) {
 	}
 }
 
-// TestTokens: a token depends on box and variable and nothing else, and the rules as written stay without.
+// TestTokens: a token depends on box and variable and nothing else, and the rules as written have none.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	rules := mustRules(t, `{"a.test": {"placeholders": {"KEY": "v"}}, "b.test": {"placeholders": {"KEY": "w", "OTHER": "v"}}}`)

@@ -59,7 +59,7 @@ func (in interpreter) destination(r Request) (Verdict, Reason) {
 	}
 	for _, s := range in.spec.DeniedDomains {
 		_, port, hasPort := strings.Cut(s, ":")
-		// Before a port is known, DNS does not hold a name to what is denied on one port only.
+		// Before a port is known, DNS does not deny a name that is denied on one port only.
 		notYet := r.Stage == StageDNS && hasPort && r.Port == 0 && port != ""
 		if in.domainMatches(s, r) && !notYet {
 			return Deny, ReasonDeniedDomain
@@ -98,7 +98,7 @@ func (in interpreter) destination(r Request) (Verdict, Reason) {
 	return Deny, ReasonNotAllowed
 }
 
-// open allows unless a name is missing that matters.
+// open allows unless a name that matters is missing.
 func (in interpreter) open(r Request, why Reason) (Verdict, Reason) {
 	tcp := r.Stage != StageDNS && (r.Protocol == TCP || r.Protocol == "")
 	web := r.Port == 80 || r.Port == 443
@@ -139,7 +139,7 @@ func (in interpreter) deniesNamesOn(port uint16) bool {
 	return false
 }
 
-// mustDial reports whether what is allowed because nothing denies it is so only for an address of its name.
+// mustDial reports whether what nothing denies is allowed only for an address of its name.
 func (in interpreter) mustDial(r Request) bool {
 	if r.Name.IsZero() {
 		return false
@@ -272,7 +272,7 @@ func (in interpreter) ruleMatches(rule RequestRule, r Request) bool {
 	return host && method && path
 }
 
-// The words that random policies and requests are made of: few, so that they meet.
+// The vocabulary of random policies and requests: small, so that they often match.
 var (
 	someNames = []string{"a.test", "b.a.test", "c.b.a.test", "ba.test", "test", "a.test.evil", "x.org"}
 	someHosts = []string{"a.test", "*.a.test", "b.a.test", "*.b.a.test", "*.test", "*", "x.org", "*.org"}

@@ -20,7 +20,7 @@ func (s PortSet) Contains(port uint16) bool {
 	return found
 }
 
-// add takes a port in; 0 stands for every port.
+// add adds a port; 0 stands for every port.
 func (s *PortSet) add(port uint16) {
 	switch i, found := slices.BinarySearch(s.Ports, port); {
 	case s.All || found:
@@ -48,7 +48,7 @@ type KernelPlan struct {
 	Protected    []netip.Prefix // protected ranges, likewise, exemptions taken out; wins over all
 	SteerAllowed PortSet        // TCP ports that go to the proxy although the address alone is allowed
 	SteerOther   PortSet        // TCP ports that go to the proxy where the address is neither allowed nor denied
-	RejectUDP    PortSet        // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would pass a name or rule by
+	RejectUDP    PortSet        // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
 }
 
 // findPorts notes the hosts of rules, and on which ports names matter where the address alone is allowed.
@@ -91,8 +91,8 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 		plan.rejectQUIC(portQUIC)
 	}
 	if c.open {
-		// Addresses in no list are allowed ones here, so both sets say the same. DNS over TLS or QUIC is for
-		// allowed_cidrs alone, of which there are none.
+		// Addresses in no list are allowed here, so both sets are the same. DNS over TLS or QUIC is for allowed_cidrs
+		// alone, of which there are none.
 		plan.SteerAllowed.add(portDoT)
 		plan.RejectUDP.add(portDoT)
 		plan.SteerOther = plan.SteerAllowed.clone()
@@ -110,8 +110,8 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 	return plan
 }
 
-// rejectQUIC takes in the port of a rule that requests must be judged or changed by; 0, every port, stands for that of
-// HTTP/3: other protocols over UDP know no hosts and are not held up for a rule that names no port.
+// rejectQUIC adds the port of a rule by which requests are judged or changed. 0, every port, stands for that of HTTP/3:
+// other protocols over UDP have no hosts, and a rule that names no port does not block them.
 func (p *KernelPlan) rejectQUIC(port uint16) {
 	if port == 0 {
 		port = portQUIC

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// fate is what becomes of a packet in the kernel.
+// fate is what happens to a packet in the kernel.
 type fate string
 
 const (
@@ -16,7 +16,7 @@ const (
 	steered   fate = "steered"
 )
 
-// simulate is the plan carried out as its comment says.
+// simulate carries out the plan as its comment says.
 func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(q netip.Prefix) bool { return q.Contains(a) })
@@ -38,8 +38,8 @@ func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 	return refused
 }
 
-// FuzzKernelPlan holds the plan to Decide: what the kernel forwards without asking must be allowed, under whatever name
-// the box may have had in mind, and nothing that a header or request rule must see may pass.
+// FuzzKernelPlan compares the plan with Decide: what the kernel forwards without asking must be allowed, under whatever
+// name the box may have had in mind, and nothing that a header or request rule must see may pass.
 func FuzzKernelPlan(f *testing.F) {
 	for seed := range uint64(300) {
 		f.Add(seed)
@@ -93,7 +93,7 @@ func checkFate(t *testing.T, in interpreter, c *Compiled, a netip.Addr, port uin
 	}
 }
 
-// checkShape holds the lists to what the kernel's interval sets need.
+// checkShape checks that the lists suit the kernel's interval sets.
 func checkShape(t *testing.T, p KernelPlan) {
 	t.Helper()
 	for _, list := range [][]netip.Prefix{p.Allowed, p.Denied, p.Protected} {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// isNumber reports whether a resolver may take a last label for a number, and with it the whole name for an IPv4
-// address: decimal and octal digits, or hexadecimal ones after 0x (WHATWG URL, "ends in a number").
+// isNumber reports whether a resolver may take a last label for a number, and so the whole name for an IPv4 address:
+// decimal and octal digits, or hexadecimal ones after 0x (WHATWG URL, "ends in a number").
 func isNumber(label string) bool {
 	if label == "" {
 		return false
@@ -32,8 +32,9 @@ func meansAddress(s string) bool {
 	return ok
 }
 
-// legacyIPv4 reads the forms that inet_aton takes besides four decimal numbers: one to four parts, each decimal, octal
-// or hexadecimal, the last one filling what is left. It only serves to name the address in the message.
+// legacyIPv4 reads the forms that inet_aton accepts in addition to four decimal numbers: one to four parts, each
+// decimal, octal or hexadecimal, the last one filling the remaining bytes. It is only used to name the address in the
+// message.
 func legacyIPv4(labels []string) (netip.Addr, bool) {
 	if len(labels) > 4 {
 		return netip.Addr{}, false

@@ -20,7 +20,7 @@ func (n Name) String() string { return n.s }
 // IsZero reports whether no name is known.
 func (n Name) IsZero() bool { return n.s == "" }
 
-// Limits of RFC 1035, and the longest text that is looked at before anything else is asked of it.
+// Limits of RFC 1035, and the longest text that is looked at in the first place.
 const (
 	maxNameLen  = 253
 	maxLabelLen = 63
@@ -28,9 +28,9 @@ const (
 )
 
 // ParseName returns the canonical form of a host name. It refuses whatever a resolver or a server might read as
-// something else: IP addresses in every spelling (also the decimal, octal, hexadecimal and short ones of RFC 3986
-// 7.4), any name whose last label is a number, URLs, ports, wildcards, empty labels, spaces and control bytes. The
-// error says what is wrong and, where it is plain, what was probably meant.
+// something else: IP addresses in every spelling (also the decimal, octal, hexadecimal and short ones of RFC 3986 7.4),
+// any name whose last label is a number, URLs, ports, wildcards, empty labels, spaces and control bytes. The error says
+// what is wrong and, where it is obvious, what was probably meant.
 func ParseName(s string) (Name, error) {
 	if isCanonical(s) {
 		return Name{s}, nil
@@ -66,7 +66,7 @@ func isCanonical(s string) bool {
 	return !isNumber(s[label:])
 }
 
-// isLDH reports whether c may stand in a canonical label: lower-case letters, digits and hyphens, and the underscore
+// isLDH reports whether c is valid in a canonical label: lower-case letters, digits and hyphens, and the underscore
 // that service names such as _acme-challenge begin with.
 func isLDH(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '_'
@@ -75,7 +75,7 @@ func isLDH(c byte) bool {
 const punycodePrefix = "xn--"
 
 // lookup is the IDNA mapping that browsers apply to what is typed (UTS 46, non-transitional), without the rules that
-// names in use break: hyphens in the third and fourth place, and underscores.
+// names in use break: no hyphens in the third and fourth place, and no underscores.
 var lookup = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.StrictDomainName(false),
 	idna.CheckHyphens(false), idna.BidiRule())
 
@@ -107,7 +107,7 @@ func parseName(s string) (n Name, flaw string) {
 	return Name{ascii}, ""
 }
 
-// toASCII maps s to lower-case ASCII. Punycode that the text held or that the mapping made must decode to itself: two
+// toASCII maps s to lower-case ASCII. Punycode that was in the text or that the mapping made must round-trip: two
 // spellings of one name must not become two names.
 func toASCII(s string) (string, bool) {
 	var err error
@@ -133,7 +133,7 @@ func isASCII(s string) bool {
 	return true
 }
 
-// shapeFlaw finds what shows that s is not a host name at all, so that the message can say what it is instead.
+// shapeFlaw finds out whether s is something other than a host name, so that the message can say what it is.
 func shapeFlaw(s string) string {
 	switch {
 	case s == "":
@@ -189,7 +189,7 @@ func labelFlaw(label string) string {
 		case c == '*':
 			return `has a * that is not the whole first label`
 		default:
-			return "has a character that no host name has (" + quoted(string(c)) + ")"
+			return "has a character that is not allowed in a host name (" + quoted(string(c)) + ")"
 		}
 	}
 	return ""

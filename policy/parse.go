@@ -1,8 +1,8 @@
 package policy
 
 // ParseSpec reads a policy from JSON and checks all of it: keys and types strictly, domains, CIDRs and rules. The Spec
-// holds the entries as written. The error is an *[InvalidError] with every problem at once. A document in the dialect
-// of Vercel Sandbox is translated as by [ParseVercel]; if it carries headers it is refused, since a Spec cannot.
+// holds the entries as written. The error is an *[InvalidError] that lists every problem. A document in the dialect of
+// Vercel Sandbox is translated as by [ParseVercel]; if it carries headers it is refused, since a Spec cannot.
 func ParseSpec(data []byte) (Spec, error) {
 	spec, headers, err := ParseNetworkPolicy(data)
 	if err != nil {
@@ -17,7 +17,7 @@ func ParseSpec(data []byte) (Spec, error) {
 }
 
 // ParseNetworkPolicy reads a policy in either dialect: boxgate's own, or that of Vercel Sandbox (see [ParseVercel]),
-// which may bring header rules along as [ParseHeaders] takes them; headers is nil otherwise.
+// which may include header rules, returned as [ParseHeaders] does; headers is nil otherwise.
 func ParseNetworkPolicy(data []byte) (spec Spec, headers map[string]map[string]string, err error) {
 	var ps problems
 	doc, ok := parseDocument(data, &ps)
@@ -39,7 +39,7 @@ func ParseNetworkPolicy(data []byte) (spec Spec, headers map[string]map[string]s
 	return spec, nil, nil
 }
 
-// readSpec takes the fields of a document, whatever their values.
+// readSpec reads the fields of a document without checking their values.
 func readSpec(doc value, ps *problems) Spec {
 	var s Spec
 	list := func(to *[]string) func(string, value) {

@@ -10,13 +10,12 @@ import (
 //
 //   - empty segments, "." and ".." segments, backslashes, ";" (parameters that some servers take off)
 //   - percent-encoded slashes, backslashes, dots, percent signs, ";", "?", "#" and control bytes, which a server that
-//     decodes early, late or twice reads as what they stand for; encoded letters, digits, "-" and "_", which nobody needs
-//     to encode
+//     decodes early, late or twice reads as what they stand for; encoded letters, digits, "-" and "_", which never need encoding
 //   - percent signs that begin no escape, bytes outside ASCII, and escapes that are not UTF-8, overlong forms among them,
 //     or that Unicode's compatibility forms make a slash or dot of
 //
-// What is left reads the same in a server that compares paths as sent but for escapes, one that decodes once, and one
-// that cleans what it has decoded. "*" is the path of OPTIONS alone.
+// Any other path reads the same in a server that compares paths as sent except for escapes, one that decodes once, and
+// one that cleans what it has decoded. "*" is the path of OPTIONS alone.
 func isAmbiguous(path string) bool {
 	if path == "*" {
 		return false
@@ -50,7 +49,7 @@ func isAmbiguous(path string) bool {
 // isDots reports whether a segment that is not the last is empty, "." or "..".
 func isDots(segment string) bool { return segment == "" || segment == "." || segment == ".." }
 
-// isPlainEscape reports whether what %XY stands for is neither part of the syntax of paths nor something that needs no
+// isPlainEscape reports whether the byte that %XY encodes is neither part of the syntax of paths nor one that needs no
 // encoding.
 func isPlainEscape(x, y byte) bool {
 	high, ok1 := hexDigit(x)

@@ -15,7 +15,7 @@ type Pattern struct {
 }
 
 // ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port". The error says what is wrong and,
-// where it is plain, what was probably meant.
+// where it is obvious, what was probably meant.
 func ParsePattern(s string) (Pattern, error) {
 	p, flaw := parsePattern(s)
 	if flaw != "" {

@@ -10,7 +10,7 @@ import (
 )
 
 // A token is tokenPrefix and 160 bits in lower-case base32: what a box holds in the place of a secret. It is recognised
-// by its form wherever it turns up, and it consists of bytes that no encoding of URLs, JSON or shells changes.
+// by its form wherever it turns up, and it consists of bytes that need no escaping in URLs, JSON or shells.
 const (
 	tokenPrefix = "bxgph_"
 	tokenBytes  = 20
@@ -21,15 +21,16 @@ const tokenAlphabet = "abcdefghijklmnopqrstuvwxyz234567"
 
 var tokenEncoding = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPadding)
 
-// NewToken returns the token of a variable under the key of a box: the same each time, and not to be guessed without the
-// key.
+// NewToken returns the token of a variable under the key of a box: the same each time, and impossible to guess without
+// the key.
 func NewToken(key Secret, variable string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte(variable))
 	return tokenPrefix + tokenEncoding.EncodeToString(mac.Sum(nil)[:tokenBytes])
 }
 
-// WithTokens returns the rules with every placeholder's token filled in. It shares what it does not change with rules.
+// WithTokens returns the rules with every placeholder's token filled in. The result shares with rules what it does not
+// change.
 func WithTokens(rules []HeaderRule, key Secret) []HeaderRule {
 	out := slices.Clone(rules)
 	for i := range out {
@@ -42,7 +43,7 @@ func WithTokens(rules []HeaderRule, key Secret) []HeaderRule {
 	return out
 }
 
-// FindToken returns where the first token of any box and variable stands in s; start is -1 if there is none.
+// FindToken returns where the first token of any box and variable is in s; start is -1 if there is none.
 func FindToken(s string) (start, end int) {
 	for from := 0; ; {
 		i := strings.Index(s[from:], tokenPrefix)

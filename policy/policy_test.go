@@ -27,7 +27,7 @@ func mustHeaders(t testing.TB, m map[string]map[string]string) []HeaderRule {
 	return rules
 }
 
-// TestZeroValuesDeny: whatever was not made on purpose denies, and does not panic.
+// TestZeroValuesDeny: every zero value denies, and none panics.
 func TestZeroValuesDeny(t *testing.T) {
 	t.Parallel()
 	req := Request{Stage: StageConn, Name: mustName(t, "a.test"), Addr: netip.MustParseAddr("1.1.1.1"), Port: 443, Protocol: TCP}
@@ -133,7 +133,7 @@ func TestHeaderLimits(t *testing.T) {
 	}
 }
 
-// TestResolvesOthers: by default only a policy of addresses alone lets other names be looked up.
+// TestResolvesOthers: by default only a policy that lists nothing but addresses lets other names be resolved.
 func TestResolvesOthers(t *testing.T) {
 	t.Parallel()
 	for doc, want := range map[string]bool{
@@ -160,7 +160,7 @@ func TestResolvesOthers(t *testing.T) {
 	}
 }
 
-// TestParseVercelEmpty: in that dialect nothing written is nothing allowed.
+// TestParseVercelEmpty: in that dialect an empty policy allows nothing.
 func TestParseVercelEmpty(t *testing.T) {
 	t.Parallel()
 	for _, doc := range []string{`{}`, `{"allow":[]}`, `{"allow":{}}`, `{"subnets":{"deny":["1.1.1.0/24"]}}`, `"deny-all"`} {
@@ -171,7 +171,7 @@ func TestParseVercelEmpty(t *testing.T) {
 	}
 }
 
-// TestSpecCannotCarryHeaders: where only a policy is read, headers in it are refused, not lost.
+// TestSpecCannotCarryHeaders: where only a policy is read, headers in it are refused, not dropped.
 func TestSpecCannotCarryHeaders(t *testing.T) {
 	t.Parallel()
 	_, err := ParseSpec([]byte(`{"allow":{"a.test":[{"transform":[{"headers":{"x-a":"1"}}]}]}}`))
@@ -180,7 +180,7 @@ func TestSpecCannotCarryHeaders(t *testing.T) {
 	}
 }
 
-// TestReasonsAreDocumented: the set is closed, and docs/reasons.md explains each of it and nothing else.
+// TestReasonsAreDocumented: the set is closed, and docs/reasons.md explains exactly its members.
 func TestReasonsAreDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../docs/reasons.md")
@@ -201,7 +201,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, "| `"); ok {
 			if r, _, _ := strings.Cut(rest, "`"); !listed[r] {
-				t.Errorf("docs/reasons.md explains %s, which is no reason", r)
+				t.Errorf("docs/reasons.md explains %s, which is not a reason", r)
 			}
 		}
 	}

@@ -10,9 +10,9 @@ import (
 // last 32 bits.
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")
 
-// ranges is a set of prefixes of both families, each with the rule it came from. An IPv4 prefix brings its NAT64 form
-// along; an IPv6 prefix wider than the NAT64 one does not reach into it when the set allows. So decisions and the
-// kernel read one and the same set, and neither needs to translate.
+// ranges is a set of prefixes of both families, each with the rule it came from. An IPv4 prefix includes its NAT64
+// form; an IPv6 prefix wider than the NAT64 one does not include it when the set allows. So decisions and the kernel
+// use the same set, and neither needs to translate.
 type ranges struct {
 	table bart.Table[string]
 }
@@ -20,15 +20,15 @@ type ranges struct {
 // lookup returns the rule of the most specific prefix that holds a, which must be canonical (see canonicalAddr).
 func (r *ranges) lookup(a netip.Addr) (rule string, ok bool) { return r.table.Lookup(a) }
 
-// insert keeps the first rule where two are for the same prefix.
+// insert keeps the first of two rules for the same prefix.
 func (r *ranges) insert(p netip.Prefix, rule string) {
 	if _, taken := r.table.Get(p); !taken {
 		r.table.Insert(p, rule)
 	}
 }
 
-// addDenied adds p so that nothing in it escapes: the NAT64 addresses of an IPv4 prefix, and those inside a wide IPv6
-// prefix.
+// addDenied adds p with everything that leads there: the NAT64 addresses of an IPv4 prefix, and those inside a wide
+// IPv6 prefix.
 func (r *ranges) addDenied(p netip.Prefix, rule string) {
 	r.insert(p, rule)
 	if p.Addr().Is4() {
@@ -36,8 +36,8 @@ func (r *ranges) addDenied(p netip.Prefix, rule string) {
 	}
 }
 
-// addAllowed adds p so that nothing comes along that was not written: an IPv6 prefix opens NAT64 addresses, which are
-// IPv4 hosts, only if it lies inside their range.
+// addAllowed adds p and nothing that was not written: an IPv6 prefix opens NAT64 addresses, which are IPv4 hosts, only
+// if it lies inside their range.
 func (r *ranges) addAllowed(p netip.Prefix, rule string) {
 	if p.Addr().Is6() && p.Bits() < nat64.Bits() {
 		for _, q := range subtract(p, nat64) {
@@ -115,5 +115,5 @@ func Untranslated(a netip.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte(b[12:]))
 }
 
-// canonicalAddr returns the form in which an address is judged: IPv4 in IPv6 clothes as IPv4, and without a zone.
+// canonicalAddr returns the form in which an address is judged: IPv4-mapped IPv6 as IPv4, and without a zone.
 func canonicalAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Problem is one thing wrong with what was written, or worth a warning: where, and what to write instead.
+// Problem is one error or warning about a document: where it is, and what to write instead.
 type Problem struct {
 	Pointer string `json:"pointer"` // RFC 6901 pointer into the document; "" is the whole document
-	Message string `json:"message"` // a sentence, with the corrected form where one is plain
+	Message string `json:"message"` // a sentence, with the corrected form where one is obvious
 }
 
 // InvalidError carries every problem of a document at once.
@@ -17,7 +17,7 @@ type InvalidError struct {
 	Problems []Problem
 }
 
-// Error lists the problems, one after the other.
+// Error lists the problems.
 func (e *InvalidError) Error() string {
 	if len(e.Problems) == 0 {
 		return "invalid"
@@ -32,7 +32,7 @@ func (e *InvalidError) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// problems collects what is wrong, one problem for each place: the first one found there is the one to fix.
+// problems collects problems, one for each place: the first one found there.
 type problems struct {
 	list []Problem
 	at   map[string]bool

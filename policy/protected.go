@@ -2,9 +2,9 @@ package policy
 
 import "net/netip"
 
-// Protected is an immutable snapshot of the addresses that no policy can open: what the IANA special-purpose
-// registries mark not globally reachable, multicast, and the host's and boxes' own addresses, less what the operator
-// exempted. A nil *Protected protects everything. Safe for concurrent use.
+// Protected is an immutable snapshot of the addresses that no policy can open: what the IANA special-purpose registries
+// mark not globally reachable, multicast, and the host's and boxes' own addresses, minus what the operator exempted. A
+// nil *Protected protects everything. Safe for concurrent use.
 type Protected struct {
 	ranges ranges
 	merged []netip.Prefix
@@ -35,14 +35,16 @@ func NewProtected(exempt, own []netip.Prefix) *Protected {
 			p.ranges.addDenied(left, rule)
 		}
 	}
-	// Decisions see IPv4-mapped addresses as IPv4; packets to them are IPv6, mean nothing, and no exemption is for them.
+	// Decisions see IPv4-mapped addresses as IPv4. Packets to them are IPv6 and meaningless, and no exemption applies
+	// to them.
 	p.ranges.addDenied(mapped, mapped.String()+" (IPv4-mapped)")
 	p.merged = p.ranges.merged()
 	return p
 }
 
-// Contains reports whether a is protected, and by which range. An invalid address is. The IPv4 inside an IPv4-mapped
-// or NAT64 address is judged as itself; 6to4, Teredo and the local-use NAT64 range are protected as a whole.
+// Contains reports whether a is protected, and by which range. An invalid address is protected. The IPv4 inside an
+// IPv4-mapped or NAT64 address is judged as itself; 6to4, Teredo and the local-use NAT64 range are protected as a
+// whole.
 func (p *Protected) Contains(a netip.Addr) (rule string, protected bool) {
 	if p == nil || !a.IsValid() {
 		return "", true
@@ -86,7 +88,7 @@ func validPrefixes(ps []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// inside returns those of ps that lie in q.
+// inside returns the prefixes of ps that lie in q.
 func inside(ps []netip.Prefix, q netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range ps {

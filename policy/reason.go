@@ -26,7 +26,7 @@ const (
 	ReasonNotAllowed     Reason = "not_allowed"
 )
 
-// Reasons of a denial that the data path gives, before or after the policy was asked.
+// Reasons of a denial that the data path gives, before or after asking the policy.
 const (
 	ReasonSpoofed           Reason = "spoofed_source"       // the source address or interface is not the box's
 	ReasonHostPort          Reason = "host_port"            // a port of the host other than the gateway's DNS and proxy

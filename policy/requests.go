@@ -14,7 +14,7 @@ type requestRule struct {
 	rule    string
 }
 
-// covers reports whether the rule speaks of the host and port at all.
+// covers reports whether the rule applies to the host and port at all.
 func (r requestRule) covers(n Name, port uint16) bool {
 	for _, h := range r.hosts {
 		if h.Match(n, port) {
@@ -24,8 +24,8 @@ func (r requestRule) covers(n Name, port uint16) bool {
 	return false
 }
 
-// match reports whether the rule decides a request to a host that it covers. plain is the path as sent, clean the same
-// resolved.
+// match reports whether the rule decides a request to a host that it covers. plain is the path as sent, clean the
+// resolved form.
 func (r requestRule) match(req Request, plain, clean string) bool {
 	if len(r.methods) > 0 && !r.hasMethod(req.Method) {
 		return false
@@ -33,7 +33,8 @@ func (r requestRule) match(req Request, plain, clean string) bool {
 	if len(r.paths) == 0 {
 		return true
 	}
-	// Where the server may read the path in another way than we do, the rule must bite in both.
+	// Where the server may read the path differently from us, a denying rule must match either reading, an allowing one
+	// both.
 	for _, p := range r.paths {
 		asSent, resolved := matchPath(p.plain, p.prefix, plain), matchPath(p.clean, p.prefix, clean)
 		if asSent && resolved || r.deny && (asSent || resolved) {
@@ -43,8 +44,8 @@ func (r requestRule) match(req Request, plain, clean string) bool {
 	return false
 }
 
-// hasMethod reports whether the rule speaks of a method. Methods are case-sensitive (RFC 9110, 9.1), but not every server
-// keeps to that: a rule that denies does not either.
+// hasMethod reports whether the rule covers a method. Methods are case-sensitive (RFC 9110, 9.1), but some servers
+// ignore that, and so does a rule that denies.
 func (r requestRule) hasMethod(method string) bool {
 	return slices.Contains(r.methods, method) ||
 		r.deny && slices.ContainsFunc(r.methods, func(m string) bool { return strings.EqualFold(m, method) })
@@ -63,7 +64,7 @@ func describe(r RequestRule) string {
 	return s
 }
 
-// pathPattern is a path as written and resolved, without the star at its end.
+// pathPattern is a path as written and as resolved, without a trailing star.
 type pathPattern struct {
 	plain, clean string
 	prefix       bool
@@ -90,8 +91,8 @@ func matchPath(pattern string, prefix bool, path string) bool {
 }
 
 // resolvePath returns path as a lenient server may read it: percent-encoding decoded once, backslashes as slashes,
-// repeated slashes as one, "." and ".." segments resolved. It returns path itself, without allocating, if that is the
-// same.
+// repeated slashes as one, "." and ".." segments resolved. It returns path itself, without allocating, if nothing
+// changes.
 func resolvePath(path string) string {
 	if !strings.ContainsAny(path, `%\`) && !strings.Contains(path, "//") && !hasDotSegment(path) {
 		return path
@@ -109,7 +110,7 @@ func resolvePath(path string) string {
 			continue
 		}
 		if last {
-			kept = append(kept, "") // what ends in a slash, "." or ".." is a directory
+			kept = append(kept, "") // a path that ends in a slash, "." or ".." is a directory
 		}
 	}
 	return "/" + strings.Join(kept, "/")
@@ -129,7 +130,7 @@ func hasDotSegment(path string) bool {
 	}
 }
 
-// decodePercent decodes what is valid and leaves the rest as it is.
+// decodePercent decodes valid escapes and leaves the rest as it is.
 func decodePercent(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

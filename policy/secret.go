@@ -7,16 +7,17 @@ import (
 	"log/slog"
 )
 
-// Secret is a value that must not be seen. Its fmt, JSON, YAML, text, gob, slog and zap encodings are "[redacted]"; Reveal
-// returns the value itself and is called only where it is written to the upstream or encrypted for the store. The zero
-// Secret is the empty value. It cannot be decoded: whoever reads a secret calls [NewSecret].
+// Secret is a value that must not be shown. Its fmt, JSON, YAML, text, gob, slog and zap encodings are "[redacted]";
+// Reveal returns the value itself and is called only where it is written to the upstream or encrypted for the store.
+// The zero Secret is the empty value. It cannot be decoded: code that reads a secret calls [NewSecret].
 type Secret struct {
-	// h is a pointer because fmt prints the fields of unexported fields without asking their methods: there it shows
-	// an address.
+	// h is a pointer because fmt prints the contents of unexported fields without calling their methods: it prints an
+	// address there.
 	h *hidden
 }
 
-// hidden keeps the value where no reflection finds it: printers that follow pointers end at the address of a function.
+// hidden keeps the value where reflection does not find it: printers that follow pointers end at the address of a
+// function.
 type hidden struct{ reveal func() string }
 
 const redacted = "[redacted]"

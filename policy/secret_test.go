@@ -67,8 +67,8 @@ func TestSecretIsNeverShown(t *testing.T) {
 	}
 }
 
-// deepPrint writes all that reflection finds in a value, as the printers of debuggers and test libraries do: it asks no
-// methods and follows pointers and unexported fields.
+// deepPrint writes all that reflection finds in a value, as debuggers and test libraries do: it calls no methods and
+// follows pointers and unexported fields.
 func deepPrint(w io.Writer, v reflect.Value, depth int) {
 	if depth > 20 {
 		return
@@ -95,10 +95,10 @@ func deepPrint(w io.Writer, v reflect.Value, depth int) {
 	}
 }
 
-// panicWith makes a process of this test end by a panic; its value is which one.
+// panicWith is the variable that makes a process of this test panic; its value selects the panic.
 const panicWith = "POLICY_TEST_PANIC_WITH"
 
-// TestPanicsDoNotShowSecrets lets processes end by panics with secrets in all kinds of values and in their arguments.
+// TestPanicsDoNotShowSecrets ends processes by panics with secrets in all kinds of values and in their arguments.
 func TestPanicsDoNotShowSecrets(t *testing.T) {
 	const value = "hunter2"
 	s := NewSecret(value)

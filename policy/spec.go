@@ -35,12 +35,13 @@ type Spec struct {
 	Rules          []RequestRule `json:"rules,omitempty"`
 }
 
-// RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It
-// never allows what the rest of the policy denies. Hosts without a port are meant on every port, so that another port
-// is no way around the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix,
-// else exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
+// RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It never
+// allows what the rest of the policy denies. A host without a port means every port, so that using another port does
+// not bypass the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix, else
+// exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
 // either form matches and allows only if both do. A path that servers may read in different ways, with "." and ".."
-// segments, repeated or encoded slashes and the like, is denied on every host that a rule covers ([ReasonAmbiguousPath]).
+// segments, repeated or encoded slashes and the like, is denied on every host that a rule covers
+// ([ReasonAmbiguousPath]).
 type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`
@@ -80,7 +81,7 @@ type parsedSpec struct {
 	rules                         []requestRule
 }
 
-// defaultAllow reports whether a custom policy has only denied lists, which leaves the rest open.
+// defaultAllow reports whether a custom policy has only denied lists, so that everything else is allowed.
 func (s Spec) defaultAllow() bool {
 	return s.Mode == ModeAllowAll || s.Mode == ModeCustom && len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0
 }

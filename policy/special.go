@@ -9,9 +9,9 @@ type specialRange struct {
 }
 
 // specialPurpose lists the ranges that the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and its
-// updates) mark not globally reachable, multicast, and a few that are no registry's but lead to the same places. The
+// updates) mark not globally reachable, multicast, and a few that are in no registry but lead to the same places. The
 // small globally reachable exceptions inside 192.0.0.0/24 and 2001::/23 (PCP and TURN anycast, ORCHIDv2 and the like)
-// are not taken out: they are addresses of the next router or of no machine at all.
+// are kept: they are addresses of the next router or of no machine at all.
 var specialPurpose = []specialRange{
 	{netip.MustParsePrefix("0.0.0.0/8"), "this network"},
 	{netip.MustParsePrefix("10.0.0.0/8"), "private"},

@@ -11,9 +11,9 @@ import (
 //
 // What is not allowed is denied in that dialect: {} and a policy with denied subnets alone deny everything. Denied
 // subnets win over everything, allowed ones over domains. Of the rules of a domain the first that matches a request
-// wins, and of the domains that cover a host the first one. The headers that transforms set come back as
-// [ParseHeaders] takes them, nil if there are none. What boxgate cannot honour is refused: match, forwardURL, and
-// headers on "*". The error is an *[InvalidError] with every problem at once.
+// wins, and of the domains that cover a host the first one. The headers that transforms set are returned as header
+// rules, nil if there are none. What boxgate cannot honour is refused: match, forwardURL, and headers on "*". The error
+// is an *[InvalidError] that lists every problem.
 func ParseVercel(data []byte) (Spec, map[string]map[string]string, error) {
 	var ps problems
 	doc, ok := parseDocument(data, &ps)
@@ -23,7 +23,7 @@ func ParseVercel(data []byte) (Spec, map[string]map[string]string, error) {
 	return translateVercel(doc, &ps)
 }
 
-// isVercel reports whether a document is in that dialect rather than our own.
+// isVercel reports whether a document is in that dialect rather than boxgate's own.
 func isVercel(doc value) bool {
 	return doc.kind == kindText || !doc.has("mode") && (doc.has("allow") || doc.has("subnets"))
 }
@@ -114,7 +114,7 @@ func readVercelAllow(at string, v value, ps *problems) []vercelHost {
 }
 
 // readVercelRules reads every rule of a domain and returns the headers of the first. A rule can only have a match that
-// matches everything, so the others never come to apply.
+// matches everything, so the others never apply.
 func readVercelRules(at string, v value, ps *problems) map[string]string {
 	if v.kind != kindList {
 		ps.add(at, "is %s; want a list of rules", v.kind)
@@ -133,7 +133,7 @@ func readVercelRules(at string, v value, ps *problems) map[string]string {
 				}
 			},
 			"forwardURL": func(at string, _ value) {
-				ps.add(at, "boxgate does not hand requests to another proxy; leave the rule out")
+				ps.add(at, "boxgate does not forward requests to another proxy; leave the rule out")
 			},
 		})
 		if !transforms && item.kind == kindObject {
@@ -160,7 +160,7 @@ func readVercelTransforms(at string, v value, ps *problems) map[string]string {
 	return headers
 }
 
-// readVercelHeaders adds the headers of one transform to those of the ones before it.
+// readVercelHeaders adds the headers of one transform to those of earlier ones.
 func readVercelHeaders(at string, v value, headers map[string]string, ps *problems) {
 	if v.kind != kindObject {
 		ps.add(at, "is %s; want an object of header names and values", v.kind)
@@ -184,9 +184,9 @@ func readVercelHeaders(at string, v value, headers map[string]string, ps *proble
 	}
 }
 
-// vercelHeaders turns the hosts into header rules. There the first domain wins, here the most specific one; where the
-// two differ the policy is refused. A specific domain without headers before a wider one with headers is kept as a rule
-// that sets none.
+// vercelHeaders turns the hosts into header rules. In the Vercel dialect the first domain wins, in boxgate the most
+// specific one; where the two differ the policy is refused. A specific domain without headers before a wider one with
+// headers is kept as a rule that sets none.
 func vercelHeaders(hosts []vercelHost, ps *problems) map[string]map[string]string {
 	out := map[string]map[string]string{}
 	for i, h := range hosts {

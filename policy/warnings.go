@@ -2,7 +2,7 @@ package policy
 
 import "strings"
 
-// newWarnings finds entries that can have no effect.
+// newWarnings finds entries that have no effect.
 func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Problem {
 	var ps problems
 	c.warnDomains(&ps)
@@ -28,7 +28,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 // minScrub is the length of the shortest text that is masked in responses.
 const minScrub = 8
 
-// warnScrub finds literals that a rule asks to be masked and that are too short for it.
+// warnScrub finds literals that a rule wants masked but that are too short to mask.
 func (r HeaderRule) warnScrub(at string, ps *problems) {
 	if !r.Scrub {
 		return
@@ -46,7 +46,7 @@ func (r HeaderRule) warnScrub(at string, ps *problems) {
 	}
 }
 
-// warnShown finds headers that servers show again, whose values all the same are kept like secrets.
+// warnShown finds headers that servers show again, although their values are kept like secrets.
 func (r HeaderRule) warnShown(at string, ps *problems) {
 	for _, h := range r.Headers {
 		if ShownHeader(h.Name) {
@@ -77,7 +77,7 @@ func (c *Compiled) warnCIDRs(ps *problems) {
 	}
 }
 
-// warnPaths tells of paths that no request can have where a rule covers its host.
+// warnPaths warns of paths that no request can have where a rule covers its host.
 func (c *Compiled) warnPaths(ps *problems) {
 	for i, rule := range c.spec.Rules {
 		for k, path := range rule.Paths {
@@ -99,14 +99,14 @@ func protectedBy(rule string) string {
 	return rule
 }
 
-// neverApplies says why no connection that the policy allows can meet a header rule; "" if one can.
+// neverApplies says why no connection that the policy allows is covered by a header rule; "" if one is.
 func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	if c.spec.Mode == ModeDenyAll {
 		return "the policy denies everything"
 	}
 	p := h.key()
 	if p.name.IsLoopback() {
-		return "TLS is terminated for no name of the host itself"
+		return "TLS is never terminated for the host's own names"
 	}
 	if c.open || len(parsed.allowedCIDRs) > 0 {
 		if c.domains.deniesWhole(p) {
@@ -137,7 +137,7 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	return why
 }
 
-// intersect returns the pattern of what both cover, with the port of q; ok is false if that is nothing.
+// intersect returns the pattern that covers what both cover, with the port of q; ok is false if there is nothing.
 func intersect(p, q Pattern) (common Pattern, ok bool) {
 	full := p.withPort(q.port)
 	switch {

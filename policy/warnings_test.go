@@ -2,7 +2,7 @@ package policy
 
 import "testing"
 
-// TestShortSecretsAreWarnedOf: a value that is too short to be masked stays visible, and whoever asks for it must know.
+// TestShortSecretsAreWarnedOf: a value that is too short to be masked stays visible, and the user must be told.
 func TestShortSecretsAreWarnedOf(t *testing.T) {
 	t.Parallel()
 	for doc, want := range map[string]string{
@@ -28,7 +28,7 @@ func TestShortSecretsAreWarnedOf(t *testing.T) {
 	}
 }
 
-// TestShownHeadersAreWarnedOf: whoever has the gateway set a header that servers show again must know.
+// TestShownHeadersAreWarnedOf: a user who has the gateway set a header that servers show again must be told.
 func TestShownHeadersAreWarnedOf(t *testing.T) {
 	t.Parallel()
 	rules, err := ParseHeaderRules([]byte(`{"a.example.com": {"headers": {"Authorization": "secret-1", "X-Goog-Meta-Owner": "secret-2", "Sec-WebSocket-Protocol": {"secret": "s"}}}}`), nil)
