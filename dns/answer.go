@@ -13,14 +13,14 @@ import (
 const (
 	minTTL = time.Second
 	maxTTL = 24 * time.Hour
-	// maxNegativeTTL bounds how long "there is no such thing" is believed (RFC 2308, section 5).
+	// maxNegativeTTL bounds how long a negative answer is cached (RFC 2308, section 5).
 	maxNegativeTTL = 15 * time.Minute
 	// maxChain bounds the CNAME records followed for one query, over all upstream answers.
 	maxChain = 16
 )
 
-// errChain is a CNAME chain that loops, is too long, or leads to what is no host name.
-var errChain = errors.New("the CNAME chain loops, is too long, or leads to no host name")
+// errChain is returned for a CNAME chain that loops, is too long, or leads to something other than a host name.
+var errChain = errors.New("the CNAME chain loops, is too long, or does not lead to a host name")
 
 // answer is what one upstream answer says about one name and type. It is shared by all boxes and never changed.
 type answer struct {
@@ -29,15 +29,15 @@ type answer struct {
 	targets []policy.Name // where each of chain leads
 	records []mdns.RR     // of the type asked, owned by the end of the chain
 	soa     *mdns.SOA     // of a negative answer; may be nil
-	open    bool          // the chain ends without a word about its end: ask for it
+	open    bool          // the answer has nothing about the end of the chain: ask for it
 	stored  time.Time
-	life    time.Duration // how long after stored it may be used; 0: it may not be kept
+	life    time.Duration // how long after stored it may be used; 0: not cached
 	err     error         // the lookup failed; all but stored and life is empty
 	refused *usage        // not looked up: too many of this box's are under way
 }
 
-// digest takes from an upstream message what answers name and qtype, and nothing else: no record of another owner, of
-// another type, or of the additional section.
+// digest takes from an upstream message only what answers name and qtype: no record of another owner or type, and none
+// of the additional section.
 func digest(m *mdns.Msg, name policy.Name, qtype uint16, now time.Time) (*answer, error) {
 	a := &answer{rcode: m.Rcode, stored: now}
 	end := name
@@ -104,7 +104,7 @@ func soaOf(rrs []mdns.RR, owner string) *mdns.SOA {
 	return nil
 }
 
-// lifetime is the smallest TTL of the answer. A negative answer without SOA is not kept (RFC 2308, section 5).
+// lifetime is the smallest TTL of the answer. A negative answer without SOA is not cached (RFC 2308, section 5).
 func (a *answer) lifetime() time.Duration {
 	life := maxTTL
 	for _, c := range a.chain {
@@ -130,7 +130,7 @@ func ttlOf(field uint32) time.Duration {
 	return min(max(time.Duration(field)*time.Second, minTTL), maxTTL)
 }
 
-// aged returns a copy of rr whose TTL is what is left of it.
+// aged returns a copy of rr with its remaining TTL.
 func aged(rr mdns.RR, age time.Duration) mdns.RR {
 	out := mdns.Copy(rr)
 	left := max(ttlOf(rr.Header().Ttl)-age.Truncate(time.Second), minTTL)

@@ -11,7 +11,7 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// A box whose connections wait for names that nobody answers leaves the others' lookups their place.
+// A box whose connections wait for names that nobody answers does not take the slots of other boxes.
 func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
 		if addrs, err := b.Lookup(t.Context(), other, name(t, "a.example.com")); err != nil {
 			t.Errorf("another box got %v, %v", addrs, err)
 		}
-		// What the first box may not ask for is no answer to the other.
+		// The first box's limit does not answer the other's question.
 		if addrs, err := b.Lookup(t.Context(), other, name(t, "n199.example.com")); err == nil || len(addrs) > 0 {
 			t.Errorf("%v, %v", addrs, err)
 		}
@@ -35,7 +35,7 @@ func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
 	})
 }
 
-// withoutIPv6 answers questions for AAAA late and with a failure.
+// withoutIPv6 fails AAAA questions after a delay.
 type withoutIPv6 struct{ exchanger }
 
 func (w withoutIPv6) exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
@@ -46,7 +46,7 @@ func (w withoutIPv6) exchange(ctx context.Context, name string, qtype uint16) (*
 	return w.exchanger.exchange(ctx, name, qtype)
 }
 
-// Half of a name's addresses are not all of them.
+// LookupBoth does not pass half of a name's addresses off as all of them.
 func TestLookupBothFailsWithEitherFamily(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

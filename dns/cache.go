@@ -16,9 +16,9 @@ import (
 const (
 	// lookupTimeout bounds one upstream lookup, failover included. It is under the 5 s that resolv.conf clients wait.
 	lookupTimeout = 4500 * time.Millisecond
-	// failureTTL is how long a failed lookup is not tried again (RFC 9520, section 3.2).
+	// failureTTL is how long a failed lookup is cached (RFC 9520, section 3.2).
 	failureTTL = time.Second
-	// entryOverhead is about what a cached answer costs beside its records.
+	// entryOverhead is roughly what a cached answer costs in addition to its records.
 	entryOverhead = 512
 )
 
@@ -28,11 +28,11 @@ type exchanger interface {
 	exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error)
 }
 
-// errBusy is given when too many lookups are under way.
-var errBusy = errors.New("too many DNS lookups are under way")
+// errBusy is returned when too many lookups are in flight.
+var errBusy = errors.New("too many DNS lookups are in flight")
 
-// cache holds upstream answers for all boxes and sends each question upstream once at a time. What is in it was
-// judged by no policy.
+// cache holds upstream answers for all boxes and sends each question upstream once at a time. No policy has judged what
+// is in it.
 type cache struct {
 	up      exchanger
 	answers *lru[cacheKey, *answer]
@@ -49,8 +49,8 @@ func newCache(up exchanger, bytes, lookups int) *cache {
 	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups)}
 }
 
-// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream on the account of use. A
-// lookup under way outlives the caller's ctx: others may be waiting for it.
+// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to use. A
+// lookup in flight outlives the caller's ctx: others may be waiting for it.
 func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
 	for {
@@ -63,14 +63,14 @@ func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16
 			return nil, context.Cause(ctx)
 		case r := <-flight:
 			a := r.Val.(*answer)
-			if a.refused == nil || a.refused == use { // else it was another box that may not ask
+			if a.refused == nil || a.refused == use { // otherwise it was another box that reached its limit
 				return a, a.err
 			}
 		}
 	}
 }
 
-// lookupFor is lookup for a box, which may have only so many under way.
+// lookupFor is lookup within the limit of a box.
 func (c *cache) lookupFor(use *usage, k cacheKey) *answer {
 	if !use.look() {
 		return &answer{err: errBusy, refused: use}
@@ -108,7 +108,7 @@ func (c *cache) lookup(k cacheKey) *answer {
 	return a
 }
 
-// lookupUpstream turns a panic into an error: it runs on a goroutine that nobody else guards.
+// lookupUpstream turns a panic into an error: it runs on a goroutine of its own.
 func (c *cache) lookupUpstream(k cacheKey) (a *answer, size int, err error) {
 	defer func() {
 		if p := recover(); p != nil {

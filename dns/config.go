@@ -18,7 +18,7 @@ import (
 )
 
 // Boxes finds the box that owns a source address, or nil. It is asked for every packet and must not block. The kernel
-// has checked that the address belongs to the interface the packet came from.
+// has checked that the address belongs to the interface that the packet came from.
 type Boxes interface {
 	BoxByAddr(netip.Addr) *policy.Box
 }
@@ -34,9 +34,9 @@ type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 // Config is what a [Server] needs. Boxes, Upstreams, SinkV4, SinkV6 and Audit are required.
 type Config struct {
 	Boxes Boxes
-	// Upstreams are asked in order; one that fails is passed over for a while. Each is "address", "host:port" (UDP, and
-	// TCP when an answer is truncated) or "tls://host:port" (RFC 7858), optionally with "#name" for the name that
-	// the certificate must carry. Ports default to 53 and 853.
+	// Upstreams are asked in order; one that fails is skipped for a while. Each is "address", "host:port" (UDP, and TCP
+	// when an answer is truncated) or "tls://host:port" (RFC 7858), optionally with "#name" for the name that the
+	// certificate must carry. Ports default to 53 and 853.
 	Upstreams      []string
 	SinkV4, SinkV6 netip.Addr // answered for names that may not be reached
 	Audit          Recorder
@@ -44,7 +44,7 @@ type Config struct {
 	Dial           Dial           // nil: net.Dialer
 	Roots          *x509.CertPool // roots for tls:// upstreams; nil: the system's
 	Limits         Limits
-	Memory         *memory.Budget // which boxes share; nil: one of 64 MiB
+	Memory         *memory.Budget // shared by the boxes; nil: 64 MiB
 }
 
 // Limits bound what boxes can make the server hold or do. A zero field takes its default.

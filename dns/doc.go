@@ -2,16 +2,16 @@
 // decides what is answered:
 //
 //   - A name that may be reached is resolved upstream. The gateway follows CNAME chains itself, leaves out addresses that
-//     the policy denies, keeps the TTLs (at least a second), and remembers what it told the box (a [Grant]) before it answers.
+//     the policy denies, keeps the TTLs (at least a second), and remembers the answer (a [Grant]) before it sends it.
 //   - A name that may not be reached is never sent upstream. A and AAAA get the sink address with Extended DNS Error 15
 //     (Blocked) and a TTL of a second, so that the attempt that follows is seen and refused by name; other types get an
 //     empty answer with the same error.
 //   - A name that may be reached, but has only addresses that may not, or a denied name in its CNAME chain, gets an
-//     empty answer with Extended DNS Error 15: a sink would send the box to a name that the proxy lets pass.
+//     empty answer with Extended DNS Error 15: with a sink, the box would connect to a name that the proxy lets through.
 //
-// The core is [Server.Handle]: bytes in, bytes out, no socket. [Server.ServeUDP] and [Server.ServeTCP] put sockets before
-// it; [Server.Lookup] gives the proxy the same cache and upstreams.
+// The core is [Server.Handle]: bytes in, bytes out, no socket. [Server.ServeUDP] and [Server.ServeTCP] serve it on
+// sockets; [Server.Lookup] gives the proxy the same cache and upstreams.
 //
-// Answers carry no DNSSEC records and never the AD bit: what the policy filters cannot be validated by the box. Extended
-// errors go only to clients that sent an OPT record (RFC 6891, section 7).
+// Answers carry no DNSSEC records and never the AD bit: the box could not validate what the policy has filtered.
+// Extended errors go only to clients that sent an OPT record (RFC 6891, section 7).
 package dns

@@ -13,12 +13,12 @@ import (
 // rounds is how often every upstream is tried before a lookup fails.
 const rounds = 2
 
-// rcodeError is an upstream's word that it cannot answer: SERVFAIL, REFUSED and the like.
+// rcodeError is an upstream's response code when it cannot answer: SERVFAIL, REFUSED and the like.
 type rcodeError int
 
 func (e rcodeError) Error() string { return "upstream answered " + mdns.RcodeToString[int(e)] }
 
-// forwarder asks the upstream servers in order of preference, passing over those that failed lately.
+// forwarder asks the upstream servers in order of preference, skipping those that failed recently.
 type forwarder struct {
 	upstreams []*upstream
 	log       *zap.Logger
@@ -67,15 +67,15 @@ func (f *forwarder) exchange(ctx context.Context, name string, qtype uint16) (*m
 	return nil, errors.Join(errs...)
 }
 
-// failed passes u over for a while, and says so once.
+// failed skips u for a while, and logs that once.
 func (f *forwarder) failed(u *upstream, err error) {
 	if u.failed() {
-		f.log.Warn("upstream DNS server does not answer; it is passed over for a while",
+		f.log.Warn("upstream DNS server does not answer; skipping it for a while",
 			zap.String("upstream", u.name), zap.Duration("for", holdDown), zap.Error(err))
 	}
 }
 
-// order is the configured order with the upstreams that failed lately behind the others.
+// order is the configured order, with the upstreams that failed recently last.
 func (f *forwarder) order() []*upstream {
 	var good, held []*upstream
 	for _, u := range f.upstreams {

@@ -11,8 +11,8 @@ import (
 	"boxgate/policy"
 )
 
-// FuzzHandle sends any bytes as a query, with any bytes as what upstream says to it. Whatever they are, the reply is a
-// reply to that query, holds no address that the policy denies but the sink's, and one decision is recorded.
+// FuzzHandle sends any bytes as a query, and answers it with any bytes from upstream. Whatever they are, the reply
+// answers that query, has no address that the policy denies except the sink's, and one decision is recorded.
 func FuzzHandle(f *testing.F) {
 	seed := func(q, r *mdns.Msg) {
 		a, _ := q.Pack()
@@ -68,7 +68,7 @@ func checkReply(t *testing.T, b *bench, query, out []byte) {
 	}
 	m := unpack(t, out)
 	if out[0] != query[0] || out[1] != query[1] || !m.Response || m.Opcode != int(query[2]>>3)&0xf {
-		t.Errorf("%x is no reply to %x", out, query)
+		t.Errorf("%x is not a reply to %x", out, query)
 	}
 	for _, a := range addresses(m) {
 		asked, _ := parseName(m.Question[0].Name)

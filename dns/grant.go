@@ -11,11 +11,11 @@ import (
 	"boxgate/policy"
 )
 
-// grantGrace is how long a grant outlives the TTL it was answered with: clients connect a little after they looked up.
+// grantGrace is how long a grant outlives the TTL it was answered with: clients connect a little after the lookup.
 const grantGrace = time.Minute
 
-// Grant is one thing a box was told: this name has this address. It lets the proxy dial the address the box chose, and
-// name connections that name nothing themselves. It allows nothing: the address is judged again when it is dialled.
+// Grant records that a box was told that a name has an address. It lets the proxy dial the address the box chose, and
+// tell the names of connections that carry none. It allows nothing: the address is judged again when it is dialled.
 type Grant struct {
 	Name    policy.Name
 	Addr    netip.Addr
@@ -31,7 +31,7 @@ type grants struct {
 	total int
 }
 
-// boxGrants are the grants of one box: byAddr to find them, order (least recently given first) to drop them.
+// boxGrants are the grants of one box: byAddr to find them, order (least recently granted first) to drop them.
 type boxGrants struct {
 	byAddr map[netip.Addr][]*list.Element // of *Grant
 	order  list.List
@@ -41,7 +41,7 @@ func newGrants(perBox, max int) *grants {
 	return &grants{perBox: perBox, max: max, boxes: map[policy.BoxID]*boxGrants{}}
 }
 
-// remember notes that box was told addrs for n. A grant given again takes the later expiry.
+// remember notes that box was told addrs for n. A repeated grant gets the later expiry.
 func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, expires time.Time) {
 	if len(addrs) == 0 {
 		return
@@ -80,7 +80,7 @@ func (g *grants) rememberLocked(b *boxGrants, gr Grant, now time.Time) {
 	g.total++
 }
 
-// largestLocked returns the box with the most grants, which pays when the limit for all is reached.
+// largestLocked returns the box with the most grants, which loses one when the limit for all boxes is reached.
 func (g *grants) largestLocked() *boxGrants {
 	var largest *boxGrants
 	for _, b := range g.boxes {

@@ -16,7 +16,7 @@ import (
 	"boxgate/policy"
 )
 
-// Addresses of the tests. The public ones are global unicast; nothing is sent to them.
+// Addresses used by the tests. The public ones are global unicast; nothing is sent to them.
 const (
 	goodV4  = "93.184.216.34"
 	goodV4b = "93.184.216.35"
@@ -151,7 +151,7 @@ func mustRR(line string) mdns.RR {
 	return rr
 }
 
-// bench is a server with one box, its upstream and what it recorded.
+// bench is a server with one box, its upstream and its recorded events.
 type bench struct {
 	*Server
 	box    *policy.Box
@@ -159,7 +159,7 @@ type bench struct {
 	events *events
 }
 
-// newBench makes a server whose only box, at 127.0.0.1 and ::1, has the policy given. No socket is opened.
+// newBench makes a server whose only box, at 127.0.0.1 and ::1, has the given policy. No socket is opened.
 func newBench(t testing.TB, spec policy.Spec, z *zone, limits ...Limits) *bench {
 	t.Helper()
 	b := &bench{box: newBox(t, "box1", spec), zone: z, events: &events{}}
@@ -277,7 +277,7 @@ func wantAddresses(t *testing.T, m *mdns.Msg, want ...string) {
 	}
 }
 
-// wantBlocked checks for an empty answer, or the sink's address, that says the policy is why.
+// wantBlocked checks for an empty answer, or the sink's address, that gives the policy as the reason.
 func wantBlocked(t *testing.T, m *mdns.Msg, sink ...string) {
 	t.Helper()
 	wantAddresses(t, m, sink...)

@@ -15,28 +15,28 @@ import (
 // secondFamilyDelay is how long Lookup waits for one family's answer once the other's is there (RFC 8305, section 3).
 const secondFamilyDelay = 100 * time.Millisecond
 
-// ErrNoAddress is returned by Lookup for a name that exists without an address, or does not exist. It has a method
-// NotFound, by which packages that do not know this one tell it from a failure.
+// ErrNoAddress is returned by Lookup for a name that exists without an address, or does not exist. Its method NotFound
+// lets packages that do not import this one tell it from a failure.
 var ErrNoAddress error = noAddress{}
 
 type noAddress struct{}
 
-// Error says what was found.
+// Error returns the message.
 func (noAddress) Error() string { return "the name has no address" }
 
-// NotFound reports true: this is an answer, not the lack of one.
+// NotFound reports true: the name has been looked up successfully, and has no address.
 func (noAddress) NotFound() bool { return true }
 
 // Lookup returns the addresses of n, IPv4 first, from the same cache and upstreams as the boxes' own queries. Both
-// families are asked at once and CNAMEs followed. The addresses are as upstream gave them: whoever dials one judges it
-// first. The name must have been allowed by the caller; a name or chain that the box's policy denies by name is a
-// *policy.DeniedError nevertheless. Lookup returns when ctx ends.
+// families are asked at once and CNAMEs followed. The addresses are as upstream gave them: the caller must judge an
+// address before dialling it. The caller must also have judged the name; a name or chain that the box's policy denies
+// by name is a *policy.DeniedError nevertheless. Lookup returns when ctx ends.
 func (s *Server) Lookup(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
 	return s.lookup(ctx, box, n, waitBoth)
 }
 
-// LookupBoth is Lookup, but waits for both families, and fails if one of them does; what it found of the other it returns
-// as well. Who must know every address of a name asks this.
+// LookupBoth is like Lookup, but waits for both families and fails if either lookup does. On partial failure it returns
+// what was found, with the error. It is for callers that must know every address of a name.
 func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
 	var a4, a6 family
 	addrs, err := s.lookup(ctx, box, n, func(v4, v6 <-chan family) (family, family) {
@@ -73,7 +73,7 @@ func (s *Server) lookup(ctx context.Context, box *policy.Box, n policy.Name, wai
 	return nil, fmt.Errorf("resolve %s: %w", n, ErrNoAddress)
 }
 
-// family is what Lookup found of one address family.
+// family is the result of Lookup for one address family.
 type family struct {
 	addrs []netip.Addr
 	err   error
@@ -98,7 +98,7 @@ func (s *Server) lookupFamily(ctx context.Context, box *policy.Box, n policy.Nam
 	return out
 }
 
-// waitBoth waits for both families, or for one with addresses and a moment more.
+// waitBoth waits for both families, or a moment longer than for one that has addresses.
 func waitBoth(v4, v6 <-chan family) (a4, a6 family) {
 	var late <-chan time.Time
 	for v4 != nil || v6 != nil {

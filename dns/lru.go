@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// lru is a map bounded by the cost of what it holds; the least recently used goes first. Safe for concurrent use.
+// lru is a map bounded by the cost of its values; the least recently used is evicted first. Safe for concurrent use.
 type lru[K comparable, V any] struct {
 	max int
 
@@ -36,7 +36,7 @@ func (l *lru[K, V]) get(k K) (v V, ok bool) {
 	return e.Value.(*lruItem[K, V]).value, true
 }
 
-// put replaces what k holds, and drops others until all fits. A value that can never fit is not kept.
+// put sets the value of k, and evicts others until all fit. A value that is too large by itself is not kept.
 func (l *lru[K, V]) put(k K, v V, cost int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

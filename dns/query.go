@@ -13,16 +13,16 @@ import (
 
 const headerSize = 12
 
-// query is what the server needs of a box's message.
+// query holds the parts of a box's message that the server needs.
 type query struct {
 	msg   mdns.Msg // header and question; the other sections are not kept
 	name  string   // as asked, in presentation format
 	qtype uint16
 	opt   *mdns.OPT // nil: the client does not speak EDNS
-	mute  bool      // there is nothing to answer
+	mute  bool      // not to be answered
 }
 
-// badQuery says how a query that boxes may not send is refused.
+// badQuery says how to refuse a query that boxes may not send.
 type badQuery struct {
 	rcode  int
 	reason policy.Reason
@@ -36,7 +36,7 @@ var (
 	notServed      = &badQuery{mdns.RcodeRefused, policy.ReasonProtocol, edeNotSupported}
 )
 
-// parseQuery reads a message of a box. With an error it returns what could be read.
+// parseQuery parses a message from a box. On error it returns what could be parsed.
 func parseQuery(wire []byte) (query, *badQuery) {
 	var q query
 	if len(wire) < headerSize || wire[2]&0x80 != 0 {
@@ -62,8 +62,8 @@ func parseQuery(wire []byte) (query, *badQuery) {
 	return q, nil
 }
 
-// isWhole reports whether m has one question and all that the header of wire announces. Unpack takes messages that end
-// too early for shorter ones.
+// isWhole reports whether m has one question and all the records that the header of wire announces. Unpack accepts
+// truncated messages as shorter ones.
 func isWhole(m *mdns.Msg, wire []byte) bool {
 	_, end, err := mdns.UnpackDomainName(wire, headerSize)
 	return err == nil && end+4 <= len(wire) && binary.BigEndian.Uint16(wire[4:]) == 1 && len(m.Question) == 1 &&
@@ -88,8 +88,8 @@ func (q *query) readOPT(extra []mdns.RR) *badQuery {
 	return nil
 }
 
-// isMeta reports whether a type asks for something other than records of that type: transfers, ANY, and the rest of
-// the range that RFC 6895, section 3.1 sets aside.
+// isMeta reports whether a type asks for something other than records of that type: transfers, ANY, and the rest of the
+// range that RFC 6895, section 3.1 reserves.
 func isMeta(t uint16) bool {
 	return t == mdns.TypeNone || t == mdns.TypeOPT || t >= 128 && t <= 255
 }
@@ -107,7 +107,8 @@ func (q query) typeName() string {
 	return mdns.Type(q.qtype).String()
 }
 
-// parseName makes a policy name of a presentation-format one. A backslash escapes a byte that no host name has.
+// parseName makes a policy name of one in presentation format. A backslash escapes a byte that is not allowed in a host
+// name.
 func parseName(presentation string) (policy.Name, error) {
 	if strings.ContainsRune(presentation, '\\') {
 		return policy.Name{}, errors.New("not a host name")

@@ -102,7 +102,7 @@ func TestCNAMEChainIsFollowed(t *testing.T) {
 		if !b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) || b.Granted("box1", name(t, "c.cdn.net"), addr(goodV4)) {
 			t.Error("want a grant for the name asked, and only for it")
 		}
-		// The names of the chain were not asked for by the box: they may not be reached by themselves.
+		// The box did not ask for the names of the chain: they are not reachable by themselves.
 		wantBlocked(t, b.ask(t, "c.cdn.net", mdns.TypeA), sinkV4)
 		// No record of the other type at the end of the chain.
 		if m := b.ask(t, "a.example.com", mdns.TypeAAAA); len(m.Answer) != 2 || m.Rcode != mdns.RcodeSuccess {

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// Extended DNS errors (RFC 8914) that this server gives.
+// Extended DNS errors (RFC 8914) that this server sends.
 const (
 	edeNone         = ^uint16(0)
 	edeOther        = mdns.ExtendedErrorCodeOther
@@ -37,7 +37,7 @@ type reply struct {
 	ede    *mdns.EDNS0_EDE // sent if the client speaks EDNS; may be nil
 }
 
-// refuse makes the reply for a query that is not answered, and says so in the event.
+// refuse makes the reply to a refused query, and fills in the event.
 func refuse(ev *audit.Event, rcode int, reason policy.Reason, ede uint16) reply {
 	ev.Verdict, ev.Action, ev.Reason = policy.Deny, audit.ActionRefuse, reason
 	r := reply{rcode: rcode}
@@ -63,7 +63,7 @@ func (s *Server) sink(q query, ev *audit.Event) reply {
 	return r
 }
 
-// blocked is the empty answer that says the policy is why.
+// blocked is the empty answer that gives the policy as the reason.
 func blocked(ev *audit.Event) reply {
 	ev.Action = audit.ActionRefuse
 	text := string(ev.Reason)
@@ -73,7 +73,8 @@ func blocked(ev *audit.Event) reply {
 	return reply{ede: &mdns.EDNS0_EDE{InfoCode: edeBlocked, ExtraText: text}}
 }
 
-// unresolved makes the reply for an allowed name that has no answer: a denied name in its chain, or a fault upstream.
+// unresolved makes the reply for an allowed name that has no answer: a denied name in its chain, or an upstream
+// failure.
 func unresolved(ev *audit.Event, err error) reply {
 	ev.Error = err.Error()
 	if denied, ok := errors.AsType[*policy.DeniedError](err); ok {
@@ -90,7 +91,8 @@ func unresolved(ev *audit.Event, err error) reply {
 	return refuse(ev, mdns.RcodeServerFailure, policy.ReasonUnresolved, ede)
 }
 
-// pack writes a reply for the transport it goes out on. It never fails: what cannot be packed is a bare SERVFAIL.
+// pack writes a reply for the transport it goes out on. It never fails: a reply that cannot be packed becomes a bare
+// SERVFAIL.
 func (q query) pack(wire []byte, r reply, transport policy.Protocol) []byte {
 	if q.mute {
 		return nil
@@ -131,7 +133,7 @@ func (q query) replyOPT(r reply) *mdns.OPT {
 	return opt
 }
 
-// maxSize is how long the reply may be: what the client can take, and no more than passes unfragmented.
+// maxSize is how long the reply may be: no more than the client accepts, and no more than goes unfragmented.
 func (q query) maxSize(transport policy.Protocol) int {
 	switch {
 	case transport == policy.TCP:

@@ -10,11 +10,11 @@ import (
 	"boxgate/policy"
 )
 
-// maxAsks bounds the upstream questions for one query: the name, and ends of chains that the answers left open.
+// maxAsks bounds the upstream questions for one query: the name, and the ends of chains that answers did not include.
 const maxAsks = 8
 
-// resolution is all that is known about a name and type, with TTLs counted down: a chain, then records or the word that
-// there are none.
+// resolution is all that is known about a name and type, with TTLs counted down: a chain, then records or a negative
+// answer.
 type resolution struct {
 	rcode   int
 	chain   []mdns.RR
@@ -51,8 +51,8 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n policy.Name, qt
 	return resolution{}, fmt.Errorf("%w: %s", errChain, n)
 }
 
-// denies returns the denial if the policy denies n by name. That n is merely in no allowed list is no denial here: a
-// chain leads where its first name's owner wants, and that name was allowed.
+// denies returns the denial if the policy denies n by name. It is no denial if n is merely in no allowed list: a chain
+// leads where the owner of its first name wants, and that name was allowed.
 func denies(box *policy.Box, n policy.Name) error {
 	r := policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}
 	if d := box.Policy.Load().Decide(r); !d.Allowed() && d.Reason != policy.ReasonNotAllowed {
@@ -87,8 +87,8 @@ func (r *resolution) ttl() time.Duration {
 	return life
 }
 
-// reply is the resolution as an answer to q. Records of the name asked bear it as the client wrote it: some clients
-// mix its case and compare.
+// reply is the resolution as an answer to q. Records of the name asked have it in the client's spelling: some clients
+// randomize its case and compare.
 func (r *resolution) reply(q query) reply {
 	out := reply{rcode: r.rcode, soa: r.soa, answer: append(r.chain[:len(r.chain):len(r.chain)], r.records...)}
 	asked := mdns.CanonicalName(q.name)

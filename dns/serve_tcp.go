@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// tcpIdle is how long a connection may take for its next query, all of it (RFC 7766, section 6.2.3).
+	// tcpIdle is how long a connection may take to send its whole next query (RFC 7766, section 6.2.3).
 	tcpIdle = 10 * time.Second
 	// tcpWrite is how long a client may take to read an answer.
 	tcpWrite = 5 * time.Second
-	// tcpPipeline is how many queries of one connection are answered at once.
+	// tcpPipeline is how many queries of one connection are handled at once.
 	tcpPipeline = 16
 )
 
@@ -56,7 +56,7 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	}
 }
 
-// refuseConn records that a connection was closed before it said anything.
+// refuseConn records that a connection was closed before it sent anything.
 func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
 	if box != nil {
@@ -91,7 +91,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// tcpConn lets answers be written one at a time.
+// tcpConn serializes the writing of answers.
 type tcpConn struct {
 	net.Conn
 	mu sync.Mutex

@@ -157,7 +157,7 @@ func TestLongAnswersAreTruncatedOverUDPAndWholeOverTCP(t *testing.T) {
 	if m.Truncated || len(m.Answer) != 100 {
 		t.Errorf("TCP: %d records, TC %v", len(m.Answer), m.Truncated)
 	}
-	// What was left out of the datagram was granted all the same: the client may come back for it.
+	// What was left out of the datagram is granted as well: the client may ask again over TCP.
 	if !l.Granted("box1", name(t, "big.example.com"), addr("93.184.217.99")) {
 		t.Error("not all addresses were granted")
 	}

@@ -15,18 +15,18 @@ import (
 	"boxgate/policy"
 )
 
-// maxQuery is the largest query read. Anything longer is cut there, and malformed.
+// maxQuery is the size of the largest query. A longer one is truncated, and so malformed.
 const maxQuery = 4096
 
-// ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends; then it returns nil once the queries under
-// way are answered. pc is bound to the address that boxes ask, so replies leave from it.
+// ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends; then it returns nil once the queries
+// in flight are answered. pc is bound to the address that boxes ask, so replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	var answering sync.WaitGroup
 	defer s.usages.flush()
 	defer pc.Close()
 	s.enlarge(pc)
 	defer answering.Wait()
-	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed: the same end
+	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed, which ends ReadFrom as well
 	for {
 		buf := queryBuffers.Get().(*[maxQuery]byte)
 		n, from, err := pc.ReadFrom(buf[:])
@@ -41,8 +41,8 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 			s.pause(ctx, "cannot read a DNS query", err)
 			continue
 		}
-		// What is not admitted is refused here: one box cannot make goroutines without bound. A flood of it is not even
-		// read, so that the queries of other boxes, which come by the same socket, are not lost behind it.
+		// What is not admitted is refused here: one box cannot start goroutines without bound. In a flood, most is
+		// dropped without an answer, so that the queries of other boxes, which arrive on the same socket, are not lost.
 		v := s.usages.enter(s.boxAt(from))
 		if !v.admitted {
 			if v.usage.answers.Allow() {
@@ -77,10 +77,10 @@ func (s *Server) drop(v *visit) {
 	s.record(v, ev)
 }
 
-// receiveBuffer holds what comes while the server does not get to run.
+// receiveBuffer holds what arrives while the server is not scheduled.
 const receiveBuffer = 4 << 20
 
-// enlarge gives the socket a receive buffer beyond the usual limit, which takes privilege, or as far as that goes.
+// enlarge gives the socket a receive buffer beyond the system's limit, which takes privilege, or up to that limit.
 func (s *Server) enlarge(pc net.PacketConn) {
 	c, ok := pc.(*net.UDPConn)
 	if !ok {
@@ -113,7 +113,7 @@ func (s *Server) boxAt(a net.Addr) *policy.Box {
 	return s.boxes.BoxByAddr(ip)
 }
 
-// pause lets an error that may pass (file descriptors used up) pass.
+// pause waits after an error that may be temporary, such as having no file descriptors left.
 func (s *Server) pause(ctx context.Context, what string, err error) {
 	s.log.Warn(what, zap.Error(err))
 	select {

@@ -41,7 +41,7 @@ func New(c Config) (*Server, error) {
 	return newServer(c, fwd), nil
 }
 
-// newServer is New with the upstream side given, and a configuration that was checked.
+// newServer is New with the upstream side given and the configuration already checked.
 func newServer(c Config, up exchanger) *Server {
 	limits := c.Limits.withDefaults()
 	return &Server{
@@ -60,20 +60,20 @@ func newServer(c Config, up exchanger) *Server {
 // Handle answers one query of a box in wire format, and returns nil when there is nothing to answer (less than a header,
 // or a response). A nil box is refused. One audit event records the decision.
 //
-//  1. The audit event is opened, and denies until something allows.
+//  1. The audit event is opened as a denial.
 //  2. The query is parsed.
 //  3. An unknown box, a box over its limits, and queries that boxes may not send are refused.
 //  4. The policy judges the name. Not allowed: the sink or an empty answer, and nothing goes upstream.
 //  5. The name is resolved from the cache or upstream; each name of a CNAME chain is judged before it is asked for.
 //  6. The policy, as it is now, judges each address.
-//  7. The addresses left are remembered for the box, then answered.
+//  7. The addresses that are left are remembered for the box, then answered.
 func (s *Server) Handle(ctx context.Context, box *policy.Box, transport policy.Protocol, query []byte) []byte {
 	v := s.usages.enter(box)
 	defer v.leave()
 	return s.answer(ctx, v, transport, query)
 }
 
-// answer is Handle for a visit already admitted or not.
+// answer is Handle for a query whose admission has been decided.
 func (s *Server) answer(ctx context.Context, v *visit, transport policy.Protocol, wire []byte) (out []byte) {
 	start := time.Now()
 	ev := audit.Event{Time: start, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: policy.ReasonInternal}
@@ -123,7 +123,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 		return unresolved(ev, err)
 	}
 	if box.Policy.Load() != pol {
-		// The policy changed while upstream was asked: judge again. The answer is in the cache now.
+		// The policy changed during the lookup: judge again. The answer is in the cache now.
 		return s.judge(ctx, box, q, ev)
 	}
 	if !isAddress(q.qtype) {
@@ -133,7 +133,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	return s.grantAddresses(pol, box, name, q, res, ev)
 }
 
-// decideName judges the name alone. A name that is legal in DNS but is no host name is not allowed by any policy.
+// decideName judges the name alone. A name that is legal in DNS but not a host name is not allowed by any policy.
 func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (policy.Name, policy.Decision) {
 	name, err := parseName(asked)
 	if err != nil {
@@ -148,13 +148,13 @@ func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (policy.Na
 	return name, pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: name})
 }
 
-// resolvesAnyway reports whether a name that is not allowed is resolved nevertheless, for its addresses in allowed_cidrs.
-// A name that is denied by name never is.
+// resolvesAnyway reports whether a name that is not allowed is resolved nevertheless, for its addresses in
+// allowed_cidrs. A name in denied_domains never is.
 func resolvesAnyway(pol *policy.Compiled, name policy.Name, d policy.Decision, qtype uint16) bool {
 	return pol != nil && !name.IsZero() && d.Reason == policy.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers()
 }
 
-// grantAddresses leaves out the addresses that the policy denies, remembers the rest for the box, and answers them.
+// grantAddresses drops the addresses that the policy denies, remembers the rest for the box, and answers with them.
 func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name policy.Name, q query, res resolution, ev *audit.Event) reply {
 	kept := res
 	kept.records = nil
@@ -180,7 +180,7 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name poli
 		ev.Verdict, ev.Addr = policy.Deny, deniedAddr
 		return blocked(ev)
 	}
-	// A name resolved only for its addresses stays denied when it has none.
+	// A name that was resolved only for its addresses stays denied if it has none.
 	if len(addrs) > 0 || ev.Verdict == policy.Allow {
 		ev.Action = audit.ActionForward
 	}

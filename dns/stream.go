@@ -19,7 +19,7 @@ const (
 	maxIdleTime  = 8 * time.Second
 )
 
-// errMismatch is an answer over a stream to something that was not asked.
+// errMismatch is returned for an answer over a stream to another question than was asked.
 var errMismatch = errors.New("upstream answered another question")
 
 // overStream asks over TCP or TLS. A kept connection that turns out dead is replaced by a new one once.
@@ -50,7 +50,7 @@ func (u *upstream) connect(ctx context.Context) (net.Conn, error) {
 	return secure, nil
 }
 
-// ask sends q on conn and reads the answer. It keeps conn if that is worth it, else closes it.
+// ask sends q on conn and reads the answer. It keeps conn for reuse if possible, else closes it.
 func (u *upstream) ask(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, error) {
 	m, err := roundTrip(ctx, conn, q)
 	if err != nil || u.tls == nil || ctx.Err() != nil {
@@ -84,10 +84,10 @@ func roundTrip(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, erro
 	return m, nil
 }
 
-// errMessageSize is a length prefix beyond what the reader takes.
+// errMessageSize is returned for a length prefix beyond the reader's limit.
 var errMessageSize = errors.New("DNS message is too long")
 
-// readMessage reads one message with its length before it (RFC 1035, section 4.2.2).
+// readMessage reads one length-prefixed message (RFC 1035, section 4.2.2).
 func readMessage(r io.Reader, limit int) ([]byte, error) {
 	var size [2]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {
@@ -110,7 +110,7 @@ func writeMessage(w io.Writer, wire []byte) error {
 	return err
 }
 
-// idleConns keeps connections for the next question, the latest first. The zero value is ready.
+// idleConns keeps connections for reuse, the most recent first. The zero value is ready.
 type idleConns struct {
 	mu    sync.Mutex
 	conns []idleConn // oldest first

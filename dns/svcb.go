@@ -7,12 +7,12 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// detours are the parameters of HTTPS and SVCB records (RFC 9460) that would lead a client around the gateway: ECH keys
+// detours are the parameters of HTTPS and SVCB records (RFC 9460) that would let a client bypass the gateway: ECH keys
 // hide the name that decides, and address hints bypass the A and AAAA queries in which addresses are judged.
 var detours = []mdns.SVCBKey{mdns.SVCB_ECHCONFIG, mdns.SVCB_IPV4HINT, mdns.SVCB_IPV6HINT}
 
-// withoutDetours returns rr without them and without HTTP/3, which runs over UDP where no name can be read. It returns nil
-// when nothing else was offered. Other types are returned as they are.
+// withoutDetours returns rr without them and without HTTP/3, which runs over UDP, where no name can be read. It returns
+// nil if rr offers nothing else. Other types are returned as they are.
 func withoutDetours(rr mdns.RR) mdns.RR {
 	switch rr := rr.(type) {
 	case *mdns.HTTPS:
@@ -33,7 +33,7 @@ func withoutDetours(rr mdns.RR) mdns.RR {
 	return rr
 }
 
-// strip removes the detours from a record's own parameters, and reports whether a protocol is left to speak.
+// strip removes the detours from a record's own parameters, and reports whether any protocol is left.
 func strip(params []mdns.SVCBKeyValue) (left []mdns.SVCBKeyValue, ok bool) {
 	var mandatory *mdns.SVCBMandatory
 	noDefault, protocols, gone := false, true, slices.Clone(detours)
@@ -53,7 +53,7 @@ func strip(params []mdns.SVCBKeyValue) (left []mdns.SVCBKeyValue, ok bool) {
 	}
 	removed := func(k mdns.SVCBKey) bool { return slices.Contains(gone, k) }
 	if mandatory != nil {
-		// A client must ignore a record that calls mandatory what is not there (RFC 9460, section 8).
+		// A client must ignore a record with a mandatory key that is missing (RFC 9460, section 8).
 		mandatory.Code = slices.DeleteFunc(mandatory.Code, removed)
 		if len(mandatory.Code) == 0 {
 			gone = append(gone, mdns.SVCB_MANDATORY)

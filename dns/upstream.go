@@ -21,14 +21,14 @@ import (
 const (
 	// tryTimeout bounds one attempt at one upstream.
 	tryTimeout = 1500 * time.Millisecond
-	// holdDown is how long an upstream that did not answer is asked last.
+	// holdDown is how long an upstream that did not answer is asked only after the others.
 	holdDown = 30 * time.Second
 )
 
-// errUseStream says that the answer must be asked for again over a stream.
+// errUseStream says that the question must be asked again over a stream.
 var errUseStream = errors.New("answer over UDP is truncated or suspect")
 
-// upstream is one DNS server that questions go to.
+// upstream is one upstream DNS server.
 type upstream struct {
 	name   string // as configured
 	addr   string
@@ -36,7 +36,7 @@ type upstream struct {
 	tls    *tls.Config // nil: UDP, and TCP as needed
 	idle   idleConns   // TLS connections kept for the next question
 	made   time.Time
-	heldTo atomic.Int64 // nanoseconds since it was made: setting the clock changes nothing
+	heldTo atomic.Int64 // in nanoseconds since it was made, so that setting the clock does not matter
 }
 
 // newUpstream reads one entry of Config.Upstreams.
@@ -122,7 +122,7 @@ func (u *upstream) overUDP(ctx context.Context, name string, qtype uint16) (*mdn
 		if n < headerSize || buf[0] != wire[0] || buf[1] != wire[1] || buf[2]&0x80 == 0 {
 			continue
 		}
-		// The ID is right. What is wrong otherwise may be a server that folds case or a forger: a stream tells.
+		// The ID is right. If anything else is wrong, it may be a server that folds case or a forger: a stream tells.
 		if m.Unpack(buf[:n]) != nil || m.Truncated || !answers(m, q) {
 			return nil, errUseStream
 		}
@@ -130,20 +130,20 @@ func (u *upstream) overUDP(ctx context.Context, name string, qtype uint16) (*mdn
 	}
 }
 
-// interrupt makes reads and writes on conn fail when ctx ends. Call what it returns when done.
+// interrupt makes reads and writes on conn fail when ctx ends. Call the returned function when done.
 func interrupt(ctx context.Context, conn net.Conn) (stop func()) {
 	cancel := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	return func() { cancel() }
 }
 
-// question is a query of ours: recursion wanted, EDNS for larger answers, no DNSSEC records.
+// question is a query to upstream: recursion desired, EDNS for larger answers, no DNSSEC records.
 func question(name string, qtype uint16) *mdns.Msg {
 	q := new(mdns.Msg).SetQuestion(name, qtype)
 	return q.SetEdns0(udpSize, false)
 }
 
 // answers reports whether m is the answer to q: ID and question are the same, letter for letter. Servers that fail
-// before they read the question may leave it out.
+// before they parse the question may leave it out.
 func answers(m, q *mdns.Msg) bool {
 	if m.Id != q.Id || !m.Response || m.Opcode != mdns.OpcodeQuery {
 		return false
