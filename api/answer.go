@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// writer knows whether the answer has begun: after that a failure can only be told by closing the connection.
+// writer knows whether the answer has begun: after that, the only way to report a failure is to close the connection.
 type writer struct {
 	http.ResponseWriter
 	started bool
@@ -31,7 +31,7 @@ func (w *writer) Write(b []byte) (int, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// reply is what a handler answers with: the body as JSON, or nothing if the handler wrote the answer itself.
+// reply is the answer of a handler: a body sent as JSON, or nothing if the handler wrote the answer itself.
 type reply struct {
 	status  int // 0: 200
 	body    any
@@ -60,11 +60,11 @@ func (a *API) wrap(rt route) http.Handler {
 	})
 }
 
-// fail answers with an error. What the caller may not see is logged instead.
+// fail answers with an error. What the caller may not see goes to the log instead.
 func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
 		if !errors.Is(context.Cause(r.Context()), errKeyEnded) {
-			return // the client has gone
+			return // the client disconnected
 		}
 		err = errKeyEnded
 	}
@@ -97,8 +97,8 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 // etag is the entity tag of a version (RFC 9110, 8.8.3).
 func etag(version uint64) string { return `"` + strconv.FormatUint(version, 10) + `"` }
 
-// ifMatch reads If-Match (RFC 9110, 13.1.1): nil when absent or "*". A tag that is none of ours matches no version,
-// which is the precondition failing, not a bad request.
+// ifMatch reads If-Match (RFC 9110, 13.1.1): nil when absent or "*". A tag that is not ours matches no version: the
+// precondition fails, but the request is not malformed.
 func ifMatch(r *http.Request) (*uint64, error) {
 	values := r.Header.Values("If-Match")
 	if len(values) == 0 || len(values) == 1 && strings.TrimSpace(values[0]) == "*" {

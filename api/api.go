@@ -15,18 +15,18 @@ type Config struct {
 	Host Host
 	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
 	CheckKey func(key string) bool
-	// Admitted is called with each request that came with a valid key, before it is served. nil: nobody is told.
+	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.
 	Admitted func(*http.Request)
-	// Hosts are names accepted in the Host header besides the loopback names and the address of the listener.
+	// Hosts are names accepted in the Host header in addition to the loopback names and the address of the listener.
 	Hosts []string
-	// HasSecret reports whether header rules may name a secret. nil: they may name none.
+	// HasSecret reports whether a secret exists, so that header rules may name it. nil: there are none.
 	HasSecret func(name string) bool
 	// Log receives one line per failure of the gateway. nil: nothing is logged.
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
 	MaxBody int64
-	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes; what is over it is
-	// cut off and marked. exec-stream has no limit. 0: 16 MiB.
+	// MaxOutput is how many bytes of each of a command's two streams the answer of exec holds; longer output is
+	// truncated and marked as such. exec-stream has no limit. 0: 16 MiB.
 	MaxOutput int
 }
 
@@ -71,7 +71,7 @@ func New(cfg Config) (*API, error) {
 }
 
 // Server returns an http.Server for a, with timeouts against slow clients that do not cut a stream. Its Shutdown ends
-// the streams of decisions at once and waits for commands that run. Call it once.
+// the streams of decisions at once and waits for running commands. Call it once.
 func (a *API) Server() *http.Server {
 	srv := &http.Server{
 		Handler:           a,
@@ -84,7 +84,7 @@ func (a *API) Server() *http.Server {
 	return srv
 }
 
-// ServeHTTP checks where the request comes from, then who sent it, then runs the route.
+// ServeHTTP checks the origin of the request, then its key, then runs the route.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &writer{ResponseWriter: rw}
 	defer a.recoverPanic(w, r)

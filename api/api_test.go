@@ -64,7 +64,7 @@ func serve(t testing.TB) *fixture {
 	return f
 }
 
-// answer is what came back.
+// answer is a response.
 type answer struct {
 	*http.Response
 	text string
@@ -169,7 +169,7 @@ func TestEveryRouteNeedsTheKey(t *testing.T) {
 	}
 }
 
-// A page of another site that resolves its own name to this address, or posts here, gets nothing even with the key.
+// A page of another site that resolves its own name to this address, or posts here, is refused even with the key.
 func TestBrowserOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -276,7 +276,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// What fails inside stays inside: neither errors nor panics tell the caller anything, and panics do not reach the log.
+// Internal failures stay internal: neither errors nor panics tell the caller anything, and the values of panics are not
+// logged.
 func TestFailuresSayNothing(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -327,7 +328,7 @@ func TestStatusOfErrors(t *testing.T) {
 	}
 }
 
-// /openapi.json has every route, and every route is served: both come from one table, and this holds them to it.
+// /openapi.json has every route, and every route is served: both come from one table, and this checks it.
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

@@ -10,12 +10,12 @@ import (
 	"boxgate/policy"
 )
 
-// attachBody is the JSON of an attach: what is attached, and the fields of a create that do not depend on the launcher.
+// attachBody is the JSON of an attach: what to attach, and the fields of a create that do not depend on the launcher.
 type attachBody struct {
 	NetNS         string          `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
 	PID           int             `json:"pid,omitempty" doc:"a process in the network namespace"`
 	Container     string          `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
-	Stack         string          `json:"stack,omitempty" doc:"whose network stack speaks on the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which takes the addresses off the interface"`
+	Stack         string          `json:"stack,omitempty" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string          `json:"name,omitempty"`
 	Labels        []string        `json:"labels,omitempty"`
 	AttachHeaders headerRules     `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
@@ -29,13 +29,13 @@ const (
 	AttachDocker = "docker" // a container of Docker
 )
 
-// Whose network stack speaks on the interface of an attached box.
+// Whose network stack uses the interface of an attached box.
 const (
 	StackHost  = "host"  // the namespace's own
-	StackGuest = "guest" // the sandbox's: the gateway sets the interface up once, and never again
+	StackGuest = "guest" // the sandbox's: the gateway sets the interface up once and then leaves it alone
 )
 
-// Attached says what somebody else made and how it was named.
+// Attached says what was attached and how it was named.
 type Attached struct {
 	Kind  string `json:"kind"` // one of the constants
 	Ref   string `json:"ref"`
@@ -43,7 +43,7 @@ type Attached struct {
 	PID   int    `json:"-"`                         // Ref as a number, for AttachPID
 }
 
-// AttachRequest is what is to be put under the gateway, validated as a [CreateRequest] is.
+// AttachRequest is a request to attach, validated as a [CreateRequest] is.
 type AttachRequest struct {
 	Attached
 	Name    string // "" for none
@@ -67,7 +67,7 @@ func (b *attachBody) request(hasSecret func(string) bool) (AttachRequest, error)
 	return AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers}, p.err()
 }
 
-// stack is whose network stack is meant; the namespace's own if nothing is said.
+// stack returns whose network stack is meant; the namespace's own if it is not given.
 func (b *attachBody) stack(p *problems) string {
 	switch b.Stack {
 	case "":
@@ -79,7 +79,7 @@ func (b *attachBody) stack(p *problems) string {
 	return b.Stack
 }
 
-// attached finds out what is meant: exactly one thing.
+// attached returns what to attach, of which exactly one must be given.
 func (b *attachBody) attached(p *problems) Attached {
 	var found []Attached
 	if b.NetNS != "" {

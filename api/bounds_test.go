@@ -14,7 +14,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestEveryRouteRefusesQueriesItDoesNotKnow: of the table of routes, each with what the description says that it takes.
+// TestEveryRouteRefusesQueriesItDoesNotKnow compares each row of the table of routes with what the description says it
+// takes.
 func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -36,7 +37,7 @@ func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 			t.Errorf("%s %s takes %v and describes %v", rt.method, rt.path, rt.query, described)
 		}
 		path := strings.NewReplacer("{id}", id, "{port}", "80", "{run}", "x").Replace(rt.path)
-		queries := map[string]string{"unknown=1": "unknown", "%zz": "cannot be read", "a=1;b=2": "cannot be read"}
+		queries := map[string]string{"unknown=1": "unknown", "%zz": "cannot be parsed", "a=1;b=2": "cannot be parsed"}
 		for _, name := range rt.query {
 			queries[name+"=1&"+name+"=1"] = "twice"
 		}
@@ -51,7 +52,7 @@ func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// TestArgumentsThatTheKernelWouldRefuse: what no command could be started with is refused where it is given.
+// TestArgumentsThatTheKernelWouldRefuse: arguments with which no command could be started are refused in the request.
 func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -121,7 +122,7 @@ func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 	}
 }
 
-// busyHost is a Host whose header rules somebody else changes each time they are read.
+// busyHost is a Host whose header rules another client changes each time they are read.
 type busyHost struct {
 	Host
 	others int
@@ -138,7 +139,7 @@ func (h *busyHost) Headers(ctx context.Context, id policy.BoxID) (HeaderState, e
 	return state, err
 }
 
-// TestPatchGoesThroughUnderContention: 412 is for those who sent If-Match.
+// TestPatchGoesThroughUnderContention: 412 is only for clients that sent If-Match.
 func TestPatchGoesThroughUnderContention(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

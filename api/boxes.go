@@ -65,7 +65,7 @@ func (a *API) deleteBox(_ http.ResponseWriter, r *http.Request) (reply, error) {
 	return a.deleteAll(r, []Box{box})
 }
 
-// deleteBoxes looks all boxes up before it deletes the first, so that a mistyped ID does not leave half the work done.
+// deleteBoxes looks up all boxes before it deletes the first, so that a mistyped ID does not leave half the work done.
 func (a *API) deleteBoxes(w http.ResponseWriter, r *http.Request) (reply, error) {
 	var body deleteBody
 	if err := a.decode(w, r, &body); err != nil {
@@ -96,7 +96,7 @@ func (a *API) deleteBoxes(w http.ResponseWriter, r *http.Request) (reply, error)
 func (a *API) deleteAll(r *http.Request, boxes []Box) (reply, error) {
 	gone := deletedView{Deleted: []policy.BoxID{}}
 	for _, box := range boxes {
-		// One that went meanwhile, or was named twice, is what was asked for.
+		// A box that has gone by now, or was named twice, counts as deleted.
 		if err := a.Host.DeleteBox(r.Context(), box.ID); err != nil && !errors.Is(err, ErrNotFound) {
 			return reply{}, err
 		}
@@ -106,12 +106,12 @@ func (a *API) deleteAll(r *http.Request, boxes []Box) (reply, error) {
 	return reply{body: gone}, nil
 }
 
-// onlyQuery refuses query parameters that a route does not know, and repeated ones: none is silently ignored. A query that
-// cannot be read is no better.
+// onlyQuery refuses query parameters that a route does not know, repeated ones, and queries that cannot be parsed:
+// nothing is silently ignored.
 func onlyQuery(r *http.Request, known []string) error {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return refuse(http.StatusUnprocessableEntity, "the query cannot be read; write it as name=value, joined by &")
+		return refuse(http.StatusUnprocessableEntity, "the query cannot be parsed; write it as name=value, joined by &")
 	}
 	for name, values := range query {
 		if !slices.Contains(known, name) {

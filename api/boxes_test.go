@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// everything is a create with every field of the dialect and a secret in each place that may hold one.
+// everything is a create with every field of the dialect and a secret wherever one may be.
 const everything = `{
  "name":"web-1","labels":["beta","team:x"],"size":"medium","runtime":"node","keep_alive":true,"init_command":"npm start",
  "model":"anthropic/claude-sonnet-5","agent":"claude-code","agent_api_key":"sk-agent","github_token":"sk-github",
@@ -47,7 +47,7 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 	}
 }
 
-// No answer of any call holds a secret that was given, but the one that made a URL's credentials.
+// No answer holds a secret that was given, and only the one that created a URL holds its credentials.
 func TestSecretsAreNeverReadBack(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -57,7 +57,7 @@ func TestSecretsAreNeverReadBack(t *testing.T) {
 		t.Fatal("the credentials of a new URL are not shown at all")
 	}
 	f.call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", `{"attach_headers":{"api.example.com":{"Authorization":"sk-second"}}}`)
-	f.call(t, "POST", "/v2/box", everything) // refused, the name is taken
+	f.call(t, "POST", "/v2/box", everything) // refused: the name is taken
 	for _, rt := range routes {
 		if rt.method != "GET" {
 			continue
@@ -132,7 +132,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// Two writers: the one that read an older version is told, whichever way it says what it read.
+// Of two writers, the one that read an older version is refused, in whichever way it gives that version.
 func TestPolicyVersions(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -171,7 +171,7 @@ func TestPolicyVersions(t *testing.T) {
 			t.Errorf("%s with %s: %s %s", s.body, s.match, got.Status, got.text)
 		}
 	}
-	// What was read can be sent back as it is.
+	// What was read can be sent back unchanged.
 	if got := f.call(t, "PUT", path, f.call(t, "GET", path, "").text); got.StatusCode != 200 || got.json(t)["version"] != 6.0 {
 		t.Errorf("%s %s", got.Status, got.text)
 	}
@@ -231,7 +231,7 @@ func TestCA(t *testing.T) {
 	if got := f.call(t, "GET", "/v2/box/"+id+"/ca", ""); got.StatusCode != 200 || !strings.HasPrefix(got.text, "-----BEGIN CERTIFICATE") {
 		t.Errorf("%s %s", got.Status, got.text)
 	}
-	// The host of this test hands a key out by mistake.
+	// The host of this test returns a key by mistake.
 	if got := f.call(t, "GET", "/v2/ca", ""); got.StatusCode != 500 || strings.Contains(got.text, "KEY") {
 		t.Errorf("%s %s", got.Status, got.text)
 	}

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// CustomerID is the customer_id of everything: one installation serves one customer.
+// CustomerID is the customer_id everywhere: one installation serves one customer.
 const CustomerID = "local"
 
 // boxView is a box in JSON. Times are Unix seconds; cost figures are 0 because no prices are configured.
@@ -46,7 +46,7 @@ type boxView struct {
 	Warnings       []problemView `json:"warnings,omitempty"`
 }
 
-// policySpec is policy.Spec under a name of its own in the description of the API.
+// policySpec is policy.Spec under its own name in the description of the API.
 type policySpec = policy.Spec
 
 func viewBox(b Box) boxView {
@@ -70,7 +70,7 @@ func viewBox(b Box) boxView {
 	return v
 }
 
-// orEmpty makes a nil slice an empty JSON array, which the SDK's types promise.
+// orEmpty makes a nil slice an empty JSON array, as the SDK's types require.
 func orEmpty(s []string) []string {
 	if s == nil {
 		return []string{}
@@ -101,7 +101,7 @@ type deletedView struct {
 	Deleted []policy.BoxID `json:"deleted"`
 }
 
-// okView is the answer of what has nothing else to say.
+// okView is the answer of calls that have nothing else to report.
 type okView struct {
 	OK bool `json:"ok"`
 }

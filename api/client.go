@@ -39,14 +39,14 @@ func NewClient(target, key string) *Client {
 // ResponseError is a refusal of the API.
 type ResponseError struct {
 	Status  int
-	Message string // the server's own sentence
-	Pointer string // to the first problem of the body, if that was it
+	Message string // the server's own message
+	Pointer string // to the first problem of the body, if the body was refused
 }
 
-// Error returns the server's sentence.
+// Error returns the server's message.
 func (e *ResponseError) Error() string { return e.Message }
 
-// Do sends in as JSON (nil: no body) and reads the answer into out (nil: ignored; *[]byte: as it is). A refusal is a
+// Do sends in as JSON (nil: no body) and decodes the answer into out (nil: ignored; *[]byte: undecoded). A refusal is a
 // *[ResponseError].
 func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
 	resp, err := c.send(ctx, method, path, in, nil)
@@ -56,7 +56,7 @@ func (c *Client) Do(ctx context.Context, method, path string, in, out any) error
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("the gateway's answer did not arrive whole: %w", err)
+		return fmt.Errorf("the gateway's answer is incomplete: %w", err)
 	}
 	switch out := out.(type) {
 	case nil:
@@ -129,7 +129,7 @@ func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, 
 	for {
 		var f execFrame
 		if err := dec.Decode(&f); err != nil {
-			return 0, fmt.Errorf("the stream broke off before the command's end: %w", err)
+			return 0, fmt.Errorf("the stream ended before the command did: %w", err)
 		}
 		switch {
 		case f.Error != "":
@@ -152,7 +152,8 @@ func (c *Client) Lines(ctx context.Context, path string, each func(line []byte) 
 	return c.Events(ctx, path, func(string) {}, each)
 }
 
-// Events is Lines for a stream of decisions. It calls begin first, when the stream is there, with the run of the gateway.
+// Events is Lines for a stream of decisions. When the stream has begun it first calls begin with the run of the
+// gateway.
 func (c *Client) Events(ctx context.Context, path string, begin func(run string), each func(line []byte) error) error {
 	resp, err := c.send(ctx, http.MethodGet, path, nil, http.Header{"Accept": {ndjson}})
 	if err != nil {

@@ -14,7 +14,7 @@ type policyView struct {
 	Warnings []problemView `json:"warnings,omitempty"`
 }
 
-// policyBody is what a policy update is described as; policy.ParseSpec reads it.
+// policyBody describes a policy update; policy.ParseSpec reads it.
 type policyBody struct {
 	policy.Spec
 	Version uint64 `json:"version,omitempty" doc:"if given, the version that must be in force, as with If-Match"`
@@ -58,7 +58,7 @@ func (a *API) putPolicy(w http.ResponseWriter, r *http.Request) (reply, error) {
 		return reply{}, err
 	}
 	if len(headers) > 0 {
-		return reply{}, invalid("/allow", "transforms are set by PUT config/attach-headers on a box that runs; leave them out here")
+		return reply{}, invalid("/allow", "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
 	}
 	state, err := a.Host.SetPolicy(r.Context(), box.ID, spec, match)
 	if err != nil {
@@ -68,8 +68,8 @@ func (a *API) putPolicy(w http.ResponseWriter, r *http.Request) (reply, error) {
 	return viewPolicy(state), nil
 }
 
-// parsePolicy reads a policy in the dialect of this API, which always has a mode, or in that of Vercel Sandbox, which is
-// a string or has allow or subnets; that one may bring header rules along.
+// parsePolicy reads a policy in the dialect of this API, which always has a mode, or in that of Vercel Sandbox, which
+// is a string or has allow or subnets, and may include header rules.
 func parsePolicy(data []byte) (policy.Spec, map[string]map[string]string, error) {
 	var text string
 	var fields map[string]json.RawMessage
@@ -81,8 +81,8 @@ func parsePolicy(data []byte) (policy.Spec, map[string]map[string]string, error)
 	return policy.ParseVercel(data)
 }
 
-// takeVersion lets a policy that was read be edited and sent back: its version becomes the precondition, its warnings
-// are left behind. If-Match says the same thing, so the two must agree.
+// takeVersion lets clients edit a policy that they read and send it back: its version becomes the precondition, its
+// warnings are dropped. If-Match says the same, so the two must agree.
 func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 	var any json.RawMessage
 	if err := unmarshalStrict(data, &any); err != nil {
@@ -91,7 +91,7 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 	var fields map[string]json.RawMessage
 	isObject := json.Unmarshal(data, &fields) == nil
 	if !isObject || fields["version"] == nil && fields["warnings"] == nil {
-		return data, match, nil // not an object (another dialect), or nothing to take out
+		return data, match, nil // not an object (another dialect), or nothing to remove
 	}
 	if raw := fields["version"]; raw != nil {
 		var version uint64

@@ -55,11 +55,11 @@ var (
 	labelPat   = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,20}$`)
 	envPat     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
-	// reserved are the words that stand where an ID stands in the paths of the dialect.
+	// reserved are the words that take the place of an ID in the paths of the dialect.
 	reserved = []string{"settings", "attach", "snapshots", "from-snapshot"}
 )
 
-// problems collects what is wrong with a body.
+// problems collects the problems of a body.
 type problems []policy.Problem
 
 func (p *problems) add(pointer, format string, args ...any) {
@@ -88,7 +88,7 @@ func (p *problems) err() error {
 	return &policy.InvalidError{Problems: *p}
 }
 
-// request validates a create and turns it into what the Host takes.
+// request validates a create and turns it into a request to the Host.
 func (b *createBody) request(hasSecret func(string) bool) (CreateRequest, error) {
 	var p problems
 	req := CreateRequest{
@@ -116,7 +116,7 @@ func (b *createBody) request(hasSecret func(string) bool) (CreateRequest, error)
 	return req, p.err()
 }
 
-// network reads the policy and the header rules. A policy of the other dialect may bring rules of its own.
+// network reads the policy and the header rules. A policy of the other dialect may have rules of its own.
 func (b *createBody) network(req *CreateRequest, hasSecret func(string) bool, p *problems) error {
 	var err error
 	headers := make(map[string]map[string]string)
@@ -143,7 +143,7 @@ func (b *createBody) network(req *CreateRequest, hasSecret func(string) bool, p 
 	}
 	req.Headers = append(req.Headers, fromPolicy...)
 	if len(req.Headers) > policy.MaxHeaderHosts {
-		p.add("/attach_headers", "with those of network_policy there are %d hosts; the most is %d", len(req.Headers), policy.MaxHeaderHosts)
+		p.add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", len(req.Headers), policy.MaxHeaderHosts)
 	}
 	for _, rule := range req.Headers {
 		for _, ph := range rule.Placeholders {
@@ -174,7 +174,7 @@ func (b *createBody) checkNames(p *problems) {
 		p.add("/name", "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
 	}
 	if slices.Contains(reserved, b.Name) {
-		p.add("/name", "%q is a word of the API; choose another name", b.Name)
+		p.add("/name", "%q is reserved by the API; choose another name", b.Name)
 	}
 	if len(b.Labels) > 5 {
 		p.add("/labels", "at most 5 labels")
@@ -202,24 +202,24 @@ func (b *createBody) env(p *problems) map[string]policy.Secret {
 			p.add(at, "the name must be letters, digits and '_', not beginning with a digit")
 		}
 		if strings.ContainsRune(value, 0) {
-			p.add(at, "the value must hold no NUL")
+			p.add(at, "the value must not contain NUL")
 		}
 		size := len(name) + len("=") + len(value)
 		if size > maxArgument {
-			p.add(at, "name and value have %d bytes together; the most is %d, or the kernel would start no command", size, maxArgument)
+			p.add(at, "name and value have %d bytes together; the limit is %d, above which the kernel starts no command", size, maxArgument)
 		}
 		sum += size + argumentCost
 		env[name] = policy.NewSecret(value)
 	}
 	if sum > maxEnvironment {
-		p.add("/env_vars", "the variables need %d bytes; the most is %d, or the kernel would start no command", sum, maxEnvironment)
+		p.add("/env_vars", "the variables need %d bytes; the limit is %d, above which the kernel starts no command", sum, maxEnvironment)
 	}
 	return env
 }
 
-// What the kernel starts a command with: no argument and no variable above MAX_ARG_STRLEN, and all of them within a quarter
-// of the stack's limit, 2 MiB. They share it so that placeholders (at most 2 × 512 of 184 bytes) and what the launcher sets
-// find room as well.
+// The kernel's limits for starting a command: no argument or variable longer than MAX_ARG_STRLEN, and all of them
+// within a quarter of the stack's limit, 2 MiB. That is divided so as to leave room for placeholders (at most 2 × 512
+// of 184 bytes) and for what the launcher sets.
 const (
 	maxArgument    = 128<<10 - 1 // without its NUL
 	argumentCost   = 1 + 8       // its NUL, and the pointer to it
@@ -227,7 +227,7 @@ const (
 	maxEnvironment = 1 << 20
 )
 
-// hosted takes the hosted product's fields apart: what may be read back, and the secrets by their pointer.
+// hosted separates the hosted product's fields into what may be read back and the secrets, by their pointer.
 func (b *createBody) hosted(p *problems) (Hosted, map[string]policy.Secret) {
 	secrets := make(map[string]policy.Secret)
 	keep := func(pointer, value string) {
@@ -265,7 +265,7 @@ func (b *createBody) hosted(p *problems) (Hosted, map[string]policy.Secret) {
 	return h, secrets
 }
 
-// checkText refuses text that is too long or holds control bytes; lines tells whether line ends and tabs may stand.
+// checkText refuses text that is too long or holds control bytes; lines says whether line breaks and tabs are allowed.
 func checkText(p *problems, pointer, text string, most int, lines bool) {
 	bad := func(r rune) bool {
 		return r == 0x7f || r < ' ' && (!lines || r != '\n' && r != '\t' && r != '\r')

@@ -27,7 +27,7 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		return nil, refuse(http.StatusUnsupportedMediaType, "the body must be JSON; send Content-Type: application/json")
 	}
 	rc := http.NewResponseController(w)
-	// Without deadlines underneath (a test recorder) the size limit alone holds.
+	// Where deadlines are not supported (a test recorder), only the size limit applies.
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
 	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, a.MaxBody))
@@ -35,13 +35,13 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		return nil, refuse(http.StatusRequestEntityTooLarge, "the body is larger than %d bytes", tooLarge.Limit)
 	}
 	if err != nil {
-		return nil, refuse(http.StatusBadRequest, "the body did not arrive whole")
+		return nil, refuse(http.StatusBadRequest, "the body is incomplete")
 	}
 	return data, nil
 }
 
 // decode reads the body of a request into v, which points to a struct or map. Everything that is not exactly as
-// declared is refused, with all problems at once.
+// declared is refused, and the error lists all problems.
 func (a *API) decode(w http.ResponseWriter, r *http.Request, v any) error {
 	data, err := a.readBody(w, r)
 	if err != nil {
@@ -50,8 +50,8 @@ func (a *API) decode(w http.ResponseWriter, r *http.Request, v any) error {
 	return unmarshalStrict(data, v)
 }
 
-// unmarshalStrict is json.Unmarshal without its leniencies: keys are compared exactly, and unknown or repeated keys,
-// null, invalid UTF-8 and anything behind the value are refused.
+// unmarshalStrict is json.Unmarshal without its leniency: keys are compared exactly, and unknown or duplicate keys,
+// null, invalid UTF-8 and trailing data are refused.
 func unmarshalStrict(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return refuse(http.StatusBadRequest, "the body is not valid UTF-8")
@@ -62,7 +62,7 @@ func unmarshalStrict(data []byte, v any) error {
 		return malformed(c.dec, err)
 	}
 	if _, err := c.dec.Token(); !errors.Is(err, io.EOF) {
-		return refuse(http.StatusBadRequest, "there is something behind the JSON value at byte %d", c.dec.InputOffset())
+		return refuse(http.StatusBadRequest, "unexpected data after JSON value at byte %d", c.dec.InputOffset())
 	}
 	if len(c.problems) > 0 {
 		return &policy.InvalidError{Problems: c.problems}
@@ -76,14 +76,14 @@ func unmarshalStrict(data []byte, v any) error {
 	return nil
 }
 
-var errTooDeep = errors.New("the body nests too deep")
+var errTooDeep = errors.New("the body is nested too deeply")
 
 func malformed(dec *json.Decoder, err error) error {
 	if errors.Is(err, errTooDeep) {
 		return refuse(http.StatusBadRequest, "%v", err)
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return refuse(http.StatusBadRequest, "the body is empty or ends too early; send a JSON value")
+		return refuse(http.StatusBadRequest, "the body is empty or incomplete; send a JSON value")
 	}
 	return refuse(http.StatusBadRequest, "the body is not valid JSON at byte %d", dec.InputOffset())
 }

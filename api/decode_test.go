@@ -37,7 +37,7 @@ func TestStrictBodies(t *testing.T) {
 		{"unknown field in an array", "POST", "/v2/box", `{"mcp_servers":[{"name":"m","source":"npm","package_or_url":"p","x":1}]}`, 422, "/mcp_servers/0/x"},
 		{"array for the body", "POST", "/v2/box", `[]`, 422, ""},
 		{"pointer is escaped", "POST", "/v2/box", `{"a/b~c":1}`, 422, "/a~1b~0c"},
-		{"behind the value", "POST", "/v2/box", `{} {}`, 400, ""},
+		{"trailing data", "POST", "/v2/box", `{} {}`, 400, ""},
 		{"no value", "POST", "/v2/box", ``, 400, ""},
 		{"half a value", "POST", "/v2/box", `{"name":`, 400, ""},
 		{"no JSON", "POST", "/v2/box", `name=x`, 400, ""},
@@ -123,7 +123,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	}
 }
 
-// A mistyped field that is nearly one of ours gets the correction.
+// An unknown field that is nearly one of ours is answered with the correction.
 func TestCorrection(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -143,7 +143,7 @@ func fuzzed() []route {
 	return list
 }
 
-// FuzzBodies sends anything to every call that takes a body: it is answered with JSON, never a 500, never a hang.
+// FuzzBodies sends random bodies to every call that takes one: the answer is JSON, never a 500, never a hang.
 func FuzzBodies(f *testing.F) {
 	for i, body := range []string{
 		`{"name":"a","size":"small","network_policy":{"mode":"custom","allowed_domains":["*.example.com"]},"attach_headers":{"api.example.com":{"A":"b"}}}`,
@@ -177,8 +177,8 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// FuzzUnmarshalStrict holds the strict decoder to encoding/json: what it accepts is JSON that encoding/json, told to
-// refuse unknown fields, accepts as well.
+// FuzzUnmarshalStrict compares the strict decoder with encoding/json: what it accepts, encoding/json, told to refuse
+// unknown fields, accepts as well.
 func FuzzUnmarshalStrict(f *testing.F) {
 	for _, body := range []string{`{}`, `{"name":"x"}`, `{"NAME":"x"}`, `{"labels":["a"]}`, `{"ttl":1}`, `{"ttl":1e2}`, `{"env_vars":{"A":"b","A":"c"}}`, `{"custom_runner":{}}`, ` {} `, `{}{}`} {
 		f.Add([]byte(body))

@@ -43,7 +43,7 @@ func (a *API) allEvents(w http.ResponseWriter, r *http.Request) (reply, error) {
 	return a.events(w, r, "")
 }
 
-// events writes the remembered decisions and, with follow=true, those that are made from now on.
+// events writes the remembered decisions and, with follow=true, those made from now on.
 func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (reply, error) {
 	filter, follow, err := eventFilter(r, box)
 	if err != nil {
@@ -55,14 +55,14 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (
 	}
 	var live EventStream
 	if follow {
-		// Subscribed before the past is read, so that nothing falls between the two.
+		// Subscribe before reading the past, so that nothing is lost in between.
 		if live, err = a.Host.FollowEvents(r.Context(), filter); err != nil {
 			return reply{}, err
 		}
 	}
 	past, err := a.Host.RecentEvents(r.Context(), filter)
 	restarted := run != "" && run != past.Run
-	if restarted && err == nil { // numbers of another run mean nothing here
+	if restarted && err == nil { // the numbers of another run have no meaning here
 		filter.After = 0
 		past, err = a.Host.RecentEvents(r.Context(), filter)
 	}
@@ -72,9 +72,9 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (
 	s := &eventWriter{w: w, rc: http.NewResponseController(w), sse: accepts(r, eventStream)}
 	s.begin(past.Run)
 	if restarted {
-		err = s.gap("the gateway was restarted: its log has the decisions before that")
+		err = s.gap("the gateway was restarted: its log has the earlier decisions")
 	} else if run != "" && past.Missing {
-		err = s.gap("decisions may be missing here that the gateway does not remember any more: its log has them")
+		err = s.gap("decisions that the gateway no longer remembers may be missing here: its log has them")
 	}
 	if err == nil && s.all(past.Events) == nil && follow {
 		a.follow(r, s, live, past.Events)
@@ -82,7 +82,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (
 	return reply{written: true}, nil
 }
 
-// follow copies the live decisions, leaving out those that the past already held.
+// follow copies the live decisions, leaving out those that were among the past ones.
 func (a *API) follow(r *http.Request, s *eventWriter, live EventStream, past []audit.Event) {
 	var told uint64
 	for _, e := range past {
@@ -118,7 +118,7 @@ func (a *API) follow(r *http.Request, s *eventWriter, live EventStream, past []a
 	}
 }
 
-// resumeAt reads the query parameter "after": the run and the number of the last decision that a reader has, as in
+// resumeAt reads the query parameter "after": the run and the number of the last decision that the client has, as in
 // "k3f9x2-1234". It returns the run, or "" if there is no such parameter.
 func resumeAt(r *http.Request, f *EventFilter) (run string, err error) {
 	after := r.URL.Query().Get("after")
@@ -189,7 +189,7 @@ func (s *eventWriter) begin(run string) {
 
 func (s *eventWriter) flush() error { return s.rc.Flush() }
 
-// all writes events that have happened; it fails when the client has gone.
+// all writes past events; it fails when the client disconnected.
 func (s *eventWriter) all(events []audit.Event) error {
 	for _, e := range events {
 		if err := s.event(e); err != nil {
@@ -201,23 +201,23 @@ func (s *eventWriter) all(events []audit.Event) error {
 
 func (s *eventWriter) event(e audit.Event) error { return s.write("decision", e) }
 
-// lostView says in the stream that the reader was too slow.
+// lostView reports in the stream that the client was too slow.
 type lostView struct {
 	Lost uint64 `json:"lost"`
 }
 
 func (s *eventWriter) lost(n uint64) error { return s.write("lost", lostView{n}) }
 
-// gapView says in the stream that there may be decisions which it does not have.
+// gapView reports in the stream that decisions may be missing from it.
 type gapView struct {
 	Gap string `json:"gap"`
 }
 
 func (s *eventWriter) gap(why string) error { return s.write("gap", gapView{why}) }
 
-// ping shows that the connection lives; without it a dead client would be noticed only by the next decision.
+// ping keeps the connection alive; without it a dead client would be noticed only at the next decision.
 func (s *eventWriter) ping() error {
-	line := "\n" // an empty line is no NDJSON value; readers skip it
+	line := "\n" // readers of NDJSON skip empty lines
 	if s.sse {
 		line = ": ping\n\n"
 	}
@@ -238,8 +238,8 @@ func (s *eventWriter) write(name string, v any) error {
 	return err
 }
 
-// escapeControls escapes in JSON text the characters that JSON lets stand and a terminal obeys: DEL, the C1 controls and
-// those that turn the direction of text. They can only be inside strings, where \u is the same thing.
+// escapeControls escapes characters in JSON text that JSON allows and a terminal obeys: DEL, the C1 controls and those
+// that change the direction of text. They can only be inside strings, where \u is equivalent.
 func escapeControls(text []byte) []byte {
 	obeyed := func(r rune) bool {
 		return r >= 0x7f && r <= 0x9f || r >= 0x200e && r <= 0x200f || r >= 0x2028 && r <= 0x202e || r >= 0x2066 && r <= 0x2069
@@ -274,7 +274,7 @@ type decisionView struct {
 	Reason   policy.Reason `json:"reason"`
 	Rule     string        `json:"rule,omitempty" doc:"the rule as written that decided"`
 	Version  uint64        `json:"version"`
-	DialName bool          `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials an address of it and judges that one again"`
+	DialName bool          `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials one of its addresses and judges that one again"`
 }
 
 func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {

@@ -63,7 +63,7 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// A follower gets what was, then what comes, each once, and is told what it missed.
+// A follower gets past and then new decisions, each once, and is told what it missed.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -91,7 +91,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A reader that comes back says what it has, gets the rest, and is told when it cannot be the whole rest.
+// A client that reconnects says what it has, gets the rest, and is told if that may be incomplete.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -123,7 +123,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// What a box calls itself cannot steer the terminal of whoever reads its decisions, nor break a line.
+// The name that a box gives cannot control the terminal of someone who reads its decisions, or break a line.
 func TestEgressIsEscaped(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

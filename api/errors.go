@@ -12,15 +12,15 @@ import (
 // The kinds of error a [Host] may return, each with one status.
 var (
 	ErrNotFound     = errors.New("not found")                                            // 404
-	ErrConflict     = errors.New("in conflict with the present state")                   // 409
-	ErrPrecondition = errors.New("the version given in If-Match is not the present one") // 412
+	ErrConflict     = errors.New("in conflict with the current state")                   // 409
+	ErrPrecondition = errors.New("the version given in If-Match is not the current one") // 412
 	ErrForbidden    = errors.New("not permitted by the configuration")                   // 403
 	ErrLimit        = errors.New("a limit is reached")                                   // 429
 	ErrNotSupported = errors.New("not supported by this gateway")                        // 501
 	ErrUnavailable  = errors.New("not available at the moment")                          // 503
 )
 
-// kinds maps each kind to its status, in the order they are looked for.
+// kinds maps each kind to its status, in order of precedence.
 var kinds = []struct {
 	kind   error
 	status int
@@ -108,7 +108,7 @@ func problemViews(problems []policy.Problem) []problemView {
 	return views
 }
 
-// httpError is a refusal that this package itself makes.
+// httpError is a refusal by this package itself.
 type httpError struct {
 	status  int
 	message string

@@ -31,7 +31,7 @@ type execView struct {
 	Error     string `json:"error,omitempty" doc:"standard error"`
 	RunID     string `json:"run_id"`
 	CPUNs     int64  `json:"cpu_ns"`
-	Truncated bool   `json:"truncated,omitempty" doc:"output or error was cut off"`
+	Truncated bool   `json:"truncated,omitempty" doc:"output or error was truncated"`
 }
 
 var errCancelled = errors.New("the run was cancelled")
@@ -47,12 +47,12 @@ func (b *execBody) request() (ExecRequest, error) {
 			p.add("/command/"+strconv.Itoa(i), "must not hold NUL")
 		}
 		if len(arg) > maxArgument {
-			p.add("/command/"+strconv.Itoa(i), "has %d bytes; the most is %d, or the kernel would not start it", len(arg), maxArgument)
+			p.add("/command/"+strconv.Itoa(i), "has %d bytes; the limit is %d, above which the kernel does not start it", len(arg), maxArgument)
 		}
 		sum += len(arg) + argumentCost
 	}
 	if sum > maxArguments {
-		p.add("/command", "needs %d bytes; the most is %d, or the kernel would not start it", sum, maxArguments)
+		p.add("/command", "needs %d bytes; the limit is %d, above which the kernel does not start it", sum, maxArguments)
 	}
 	if strings.ContainsRune(b.Folder, 0) || len(b.Folder) > 4095 {
 		p.add("/folder", "is not a path")
@@ -95,7 +95,7 @@ func (a *API) readCommand(w http.ResponseWriter, r *http.Request) (*command, err
 	return c, nil
 }
 
-// do runs a command until it ends, its timeout passes, the client goes or the run is cancelled.
+// do runs a command until it ends, its timeout passes, the client disconnects or the run is cancelled.
 func (a *API) do(ctx context.Context, c *command, stdout, stderr io.Writer) (ExecResult, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -115,7 +115,7 @@ func (a *API) do(ctx context.Context, c *command, stdout, stderr io.Writer) (Exe
 		err = Errorf(context.DeadlineExceeded, "the command was killed after its timeout of %v", c.timeout)
 		status, message = "failed", err.Error()
 	case err != nil && ctx.Err() != nil:
-		status, message = "cancelled", "the client has gone"
+		status, message = "cancelled", "the client disconnected"
 	case err != nil:
 		_, body := statusOf(err)
 		status, message = "failed", body.Error
@@ -155,7 +155,7 @@ func (a *API) exec(w http.ResponseWriter, r *http.Request) (reply, error) {
 	}}, nil
 }
 
-// capture keeps the first bytes of a stream and takes the rest without keeping it, so that the command is not stopped.
+// capture keeps the first bytes of a stream and discards the rest, so that the command does not block.
 type capture struct {
 	most int
 	mu   sync.Mutex
@@ -172,7 +172,7 @@ func (c *capture) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// text is what was captured as JSON can carry it: bytes that are not UTF-8 become U+FFFD.
+// text returns what was captured as valid UTF-8, for JSON: other bytes become U+FFFD.
 func (c *capture) text() string { return strings.ToValidUTF8(string(c.buf), "\uFFFD") }
 
 // runsView is the answer of runs.
@@ -234,7 +234,7 @@ func count(r *http.Request, name string, absent, most int) (int, error) {
 	return min(n, most), nil
 }
 
-// runAgent is POST run and run/stream: the hosted product's agents are no part of this gateway.
+// runAgent is POST run and run/stream: the hosted product's agents are not part of this gateway.
 func (a *API) runAgent(_ http.ResponseWriter, r *http.Request) (reply, error) {
 	box, err := a.box(r)
 	if err != nil {

@@ -128,7 +128,7 @@ func (f *fixture) stream(t *testing.T, path, body string, edit ...func(*http.Req
 	return resp
 }
 
-// read reads until the text has come.
+// read reads until the text has arrived.
 func read(t *testing.T, r io.Reader, until string) string {
 	t.Helper()
 	var got []byte
@@ -143,7 +143,8 @@ func read(t *testing.T, r io.Reader, until string) string {
 	return string(got)
 }
 
-// Output comes while the command runs: it waits for a file that is made only when its first word has arrived.
+// Output arrives while the command runs: the command waits for a file that is made only when its first word has
+// arrived.
 func TestExecStreamIsLive(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -161,7 +162,7 @@ func TestExecStreamIsLive(t *testing.T) {
 	}
 }
 
-// A silent command still shows at once that it has started; one that cannot start is a status, not a stream.
+// Even a silent command is reported as started at once; one that cannot start is answered with a status, not a stream.
 func TestExecStreamHead(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -192,7 +193,7 @@ func TestExecStreamHead(t *testing.T) {
 	}
 }
 
-// When the client goes, the command is killed.
+// When the client disconnects, the command is killed.
 func TestClientGoes(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -212,7 +213,7 @@ func TestClientGoes(t *testing.T) {
 	}
 }
 
-// The client of the command line tells the streams apart and carries any bytes, over a unix socket as well.
+// The command line's client keeps the two streams apart and passes any bytes, over a unix socket as well.
 func TestClient(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

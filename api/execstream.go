@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// headerDelay is how long exec-stream waits for output before it sends the head of its answer. A command that cannot
-// start at all is answered with a proper status; a client never waits longer than this to learn that one has started.
+// headerDelay is how long exec-stream waits for output before it sends the header of its answer. So a command that
+// cannot start is answered with a proper status, and a client never waits longer than this to learn that one has
+// started.
 const headerDelay = 200 * time.Millisecond
 
 // execStream is POST exec-stream. The SDK's form is the raw output of both streams and then an event "exit" or "error".
@@ -40,9 +41,9 @@ type execStream struct {
 	rc     *http.ResponseController
 	framed bool
 
-	mu      sync.Mutex // orders the two streams and the delayed head
+	mu      sync.Mutex // orders the two streams and the delayed header
 	started bool
-	closed  bool // the handler has decided how to answer: the delayed head must not come any more
+	closed  bool // the handler has decided how to answer: the delayed header must not be sent
 }
 
 // execFrame is one frame of the framed form. Data is base64 in JSON, because output is bytes, not text.
@@ -65,17 +66,17 @@ func (s *execStream) beginLocked() {
 		return
 	}
 	s.started = true
-	// The raw form is no event stream in the sense of a browser: output stands in it as it is.
+	// The raw form is not an event stream that a browser understands: output is in it unescaped.
 	s.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if s.framed {
 		s.w.Header().Set("Content-Type", ndjson)
 	}
-	s.w.Header().Set("X-Accel-Buffering", "no") // proxies in front must not hold output back
+	s.w.Header().Set("X-Accel-Buffering", "no") // reverse proxies must not buffer output
 	s.w.WriteHeader(http.StatusOK)
 	_ = s.rc.Flush()
 }
 
-// begun reports whether the head was sent, and keeps it from being sent later if it was not.
+// begun reports whether the header was sent, and keeps it from being sent later if it was not.
 func (s *execStream) begun() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +111,7 @@ func (s *execStream) writeLocked(frame execFrame, raw []byte) error {
 	return s.rc.Flush()
 }
 
-// finish writes how the command ended. A client that has gone does not read it.
+// finish writes how the command ended. A client that has gone does not get it.
 func (s *execStream) finish(res ExecResult, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// isHealth reports whether a route is asked by probes, which have neither a key nor a name to call us by.
+// isHealth reports whether a route is for probes, which have no key and may use any Host.
 func isHealth(pattern string) bool {
 	return pattern == "GET /healthz" || pattern == "GET /readyz"
 }
@@ -34,7 +34,7 @@ func (a *API) admit(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// keyOf returns the one key of a request; two different ones are as good as none.
+// keyOf returns the key of a request; two different ones count as none.
 func keyOf(r *http.Request) (string, bool) {
 	keys := slices.Clone(r.Header.Values("X-Box-Api-Key"))
 	for _, v := range r.Header.Values("Authorization") {
@@ -60,7 +60,7 @@ func allowedHosts(extra []string) map[string]bool {
 }
 
 // knownHost reports whether the Host header names this API: a loopback name, the address the connection came in on, or
-// a configured name. Anything else may be a name that its owner points here (DNS rebinding).
+// a configured name. Anything else may be a name that its owner pointed here (DNS rebinding).
 func (a *API) knownHost(r *http.Request) bool {
 	if r.URL.IsAbs() {
 		return false // an absolute-form target replaces the Host header
@@ -86,7 +86,7 @@ func bareHost(hostport string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// sameOrigin reports whether a request was sent by no web page at all or by one of this origin (Fetch, Origin header).
+// sameOrigin reports whether a request was not sent by a web page, or by one of this origin (Fetch, Origin header).
 func sameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "none", "same-origin":
@@ -104,7 +104,7 @@ func sameOrigin(r *http.Request) bool {
 	return len(origins) == 1 && strings.EqualFold(origins[0], scheme+r.Host)
 }
 
-// noRoute answers a path or method that the table does not have, in JSON and with Allow where the path exists.
+// noRoute answers requests for a path or method that is not in the table, in JSON and with Allow where the path exists.
 func (a *API) noRoute(w http.ResponseWriter, r *http.Request) error {
 	var allowed []string
 	if r.URL.Path == cleanPath(r.URL.Path) {
@@ -116,13 +116,13 @@ func (a *API) noRoute(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if len(allowed) == 0 {
-		return refuse(http.StatusNotFound, "no such path: %s; /openapi.json lists them", clip(r.URL.Path))
+		return refuse(http.StatusNotFound, "no such path: %s; see /openapi.json", clip(r.URL.Path))
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
-	return refuse(http.StatusMethodNotAllowed, "%s is not possible here; use %s", clip(r.Method), strings.Join(allowed, " or "))
+	return refuse(http.StatusMethodNotAllowed, "%s is not allowed here; use %s", clip(r.Method), strings.Join(allowed, " or "))
 }
 
-// cleanPath is the form the mux would redirect to. A redirect would lose the body, so other forms are refused.
+// cleanPath is the form that the mux would redirect to. A redirect would lose the body, so other forms are refused.
 func cleanPath(p string) string {
 	clean := path.Clean("/" + p)
 	if strings.HasSuffix(p, "/") && clean != "/" {
@@ -148,7 +148,7 @@ func (a *API) recoverPanic(w *writer, r *http.Request) {
 	if err, _ := p.(error); errors.Is(err, http.ErrAbortHandler) {
 		panic(p)
 	}
-	// The panic's value may hold what the request held, so only where it happened is logged.
+	// The panic's value may contain parts of the request, so only the stack is logged.
 	a.Log.Error("panic in the admin API", zap.String("method", r.Method), zap.String("path", r.URL.Path),
 		zap.ByteString("stack", debug.Stack()))
 	if w.started {

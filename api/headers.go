@@ -9,10 +9,10 @@ import (
 	"boxgate/policy"
 )
 
-// headersView is a set of header rules as it may be shown: no values.
+// headersView is a set of header rules as it may be shown: without values.
 type headersView struct {
 	AttachHeaders map[string][]string `json:"attach_headers" doc:"host pattern to header names"`
-	Rules         map[string]ruleView `json:"rules" doc:"host pattern to all that may be shown of its rule"`
+	Rules         map[string]ruleView `json:"rules" doc:"host pattern to what may be shown of its rule"`
 	Version       uint64              `json:"version" doc:"also the ETag"`
 	Warnings      []problemView       `json:"warnings,omitempty"`
 }
@@ -45,15 +45,15 @@ type headersBody struct {
 // headerEntryBody and headerValueBody describe the full form of an entry.
 type headerEntryBody struct {
 	Headers      map[string]headerValueBody `json:"headers,omitempty"`
-	Placeholders map[string]headerValueBody `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway puts in the place of its content; no prefix or suffix"`
+	Placeholders map[string]headerValueBody `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
 	Scrub        bool                       `json:"scrub,omitempty" doc:"mask the rule's secrets in responses"`
 }
 
 type headerValueBody struct {
 	Secret string `json:"secret,omitempty" doc:"name of a secret in the gateway's configuration"`
-	Prefix string `json:"prefix,omitempty" doc:"in front of the secret's value"`
-	Suffix string `json:"suffix,omitempty" doc:"behind the secret's value"`
-	Value  string `json:"value,omitempty" doc:"a literal, in the place of secret; a string in the place of the object is one, too"`
+	Prefix string `json:"prefix,omitempty" doc:"before the secret's value"`
+	Suffix string `json:"suffix,omitempty" doc:"after the secret's value"`
+	Value  string `json:"value,omitempty" doc:"a literal, instead of secret; a string instead of the object is one, too"`
 }
 
 func viewHeaders(s HeaderState) reply {
@@ -75,8 +75,8 @@ func viewHeaders(s HeaderState) reply {
 	return reply{body: view, version: s.Version}
 }
 
-// readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone. removed
-// are hosts with null in the place of a rule; nil asks for them to be refused.
+// readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.
+// removed collects the hosts that have null instead of a rule; if it is nil, null is refused.
 func (a *API) readHeaders(w http.ResponseWriter, r *http.Request, removed *[]policy.Pattern) ([]policy.HeaderRule, *uint64, error) {
 	data, err := a.readBody(w, r)
 	if err != nil {
@@ -110,11 +110,11 @@ func (a *API) readHeaders(w http.ResponseWriter, r *http.Request, removed *[]pol
 	return rules, match, errors.Join(q.merge(at, p.err()), q.err())
 }
 
-// takeNulls takes the hosts out of a set of rules that have null in the place of a rule.
+// takeNulls removes from a set of rules the hosts that have null instead of a rule.
 func takeNulls(data []byte, p *problems) ([]byte, []policy.Pattern) {
 	var entries map[string]json.RawMessage
 	if json.Unmarshal(data, &entries) != nil {
-		return data, nil // the parser says what is wrong
+		return data, nil // the parser reports what is wrong
 	}
 	var removed []policy.Pattern
 	for host, entry := range entries {
@@ -211,8 +211,9 @@ type headerStore struct {
 	set func(context.Context, []policy.HeaderRule, *uint64) (HeaderState, error)
 }
 
-// patch changes the rules of some hosts and leaves the others, whose values the caller does not have. Without If-Match it
-// is tried anew for as long as others change the rules in between: each time one of them has succeeded.
+// patch changes the rules of some hosts and keeps the others, whose values the caller does not have. Without If-Match
+// it retries for as long as other clients change the rules in between. It ends, because each retry means that one of
+// them has succeeded.
 func (a *API) patch(w http.ResponseWriter, r *http.Request, s headerStore) (reply, error) {
 	var removed []policy.Pattern
 	changed, match, err := a.readHeaders(w, r, &removed)
@@ -233,10 +234,10 @@ func (a *API) patch(w http.ResponseWriter, r *http.Request, s headerStore) (repl
 		}
 		rules = policy.MergeHeaders(rules, changed)
 		if len(rules) > policy.MaxHeaderHosts {
-			return reply{}, invalid("", "there would be rules for %d hosts; the most is %d", len(rules), policy.MaxHeaderHosts)
+			return reply{}, invalid("", "there would be rules for %d hosts; the limit is %d", len(rules), policy.MaxHeaderHosts)
 		}
 		if n := policy.CountPlaceholders(rules); n > policy.MaxPlaceholders {
-			return reply{}, invalid("", "there would be %d placeholders; the most is %d", n, policy.MaxPlaceholders)
+			return reply{}, invalid("", "there would be %d placeholders; the limit is %d", n, policy.MaxPlaceholders)
 		}
 		state, err := s.set(r.Context(), rules, &now.Version)
 		if errors.Is(err, ErrPrecondition) && match == nil && r.Context().Err() == nil {

@@ -19,7 +19,7 @@ func serveWithSecrets(t testing.TB) *fixture {
 	return f
 }
 
-// TestFullHeaderRules: what may be shown of a rule is, at every place that shows rules, and no value ever.
+// TestFullHeaderRules: every call that shows rules shows all that may be shown of them, and never a value.
 func TestFullHeaderRules(t *testing.T) {
 	t.Parallel()
 	f := serveWithSecrets(t)
@@ -45,7 +45,7 @@ func TestFullHeaderRules(t *testing.T) {
 	}
 }
 
-// TestHeaderRuleProblems: each has its pointer below the body, whatever form it came in.
+// TestHeaderRuleProblems: each has its pointer relative to the body, whatever the form of the rules.
 func TestHeaderRuleProblems(t *testing.T) {
 	t.Parallel()
 	f := serveWithSecrets(t)
@@ -75,7 +75,7 @@ func TestHeaderRuleProblems(t *testing.T) {
 	}
 }
 
-// TestPatchHeaders: the hosts given change, the others keep values that the caller never saw.
+// TestPatchHeaders: the given hosts change, the others keep values that the caller never saw.
 func TestPatchHeaders(t *testing.T) {
 	t.Parallel()
 	f := serveWithSecrets(t)

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// errPrivateKey stops an answer that was to hold certificates alone.
-var errPrivateKey = errors.New("api: the Host handed out a private key where a certificate was asked for")
+// errPrivateKey stops an answer that must only hold certificates.
+var errPrivateKey = errors.New("api: the Host returned a private key instead of a certificate")
 
 func (a *API) healthz(http.ResponseWriter, *http.Request) (reply, error) {
 	return reply{body: okView{true}}, nil
 }
 
-// readyz does not say what is missing: it is asked without a key. The log says it.
+// readyz does not say what is missing, because it needs no key. The log says it.
 func (a *API) readyz(_ http.ResponseWriter, r *http.Request) (reply, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 	defer cancel()

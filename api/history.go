@@ -33,7 +33,7 @@ type boxHistory struct {
 // run is one command, running or ended. history.mu guards its fields.
 type run struct {
 	view   runView
-	cancel context.CancelCauseFunc // nil once it ended
+	cancel context.CancelCauseFunc // nil once ended
 	output []byte                  // the first maxRunOutput bytes
 }
 
@@ -69,7 +69,7 @@ type logEntry struct {
 
 func newHistory() *history { return &history{boxes: make(map[policy.BoxID]*boxHistory)} }
 
-// ofLocked returns the history of a box, making room by forgetting some other box when there are too many.
+// ofLocked returns the history of a box, forgetting some other box when there are too many.
 func (h *history) ofLocked(box policy.BoxID) *boxHistory {
 	if b := h.boxes[box]; b != nil {
 		return b
@@ -105,7 +105,7 @@ func (h *history) logLocked(box policy.BoxID, level, source, message string) {
 	}
 }
 
-// start records that a command begins. cancel kills it.
+// start records the start of a command. cancel kills it.
 func (h *history) start(box policy.BoxID, command []string, cancel context.CancelCauseFunc) *run {
 	now := time.Now()
 	r := &run{cancel: cancel, view: runView{
@@ -117,7 +117,7 @@ func (h *history) start(box policy.BoxID, command []string, cancel context.Cance
 	b := h.ofLocked(box)
 	b.runs = append(b.runs, r)
 	if len(b.runs) > maxRuns {
-		// A run that is still going stays, so that it can be cancelled.
+		// A run that has not ended is kept, so that it can be cancelled.
 		if i := slices.IndexFunc(b.runs, func(r *run) bool { return r.cancel == nil }); i >= 0 {
 			b.runs = slices.Delete(b.runs, i, i+1)
 		}
@@ -204,7 +204,7 @@ func (h *history) logs(box policy.BoxID, offset, limit int) []logEntry {
 	return page
 }
 
-// shellWords shows a command on one line, at most 1 KiB of it.
+// shellWords formats a command on one line, truncated to 1 KiB.
 func shellWords(command []string) string {
 	var words []string
 	for _, w := range command {

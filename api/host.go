@@ -10,17 +10,17 @@ import (
 	"boxgate/policy"
 )
 
-// Host owns the boxes; the API is a face over it. Every method may be called concurrently and must respect ctx. id is
-// always a [Box.ID] that an earlier call returned, but the box may have gone since: that is an [ErrNotFound].
+// Host owns the boxes; the API is a front end to it. Every method may be called concurrently and must respect ctx. id
+// is always a [Box.ID] that an earlier call returned; if the box has gone since, the error is an [ErrNotFound].
 //
 // An error made by [Errorf] is shown to the caller with the status of its kind; a *[policy.InvalidError] becomes a 422
-// with its pointers; any other error is logged and answered with a 500 that says nothing.
+// with its pointers; any other error is logged and answered with a 500 without detail.
 type Host interface {
 	// CreateBox returns once the box can run commands, or earlier with StatusCreating (clients poll). A name already in
 	// use is an ErrConflict; a runtime or field that cannot be honoured is a *policy.InvalidError.
 	CreateBox(ctx context.Context, req CreateRequest) (Box, error)
-	// AttachBox puts a network namespace that somebody else made under the gateway and returns once its policy is in
-	// force. A namespace that cannot be found or used is a *policy.InvalidError.
+	// AttachBox attaches an existing network namespace to the gateway and returns once its policy is in force. A
+	// namespace that cannot be found or used is a *policy.InvalidError.
 	AttachBox(ctx context.Context, req AttachRequest) (Box, error)
 	// DetachBox takes an attached box off the network and forgets it; a box that was launched here is an ErrConflict.
 	DetachBox(ctx context.Context, id policy.BoxID) error
@@ -31,8 +31,8 @@ type Host interface {
 	// DeleteBox stops the box, cuts its connections and forgets it.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
-	// never block for longer than the API's client. When ctx ends the command is killed and ctx's error returned. A
-	// command that ran, whatever its exit code, is no error.
+	// only block while the API's client does. When ctx ends the command is killed and ctx's error returned. A command
+	// that ran is not an error, whatever its exit code.
 	Exec(ctx context.Context, id policy.BoxID, req ExecRequest, stdout, stderr io.Writer) (ExecResult, error)
 
 	// Policy returns the policy in force.
@@ -54,10 +54,10 @@ type Host interface {
 
 	// URLs lists the box's public URLs by port, without credentials.
 	URLs(ctx context.Context, id policy.BoxID) ([]URL, error)
-	// CreateURL makes the public URL of a port. One that exists is replaced, with new credentials, and sockets opened
-	// with the old ones are cut.
+	// CreateURL makes the public URL of a port. An existing one is replaced, with new credentials, and connections
+	// opened with the old ones are cut.
 	CreateURL(ctx context.Context, id policy.BoxID, req URLRequest) (URL, error)
-	// DeleteURL takes the public URL of a port away and cuts its sockets.
+	// DeleteURL removes the public URL of a port and cuts its connections.
 	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error
 
 	// RecentEvents returns the decisions still remembered.
@@ -65,8 +65,8 @@ type Host interface {
 	// FollowEvents delivers the decisions made from now on until ctx ends.
 	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
 
-	// SelfTest tries from inside the box what a hostile program there would try. A hole is in the report, and no error;
-	// a self-test that cannot begin because another runs is an ErrConflict.
+	// SelfTest tries from inside the box what a hostile program there would try. A hole is reported, but is not an
+	// error; a self-test that cannot start because another is running is an ErrConflict.
 	SelfTest(ctx context.Context, id policy.BoxID) (SelfTestReport, error)
 
 	// CA returns the PEM of the box's interception CA certificate.
@@ -74,14 +74,14 @@ type Host interface {
 	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.
 	IngressCA(ctx context.Context) ([]byte, error)
 
-	// RotateStoreKey encrypts every secret of the store anew, under a new key file or the new passphrase. The passphrase must
-	// be given if the store has one, and only then; else the error is a *policy.InvalidError.
+	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
+	// must be given if, and only if, the store has one; else the error is a *policy.InvalidError.
 	RotateStoreKey(ctx context.Context, newPassphrase policy.Secret) error
-	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. The keys before it
+	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. Earlier keys
 	// stop working after grace.
 	RotateAPIKey(ctx context.Context, grace time.Duration) error
 
-	// Ready returns nil when boxes can be created and served, else what is missing.
+	// Ready returns nil when boxes can be created and served, else an error that says what is missing.
 	Ready(ctx context.Context) error
 }
 
@@ -122,7 +122,7 @@ type Box struct {
 	Warnings     []policy.Problem // such as header rules that can never apply; only read after CreateBox
 }
 
-// CreateRequest is what a box is to be. Everything in it has been validated but for what only the Host knows: whether
+// CreateRequest describes a box to create. Everything in it has been validated except what only the Host knows: whether
 // the name is free and the runtime exists.
 type CreateRequest struct {
 	Name        string // "" for none
@@ -137,13 +137,13 @@ type CreateRequest struct {
 	Policy      policy.Spec
 	Headers     []policy.HeaderRule
 	Hosted      Hosted
-	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token" or
-	// "/mcp_servers/0/headers/Authorization". No answer ever holds them.
+	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token"
+	// or "/mcp_servers/0/headers/Authorization". No answer ever contains them.
 	HostedSecrets map[string]policy.Secret
 }
 
 // Hosted holds the fields of a create that belong to the hosted product (agents, models, skills, git): accepted, kept
-// and read back, without effect in this gateway. It holds no secret, so that it can be stored as JSON.
+// and read back, without effect in this gateway. It has no secrets, so it can be stored as JSON.
 type Hosted struct {
 	Model        string        `json:"model,omitempty"`
 	Agent        string        `json:"agent,omitempty"`
@@ -161,7 +161,7 @@ type CustomRunner struct {
 	Protocol string   `json:"protocol,omitempty"`
 }
 
-// MCPServer is one MCP server of a create; of its headers only the names are read back.
+// MCPServer is one MCP server of a create; only the names of its headers are read back.
 type MCPServer struct {
 	Name         string   `json:"name"`
 	Source       string   `json:"source"`
@@ -187,21 +187,22 @@ type ExecResult struct {
 	CPU      time.Duration // CPU time it used; 0 if not known
 }
 
-// PolicyState is a policy in force and the version that names it. Versions only grow.
+// PolicyState is a policy in force and its version. Versions only grow.
 type PolicyState struct {
 	Spec     policy.Spec
 	Version  uint64
 	Warnings []policy.Problem
 }
 
-// HeaderState is a set of header rules in force and the version that names it.
+// HeaderState is a set of header rules in force and its version.
 type HeaderState struct {
 	Rules    []policy.HeaderRule
 	Version  uint64
 	Warnings []policy.Problem
 }
 
-// URLRequest asks for a public URL. With neither Bearer nor Basic it needs no credential; with both, either opens it.
+// URLRequest asks for a public URL. With neither Bearer nor Basic the URL needs no credential; with both, it accepts
+// either.
 type URLRequest struct {
 	Port   uint16 // never 0
 	Bearer bool
@@ -228,8 +229,8 @@ type EventFilter struct {
 // PastEvents are the decisions that are remembered.
 type PastEvents struct {
 	Events  []audit.Event // oldest first
-	Run     string        // tells this run of the gateway from others, whose decisions have numbers of their own
-	Missing bool          // some that the filter selects may be forgotten
+	Run     string        // identifies this run of the gateway; each run numbers its decisions on its own
+	Missing bool          // some that the filter selects may have been forgotten
 }
 
 // EventStream is a subscription to decisions. A reader that is too slow loses events and is told how many.

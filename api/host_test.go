@@ -30,7 +30,7 @@ type memoryHost struct {
 	follow  []chan audit.Event
 	ready   error
 	probes  []SelfTestProbe // of every self-test
-	fail    error           // what every call answers, if set
+	fail    error           // returned by every call, if set
 	crash   bool            // every call panics with a secret
 
 	passphrase string        // of the last RotateStoreKey
@@ -47,7 +47,7 @@ func newMemoryHost(t testing.TB) *memoryHost {
 	return &memoryHost{dir: t.TempDir(), boxes: map[policy.BoxID]*memoryBox{}, global: HeaderState{Version: 1}}
 }
 
-// enter begins a call: it locks the host and fails if the test said so.
+// enter begins a call: it locks the host and fails if the test wants that.
 func (h *memoryHost) enter() (leave func(), err error) {
 	h.mu.Lock()
 	if h.crash {

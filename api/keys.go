@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// maxGrace bounds how long a key that was replaced may go on.
+// maxGrace bounds how long a replaced key may go on working.
 const maxGrace = 30 * 24 * time.Hour
 
 // storeKeyBody asks for a new key of the store.
@@ -19,7 +19,7 @@ type storeKeyBody struct {
 
 // apiKeyBody asks for a new API key.
 type apiKeyBody struct {
-	Grace string `json:"grace,omitempty" doc:"how long the keys before it go on working, such as 1h; absent: not at all"`
+	Grace string `json:"grace,omitempty" doc:"how long earlier keys go on working, such as 1h; absent: not at all"`
 }
 
 // rotateStoreKey changes what the secrets of the store are encrypted with.
@@ -53,14 +53,14 @@ func (a *API) rotateAPIKey(w http.ResponseWriter, r *http.Request) (reply, error
 	return reply{body: okView{true}}, nil
 }
 
-// keyRecheck is how soon a request that goes on learns that its key has stopped working.
+// keyRecheck is how soon a long request notices that its key has stopped working.
 const keyRecheck = time.Second
 
 // errKeyEnded ends a request whose key has stopped working.
-var errKeyEnded = refuse(http.StatusUnauthorized, "the API key has stopped working while the request was under way")
+var errKeyEnded = refuse(http.StatusUnauthorized, "the API key stopped working during the request")
 
-// whileKeyWorks returns the request with a context that ends when its key stops working, so that a key that was taken
-// back does not live on in a stream that was opened with it. The caller calls end when the request is over.
+// whileKeyWorks returns the request with a context that ends when its key stops working, so that streams opened with a
+// revoked key do not outlive it. The caller calls end when the request is over.
 func (a *API) whileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
 	key, _ := keyOf(r)
 	ctx, cancel := context.WithCancelCause(r.Context())

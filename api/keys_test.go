@@ -34,7 +34,7 @@ func TestKeysAreRotated(t *testing.T) {
 	}
 }
 
-// A key that has stopped working does not live on in what was begun with it.
+// Requests that were begun with a key end when it stops working.
 func TestAStreamEndsWithItsKey(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -71,7 +71,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	defer stream.Body.Close()
 	exec := make(chan *http.Response, 1)
 	go func() { exec <- begin("POST", "/v2/box/b/exec", `{"command":["sleep","1000"]}`) }()
-	for range 6 { // each is asked for when it begins, and again while it goes on
+	for range 6 { // the key is checked when a request begins, and again while it runs
 		select {
 		case res := <-exec:
 			t.Fatalf("the command ended while the key worked: %s", res.Status)

@@ -82,7 +82,7 @@ func parameters(rt route) []object {
 	return params
 }
 
-// schemaOf is the JSON schema of a Go type. Structs go into schemas under their name and are referred to.
+// schemaOf is the JSON schema of a Go type. Structs go into schemas under their name and are referenced.
 func schemaOf(t reflect.Type, schemas object) object {
 	if t == rawType {
 		return schemaOf(reflect.TypeFor[policyBody](), schemas)

@@ -7,15 +7,15 @@ import (
 	"boxgate/policy"
 )
 
-// SelfTestVerdict is how one probe of a self-test came out.
+// SelfTestVerdict is the outcome of one probe of a self-test.
 type SelfTestVerdict string
 
 // The verdicts.
 const (
 	ProbeTight   SelfTestVerdict = "tight"   // refused as the policy says, and logged
 	ProbeHole    SelfTestVerdict = "hole"    // something got through, or the refusal was not the one promised
-	ProbeNotRun  SelfTestVerdict = "not_run" // could not be tried, so nothing is known
-	ProbeSkipped SelfTestVerdict = "skipped" // does not apply: the policy allows it, or has nothing of the kind
+	ProbeNotRun  SelfTestVerdict = "not_run" // could not be run, so nothing is known
+	ProbeSkipped SelfTestVerdict = "skipped" // does not apply: the policy allows the target, or has no such rule
 )
 
 // SelfTestProbe is one line of the scorecard: one attack, tried over one address family.
@@ -39,21 +39,22 @@ type SelfTestReport struct {
 	Duration time.Duration
 	Probes   []SelfTestProbe
 
-	// Untestable says why the box cannot be tested from its network namespace; empty: it was. No probe was sent then.
+	// Untestable says why the box cannot be tested from its network namespace, in which case no probe was sent; empty
+	// if it was tested.
 	Untestable string
 }
 
-// SelfTestStatus is what a scorecard comes to.
+// SelfTestStatus is the result of a scorecard.
 type SelfTestStatus string
 
-// The statuses. One that is not SelfTestTight proves nothing good.
+// The statuses. Only SelfTestTight is a pass.
 const (
 	SelfTestTight      SelfTestStatus = "tight"
-	SelfTestNotTight   SelfTestStatus = "not_tight"  // a hole was found, or a probe left out that could have found one
+	SelfTestNotTight   SelfTestStatus = "not_tight"  // a hole was found, or a probe that could have found one was not run
 	SelfTestUntestable SelfTestStatus = "untestable" // nothing was tried
 )
 
-// Status says what the scorecard comes to.
+// Status returns the result of the scorecard.
 func (r SelfTestReport) Status() SelfTestStatus {
 	switch {
 	case r.Untestable != "":
@@ -65,7 +66,7 @@ func (r SelfTestReport) Status() SelfTestStatus {
 	}
 }
 
-// Count returns how many probes came out with the verdict.
+// Count returns how many probes have the verdict.
 func (r SelfTestReport) Count(v SelfTestVerdict) int {
 	n := 0
 	for _, p := range r.Probes {
@@ -84,7 +85,7 @@ func (r SelfTestReport) Tight() bool {
 // selfTestView is a scorecard as JSON.
 type selfTestView struct {
 	Box           string              `json:"box"`
-	Tight         bool                `json:"tight" doc:"no hole was found, and no probe was left out that could have found one"`
+	Tight         bool                `json:"tight" doc:"no hole was found, and every probe that could have found one was run"`
 	Status        string              `json:"status" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
 	Reason        string              `json:"reason,omitempty" doc:"why the box is untestable"`
 	Mode          string              `json:"mode" doc:"mode of the policy in force"`
@@ -100,7 +101,7 @@ type selfTestSummaryView struct {
 	Tight   int `json:"tight"`
 	Holes   int `json:"holes"`
 	NotRun  int `json:"not_run"`
-	Skipped int `json:"skipped" doc:"allowed by the policy, or without meaning for it"`
+	Skipped int `json:"skipped" doc:"allowed by the policy, or not applicable to it"`
 }
 
 // selfTestProbeView is one line of a scorecard.
@@ -129,7 +130,7 @@ func selfTestViewOf(r SelfTestReport) selfTestView {
 	return v
 }
 
-// selfTest runs the attack list from inside the box. A hole is no failure of the call: it is in the card.
+// selfTest runs the attack list from inside the box. A hole is not a failure of the call: it is in the card.
 func (a *API) selfTest(_ http.ResponseWriter, r *http.Request) (reply, error) {
 	box, err := a.box(r)
 	if err != nil {

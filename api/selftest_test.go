@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// SelfTest reports what the test put into the host.
+// SelfTest returns the report that the test put into the host.
 func (h *memoryHost) SelfTest(_ context.Context, id policy.BoxID) (SelfTestReport, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -23,7 +23,7 @@ func (h *memoryHost) SelfTest(_ context.Context, id policy.BoxID) (SelfTestRepor
 	}, nil
 }
 
-// A card is tight only if something was tested, everything that could be was, and nothing was found.
+// A card is tight only if something was tested, everything that could be tested was, and nothing was found.
 func TestSelfTestVerdict(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

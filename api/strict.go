@@ -22,8 +22,8 @@ var (
 	headersType = reflect.TypeFor[headerRules]()
 )
 
-// value checks the next value against t. A nil t stands for any type: only repeated keys and depth are looked at.
-// The error is of the JSON itself; what does not fit is added to the problems.
+// value checks the next value against t. A nil t stands for any type: only duplicate keys and depth are checked. The
+// error is about the JSON itself; what does not fit is added to the problems.
 func (c *checker) value(pointer string, t reflect.Type, depth int) error {
 	if depth > maxDepth {
 		return errTooDeep
@@ -39,7 +39,7 @@ func (c *checker) value(pointer string, t reflect.Type, depth int) error {
 		return err
 	}
 	if t != nil && !fits(token, t) {
-		c.add(pointer, "%s is expected here, not %s", kindName(t), tokenName(token))
+		c.add(pointer, "expected %s, got %s", kindName(t), tokenName(token))
 		t = nil
 	}
 	switch token {
@@ -61,7 +61,7 @@ func (c *checker) object(pointer string, t reflect.Type, depth int) error {
 		key, _ := token.(string)
 		at := pointer + "/" + escapePointer(key)
 		if seen[key] {
-			c.add(at, "this key is given twice")
+			c.add(at, "duplicate key")
 		}
 		seen[key] = true
 		if err := c.value(at, c.member(at, t, key), depth+1); err != nil {
@@ -72,7 +72,7 @@ func (c *checker) object(pointer string, t reflect.Type, depth int) error {
 	return err
 }
 
-// member returns the type of an object's member, nil if any will do or none is known.
+// member returns the type of an object's member, nil if any type is allowed or none is known.
 func (c *checker) member(at string, t reflect.Type, key string) reflect.Type {
 	if t == nil {
 		return nil
@@ -105,14 +105,14 @@ func (c *checker) array(pointer string, t reflect.Type, depth int) error {
 	return err
 }
 
-// add keeps a problem; a hundred of them say enough.
+// add keeps a problem, up to a hundred of them.
 func (c *checker) add(pointer, format string, args ...any) {
 	if len(c.problems) < 100 {
 		c.problems = append(c.problems, policy.Problem{Pointer: clip(pointer), Message: fmt.Sprintf(format, args...)})
 	}
 }
 
-// fits reports whether a token can begin a value of type t. null fits nothing: an absent field is left out.
+// fits reports whether a token can begin a value of type t. null never fits: absent fields must be left out.
 func fits(token json.Token, t reflect.Type) bool {
 	switch token := token.(type) {
 	case json.Delim:

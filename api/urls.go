@@ -9,11 +9,11 @@ import (
 // urlBody asks for a public URL.
 type urlBody struct {
 	Port        *int64 `json:"port"`
-	BearerToken bool   `json:"bearer_token,omitempty" doc:"make a bearer token that opens it"`
-	BasicAuth   bool   `json:"basic_auth,omitempty" doc:"make a user name and password that open it"`
+	BearerToken bool   `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
+	BasicAuth   bool   `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
 }
 
-// urlView is a public URL. Token, username and password are only in the answer that made them.
+// urlView is a public URL. Token, username and password are only in the answer that created them.
 type urlView struct {
 	URL         string `json:"url"`
 	Port        uint16 `json:"port"`
@@ -52,7 +52,7 @@ func (a *API) createURL(w http.ResponseWriter, r *http.Request) (reply, error) {
 	}
 	a.history.log(box.ID, "info", "user", "public URL of port %d made", u.Port)
 	view := viewURL(u)
-	// The one place where credentials are shown: whoever asked for them has to learn them once.
+	// The only place where credentials are shown: the caller has to learn them once.
 	view.Token, view.Username, view.Password = u.Token.Reveal(), u.Username.Reveal(), u.Password.Reveal()
 	return reply{status: http.StatusCreated, body: view}, nil
 }
