@@ -22,12 +22,12 @@ func filesOf(t *testing.T, pkg, tags string) []string {
 // tag http2legacy it has a file that does not compile, and with it golang.org/x/net/http2 is the implementation that the
 // proxy is written for. A version of the module without that choice fails here.
 func TestNoBuildWithoutTheHTTP2Implementation(t *testing.T) {
-	const guard, http2 = "http2_build_tag.go", "golang.org/x/net/http2"
-	if !slices.Contains(filesOf(t, "./proxy", "go1.27"), guard) {
-		t.Errorf("a build without the tag does not compile proxy/%s", guard)
+	const guard, http2 = "build_tag.go", "golang.org/x/net/http2"
+	if !slices.Contains(filesOf(t, "./proxy/h2", "go1.27"), guard) {
+		t.Errorf("a build without the tag does not compile proxy/h2/%s", guard)
 	}
-	if slices.Contains(filesOf(t, "./proxy", "go1.27,http2legacy"), guard) {
-		t.Errorf("a build with the tag compiles proxy/%s", guard)
+	if slices.Contains(filesOf(t, "./proxy/h2", "go1.27,http2legacy"), guard) {
+		t.Errorf("a build with the tag compiles proxy/h2/%s", guard)
 	}
 	files := filesOf(t, http2, "go1.27,http2legacy")
 	if !slices.Contains(files, "server.go") || !slices.Contains(files, "transport.go") || slices.Contains(files, "server_wrap.go") {

@@ -65,7 +65,7 @@ func (c *conn) connect(f first) {
 	if err != nil {
 		c.event.Error = err.Error()
 		answer := badRequest("The head of the CONNECT cannot be understood.")
-		if lacksMemory(err) {
+		if errors.Is(err, memory.ErrFull) {
 			answer = noMemory()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -100,7 +100,7 @@ type weighed struct {
 func (w weighed) Read(p []byte) (int, error) {
 	n, err := w.Reader.Read(p)
 	if n > 0 && !w.holds.Grow(fieldsFactor*n) {
-		return 0, errMemory
+		return 0, memory.ErrFull
 	}
 	return n, err
 }

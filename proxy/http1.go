@@ -13,7 +13,6 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
-
 	"boxgate/proxy/placeholder"
 )
 
@@ -60,7 +59,7 @@ var (
 func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
 	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, reader: clientAwareReader{ctx: ctx, gone: clientGone(s)}}
 	h.holds.Open(s.usage.memory, memory.Buffers)
-	h.in.Memory = doubled{&h.holds}
+	h.in.Memory = memory.Doubled{Claim: &h.holds}
 	defer h.finish()
 	s.live.watch(h.watch)
 	for {

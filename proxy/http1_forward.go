@@ -6,7 +6,6 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
-
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
 )

@@ -8,12 +8,12 @@ import (
 	"strconv"
 	"time"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
-	"boxgate/proxy/socket"
-
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/socket"
 )
 
 // refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
@@ -35,7 +35,7 @@ func (h *http1) refuse(p *problem) error {
 func (h *http1) refuseHead(err error) error {
 	var malformed *h1.Error
 	switch {
-	case lacksMemory(err):
+	case errors.Is(err, memory.ErrFull):
 		h.head = 0
 		return h.refuse(noMemory())
 	case errors.As(err, &malformed):

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"io"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
-	"boxgate/proxy/socket"
-
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/socket"
 )
 
 // interimMax bounds the 1xx responses before a final one.
@@ -111,7 +111,7 @@ func (h *http1) responseHead() (int, error) {
 			return n, err
 		}
 		if err := h.up.in.Fill(); err != nil {
-			return 0, noEOF(err)
+			return 0, h1.NoEOF(err)
 		}
 	}
 }
@@ -136,7 +136,7 @@ func (h *http1) noResponse(u *upload, err error) error {
 		h.x.failed(u.err)
 	}
 	reason := policy.ReasonUpstreamHTTP
-	if lacksMemory(err) {
+	if errors.Is(err, memory.ErrFull) {
 		reason = policy.ReasonLimit
 	}
 	return h.refuseUpstream(&upstreamError{Reason: reason, Name: h.ruling.request.Name, Err: err})
@@ -180,7 +180,7 @@ func (h *http1) relay(chunked bool) error {
 				}
 				return h.flush()
 			}
-			return noEOF(err)
+			return h1.NoEOF(err)
 		}
 	}
 }

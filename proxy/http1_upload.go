@@ -2,13 +2,11 @@ package proxy
 
 import (
 	"errors"
-	"io"
 	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
-
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
 )
@@ -90,7 +88,7 @@ func (u *upload) run(in *h1.Reader, up *upstream) error {
 	for {
 		if u.dry {
 			if err := in.Fill(); err != nil {
-				return noEOF(err)
+				return h1.NoEOF(err)
 			}
 		}
 		whole, err := false, error(nil)
@@ -153,12 +151,4 @@ func (u *upload) finished() bool {
 	case <-moment.C:
 		return false
 	}
-}
-
-// noEOF makes the end of the stream inside a message the error that it is.
-func noEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }

@@ -18,10 +18,11 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/h2"
 	"boxgate/proxy/h2connect"
-
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/socket"
 )
 
 //lint:file-ignore SA1019 net/http serves listeners; this serves one connection, peeked at and with a context of its own.
@@ -29,16 +30,14 @@ import (
 func init() { h2connect.Restore() }
 
 const (
-	h2Streams      = 100            // requests a client may have under way on one connection
-	h2HeadRead     = 2 * h1.MaxHead // of a head that is read; beyond h1.MaxHead it is refused, beyond this the connection ends
-	h2StreamWindow = 64 << 10       // of an upload, for each stream: boxes are near
-	h2ConnWindow   = 1 << 20        // of all uploads of a connection
+	h2StreamWindow = 64 << 10 // of an upload, for each stream: boxes are near
+	h2ConnWindow   = 1 << 20  // of all uploads of a connection
 )
 
 // http2Conn is the state of one HTTP/2 client connection.
 type http2Conn struct {
 	s      *session
-	writer *clientWriter
+	client *h2.ClientConn
 
 	mu      sync.Mutex
 	flights map[*inflight]*stream
@@ -56,15 +55,15 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 		return errNoName // HTTP/2 is chosen in a TLS handshake alone
 	}
 	server := &http2.Server{
-		MaxConcurrentStreams: h2Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2FrameMax,
+		MaxConcurrentStreams: h2.Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2.FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	c.writer = &clientWriter{clientReader: newClientReader(conn, s.usage.memory, c.malformedRequest), streams: streamTracker{refused: c.refusedByLibrary}}
-	defer c.writer.heads.Close()
-	server.ServeConn(c.writer, &http2.ServeConnOpts{
+	c.client = h2.NewClientConn(conn, s.usage.memory, c.malformedRequest, c.refusedByLibrary)
+	defer c.client.Release()
+	server.ServeConn(c.client, &http2.ServeConnOpts{
 		Context: ctx,
 		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
-		BaseConfig: &http.Server{MaxHeaderBytes: h2HeadRead, ErrorLog: log.New(io.Discard, "", 0)},
+		BaseConfig: &http.Server{MaxHeaderBytes: h2.HeadRead, ErrorLog: log.New(io.Discard, "", 0)},
 		Handler:    http.HandlerFunc(c.serve),
 	})
 	return nil
@@ -138,7 +137,7 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 	defer c.give(w, r)()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: expectsContinue(r)}
+	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: h2.ExpectsContinue(r)}
 	defer close(st.done)
 	st.x.begin(c.s)
 	defer st.end()
@@ -327,4 +326,49 @@ func (st *stream) refuseUpstream(err error) {
 		p.Host = st.ruling.request.Name.String()
 	}
 	st.refuse(p)
+}
+
+// malformedRequest records a request that is refused for its form before the handler could see it. It counts as a request,
+// as in refusedByLibrary.
+func (c *http2Conn) malformedRequest(method, authority, path string) {
+	c.client.Handed(c.client.Refusing()) // which the library resets now
+	var x exchange
+	x.begin(c.s)
+	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest
+	if authority != "" {
+		x.event.Name = authority
+	}
+	if !c.s.usage.requests.Allow() {
+		x.event.Reason = policy.ReasonLimit
+		socket.Abort(c.s.client)
+	}
+	x.end()
+}
+
+// refusedByLibrary records a request that the handler was not given. It counts as a request; a client that sends more of
+// those than the box may loses the connection, as there is nobody to tell it to wait.
+func (c *http2Conn) refusedByLibrary(why string) {
+	var x exchange
+	x.begin(c.s)
+	x.refused(&problem{Reason: policy.ReasonBadRequest})
+	x.event.Error = why
+	if !c.s.usage.requests.Allow() {
+		x.event.Reason = policy.ReasonLimit
+		socket.Abort(c.s.client)
+	}
+	x.end()
+}
+
+// give notes that the handler was given the stream of w, until the client has ended it.
+func (c *http2Conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
+	id, ok := h2.StreamID(w)
+	if !ok {
+		return func() {}
+	}
+	c.client.Handed(id)
+	return func() {
+		if r.Context().Err() != nil {
+			c.client.Over(id)
+		}
+	}
 }

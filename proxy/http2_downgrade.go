@@ -10,7 +10,6 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
-
 	"boxgate/proxy/header"
 )
 
@@ -251,7 +250,7 @@ func (d *downgrade) finalHead() (int, error) {
 		n, err := d.res.Parse(in.Bytes(), d.st.r.Method)
 		for errors.Is(err, h1.ErrShort) {
 			if err = in.Fill(); err != nil {
-				return 0, noEOF(err)
+				return 0, h1.NoEOF(err)
 			}
 			n, err = d.res.Parse(in.Bytes(), d.st.r.Method)
 		}
@@ -306,7 +305,7 @@ func (d *downgrade) relay(untilClose bool) error {
 			if untilClose && errors.Is(err, io.EOF) {
 				return nil
 			}
-			return noEOF(err)
+			return h1.NoEOF(err)
 		}
 	}
 }

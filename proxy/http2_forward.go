@@ -13,12 +13,13 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/buffers"
-	"boxgate/proxy/scrub"
-
+	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/scrub"
 )
 
 // forward sends a request that was allowed, by the protocol that the upstream speaks, and brings its response back.
@@ -77,7 +78,7 @@ func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
 	}
 	if !st.holds.Grow(fieldsFactor * fieldsSize(res.Header)) {
 		_ = res.Body.Close()
-		st.refuseUpstream(&upstreamError{Reason: policy.ReasonLimit, Name: st.ruling.request.Name, Err: errMemory})
+		st.refuseUpstream(&upstreamError{Reason: policy.ReasonLimit, Name: st.ruling.request.Name, Err: memory.ErrFull})
 		return nil
 	}
 	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {
@@ -286,3 +287,20 @@ func (st *stream) trailers(t http.Header) {
 
 // bodyBuffers are for bodies over HTTP/2.
 var bodyBuffers = buffers.NewPool(32 << 10)
+
+// resetCode is the code with which a stream to the upstream ended, if it ended with a reset.
+func resetCode(err error) (http2.ErrCode, bool) {
+	var reset http2.StreamError
+	if errors.As(err, &reset) {
+		return reset.Code, true
+	}
+	return http2.ErrCodeInternal, false
+}
+
+// resetWith breaks the stream off with a code. It does not return.
+func (st *stream) resetWith(code http2.ErrCode) {
+	if id, ok := h2.StreamID(st.w); ok {
+		st.c.client.ResetWith(id, code)
+	}
+	panic(http.ErrAbortHandler)
+}

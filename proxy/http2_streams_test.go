@@ -11,6 +11,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/h2"
 )
 
 // What the library refuses without asking anybody leaves an event too.
@@ -34,7 +35,7 @@ func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
 		"NUL in a value":           {fields: with("x", "y\x00z"), want: "reset"},
 		"a capital letter":         {fields: with("X-Key", "y"), want: "reset"},
 		"a space in a name":        {fields: with("x y", "z"), want: "reset"},
-		"a head beyond reading":    {fields: with("x", strings.Repeat("y", h2HeadRead-2000), "z", strings.Repeat("y", 4000)), want: "too large"},
+		"a head beyond reading":    {fields: with("x", strings.Repeat("y", h2.HeadRead-2000), "z", strings.Repeat("y", 4000)), want: "too large"},
 		"an even stream":           {raw: func(f *http2.Framer) error { return f.WriteRSTStream(2, http2.ErrCodeCancel) }, want: "the connection is ended with PROTOCOL_ERROR"},
 		"a window too large":       {raw: func(f *http2.Framer) error { return f.WriteWindowUpdate(0, 1<<31-1) }, want: "the connection is ended with FLOW_CONTROL_ERROR"},
 	} {
@@ -105,10 +106,10 @@ func (r *rawH2) send(fields ...string) error {
 	}
 	id, block := r.stream, r.buf.Bytes()
 	r.stream += 2
-	first := block[:min(len(block), h2FrameMax)]
+	first := block[:min(len(block), h2.FrameMax)]
 	err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: first, EndStream: true, EndHeaders: len(first) == len(block)})
 	for rest := block[len(first):]; err == nil && len(rest) > 0; {
-		part := rest[:min(len(rest), h2FrameMax)]
+		part := rest[:min(len(rest), h2.FrameMax)]
 		rest = rest[len(part):]
 		err = r.framer.WriteContinuation(id, len(rest) == 0, part)
 	}

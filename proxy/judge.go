@@ -9,9 +9,8 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
-	"boxgate/proxy/scrub"
-
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/scrub"
 )
 
 // This file decides one request. HTTP/1.1 and HTTP/2 ask the same judge; neither forwards a byte it has not allowed.

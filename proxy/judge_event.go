@@ -11,7 +11,6 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
-
 	"boxgate/proxy/placeholder"
 )
 

@@ -49,12 +49,12 @@ type first struct {
 // peek reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
 // that a client sending byte after byte gains nothing. A client that stays silent until the silence deadline is
 // kindSilent where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed; or it is
-// errMemory. What holds held before, for other first bytes, it gives back.
+// memory.ErrFull. What holds held before, for other first bytes, it gives back.
 func peek(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (first, error) {
 	f := first{holds: holds}
 	holds.Release()
 	if len(head) > peekStart && !holds.Grow(len(head)) {
-		return f, errMemory
+		return f, memory.ErrFull
 	}
 	f.data = append(make([]byte, 0, max(peekStart, len(head))), head...)
 	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket, which the next use finds
@@ -120,7 +120,7 @@ func (f *first) read(c net.Conn) error {
 	if len(f.data) == cap(f.data) {
 		size := min(4*cap(f.data), peekCap)
 		if !f.holds.Grow(size - cap(f.data)) {
-			return errMemory
+			return memory.ErrFull
 		}
 		grown := make([]byte, len(f.data), size)
 		copy(grown, f.data)

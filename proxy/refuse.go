@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/socket"
 )
@@ -48,7 +49,7 @@ func (c *conn) deny(f first, v verdict) {
 func (c *conn) refusePeek(f first, err error) {
 	c.event.Name = f.sni
 	switch {
-	case lacksMemory(err):
+	case errors.Is(err, memory.ErrFull):
 		c.refuse(kindOther, policy.ReasonLimit)
 	case f.kind == kindOversize:
 		c.refuse(kindOther, policy.ReasonPeekSize)

@@ -6,9 +6,8 @@ import (
 	"net/http"
 
 	"boxgate/proxy/h1"
-	"boxgate/proxy/scrub"
-
 	"boxgate/proxy/header"
+	"boxgate/proxy/scrub"
 )
 
 // arriving is a response's body on an HTTP/1.1 connection as it arrives.
@@ -40,7 +39,7 @@ func (a *arriving) Read(p []byte, wait func() error) (int, error) {
 		}
 		if err := a.in.Fill(); err != nil {
 			if a.done = a.untilClose && errors.Is(err, io.EOF); !a.done {
-				return 0, noEOF(err)
+				return 0, h1.NoEOF(err)
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 		sc.holds.Open(s.usage.memory, memory.Recoding)
 		if !sc.holds.Grow(scrub.Memory(codings)) {
 			sc.end()
-			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name, Err: errMemory}
+			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name, Err: memory.ErrFull}
 		}
 	}
 	return sc, nil

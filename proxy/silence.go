@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
+
+	"boxgate/proxy/h2"
 )
 
 // This file is about clients that say nothing. On most ports they are let through to the address, as the server may be
@@ -47,7 +49,7 @@ func greetsHTTP2(c *net.TCPConn) bool {
 	if err != nil {
 		return true
 	}
-	var b [h2FrameHead]byte
+	var b [h2.FrameHead]byte
 	n := 0
 	if raw.Control(func(fd uintptr) { n, _, err = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT) }) != nil || err != nil {
 		return false // it has gone

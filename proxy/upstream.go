@@ -78,7 +78,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *upstream, err er
 	}
 	u = &upstream{key: pl.key, place: pl, conn: conn, tcp: tcp, raw: raw, dial: dial}
 	u.holds.Open(pl.pool.memory, memory.Buffers)
-	u.in.Memory = doubled{&u.holds}
+	u.in.Memory = memory.Doubled{Claim: &u.holds}
 	pl.h1 = u
 	u.look = func(fd uintptr) {
 		u.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}

@@ -16,6 +16,7 @@ import (
 	"boxgate/internal/handshake"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/h2"
 	"boxgate/proxy/scrub"
 )
 
@@ -62,7 +63,7 @@ func (e *upstreamError) shown() string {
 
 // shownErrors are errors of the gateway's own whose texts hold nothing but what stands in the sources.
 var shownErrors = []error{
-	errProtocol, errServerFrames, errRepeat, errNoName, errUpstreamLimit, errRecodings, errPart, errMessages, errExtended,
+	errProtocol, h2.ErrServer, errRepeat, errNoName, errUpstreamLimit, errRecodings, errPart, errMessages, errExtended,
 	scrub.ErrCoding, scrub.ErrCompressed, scrub.ErrFrame,
 	handshake.ErrKey, handshake.ErrAccept, handshake.ErrProtocol, handshake.ErrExtension,
 }

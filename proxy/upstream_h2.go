@@ -12,6 +12,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/h2"
 	"boxgate/proxy/socket"
 )
 
@@ -32,7 +33,7 @@ const (
 // decompresses.
 var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
 	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: expectWait, HTTP2: &http.HTTP2Config{
-		MaxReceiveBufferPerStream: h2ResponseWindow, MaxReceiveBufferPerConnection: h2ResponsesMax, MaxReadFrameSize: h2FrameMax,
+		MaxReceiveBufferPerStream: h2ResponseWindow, MaxReceiveBufferPerConnection: h2ResponsesMax, MaxReadFrameSize: h2.FrameMax,
 	}})
 	if err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, e
 	if err != nil {
 		return nil, err
 	}
-	client, err := t.NewClientConn(newNeverIndexed(conn, pl.release))
+	client, err := t.NewClientConn(h2.NewServerConn(conn, pl.release))
 	if err != nil {
 		return nil, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name, Err: err}
 	}

@@ -96,7 +96,7 @@ func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
 	}
 	for !p.memory.Acquire(memory.Upstreams, upstreamCost) {
 		if !p.dropOldestLocked() {
-			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: errMemory}
+			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: memory.ErrFull}
 		}
 	}
 	p.open.Add(1)

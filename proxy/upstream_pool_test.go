@@ -19,6 +19,7 @@ import (
 	"boxgate/internal/handshake"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/h2"
 )
 
 // tally counts the connections that a server has open.
@@ -413,7 +414,7 @@ func TestClosingWaitsForNoPeer(t *testing.T) {
 	_ = near.SetWriteDeadline(time.Time{})
 	closed := false
 	start := time.Now()
-	_ = newNeverIndexed(conn, func() { closed = true }).Close()
+	_ = h2.NewServerConn(conn, func() { closed = true }).Close()
 	if d := time.Since(start); d > 2*time.Second || !closed {
 		t.Errorf("closed after %v, told %v", d, closed)
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
+	"boxgate/proxy/h2"
 )
 
 // rogue is an origin server that writes single frames. A request for /bad is answered by a misdeed, any other with
@@ -54,7 +55,7 @@ func (s *rogue) serve(misdeed func(*rogue, uint32)) {
 	s.AllowIllegalWrites = true
 	s.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	s.enc = hpack.NewEncoder(&s.block)
-	if _, err := io.ReadFull(s.conn, make([]byte, prefaceLen)); err != nil || s.WriteSettings() != nil {
+	if _, err := io.ReadFull(s.conn, make([]byte, len(http2.ClientPreface))); err != nil || s.WriteSettings() != nil {
 		return
 	}
 	for {
@@ -111,10 +112,10 @@ var misdeeds = map[string]struct {
 	}, "502"},
 	"long DATA": {func(s *rogue, id uint32) {
 		s.head(id, false, ":status", "200")
-		s.raw(http2.FrameData, 0, id, strings.Repeat("x", h2FrameMax+1))
+		s.raw(http2.FrameData, 0, id, strings.Repeat("x", h2.FrameMax+1))
 	}, "200 broken off|502"},
 	"long HEADERS": {func(s *rogue, id uint32) {
-		s.raw(http2.FrameHeaders, http2.FlagHeadersEndHeaders, id, strings.Repeat("\x00", h2FrameMax+1))
+		s.raw(http2.FrameHeaders, http2.FlagHeadersEndHeaders, id, strings.Repeat("\x00", h2.FrameMax+1))
 	}, "502"},
 	"a stream of the server's": {func(s *rogue, _ uint32) { s.head(2, true, ":status", "200") }, "502"},
 	"a stream not opened":      {func(s *rogue, id uint32) { s.head(id+2, true, ":status", "200") }, "502"},
@@ -147,8 +148,8 @@ var misdeeds = map[string]struct {
 	"DATA before HEADERS":           {func(s *rogue, id uint32) { _ = s.WriteData(id, true, []byte("x")) }, "502"},
 	"more DATA than the window": {func(s *rogue, id uint32) {
 		s.head(id, false, ":status", "200")
-		for range 2 * h2ResponsesMax / h2FrameMax {
-			if s.WriteData(id, false, make([]byte, h2FrameMax)) != nil {
+		for range 2 * h2ResponsesMax / h2.FrameMax {
+			if s.WriteData(id, false, make([]byte, h2.FrameMax)) != nil {
 				return
 			}
 		}

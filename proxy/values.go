@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"boxgate/policy"
-
 	"boxgate/proxy/placeholder"
 )
 

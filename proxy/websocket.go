@@ -5,9 +5,8 @@ import (
 
 	"boxgate/internal/handshake"
 	"boxgate/proxy/h1"
-	"boxgate/proxy/tunnel"
-
 	"boxgate/proxy/header"
+	"boxgate/proxy/tunnel"
 )
 
 // upgraded returns why an answer of 101 does not make a WebSocket of the connection on which it was asked for; nil if it

@@ -12,10 +12,9 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/header"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
-
-	"boxgate/proxy/header"
 )
 
 // serveWebSocket carries an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket

@@ -1,13 +1,12 @@
 package h1
 
 import (
-	"errors"
-	"testing"
-	"testing/iotest"
-
 	"bytes"
+	"errors"
 	"io"
 	"strings"
+	"testing"
+	"testing/iotest"
 )
 
 // readBody walks a body through a Reader and returns the content and what is left behind the body.

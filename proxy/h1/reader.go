@@ -1,9 +1,10 @@
 package h1
 
 import (
-	"errors"
 	"io"
 	"sync"
+
+	"boxgate/internal/memory"
 )
 
 // Buffers come in three sizes: small ones for heads, the large one for bodies in bulk and for the largest head.
@@ -44,9 +45,6 @@ type Memory interface {
 	Grow(n int) bool
 	Shrink(n int) // by what Grow granted
 }
-
-// ErrMemory says that a head needs a larger buffer than [Memory] grants.
-var ErrMemory = errors.New("no memory for a larger buffer")
 
 // weight is what Memory is asked for a buffer: the smallest weighs nothing.
 func weight(b *[]byte) int {
@@ -95,12 +93,12 @@ func (r *Reader) Wait() error {
 }
 
 // Fill reads more, at least one byte. It makes room first: by taking a larger buffer, up to [MaxHead], when the bytes held
-// fill the one there is. With MaxHead bytes held it fails, and with [ErrMemory] where there is no memory for a larger one.
+// fill the one there is. With MaxHead bytes held it fails, and with [memory.ErrFull] where there is no memory for a larger one.
 func (r *Reader) Fill() error {
 	r.room()
 	if r.w == len(*r.buf) {
 		if r.w < large {
-			return ErrMemory
+			return memory.ErrFull
 		}
 		return bad("the head or trailer section is too large")
 	}

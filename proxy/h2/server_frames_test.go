@@ -1,4 +1,4 @@
-package proxy
+package h2
 
 import (
 	"bytes"
@@ -33,7 +33,7 @@ func FuzzServerFrames(f *testing.F) {
 			s := newServerFrames(r, func(c http2.ErrCode) { code = c })
 			s.opened.Store(3)
 			got, err := io.ReadAll(s)
-			if errors.Is(err, errServerFrames) != (code != http2.ErrCodeNo) {
+			if errors.Is(err, ErrServer) != (code != http2.ErrCodeNo) {
 				t.Fatalf("the error is %v, the server was told %v", err, code)
 			}
 			return got, code
@@ -64,7 +64,7 @@ func TestServerFramesLetsOrderlyFramesPass(t *testing.T) {
 	if err := errors.Join(
 		fr.WriteSettings(), fr.WriteSettingsAck(), fr.WriteWindowUpdate(0, 1<<31-1-h2WindowFirst), // as far up as it goes
 		fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x88}}), fr.WriteContinuation(1, true, nil),
-		fr.WriteData(1, false, make([]byte, h2FrameMax)), fr.WriteData(3, false, nil), fr.WriteData(1, true, nil),
+		fr.WriteData(1, false, make([]byte, FrameMax)), fr.WriteData(3, false, nil), fr.WriteData(1, true, nil),
 		fr.WriteWindowUpdate(1, 5), fr.WriteRSTStream(1, http2.ErrCodeNo), // what may follow the end of a stream
 		fr.WriteRSTStream(3, http2.ErrCodeCancel), fr.WritePing(true, [8]byte{}), fr.WriteGoAway(3, http2.ErrCodeNo, nil),
 	); err != nil {
@@ -92,7 +92,7 @@ func TestServerFramesLetsOrderlyFramesPass(t *testing.T) {
 func TestServersDoNotChooseTheSizeOfOurFrames(t *testing.T) {
 	var sent, want bytes.Buffer
 	for _, c := range []struct{ in, out http2.Setting }{
-		{http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 20}, http2.Setting{ID: http2.SettingMaxFrameSize, Val: h2FrameMax}},
+		{http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 20}, http2.Setting{ID: http2.SettingMaxFrameSize, Val: FrameMax}},
 		{http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}, http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}},
 		{http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20}, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20}},
 	} {

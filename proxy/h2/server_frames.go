@@ -1,4 +1,4 @@
-package proxy
+package h2
 
 import (
 	"encoding/binary"
@@ -9,10 +9,12 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/net/http2"
+
+	"boxgate/proxy/h1"
 )
 
-// errServerFrames ends an HTTP/2 connection whose server broke the protocol.
-var errServerFrames = errors.New("the server sent an HTTP/2 frame that it must not send here")
+// ErrServer ends an HTTP/2 connection whose server broke the protocol.
+var ErrServer = errors.New("the server sent an HTTP/2 frame that it must not send here")
 
 const (
 	h2WindowFirst = 65535 // of a connection, before it is raised (RFC 9113, 6.9.2)
@@ -34,12 +36,12 @@ type serverFrames struct {
 	opened atomic.Uint32 // the highest stream that was opened
 	window atomic.Int64  // what may be sent on the connection
 
-	buf   [h2FrameHead + 4]byte // the head of a frame, and the increment of a WINDOW_UPDATE
-	got   int                   // bytes of the head that are read
-	out   []byte                // what goes on next
-	pass  int                   // bytes behind it that go on as they come
-	skip  int                   // bytes that are left out before anything else
-	block uint32                // stream of a header block that has not ended; 0: none
+	buf   [FrameHead + 4]byte // the head of a frame, and the increment of a WINDOW_UPDATE
+	got   int                 // bytes of the head that are read
+	out   []byte              // what goes on next
+	pass  int                 // bytes behind it that go on as they come
+	skip  int                 // bytes that are left out before anything else
+	block uint32              // stream of a header block that has not ended; 0: none
 
 	ended []uint32 // streams that the server has ended last, oldest first
 	empty emptyFrames
@@ -78,9 +80,9 @@ func (f *serverFrames) Read(p []byte) (int, error) {
 
 // next reads the head of a frame. It may be called again after an error of the connection.
 func (f *serverFrames) next() error {
-	for f.got < h2FrameHead {
-		n, err := f.source.Read(f.buf[f.got:h2FrameHead])
-		if f.got += n; err != nil && f.got < h2FrameHead {
+	for f.got < FrameHead {
+		n, err := f.source.Read(f.buf[f.got:FrameHead])
+		if f.got += n; err != nil && f.got < FrameHead {
 			if f.got > 0 && errors.Is(err, io.EOF) {
 				return io.ErrUnexpectedEOF
 			}
@@ -102,21 +104,21 @@ func (f *serverFrames) next() error {
 	case mayBePadding(h):
 		return f.padded(h)
 	default:
-		f.out, f.pass = f.buf[:h2FrameHead], int(h.Length)
+		f.out, f.pass = f.buf[:FrameHead], int(h.Length)
 	}
 	return nil
 }
 
 func (f *serverFrames) refuse(code http2.ErrCode) error {
 	f.refused(code)
-	return errServerFrames
+	return ErrServer
 }
 
 // windowUpdate reads by how much the connection's window is raised.
 func (f *serverFrames) windowUpdate() error {
-	increment := f.buf[h2FrameHead:]
+	increment := f.buf[FrameHead:]
 	if _, err := io.ReadFull(f.source, increment); err != nil {
-		return noEOF(err)
+		return h1.NoEOF(err)
 	}
 	if f.window.Add(int64(binary.BigEndian.Uint32(increment)&math.MaxInt32)) > math.MaxInt32 {
 		return f.refuse(http2.ErrCodeFlowControl)
@@ -127,28 +129,28 @@ func (f *serverFrames) windowUpdate() error {
 
 // padded reads how much of a DATA frame is padding.
 func (f *serverFrames) padded(h http2.FrameHeader) error {
-	padding := f.buf[h2FrameHead : h2FrameHead+1]
+	padding := f.buf[FrameHead : FrameHead+1]
 	if _, err := io.ReadFull(f.source, padding); err != nil {
-		return noEOF(err)
+		return h1.NoEOF(err)
 	}
 	if f.empty.excessive(h, int(h.Length)-1-int(padding[0])) {
 		return f.refuse(http2.ErrCodeEnhanceYourCalm)
 	}
-	f.out, f.pass = f.buf[:h2FrameHead+1], int(h.Length)-1
+	f.out, f.pass = f.buf[:FrameHead+1], int(h.Length)-1
 	return nil
 }
 
 // settings reads what the server allows. It may allow longer frames than we send: the library would take a buffer of that
 // size for each upload.
 func (f *serverFrames) settings(length int) error {
-	frame := make([]byte, h2FrameHead+length)
-	copy(frame, f.buf[:h2FrameHead])
-	if _, err := io.ReadFull(f.source, frame[h2FrameHead:]); err != nil {
-		return noEOF(err)
+	frame := make([]byte, FrameHead+length)
+	copy(frame, f.buf[:FrameHead])
+	if _, err := io.ReadFull(f.source, frame[FrameHead:]); err != nil {
+		return h1.NoEOF(err)
 	}
-	for rest := frame[h2FrameHead:]; len(rest) >= settingSize; rest = rest[settingSize:] {
-		if s := settingAt(rest); s.ID == http2.SettingMaxFrameSize && s.Val > h2FrameMax && s.Valid() == nil {
-			binary.BigEndian.PutUint32(rest[2:], h2FrameMax)
+	for rest := frame[FrameHead:]; len(rest) >= settingSize; rest = rest[settingSize:] {
+		if s := settingAt(rest); s.ID == http2.SettingMaxFrameSize && s.Val > FrameMax && s.Valid() == nil {
+			binary.BigEndian.PutUint32(rest[2:], FrameMax)
 		}
 	}
 	f.out = frame
@@ -168,7 +170,7 @@ func known(t http2.FrameType) bool { return t <= http2.FrameContinuation }
 // judge says what is wrong with a frame.
 func (f *serverFrames) judge(h http2.FrameHeader) http2.ErrCode {
 	switch {
-	case h.Length > h2FrameMax:
+	case h.Length > FrameMax:
 		return http2.ErrCodeFrameSize
 	case f.block != 0 && (h.Type != http2.FrameContinuation || h.StreamID != f.block):
 		return http2.ErrCodeProtocol // 6.10

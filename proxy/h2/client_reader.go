@@ -1,4 +1,4 @@
-package proxy
+package h2
 
 import (
 	"crypto/tls"
@@ -9,15 +9,23 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/memory"
-	"boxgate/policy"
-	"boxgate/proxy/socket"
+	"boxgate/proxy/buffers"
+	"boxgate/proxy/h1"
 )
 
 const (
-	h2FrameHead  = 9
-	h2FrameMax   = 16 << 10 // what a client may put into one frame: the least that RFC 9113, 4.2 lets a server choose
-	h2TableSize  = 4096     // of HPACK: the default, which the server does not change
-	h2SettingMax = 100      // settings in one frame; the library breaks off beyond that
+	// FrameHead is the length of a frame's header (RFC 9113, 4.1).
+	FrameHead = 9
+	// FrameMax is what a peer may put into one frame: the least that RFC 9113, 4.2 lets an endpoint choose.
+	FrameMax = 16 << 10
+	// Streams is how many requests a client may have in progress on one connection.
+	Streams = 100
+	// HeadRead is how much of a request's head is read. Beyond it the connection ends.
+	HeadRead = 2 * h1.MaxHead
+
+	tableSize  = 4096      // of HPACK: the default, which the server does not change
+	settingMax = 100       // settings in one frame; the library breaks off beyond that
+	headsCost  = 384 << 10 // memory of a header block that has begun and not ended: decoded, up to HeadRead
 )
 
 // clientReader is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Three things are done here because the library
@@ -35,12 +43,12 @@ type clientReader struct {
 	source    io.Reader                            // what the client sends: the connection
 	malformed func(method, authority, path string) // called once for each request that is refused here
 
-	preface int               // bytes of the client's preface still to come
-	head    [h2FrameHead]byte // of the frame being read
-	got     int               // bytes of the frame that are read
-	held    *[]byte           // the frame, where all of it has to be looked at before it goes on; else nil
-	out     []byte            // what goes on next, in head or held
-	pass    int               // bytes behind out that go on as they come
+	preface int             // bytes of the client's preface still to come
+	head    [FrameHead]byte // of the frame being read
+	got     int             // bytes of the frame that are read
+	held    *[]byte         // the frame, where all of it has to be looked at before it goes on; else nil
+	out     []byte          // what goes on next, in head or held
+	pass    int             // bytes behind out that go on as they come
 
 	fields *hpack.Decoder // nil once a header block made no sense: the library ends such a connection
 	open   bool           // a header block has begun and not ended
@@ -51,14 +59,17 @@ type clientReader struct {
 	heads  memory.Claim // for a header block that did not end with its first frame
 }
 
+// frameBuffers hold frames that are looked at as a whole.
+var frameBuffers = buffers.NewPool(32 << 10)
+
 // errCalm is what the library is told in the place of a frame too many; it ends the connection with this code.
 const errCalm = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
 // newClientReader returns the connection for the library to read.
 func newClientReader(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string)) *clientReader {
 	in := &clientReader{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
-	in.fields = hpack.NewDecoder(h2TableSize, in.field)
-	in.fields.SetMaxStringLength(h2HeadRead)
+	in.fields = hpack.NewDecoder(tableSize, in.field)
+	in.fields.SetMaxStringLength(HeadRead)
 	in.heads.Open(holds, memory.HTTP2)
 	return in
 }
@@ -99,15 +110,15 @@ func (in *clientReader) next() error {
 		}
 		h := frameHead(in.head[:])
 		length := int(h.Length)
-		if length > h2FrameMax || !in.concerns(h) {
+		if length > FrameMax || !in.concerns(h) {
 			if in.empty.excessive(h, length) {
 				return errCalm
 			}
 			in.out, in.pass, in.got = in.head[:], length, 0
 			return nil
 		}
-		in.held = bodyBuffers.Get()
-		*in.held = append((*in.held)[:0], in.head[:]...)[:h2FrameHead+length]
+		in.held = frameBuffers.Get()
+		*in.held = append((*in.held)[:0], in.head[:]...)[:FrameHead+length]
 	}
 	if err := in.fill(*in.held); err != nil {
 		return err
@@ -135,7 +146,7 @@ func (in *clientReader) fill(frame []byte) error {
 func (in *clientReader) giveBack() {
 	if in.held != nil {
 		*in.held = (*in.held)[:cap(*in.held)]
-		bodyBuffers.Put(in.held)
+		frameBuffers.Put(in.held)
 		in.held = nil
 	}
 }
@@ -155,7 +166,7 @@ func (in *clientReader) concerns(h http2.FrameHeader) bool {
 
 // look returns what goes on in the place of a frame. The buffer of the frame has room for some more bytes.
 func (in *clientReader) look(frame []byte) ([]byte, error) {
-	head, payload := frameHead(frame), frame[h2FrameHead:]
+	head, payload := frameHead(frame), frame[FrameHead:]
 	content := len(payload)
 	if head.Type == http2.FrameData {
 		content -= 1 + int(payload[0])
@@ -184,7 +195,7 @@ func (in *clientReader) look(frame []byte) ([]byte, error) {
 
 // headers is look for the frames of a header block.
 func (in *clientReader) headers(frame []byte, head http2.FrameHeader) []byte {
-	block, ok := in.block(frame[h2FrameHead:], head)
+	block, ok := in.block(frame[FrameHead:], head)
 	if !ok || !in.read(block, head.Flags.Has(http2.FlagHeadersEndHeaders)) {
 		in.fields = nil
 		return frame
@@ -252,26 +263,9 @@ func (in *clientReader) field(f hpack.HeaderField) {
 // spoilt makes a frame that ends a header block not end it, and adds one that does: a literal field that enters no
 // table, whose name is the letter A. Capital letters are what no name may hold (RFC 9113, 8.2.1).
 func spoilt(frame []byte) []byte {
-	stream := frame[5:h2FrameHead:h2FrameHead]
+	stream := frame[5:FrameHead:FrameHead]
 	frame[4] &^= byte(http2.FlagHeadersEndHeaders)
 	frame = append(frame, 0, 0, 4, byte(http2.FrameContinuation), byte(http2.FlagContinuationEndHeaders))
 	frame = append(frame, stream...)
 	return append(frame, 0, 1, 'A', 0)
-}
-
-// malformedRequest records a request that is refused for its form before the handler could see it. It counts as a request,
-// as in refusedByLibrary.
-func (c *http2Conn) malformedRequest(method, authority, path string) {
-	c.writer.streams.begin(c.writer.stream) // which the library resets now
-	var x exchange
-	x.begin(c.s)
-	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest
-	if authority != "" {
-		x.event.Name = authority
-	}
-	if !c.s.usage.requests.Allow() {
-		x.event.Reason = policy.ReasonLimit
-		socket.Abort(c.s.client)
-	}
-	x.end()
 }

@@ -1,4 +1,4 @@
-package proxy
+package h2
 
 import (
 	"crypto/tls"
@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// neverIndexed is the client's side of an HTTP/2 connection on which header fields are marked as never to be indexed
+// ServerConn is the client's side of an HTTP/2 connection on which header fields are marked as never to be indexed
 // (RFC 7541, 7.1.3), so that no intermediary puts a secret into a compression table that others can probe.
 //
 // The HTTP/2 library has no way to ask for that. It is told to keep no dynamic table, and then writes every field that is
@@ -17,7 +17,7 @@ import (
 // nothing else, so one bit of the first byte of each such field is set on its way out.
 //
 // What the server sends is looked at as well: see [serverFrames].
-type neverIndexed struct {
+type ServerConn struct {
 	*tls.Conn
 	closed func()        // called when the connection has been closed, perhaps more than once
 	server *serverFrames // what comes in
@@ -43,17 +43,17 @@ const (
 	flagPriority      = 0x20
 )
 
-func newNeverIndexed(conn *tls.Conn, closed func()) *neverIndexed {
-	c := &neverIndexed{Conn: conn, closed: closed}
+func NewServerConn(conn *tls.Conn, closed func()) *ServerConn {
+	c := &ServerConn{Conn: conn, closed: closed}
 	c.server = newServerFrames(conn, c.goAway)
 	return c
 }
 
 // Read implements net.Conn.
-func (c *neverIndexed) Read(p []byte) (int, error) { return c.server.Read(p) }
+func (c *ServerConn) Read(p []byte) (int, error) { return c.server.Read(p) }
 
 // Write sends b with the marks set. Only the goroutine that holds the library's write lock calls it.
-func (c *neverIndexed) Write(b []byte) (int, error) {
+func (c *ServerConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.out = append(c.out[:0], b...)
@@ -66,7 +66,7 @@ const goAwayTime = 100 * time.Millisecond
 
 // goAway tells the server that the connection ends, and why, if that can be said now: between two frames, and without
 // waiting for a write that the server holds up.
-func (c *neverIndexed) goAway(code http2.ErrCode) {
+func (c *ServerConn) goAway(code http2.ErrCode) {
 	if !c.mu.TryLock() {
 		return
 	}
@@ -80,13 +80,13 @@ func (c *neverIndexed) goAway(code http2.ErrCode) {
 }
 
 // Close closes the connection at once: to announce the end in TLS could wait for a peer that does not read.
-func (c *neverIndexed) Close() error {
+func (c *ServerConn) Close() error {
 	err := c.NetConn().Close()
 	c.closed()
 	return err
 }
 
-func (c *neverIndexed) mark(b []byte) {
+func (c *ServerConn) mark(b []byte) {
 	if n := min(prefaceLen-c.preface, len(b)); n > 0 {
 		c.preface += n
 		b = b[n:]
@@ -109,7 +109,7 @@ func (c *neverIndexed) mark(b []byte) {
 }
 
 // begin reads a frame header (RFC 9113, 4.1).
-func (c *neverIndexed) begin() {
+func (c *ServerConn) begin() {
 	c.have = 0
 	c.left = int(binary.BigEndian.Uint32(c.header[:4]) >> 8)
 	if c.server != nil {
@@ -128,7 +128,7 @@ func (c *neverIndexed) begin() {
 	}
 }
 
-func (c *neverIndexed) payload(b []byte) {
+func (c *ServerConn) payload(b []byte) {
 	if !c.fields {
 		return
 	}

@@ -1,6 +1,6 @@
 //go:build go1.27 && !http2legacy
 
-package proxy
+package h2
 
 // With Go 1.27, golang.org/x/net/http2 becomes a wrapper around net/http, which hides from this package what it judges
 // by: it shows boxes the text of a GOAWAY, takes requests under another scheme or authority than those of the connection,

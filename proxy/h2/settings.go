@@ -1,4 +1,4 @@
-package proxy
+package h2
 
 import (
 	"encoding/binary"
@@ -11,8 +11,8 @@ const settingSize = 6 // octets: an identifier of two, a value of four
 // settingsOnce returns a SETTINGS frame in which each setting stands once and which comes to the same as the settings
 // one after the other (RFC 9113, 6.5.3). A frame with a fault that the library must see is returned as it is.
 func settingsOnce(frame []byte, head http2.FrameHeader) []byte {
-	payload := frame[h2FrameHead:]
-	if head.Flags.Has(http2.FlagSettingsAck) || len(payload)%settingSize != 0 || len(payload) > h2SettingMax*settingSize {
+	payload := frame[FrameHead:]
+	if head.Flags.Has(http2.FlagSettingsAck) || len(payload)%settingSize != 0 || len(payload) > settingMax*settingSize {
 		return frame
 	}
 	kept := payload[:0]
@@ -25,7 +25,7 @@ func settingsOnce(frame []byte, head http2.FrameHeader) []byte {
 		kept = append(kept, rest[:settingSize]...)
 	}
 	frame[0], frame[1], frame[2] = 0, byte(len(kept)>>8), byte(len(kept))
-	return frame[:h2FrameHead+len(kept)]
+	return frame[:FrameHead+len(kept)]
 }
 
 func settingAt(b []byte) http2.Setting {

@@ -1,14 +1,10 @@
-package proxy
+package h2
 
 import (
 	"encoding/binary"
-	"net/http"
 	"sync"
 
 	"golang.org/x/net/http2"
-
-	"boxgate/policy"
-	"boxgate/proxy/socket"
 )
 
 // streamTracker knows which streams of an HTTP/2 connection the handler was given. The library refuses some requests by itself,
@@ -40,7 +36,7 @@ func (g *streamTracker) over(stream uint32) {
 }
 
 // wrote is told of each frame that the library writes.
-func (g *streamTracker) wrote(head [h2FrameHead]byte, payload []byte) {
+func (g *streamTracker) wrote(head [FrameHead]byte, payload []byte) {
 	stream := binary.BigEndian.Uint32(head[5:]) & (1<<31 - 1)
 	switch http2.FrameType(head[3]) {
 	case http2.FrameGoAway:
@@ -96,32 +92,4 @@ func codeAt(payload []byte, at int) (http2.ErrCode, bool) {
 		return 0, false
 	}
 	return http2.ErrCode(binary.BigEndian.Uint32(payload[at:])), true
-}
-
-// refusedByLibrary records a request that the handler was not given. It counts as a request; a client that sends more of
-// those than the box may loses the connection, as there is nobody to tell it to wait.
-func (c *http2Conn) refusedByLibrary(why string) {
-	var x exchange
-	x.begin(c.s)
-	x.refused(&problem{Reason: policy.ReasonBadRequest})
-	x.event.Error = why
-	if !c.s.usage.requests.Allow() {
-		x.event.Reason = policy.ReasonLimit
-		socket.Abort(c.s.client)
-	}
-	x.end()
-}
-
-// give notes that the handler was given the stream of w, until the client has ended it.
-func (c *http2Conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
-	id, ok := streamID(w)
-	if !ok {
-		return func() {}
-	}
-	c.writer.streams.begin(id)
-	return func() {
-		if r.Context().Err() != nil {
-			c.writer.streams.over(id)
-		}
-	}
 }
