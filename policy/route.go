@@ -1,0 +1,350 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Action is what is to be done with a connection or a request. The zero value is Refuse.
+type Action uint8
+
+// The actions.
+const (
+	Refuse      Action = iota
+	AwaitClient        // nothing passes and nothing is dialled before the client has said more: ask again then
+	AwaitServer        // the server is dialled, but told nothing; if it speaks first, or the client does, ask again
+	Splice             // the bytes pass unread
+	Intercept          // TLS is terminated, and each request inside is routed by itself
+	Forward            // the request is forwarded
+)
+
+// Route is the answer to how a connection, or a request in it, may pass. The zero value refuses.
+type Route struct {
+	Action   Action
+	ByName   bool     // to an address of Request.Name that the gateway finds out, whatever address was asked for; else to Request.Addr
+	Request  Request  // as it was decided: Name is the name that the route goes by, zero for the address alone
+	Decision Decision // why; allows unless Action is Refuse, or AwaitClient where the client must speak first
+	// Needs is the piece of evidence whose lack counted against the connection. Whoever can have it asks again with it.
+	Needs Need
+}
+
+// Err returns nil unless the route refuses, else a *[DeniedError].
+func (rt Route) Err() error {
+	if rt.Action != Refuse {
+		return nil
+	}
+	d := rt.Decision
+	d.Verdict = Deny
+	return d.Err(rt.Request)
+}
+
+// Keeps reports whether what passes in one way may go on under a route that was found later: in the same way, or in one
+// that asks for less.
+func (rt Route) Keeps(was Action) bool {
+	switch was {
+	case AwaitServer:
+		return rt.Action == AwaitServer || rt.Action == Splice
+	case Intercept:
+		return rt.Action == Intercept || rt.Action == Splice
+	case Splice, Forward:
+		return rt.Action == was
+	default:
+		return false
+	}
+}
+
+// Held returns the evidence by which what passes under the route is judged from now on: it is held to the name that it went
+// by, or to none. dialled is the address that it reached, or is about to, and owned whether that is known to be the name's.
+func (rt Route) Held(e Evidence, dialled netip.Addr, owned Answer) Evidence {
+	if n := rt.Request.Name; n.IsZero() {
+		e.Told = nil
+	} else {
+		e.Bound = n
+	}
+	e.Dialled, e.Owned = dialled, owned
+	return e
+}
+
+// Route decides how a connection or a request may pass, from what is known of it. It is the one answer to that question:
+// when the first bytes are there, for each address that is about to be dialled (Evidence.Dialled), and again whenever the
+// policy changes. What is unknown counts against the connection, and Needs says what it was. Like Decide, which it
+// asks about each destination, it never fails and is safe for concurrent use.
+//
+// What it ensures is that bytes nobody reads never reach a host whose requests are judged or changed; docs/security.md has
+// the argument.
+func (c *Compiled) Route(r Request, e Evidence) Route {
+	r.Stage = StageConn
+	if e.Opening == OpeningRequest || e.Opening == OpeningSecure {
+		r.Stage = StageHTTP
+	}
+	q := question{c, r, e}
+	switch {
+	case c == nil || c.domains == nil:
+		return denied(r, c.Decide(r))
+	case r.Protocol != TCP && r.Protocol != "": // which have no openings
+		return q.refuse(r, ReasonProtocol, NeedNothing)
+	}
+	rt := q.byOpening()
+	if rt.Action == Splice || rt.Action == AwaitServer || rt.Action == Forward {
+		return q.arrive(rt)
+	}
+	return rt
+}
+
+// question is what Route was asked.
+type question struct {
+	*Compiled
+	r Request
+	e Evidence
+}
+
+// byOpening decides by what the client has said.
+func (q question) byOpening() Route {
+	port := q.r.Port
+	switch o := q.e.Opening; {
+	case o == OpeningConnect:
+		return q.connect()
+	case o == OpeningRequest || o == OpeningSecure:
+		return q.request()
+	case o == OpeningTLS && !q.r.Name.IsZero():
+		return q.named()
+	case o == OpeningTLS:
+		return q.byAddress(ReasonNoName, false)
+	case o == OpeningUnreadable || o > OpeningSecure:
+		return q.byAddress(ReasonProtocol, true)
+	case q.clientSpeaksFirst():
+		return Route{Action: AwaitClient, Request: q.r, Decision: Decision{Reason: ReasonPeekTimeout, Version: q.version}}
+	case isWeb(port):
+		return q.byAddress(ReasonNoName, false)
+	case (o == OpeningLenient || o == OpeningPartial) && q.NamesDecide(port):
+		return q.byAddress(ReasonProtocol, true)
+	}
+	rt := q.byToldNames()
+	if rt.Action == Splice && q.e.Opening == OpeningSilent && !q.e.Greeted && q.NamesDecide(port) && !ServerSpeaksFirst(port) {
+		rt.Action = AwaitServer // or silence would be a way to speak later and unread
+	}
+	return rt
+}
+
+// clientSpeaksFirst reports whether a client that has said nothing, or not enough, must go on before anything passes: on
+// the ports of HTTP and TLS, and where this may be for a host with rules. With half a request line also where names decide.
+func (q question) clientSpeaksFirst() bool {
+	if q.e.Opening != OpeningSilent && q.e.Opening != OpeningPartial {
+		return false
+	}
+	port := q.r.Port
+	return isWeb(port) || q.e.Opening == OpeningPartial && q.NamesDecide(port) && !ServerSpeaksFirst(port) ||
+		q.Intercepts(q.e.Bound, port) || slices.ContainsFunc(q.e.Told, func(n Name) bool { return q.Intercepts(n, port) })
+}
+
+// connect decides whether there may be a tunnel at all: by the name, or the address, that was asked for.
+func (q question) connect() Route {
+	d := q.Decide(q.r)
+	if !d.Allowed() {
+		return q.unlessLocated(d)
+	}
+	return Route{Action: AwaitClient, Request: q.r, Decision: d}
+}
+
+// unlessLocated refuses what was asked of a proxy. Where the policy allows by address, not by name, and lets names be
+// resolved for that, an address of the name is needed first.
+func (q question) unlessLocated(d Decision) Route {
+	rt := denied(q.r, d)
+	if d.Reason == ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers() {
+		rt.Needs = NeedAddr
+	}
+	return rt
+}
+
+// request decides about a request by the host it is for.
+func (q question) request() Route {
+	d, secure := q.Decide(q.r), q.e.Opening == OpeningSecure
+	name, port := q.r.Name, q.r.Port
+	switch {
+	case !d.Allowed() && q.e.Proxied:
+		return q.unlessLocated(d)
+	case !d.Allowed():
+		return denied(q.r, d)
+	case name.IsZero() && secure:
+		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
+	case name.IsZero() && d.Reason != ReasonAllowedCIDR && q.NamesDecide(port):
+		return q.refuse(q.r, ReasonNoName, NeedNothing)
+	case secure || d.DialName || !q.r.Addr.IsValid() || q.Intercepts(name, port):
+		return Route{Action: Forward, ByName: true, Request: q.r, Decision: d}
+	}
+	return q.asClaimed(Forward, d)
+}
+
+// named decides by the name in a ClientHello, which must be the one that CONNECT gave, if it gave one.
+func (q question) named() Route {
+	d := q.Decide(q.r)
+	switch {
+	case !q.e.Bound.IsZero() && q.r.Name != q.e.Bound:
+		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
+	case !d.Allowed():
+		return denied(q.r, d)
+	case q.Intercepts(q.r.Name, q.r.Port):
+		return Route{Action: Intercept, ByName: true, Request: q.r, Decision: d}
+	case d.DialName || !q.r.Addr.IsValid():
+		return Route{Action: Splice, ByName: true, Request: q.r, Decision: d}
+	}
+	return q.asClaimed(Splice, d)
+}
+
+// asClaimed lets pass to the address that was asked for, which the policy allows whatever the name. Where a host with rules
+// may be there the name could be a mere claim, so it goes to the owner of the name, if that may be looked up.
+func (q question) asClaimed(a Action, d Decision) Route {
+	rt := Route{Action: a, Request: q.r, Decision: d}
+	ruled, need := q.ruled()
+	switch {
+	case !ruled:
+		return rt
+	case q.r.Name.IsZero() || !q.resolvable(q.r.Name):
+		return q.refuse(q.r, ReasonAuthorityMismatch, need)
+	}
+	rt.ByName, rt.Needs = true, need
+	return rt
+}
+
+// byAddress decides what should carry a name and carries none, by the address alone: neither what CONNECT nor what DNS said
+// about the address stands in for the name of a host that a server may find in the bytes. Where names decide on the port,
+// or listed says so, the address must be in allowed_cidrs.
+func (q question) byAddress(lack Reason, listed bool) Route {
+	r, bound := q.r, q.e.Bound
+	r.Name = Name{}
+	d := q.Decide(r)
+	switch {
+	case d.Reason == ReasonNotAllowed || d.Reason == ReasonNoName:
+		if !bound.IsZero() && !r.Addr.IsValid() && !q.e.NoAddr {
+			return q.refuse(r, lack, NeedAddr)
+		}
+		return q.refuse(r, lack, NeedNothing)
+	case !d.Allowed():
+		return denied(r, d)
+	case d.Reason != ReasonAllowedCIDR && (listed || q.NamesDecide(r.Port)), q.Intercepts(bound, r.Port):
+		return q.refuse(r, lack, NeedNothing)
+	}
+	if ruled, need := q.ruled(); ruled {
+		return q.refuse(r, lack, need)
+	}
+	if !bound.IsZero() { // it goes by the address, but its name must be allowed as well
+		named := r
+		named.Name = bound
+		if d := q.Decide(named); !d.Allowed() {
+			return denied(named, d)
+		}
+	}
+	return Route{Action: Splice, Request: r, Decision: d}
+}
+
+// implied returns the names that a connection may be for when its bytes do not say.
+func (q question) implied() []Name {
+	if !q.e.Bound.IsZero() {
+		return []Name{q.e.Bound}
+	}
+	return q.e.Told
+}
+
+// byToldNames decides a protocol of its own, which names no host: by the name that CONNECT gave, else by the first that is
+// allowed of those for which the box was told the address, else by the address alone.
+func (q question) byToldNames() Route {
+	var refused Route
+	for i, n := range q.implied() {
+		r := q.r
+		r.Name = n
+		d := q.Decide(r)
+		rt := Route{Action: Splice, ByName: d.DialName || !r.Addr.IsValid(), Request: r, Decision: d}
+		switch {
+		case !d.Allowed():
+			rt = denied(r, d)
+		case q.Intercepts(n, r.Port): // what cannot be read must not pass where requests are judged
+			rt = q.refuse(r, ReasonProtocol, NeedNothing)
+		default:
+			return rt
+		}
+		if i == 0 || rt.Decision.Reason != ReasonNotAllowed {
+			refused = rt
+		}
+	}
+	if len(q.implied()) > 0 {
+		return refused
+	}
+	r := q.r
+	r.Name = Name{}
+	d := q.Decide(r)
+	if !d.Allowed() {
+		return denied(r, d)
+	}
+	return Route{Action: Splice, Request: r, Decision: d}
+}
+
+// arrive judges the address that the bytes reach, once it is known: the policy must allow it; it must not be that of a host
+// with rules, if nobody reads the bytes; and it must be one of the name, if the route goes by the name.
+func (q question) arrive(rt Route) Route {
+	at := q.e.Dialled
+	if !at.IsValid() {
+		if rt.ByName {
+			return rt
+		}
+		at = q.r.Addr
+	}
+	r := rt.Request
+	r.Stage, r.Addr, r.Method, r.Path = StageDial, at, "", ""
+	d := q.Decide(r)
+	if !d.Allowed() {
+		return denied(r, d)
+	}
+	if q.e.Opening.unread(q.r.Name) && !bearsUnread(d, r.Port) {
+		if ruled, need := q.ruledAt(); ruled {
+			return q.refuse(r, ReasonProtocol, need)
+		}
+	}
+	if q.e.Dialled.IsValid() && (rt.ByName || !q.asked()) && q.e.Owned != Yes {
+		need := rt.Needs
+		if need == NeedNothing && q.e.Owned == Unknown {
+			need = NeedOwned
+		}
+		return q.refuse(r, ReasonPolicyChanged, need) // it went where it was asked to, by a name that does not lead there
+	}
+	return rt
+}
+
+// bearsUnread reports whether unread bytes may go to whoever else is at the address: the policy names the host itself, on a
+// port where names are not the rule. Any other name may be one that the box made for the address.
+func bearsUnread(d Decision, port uint16) bool {
+	named := d.Reason == ReasonAllowedDomain && d.Rule != "*" && !strings.HasPrefix(d.Rule, "*:")
+	return named && !isWeb(port)
+}
+
+// asked reports whether the address that was dialled is the one that was asked for.
+func (q question) asked() bool { return canonicalAddr(q.e.Dialled) == canonicalAddr(q.r.Addr) }
+
+// ruled reports whether the address that was asked for may be that of a host with rules. Once another is dialled nobody asks
+// about it any more.
+func (q question) ruled() (bool, Need) {
+	if q.e.Dialled.IsValid() && !q.asked() {
+		return true, NeedNothing
+	}
+	return q.ruledAt()
+}
+
+func (q question) ruledAt() (bool, Need) {
+	if q.e.Ruled == Unknown {
+		return true, NeedRuled
+	}
+	return q.e.Ruled == Yes, NeedNothing
+}
+
+// resolvable reports whether a name may be asked of the upstream DNS servers.
+func (q question) resolvable(n Name) bool {
+	return q.Decide(Request{Stage: StageDNS, Box: q.r.Box, Name: n}).Allowed() || q.ResolvesOthers()
+}
+
+// refuse is the answer for a reason of the data path.
+func (q question) refuse(r Request, why Reason, need Need) Route {
+	return Route{Request: r, Decision: Decision{Reason: why, Version: q.version}, Needs: need}
+}
+
+// denied is the answer where the policy denies a destination.
+func denied(r Request, d Decision) Route { return Route{Request: r, Decision: d} }
