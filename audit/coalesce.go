@@ -8,34 +8,34 @@ import (
 	"boxgate/policy"
 )
 
-// coalesceInterval is the least time between two events that stand for the same thing.
+// coalesceInterval is the minimum time between two events for the same refusals or flows.
 const coalesceInterval = time.Second
 
-// coalescer keeps a box from filling the log with what it can cause as often as it likes: refusals, and flows that the
-// kernel forwards. The first event about a destination is told at once; those like it are told together, with their
-// number. What is remembered to know them by is bounded for each box. Events beyond the bound are told by number alone;
-// none goes uncounted. Safe for concurrent use.
+// coalescer keeps a box from flooding the log with events that it can cause as often as it likes: refusals, and flows
+// that the kernel forwards. The first event about a destination is emitted at once; later ones are coalesced into one
+// event with their count. The memory for telling destinations apart is bounded per box. Events beyond it are only
+// counted, but none goes uncounted. Safe for concurrent use.
 type coalescer struct {
-	say func(Event)
+	emit func(Event)
 
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*coalesced
 }
 
-// coalesced is what is remembered of one box.
+// coalesced is the state of one box.
 type coalesced struct {
 	refusals refusals
 	flows    flows
 	timer    *time.Timer
-	resting  bool // the timer is set to the end of the memory, as there is nothing to tell
+	resting  bool // nothing is pending: the timer is set to when the state may be dropped
 }
 
-// coalesces reports whether an event is one that a box can cause as often as it likes. An open connection that is refused
-// had to be made first, and its two events belong together.
+// coalesces reports whether a box can cause an event as often as it likes. An open connection that is refused had to be
+// made first, and its two events belong together.
 func coalesces(e *Event) bool { return e.Verdict != policy.Allow && e.Phase == "" || isFlow(e) }
 
-// admit reports whether the event is to be told now. If not, it is counted and told later. The event of a flow may be
-// made one about its network.
+// admit reports whether to emit the event now. If not, it is counted and emitted later. admit may change the event of a
+// flow into one about its network.
 func (c *coalescer) admit(e *Event) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,7 +56,7 @@ func (c *coalescer) admit(e *Event) bool {
 	return b.refusals.admit(*e)
 }
 
-// due ends an interval of a box, and begins the next one if there was anything to tell.
+// due ends an interval of a box, and begins the next one if anything was emitted.
 func (c *coalescer) due(box policy.BoxID, b *coalesced) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ func (c *coalescer) due(box policy.BoxID, b *coalesced) {
 	case b.resting:
 		delete(c.boxes, box)
 	default:
-		c.tell(append(b.refusals.take(), b.flows.take(flowsPerInterval)...))
+		c.emitAll(append(b.refusals.take(), b.flows.take(flowsPerInterval)...))
 		switch {
 		case !b.refusals.quiet() || !b.flows.quiet():
 			b.timer.Reset(coalesceInterval)
@@ -78,26 +78,26 @@ func (c *coalescer) due(box policy.BoxID, b *coalesced) {
 	}
 }
 
-// tell says events in the order of their times.
-func (c *coalescer) tell(events []Event) {
+// emitAll emits events in the order of their times.
+func (c *coalescer) emitAll(events []Event) {
 	slices.SortStableFunc(events, func(x, y Event) int { return x.Time.Compare(y.Time) })
 	for _, e := range events {
-		c.say(e)
+		c.emit(e)
 	}
 }
 
-// flush tells what was not told yet of a box, and forgets the box.
+// flush emits the pending events of a box and drops its state.
 func (c *coalescer) flush(box policy.BoxID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b := c.boxes[box]; b != nil {
 		b.timer.Stop()
-		c.tell(append(b.refusals.take(), b.flows.take(-1)...))
+		c.emitAll(append(b.refusals.take(), b.flows.take(-1)...))
 		delete(c.boxes, box)
 	}
 }
 
-// flushAll does so for every box.
+// flushAll calls flush for every box.
 func (c *coalescer) flushAll() {
 	c.mu.Lock()
 	boxes := make([]policy.BoxID, 0, len(c.boxes))

@@ -19,8 +19,8 @@ func denial(name string) Event {
 	return Event{Box: "b", Stage: policy.StageConn, Name: name, Port: 443, Action: ActionRefuse, Reason: policy.ReasonNotAllowed}
 }
 
-// told returns what is remembered, as name×count.
-func told(l *Log) string {
+// emitted returns the remembered events, as name×count.
+func emitted(l *Log) string {
 	var out []string
 	for _, e := range l.Recent(Filter{}) {
 		out = append(out, fmt.Sprintf("%s×%d", e.Name, max(e.Count, 1)))
@@ -35,8 +35,8 @@ func TestRepeatedRefusalsAreToldOnceASecondWithTheirNumber(t *testing.T) {
 		want := func(s string) {
 			t.Helper()
 			synctest.Wait()
-			if got := told(l); got != s {
-				t.Fatalf("told %s, want %s", got, s)
+			if got := emitted(l); got != s {
+				t.Fatalf("emitted %s, want %s", got, s)
 			}
 		}
 		for range 500 {
@@ -56,7 +56,7 @@ func TestRepeatedRefusalsAreToldOnceASecondWithTheirNumber(t *testing.T) {
 		want("a×1 b×1 a×499 b×1 a×1")
 		l.Record(denial("a"))
 		l.Record(Event{Box: "b", Name: "c", Verdict: policy.Allow})
-		l.Record(Event{Box: "b", Name: "c", Verdict: policy.Allow}) // what is allowed is told one by one
+		l.Record(Event{Box: "b", Name: "c", Verdict: policy.Allow}) // allowed decisions are emitted one by one
 		l.Flush()
 		want("a×1 b×1 a×499 b×1 a×1 c×1 c×1 a×1")
 		if got := metric(t, l, "boxgate_decisions_total", "action=refuse,reason=not_allowed,stage=conn,verdict=deny"); got != 504 {
@@ -66,7 +66,7 @@ func TestRepeatedRefusalsAreToldOnceASecondWithTheirNumber(t *testing.T) {
 	})
 }
 
-// A box that asks for ever new destinations gets a bounded number of lines, and every refusal is in one of them.
+// A box that keeps asking for new destinations gets a bounded number of lines, and every refusal is in one of them.
 func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 			time.Sleep(coalesceInterval)
 			synctest.Wait()
 		}
-		l.Forget("another") // no other box's refusals are told by this
+		l.Forget("another") // this emits no other box's refusals
 		ctx := t.Context()
 		stream := l.Subscribe(ctx, Filter{})
 		l.Record(Event{Box: "quiet", Name: "q", Stage: policy.StageDNS})
@@ -109,7 +109,7 @@ func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 			}
 		}
 		if total != seconds*(2*kinds+10) || always != seconds*kinds {
-			t.Errorf("%d refusals are told, %d of one kind; want %d and %d", total, always, seconds*(2*kinds+10), seconds*kinds)
+			t.Errorf("%d refusals are logged, %d of one kind; want %d and %d", total, always, seconds*(2*kinds+10), seconds*kinds)
 		}
 	})
 }
@@ -122,9 +122,9 @@ func TestRingKeepsWhatHappenedOnce(t *testing.T) {
 		for range 50 {
 			l.Record(denial("loop"))
 			l.Record(Event{Box: "b", Name: "allowed", Verdict: policy.Allow, BytesIn: 1})
-			time.Sleep(2 * coalesceInterval) // slow enough for each to be told
+			time.Sleep(2 * coalesceInterval) // slow enough for each to be emitted
 		}
-		if got := told(l); got != "once×1 allowed×49 loop×50 allowed×1" && got != "once×1 loop×50 allowed×50" && got != "once×1 loop×49 loop×1 allowed×50" {
+		if got := emitted(l); got != "once×1 allowed×49 loop×50 allowed×1" && got != "once×1 loop×50 allowed×50" && got != "once×1 loop×49 loop×1 allowed×50" {
 			t.Errorf("remembered %s", got)
 		}
 		in := int64(0)
@@ -137,13 +137,13 @@ func TestRingKeepsWhatHappenedOnce(t *testing.T) {
 		for i := range 10 {
 			l.Record(denial(fmt.Sprint(i)))
 		}
-		if got := told(l); got != "allowed×50 7×1 8×1 9×1" { // what was allowed has a share of its own
+		if got := emitted(l); got != "allowed×50 7×1 8×1 9×1" { // allowed decisions have a share of their own
 			t.Errorf("of different events %s is remembered", got)
 		}
 	})
 }
 
-// Of what a self-test announced as many denials are marked as it said, and only until its end.
+// As many denials are marked as the self-test announced, and only until it ends.
 func TestSelfTestMarksNoMoreThanIsExpected(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

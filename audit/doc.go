@@ -2,6 +2,6 @@
 // the admin API and the metrics. It imports policy alone, and every part of the gateway may import it for Event and
 // [Recorder].
 //
-// The gateway has one [Log]. What leaves it, by whatever way, is safe to print: text that a box chose is escaped on the
-// way in, so that no control byte, terminal sequence or change of writing direction reaches a terminal or breaks a line.
+// The gateway has one [Log]. Everything that leaves it is safe to print: text that a box chose is escaped on the way
+// in, so that no control byte, terminal sequence or change of writing direction reaches a terminal or breaks a line.
 package audit

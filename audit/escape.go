@@ -17,23 +17,23 @@ const (
 )
 
 // Escape makes text of a box safe for a terminal and a log line: everything but printable ASCII is written as \xNN
-// (bytes) or \u{NNNN} (characters), and what would be longer than limit bytes is cut and ends in "...". Letters outside
-// ASCII are escaped as well: right-to-left ones turn a line around, and others pass for Latin ones. Canonical names and
-// paths have none. The backslash itself stays, so that escaping twice changes nothing.
+// (bytes) or \u{NNNN} (characters), and text longer than limit bytes is truncated and ends in "...". Letters outside
+// ASCII are escaped as well: right-to-left ones reverse a line, and others look like Latin ones. Canonical names and
+// paths have none. The backslash itself is not escaped, so that escaping is idempotent.
 func Escape(s string, limit int) string { return escape(s, limit, ' ') }
 
-// escapeWord is Escape for text that has no spaces where it is honest: one could fake a column of [Line].
+// escapeWord is Escape for text that should have no spaces: a space could fake a column of [Line].
 func escapeWord(s string, limit int) string { return escape(s, limit, '!') }
 
 const cutMark = "..."
 
-// escape leaves the bytes from lowest to '~' as they are.
+// escape keeps the bytes from lowest to '~'.
 func escape(s string, limit int, lowest byte) string {
 	if len(s) <= limit && isPlain(s, lowest) {
 		return s
 	}
 	var out []byte
-	fits := 0 // length up to which there is room for the mark
+	fits := 0 // length up to which there is room for the "..."
 	for i := 0; i < len(s) && len(out) <= limit; {
 		r, size := utf8.DecodeRuneInString(s[i:])
 		switch {
@@ -65,8 +65,8 @@ func isPlain(s string, lowest byte) bool {
 	return true
 }
 
-// safe returns the event with every text in it escaped and cut. Texts that the gateway chose pass unchanged; they are
-// escaped too, so that a part of the gateway that lets a box's text through by mistake does no harm.
+// safe returns the event with every text in it escaped and truncated. Texts that the gateway chose do not change; they
+// are escaped too, so that a part of the gateway that passes on a box's text by mistake does no harm.
 func (e Event) safe() Event {
 	e.Box = policy.BoxID(escapeWord(string(e.Box), maxText))
 	e.Stage = policy.Stage(escapeWord(string(e.Stage), maxText))
@@ -85,7 +85,7 @@ func (e Event) safe() Event {
 	return e
 }
 
-// safeHeaders copies: the log keeps the event longer than its maker keeps the slice.
+// safeHeaders copies the slice, because the log keeps the event longer than its maker does.
 func safeHeaders(names []string) []string {
 	if len(names) == 0 {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"boxgate/policy"
 )
 
-// Action says what was done with the traffic that was decided.
+// Action says what was done with the traffic.
 type Action string
 
 // The actions.
@@ -25,20 +25,21 @@ type Recorder interface {
 	Record(Event)
 }
 
-// Event is one decision, or where its traffic goes on for a while the beginning or the end of one: see [Phase]. The same value feeds the log, the stream, the API and the metrics. Text that a box supplied is
-// escaped by [Log.Record] and [Line], not by whoever fills the event.
+// Event is one decision, or the beginning or end of one whose traffic takes a while: see [Phase]. The same value feeds
+// the log, the stream, the API and the metrics. Text that a box supplied is escaped by [Log.Record] and [Line], not by
+// the code that fills the event.
 type Event struct {
-	// Seq numbers the events that were told, from 1 on, since this [Log] was made.
+	// Seq numbers the events that this [Log] emitted, from 1 on.
 	Seq      uint64          `json:"seq,omitempty"`
 	Time     time.Time       `json:"time"`
 	Box      policy.BoxID    `json:"box,omitempty"`
 	Stage    policy.Stage    `json:"stage"`
 	Protocol policy.Protocol `json:"protocol,omitempty"`
 	Name     string          `json:"name,omitempty"`        // SNI, Host or query name in canonical form, else as the box sent it
-	Addr     netip.Addr      `json:"addr,omitzero"`         // what was dialled; of what was not, where the box was going
-	Claimed  netip.Addr      `json:"claimed_addr,omitzero"` // where the box was going, if another address was dialled
+	Addr     netip.Addr      `json:"addr,omitzero"`         // the address dialled, or if none was, the box's destination
+	Claimed  netip.Addr      `json:"claimed_addr,omitzero"` // the box's destination, if another address was dialled
 	Port     uint16          `json:"port,omitempty"`
-	Peer     netip.Addr      `json:"peer,omitzero"` // who it was, where that is a stranger at a public URL who has asked for nothing yet
+	Peer     netip.Addr      `json:"peer,omitzero"` // the client of a public URL, if no request could be read
 	Method   string          `json:"method,omitempty"`
 	Path     string          `json:"path,omitempty"` // without the query
 	Verdict  policy.Verdict  `json:"verdict"`
@@ -52,13 +53,13 @@ type Event struct {
 	Duration time.Duration   `json:"duration_ns,omitempty"`
 	Status   int             `json:"status,omitempty"` // HTTP status given to the client
 	Count    uint64          `json:"count,omitempty"`  // decisions this one stands for, when more than one
-	// Destinations is about how many different destinations an event leaves unnamed that stands for flows to many.
+	// Destinations is roughly how many different destinations an event stands for without naming them.
 	Destinations uint64 `json:"destinations,omitempty"`
-	Phase        Phase  `json:"phase,omitempty"` // empty: the whole of it
-	Conn         string `json:"conn,omitempty"`  // what the open and the end of one decision have in common
+	Phase        Phase  `json:"phase,omitempty"` // empty: the whole decision
+	Conn         string `json:"conn,omitempty"`  // ties the open and end events of one decision together
 	Error        string `json:"error,omitempty"`
 	SelfTest     bool   `json:"selftest,omitempty"` // caused by `gateway box selftest`; set by [Log.Record] alone
-	// Answered says of a TCP connection of the kernel that the other side has completed the handshake. It is not told; such
-	// connections come before others where not all can be.
+	// Answered says that the other side of a TCP connection forwarded by the kernel has completed the handshake. It is
+	// not logged; such connections take precedence where not all can be logged.
 	Answered bool `json:"-"`
 }

@@ -2,7 +2,8 @@ package audit
 
 import "go.uber.org/zap/zapcore"
 
-// fields writes an event into a log line, with the names of its JSON encoding. Time and level are the line's own.
+// fields writes an event into a log line, with the names of its JSON encoding. Time and level are set on the line
+// itself.
 type fields struct{ e *Event }
 
 // MarshalLogObject implements [zapcore.ObjectMarshaler].

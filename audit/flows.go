@@ -10,33 +10,33 @@ import (
 )
 
 const (
-	// flowMemory is how long a destination stays known that nothing goes to. It may be known for twice as long.
+	// flowMemory is the minimum time that a destination without traffic stays known. The maximum is twice as long.
 	flowMemory = 5 * time.Minute
-	// flowRepeats is how many events a second of each lane are told one by one although their destination is known.
+	// flowRepeats is how many events per second and lane are emitted one by one although their destination is known.
 	flowRepeats = 25
-	// flowsPerInterval is how many destinations of each lane get an event that stands for several in one interval. The
-	// others wait for the next.
+	// flowsPerInterval is how many destinations of each lane get a coalesced event per interval. The others wait for
+	// the next.
 	flowsPerInterval = 25
-	// flowsOfNetwork is how many destinations of one network (an IPv4 address, or an IPv6 /64) a lane tells apart: whoever has
-	// one server has all its ports, and as many IPv6 addresses as it likes.
+	// flowsOfNetwork is how many destinations of one network (an IPv4 address, or an IPv6 /64) a lane tells apart: the
+	// owner of one server has all its ports, and any number of IPv6 addresses.
 	flowsOfNetwork = 64
-	// flowPending is how many destinations of each lane can have such an event waiting.
+	// flowPending is how many destinations of each lane can have such an event pending.
 	flowPending = 256
 )
 
-// lane is a kind of flow with budgets of its own: what is cheap to make does not crowd out what is not.
+// lane is a kind of flow with budgets of its own: flows that are cheap to make do not crowd out those that are not.
 type lane uint8
 
 const (
 	laneAnswered lane = iota // TCP for which the other side completed the handshake
-	laneTCP                  // TCP that has begun
+	laneTCP                  // TCP with an incomplete handshake
 	laneUDP
 	laneICMP
 	lanes
 )
 
-// flowRoom is how many new destinations of a lane are told at once, and how many a second for as long as it goes on.
-// Twice as many as at once are remembered.
+// flowRoom is how many new destinations of a lane are logged in a burst, and how many per second after that. Twice the
+// burst is remembered.
 var flowRoom = [lanes]struct {
 	burst  int
 	second rate.Limit
@@ -60,7 +60,7 @@ func laneOf(e *Event) lane {
 	}
 }
 
-// flowKey is where a flow goes. It holds no pointer: thousands are remembered.
+// flowKey is where a flow goes. It has no pointers, because thousands are kept.
 type flowKey struct {
 	addr [16]byte
 	port uint16
@@ -75,7 +75,7 @@ func flowKeyOf(e *Event) flowKey {
 	return k
 }
 
-// network is the key of all destinations that belong to one owner.
+// network is the key of all destinations that presumably have one owner.
 func (k flowKey) network() flowKey {
 	if k.port = 0; !netip.AddrFrom16(k.addr).Is4In6() {
 		clear(k.addr[8:])
@@ -88,14 +88,14 @@ type flows struct {
 	lanes [lanes]*flowLane
 }
 
-// flowLane is what is remembered of one lane.
+// flowLane is the state of one lane.
 type flowLane struct {
 	room    *rate.Limiter // for destinations that are new
 	repeats *rate.Limiter
 	known   memory
-	pending map[flowKind]*flowSum // of destinations that are known
-	crowded map[Phase]*flowSum    // the same, for which pending had no room
-	unnamed map[Phase]*unnamed    // of destinations that are not known and for which there was no room
+	pending map[flowKind]*flowSum // of known destinations
+	crowded map[Phase]*flowSum    // the same, when pending was full
+	unnamed map[Phase]*unnamed    // of unknown destinations for which there was no room
 }
 
 // flowKind is what one event can stand for: the beginnings, or the ends, of flows to one destination.
@@ -104,14 +104,14 @@ type flowKind struct {
 	phase Phase
 }
 
-// flowSum is what was not told yet.
+// flowSum is a count of events that are pending.
 type flowSum struct {
-	like    Event // the latest of them
+	like    Event // the latest
 	n       uint64
 	in, out int64
 }
 
-// unnamed are flows to destinations that are not told.
+// unnamed are flows to destinations that are not logged.
 type unnamed struct {
 	flowSum
 	destinations sketch
@@ -123,7 +123,7 @@ func (s *flowSum) add(e *Event) {
 	s.in, s.out = s.in+e.BytesIn, s.out+e.BytesOut
 }
 
-// event is the one that stands for all.
+// event returns the event that stands for all.
 func (s *flowSum) event() Event {
 	e := s.like
 	if e.BytesIn, e.BytesOut = s.in, s.out; s.n > 1 {
@@ -144,15 +144,15 @@ func (f *flows) lane(n lane) *flowLane {
 	return f.lanes[n]
 }
 
-// admit reports whether the event of a flow is to be told now. If not, it is counted and told later; but for one that
-// goes on, which was counted when it began.
+// admit reports whether to emit the event of a flow now. If not, it is counted and emitted later, unless it is about an
+// ongoing flow, which was counted when it began.
 func (f *flows) admit(e *Event) bool {
 	key, l := flowKeyOf(e), f.lane(laneOf(e))
 	known := f.knows(key, e)
 	if network := key.network(); !known && l.known.networks[network] >= flowsOfNetwork {
 		key, known = network, f.knows(network, e)
 		e.Addr, e.Port, e.Conn = netip.AddrFrom16(network.addr).Unmap(), 0, ""
-		e.Error = "many ports or addresses of one network, told together"
+		e.Error = "many ports or addresses of one network, reported together"
 	}
 	if known {
 		switch {
@@ -180,7 +180,7 @@ func (f *flows) admit(e *Event) bool {
 	return false
 }
 
-// knows reports whether the destination was told. A TCP destination is known to both lanes of TCP if it is to one.
+// knows reports whether the destination has been logged. Both lanes of TCP know a TCP destination if either does.
 func (f *flows) knows(key flowKey, e *Event) bool {
 	if l := f.lanes[key.lane]; l != nil && l.known.has(key, e.Time) {
 		return true
@@ -189,7 +189,7 @@ func (f *flows) knows(key flowKey, e *Event) bool {
 	return key.lane == laneTCP && l != nil && l.known.has(key, e.Time)
 }
 
-// coalesce adds an event to those that wait.
+// coalesce adds an event to the pending ones.
 func (l *flowLane) coalesce(key flowKey, e *Event) {
 	kind := flowKind{key, e.Phase}
 	sum := l.pending[kind]
@@ -207,7 +207,7 @@ func (l *flowLane) coalesce(key flowKey, e *Event) {
 	sum.add(e)
 }
 
-// take returns events for what was not told yet: at most so many destinations of each lane, or all if most is negative.
+// take returns events for what is pending: up to most destinations of each lane, or all if most is negative.
 func (f *flows) take(most int) []Event {
 	var events []Event
 	for _, l := range f.lanes {
@@ -224,10 +224,10 @@ func (f *flows) take(most int) []Event {
 			delete(l.pending, kind)
 		}
 		for _, sum := range l.crowded {
-			events = append(events, byNumber(sum, 0, "connections to destinations named before, told by their number"))
+			events = append(events, byNumber(sum, 0, "connections to destinations logged before, reported by count"))
 		}
 		for _, u := range l.unnamed {
-			events = append(events, byNumber(&u.flowSum, u.destinations.count(), "connections to destinations that are not named: there were too many"))
+			events = append(events, byNumber(&u.flowSum, u.destinations.count(), "connections to more destinations than can be named, reported by count"))
 		}
 		clear(l.crowded)
 		clear(l.unnamed)
@@ -235,7 +235,7 @@ func (f *flows) take(most int) []Event {
 	return events
 }
 
-// byNumber is the event for flows whose destinations it does not name.
+// byNumber returns an event for flows without naming their destinations.
 func byNumber(s *flowSum, destinations uint64, why string) Event {
 	e := s.event()
 	e.Addr, e.Port, e.Rule, e.Conn, e.Duration = netip.Addr{}, 0, "", "", 0
@@ -246,7 +246,7 @@ func byNumber(s *flowSum, destinations uint64, why string) Event {
 	return e
 }
 
-// quiet reports whether there is nothing to tell.
+// quiet reports whether nothing is pending.
 func (f *flows) quiet() bool {
 	for _, l := range f.lanes {
 		if l != nil && len(l.pending)+len(l.crowded)+len(l.unnamed) > 0 {
@@ -256,5 +256,5 @@ func (f *flows) quiet() bool {
 	return true
 }
 
-// empty reports whether no flow was seen.
+// empty reports whether no destination is remembered.
 func (f *flows) empty() bool { return f.lanes == [lanes]*flowLane{} }

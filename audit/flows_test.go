@@ -41,7 +41,7 @@ func isNamed(l *Log, e Event) bool {
 	return false
 }
 
-// No amount of datagrams, refusals and TCP connections that nobody answers hides one that was answered.
+// No amount of datagrams, refusals and unanswered TCP connections hides one that was answered.
 func TestAnAnsweredConnectionIsNamedWhateverIsBesidesIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestAnAnsweredConnectionIsNamedWhateverIsBesidesIt(t *testing.T) {
 	})
 }
 
-// Connections to one destination over and over are told in few lines, with their exact number and bytes.
+// Repeated connections to one destination take few lines, with their exact number and bytes.
 func TestFlowsToOneDestinationAreCountedExactly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestFlowsToOneDestinationAreCountedExactly(t *testing.T) {
 	})
 }
 
-// What is remembered is forgotten in time and bounded before that; a destination that was forgotten is told anew.
+// What is remembered is bounded, and forgotten in time; a forgotten destination is logged again.
 func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 	})
 }
 
-// A reader that is too slow for a burst of datagrams still hears of what passed among them.
+// A reader that is too slow for a burst of datagrams still gets the connection among them.
 func TestSlowReaderHearsOfTheConnectionAmongDatagrams(t *testing.T) {
 	t.Parallel()
 	l := New(Options{Buffer: 64})
@@ -175,7 +175,7 @@ func TestSlowReaderHearsOfTheConnectionAmongDatagrams(t *testing.T) {
 	t.Errorf("the connection is among the %d events that were lost", stream.Lost())
 }
 
-// The events that are remembered of a box keep the connection, whatever came after it.
+// The remembered events of a box include the connection, whatever came after it.
 func TestRingKeepsTheConnectionAmongDatagrams(t *testing.T) {
 	t.Parallel()
 	l := New(Options{})
@@ -189,7 +189,7 @@ func TestRingKeepsTheConnectionAmongDatagrams(t *testing.T) {
 	}
 }
 
-// Names that a box looks up in vain do not hide what it tried to connect to.
+// Refused lookups do not hide what a box tried to connect to.
 func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
 	t.Parallel()
 	l := New(Options{PerBox: 1 << 20})
@@ -218,7 +218,7 @@ func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
 	l.Flush()
 }
 
-// Whoever owns one server, or one IPv6 network, does not use up the room for others with its ports and addresses.
+// The ports and addresses of one server, or one IPv6 network, do not use up the room for others.
 func TestOneNetworkDoesNotHideAnother(t *testing.T) {
 	t.Parallel()
 	l := New(Options{PerBox: 1 << 20})

@@ -10,9 +10,9 @@ import (
 	"boxgate/policy"
 )
 
-// Line renders an event as one line for people: time, verdict, box, stage, destination, reason, and what else is known. The
-// end of what was allowed before has "end" in place of the verdict.
-// It holds no control byte, whatever the event holds.
+// Line formats an event as one human-readable line: time, verdict, box, stage, destination, reason, and what else is
+// known. The end of what was allowed before has "end" instead of the verdict. The line has no control bytes, whatever
+// the event contains.
 func Line(e Event) string {
 	e = e.safe()
 	verdict := "DENY"
@@ -32,7 +32,7 @@ func Line(e Event) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// destination is where to: name or address, port, and the request where there is one.
+// destination formats the destination: name or address, port, and the request if there is one.
 func destination(e Event) string {
 	host := e.Name
 	if host == "" && e.Addr.IsValid() {
@@ -107,5 +107,5 @@ func orDash(s string) string {
 	return s
 }
 
-// quote keeps the spaces of a text within it. Backslashes stay as they are: the text is escaped already.
+// quote quotes a text that may have spaces. Backslashes are kept: the text is already escaped.
 func quote(s string) string { return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"` }

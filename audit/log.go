@@ -19,9 +19,9 @@ import (
 type Options struct {
 	Logger       *zap.Logger   // one line per decision, with the message "decision"; nil: none
 	AllowedLevel zapcore.Level // level of allowing decisions; the zero value is info. Denials are always at info
-	PerBox       int           // events remembered per box; 0: 256
-	MaxBoxes     int           // boxes for which events are remembered; 0: 4096. Above it, the box silent longest is forgotten
-	Buffer       int           // events that a subscription holds for a slow reader; 0: 2048
+	PerBox       int           // events kept per box; 0: 256
+	MaxBoxes     int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
+	Buffer       int           // events that a subscription buffers for a slow reader; 0: 2048
 }
 
 // Log is where every decision of the gateway goes: to the log, to what is remembered, to the subscriptions and to the
@@ -37,7 +37,7 @@ type Log struct {
 
 	mu        sync.Mutex
 	seq       uint64 // of the latest event
-	forgotten uint64 // of the latest event that went with the memory of its box
+	forgotten uint64 // of the latest event that was forgotten with its box
 	boxes     map[policy.BoxID]*ring
 	subs      map[*Subscription]struct{}
 }
@@ -54,13 +54,13 @@ func New(opts Options) *Log {
 		opts: opts, metrics: newMetrics(), id: strings.ToLower(rand.Text()[:10]),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
-	l.coal = coalescer{say: l.tell, boxes: map[policy.BoxID]*coalesced{}}
+	l.coal = coalescer{emit: l.emit, boxes: map[policy.BoxID]*coalesced{}}
 	return l
 }
 
-// Record takes one decision. It waits for no reader. An event without a time gets the present one. Refusals that a box
-// causes over and over, and flows of the kernel to one destination, become one event a second, with their number; the
-// metrics count each at once.
+// Record records one decision. It never waits for a reader. An event without a time gets the current one. Repeated
+// refusals of a box, and flows that the kernel forwards to one destination, are coalesced into one event per second
+// with their count; the metrics count each at once.
 func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
@@ -69,15 +69,15 @@ func (l *Log) Record(e Event) {
 	l.selfTests.mark(&e)
 	l.metrics.observe(e)
 	if !coalesces(&e) || l.coal.admit(&e) {
-		l.tell(e)
+		l.emit(e)
 	}
 }
 
-// Flush tells what was counted and not told yet. Call it before the process ends.
+// Flush emits the pending coalesced events. Call it before the process exits.
 func (l *Log) Flush() { l.coal.flushAll() }
 
-// tell hands an event, escaped and counted, to the readers and the log.
-func (l *Log) tell(e Event) {
+// emit passes an event, escaped and counted, to the readers and the log.
+func (l *Log) emit(e Event) {
 	if e.Destinations > 0 {
 		l.metrics.unnamed.Add(float64(max(e.Count, 1)))
 	}
@@ -92,7 +92,7 @@ func (l *Log) tell(e Event) {
 	}
 }
 
-// keep numbers the event, remembers it and hands it to the subscriptions that want it.
+// keep numbers the event, stores it and passes it to the subscriptions that want it.
 func (l *Log) keep(e Event) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +113,7 @@ func (l *Log) keep(e Event) uint64 {
 	return e.Seq
 }
 
-// makeRoomLocked forgets the box that has been silent longest when there are as many as may be remembered.
+// makeRoomLocked forgets the box that has been idle longest if the limit of boxes is reached.
 func (l *Log) makeRoomLocked() {
 	if len(l.boxes) < l.opts.MaxBoxes {
 		return
@@ -135,7 +135,7 @@ func (l *Log) dropLocked(box policy.BoxID) {
 	}
 }
 
-// Forget drops what is remembered of a box, once all of it was told.
+// Forget emits the pending events of a box and drops its state.
 func (l *Log) Forget(box policy.BoxID) {
 	l.coal.flush(box)
 	l.mu.Lock()
@@ -143,10 +143,10 @@ func (l *Log) Forget(box policy.BoxID) {
 	l.dropLocked(box)
 }
 
-// ID tells this log from that of another run of the gateway, whose events have numbers of their own.
+// ID identifies this log among those of other runs of the gateway, which number their events on their own.
 func (l *Log) ID() string { return l.id }
 
-// Missing reports whether events may be forgotten by now that the filter selects.
+// Missing reports whether events that the filter selects may have been forgotten.
 func (l *Log) Missing(f Filter) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +161,7 @@ func (l *Log) Missing(f Filter) bool {
 	return false
 }
 
-// Recent returns the remembered events that the filter selects, in the order in which they were told.
+// Recent returns the remembered events that the filter selects, in the order in which they were emitted.
 func (l *Log) Recent(f Filter) []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,8 +187,8 @@ func (f Filter) matches(e Event) bool {
 	return (f.Box == "" || f.Box == e.Box) && !e.Time.Before(f.Since) && e.Seq > f.After && (!f.Denied || e.Verdict != policy.Allow)
 }
 
-// Subscribe delivers the events recorded from now on that the filter selects, until ctx ends. A reader that does not
-// keep up loses events; it never holds anybody up.
+// Subscribe delivers the events from now on that the filter selects, until ctx ends. A reader that does not keep up
+// loses events; it never blocks anything.
 func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
 	s := &Subscription{filter: f, events: make(chan Event, l.opts.Buffer)}
 	l.mu.Lock()
@@ -198,7 +198,7 @@ func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.subs, s)
-		close(s.events) // no offer can follow: they are made under mu
+		close(s.events) // no offer can follow, because offers are made under mu
 	})
 	return s
 }

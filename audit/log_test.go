@@ -19,7 +19,7 @@ import (
 	"boxgate/policy"
 )
 
-// nasty is text that a box might send to confuse whoever reads the log.
+// nasty is text that a box might send to confuse readers of the log.
 const nasty = "a\x1b[31mb\r\nc\x00d\u202ee\u2066f\x9bg\u009bh\x7fi\u2028j\"k\\l\xffשm"
 
 // written collects what a logger writes.
@@ -44,7 +44,7 @@ func logger(w *written, console bool, level zapcore.Level) *zap.Logger {
 	return zap.New(zapcore.NewCore(enc, w, level))
 }
 
-// full is an event in which every field says something, the texts something nasty.
+// full is an event in which every field is set, the texts to something nasty.
 func full() Event {
 	return Event{
 		Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Box: "b1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: nasty,
@@ -54,7 +54,7 @@ func full() Event {
 	}
 }
 
-// assertHarmless fails if text holds anything but printable ASCII.
+// assertHarmless fails if text has anything but printable ASCII.
 func assertHarmless(t *testing.T, what, text string) {
 	t.Helper()
 	for i, r := range text {
@@ -137,7 +137,7 @@ func TestAllowedLevel(t *testing.T) {
 		t.Error("a denial was not logged")
 	}
 	if len(l.Recent(Filter{})) != 2 {
-		t.Error("what is not logged was not remembered either")
+		t.Error("an event that is not logged was not kept")
 	}
 }
 
@@ -211,7 +211,7 @@ func TestSlowReaderLosesEventsAndHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// metric returns the value of the series whose labels print as given.
+// metric returns the value of the series with the given labels.
 func metric(t *testing.T, l *Log, name, labels string) float64 {
 	t.Helper()
 	reg := prometheus.NewPedanticRegistry()

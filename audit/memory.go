@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// memory remembers destinations, for flowMemory at least and no more than twice its limit. When there are too many the
-// older half goes. It takes the same time however many there are.
+// memory remembers destinations, for flowMemory at least and no more than twice its limit of them. When there are too
+// many, the older half is dropped. All operations take constant time.
 type memory struct {
 	limit    int
 	new, old map[flowKey]struct{}
@@ -44,7 +44,7 @@ func (m *memory) rotate(now time.Time) {
 	m.networks = map[flowKey]int{}
 }
 
-// expire forgets what is too old.
+// expire drops what is too old.
 func (m *memory) expire(now time.Time) {
 	if age := now.Sub(m.since); age > 2*flowMemory {
 		m.old, m.new, m.networks = nil, nil, nil
@@ -53,8 +53,8 @@ func (m *memory) expire(now time.Time) {
 	}
 }
 
-// sketch estimates how many different destinations it was given, to a few in a hundred up to some 100,000 (linear
-// counting: how many bits of a bitmap are still zero).
+// sketch estimates the number of distinct destinations, to a few percent up to about 100,000 (linear counting: how many
+// bits of a bitmap are still zero).
 type sketch struct {
 	bits []uint64
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // maxSeries bounds the decision counters. The labels come from closed sets (6 stages, 2 verdicts, some 30 reasons, 6
-// actions); should a part of the gateway ever fill one with a text of its own, the surplus is counted as "other".
+// actions); should a part of the gateway ever set one to free text, the surplus is counted as "other".
 const maxSeries = 1000
 
 // metrics are the Prometheus metrics of the decisions. No label holds a host, a path or a box.
@@ -75,7 +75,7 @@ func (m *metrics) observe(e Event) {
 		m.selfTests.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).Inc()
 		return
 	}
-	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // else it was counted when it opened
+	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // otherwise it was counted when it opened
 		m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).
 			Add(float64(max(e.Count, 1)))
 	}

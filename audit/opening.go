@@ -7,68 +7,68 @@ import (
 	"time"
 )
 
-// Phase says which part of a decision an event tells, where one event does not tell all of it.
+// Phase says which part of a decision an event is about, if not the whole.
 type Phase string
 
 // The phases. Both events of a decision carry the same Conn.
 const (
 	// PhaseOpen is a decision whose traffic goes on. It counts as the decision.
 	PhaseOpen Phase = "open"
-	// PhaseEnd is the end of what an open event told of, with bytes and duration. It is no decision of its own, unless it
-	// denies what was allowed.
+	// PhaseEnd is the end of what an open event began, with bytes and duration. It is not a decision of its own, unless
+	// it denies what was allowed.
 	PhaseEnd Phase = "end"
-	// PhaseOngoing is a connection that the gateway found in the kernel's table rather than saw begin. It is no decision of
-	// its own: it was counted when it began, unless that was while the gateway did not run.
+	// PhaseOngoing is a connection that the gateway found in the kernel's table rather than saw begin. It is not a
+	// decision of its own: it was counted when it began, unless the gateway was not running then.
 	PhaseOngoing Phase = "ongoing"
 )
 
-// openAfter is how long traffic goes on before its decision is told without waiting for its end. What ends earlier is one
-// event.
+// openAfter is how long traffic goes on before its decision is recorded without waiting for its end. If it ends
+// earlier, there is one event.
 const openAfter = 250 * time.Millisecond
 
-// Opening tells of a decision while its traffic goes on, so that it is not lost if the gateway is. It can be used again,
-// for one decision after the other. The zero value is ready; it is safe for concurrent use.
+// Opening records a decision while its traffic is still going on, so that it is not lost if the gateway crashes. It can
+// be reused for one decision after another. The zero value is ready to use; it is safe for concurrent use.
 type Opening struct {
 	mu      sync.Mutex
 	to      Recorder
-	event   Event // as it was decided
+	event   Event // as decided
 	timer   *time.Timer
 	waiting bool   // for openAfter to pass
-	told    string // the Conn of the open event, once that was recorded
+	conn    string // the Conn of the open event; empty if none has been recorded
 }
 
-// Begin has e, an allowing decision, recorded with [PhaseOpen] if End is not called soon. The caller keeps e and records it
+// Begin records e, an allowing decision, with [PhaseOpen] unless End is called soon. The caller keeps e and records it
 // when its traffic has ended, after [Opening.End].
 func (o *Opening) Begin(to Recorder, e Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.told != "" {
-		return // the same decision once more, such as after a second try
+	if o.conn != "" {
+		return // the same decision again, such as after a retry
 	}
 	o.to, o.event, o.waiting = to, e, true
 	if o.timer == nil {
-		o.timer = time.AfterFunc(openAfter, o.tell)
+		o.timer = time.AfterFunc(openAfter, o.open)
 	} else {
 		o.timer.Reset(openAfter)
 	}
 }
 
-// tell may come late, when the next decision waits already: then that one is told early, which does no harm.
-func (o *Opening) tell() {
+// open may run late, when the next decision is already waiting: then that one is recorded early, which does no harm.
+func (o *Opening) open() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.waiting {
 		return
 	}
 	o.waiting = false
-	o.told = strings.ToLower(rand.Text()[:12])
+	o.conn = strings.ToLower(rand.Text()[:12])
 	e := o.event
-	e.Phase, e.Conn = PhaseOpen, o.told
+	e.Phase, e.Conn = PhaseOpen, o.conn
 	o.to.Record(e)
 }
 
-// End says that the traffic has ended, and how its event is to be recorded: e becomes the [PhaseEnd] of the decision if
-// that was told, at the time of its end, which is its duration after its beginning.
+// End says that the traffic has ended, and prepares its event for recording: if the open event was recorded, e becomes
+// the [PhaseEnd] of the decision, and its time that of the end.
 func (o *Opening) End(e *Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -76,9 +76,9 @@ func (o *Opening) End(e *Event) {
 		o.waiting = false
 		o.timer.Stop()
 	}
-	if o.told == "" {
+	if o.conn == "" {
 		return
 	}
-	e.Phase, e.Conn, e.Time = PhaseEnd, o.told, e.Time.Add(e.Duration)
-	o.told = ""
+	e.Phase, e.Conn, e.Time = PhaseEnd, o.conn, e.Time.Add(e.Duration)
+	o.conn = ""
 }

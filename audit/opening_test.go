@@ -37,7 +37,7 @@ func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
 		if open.Phase != PhaseOpen || open.Conn == "" || open.Duration != 0 || !open.Time.Equal(e.Time) {
 			t.Fatalf("what goes on: %+v", open)
 		}
-		o.Begin(l, e) // a second try of the same
+		o.Begin(l, e) // a retry
 		time.Sleep(time.Hour)
 		e.BytesIn = 8
 		end(e)

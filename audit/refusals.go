@@ -9,21 +9,21 @@ import (
 )
 
 const (
-	// refusalKinds is how many different refusals of a box are told apart in one second, for as long as it goes on, and
-	// refusalBurst how many at once. Each budget has as many; see budgetOf.
+	// refusalKinds is how many different refusals of a box are logged separately per second, and refusalBurst how many
+	// in a burst. Each budget has as many; see budgetOf.
 	refusalKinds = 10
 	refusalBurst = 200
 )
 
-// refusals are those of one box in the interval under way. The zero value is empty.
+// refusals are those of one box in the current interval. The zero value is empty.
 type refusals struct {
-	room map[budget]*rate.Limiter // for kinds that are new
-	told map[refusal]*repeats     // kinds that were told; at most refusalBurst + refusalKinds of each budget
-	rest map[class]*repeats       // those for which there was no room
+	room  map[budget]*rate.Limiter // for new kinds
+	known map[refusal]*repeats     // kinds already logged; at most refusalBurst + refusalKinds of each budget
+	rest  map[class]*repeats       // kinds for which there was no room
 }
 
-// budget names refusals that share their room in the log. Those of one budget do not crowd out those of another: a box
-// that looks up thousands of forbidden names cannot hide what it tried to connect to.
+// budget is a group of refusals that share a limit in the log. Those of one budget do not crowd out those of another: a
+// box that looks up thousands of forbidden names cannot hide what it tried to connect to.
 type budget uint8
 
 const (
@@ -53,7 +53,7 @@ func budgetOf(e *Event) budget {
 	}
 }
 
-// refusal is what makes two refusals of a box the same one.
+// refusal is the key by which two refusals of a box are considered the same.
 type refusal struct {
 	class
 	protocol     policy.Protocol
@@ -66,14 +66,14 @@ type refusal struct {
 	status       int
 }
 
-// class is what is told of refusals that are told by their number alone.
+// class is what is logged about refusals that are only counted.
 type class struct {
 	stage    policy.Stage
 	reason   policy.Reason
 	selfTest bool
 }
 
-// repeats are refusals that were not told yet.
+// repeats are refusals that are pending.
 type repeats struct {
 	latest  Event
 	n       uint64
@@ -93,7 +93,7 @@ func (r *repeats) add(e Event) {
 	r.in, r.out = r.in+e.BytesIn, r.out+e.BytesOut
 }
 
-// take returns one event for all of them and forgets them; ok is false if there is none.
+// take returns one event for all of them and resets r; ok is false if there is none.
 func (r *repeats) take() (e Event, ok bool) {
 	if r.n == 0 {
 		return Event{}, false
@@ -106,13 +106,13 @@ func (r *repeats) take() (e Event, ok bool) {
 	return e, true
 }
 
-// admit reports whether the refusal is to be told now. If not, it is counted and told later.
+// admit reports whether to emit the refusal now. If not, it is counted and emitted later.
 func (r *refusals) admit(e Event) bool {
-	if r.told == nil {
-		r.room, r.told, r.rest = map[budget]*rate.Limiter{}, map[refusal]*repeats{}, map[class]*repeats{}
+	if r.known == nil {
+		r.room, r.known, r.rest = map[budget]*rate.Limiter{}, map[refusal]*repeats{}, map[class]*repeats{}
 	}
 	kind := refusalOf(&e)
-	if like := r.told[kind]; like != nil {
+	if like := r.known[kind]; like != nil {
 		like.add(e)
 		return false
 	}
@@ -121,8 +121,8 @@ func (r *refusals) admit(e Event) bool {
 		room = rate.NewLimiter(refusalKinds, refusalBurst)
 		r.room[budgetOf(&e)] = room
 	}
-	if e.SelfTest || room.Allow() { // how many those can be is known
-		r.told[kind] = &repeats{}
+	if e.SelfTest || room.Allow() { // their number is bounded
+		r.known[kind] = &repeats{}
 		return true
 	}
 	rest := r.rest[kind.class]
@@ -134,29 +134,28 @@ func (r *refusals) admit(e Event) bool {
 	return false
 }
 
-// take returns events for what was not told yet. Some of the kinds that go on stay known; the others have to find room
-// again.
+// take returns events for what is pending. Some of the kinds that recur stay known; the others have to find room again.
 func (r *refusals) take() []Event {
 	var events []Event
 	kept := [budgets]int{}
-	for kind, like := range r.told {
+	for kind, like := range r.known {
 		e, ok := like.take()
 		if !ok {
-			delete(r.told, kind)
+			delete(r.known, kind)
 			continue
 		}
 		events = append(events, e)
 		if of := budgetOf(&e); kept[of] < refusalKinds {
 			kept[of]++
 		} else {
-			delete(r.told, kind)
+			delete(r.known, kind)
 		}
 	}
 	for _, rest := range r.rest {
 		if e, ok := rest.take(); ok {
 			e.Name, e.Addr, e.Peer, e.Port = "", netip.Addr{}, netip.Addr{}, 0
 			e.Method, e.Path, e.Rule, e.Status = "", "", "", 0
-			e.Error = "refusals of further kinds, told by their number"
+			e.Error = "refusals of other kinds, reported by count"
 			events = append(events, e)
 		}
 	}
@@ -164,12 +163,12 @@ func (r *refusals) take() []Event {
 	return events
 }
 
-// quiet reports whether there is nothing left that has to be remembered.
+// quiet reports whether nothing has to be remembered any more.
 func (r *refusals) quiet() bool {
 	for _, room := range r.room {
 		if room.Tokens() < refusalBurst {
 			return false
 		}
 	}
-	return len(r.told) == 0
+	return len(r.known) == 0
 }

@@ -6,25 +6,25 @@ import (
 	"boxgate/policy"
 )
 
-// ring remembers the last events of one box. When it is full, events that are like a later one go first: what a box does
-// over and over does not push out what it did once. After them go those of a weight that has more than its share: what is
-// cheap to do does not push out what is not.
+// ring keeps the last events of one box. When it is full, events that are like a later one are evicted first: what a
+// box does repeatedly does not push out what it did once. After that come those of a weight that has more than its
+// share: what is cheap to do does not push out what is not.
 type ring struct {
 	oldest, newest *remembered
 	n              int
 	weights        [weights]int // how many of each weight there are
 	kinds          map[kind]*likes
 	last           time.Time
-	forgotten      uint64 // number of the latest event that is not in it any more
+	forgotten      uint64 // number of the latest event that was evicted
 }
 
-// weight says how much an event matters where not all can be kept.
+// weight says how much an event matters when not all can be kept.
 type weight uint8
 
 const (
-	heavy  weight = iota // what was allowed and took a handshake at least
-	middle               // TCP of the kernel that has begun
-	light                // datagrams, and what was refused
+	heavy  weight = iota // allowed, and took at least a handshake
+	middle               // TCP forwarded by the kernel with an incomplete handshake
+	light                // datagrams and refusals
 	weights
 )
 
@@ -45,7 +45,7 @@ func weightOf(e *Event) weight {
 	}
 }
 
-// kind is what makes two events alike to whoever looks for what a box did.
+// kind is the key by which two events of a box are considered alike.
 type kind struct {
 	refusal
 	allowed bool
@@ -58,7 +58,7 @@ type likes struct {
 	oldest, newest *remembered
 }
 
-// remembered is an event in the list of all, and in that of its kind.
+// remembered is an event in the list of all events, and in that of its kind.
 type remembered struct {
 	Event
 	kind         kind
@@ -89,7 +89,7 @@ func (r *ring) add(e Event, limit int) {
 	r.join(m)
 }
 
-// join counts an event with those it is like.
+// join counts an event with those of its kind.
 func (r *ring) join(m *remembered) {
 	if m.likes == nil {
 		if r.kinds == nil {
@@ -104,8 +104,8 @@ func (r *ring) join(m *remembered) {
 	m.likes.n++
 }
 
-// least returns what goes when an event of kind k and weight w comes: the oldest of its kind if it is like others already,
-// or else the oldest that is like a later one, or else the oldest of its own weight if that has its share, or else the oldest
+// least returns the event to evict for one of kind k and weight w: the oldest of its kind if there are several, or else
+// the oldest that is like a later one, or else the oldest of its own weight if that has its share, or else the oldest
 // of the weight that has most.
 func (r *ring) least(k kind, w weight, limit int) *remembered {
 	if same := r.kinds[k]; same != nil && same.n > 1 {
@@ -131,7 +131,7 @@ func (r *ring) least(k kind, w weight, limit int) *remembered {
 	return r.oldest
 }
 
-// forget drops an event. One that a later one is like is counted there.
+// forget drops an event. If a later one is like it, that one counts it.
 func (r *ring) forget(m *remembered) {
 	if m.before == nil {
 		r.oldest = m.next
@@ -146,7 +146,7 @@ func (r *ring) forget(m *remembered) {
 	r.n--
 	r.forgotten = max(r.forgotten, m.Seq)
 	r.weights[weightOf(&m.Event)]--
-	// Of its kind it is the oldest: whatever is chosen to go is.
+	// It is the oldest of its kind: only those are ever evicted.
 	if m.likes.n--; m.likes.n == 0 {
 		delete(r.kinds, m.kind)
 		return

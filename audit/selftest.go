@@ -7,13 +7,13 @@ import (
 	"boxgate/policy"
 )
 
-// Expected are denials that somebody the gateway trusts is about to cause in a box.
+// Expected are denials that a self-test is about to cause in a box.
 type Expected struct {
 	Match func(Event) bool
 	Count int // of events that it may claim
 }
 
-// selfTests marks the denials that a self-test announced. Only one is under way at a time.
+// selfTests marks the denials that a self-test announced. Only one self-test runs at a time.
 type selfTests struct {
 	current atomic.Pointer[selfTest]
 }
@@ -25,9 +25,9 @@ type selfTest struct {
 	left []Expected
 }
 
-// ExpectSelfTest has denials of a box marked as those of a self-test, until end is called: of each of the expected no more
-// than its count. What the box does itself in the meantime is told unmarked as many times as it does it: where it copies
-// what is expected, it may have the mark of one event and the self-test's own event then goes without.
+// ExpectSelfTest marks denials of a box as those of a self-test until end is called: of each of the expected ones, no
+// more than its count. Everything that the box itself does in the meantime is still logged unmarked as many times: if
+// it copies an expected denial, its event may take the mark, and the self-test's own event then has none.
 func (l *Log) ExpectSelfTest(box policy.BoxID, expected []Expected) (end func()) {
 	t := &selfTest{box: box, left: append([]Expected(nil), expected...)}
 	l.selfTests.current.Store(t)

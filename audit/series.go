@@ -8,7 +8,7 @@ type known struct {
 	seen map[series]struct{}
 }
 
-// admit returns s if it may become, or is, a series of its own, else the one series that stands for all others.
+// admit returns s if it is or may become a series of its own, else the series that stands for all others.
 func (k *known) admit(s series) series {
 	k.mu.RLock()
 	_, ok := k.seen[s]

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The lines that a server of net/http may write a second, for as long as it goes on, and at once.
+// How many lines a server of net/http may write per second, and in a burst.
 const (
 	serverLines     = 5
 	serverLineBurst = 50
 )
 
-// ServerLog returns the error log of an [net/http.Server]. Whoever can reach the server causes its lines, so their number
-// is bounded; the next one that is written says how many were not. take, if not nil, sees each line first and reports
-// whether it has dealt with it.
+// ServerLog returns an error log for an [net/http.Server]. Anyone who can reach the server can cause lines in it, so
+// their number is bounded; the next line written says how many were dropped. take, if not nil, gets each line first and
+// reports whether it has handled it.
 func ServerLog(to *zap.Logger, take func(line string) bool) *log.Logger {
 	return log.New(&serverLog{to: to, take: take, room: rate.NewLimiter(serverLines, serverLineBurst)}, "", 0)
 }
@@ -31,7 +31,7 @@ type serverLog struct {
 	skipped uint64
 }
 
-// Write takes one line.
+// Write writes one line.
 func (l *serverLog) Write(b []byte) (int, error) {
 	line := string(bytes.TrimRight(b, "\n"))
 	if l.take != nil && l.take(line) {

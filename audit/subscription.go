@@ -2,7 +2,7 @@ package audit
 
 import "sync/atomic"
 
-// Subscription is one reader of the events; [Log.Subscribe] makes it.
+// Subscription is one reader of the events, made by [Log.Subscribe].
 type Subscription struct {
 	filter Filter
 	events chan Event
@@ -15,8 +15,9 @@ func (s *Subscription) Events() <-chan Event { return s.events }
 // Lost returns how many events this reader has lost so far because it was too slow.
 func (s *Subscription) Lost() uint64 { return s.lost.Load() }
 
-// offer hands over e if there is room, and reports whether there was. Refusals and datagrams get half of the room, and TCP
-// connections that have only begun three quarters: a burst of those does not make a reader lose what passed among them.
+// offer delivers e if there is room, and reports whether there was. Refusals and datagrams get half of the room, and
+// TCP connections with an incomplete handshake three quarters: a burst of those does not make a reader lose more
+// important events.
 func (s *Subscription) offer(e Event) bool {
 	room := cap(s.events)
 	switch weightOf(&e) {
