@@ -26,7 +26,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewCA makes an authority whose subject carries name, valid for ten years. It may sign leaves only, no further
+// NewCA makes an authority with name in its subject, valid for ten years. It may only sign leaves, no further
 // authorities.
 func NewCA(name string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -59,8 +59,9 @@ func NewCA(name string) (*Authority, error) {
 	return &Authority{cert: cert, key: key}, nil
 }
 
-// LoadCA reads what [Authority.CertificatePEM] and [Authority.KeyPEM] wrote. It refuses a certificate that is no
-// authority, a key that is not ECDSA P-256, and a key that is not the certificate's. No error quotes the key.
+// LoadCA reads what [Authority.CertificatePEM] and [Authority.KeyPEM] wrote. It refuses a certificate that is not an
+// authority's, a key that is not ECDSA P-256, and a key that does not match the certificate. Errors never quote the
+// key.
 func LoadCA(certPEM []byte, keyPEM policy.Secret) (*Authority, error) {
 	cert, err := parseCertificate(certPEM)
 	if err != nil {
@@ -74,7 +75,7 @@ func LoadCA(certPEM []byte, keyPEM policy.Secret) (*Authority, error) {
 		return nil, err
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, errors.New("load CA: the key is not the certificate's")
+		return nil, errors.New("load CA: the key does not match the certificate")
 	}
 	return &Authority{cert: cert, key: key}, nil
 }
@@ -115,7 +116,7 @@ func (a *Authority) CertificatePEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// KeyPEM returns the private key as PKCS #8, for the encrypted store and nothing else.
+// KeyPEM returns the private key as PKCS #8. It is only for the encrypted store.
 func (a *Authority) KeyPEM() (policy.Secret, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {

@@ -107,7 +107,7 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// TestOpenSSLVerifies asks another implementation whether chain, name and purpose hold, and that they hold no further.
+// TestOpenSSLVerifies asks another implementation whether it accepts chain, name and purpose, and refuses all others.
 func TestOpenSSLVerifies(t *testing.T) {
 	t.Parallel()
 	ca, other := newCA(t, "box one"), newCA(t, "box two")
@@ -137,7 +137,7 @@ func TestOpenSSLVerifies(t *testing.T) {
 	}
 }
 
-// TestCurlTrustsTheLeaf makes the handshake that a box makes.
+// TestCurlTrustsTheLeaf makes the handshake that a box would make.
 func TestCurlTrustsTheLeaf(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "box")

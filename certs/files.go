@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// filesLook is how often, at most, the files are looked at.
+// filesLook is the minimum time between checks of the files.
 const filesLook = time.Second
 
-// Files serves a certificate chain and its key from two PEM files and follows their changes, as an ACME client or a
-// secret mount makes them. Safe for concurrent use.
+// Files serves a certificate chain and its key from two PEM files and reloads them when they change, as an ACME client
+// or a secret mount changes them. Safe for concurrent use.
 type Files struct {
 	certFile, keyFile string
 	failed            func(error)
@@ -23,14 +23,14 @@ type Files struct {
 	looked time.Time
 }
 
-// fileState tells one version of a file from the next.
+// fileState identifies a version of a file.
 type fileState struct {
 	modified time.Time
 	size     int64
 }
 
-// NewFiles loads the files. failed is told when a later version does not load; the version before stays in force. It may
-// be nil.
+// NewFiles loads the files. failed, if not nil, is called when a later version does not load; then the previous version
+// stays in use.
 func NewFiles(certFile, keyFile string, failed func(error)) (*Files, error) {
 	if failed == nil {
 		failed = func(error) {}
@@ -46,7 +46,7 @@ func NewFiles(certFile, keyFile string, failed func(error)) (*Files, error) {
 	return f, nil
 }
 
-// GetCertificate is for tls.Config. It looks at the files at most once a second.
+// GetCertificate is for tls.Config. It checks the files at most once a second.
 func (f *Files) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,7 +64,7 @@ func (f *Files) refreshLocked() {
 	}
 	if err == nil {
 		err = f.load()
-		f.seen = seen // a version that does not load is reported once; the next version is tried again
+		f.seen = seen // a version that does not load is reported once, and not tried again
 	}
 	if err != nil {
 		f.failed(err)
@@ -80,7 +80,7 @@ func (f *Files) load() error {
 	return nil
 }
 
-// states is taken before loading: a file written in between is then seen as changed at the next look.
+// states is called before loading: a file written in between is then seen as changed at the next check.
 func (f *Files) states() ([2]fileState, error) {
 	var states [2]fileState
 	for i, name := range []string{f.certFile, f.keyFile} {

@@ -8,11 +8,11 @@ import (
 	"boxgate/internal/fault"
 )
 
-// serverRenew is how long before its end a public-URL certificate is replaced.
+// serverRenew is how long before its expiry a public-URL certificate is replaced.
 const serverRenew = 10 * 24 * time.Hour
 
-// Issued serves one certificate of an authority for a fixed list of names and replaces it ten days before its end. Safe
-// for concurrent use.
+// Issued serves one certificate of an authority for a fixed list of names and renews it ten days before it expires.
+// Safe for concurrent use.
 type Issued struct {
 	ca    *Authority
 	names []string
@@ -22,8 +22,8 @@ type Issued struct {
 	cert *tls.Certificate
 }
 
-// NewIssued issues the first certificate for names (see [Authority.ServerCertificate]), so that a bad name is an error
-// now and not at the first handshake.
+// NewIssued issues the first certificate for names (see [Authority.ServerCertificate]), so that a bad name fails now
+// and not at the first handshake.
 func NewIssued(ca *Authority, names ...string) (*Issued, error) {
 	cert, err := ca.ServerCertificate(names...)
 	if err != nil {
@@ -32,7 +32,7 @@ func NewIssued(ca *Authority, names ...string) (*Issued, error) {
 	return &Issued{ca: ca, names: names, now: fault.Now, cert: cert}, nil
 }
 
-// GetCertificate is for tls.Config. When a renewal fails, the old certificate serves for as long as it is valid.
+// GetCertificate is for tls.Config. When a renewal fails, the old certificate is served for as long as it is valid.
 func (s *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

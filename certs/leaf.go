@@ -40,7 +40,7 @@ func newLeafKey() (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// issue signs a leaf for exactly names. The answer holds the leaf alone: whoever trusts it has the authority already.
+// issue signs a leaf for exactly names. The chain is the leaf alone: clients that trust it already have the authority.
 func (a *Authority) issue(key *ecdsa.PrivateKey, names []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	serial, err := newSerial()
 	if err != nil {

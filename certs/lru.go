@@ -7,10 +7,10 @@ import (
 	"boxgate/policy"
 )
 
-// leafLRU keeps the leaves used last, at most max of them. It is not safe for concurrent use.
+// leafLRU keeps the most recently used leaves, at most max of them. It is not safe for concurrent use.
 type leafLRU struct {
 	max   int
-	order *list.List // of *leafEntry, the one used last in front
+	order *list.List // of *leafEntry, most recently used first
 	byKey map[policy.Name]*list.Element
 }
 

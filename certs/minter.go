@@ -18,21 +18,21 @@ import (
 
 const (
 	leafLifetime = 24 * time.Hour
-	leafRenew    = 6 * time.Hour // a leaf with less time left is minted anew: no client sees it expire in a connection's life
-	leafCache    = 256           // leaves kept per box: some 3 KB each
+	leafRenew    = 6 * time.Hour // a leaf with less time left is replaced, so that no client sees it expire during a connection
+	leafCache    = 256           // leaves kept per box, about 3 KB each
 )
 
-// ErrHostName says that a leaf was asked for a name of the host's own.
+// ErrHostName is returned when a leaf is requested for one of the host's own names.
 var ErrHostName = errors.New("no certificate is made for a name of the host")
 
-// ErrUnknownBox says that no authority was added for the box.
+// ErrUnknownBox is returned when no authority was added for the box.
 var ErrUnknownBox = errors.New("no certificate authority for this box")
 
-// Minter hands out leaves for intercepted names, signed by the authority of the box that asked. The zero value knows no
-// box. Safe for concurrent use.
+// Minter issues leaves for intercepted names, signed by the authority of the box that asked. The zero value has no
+// boxes. Safe for concurrent use.
 type Minter struct {
-	// Host holds the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them or for
-	// names below them, nor for localhost. It must not change once the Minter is in use.
+	// Host lists the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them or
+	// for names below them, nor for localhost. It must not change once the Minter is in use.
 	Host []policy.Name
 
 	now func() time.Time // nil: [fault.Now]
@@ -41,17 +41,17 @@ type Minter struct {
 	boxes map[policy.BoxID]*boxLeaves
 }
 
-// boxLeaves belongs to one box, so that a box asking for endless names pushes out its own leaves alone.
+// boxLeaves belongs to one box, so that a box that asks for any number of names only evicts its own leaves.
 type boxLeaves struct {
 	ca      *Authority
-	key     *ecdsa.PrivateKey // shared by the box's leaves: a key per name would double the cost of a mint
+	key     *ecdsa.PrivateKey // shared by the box's leaves: a key per name would double the cost of minting
 	flights singleflight.Group
 
 	mu    sync.Mutex
 	cache leafLRU
 }
 
-// Add puts the authority of a box in force. Adding a box again with another authority forgets the leaves of the old one.
+// Add sets the authority of a box. Adding a box again with another authority drops the leaves of the old one.
 func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	if ca == nil {
 		return fmt.Errorf("box %s: %w", box, ErrUnknownBox)
@@ -95,12 +95,12 @@ func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
 	return b, nil
 }
 
-// Leaf returns a certificate for exactly n, valid for at least six hours more. Callers that ask for the same name at
-// once share one mint. It fails for the zero name, with [ErrHostName] for a name of the host's own and, wrapping
+// Leaf returns a certificate for exactly n, valid for at least six hours more. Concurrent calls for the same name mint
+// one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names and, wrapping
 // [ErrUnknownBox], for a box that was not added.
 func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
 	if n.IsZero() {
-		return nil, errors.New("no leaf without a name")
+		return nil, errors.New("cannot issue a leaf without a name")
 	}
 	if n.IsLoopback() || slices.ContainsFunc(m.Host, n.IsWithin) {
 		return nil, ErrHostName
@@ -132,7 +132,7 @@ func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tl
 	}
 }
 
-// cached returns a leaf that is neither near its end nor, after the clock was set back, not yet valid.
+// cached returns a leaf that is neither about to expire nor, after the clock was set back, not yet valid.
 func (b *boxLeaves) cached(n policy.Name, now time.Time) *tls.Certificate {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,7 +144,7 @@ func (b *boxLeaves) cached(n policy.Name, now time.Time) *tls.Certificate {
 }
 
 func (b *boxLeaves) mint(n policy.Name, now time.Time) (*tls.Certificate, error) {
-	if leaf := b.cached(n, now); leaf != nil { // minted between the caller's look and its flight
+	if leaf := b.cached(n, now); leaf != nil { // minted after the caller looked
 		return leaf, nil
 	}
 	leaf, err := b.ca.issue(b.key, []string{n.String()}, now, leafLifetime)

@@ -41,7 +41,7 @@ func TestIssuedNeedsANameNow(t *testing.T) {
 	}
 }
 
-// TestFilesFollowChanges replaces the pair in two steps, as a renewal does: between them the files do not fit together.
+// TestFilesFollowChanges replaces the pair in two steps, as a renewal does: in between the files do not match.
 func TestFilesFollowChanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

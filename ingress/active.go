@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// errCut is why a request ends whose URL, credential or box has gone.
+// errCut is the cause when a request is cut because its URL, credential or box has gone.
 var errCut = errors.New("the public URL was revoked")
 
-// active knows the requests that have passed authentication, to cut them. The zero value is ready.
+// active tracks the requests that have passed authentication, so that they can be cut. The zero value is ready to use.
 type active struct {
 	mu   sync.Mutex
 	open map[*request]struct{}

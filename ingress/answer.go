@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// answer is the client's side of a request: it knows the status and the bytes, and can be cut off whatever the client
+// answer is the client's side of a request: it records the status and the bytes, and can be cut off whatever the client
 // does.
 type answer struct {
 	http.ResponseWriter
@@ -20,7 +20,7 @@ type answer struct {
 	sent, received atomic.Int64 // to the client; from it after an upgrade
 }
 
-// WriteHeader remembers the final status.
+// WriteHeader records the final status.
 func (w *answer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		w.status = status
@@ -40,20 +40,20 @@ func (w *answer) Write(b []byte) (int, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (w *answer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// abortWith makes the reads and writes of this request fail once it is cut: a client that neither reads nor writes would
-// otherwise hold the handler. stop must be called before the handler returns.
+// abortWith makes the reads and writes of this request fail once it is cut: a client that neither reads nor writes
+// would otherwise block the handler. stop must be called before the handler returns.
 func (w *answer) abortWith(ctx context.Context) (stop func()) {
 	w.ctx = ctx
 	return afterCut(ctx, func() {
 		rc := http.NewResponseController(w.ResponseWriter)
 		now := time.Now()
 		_ = rc.SetReadDeadline(now)
-		// A moment is left for the refusal of a request that has no answer yet.
+		// Leave a moment to refuse a request that has no answer yet.
 		_ = rc.SetWriteDeadline(now.Add(50 * time.Millisecond))
 	})
 }
 
-// afterCut runs f when ctx ends because the request was cut. stop waits for an f that has begun.
+// afterCut runs f when ctx ends because the request was cut. stop waits for f if it is running.
 func afterCut(ctx context.Context, f func()) (stop func()) {
 	ran := make(chan struct{})
 	off := context.AfterFunc(ctx, func() {
@@ -69,7 +69,8 @@ func afterCut(ctx context.Context, f func()) (stop func()) {
 	}
 }
 
-// Hijack hands out the client's connection after an upgrade, counted, and closed at once when the request is cut.
+// Hijack returns the client's connection after an upgrade. Its bytes are counted, and it is closed when the request is
+// cut.
 func (w *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {

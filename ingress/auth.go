@@ -19,17 +19,17 @@ func BasicDigest(user, password string) Digest {
 	return sha256.Sum256([]byte("basic\x00" + user + ":" + password))
 }
 
-// Auth says what opens a public URL. The zero value lets nobody in.
+// Auth says which credentials a public URL accepts. The zero value lets nobody in.
 type Auth struct {
 	Open   bool    // no credential is needed, provided that Bearer and Basic are nil
-	Bearer *Digest // a bearer token opens it
-	Basic  *Digest // a user name and password open it
+	Bearer *Digest // digest of a bearer token
+	Basic  *Digest // digest of a user name and password
 }
 
-// open reports whether everybody may pass; the Authorization header then belongs to the application in the box.
+// open reports whether no credential is needed; the Authorization header then belongs to the application in the box.
 func (a Auth) open() bool { return a.Open && a.Bearer == nil && a.Basic == nil }
 
-// permits reports whether a request carries what opens the URL: in one Authorization header, never in the query.
+// permits reports whether a request carries a credential of the URL: in one Authorization header, never in the query.
 func (a Auth) permits(r *http.Request) bool {
 	if a.open() {
 		return true
@@ -56,7 +56,7 @@ func (d *Digest) equal(other Digest) bool {
 	return d != nil && subtle.ConstantTimeCompare(d[:], other[:]) == 1
 }
 
-// same reports whether two URLs are opened by the same credentials.
+// same reports whether two URLs accept the same credentials.
 func (a Auth) same(b Auth) bool {
 	return a.Open == b.Open && sameDigest(a.Bearer, b.Bearer) && sameDigest(a.Basic, b.Basic)
 }

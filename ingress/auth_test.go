@@ -19,7 +19,7 @@ func TestCredentials(t *testing.T) {
 	f.expose("bearer", box.Server, Auth{Bearer: bearer})
 	f.expose("basic", box.Server, Auth{Basic: basic})
 	f.expose("both", box.Server, Auth{Bearer: bearer, Basic: basic})
-	f.expose("openish", box.Server, Auth{Open: true, Bearer: bearer}) // a credential closes it whatever Open says
+	f.expose("openish", box.Server, Auth{Open: true, Bearer: bearer}) // with a credential, Open has no effect
 	f.expose("zero", box.Server, Auth{})
 	withBasic := func(user, password string) func(*http.Request) {
 		return func(r *http.Request) { r.SetBasicAuth(user, password) }
@@ -81,7 +81,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// A credential opens its own URL only: not another port of the box, not another box.
+// A credential is valid for its own URL only: not for another port of the box, not for another box.
 func TestCredentialOfAnotherURL(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -128,7 +128,7 @@ func TestCredentialsNeverReachTheBox(t *testing.T) {
 	if c := got.Header.Get("Cookie"); c != "a=1; b=2" {
 		t.Errorf("the box's own cookies arrive as %q", c)
 	}
-	// Where the gateway asks for nothing, Authorization is between the client and the application.
+	// Where the gateway needs no credential, Authorization is between the client and the application.
 	if resp, _ := get(t, client, "https://none"+domain+"/", edit); resp.StatusCode != 200 {
 		t.Fatal(resp.Status)
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzHost: whatever a client calls us by, a name that is looked up is lower case, has no port, and is no address.
+// FuzzHost: whatever Host a client sends, a name that is looked up is lower case, has no port, and is not an address.
 func FuzzHost(f *testing.F) {
 	for _, h := range []string{"a.preview.test", "A.Preview.Test.:443", "127.0.0.1", "[::1]:80", "::1", "a:b:c", ".", "%00", "0x7f.1:80", "[fe80::1%25eth0]"} {
 		f.Add(h)
@@ -29,8 +29,8 @@ func FuzzHost(f *testing.F) {
 	})
 }
 
-// FuzzCookies: no way of writing a Cookie header carries a cookie of the gateway to the box, and none that the box owns
-// is lost, as net/http reads them.
+// FuzzCookies: however a Cookie header is written, no cookie of the gateway reaches the box, and none of the box is
+// lost, as net/http reads them.
 func FuzzCookies(f *testing.F) {
 	for _, c := range []string{"a=1; __Host-boxgate-s=x; b=2", "__Host-boxgate=x", ";;a=1;", "a=\"__Host-boxgate\"", " __Host-boxgate-s = x ;a=2", "a=1;__Host-boxgate;b=2"} {
 		f.Add(c)

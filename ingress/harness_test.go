@@ -30,7 +30,7 @@ import (
 
 const domain = ".preview.test"
 
-// fixture is an ingress with its listeners, its URLs, and what it recorded.
+// fixture is an ingress with its listeners, its URLs and its recorded events.
 type fixture struct {
 	*Ingress
 	https, plain string
@@ -181,7 +181,7 @@ func (f *fixture) bundle(t *testing.T) string {
 
 func listenAny() (net.Listener, error) { return net.Listen("tcp", "0.0.0.0:0") }
 
-// client speaks HTTPS to the ingress whatever the host, HTTP/2 if h2.
+// client connects to the ingress by HTTPS, whatever the host; by HTTP/2 if h2.
 func (f *fixture) client(t *testing.T, h2 bool) *http.Client {
 	t.Helper()
 	transport := &http.Transport{
@@ -237,7 +237,7 @@ func (f *fixture) raw(t *testing.T, text string) *http.Response {
 	return resp
 }
 
-// recorder is a server in a box that keeps the requests it got.
+// recorder is a server in a box that keeps the requests it received.
 type recorder struct {
 	*httptest.Server
 	mu       sync.Mutex

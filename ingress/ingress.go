@@ -19,18 +19,18 @@ import (
 
 // Target is what a public URL leads to.
 type Target struct {
-	ID   string // of the URL; never used again for another
+	ID   string // of the URL; never reused for another
 	Box  policy.BoxID
 	Addr netip.AddrPort // of the box's port
 	Auth Auth
 }
 
-// same reports whether nothing has changed between two lookups.
+// same reports whether two lookups found the same target.
 func (t Target) same(o Target) bool {
 	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Auth.same(o.Auth)
 }
 
-// URLs finds public URLs. Lookup is called twice for every request, concurrently, and must be quick.
+// URLs finds public URLs. Lookup is called twice for every request, concurrently, and must be fast.
 type URLs interface {
 	// Lookup finds the target of a host name, given in lower case without port and trailing dot.
 	Lookup(host string) (Target, bool)
@@ -39,12 +39,12 @@ type URLs interface {
 // Config is what [New] needs. URLs is required, and GetCertificate for [Ingress.ServeTLS].
 type Config struct {
 	URLs URLs
-	// GetCertificate returns the certificate of a server name. It is asked before anything else is known about a client,
-	// so it must not have certificates issued for names that are no URL.
+	// GetCertificate returns the certificate of a server name. It is called before anything else is known about a
+	// client, so it must not issue certificates for names that are not URLs.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Dial connects to the target's address and to nothing else. nil: a TCP connection.
+	// Dial connects to the target's address and nowhere else. nil: plain TCP.
 	Dial func(ctx context.Context, t Target) (net.Conn, error)
-	// Wake is called before a box is dialled, and only for a request that may pass. nil: boxes never sleep.
+	// Wake is called before a box is dialled, and only for requests that passed all checks. nil: boxes never sleep.
 	Wake  func(ctx context.Context, box policy.BoxID) error
 	Audit audit.Recorder // nil: no events
 	Log   *zap.Logger    // nil: no log
@@ -98,7 +98,7 @@ func New(cfg Config) (*Ingress, error) {
 	return g, nil
 }
 
-// ServeTLS serves public URLs over HTTPS, HTTP/1.1 and HTTP/2, until Shutdown. It returns nil then.
+// ServeTLS serves public URLs over HTTPS, HTTP/1.1 and HTTP/2, until Shutdown. Then it returns nil.
 func (g *Ingress) ServeTLS(ln net.Listener) error {
 	if g.GetCertificate == nil {
 		return errors.New("ingress: GetCertificate is required for HTTPS")
@@ -112,8 +112,8 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 	return g.serve(srv, func() error { return srv.ServeTLS(ln, "", "") })
 }
 
-// ServePlain serves public URLs over plain HTTP. Credentials would cross a network in clear, so the listener must be on
-// a loopback address.
+// ServePlain serves public URLs over plain HTTP. Credentials would be sent in the clear, so the listener must be on a
+// loopback address.
 func (g *Ingress) ServePlain(ln net.Listener) error {
 	addr, ok := ln.Addr().(*net.TCPAddr)
 	if !ok || !addr.IP.IsLoopback() {
@@ -158,7 +158,8 @@ func (g *Ingress) serve(srv *http.Server, run func() error) error {
 	return nil
 }
 
-// Shutdown stops listening, lets requests finish until ctx ends, and then cuts what is left, WebSockets included.
+// Shutdown stops listening, lets requests finish until ctx ends, and then cuts the remaining ones, including
+// WebSockets.
 func (g *Ingress) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	g.closed = true
@@ -173,15 +174,15 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 		})
 	}
 	wait.Wait()
-	// http.Server does not know the connections that became WebSockets.
+	// http.Server does not track the connections that became WebSockets.
 	err := g.active.drain(ctx)
 	g.transport.CloseIdleConnections()
 	return err
 }
 
-// CloseURL cuts every request and WebSocket that came in by a URL, and returns when they are gone. Call it after Lookup
-// has forgotten the URL or answers with its new credentials: later requests are judged by that. The caller must hold no
-// lock that Lookup or Wake takes, or a request that is just asking them could not end.
+// CloseURL cuts every request and WebSocket of a URL, and returns when they are gone. Call it after Lookup has dropped
+// the URL or returns its new credentials, so that later requests are judged by those. The caller must not hold a lock
+// that Lookup or Wake takes, or a request that is calling them could not end.
 func (g *Ingress) CloseURL(id string) {
 	g.active.cut(func(t Target) bool { return t.ID == id })
 	g.transport.CloseIdleConnections()

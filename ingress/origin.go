@@ -7,31 +7,31 @@ import (
 	"strings"
 )
 
-// A browser sends the user and password that somebody once typed with every request to the URL, whichever site has it make
-// the request. So a site could act on a URL in the name of its visitors: by a WebSocket, whose messages it can read, and
-// by a request that changes something. Such requests are refused here. What a browser lets a foreign site read in answer
-// to other requests is for the application to say (CORS).
+// Once a user has entered a user name and password, the browser sends them with every request to the URL, whichever
+// site causes the request. So a site could act on a URL on behalf of its visitors: by a WebSocket, whose messages it
+// can read, and by a request that changes something. Such requests are refused here. What a foreign site may read of
+// other responses is up to the application (CORS).
 
-// ambient reports whether the credential of a request that [Auth.permits] may be one that the browser added by itself. A
-// bearer token was put there by a script that knows it, and where no credential is asked for none is abused.
+// ambient reports whether the credential of a request that [Auth.permits] may have been added by the browser itself. A
+// bearer token was added by a script that knows it, and where no credential is needed none can be abused.
 func (a Auth) ambient(r *http.Request) bool {
 	scheme, _, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	return !a.open() && !strings.EqualFold(scheme, "Bearer")
 }
 
-// foreign reports whether another site has a browser open a WebSocket or make a request that may change something. The
-// URLs of other boxes are other sites, although they share the gateway's domain. Clients that are no browsers send
-// neither of the headers that tell.
+// foreign reports whether another site made a browser open a WebSocket or send a request that may change something. The
+// URLs of other boxes are other sites, although they share the gateway's domain. Clients other than browsers send
+// neither of the headers that it checks.
 func foreign(r *http.Request) bool {
 	site, known := r.Header["Sec-Fetch-Site"]
 	for _, s := range site {
-		if s != "same-origin" && s != "none" { // none: the user did it, by a bookmark or the address bar
+		if s != "same-origin" && s != "none" { // none: by the user, from a bookmark or the address bar
 			return opensWebSocket(r) || !isSafe(r.Method)
 		}
 	}
 	switch {
 	case opensWebSocket(r): // always with the true Origin
-	case isSafe(r.Method), known: // Origin may be "null" here, if the page wants no referrer told
+	case isSafe(r.Method), known: // Origin may be "null" here, if the page sends no referrer
 		return false
 	}
 	origin, known := r.Header["Origin"]
@@ -48,8 +48,8 @@ func opensWebSocket(r *http.Request) bool {
 	return strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Method == http.MethodConnect || r.Header.Get(":protocol") != ""
 }
 
-// isOwnOrigin reports whether an Origin is that of the URL the request is for (RFC 6454). Plain HTTP is served on loopback
-// alone, where a server in front may have terminated TLS: then either scheme is its own.
+// isOwnOrigin reports whether an Origin is that of the URL the request is for (RFC 6454). Plain HTTP is only served on
+// loopback, where a reverse proxy may have terminated TLS: then either scheme counts as its own.
 func isOwnOrigin(r *http.Request, origin string) bool {
 	o, err := url.Parse(origin)
 	if err != nil || origin != o.Scheme+"://"+o.Host || o.Scheme != "https" && (o.Scheme != "http" || r.TLS != nil) {

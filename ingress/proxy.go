@@ -17,23 +17,23 @@ import (
 	"go.uber.org/zap"
 )
 
-// newTransport makes the connections to the boxes. It speaks HTTP/1.1 in clear, as the programs in boxes do.
+// newTransport makes the connections to the boxes. It uses HTTP/1.1 without TLS, as the programs in boxes do.
 func (g *Ingress) newTransport() *http.Transport {
 	return &http.Transport{
-		Proxy:               nil, // the environment of the gateway says nothing about boxes
+		Proxy:               nil, // proxies in the gateway's environment do not apply to boxes
 		DialContext:         g.dial,
-		DisableCompression:  true, // bodies pass as they are
+		DisableCompression:  true, // pass bodies on unchanged
 		MaxIdleConnsPerHost: 32,
 		MaxIdleConns:        1024,
 		IdleConnTimeout:     90 * time.Second,
-		// A server in a box may answer 100 late or never.
+		// A server in a box may send 100 (Continue) late or never.
 		ExpectContinueTimeout:  time.Second,
 		MaxResponseHeaderBytes: 1 << 20,
 	}
 }
 
-// dial connects to the box of the request that the transport dials for. The address that the transport names is only
-// the key of its pool.
+// dial connects to the box of the request that the transport dials for. The address passed by the transport is only the
+// key of its pool.
 func (g *Ingress) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	v, ok := ctx.Value(visitKey{}).(*visit)
 	if !ok {
@@ -55,8 +55,8 @@ func (g *Ingress) newProxy() *httputil.ReverseProxy {
 	}
 }
 
-// rewrite makes the request as the box is to see it. Hop-by-hop headers, and whatever Connection named, are gone already,
-// so nothing that is set here can be taken away by the client.
+// rewrite prepares the request for the box. Hop-by-hop headers, and those named by Connection, have already been
+// removed, so the client cannot remove anything that is set here.
 func rewrite(pr *httputil.ProxyRequest) {
 	v, ok := pr.In.Context().Value(visitKey{}).(*visit)
 	if !ok {
@@ -64,9 +64,9 @@ func rewrite(pr *httputil.ProxyRequest) {
 	}
 	out := pr.Out
 	out.URL.Scheme = "http"
-	// The key of the connection pool: connections are never shared between URLs, nor between two lives of one.
+	// The key of the connection pool: connections are never shared between URLs, nor between two incarnations of one.
 	out.URL.Host = poolKey(v.target)
-	out.URL.RawQuery = pr.In.URL.RawQuery // as it came; the proxy drops what it cannot parse
+	out.URL.RawQuery = pr.In.URL.RawQuery // unchanged; ReverseProxy drops what it cannot parse
 	out.Host = pr.In.Host
 	out.Trailer = nil // a trailer could repeat any header that is removed below
 	for name := range out.Header {
@@ -81,14 +81,14 @@ func rewrite(pr *httputil.ProxyRequest) {
 	setForwarded(pr)
 }
 
-// poolKey is a host name that stands for one life of one URL.
+// poolKey is a host name that stands for one incarnation of one URL.
 func poolKey(t Target) string {
 	sum := sha256.Sum256([]byte(t.ID + "\x00" + string(t.Box) + "\x00" + t.Addr.String()))
 	return hex.EncodeToString(sum[:16]) + ".url.invalid:80"
 }
 
-// claimed reports whether a header says who the client is or what it asked for. "_" counts as "-", as it does for the
-// many servers that make variables of headers.
+// claimed reports whether a header says who the client is or what it asked for. "_" counts as "-", as in the many
+// servers that turn headers into variables.
 func claimed(name string) bool {
 	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 	switch name {
@@ -104,7 +104,7 @@ func credential(name string) bool {
 	return name == "x-box-api-key" || name == "proxy-authorization"
 }
 
-// setForwarded tells the box who asks, by the connection, in all the words that servers read.
+// setForwarded tells the box the client's address, taken from the connection, in all the headers that servers read.
 func setForwarded(pr *httputil.ProxyRequest) {
 	h := pr.Out.Header
 	pr.SetXForwarded()
@@ -117,10 +117,10 @@ func setForwarded(pr *httputil.ProxyRequest) {
 	h.Set("Forwarded", "for="+node+`;host="`+strings.NewReplacer(`\`, "", `"`, "").Replace(pr.In.Host)+`";proto=`+h.Get("X-Forwarded-Proto"))
 }
 
-// cookiePrefix begins the name of every cookie of the gateway's own.
+// cookiePrefix is the prefix of all cookies of the gateway.
 const cookiePrefix = "__Host-boxgate"
 
-// stripCookies removes the gateway's cookies. A line without them stays byte for byte.
+// stripCookies removes the gateway's cookies. A line without them is kept byte for byte.
 func stripCookies(h http.Header) {
 	lines := h["Cookie"]
 	delete(h, "Cookie")
@@ -141,8 +141,8 @@ func stripCookies(h http.Header) {
 	}
 }
 
-// modifyResponse keeps a box from speaking for others: cookies stay on its own host, and browsers are not sent to another
-// port of the gateway's name. A 101 that does not complete the handshake of a WebSocket is no answer.
+// modifyResponse keeps a box from affecting other hosts: cookies stay on its own host, and browsers are not sent to
+// another port of the gateway's name. A 101 that does not complete the handshake of a WebSocket is an error.
 func modifyResponse(resp *http.Response) error {
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if err := handshake.Verify(resp.Request.Header.Values, resp.Header.Values); err != nil {
@@ -160,7 +160,7 @@ func modifyResponse(resp *http.Response) error {
 	return nil
 }
 
-// withoutDomain takes the Domain attribute out of a cookie: with it a box could set cookies for the URLs of all others.
+// withoutDomain removes the Domain attribute from a cookie: with it a box could set cookies for the URLs of all others.
 func withoutDomain(cookie string) string {
 	parts := strings.Split(cookie, ";")
 	kept := parts[:1]
@@ -173,7 +173,7 @@ func withoutDomain(cookie string) string {
 	return strings.Join(kept, ";")
 }
 
-// failed answers when the box could not be reached or broke off before its answer.
+// failed answers when the box could not be reached or closed the connection before its answer.
 func (g *Ingress) failed(_ http.ResponseWriter, r *http.Request, err error) {
 	v, ok := r.Context().Value(visitKey{}).(*visit)
 	if !ok {
@@ -185,7 +185,7 @@ func (g *Ingress) failed(_ http.ResponseWriter, r *http.Request, err error) {
 		v.w.Header().Set("Connection", "close") // its deadlines have passed
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
 	case r.Context().Err() != nil:
-		v.event.Error = "the client has gone"
+		v.event.Error = "the client disconnected"
 		panic(http.ErrAbortHandler)
 	default:
 		v.unavailable(err)

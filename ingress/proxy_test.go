@@ -61,7 +61,7 @@ func TestForwardedHeadersAreReplaced(t *testing.T) {
 	}
 }
 
-// What the client typed arrives as it was typed: path escapes, odd queries, repeated slashes.
+// The request target arrives as it was sent: path escapes, odd queries, repeated slashes.
 func TestTargetIsNotTouched(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -103,7 +103,7 @@ func TestCookiesStayOnTheirHost(t *testing.T) {
 	}
 }
 
-// Bytes pass as they come, in both directions, over both protocols.
+// Bytes are passed on as they arrive, in both directions, over both protocols.
 func TestStreams(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

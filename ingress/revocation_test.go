@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A revoked URL, or one whose credential changed, takes its open sockets along; others stay.
+// Revoking a URL, or changing its credential, cuts its open connections; others stay.
 func TestRevocationCutsOpenSockets(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -45,7 +45,7 @@ func TestRevocationCutsOpenSockets(t *testing.T) {
 	}
 }
 
-// A client that does not read cannot keep its request alive through a revocation.
+// A client that does not read cannot keep its request alive after a revocation.
 func TestRevocationCutsStalledDownload(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -79,7 +79,7 @@ func TestRevocationCutsStalledDownload(t *testing.T) {
 	}
 }
 
-// The box is asked for again after registration: a request that passed the check just before the URL went is refused.
+// The URL is looked up again after registration: a request that passed the check just before the URL went is refused.
 func TestRevocationBetweenCheckAndStart(t *testing.T) {
 	t.Parallel()
 	box := record(t)

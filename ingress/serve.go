@@ -18,7 +18,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// ServeHTTP takes a request to a public URL on its way: name, lookup, credential, origin, wake, proxy. The event is opened before
+// ServeHTTP serves a request to a public URL: name, lookup, credential, origin, wake, proxy. The event is opened before
 // the first check and recorded when the request or WebSocket is over.
 func (g *Ingress) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &answer{ResponseWriter: rw}
@@ -61,12 +61,12 @@ func (g *Ingress) pass(v *visit) {
 		return
 	}
 	if target.Auth.ambient(v.r) && foreign(v.r) {
-		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password that the browser keeps for this URL.")
+		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password that your browser keeps for this URL.")
 		return
 	}
 	ctx, end := g.active.begin(v.r.Context(), target)
 	defer end()
-	// A request that was looked up before the URL was revoked and registered after what was open had been cut would
+	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
 	if again, ok := g.URLs.Lookup(host); !ok || !again.same(target) {
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
@@ -90,7 +90,7 @@ func (g *Ingress) authentic(v *visit) bool {
 	return false
 }
 
-// forward hands the request to the box. From here on the decision is to allow; an answer of 502 turns it.
+// forward passes the request to the box. From here on the decision is to allow; a 502 reverses it.
 func (g *Ingress) forward(ctx context.Context, v *visit) {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
@@ -98,13 +98,13 @@ func (g *Ingress) forward(ctx context.Context, v *visit) {
 	}
 	stop := v.w.abortWith(ctx)
 	defer stop()
-	// HTTP/1.1 too may answer while the request still comes; HTTP/2 always may, and says so by an error.
+	// HTTP/1.1 too may answer before the whole request has arrived; HTTP/2 always may, and returns an error here.
 	_ = http.NewResponseController(v.w).EnableFullDuplex()
 	r := v.r.WithContext(context.WithValue(ctx, visitKey{}, v))
 	v.body = &countingBody{ReadCloser: r.Body}
 	r.Body = v.body
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.ProtoMajor != 1 {
-		r.Header.Del("Upgrade") // such as h2c: what follows could not be judged any more
+		r.Header.Del("Upgrade") // such as h2c: what follows could no longer be judged
 	}
 	g.proxy.ServeHTTP(v.w, r)
 }
@@ -112,7 +112,7 @@ func (g *Ingress) forward(ctx context.Context, v *visit) {
 // visitKey finds the visit of a request in its context.
 type visitKey struct{}
 
-// record ends a visit. A panic while serving is told here and ends the connection, nothing else.
+// record ends a visit. A panic while serving is logged here and ends the connection, nothing else.
 func (g *Ingress) record(v *visit) {
 	p := recover()
 	if err, _ := p.(error); p != nil && !errors.Is(err, http.ErrAbortHandler) {
@@ -154,7 +154,7 @@ func (v *visit) refuse(status int, reason policy.Reason, detail string) {
 	_, _ = v.w.Write(body)
 }
 
-// unavailable answers that the box cannot be reached. Why is for the log: the client may be anybody.
+// unavailable answers that the box cannot be reached. The cause is only logged: the client may be anybody.
 func (v *visit) unavailable(err error) {
 	v.event.Error = err.Error()
 	v.refuse(http.StatusBadGateway, policy.ReasonURLUnavailable, "The box does not answer on this port.")
@@ -168,9 +168,9 @@ type problem struct {
 	Reason policy.Reason `json:"reason"`
 }
 
-// hostOf returns the host a request is for, in lower case without port and trailing dot. It refuses what could mean
-// another host to somebody else: an IP, an absolute-form target (it hides the Host header), CONNECT, and a Host that is
-// not the name the TLS connection was made to.
+// hostOf returns the host a request is for, in lower case without port and trailing dot. It refuses what others could
+// read as another host: an IP address, an absolute-form target (it overrides the Host header), CONNECT, and a Host that
+// differs from the server name of the TLS connection.
 func hostOf(r *http.Request) (string, bool) {
 	if r.ProtoMajor == 1 && !strings.HasPrefix(r.RequestURI, "/") || r.Method == http.MethodConnect {
 		return "", false
@@ -192,7 +192,7 @@ func bareHost(hostport string) string {
 	return strings.ToLower(strings.TrimSuffix(hostport, "."))
 }
 
-// redirector sends plain HTTP requests of known URLs to HTTPS. It neither checks nor forwards anything.
+// redirector sends plain HTTP requests of known URLs to HTTPS. It neither checks credentials nor forwards anything.
 func (g *Ingress) redirector(httpsPort uint16, challenge func(http.ResponseWriter, *http.Request) bool) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if challenge != nil && challenge(rw, r) {

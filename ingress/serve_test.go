@@ -41,7 +41,7 @@ func TestPanicEndsOneRequest(t *testing.T) {
 	f.set("bad"+domain, good)
 	if resp, err := f.client(t, false).Get("https://bad" + domain + "/"); err == nil {
 		resp.Body.Close()
-		t.Error("an answer came out of a panic")
+		t.Error("a request that panicked was answered")
 	}
 	if resp, _ := get(t, f.client(t, false), "https://good"+domain+"/", nil); resp.StatusCode != 200 {
 		t.Error(resp.Status)
@@ -112,7 +112,7 @@ func TestHeadersTooLarge(t *testing.T) {
 	}
 }
 
-// curl is what people type; it must work over HTTP/2 and HTTP/1.1 with the certificate verified.
+// curl is what people use; it must work over HTTP/2 and HTTP/1.1 with the certificate verified.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl, err := exec.LookPath("curl")

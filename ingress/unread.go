@@ -14,17 +14,17 @@ import (
 	"boxgate/policy"
 )
 
-// unread is one connection of a visitor, for what net/http refuses by itself: a request head that it cannot read is answered
-// with 400 or 431 and handed to nobody. Then a request has begun, and the connection ends without the handler having been
-// given one.
+// unread is one connection of a client. It detects what net/http refuses by itself: a request header that it cannot
+// read is answered with 400 or 431 without calling the handler. Then a request has begun, and the connection ends
+// without the handler having received one.
 type unread struct {
-	began atomic.Int64 // when a request began that the handler was not given yet, in Unix nanoseconds; 0: none
+	began atomic.Int64 // when a request began that has not reached the handler yet, in Unix nanoseconds; 0: none
 }
 
 // unreadKey finds the connection of a request in its context.
 type unreadKey struct{}
 
-// tellUnread has a server record what it refuses before the handler sees it.
+// tellUnread makes a server record what it refuses before the handler sees it.
 func (g *Ingress) tellUnread(srv *http.Server) {
 	var conns sync.Map // net.Conn → *unread, of those that are open
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -57,13 +57,13 @@ func (g *Ingress) tellUnread(srv *http.Server) {
 		handler.ServeHTTP(w, r)
 	})
 	srv.HTTP2 = &http.HTTP2Config{CountError: func(what string) {
-		if !strings.HasSuffix(what, "_closed") { // a body that goes on behind its answer
+		if !strings.HasSuffix(what, "_closed") { // a body that continues after its answer
 			g.refusedUnread(time.Now(), "HTTP/2: "+what)
 		}
 	}}
 }
 
-// refusedUnread records a refusal of which no more is known.
+// refusedUnread records a refusal about which nothing else is known.
 func (g *Ingress) refusedUnread(began time.Time, why string) {
 	if g.Audit == nil {
 		return
@@ -74,8 +74,8 @@ func (g *Ingress) refusedUnread(began time.Time, why string) {
 	})
 }
 
-// refusedHandshake takes the line that net/http writes when a client did not complete its TLS handshake, or closed a
-// connection without a word, and records an event in its place.
+// refusedHandshake takes the line that net/http logs when a client did not complete its TLS handshake, or closed the
+// connection without sending anything, and records an event instead.
 func (g *Ingress) refusedHandshake(line string) bool {
 	rest, ok := strings.CutPrefix(line, "http: TLS handshake error from ")
 	peer, why, cut := strings.Cut(rest, ": ")

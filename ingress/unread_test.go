@@ -15,8 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// What net/http refuses before anybody sees it leaves an event too, over TLS and without; what it serves leaves no second
-// one.
+// What net/http itself refuses is recorded too, with TLS and without; what it serves is recorded only once.
 func TestUnreadableRequestsAreTold(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ head, status string }{
@@ -75,7 +74,7 @@ func TestServedRequestsAreToldOnce(t *testing.T) {
 		}
 		tr.CloseIdleConnections()
 	}
-	// A marker that comes last: what the connections before it leave behind is there by then.
+	// A marker that comes last: by then the events of the earlier connections are there.
 	c := f.connect(t, false, "")
 	_, _ = io.WriteString(c, "marker\r\n\r\n")
 	_, _ = io.ReadAll(c)

@@ -92,7 +92,7 @@ func TestWebSocket(t *testing.T) {
 	}
 }
 
-// An upgrade to anything but WebSocket would make a tunnel that nobody judges.
+// An upgrade to anything but WebSocket would open a tunnel that nothing judges.
 func TestOtherUpgradesAreNotPassedOn(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
