@@ -52,7 +52,7 @@ structure: ## print the circles of files in each package, and the lengths of fun
 	@$(GO) run ./internal/structure
 
 conformance: image ## run the conformance suites whole and print their tables (docs/conformance.md)
-	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 -run '^TestConformance' ./cmd/gateway
+	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance
 
 check: deps docker ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }

@@ -58,8 +58,14 @@ var allowed = map[string][]string{
 	},
 	"internal/lab": {"policy", "audit", "config", "api", "host", "launcher", "internal/testnet"},
 	"cmd/gateway": {
-		"policy", "audit", "config", "preflight", "host", "firewall", "dns", "certs", "launcher", "api", "store", "secrets", "selftest",
-		"proxy", "proxy/scrub", "internal/testnet", "internal/fault", "internal/memory", "internal/buildinfo", "internal/lab",
+		"policy", "audit", "config", "preflight", "host", "firewall", "certs", "launcher", "api", "store", "secrets", "selftest",
+		"internal/buildinfo", "internal/lab",
+	},
+	"e2e/harness": {
+		"policy", "audit", "config", "host", "certs", "launcher", "api", "cmd/gateway", "internal/fault", "internal/lab", "internal/testnet",
+	},
+	"e2e": {
+		"policy", "audit", "config", "host", "certs", "launcher", "api", "store", "secrets", "proxy/scrub", "cmd/gateway", "internal/lab", "e2e/harness",
 	},
 }
 
@@ -135,10 +141,11 @@ func TestImportDirection(t *testing.T) {
 	}
 }
 
-// TestOnlyTestsInjectFaults keeps the seam of package fault out of the gateway that people run.
+// TestOnlyTestsInjectFaults keeps the seam of package fault out of the gateway that people run. Package harness is part of
+// tests alone: no other package may import it.
 func TestOnlyTestsInjectFaults(t *testing.T) {
 	for _, s := range sources(t) {
-		if strings.HasSuffix(s.path, "_test.go") {
+		if strings.HasSuffix(s.path, "_test.go") || s.pkg == "e2e/harness" {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {

@@ -18,15 +18,15 @@ const (
 // knots are the packages whose largest circle of files is still over the limits, with the size that it may have. The
 // numbers only ever go down; a package that is within the limits leaves the list.
 var knots = map[string]struct{ files, lines int }{
-	"api":              {22, 3500},
-	"cmd/gateway":      {15, 1750},
-	"firewall":         {22, 4100},
-	"host":             {17, 2600},
-	"internal/testnet": {14, 2100},
-	"launcher":         {20, 2650},
-	"proxy":            {57, 9800},
-	"selftest":         {13, 1600},
-	"store":            {14, 2150},
+	"api":                 {22, 3500},
+	"cmd/gateway/command": {15, 1750},
+	"firewall":            {22, 4100},
+	"host":                {17, 2600},
+	"internal/testnet":    {14, 2100},
+	"launcher":            {20, 2650},
+	"proxy":               {57, 9800},
+	"selftest":            {13, 1600},
+	"store":               {14, 2150},
 }
 
 // TestStructure holds that no package has so many files referring to each other in a circle that it cannot be read in

@@ -36,6 +36,11 @@ func NewClient(target, key string) *Client {
 	return c
 }
 
+// BoxPath is the path of a box and what is below it in the API.
+func BoxPath(box string, below ...string) string {
+	return "/v2/box/" + url.PathEscape(box) + strings.Join(append([]string{""}, below...), "/")
+}
+
 // ResponseError is a refusal of the API.
 type ResponseError struct {
 	Status  int

@@ -1,0 +1,128 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/config"
+	"boxgate/host"
+	"boxgate/preflight"
+	"boxgate/store"
+)
+
+// serveFindings looks at everything `gateway serve` needs before it opens anything. Each error says what to do.
+func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
+	return append(preflight.Check(cfg),
+		found("state directory", needStateDir(cfg)),
+		found("kernel network", needKernel(ctx)),
+		found("pools", needPools(cfg)),
+		found("descriptors", host.NeedDescriptors()),
+		found("resolvers", host.NeedResolvers(cfg)),
+		found("roots of upstreams", host.NeedRoots(cfg)),
+		found("certificate of public URLs", needCertificate(cfg)),
+	)
+}
+
+func found(what string, err error) preflight.Finding { return preflight.Finding{What: what, Err: err} }
+
+// hostError returns all lacks as one error, or nil.
+func hostError(ctx context.Context, cfg config.Config) error {
+	var errs []error
+	for _, f := range serveFindings(ctx, cfg) {
+		errs = append(errs, f.Err)
+	}
+	return errors.Join(errs...)
+}
+
+// newCheckCommand is `gateway check`.
+func newCheckCommand(o *globalOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check",
+		Short: "Validate the configuration and the host, and say how to fix each lack",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return printFindings(cmd, o.json, allFindings(cmd.Context(), o.load))
+		},
+	}
+}
+
+// allFindings are those of the configuration and of the host. What could be read of a wrong configuration is looked at
+// too, so that one mistake does not hide the next; only its sockets are not opened.
+func allFindings(ctx context.Context, load func() (config.Config, error)) []preflight.Finding {
+	cfg, err := load()
+	findings := append([]preflight.Finding{found("configuration", err)}, serveFindings(ctx, cfg)...)
+	findings = append(findings,
+		found("shares of boxes", errors.Join(host.CheckShares(cfg), host.CheckMemory(cfg))),
+		found("other images", preflight.CheckImages(cfg)),
+		found("rules of other programs", checkOtherRules()),
+		found("secrets", checkSecrets(ctx, cfg)),
+		found("supplies of the kernel", preflight.CheckSupplies("/proc/sys")),
+	)
+	switch {
+	case store.InUse(cfg.StateDir):
+		findings = append(findings, found("gateway", preflight.Warnf("is already running with the state directory %s, so its sockets were not tried", cfg.StateDir)))
+	case err == nil:
+		findings = append(findings, found("listeners", checkListen(ctx, cfg)))
+	}
+	return findings
+}
+
+// printFindings prints every finding and fails if one is a lack; warnings are none.
+func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding) error {
+	var lacks int
+	rows := [][]string{}
+	list := []map[string]any{}
+	for _, f := range findings {
+		if f.Err == nil {
+			rows = append(rows, []string{"ok", f.What, ""})
+			list = append(list, map[string]any{"what": f.What, "ok": true, "error": ""})
+			continue
+		}
+		for _, lack := range preflight.Lacks(f.Err) {
+			why := strings.ReplaceAll(lack.Error(), "\n", "; ")
+			if errors.As(lack, new(preflight.Warning)) {
+				rows = append(rows, []string{"warns", f.What, why})
+				list = append(list, map[string]any{"what": f.What, "ok": true, "error": "", "warning": why})
+				continue
+			}
+			lacks++
+			rows = append(rows, []string{"LACKS", f.What, why})
+			list = append(list, map[string]any{"what": f.What, "ok": false, "error": why})
+		}
+	}
+	var err error
+	if asJSON {
+		err = writeJSON(cmd.OutOrStdout(), list)
+	} else {
+		err = table(cmd.OutOrStdout(), rows...)
+	}
+	if err == nil && lacks > 0 {
+		err = fmt.Errorf("%d check(s) failed", lacks)
+	}
+	return err
+}
+
+// checkListen opens every TCP and UDP socket of the configuration and closes it again. For the Unix socket it only looks,
+// as making it would leave a directory, or take away the socket of a gateway that was killed.
+func checkListen(ctx context.Context, cfg config.Config) error {
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if cfg.Admin.Socket != "" {
+		if err := host.CheckSocket(cfg.Admin.Socket); err != nil {
+			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
+		}
+		cfg.Admin.Socket = ""
+	}
+	l, err := host.Listen(ctx, cfg, a)
+	if err == nil {
+		l.Close()
+	}
+	return errors.Join(append(errs, err)...)
+}

@@ -1,0 +1,81 @@
+package command
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/launcher"
+)
+
+// caAnswer is what `gateway ca --json` prints.
+type caAnswer struct {
+	PEM      string    `json:"pem"` // with --bundle the public roots as well, before the CA
+	Subject  string    `json:"subject"`
+	SHA256   string    `json:"sha256"` // of the CA alone: what tools show as its fingerprint
+	NotAfter time.Time `json:"not_after"`
+}
+
+// newCACommand is `gateway ca`.
+func newCACommand(o *globalOptions) *cobra.Command {
+	var box string
+	var bundle bool
+	cmd := &cobra.Command{
+		Use:   "ca [--box B] [--bundle]",
+		Short: "Print the CA certificate of the public URLs, or the interception CA of one box",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path := "/v2/ca"
+			if box != "" {
+				path = api.BoxPath(box, "ca")
+			}
+			client, err := o.client()
+			if err != nil {
+				return err
+			}
+			var ca []byte
+			if err := client.Get(cmd.Context(), path, &ca); err != nil {
+				return err
+			}
+			answer, err := describeCA(ca)
+			if err != nil {
+				return err
+			}
+			if bundle {
+				roots, err := launcher.PublicRoots()
+				if err != nil {
+					return err
+				}
+				answer.PEM = string(roots) + answer.PEM
+			}
+			if o.json {
+				return writeJSON(cmd.OutOrStdout(), answer)
+			}
+			_, err = cmd.OutOrStdout().Write([]byte(answer.PEM))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
+	cmd.Flags().BoolVar(&bundle, "bundle", false, "the public roots of this host as well, for variables that replace a program's own roots")
+	return cmd
+}
+
+// describeCA reads a certificate of the gateway's.
+func describeCA(ca []byte) (caAnswer, error) {
+	block, _ := pem.Decode(ca)
+	if block == nil {
+		return caAnswer{}, errors.New("the gateway's answer is not a certificate")
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return caAnswer{}, err
+	}
+	sum := sha256.Sum256(c.Raw)
+	return caAnswer{PEM: string(ca), Subject: c.Subject.String(), SHA256: hex.EncodeToString(sum[:]), NotAfter: c.NotAfter}, nil
+}

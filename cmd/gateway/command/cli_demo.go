@@ -1,0 +1,22 @@
+package command
+
+import (
+	"github.com/spf13/cobra"
+
+	"boxgate/internal/lab"
+)
+
+// newDemoCommand is `gateway demo`: the tour.
+func newDemoCommand(_ *globalOptions) *cobra.Command {
+	var imageDir string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show every promise over real kernel paths, in namespaces of its own",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return lab.RunDemo(cmd.Context(), cmd.OutOrStdout(), imageDir)
+		},
+	}
+	cmd.Flags().StringVar(&imageDir, "image-dir", "/var/lib/boxgate/images", "where the debian image is kept")
+	return cmd
+}

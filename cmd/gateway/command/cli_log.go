@@ -1,0 +1,150 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/audit"
+)
+
+// newLogCommand is `gateway log`.
+func newLogCommand(o *globalOptions) *cobra.Command {
+	r := &logReader{o: o}
+	var box string
+	var since time.Duration
+	cmd := &cobra.Command{
+		Use:   "log [-f] [--box B] [--denied]",
+		Short: "Print the decisions, with -f as they happen",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
+			if box != "" {
+				r.path = api.BoxPath(box, "egress")
+			}
+			if r.denied {
+				r.query.Set("denied", "true")
+			}
+			if since > 0 {
+				r.query.Set("since", time.Now().Add(-since).Format(time.RFC3339))
+			}
+			if r.following {
+				r.query.Set("follow", "true")
+				return r.follow(cmd.Context())
+			}
+			return r.read(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&r.following, "follow", "f", false, "go on with the decisions to come")
+	f.BoolVar(&r.denied, "denied", false, "denials only")
+	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
+	f.DurationVar(&since, "since", 0, "how far back to begin, such as 10m (default: all that is remembered)")
+	f.DurationVar(&r.patience, "reconnect", time.Minute, "with -f: for how long to wait for a gateway that has gone")
+	return cmd
+}
+
+// logReader prints the decisions.
+type logReader struct {
+	o                 *globalOptions
+	cmd               *cobra.Command
+	path              string
+	query             url.Values
+	following, denied bool
+	patience          time.Duration
+
+	connected bool   // to a stream, once at least
+	run       string // of the gateway whose decisions these are
+	seq       uint64 // of the latest decision that was printed
+	printing  error  // why the output cannot be written
+}
+
+// read prints one stream to its end.
+func (r *logReader) read(ctx context.Context) error {
+	client, err := r.o.client() // anew each time: the key may have been changed
+	if err != nil {
+		return err
+	}
+	begin := func(run string) {
+		r.connected = true
+		if r.run != run {
+			r.run, r.seq = run, 0
+		}
+	}
+	return client.Events(ctx, r.path+"?"+r.query.Encode(), begin, func(line []byte) error {
+		r.printing = r.print(line)
+		return r.printing
+	})
+}
+
+// follow prints the decisions until it is told to stop. When the stream ends, because the gateway is restarted, it waits for
+// the gateway and goes on after the last decision it has.
+func (r *logReader) follow(ctx context.Context) error {
+	const shortest, longest = 100 * time.Millisecond, 2 * time.Second
+	pause, until := shortest, time.Time{}
+	for {
+		r.connected = false
+		err := r.read(ctx)
+		if ctx.Err() != nil || r.printing != nil || isFinal(err) || !r.connected && until.IsZero() {
+			return err
+		}
+		if r.connected { // and not any more
+			pause, until = shortest, time.Now().Add(r.patience)
+			fmt.Fprintln(r.cmd.ErrOrStderr(), "gateway: the stream of decisions ended; waiting for the gateway")
+		}
+		if !time.Now().Add(pause).Before(until) {
+			return fmt.Errorf("the gateway ended the stream of decisions and did not come back within %v: %w", r.patience, orEnded(err))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longest)
+		r.resume()
+	}
+}
+
+// resume asks for what follows the last decision that was printed.
+func (r *logReader) resume() {
+	if r.run != "" {
+		r.query.Set("after", r.run+"-"+strconv.FormatUint(r.seq, 10))
+	}
+}
+
+// isFinal reports whether it is of no use to ask again: the key is refused, or there is no such box.
+func isFinal(err error) bool {
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	return ok && refused.Status < http.StatusInternalServerError && refused.Status != http.StatusTooManyRequests
+}
+
+func orEnded(err error) error {
+	if err == nil {
+		return errors.New("the stream ended")
+	}
+	return err
+}
+
+// print prints one line of the stream: the JSON itself, or columns for people. A line that is no decision (how many a slow
+// reader lost, or that some may be missing) is printed as it is.
+func (r *logReader) print(line []byte) error {
+	var e audit.Event
+	decision := json.Unmarshal(line, &e) == nil && !e.Time.IsZero()
+	if decision {
+		r.seq = max(r.seq, e.Seq)
+	}
+	if r.o.json || !decision {
+		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))
+		return err
+	}
+	_, err := fmt.Fprintln(r.cmd.OutOrStdout(), audit.Line(e))
+	return err
+}

@@ -1,0 +1,121 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+
+	"boxgate/config"
+	"boxgate/host"
+	"boxgate/store"
+)
+
+// newServeCommand is `gateway serve`.
+func newServeCommand(o *globalOptions) *cobra.Command {
+	var untilEOF, noWatch bool
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the gateway in the foreground",
+		Args:  exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := o.load()
+			if err != nil {
+				return err
+			}
+			ctx := cmd.Context()
+			if untilEOF {
+				ctx = endsWithInput(ctx, cmd.InOrStdin())
+			}
+			return serve(ctx, cfg, noWatch)
+		},
+	}
+	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "stop when standard input ends")
+	_ = cmd.Flags().MarkHidden("until-eof")
+	cmd.Flags().BoolVar(&noWatch, "no-watch", false, "leave kernel rules that other programs change as they are (for tests)")
+	_ = cmd.Flags().MarkHidden("no-watch")
+	return cmd
+}
+
+// endsWithInput returns a context that ends when r does: a gateway started by a demo or a test does not outlive it.
+func endsWithInput(ctx context.Context, r io.Reader) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, r)
+		cancel()
+	}()
+	return ctx
+}
+
+// serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that whatever is wrong with
+// them is told while nothing has been changed. With noWatch, kernel rules that other programs change stay changed.
+func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
+	// A core dump would hold header values and keys.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("turning core dumps off: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("turning core dumps off: %w", err)
+	}
+	// A reader of the log that goes away must not end the gateway. Ignoring the signal would be inherited by the boxes.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	if store.InUse(cfg.StateDir) {
+		return fmt.Errorf("a gateway is already running with the state directory %s: stop it, or give this one a state_dir, pools and "+
+			"addresses of its own", cfg.StateDir)
+	}
+	if err := hostError(ctx, cfg); err != nil {
+		return err
+	}
+	log, err := newLogger(cfg.Log)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Sync() }()
+	// Libraries that have no logger of their own to be given, such as HTTP/2's client, write lines at a server's bidding.
+	restore, err := zap.RedirectStdLogAt(log, zap.DebugLevel)
+	if err != nil {
+		return err
+	}
+	defer restore()
+	addrs, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		return err
+	}
+	sockets, err := host.Listen(ctx, cfg, addrs)
+	if err != nil {
+		return err
+	}
+	defer sockets.Close()
+	h, err := host.Open(ctx, host.Options{Config: cfg, Addresses: addrs, Listeners: sockets, Log: log, NoWatch: noWatch})
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.Serve(ctx), h.Close())
+}
+
+// newLogger makes the log on standard error.
+func newLogger(c config.Log) (*zap.Logger, error) {
+	cfg := zap.NewProductionConfig()
+	if c.Format == "console" {
+		cfg.Encoding = "console"
+		cfg.EncoderConfig = zap.NewDevelopmentEncoderConfig()
+	}
+	cfg.EncoderConfig.TimeKey = "time"
+	cfg.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	cfg.Sampling = nil // every decision is logged
+	cfg.DisableStacktrace = true
+	level, err := zap.ParseAtomicLevel(c.Level)
+	if err != nil {
+		return nil, fmt.Errorf("log.level: %w", err)
+	}
+	cfg.Level = level
+	return cfg.Build()
+}

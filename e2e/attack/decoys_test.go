@@ -1,0 +1,208 @@
+package attack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/policy"
+)
+
+// TestAttackHiddenAmongDecoys has a box that may go anywhere hide one TCP connection among a burst of flows to other
+// ports. The log and the stream of the API name its destination all the same, with its bytes, and no flow goes uncounted.
+func TestAttackHiddenAmongDecoys(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		network string
+		decoys  int
+	}{{"udp", 400}, {"udp", 20000}, {"tcp", 20000}} {
+		t.Run(fmt.Sprint(c.decoys, " ", c.network), func(t *testing.T) {
+			t.Parallel()
+			testHiddenAmongDecoys(t, c.network, c.decoys)
+		})
+	}
+}
+
+func testHiddenAmongDecoys(t *testing.T, network string, decoys int) {
+	w := harness.NewWorld(t, func(c *config.Config) { c.Limits.KernelFlows = 40000 })
+	stream := follow(w, "/v2/egress?follow=true")
+	for family, to := range harness.AttackerAt(90) {
+		hidden := echo(w, netip.AddrPortFrom(to, 7777)).at
+		r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
+		sendDecoys(r, network, harness.AttackerAt(91)[family], 10000, decoys/2)
+		c := r.MustDial("tcp", hidden)
+		if _, err := c.Write([]byte("the loot")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 8)); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		sendDecoys(r, network, harness.AttackerAt(91)[family], 10000+decoys/2, decoys/2)
+		named := func(e audit.Event) bool {
+			return e.Box == policy.BoxID(r.Box) && e.Protocol == policy.TCP && e.Addr == to && e.Port == hidden.Port() &&
+				e.Verdict == policy.Allow
+		}
+		w.Until("the stream names the connection", func() bool { return stream.has(named) })
+		w.Until("the log names the connection", func() bool {
+			return strings.Contains(w.ReadLog(), fmt.Sprintf(`"box":"%s","stage":"kernel","protocol":"tcp","addr":"%v","port":7777,"verdict":"allow"`, r.Box, to))
+		})
+		w.Until("every flow is counted", func() bool { return stream.flows(r.Box) >= decoys+1 })
+		if n := stream.flows(r.Box); n != decoys+1 {
+			t.Errorf("the stream stands for %d of %d flows", n, decoys+1)
+		}
+	}
+}
+
+// TestAttackFlowsWhileTheGatewayIsDown has a box connect while no gateway listens, and close again. The next gateway tells
+// of it, and not once more of what the last one told.
+func TestAttackFlowsWhileTheGatewayIsDown(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
+	before, during := harness.AttackerAt(92), harness.AttackerAt(93)
+	var old, brief [2]netip.AddrPort
+	for family := range 2 {
+		old[family] = echo(w, netip.AddrPortFrom(before[family], 7777)).at
+		brief[family] = echo(w, netip.AddrPortFrom(during[family], 7777)).at
+		r.MustDial("tcp", old[family])
+	}
+	told := func(at netip.AddrPort, proto policy.Protocol) func(audit.Event) bool {
+		return func(e audit.Event) bool { return e.Protocol == proto && e.Addr == at.Addr() && e.Port == at.Port() }
+	}
+	for family := range 2 {
+		w.Event(r.Box, told(old[family], policy.TCP))
+	}
+	begun := time.Now()
+	w.Until("the connections are old", func() bool { return time.Since(begun) > 4*time.Second })
+	w.Kill()
+	for family := range 2 {
+		r.MustDial("tcp", brief[family]).Close()
+		sendDecoys(r, "udp", during[family], 4444, 1)
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for family := range 2 {
+		for _, e := range []audit.Event{
+			w.Event(r.Box, told(brief[family], policy.TCP)),
+			w.Event(r.Box, told(netip.AddrPortFrom(during[family], 4444), policy.UDP)),
+		} {
+			if e.Verdict != policy.Allow || e.Reason != policy.ReasonAllowAll || e.Stage != policy.StageKernel {
+				t.Errorf("the decision: %s", audit.Line(e))
+			}
+		}
+		for _, e := range w.Events(r.Box) {
+			if told(old[family], policy.TCP)(e) && e.Phase != audit.PhaseEnd {
+				t.Errorf("told twice: %s", audit.Line(e))
+			}
+		}
+	}
+}
+
+// sendDecoys touches n ports of an address, from the first on.
+func sendDecoys(r *harness.Raider, network string, to netip.Addr, first, n int) {
+	r.T.Helper()
+	err := r.Inside(func() error {
+		if network == "tcp" {
+			return decoysTCP(r, to, first, n)
+		}
+		c, err := net.ListenPacket("udp", netip.AddrPortFrom(r.Own(to), 0).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for port := first; port < first+n; port++ {
+			at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(port)))
+			if _, err := c.WriteTo([]byte("decoy"), at); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		r.T.Fatal(err)
+	}
+}
+
+// decoysTCP connects to ports on which nobody listens. It runs on a thread of the box's namespace.
+func decoysTCP(r *harness.Raider, to netip.Addr, first, n int) error {
+	for port := first; port < first+n; port++ {
+		d := net.Dialer{Timeout: 5 * time.Second}
+		c, err := d.Dial("tcp", netip.AddrPortFrom(to, uint16(port)).String())
+		if err == nil {
+			c.Close()
+		} else if !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+	}
+	return nil
+}
+
+// follower collects what a stream of the API delivers.
+type follower struct {
+	mu     sync.Mutex
+	events []audit.Event
+	lost   []string // lines that are no decision
+}
+
+// follow reads a stream until the test ends.
+func follow(w *harness.World, path string) *follower {
+	w.T.Helper()
+	f := &follower{}
+	ctx, cancel := context.WithCancel(w.T.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = w.Client.Lines(ctx, path, func(line []byte) error {
+			var e audit.Event
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if json.Unmarshal(line, &e) != nil || e.Time.IsZero() {
+				f.lost = append(f.lost, string(line))
+			} else {
+				f.events = append(f.events, e)
+			}
+			return nil
+		})
+	}()
+	w.T.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return f
+}
+
+func (f *follower) has(match func(audit.Event) bool) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range f.events {
+		if match(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// flows counts the beginnings of flows that the events of a box stand for.
+func (f *follower) flows(box string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range f.events {
+		if string(e.Box) == box && e.Stage == policy.StageKernel && e.Verdict == policy.Allow && e.Phase == audit.PhaseOpen {
+			n += int(max(e.Count, 1))
+		}
+	}
+	return n
+}

@@ -1,0 +1,238 @@
+package attack
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/policy"
+)
+
+// limitsOfTest are low, so that a flood stays small.
+var limitsOfTest = config.Limits{
+	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50,
+	KernelFlows: 5000, DNSQueries: 60,
+	PeekTimeout: time.Minute, Memory: 256 << 20,
+}
+
+func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Limits = limitsOfTest })
+	attacker, honest := w.Intrude(w.SecretBox()), w.SecretBox()
+	var said lab.SyncBuffer
+	ended := w.Background(honest, `n=0; until [ -e stop ]; do
+		curl -sS -f -o /dev/null https://api.example.com/echo || echo failed; n=$((n+1)); [ $n = 1 ] && echo began; sleep 0.1
+	done; echo "$n requests"`, &said)
+	if err := said.Await(t.Context(), "began"); err != nil {
+		t.Fatalf("the honest box: %v: %s", err, said.String())
+	}
+
+	holdInterceptions(attacker)
+	floodDNS(attacker, 3000)
+	floodConnections(attacker, 2000)
+
+	w.MustSh(honest, "touch stop")
+	if code, err := ended(); code != 0 || err != nil || strings.Contains(said.String(), "failed") {
+		t.Errorf("the other box noticed the floods (%d, %v): %s", code, err, said.String())
+	}
+	for _, e := range w.Events(honest) {
+		if e.Reason == policy.ReasonLimit {
+			t.Errorf("the other box was limited: %s", audit.Line(e))
+		}
+	}
+}
+
+// holdInterceptions opens as many interceptions as there may be, and one more.
+func holdInterceptions(in *harness.Intruder) {
+	in.T.Helper()
+	since := time.Now()
+	var held []net.Conn
+	for range limitsOfTest.Interceptions {
+		c := in.DialHost("api.example.com", 443)
+		in.TLS(c, "api.example.com")
+		held = append(held, c)
+	}
+	c := in.DialHost("api.example.com", 443)
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	err := tls.Client(c, &tls.Config{ServerName: "api.example.com", RootCAs: in.Roots}).Handshake()
+	if err == nil || !strings.Contains(err.Error(), "connection reset") {
+		in.T.Errorf("one interception too many ended with %v", err)
+	}
+	if e := in.Denied(since, policy.StageConn, policy.ReasonLimit); e.Name != "api.example.com" {
+		in.T.Errorf("decision %+v", e)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+}
+
+// floodDNS sends many queries at once, and reads no answer.
+func floodDNS(in *harness.Intruder, queries int) {
+	in.T.Helper()
+	since := time.Now()
+	err := in.InNetNS(func() error {
+		c, err := net.Dial("udp", in.DNS)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for i := range queries {
+			q, err := new(mdns.Msg).SetQuestion(fmt.Sprintf("q%d.api.example.com.", i), mdns.TypeA).Pack()
+			if err != nil {
+				return err
+			}
+			_, _ = c.Write(q) // an error is that of an earlier query
+		}
+		return nil
+	})
+	if err != nil {
+		in.T.Fatal(err)
+	}
+	in.Denied(since, policy.StageDNS, policy.ReasonLimit)
+	if lines, _ := limited(in, since, policy.StageDNS); lines > 20 {
+		in.T.Errorf("%d events tell of one flood of queries", lines)
+	}
+	if q := in.Net.Queries("q0.api.example.com"); len(q) != 0 {
+		in.T.Errorf("the names went upstream: %+v", q)
+	}
+}
+
+// floodConnections opens connections that begin a ClientHello and never end it.
+func floodConnections(in *harness.Intruder, attempts int) {
+	in.T.Helper()
+	since := time.Now()
+	to := netip.AddrPortFrom(in.V4("www.example.com"), 443)
+	var open []net.Conn
+	err := in.InNetNS(func() error {
+		for range attempts {
+			c, err := net.DialTimeout("tcp", to.String(), 10*time.Second)
+			if err != nil {
+				continue // reset before the kernel had told of the connection
+			}
+			_, _ = io.WriteString(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // the end may have come
+			open = append(open, c)
+		}
+		return nil
+	})
+	if err != nil {
+		in.T.Fatal(err)
+	}
+	refused := uint64(attempts - limitsOfTest.Connections)
+	lines, count := 0, uint64(0)
+	in.UntilEvery(20*time.Millisecond, "every refusal is told", func() bool {
+		lines, count = limited(in, since, policy.StageConn)
+		return count >= refused
+	})
+	if count != refused {
+		in.T.Errorf("of %d connections %d were refused for a limit, want all but %d", attempts, count, limitsOfTest.Connections)
+	}
+	if lines > 60 {
+		in.T.Errorf("%d events tell of one flood of connections", lines)
+	}
+	stayOpen(in, open, limitsOfTest.Connections)
+}
+
+// stayOpen fails the test unless exactly so many of the connections were not reset, and closes them.
+func stayOpen(in *harness.Intruder, conns []net.Conn, want int) {
+	in.T.Helper()
+	var still atomic.Int64
+	var hearing sync.WaitGroup
+	for _, c := range conns {
+		_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		hearing.Go(func() {
+			if answer, reset := harness.Hear(c); !reset && strings.HasSuffix(answer, "stays open)") {
+				still.Add(1)
+			}
+			c.Close()
+		})
+	}
+	hearing.Wait()
+	if still.Load() != int64(want) {
+		in.T.Errorf("%d connections stay open, want %d", still.Load(), want)
+	}
+}
+
+// limited returns how many events tell of refusals for a limit at a stage, and of how many refusals.
+func limited(in *harness.Intruder, since time.Time, stage policy.Stage) (lines int, refusals uint64) {
+	in.T.Helper()
+	for _, e := range in.Events(in.Box) {
+		if !e.Time.Before(since) && e.Stage == stage && e.Reason == policy.ReasonLimit {
+			lines++
+			refusals += max(e.Count, 1)
+		}
+	}
+	return lines, refusals
+}
+
+// One box holds as many tunnels as it may. Each costs the gateway two descriptors, and the others notice nothing.
+func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
+	t.Parallel()
+	const most = 400
+	w := harness.NewWorld(t, func(c *config.Config) { c.Limits.Connections = most })
+	stop := bystander(w)
+	in := w.Intrude(w.Create(map[string]any{"network_policy": harness.Custom("www.example.com")}))
+	to := netip.AddrPortFrom(in.Resolve("www.example.com", "ip4"), 7)
+	sockets, pipes := descriptors(w)
+	since := time.Now()
+	var held []net.Conn
+	for range most {
+		held = append(held, begin(in, in.Dial(to), "\x00echo", true).Conn)
+	}
+	if c, err := in.Connect(to); err == nil {
+		if answer, reset := harness.Talk(c, "echo"); !reset {
+			t.Errorf("one tunnel too many answers %q", answer)
+		}
+		c.Close()
+	}
+	in.Denied(since, policy.StageConn, policy.ReasonLimit)
+	w.Until("idle tunnels hold two sockets each and no pipe", func() bool {
+		s, p := descriptors(w)
+		return s-sockets >= 2*most && s-sockets <= 2*most+60 && p-pipes <= 64
+	})
+	if n, _ := stop(); n < 4 {
+		t.Errorf("the other box made %d requests", n)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+	w.Until("the sockets come back", func() bool {
+		s, _ := descriptors(w)
+		return s-sockets < 60
+	})
+	w.NothingLeaks()
+}
+
+// descriptors counts the sockets and the ends of pipes that the gateway has open.
+func descriptors(w *harness.World) (sockets, pipes int) {
+	w.T.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", w.Process.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	for _, e := range entries {
+		to, err := os.Readlink(dir + "/" + e.Name())
+		switch {
+		case err != nil: // closed meanwhile
+		case strings.HasPrefix(to, "socket:"):
+			sockets++
+		case strings.HasPrefix(to, "pipe:"):
+			pipes++
+		}
+	}
+	return sockets, pipes
+}

@@ -1,0 +1,202 @@
+package attack
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/policy"
+)
+
+// bystander makes requests from another box until stop is called, which returns how many succeeded and how long the
+// slowest took; any that fails fails the test.
+func bystander(w *harness.World) (stop func() (int, time.Duration)) {
+	w.T.Helper()
+	in := w.Intrude(w.Create(map[string]any{
+		"network_policy": harness.Custom("api.example.com", "www.example.com"),
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
+	}))
+	addresses := map[string]netip.AddrPort{}
+	for _, host := range []string{"api.example.com", "www.example.com"} {
+		addresses[host] = netip.AddrPortFrom(in.Resolve(host, "ip4"), 443)
+	}
+	var ended atomic.Bool
+	type result struct {
+		n       int
+		slowest time.Duration
+	}
+	done := make(chan result)
+	go func() {
+		var r result
+		defer func() { done <- r }()
+		for !ended.Load() {
+			for host, to := range addresses {
+				begin := time.Now()
+				if err := in.Fetch(to, host); err != nil {
+					in.T.Errorf("another box: %s: %v", host, err)
+					return
+				}
+				r.n, r.slowest = r.n+1, max(r.slowest, time.Since(begin))
+			}
+		}
+	}()
+	return func() (int, time.Duration) {
+		ended.Store(true)
+		r := <-done
+		return r.n, r.slowest
+	}
+}
+
+// TestAttackManyConnections opens more connections than a box may have, silent ones and tunnels. The rest of them are
+// reset and recorded; another box notices nothing.
+func TestAttackManyConnections(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Limits.PeekTimeout = time.Minute }) // none of the silent ones makes room on a slow machine
+	stop := bystander(w)
+	in := w.Intrude(w.Create(map[string]any{"network_policy": harness.Custom("www.example.com")}))
+	to := netip.AddrPortFrom(in.Resolve("www.example.com", "ip4"), 443)
+	const all = 3000
+	conns := make([]net.Conn, all)
+	var group sync.WaitGroup
+	for worker := range 50 {
+		group.Go(func() {
+			for i := worker; i < all; i += 50 {
+				conns[i], _ = in.Connect(to) // a reset may come that early
+				if conns[i] != nil && i%3 == 0 {
+					_, _ = io.WriteString(conns[i], hello{0x303, []uint16{0x304, 0x303}, []string{"www.example.com"}, false}.String())
+				}
+			}
+		})
+	}
+	group.Wait()
+	defer func() {
+		for _, c := range conns {
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	refused := uint64(0)
+	w.UntilEvery(20*time.Millisecond, "connections are refused for the limit", func() bool {
+		_, refused = limited(in, time.Time{}, policy.StageConn)
+		return refused >= all-2048-100
+	})
+	if refused == all {
+		t.Errorf("%d of %d connections were refused for the limit", refused, all)
+	}
+	if n, slowest := stop(); n < 4 || slowest > 3*time.Second {
+		t.Errorf("the other box made %d requests, the slowest took %v", n, slowest)
+	}
+	// When they are gone the box may connect again.
+	for _, c := range conns {
+		if c != nil {
+			c.Close()
+		}
+	}
+	w.UntilEvery(50*time.Millisecond, "the box connects after the attack", func() bool { return in.Fetch(to, "www.example.com") == nil })
+	w.NothingLeaks()
+}
+
+// refusedForLimit returns how many decisions the log counts as refused for a limit: one line stands for many.
+func refusedForLimit(w *harness.World) (total int) {
+	w.T.Helper()
+	for line := range strings.Lines(w.ReadLog()) {
+		var e struct {
+			Reason string
+			Count  int
+		}
+		if json.Unmarshal([]byte(line), &e) == nil && e.Reason == string(policy.ReasonLimit) {
+			total += max(1, e.Count)
+		}
+	}
+	return total
+}
+
+// memory is what the gateway process has in memory, in MiB.
+func memory(w *harness.World) int {
+	w.T.Helper()
+	mib, err := residentMemory(w.Process.Process.Pid)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return mib
+}
+
+// residentMemory is what a process has in memory, in MiB.
+func residentMemory(pid int) (int, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	kb, err := strconv.Atoi(number) // a process that has ended has none
+	return kb >> 10, err
+}
+
+// TestAttackSlowReaders asks for much and reads nothing, over every way through the proxy; and writes requests that never
+// end. The gateway holds no more than a window of each, and another box notices nothing.
+func TestAttackSlowReaders(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	in := w.Intrude(w.Create(map[string]any{
+		"network_policy": harness.Custom("api.example.com", "www.example.com"),
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
+	}))
+	stop := bystander(w)
+	before := memory(w)
+	api := netip.AddrPortFrom(in.Resolve("api.example.com", "ip4"), 443)
+	www := netip.AddrPortFrom(in.Resolve("www.example.com", "ip4"), 443)
+	const big = " /bytes/50000000 HTTP/1.1\r\nHost: "
+	for range 50 {
+		for _, c := range []net.Conn{in.TLS(in.Dial(api), "api.example.com"), harness.TLSUnchecked(in.Dial(www), "www.example.com")} {
+			host := map[bool]string{true: "api.example.com", false: "www.example.com"}[c.RemoteAddr().String() == api.String()]
+			if _, err := io.WriteString(c, "GET"+big+host+"\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			d := in.Dial(netip.AddrPortFrom(www.Addr(), 80))
+			if _, err := io.WriteString(d, "POST"+big+"www.example.com\r\nContent-Length: 1000000\r\n\r\nslow"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const clients, streams = 20, 100
+	for range clients {
+		f := in.Frames("api.example.com")
+		for id := range uint32(streams) {
+			f.Send(2*id+1, true, harness.Head("api.example.com", harness.Field{":path", "/bytes/50000000"})...)
+		}
+	}
+	refused := 0
+	w.UntilEvery(50*time.Millisecond, "streams beyond the limit are refused", func() bool {
+		refused = refusedForLimit(w)
+		return refused >= 900
+	})
+	if refused > clients*streams-500 {
+		t.Errorf("%d of %d streams were refused for the limit", refused, clients*streams)
+	}
+	grown := memory(w) - before
+	t.Logf("%d MiB for %d streams and 200 connections", grown, clients*streams-refused)
+	bound := 500
+	if harness.RaceDetector() {
+		bound *= 2 // the gateway is this binary, and the detector keeps books
+	}
+	if grown > bound {
+		t.Errorf("the gateway grew by %d MiB", grown)
+	}
+	if n, slowest := stop(); n < 4 || slowest > 3*time.Second {
+		t.Errorf("the other box made %d requests, the slowest took %v", n, slowest)
+	}
+	w.NothingLeaks()
+}

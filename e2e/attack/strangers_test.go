@@ -1,0 +1,62 @@
+package attack
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/e2e/harness"
+	"boxgate/policy"
+)
+
+// TestAttackStrangersFillTheLog has strangers connect to the public URLs over and over without completing a handshake: they
+// close, or send what is no TLS. The first of each is told, the others are counted, and the log stays short.
+func TestAttackStrangersFillTheLog(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	const each = 500
+	for _, at := range []string{"127.0.0.1:443", "[::1]:443"} {
+		for i := range 2 * each {
+			c, err := w.Net.Gateway().DialContext(t.Context(), "tcp", at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i%2 == 0 {
+				_, _ = io.WriteString(c, "hello, is anybody there?\r\n\r\n")
+				_, _ = io.Copy(io.Discard, c)
+			}
+			c.Close()
+		}
+	}
+	var lines, count int
+	peers := map[netip.Addr]bool{}
+	w.Until("every connection is told", func() bool {
+		lines, count = 0, 0
+		for line := range bytes.Lines([]byte(w.ReadLog())) {
+			var e audit.Event
+			if json.Unmarshal(line, &e) == nil && e.Stage == policy.StageURL && e.Reason == policy.ReasonClientTLS {
+				lines, count = lines+1, count+int(max(e.Count, 1))
+				peers[e.Peer] = true
+			}
+		}
+		return count >= 4*each
+	})
+	if count != 4*each || lines > each/5 {
+		t.Errorf("%d connections became %d in %d lines", 4*each, count, lines)
+	}
+	for _, a := range []string{"127.0.0.1", "::1"} {
+		if !peers[netip.MustParseAddr(a)] {
+			t.Errorf("no line names %s", a)
+		}
+	}
+	if n := strings.Count(w.ReadLog(), "\n"); n > each {
+		t.Errorf("the log has %d lines", n)
+	}
+	if n := strings.Count(w.ReadLog(), "handshake error"); n > 0 {
+		t.Errorf("%d lines are net/http's own", n)
+	}
+}

@@ -1,0 +1,134 @@
+package attack
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/e2e/harness"
+	"boxgate/policy"
+)
+
+// What goes on when the gateway is killed is in the log: no tunnel, stream or WebSocket goes unseen by being long. What
+// ends in good order is told once more, with its bytes.
+func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	in := w.Intrude(w.Create(map[string]any{
+		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com", "www.example.com"},
+			"allowed_cidrs": []string{w.V4("evil.example.net").String()}},
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
+	}))
+	all := openAll(in, "api.example.com", "www.example.com")
+	forwarded := in.Dial(netip.AddrPortFrom(w.V4("evil.example.net"), 7)) // by the kernel
+	defer forwarded.Close()
+	// Every connection whose TLS is spliced or terminated, bytes without TLS, and what is under way in the judged ones:
+	// a stream, a WebSocket, an upload, an answer to come, a download, and the streams of HTTP/2 and of plain HTTP.
+	want := map[string]int{"conn splice": 8, "conn intercept": 10, "http intercept": 8, "http forward": 2, "kernel kernel": 1}
+	var opened map[string]audit.Event
+	w.Until("every connection is told of", func() bool {
+		count := map[string]int{}
+		opened = phase(in, audit.PhaseOpen)
+		for _, e := range opened {
+			count[fmt.Sprint(e.Stage, " ", e.Action)]++
+		}
+		for kind, n := range want {
+			if count[kind] < n {
+				return false
+			}
+		}
+		return true
+	})
+
+	stream := all["stream, unread"]
+	stream.Close()
+	var end audit.Event
+	w.Until("the end of the stream is told", func() bool {
+		for _, e := range phase(in, audit.PhaseEnd) {
+			if end = e; e.Stage == policy.StageConn && e.Action == audit.ActionSplice {
+				return true
+			}
+		}
+		return false
+	})
+	begin, known := opened[end.Conn]
+	if !known || begin.Name != end.Name || end.Verdict != policy.Allow || end.BytesIn == 0 || end.BytesOut == 0 ||
+		end.Duration < 200*time.Millisecond || end.Time.Before(begin.Time) || begin.BytesIn != 0 {
+		t.Errorf("began %+v\nended %+v", begin, end)
+	}
+
+	w.Kill()
+	log := w.ReadLog()
+	for id, e := range opened {
+		if !strings.Contains(log, `"phase":"open","conn":"`+id+`"`) {
+			t.Errorf("not in the log: %s", audit.Line(e))
+		}
+	}
+}
+
+// phase returns the events of a phase so far, by what they have in common with the other phase's.
+func phase(in *harness.Intruder, p audit.Phase) map[string]audit.Event {
+	in.T.Helper()
+	out := map[string]audit.Event{}
+	for _, e := range in.Events(in.Box) {
+		if e.Phase == p {
+			out[e.Conn] = e
+		}
+	}
+	return out
+}
+
+// A box that tries the same forbidden thing in a loop gets a line a second, pushes nothing else out of what is
+// remembered, and is counted to the last.
+func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	in := w.Intrude(w.SecretBox())
+	if out, code := w.Sh(in.Box, "curl -sS https://evil.example.net/"); code != 35 {
+		t.Fatalf("curl exited with %d: %s", code, out)
+	}
+	plain := netip.AddrPortFrom(w.V4("www.example.com"), 80)
+	const loop = 1200
+	c := in.Dial(plain)
+	var u under
+	for i := range loop {
+		if i%100 == 0 {
+			if i > 0 {
+				c.Close()
+				c = in.Dial(plain)
+			}
+			u = begin(in, c, "", false)
+		}
+		request := "GET / HTTP/1.1\r\nHost: evil.example.net\r\n\r\n"
+		if res, _ := harness.Exchange(t, c, u.Reader, request); res.StatusCode != http.StatusForbidden {
+			t.Fatalf("request %d: %s", i, res.Status)
+		}
+	}
+	var lines, count int
+	w.Until("every refusal is told", func() bool {
+		lines, count = 0, 0
+		for _, e := range w.Events(in.Box) {
+			if e.Stage == policy.StageHTTP && e.Name == "evil.example.net" && e.Verdict == policy.Deny {
+				lines, count = lines+1, count+int(max(e.Count, 1))
+			}
+		}
+		return count >= loop
+	})
+	if count != loop || lines > loop/10 {
+		t.Errorf("%d refusals became %d in %d lines", loop, count, lines)
+	}
+	w.Event(in.Box, func(e audit.Event) bool {
+		return e.Stage == policy.StageConn && e.Name == "evil.example.net" && e.Reason == policy.ReasonNotAllowed
+	})
+	if n := strings.Count(w.ReadLog(), `"stage":"http"`); n > loop/10 {
+		t.Errorf("%d lines of the log", n)
+	}
+	if got := w.Metrics(); !strings.Contains(string(got), fmt.Sprintf(
+		`boxgate_decisions_total{action="refuse",reason="not_allowed",stage="http",verdict="deny"} %d`, loop)) {
+		t.Errorf("the metrics do not say %d:\n%s", loop, got)
+	}
+}

@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/cmd/gateway/command"
+	"boxgate/e2e/harness"
+)
+
+// logCommand is a running `gateway log -f`.
+type logCommand struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write collects what the command prints.
+func (c *logCommand) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.text.Write(b)
+}
+
+func (c *logCommand) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.text.String()
+}
+
+// followLog starts `gateway log -f`.
+func followLog(w *harness.World, env []string, args ...string) *logCommand {
+	w.T.Helper()
+	c := &logCommand{cmd: w.Command(w.T.Context(), append([]string{"log", "-f"}, args...)...), ended: make(chan struct{})}
+	c.cmd.Env = append(c.cmd.Env, env...)
+	c.cmd.Stdout, c.cmd.Stderr = c, io.Writer(c)
+	if err := c.cmd.Start(); err != nil {
+		w.T.Fatal(err)
+	}
+	go func() {
+		defer close(c.ended)
+		_ = c.cmd.Wait()
+	}()
+	w.T.Cleanup(func() {
+		_ = c.cmd.Process.Kill()
+		<-c.ended
+		if w.T.Failed() {
+			w.T.Logf("gateway log -f printed:\n%s", c)
+		}
+	})
+	return c
+}
+
+// TestLogFollowsTheGatewayAcrossRestarts: whether it is stopped or killed, each decision is printed once, and where some may
+// be missing, that is said. The command fails, with a sentence, when the gateway stays away or refuses its key.
+func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
+	log := followLog(w, nil)
+	short := followLog(w, nil, "--reconnect", "1s", "--denied")
+	keyed := followLog(w, []string{"BOXGATE_API_KEY=" + strings.TrimSpace(w.KeyFile("api-key"))})
+	n := 0
+	try := func() {
+		n++
+		w.MustSh(box, fmt.Sprintf("getent ahostsv4 try%d.example.net || true", n))
+		for _, c := range []*logCommand{log, short, keyed} {
+			w.Until("the decision is printed", func() bool { return strings.Contains(c.String(), fmt.Sprintf("try%d.example.net", n)) })
+		}
+	}
+	try()
+	for _, end := range []func() error{w.Stop, func() error { w.Kill(); return nil }} {
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		gaps := strings.Count(log.String(), `{"gap":`)
+		try()
+		if strings.Count(log.String(), `{"gap":`) <= gaps-1 || !strings.Contains(log.String(), "restarted") {
+			t.Error("that decisions may be missing is not said")
+		}
+	}
+	for i := range n {
+		if lines := strings.Count(log.String(), fmt.Sprintf("try%d.example.net", i+1)); lines != 1 {
+			t.Errorf("decision %d is printed %d times", i+1, lines)
+		}
+	}
+	w.Run(0, nil, "", "api-key", "rotate")
+	<-keyed.ended
+	if code := keyed.cmd.ProcessState.ExitCode(); code != command.ExitFailed || !strings.Contains(keyed.String(), "key") {
+		t.Errorf("with a key that is refused: exit %d", code)
+	}
+	if err := w.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-short.ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits forever for a gateway that is gone")
+	}
+	if code := short.cmd.ProcessState.ExitCode(); code != command.ExitFailed || !strings.Contains(short.String(), "did not come back within 1s") {
+		t.Errorf("without a gateway: exit %d", code)
+	}
+	select {
+	case <-log.ended:
+		t.Error("the patient one has ended")
+	default:
+	}
+}

@@ -1,0 +1,58 @@
+package fault
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"boxgate/e2e/harness"
+	"boxgate/internal/testnet"
+)
+
+const years = 10 * 365 * 24 * time.Hour
+
+// The wall clock jumps forward and back by years. Certificates of servers are outside of their time then, so nothing
+// with a secret is sent; leaves are outside of the box's time. Names, addresses, grants, limits and deadlines do not care,
+// and when the clock is right again all is as before.
+func TestAttackClockJumps(t *testing.T) {
+	t.Parallel()
+	w := harness.NewCapturedStopped(t, nil)
+	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+	w.Up()
+	key := map[string]string{"Authorization": "Bearer " + harness.TestSecret}
+	in := w.Intrude(w.Create(map[string]any{
+		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com", "cdn.example.org"},
+			"allowed_cidrs": []string{extra[0].String() + "/32"}},
+		"attach_headers": map[string]any{"api.example.com": key, "v4only.example.com": key, "multi.example.com": key},
+	}))
+	s := besiege(w, harness.AttackerAt(101))
+	r := w.Raid(in.Box)
+	w.MustSh(in.Box, "curl -sS -o /dev/null https://api.example.com/before")
+	tunnel := asker(harness.TLSUnchecked(in.DialHost("cdn.example.org", 443), "cdn.example.org"), "cdn.example.org")
+	flow := r.Chat("udp", netip.AddrPortFrom(extra[0], 4444))
+	for host, jump := range map[string]time.Duration{"v4only.example.com": years, "multi.example.com": -years} {
+		w.Jump(jump)
+		if out, code := w.Sh(in.Box, "curl -sS https://"+host+"/wrong"); code != 60 {
+			t.Errorf("%v: a box that checks leaves: %d %s", jump, code, out)
+		}
+		if out, _ := w.Sh(in.Box, "curl -sS -k -o /dev/null -w '%{http_code}' https://"+host+"/wrong"); out != "502" {
+			t.Errorf("%v: a box that checks nothing: %s", jump, out)
+		}
+		if seen := w.Net.Received(host, testnet.Of(testnet.Request)); len(seen) != 0 {
+			t.Errorf("%v: %s received %+v", jump, host, seen)
+		}
+		w.MustSh(in.Box, "curl -sS -k -o /dev/null https://cdn.example.org/spliced")
+		if err := tunnel(); err != nil {
+			t.Errorf("%v: a tunnel from before: %v", jump, err)
+		}
+		before := flow.Count.Load()
+		w.Until("the flow goes on", func() bool { return flow.Count.Load() > before })
+		w.SetPolicy(in.Box, map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com", "cdn.example.org"},
+			"allowed_cidrs": []string{extra[0].String() + "/32"}})
+	}
+	w.Jump(0)
+	for _, host := range []string{"api.example.com", "v4only.example.com", "multi.example.com"} {
+		w.MustSh(in.Box, "curl -sS -o /dev/null https://"+host+"/right")
+	}
+	s.holds()
+}

@@ -1,0 +1,184 @@
+package fault
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"boxgate/e2e/harness"
+)
+
+// dockerRoot is where `make docker` unpacks a Docker that is not installed on the machine.
+const dockerRoot = "/var/lib/boxgate/docker"
+
+// docker is a Docker daemon in the network namespace of a world's gateway, with mounts and processes of its own.
+type docker struct {
+	w       *harness.World
+	dir     string
+	process *exec.Cmd
+	exited  chan struct{}
+}
+
+// startDocker makes a daemon; [docker.start] starts it.
+func startDocker(w *harness.World) *docker {
+	w.T.Helper()
+	if _, err := os.Stat(filepath.Join(dockerRoot, "usr/sbin/dockerd")); err != nil {
+		w.T.Fatalf("there is no Docker to test with: run `sudo make docker` (%v)", err)
+	}
+	d := &docker{w: w, dir: filepath.Join(w.Dir, "docker")}
+	for _, sub := range []string{"bin", "data", "exec", "etc", "work"} {
+		if err := os.MkdirAll(filepath.Join(d.dir, sub), 0o700); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	// It finds what it needs and no modprobe: the machine's kernel stays as it is.
+	for _, tool := range []string{"iptables", "ip6tables", "ip", "runc", "mount", "true"} {
+		path, err := exec.LookPath(tool)
+		if err != nil {
+			w.T.Fatal(err)
+		}
+		if err := os.Symlink(path, filepath.Join(d.dir, "bin", tool)); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	w.T.Cleanup(func() { d.stop(syscall.SIGKILL) })
+	return d
+}
+
+// start starts the daemon and returns when it answers.
+func (d *docker) start() {
+	d.w.T.Helper()
+	script := `mount -t tmpfs none /run && mount -t overlay -o lowerdir=/etc,upperdir=$D/etc,workdir=$D/work none /etc &&
+exec dockerd --host unix://$D/sock --data-root $D/data --exec-root $D/exec --pidfile $D/pid --storage-driver vfs`
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script)
+	cmd.Env = []string{"D=" + d.dir, "PATH=" + strings.Join([]string{filepath.Join(d.dir, "bin"), dockerRoot + "/usr/sbin", dockerRoot + "/usr/bin"}, ":")}
+	log, err := os.Create(filepath.Join(d.dir, "log"))
+	if err != nil {
+		d.w.T.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if sh, err := exec.LookPath("sh"); err == nil {
+		_ = os.Symlink(sh, filepath.Join(d.dir, "bin", "sh"))
+	}
+	if err := d.w.Net.Gateway().Start(cmd); err != nil {
+		d.w.T.Fatal(err)
+	}
+	d.process, d.exited = cmd, make(chan struct{})
+	exited := d.exited
+	go func() {
+		_ = cmd.Wait()
+		close(exited)
+	}()
+	deadline := time.Now().Add(30 * time.Second)
+	for d.run("version") != nil {
+		select {
+		case <-exited:
+		case <-time.After(20 * time.Millisecond):
+			if time.Now().Before(deadline) {
+				continue
+			}
+		}
+		text, _ := os.ReadFile(log.Name())
+		d.w.T.Fatalf("the Docker daemon does not answer:\n%s", harness.Tail(string(text), 3000))
+	}
+}
+
+// run runs a command of the docker client.
+func (d *docker) run(args ...string) error {
+	ctx, cancel := context.WithTimeout(d.w.T.Context(), 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, dockerRoot+"/usr/bin/docker", append([]string{"--host", "unix://" + d.dir + "/sock"}, args...)...)
+	cmd.Env = []string{"HOME=" + d.dir}
+	return cmd.Run()
+}
+
+// stop ends the daemon by a signal to the first process of its namespace, whose parent then reaps it.
+func (d *docker) stop(sig syscall.Signal) {
+	if d.process == nil {
+		return
+	}
+	pid := strconv.Itoa(d.process.Process.Pid)
+	children, _ := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	for child := range strings.FieldsSeq(string(children)) {
+		if n, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(n, sig)
+		}
+	}
+	select {
+	case <-d.exited:
+	case <-time.After(15 * time.Second):
+		d.w.T.Error("the Docker daemon does not stop")
+		_ = d.process.Process.Kill()
+		<-d.exited
+	}
+	d.process = nil
+}
+
+// A Docker daemon lives on the same host: it starts, makes and removes networks, restarts, and other programs flush and
+// rewrite its tables. What is denied stays denied; what is allowed goes on once Docker's own chain lets it pass, as the
+// documents say.
+func TestAttackBesideDocker(t *testing.T) {
+	t.Parallel()
+	w := harness.NewCaptured(t, nil)
+	r := w.Raid(w.Create(map[string]any{"network_policy": wide}))
+	s := besiege(w, harness.AttackerAt(101))
+	open := func(what string) {
+		t.Helper()
+		for _, a := range extra {
+			w.Until(what+": what is allowed passes", func() bool { return r.Try("udp", netip.AddrPortFrom(a, 4444)) == harness.Saw(nil) })
+		}
+		w.Untouched(s.targets[0], s.targets[1])
+	}
+	gateway := func(name string, args ...string) {
+		t.Helper()
+		if out, err := w.Net.Gateway().Run(t.Context(), name, args...); err != nil {
+			t.Fatalf("%s %v: %v %s", name, args, err, out)
+		}
+	}
+	open("before Docker")
+	restored := w.Restored()
+	d := startDocker(w)
+	d.start()
+	open("with Docker, which found forwarding on")
+	// A daemon that comes before the gateway finds forwarding off, switches it on, and drops what it does not know.
+	gateway("iptables", "-P", "FORWARD", "DROP")
+	if got := r.Try("udp", netip.AddrPortFrom(extra[0], 4444)); got != harness.SawNothing {
+		t.Errorf("Docker drops what it does not know, and yet the box sees %s", got)
+	}
+	gateway("iptables", "-I", "DOCKER-USER", "-i", "bg+", "-j", "ACCEPT")
+	gateway("iptables", "-I", "DOCKER-USER", "-o", "bg+", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+	open("with Docker")
+	for range 2 {
+		if err := d.run("network", "create", "other"); err != nil {
+			t.Fatal(err)
+		}
+		open("with a network of Docker's")
+		if err := d.run("network", "rm", "other"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.stop(syscall.SIGTERM)
+	d.start()
+	open("after a restart of Docker")
+	if n := w.Restored(); n != restored {
+		t.Errorf("the gateway has restored its rules %d times, which Docker does not touch", n-restored)
+	}
+	for _, tool := range []string{"iptables", "ip6tables"} {
+		for _, args := range [][]string{{"-P", "FORWARD", "ACCEPT"}, {"-F"}, {"-t", "nat", "-F"}, {"-t", "mangle", "-F"}, {"-t", "raw", "-F"},
+			{"-I", "FORWARD", "-j", "ACCEPT"}, {"-t", "mangle", "-I", "PREROUTING", "-j", "ACCEPT"}, {"-t", "raw", "-I", "PREROUTING", "-j", "ACCEPT"}} {
+			gateway(tool, args...)
+			open(tool + " " + strings.Join(args, " "))
+		}
+	}
+	d.stop(syscall.SIGTERM)
+	d.start()
+	s.holds()
+}

@@ -1,0 +1,34 @@
+package fault
+
+import (
+	"strings"
+	"testing"
+
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+)
+
+// The first start on a host dies at each of its steps. The next one picks up from whatever is there, and makes boxes.
+func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
+	t.Parallel()
+	for _, step := range stepsOfStart {
+		one := strings.HasPrefix(step, "link") || strings.HasPrefix(step, "connect") || strings.HasPrefix(step, "plan")
+		if one { // of a box that was there before
+			continue
+		}
+		t.Run(step, func(t *testing.T) {
+			w := harness.NewStopped(t, lab.Options{})
+			w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+			for _, kind := range []string{harness.FaultDie, harness.FaultError} {
+				w.Arm(kind, step)
+				if err := w.Start(t.Context()); err == nil {
+					t.Errorf("%s: the gateway started", kind)
+				}
+				w.Happened(kind + " at " + step)
+				w.Kill()
+			}
+			w.Up()
+			w.MustSh(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}), "curl -sS -k -o /dev/null https://api.example.com/")
+		})
+	}
+}

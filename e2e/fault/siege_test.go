@@ -1,0 +1,159 @@
+package fault
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+)
+
+// siege attacks forbidden addresses from every box of a world, from the moment its network namespace can be entered, by
+// every way there is, until it is ended.
+type siege struct {
+	w       *harness.World
+	targets [2]netip.Addr
+	hello   [2][]byte // a ClientHello with an allowed name, one with a denied name
+	query   []byte    // a DNS query
+
+	done  chan struct{}
+	wg    sync.WaitGroup
+	sent  atomic.Int64 // attempts
+	boxes atomic.Int64 // that took part
+}
+
+// besiege begins a siege.
+func besiege(w *harness.World, targets [2]netip.Addr) *siege {
+	w.T.Helper()
+	s := &siege{w: w, targets: targets, done: make(chan struct{})}
+	s.hello = [2][]byte{helloFor("api.example.com"), helloFor("evil.example.net")}
+	var err error
+	if s.query, err = new(mdns.Msg).SetQuestion("evil.example.net.", mdns.TypeA).Pack(); err != nil {
+		w.T.Fatal(err)
+	}
+	s.wg.Go(s.watch)
+	w.T.Cleanup(func() { s.end() })
+	return s
+}
+
+// end ends the siege and returns how often something was sent, or tried to be. It may be called twice.
+func (s *siege) end() int {
+	select {
+	case <-s.done:
+	default:
+		close(s.done)
+	}
+	s.wg.Wait()
+	return int(s.sent.Load())
+}
+
+func (s *siege) over() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// watch waits for the namespaces of new boxes.
+func (s *siege) watch() {
+	known := map[string]bool{}
+	for !s.over() {
+		pins, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "netns", "*"))
+		for _, path := range pins {
+			if known[path] {
+				continue
+			}
+			if pin, err := os.Open(path); err == nil {
+				known[path] = s.enter(path, pin)
+			}
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+}
+
+// enter attacks from a namespace for as long as its box has it. It reports false if there is none yet.
+func (s *siege) enter(path string, pin *os.File) bool {
+	entered := make(chan bool)
+	s.wg.Go(func() {
+		defer pin.Close()
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if unix.Setns(int(pin.Fd()), unix.CLONE_NEWNET) != nil {
+			entered <- false
+			return
+		}
+		entered <- true
+		s.boxes.Add(1)
+		for !s.over() {
+			for _, to := range s.targets {
+				s.round(to)
+			}
+			if _, err := os.Stat(path); err != nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	return <-entered
+}
+
+// round tries every way once.
+func (s *siege) round(to netip.Addr) {
+	s.datagram(to, 4444, []byte("siege"))
+	s.datagram(to, 443, []byte("siege"))
+	s.datagram(to, 53, s.query)
+	s.stream(to, 443, s.hello[0])
+	s.stream(to, 443, s.hello[1])
+	s.stream(to, 80, []byte("GET /siege HTTP/1.1\r\nHost: api.example.com\r\n\r\n"))
+	s.stream(to, 4444, []byte("siege"))
+}
+
+func (s *siege) datagram(to netip.Addr, port uint16, payload []byte) {
+	s.sent.Add(1)
+	if c, err := net.Dial("udp", netip.AddrPortFrom(to, port).String()); err == nil {
+		_, _ = c.Write(payload)
+		c.Close()
+	}
+}
+
+func (s *siege) stream(to netip.Addr, port uint16, payload []byte) {
+	s.sent.Add(1)
+	d := net.Dialer{Timeout: 3 * time.Millisecond}
+	if c, err := d.Dial("tcp", netip.AddrPortFrom(to, port).String()); err == nil {
+		_, _ = c.Write(payload)
+		c.Close()
+	}
+}
+
+// helloFor is a ClientHello as crypto/tls makes it.
+func helloFor(name string) []byte {
+	client, server := net.Pipe()
+	defer server.Close()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = tls.Client(client, &tls.Config{ServerName: name}).HandshakeContext(ctx)
+	}()
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(server, head); err != nil {
+		panic(err)
+	}
+	body := make([]byte, int(head[3])<<8|int(head[4]))
+	if _, err := io.ReadFull(server, body); err != nil {
+		panic(err)
+	}
+	return append(head, body...)
+}

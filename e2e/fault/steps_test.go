@@ -1,0 +1,274 @@
+package fault
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// The steps at which the gateway is made to fail, by the operation that comes by them.
+var (
+	stepsOfCreate = []string{
+		"create: record stored", "create: policy staged", "create: authority stored", "launch: directory made",
+		"launch: namespaces pinned", "link: box registered", "link: pair made", "link: box's end up", "link: host's end up",
+		"connect: known to DNS and proxy", "plan: to be written", "plan: built", "plan: written", "connect: policy in force",
+		"launch: root built", "launch: container made", "launch: first process started", "create: box runs",
+	}
+	stepsOfAttach = []string{
+		"create: policy staged", "attach: namespace pinned", "link: box registered", "link: box's end up", "link: host's end up",
+		"plan: written", "connect: policy in force",
+	}
+	stepsOfDelete = []string{
+		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
+		"remove: processes ended", "remove: namespaces gone", "remove: files in the trash", "delete: nothing runs", "delete: record gone",
+	}
+	stepsOfPolicy = []string{
+		"policy: staged", "plan: to be written", "plan: built", "plan: written", "enforce: kernel and pointer changed",
+		"enforce: connections asked again", "policy: in force", "policy: committed",
+	}
+	stepsOfHeaders = []string{
+		"plan: to be written", "enforce: connections asked again", "headers: in force", "headers: stored",
+	}
+	stepsOfGlobal = []string{"global headers: stored", "all boxes: next one", "plan: written"}
+	stepsOfStart  = []string{
+		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
+		"open: routing set", "open: forwarding on", "start: kernel rules in force", "recover: containers known",
+		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: built", "plan: written",
+		"recover: boxes picked up", "start: boxes known",
+	}
+	stepsOfStop = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
+	// Those of the data path have tests of their own.
+	stepsOfTraffic = []string{"proxy: first bytes read", "proxy: request read", "dns: query read"}
+)
+
+// marks are the steps after which nothing can fail, so that only death and panic are tried.
+func isMark(step string) bool { return slices.Contains(marks, step) }
+
+var marks = []string{
+	"proxy: first bytes read", "proxy: request read", "dns: query read",
+	"policy: committed", "headers: stored", "global headers: stored", "delete: record gone", "disconnect: off the network",
+}
+
+// Every step named in the sources is tried, and every step that is tried is named in the sources.
+func TestFaultsAreTriedAtEveryStep(t *testing.T) {
+	t.Parallel()
+	tried := map[string]bool{}
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfPolicy, stepsOfHeaders, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+		for _, s := range steps {
+			tried[s] = true
+		}
+	}
+	named := stepsInSources(t)
+	for step, kind := range named {
+		if !tried[step] {
+			t.Errorf("no test makes the gateway fail at %q", step)
+		}
+		if (kind == "Mark") != isMark(step) {
+			t.Errorf("%q is a fault.%s", step, kind)
+		}
+	}
+	for step := range tried {
+		if named[step] == "" {
+			t.Errorf("there is no step %q", step)
+		}
+	}
+}
+
+// stepsInSources maps each step to the function that names it, At or Mark.
+func stepsInSources(t *testing.T) map[string]string {
+	t.Helper()
+	named := map[string]string{}
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 2 {
+				return true
+			}
+			f, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || fmt.Sprint(f.X) != "fault" || f.Sel.Name == "Inject" {
+				return true
+			}
+			literal, ok := call.Args[1].(*ast.BasicLit)
+			if !ok {
+				t.Errorf("%s: the name of a step is not a literal", path)
+				return true
+			}
+			step, _ := strconv.Unquote(literal.Value)
+			if named[step] != "" {
+				t.Errorf("%s: the step %q is named twice", path, step)
+			}
+			named[step] = f.Sel.Name
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return named
+}
+
+// faultWorld is a world whose gateway fails as told, with boxes that attack all the while.
+func faultWorld(t *testing.T) (*harness.World, *siege) {
+	t.Helper()
+	w := harness.NewCapturedStopped(t, func(c *config.Config) { c.Limits.NewConnections = 10000 })
+	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+	w.Up()
+	return w, besiege(w, harness.AttackerAt(101))
+}
+
+// holds ends a siege and fails the test if anything has reached the targets.
+func (s *siege) holds() {
+	s.w.T.Helper()
+	sent := s.end()
+	if sent < 200 {
+		s.w.T.Errorf("the boxes have tried only %d times", sent)
+	}
+	s.w.Untouched(s.targets[0], s.targets[1])
+	s.w.NothingReached("evil.example.net")
+}
+
+// narrow and wide are the policies between which tests change: wide opens extra as well.
+var (
+	extra  = harness.AttackerAt(102)
+	narrow = map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com"}}
+	wide   = map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com"},
+		"allowed_cidrs": []string{extra[0].String() + "/32", extra[1].String() + "/128"}}
+)
+
+// policyNow is which of the two the API says is in force.
+func policyNow(w *harness.World, box string) (isWide bool, version uint64) {
+	w.T.Helper()
+	var view struct {
+		NetworkPolicy struct {
+			AllowedCIDRs []string `json:"allowed_cidrs"`
+		} `json:"network_policy"`
+		PolicyVersion uint64 `json:"policy_version"`
+		Status, Error string
+	}
+	if err := w.Client.Get(w.T.Context(), api.BoxPath(box), &view); err != nil {
+		w.T.Fatal(err)
+	}
+	if view.Status != "idle" {
+		w.T.Errorf("the box is %s: %s", view.Status, view.Error)
+	}
+	return len(view.NetworkPolicy.AllowedCIDRs) > 0, view.PolicyVersion
+}
+
+// agrees fails the test unless API, kernel and store hold the same policy; it returns which.
+func agrees(r *harness.Raider, what string) (isWide bool) {
+	r.T.Helper()
+	isWide, version := policyNow(r.World, r.Box)
+	for _, a := range extra {
+		got := r.Try("udp", netip.AddrPortFrom(a, 4444))
+		if (got == harness.Saw(nil)) != isWide {
+			r.T.Errorf("%s: the API says wide=%v, but of %v the box sees %s", what, isWide, a, got)
+		}
+	}
+	s := stored(r.World)
+	defer s.Close()
+	p, err := s.Policy(policy.BoxID(r.Box))
+	if err != nil || p.Version != version || (len(p.Spec.AllowedCIDRs) > 0) != isWide {
+		r.T.Errorf("%s: the API says version %d wide=%v, the store %+v %v", what, version, isWide, p, err)
+	}
+	if staged, err := s.Staged(); err != nil || len(staged) > 0 {
+		r.T.Errorf("%s: the store holds a staged policy: %v %v", what, staged, err)
+	}
+	return isWide
+}
+
+// stored opens a copy of the store as it is on disk.
+func stored(w *harness.World) *store.DB {
+	w.T.Helper()
+	dir := w.T.TempDir()
+	err := os.Chmod(dir, 0o700)
+	for _, name := range []string{"boxgate.db", "secret.key"} {
+		data, readErr := os.ReadFile(filepath.Join(w.Dir, "state", name))
+		if err == nil {
+			err = readErr
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), data, 0o600)
+		}
+	}
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	db, err := store.Open(store.Options{Dir: dir})
+	if err != nil {
+		w.T.Fatalf("the store on disk is not whole: %v", err)
+	}
+	return db
+}
+
+// failing makes the gateway fail at a step of what operation does, and starts it again if it died.
+func failing(w *harness.World, kind, step string, operation func() error) (failed error) {
+	w.T.Helper()
+	what := kind + " at " + strconv.Quote(step)
+	w.Arm(kind, step)
+	failed = operation()
+	w.Happened(what)
+	if kind == harness.FaultDie {
+		w.Died(what)
+		w.Up()
+	}
+	return failed
+}
+
+// kindsOf are the faults to try at a step.
+func kindsOf(step string) []string {
+	if isMark(step) {
+		return []string{harness.FaultPanic, harness.FaultDie}
+	}
+	return []string{harness.FaultError, harness.FaultPanic, harness.FaultDie}
+}
+
+// nothingLeft fails the test if anything of a box is there: for the API, in the kernel, on disk, in the store.
+func nothingLeft(w *harness.World, what string) {
+	w.T.Helper()
+	var boxes []struct{ ID, Status, Error string }
+	if err := w.Client.Get(w.T.Context(), "/v2/box", &boxes); err != nil || len(boxes) != 0 {
+		w.T.Errorf("%s: boxes: %v %v", what, boxes, err)
+	}
+	links, err := w.Net.Gateway().Run(w.T.Context(), "ip", "-o", "link")
+	if err != nil || strings.Contains(links, "alias boxgate box") {
+		w.T.Errorf("%s: links are left: %v %s", what, err, links)
+	}
+	chains, err := w.Net.Gateway().Run(w.T.Context(), "nft", "list", "chains", "inet")
+	if err != nil || strings.Contains(chains, "chain box_") {
+		w.T.Errorf("%s: chains are left: %v %s", what, err, chains)
+	}
+	for _, dir := range []string{filepath.Join(w.Dir, "state", "boxes"), filepath.Join(lab.RunDir(w.Dir), "netns")} {
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+			w.T.Errorf("%s: %s holds %v %v", what, dir, entries, err)
+		}
+	}
+	s := stored(w)
+	defer s.Close()
+	if records, err := s.Boxes(); err != nil || len(records) > 0 {
+		w.T.Errorf("%s: the store holds %v %v", what, records, err)
+	}
+}

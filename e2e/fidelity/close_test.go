@@ -1,0 +1,100 @@
+package fidelity
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"boxgate/internal/testnet"
+)
+
+// TestFidelityOldHTTP has clients and servers speak HTTP/1.0, and servers tell no length.
+func TestFidelityOldHTTP(t *testing.T) {
+	t.Parallel()
+	f := newFidelity(t, nil)
+	f.page("/chunks", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "one ")
+		_ = http.NewResponseController(w).Flush() // so it has no length
+		_, _ = fmt.Fprintf(w, "two %s", r.Host)
+	})
+	for _, r := range []route{overHTTP1, overPlain} {
+		out := f.curl(r, "--http1.0 -i", "/chunks")
+		if !strings.HasSuffix(out, "\r\n\r\none two "+bothHost) || strings.Contains(strings.ToLower(out), "transfer-encoding") {
+			t.Errorf("%s: %q", r.name, out)
+		}
+	}
+	// By hand, as one tries a server: no Host, but TLS has said the name.
+	out := f.run(`(printf 'GET /chunks HTTP/1.0\r\n\r\n'; sleep 1) | openssl s_client -quiet -verify_quiet -connect ` + bothHost + ":443 -servername " + bothHost)
+	if !strings.HasSuffix(out, "\r\n\r\none two "+bothHost) {
+		t.Errorf("openssl: %q", out)
+	}
+	for host, response := range map[string]string{
+		"raw1.example.com": "HTTP/1.0 200 OK\r\n\r\nuntil the end",
+		"raw2.example.com": "HTTP/1.1 200 OK\r\nX: y\r\n\r\nuntil the end",
+		"raw3.example.com": "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 13\r\n\r\nuntil the end",
+		"raw4.example.com": "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nuntil the end",
+	} {
+		f.raw(host, func(string) string { return response })
+		for _, version := range []string{"--http1.0", "--http1.1", "--http2"} {
+			// Two requests: the connection to the gateway goes on where the version allows it.
+			out := f.run("curl -sS -w '|' " + version + " https://" + host + "/ https://" + host + "/")
+			if out != "until the end|until the end|" {
+				t.Errorf("%s %s: %q", host, version, out)
+			}
+		}
+	}
+}
+
+// TestFidelityConnectionClose ends the connections that either side wants to end, and only those.
+func TestFidelityConnectionClose(t *testing.T) {
+	t.Parallel()
+	f := newFidelity(t, nil)
+	f.page("/page", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == "close" {
+			w.Header().Set("Connection", "close")
+		}
+		_, _ = io.WriteString(w, "page")
+	})
+	conns := func() int { return len(f.Net.Received(bothHost, testnet.Of(testnet.Connection))) }
+	ask := func(c io.ReadWriter, in *bufio.Reader, path, option string) *http.Response {
+		t.Helper()
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: %s\r\n%s\r\n", path, bothHost, option)
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(res.Body); err != nil || string(body) != "page" {
+			t.Fatalf("%q %v", body, err)
+		}
+		return res
+	}
+	// The client ends its connections; the one to the server is used again.
+	for range 3 {
+		c := f.dialTLS(bothHost, "http/1.1")
+		in := bufio.NewReader(c)
+		if res := ask(c, in, "/page", "Connection: close\r\n"); !res.Close {
+			t.Error("the answer does not say that the connection ends")
+		}
+		if rest, err := io.ReadAll(in); len(rest) != 0 || err != nil {
+			t.Errorf("behind the answer: %q %v", rest, err)
+		}
+	}
+	if n := conns(); n != 1 {
+		t.Errorf("%d connections to the server", n)
+	}
+	// The server ends its connections; that of the client goes on.
+	c := f.dialTLS(bothHost, "http/1.1")
+	in := bufio.NewReader(c)
+	before := conns()
+	for range 3 {
+		if res := ask(c, in, "/page?close", ""); res.Close {
+			t.Error("the client's connection ends as well")
+		}
+	}
+	if n := conns() - before; n != 2 {
+		t.Errorf("%d further connections to the server for three that it ended, one of them kept from before", n)
+	}
+}

@@ -1,0 +1,122 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"boxgate/api"
+	"boxgate/internal/lab"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// Create makes a box and returns its ID.
+func (w *World) Create(body map[string]any) string {
+	w.T.Helper()
+	if os.Getenv(boxesAreAttached) != "" {
+		return w.Attach(body)
+	}
+	var made struct{ ID string }
+	if err := w.Client.Do(w.T.Context(), "POST", "/v2/box", body, &made); err != nil {
+		w.T.Fatalf("creating a box: %v", err)
+	}
+	return made.ID
+}
+
+// MustDelete deletes a box.
+func (w *World) MustDelete(box string) {
+	w.T.Helper()
+	if err := w.Client.Do(w.T.Context(), "DELETE", api.BoxPath(box), nil, nil); err != nil {
+		w.T.Fatalf("deleting box %s: %v", box, err)
+	}
+}
+
+// Custom is a custom policy of these domains.
+func Custom(domains ...string) map[string]any {
+	return map[string]any{"mode": "custom", "allowed_domains": domains}
+}
+
+// SetPolicy replaces a box's policy.
+func (w *World) SetPolicy(box string, policy map[string]any) {
+	w.T.Helper()
+	if err := w.Client.Do(w.T.Context(), "PUT", api.BoxPath(box, "config/network-policy"), policy, nil); err != nil {
+		w.T.Fatalf("setting the policy: %v", err)
+	}
+}
+
+// TestSecret is the key of [World.SecretBox], which must never be in the box.
+const TestSecret = "sk-test-b7f1c2d3e4a5968778695a4b3c2d1e0f"
+
+// SecretBox makes a box that may reach api.example.com alone, with a key attached there.
+func (w *World) SecretBox() string {
+	return w.Create(map[string]any{
+		"network_policy": Custom("api.example.com"),
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"Authorization": "Bearer " + TestSecret}},
+	})
+}
+
+// Sh runs a shell line in a box and returns everything it printed and its exit code.
+func (w *World) Sh(box, line string) (string, int) {
+	w.T.Helper()
+	if f, ok := w.foreign.Load(box); ok {
+		return f.(*ForeignBox).Sh(line)
+	}
+	ctx, cancel := context.WithTimeout(w.T.Context(), time.Minute)
+	defer cancel()
+	var out bytes.Buffer
+	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, &out, &out)
+	if err != nil {
+		w.T.Fatalf("exec %q: %v (%s)", line, err, out.String())
+	}
+	return out.String(), code
+}
+
+// MustSh is [World.Sh] for a line that must succeed.
+func (w *World) MustSh(box, line string) string {
+	w.T.Helper()
+	out, code := w.Sh(box, line)
+	if code != 0 {
+		w.T.Fatalf("%q exited with %d: %s", line, code, out)
+	}
+	return out
+}
+
+// Background starts a line in a box; the returned function waits for its end and returns what it printed and its code.
+func (w *World) Background(box, line string, out io.Writer) (wait func() (int, error)) {
+	type ended struct {
+		code int
+		err  error
+	}
+	done := make(chan ended, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	w.T.Cleanup(cancel)
+	go func() {
+		code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, out, out)
+		done <- ended{code, err}
+	}()
+	return func() (int, error) {
+		e := <-done
+		return e.code, e.err
+	}
+}
+
+// InitOf is the first process of a box as the host sees it.
+func (w *World) InitOf(box string) int {
+	w.T.Helper()
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: lab.RunDir(w.Dir)})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	status, err := l.State(w.T.Context(), policy.BoxID(box))
+	if err != nil || status.Pid == 0 {
+		w.T.Fatalf("box %s: %+v %v", box, status, err)
+	}
+	return status.Pid
+}
+
+// PublicURL is a public URL with its credentials, as the API answers it when it is made.
+type PublicURL struct{ URL, Token, Username, Password string }

@@ -1,0 +1,97 @@
+package harness
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// boxesAreAttached is a variable of the environment: if it is set, the boxes of tests are made by somebody else, whose
+// root has every capability in them, and attached.
+const boxesAreAttached = "BOXGATE_TEST_ATTACHED"
+
+// Attach is [World.Create] for a box that somebody else makes. It trusts its CA as docs/attach.md says.
+func (w *World) Attach(body map[string]any) string {
+	w.T.Helper()
+	f := NewForeignBox(w.T)
+	body["pid"] = f.PID
+	var made struct{ ID string }
+	if err := w.Client.Do(w.T.Context(), "POST", "/v2/box/attach", body, &made); err != nil {
+		w.T.Fatalf("attaching a box: %v", err)
+	}
+	text, code := w.GatewayCommand("ca", "--box", made.ID, "--bundle")
+	bundle := filepath.Join(w.T.TempDir(), "bundle.pem")
+	if err := os.WriteFile(bundle, []byte(text), 0o600); err != nil || code != 0 {
+		w.T.Fatalf("gateway ca: %d %v %s", code, err, Tail(text, 500))
+	}
+	f.env = []string{"SSL_CERT_FILE=" + bundle, "CURL_CA_BUNDLE=" + bundle, "REQUESTS_CA_BUNDLE=" + bundle}
+	w.foreign.Store(made.ID, f)
+	return made.ID
+}
+
+// Adopt has [World.Sh] and [World.Raid] work in a box that a test has attached itself.
+func (w *World) Adopt(box string, f *ForeignBox) { w.foreign.Store(box, f) }
+
+// AttachedRun prepares another run of tests of this binary, in which the boxes are made by somebody else and attached.
+func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^("+strings.Join(tests, "|")+")$", "-test.v", "-test.count=1")
+	cmd.Env = append(os.Environ(), boxesAreAttached+"=1", asGateway+"=")
+	return cmd
+}
+
+// ForeignBox is a sandbox that the gateway did not make: a process in namespaces of its own, which end with the test.
+type ForeignBox struct {
+	T   *testing.T
+	PID int
+	env []string // of what runs in it
+}
+
+// NewForeignBox starts one. Its resolver is one that nobody runs: the gateway answers in its place.
+func NewForeignBox(t *testing.T) *ForeignBox {
+	t.Helper()
+	resolv := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.99\noptions timeout:2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-c", `mount --bind "$1" /etc/resolv.conf && echo ready && exec cat`, "sh", resolv)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the foreign box: %v", err)
+		}
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the foreign box did not start: %q %v", line, err)
+	}
+	return &ForeignBox{T: t, PID: cmd.Process.Pid}
+}
+
+// Sh runs a shell line in the sandbox.
+func (f *ForeignBox) Sh(line string) (string, int) {
+	f.T.Helper()
+	cmd := exec.CommandContext(f.T.Context(), "nsenter", "-t", strconv.Itoa(f.PID), "-n", "-m", "sh", "-c", line)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &out, append(os.Environ(), f.env...)
+	_ = cmd.Run()
+	return out.String(), cmd.ProcessState.ExitCode()
+}
+
+// Path names its network namespace.
+func (f *ForeignBox) Path() string { return "/proc/" + strconv.Itoa(f.PID) + "/ns/net" }

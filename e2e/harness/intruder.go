@@ -1,0 +1,208 @@
+package harness
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// Canary is the secret of the attack tests. It must arrive at the host it is for and be seen nowhere else.
+const Canary = "sk-canary-4f1d9a7c2b8e6035d1c7"
+
+// AlertDenied is the TLS alert access_denied: what curl reports as exit 35.
+const AlertDenied = "\x15\x03\x03\x00\x02\x02\x31"
+
+// Intruder opens sockets in the network namespace of a box and writes to them what no library would.
+type Intruder struct {
+	*World
+	Box   string
+	Roots *x509.CertPool // of the box's own CA
+	DNS   string         // address and port of the DNS server of the box
+}
+
+// Intrude returns an intruder in a box.
+func (w *World) Intrude(box string) *Intruder {
+	w.T.Helper()
+	out, code := w.GatewayCommand("ca", "--box", box)
+	in := &Intruder{World: w, Box: box, Roots: x509.NewCertPool(), DNS: "10.200.0.1:53"}
+	if code != 0 || !in.Roots.AppendCertsFromPEM([]byte(out)) {
+		w.T.Fatalf("gateway ca: %d %s", code, out)
+	}
+	return in
+}
+
+// On returns the same intruder for a subtest.
+func (in *Intruder) On(t *testing.T) *Intruder {
+	w, other := *in.World, *in
+	w.T, other.World = t, &w
+	return &other
+}
+
+// InNetNS runs f in the network namespace of the box; the sockets it opens stay there.
+func (in *Intruder) InNetNS(f func() error) error {
+	pin, err := os.Open(filepath.Join(lab.RunDir(in.Dir), "netns", in.Box))
+	if err != nil {
+		return err
+	}
+	defer pin.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := unix.Setns(int(pin.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// Connect dials an address from within the box.
+func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
+	err = in.InNetNS(func() (err error) {
+		d := net.Dialer{Timeout: 10 * time.Second}
+		c, err = d.DialContext(context.Background(), "tcp", to.String())
+		return err
+	})
+	return c, err
+}
+
+// Dial is connect for a connection that must come about. It ends with the test at the latest.
+func (in *Intruder) Dial(to netip.AddrPort) net.Conn {
+	in.T.Helper()
+	c, err := in.Connect(to)
+	if err != nil {
+		in.T.Fatalf("connecting to %v: %v", to, err)
+	}
+	in.T.Cleanup(func() { c.Close() })
+	return c
+}
+
+// DialHost connects to a host by the address that the box's DNS gives for it.
+func (in *Intruder) DialHost(host string, port uint16) net.Conn {
+	in.T.Helper()
+	return in.Dial(netip.AddrPortFrom(in.Resolve(host, "ip4"), port))
+}
+
+// Resolve asks the box's DNS server; network is "ip4" or "ip6".
+func (in *Intruder) Resolve(host, network string) netip.Addr {
+	in.T.Helper()
+	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
+		err = in.InNetNS(func() (err error) {
+			c, err = new(net.Dialer).DialContext(ctx, network, in.DNS)
+			return err
+		})
+		return c, err
+	}}
+	addrs, err := r.LookupNetIP(in.T.Context(), network, host+".")
+	if err != nil {
+		in.T.Fatal(err)
+	}
+	return addrs[0].Unmap()
+}
+
+// TLS makes a TLS connection over c to a host that the box trusts, and fails the test if it cannot.
+func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
+	in.T.Helper()
+	s := tls.Client(c, &tls.Config{ServerName: sni, RootCAs: in.Roots, NextProtos: alpn})
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	if err := s.HandshakeContext(in.T.Context()); err != nil {
+		in.T.Fatalf("handshake with %s: %v", sni, err)
+	}
+	return s
+}
+
+// Talk writes what is given and returns everything that comes until the other side ends the connection. reset says that
+// the end was a reset.
+func Talk(c net.Conn, text string) (answer string, reset bool) {
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_, err := io.WriteString(c, text) // the other side may have heard enough before the end
+	answer, reset = Hear(c)
+	return answer, reset || errors.Is(err, syscall.ECONNRESET) // which is told once
+}
+
+// Hear returns everything that comes until the other side ends the connection.
+func Hear(c net.Conn) (answer string, reset bool) {
+	data, err := io.ReadAll(c)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return string(data) + "(the connection stays open)", false
+	case errors.Is(err, syscall.ECONNRESET):
+		return string(data), true
+	}
+	return string(data), false
+}
+
+// Denied waits for a denial for the reason that was made since then, at the stage.
+func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason policy.Reason) audit.Event {
+	in.T.Helper()
+	var events []audit.Event
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for limit := time.Now().Add(3 * time.Second); time.Now().Before(limit); <-look.C {
+		events = in.Events(in.Box)
+		for _, e := range events {
+			if !e.Time.Before(since) && e.Stage == stage && e.Verdict == policy.Deny && e.Reason == reason {
+				return e
+			}
+		}
+	}
+	in.T.Errorf("no decision at stage %s says %s", stage, reason)
+	for _, e := range events {
+		if !e.Time.Before(since) {
+			in.T.Logf("decision: %s", audit.Line(e))
+		}
+	}
+	return audit.Event{}
+}
+
+// Requests returns the requests that a host received for a path.
+func (in *Intruder) Requests(host, path string) []testnet.Received {
+	return in.Net.Received(host, testnet.Path(path))
+}
+
+// TLSUnchecked makes a TLS client that takes any certificate.
+func TLSUnchecked(c net.Conn, sni string) *tls.Conn {
+	return tls.Client(c, &tls.Config{ServerName: sni, InsecureSkipVerify: true})
+}
+
+// Fetch makes one request on a new connection.
+func (in *Intruder) Fetch(to netip.AddrPort, host string) error {
+	c, err := in.Connect(to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	s := TLSUnchecked(c, host)
+	if err := s.Handshake(); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(s, "GET /bystander HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host); err != nil {
+		return err
+	}
+	answer, err := io.ReadAll(s)
+	if err == nil && !strings.HasPrefix(string(answer), "HTTP/1.1 200") {
+		err = fmt.Errorf("answer %.80q", answer)
+	}
+	return err
+}

@@ -1,0 +1,51 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+	"slices"
+	"testing"
+
+	"boxgate/cmd/gateway/command"
+	"boxgate/host"
+	"boxgate/internal/lab"
+)
+
+// asGateway makes the test binary be the gateway: a lab starts it as a process of its own.
+const asGateway = "GATEWAY_TEST_BINARY_IS_GATEWAY"
+
+// Main is what TestMain of a package of end-to-end tests calls: it runs the tests, or, in a process that a lab has started,
+// the gateway. It does not return.
+func Main(m *testing.M) {
+	// A self-test starts the gateway's own program without any environment.
+	asProbe := len(os.Args) > 1 && os.Args[1] == host.ProbeCommand
+	if os.Getenv(asGateway) != "" || asProbe {
+		failAsTold()
+		os.Exit(command.Run(os.Args[1:]))
+	}
+	if err := os.Setenv(asGateway, "1"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if os.Geteuid() == 0 {
+		if err := lab.RemoveStaleLabs(); err != nil {
+			fmt.Fprintln(os.Stderr, "what an interrupted run left could not all be removed:", err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// RaceDetector reports whether this binary was built with it.
+func RaceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// ImageDir is where the images of boxes are kept between runs.
+func ImageDir() string {
+	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/lib/boxgate/images"
+}

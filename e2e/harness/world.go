@@ -1,0 +1,149 @@
+package harness
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"boxgate/config"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+)
+
+// World is a lab in which the gateway runs, for one test.
+type World struct {
+	*lab.Lab
+	T       *testing.T // where failures are reported
+	foreign *sync.Map  // box → *ForeignBox, of those that are attached
+}
+
+// NewWorld starts a gateway with an internet of its own; both end with the test.
+func NewWorld(t *testing.T, change func(*config.Config)) *World {
+	t.Helper()
+	w := NewStopped(t, lab.Options{Change: change})
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// NewStopped is [NewWorld] without the gateway started.
+func NewStopped(t *testing.T, o lab.Options) *World {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes network namespaces and containers: run it as root (sudo make test)")
+	}
+	o.ImageDir = ImageDir()
+	l, err := lab.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the gateway's log ended with:\n%s", Tail(l.LogText(), 6000))
+		}
+		if err := l.Close(); err != nil {
+			t.Errorf("closing the lab: %v", err)
+		}
+	})
+	return &World{Lab: l, T: t, foreign: new(sync.Map)}
+}
+
+// NewCaptured is [NewWorld] with every packet counted that leaves the gateway's host. ICMP errors are not limited, so that
+// each refusal can be seen.
+func NewCaptured(t *testing.T, change func(*config.Config)) *World {
+	t.Helper()
+	w := NewCapturedStopped(t, change)
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// NewCapturedStopped is [NewCaptured] without the gateway started.
+func NewCapturedStopped(t *testing.T, change func(*config.Config)) *World {
+	t.Helper()
+	w := NewStopped(t, lab.Options{Change: change, Net: testnet.Options{Capture: true}})
+	err := w.Net.Gateway().Do(func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// On is the world with its failures reported to a subtest.
+func (w *World) On(t *testing.T) *World {
+	other := *w
+	other.T = t
+	return &other
+}
+
+// GatewayCommand runs `gateway args...` against the world's gateway.
+func (w *World) GatewayCommand(args ...string) (string, int) {
+	w.T.Helper()
+	cmd := w.Command(w.T.Context(), args...)
+	out, _ := cmd.CombinedOutput()
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// Run runs a command of the gateway that must exit with a status, with more environment.
+func (w *World) Run(want int, env []string, stdin string, args ...string) string {
+	w.T.Helper()
+	cmd := w.Command(w.T.Context(), args...)
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != want {
+		w.T.Errorf("gateway %v: exit %d: %s", args, code, out)
+	}
+	return string(out)
+}
+
+// KeyFile returns the content of a file of the state directory, which must be ours alone.
+func (w *World) KeyFile(name string) string {
+	w.T.Helper()
+	path := filepath.Join(w.Dir, "state", name)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		w.T.Fatal(info, err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return string(data)
+}
+
+// ExecDetached prepares a process in a group of its own, as one that a user interrupts from elsewhere.
+func ExecDetached(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
+}
+
+// V4 returns the IPv4 address of a host of the internet.
+func (w *World) V4(host string) netip.Addr { return w.addr(host, netip.Addr.Is4) }
+
+// V6 returns the IPv6 address of a host of the internet.
+func (w *World) V6(host string) netip.Addr { return w.addr(host, netip.Addr.Is6) }
+
+// addr returns the address of a host of one family.
+func (w *World) addr(host string, family func(netip.Addr) bool) netip.Addr {
+	w.T.Helper()
+	for _, a := range w.Net.Addrs(host) {
+		if family(a) {
+			return a
+		}
+	}
+	w.T.Fatalf("%s has no such address", host)
+	return netip.Addr{}
+}

@@ -1,0 +1,191 @@
+package lifecycle
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/policy"
+)
+
+// A network namespace that somebody else made has no way out but the gateway from the moment it is attached, keeps its
+// policy over a crash of the gateway, and is as it was when it is detached.
+func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	f := harness.NewForeignBox(t)
+	out, code := w.GatewayCommand("box", "attach", "--json", "--pid", strconv.Itoa(f.PID), "--name", "guest",
+		"--policy", `{"mode":"custom","allowed_domains":["*.example.com"]}`, "--headers", `{"api.example.com":{"X-Key":"`+harness.Canary+`"}}`)
+	var box struct {
+		ID, IPv4 string
+		Attached api.Attached
+	}
+	if err := json.Unmarshal([]byte(out), &box); code != 0 || err != nil || box.Attached.Kind != api.AttachPID {
+		t.Fatalf("gateway box attach: %d %s", code, out)
+	}
+	bundle := filepath.Join(t.TempDir(), "bundle.pem")
+	text, code := w.GatewayCommand("ca", "--box", "guest", "--bundle")
+	if code != 0 || strings.Count(text, "BEGIN CERTIFICATE") < 50 {
+		t.Fatalf("gateway ca --bundle: %d %s", code, harness.Tail(text, 500))
+	}
+	if err := os.WriteFile(bundle, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	works := func(when string) {
+		t.Helper()
+		for _, family := range []string{"-4", "-6"} {
+			out, code := f.Sh("curl -sS --max-time 20 " + family + " --cacert " + bundle + " https://api.example.com/echo")
+			if code != 0 || !strings.Contains(out, harness.Canary) {
+				t.Errorf("%s: curl %s: %d %s", when, family, code, out)
+			}
+			if out, code := f.Sh("curl -sS --max-time 20 " + family + " https://evil.example.net/"); code != 35 {
+				t.Errorf("%s: a host that is not allowed: %d %s", when, code, out)
+			}
+		}
+		if out, code := f.Sh("curl -sS --max-time 20 --resolve evil.example.net:443:" + w.V4("evil.example.net").String() + " https://evil.example.net/"); code != 35 {
+			t.Errorf("%s: its address: %d %s", when, code, out)
+		}
+	}
+	works("attached")
+	w.Event(box.ID, func(e audit.Event) bool { return e.Verdict == policy.Deny && e.Name == "evil.example.net" })
+	if _, err := w.Client.Exec(t.Context(), box.ID, api.ExecRequest{Command: []string{"true"}}, os.Stderr, os.Stderr); err == nil {
+		t.Error("a command was run in a box that somebody else made")
+	}
+	if out, code := w.GatewayCommand("box", "attach", "--pid", strconv.Itoa(f.PID)); code != 1 || !strings.Contains(out, "namespace of box") {
+		t.Errorf("attached a second time: %d %s", code, out)
+	}
+
+	if out, code := w.GatewayCommand("box", "selftest", "guest"); code != 0 {
+		t.Errorf("gateway box selftest: %d %s", code, out)
+	}
+
+	w.Kill()
+	if out, code := f.Sh("curl -sS --max-time 5 -k https://evil.example.net/"); code == 0 {
+		t.Errorf("without a gateway: %s", out)
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	works("after a crash of the gateway")
+	w.SetPolicy(box.ID, map[string]any{"mode": "deny-all"})
+	if out, code := f.Sh("curl -sS --max-time 20 https://api.example.com/echo"); code != 35 {
+		t.Errorf("after its policy was tightened: %d %s", code, out)
+	}
+
+	if out, code := w.GatewayCommand("box", "detach", "guest"); code != 0 {
+		t.Fatalf("gateway box detach: %s", out)
+	}
+	if out, _ := f.Sh("ip -o link; ip route; ip -6 route"); strings.Contains(out, "eth0") || strings.Contains(out, "default via") {
+		t.Errorf("left in the namespace: %s", out)
+	}
+	if rules, err := w.Net.Gateway().Run(t.Context(), "nft", "list", "ruleset"); err != nil || strings.Contains(rules, box.ID) {
+		t.Errorf("left in the rules (%v): %s", err, rules)
+	}
+	if pins, err := os.ReadDir(filepath.Join(lab.RunDir(w.Dir), "attached")); err != nil || len(pins) != 0 {
+		t.Errorf("left pinned: %v %v", pins, err)
+	}
+	if out, code := w.GatewayCommand("box", "get", box.ID); code != 1 {
+		t.Errorf("a detached box is still known: %s", out)
+	}
+	if out, code := w.GatewayCommand("box", "attach", "--netns", f.Path()); code != 0 {
+		t.Errorf("attached again by its path: %s", out)
+	}
+}
+
+// What is no network namespace of somebody else's, or has another way out than the gateway, is refused and left alone.
+func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	f := harness.NewForeignBox(t)
+	if out, code := f.Sh("ip link add other0 type veth peer name other1 && ip link set other0 up"); code != 0 {
+		t.Fatal(out)
+	}
+	own := w.Create(map[string]any{})
+	for name, c := range map[string]struct{ flag, value, says string }{
+		"another interface":       {"--pid", strconv.Itoa(f.PID), "other"},
+		"the gateway's namespace": {"--pid", strconv.Itoa(w.Process.Process.Pid), "of the gateway itself"},
+		"a launched box":          {"--pid", strconv.Itoa(w.InitOf(own)), "namespace of box"},
+		"another namespace":       {"--netns", "/proc/" + strconv.Itoa(f.PID) + "/ns/mnt", "not a network namespace"},
+		"a file":                  {"--netns", "/etc/hostname", "not a network namespace"},
+		"nothing":                 {"--netns", "/run/netns/no-such-namespace", "no such file"},
+		"no such process":         {"--pid", "4194304", "no such file"},
+		"a relative path":         {"--netns", "run/netns/x", "absolute"},
+		"a container's odd name":  {"--container", "../../version", "not the ID"},
+	} {
+		if out, code := w.GatewayCommand("box", "attach", c.flag, c.value); code != 1 || !strings.Contains(out, c.says) {
+			t.Errorf("%s: %d %s", name, code, out)
+		}
+	}
+	out, _ := w.GatewayCommand("box", "list", "--json")
+	if strings.Count(out, `"id"`) != 1 || !strings.Contains(out, own) {
+		t.Errorf("boxes after refusals: %s", out)
+	}
+	if out, code := w.GatewayCommand("box", "detach", own); code != 1 || !strings.Contains(out, "launched here") {
+		t.Errorf("a launched box was detached: %d %s", code, out)
+	}
+	w.MustSh(own, "true")
+	if out, _ := f.Sh("ip -o link"); strings.Contains(out, "eth0") {
+		t.Errorf("a refused namespace was changed: %s", out)
+	}
+}
+
+// A container is found by its name: by what Docker says is its first process.
+func TestAttachAsksDocker(t *testing.T) {
+	t.Parallel()
+	f := harness.NewForeignBox(t)
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	docker := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/containers/guest/json":
+			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d}}`, f.PID)
+		case "/containers/restarting/json": // its first process ends while it is attached, and its ID is another sandbox's
+			pid := f.PID
+			if asked.Add(1) > 1 {
+				pid = os.Getpid()
+			}
+			fmt.Fprintf(w, `{"Id":"3f2a9e","State":{"Status":"running","Pid":%d}}`, pid)
+		case "/containers/stopped/json":
+			fmt.Fprint(w, `{"Id":"3f2a9d","State":{"Status":"exited","Pid":0}}`)
+		default:
+			http.Error(w, `{"message":"No such container"}`, http.StatusNotFound)
+		}
+	})}
+	go func() { _ = docker.Serve(ln) }()
+	t.Cleanup(func() { docker.Close() })
+	w := harness.NewStopped(t, lab.Options{})
+	w.Env = append(w.Env, "DOCKER_HOST=unix://"+socket)
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, says := range map[string]string{"stopped": "does not run", "restarting": "restarted", "other": "no container"} {
+		if out, code := w.GatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
+			t.Errorf("%s: %d %s", name, code, out)
+		}
+	}
+	if out, code := w.GatewayCommand("box", "attach", "--container", "guest", "--policy", "allow-all"); code != 0 {
+		t.Fatalf("%d %s", code, out)
+	}
+	if out, code := f.Sh("curl -sS --max-time 20 http://plain.example.com/seen"); code != 0 || !strings.Contains(out, "GET /seen") {
+		t.Errorf("from the container: %d %s", code, out)
+	}
+	docker.Close()
+	if out, code := w.GatewayCommand("box", "attach", "--container", "guest"); code != 1 || !strings.Contains(out, "no answer from Docker") {
+		t.Errorf("without Docker: %d %s", code, out)
+	}
+}

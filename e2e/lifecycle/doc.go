@@ -1,0 +1,2 @@
+// Package lifecycle makes, attaches, changes and deletes boxes, and restarts the gateway below them.
+package lifecycle

@@ -1,0 +1,293 @@
+package secrets
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+)
+
+// canaries are secrets of every kind in use in one world, and what has been seen of it.
+type canaries struct {
+	*harness.World
+	in      *harness.Intruder
+	secrets map[string]string // by kind: no form of them may be seen
+	keys    map[string]string // of the API and the store: they may stand in their own files alone
+	seen    map[string][]byte
+	fails   string // while this file exists the command fails, and says its value
+}
+
+// newCanaries starts a gateway at debug level whose box uses a literal, and secrets of a file, a variable and a command,
+// in headers and behind placeholders, on a host that reflects.
+func newCanaries(t *testing.T) *canaries {
+	t.Helper()
+	c := &canaries{World: harness.NewStopped(t, lab.Options{}), secrets: map[string]string{}, keys: map[string]string{}, seen: map[string][]byte{}}
+	for i, kind := range []string{"literal", "file", "env", "cmd", "place"} {
+		c.secrets[kind] = fmt.Sprintf("canary-%d-%s-end", i, strings.Repeat("Zq7", 8))
+	}
+	dir := t.TempDir()
+	c.fails = filepath.Join(dir, "fails")
+	program := fmt.Sprintf("#!/bin/sh\nif [ -e %s ]; then echo \"login with $(cat %s/cmd) failed\" >&2; exit 1; fi\nexec cat %s/cmd\n", c.fails, dir, dir)
+	err := errors.Join(os.WriteFile(dir+"/file", []byte(c.secrets["file"]+"\n"), 0o600), os.WriteFile(dir+"/cmd", []byte(c.secrets["cmd"]+"\n"), 0o600),
+		os.WriteFile(dir+"/program", []byte(program), 0o700))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Env = []string{"E2E_CANARY_OF_ENV=" + c.secrets["env"], "GOTRACEBACK=system", harness.FaultsFile + "=" + c.FaultsPath()}
+	addConfig(c.World, "secrets:\n  file: {file: "+dir+"/file}\n  env: {env: E2E_CANARY_OF_ENV}\n  cmd: {command: ["+dir+"/program], refresh: 100ms}\n")
+	c.Up()
+	box := c.Create(map[string]any{"name": "canary", "network_policy": harness.Custom("api.example.com", "bad-cert.example.com"), "attach_headers": c.rules("")})
+	c.in = c.Intrude(box)
+	return c
+}
+
+// rules are the box's header rules, with something behind each literal.
+func (c *canaries) rules(behind string) map[string]any {
+	literal := c.secrets["literal"] + behind
+	secret := func(name string) map[string]string { return map[string]string{"secret": name} }
+	return map[string]any{
+		"bad-cert.example.com": map[string]string{"X-Key": literal},
+		"api.example.com": map[string]any{
+			"headers":      map[string]any{"X-Key": literal, "X-File": secret("file"), "X-Env": secret("env"), "X-Cmd": secret("cmd")},
+			"placeholders": map[string]any{"PLACE": c.secrets["place"] + behind, "FILE": secret("file"), "CMD": secret("cmd")},
+			"scrub":        true,
+		},
+	}
+}
+
+func (c *canaries) keep(where string, what []byte) { c.seen[where] = append(c.seen[where], what...) }
+
+func (c *canaries) keepRun(args ...string) {
+	out, _ := c.GatewayCommand(args...)
+	c.keep("gateway "+strings.ReplaceAll(strings.Join(args, " "), "canary-", ""), []byte(out))
+}
+
+func (c *canaries) ask(method, path string, body any) {
+	var answer json.RawMessage
+	err := c.Client.Do(c.T.Context(), method, path, body, &answer)
+	c.keep(method+" "+path, append(answer, fmt.Sprint(err)...))
+}
+
+// use sends every kind of request, and meets every kind of refusal and fault.
+func (c *canaries) use() {
+	out := c.MustSh(c.in.Box, `for v in --http2 --http1.1; do
+for p in /plain /sse /slow/100000 /echo; do curl -sS -m 0.3 $v https://api.example.com$p; done
+for t in "$PLACE" "$FILE" "$CMD"; do for p in /reflect /reflect/gzip /reflect/zstd; do curl -sS -D - $v -H "Authorization: Bearer $t" https://api.example.com$p --compressed --raw; done; done
+curl -sS $v -u "user:$PLACE" https://api.example.com/echo; curl -sS $v "https://api.example.com/?key=$PLACE"; curl -sS $v -H "User-Agent: $FILE" https://api.example.com/echo
+curl -sS $v -H "X-Key: $PLACE" https://bad-cert.example.com/; curl -sS $v https://bad-cert.example.com/
+done
+curl -sS -X TRACE https://api.example.com/; curl -sS -H 'Host: other' https://api.example.com/; curl -sS http://api.example.com/; curl -sS -H "X-Key: $CMD" http://api.example.com/
+curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc https://api.example.com/; env; set; true`)
+	c.keep("the box's output", []byte(out))
+	if !strings.Contains(out, strings.Repeat("*", len(c.secrets["place"]))) {
+		c.T.Errorf("nothing is reflected: %s", out)
+	}
+	c.half()
+	got := c.in.Requests("api.example.com", "/plain")
+	if len(got) != 2 {
+		c.T.Fatalf("%d requests arrived", len(got))
+	}
+	for kind, name := range map[string]string{"literal": "X-Key", "file": "X-File", "env": "X-Env", "cmd": "X-Cmd"} {
+		if got[0].Header.Get(name) != c.secrets[kind] {
+			c.T.Errorf("%s is not in use: %+v", kind, got[0])
+		}
+	}
+	if got := c.in.Requests("api.example.com", "/reflect"); len(got) != 6 || got[0].Header.Get("Authorization") != "Bearer "+c.secrets["place"] {
+		c.T.Errorf("the placeholder is not in use: %+v", got)
+	}
+}
+
+// half leaves a request half sent.
+func (c *canaries) half() {
+	bad := c.in.TLS(c.in.DialHost("api.example.com", 443), "api.example.com")
+	if _, err := io.WriteString(bad, "POST /cut HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 100\r\n\r\nhalf"); err != nil {
+		c.T.Fatal(err)
+	}
+}
+
+// fail lets a source fail and a request panic.
+func (c *canaries) fail() {
+	if err := os.WriteFile(c.fails, nil, 0o600); err != nil {
+		c.T.Fatal(err)
+	}
+	c.Until("the source fails", func() bool {
+		c.MustSh(c.in.Box, "curl -sS -o /dev/null https://api.example.com/failing; true")
+		return strings.Contains(c.LogText(), "login with [redacted] failed")
+	})
+	if err := os.Remove(c.fails); err != nil {
+		c.T.Fatal(err)
+	}
+	c.Arm(harness.FaultPanic, "proxy: request read")
+	if err := c.in.Fetch(netip.AddrPortFrom(c.in.Resolve("api.example.com", "ip4"), 443), "api.example.com"); err == nil {
+		c.T.Error("the request outlived the panic")
+	}
+	c.Happened("request")
+}
+
+// look asks for the secrets in every way, and makes mistakes with them.
+func (c *canaries) look() {
+	box := c.in.Box
+	for _, path := range []string{"/v2/box", api.BoxPath(box), api.BoxPath(box, "config/attach-headers"), "/v2/box/settings/attach-headers",
+		api.BoxPath(box, "config/network-policy"), api.BoxPath(box, "logs"), api.BoxPath(box, "runs"), api.BoxPath(box, "status"), "/openapi.json"} {
+		c.ask("GET", path, nil)
+	}
+	literal := c.secrets["literal"]
+	rules := api.BoxPath(box, "config/attach-headers")
+	for _, wrong := range []map[string]any{
+		c.rules("\n"), {"*": map[string]string{"X-Key": literal}}, {"api.example.com": literal}, {"not a host": map[string]string{"X-Key": literal}},
+		{"api.example.com": map[string]any{"X-Key: " + literal: ""}}, {"api.example.com": map[string]any{"X-Key=" + literal: 1}},
+		{"api.example.com": map[string]any{"headers": map[string]any{"X-Key": map[string]string{"secret": literal}}}},
+		{"api.example.com": map[string]any{"placeholders": map[string]any{"KEY=" + literal: ""}}},
+	} {
+		c.ask("PUT", rules, map[string]any{"attach_headers": wrong})
+		c.ask("PATCH", rules, map[string]any{"attach_headers": wrong})
+		c.ask("POST", "/v2/box", map[string]any{"attach_headers": wrong})
+	}
+	c.ask("POST", api.BoxPath(box, "egress/explain"), map[string]any{"host": "api.example.com", "port": 443})
+	c.ask("PUT", rules, map[string]any{"attach_headers": c.rules("2")})
+	for _, args := range [][]string{{"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
+		{"policy", "get", box}, {"log", "--box", box}, {"check", "--json"}, {"headers", "set", "--box", box, "api.example.com", "--secret", "X-Key=" + literal},
+		{"headers", "set", "--box", box, "api.example.com", "X-Key: " + literal}, {"headers", "set", "--box", box, "--header", literal, "api.example.com"}} {
+		c.keepRun(args...)
+	}
+	for _, e := range c.Events(box) {
+		c.keep("the decisions", fmt.Appendf(nil, "%+v", e))
+	}
+	c.keep("metrics", c.Metrics())
+}
+
+// rotate changes the keys; the old ones and the new ones count as secrets.
+func (c *canaries) rotate() {
+	note := func(when string) {
+		c.keys["API key "+when] = strings.TrimSpace(c.KeyFile("api-key"))
+		for line := range strings.Lines(c.KeyFile("secret.key")) {
+			if strings.HasPrefix(line, "AGE-SECRET-KEY") {
+				c.keys["key of the store "+when] = strings.TrimSpace(line)
+			}
+		}
+	}
+	note("before")
+	c.keepRun("store", "rotate-key")
+	c.keepRun("api-key", "rotate")
+	note("after")
+	client, err := c.Dial()
+	if err != nil || len(c.keys) != 4 || c.keys["API key before"] == c.keys["API key after"] {
+		c.T.Fatal(err, len(c.keys))
+	}
+	c.Client = client
+	c.look()
+}
+
+// dump makes the gateway end as a fault of the runtime would make it, with everything that it then writes.
+func (c *canaries) dump(signal unix.Signal) {
+	c.half()
+	c.Until("a request is under way", func() bool { return len(c.in.Requests("api.example.com", "/cut")) > 0 })
+	if err := c.Process.Process.Signal(signal); err != nil {
+		c.T.Fatal(err)
+	}
+	c.Died(signal.String())
+	if text := c.LogText(); !strings.Contains(text, unix.SignalName(signal)) || strings.Count(text, "\ngoroutine ") < 10 {
+		c.T.Errorf("%v: there is no dump", signal)
+	}
+}
+
+// TestAttackCanaryIsSeenNowhere uses secrets of every kind in every way at debug level, changes the keys, lets sources and
+// requests fail, makes the gateway dump its state, and then looks for the secrets everywhere.
+func TestAttackCanaryIsSeenNowhere(t *testing.T) {
+	t.Parallel()
+	c := newCanaries(t)
+	c.use()
+	c.look()
+	c.fail()
+	c.rotate()
+	for kind, secret := range c.secrets {
+		if found := strings.Fields(harness.Output(c.Sh(c.in.Box, lab.SearchLine(secret)))); strings.Join(found, " ") != "0 0 0" {
+			t.Errorf("matches of %s in environment, /proc and files of the box: %v", kind, found)
+		}
+	}
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", c.Process.Process.Pid))
+	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0") {
+		t.Errorf("the gateway may dump core: %v %s", err, limits)
+	}
+	c.inProcesses()
+	c.dump(unix.SIGQUIT)
+	c.Up()
+	c.in = c.Intrude(c.in.Box)
+	c.dump(unix.SIGABRT)
+	c.search()
+}
+
+// inProcesses looks at the command line and environment of every process: the gateway's own has the variable that it was
+// started with.
+func (c *canaries) inProcesses() {
+	for pid, what := range processes(c.T) {
+		for kind, secret := range c.secrets {
+			own := kind == "env" && pid == fmt.Sprint(c.Process.Process.Pid)
+			if bytes.Contains(what, []byte(secret)) && pid != fmt.Sprint(os.Getpid()) && !own {
+				c.T.Errorf("the command line or environment of process %s holds the secret (%s)", pid, kind)
+			}
+		}
+	}
+}
+
+// search looks at all that was seen and written; what is no secret is found there.
+func (c *canaries) search() {
+	t := c.T
+	roots := []string{filepath.Join(c.Dir, "state"), lab.RunDir(c.Dir), c.Log.Name(), c.Config}
+	for _, i := range []int{0, 2} {
+		if fileWith(t, roots[i], []byte("bad-cert.example.com")) == "" {
+			t.Errorf("the search finds nothing in %s", roots[i])
+		}
+	}
+	for kind, secret := range c.secrets {
+		for form, want := range forms(secret) {
+			for where, what := range c.seen {
+				if i := bytes.Index(what, want); i >= 0 {
+					t.Errorf("%s shows the secret (%s, %s): …%.300s", where, kind, form, what[max(0, i-150):])
+				}
+			}
+			for _, root := range roots {
+				if file := fileWith(t, root, want); file != "" {
+					t.Errorf("%s holds the secret (%s, %s)", file, kind, form)
+				}
+			}
+		}
+	}
+	log := c.LogText()
+	for kind, secret := range c.secrets { // as a dump shows what lies in a register or on the stack
+		for at := range len(secret) - 7 {
+			if word := fmt.Sprintf("%x", binary.LittleEndian.Uint64([]byte(secret[at:]))); strings.Contains(log, word) {
+				t.Errorf("the log shows a word of the secret (%s)", kind)
+			}
+		}
+	}
+	for kind, key := range c.keys {
+		for where, what := range c.seen {
+			if bytes.Contains(what, []byte(key)) {
+				t.Errorf("%s shows the %s", where, kind)
+			}
+		}
+		if strings.Contains(log, key) || key == "" {
+			t.Errorf("the log shows the %s", kind)
+		}
+	}
+	for _, r := range c.Net.Received("", testnet.Of(testnet.Request)) {
+		if r.SNI != "api.example.com" && strings.Contains(fmt.Sprint(r), "canary-") {
+			t.Errorf("a secret went to %+v", r)
+		}
+	}
+}

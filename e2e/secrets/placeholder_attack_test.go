@@ -1,0 +1,63 @@
+package secrets
+
+import (
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// TestAttackPlaceholderInWhatServersShow: a box puts a token where the host of its rule sends it back, or stores it for
+// whoever reads the object. It is refused, and neither the token nor the secret arrives.
+func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, "from-"+harness.TestSecret)))
+	box := placeholderBox(w)
+	token := strings.TrimSpace(w.MustSh(box, "printenv API_KEY"))
+	const socket = `--http1.1 -H "Connection: Upgrade" -H "Upgrade: websocket" -H "Sec-WebSocket-Version: 13" -H "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==" `
+	for _, header := range []string{
+		"X-Goog-Meta-Owner", "x-amz-meta-owner", "X_Amz_Meta_Owner", "X-Ms-Meta-Owner", "X-Object-Meta-Owner", "X-Container-Meta-Owner",
+		"X-Amz-Tagging", "X-Amz-Website-Redirect-Location", "Content-Disposition", "Upload-Metadata", "Sec-WebSocket-Protocol", "Anthropic-Version",
+	} {
+		for _, way := range append([]string{socket}, everyWay...) {
+			out, code := w.Sh(box, `curl -sS --max-time 5 -w ' %{http_code}' `+way+` -H "`+header+`: x, $API_KEY" https://api.example.com/ws`)
+			if code != 0 || !strings.HasSuffix(out, " 403") || !strings.Contains(out, `"placeholder_leak"`) {
+				t.Errorf("curl %s, %s: exit %d: %s", way, header, code, out)
+			}
+		}
+	}
+	f := w.Intrude(box).Frames("api.example.com")
+	f.Send(1, false, harness.Head("api.example.com", harness.Field{":method", "CONNECT"}, harness.Field{":protocol", "websocket"}, harness.Field{":path", "/ws"},
+		harness.Field{"sec-websocket-version", "13"}, harness.Field{"sec-websocket-protocol", "key." + token})...)
+	if got := f.Outcome(1); got != "403" {
+		t.Errorf("a WebSocket over HTTP/2: %s", got)
+	}
+	if got := w.Net.Received("api.example.com", testnet.Of(testnet.Request)); len(got) != 0 {
+		t.Errorf("arrived: %+v", got)
+	}
+	e := w.DenialOf(box, policy.StageHTTP, "api.example.com", policy.ReasonPlaceholderLeak)
+	if !strings.Contains(e.Error, "API_KEY") {
+		t.Errorf("decision %+v", e)
+	}
+}
+
+// TestRulesForWhatServersShowAreWarnedOf: whoever has the gateway set a secret there is told by the API.
+func TestRulesForWhatServersShowAreWarnedOf(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
+	var answer struct {
+		Warnings []struct{ Pointer, Message string }
+	}
+	rules := map[string]any{"api.example.com": map[string]string{"Authorization": harness.Canary, "X-Goog-Meta-Owner": harness.Canary}}
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/attach-headers"), map[string]any{"attach_headers": rules}, &answer); err != nil {
+		t.Fatal(err)
+	}
+	if len(answer.Warnings) != 1 || answer.Warnings[0].Pointer != "/attach_headers/api.example.com/headers/X-Goog-Meta-Owner" ||
+		strings.Contains(answer.Warnings[0].Message, harness.Canary) {
+		t.Errorf("warnings: %+v", answer.Warnings)
+	}
+}
