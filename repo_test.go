@@ -31,6 +31,7 @@ var allowed = map[string][]string{
 	"proxy/h2connect":    {},
 	"proxy/header":       {"policy", "proxy/h1", "proxy/scrub"},
 	"proxy/placeholder":  {"policy", "proxy/h1"},
+	"proxy/problem":      {"policy", "internal/handshake", "proxy/h1", "proxy/h2", "proxy/scrub"},
 	"proxy/scrub":        {},
 	"proxy/socket":       {},
 	"proxy/tunnel":       {"policy", "proxy/buffers", "proxy/contain", "proxy/h1", "proxy/socket"},

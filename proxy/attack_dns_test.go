@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 )
 
 // halting is a resolver whose lookups wait, once that was asked for, until their contexts end.
@@ -170,7 +171,7 @@ func TestEndOfAnOpenRequestIsNotThinned(t *testing.T) {
 			x.under(x.event.Addr, policy.Request{})
 			r.want("the open event", func(e audit.Event) bool { return e.Phase == audit.PhaseOpen })
 		}
-		x.refused(&problem{Status: 503, Reason: policy.ReasonLimit})
+		x.refused(&problem.Problem{Status: 503, Reason: policy.ReasonLimit})
 		x.end()
 	}
 	end(false)

@@ -16,6 +16,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 )
@@ -363,7 +364,7 @@ func (c *conn) failed(f first, err error) {
 		return
 	}
 	reason := policy.ReasonUnreachable
-	var up *upstreamError
+	var up *problem.Upstream
 	if errors.As(err, &up) {
 		reason = up.Reason
 	}

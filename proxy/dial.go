@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 )
 
 // target says what to dial.
@@ -45,14 +46,14 @@ func (p *Proxy) dial(ctx context.Context, box *policy.Box, d target) (net.Conn, 
 	if errors.As(failed, &denied) {
 		return nil, denied
 	}
-	return nil, &upstreamError{Reason: policy.ReasonUnreachable, Name: d.name, Err: failed}
+	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.name, Err: failed}
 }
 
 // candidates returns the addresses of d that the policy allows, in the order to try them; none left is an error.
 func (p *Proxy) candidates(ctx context.Context, box *policy.Box, d target) ([]netip.Addr, error) {
 	addrs, err := p.addresses(ctx, box, d)
 	if err != nil {
-		return nil, &upstreamError{Reason: policy.ReasonUnresolved, Name: d.name, Err: err}
+		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name, Err: err}
 	}
 	var good []netip.Addr
 	var denied error
@@ -74,7 +75,7 @@ func (p *Proxy) candidates(ctx context.Context, box *policy.Box, d target) ([]ne
 	case denied != nil:
 		return nil, denied
 	default:
-		return nil, &upstreamError{Reason: policy.ReasonUnresolved, Name: d.name}
+		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
@@ -69,7 +70,7 @@ func (c *conn) connect(f first) {
 			answer = noMemory()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			answer = &problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout,
+			answer = &problem.Problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout,
 				Detail: "The head of the CONNECT was not complete in time."}
 		}
 		c.refuseConnect(answer)
@@ -106,11 +107,11 @@ func (w weighed) Read(p []byte) (int, error) {
 }
 
 // refuseConnect answers a CONNECT with a problem and ends the connection.
-func (c *conn) refuseConnect(answer *problem) {
+func (c *conn) refuseConnect(answer *problem.Problem) {
 	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	_ = writeProblem(c.tcp, *answer) // a client that is gone needs no answer
+	_ = problem.Write(c.tcp, *answer) // a client that is gone needs no answer
 	c.last = true
 }
 
@@ -161,7 +162,7 @@ func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, 
 }
 
 // judgeConnect reads the authority and asks the policy about it: a name by itself, an address by the address alone.
-func (c *conn) judgeConnect(authority string) *problem {
+func (c *conn) judgeConnect(authority string) *problem.Problem {
 	host, port, ok := splitAuthority(authority, 0)
 	c.event.Name, c.event.Port = authority, port
 	if !ok || port == 0 {
@@ -189,7 +190,7 @@ func (c *conn) judgeConnect(authority string) *problem {
 	}
 	c.note(first{}, v)
 	if err := v.decision.Err(v.request); err != nil {
-		refused := problemOf(err)
+		refused := problem.Of(err)
 		return &refused
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 )
 
 const (
@@ -47,7 +48,7 @@ type http1 struct {
 }
 
 var (
-	errProtocol = errors.New("the upstream broke the protocol")
+	errProtocol = error(problem.Fixed("the upstream broke the protocol"))
 	// errClose ends a connection in good order.
 	errClose = errors.New("connection ends")
 	// errLinger does so once the client has had time to read what was said last.

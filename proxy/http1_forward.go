@@ -8,6 +8,7 @@ import (
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 )
 
 const (
@@ -103,7 +104,7 @@ func (h *http1) send(whole bool) error {
 		}
 		h.drop()
 		if !used || !again || h.ctx.Err() != nil {
-			return &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.request.Name, Err: err}
+			return &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.request.Name, Err: err}
 		}
 	}
 }

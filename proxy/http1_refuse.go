@@ -13,12 +13,13 @@ import (
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
 // refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
 // another request: the whole of this one was seen.
-func (h *http1) refuse(p *problem) error {
+func (h *http1) refuse(p *problem.Problem) error {
 	h.x.refused(p)
 	keep := h.req.Body.Empty() && !h.req.Close && p.Status != http.StatusBadRequest && h.head > 0
 	if err := h.writeProblem(p, keep); err != nil {
@@ -40,16 +41,16 @@ func (h *http1) refuseHead(err error) error {
 		return h.refuse(noMemory())
 	case errors.As(err, &malformed):
 		h.head = 0
-		return h.refuse(&problem{Status: malformed.Status, Reason: policy.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
+		return h.refuse(&problem.Problem{Status: malformed.Status, Reason: policy.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		h.head = 0
-		return h.refuse(&problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
+		return h.refuse(&problem.Problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
 	case errors.Is(err, io.EOF):
-		h.x.refused(&problem{Reason: policy.ReasonBadRequest})
+		h.x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
 		h.x.failed(io.ErrUnexpectedEOF)
 		return err
 	}
-	h.x.refused(&problem{Reason: policy.ReasonBadRequest})
+	h.x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
 	h.x.failed(err)
 	return err
 }
@@ -64,8 +65,8 @@ func (h *http1) refuseBody(err error) error {
 	return h.refuse(badRequest("The request is refused: " + err.Error() + "."))
 }
 
-func (h *http1) writeProblem(p *problem, keep bool) error {
-	body := p.body()
+func (h *http1) writeProblem(p *problem.Problem, keep bool) error {
+	body := p.Body()
 	out := header.AppendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
 	out = header.AppendPair(out, "Content-Type", "application/problem+json")
 	out = header.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))

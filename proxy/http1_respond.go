@@ -9,6 +9,7 @@ import (
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
@@ -139,7 +140,7 @@ func (h *http1) noResponse(u *upload, err error) error {
 	if errors.Is(err, memory.ErrFull) {
 		reason = policy.ReasonLimit
 	}
-	return h.refuseUpstream(&upstreamError{Reason: reason, Name: h.ruling.request.Name, Err: err})
+	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.ruling.request.Name, Err: err})
 }
 
 // relay moves the response's body to the client behind the head in the output buffer. Whatever has arrived is written

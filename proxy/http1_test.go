@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 )
 
 const api = "api.example.com"
@@ -165,7 +166,7 @@ func TestEachPlainRequestIsDecided(t *testing.T) {
 		t.Fatalf("%d %q", res.StatusCode, got)
 	}
 	res = ask(t, c, r, "GET /x?secret=1 HTTP/1.1\r\nHost: evil.example.com:"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
-	var p problem
+	var p problem.Problem
 	if err := json.NewDecoder(res.Body).Decode(&p); err != nil {
 		t.Fatal(err)
 	}

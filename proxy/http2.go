@@ -22,6 +22,7 @@ import (
 	"boxgate/proxy/h2connect"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
@@ -154,7 +155,7 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !countIn(&c.s.usage.streams, c.s.p.cfg.MaxStreams) {
-		st.refuse(&problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
+		st.refuse(&problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has as many requests under way as it may have."})
 		return
 	}
@@ -299,14 +300,14 @@ func (st *stream) wellFormed() bool {
 }
 
 // refuse answers with a problem.
-func (st *stream) refuse(p *problem) {
+func (st *stream) refuse(p *problem.Problem) {
 	st.x.refused(p)
 	h := st.w.Header()
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	st.w.WriteHeader(p.Status)
 	if st.r.Method != http.MethodHead {
-		_, err := st.w.Write(p.body())
+		_, err := st.w.Write(p.Body())
 		st.x.failed(err)
 	}
 }
@@ -350,7 +351,7 @@ func (c *http2Conn) malformedRequest(method, authority, path string) {
 func (c *http2Conn) refusedByLibrary(why string) {
 	var x exchange
 	x.begin(c.s)
-	x.refused(&problem{Reason: policy.ReasonBadRequest})
+	x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
 	x.event.Error = why
 	if !c.s.usage.requests.Allow() {
 		x.event.Reason = policy.ReasonLimit

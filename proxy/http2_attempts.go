@@ -2,12 +2,12 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"net/http"
 
 	"golang.org/x/net/http2"
 
 	"boxgate/proxy/contain"
+	"boxgate/proxy/problem"
 )
 
 //lint:file-ignore SA1019 as for upstream_h2.go
@@ -29,7 +29,7 @@ const maxAttempts = 3
 type attemptsKey struct{}
 
 // errRepeat says that a request may be repeated but is not: its body has gone.
-var errRepeat = errors.New("the upstream did not handle the request, and its body is not there any more")
+var errRepeat = error(problem.Fixed("the upstream did not handle the request, and its body is not there any more"))
 
 // h2Attempts sends requests that carry their attempts in their context. Its connections are the pool's.
 var h2Attempts = &http2.Transport{ConnPool: attemptPool{}, DisableCompression: true}

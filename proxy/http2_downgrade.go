@@ -11,6 +11,7 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
+	"boxgate/proxy/problem"
 )
 
 // downgrade carries one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was held to what the HTTP/1.1
@@ -47,7 +48,7 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 		}
 		stop()
 		if !used || !again || ctx.Err() != nil {
-			st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+			st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 			return
 		}
 		up.close()
@@ -217,7 +218,7 @@ func (d *downgrade) respond() bool {
 		err = errProtocol
 	}
 	if err != nil {
-		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 		return false
 	}
 	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), valuesOf(&d.res)) {

@@ -19,6 +19,7 @@ import (
 	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 )
 
@@ -59,7 +60,7 @@ func (st *stream) failed2(ctx context.Context, err error) {
 	if errors.Is(err, errRepeat) {
 		code, reset = http2.ErrCodeRefusedStream, true
 	}
-	failure := &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err}
+	failure := &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err}
 	if ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
 		st.refuseUpstream(failure)
 		return
@@ -78,7 +79,7 @@ func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
 	}
 	if !st.holds.Grow(fieldsFactor * fieldsSize(res.Header)) {
 		_ = res.Body.Close()
-		st.refuseUpstream(&upstreamError{Reason: policy.ReasonLimit, Name: st.ruling.request.Name, Err: memory.ErrFull})
+		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.request.Name, Err: memory.ErrFull})
 		return nil
 	}
 	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {

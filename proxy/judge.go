@@ -10,6 +10,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 )
 
@@ -29,7 +30,7 @@ type message struct {
 // ruling is the judge's answer. Without a refusal the request may go to the name of request if byName, else to its
 // address, with set.
 type ruling struct {
-	refused *problem
+	refused *problem.Problem
 	request policy.Request   // as it was decided; the same question decides later whether it may go on
 	policy  *policy.Compiled // that decided it
 	reason  policy.Reason
@@ -70,7 +71,7 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 	}
 	r.reason, r.rule = d.Reason, d.Rule
 	if err := d.Err(r.request); err != nil {
-		refused := problemOf(err)
+		refused := problem.Of(err)
 		r.refused = &refused
 		return r
 	}
@@ -101,15 +102,15 @@ func (r *ruling) target() target {
 }
 
 // judgeForm refuses what is no request to an origin server.
-func (s *session) judgeForm(m *message) *problem {
+func (s *session) judgeForm(m *message) *problem.Problem {
 	// Methods are case-sensitive (RFC 9110, 9.1), but not every server keeps to that.
 	switch strings.ToUpper(m.method) {
 	case "CONNECT":
 		if !m.websocket {
-			return &problem{Status: 405, Reason: policy.ReasonMethod, Detail: "CONNECT is not served on this connection."}
+			return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "CONNECT is not served on this connection."}
 		}
 	case "TRACE", "TRACK": // they would send the headers that the gateway sets back to the client
-		return &problem{Status: 405, Reason: policy.ReasonMethod, Detail: "TRACE and TRACK are not served."}
+		return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "TRACE and TRACK are not served."}
 	}
 	want := "http"
 	if s.secure {
@@ -127,13 +128,13 @@ func (s *session) judgeForm(m *message) *problem {
 	return nil
 }
 
-func badRequest(detail string) *problem {
-	return &problem{Status: 400, Reason: policy.ReasonBadRequest, Detail: detail}
+func badRequest(detail string) *problem.Problem {
+	return &problem.Problem{Status: 400, Reason: policy.ReasonBadRequest, Detail: detail}
 }
 
 // judgeAuthority compares the request's authority with the connection: with the SNI and port of an intercepted one, with
 // the port of a plain one, whose name it then gives. It completes the policy request.
-func (s *session) judgeAuthority(m *message, r *policy.Request) *problem {
+func (s *session) judgeAuthority(m *message, r *policy.Request) *problem.Problem {
 	host, port, ok := splitAuthority(m.authority, s.defaultPort())
 	if !ok {
 		return badRequest("Host is not a host name with an optional port.")
@@ -161,7 +162,7 @@ func (s *session) judgeAuthority(m *message, r *policy.Request) *problem {
 }
 
 // judgeLiteral handles an address as authority: the explicit proxy is asked for it, elsewhere it must be the destination.
-func (s *session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem {
+func (s *session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem.Problem {
 	r.Name = policy.Name{}
 	if s.explicit {
 		r.Addr = addr
@@ -173,13 +174,13 @@ func (s *session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem {
 	return nil
 }
 
-func mismatch() *problem {
-	return &problem{Status: 421, Reason: policy.ReasonAuthorityMismatch,
+func mismatch() *problem.Problem {
+	return &problem.Problem{Status: 421, Reason: policy.ReasonAuthorityMismatch,
 		Detail: "The authority of the request is not that of the connection."}
 }
 
-func nameless() *problem {
-	return &problem{Status: 403, Reason: policy.ReasonNoName,
+func nameless() *problem.Problem {
+	return &problem.Problem{Status: 403, Reason: policy.ReasonNoName,
 		Detail: "The host must be given by its name: on this port the policy judges names."}
 }
 

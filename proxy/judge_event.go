@@ -2,16 +2,13 @@ package proxy
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
-	"strings"
 	"time"
-
-	"golang.org/x/net/http2"
 
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 )
 
 // exchange is one request on its way through the proxy and the one audit event that tells of it.
@@ -73,7 +70,7 @@ func (x *exchange) judged(m *message, r *ruling) {
 }
 
 // refused notes that the client was told p.
-func (x *exchange) refused(p *problem) {
+func (x *exchange) refused(p *problem.Problem) {
 	e := &x.event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Status = p.Reason, p.Rule, p.Status
@@ -82,27 +79,8 @@ func (x *exchange) refused(p *problem) {
 // failed notes why an exchange that had begun did not end well.
 func (x *exchange) failed(err error) {
 	if err != nil && x.event.Error == "" {
-		x.event.Error = textOf(err)
+		x.event.Error = problem.Text(err)
 	}
-}
-
-// textOf returns the text of an error without what the HTTP/2 library quotes in it of a server: the words of a server that
-// knows a secret have no place in the log, nor in an answer that is not scrubbed.
-func textOf(err error) string {
-	var up *upstreamError
-	var reset http2.StreamError
-	//lint:ignore SA1019 it is what the library returns
-	var away http2.GoAwayError //nolint:staticcheck // as above
-	switch {
-	case errors.As(err, &up): // its Error asks here for its cause
-		return err.Error()
-	case errors.As(err, &away):
-		return fmt.Sprintf("the server ended the connection by GOAWAY (%v)", away.ErrCode)
-	case errors.As(err, &reset):
-		text, _, _ := strings.Cut(reset.Error(), `"`)
-		return strings.TrimSpace(text)
-	}
-	return err.Error()
 }
 
 // leaked notes that a placeholder stood in a trailer: what had been forwarded of the request was broken off.
@@ -146,13 +124,13 @@ func (x *exchange) end() {
 }
 
 // upstreamProblem says in HTTP's words why an allowed request could not be served.
-func upstreamProblem(err error) *problem {
+func upstreamProblem(err error) *problem.Problem {
 	var denied *policy.DeniedError
-	var up *upstreamError
+	var up *problem.Upstream
 	if !errors.As(err, &denied) && !errors.As(err, &up) {
-		err = &upstreamError{Reason: policy.ReasonUpstreamHTTP, Err: err}
+		err = &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Err: err}
 	}
-	p := problemOf(err)
+	p := problem.Of(err)
 	return &p
 }
 

@@ -11,6 +11,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
@@ -82,9 +83,13 @@ func (c *conn) denyPage(f first, v verdict) {
 		socket.Reset(c.tcp)
 		return
 	}
-	answer := problemOf(v.decision.Err(v.request))
+	answer := problem.Of(v.decision.Err(v.request))
 	c.event.Status = answer.Status
-	_ = writeProblem(client, answer) // a client that is gone needs no page
+	_ = problem.Write(client, answer) // a client that is gone needs no page
 	_ = client.CloseWrite()
 	c.last = true
 }
+
+// accessDenied is a TLS record holding the fatal alert access_denied (RFC 8446, 6.2): the answer to a ClientHello whose
+// name is refused, sent before any certificate, so the client learns that it was refused and by no impostor.
+var accessDenied = []byte{21, 3, 3, 0, 2, 2, 49}

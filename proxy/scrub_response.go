@@ -1,13 +1,13 @@
 package proxy
 
 import (
-	"errors"
 	"net/http"
 	"strings"
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 )
 
@@ -28,19 +28,19 @@ type scrubbing struct {
 const maxRecodings = 64
 
 var (
-	errRecodings = errors.New("the box has as many compressed responses under way as can be scrubbed at a time")
+	errRecodings = error(problem.Fixed("the box has as many compressed responses under way as can be scrubbed at a time"))
 
-	errPart     = errors.New("a part of a response came although none was asked for")
-	errMessages = errors.New("the response's messages are compressed")
-	errExtended = errors.New("the response uses a WebSocket extension although none was offered")
+	errPart     = error(problem.Fixed("a part of a response came although none was asked for"))
+	errMessages = error(problem.Fixed("the response's messages are compressed"))
+	errExtended = error(problem.Fixed("the response uses a WebSocket extension although none was offered"))
 )
 
 // newScrubbing looks at the head of a final response: field returns the values of a field, bodiless says that it has no
-// body whatever the fields say. The error is an *[upstreamError]; end must follow where there is none.
+// body whatever the fields say. The error is an *[Upstream]; end must follow where there is none.
 func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(string) []string) (*scrubbing, error) {
 	sc := &scrubbing{set: r.scrub}
 	refused := func(why error) (*scrubbing, error) {
-		return nil, &upstreamError{Reason: policy.ReasonUnscrubbable, Name: r.request.Name, Err: why}
+		return nil, &problem.Upstream{Reason: policy.ReasonUnscrubbable, Name: r.request.Name, Err: why}
 	}
 	switch status {
 	case http.StatusPartialContent, http.StatusIMUsed:
@@ -70,14 +70,14 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 	sc.messages = hasMessages(field("Content-Type"))
 	if len(codings) > 0 {
 		if !countIn(&s.usage.recodings, maxRecodings) {
-			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name,
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.request.Name,
 				Err: errRecodings}
 		}
 		sc.codings, sc.resized, sc.usage = codings, true, s.usage
 		sc.holds.Open(s.usage.memory, memory.Recoding)
 		if !sc.holds.Grow(scrub.Memory(codings)) {
 			sc.end()
-			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: r.request.Name, Err: memory.ErrFull}
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.request.Name, Err: memory.ErrFull}
 		}
 	}
 	return sc, nil

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -11,12 +10,13 @@ import (
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 )
 
 // upstreamSessions is how many TLS sessions towards upstreams are kept for a box.
 const upstreamSessions = 128
 
-var errNoName = errors.New("the TLS handshake names no host this connection was judged for")
+var errNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))
 
 // boxTLS is the TLS state of one box: nothing of it is shared with another box, neither ticket keys nor sessions.
 type boxTLS struct {
@@ -116,7 +116,7 @@ func (p *Proxy) terminate(ctx context.Context, box *policy.Box, client net.Conn,
 // what is offered, best first. The error is a *[policy.DeniedError] or an *upstreamError.
 func (p *Proxy) dialTLS(ctx context.Context, box *policy.Box, d target, alpn []string) (*tls.Conn, error) {
 	if d.name.IsZero() {
-		return nil, &upstreamError{Reason: policy.ReasonUpstreamTLS, Err: errNoName}
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: errNoName}
 	}
 	raw, err := p.dial(ctx, box, d)
 	if err != nil {
@@ -134,7 +134,7 @@ func (p *Proxy) dialTLS(ctx context.Context, box *policy.Box, d target, alpn []s
 	defer cancel()
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
-		return nil, &upstreamError{Reason: policy.ReasonUpstreamTLS, Name: d.name, Err: fmt.Errorf("TLS handshake: %w", err)}
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.name, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
 	return conn, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 )
 
 // handshakes terminates one connection of the box as name and returns what both sides say.
@@ -113,7 +114,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 	if err := d("good.example"); err != nil {
 		t.Error(err)
 	}
-	var up *upstreamError
+	var up *problem.Upstream
 	if err := d("other.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
 		t.Errorf("a certificate for another name: %v", err)
 	}

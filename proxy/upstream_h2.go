@@ -13,6 +13,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/h2"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
@@ -142,11 +143,11 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, e
 	}
 	client, err := t.NewClientConn(h2.NewServerConn(conn, pl.release))
 	if err != nil {
-		return nil, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name, Err: err}
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name, Err: err}
 	}
 	if !client.ReserveNewRequest() {
 		_ = client.Close()
-		return nil, &upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name}
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name}
 	}
 	return &h2Upstream{place: pl, conn: client, dial: dial, users: 1}, nil
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"container/list"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,6 +9,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/problem"
 )
 
 const (
@@ -17,7 +17,7 @@ const (
 	upstreamIdleMax = 64               // idle connections kept for a box, over all hosts
 )
 
-var errUpstreamLimit = errors.New("the box has as many connections to servers open as it may")
+var errUpstreamLimit = error(problem.Fixed("the box has as many connections to servers open as it may"))
 
 // upstreamPool is what one box has open towards origin servers. Every connection has a place in it from before it is
 // dialled until it is closed, whether it is in use or waits for another request. A box that needs one more place than
@@ -91,12 +91,12 @@ func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
 	}
 	for !p.roomLocked() {
 		if !p.dropOldestLocked() {
-			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: errUpstreamLimit}
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: errUpstreamLimit}
 		}
 	}
 	for !p.memory.Acquire(memory.Upstreams, upstreamCost) {
 		if !p.dropOldestLocked() {
-			return nil, &upstreamError{Reason: policy.ReasonLimit, Name: key.name, Err: memory.ErrFull}
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: memory.ErrFull}
 		}
 	}
 	p.open.Add(1)

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
 )
 
 // Secrets gives the values of the secrets that header rules name. An error refuses the request that needs the value; its
@@ -92,7 +93,7 @@ func (r *ruling) fill(ctx context.Context, s *session, m *message) {
 	}
 	if err != nil {
 		r.set, r.swaps, r.err = nil, nil, err
-		r.refused = &problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+		r.refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
 			Detail: "A secret that the gateway sets for this host could not be had."}
 		r.reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
 	}
@@ -126,8 +127,8 @@ func (r *ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	return nil
 }
 
-func leakProblem() *problem {
-	return &problem{Status: http.StatusForbidden, Reason: policy.ReasonPlaceholderLeak,
+func leakProblem() *problem.Problem {
+	return &problem.Problem{Status: http.StatusForbidden, Reason: policy.ReasonPlaceholderLeak,
 		Detail: "A placeholder was sent where its value does not belong."}
 }
 

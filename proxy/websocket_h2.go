@@ -13,6 +13,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 )
@@ -33,7 +34,7 @@ func (st *stream) serveWebSocket() {
 	d := &downgrade{st: st, up: up, reader: clientAwareReader{conn: up.conn, ctx: ctx, gone: func() bool { return false }}}
 	n, err := d.shakeHands()
 	if err != nil {
-		st.refuseUpstream(&upstreamError{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 		return
 	}
 	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), valuesOf(&d.res)) {

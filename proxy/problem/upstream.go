@@ -1,4 +1,4 @@
-package proxy
+package problem
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/net/http2"
@@ -20,27 +21,27 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// upstreamError says why an allowed destination could not be used, to two audiences. [upstreamError.Error] is for the log:
-// it has what the system said, addresses and ports of the host included. [upstreamError.shown] is for the box, and is made of
+// Upstream says why an allowed destination could not be used, to two audiences. [Upstream.Error] is for the log:
+// it has what the system said, addresses and ports of the host included. [Upstream.shown] is for the box, and is made of
 // the name that the box asked for and of texts that stand in this file.
-type upstreamError struct {
+type Upstream struct {
 	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http, unscrubbable or limit
 	Name   policy.Name
 	Err    error
 }
 
 // Error says what could not be reached, and why.
-func (e *upstreamError) Error() string {
+func (e *Upstream) Error() string {
 	if e.Err == nil {
 		return e.about()
 	}
-	return e.about() + ": " + textOf(e.Err)
+	return e.about() + ": " + Text(e.Err)
 }
 
 // Unwrap returns the cause.
-func (e *upstreamError) Unwrap() error { return e.Err }
+func (e *Upstream) Unwrap() error { return e.Err }
 
-func (e *upstreamError) about() string {
+func (e *Upstream) about() string {
 	what := e.Name.String()
 	if what == "" {
 		what = "upstream"
@@ -49,7 +50,7 @@ func (e *upstreamError) about() string {
 }
 
 // shown is what the box is told. An error that nothing here knows leaves the reason to say it all.
-func (e *upstreamError) shown() string {
+func (e *Upstream) shown() string {
 	for _, text := range []func(error) string{ownFault, tlsFault, httpFault, netFault} {
 		if e.Err == nil {
 			break
@@ -61,14 +62,23 @@ func (e *upstreamError) shown() string {
 	return e.about()
 }
 
-// shownErrors are errors of the gateway's own whose texts hold nothing but what stands in the sources.
+// Fixed is an error of the gateway's own whose text stands in the sources and may be shown to a box.
+type Fixed string
+
+// Error returns the text.
+func (f Fixed) Error() string { return string(f) }
+
+// shownErrors are errors of other packages of the gateway that are as good as [Fixed].
 var shownErrors = []error{
-	errProtocol, h2.ErrServer, errRepeat, errNoName, errUpstreamLimit, errRecodings, errPart, errMessages, errExtended,
-	scrub.ErrCoding, scrub.ErrCompressed, scrub.ErrFrame,
+	h2.ErrServer, scrub.ErrCoding, scrub.ErrCompressed, scrub.ErrFrame,
 	handshake.ErrKey, handshake.ErrAccept, handshake.ErrProtocol, handshake.ErrExtension,
 }
 
 func ownFault(err error) string {
+	var fixed Fixed
+	if errors.As(err, &fixed) {
+		return fixed.Error()
+	}
 	for _, own := range shownErrors {
 		if errors.Is(err, own) {
 			return own.Error()
@@ -137,4 +147,23 @@ func netFault(err error) string {
 		return "the server closed the connection"
 	}
 	return ""
+}
+
+// Text returns the text of an error without what the HTTP/2 library quotes in it of a server: the words of a server that
+// knows a secret have no place in the log, nor in an answer that is not scrubbed.
+func Text(err error) string {
+	var up *Upstream
+	var reset http2.StreamError
+	//lint:ignore SA1019 it is what the library returns
+	var away http2.GoAwayError //nolint:staticcheck // as above
+	switch {
+	case errors.As(err, &up): // its Error asks here for its cause
+		return err.Error()
+	case errors.As(err, &away):
+		return fmt.Sprintf("the server ended the connection by GOAWAY (%v)", away.ErrCode)
+	case errors.As(err, &reset):
+		text, _, _ := strings.Cut(reset.Error(), `"`)
+		return strings.TrimSpace(text)
+	}
+	return err.Error()
 }
