@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Addresses are those that the gateway itself uses: the first of each pool is the gateway's own (DNS, explicit proxy,
-// default route of the boxes), the second is the sink.
+// Addresses are the gateway's own: the first of each pool is the gateway's (DNS, explicit proxy, default route of the
+// boxes), the second is the sink.
 type Addresses struct {
 	PoolV4, PoolV6       netip.Prefix
 	GatewayV4, GatewayV6 netip.Addr
@@ -14,7 +14,7 @@ type Addresses struct {
 	Exempt               []netip.Prefix
 }
 
-// AddressesOf reads them from a validated configuration.
+// AddressesOf takes them from a validated configuration.
 func AddressesOf(c Network) (Addresses, error) {
 	var a Addresses
 	var err error

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// checkMore finds values that can be read and would make no gateway.
+// checkMore finds values that are well-formed but that no gateway could run with.
 func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if _, err := policy.ParseName(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
@@ -19,7 +19,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 		}
 	}
 	if c.Admin.Socket == "" && c.Admin.Listen == "" {
-		fail("admin", "neither socket nor listen is set, and nobody could tell the gateway anything; set one of them")
+		fail("admin", "neither socket nor listen is set, so the admin API would be unreachable; set one of them")
 	}
 	if c.Launcher.IdleTimeout < 0 {
 		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)

@@ -1,5 +1,5 @@
 // Package config reads the configuration of the gateway: one strict YAML file, the environment and the defaults. [Load]
-// reports every mistake at once, each with its key and the remedy. It opens nothing and changes nothing.
+// reports all mistakes, each with its key and the remedy. It opens and changes nothing else.
 package config
 
 import (
@@ -42,21 +42,21 @@ type Store struct {
 	Kind string `yaml:"kind"`
 }
 
-// Admin is where the admin API listens, and the names that it answers to.
+// Admin is where the admin API listens, and the host names that it accepts.
 type Admin struct {
 	Socket string   `yaml:"socket"`
 	Listen string   `yaml:"listen"`
 	Hosts  []string `yaml:"hosts"`
 }
 
-// Network is what the boxes' addresses are taken from, and what the operator exempts from the protected ranges.
+// Network has the pools of the boxes' addresses, and what the operator exempts from the protected ranges.
 type Network struct {
 	PoolV4          string   `yaml:"pool_v4"`
 	PoolV6          string   `yaml:"pool_v6"`
 	ProtectedExempt []string `yaml:"protected_exempt"`
 }
 
-// DNS is whom the gateway asks for names.
+// DNS has the upstream DNS servers.
 type DNS struct {
 	Upstreams []string `yaml:"upstreams"`
 }
@@ -65,7 +65,7 @@ type DNS struct {
 type Proxy struct {
 	UpstreamCAFiles []string `yaml:"upstream_ca_files"`
 	Deny            string   `yaml:"deny"`
-	// IdleTimeout ends tunnels, which no request bounds.
+	// IdleTimeout ends idle tunnels.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`
 }
 
@@ -105,7 +105,7 @@ type Log struct {
 	Format string `yaml:"format"`
 }
 
-// Default returns the configuration of a gateway that was given none.
+// Default returns the configuration of a gateway without file and environment.
 func Default() Config {
 	return Config{
 		StateDir: "/var/lib/boxgate",
@@ -125,8 +125,7 @@ func Default() Config {
 	}
 }
 
-// Load reads the file (none if path is empty), then the environment, and validates the result. It reports every
-// mistake at once.
+// Load reads the file (none if path is empty), then the environment, and validates the result. It reports all mistakes.
 func Load(path string, environ []string) (Config, error) {
 	cfg := Default()
 	var errs []error
@@ -155,7 +154,7 @@ func parse(data []byte, cfg *Config) error {
 		return nil
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(unknown == nil) // those that are known already do not keep the others from being read
+	dec.KnownFields(unknown == nil) // those already reported must not hide other mistakes
 	if err := dec.Decode(cfg); err != nil {
 		return errors.Join(unknown, yamlError(err))
 	}
@@ -168,12 +167,12 @@ func parse(data []byte, cfg *Config) error {
 	return nil
 }
 
-// yamlError puts the several lines of a YAML error into one.
+// yamlError joins the lines of a YAML error.
 func yamlError(err error) error {
 	lines := strings.Fields(strings.ReplaceAll(err.Error(), "\n", " "))
-	// The decoder quotes what stands after a '*', which may be a secret that somebody forgot to quote.
+	// The decoder quotes what follows a '*', which may be a secret that should have been quoted.
 	if line, _, alias := strings.Cut(strings.Join(lines, " "), "unknown anchor"); alias {
-		return errors.New(line + "a value that begins with '*' must stand in quotes")
+		return errors.New(line + "a value that begins with '*' must be quoted")
 	}
 	return errors.New(strings.Join(lines, " "))
 }
@@ -229,7 +228,7 @@ func nearest(key string, known map[string]reflect.Type) string {
 	return best
 }
 
-// editDistance is Levenshtein's.
+// editDistance is the Levenshtein distance.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -252,7 +251,7 @@ func editDistance(a, b string) int {
 // EnvironmentPrefix starts the name of every variable that sets a configuration key.
 const EnvironmentPrefix = "BOXGATE_"
 
-// notConfiguration are variables with the prefix that other commands read.
+// notConfiguration are variables with the prefix that are read elsewhere.
 var notConfiguration = map[string]bool{
 	"BOXGATE_API_KEY": true, "BOXGATE_ADMIN": true, PassphraseVariable: true, NewPassphraseVariable: true, "BOXGATE_CONFIG": true,
 }
@@ -292,7 +291,7 @@ func collectFields(v reflect.Value, prefix string, out map[string]reflect.Value)
 			collectFields(v.Field(i), name+"_", out)
 			continue
 		case v.Field(i).Kind() == reflect.Struct:
-			continue // it reads its variables itself
+			continue // it parses its variables itself
 		}
 		out[name] = v.Field(i)
 	}
@@ -361,7 +360,7 @@ func (c *Config) validate() error {
 				return
 			}
 		}
-		fail(key, "%q is not known; use %s", value, strings.Join(allowed, " or "))
+		fail(key, "%q is not a valid value; use %s", value, strings.Join(allowed, " or "))
 	}
 	oneOf("store.kind", c.Store.Kind, "bbolt")
 	oneOf("proxy.deny", c.Proxy.Deny, "alert", "page")
@@ -406,7 +405,7 @@ func checkPool(fail func(key, format string, args ...any), key, value string, fa
 	case p != p.Masked():
 		fail(key, "%q has host bits set; use %q", value, p.Masked())
 	case p.Bits() < minBits:
-		fail(key, "%q is too large: it would take addresses from everybody else; use /%d or smaller", value, minBits)
+		fail(key, "%q is too large: it would cover addresses of others; use /%d or smaller", value, minBits)
 	case p.Bits() > maxBits:
 		fail(key, "%q is too small; use /%d or larger", value, maxBits)
 	}

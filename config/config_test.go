@@ -32,7 +32,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"hasty peek":         {"limits: {peek_timeout: 1ms}", "limits.peek_timeout: 1ms is out of range; use 100ms to 5m"},
 		"little memory":      {"limits: {memory: 1MiB}", "limits.memory: 1MiB is out of range; use 16MiB to 1TiB"},
 		"no gateway":         {"limits: {process_memory: 64MiB}", "limits.process_memory: 64MiB is out of range; use 128MiB to 16TiB"},
-		"no size":            {"limits: {memory: much}", `"much" is no size; use one such as 256MiB`},
+		"no size":            {"limits: {memory: much}", `"much" is not a size; use one such as 256MiB`},
 		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
 		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
 		"not YAML":           {"a: [", "line 1"},

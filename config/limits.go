@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// Limits bounds what one box can take of the gateway, so that the others keep theirs.
+// Limits bounds how much of the gateway one box can use, so that enough is left for the others.
 type Limits struct {
 	Connections    int           `yaml:"connections"`
 	NewConnections int           `yaml:"new_connections_per_second"`
@@ -16,10 +16,10 @@ type Limits struct {
 	DNSQueries     int           `yaml:"dns_queries_per_second"`
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
 	Memory         Size          `yaml:"memory"`
-	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway, not of one box; 0: by the host
+	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway, not of one box; 0: depends on the host
 }
 
-// DefaultLimits are those of a configuration that says nothing.
+// DefaultLimits are the limits if the configuration sets none.
 func DefaultLimits() Limits {
 	return Limits{
 		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 50000, Upstreams: 512,
@@ -28,10 +28,10 @@ func DefaultLimits() Limits {
 	}
 }
 
-// MostOfAnything is the largest count that can be configured: beyond it lies a mistake, not a machine.
+// MostOfAnything is the largest count that can be configured: anything above it must be a mistake.
 const MostOfAnything = 1_000_000
 
-// check finds limits that would refuse everything, or nothing: there is no way to have none.
+// check finds limits that would refuse everything or nothing: limits cannot be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
 	for key, n := range map[string]int{
 		"connections": l.Connections, "new_connections_per_second": l.NewConnections,

@@ -15,12 +15,12 @@ import (
 	"boxgate/secrets"
 )
 
-// Secrets is the section "secrets": name → source. It reads itself from YAML, because the decoder's own errors
-// quote what they cannot read, and that may be a secret.
+// Secrets is the section "secrets": name → source. It parses its YAML itself, because the decoder's errors quote what
+// they cannot parse, which may be a secret.
 type Secrets struct {
 	File    string // the configuration file; "" for none
 	Sources map[string]secrets.Source
-	errs    []error // what could not be read; told by validate
+	errs    []error // parse errors, reported by validate
 }
 
 // secretKeys are the keys of one source.
@@ -55,7 +55,7 @@ func (c Secrets) MarshalYAML() (any, error) {
 	return out, nil
 }
 
-// UnmarshalYAML reads the section strictly. What is wrong is kept for validate, so that it does not hide other mistakes.
+// UnmarshalYAML parses the section strictly. Errors are kept for validate, so that they do not hide other mistakes.
 func (c *Secrets) UnmarshalYAML(node *yaml.Node) error {
 	c.Sources, c.errs = map[string]secrets.Source{}, nil
 	if isNull(node) {
@@ -76,7 +76,7 @@ func (c *Secrets) fail(key string, node *yaml.Node, remedy string) {
 	c.errs = append(c.errs, fmt.Errorf("%s: line %d: %s", key, node.Line, remedy))
 }
 
-// followed returns what an alias stands for.
+// followed returns what an alias refers to.
 func followed(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode {
 		return node.Alias
@@ -109,7 +109,7 @@ func (c *Secrets) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
 		return
 	}
 	if node.Kind != yaml.ScalarNode || node.Value == "" || isNull(node) {
-		c.fail(at, node, "use one value, and no empty one")
+		c.fail(at, node, "use a single value that is not empty")
 		return
 	}
 	if err := setSecretKey(s, key, node.Value); err != nil {
@@ -157,10 +157,10 @@ func (c *Secrets) readCommand(at string, node *yaml.Node, s *secrets.Source) {
 	}
 }
 
-// validate returns what could not be read and what is wrong with what could.
+// validate returns the parse errors, or if there are none the problems of the values.
 func (c *Secrets) validate() error {
 	if len(c.errs) > 0 {
-		return errors.Join(c.errs...) // the rest would be told about what is missing because of these
+		return errors.Join(c.errs...) // other errors would be consequences of these
 	}
 	return secrets.Validate(c.Sources)
 }
@@ -168,9 +168,9 @@ func (c *Secrets) validate() error {
 // secretsPrefix starts the variables of the section: BOXGATE_SECRETS_{NAME}_{KEY}.
 const secretsPrefix = EnvironmentPrefix + "SECRETS_"
 
-// setFromEnvironment sets a key of the source that a variable names. In the name of the source capitals stand for small
-// letters, and '_' for '.' and '-' as well where the file has such a name; otherwise the source is a new one. A variable that gives
-// another kind of source replaces what the file says.
+// setFromEnvironment sets a key of the source that a variable names. In the name of the source capitals stand for
+// lower-case letters, and '_' for '.' and '-' as well if the file has such a name; otherwise the source is a new one. A
+// variable for another kind of source replaces what the file has.
 func (c *Secrets) setFromEnvironment(variable, text string) error {
 	middle, key := cutLast(strings.TrimPrefix(variable, secretsPrefix), "_")
 	key = strings.ToLower(key)
@@ -198,7 +198,7 @@ func (c *Secrets) setFromEnvironment(variable, text string) error {
 	return nil
 }
 
-// named returns the name of the source that the middle of a variable's name means.
+// named returns the name of the source for the middle part of a variable's name.
 func (c *Secrets) named(middle string) string {
 	fold := strings.NewReplacer(".", "_", "-", "_")
 	for _, name := range slices.Sorted(maps.Keys(c.Sources)) {
@@ -217,7 +217,7 @@ func cutLast(s, sep string) (before, after string) {
 	return s[:i], s[i+len(sep):]
 }
 
-// Exposed returns an error if the configuration file holds a literal and everybody may read it.
+// Exposed returns an error if the configuration file contains a literal and is accessible to everybody.
 func (c *Secrets) Exposed() error {
 	literal := false
 	for _, s := range c.Sources {
@@ -231,7 +231,7 @@ func (c *Secrets) Exposed() error {
 		return err
 	}
 	if mode := info.Mode().Perm(); mode&0o007 != 0 {
-		return fmt.Errorf("secrets: everybody may read or write %s, which holds the value of a secret (mode %04o): run chmod o= %s",
+		return fmt.Errorf("secrets: %s is readable or writable by everybody, and contains the value of a secret (mode %04o): run chmod o= %s",
 			c.File, mode, c.File)
 	}
 	return nil

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// LeastMemory is what a gateway needs to be of use.
+// LeastMemory is the minimum that a gateway needs.
 const LeastMemory = 128 << 20
 
-// Size is a number of bytes, which a configuration writes with a unit: 64MiB.
+// Size is a number of bytes, written with a unit in the configuration: 64MiB.
 type Size int64
 
 var sizeUnits = []struct {
@@ -29,7 +29,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n < 0 || n > math.MaxInt64/int64(unit) {
-		return fmt.Errorf("%q is no size; use one such as 256MiB", text)
+		return fmt.Errorf("%q is not a size; use one such as 256MiB", text)
 	}
 	*s = Size(n) * unit
 	return nil
@@ -38,7 +38,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// String writes a size with the largest unit of which it is a multiple.
+// String formats a size with the largest unit that it is a multiple of.
 func (s Size) String() string {
 	for _, u := range sizeUnits {
 		if s >= u.bytes && s%u.bytes == 0 {

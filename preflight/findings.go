@@ -1,5 +1,4 @@
-// Package preflight looks at what the host must offer to a gateway, and says how to fix what it does not. It changes
-// nothing.
+// Package preflight checks what the gateway needs of its host, and says how to fix what is missing. It changes nothing.
 package preflight
 
 import (
@@ -8,13 +7,13 @@ import (
 	"boxgate/config"
 )
 
-// Finding is one thing the gateway needs of its host: nil Err if it is there.
+// Finding is the result of one check: Err is nil if it passed.
 type Finding struct {
 	What string
 	Err  error
 }
 
-// Check looks at what the host itself must offer, apart from its network. Each error says what to do.
+// Check checks what the gateway needs of the host, except its network. Each error says what to do.
 func Check(cfg config.Config) []Finding {
 	return []Finding{
 		{"root", NeedRoot()},
@@ -27,21 +26,21 @@ func Check(cfg config.Config) []Finding {
 	}
 }
 
-// Warning is a finding that keeps nothing from working.
+// Warning is an error that does not keep the gateway from working.
 type Warning struct{ error }
 
-// Warnf makes a warning of a text that says what may go wrong and what to do.
+// Warnf makes a warning. The text should say what may go wrong and what to do.
 func Warnf(format string, args ...any) error { return Warning{fmt.Errorf(format, args...)} }
 
-// Lacks returns the single mistakes that were joined to one error.
-func Lacks(err error) []error {
+// Errors returns the single errors that were joined into one.
+func Errors(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}
 	}
 	var out []error
 	for _, e := range joined.Unwrap() {
-		out = append(out, Lacks(e)...)
+		out = append(out, Errors(e)...)
 	}
 	return out
 }

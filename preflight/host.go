@@ -18,7 +18,7 @@ import (
 	"boxgate/config"
 )
 
-// NeedRoot requires that the process is root.
+// NeedRoot requires that the process runs as root.
 func NeedRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the gateway changes the kernel's network and starts containers: run it as root (sudo)")
@@ -33,8 +33,8 @@ func needTool(name string) error {
 	return nil
 }
 
-// needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only a part
-// of the rules could be written.
+// needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only
+// some of the rules could be written.
 func needIPv6() error {
 	for _, where := range []string{"all", "lo"} {
 		key := "net.ipv6.conf." + where + ".disable_ipv6"
@@ -54,8 +54,8 @@ func needIPv6() error {
 	return nil
 }
 
-// needCgroups requires control groups, by which the runtime bounds what boxes take: those of version 2 in one hierarchy,
-// or those of version 1 in one each.
+// needCgroups requires control groups, with which the runtime limits boxes: version 2 in one hierarchy, or version 1
+// with one hierarchy per controller.
 func needCgroups() error {
 	const root = "/sys/fs/cgroup"
 	controllers, errV2 := os.ReadFile(root + "/cgroup.controllers")
@@ -71,8 +71,7 @@ func needCgroups() error {
 	return nil
 }
 
-// needImage requires what the default image is made of: the tool that builds it as long as it is not built, or the file
-// or directory that it is.
+// needImage requires the default image: the tool that builds it if it has not been built yet, or its file or directory.
 func needImage(cfg config.Config) error {
 	source := cfg.Launcher.Images["default"]
 	if source != "debian" {
@@ -87,7 +86,7 @@ func needImage(cfg config.Config) error {
 	return nil
 }
 
-// CheckImages looks at the images that boxes may ask for by name.
+// CheckImages checks the images that boxes may request by name.
 func CheckImages(cfg config.Config) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(cfg.Launcher.Images)) {
@@ -98,7 +97,7 @@ func CheckImages(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// checkImage requires a path that is there, or a registry reference that can be read.
+// checkImage requires a path that exists, or a valid registry reference.
 func checkImage(key, source string) error {
 	var err error
 	switch {
@@ -127,11 +126,11 @@ func needFilesystem(name string) error {
 	return fmt.Errorf("this kernel has no %s file system: load the module (modprobe %s)", name, name)
 }
 
-// needMappedMounts requires user namespaces, and file systems that can be mounted with owners mapped by one: the image
-// directory's, and the state directory's, on which the boxes' layers lie.
+// needMappedMounts requires user namespaces, and file systems that support ID-mapped mounts: that of the image
+// directory, and that of the state directory, which has the boxes' layers.
 func needMappedMounts(cfg config.Config) error {
 	if os.Geteuid() != 0 {
-		return nil // NeedRoot says it
+		return nil // NeedRoot reports that
 	}
 	ns, err := userNamespace()
 	if err != nil {
@@ -147,8 +146,8 @@ func needMappedMounts(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// userNamespace returns a user namespace that maps IDs. Only a process can make one: a child is started under ptrace, so
-// that it stops before its first instruction, and killed.
+// userNamespace returns a user namespace that maps IDs. Only a process can make one: a child is started under ptrace,
+// so that it stops before its first instruction, and then killed.
 func userNamespace() (*os.File, error) {
 	runtime.LockOSThread() // the tracer is a thread
 	defer runtime.UnlockOSThread()
@@ -166,7 +165,7 @@ func userNamespace() (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/%d/ns/user", child.Pid))
 }
 
-// mapMount tries a mount of the directory, or of the nearest one above it that exists, and attaches it nowhere.
+// mapMount tries an ID-mapped mount of the directory, or of its nearest existing parent, without attaching it anywhere.
 func mapMount(dir string, ns *os.File) error {
 	at := dir
 	info, err := os.Stat(at)
@@ -178,7 +177,7 @@ func mapMount(dir string, ns *os.File) error {
 		return err
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("%s is no directory; move it away or set another path", at)
+		return fmt.Errorf("%s is not a directory; move it away or set another path", at)
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, at, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// kernelSupply is something that the kernel has a fixed number of for the whole host, or for each user and so for each
-// box, and that hosts are often set up with too little of.
+// kernelSupply is a resource that the kernel limits for the whole host, or for each user and so for each box, and of
+// which hosts often have too little.
 type kernelSupply struct {
 	file   string // below /proc/sys
 	least  uint64
@@ -17,19 +17,19 @@ type kernelSupply struct {
 	short  string // what goes wrong with less
 }
 
-// kernelSupplies are what `gateway check` looks at. Boxes cannot take the last of what is counted for each user; what is
-// counted for the host alone has to be enough for all boxes at their limits.
+// kernelSupplies are the resources that `gateway check` checks. Boxes cannot exhaust what is limited per user; what is
+// limited for the host alone has to suffice for all boxes at their limits.
 var kernelSupplies = []kernelSupply{
-	{"kernel/pid_max", 1 << 17, 1 << 22, "a box may have 2,048 processes and more, see its size; with none left nobody starts a command"},
-	{"kernel/threads-max", 1 << 17, 1 << 22, "a box may have 2,048 threads and more, see its size; with none left nobody starts a command"},
+	{"kernel/pid_max", 1 << 17, 1 << 22, "a box may have 2,048 processes or more, depending on its size; when they run out, nobody can start a command"},
+	{"kernel/threads-max", 1 << 17, 1 << 22, "a box may have 2,048 threads or more, depending on its size; when they run out, nobody can start a command"},
 	{"kernel/pty/max", 4096, 1 << 16, "a box may have 64 terminals"},
-	{"fs/file-max", 1 << 24, 1<<63 - 1, "a box may open as many files as fit into its memory; with none left only root opens any"},
+	{"fs/file-max", 1 << 24, 1<<63 - 1, "a box may open as many files as fit into its memory; when they run out, only root can open any"},
 	{"fs/aio-max-nr", 1 << 16, 1 << 20, "attached boxes share it with the host; launched ones get none"},
-	{"fs/inotify/max_user_instances", 128, 1024, "it is for each box; programs that watch files fail with EMFILE"},
-	{"fs/inotify/max_user_watches", 1 << 16, 1 << 19, "it is for each box; programs that watch files fail with ENOSPC"},
+	{"fs/inotify/max_user_instances", 128, 1024, "the limit applies per box; above it, programs that watch files fail with EMFILE"},
+	{"fs/inotify/max_user_watches", 1 << 16, 1 << 19, "the limit applies per box; above it, programs that watch files fail with ENOSPC"},
 }
 
-// CheckSupplies warns of what there is too little of. What a kernel does not have, it has no limit of.
+// CheckSupplies warns of limits that are too low. A limit that the kernel does not have is fine.
 func CheckSupplies(sysctls string) error {
 	var errs []error
 	for _, s := range kernelSupplies {

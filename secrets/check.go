@@ -9,15 +9,14 @@ import (
 	"time"
 )
 
-// Check looks at each source and returns what is wrong, all at once: a file that cannot be read or holds no value that
-// could be sent, a variable that is not set, a program that is missing or that others may change. Commands are not run:
-// they may have effects.
+// Check checks each source and returns all problems: a file that cannot be read or has no valid value, a variable that
+// is not set, a program that is missing or that others may change. Commands are not run: they may have side effects.
 func Check(ctx context.Context, sources map[string]Source) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		source := sources[name]
 		if len(source.validate(name)) > 0 {
-			continue // said already
+			continue // already reported
 		}
 		if err := source.check(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("secrets.%s: %s: %w", name, source, err))

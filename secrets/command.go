@@ -24,14 +24,14 @@ import (
 const commandPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 const (
-	maxStderr   = 4 << 10         // of what a command says, this much is looked at
+	maxStderr   = 4 << 10         // of a command's standard error, this much is read
 	shownStderr = 512             // and this much is logged
-	outputDelay = 2 * time.Second // how long output is waited for after the command has ended
+	outputDelay = 2 * time.Second // how long to wait for output after the command has ended
 )
 
-// runCommand returns what a command writes to its standard output. It runs without a shell, in /, with an environment of
-// PATH, HOME and LANG alone and nothing on its standard input, in a process group of its own that is killed when the
-// command ends or ctx does. said is what it wrote to its standard error, safe for a log; known is the value of before.
+// runCommand returns what a command writes to its standard output. It runs without a shell, in /, with only PATH, HOME
+// and LANG in its environment and nothing on its standard input, in a process group of its own that is killed when the
+// command or ctx ends. said is what it wrote to its standard error, safe to log; known is the previous value.
 func runCommand(ctx context.Context, argv []string, known policy.Secret) (value policy.Secret, said string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {
@@ -65,8 +65,8 @@ func runCommand(ctx context.Context, argv []string, known policy.Secret) (value 
 	return value, said, err
 }
 
-// endGroup waits until the process has ended and kills what is left of its group. The process is not reaped yet then, so
-// the number of the group cannot be anybody else's.
+// endGroup waits until the process has ended and kills what is left of its group. The process has not been reaped by
+// then, so the group's ID cannot have been reused.
 func endGroup(pid int, ended *atomic.Bool) {
 	defer ended.Store(true)
 	for {
@@ -75,15 +75,15 @@ func endGroup(pid int, ended *atomic.Bool) {
 			break
 		}
 	}
-	_ = unix.Kill(-pid, unix.SIGKILL) // usually nobody is left
+	_ = unix.Kill(-pid, unix.SIGKILL) // usually nothing is left
 }
 
-// failureOf says how a command failed; nil if it did not.
+// failureOf returns how a command failed; nil if it did not.
 func failureOf(ctx context.Context, err error, stdout *bounded) error {
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case stdout.over:
-		return errTooLong // it ends by SIGPIPE then, unless it ignores that
+		return errTooLong // SIGPIPE ended it, unless it ignores that
 	case err == nil:
 		return nil
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -91,18 +91,18 @@ func failureOf(ctx context.Context, err error, stdout *bounded) error {
 	case ctx.Err() != nil:
 		return errStopping
 	case errors.Is(err, exec.ErrWaitDelay):
-		return errors.New("it left a process behind that holds its output")
+		return errors.New("it left a process behind that keeps its output open")
 	case exited && exit.Exited():
 		return fmt.Errorf("it ended with status %d", exit.ExitCode())
 	case exited:
 		return fmt.Errorf("it ended by a signal: %v", exit.Sys().(syscall.WaitStatus).Signal())
 	default:
-		return errors.New("it could not be waited for")
+		return errors.New("waiting for it failed")
 	}
 }
 
-// findProgram returns the file of a program that everybody but its owner and group must leave alone: it runs with the
-// rights of the gateway.
+// findProgram returns the file of a program. Only its owner and group may be able to write it, because it runs with the
+// gateway's privileges.
 func findProgram(name string) (string, error) {
 	if filepath.IsAbs(name) {
 		return name, checkProgram(name)
@@ -126,7 +126,7 @@ func checkProgram(path string) error {
 	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
 		return fmt.Errorf("%s is not a program: run chmod +x %s", path, path)
 	case info.Mode().Perm()&0o002 != 0:
-		return fmt.Errorf("everybody may write %s (mode %04o): run chmod o-w %s", path, info.Mode().Perm(), path)
+		return fmt.Errorf("%s is world-writable (mode %04o): run chmod o-w %s", path, info.Mode().Perm(), path)
 	}
 	return checkOwner(path, info)
 }
@@ -139,12 +139,12 @@ func commandEnvironment() []string {
 	return []string{"PATH=" + commandPath, "HOME=" + home, "LANG=C.UTF-8"}
 }
 
-// shown makes what a command said fit for the log. It may have said the value as well, the one of before or what it wrote
-// now: both are masked in it. Where it was cut off, the end may be a part of them, and goes.
+// shown makes a command's standard error fit for the log. It may contain the value, the previous one or what the
+// command just wrote: both are masked. If it was truncated, its end may be part of a value, and is dropped.
 func shown(stderr *bounded, stdout []byte, known policy.Secret) string {
 	text, longest := string(stderr.kept), 0
 	lines := strings.FieldsFunc(string(stdout)+"\n"+known.Reveal(), func(r rune) bool { return r == '\n' || r == '\r' })
-	slices.SortFunc(lines, func(a, b string) int { return len(b) - len(a) }) // one may be a part of another
+	slices.SortFunc(lines, func(a, b string) int { return len(b) - len(a) }) // one may be part of another
 	for _, line := range lines {
 		if line = strings.TrimSpace(line); len(line) > 3 {
 			text = strings.ReplaceAll(text, line, "[redacted]")
@@ -157,8 +157,8 @@ func shown(stderr *bounded, stdout []byte, known policy.Secret) string {
 	return audit.Escape(strings.TrimSpace(text), shownStderr)
 }
 
-// bounded keeps the first limit bytes written to it. What comes after is dropped if full is nil, so that the writer can go
-// on, and fails with full otherwise.
+// bounded keeps the first limit bytes written to it. Further writes are discarded if full is nil, so that the writer
+// can continue, and fail with full otherwise.
 type bounded struct {
 	limit int
 	full  error

@@ -40,7 +40,7 @@ func TestFailingCommands(t *testing.T) {
 		"no such file or directory":              {"/nonexistent/program"},
 		"there is no such program in /usr/local": {"no-such-program-anywhere"},
 		"is not a program":                       {file(t, "x")},
-		"everybody may write":                    {writable},
+		"is world-writable":                      {writable},
 		"it is empty":                            {"true"},
 		"it is longer than 8192 bytes":           {"yes", canary},
 	} {
@@ -61,7 +61,7 @@ func TestFailingCommands(t *testing.T) {
 	}
 }
 
-// A command finds no shell, nothing of the gateway's environment, nothing to read, and no directory of ours.
+// A command gets no shell, nothing of the gateway's environment, no input, and none of the gateway's directories.
 func TestACommandRunsBare(t *testing.T) {
 	t.Parallel()
 	out := filepath.Join(t.TempDir(), "out")
@@ -80,7 +80,7 @@ func TestACommandRunsBare(t *testing.T) {
 	}
 }
 
-// A command that does not end is killed with everything it has started.
+// A command that does not end is killed with everything it started.
 func TestATimeoutKillsTheGroup(t *testing.T) {
 	t.Parallel()
 	pids := filepath.Join(t.TempDir(), "pids")
@@ -96,7 +96,7 @@ func TestATimeoutKillsTheGroup(t *testing.T) {
 	}
 }
 
-// What a command leaves behind in its group ends with it and does not hold the value up.
+// What a command leaves running in its group is killed and does not delay the value.
 func TestWhatACommandLeavesBehindIsKilled(t *testing.T) {
 	t.Parallel()
 	pid := filepath.Join(t.TempDir(), "pid")
@@ -109,7 +109,7 @@ func TestWhatACommandLeavesBehindIsKilled(t *testing.T) {
 	eventually(t, "it is gone", func() bool { return !alive(t, strings.TrimSpace(string(data))) })
 }
 
-// alive reports whether a process runs; a zombie does not.
+// alive reports whether a process is running; a zombie is not.
 func alive(t *testing.T, pid string) bool {
 	t.Helper()
 	n, err := strconv.Atoi(pid)
@@ -130,7 +130,8 @@ func TestCloseKillsTheCommand(t *testing.T) {
 	eventually(t, "it is gone", func() bool { return !alive(t, strings.TrimSpace(string(data))) })
 }
 
-// Of what a command says, the log shows a bounded, escaped piece, without what it printed; the error shows none of it.
+// The log shows a bounded, escaped part of a command's standard error, without its standard output; the error shows
+// none of it.
 func TestWhatTheLogShowsOfACommand(t *testing.T) {
 	t.Parallel()
 	stderr, failure := said(t, Source{Command: []string{script(t, `echo `+canary+`; printf 'denied: token %s\n\033[31mred\r\n' `+canary+` >&2; exit 1`)}})
@@ -146,8 +147,8 @@ func TestWhatTheLogShowsOfACommand(t *testing.T) {
 	}
 }
 
-// A command that says too much says the value as well: the one that it gave before, or so often that what is looked at
-// ends within it.
+// A command's standard error may contain the value: the previous one, or so many times that what is read ends within
+// it.
 func TestAttackACommandThatSaysTheValue(t *testing.T) {
 	t.Parallel()
 	again := filepath.Join(t.TempDir(), "again")

@@ -1,12 +1,13 @@
-// Package secrets gets the values of the operator's secrets: literals, files, variables of the gateway's environment and
-// the output of commands. Header rules name them ([policy.Header], [policy.Placeholder]); what a rule may name is only
-// what the configuration defines, so that nobody who can write rules can read files of the host or run commands on it.
+// Package secrets provides the values of the operator's secrets: literals, files, variables of the gateway's
+// environment and the output of commands. Header rules name them ([policy.Header], [policy.Placeholder]). A rule can
+// only name what the configuration defines, so that those who write rules cannot read files of the host or run commands
+// on it.
 //
-// A value is kept until its source is due for a refresh, and never longer: [Secrets.Secret] returns a value that was read
-// within the refresh time, or an error. Before a value expires it is refreshed ahead, and should that fail the value
-// stays until its time is over. Each source is asked by one refresh at a time, under a deadline, and apart from all
-// others: one that hangs holds up nobody else's.
+// A value is never used for longer than the refresh time of its source: [Secrets.Secret] returns a value that was read
+// within that time, or an error. Values are refreshed before they expire; if that fails, the value is used until it
+// does. Each source has one refresh at a time, with a deadline and independent of the others: one that hangs does not
+// delay the rest.
 //
-// Values are held to what may stand in a header (visible ASCII, spaces and tabs inside, up to 8 KiB) after one line break
-// at the end is taken off. Errors name the secret, its source and the cause, and nothing of the value.
+// A value must be valid in a header (visible ASCII, spaces and tabs inside, up to 8 KiB) after one trailing line break
+// is stripped. Errors name the secret, its source and the cause, and nothing of the value.
 package secrets

@@ -15,7 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// A file that is empty or changes while it is read is being written: it is read again, this often and after this time.
+// A file that is empty or changes while it is read is being written: the read is retried this often, after this delay.
 const (
 	readTries = 3
 	readPause = 20 * time.Millisecond
@@ -23,8 +23,8 @@ const (
 
 var errChanging = errors.New("it keeps changing while it is read; write a new file and rename it to this name")
 
-// readFile returns the value in a file. The file is opened and read anew each time, so a changed file and one that was
-// put in its place (by rename, or by changing a symbolic link) are both seen.
+// readFile returns the value in a file. The file is opened each time, so that both a changed file and a replaced one
+// (by rename, or by changing a symbolic link) are noticed.
 func readFile(ctx context.Context, path string) (policy.Secret, error) {
 	for try := 1; ; try++ {
 		raw, stable, err := readOnce(path)
@@ -46,15 +46,15 @@ func readFile(ctx context.Context, path string) (policy.Secret, error) {
 	}
 }
 
-// readOnce reads the file and reports whether it stayed the same meanwhile.
+// readOnce reads the file and reports whether it stayed the same while it was read.
 func readOnce(path string) (raw []byte, stable bool, err error) {
-	// Without O_NONBLOCK a pipe under that name would hold us until somebody writes to it.
+	// Without O_NONBLOCK, opening a pipe would block until somebody writes to it.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, false, causeOf(err)
 	}
 	defer f.Close()
-	before, err := f.Stat() // of the open file: it cannot be exchanged in between
+	before, err := f.Stat() // of the open file, which cannot be replaced in between
 	if err != nil {
 		return nil, false, causeOf(err)
 	}
@@ -72,7 +72,7 @@ func readOnce(path string) (raw []byte, stable bool, err error) {
 	return raw, before.Size() == after.Size() && before.ModTime().Equal(after.ModTime()), nil
 }
 
-// causeOf returns an error of the file system without its path, which is said already.
+// causeOf returns a file system error without its path, which the message already has.
 func causeOf(err error) error {
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		return at.Err
@@ -80,22 +80,22 @@ func causeOf(err error) error {
 	return err
 }
 
-// checkFile refuses a file that others may read, that others may write, or that someone else owns. A group may read it.
+// checkFile refuses a file that others may read or write, or that another user owns. Its group may read it.
 func checkFile(path string, info fs.FileInfo) error {
 	mode := info.Mode()
 	switch {
 	case !mode.IsRegular():
 		return errors.New("it is not a regular file")
 	case mode.Perm()&0o007 != 0:
-		return fmt.Errorf("everybody may read or write it (mode %04o): run chmod o= %s, and consider the secret to be known",
+		return fmt.Errorf("it is readable or writable by everybody (mode %04o): run chmod o= %s, and consider the secret leaked",
 			mode.Perm(), path)
 	case mode.Perm()&0o020 != 0:
-		return fmt.Errorf("its group may write it (mode %04o): run chmod g-w %s", mode.Perm(), path)
+		return fmt.Errorf("it is group-writable (mode %04o): run chmod g-w %s", mode.Perm(), path)
 	}
 	return checkOwner(path, info)
 }
 
-// checkOwner refuses what another user could change under our hands.
+// checkOwner refuses a file that another user could change.
 func checkOwner(path string, info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid() {

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 )
 
-// canary is the value of secrets in tests: no error, log line or metric may hold it.
+// canary is the value of secrets in tests: no error, log line or metric may contain it.
 const canary = "sk-canary-91b2c3d4e5f6"
 
 // opened opens secrets until the test ends.
@@ -35,7 +35,7 @@ func single(t *testing.T, source Source) (*Secrets, *observer.ObservedLogs) {
 	return opened(t, map[string]Source{"s": source})
 }
 
-// wants fails the test unless the secret has the value.
+// wants fails the test unless the secret has the given value.
 func wants(t *testing.T, s *Secrets, name, want string) {
 	t.Helper()
 	got, err := s.Secret(t.Context(), name)
@@ -44,7 +44,7 @@ func wants(t *testing.T, s *Secrets, name, want string) {
 	}
 }
 
-// fails fails the test unless the secret cannot be had, for a reason that has all the words and shows no value.
+// fails fails the test unless the secret is unavailable, with an error that has all the words and shows no value.
 func fails(t *testing.T, s *Secrets, name string, words ...string) {
 	t.Helper()
 	got, err := s.Secret(t.Context(), name)
@@ -82,7 +82,7 @@ func script(t *testing.T, text string) string {
 	return path
 }
 
-// replace puts a new file in the place of path, as those who rotate keys do.
+// replace replaces path by a new file, as key rotation does.
 func replace(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
@@ -106,13 +106,13 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// scripted is a source that the test answers for.
+// scripted is a source that the test implements.
 type scripted struct {
 	calls chan struct{}
 	give  func(ctx context.Context) (string, error)
 }
 
-// load implements what an entry asks.
+// load implements the source of an entry.
 func (s *scripted) load(ctx context.Context, _ policy.Secret) (policy.Secret, string, error) {
 	s.calls <- struct{}{}
 	v, err := s.give(ctx)

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// retryDelay is how long a source that failed is left alone: a box that repeats its request must not be able to make
-	// the gateway start commands as fast as it can ask.
+	// retryDelay is the minimum time between attempts after a failure: a box that repeats its request must not be able
+	// to make the gateway start commands as fast as it can send requests.
 	retryDelay = time.Second
-	// killDelay is how long a refresh whose deadline has passed may take to come to its end.
+	// killDelay is how long a refresh may take to end after its deadline.
 	killDelay = 500 * time.Millisecond
-	// tellDelay is how long a source that fails in the same way is not told about again.
+	// tellDelay is the minimum time between log lines about the same failure of a source.
 	tellDelay = time.Minute
 )
 
@@ -25,27 +25,27 @@ var (
 	errTimeout  = errors.New("it does not answer")
 )
 
-// entry is one secret: its source and what is known of its value.
+// entry is one secret: its source and the state of its value.
 type entry struct {
 	name   string
 	source Source
-	// load asks the source. said is for the log: what a command wrote to its standard error, without known, the value
-	// that it gave last.
+	// load reads the source. said is for the log: what a command wrote to its standard error, without known, the last
+	// value.
 	load  func(ctx context.Context, known policy.Secret) (value policy.Secret, said string, err error)
 	owner *Secrets
 
-	hanging atomic.Bool // a load has not returned: no second one begins
+	hanging atomic.Bool // a load has not returned: do not begin another
 
 	mu      sync.Mutex
-	have    bool // value was read and has not been found expired
+	have    bool // value was read and has not expired
 	value   policy.Secret
-	last    policy.Secret // read last, though it may have expired: it is not used, and must not be shown
-	early   time.Time     // from then on it is refreshed ahead
+	last    policy.Secret // the last value read; if expired it is not used, but must not be shown either
+	early   time.Time     // when to refresh it before it expires
 	expires time.Time
 	err     error     // why the last refresh failed; nil if it did not
 	retry   time.Time // no refresh before
-	flight  *flight   // the refresh under way
-	told    string    // the failure that was logged last
+	flight  *flight   // the current refresh
+	told    string    // the last failure logged
 	toldAt  time.Time
 }
 
@@ -56,7 +56,7 @@ type flight struct {
 	err   error
 }
 
-// get returns the value if it is young enough, else that of a refresh, of which there is one at a time.
+// get returns the value if it has not expired, else that of a refresh, of which there is one at a time.
 func (e *entry) get(ctx context.Context) (policy.Secret, error) {
 	e.mu.Lock()
 	now := time.Now()
@@ -66,13 +66,13 @@ func (e *entry) get(ctx context.Context) (policy.Secret, error) {
 		e.begin(now)
 	}
 	value, err, f := e.value, e.err, e.flight
-	valid = valid && e.have // begin ends it if the secrets are closed
+	valid = valid && e.have // begin resets it if the secrets are closed
 	e.mu.Unlock()
 	switch {
 	case valid:
 		return value, nil
 	case f == nil:
-		return policy.Secret{}, err // it failed a moment ago
+		return policy.Secret{}, err // it has just failed
 	}
 	select {
 	case <-f.done:
@@ -100,7 +100,7 @@ func (e *entry) begin(now time.Time) {
 	e.have, e.value, e.err = false, policy.Secret{}, e.wrap(errStopping)
 }
 
-// refresh asks the source and keeps what came of it. The age of a value counts from when its source was asked.
+// refresh reads the source and keeps the result. The age of a value counts from the start of the read.
 func (e *entry) refresh(f *flight, began time.Time) {
 	value, said, err := e.loadInTime()
 	if err != nil {
@@ -123,8 +123,8 @@ func (e *entry) refresh(f *flight, began time.Time) {
 	close(f.done)
 }
 
-// loadInTime asks the source, but does not wait for it longer than its timeout: reading a file of a network that is gone
-// cannot be interrupted. While it hangs it is not asked again.
+// loadInTime reads the source, but does not wait for longer than its timeout: reading a file on an unreachable network
+// file system cannot be interrupted. While a read hangs, no other is started.
 func (e *entry) loadInTime() (policy.Secret, string, error) {
 	if !e.hanging.CompareAndSwap(false, true) {
 		return policy.Secret{}, "", errTimeout
@@ -152,14 +152,14 @@ func (e *entry) loadInTime() (policy.Secret, string, error) {
 		case r := <-done:
 			return r.value, r.said, r.err
 		case <-over:
-			over, late = nil, time.After(killDelay) // a command is being killed: hear how it ended
+			over, late = nil, time.After(killDelay) // a command is being killed: wait for its result
 		case <-late:
 			return policy.Secret{}, "", errTimeout
 		}
 	}
 }
 
-// mayTell reports whether a failure should be logged: each kind when it begins, and then once in a while.
+// mayTell reports whether a failure should be logged: each kind when it begins, and then once per tellDelay.
 func (e *entry) mayTell(err error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// scriptedSecrets are secrets of one file source "s" with a refresh of 8 s, whose reading the test answers for.
+// scriptedSecrets are secrets with one file source "s", refreshed after 8 s, whose reads the test implements.
 func scriptedSecrets(t *testing.T, give func(context.Context) (string, error)) (*Secrets, *scripted) {
 	t.Helper()
 	s, _ := opened(t, nil)
@@ -21,7 +21,7 @@ func scriptedSecrets(t *testing.T, give func(context.Context) (string, error)) (
 	return s, src
 }
 
-// A value is used until it expires, refreshed ahead from three quarters of its time, and never used after it.
+// A value is used until it expires, refreshed from three quarters of its time on, and never used after that.
 func TestAValueIsNeverStale(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -40,32 +40,32 @@ func TestAValueIsNeverStale(t *testing.T) {
 		step(5*time.Second, 1)
 		wants(t, s, "s", "one") // 5 s old
 		step(time.Second, 1)
-		wants(t, s, "s", "one") // 6 s old: refreshed ahead, and this call did not wait
+		wants(t, s, "s", "one") // 6 s old: refreshed in the background, without waiting
 		step(0, 2)
 		wants(t, s, "s", "two")
 
 		failure = errors.New("out of order")
 		step(6*time.Second, 2)
-		wants(t, s, "s", "two") // the refresh ahead fails
+		wants(t, s, "s", "two") // the background refresh fails
 		step(0, 3)
-		wants(t, s, "s", "two") // and the value is valid still
+		wants(t, s, "s", "two") // and the value is still valid
 		step(500*time.Millisecond, 3)
-		wants(t, s, "s", "two") // nor is the source pestered
+		wants(t, s, "s", "two") // and the source is not read again so soon
 		step(1400*time.Millisecond, 3)
 		wants(t, s, "s", "two") // 7.9 s old
 		step(100*time.Millisecond, 4)
-		fails(t, s, "s", "file /scripted", "out of order") // 8 s old: over
+		fails(t, s, "s", "file /scripted", "out of order") // 8 s old: expired
 		fails(t, s, "s", "out of order")
 		step(0, 4)
 
 		failure = nil
 		step(900*time.Millisecond, 4)
-		wants(t, s, "s", "two") // repaired: asked again after a second
+		wants(t, s, "s", "two") // repaired: read again after a second
 		step(0, 5)
 	})
 }
 
-// However many ask at once, the source is asked once.
+// Any number of concurrent calls read the source once.
 func TestOneRefreshAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -84,13 +84,13 @@ func TestOneRefreshAtATime(t *testing.T) {
 	})
 }
 
-// A source that never answers is given up after its timeout, is not asked a second time, and holds up no other.
+// A source that hangs is given up after its timeout, is not read a second time, and does not delay others.
 func TestAHangingSourceHoldsNobodyElse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		defer func() { close(hang); synctest.Wait() }()
-		s, src := scriptedSecrets(t, func(context.Context) (string, error) { <-hang; return "late", nil }) // deaf to its context
+		s, src := scriptedSecrets(t, func(context.Context) (string, error) { <-hang; return "late", nil }) // ignores its context
 		s.entries["other"] = &entry{name: "other", source: Source{Value: policy.NewSecret("v")}, owner: s,
 			load: loader(Source{Value: policy.NewSecret("v")})}
 		began := time.Now()
@@ -119,7 +119,7 @@ func TestAHangingSourceHoldsNobodyElse(t *testing.T) {
 	})
 }
 
-// A value that took longer to get than it is valid is handed to those who waited for it, and to nobody later.
+// A value that took longer to read than it is valid goes to the callers that waited for it, and to none later.
 func TestASlowSourceIsAskedForEachUse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

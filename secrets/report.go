@@ -5,19 +5,19 @@ import (
 	"go.uber.org/zap"
 )
 
-// counts are the metrics of the secrets. Their one label is a name of the configuration, so their number is bounded.
+// counts are the metrics of the secrets. Their only label is a name from the configuration, so their number is bounded.
 type counts struct{ refreshes, failures *prometheus.CounterVec }
 
 func newCounts(names []string) counts {
 	c := counts{
 		refreshes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "boxgate_secret_refreshes_total", Help: "How often the source of a secret was asked.",
+			Name: "boxgate_secret_refreshes_total", Help: "How often the source of a secret was read.",
 		}, []string{"secret"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_secret_refresh_failures_total", Help: "How often the source of a secret gave no value.",
 		}, []string{"secret"}),
 	}
-	for _, n := range names { // so that a rate can be taken of the first failure
+	for _, n := range names { // so that rate() sees the first failure
 		c.refreshes.WithLabelValues(n)
 		c.failures.WithLabelValues(n)
 	}
@@ -36,8 +36,8 @@ func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
 	s.counts.failures.Collect(ch)
 }
 
-// report counts a refresh and logs it if the source has begun to fail or works again. said is what a command wrote to its
-// standard error; valid says that there is a value still.
+// report counts a refresh and logs it if the source has begun to fail or works again. said is what a command wrote to
+// its standard error; valid says that there still is a valid value.
 func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid bool) {
 	s.counts.refreshes.WithLabelValues(e.name).Inc()
 	if err == nil {

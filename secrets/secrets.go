@@ -14,9 +14,9 @@ import (
 	"boxgate/policy"
 )
 
-// Error says that a secret could not be had, and why. It holds nothing of the value, nor of what a command wrote.
+// Error says that a secret is unavailable, and why. It contains nothing of the value or of what a command wrote.
 type Error struct {
-	Secret string // its name, which the caller knows: the text leaves it out
+	Secret string // its name; not in the text, because the caller knows it
 	Source string // such as "file /etc/boxgate/openai.key"; "" if there is none
 	Err    error
 }
@@ -32,12 +32,12 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ErrUnknown is the cause when the configuration has no secret of the name.
+// ErrUnknown is the cause when the configuration has no secret of that name.
 var ErrUnknown = errors.New("the configuration has no secret of this name")
 
-// Options say how secrets are opened. The zero value will do.
+// Options configure how secrets are opened. The zero value is valid.
 type Options struct {
-	Log *zap.Logger // told when a source begins to fail and when it works again; nil: nothing is logged
+	Log *zap.Logger // for when a source begins to fail and when it works again; nil: nothing is logged
 }
 
 // Secrets are the operator's secrets. A nil Secrets knows none. Safe for concurrent use.
@@ -51,12 +51,12 @@ type Secrets struct {
 
 	mu      sync.Mutex
 	closed  bool
-	flights sync.WaitGroup // the refreshes under way; Add under mu and only while not closed
+	flights sync.WaitGroup // the current refreshes; Add under mu and only while not closed
 }
 
-// Open takes over the sources, by name, and asks each for the first time without waiting for it: what fails is logged,
-// and fails the requests that need it. Variables are read here and taken out of the environment of this process, so that
-// no other that it starts inherits them. The error says what is wrong with the form of the sources.
+// Open takes ownership of the sources, by name, and starts reading each of them. It does not wait: a failure is logged,
+// and fails the requests that need the secret. Variables are read here and removed from the environment of this
+// process, so that child processes do not inherit them. The error says what is wrong with the form of the sources.
 func Open(sources map[string]Source, o Options) (*Secrets, error) {
 	s := &Secrets{log: o.Log, entries: map[string]*entry{}}
 	if s.log == nil {
@@ -82,15 +82,15 @@ func Open(sources map[string]Source, o Options) (*Secrets, error) {
 	return s, nil
 }
 
-// start asks for the first time.
+// start begins the first refresh.
 func (e *entry) start() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.begin(time.Now())
 }
 
-// Secret returns the present value of a secret. While one that is still valid is refreshed the call does not wait. It
-// fails with an *[Error] when there is no value young enough and the source gives none, or when ctx ends first.
+// Secret returns the current value of a secret. It does not wait for a refresh while the old value is still valid. It
+// fails with an *[Error] if there is no valid value and the source has none, or if ctx ends first.
 func (s *Secrets) Secret(ctx context.Context, name string) (policy.Secret, error) {
 	if !s.Has(name) {
 		return policy.Secret{}, &Error{Secret: name, Err: ErrUnknown}
@@ -98,10 +98,10 @@ func (s *Secrets) Secret(ctx context.Context, name string) (policy.Secret, error
 	return s.entries[name].get(ctx)
 }
 
-// Has reports whether there is a secret of the name, whether or not its value can be had.
+// Has reports whether there is a secret of that name, whether or not its value is available.
 func (s *Secrets) Has(name string) bool { return s != nil && s.entries[name] != nil }
 
-// Close stops every refresh and kills the commands that run. After it no secret can be had.
+// Close stops every refresh and kills running commands. After that, no secret is available.
 func (s *Secrets) Close() {
 	if s == nil {
 		return
@@ -124,7 +124,7 @@ func (s *Secrets) fly(refresh func()) bool {
 	return true
 }
 
-// loader returns the function that asks a source.
+// loader returns the function that reads a source.
 func loader(s Source) func(context.Context, policy.Secret) (policy.Secret, string, error) {
 	switch {
 	case s.File != "":

@@ -15,8 +15,8 @@ import (
 // Source says where the value of one secret comes from. Exactly one of Value, File, Env and Command is set.
 type Source struct {
 	Value   policy.Secret // the value itself
-	File    string        // absolute path; the file must belong to root or the gateway's user and be closed to others
-	Env     string        // variable of the gateway's environment, taken out of it when the secrets are opened
+	File    string        // absolute path; the file must belong to root or the gateway's user and not be accessible to others
+	Env     string        // variable of the gateway's environment, removed from it when the secrets are opened
 	Command []string      // program and arguments, run without a shell; its standard output is the value
 
 	// Refresh is how long a value is used. 0: a minute for a file, five for a command. A literal and a variable cannot
@@ -26,7 +26,7 @@ type Source struct {
 	Timeout time.Duration
 }
 
-// Bounds of what can be configured.
+// Limits of the configuration.
 const (
 	minRefresh, maxRefresh = 100 * time.Millisecond, 30 * 24 * time.Hour
 	minTimeout, maxTimeout = 100 * time.Millisecond, 5 * time.Minute
@@ -38,11 +38,12 @@ const (
 	maxArguments = 64
 )
 
-// gatewayVariables mean something to the gateway or what it starts: taking them out of the environment would break it.
+// gatewayVariables are used by the gateway or its child processes: removing them from the environment would break
+// those.
 var gatewayVariables = map[string]bool{"PATH": true, "HOME": true, "TMPDIR": true, "NOTIFY_SOCKET": true, "LANG": true}
 
-// Validate returns what is wrong with the names and the form of sources, all at once; it looks at nothing outside of
-// them. Each error begins with the key of the configuration that it is about.
+// Validate returns all problems of the names and the form of sources; it checks nothing outside of them. Each error
+// begins with the configuration key that it is about.
 func Validate(sources map[string]Source) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
@@ -105,7 +106,7 @@ func (s Source) checkVariable(fail func(key, format string, args ...any)) {
 	case !isVariable(s.Env):
 		fail("env", "%q is not the name of a variable: letters, digits and '_', not beginning with a digit", s.Env)
 	case strings.HasPrefix(s.Env, "BOXGATE_"), gatewayVariables[s.Env]:
-		fail("env", "%s means something to the gateway itself; choose another variable", s.Env)
+		fail("env", "%s is used by the gateway itself; choose another variable", s.Env)
 	}
 }
 
@@ -115,7 +116,7 @@ func (s Source) checkCommand(fail func(key, format string, args ...any)) {
 		fail("command", "is empty; give a program and its arguments as a list")
 		return
 	case len(s.Command) > maxArguments:
-		fail("command", "has %d elements; the most is %d", len(s.Command), maxArguments)
+		fail("command", "has %d elements; the limit is %d", len(s.Command), maxArguments)
 	case strings.Contains(s.Command[0], "/") && !filepath.IsAbs(s.Command[0]):
 		fail("command", "%q is neither an absolute path nor the name of a program", s.Command[0])
 	case len(s.Command) == 1 && strings.ContainsAny(s.Command[0], " \t|;&$<>"):

@@ -37,7 +37,7 @@ func TestEverySourceGivesItsValue(t *testing.T) {
 	}
 }
 
-// What may not stand in a header is refused, and one line break at the end is taken off.
+// What is not valid in a header is refused, and one trailing line break is stripped.
 func TestValuesAreHeldToHeaderValues(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]string{
@@ -75,7 +75,7 @@ func TestFilesThatAreNotTrusted(t *testing.T) {
 		filepath.Join(file(t, "x"), "below"): {"not a directory"},
 	}
 	for mode, words := range map[os.FileMode][]string{
-		0o604: {"everybody may read", "chmod o="}, 0o602: {"everybody"}, 0o644: {"mode 0644"}, 0o620: {"its group may write", "chmod g-w"},
+		0o604: {"readable or writable by everybody", "chmod o="}, 0o602: {"everybody"}, 0o644: {"mode 0644"}, 0o620: {"group-writable", "chmod g-w"},
 	} {
 		path := file(t, canary)
 		if err := os.Chmod(path, mode); err != nil {
@@ -105,7 +105,7 @@ func TestFilesThatAreNotTrusted(t *testing.T) {
 	wants(t, s, "s", canary)
 }
 
-// A file is seen to have changed at the refresh, however it was changed; while it is gone there is no value.
+// A refresh notices that a file has changed, however it was changed; while it is gone there is no value.
 func TestFilesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	path := file(t, "one")
@@ -124,7 +124,7 @@ func TestFilesAreReadAgain(t *testing.T) {
 	replace(t, path, "two")
 	becomes("file", "two")
 	becomes("link", "two")
-	if err := os.WriteFile(path, []byte("333"), 0o600); err != nil { // in place, and as long as before or not
+	if err := os.WriteFile(path, []byte("333"), 0o600); err != nil { // in place, with any length
 		t.Fatal(err)
 	}
 	becomes("file", "333")
@@ -172,8 +172,8 @@ func TestMistakesInTheForm(t *testing.T) {
 		"secrets.s.value: the value ends":         {"s": {Value: policy.NewSecret("canary\n")}},
 		"secrets.s.file: \"x\" is not an abs":     {"s": {File: "x"}},
 		"secrets.s.env: \"1X\"":                   {"s": {Env: "1X"}},
-		"secrets.s.env: PATH means":               {"s": {Env: "PATH"}},
-		"secrets.s.env: BOXGATE_X means":          {"s": {Env: "BOXGATE_X"}},
+		"secrets.s.env: PATH is used":             {"s": {Env: "PATH"}},
+		"secrets.s.env: BOXGATE_X is used":        {"s": {Env: "BOXGATE_X"}},
 		"secrets.s.command: is empty":             {"s": {Command: []string{}}},
 		"secrets.s.command: \"./x\" is neither":   {"s": {Command: []string{"./x"}}},
 		"secrets.s.command: there is no shell":    {"s": {Command: []string{"vault read x"}}},

@@ -8,7 +8,7 @@ import (
 	"boxgate/policy"
 )
 
-// maxValue is the longest value, in bytes; maxRaw is that with a line break at the end.
+// maxValue is the longest value, in bytes; maxRaw includes a trailing line break.
 const (
 	maxValue = 8 << 10
 	maxRaw   = maxValue + len("\r\n")
@@ -19,8 +19,8 @@ var (
 	errTooLong = fmt.Errorf("it is longer than %d bytes", maxValue)
 )
 
-// valueOf makes a secret of what a file or command gave: one line break at its end is taken off, the rest must be what
-// may stand in a header. raw is cleared.
+// valueOf makes a secret of the content of a file or the output of a command: one trailing line break is stripped, and
+// the rest must be valid in a header. raw is cleared.
 func valueOf(raw []byte) (policy.Secret, error) {
 	defer clear(raw)
 	if len(raw) > maxRaw {
@@ -33,7 +33,7 @@ func valueOf(raw []byte) (policy.Secret, error) {
 	return checked(string(text))
 }
 
-// checked makes a secret of a value that may stand in a header.
+// checked makes a secret of a value if it is valid in a header.
 func checked(v string) (policy.Secret, error) {
 	if v == "" {
 		return policy.Secret{}, errEmpty

@@ -105,14 +105,14 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 	}})
 	lacks := check(w)
 	for what, want := range map[string][]string{
-		"resolvers":                  {`"a b"`, `"x/y"`},
-		"roots of upstreams":         {"/nonexistent/ca.pem", notPEM},
-		"certificate of public URLs": {"/nonexistent/cert.pem"},
-		"image /nonexistent/rootfs":  {"launcher.images: default"},
-		"other images":               {"launcher.images: other"},
-		"id-mapped mounts":           {"is no directory"},
-		"pools":                      {"network.pool_v4: the pool 192.0.2.0/24 overlaps 192.0.2."},
-		"listeners":                  {"metrics.listen", "ingress.https", "ingress.http"},
+		"resolvers":                 {`"a b"`, `"x/y"`},
+		"upstream CA roots":         {"/nonexistent/ca.pem", notPEM},
+		"public URL certificate":    {"/nonexistent/cert.pem"},
+		"image /nonexistent/rootfs": {"launcher.images: default"},
+		"other images":              {"launcher.images: other"},
+		"id-mapped mounts":          {"is not a directory"},
+		"pools":                     {"network.pool_v4: the pool 192.0.2.0/24 overlaps 192.0.2."},
+		"listeners":                 {"metrics.listen", "ingress.https", "ingress.http"},
 	} {
 		if len(lacks[what]) != len(want) {
 			t.Errorf("%s: %q, want %q", what, lacks[what], want)
@@ -149,7 +149,7 @@ func TestCheckFindsOtherProgramsRules(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	lacks := check(w)
-	if got := strings.Join(lacks["rules of other programs"], ""); len(lacks) != 1 || !strings.Contains(got, "iptables -I FORWARD") {
+	if got := strings.Join(lacks["other firewall rules"], ""); len(lacks) != 1 || !strings.Contains(got, "iptables -I FORWARD") {
 		t.Error(lacks)
 	}
 }
@@ -167,7 +167,7 @@ func TestCheckPassesWithWarnings(t *testing.T) {
 	if err := w.Net.Gateway().Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "warns  shares of boxes") {
+	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "warning  limits of boxes") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"boxgate/store"
 )
 
-// serveFindings looks at everything `gateway serve` needs before it opens anything. Each error says what to do.
+// serveFindings checks everything that `gateway serve` needs, before it opens anything. Each error says what to do.
 func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 	return append(preflight.Check(cfg),
 		found("state directory", needStateDir(cfg)),
@@ -22,14 +22,14 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 		found("pools", needPools(cfg)),
 		found("descriptors", host.NeedDescriptors()),
 		found("resolvers", host.NeedResolvers(cfg)),
-		found("roots of upstreams", host.NeedRoots(cfg)),
-		found("certificate of public URLs", needCertificate(cfg)),
+		found("upstream CA roots", host.NeedRoots(cfg)),
+		found("public URL certificate", needCertificate(cfg)),
 	)
 }
 
 func found(what string, err error) preflight.Finding { return preflight.Finding{What: what, Err: err} }
 
-// hostError returns all lacks as one error, or nil.
+// hostError returns all findings as one error, or nil.
 func hostError(ctx context.Context, cfg config.Config) error {
 	var errs []error
 	for _, f := range serveFindings(ctx, cfg) {
@@ -42,7 +42,7 @@ func hostError(ctx context.Context, cfg config.Config) error {
 func newCheckCommand(o *globalOptions) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check",
-		Short: "Validate the configuration and the host, and say how to fix each lack",
+		Short: "Validate the configuration and the host, and say how to fix each problem",
 		Args:  exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printFindings(cmd, o.json, allFindings(cmd.Context(), o.load))
@@ -50,30 +50,30 @@ func newCheckCommand(o *globalOptions) *cobra.Command {
 	}
 }
 
-// allFindings are those of the configuration and of the host. What could be read of a wrong configuration is looked at
-// too, so that one mistake does not hide the next; only its sockets are not opened.
+// allFindings checks the configuration and the host. The valid parts of an invalid configuration are checked too, so
+// that one mistake does not hide the next, but its sockets are not opened.
 func allFindings(ctx context.Context, load func() (config.Config, error)) []preflight.Finding {
 	cfg, err := load()
 	findings := append([]preflight.Finding{found("configuration", err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
-		found("shares of boxes", errors.Join(host.CheckShares(cfg), host.CheckMemory(cfg))),
+		found("limits of boxes", errors.Join(host.CheckShares(cfg), host.CheckMemory(cfg))),
 		found("other images", preflight.CheckImages(cfg)),
-		found("rules of other programs", checkOtherRules()),
+		found("other firewall rules", checkOtherRules()),
 		found("secrets", checkSecrets(ctx, cfg)),
-		found("supplies of the kernel", preflight.CheckSupplies("/proc/sys")),
+		found("kernel limits", preflight.CheckSupplies("/proc/sys")),
 	)
 	switch {
 	case store.InUse(cfg.StateDir):
-		findings = append(findings, found("gateway", preflight.Warnf("is already running with the state directory %s, so its sockets were not tried", cfg.StateDir)))
+		findings = append(findings, found("gateway", preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))
 	case err == nil:
 		findings = append(findings, found("listeners", checkListen(ctx, cfg)))
 	}
 	return findings
 }
 
-// printFindings prints every finding and fails if one is a lack; warnings are none.
+// printFindings prints every finding and fails if a check failed. Warnings do not count.
 func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding) error {
-	var lacks int
+	var failed int
 	rows := [][]string{}
 	list := []map[string]any{}
 	for _, f := range findings {
@@ -82,15 +82,15 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 			list = append(list, map[string]any{"what": f.What, "ok": true, "error": ""})
 			continue
 		}
-		for _, lack := range preflight.Lacks(f.Err) {
-			why := strings.ReplaceAll(lack.Error(), "\n", "; ")
-			if errors.As(lack, new(preflight.Warning)) {
-				rows = append(rows, []string{"warns", f.What, why})
+		for _, finding := range preflight.Errors(f.Err) {
+			why := strings.ReplaceAll(finding.Error(), "\n", "; ")
+			if errors.As(finding, new(preflight.Warning)) {
+				rows = append(rows, []string{"warning", f.What, why})
 				list = append(list, map[string]any{"what": f.What, "ok": true, "error": "", "warning": why})
 				continue
 			}
-			lacks++
-			rows = append(rows, []string{"LACKS", f.What, why})
+			failed++
+			rows = append(rows, []string{"FAILED", f.What, why})
 			list = append(list, map[string]any{"what": f.What, "ok": false, "error": why})
 		}
 	}
@@ -100,14 +100,14 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 	} else {
 		err = table(cmd.OutOrStdout(), rows...)
 	}
-	if err == nil && lacks > 0 {
-		err = fmt.Errorf("%d check(s) failed", lacks)
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("%d check(s) failed", failed)
 	}
 	return err
 }
 
-// checkListen opens every TCP and UDP socket of the configuration and closes it again. For the Unix socket it only looks,
-// as making it would leave a directory, or take away the socket of a gateway that was killed.
+// checkListen opens every TCP and UDP socket of the configuration and closes it again. It does not open the Unix
+// socket, because that would leave a directory behind, or remove the socket of a gateway that was killed.
 func checkListen(ctx context.Context, cfg config.Config) error {
 	a, err := config.AddressesOf(cfg.Network)
 	if err != nil {

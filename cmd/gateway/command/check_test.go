@@ -26,7 +26,7 @@ launcher: {run_dir: run, image_dir: images, idle_timeout: -5m}
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	all := preflight.Lacks(err)
+	all := preflight.Errors(err)
 	for _, want := range []string{
 		`unknown key "stat_dir"`, "BOXGATE_NONE", "log.level", "admin: neither", `network.pool_v4: "0.0.0.0/0" is too large`,
 		`network.pool_v6: "2000::/3" is too large`, "ingress.domain", "launcher.run_dir", "launcher.image_dir",
@@ -74,11 +74,11 @@ secrets:
 	if err := os.Chmod(cfg.Secrets.File, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	all := preflight.Lacks(checkSecrets(t.Context(), cfg))
+	all := preflight.Errors(checkSecrets(t.Context(), cfg))
 	want := []string{
-		"secrets.a: file /nonexistent/key: no such file", "secrets.b: file " + open + ": everybody may read",
+		"secrets.a: file /nonexistent/key: no such file", "secrets.b: file " + open + ": it is readable or writable by everybody",
 		"secrets.c: variable SECRETS_TEST_NOT_SET_EITHER: it is not set", "secrets.d: command /nonexistent/program: no such file",
-		"secrets: everybody may read or write " + cfg.Secrets.File,
+		"secrets: " + cfg.Secrets.File + " is readable or writable by everybody",
 	}
 	if len(all) != len(want) {
 		t.Fatalf("%d lacks: %v", len(all), all)

@@ -15,8 +15,8 @@ import (
 	"boxgate/api"
 )
 
-// client connects to the admin API of the running gateway: the address of --admin or BOXGATE_ADMIN, else the socket of
-// the configuration; the key of BOXGATE_API_KEY, else the one the first start wrote.
+// client connects to the admin API of the running gateway: at the address of --admin or BOXGATE_ADMIN, else the socket
+// of the configuration; with the key of BOXGATE_API_KEY, else the one written at the first start.
 func (o *globalOptions) client() (*api.Client, error) {
 	cfg, err := o.load()
 	if err != nil {
@@ -40,7 +40,7 @@ func (o *globalOptions) client() (*api.Client, error) {
 	return api.NewClient(address, key), nil
 }
 
-// call makes one request and prints the answer: the JSON itself with --json, else what render makes of it.
+// call makes one request and prints the answer: the JSON itself with --json, else as rendered by render.
 func (o *globalOptions) call(cmd *cobra.Command, method, path string, in any, render func(io.Writer, json.RawMessage) error) error {
 	client, err := o.client()
 	if err != nil {
@@ -57,12 +57,12 @@ func (o *globalOptions) call(cmd *cobra.Command, method, path string, in any, re
 	return render(cmd.OutOrStdout(), answer)
 }
 
-// decoded adapts a function over a type to what [globalOptions.call] renders with.
+// decoded adapts a function over a type to the render function of [globalOptions.call].
 func decoded[T any](render func(io.Writer, T) error) func(io.Writer, json.RawMessage) error {
 	return func(w io.Writer, data json.RawMessage) error {
 		var v T
 		if err := json.Unmarshal(data, &v); err != nil {
-			return fmt.Errorf("the gateway's answer was not understood: %w", err)
+			return fmt.Errorf("cannot parse the gateway's answer: %w", err)
 		}
 		return render(w, v)
 	}
@@ -118,7 +118,7 @@ func warningsOf(cmd *cobra.Command, warnings []problem) {
 	}
 }
 
-// problem is a warning as the API answers it.
+// problem is a warning as the API returns it.
 type problem struct{ Pointer, Message string }
 
 // writeJSON prints v as one line of JSON.

@@ -16,7 +16,7 @@ func newBoxAttach(o *globalOptions) *cobra.Command {
 	var pid int
 	cmd := &cobra.Command{
 		Use:   "attach (--netns PATH | --pid PID | --container ID)",
-		Short: "Put a sandbox that somebody else made under the gateway and print it",
+		Short: "Attach an existing sandbox to the gateway and print it",
 		Args:  exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			body := map[string]any{}
@@ -58,10 +58,10 @@ func newBoxAttach(o *globalOptions) *cobra.Command {
 	f.StringVar(&netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
 	f.IntVar(&pid, "pid", 0, "a process in its network namespace")
 	f.StringVar(&container, "container", "", "ID or name of a Docker container, started with --network none")
-	f.StringVar(&stack, "stack", "", "whose network stack speaks on the interface: host (default), or guest for gVisor and virtual machines")
+	f.StringVar(&stack, "stack", "", "whose network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&name, "name", "", "a name of your choice")
 	f.StringVar(&policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
-	f.StringVar(&headers, "headers", "", `header rules as of "gateway headers set": JSON or YAML, @FILE or -`)
+	f.StringVar(&headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
 	return cmd
 }
 

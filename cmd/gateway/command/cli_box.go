@@ -10,7 +10,7 @@ import (
 	"boxgate/api"
 )
 
-// boxAnswer is what the commands show of a box.
+// boxAnswer has the fields of a box that the commands show.
 type boxAnswer struct {
 	ID, Name, Status, Size, Runtime, IPv4, IPv6, Error string
 	NetworkPolicy                                      struct{ Mode string } `json:"network_policy"`
@@ -30,7 +30,7 @@ func newBoxCommand(o *globalOptions) *cobra.Command {
 	return cmd
 }
 
-// group is a command that only holds others.
+// group is a command that only has subcommands.
 func group(use, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
@@ -93,7 +93,7 @@ func newBoxCreate(o *globalOptions) *cobra.Command {
 	f.StringVar(&size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")
 	f.StringVar(&runtime, "runtime", "", "runtime name of launcher.images (default: default)")
 	f.StringVar(&policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
-	f.StringVar(&headers, "headers", "", `header rules as of "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
+	f.StringVar(&headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringArrayVar(&env, "env", nil, "NAME=VALUE for every command in the box")
 	return cmd
 }
@@ -124,7 +124,7 @@ func newBoxGet(o *globalOptions) *cobra.Command {
 
 func newBoxRemove(o *globalOptions) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm BOX...", Short: "Stop boxes and remove everything of them", Args: minArgs(1),
+		Use: "rm BOX...", Short: "Stop boxes and remove everything that belongs to them", Args: minArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, box := range args {
 				if err := o.call(cmd, "DELETE", api.BoxPath(box), nil, silent); err != nil {

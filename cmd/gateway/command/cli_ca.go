@@ -16,7 +16,7 @@ import (
 
 // caAnswer is what `gateway ca --json` prints.
 type caAnswer struct {
-	PEM      string    `json:"pem"` // with --bundle the public roots as well, before the CA
+	PEM      string    `json:"pem"` // with --bundle also the public roots, before the CA
 	Subject  string    `json:"subject"`
 	SHA256   string    `json:"sha256"` // of the CA alone: what tools show as its fingerprint
 	NotAfter time.Time `json:"not_after"`
@@ -62,11 +62,11 @@ func newCACommand(o *globalOptions) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
-	cmd.Flags().BoolVar(&bundle, "bundle", false, "the public roots of this host as well, for variables that replace a program's own roots")
+	cmd.Flags().BoolVar(&bundle, "bundle", false, "include the public roots of this host, for variables that replace a program's own roots")
 	return cmd
 }
 
-// describeCA reads a certificate of the gateway's.
+// describeCA parses a certificate of the gateway.
 func describeCA(ca []byte) (caAnswer, error) {
 	block, _ := pem.Decode(ca)
 	if block == nil {

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// newHeadersCommand is `gateway headers`; without --box it means the rules of every box.
+// newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box.
 func newHeadersCommand(o *globalOptions) *cobra.Command {
 	var box string
 	path := func() string {
@@ -60,7 +60,7 @@ A file in the full form:
       OPENAI_API_KEY: {secret: openai}
     scrub: true`
 
-// hostRule is what the flags of `gateway headers set HOST` say.
+// hostRule holds the flags of `gateway headers set HOST`.
 type hostRule struct {
 	headers, secrets, placeholders []string
 	scrub                          bool
@@ -78,7 +78,7 @@ func newHeadersSet(o *globalOptions, path func() string) *cobra.Command {
 				method = "PATCH"
 				rules, err = rule.document(args[0], cmd.InOrStdin())
 			} else if rule.given() {
-				err = usageError{errors.New("flags say the rule of one HOST; a whole set of rules says everything itself")}
+				err = usageError{errors.New("flags are for the rule of one HOST; a whole set of rules takes none")}
 			} else {
 				rules, err = document(args[0], cmd.InOrStdin())
 			}
@@ -94,7 +94,7 @@ func newHeadersSet(o *globalOptions, path func() string) *cobra.Command {
 	f := cmd.Flags()
 	f.StringArrayVar(&rule.headers, "header", nil, "NAME=VALUE, NAME=@FILE or NAME=- (standard input)")
 	f.StringArrayVar(&rule.secrets, "secret", nil, "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration")
-	f.StringArrayVar(&rule.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a stand-in, the host gets the secret")
+	f.StringArrayVar(&rule.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a token, the host gets the secret")
 	f.BoolVar(&rule.scrub, "scrub", false, "mask the rule's secrets in responses")
 	return cmd
 }
@@ -126,7 +126,7 @@ func (r *hostRule) given() bool {
 // document is the rule of one host in the full form.
 func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, error) {
 	if !r.given() {
-		return nil, usageError{fmt.Errorf("say what the rule of %q is: --header, --secret, --placeholder (--help has examples)", host)}
+		return nil, usageError{fmt.Errorf("no rule given for %q: use --header, --secret or --placeholder (--help has examples)", host)}
 	}
 	headers, placeholders := map[string]any{}, map[string]any{}
 	for _, arg := range r.headers {
@@ -166,7 +166,8 @@ func assignment(flag, arg string) (name, text string, err error) {
 	return name, text, nil
 }
 
-// literal is the value of a header: the text itself, or what a file or standard input holds, without its last line break.
+// literal is the value of a header: the text itself, or the content of a file or standard input, without a trailing
+// line break.
 func literal(text string, stdin io.Reader) (string, error) {
 	var data []byte
 	var err error
@@ -198,7 +199,7 @@ func secretValue(text string) map[string]string {
 	return value
 }
 
-// document returns a set of rules as JSON, which it may be given as YAML: inline, from @FILE or from standard input.
+// document returns a set of rules as JSON. It may be given as JSON or YAML: inline, from @FILE or from standard input.
 func document(arg string, stdin io.Reader) (json.RawMessage, error) {
 	data := []byte(arg)
 	var err error
@@ -211,7 +212,7 @@ func document(arg string, stdin io.Reader) (json.RawMessage, error) {
 		return nil, err
 	}
 	if json.Valid(data) {
-		return data, nil // with what is given twice in it, for the gateway to refuse
+		return data, nil // including duplicate keys, for the gateway to refuse
 	}
 	var doc any
 	if yaml.Unmarshal(data, &doc) == nil {
@@ -219,7 +220,7 @@ func document(arg string, stdin io.Reader) (json.RawMessage, error) {
 			return out, nil
 		}
 	}
-	return nil, usageError{errors.New("this is no set of rules in JSON or YAML; give the text itself, @FILE, or - for standard input")}
+	return nil, usageError{errors.New("this is not a set of rules in JSON or YAML; give the text itself, @FILE, or - for standard input")}
 }
 
 // headersAnswer is a set of header rules as the API shows it.

@@ -14,7 +14,7 @@ func newImageCommand(o *globalOptions) *cobra.Command {
 	var dir string
 	build := &cobra.Command{
 		Use:   "build IMAGE",
-		Short: "Build or unpack an image so that the first box need not wait for it",
+		Short: "Build or unpack an image, so that the first box does not have to wait for it",
 		Args:  exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := o.load()

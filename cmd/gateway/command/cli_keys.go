@@ -20,7 +20,7 @@ import (
 
 // newStoreCommand is `gateway store`.
 func newStoreCommand(o *globalOptions) *cobra.Command {
-	cmd := group("store", "Look after the store")
+	cmd := group("store", "Manage the store")
 	var fromStdin bool
 	rotate := &cobra.Command{
 		Use:   "rotate-key",
@@ -44,7 +44,7 @@ func newStoreCommand(o *globalOptions) *cobra.Command {
 	return cmd
 }
 
-// newPassphrase returns the new passphrase that the command was given; an empty one for none.
+// newPassphrase returns the new passphrase given to the command; empty if none.
 func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
 	text := os.Getenv(config.NewPassphraseVariable)
 	if fromStdin {
@@ -53,7 +53,7 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
 			return policy.Secret{}, fmt.Errorf("reading the new passphrase: %w", err)
 		}
 		if text = string(bytes.TrimSuffix(bytes.TrimSuffix(data, []byte("\n")), []byte("\r"))); text == "" {
-			return policy.Secret{}, errors.New("there is no new passphrase on standard input")
+			return policy.Secret{}, errors.New("no passphrase on standard input")
 		}
 	}
 	next := policy.NewSecret(text)
@@ -61,9 +61,9 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
 }
 
 func sayStoreKey(w io.Writer, cfg config.Config, next policy.Secret) error {
-	said := fmt.Sprintf("The secrets of the store are encrypted with the new key in %s. Renew your copy of it.\n", filepath.Join(cfg.StateDir, "secret.key"))
+	said := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, "secret.key"))
 	if next.Reveal() != "" {
-		said = fmt.Sprintf("The secrets of the store are encrypted with the new passphrase. Start the gateway with it in %s from now on.\n", config.PassphraseVariable)
+		said = fmt.Sprintf("The secrets of the store are now encrypted with the new passphrase. From now on, start the gateway with it in %s.\n", config.PassphraseVariable)
 	}
 	_, err := io.WriteString(w, said)
 	return err
@@ -71,11 +71,11 @@ func sayStoreKey(w io.Writer, cfg config.Config, next policy.Secret) error {
 
 // newAPIKeyCommand is `gateway api-key`.
 func newAPIKeyCommand(o *globalOptions) *cobra.Command {
-	cmd := group("api-key", "Look after the key of the admin API")
+	cmd := group("api-key", "Manage the key of the admin API")
 	var grace time.Duration
 	rotate := &cobra.Command{
 		Use:   "rotate",
-		Short: "Make a new API key, write it to {state_dir}/api-key, and end those before it",
+		Short: "Make a new API key, write it to {state_dir}/api-key, and revoke earlier ones",
 		Args:  exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if grace < 0 || grace > 30*24*time.Hour {
@@ -91,13 +91,13 @@ func newAPIKeyCommand(o *globalOptions) *cobra.Command {
 				})
 		},
 	}
-	rotate.Flags().DurationVar(&grace, "grace", 0, "how long the keys before it go on working")
+	rotate.Flags().DurationVar(&grace, "grace", 0, "how long earlier keys go on working")
 	cmd.AddCommand(rotate)
 	return cmd
 }
 
-// changeKeys changes keys through the gateway if one runs, or on the store itself if none does: who has the store open
-// decides. With --admin it is the gateway there.
+// changeKeys changes keys through the gateway if one is running, that is, has the store open, else in the store itself.
+// With --admin it uses the gateway there.
 func (o *globalOptions) changeKeys(cmd *cobra.Command, path string, body any, direct func(config.Config) error, say func(io.Writer, config.Config) error) error {
 	cfg, err := o.load()
 	if err != nil {
@@ -122,8 +122,8 @@ func (o *globalOptions) answered(cmd *cobra.Command, cfg config.Config, say func
 	return say(cmd.OutOrStdout(), cfg)
 }
 
-// rotateClosedStore changes the key of a store that no gateway has open. It is opened a second time, which writes the
-// file anew without what the old key opens.
+// rotateClosedStore changes the key of a store that no gateway has open. Opening it a second time rewrites the file
+// without data encrypted with the old key.
 func rotateClosedStore(cfg config.Config, next policy.Secret) error {
 	err := onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateKey(next) })
 	if errors.Is(err, store.ErrPassphrase) {
@@ -135,8 +135,8 @@ func rotateClosedStore(cfg config.Config, next policy.Secret) error {
 	return onClosedStore(cfg, next, func(*store.DB) error { return nil })
 }
 
-// onClosedStore opens the store of a gateway that does not run, and only one that exists. The passphrase is that of the
-// environment unless it is given.
+// onClosedStore opens the store of a gateway that is not running, if it exists. The passphrase is that of the
+// environment unless one is given.
 func onClosedStore(cfg config.Config, passphrase policy.Secret, do func(*store.DB) error) error {
 	if _, err := os.Stat(filepath.Join(cfg.StateDir, "boxgate.db")); err != nil {
 		return fmt.Errorf("there is no store to change: %w", err)

@@ -44,11 +44,11 @@ func newLogCommand(o *globalOptions) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&r.following, "follow", "f", false, "go on with the decisions to come")
+	f.BoolVarP(&r.following, "follow", "f", false, "keep printing new decisions")
 	f.BoolVar(&r.denied, "denied", false, "denials only")
 	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
-	f.DurationVar(&since, "since", 0, "how far back to begin, such as 10m (default: all that is remembered)")
-	f.DurationVar(&r.patience, "reconnect", time.Minute, "with -f: for how long to wait for a gateway that has gone")
+	f.DurationVar(&since, "since", 0, "how far back to begin, such as 10m (default: everything remembered)")
+	f.DurationVar(&r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
 }
 
@@ -61,15 +61,15 @@ type logReader struct {
 	following, denied bool
 	patience          time.Duration
 
-	connected bool   // to a stream, once at least
-	run       string // of the gateway whose decisions these are
+	connected bool   // to a stream, at least once
+	run       string // of the gateway that made these decisions
 	seq       uint64 // of the latest decision that was printed
-	printing  error  // why the output cannot be written
+	printing  error  // the error of writing the output
 }
 
 // read prints one stream to its end.
 func (r *logReader) read(ctx context.Context) error {
-	client, err := r.o.client() // anew each time: the key may have been changed
+	client, err := r.o.client() // each time, because the key may have changed
 	if err != nil {
 		return err
 	}
@@ -85,8 +85,8 @@ func (r *logReader) read(ctx context.Context) error {
 	})
 }
 
-// follow prints the decisions until it is told to stop. When the stream ends, because the gateway is restarted, it waits for
-// the gateway and goes on after the last decision it has.
+// follow prints the decisions until ctx ends. When the stream ends because the gateway restarts, it waits for the
+// gateway and continues after the last decision it printed.
 func (r *logReader) follow(ctx context.Context) error {
 	const shortest, longest = 100 * time.Millisecond, 2 * time.Second
 	pause, until := shortest, time.Time{}
@@ -96,12 +96,12 @@ func (r *logReader) follow(ctx context.Context) error {
 		if ctx.Err() != nil || r.printing != nil || isFinal(err) || !r.connected && until.IsZero() {
 			return err
 		}
-		if r.connected { // and not any more
+		if r.connected { // but not any more
 			pause, until = shortest, time.Now().Add(r.patience)
 			fmt.Fprintln(r.cmd.ErrOrStderr(), "gateway: the stream of decisions ended; waiting for the gateway")
 		}
 		if !time.Now().Add(pause).Before(until) {
-			return fmt.Errorf("the gateway ended the stream of decisions and did not come back within %v: %w", r.patience, orEnded(err))
+			return fmt.Errorf("the gateway ended the stream of decisions and was not back within %v: %w", r.patience, orEnded(err))
 		}
 		select {
 		case <-ctx.Done():
@@ -113,14 +113,14 @@ func (r *logReader) follow(ctx context.Context) error {
 	}
 }
 
-// resume asks for what follows the last decision that was printed.
+// resume asks for the decisions after the last one printed.
 func (r *logReader) resume() {
 	if r.run != "" {
 		r.query.Set("after", r.run+"-"+strconv.FormatUint(r.seq, 10))
 	}
 }
 
-// isFinal reports whether it is of no use to ask again: the key is refused, or there is no such box.
+// isFinal reports whether retrying is pointless: the key is refused, or there is no such box.
 func isFinal(err error) bool {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	return ok && refused.Status < http.StatusInternalServerError && refused.Status != http.StatusTooManyRequests
@@ -133,8 +133,8 @@ func orEnded(err error) error {
 	return err
 }
 
-// print prints one line of the stream: the JSON itself, or columns for people. A line that is no decision (how many a slow
-// reader lost, or that some may be missing) is printed as it is.
+// print prints one line of the stream: the JSON itself, or columns for people. A line that is not a decision (how many
+// a slow reader lost, or that some may be missing) is printed unchanged.
 func (r *logReader) print(line []byte) error {
 	var e audit.Event
 	decision := json.Unmarshal(line, &e) == nil && !e.Time.IsZero()

@@ -14,7 +14,7 @@ import (
 
 // newPolicyCommand is `gateway policy`.
 func newPolicyCommand(o *globalOptions) *cobra.Command {
-	cmd := group("policy", "Show, replace and question the network policy of a box")
+	cmd := group("policy", "Show, replace and query the network policy of a box")
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "get BOX", Short: "Show the policy in force", Args: exactArgs(1),
@@ -78,7 +78,7 @@ func newURLCommand(o *globalOptions) *cobra.Command {
 	cmd := group("url", "Create, list and remove the public URLs of a box")
 	var bearer, basic bool
 	create := &cobra.Command{
-		Use: "create BOX PORT", Short: "Make the public URL of a port; credentials are shown this once", Args: exactArgs(2),
+		Use: "create BOX PORT", Short: "Create the public URL of a port; credentials are shown only once", Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.ParseUint(args[1], 10, 16)
 			if err != nil || port == 0 {
@@ -98,7 +98,7 @@ func newURLCommand(o *globalOptions) *cobra.Command {
 			},
 		},
 		&cobra.Command{
-			Use: "rm BOX PORT", Short: "Take a public URL away and cut its sockets", Args: exactArgs(2),
+			Use: "rm BOX PORT", Short: "Delete a public URL and cut its connections", Args: exactArgs(2),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return o.call(cmd, "DELETE", api.BoxPath(args[0], "preview", args[1]), nil, silent)
 			},
@@ -107,7 +107,7 @@ func newURLCommand(o *globalOptions) *cobra.Command {
 	return cmd
 }
 
-// urlAnswer is a public URL with the credentials that its creation shows once.
+// urlAnswer is a public URL with its credentials, which are only shown at its creation.
 type urlAnswer struct {
 	URL, Token, Username, Password string
 }

@@ -37,7 +37,7 @@ func newBoxSelfTest(o *globalOptions) *cobra.Command {
 			var card selfTestCard
 			keep := func(w io.Writer, data json.RawMessage) error {
 				if err := json.Unmarshal(data, &card); err != nil {
-					return fmt.Errorf("the gateway's answer was not understood: %w", err)
+					return fmt.Errorf("cannot parse the gateway's answer: %w", err)
 				}
 				if o.json {
 					_, err := fmt.Fprintln(w, string(data))
@@ -60,21 +60,21 @@ func newBoxSelfTest(o *globalOptions) *cobra.Command {
 				return statusError{ExitUntestable, fmt.Errorf("box %s cannot be tested from here", args[0])}
 			}
 			if !card.Tight {
-				return fmt.Errorf("box %s is not tight, or could not be tested fully; see the lines that say so", args[0])
+				return fmt.Errorf("box %s is not tight, or could not be tested fully; see the lines marked HOLE or NOT RUN", args[0])
 			}
 			return nil
 		},
 	}
 }
 
-// verdictWords is how the card prints verdicts: what needs attention is in capitals.
+// verdictWords are the verdicts as printed: those that need attention are in capitals.
 var verdictWords = map[string]string{"tight": "tight", "hole": "HOLE", "not_run": "NOT RUN", "skipped": "-"}
 
-// printCard prints a line for each probe, then what they come to.
+// printCard prints a line for each probe, then a summary.
 func printCard(w io.Writer, card selfTestCard) error {
 	if card.Status == api.SelfTestUntestable {
 		_, err := fmt.Fprintf(w, "box %s, policy %s version %d: CANNOT BE TESTED FROM HERE, nothing was tried. Run attacks inside the sandbox "+
-			"instead. The reason: %s\n", card.Box, card.Mode, card.PolicyVersion, card.Reason)
+			"instead. Reason: %s\n", card.Box, card.Mode, card.PolicyVersion, card.Reason)
 		return err
 	}
 	rows := [][]string{{"VERDICT", "GROUP", "ATTACK", "FAMILY", "TARGET", "EXPECTED", "SEEN"}}
@@ -96,13 +96,13 @@ func printCard(w io.Writer, card selfTestCard) error {
 	if !card.Tight {
 		word = "NOT TIGHT"
 	}
-	_, err := fmt.Fprintf(w, "\nbox %s, policy %s version %d: %s. %d tight, %d holes, %d not run, %d without meaning here; %.1f s\n",
+	_, err := fmt.Fprintf(w, "\nbox %s, policy %s version %d: %s. %d tight, %d holes, %d not run, %d skipped; %.1f s\n",
 		card.Box, card.Mode, card.PolicyVersion, word, card.Summary.Tight, card.Summary.Holes, card.Summary.NotRun,
 		card.Summary.Skipped, float64(card.DurationMS)/1000)
 	return err
 }
 
-// newProbeCommand is what a self-test starts. It reads a plan and holds no secret.
+// newProbeCommand is the process that a self-test starts. It reads a plan and has no secrets.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    host.ProbeCommand,

@@ -1,5 +1,5 @@
-// Package command is the command line of the gateway: its commands, flags, output and exit statuses. It exits 0 when all is
-// well, 1 when something was refused or failed, 2 when the command line was wrong.
+// Package command is the command line of the gateway: its commands, flags, output and exit statuses. It exits 0 on
+// success, 1 when something was refused or failed, 2 on a usage error.
 package command
 
 import (
@@ -21,10 +21,10 @@ const (
 	ExitOK         = 0
 	ExitFailed     = 1
 	ExitUsage      = 2
-	ExitUntestable = 3 // of `gateway box selftest`: nothing is known
+	ExitUntestable = 3 // of `gateway box selftest`: the box cannot be tested
 )
 
-// usageError marks a mistake on the command line.
+// usageError is a mistake on the command line.
 type usageError struct{ error }
 
 // exitError carries the status of a command that ran in a box.

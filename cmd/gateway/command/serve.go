@@ -40,12 +40,13 @@ func newServeCommand(o *globalOptions) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "stop when standard input ends")
 	_ = cmd.Flags().MarkHidden("until-eof")
-	cmd.Flags().BoolVar(&noWatch, "no-watch", false, "leave kernel rules that other programs change as they are (for tests)")
+	cmd.Flags().BoolVar(&noWatch, "no-watch", false, "do not restore kernel rules that other programs change (for tests)")
 	_ = cmd.Flags().MarkHidden("no-watch")
 	return cmd
 }
 
-// endsWithInput returns a context that ends when r does: a gateway started by a demo or a test does not outlive it.
+// endsWithInput returns a context that ends when r does, so that a gateway started by a demo or a test does not outlive
+// it.
 func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -55,17 +56,18 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 	return ctx
 }
 
-// serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that whatever is wrong with
-// them is told while nothing has been changed. With noWatch, kernel rules that other programs change stay changed.
+// serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that problems with them are
+// reported before anything has been changed. With noWatch, kernel rules that other programs change are not restored.
 func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
-	// A core dump would hold header values and keys.
+	// A core dump would contain header values and keys.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
 	}
-	// A reader of the log that goes away must not end the gateway. Ignoring the signal would be inherited by the boxes.
+	// If the reader of the log exits, the gateway must go on. The signal is caught rather than ignored, because boxes
+	// would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if store.InUse(cfg.StateDir) {
 		return fmt.Errorf("a gateway is already running with the state directory %s: stop it, or give this one a state_dir, pools and "+
@@ -79,7 +81,7 @@ func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
 		return err
 	}
 	defer func() { _ = log.Sync() }()
-	// Libraries that have no logger of their own to be given, such as HTTP/2's client, write lines at a server's bidding.
+	// Libraries that cannot be given a logger, such as the HTTP/2 client, log lines that servers can provoke.
 	restore, err := zap.RedirectStdLogAt(log, zap.DebugLevel)
 	if err != nil {
 		return err
