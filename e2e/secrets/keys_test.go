@@ -38,7 +38,7 @@ func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
 	w := harness.NewWorld(t, nil)
 	box := w.SecretBox()
 	first := w.KeyFile("secret.key")
-	harness.Contains(t, w.Run(0, nil, "", "store", "rotate-key"), "secret.key", "Renew your copy")
+	harness.Contains(t, w.Run(0, nil, "", "store", "rotate-key"), "secret.key", "Update your backup")
 	second := w.KeyFile("secret.key")
 	if second == first || strings.Count(second, "AGE-SECRET-KEY-1") != 1 {
 		t.Error("the key file was not changed")

@@ -53,7 +53,7 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
 			return policy.Secret{}, fmt.Errorf("reading the new passphrase: %w", err)
 		}
 		if text = string(bytes.TrimSuffix(bytes.TrimSuffix(data, []byte("\n")), []byte("\r"))); text == "" {
-			return policy.Secret{}, errors.New("no passphrase on standard input")
+			return policy.Secret{}, errors.New("no new passphrase on standard input")
 		}
 	}
 	next := policy.NewSecret(text)

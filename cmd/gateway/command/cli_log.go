@@ -101,7 +101,7 @@ func (r *logReader) follow(ctx context.Context) error {
 			fmt.Fprintln(r.cmd.ErrOrStderr(), "gateway: the stream of decisions ended; waiting for the gateway")
 		}
 		if !time.Now().Add(pause).Before(until) {
-			return fmt.Errorf("the gateway ended the stream of decisions and was not back within %v: %w", r.patience, orEnded(err))
+			return fmt.Errorf("the gateway ended the stream of decisions and did not come back within %v: %w", r.patience, orEnded(err))
 		}
 		select {
 		case <-ctx.Done():
