@@ -78,7 +78,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.halt()
-	for _, l := range r.p.usages.of(r.box).homes.lists {
+	for _, l := range r.p.usages.of(r.box).ruled.lists {
 		l.asked = time.Time{} // as if time had passed
 	}
 	r.policy(judged(cidr(api.Addr(), other.Addr(), netip.MustParseAddr("127.9.9.9"))), nil)

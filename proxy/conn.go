@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"boxgate/audit"
@@ -157,80 +156,89 @@ func (c *conn) proceed(f first, err error) {
 		return
 	}
 	fault.Mark(c.ctx, "proxy: first bytes read")
-	v := c.decide(f)
-	if v.intercept && c.p.isHosts(v.request.Name) {
-		v = v.refused(policy.ReasonHostPort)
+	rt := c.decide(f)
+	if rt.Action == policy.Intercept && c.p.isHosts(rt.Request.Name) {
+		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
-	c.note(f, v)
-	switch {
-	case !v.decision.Allowed():
-		c.deny(f, v)
+	switch c.note(f, rt.Route); {
+	case rt.Action == policy.AwaitClient && f.kind == kindSilent: // which was not so when the wait began
+		c.mustSpeak = true
+		c.proceed(c.peek())
+	case rt.Action == policy.AwaitClient:
+		c.refusePeek(f, os.ErrDeadlineExceeded)
+	case rt.Action == policy.Refuse:
+		c.deny(f, rt.Route)
 	case f.kind == kindSilent && f.eof:
 		_ = c.tcp.Close() // came and went without a word: there is nothing to bring anywhere
-	case v.intercept:
-		c.intercept(f, v)
+	case rt.Action == policy.Intercept:
+		c.intercept(f, rt)
 	default:
-		c.splice(f, v)
+		c.splice(f, rt)
 	}
 }
 
+// decide routes the connection and registers how it passes, so that a later policy can cut it.
+func (c *conn) decide(f first) routed {
+	pol := c.box.Policy.Load()
+	asked, known := c.question(f)
+	rt := c.p.route(c.ctx, pol, c.box, asked, known)
+	c.orig = netip.AddrPortFrom(rt.asked.Addr, c.port) // where a name is that CONNECT gave may be known now
+	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
+		return rt
+	}
+	// A policy that came into force meanwhile is asked here; a later one asks what was settled.
+	if c.live.settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
+		rt.Route = refused(rt.Route, policy.ReasonPolicyChanged)
+	}
+	return rt
+}
+
+// refused refuses for a reason of the data path.
+func refused(rt policy.Route, why policy.Reason) policy.Route {
+	return policy.Route{Request: rt.Request, Decision: policy.Decision{Reason: why, Version: rt.Decision.Version}}
+}
+
 // note puts what was decided into the event.
-func (c *conn) note(f first, v verdict) {
-	c.event.Name = v.request.Name.String()
+func (c *conn) note(f first, rt policy.Route) {
+	c.event.Name = rt.Request.Name.String()
 	if c.event.Name == "" {
 		c.event.Name = cmp.Or(f.sni, c.bound.String())
 	}
-	c.event.Verdict, c.event.Reason = v.decision.Verdict, v.decision.Reason
-	c.event.Rule, c.event.Version = v.decision.Rule, v.decision.Version
+	c.event.Verdict, c.event.Reason = rt.Decision.Verdict, rt.Decision.Reason
+	c.event.Rule, c.event.Version = rt.Decision.Rule, rt.Decision.Version
 	switch {
-	case !v.decision.Allowed():
+	case !rt.Decision.Allowed():
 		c.event.Action = audit.ActionRefuse
-	case v.intercept:
+	case rt.Action == policy.Intercept:
 		c.event.Action = audit.ActionIntercept
 	default:
 		c.event.Action = audit.ActionSplice
 	}
 }
 
-// peek reads the first message. On 80 and 443 the client speaks first and silence is no answer.
+// peek reads the first message. Where the policy wants the client to speak first, silence is no answer.
 func (c *conn) peek() (first, error) {
-	if c.clientSpeaksFirst() || c.mustSpeak {
-		return peek(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), time.Time{})
+	var silence time.Time
+	if c.maySilent() {
+		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) {
+			return first{kind: kindSilent}, nil
+		}
+		silence = c.since.Add(c.p.cfg.SilenceTimeout)
 	}
-	if len(c.head) == 0 && slices.Contains(serverFirst, c.port) {
-		return first{kind: kindSilent}, nil
-	}
-	f, err := peek(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), c.since.Add(c.p.cfg.SilenceTimeout))
-	if errors.Is(err, os.ErrDeadlineExceeded) && f.kind == kindPartial && f.data[0] != recordHandshake && !c.namesDecide() {
-		return f.complete(), nil // a protocol that begins like a request line, its server's turn now
+	f, err := peek(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), silence)
+	if errors.Is(err, os.ErrDeadlineExceeded) && f.kind == kindPartial && f.data[0] != recordHandshake {
+		return f, nil // a protocol that begins like a request line, perhaps, its server's turn now
 	}
 	return f, err
 }
 
-// serverFirst are ports of protocols in which the server greets: FTP, SSH, SMTP, POP3, NNTP, IMAP, submission, MySQL, VNC.
-var serverFirst = []uint16{21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900}
-
-// clientSpeaksFirst reports whether a silent client must not be let through: on the ports of TLS and HTTP, where a name
-// has to come, and where a name this may be about is to be intercepted.
-func (c *conn) clientSpeaksFirst() bool {
-	if isWeb(c.port) {
-		return true
+// maySilent reports whether a client that says nothing may be one whose server speaks first.
+func (c *conn) maySilent() bool {
+	if c.mustSpeak {
+		return false
 	}
-	pol := c.box.Policy.Load()
-	return slices.ContainsFunc(c.impliedNames(), func(n policy.Name) bool { return pol.Intercepts(n, c.port) })
-}
-
-// impliedNames returns the names this connection may be for when its bytes do not say: the one CONNECT gave, else those
-// for which the box was told the address it dialled.
-func (c *conn) impliedNames() []policy.Name {
-	switch {
-	case !c.bound.IsZero():
-		return []policy.Name{c.bound}
-	case c.orig.Addr().IsValid():
-		return c.p.cfg.Resolver.GrantedNames(c.box.ID, c.orig.Addr())
-	default:
-		return nil
-	}
+	asked, known := c.question(first{kind: kindSilent})
+	return c.box.Policy.Load().Route(asked, known).Action != policy.AwaitClient
 }
 
 // forward hands plain HTTP to the message loop, which judges each request by its Host.
@@ -244,13 +252,13 @@ func (c *conn) forward(f first) {
 }
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
-func (c *conn) intercept(f first, v verdict) {
+func (c *conn) intercept(f first, rt routed) {
 	if !c.usage.intercept(c.p.cfg.MaxInterceptions) {
 		c.refuse(kindOther, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
 	defer c.usage.release()
-	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), v.request.Name, nil)
+	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), rt.Request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
 		c.refuse(kindOther, policy.ReasonClientTLS)
@@ -265,7 +273,7 @@ func (c *conn) intercept(f first, v verdict) {
 	}
 	c.open()
 	s := &session{
-		p: c.p, box: c.box, usage: c.usage, name: v.request.Name, orig: c.orig, port: c.port, secure: true,
+		p: c.p, box: c.box, usage: c.usage, name: rt.Request.Name, orig: c.orig, port: c.port, secure: true,
 		client: client, alpn: client.ConnectionState().NegotiatedProtocol, live: c.live,
 	}
 	if s.alpn == "h2" {
@@ -291,10 +299,8 @@ func (c *conn) finish(s *session, err error) {
 }
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.
-func (c *conn) splice(f first, v verdict) {
-	to := v.target(c)
-	to.barred = c.barred(f, v)
-	up, err := c.p.dial(c.ctx, c.box, to)
+func (c *conn) splice(f first, rt routed) {
+	up, err := c.p.dial(c.ctx, c.box, rt.target())
 	if err != nil {
 		c.failed(f, err)
 		return
@@ -304,20 +310,23 @@ func (c *conn) splice(f first, v verdict) {
 		_ = up.Close()
 		return
 	}
-	c.live.require(policy.Request{
-		Stage: policy.StageDial, Box: c.box.ID, Name: v.request.Name,
-		Addr: addrPort(upstream.RemoteAddr()).Addr(), Port: c.port, Protocol: policy.TCP,
-	})
-	if c.p.recheck(c.live) {
+	rt.asked, rt.known = rt.at(addrPort(upstream.RemoteAddr()).Addr())
+	if c.live.settle(rt); c.p.recheck(c.live) {
 		return // which closed both
 	}
-	if c.owesName(f) && !c.serverSpoke(upstream) {
-		c.live.detach(upstream)
-		socket.Reset(upstream)
-		c.live.unsettle()
-		c.since, c.mustSpeak = time.Now(), true
-		c.proceed(c.peek()) // judged by what the client says now, if anything
-		return
+	if rt.Action == policy.AwaitServer {
+		if !c.serverSpoke(upstream) {
+			c.live.detach(upstream)
+			socket.Reset(upstream)
+			c.live.settle(routed{})
+			c.since, c.mustSpeak = time.Now(), true
+			c.proceed(c.peek()) // judged by what the client says now, if anything
+			return
+		}
+		rt.Action, rt.known.Greeted = policy.Splice, true
+		if c.live.settle(rt); c.p.recheck(c.live) {
+			return
+		}
 	}
 	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout)) // the tunnel sets its own
 	if _, err := upstream.Write(f.data); err != nil {

@@ -275,13 +275,10 @@ func TestRebindingOnlyGoodAddressesAreUsed(t *testing.T) {
 func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
 	r := newRig(t, allow("good.example"))
 	trap := r.trap(443)
-	name, err := policy.ParseName("good.example")
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := r.target("good.example")
 	r.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"good.example"}, DeniedCIDRs: []string{trap.Addr().String() + "/32"}}, nil)
 	// As if the policy had changed after the candidates were judged.
-	c, err := r.p.dialAddr(context.Background(), r.box, target{name: name, port: 443, byName: true}, trap.Addr(), false)
+	c, err := r.p.dialAddr(t.Context(), r.box, to, trap.Addr(), false)
 	var denied *policy.DeniedError
 	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonDeniedCIDR || denied.Request.Stage != policy.StageDial {
 		t.Errorf("%v, %v", c, err)
@@ -318,11 +315,17 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 		return e.Reason == policy.ReasonHostPort && netip.AddrPortFrom(e.Addr, e.Port).String() == addr
 	})
 	r.names.set("good.example", own)
-	c, err := r.p.dial(context.Background(), r.box, target{name: mustName(t, "good.example"), port: 443, byName: true})
+	c, err := r.p.dial(t.Context(), r.box, r.target("good.example"))
 	var denied *policy.DeniedError
 	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonHostPort {
 		t.Errorf("a name of the gateway: %v", err)
 	}
+}
+
+// target is where TLS for a name on 443 goes, whatever its address.
+func (r *rig) target(name string) target {
+	asked := policy.Request{Box: r.box.ID, Name: mustName(r.t, name), Port: 443, Protocol: policy.TCP}
+	return r.p.route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}).target()
 }
 
 func mustName(t *testing.T, s string) policy.Name {

@@ -13,17 +13,16 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// target says what to dial.
+// target says what to dial: the way, and its name, zero if none is known.
 type target struct {
-	name   policy.Name    // judged together with each address; zero if none is known
-	orig   netip.AddrPort // where the box was going; Addr invalid if that says nothing
-	port   uint16
-	byName bool                      // the decision holds for the name: dial an address of it, not what the box asked for
-	barred func(netip.AddrPort) bool // addresses that are refused besides; nil: none
+	routed
+	name policy.Name
 }
 
-// dial connects box to d. Every address is judged at [policy.StageDial], by the policy in force at that moment, and once
-// more by the dialler itself when the socket exists. The error is a *[policy.DeniedError] or an *upstreamError.
+func (rt routed) target() target { return target{rt, rt.Request.Name} }
+
+// dial connects box to d. Every address is judged by the policy in force at that moment, and once more by the dialler
+// itself when the socket exists. The error is a *[policy.DeniedError] or an *upstreamError.
 func (p *Proxy) dial(ctx context.Context, box *policy.Box, d target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
@@ -58,13 +57,8 @@ func (p *Proxy) candidates(ctx context.Context, box *policy.Box, d target) ([]ne
 	var good []netip.Addr
 	var denied error
 	for _, a := range addrs {
-		if err := p.judgeDial(box, d.name, a, d.port); err != nil {
+		if err := p.judgeDial(ctx, box, d, a); err != nil {
 			denied = err
-			continue
-		}
-		if d.barred != nil && d.barred(netip.AddrPortFrom(a, d.port)) {
-			denied = policy.Decision{Reason: policy.ReasonProtocol, Version: version(box.Policy.Load())}.
-				Err(policy.Request{Stage: policy.StageDial, Box: box.ID, Name: d.name, Addr: a, Port: d.port, Protocol: policy.TCP})
 			continue
 		}
 		good = append(good, a)
@@ -82,8 +76,8 @@ func (p *Proxy) candidates(ctx context.Context, box *policy.Box, d target) ([]ne
 // addresses returns where d may be, unjudged. The address the box asked for is used for a name only while a live grant
 // of that name holds it: otherwise it is the box's claim and nothing else.
 func (p *Proxy) addresses(ctx context.Context, box *policy.Box, d target) ([]netip.Addr, error) {
-	orig := d.orig.Addr().Unmap()
-	if !d.byName {
+	orig := d.asked.Addr.Unmap()
+	if !d.ByName {
 		if !orig.IsValid() {
 			return nil, nil
 		}
@@ -131,16 +125,24 @@ func interleave(addrs []netip.Addr, v6first bool) []netip.Addr {
 	return out
 }
 
-// judgeDial asks the policy in force whether this very address may be dialled for the name. Addresses of the gateway
-// itself and the sink are refused before the policy is asked.
-func (p *Proxy) judgeDial(box *policy.Box, name policy.Name, a netip.Addr, port uint16) error {
+// judgeDial asks the policy in force whether this very address may be dialled. Addresses of the gateway itself and the sink
+// are refused before the policy is asked.
+func (p *Proxy) judgeDial(ctx context.Context, box *policy.Box, d target, a netip.Addr) error {
 	a = a.Unmap()
-	r := policy.Request{Stage: policy.StageDial, Box: box.ID, Name: name, Addr: a, Port: port, Protocol: policy.TCP}
 	c := box.Policy.Load()
 	if p.isOwn(a) || p.isSink(a) {
-		return policy.Decision{Reason: policy.ReasonHostPort, Version: version(c)}.Err(r)
+		return policy.Decision{Reason: policy.ReasonHostPort, Version: version(c)}.Err(d.dialling(a))
 	}
-	return c.Decide(r).Err(r)
+	asked, known := d.at(a)
+	if why := d.overruledBy(p.route(ctx, c, box, asked, known).Route); why != nil {
+		return why
+	}
+	return nil
+}
+
+// dialling is the request for one address of the target.
+func (d target) dialling(a netip.Addr) policy.Request {
+	return policy.Request{Stage: policy.StageDial, Box: d.asked.Box, Name: d.name, Addr: a, Port: d.asked.Port, Protocol: policy.TCP}
 }
 
 // dialAddr dials one address. The dialler judges the address of the very socket it is about to connect, so no code
@@ -153,15 +155,15 @@ func (p *Proxy) dialAddr(ctx context.Context, box *policy.Box, d target, a netip
 	dialer := net.Dialer{
 		Timeout:         timeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4},
-		ControlContext: func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		ControlContext: func(ctx context.Context, _, address string, _ syscall.RawConn) error {
 			to, err := netip.ParseAddrPort(address)
 			if err != nil {
 				return err
 			}
-			return p.judgeDial(box, d.name, to.Addr(), to.Port())
+			return p.judgeDial(ctx, box, d, to.Addr())
 		},
 	}
-	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.port).String())
+	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.asked.Port).String())
 }
 
 // isOwn reports whether a is the gateway's own.

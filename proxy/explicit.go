@@ -179,48 +179,17 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	} else if c.bound, err = policy.ParseName(host); err != nil {
 		return badRequest("CONNECT needs a host name or an address.")
 	}
-	pol := c.box.Policy.Load()
-	v := c.ask(pol, c.bound)
-	if at := c.p.openAddr(c.ctx, pol, c.box, v.request, v.decision); at.IsValid() {
-		c.orig = netip.AddrPortFrom(at, port)
-		v = c.ask(pol, c.bound)
-	}
+	rt := c.p.route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
+	c.orig = netip.AddrPortFrom(rt.asked.Addr, port)
 	if addr := c.orig.Addr(); c.p.isOwn(addr) || c.p.isSink(addr) {
-		v = v.refused(policy.ReasonHostPort)
+		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
-	c.note(first{}, v)
-	if err := v.decision.Err(v.request); err != nil {
+	c.note(first{}, rt.Route)
+	if err := rt.Err(); err != nil {
 		refused := problem.Of(err)
 		return &refused
 	}
 	return nil
-}
-
-// openAddr resolves a name that a client gave to the explicit proxy where the policy allows by address, not by name, and
-// lets names be resolved for that. It returns the first address that is allowed; the zero Addr if there is none, or if
-// the name was decided already.
-func (p *Proxy) openAddr(ctx context.Context, pol *policy.Compiled, box *policy.Box, r policy.Request, d policy.Decision) netip.Addr {
-	if d.Reason != policy.ReasonNotAllowed || r.Name.IsZero() || r.Addr.IsValid() || !pol.ResolvesOthers() {
-		return netip.Addr{}
-	}
-	return p.allowedAddr(ctx, pol, box, r.Name, r) // the zero Addr: the denial of the name stands
-}
-
-// allowedAddr returns the first address of a name with which the policy allows a request, and the dialler would allow the
-// name; the zero Addr if there is none.
-func (p *Proxy) allowedAddr(ctx context.Context, pol *policy.Compiled, box *policy.Box, name policy.Name, r policy.Request) netip.Addr {
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
-	defer cancel()
-	addrs, err := p.cfg.Resolver.Lookup(ctx, box, name)
-	if err != nil {
-		return netip.Addr{}
-	}
-	for _, a := range interleave(addrs, false) {
-		if r.Addr = a; pol.Decide(r).Allowed() && p.judgeDial(box, name, a, r.Port) == nil {
-			return a
-		}
-	}
-	return netip.Addr{}
 }
 
 // tunnel accepts the CONNECT and goes on as if the connection had been made to its authority.

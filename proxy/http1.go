@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"sync/atomic"
@@ -205,7 +206,7 @@ func (h *http1) judge() (allowed bool, err error) {
 			h.flight.Store(nil)
 			return false, h.refuse(p)
 		}
-		h.flight.Store(&inflight{request: h.ruling.request})
+		h.flight.Store(h.ruling.inflight(h.s, netip.Addr{}))
 		if h.s.box.Policy.Load() == h.ruling.policy {
 			placeholder.SwapFields(h.req.Fields, h.ruling.swaps)
 			return true, nil

@@ -154,10 +154,7 @@ func (h *http1) connect() error {
 
 // publish adds the address to what must stay allowed, and looks once more whether it is.
 func (h *http1) publish() error {
-	f := &inflight{request: h.ruling.request, dialled: h.up.dial}
-	if !h.ruling.byName {
-		f.granted = h.s.p.owns(h.s.box)
-	}
+	f := h.ruling.inflight(h.s, h.up.dial.Addr)
 	h.flight.Store(f)
 	c := h.s.box.Policy.Load()
 	if c == h.ruling.policy && h.up.judged == c {

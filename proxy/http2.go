@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -239,7 +240,7 @@ func (st *stream) judge() bool {
 			st.refuse(p)
 			return false
 		}
-		st.setFlight(&inflight{request: st.ruling.request})
+		st.setFlight(st.ruling.inflight(st.s, netip.Addr{}))
 		if st.s.box.Policy.Load() == st.ruling.policy {
 			placeholder.SwapHeader(st.r.Header, st.ruling.swaps)
 			return true

@@ -115,7 +115,7 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 
 // goesTo adds the address to what must stay allowed, and looks once more whether it is.
 func (st *stream) goesTo(dial policy.Request) error {
-	f := &inflight{request: st.ruling.request, dialled: dial}
+	f := st.ruling.inflight(st.s, dial.Addr)
 	st.setFlight(f)
 	if err := f.stands(st.s.box.Policy.Load()).Err(f.request); err != nil {
 		return err

@@ -31,7 +31,8 @@ type message struct {
 // address, with set.
 type ruling struct {
 	refused *problem.Problem
-	request policy.Request   // as it was decided; the same question decides later whether it may go on
+	request policy.Request   // as it was decided
+	way     routed           // how it passes, by which it is asked later whether it may go on
 	policy  *policy.Compiled // that decided it
 	reason  policy.Reason
 	rule    string
@@ -62,43 +63,49 @@ func (s *session) judge(ctx context.Context, m *message) ruling {
 	}
 	fault.Mark(ctx, "proxy: request read")
 	r.policy = s.box.Policy.Load()
-	d := r.policy.Decide(r.request)
-	if s.explicit {
-		if at := s.p.openAddr(ctx, r.policy, s.box, r.request, d); at.IsValid() {
-			r.request.Addr = at
-			d = r.policy.Decide(r.request)
-		}
-	}
-	r.reason, r.rule = d.Reason, d.Rule
-	if err := d.Err(r.request); err != nil {
-		refused := problem.Of(err)
-		r.refused = &refused
+	if r.refused = s.routeRequest(ctx, &r); r.refused != nil {
 		return r
-	}
-	name, port := r.request.Name, r.request.Port
-	if name.IsZero() && evades(r.policy, d, port) {
-		r.refused, r.reason, r.rule = nameless(), policy.ReasonNoName, ""
-		return r
-	}
-	r.byName = s.secure || d.DialName || (!name.IsZero() && (!r.request.Addr.IsValid() || r.policy.Intercepts(name, port)))
-	if !r.byName && s.p.ruled(ctx, r.policy, s.box, netip.AddrPortFrom(r.request.Addr, port), false) {
-		// As for TLS: under another name it goes to the owner of that name.
-		if r.byName = !name.IsZero() && resolvable(r.policy, s.box.ID, name); !r.byName {
-			r.refused, r.reason, r.rule = mismatch(), policy.ReasonAuthorityMismatch, ""
-			return r
-		}
 	}
 	if s.secure {
-		r.header, _ = r.policy.Headers(name, port)
+		r.header, _ = r.policy.Headers(r.request.Name, r.request.Port)
 	}
 	r.fill(ctx, s, m)
 	r.scrubbed(s)
 	return r
 }
 
+// routeRequest asks the policy how the request may pass, and completes the ruling. It returns what the client is told if it
+// may not.
+func (s *session) routeRequest(ctx context.Context, r *ruling) *problem.Problem {
+	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.explicit}
+	if s.secure {
+		e.Opening = policy.OpeningSecure
+	}
+	r.way = s.p.route(ctx, r.policy, s.box, r.request, e)
+	r.request, r.byName = r.way.asked, r.way.ByName
+	r.reason, r.rule = r.way.Decision.Reason, r.way.Decision.Rule
+	switch {
+	case r.way.Action == policy.Forward:
+		return nil
+	case r.reason == policy.ReasonAuthorityMismatch:
+		return mismatch()
+	case r.reason == policy.ReasonNoName:
+		return nameless()
+	}
+	refused := problem.Of(r.way.Err())
+	return &refused
+}
+
 // target is where a request that was not refused goes.
-func (r *ruling) target() target {
-	return target{name: r.request.Name, orig: netip.AddrPortFrom(r.request.Addr, r.request.Port), port: r.request.Port, byName: r.byName}
+func (r *ruling) target() target { return r.way.target() }
+
+// inflight is what must stay allowed of the request, which goes to an address; the zero Addr if that is not known yet.
+func (r *ruling) inflight(s *session, to netip.Addr) *inflight {
+	f := &inflight{s: s, request: r.request, way: r.way}
+	if to.IsValid() {
+		f.way.asked, f.way.known = r.way.at(to)
+	}
+	return f
 }
 
 // judgeForm refuses what is no request to an origin server.

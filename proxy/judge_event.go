@@ -136,19 +136,16 @@ func upstreamProblem(err error) *problem.Problem {
 
 // inflight is what must stay allowed while a request is under way.
 type inflight struct {
+	s       *session
 	request policy.Request
-	dialled policy.Request // the address it goes to; zero Stage: not known yet
-	granted grants         // set when that is the address the box asked for: see borrows
+	way     routed
 }
 
 // stands asks a policy whether the request may go on.
 func (f *inflight) stands(c *policy.Compiled) policy.Decision {
-	d := c.Decide(f.request)
-	if d.Allowed() && f.dialled.Stage != "" {
-		d = c.Decide(f.dialled)
+	now := f.s.p.reroute(c, f.s.box, f.way)
+	if why := f.way.overruledBy(now); why != nil {
+		return why.Decision
 	}
-	if f.granted != nil && borrows(f.dialled, d, f.granted) {
-		return policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
-	}
-	return d
+	return now.Decision
 }

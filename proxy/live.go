@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,13 +32,12 @@ type liveConn struct {
 
 	in, out atomic.Int64 // bytes towards the box and from it
 
-	mu       sync.Mutex
-	cut      *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
-	stop     error               // why it was closed, if no policy did it
-	sockets  map[net.Conn]struct{}
-	requests []policy.Request // what must stay allowed for the connection to stay open
-	passage  passage
-	watcher  func(*policy.Compiled) policy.Decision
+	mu      sync.Mutex
+	cut     *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
+	stop    error               // why it was closed, if no policy did it
+	sockets map[net.Conn]struct{}
+	passes  routed // as what it passes; refused where nothing does, or where each request is routed by itself
+	watcher func(*policy.Compiled) policy.Decision
 }
 
 // add registers a connection of box, or returns nil when the box has max of them already, or its share of all there may be. The caller removes it when
@@ -118,33 +116,11 @@ func (l *liveConn) detach(c net.Conn) {
 	delete(l.sockets, c)
 }
 
-// require adds a request that must stay allowed for the connection to stay open.
-func (l *liveConn) require(r policy.Request) {
+// settle says how the connection passes from now on; the zero value that it does not.
+func (l *liveConn) settle(rt routed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.requests = append(l.requests, r)
-}
-
-// passage says how a connection passes. The zero value says nothing yet.
-type passage struct {
-	spliced bool // bytes pass unread: a rule that wants interception cuts it
-	asked   bool // it went to the address the box asked for, whatever its name: see borrows
-	nameDue bool // it is, or may be to a lenient server, TLS or HTTP, and names no host
-	unread  bool // no name is known to be in what the client says
-}
-
-// settle replaces what was required so far and says how the connection will pass.
-func (l *liveConn) settle(r policy.Request, how passage) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.requests, l.passage = []policy.Request{r}, how
-}
-
-// unsettle takes settle and require back: what they were about has not come to be.
-func (l *liveConn) unsettle() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.requests, l.passage = nil, passage{}
+	l.passes = rt
 }
 
 // watch sets the check of what is in flight in a connection whose requests are judged one by one; nil takes it away.
@@ -170,23 +146,19 @@ func (l *liveConn) stopped() error {
 	return l.stop
 }
 
-// recheck asks the policy in force about everything the connection stands on and cuts it if any of it is denied by now.
-// It reports whether it cut.
+// recheck asks the policy in force how the connection may pass, and cuts it if that is no longer the way it does. It reports
+// whether it cut.
 //
-// Whoever adds a requirement decides first, adds it, and rechecks: a policy that was swapped in between is seen either
-// here or by [Proxy.Recheck], which begins after the swap.
-func (l *liveConn) recheck(known knowledge) bool {
+// The handler routes a connection, settles it, and looks whether the policy is still the same: one that was swapped in
+// between is seen either there or by [Proxy.Recheck], which begins after the swap.
+func (l *liveConn) recheck(reroute func(*policy.Compiled, *policy.Box, routed) policy.Route) bool {
 	c := l.box.Policy.Load()
 	l.mu.Lock()
-	requests, how, watcher := l.requests, l.passage, l.watcher
+	was, watcher := l.passes, l.watcher
 	l.mu.Unlock()
-	for _, r := range requests {
-		d := c.Decide(r)
-		if d.Allowed() && how.evades(c, r, d, known) {
-			d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
-		}
-		if !d.Allowed() {
-			return l.close(&policy.DeniedError{Request: r, Decision: d}, nil)
+	if was.Action != policy.Refuse {
+		if why := was.overruledBy(reroute(c, l.box, was)); why != nil {
+			return l.close(why, nil)
 		}
 	}
 	if watcher != nil {
@@ -195,39 +167,6 @@ func (l *liveConn) recheck(known knowledge) bool {
 		}
 	}
 	return false
-}
-
-// grants reports whether a box was told, and may still believe, that a name has an address.
-type grants func(policy.BoxID, policy.Name, netip.Addr) bool
-
-// knowledge is what is known of the addresses of a box's connections.
-type knowledge struct {
-	granted grants
-	ruled   func(*policy.Compiled, netip.AddrPort) bool // see Proxy.ruled
-}
-
-// evades reports whether a connection that is still allowed would have to pass in another way by now: intercepted, or to
-// an address of its name.
-func (how passage) evades(c *policy.Compiled, r policy.Request, d policy.Decision, known knowledge) bool {
-	switch {
-	case how.spliced && c.Intercepts(r.Name, r.Port):
-		return true
-	case how.spliced && how.unread && r.Stage == policy.StageDial && !borne(d, r.Port) && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port)):
-		return true
-	case how.spliced && how.nameDue && c.NamesDecide(r.Port) && d.Reason != policy.ReasonAllowedCIDR:
-		return true
-	case !how.asked:
-		return false
-	case !r.Name.IsZero():
-		return borrows(r, d, known.granted)
-	}
-	return how.spliced && known.ruled(c, netip.AddrPortFrom(r.Addr, r.Port))
-}
-
-// borrows reports whether a connection that went to an address as it was asked for is allowed by now under its name alone,
-// and nothing shows that the address is one of the name's: the name may be a mere claim.
-func borrows(dialled policy.Request, d policy.Decision, granted grants) bool {
-	return d.DialName && dialled.Stage == policy.StageDial && !granted(dialled.Box, dialled.Name, dialled.Addr)
 }
 
 // Why connections are cut that the policy allows.

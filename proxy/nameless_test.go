@@ -101,7 +101,7 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	r.policy(judged(cidr(first.Addr(), second.Addr())), nil)
 	r.names.set("api.example", first.Addr())
 	_ = withoutName(r.dial(first))
-	for _, l := range r.p.usages.of(r.box).homes.lists {
+	for _, l := range r.p.usages.of(r.box).ruled.lists {
 		l.asked = time.Time{} // as if time had passed
 	}
 	r.names.set("api.example", second.Addr())

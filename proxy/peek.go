@@ -30,7 +30,7 @@ const (
 	kindBadTLS               // begins like TLS but is not that
 	kindHTTP                 // a request line of HTTP/1
 	kindOther                // anything else
-	kindPartial              // more is needed to tell: never a result but of a peek that failed
+	kindPartial              // more is needed to tell: a result only of a peek that ran out of time
 	kindOversize             // still incomplete at the cap
 )
 

@@ -170,12 +170,7 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 
 // recheck asks again about one connection and records the cut, if there was one.
 func (p *Proxy) recheck(l *liveConn) bool {
-	known := knowledge{granted: p.owns(l.box), ruled: func(c *policy.Compiled, to netip.AddrPort) bool {
-		ctx, cancel := context.WithTimeout(p.base, recheckLookup)
-		defer cancel()
-		return p.ruled(ctx, c, l.box, to, true)
-	}}
-	if !l.recheck(known) {
+	if !l.recheck(p.reroute) {
 		return false
 	}
 	why := l.denied()

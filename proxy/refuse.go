@@ -35,15 +35,15 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 // deny refuses what the policy denied: with an alert, or with a page where one was asked for, the name can be that of a
 // server on the internet, and the box may have one more interception. The page is under a leaf of the box's CA, which
 // others may trust as well: there is none for names that mean another machine to each of them.
-func (c *conn) deny(f first, v verdict) {
+func (c *conn) deny(f first, rt policy.Route) {
 	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.denied() == nil {
 		if c.usage.intercept(c.p.cfg.MaxInterceptions) {
 			defer c.usage.release()
-			c.denyPage(f, v)
+			c.denyPage(f, rt)
 			return
 		}
 	}
-	c.refuse(f.kind, v.decision.Reason)
+	c.refuse(f.kind, rt.Decision.Reason)
 }
 
 // refusePeek refuses a connection whose first message could not be read.
@@ -68,8 +68,8 @@ func (c *conn) refusePeek(f first, err error) {
 
 // denyPage terminates TLS under a leaf, reads one request and answers it with 403. Nothing is forwarded, whatever it
 // asks; the decision was made for the connection.
-func (c *conn) denyPage(f first, v verdict) {
-	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, v.decision.Reason
+func (c *conn) denyPage(f first, rt policy.Route) {
+	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
 	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), f.name, []string{"http/1.1"})
 	if err != nil {
 		c.event.Error = err.Error()
@@ -83,7 +83,7 @@ func (c *conn) denyPage(f first, v verdict) {
 		socket.Reset(c.tcp)
 		return
 	}
-	answer := problem.Of(v.decision.Err(v.request))
+	answer := problem.Of(rt.Err())
 	c.event.Status = answer.Status
 	_ = problem.Write(client, answer) // a client that is gone needs no page
 	_ = client.CloseWrite()

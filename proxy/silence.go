@@ -3,7 +3,6 @@ package proxy
 import (
 	"bytes"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,14 +14,6 @@ import (
 
 // This file is about clients that say nothing. On most ports they are let through to the address, as the server may be
 // the one to speak first. Where names decide, silence must not be a way to speak later and unread.
-
-// namesDecide reports whether what the client says is judged by the name in it although the address is allowed.
-func (c *conn) namesDecide() bool {
-	return !slices.Contains(serverFirst, c.port) && c.box.Policy.Load().NamesDecide(c.port)
-}
-
-// owesName reports whether a client that was silent so far has to give a name if it is the first to speak after all.
-func (c *conn) owesName(f first) bool { return f.kind == kindSilent && !f.eof && c.namesDecide() }
 
 // serverSpoke waits until one side has said something, or ended, and reports whether the server has. Nothing is taken
 // from either socket. It is false as well when neither has within the idle timeout, and when the server speaks HTTP/2 in

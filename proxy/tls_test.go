@@ -105,7 +105,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 		r.names.set(name, at.Addr())
 	}
 	d := func(name string) error {
-		c, err := r.p.dialTLS(context.Background(), r.box, target{name: mustName(t, name), port: 443, byName: true}, nil)
+		c, err := r.p.dialTLS(context.Background(), r.box, r.target(name), nil)
 		if err == nil {
 			c.Close()
 		}
