@@ -18,7 +18,6 @@ const (
 // knots are the packages whose largest circle of files is still over the limits, with the size that it may have. The
 // numbers only ever go down; a package that is within the limits leaves the list.
 var knots = map[string]struct{ files, lines int }{
-	"api":                 {22, 3500},
 	"cmd/gateway/command": {15, 1750},
 	"firewall":            {22, 4100},
 	"host":                {17, 2600},

@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"boxgate/api/stream"
 )
 
 // Client calls the admin API for the command line. Safe for concurrent use.
@@ -114,7 +116,7 @@ func (c *Client) send(ctx context.Context, method, path string, in any, header h
 }
 
 func readRefusal(resp *http.Response) error {
-	var body errorBody
+	var body struct{ Error, Pointer string }
 	data, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if json.Unmarshal(data, &body) != nil || body.Error == "" {
 		body.Error = "the gateway answered " + resp.Status
@@ -124,15 +126,18 @@ func readRefusal(resp *http.Response) error {
 
 // Exec runs a command in a box, copies its output as it comes, and returns its exit code.
 func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, stderr io.Writer) (int, error) {
-	in := execBody{Command: req.Command, Folder: req.Dir}
-	resp, err := c.send(ctx, http.MethodPost, "/v2/box/"+url.PathEscape(box)+"/exec-stream", in, http.Header{"Accept": {ndjson}})
+	in := struct {
+		Command []string `json:"command"`
+		Folder  string   `json:"folder,omitempty"`
+	}{req.Command, req.Dir}
+	resp, err := c.send(ctx, http.MethodPost, "/v2/box/"+url.PathEscape(box)+"/exec-stream", in, http.Header{"Accept": {stream.NDJSON}})
 	if err != nil {
 		return 0, err
 	}
 	defer resp.Body.Close()
 	dec := json.NewDecoder(resp.Body)
 	for {
-		var f execFrame
+		var f stream.Frame
 		if err := dec.Decode(&f); err != nil {
 			return 0, fmt.Errorf("the stream ended before the command did: %w", err)
 		}
@@ -160,12 +165,12 @@ func (c *Client) Lines(ctx context.Context, path string, each func(line []byte) 
 // Events is Lines for a stream of decisions. When the stream has begun it first calls begin with the run of the
 // gateway.
 func (c *Client) Events(ctx context.Context, path string, begin func(run string), each func(line []byte) error) error {
-	resp, err := c.send(ctx, http.MethodGet, path, nil, http.Header{"Accept": {ndjson}})
+	resp, err := c.send(ctx, http.MethodGet, path, nil, http.Header{"Accept": {stream.NDJSON}})
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	begin(resp.Header.Get(runHeader))
+	begin(resp.Header.Get(stream.RunHeader))
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

@@ -85,6 +85,9 @@ type Host interface {
 	Ready(ctx context.Context) error
 }
 
+// CustomerID is the customer_id everywhere: one installation serves one customer.
+const CustomerID = "local"
+
 // Status is the state of a box.
 type Status string
 

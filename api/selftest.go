@@ -1,7 +1,6 @@
 package api
 
 import (
-	"net/http"
 	"time"
 
 	"boxgate/policy"
@@ -80,65 +79,4 @@ func (r SelfTestReport) Count(v SelfTestVerdict) int {
 // Tight reports whether every probe was run or did not apply, none found a hole, and at least one was run.
 func (r SelfTestReport) Tight() bool {
 	return r.Untestable == "" && r.Count(ProbeHole) == 0 && r.Count(ProbeNotRun) == 0 && r.Count(ProbeTight) > 0
-}
-
-// selfTestView is a scorecard as JSON.
-type selfTestView struct {
-	Box           string              `json:"box"`
-	Tight         bool                `json:"tight" doc:"no hole was found, and every probe that could have found one was run"`
-	Status        string              `json:"status" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
-	Reason        string              `json:"reason,omitempty" doc:"why the box is untestable"`
-	Mode          string              `json:"mode" doc:"mode of the policy in force"`
-	PolicyVersion uint64              `json:"policy_version"`
-	StartedAt     time.Time           `json:"started_at"`
-	DurationMS    int64               `json:"duration_ms"`
-	Summary       selfTestSummaryView `json:"summary"`
-	Probes        []selfTestProbeView `json:"probes"`
-}
-
-// selfTestSummaryView counts the probes by verdict.
-type selfTestSummaryView struct {
-	Tight   int `json:"tight"`
-	Holes   int `json:"holes"`
-	NotRun  int `json:"not_run"`
-	Skipped int `json:"skipped" doc:"allowed by the policy, or not applicable to it"`
-}
-
-// selfTestProbeView is one line of a scorecard.
-type selfTestProbeView struct {
-	Group    string `json:"group"`
-	Attack   string `json:"attack"`
-	Family   string `json:"family" doc:"ipv4 or ipv6"`
-	Target   string `json:"target"`
-	Expected string `json:"expected"`
-	Seen     string `json:"seen,omitempty"`
-	Verdict  string `json:"verdict" doc:"tight, hole, not_run or skipped"`
-	Why      string `json:"why,omitempty"`
-}
-
-func selfTestViewOf(r SelfTestReport) selfTestView {
-	v := selfTestView{
-		Box: string(r.Box), Tight: r.Tight(), Status: string(r.Status()), Reason: r.Untestable, Mode: string(r.Mode), PolicyVersion: r.Version, StartedAt: r.Started,
-		DurationMS: r.Duration.Milliseconds(), Probes: []selfTestProbeView{},
-		Summary: selfTestSummaryView{r.Count(ProbeTight), r.Count(ProbeHole), r.Count(ProbeNotRun), r.Count(ProbeSkipped)},
-	}
-	for _, p := range r.Probes {
-		v.Probes = append(v.Probes, selfTestProbeView{
-			p.Group, p.Attack, p.Family, p.Target, p.Expected, p.Seen, string(p.Verdict), p.Why,
-		})
-	}
-	return v
-}
-
-// selfTest runs the attack list from inside the box. A hole is not a failure of the call: it is in the card.
-func (a *API) selfTest(_ http.ResponseWriter, r *http.Request) (reply, error) {
-	box, err := a.box(r)
-	if err != nil {
-		return reply{}, err
-	}
-	report, err := a.Host.SelfTest(r.Context(), box.ID)
-	if err != nil {
-		return reply{}, err
-	}
-	return reply{body: selfTestViewOf(report)}, nil
 }

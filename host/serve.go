@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
-	"boxgate/api"
+	"boxgate/api/server"
 	"boxgate/audit"
 	"boxgate/internal/fault"
 )
@@ -30,7 +30,7 @@ func (h *Host) Serve(ctx context.Context) error {
 }
 
 func (h *Host) serveParts(ctx context.Context) error {
-	admin, err := api.New(api.Config{
+	admin, err := server.New(server.Config{
 		Host: h, CheckKey: h.store.CheckAPIKey, Hosts: h.cfg.Admin.Hosts, HasSecret: h.secrets.Has, Log: h.log, Admitted: keyShown,
 	})
 	if err != nil {

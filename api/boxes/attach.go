@@ -1,0 +1,113 @@
+package boxes
+
+import (
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"strconv"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/spec"
+	"boxgate/policy"
+)
+
+// attachBody is the JSON of an attach: what to attach, and the fields of a create that do not depend on the launcher.
+type attachBody struct {
+	NetNS         string       `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
+	PID           int          `json:"pid,omitempty" doc:"a process in the network namespace"`
+	Container     string       `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
+	Stack         string       `json:"stack,omitempty" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
+	Name          string       `json:"name,omitempty"`
+	Labels        []string     `json:"labels,omitempty"`
+	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
+	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create; absent: allow-all"`
+}
+
+var containerPat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+// request validates an attach.
+func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, error) {
+	var p problem.List
+	what := b.attached(&p)
+	what.Stack = b.stack(&p)
+	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy}
+	req, err := rest.request(hasSecret)
+	if err := p.Merge("", err); err != nil {
+		return api.AttachRequest{}, err
+	}
+	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers}, p.Err()
+}
+
+// stack returns whose network stack is meant; the namespace's own if it is not given.
+func (b *attachBody) stack(p *problem.List) string {
+	switch b.Stack {
+	case "":
+		return api.StackHost
+	case api.StackHost, api.StackGuest:
+	default:
+		p.Add("/stack", "must be host or guest")
+	}
+	return b.Stack
+}
+
+// attached returns what to attach, of which exactly one must be given.
+func (b *attachBody) attached(p *problem.List) api.Attached {
+	var found []api.Attached
+	if b.NetNS != "" {
+		if !filepath.IsAbs(b.NetNS) || filepath.Clean(b.NetNS) != b.NetNS {
+			p.Add("/netns", "must be an absolute path without . and ..")
+		}
+		checkText(p, "/netns", b.NetNS, 4096, false)
+		found = append(found, api.Attached{Kind: api.AttachNetNS, Ref: b.NetNS})
+	}
+	if b.PID != 0 {
+		if b.PID < 1 || b.PID > 1<<22 { // the kernel's own limit, see proc(5)
+			p.Add("/pid", "is not the ID of a process")
+		}
+		found = append(found, api.Attached{Kind: api.AttachPID, Ref: strconv.Itoa(b.PID), PID: b.PID})
+	}
+	if b.Container != "" {
+		if !containerPat.MatchString(b.Container) {
+			p.Add("/container", "is not the ID or name of a container")
+		}
+		found = append(found, api.Attached{Kind: api.AttachDocker, Ref: b.Container})
+	}
+	if len(found) != 1 {
+		p.Add("", "give one of netns, pid and container")
+		return api.Attached{}
+	}
+	return found[0]
+}
+
+// attachBox is POST /v2/box/attach.
+func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body attachBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	req, err := body.request(e.HasSecret)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	box, err := e.Host.AttachBox(r.Context(), req)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "system", "box attached")
+	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box)}, nil
+}
+
+// detachBox is POST /v2/box/{id}/detach.
+func (e *Endpoints) detachBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if err := e.Host.DetachBox(r.Context(), box.ID); err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Forget(box.ID)
+	return rest.Reply{Body: deletedView{Deleted: []policy.BoxID{box.ID}}}, nil
+}

@@ -1,0 +1,90 @@
+package boxes
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	boxes, err := e.Host.Boxes(r.Context(), api.BoxFilter{Label: r.URL.Query().Get("label")})
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	views := make([]boxView, 0, len(boxes))
+	for _, b := range boxes {
+		views = append(views, viewBox(b))
+	}
+	return rest.Reply{Body: views}, nil
+}
+
+func (e *Endpoints) getBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: viewBox(box)}, nil
+}
+
+func (e *Endpoints) getStatus(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: statusView{box.Status, box.Error}}, nil
+}
+
+func (e *Endpoints) deleteBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.deleteAll(r, []api.Box{box})
+}
+
+// deleteBoxes looks up all boxes before it deletes the first, so that a mistyped ID does not leave half the work done.
+func (e *Endpoints) deleteBoxes(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body deleteBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	if len(body.IDs) == 0 || len(body.IDs) > 1000 {
+		return rest.Reply{}, problem.Invalid("/ids", "must name 1 to 1000 boxes")
+	}
+	var boxes []api.Box
+	var unknown []string
+	for _, id := range body.IDs {
+		box, err := rest.FindBox(r.Context(), e.Host, id)
+		switch {
+		case errors.Is(err, api.ErrNotFound):
+			unknown = append(unknown, strconv.Quote(problem.Clip(id)))
+		case err != nil:
+			return rest.Reply{}, err
+		default:
+			boxes = append(boxes, box)
+		}
+	}
+	if len(unknown) > 0 {
+		return rest.Reply{}, api.Errorf(api.ErrNotFound, "nothing was deleted: no box has the ID or name %s", strings.Join(unknown, ", "))
+	}
+	return e.deleteAll(r, boxes)
+}
+
+func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, error) {
+	gone := deletedView{Deleted: []policy.BoxID{}}
+	for _, box := range boxes {
+		// A box that has gone by now, or was named twice, counts as deleted.
+		if err := e.Host.DeleteBox(r.Context(), box.ID); err != nil && !errors.Is(err, api.ErrNotFound) {
+			return rest.Reply{}, err
+		}
+		e.History.Forget(box.ID)
+		gone.Deleted = append(gone.Deleted, box.ID)
+	}
+	return rest.Reply{Body: gone}, nil
+}

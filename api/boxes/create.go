@@ -1,0 +1,256 @@
+package boxes
+
+import (
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/spec"
+	"boxgate/policy"
+)
+
+// createBody is the JSON of a create, in the dialect of the SDK.
+type createBody struct {
+	Name          string            `json:"name,omitempty"`
+	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
+	Size          string            `json:"size,omitempty" doc:"small (default), medium or large"`
+	Runtime       string            `json:"runtime,omitempty"`
+	KeepAlive     bool              `json:"keep_alive,omitempty"`
+	InitCommand   string            `json:"init_command,omitempty" doc:"only with keep_alive"`
+	Ephemeral     bool              `json:"ephemeral,omitempty"`
+	TTL           *int64            `json:"ttl,omitempty" doc:"seconds, at most 259200; only with ephemeral"`
+	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
+	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
+	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: allow-all"`
+	Model         string            `json:"model,omitempty"`
+	Agent         string            `json:"agent,omitempty"`
+	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never read back"`
+	CustomRunner  *api.CustomRunner `json:"custom_runner,omitempty"`
+	GitHubToken   string            `json:"github_token,omitempty" doc:"never read back"`
+	GitUserName   string            `json:"git_user_name,omitempty"`
+	GitUserEmail  string            `json:"git_user_email,omitempty"`
+	Skills        []string          `json:"skills,omitempty"`
+	MCPServers    []mcpBody         `json:"mcp_servers,omitempty"`
+}
+
+// mcpBody is one MCP server of a create.
+type mcpBody struct {
+	Name         string            `json:"name"`
+	Source       string            `json:"source" doc:"npm or url"`
+	PackageOrURL string            `json:"package_or_url"`
+	Args         []string          `json:"args,omitempty"`
+	Headers      map[string]string `json:"headers,omitempty" doc:"values are never read back"`
+}
+
+// MaxTTL is the longest life of an ephemeral box, and its life when none is asked for.
+const MaxTTL = 3 * 24 * time.Hour
+
+var (
+	sizes      = []string{"small", "medium", "large"}
+	labelPat   = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,20}$`)
+	envPat     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
+	// reserved are the words that take the place of an ID in the paths of the dialect.
+	reserved = []string{"settings", "attach", "snapshots", "from-snapshot"}
+)
+
+// request validates a create and turns it into a request to the Host.
+func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
+	var p problem.List
+	req := api.CreateRequest{
+		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
+		InitCommand: b.InitCommand, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
+		Policy: policy.Spec{Mode: policy.ModeAllowAll},
+	}
+	b.checkNames(&p)
+	if req.Size == "" {
+		req.Size = sizes[0]
+	} else if !slices.Contains(sizes, req.Size) {
+		p.Add("/size", "must be small, medium or large")
+	}
+	if b.InitCommand != "" && !b.KeepAlive {
+		p.Add("/init_command", "needs keep_alive: true")
+	}
+	if b.Ephemeral && b.KeepAlive {
+		p.Add("/keep_alive", "an ephemeral box cannot be kept alive")
+	}
+	req.Env = b.env(&p)
+	if err := b.network(&req, hasSecret, &p); err != nil {
+		return api.CreateRequest{}, err
+	}
+	req.Hosted, req.HostedSecrets = b.hosted(&p)
+	return req, p.Err()
+}
+
+// network reads the policy and the header rules. A policy of the other dialect may have rules of its own.
+func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool, p *problem.List) error {
+	var err error
+	headers := make(map[string]map[string]string)
+	if len(b.NetworkPolicy.RawMessage) > 0 {
+		req.Policy, headers, err = spec.ParsePolicy(b.NetworkPolicy.RawMessage)
+		if err := p.Merge("/network_policy", err); err != nil {
+			return err
+		}
+	}
+	fromPolicy, err := policy.ParseHeaders(headers)
+	if err := p.Merge("/network_policy/allow", err); err != nil {
+		return err
+	}
+	if b.AttachHeaders.RawMessage != nil {
+		req.Headers, err = policy.ParseHeaderRules(b.AttachHeaders.RawMessage, hasSecret)
+		if err := p.Merge("/attach_headers", err); err != nil {
+			return err
+		}
+	}
+	for _, rule := range fromPolicy {
+		if slices.ContainsFunc(req.Headers, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
+			p.Add("/network_policy/allow", "%q has headers here and in attach_headers; give them in one place", rule.Pattern)
+		}
+	}
+	req.Headers = append(req.Headers, fromPolicy...)
+	if len(req.Headers) > policy.MaxHeaderHosts {
+		p.Add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", len(req.Headers), policy.MaxHeaderHosts)
+	}
+	for _, rule := range req.Headers {
+		for _, ph := range rule.Placeholders {
+			if _, twice := b.EnvVars[ph.Variable]; twice {
+				p.Add("/env_vars/"+problem.EscapeKey(ph.Variable), "a header rule of %q has a placeholder of that name; give it in one place", rule.Pattern)
+			}
+		}
+	}
+	return nil
+}
+
+func (b *createBody) ttl(p *problem.List) time.Duration {
+	switch {
+	case b.TTL == nil && b.Ephemeral:
+		return MaxTTL
+	case b.TTL == nil:
+		return 0
+	case !b.Ephemeral:
+		p.Add("/ttl", "needs ephemeral: true")
+	case *b.TTL < 1 || *b.TTL > int64(MaxTTL/time.Second):
+		p.Add("/ttl", "must be between 1 and %d seconds", int64(MaxTTL/time.Second))
+	}
+	return time.Duration(*b.TTL) * time.Second
+}
+
+func (b *createBody) checkNames(p *problem.List) {
+	if b.Name != "" && !rest.IsBoxName(b.Name) {
+		p.Add("/name", "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+	}
+	if slices.Contains(reserved, b.Name) {
+		p.Add("/name", "%q is reserved by the API; choose another name", b.Name)
+	}
+	if len(b.Labels) > 5 {
+		p.Add("/labels", "at most 5 labels")
+	}
+	for i, l := range b.Labels {
+		if !labelPat.MatchString(l) {
+			p.Add("/labels/"+strconv.Itoa(i), "must be 1 to 20 letters, digits, '.', '_', '-' or ':'")
+		}
+		if slices.Contains(b.Labels[:i], l) {
+			p.Add("/labels/"+strconv.Itoa(i), "this label is given twice")
+		}
+	}
+	if b.Runtime != "" && !runtimePat.MatchString(b.Runtime) {
+		p.Add("/runtime", "is not the name of a runtime")
+	}
+	checkText(p, "/init_command", b.InitCommand, 64<<10, true)
+}
+
+func (b *createBody) env(p *problem.List) map[string]policy.Secret {
+	sum := 0
+	env := make(map[string]policy.Secret, len(b.EnvVars))
+	for name, value := range b.EnvVars {
+		at := "/env_vars/" + problem.EscapeKey(name)
+		if !envPat.MatchString(name) {
+			p.Add(at, "the name must be letters, digits and '_', not beginning with a digit")
+		}
+		if strings.ContainsRune(value, 0) {
+			p.Add(at, "the value must not contain NUL")
+		}
+		size := len(name) + len("=") + len(value)
+		if size > api.MaxArgument {
+			p.Add(at, "name and value have %d bytes together; the limit is %d, above which the kernel starts no command", size, api.MaxArgument)
+		}
+		sum += size + api.ArgumentCost
+		env[name] = policy.NewSecret(value)
+	}
+	if sum > api.MaxEnvironment {
+		p.Add("/env_vars", "the variables need %d bytes; the limit is %d, above which the kernel starts no command", sum, api.MaxEnvironment)
+	}
+	return env
+}
+
+// hosted separates the hosted product's fields into what may be read back and the secrets, by their pointer.
+func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]policy.Secret) {
+	secrets := make(map[string]policy.Secret)
+	keep := func(pointer, value string) {
+		if value != "" {
+			secrets[pointer] = policy.NewSecret(value)
+		}
+	}
+	keep("/agent_api_key", b.AgentAPIKey)
+	keep("/github_token", b.GitHubToken)
+	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
+		checkText(p, pointer, text, 256, false)
+	}
+	if r := b.CustomRunner; r != nil {
+		if r.Command == "" {
+			p.Add("/custom_runner/command", "is required")
+		}
+		if r.Protocol != "" && r.Protocol != "box-sse-v1" {
+			p.Add("/custom_runner/protocol", "must be box-sse-v1")
+		}
+	}
+	h := api.Hosted{Model: b.Model, Agent: b.Agent, CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
+	for i, m := range b.MCPServers {
+		at := "/mcp_servers/" + strconv.Itoa(i)
+		if m.Source != "npm" && m.Source != "url" {
+			p.Add(at+"/source", "must be npm or url")
+		}
+		server := api.MCPServer{Name: m.Name, Source: m.Source, PackageOrURL: m.PackageOrURL, Args: m.Args}
+		for name, value := range m.Headers {
+			server.HeaderNames = append(server.HeaderNames, name)
+			keep(at+"/headers/"+problem.EscapeKey(name), value)
+		}
+		slices.Sort(server.HeaderNames)
+		h.MCPServers = append(h.MCPServers, server)
+	}
+	return h, secrets
+}
+
+// checkText refuses text that is too long or holds control bytes; lines says whether line breaks and tabs are allowed.
+func checkText(p *problem.List, pointer, text string, most int, lines bool) {
+	bad := func(r rune) bool {
+		return r == 0x7f || r < ' ' && (!lines || r != '\n' && r != '\t' && r != '\r')
+	}
+	if len(text) > most || strings.ContainsFunc(text, bad) {
+		p.Add(pointer, "must be at most %d bytes without control characters", most)
+	}
+}
+
+// createBox is POST /v2/box.
+func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body createBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	req, err := body.request(e.HasSecret)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	box, err := e.Host.CreateBox(r.Context(), req)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "system", "box created")
+	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box)}, nil
+}

@@ -1,0 +1,70 @@
+package boxes
+
+import (
+	"net/http"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/rest"
+)
+
+// selfTestView is a scorecard as JSON.
+type selfTestView struct {
+	Box           string              `json:"box"`
+	Tight         bool                `json:"tight" doc:"no hole was found, and every probe that could have found one was run"`
+	Status        string              `json:"status" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
+	Reason        string              `json:"reason,omitempty" doc:"why the box is untestable"`
+	Mode          string              `json:"mode" doc:"mode of the policy in force"`
+	PolicyVersion uint64              `json:"policy_version"`
+	StartedAt     time.Time           `json:"started_at"`
+	DurationMS    int64               `json:"duration_ms"`
+	Summary       selfTestSummaryView `json:"summary"`
+	Probes        []selfTestProbeView `json:"probes"`
+}
+
+// selfTestSummaryView counts the probes by verdict.
+type selfTestSummaryView struct {
+	Tight   int `json:"tight"`
+	Holes   int `json:"holes"`
+	NotRun  int `json:"not_run"`
+	Skipped int `json:"skipped" doc:"allowed by the policy, or not applicable to it"`
+}
+
+// selfTestProbeView is one line of a scorecard.
+type selfTestProbeView struct {
+	Group    string `json:"group"`
+	Attack   string `json:"attack"`
+	Family   string `json:"family" doc:"ipv4 or ipv6"`
+	Target   string `json:"target"`
+	Expected string `json:"expected"`
+	Seen     string `json:"seen,omitempty"`
+	Verdict  string `json:"verdict" doc:"tight, hole, not_run or skipped"`
+	Why      string `json:"why,omitempty"`
+}
+
+func selfTestViewOf(r api.SelfTestReport) selfTestView {
+	v := selfTestView{
+		Box: string(r.Box), Tight: r.Tight(), Status: string(r.Status()), Reason: r.Untestable, Mode: string(r.Mode), PolicyVersion: r.Version, StartedAt: r.Started,
+		DurationMS: r.Duration.Milliseconds(), Probes: []selfTestProbeView{},
+		Summary: selfTestSummaryView{r.Count(api.ProbeTight), r.Count(api.ProbeHole), r.Count(api.ProbeNotRun), r.Count(api.ProbeSkipped)},
+	}
+	for _, p := range r.Probes {
+		v.Probes = append(v.Probes, selfTestProbeView{
+			p.Group, p.Attack, p.Family, p.Target, p.Expected, p.Seen, string(p.Verdict), p.Why,
+		})
+	}
+	return v
+}
+
+// selfTest runs the attack list from inside the box. A hole is not a failure of the call: it is in the card.
+func (e *Endpoints) selfTest(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	report, err := e.Host.SelfTest(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: selfTestViewOf(report)}, nil
+}

@@ -1,0 +1,89 @@
+package boxes
+
+import (
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/policy"
+)
+
+// boxView is a box in JSON. Times are Unix seconds; cost figures are 0 because no prices are configured.
+type boxView struct {
+	ID             policy.BoxID      `json:"id"`
+	CustomerID     string            `json:"customer_id"`
+	Name           string            `json:"name,omitempty"`
+	Labels         []string          `json:"labels"`
+	Size           string            `json:"size"`
+	Runtime        string            `json:"runtime,omitempty"`
+	KeepAlive      bool              `json:"keep_alive"`
+	Status         api.Status        `json:"status"`
+	Error          string            `json:"error,omitempty"`
+	Ephemeral      bool              `json:"ephemeral"`
+	ExpiresAt      int64             `json:"expires_at,omitempty"`
+	IPv4           string            `json:"ipv4,omitempty"`
+	IPv6           string            `json:"ipv6,omitempty"`
+	NetworkPolicy  policy.Spec       `json:"network_policy"`
+	PolicyVersion  uint64            `json:"policy_version"`
+	Attached       *api.Attached     `json:"attached,omitempty"`
+	Model          string            `json:"model,omitempty"`
+	Agent          string            `json:"agent,omitempty"`
+	CustomRunner   *api.CustomRunner `json:"custom_runner,omitempty"`
+	EnabledSkills  []string          `json:"enabled_skills"`
+	MCPServers     []api.MCPServer   `json:"mcp_servers,omitempty"`
+	GitUserName    string            `json:"git_user_name,omitempty"`
+	GitUserEmail   string            `json:"git_user_email,omitempty"`
+	InputTokens    int64             `json:"total_input_tokens"`
+	OutputTokens   int64             `json:"total_output_tokens"`
+	Prompts        int64             `json:"total_prompts"`
+	CPUNs          int64             `json:"total_cpu_ns"`
+	ComputeCost    float64           `json:"total_compute_cost_usd"`
+	TokenCost      float64           `json:"total_token_cost_usd"`
+	LastActivityAt int64             `json:"last_activity_at,omitempty"`
+	CreatedAt      int64             `json:"created_at"`
+	UpdatedAt      int64             `json:"updated_at"`
+	Warnings       []problem.View    `json:"warnings,omitempty"`
+}
+
+func viewBox(b api.Box) boxView {
+	v := boxView{
+		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
+		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
+		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version,
+		Attached: b.Attached,
+		Model:    b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
+		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
+		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
+		CPUNs: b.CPU.Nanoseconds(), LastActivityAt: max(b.LastActivity.Unix(), 0),
+		CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
+	}
+	if b.V4.IsValid() {
+		v.IPv4 = b.V4.String()
+	}
+	if b.V6.IsValid() {
+		v.IPv6 = b.V6.String()
+	}
+	return v
+}
+
+// orEmpty makes a nil slice an empty JSON array, as the SDK's types require.
+func orEmpty(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+// statusView is the answer of status.
+type statusView struct {
+	Status api.Status `json:"status"`
+	Error  string     `json:"error,omitempty"`
+}
+
+// deleteBody names boxes to delete.
+type deleteBody struct {
+	IDs []string `json:"ids" doc:"IDs or names, at most 1000"`
+}
+
+// deletedView names the boxes that are gone.
+type deletedView struct {
+	Deleted []policy.BoxID `json:"deleted"`
+}

@@ -1,0 +1,154 @@
+package egress
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/stream"
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// pingEvery is how often a stream without decisions shows that it lives.
+const pingEvery = 15 * time.Second
+
+func (e *Endpoints) boxEvents(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.events(w, r, box.ID)
+}
+
+func (e *Endpoints) allEvents(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	return e.events(w, r, "")
+}
+
+// events writes the remembered decisions and, with follow=true, those made from now on.
+func (e *Endpoints) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (rest.Reply, error) {
+	filter, follow, err := eventFilter(r, box)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	run, err := resumeAt(r, &filter)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var live api.EventStream
+	if follow {
+		// Subscribe before reading the past, so that nothing is lost in between.
+		if live, err = e.Host.FollowEvents(r.Context(), filter); err != nil {
+			return rest.Reply{}, err
+		}
+	}
+	past, err := e.Host.RecentEvents(r.Context(), filter)
+	restarted := run != "" && run != past.Run
+	if restarted && err == nil { // the numbers of another run have no meaning here
+		filter.After = 0
+		past, err = e.Host.RecentEvents(r.Context(), filter)
+	}
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	s := &eventWriter{w: w, rc: http.NewResponseController(w), sse: stream.Accepts(r, stream.EventStream)}
+	s.begin(past.Run)
+	if restarted {
+		err = s.gap("the gateway was restarted: its log has the earlier decisions")
+	} else if run != "" && past.Missing {
+		err = s.gap("decisions that the gateway no longer remembers may be missing here: its log has them")
+	}
+	if err == nil && s.all(past.Events) == nil && follow {
+		e.follow(r, s, live, past.Events)
+	}
+	return rest.Reply{Written: true}, nil
+}
+
+// follow copies the live decisions, leaving out those that were among the past ones.
+func (e *Endpoints) follow(r *http.Request, s *eventWriter, live api.EventStream, past []audit.Event) {
+	var told uint64
+	for _, e := range past {
+		told = max(told, e.Seq)
+	}
+	ping := time.NewTicker(pingEvery)
+	defer ping.Stop()
+	var lost uint64
+	for {
+		var err error
+		select {
+		case <-r.Context().Done():
+			return
+		case <-e.Stopping:
+			return
+		case <-ping.C:
+			err = s.ping()
+		case e, ok := <-live.Events():
+			if !ok {
+				return
+			}
+			if now := live.Lost(); now != lost {
+				err = s.lost(now - lost)
+				lost = now
+			}
+			if err == nil && e.Seq > told {
+				err = s.event(e)
+			}
+		}
+		if err != nil || s.flush() != nil {
+			return
+		}
+	}
+}
+
+// resumeAt reads the query parameter "after": the run and the number of the last decision that the client has, as in
+// "k3f9x2-1234". It returns the run, or "" if there is no such parameter.
+func resumeAt(r *http.Request, f *api.EventFilter) (run string, err error) {
+	after := r.URL.Query().Get("after")
+	if after == "" {
+		return "", nil
+	}
+	run, number, _ := strings.Cut(after, "-")
+	if f.After, err = strconv.ParseUint(number, 10, 64); err != nil || run == "" {
+		return "", problem.Refuse(http.StatusUnprocessableEntity, `query parameter "after" must be what the header `+stream.RunHeader+` said, a dash and the "seq" of a decision`)
+	}
+	return run, nil
+}
+
+func eventFilter(r *http.Request, box policy.BoxID) (api.EventFilter, bool, error) {
+	f := api.EventFilter{Box: box}
+	query := r.URL.Query()
+	follow, err := flag(query.Get("follow"))
+	if err != nil {
+		return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "follow" must be true or false`)
+	}
+	if f.Denied, err = flag(query.Get("denied")); err != nil {
+		return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "denied" must be true or false`)
+	}
+	if since := query.Get("since"); since != "" {
+		if f.Since, err = parseSince(since, time.Now()); err != nil {
+			return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m)`)
+		}
+	}
+	return f, follow, nil
+}
+
+func flag(text string) (bool, error) {
+	if text == "" {
+		return false, nil
+	}
+	return strconv.ParseBool(text)
+}
+
+func parseSince(text string, now time.Time) (time.Time, error) {
+	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return time.Unix(seconds, 0), nil
+	}
+	if back, err := time.ParseDuration(text); err == nil {
+		return now.Add(-back.Abs()), nil
+	}
+	return time.Parse(time.RFC3339Nano, text)
+}

@@ -1,0 +1,33 @@
+package exec
+
+import (
+	"reflect"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+)
+
+// Endpoints serves the commands that run in boxes.
+type Endpoints struct {
+	Host    api.Host
+	History *history.History
+	Bodies  strict.Bodies
+	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes.
+	MaxOutput int
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "POST", Path: "/v2/box/{id}/exec", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Response: reflect.TypeFor[execView](), Handle: e.exec},
+		{Method: "POST", Path: "/v2/box/{id}/exec-stream", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson in frames that keep the streams apart",
+			Request: reflect.TypeFor[execBody](), Produces: []string{"text/plain", "application/x-ndjson"}, Handle: e.execStream},
+		{Method: "GET", Path: "/v2/box/{id}/runs", Summary: "The latest commands, newest first", Response: reflect.TypeFor[runsView](), Handle: e.listRuns},
+		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
+		{Method: "GET", Path: "/v2/box/{id}/logs", Summary: "The log of a box", Query: []string{"offset", "limit"}, Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
+		{Method: "POST", Path: "/v2/box/{id}/run", Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
+		{Method: "POST", Path: "/v2/box/{id}/run/stream", Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
+	}
+}

@@ -1,0 +1,82 @@
+package exec
+
+import (
+	"net/http"
+	"strconv"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+)
+
+// runsView is the answer of runs.
+type runsView struct {
+	Runs []history.RunView `json:"runs"`
+}
+
+func (e *Endpoints) listRuns(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: runsView{e.History.Runs(box.ID)}}, nil
+}
+
+func (e *Endpoints) cancelRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	view, ok := e.History.Cancel(box.ID, r.PathValue("run"))
+	if !ok {
+		return rest.Reply{}, api.Errorf(api.ErrNotFound, "box %s has no run %q", box.ID, problem.Clip(r.PathValue("run")))
+	}
+	return rest.Reply{Body: view}, nil
+}
+
+// logsView is the answer of logs.
+type logsView struct {
+	Logs []history.LogEntry `json:"logs"`
+}
+
+func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	offset, err := count(r, "offset", 0, history.MaxLogs)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	limit, err := count(r, "limit", history.MaxLogs, history.MaxLogs)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: logsView{e.History.Logs(box.ID, offset, limit)}}, nil
+}
+
+// count reads a whole number from the query.
+func count(r *http.Request, name string, absent, most int) (int, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return absent, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be a whole number", name)
+	}
+	return min(n, most), nil
+}
+
+// runAgent is POST run and run/stream: the hosted product's agents are not part of this gateway.
+func (e *Endpoints) runAgent(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if box.Hosted.CustomRunner != nil {
+		return rest.Reply{}, api.Errorf(api.ErrNotSupported, "this gateway does not run agents; start the box's custom harness with exec or exec-stream")
+	}
+	return rest.Reply{}, api.Errorf(api.ErrNotSupported, "this gateway does not run agents; run the agent's own command in the box with exec or exec-stream")
+}

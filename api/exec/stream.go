@@ -1,0 +1,129 @@
+package exec
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/stream"
+)
+
+// headerDelay is how long exec-stream waits for output before it sends the header of its answer. So a command that
+// cannot start is answered with a proper status, and a client never waits longer than this to learn that one has
+// started.
+const headerDelay = 200 * time.Millisecond
+
+// execStream is POST exec-stream. The SDK's form is the raw output of both streams and then an event "exit" or "error".
+// With Accept: application/x-ndjson each chunk is a frame of its own.
+func (e *Endpoints) execStream(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	c, err := e.readCommand(w, r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	s := &execStream{w: w, rc: http.NewResponseController(w), framed: stream.Accepts(r, stream.NDJSON)}
+	late := time.AfterFunc(headerDelay, s.begin)
+	res, err := e.do(r.Context(), c, s.stream("stdout"), s.stream("stderr"))
+	late.Stop()
+	if err != nil && !s.begun() {
+		return rest.Reply{}, err
+	}
+	if errors.Is(err, context.Canceled) {
+		return rest.Reply{Written: true}, nil
+	}
+	s.finish(res, err)
+	return rest.Reply{Written: true}, nil
+}
+
+// execStream writes the answer of one exec-stream.
+type execStream struct {
+	w      http.ResponseWriter
+	rc     *http.ResponseController
+	framed bool
+
+	mu      sync.Mutex // orders the two streams and the delayed header
+	started bool
+	closed  bool // the handler has decided how to answer: the delayed header must not be sent
+}
+
+func (s *execStream) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.beginLocked()
+}
+
+func (s *execStream) beginLocked() {
+	if s.started || s.closed {
+		return
+	}
+	s.started = true
+	// The raw form is not an event stream that a browser understands: output is in it unescaped.
+	s.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if s.framed {
+		s.w.Header().Set("Content-Type", stream.NDJSON)
+	}
+	s.w.Header().Set("X-Accel-Buffering", "no") // reverse proxies must not buffer output
+	s.w.WriteHeader(http.StatusOK)
+	_ = s.rc.Flush()
+}
+
+// begun reports whether the header was sent, and keeps it from being sent later if it was not.
+func (s *execStream) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return s.started
+}
+
+// stream returns the writer of one of the command's streams.
+func (s *execStream) stream(name string) writerFunc {
+	return func(b []byte) (int, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.beginLocked()
+		if err := s.writeLocked(stream.Frame{Stream: name, Data: b}, b); err != nil {
+			return 0, err
+		}
+		return len(b), nil
+	}
+}
+
+func (s *execStream) writeLocked(frame stream.Frame, raw []byte) error {
+	if s.framed {
+		line, err := json.Marshal(frame)
+		if err != nil {
+			return err
+		}
+		raw = append(line, '\n')
+	}
+	if _, err := s.w.Write(raw); err != nil {
+		return err
+	}
+	return s.rc.Flush()
+}
+
+// finish writes how the command ended. A client that has gone does not get it.
+func (s *execStream) finish(res api.ExecResult, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = false
+	s.beginLocked()
+	if err != nil {
+		_, body := problem.StatusOf(err)
+		_ = s.writeLocked(stream.Frame{Error: body.Error}, stream.Event("error", problem.Body{Error: body.Error}))
+		return
+	}
+	_ = s.writeLocked(stream.Frame{ExitCode: &res.ExitCode, CPUNs: res.CPU.Nanoseconds()},
+		stream.Event("exit", exitEvent{res.ExitCode, res.CPU.Nanoseconds()}))
+}
+
+// exitEvent ends the raw form.
+type exitEvent struct {
+	ExitCode int   `json:"exit_code"`
+	CPUNs    int64 `json:"cpu_ns"`
+}

@@ -1,0 +1,40 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+
+	"boxgate/api/rest"
+)
+
+// errPrivateKey stops an answer that must only hold certificates.
+var errPrivateKey = errors.New("api: the Host returned a private key instead of a certificate")
+
+func (e *Endpoints) boxCA(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	pem, err := e.Host.CA(r.Context(), box.ID)
+	return writePEM(w, pem, err)
+}
+
+func (e *Endpoints) ingressCA(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	pem, err := e.Host.IngressCA(r.Context())
+	return writePEM(w, pem, err)
+}
+
+// writePEM answers with certificates, and never with what holds a private key.
+func writePEM(w http.ResponseWriter, pem []byte, err error) (rest.Reply, error) {
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if bytes.Contains(pem, []byte("PRIVATE KEY")) {
+		return rest.Reply{}, errPrivateKey
+	}
+	w.Header().Set("Content-Type", "application/x-pem-file")
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write(pem)
+	return rest.Reply{Written: true}, nil
+}

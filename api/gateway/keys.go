@@ -1,0 +1,54 @@
+package gateway
+
+import (
+	"net/http"
+	"time"
+
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+// maxGrace bounds how long a replaced key may go on working.
+const maxGrace = 30 * 24 * time.Hour
+
+// storeKeyBody asks for a new key of the store.
+type storeKeyBody struct {
+	NewPassphrase string `json:"new_passphrase,omitempty" doc:"where the store is encrypted with a passphrase, and only there: the new one"`
+}
+
+// apiKeyBody asks for a new API key.
+type apiKeyBody struct {
+	Grace string `json:"grace,omitempty" doc:"how long earlier keys go on working, such as 1h; absent: not at all"`
+}
+
+// rotateStoreKey changes what the secrets of the store are encrypted with.
+func (e *Endpoints) rotateStoreKey(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body storeKeyBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	if err := e.Host.RotateStoreKey(r.Context(), policy.NewSecret(body.NewPassphrase)); err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Done(), nil
+}
+
+// rotateAPIKey replaces the API keys. The new one is not in the answer: it is written to the state directory.
+func (e *Endpoints) rotateAPIKey(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body apiKeyBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var grace time.Duration
+	if body.Grace != "" {
+		var err error
+		if grace, err = time.ParseDuration(body.Grace); err != nil || grace < 0 || grace > maxGrace {
+			return rest.Reply{}, problem.Invalid("/grace", "must be a duration from 0s to 720h, such as 1h")
+		}
+	}
+	if err := e.Host.RotateAPIKey(r.Context(), grace); err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Done(), nil
+}

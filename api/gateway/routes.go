@@ -1,0 +1,27 @@
+package gateway
+
+import (
+	"reflect"
+
+	"boxgate/api"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+)
+
+// Endpoints serves the gateway itself: its health, its keys and its CAs.
+type Endpoints struct {
+	Host   api.Host
+	Bodies strict.Bodies
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/healthz", Public: true, Summary: "Whether the process runs; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.healthz},
+		{Method: "GET", Path: "/readyz", Public: true, Summary: "Whether boxes can be created and served; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
+		{Method: "GET", Path: "/v2/box/{id}/ca", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
+		{Method: "POST", Path: "/v2/store/rotate-key", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},
+		{Method: "POST", Path: "/v2/api-key/rotate", Summary: "Replace the API keys by a new one, written to the state directory", Request: reflect.TypeFor[apiKeyBody](), Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},
+		{Method: "GET", Path: "/v2/ca", Summary: "The CA that signs public URLs", Produces: []string{"application/x-pem-file"}, Handle: e.ingressCA},
+	}
+}

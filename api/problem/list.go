@@ -1,0 +1,45 @@
+package problem
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// List collects the problems of a body.
+type List []policy.Problem
+
+// Add adds a problem.
+func (p *List) Add(pointer, format string, args ...any) {
+	*p = append(*p, policy.Problem{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
+}
+
+// Merge adds the problems of err below a pointer, and returns err if it is of another kind.
+func (p *List) Merge(pointer string, err error) error {
+	if err == nil {
+		return nil
+	}
+	wrong, ok := errors.AsType[*policy.InvalidError](err)
+	if !ok {
+		return err
+	}
+	for _, one := range wrong.Problems {
+		*p = append(*p, policy.Problem{Pointer: pointer + one.Pointer, Message: one.Message})
+	}
+	return nil
+}
+
+// Err returns the problems as a *[policy.InvalidError], or nil if there are none.
+func (p *List) Err() error {
+	if len(*p) == 0 {
+		return nil
+	}
+	return &policy.InvalidError{Problems: *p}
+}
+
+// EscapeKey escapes a key for a JSON pointer (RFC 6901, 3).
+func EscapeKey(key string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
+}

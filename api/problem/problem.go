@@ -1,0 +1,113 @@
+package problem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// kinds maps each kind to its status, in order of precedence.
+var kinds = []struct {
+	kind   error
+	status int
+}{
+	{api.ErrNotFound, http.StatusNotFound},
+	{api.ErrConflict, http.StatusConflict},
+	{api.ErrPrecondition, http.StatusPreconditionFailed},
+	{api.ErrForbidden, http.StatusForbidden},
+	{api.ErrLimit, http.StatusTooManyRequests},
+	{api.ErrNotSupported, http.StatusNotImplemented},
+	{api.ErrUnavailable, http.StatusServiceUnavailable},
+	{context.DeadlineExceeded, http.StatusGatewayTimeout},
+}
+
+// Body is the JSON of every refusal.
+type Body struct {
+	Error    string `json:"error" doc:"what was wrong and, where one is known, the correction"`
+	Pointer  string `json:"pointer,omitempty" doc:"JSON pointer (RFC 6901) to the first problem"`
+	Problems []View `json:"problems,omitempty"`
+}
+
+// SchemaName names the type in the description of the API.
+func (Body) SchemaName() string { return "errorBody" }
+
+// View is one problem of a request body.
+type View struct {
+	Pointer string `json:"pointer" doc:"JSON pointer (RFC 6901); empty for the whole body"`
+	Message string `json:"message"`
+}
+
+// SchemaName names the type in the description of the API.
+func (View) SchemaName() string { return "problemView" }
+
+// StatusOf is the one mapping of errors to answers. An error of no known kind gives 500 and says nothing.
+func StatusOf(err error) (int, Body) {
+	if invalid, ok := errors.AsType[*policy.InvalidError](err); ok && len(invalid.Problems) > 0 {
+		return http.StatusUnprocessableEntity, invalidBody(invalid.Problems)
+	}
+	if refused, ok := errors.AsType[*Refusal](err); ok {
+		return refused.status, Body{Error: refused.message}
+	}
+	for _, k := range kinds {
+		if !errors.Is(err, k.kind) {
+			continue
+		}
+		if shown, ok := errors.AsType[*api.Error](err); ok {
+			return k.status, Body{Error: shown.Message}
+		}
+		return k.status, Body{Error: k.kind.Error()}
+	}
+	return http.StatusInternalServerError, Body{Error: "internal error; the gateway's log has the details"}
+}
+
+func invalidBody(problems []policy.Problem) Body {
+	first := problems[0]
+	body := Body{Error: first.Message, Pointer: first.Pointer, Problems: Views(problems)}
+	if first.Pointer != "" {
+		body.Error = first.Pointer + ": " + first.Message
+	}
+	if more := len(problems) - 1; more > 0 {
+		body.Error += fmt.Sprintf(" (and %d more)", more)
+	}
+	return body
+}
+
+// Views shows problems in JSON.
+func Views(problems []policy.Problem) []View {
+	var views []View
+	for _, p := range problems {
+		views = append(views, View{p.Pointer, p.Message})
+	}
+	return views
+}
+
+// Refusal is an error that is an answer already: a status, and a message for the caller. [Refuse] makes one.
+type Refusal struct {
+	status  int
+	message string
+}
+
+// Error returns the message.
+func (e *Refusal) Error() string { return e.message }
+
+// Refuse makes the error that is answered with status and a message.
+func Refuse(status int, format string, args ...any) error {
+	return &Refusal{status, fmt.Sprintf(format, args...)}
+}
+
+// Invalid makes a 422 with one problem.
+func Invalid(pointer, format string, args ...any) error {
+	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: fmt.Sprintf(format, args...)}}}
+}
+
+// Clip shortens what a client sent before it is sent back.
+func Clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
+}

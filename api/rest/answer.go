@@ -1,0 +1,96 @@
+package rest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+)
+
+// Answerer writes the answers of routes. What a caller may not see of an error goes to the log.
+type Answerer struct {
+	Log *zap.Logger
+}
+
+// Serve makes an http.Handler of a route: it runs the handler and writes what it returned.
+func (a Answerer) Serve(rt Route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var rep Reply
+		err := onlyQuery(r, rt.Query)
+		if err == nil {
+			rep, err = rt.Handle(w, r)
+		}
+		switch {
+		case err != nil:
+			a.Fail(w, r, err)
+		case rep.Written:
+		default:
+			if rep.Version != 0 {
+				w.Header().Set("ETag", etag(rep.Version))
+			}
+			writeJSON(w, max(rep.Status, http.StatusOK), rep.Body)
+		}
+	})
+}
+
+// Fail answers with an error. What the caller may not see goes to the log instead.
+func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
+	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+		ended, ours := errors.AsType[*problem.Refusal](context.Cause(r.Context()))
+		if !ours {
+			return // the client disconnected
+		}
+		err = ended
+	}
+	status, body := problem.StatusOf(err)
+	if status >= http.StatusInternalServerError {
+		if shown, ok := errors.AsType[*api.Error](err); ok && shown.Cause != nil {
+			err = shown.Cause
+		}
+		a.Log.Error("admin request failed", zap.String("method", r.Method), zap.String("path", r.URL.Path),
+			zap.Int("status", status), zap.Error(err))
+	}
+	writeJSON(w, status, body)
+}
+
+// Recover turns a panic into a 500 without detail; if the answer has begun the connection is closed instead. It must
+// be the deferred function itself, because it calls recover.
+func (a Answerer) Recover(w *Writer, r *http.Request) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	if err, _ := p.(error); errors.Is(err, http.ErrAbortHandler) {
+		panic(p)
+	}
+	// The panic's value may contain parts of the request, so only the stack is logged.
+	a.Log.Error("panic in the admin API", zap.String("method", r.Method), zap.String("path", r.URL.Path),
+		zap.ByteString("stack", debug.Stack()))
+	if w.started {
+		panic(http.ErrAbortHandler)
+	}
+	writeJSON(w, http.StatusInternalServerError, problem.Body{Error: "internal error; the gateway's log has the details"})
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(body); err != nil {
+		status = http.StatusInternalServerError
+		buf.Reset()
+		buf.WriteString(`{"error":"internal error"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(buf.Len()))
+	w.WriteHeader(status)
+	_, _ = w.Write(buf.Bytes())
+}

@@ -1,0 +1,172 @@
+package rules
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/spec"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// headersView is a set of header rules as it may be shown: without values.
+type headersView struct {
+	AttachHeaders map[string][]string `json:"attach_headers" doc:"host pattern to header names"`
+	Rules         map[string]ruleView `json:"rules" doc:"host pattern to what may be shown of its rule"`
+	Version       uint64              `json:"version" doc:"also the ETag"`
+	Warnings      []problem.View      `json:"warnings,omitempty"`
+}
+
+// ruleView is one header rule without its values.
+type ruleView struct {
+	Headers      []headerView      `json:"headers"`
+	Placeholders []placeholderView `json:"placeholders,omitempty"`
+	Scrub        bool              `json:"scrub,omitempty"`
+}
+
+type headerView struct {
+	Name   string `json:"name"`
+	Secret string `json:"secret,omitempty" doc:"the secret of the gateway's configuration that it comes from; absent for a literal"`
+}
+
+type placeholderView struct {
+	Variable string `json:"variable"`
+	Secret   string `json:"secret,omitempty" doc:"as for a header"`
+}
+
+// headersBody is a new set of header rules.
+type headersBody struct {
+	AttachHeaders spec.Headers `json:"attach_headers" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
+}
+
+func viewHeaders(s api.HeaderState) rest.Reply {
+	view := headersView{
+		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Warnings: problem.Views(s.Warnings),
+	}
+	for _, rule := range s.Rules {
+		one := ruleView{Headers: []headerView{}, Scrub: rule.Scrub}
+		names := []string{}
+		for _, h := range rule.Headers { // sorted by name
+			names = append(names, h.Name)
+			one.Headers = append(one.Headers, headerView{h.Name, h.Source})
+		}
+		for _, p := range rule.Placeholders {
+			one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
+		}
+		view.AttachHeaders[rule.Pattern.String()], view.Rules[rule.Pattern.String()] = names, one
+	}
+	return rest.Reply{Body: view, Version: s.Version}
+}
+
+// readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.
+// removed collects the hosts that have null instead of a rule; if it is nil, null is refused.
+func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed *[]policy.Pattern) ([]policy.HeaderRule, *uint64, error) {
+	data, err := e.Bodies.Read(w, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	at := ""
+	var wrapped map[string]json.RawMessage
+	if json.Unmarshal(data, &wrapped) == nil && wrapped["attach_headers"] == nil {
+		err = strict.Unmarshal(data, &spec.Headers{})
+	} else {
+		var body headersBody
+		err = strict.Unmarshal(data, &body)
+		at, data = "/attach_headers", body.AttachHeaders.RawMessage
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var p problem.List
+	if removed != nil {
+		data, *removed = takeNulls(data, &p)
+	}
+	rules, err := policy.ParseHeaderRules(data, e.HasSecret)
+	if err := p.Merge("", err); err != nil {
+		return nil, nil, err
+	}
+	var q problem.List
+	return rules, match, errors.Join(q.Merge(at, p.Err()), q.Err())
+}
+
+// takeNulls removes from a set of rules the hosts that have null instead of a rule.
+func takeNulls(data []byte, p *problem.List) ([]byte, []policy.Pattern) {
+	var entries map[string]json.RawMessage
+	if json.Unmarshal(data, &entries) != nil {
+		return data, nil // the parser reports what is wrong
+	}
+	var removed []policy.Pattern
+	for host, entry := range entries {
+		if string(entry) != "null" {
+			continue
+		}
+		pattern, err := policy.ParsePattern(host)
+		if err != nil {
+			p.Add("/"+problem.EscapeKey(host), "%v", err)
+		}
+		removed = append(removed, pattern)
+		delete(entries, host)
+	}
+	rest, err := json.Marshal(entries)
+	if err != nil { // what was decoded can be encoded
+		return data, nil
+	}
+	return rest, removed
+}
+
+func (e *Endpoints) getHeaders(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.Headers(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return viewHeaders(state), nil
+}
+
+func (e *Endpoints) putHeaders(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	rules, match, err := e.readHeaders(w, r, nil)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.SetHeaders(r.Context(), box.ID, rules, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "attach headers replaced, %d hosts", len(rules))
+	return viewHeaders(state), nil
+}
+
+func (e *Endpoints) getGlobalHeaders(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	state, err := e.Host.GlobalHeaders(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return viewHeaders(state), nil
+}
+
+func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	rules, match, err := e.readHeaders(w, r, nil)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.SetGlobalHeaders(r.Context(), rules, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return viewHeaders(state), nil
+}

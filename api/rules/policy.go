@@ -1,0 +1,96 @@
+package rules
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/spec"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// policyView is a policy in force.
+type policyView struct {
+	policy.Spec
+	Version  uint64         `json:"version" doc:"also the ETag"`
+	Warnings []problem.View `json:"warnings,omitempty"`
+}
+
+func viewPolicy(s api.PolicyState) rest.Reply {
+	return rest.Reply{Body: policyView{s.Spec, s.Version, problem.Views(s.Warnings)}, Version: s.Version}
+}
+
+func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.Policy(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return viewPolicy(state), nil
+}
+
+func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	data, err := e.Bodies.Read(w, r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	data, match, err = takeVersion(data, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	spec, headers, err := spec.ParsePolicy(data)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if len(headers) > 0 {
+		return rest.Reply{}, problem.Invalid("/allow", "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
+	}
+	state, err := e.Host.SetPolicy(r.Context(), box.ID, spec, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", spec.Mode, state.Version)
+	return viewPolicy(state), nil
+}
+
+// takeVersion lets clients edit a policy that they read and send it back: its version becomes the precondition, its
+// warnings are dropped. If-Match says the same, so the two must agree.
+func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
+	var any json.RawMessage
+	if err := strict.Unmarshal(data, &any); err != nil {
+		return nil, nil, err
+	}
+	var fields map[string]json.RawMessage
+	isObject := json.Unmarshal(data, &fields) == nil
+	if !isObject || fields["version"] == nil && fields["warnings"] == nil {
+		return data, match, nil // not an object (another dialect), or nothing to remove
+	}
+	if raw := fields["version"]; raw != nil {
+		var version uint64
+		if string(raw) == "null" || json.Unmarshal(raw, &version) != nil {
+			return nil, nil, problem.Invalid("/version", "must be the version that was read")
+		}
+		if match != nil && *match != version {
+			return nil, nil, api.ErrPrecondition
+		}
+		match = &version
+	}
+	delete(fields, "version")
+	delete(fields, "warnings")
+	rest, err := json.Marshal(fields)
+	return rest, match, err
+}

@@ -1,0 +1,48 @@
+package server
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAttachIsReadBackAndDetached(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	made := f.call(t, "POST", "/v2/box/attach", `{"netns":"/run/netns/guest","name":"guest","labels":["x"],
+		"network_policy":{"mode":"deny-all"},"attach_headers":{"api.example.com":{"X-Key":"sk-attach"}}}`)
+	if made.StatusCode != 201 || strings.Contains(made.text, "sk-attach") {
+		t.Fatalf("%d %s", made.StatusCode, made.text)
+	}
+	box := made.json(t)
+	attached, _ := box["attached"].(map[string]any)
+	if attached["kind"] != "netns" || attached["ref"] != "/run/netns/guest" || box["name"] != "guest" {
+		t.Errorf("%v", box)
+	}
+	if a := f.call(t, "POST", "/v2/box/guest/detach", ""); a.StatusCode != 200 {
+		t.Errorf("detach: %d %s", a.StatusCode, a.text)
+	}
+	if a := f.call(t, "GET", "/v2/box/guest", ""); a.StatusCode != 404 {
+		t.Errorf("after detach: %d", a.StatusCode)
+	}
+	id := f.create(t, `{}`)
+	if a := f.call(t, "POST", "/v2/box/"+id+"/detach", ""); a.StatusCode != 409 {
+		t.Errorf("detaching a launched box: %d %s", a.StatusCode, a.text)
+	}
+}
+
+func TestAttachRefusesMistakes(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	for body, pointer := range map[string]string{
+		`{}`: "", `{"pid":1,"netns":"/x"}`: "", `{"netns":"x"}`: "/netns", `{"netns":"/x/../y"}`: "/netns", `{"netns":"/x\n"}`: "/netns",
+		`{"pid":-1}`: "/pid", `{"pid":99999999}`: "/pid", `{"container":"a/b"}`: "/container", `{"container":"-x"}`: "/container",
+		`{"pid":1,"network_policy":{"mode":"custom","allowed_domains":["a*.b"]}}`: "/network_policy/allowed_domains/0",
+		`{"pid":1,"env_vars":{"A":"b"}}`:                                          "/env_vars", `{"interface":"veth0"}`: "/interface",
+		`{"pid":1,"name":"-"}`: "/name", `{"pid":1,"attach_headers":{"*":{"A":"b"}}}`: "/attach_headers",
+	} {
+		a := f.call(t, "POST", "/v2/box/attach", body)
+		if a.StatusCode != 422 || !strings.Contains(a.text, `"pointer":"`+pointer) {
+			t.Errorf("%s: %d %s, want the pointer %q", body, a.StatusCode, a.text, pointer)
+		}
+	}
+}

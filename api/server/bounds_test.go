@@ -1,0 +1,177 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// TestEveryRouteRefusesQueriesItDoesNotKnow compares each row of the table of routes with what the description says it
+// takes.
+func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, "{}")
+	var doc struct {
+		Paths map[string]map[string]struct{ Parameters []struct{ Name, In string } }
+	}
+	if err := json.Unmarshal([]byte(f.call(t, "GET", "/openapi.json", "").text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	for _, rt := range f.api.routes {
+		var described []string
+		for _, p := range doc.Paths[rt.Path][strings.ToLower(rt.Method)].Parameters {
+			if p.In == "query" {
+				described = append(described, p.Name)
+			}
+		}
+		if !slices.Equal(described, rt.Query) {
+			t.Errorf("%s %s takes %v and describes %v", rt.Method, rt.Path, rt.Query, described)
+		}
+		path := strings.NewReplacer("{id}", id, "{port}", "80", "{run}", "x").Replace(rt.Path)
+		queries := map[string]string{"unknown=1": "unknown", "%zz": "cannot be parsed", "a=1;b=2": "cannot be parsed"}
+		for _, name := range rt.Query {
+			queries[name+"=1&"+name+"=1"] = "twice"
+		}
+		for query, want := range queries {
+			if got := f.call(t, rt.Method, path+"?"+query, ""); got.StatusCode != 422 || !strings.Contains(got.text, want) {
+				t.Errorf("%s %s?%s: %s %s", rt.Method, path, query, got.Status, got.text)
+			}
+		}
+	}
+	if got := f.call(t, "GET", "/v2/box/"+id, ""); got.StatusCode != 200 {
+		t.Errorf("the box: %s %s", got.Status, got.text)
+	}
+}
+
+// TestArgumentsThatTheKernelWouldRefuse: arguments with which no command could be started are refused in the request.
+func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, "{}")
+	exec := "/v2/box/" + id + "/exec"
+	long := func(n int) string { return strings.Repeat("x", n) }
+	env := func(vars map[string]string) string {
+		data, err := json.Marshal(map[string]any{"env_vars": vars})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	many := func(n, size int) map[string]string {
+		vars := map[string]string{}
+		for i := range n {
+			vars[fmt.Sprintf("V%05d", i)] = long(size)
+		}
+		return vars
+	}
+	command := func(args ...string) string {
+		data, err := json.Marshal(map[string]any{"command": args})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	placeholders := map[string]any{}
+	for host := range 9 {
+		vars := map[string]string{}
+		for i := range 60 {
+			vars[fmt.Sprintf("P%d_%d", host, i)] = "v"
+		}
+		placeholders[fmt.Sprintf("h%d.test", host)] = map[string]any{"placeholders": vars}
+	}
+	rules, err := json.Marshal(placeholders)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		what, path, body, pointer string
+		status                    int
+	}{
+		{"the largest variable", "/v2/box", env(map[string]string{"A": long(128<<10 - 3)}), "", 201},
+		{"one byte more", "/v2/box", env(map[string]string{"A": long(128<<10 - 2)}), "/env_vars/A", 422},
+		{"as many as fit", "/v2/box", env(many(7, 120<<10)), "", 201},
+		{"many small ones", "/v2/box", env(many(1<<20/16+1, 0)), "/env_vars", 422},
+		{"the largest argument", exec, command("true", long(128<<10-1)), "", 200},
+		{"an argument too large", exec, command("true", long(128<<10)), "/command/1", 422},
+		{"arguments too large together", exec, command(slices.Repeat([]string{long(127 << 10)}, 5)...), "/command", 422},
+		{"too many placeholders", "/v2/box", `{"attach_headers":` + string(rules) + `}`, "/attach_headers", 422},
+	} {
+		got := f.call(t, "POST", tt.path, tt.body)
+		if pointer, _ := got.json(t)["pointer"].(string); got.StatusCode != tt.status || pointer != tt.pointer {
+			t.Errorf("%s: %s %.200s, want %d at %q", tt.what, got.Status, got.text, tt.status, tt.pointer)
+		}
+	}
+	for i, host := range slices.Sorted(maps.Keys(placeholders)) { // one after the other they are no fewer
+		data, err := json.Marshal(map[string]any{host: placeholders[host]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := f.call(t, "PATCH", "/v2/box/"+id+"/config/attach-headers", string(data))
+		if want := map[bool]int{false: 200, true: 422}[i == 8]; got.StatusCode != want {
+			t.Errorf("placeholders of host %d: %s %.200s", i, got.Status, got.text)
+		}
+	}
+}
+
+// busyHost is a Host whose header rules another client changes each time they are read.
+type busyHost struct {
+	api.Host
+	others int
+}
+
+func (h *busyHost) Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error) {
+	state, err := h.Host.Headers(ctx, id)
+	if h.others > 0 {
+		h.others--
+		if _, err := h.SetHeaders(ctx, id, state.Rules, nil); err != nil {
+			return state, err
+		}
+	}
+	return state, err
+}
+
+// TestPatchGoesThroughUnderContention: 412 is only for clients that sent If-Match.
+func TestPatchGoesThroughUnderContention(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{"attach_headers":{"a.test":{"X":"a"}}}`)
+	busy := &busyHost{Host: f.host, others: 50}
+	cfg := f.api.Config
+	cfg.Host = busy
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch := func(match string) int {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPatch, "http://localhost/v2/box/"+id+"/config/attach-headers", strings.NewReader(`{"b.test":{"X":"b"}}`))
+		r.Header.Set("X-Box-Api-Key", testKey)
+		r.URL.Scheme, r.URL.Host = "", ""
+		if match != "" {
+			r.Header.Set("If-Match", match)
+		}
+		w := httptest.NewRecorder()
+		a.ServeHTTP(w, r)
+		return w.Code
+	}
+	if got := patch(""); got != 200 || busy.others > 0 {
+		t.Errorf("without If-Match: %d, and %d changes were left", got, busy.others)
+	}
+	busy.others = 1
+	if got := patch(`"1"`); got != 412 {
+		t.Errorf("with If-Match: %d", got)
+	}
+	state, err := f.host.Headers(t.Context(), policy.BoxID(id))
+	if err != nil || len(state.Rules) != 2 {
+		t.Errorf("%+v %v", state, err)
+	}
+}

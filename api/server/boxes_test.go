@@ -1,0 +1,284 @@
+package server
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// everything is a create with every field of the dialect and a secret wherever one may be.
+const everything = `{
+ "name":"web-1","labels":["beta","team:x"],"size":"medium","runtime":"node","keep_alive":true,"init_command":"npm start",
+ "model":"anthropic/claude-sonnet-5","agent":"claude-code","agent_api_key":"sk-agent","github_token":"sk-github",
+ "git_user_name":"A","git_user_email":"a@example.com","env_vars":{"TOKEN":"sk-env"},"skills":["a/b"],
+ "mcp_servers":[{"name":"m","source":"url","package_or_url":"https://mcp.example","headers":{"Authorization":"sk-mcp"}}],
+ "attach_headers":{"api.example.com":{"authorization":"Bearer sk-header"},"*.example.org":{"X-Key":"sk-wild"}},
+ "network_policy":{"mode":"custom","allowed_domains":["api.example.com"],"denied_cidrs":["192.0.2.0/24"]}}`
+
+func TestCreateIsKeptAndReadBack(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, everything)
+	req := f.host.created[0]
+	if req.Name != "web-1" || req.Size != "medium" || req.InitCommand != "npm start" || !req.KeepAlive || req.Env["TOKEN"].Reveal() != "sk-env" {
+		t.Errorf("request: %+v", req)
+	}
+	if req.Policy.Mode != policy.ModeCustom || req.Policy.AllowedDomains[0] != "api.example.com" || len(req.Headers) != 2 {
+		t.Errorf("policy %+v, %d header rules", req.Policy, len(req.Headers))
+	}
+	for pointer, value := range map[string]string{"/agent_api_key": "sk-agent", "/github_token": "sk-github", "/mcp_servers/0/headers/Authorization": "sk-mcp"} {
+		if req.HostedSecrets[pointer].Reveal() != value {
+			t.Errorf("%s did not reach the host", pointer)
+		}
+	}
+	for _, path := range []string{"/v2/box/" + id, "/v2/box/web-1"} {
+		box := f.call(t, "GET", path, "").json(t)
+		for field, want := range map[string]any{
+			"id": id, "name": "web-1", "size": "medium", "keep_alive": true, "model": "anthropic/claude-sonnet-5", "agent": "claude-code",
+			"git_user_name": "A", "status": "idle", "customer_id": "local", "total_compute_cost_usd": 0.0, "created_at": 1.7e9,
+		} {
+			if box[field] != want {
+				t.Errorf("%s: %v, want %v", field, box[field], want)
+			}
+		}
+	}
+}
+
+// No answer holds a secret that was given, and only the one that created a URL holds its credentials.
+func TestSecretsAreNeverReadBack(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, everything)
+	f.call(t, "PUT", "/v2/box/settings/attach-headers", `{"attach_headers":{"global.example":{"X-Key":"sk-global"}}}`)
+	if made := f.call(t, "POST", "/v2/box/"+id+"/preview", `{"port":3000,"bearer_token":true,"basic_auth":true}`).json(t); made["token"] != "url-token-secret" || made["password"] != "url-password-secret" || made["username"] != "box" {
+		t.Fatal("the credentials of a new URL are not shown at all")
+	}
+	f.call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", `{"attach_headers":{"api.example.com":{"Authorization":"sk-second"}}}`)
+	f.call(t, "POST", "/v2/box", everything) // refused: the name is taken
+	for _, rt := range f.api.routes {
+		if rt.Method != "GET" {
+			continue
+		}
+		got := f.call(t, "GET", strings.Replace(rt.Path, "{id}", id, 1), "")
+		if strings.Contains(got.text, "sk-") || strings.Contains(got.text, "-secret") || strings.Contains(got.text, "PRIVATE KEY") {
+			t.Errorf("GET %s shows a secret: %s", rt.Path, got.text)
+		}
+	}
+	if log := f.log.String(); strings.Contains(log, "sk-") || strings.Contains(log, "-secret") || strings.Contains(log, testKey) {
+		t.Errorf("a secret in the log: %s", log)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	if req := f.host.created[0]; req.Size != "small" || req.Policy.Mode != policy.ModeAllowAll || req.TTL != 0 {
+		t.Errorf("%+v", req)
+	}
+	f.create(t, `{"ephemeral":true}`)
+	if req := f.host.created[1]; req.TTL != 72*time.Hour {
+		t.Errorf("ttl %v", req.TTL)
+	}
+	box := f.call(t, "GET", "/v2/box/box2", "").json(t)
+	if box["expires_at"] != float64(1_700_000_000+259200) || box["ephemeral"] != true {
+		t.Errorf("%v", box)
+	}
+}
+
+func TestConflict(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{"name":"a"}`)
+	if got := f.call(t, "POST", "/v2/box", `{"name":"a"}`); got.StatusCode != 409 || !strings.Contains(got.text, "taken") {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+}
+
+func TestListByLabel(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{"labels":["a"]}`)
+	f.create(t, `{"labels":["b"]}`)
+	if got := f.call(t, "GET", "/v2/box?label=b", ""); !strings.Contains(got.text, `"box2"`) || strings.Contains(got.text, `"box1"`) {
+		t.Error(got.text)
+	}
+	if got := f.call(t, "GET", "/v2/box?label=c", ""); strings.TrimSpace(got.text) != "[]" {
+		t.Error(got.text)
+	}
+}
+
+func TestDelete(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	for range 3 {
+		f.create(t, `{}`)
+	}
+	got := f.call(t, "DELETE", "/v2/box", `{"ids":["box1","box9"]}`)
+	if got.StatusCode != 404 || !strings.Contains(got.text, "box9") || len(f.host.boxes) != 3 {
+		t.Fatalf("%s %s, %d boxes left", got.Status, got.text, len(f.host.boxes))
+	}
+	if got := f.call(t, "DELETE", "/v2/box", `{"ids":["box1","box2","box1"]}`); got.StatusCode != 200 || len(f.host.boxes) != 1 {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if got := f.call(t, "DELETE", "/v2/box/box3", ""); got.StatusCode != 200 || len(f.host.boxes) != 0 {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if got := f.call(t, "DELETE", "/v2/box/box3", ""); got.StatusCode != 404 {
+		t.Error(got.Status)
+	}
+}
+
+// Of two writers, the one that read an older version is refused, in whichever way it gives that version.
+func TestPolicyVersions(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	path := "/v2/box/" + id + "/config/network-policy"
+	match := func(tag string) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set("If-Match", tag) }
+	}
+	read := f.call(t, "GET", path, "")
+	if read.Header.Get("ETag") != `"1"` || read.json(t)["version"] != 1.0 || read.json(t)["mode"] != "allow-all" {
+		t.Fatalf("%v %s", read.Header, read.text)
+	}
+	steps := []struct {
+		body, match string
+		status      int
+		etag        string
+	}{
+		{`{"mode":"deny-all"}`, `"1"`, 200, `"2"`},
+		{`{"mode":"allow-all"}`, `"1"`, 412, ""},
+		{`{"mode":"allow-all"}`, `W/"2"`, 412, ""},
+		{`{"mode":"allow-all"}`, `2`, 412, ""},
+		{`{"mode":"allow-all"}`, `"1", "2"`, 412, ""},
+		{`{"mode":"allow-all","version":1}`, ``, 412, ""},
+		{`{"mode":"allow-all","version":2}`, `"1"`, 412, ""},
+		{`{"mode":"allow-all","version":2}`, ``, 200, `"3"`},
+		{`{"mode":"custom","allowed_domains":["b.example"]}`, `*`, 200, `"4"`},
+		{`{"mode":"custom","allowed_domains":["c.example"]}`, ``, 200, `"5"`},
+	}
+	for _, s := range steps {
+		edit := func(*http.Request) {}
+		if s.match != "" {
+			edit = match(s.match)
+		}
+		got := f.call(t, "PUT", path, s.body, edit)
+		if got.StatusCode != s.status || got.Header.Get("ETag") != s.etag {
+			t.Errorf("%s with %s: %s %s", s.body, s.match, got.Status, got.text)
+		}
+	}
+	// What was read can be sent back unchanged.
+	if got := f.call(t, "PUT", path, f.call(t, "GET", path, "").text); got.StatusCode != 200 || got.json(t)["version"] != 6.0 {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if spec := f.host.boxes[policy.BoxID(id)].Policy.Spec; spec.AllowedDomains[0] != "c.example" {
+		t.Errorf("%+v", spec)
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{"attach_headers":{"api.example.com":{"b":"1","a":"2"}}}`)
+	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
+		got := f.call(t, "PUT", path, `{"attach_headers":{"*.example.org":{"x-key":"v","authorization":"w"}}}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) })
+		if got.StatusCode != 200 || got.Header.Get("ETag") != `"2"` {
+			t.Fatalf("%s %s", got.Status, got.text)
+		}
+		if got := f.call(t, "GET", path, ""); !strings.Contains(got.text, `{"*.example.org":["Authorization","X-Key"]}`) {
+			t.Error(got.text)
+		}
+		if got := f.call(t, "PUT", path, `{}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) }); got.StatusCode != 412 {
+			t.Error(got.Status)
+		}
+		if got := f.call(t, "PUT", path, `{"api.example.com":{"A":"v"}}`); got.StatusCode != 200 || !strings.Contains(got.text, `"api.example.com":["A"]`) {
+			t.Errorf("the inner object alone: %s %s", got.Status, got.text)
+		}
+		if got := f.call(t, "PUT", path, `{}`); got.StatusCode != 200 || !strings.Contains(got.text, `"attach_headers":{}`) {
+			t.Errorf("%s %s", got.Status, got.text)
+		}
+	}
+}
+
+func TestURLs(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	path := "/v2/box/" + id + "/preview"
+	if got := f.call(t, "GET", path, ""); strings.TrimSpace(got.text) != `{"previews":[]}` {
+		t.Error(got.text)
+	}
+	got := f.call(t, "POST", path, `{"port":3000}`)
+	if made := got.json(t); got.StatusCode != 201 || made["url"] != "https://"+id+"-3000.preview.test" || made["token"] != nil || made["password"] != nil {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if got := f.call(t, "DELETE", path+"/3000", ""); got.StatusCode != 200 {
+		t.Error(got.Status)
+	}
+	if got := f.call(t, "DELETE", path+"/3000", ""); got.StatusCode != 404 {
+		t.Error(got.Status)
+	}
+}
+
+func TestCA(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	if got := f.call(t, "GET", "/v2/box/"+id+"/ca", ""); got.StatusCode != 200 || !strings.HasPrefix(got.text, "-----BEGIN CERTIFICATE") {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	// The host of this test returns a key by mistake.
+	if got := f.call(t, "GET", "/v2/ca", ""); got.StatusCode != 500 || strings.Contains(got.text, "KEY") {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	for body, rule := range map[string]string{
+		`{"host":"API.Example.COM."}`:                                       "conn api.example.com invalid IP 443 tcp  ",
+		`{"ip":"192.0.2.1","port":53,"protocol":"udp"}`:                     "conn  192.0.2.1 53 udp  ",
+		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET /",
+		`{"ip":"192.0.2.1","protocol":"icmp"}`:                              "conn  192.0.2.1 0 icmp  ",
+	} {
+		got := f.call(t, "POST", "/v2/box/"+id+"/egress/explain", body).json(t)
+		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" {
+			t.Errorf("%s: %v", body, got)
+		}
+	}
+}
+
+// The policy dialect of Vercel Sandbox is understood on create and on update.
+func TestOtherPolicyDialect(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{"network_policy":"deny-all"}`)
+	if got := f.host.created[0].Policy.Mode; got != policy.ModeDenyAll {
+		t.Errorf("mode %q", got)
+	}
+	f.create(t, `{"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}}`)
+	req := f.host.created[1]
+	if req.Policy.Mode != policy.ModeCustom || len(req.Headers) != 1 || req.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-v" {
+		t.Errorf("%+v", req)
+	}
+	path := "/v2/box/box1/config/network-policy"
+	for body, status := range map[string]int{
+		`"allow-all"`: 200, `{"allow":["*.example.com"],"subnets":{"deny":["192.0.2.0/24"]}}`: 200,
+		`"open"`: 422, `{}`: 422, `null`: 422, `[]`: 422, `{"mode":"deny-all","allow":["a.example"]}`: 422,
+		`{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}`: 422,
+	} {
+		if got := f.call(t, "PUT", path, body); got.StatusCode != status || strings.Contains(got.text, "sk-v") {
+			t.Errorf("%s: %s %s", body, got.Status, got.text)
+		}
+	}
+	both := `{"attach_headers":{"api.example.com":{"A":"b"}},"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"A":"c"}}]}]}}}`
+	if got := f.call(t, "POST", "/v2/box", both); got.StatusCode != 422 {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+}

@@ -1,0 +1,177 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+// What is not exactly as declared is refused, with a pointer, and the Host is not asked.
+func TestStrictBodies(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	tests := []struct {
+		name, method, path, body string
+		status                   int
+		pointer                  string
+	}{
+		{"unknown field", "POST", "/v2/box", `{"nam":"x"}`, 422, "/nam"},
+		{"field in other case", "POST", "/v2/box", `{"Name":"x"}`, 422, "/Name"},
+		{"camel case", "POST", "/v2/box", `{"networkPolicy":{"mode":"deny-all"}}`, 422, "/networkPolicy"},
+		{"repeated field", "POST", "/v2/box", `{"name":"a","name":"b"}`, 422, "/name"},
+		{"repeated deep inside", "POST", "/v2/box", `{"network_policy":{"mode":"deny-all","mode":"allow-all"}}`, 422, "/network_policy/mode"},
+		{"repeated header host", "POST", "/v2/box", `{"attach_headers":{"a.example":{"A":"1"},"a.example":{"A":"2"}}}`, 422, "/attach_headers/a.example"},
+		{"null", "POST", "/v2/box", `{"network_policy":null,"name":null}`, 422, "/name"},
+		{"null policy", "POST", "/v2/box", `{"network_policy":null}`, 422, "/network_policy"},
+		{"number for a string", "POST", "/v2/box", `{"name":1}`, 422, "/name"},
+		{"string for a number", "POST", "/v2/box", `{"ephemeral":true,"ttl":"5"}`, 422, "/ttl"},
+		{"fraction", "POST", "/v2/box", `{"ephemeral":true,"ttl":1.5}`, 422, "/ttl"},
+		{"huge number", "POST", "/v2/box", `{"ephemeral":true,"ttl":99999999999999999999}`, 422, "/ttl"},
+		{"string for a boolean", "POST", "/v2/box", `{"keep_alive":"true"}`, 422, "/keep_alive"},
+		{"object for an array", "POST", "/v2/box", `{"labels":{}}`, 422, "/labels"},
+		{"number in an array", "POST", "/v2/box", `{"labels":["a",2]}`, 422, "/labels/1"},
+		{"unknown field in an array", "POST", "/v2/box", `{"mcp_servers":[{"name":"m","source":"npm","package_or_url":"p","x":1}]}`, 422, "/mcp_servers/0/x"},
+		{"array for the body", "POST", "/v2/box", `[]`, 422, ""},
+		{"pointer is escaped", "POST", "/v2/box", `{"a/b~c":1}`, 422, "/a~1b~0c"},
+		{"trailing data", "POST", "/v2/box", `{} {}`, 400, ""},
+		{"no value", "POST", "/v2/box", ``, 400, ""},
+		{"half a value", "POST", "/v2/box", `{"name":`, 400, ""},
+		{"no JSON", "POST", "/v2/box", `name=x`, 400, ""},
+		{"trailing comma", "POST", "/v2/box", `{"name":"x",}`, 400, ""},
+		{"bad UTF-8", "POST", "/v2/box", "{\"name\":\"\xff\"}", 400, ""},
+		{"too deep", "POST", "/v2/box", strings.Repeat(`{"network_policy":`, 40) + `1` + strings.Repeat(`}`, 40), 400, ""},
+		{"too large", "POST", "/v2/box", `{"name":"` + strings.Repeat("x", 2<<20) + `"}`, 413, ""},
+
+		{"size", "POST", "/v2/box", `{"size":"huge"}`, 422, "/size"},
+		{"label", "POST", "/v2/box", `{"labels":["ok","not ok"]}`, 422, "/labels/1"},
+		{"label twice", "POST", "/v2/box", `{"labels":["a","a"]}`, 422, "/labels/1"},
+		{"six labels", "POST", "/v2/box", `{"labels":["a","b","c","d","e","f"]}`, 422, "/labels"},
+		{"name with a slash", "POST", "/v2/box", `{"name":"a/b"}`, 422, "/name"},
+		{"name of the API", "POST", "/v2/box", `{"name":"settings"}`, 422, "/name"},
+		{"init_command alone", "POST", "/v2/box", `{"init_command":"npm start"}`, 422, "/init_command"},
+		{"ttl alone", "POST", "/v2/box", `{"ttl":60}`, 422, "/ttl"},
+		{"ttl of zero", "POST", "/v2/box", `{"ephemeral":true,"ttl":0}`, 422, "/ttl"},
+		{"ttl too long", "POST", "/v2/box", `{"ephemeral":true,"ttl":259201}`, 422, "/ttl"},
+		{"environment name", "POST", "/v2/box", `{"env_vars":{"A=B":"x"}}`, 422, "/env_vars/A=B"},
+		{"environment value", "POST", "/v2/box", `{"env_vars":{"A":"x\u0000"}}`, 422, "/env_vars/A"},
+		{"runtime", "POST", "/v2/box", `{"runtime":"cobol"}`, 422, "/runtime"},
+		{"mode", "POST", "/v2/box", `{"network_policy":{"mode":"open"}}`, 422, "/network_policy/mode"},
+		{"domain", "POST", "/v2/box", `{"network_policy":{"mode":"custom","allowed_domains":["ok.example","https://x.example/"]}}`, 422, "/network_policy/allowed_domains/1"},
+		{"unknown policy field", "POST", "/v2/box", `{"network_policy":{"mode":"deny-all","allow":[]}}`, 422, "/network_policy/allow"},
+		{"header pattern", "POST", "/v2/box", `{"attach_headers":{"*":{"A":"sk-x"}}}`, 422, "/attach_headers/*"},
+		{"header name", "POST", "/v2/box", `{"attach_headers":{"a.example":{"Content-Length":"sk-x"}}}`, 422, "/attach_headers/a.example/Content-Length"},
+		{"custom runner", "POST", "/v2/box", `{"agent":"custom","custom_runner":{"command":""}}`, 422, "/custom_runner/command"},
+		{"runner protocol", "POST", "/v2/box", `{"custom_runner":{"command":"x","protocol":"v9"}}`, 422, "/custom_runner/protocol"},
+		{"MCP source", "POST", "/v2/box", `{"mcp_servers":[{"name":"m","source":"ftp","package_or_url":"p"}]}`, 422, "/mcp_servers/0/source"},
+
+		{"no command", "POST", "/v2/box/box1/exec", `{}`, 422, "/command"},
+		{"command as a string", "POST", "/v2/box/box1/exec", `{"command":"ls"}`, 422, "/command"},
+		{"NUL", "POST", "/v2/box/box1/exec-stream", `{"command":["a","b\u0000"]}`, 422, "/command/1"},
+		{"timeout", "POST", "/v2/box/box1/exec", `{"command":["ls"],"timeout":0}`, 422, "/timeout"},
+		{"no port", "POST", "/v2/box/box1/preview", `{}`, 422, "/port"},
+		{"port", "POST", "/v2/box/box1/preview", `{"port":65536}`, 422, "/port"},
+		{"preview option", "POST", "/v2/box/box1/preview", `{"port":80,"bearerToken":true}`, 422, "/bearerToken"},
+		{"policy mode", "PUT", "/v2/box/box1/config/network-policy", `{"mode":"custom"}`, 422, ""},
+		{"policy version", "PUT", "/v2/box/box1/config/network-policy", `{"mode":"deny-all","version":null}`, 422, "/version"},
+		{"headers", "PUT", "/v2/box/box1/config/attach-headers", `{"a.example":["A"]}`, 422, "/a.example"},
+		{"headers null", "PUT", "/v2/box/box1/config/attach-headers", `{"attach_headers":null}`, 422, "/attach_headers"},
+		{"global headers", "PUT", "/v2/box/settings/attach-headers", `{"attach_headers":{"https://x":{"A":"sk-x"}}}`, 422, "/attach_headers/https:~1~1x"},
+		{"nothing to explain", "POST", "/v2/box/box1/egress/explain", `{}`, 422, ""},
+		{"explain a URL", "POST", "/v2/box/box1/egress/explain", `{"host":"http://x"}`, 422, "/host"},
+		{"explain an address", "POST", "/v2/box/box1/egress/explain", `{"ip":"1.2.3"}`, 422, "/ip"},
+		{"explain a protocol", "POST", "/v2/box/box1/egress/explain", `{"ip":"192.0.2.1","protocol":"sctp"}`, 422, "/protocol"},
+		{"nothing to delete", "DELETE", "/v2/box", `{"ids":[]}`, 422, "/ids"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := f.call(t, tt.method, tt.path, tt.body, func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
+			if got.StatusCode != tt.status {
+				t.Fatalf("%s: %s", got.Status, got.text)
+			}
+			body := got.json(t)
+			if pointer, _ := body["pointer"].(string); pointer != tt.pointer {
+				t.Errorf("pointer %q, want %q: %s", pointer, tt.pointer, got.text)
+			}
+			if text, _ := body["error"].(string); text == "" || strings.Contains(got.text, "sk-x") {
+				t.Errorf("answer: %s", got.text)
+			}
+		})
+	}
+	if len(f.host.created) != 1 || len(f.host.execs) != 0 || f.host.boxes["box1"].Policy.Version != 1 {
+		t.Error("a refused request had an effect")
+	}
+}
+
+func TestAllProblemsAtOnce(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	got := f.call(t, "POST", "/v2/box", `{"size":"xl","labels":["a b"],"network_policy":{"mode":"custom","allowed_cidrs":["10.0.0.1/8"]},"attach_headers":{"*":{"A":"b"}}}`)
+	var body problem.Body
+	if err := json.Unmarshal([]byte(got.text), &body); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{"/size": true, "/labels/0": true, "/network_policy/allowed_cidrs/0": true, "/attach_headers/*": true}
+	for _, p := range body.Problems {
+		delete(want, p.Pointer)
+	}
+	if len(want) != 0 || !strings.Contains(got.text, "10.0.0.0/8") {
+		t.Errorf("not told: %v: %s", want, got.text)
+	}
+}
+
+// An unknown field that is nearly one of ours is answered with the correction.
+func TestCorrection(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	if got := f.call(t, "POST", "/v2/box", `{"keepAlive":true}`); !strings.Contains(got.text, `did you mean \"keep_alive\"`) {
+		t.Error(got.text)
+	}
+}
+
+// fuzzed are the calls that take a body.
+func fuzzed(routes []rest.Route) []rest.Route {
+	var list []rest.Route
+	for _, rt := range routes {
+		if rt.Request != nil {
+			list = append(list, rt)
+		}
+	}
+	return list
+}
+
+// FuzzBodies sends random bodies to every call that takes one: the answer is JSON, never a 500, never a hang.
+func FuzzBodies(f *testing.F) {
+	for i, body := range []string{
+		`{"name":"a","size":"small","network_policy":{"mode":"custom","allowed_domains":["*.example.com"]},"attach_headers":{"api.example.com":{"A":"b"}}}`,
+		`{"ids":["box1"]}`, `{"command":["true"]}`, `{"command":["true"],"folder":"../x","timeout":1}`,
+		`{"mode":"deny-all","version":1}`, `{"attach_headers":{"a.example":{"A":"b"}}}`, `{"a.example":{"A":"b"}}`,
+		`{"a.example":{"headers":{"A":{"secret":"known","prefix":"x "}},"placeholders":{"K":"v"},"scrub":true}}`, `{"attach_headers":1}`,
+		`{"port":80,"bearer_token":true}`, `{"host":"a.example","ip":"192.0.2.1","port":1,"protocol":"udp"}`,
+		`null`, `"allow-all"`, `[[[`, `{"a":{"a":1,"a":2}}`, "{\"\\ud800\":1}", `1e999`,
+	} {
+		f.Add(uint8(i), []byte(body))
+	}
+	s := serve(f)
+	calls := fuzzed(s.api.routes)
+	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
+		rt := calls[int(which)%len(calls)]
+		if strings.Contains(rt.Path, "/exec") {
+			return // not run: the fuzzer would choose the command
+		}
+		s.host.mu.Lock()
+		s.host.boxes = map[policy.BoxID]*memoryBox{"box1": {Box: api.Box{ID: "box1", Policy: api.PolicyState{Version: 1}}, headers: api.HeaderState{Version: 1}, urls: map[uint16]api.URL{}}}
+		s.host.created = nil
+		s.host.mu.Unlock()
+		got := s.call(t, rt.Method, strings.Replace(rt.Path, "{id}", "box1", 1), string(body))
+		if got.StatusCode >= 500 || !json.Valid([]byte(got.text)) {
+			t.Errorf("%s %s with %q: %s %s", rt.Method, rt.Path, body, got.Status, got.text)
+		}
+	})
+}

@@ -1,0 +1,237 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/exec"
+)
+
+func TestExec(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	path := "/v2/box/" + id + "/exec"
+	tests := []struct {
+		body   string
+		status int
+		want   map[string]any
+	}{
+		{`{"command":["sh","-c","echo out; echo err >&2"]}`, 200, map[string]any{"exit_code": 0.0, "output": "out\n", "error": "err\n", "cpu_ns": 1500.0}},
+		{`{"command":["sh","-c","exit 7"]}`, 200, map[string]any{"exit_code": 7.0, "output": ""}},
+		{`{"command":["printf","\\377x"]}`, 200, map[string]any{"output": "\uFFFDx"}},
+		{`{"command":["head","-c","100000","/dev/zero"]}`, 200, map[string]any{"truncated": true}},
+		{`{"command":["/nowhere/nothing"]}`, 503, map[string]any{"error": "/nowhere/nothing cannot be started"}},
+		{`{"command":["sleep","600"],"timeout":50}`, 504, nil},
+	}
+	for _, tt := range tests {
+		got := f.call(t, "POST", path, tt.body)
+		body := got.json(t)
+		if got.StatusCode != tt.status {
+			t.Errorf("%s: %s %s", tt.body, got.Status, got.text)
+		}
+		for field, want := range tt.want {
+			if body[field] != want {
+				t.Errorf("%s: %s is %q, want %q", tt.body, field, body[field], want)
+			}
+		}
+	}
+	for folder, dir := range map[string]string{"": exec.Workspace, "src": exec.Workspace + "/src", "/tmp": "/tmp", "../..": "/"} {
+		f.call(t, "POST", path, `{"command":["true"],"folder":"`+folder+`"}`)
+		if got := f.host.execs[len(f.host.execs)-1].Dir; got != dir {
+			t.Errorf("folder %q is %q, want %q", folder, got, dir)
+		}
+	}
+}
+
+func TestRunsAndLogs(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	first := f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["sh","-c","echo one"]}`).json(t)["run_id"]
+	f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["sh","-c","exit 3"]}`)
+	runs, _ := f.call(t, "GET", "/v2/box/"+id+"/runs", "").json(t)["runs"].([]any)
+	if len(runs) != 2 {
+		t.Fatalf("%d runs", len(runs))
+	}
+	newest, oldest := runs[0].(map[string]any), runs[1].(map[string]any)
+	if oldest["id"] != first || oldest["status"] != "completed" || oldest["output"] != "one\n" || oldest["type"] != "shell" || oldest["prompt"] != "sh -c 'echo one'" || oldest["cost_usd"] != 0.0 {
+		t.Errorf("%v", oldest)
+	}
+	if newest["status"] != "failed" || newest["exit_code"] != 3.0 {
+		t.Errorf("%v", newest)
+	}
+	logs, _ := f.call(t, "GET", "/v2/box/"+id+"/logs?offset=1&limit=1", "").json(t)["logs"].([]any)
+	if len(logs) != 1 || !strings.Contains(logs[0].(map[string]any)["message"].(string), "echo one") {
+		t.Errorf("%v", logs)
+	}
+	if got := f.call(t, "GET", "/v2/box/"+id+"/logs?limit=-1", ""); got.StatusCode != 422 {
+		t.Error(got.Status)
+	}
+	f.call(t, "DELETE", "/v2/box/"+id, "")
+	f.create(t, `{}`)
+	if got := f.call(t, "GET", "/v2/box/box2/runs", ""); strings.TrimSpace(got.text) != `{"runs":[]}` {
+		t.Errorf("another box's runs: %s", got.text)
+	}
+}
+
+// stream starts an exec-stream and returns its answer unread.
+func (f *fixture) stream(t *testing.T, path, body string, edit ...func(*http.Request)) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", f.URL+path, strings.NewReader(body))
+	if body == "" {
+		req, err = http.NewRequestWithContext(t.Context(), "GET", f.URL+path, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Box-Api-Key", testKey)
+	for _, e := range edit {
+		e(req)
+	}
+	resp, err := f.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+// read reads until the text has arrived.
+func read(t *testing.T, r io.Reader, until string) string {
+	t.Helper()
+	var got []byte
+	buf := make([]byte, 4096)
+	for !strings.Contains(string(got), until) {
+		n, err := r.Read(buf)
+		got = append(got, buf[:n]...)
+		if err != nil {
+			t.Fatalf("%v before %q came: %q", err, until, got)
+		}
+	}
+	return string(got)
+}
+
+// Output arrives while the command runs: the command waits for a file that is made only when its first word has
+// arrived.
+func TestExecStreamIsLive(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	flag := filepath.Join(f.host.dir, "go")
+	script := `echo first; while [ ! -e ` + flag + ` ]; do sleep 0.01; done; echo second >&2; exit 4`
+	resp := f.stream(t, "/v2/box/"+id+"/exec-stream", `{"command":["sh","-c","`+script+`"]}`)
+	if got := read(t, resp.Body, "first\n"); got != "first\n" {
+		t.Fatalf("%q", got)
+	}
+	f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["touch","`+flag+`"]}`)
+	rest, err := io.ReadAll(resp.Body)
+	if want := "second\nevent: exit\ndata: {\"exit_code\":4,\"cpu_ns\":1500}\n\n"; err != nil || string(rest) != want {
+		t.Errorf("%q, want %q (%v)", rest, want, err)
+	}
+}
+
+// Even a silent command is reported as started at once; one that cannot start is answered with a status, not a stream.
+func TestExecStreamHead(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	resp := f.stream(t, "/v2/box/"+id+"/exec-stream", `{"command":["sleep","600"]}`)
+	if resp.StatusCode != 200 {
+		t.Fatal(resp.Status)
+	}
+	runs, _ := f.call(t, "GET", "/v2/box/"+id+"/runs", "").json(t)["runs"].([]any)
+	run := runs[0].(map[string]any)
+	if run["status"] != "running" {
+		t.Errorf("%v", run)
+	}
+	if got := f.call(t, "POST", "/v2/box/"+id+"/runs/"+run["id"].(string)+"/cancel", ""); got.StatusCode != 200 || got.json(t)["status"] != "cancelled" {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if rest, _ := io.ReadAll(resp.Body); !strings.HasPrefix(string(rest), "event: error\ndata: {\"error\":\"the run was cancelled\"") {
+		t.Errorf("%q", rest)
+	}
+	if got := f.call(t, "POST", "/v2/box/"+id+"/runs/none/cancel", ""); got.StatusCode != 404 {
+		t.Error(got.Status)
+	}
+	if resp := f.stream(t, "/v2/box/"+id+"/exec-stream", `{"command":["/nowhere/nothing"]}`); resp.StatusCode != 503 {
+		t.Error(resp.Status)
+	}
+	if resp := f.stream(t, "/v2/box/nobody/exec-stream", `{"command":["true"]}`); resp.StatusCode != 404 {
+		t.Error(resp.Status)
+	}
+}
+
+// When the client disconnects, the command is killed.
+func TestClientGoes(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	resp := f.stream(t, "/v2/box/"+id+"/exec-stream", `{"command":["sh","-c","echo up; sleep 600"]}`)
+	read(t, resp.Body, "up")
+	resp.Body.Close()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		runs, _ := f.call(t, "GET", "/v2/box/"+id+"/runs", "").json(t)["runs"].([]any)
+		if run := runs[0].(map[string]any); run["status"] == "cancelled" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the command goes on: %v", runs)
+		}
+	}
+}
+
+// The command line's client keeps the two streams apart and passes any bytes, over a unix socket as well.
+func TestClient(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	socket := filepath.Join(t.TempDir(), "admin.sock")
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := f.secondServer(t)
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	for _, target := range []string{f.URL, f.URL + "/", socket} {
+		c := api.NewClient(target, testKey)
+		var box struct{ ID string }
+		if err := c.Do(t.Context(), "POST", "/v2/box", map[string]any{"size": "large"}, &box); err != nil {
+			t.Fatal(err)
+		}
+		var stdout, stderr bytes.Buffer
+		code, err := c.Exec(t.Context(), box.ID, api.ExecRequest{Command: []string{"sh", "-c", `printf 'a\377b'; echo e >&2; exit 5`}}, &stdout, &stderr)
+		if err != nil || code != 5 || stdout.String() != "a\xffb" || stderr.String() != "e\n" {
+			t.Errorf("%d %v %q %q", code, err, &stdout, &stderr)
+		}
+		_, err = c.Exec(t.Context(), box.ID, api.ExecRequest{Command: []string{"/nowhere"}}, io.Discard, io.Discard)
+		if refusal, ok := errors.AsType[*api.ResponseError](err); !ok || refusal.Status != 503 {
+			t.Errorf("%v", err)
+		}
+		err = c.Do(t.Context(), "POST", "/v2/box", map[string]any{"size": "vast"}, nil)
+		if refusal, ok := errors.AsType[*api.ResponseError](err); !ok || refusal.Status != 422 || refusal.Pointer != "/size" {
+			t.Errorf("%v", err)
+		}
+		var pem []byte
+		if err := c.Get(t.Context(), "/v2/box/"+box.ID+"/ca", &pem); err != nil || !bytes.Contains(pem, []byte("CERTIFICATE")) {
+			t.Errorf("%q %v", pem, err)
+		}
+	}
+	err = api.NewClient(filepath.Join(t.TempDir(), "none.sock"), testKey).Get(context.Background(), "/v2/box", nil)
+	if err == nil || strings.Contains(err.Error(), testKey) || !strings.Contains(err.Error(), "cannot be reached") {
+		t.Errorf("%v", err)
+	}
+	if err := api.NewClient(f.URL, "wrong").Get(t.Context(), "/v2/box", nil); err == nil || !strings.Contains(err.Error(), "API key") {
+		t.Errorf("%v", err)
+	}
+}

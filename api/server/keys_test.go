@@ -1,0 +1,96 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/api/stream"
+)
+
+func TestKeysAreRotated(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	if a := f.call(t, "POST", "/v2/store/rotate-key", `{"new_passphrase":"correct horse"}`); a.StatusCode != 200 || f.host.passphrase != "correct horse" || strings.Contains(a.text, "horse") {
+		t.Errorf("%s %s, passphrase %q", a.Status, a.text, f.host.passphrase)
+	}
+	if a := f.call(t, "POST", "/v2/store/rotate-key", `{}`); a.StatusCode != 200 || f.host.passphrase != "" {
+		t.Errorf("%s %s, passphrase %q", a.Status, a.text, f.host.passphrase)
+	}
+	if a := f.call(t, "POST", "/v2/api-key/rotate", `{"grace":"90m"}`); a.StatusCode != 200 || f.host.grace != 90*time.Minute {
+		t.Errorf("%s %s, grace %v", a.Status, a.text, f.host.grace)
+	}
+	if a := f.call(t, "POST", "/v2/api-key/rotate", `{}`); a.StatusCode != 200 || f.host.grace != 0 {
+		t.Errorf("%s %s, grace %v", a.Status, a.text, f.host.grace)
+	}
+	f.host.grace = -1
+	for _, grace := range []string{"-1s", "721h", "soon", "1"} {
+		a := f.call(t, "POST", "/v2/api-key/rotate", `{"grace":"`+grace+`"}`)
+		if a.StatusCode != 422 || a.json(t)["pointer"] != "/grace" || f.host.grace != -1 {
+			t.Errorf("grace %s: %s %s", grace, a.Status, a.text)
+		}
+	}
+}
+
+// Requests that were begun with a key end when it stops working.
+func TestAStreamEndsWithItsKey(t *testing.T) {
+	t.Parallel()
+	var ended atomic.Bool
+	asked := make(chan struct{}, 1000)
+	f := serve(t, func(cfg *Config) {
+		check := cfg.CheckKey
+		cfg.CheckKey = func(key string) bool {
+			asked <- struct{}{}
+			return check(key) && !ended.Load()
+		}
+	})
+	f.call(t, "POST", "/v2/box", `{"name":"b"}`)
+	<-asked
+
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	begin := func(method, path, body string) *http.Response { // nil if it fails
+		req, err := http.NewRequestWithContext(ctx, method, f.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		req.Header.Set("X-Box-Api-Key", testKey)
+		req.Header.Set("Accept", stream.NDJSON)
+		res, err := f.Client().Do(req)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		return res
+	}
+	stream := begin("GET", "/v2/egress?follow=true", "")
+	if stream == nil {
+		t.FailNow()
+	}
+	defer stream.Body.Close()
+	exec := make(chan *http.Response, 1)
+	go func() { exec <- begin("POST", "/v2/box/b/exec", `{"command":["sleep","1000"]}`) }()
+	for range 6 { // the key is checked when a request begins, and again while it runs
+		select {
+		case res := <-exec:
+			t.Fatalf("the command ended while the key worked: %s", res.Status)
+		case <-asked:
+		}
+	}
+	ended.Store(true)
+	for lines := bufio.NewScanner(stream.Body); lines.Scan(); { // until it ends
+	}
+	res := <-exec
+	if ctx.Err() != nil || res == nil {
+		t.Fatal("what was begun with the key goes on without it")
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusUnauthorized {
+		t.Errorf("the command under way was answered %s", res.Status)
+	}
+}

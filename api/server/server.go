@@ -1,0 +1,113 @@
+package server
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/access"
+	"boxgate/api/rest"
+	"boxgate/audit"
+)
+
+// Config is what [New] needs. Host and CheckKey are required.
+type Config struct {
+	Host api.Host
+	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
+	CheckKey func(key string) bool
+	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.
+	Admitted func(*http.Request)
+	// Hosts are names accepted in the Host header in addition to the loopback names and the address of the listener.
+	Hosts []string
+	// HasSecret reports whether a secret exists, so that header rules may name it. nil: there are none.
+	HasSecret func(name string) bool
+	// Log receives one line per failure of the gateway. nil: nothing is logged.
+	Log *zap.Logger
+	// MaxBody is the largest request body in bytes. 0: 8 MiB.
+	MaxBody int64
+	// MaxOutput is how many bytes of each of a command's two streams the answer of exec holds; longer output is
+	// truncated and marked as such. exec-stream has no limit. 0: 16 MiB.
+	MaxOutput int
+}
+
+// API is the http.Handler of the admin API. Safe for concurrent use.
+type API struct {
+	Config
+	mux      *http.ServeMux
+	guard    *access.Guard
+	answers  rest.Answerer
+	routes   []rest.Route
+	public   map[string]bool // patterns of the routes that need no key
+	stopping chan struct{}   // closed when the server shuts down: streams end
+}
+
+// New makes the API over cfg.Host.
+func New(cfg Config) (*API, error) {
+	if cfg.Host == nil || cfg.CheckKey == nil {
+		return nil, errors.New("api: Host and CheckKey are required")
+	}
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	if cfg.HasSecret == nil {
+		cfg.HasSecret = func(string) bool { return false }
+	}
+	if cfg.MaxBody == 0 {
+		cfg.MaxBody = 8 << 20
+	}
+	if cfg.MaxOutput == 0 {
+		cfg.MaxOutput = 16 << 20
+	}
+	a := &API{
+		Config: cfg, mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
+		public: make(map[string]bool), stopping: make(chan struct{}),
+	}
+	if err := a.addRoutes(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Server returns an http.Server for a, with timeouts against slow clients that do not cut a stream. Its Shutdown ends
+// the streams of decisions at once and waits for running commands. Call it once.
+func (a *API) Server() *http.Server {
+	srv := &http.Server{
+		Handler:           a,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          audit.ServerLog(a.Log, nil),
+	}
+	srv.RegisterOnShutdown(func() { close(a.stopping) })
+	return srv
+}
+
+// ServeHTTP checks the origin of the request, then its key, then runs the route.
+func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	w := &rest.Writer{ResponseWriter: rw}
+	defer a.answers.Recover(w, r)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	_, pattern := a.mux.Handler(r)
+	if a.public[pattern] {
+		a.mux.ServeHTTP(w, r)
+		return
+	}
+	if err := a.guard.Admit(w, r); err != nil {
+		a.answers.Fail(w, r, err)
+		return
+	}
+	if a.Admitted != nil {
+		a.Admitted(r)
+	}
+	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) {
+		a.answers.Fail(w, r, noRoute(a.mux, w, r))
+		return
+	}
+	r, end := a.guard.WhileKeyWorks(r)
+	defer end()
+	a.mux.ServeHTTP(w, r)
+}

@@ -1,0 +1,347 @@
+package server
+
+import (
+	"bytes"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+const testKey = "key-0123456789"
+
+// fixture is a served API over a memory host.
+type fixture struct {
+	*httptest.Server
+	api  *API
+	host *memoryHost
+	log  *bytes.Buffer
+}
+
+// secondServer serves the same boxes on another listener.
+func (f *fixture) secondServer(t testing.TB) *http.Server {
+	t.Helper()
+	a, err := New(f.api.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Server()
+}
+
+// boxID is the ID of the ith box.
+func boxID(i int) policy.BoxID { return policy.BoxID(strconv.Itoa(i)) }
+
+func serve(t testing.TB, edits ...func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{host: newMemoryHost(t), log: &bytes.Buffer{}}
+	sink := zapcore.Lock(zapcore.AddSync(f.log))
+	cfg := Config{
+		Host:     f.host,
+		CheckKey: func(key string) bool { return subtle.ConstantTimeCompare([]byte(key), []byte(testKey)) == 1 },
+		Log:      zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), sink, zap.DebugLevel)),
+		MaxBody:  1 << 20, MaxOutput: 1 << 16,
+	}
+	for _, edit := range edits {
+		edit(&cfg)
+	}
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.api = a
+	f.Server = httptest.NewUnstartedServer(a)
+	f.Config = a.Server()
+	f.Start()
+	t.Cleanup(f.Close)
+	return f
+}
+
+// answer is a response.
+type answer struct {
+	*http.Response
+	text string
+}
+
+func (a answer) json(t testing.TB) map[string]any {
+	t.Helper()
+	var v map[string]any
+	if err := json.Unmarshal([]byte(a.text), &v); err != nil {
+		t.Fatalf("%s: %q: %v", a.Status, a.text, err)
+	}
+	return v
+}
+
+// call makes a request with the key; edit may change it.
+func (f *fixture) call(t testing.TB, method, path, body string, edit ...func(*http.Request)) answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, f.URL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Box-Api-Key", testKey)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for _, e := range edit {
+		e(req)
+	}
+	resp, err := f.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer{resp, string(text)}
+}
+
+// create makes a box and returns its ID.
+func (f *fixture) create(t testing.TB, body string) string {
+	t.Helper()
+	got := f.call(t, "POST", "/v2/box", body)
+	if got.StatusCode != 201 {
+		t.Fatalf("%s: %s", got.Status, got.text)
+	}
+	id, _ := got.json(t)["id"].(string)
+	return id
+}
+
+func TestKey(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	tests := []struct {
+		name   string
+		header http.Header
+		status int
+	}{
+		{"none", http.Header{}, 401},
+		{"key", http.Header{"X-Box-Api-Key": {testKey}}, 200},
+		{"bearer", http.Header{"Authorization": {"Bearer " + testKey}}, 200},
+		{"bearer in lower case", http.Header{"Authorization": {"bearer " + testKey}}, 200},
+		{"both the same", http.Header{"X-Box-Api-Key": {testKey}, "Authorization": {"Bearer " + testKey}}, 200},
+		{"wrong", http.Header{"X-Box-Api-Key": {testKey + "x"}}, 401},
+		{"empty", http.Header{"X-Box-Api-Key": {""}}, 401},
+		{"right and wrong", http.Header{"X-Box-Api-Key": {testKey, "other"}}, 401},
+		{"wrong and right", http.Header{"X-Box-Api-Key": {"other"}, "Authorization": {"Bearer " + testKey}}, 401},
+		{"basic", http.Header{"Authorization": {"Basic " + testKey}}, 401},
+		{"bare", http.Header{"Authorization": {testKey}}, 401},
+	}
+	for _, tt := range tests {
+		got := f.call(t, "GET", "/v2/box", "", func(r *http.Request) { r.Header = tt.header })
+		if got.StatusCode != tt.status {
+			t.Errorf("%s: %s", tt.name, got.Status)
+		}
+		if tt.status == 401 && (got.Header.Get("WWW-Authenticate") == "" || got.json(t)["error"] == "") {
+			t.Errorf("%s: %v %s", tt.name, got.Header, got.text)
+		}
+	}
+	if got := f.call(t, "GET", "/v2/box?api_key="+testKey, "", func(r *http.Request) { r.Header = http.Header{} }); got.StatusCode != 401 {
+		t.Errorf("a key in the query: %s", got.Status)
+	}
+}
+
+// A key is needed for everything but the two probes, whatever the path or method.
+func TestEveryRouteNeedsTheKey(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	paths := []string{"/", "/v2", "/v2/nothing", "/v2//box", "/v2/box/../box", "/metrics"}
+	for _, rt := range f.api.routes {
+		paths = append(paths, strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "x").Replace(rt.Path))
+	}
+	for _, path := range paths {
+		for _, method := range []string{"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"} {
+			got := f.call(t, method, path, "", func(r *http.Request) { r.Header.Del("X-Box-Api-Key") })
+			probe := (path == "/healthz" || path == "/readyz") && (method == "GET" || method == "HEAD")
+			if probe != (got.StatusCode == 200) || !probe && got.StatusCode != 401 {
+				t.Errorf("%s %s without a key: %s", method, path, got.Status)
+			}
+		}
+	}
+}
+
+// A page of another site that resolves its own name to this address, or posts here, is refused even with the key.
+func TestBrowserOfAnotherSite(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	own := strings.TrimPrefix(f.URL, "http://")
+	_, port, _ := strings.Cut(own, ":")
+	tests := []struct {
+		name   string
+		edit   func(*http.Request)
+		status int
+	}{
+		{"address", func(r *http.Request) {}, 200},
+		{"localhost", func(r *http.Request) { r.Host = "LocalHost:" + port }, 200},
+		{"IPv6 loopback", func(r *http.Request) { r.Host = "[::1]:" + port }, 200},
+		{"rebound name", func(r *http.Request) { r.Host = "evil.example:" + port }, 421},
+		{"name that begins like ours", func(r *http.Request) { r.Host = "localhost.evil.example" }, 421},
+		{"another address", func(r *http.Request) { r.Host = "10.0.0.1" }, 421},
+		{"same origin", func(r *http.Request) { r.Header.Set("Origin", "http://"+own) }, 200},
+		{"other origin", func(r *http.Request) { r.Header.Set("Origin", "http://evil.example") }, 403},
+		{"same host, other port", func(r *http.Request) { r.Header.Set("Origin", "http://127.0.0.1:1") }, 403},
+		{"same host over https", func(r *http.Request) { r.Header.Set("Origin", "https://"+own) }, 403},
+		{"null origin", func(r *http.Request) { r.Header.Set("Origin", "null") }, 403},
+		{"two origins", func(r *http.Request) { r.Header["Origin"] = []string{"http://" + own, "http://evil.example"} }, 403},
+		{"cross-site fetch", func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }, 403},
+		{"same-site fetch", func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }, 403},
+	}
+	for _, tt := range tests {
+		if got := f.call(t, "GET", "/v2/box", "", tt.edit); got.StatusCode != tt.status {
+			t.Errorf("%s: %s, want %d", tt.name, got.Status, tt.status)
+		}
+	}
+	got := f.call(t, "POST", "/v2/box", `{}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") })
+	if got.StatusCode != 415 || len(f.host.created) != 0 {
+		t.Errorf("a form post: %s", got.Status)
+	}
+}
+
+func TestConfiguredHost(t *testing.T) {
+	t.Parallel()
+	a, err := New(Config{Host: newMemoryHost(t), CheckKey: func(string) bool { return true }, Hosts: []string{"Gate.example."}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, status := range map[string]int{"gate.example:8600": 200, "other.example": 421, "": 421} {
+		r := httptest.NewRequest("GET", "/v2/box", nil)
+		r.Host = host
+		r.Header.Set("X-Box-Api-Key", "k")
+		w := httptest.NewRecorder()
+		a.ServeHTTP(w, r)
+		if w.Code != status {
+			t.Errorf("Host %q: %d, want %d", host, w.Code, status)
+		}
+	}
+}
+
+func TestUnknownPathsAndMethods(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	tests := []struct {
+		method, path string
+		status       int
+		allow        string
+	}{
+		{"GET", "/v2/nothing", 404, ""},
+		{"GET", "/v2/box/", 404, ""},
+		{"GET", "/v2//box", 404, ""},
+		{"GET", "/v2/x/../box", 404, ""},
+		{"PATCH", "/v2/box", 405, "GET, POST, DELETE"},
+		{"PUT", "/v2/box/box1/exec", 405, "POST"},
+		{"GET", "/v2/box/nobody", 404, ""},
+		{"GET", "/v2/box/..%2f..%2fetc", 404, ""},
+		{"POST", "/v2/box/box1/run", 501, ""},
+		{"POST", "/v2/box/box1/run/stream", 501, ""},
+		{"DELETE", "/v2/box/box1/preview/http", 404, ""},
+		{"DELETE", "/v2/box/box1/preview/70000", 404, ""},
+		{"GET", "/v2/box?lable=x", 422, ""},
+		{"GET", "/v2/box?label=x&label=y", 422, ""},
+	}
+	for _, tt := range tests {
+		got := f.call(t, tt.method, tt.path, "")
+		if got.StatusCode != tt.status || got.Header.Get("Allow") != tt.allow {
+			t.Errorf("%s %s: %s, Allow %q", tt.method, tt.path, got.Status, got.Header.Get("Allow"))
+		}
+		if text, _ := got.json(t)["error"].(string); text == "" {
+			t.Errorf("%s %s: no error text: %s", tt.method, tt.path, got.text)
+		}
+	}
+}
+
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.host.ready = errors.New("table boxgate is missing")
+	noKey := func(r *http.Request) { r.Header.Del("X-Box-Api-Key"); r.Host = "pod-7.cluster" }
+	if got := f.call(t, "GET", "/healthz", "", noKey); got.StatusCode != 200 {
+		t.Error(got.Status)
+	}
+	got := f.call(t, "GET", "/readyz", "", noKey)
+	if got.StatusCode != 503 || strings.Contains(got.text, "table") {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if !strings.Contains(f.log.String(), "table boxgate is missing") {
+		t.Errorf("the log does not say what is missing: %s", f.log)
+	}
+}
+
+// Internal failures stay internal: neither errors nor panics tell the caller anything, and the values of panics are not
+// logged.
+func TestFailuresSayNothing(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.host.fail = errors.New("bolt: /var/lib/secret-path is locked")
+	got := f.call(t, "GET", "/v2/box/box1", "")
+	if got.StatusCode != 500 || strings.Contains(got.text, "bolt") {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	f.host.crash = true
+	got = f.call(t, "POST", "/v2/box", `{"env_vars":{"A":"sk-env"}}`)
+	if got.StatusCode != 500 || strings.Contains(got.text, "sk-") {
+		t.Errorf("%s %s", got.Status, got.text)
+	}
+	if log := f.log.String(); !strings.Contains(log, "panic") || strings.Contains(log, "sk-") {
+		t.Errorf("log: %s", log)
+	}
+	f.host.crash, f.host.fail = false, nil
+	if got := f.call(t, "GET", "/v2/box", ""); got.StatusCode != 200 {
+		t.Errorf("after a panic: %s", got.Status)
+	}
+}
+
+// /openapi.json has every route, and every route is served: both come from one table, and this checks it.
+func TestOpenAPI(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	var doc struct {
+		OpenAPI    string
+		Paths      map[string]map[string]struct{ Summary string }
+		Components struct{ Schemas map[string]any }
+	}
+	got := f.call(t, "GET", "/openapi.json", "")
+	if err := json.Unmarshal([]byte(got.text), &doc); err != nil || doc.OpenAPI != "3.1.0" {
+		t.Fatal(err, got.text)
+	}
+	for _, rt := range f.api.routes {
+		if doc.Paths[rt.Path][strings.ToLower(rt.Method)].Summary == "" {
+			t.Errorf("%s %s is not described", rt.Method, rt.Path)
+		}
+	}
+	for path, methods := range doc.Paths {
+		for method := range methods {
+			if !slices.ContainsFunc(f.api.routes, func(rt rest.Route) bool { return rt.Path == path && strings.EqualFold(rt.Method, method) }) {
+				t.Errorf("%s %s is described but not there", method, path)
+			}
+			url := strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "none").Replace(path)
+			answered := f.call(t, strings.ToUpper(method), url, "")
+			if answered.StatusCode == 405 || strings.Contains(answered.text, "no such path") {
+				t.Errorf("%s %s is described but not served: %s", method, url, answered.text)
+			}
+			if method == "delete" && path == "/v2/box/{id}" {
+				f.create(t, `{}`)
+			}
+		}
+	}
+	for _, ref := range strings.Split(got.text, `"#/components/schemas/`)[1:] {
+		name, _, _ := strings.Cut(ref, `"`)
+		if doc.Components.Schemas[name] == nil {
+			t.Errorf("the schema %s is referred to but missing", name)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package spec
+
+import (
+	"encoding/json"
+	"reflect"
+)
+
+// Headers is the JSON of header rules, host pattern to a compact or a full entry, which policy.ParseHeaderRules reads.
+type Headers struct{ json.RawMessage }
+
+// Forms describes the rules.
+func (Headers) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[map[string]headerEntry]()}
+}
+
+// headerEntry is the entry of one host pattern.
+type headerEntry struct{}
+
+// Forms lists the compact form, header name to value, and the full one.
+func (headerEntry) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody]()}
+}
+
+// headerEntryBody describes the full form of an entry.
+type headerEntryBody struct {
+	Headers      map[string]headerValue `json:"headers,omitempty"`
+	Placeholders map[string]headerValue `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
+	Scrub        bool                   `json:"scrub,omitempty" doc:"mask the rule's secrets in responses"`
+}
+
+// headerValue is the value of one header or placeholder.
+type headerValue struct{}
+
+// Forms lists the literal and the value of a secret.
+func (headerValue) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[string](), reflect.TypeFor[headerValueBody]()}
+}
+
+// headerValueBody describes a value that is written as an object.
+type headerValueBody struct {
+	Secret string `json:"secret,omitempty" doc:"name of a secret in the gateway's configuration"`
+	Prefix string `json:"prefix,omitempty" doc:"before the secret's value"`
+	Suffix string `json:"suffix,omitempty" doc:"after the secret's value"`
+	Value  string `json:"value,omitempty" doc:"a literal, instead of secret; a string instead of the object is one, too"`
+}

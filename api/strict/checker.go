@@ -1,0 +1,163 @@
+package strict
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"boxgate/api/problem"
+	"boxgate/policy"
+)
+
+// checker walks a JSON text next to the Go type it is meant for and collects what does not fit.
+type checker struct {
+	dec      *json.Decoder
+	problems []policy.Problem
+}
+
+var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
+
+// value checks the next value against t. A nil t stands for any type: only duplicate keys and depth are checked. The
+// error is about the JSON itself; what does not fit is added to the problems.
+func (c *checker) value(pointer string, t reflect.Type, depth int) error {
+	if depth > maxDepth {
+		return errTooDeep
+	}
+	if t != nil && reflect.PointerTo(t).Implements(unmarshaler) {
+		t = nil // it reads its JSON itself
+	}
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	token, err := c.dec.Token()
+	if err != nil {
+		return err
+	}
+	if t != nil && !fits(token, t) {
+		c.add(pointer, "expected %s, got %s", kindName(t), tokenName(token))
+		t = nil
+	}
+	switch token {
+	case json.Delim('{'):
+		return c.object(pointer, t, depth)
+	case json.Delim('['):
+		return c.array(pointer, t, depth)
+	}
+	return nil
+}
+
+func (c *checker) object(pointer string, t reflect.Type, depth int) error {
+	seen := make(map[string]bool)
+	for c.dec.More() {
+		token, err := c.dec.Token()
+		if err != nil {
+			return err
+		}
+		key, _ := token.(string)
+		at := pointer + "/" + problem.EscapeKey(key)
+		if seen[key] {
+			c.add(at, "duplicate key")
+		}
+		seen[key] = true
+		if err := c.value(at, c.member(at, t, key), depth+1); err != nil {
+			return err
+		}
+	}
+	_, err := c.dec.Token()
+	return err
+}
+
+// member returns the type of an object's member, nil if any type is allowed or none is known.
+func (c *checker) member(at string, t reflect.Type, key string) reflect.Type {
+	if t == nil {
+		return nil
+	}
+	if t.Kind() == reflect.Map {
+		return t.Elem()
+	}
+	fields := FieldsOf(t)
+	if i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == key }); i >= 0 {
+		return fields[i].Type
+	}
+	if near := nearest(key, fields); near != "" {
+		c.add(at, "unknown field; did you mean %q?", near)
+	} else {
+		c.add(at, "unknown field")
+	}
+	return nil
+}
+
+func (c *checker) array(pointer string, t reflect.Type, depth int) error {
+	if t != nil {
+		t = t.Elem()
+	}
+	for i := 0; c.dec.More(); i++ {
+		if err := c.value(pointer+"/"+strconv.Itoa(i), t, depth+1); err != nil {
+			return err
+		}
+	}
+	_, err := c.dec.Token()
+	return err
+}
+
+// add keeps a problem, up to a hundred of them.
+func (c *checker) add(pointer, format string, args ...any) {
+	if len(c.problems) < 100 {
+		c.problems = append(c.problems, policy.Problem{Pointer: problem.Clip(pointer), Message: fmt.Sprintf(format, args...)})
+	}
+}
+
+// fits reports whether a token can begin a value of type t. null never fits: absent fields must be left out.
+func fits(token json.Token, t reflect.Type) bool {
+	switch token := token.(type) {
+	case json.Delim:
+		if token == '[' {
+			return t.Kind() == reflect.Slice
+		}
+		return t.Kind() == reflect.Struct || t.Kind() == reflect.Map
+	case string:
+		return t.Kind() == reflect.String
+	case bool:
+		return t.Kind() == reflect.Bool
+	case json.Number:
+		return IsInteger(t) && !strings.ContainsAny(token.String(), ".eE")
+	}
+	return false
+}
+
+// IsInteger reports whether t is an integer type.
+func IsInteger(t reflect.Type) bool { return t.Kind() >= reflect.Int && t.Kind() <= reflect.Uint64 }
+
+func kindName(t reflect.Type) string {
+	switch {
+	case IsInteger(t):
+		return "an integer"
+	case t.Kind() == reflect.Slice:
+		return "an array"
+	case t.Kind() == reflect.Struct, t.Kind() == reflect.Map:
+		return "an object"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	}
+	return "a string"
+}
+
+func tokenName(token json.Token) string {
+	switch token := token.(type) {
+	case json.Delim:
+		if token == '[' {
+			return "an array"
+		}
+		return "an object"
+	case string:
+		return "a string"
+	case bool:
+		return "a boolean"
+	case json.Number:
+		return "a number"
+	}
+	return "null"
+}

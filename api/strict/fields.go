@@ -1,0 +1,41 @@
+package strict
+
+import (
+	"reflect"
+	"strings"
+)
+
+// Field is one field of a struct as JSON sees it.
+type Field struct {
+	Name     string
+	Type     reflect.Type
+	Required bool   // in an answer: it is there whatever its value
+	Doc      string // the tag "doc", for the description of the API
+}
+
+// FieldsOf lists the fields of a struct type that have a json tag, embedded structs included.
+func FieldsOf(t reflect.Type) []Field {
+	var fields []Field
+	for f := range t.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && name == "":
+			fields = append(fields, FieldsOf(f.Type)...)
+		case name != "" && name != "-":
+			fields = append(fields, Field{name, f.Type, !strings.Contains(options, "omit"), f.Tag.Get("doc")})
+		}
+	}
+	return fields
+}
+
+// nearest returns the field whose name is the same but for case and separators, or "".
+func nearest(key string, fields []Field) string {
+	plain := strings.NewReplacer("_", "", "-", "")
+	want := strings.ToLower(plain.Replace(key))
+	for _, f := range fields {
+		if plain.Replace(f.Name) == want {
+			return f.Name
+		}
+	}
+	return ""
+}

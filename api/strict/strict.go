@@ -1,0 +1,63 @@
+package strict
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"unicode/utf8"
+
+	"boxgate/api/problem"
+	"boxgate/policy"
+)
+
+// maxDepth is how deep a body may nest.
+const maxDepth = 32
+
+// Unmarshal is json.Unmarshal without its leniency: keys are compared exactly, and unknown or duplicate keys,
+// null, invalid UTF-8 and trailing data are refused.
+func Unmarshal(data []byte, v any) error {
+	if !utf8.Valid(data) {
+		return problem.Refuse(http.StatusBadRequest, "the body is not valid UTF-8")
+	}
+	c := &checker{dec: json.NewDecoder(strings.NewReader(string(data)))}
+	c.dec.UseNumber()
+	if err := c.value("", reflect.TypeOf(v).Elem(), 0); err != nil {
+		return malformed(c.dec, err)
+	}
+	if _, err := c.dec.Token(); !errors.Is(err, io.EOF) {
+		return problem.Refuse(http.StatusBadRequest, "unexpected data after JSON value at byte %d", c.dec.InputOffset())
+	}
+	if len(c.problems) > 0 {
+		return &policy.InvalidError{Problems: c.problems}
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return problem.Invalid(fieldPointer(wrong.Field), "%s does not fit", problem.Clip(wrong.Value))
+		}
+		return problem.Refuse(http.StatusBadRequest, "the body is not valid JSON")
+	}
+	return nil
+}
+
+var errTooDeep = errors.New("the body is nested too deeply")
+
+func malformed(dec *json.Decoder, err error) error {
+	if errors.Is(err, errTooDeep) {
+		return problem.Refuse(http.StatusBadRequest, "%v", err)
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return problem.Refuse(http.StatusBadRequest, "the body is empty or incomplete; send a JSON value")
+	}
+	return problem.Refuse(http.StatusBadRequest, "the body is not valid JSON at byte %d", dec.InputOffset())
+}
+
+// fieldPointer turns the field path of encoding/json into a JSON pointer.
+func fieldPointer(field string) string {
+	if field == "" {
+		return ""
+	}
+	return "/" + strings.ReplaceAll(field, ".", "/")
+}

@@ -1,0 +1,2 @@
+// Package urls serves the public URLs of boxes.
+package urls

@@ -1,0 +1,26 @@
+package urls
+
+import (
+	"reflect"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+)
+
+// Endpoints serves public URLs.
+type Endpoints struct {
+	Host    api.Host
+	History *history.History
+	Bodies  strict.Bodies
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "POST", Path: "/v2/box/{id}/preview", Summary: "Create the public URL of a port; credentials are shown only once", Status: 201, Request: reflect.TypeFor[urlBody](), Response: reflect.TypeFor[urlView](), Handle: e.createURL},
+		{Method: "GET", Path: "/v2/box/{id}/preview", Summary: "The public URLs of a box", Response: reflect.TypeFor[urlsView](), Handle: e.listURLs},
+		{Method: "DELETE", Path: "/v2/box/{id}/preview/{port}", Summary: "Delete a public URL and cut its connections", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteURL},
+	}
+}

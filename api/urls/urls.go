@@ -1,0 +1,93 @@
+package urls
+
+import (
+	"net/http"
+	"strconv"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+)
+
+// urlBody asks for a public URL.
+type urlBody struct {
+	Port        *int64 `json:"port"`
+	BearerToken bool   `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
+	BasicAuth   bool   `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
+}
+
+// urlView is a public URL. Token, username and password are only in the answer that created them.
+type urlView struct {
+	URL         string `json:"url"`
+	Port        uint16 `json:"port"`
+	BearerToken bool   `json:"bearer_token"`
+	BasicAuth   bool   `json:"basic_auth"`
+	Token       string `json:"token,omitempty"`
+	Username    string `json:"username,omitempty"`
+	Password    string `json:"password,omitempty"`
+	CreatedAt   int64  `json:"created_at,omitempty"`
+}
+
+// urlsView is the answer of a list of public URLs.
+type urlsView struct {
+	Previews []urlView `json:"previews"`
+}
+
+func viewURL(u api.URL) urlView {
+	return urlView{URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, CreatedAt: max(u.CreatedAt.Unix(), 0)}
+}
+
+func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var body urlBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	if body.Port == nil || *body.Port < 1 || *body.Port > 65535 {
+		return rest.Reply{}, problem.Invalid("/port", "must be between 1 and 65535")
+	}
+	u, err := e.Host.CreateURL(r.Context(), box.ID, api.URLRequest{Port: uint16(*body.Port), Bearer: body.BearerToken, Basic: body.BasicAuth})
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "public URL of port %d made", u.Port)
+	view := viewURL(u)
+	// The only place where credentials are shown: the caller has to learn them once.
+	view.Token, view.Username, view.Password = u.Token.Reveal(), u.Username.Reveal(), u.Password.Reveal()
+	return rest.Reply{Status: http.StatusCreated, Body: view}, nil
+}
+
+func (e *Endpoints) listURLs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	urls, err := e.Host.URLs(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	view := urlsView{Previews: []urlView{}}
+	for _, u := range urls {
+		view.Previews = append(view.Previews, viewURL(u))
+	}
+	return rest.Reply{Body: view}, nil
+}
+
+func (e *Endpoints) deleteURL(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
+	if err != nil || port == 0 {
+		return rest.Reply{}, api.Errorf(api.ErrNotFound, "%q is not a port", problem.Clip(r.PathValue("port")))
+	}
+	if err := e.Host.DeleteURL(r.Context(), box.ID, uint16(port)); err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "public URL of port %d deleted", port)
+	return rest.Done(), nil
+}
