@@ -19,7 +19,6 @@ const (
 // numbers only ever go down; a package that is within the limits leaves the list.
 var knots = map[string]struct{ files, lines int }{
 	"cmd/gateway/command": {15, 1750},
-	"firewall":            {22, 4100},
 	"host":                {17, 2600},
 	"internal/testnet":    {14, 2100},
 	"launcher":            {20, 2650},

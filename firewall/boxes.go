@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/network"
+	"boxgate/firewall/nft"
+	"boxgate/firewall/report"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -35,20 +35,20 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	}
 	_, known := f.boxes[a.Box]
 	if !known {
-		f.leftover[b.link] = b.registration // so that RemoveBox finds it, however this ends
+		f.leftover[b.Link] = b.Entry // so that RemoveBox finds it, however this ends
 	}
-	if b.index, err = f.attach(ctx, b); err != nil {
+	if b.index, err = f.links.Attach(ctx, &b.Attachment); err != nil {
 		if !known {
-			err = errors.Join(err, f.deleteLink(b.link), f.unregister(b.registration))
-			delete(f.leftover, b.link)
+			err = errors.Join(err, f.links.Delete(b.Link), f.unregister(b.Entry))
+			delete(f.leftover, b.Link)
 		}
 		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
 	f.boxes[a.Box] = b
-	delete(f.leftover, b.link)
+	delete(f.leftover, b.Link)
 	f.trackBox(b)
 	if f.reports != nil && len(f.leftover) == 0 {
-		f.reports.begin()
+		f.reports.Begin()
 	}
 	return nil
 }
@@ -86,32 +86,12 @@ func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
 
 // registerBox makes the kernel know the box's interface. What it may reach is what an earlier run left, else nothing.
 func (f *Firewall) registerBox(a Attachment) (*box, error) {
-	b := &box{Attachment: a, registration: registration{link: linkName(a.Box), sources: []netip.Addr{a.V4, a.V6},
-		mark: boxMark(a.Box), live: closed()}}
-	old := f.leftover[b.link]
+	b := &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}
+	old := f.leftover[b.Link]
 	if known, ok := f.boxes[a.Box]; ok {
-		old, b.plan = known.registration, known.plan
+		old, b.plan = known.Entry, known.plan
 	}
-	if old.live != nil {
-		b.live = old.live
-	}
-	err := f.transact(func(t *txn) {
-		s := newStaticSets()
-		for _, addr := range old.sources {
-			if !slices.Contains(b.sources, addr) {
-				t.deleteElements(s.sources[familyOf(addr)], sourceKey(b.link, addr))
-			}
-		}
-		t.register(b.registration)
-		t.addElements(boxesMap(), []nftables.SetElement{leadTo(b.link, b.live.chain)})
-	}, func(c *nftables.Conn) (bool, error) {
-		if old.live != nil {
-			return false, nil
-		}
-		targets, err := readTargets(c)
-		return targets[b.link] == b.live.chain, err
-	})
-	return b, err
+	return b, f.table.Register(&b.Entry, old)
 }
 
 // RemoveBox takes a box's interface, rules and connections away. A box that is not there is no error. It does all of it
@@ -119,7 +99,7 @@ func (f *Firewall) registerBox(a Attachment) (*box, error) {
 func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.remove(linkName(id), id); err != nil {
+	if err := f.remove(network.LinkName(id), id); err != nil {
 		return fmt.Errorf("firewall: remove box %s: %w", id, err)
 	}
 	return nil
@@ -127,18 +107,19 @@ func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
 
 // remove takes away the box of an interface. Of one that an earlier run left, only that is known.
 func (f *Firewall) remove(link string, id policy.BoxID) error {
-	r, known := f.leftover[link]
+	e, known := f.leftover[link]
 	if b, ok := f.boxes[id]; ok {
-		r, known = b.registration, true
+		e, known = b.Entry, true
 	}
 	if !known {
-		r = registration{link: link, mark: boxMark(id)}
+		e = nft.NewEntry(id)
+		e.Link = link
 	}
 	// The link goes first: rules without a link harm nobody, and a link without rules is closed.
-	err := f.deleteLink(r.link)
+	err := f.links.Delete(e.Link)
 	err = errors.Join(err, fault.At(context.Background(), "remove: link deleted"))
 	if known {
-		err = errors.Join(err, f.unregister(r))
+		err = errors.Join(err, f.unregister(e))
 	}
 	if err != nil {
 		return err
@@ -146,46 +127,21 @@ func (f *Firewall) remove(link string, id policy.BoxID) error {
 	f.untrackBox(id)
 	delete(f.boxes, id)
 	delete(f.leftover, link)
-	return f.cut(r, func(Flow) bool { return false })
+	return f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false })
 }
 
-// unregister takes the box out of the table. When someone else has taken the table away, that is done already.
-func (f *Firewall) unregister(r registration) error {
-	err := f.transact(func(t *txn) {
-		s := newStaticSets()
-		t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(r.link)})
-		t.deleteElements(s.marks, nftables.SetElement{Key: ifname(r.link)})
-		t.deleteElements(s.replies, r.reply())
-		if !f.sharesMark(r) {
-			t.deleteElements(s.flows, nftables.SetElement{Key: native32(r.mark | flowForwarded)})
-		}
-		for _, a := range r.sources {
-			t.deleteElements(s.sources[familyOf(a)], sourceKey(r.link, a))
-		}
-	}, func(c *nftables.Conn) (bool, error) {
-		targets, err := readTargets(c)
-		_, there := targets[r.link]
-		return !there, err
-	})
-	if err != nil {
-		return err
-	}
-	if r.live != nil && r.live.chain != chainClosed {
-		f.garbage = append(f.garbage, r.live)
-	}
-	f.collect()
-	return nil
-}
+// unregister takes the box out of the table.
+func (f *Firewall) unregister(e nft.Entry) error { return f.table.Unregister(e, f.sharesMark(e)) }
 
 // sharesMark reports whether another box has the same mark.
-func (f *Firewall) sharesMark(r registration) bool {
+func (f *Firewall) sharesMark(e nft.Entry) bool {
 	for _, b := range f.boxes {
-		if b.link != r.link && b.mark == r.mark {
+		if b.Link != e.Link && b.Mark == e.Mark {
 			return true
 		}
 	}
 	for link, other := range f.leftover {
-		if link != r.link && other.mark == r.mark {
+		if link != e.Link && other.Mark == e.Mark {
 			return true
 		}
 	}
@@ -204,8 +160,26 @@ func (f *Firewall) Prune(context.Context) error {
 		}
 	}
 	if f.reports != nil && !f.closed {
-		f.reports.recoverFlows(f.cfg.LastRun)
-		f.reports.begin()
+		f.reports.RecoverFlows(f.cfg.LastRun)
+		f.reports.Begin()
 	}
-	return errors.Join(append(errs, f.deleteStrayLinks())...)
+	known := map[string]bool{}
+	for _, b := range f.boxes {
+		known[b.Link] = true
+	}
+	return errors.Join(append(errs, f.links.DeleteOthers(known))...)
+}
+
+// trackBox tells the reports of a box, or of its new plan.
+func (f *Firewall) trackBox(b *box) {
+	if f.reports != nil {
+		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})
+	}
+}
+
+// untrackBox has the reports forget a box.
+func (f *Firewall) untrackBox(id policy.BoxID) {
+	if f.reports != nil {
+		f.reports.Untrack(id)
+	}
 }

@@ -9,7 +9,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/audit"
+	"boxgate/firewall/flow"
+	"boxgate/firewall/link"
+	"boxgate/firewall/network"
+	"boxgate/firewall/nft"
+	"boxgate/firewall/report"
 	"boxgate/policy"
 )
 
@@ -43,8 +47,15 @@ type Config struct {
 	Log   *zap.Logger // nil: no log
 }
 
-// Recorder takes the events. Record must not block.
-type Recorder interface{ Record(audit.Event) }
+// What the parts take and give.
+type (
+	// Attachment is one box's place on the network.
+	Attachment = link.Attachment
+	// Flow is one connection that the kernel forwards for a box, as the box sees it.
+	Flow = flow.Flow
+	// Recorder takes the events. Record must not block.
+	Recorder = report.Recorder
+)
 
 const (
 	defaultLogGroup  = 4517
@@ -86,15 +97,16 @@ func (c *Config) complete() error {
 	return errors.Join(errs...)
 }
 
-// Attachment is one box's place on the network.
-type Attachment struct {
-	Box    policy.BoxID
-	NetNS  string // path of the box's network namespace
-	V4, V6 netip.Addr
+// addresses are what all parts share.
+func (c *Config) addresses() network.Addresses {
+	return network.Addresses{PoolV4: c.PoolV4, PoolV6: c.PoolV6, GatewayV4: c.GatewayV4, GatewayV6: c.GatewayV6, SinkV4: c.SinkV4,
+		SinkV6: c.SinkV6}
+}
 
-	// GuestStack says that a network stack of the sandbox's own speaks on the interface. The namespace is set up when the
-	// interface is made, for a sandbox that reads its configuration there, and left as it is from then on.
-	GuestStack bool
+// table is what the rules depend on.
+func (c *Config) table() nft.Config {
+	return nft.Config{Addresses: c.addresses(), DNSPort: c.DNSPort, ProxyPort: c.ProxyPort, ExplicitPort: c.ExplicitPort,
+		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, Log: c.Log}
 }
 
 var boxIDForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)

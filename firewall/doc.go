@@ -6,11 +6,14 @@
 //
 // The way of a packet from a box:
 //
-//	link     the interface marks it "not judged" (gate.go)
+//	link     the interface marks it "not judged" (link/gate.go)
 //	guard    is the source the box's own? fragments, IP options, extension headers are refused (before conntrack)
 //	judge    host ports, protected ranges, then the box's chain: pass, to the proxy, or refused
 //	nat      port 53 goes to the gateway's DNS server, whatever server was asked; what passes is masqueraded
-//	routing  only packets that carry a mark of judge are routed at all (route.go)
+//	routing  only packets that carry a mark of judge are routed at all (route/route.go)
+//
+// Each part has a package below: nft the table, link the interfaces, route the routing, flow the connections, report the
+// events, watch what other programs change, foreign what they had set before. This package ties them to boxes.
 //
 // The last step makes the whole fail closed: when the table is gone, boxes reach nothing, and when the gateway is gone,
 // the table stays and what it steers finds no listener.

@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 
-	"github.com/google/nftables"
-	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/flow"
+	"boxgate/firewall/link"
+	"boxgate/firewall/nft"
+	"boxgate/firewall/report"
+	"boxgate/firewall/route"
+	"boxgate/firewall/watch"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -22,34 +24,26 @@ type Firewall struct {
 	cfg     Config
 	ns      netns.NsHandle  // the namespace Open was called in; every socket and sysctl uses it
 	nl      *netlink.Handle // routes, rules and links of that namespace
-	gate    int             // the program that marks what boxes send; -1: none
-	reports *reports        // readers of refusals and forwarded flows
-	watch   watch           // what other programs change
-
-	flowsMu sync.Mutex      // guards flows
-	flows   *conntrack.Conn // nil until it is needed
-
-	portsMu sync.Mutex      // guards ports
-	ports   map[uint32]bool // netlink ports of our connections to nftables, by which Watch knows our own changes
+	routing *route.Host
+	links   *link.Links
+	flows   *flow.Cutter
+	reports *report.Reports // of refusals and forwarded flows; nil: nobody wants them
+	watcher *watch.Watcher  // of what other programs change
 
 	mu       sync.Mutex // guards what follows, and serialises changes of the kernel's state
+	table    *nft.Table
 	boxes    map[policy.BoxID]*box
-	leftover map[string]registration // by interface: boxes of an earlier run, not added again yet
-	serial   uint64                  // the last one given to a version or to protected ranges
-	shields  map[string]*shield      // the protected ranges that versions consult, as text
-	garbage  []*version              // no element leads there; to be deleted
-	nft      *nftables.Conn          // see connection
+	leftover map[string]nft.Entry // by interface: boxes of an earlier run, not added again yet
 	closed   bool
 }
 
 // box is an attached box.
 type box struct {
 	Attachment
-	registration
+	nft.Entry
 	index int // of the host-side interface
 	plan  policy.KernelPlan
 	gone  bool // its network namespace is, and that was said
-	doubt bool // it is not known where its element leads: see settle
 
 	repairs repairs
 }
@@ -66,8 +60,8 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err != nil {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
-	f := &Firewall{cfg: cfg, ns: ns, gate: -1, boxes: map[policy.BoxID]*box{}, shields: map[string]*shield{},
-		leftover: map[string]registration{}}
+	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()), boxes: map[policy.BoxID]*box{},
+		leftover: map[string]nft.Entry{}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)
@@ -81,26 +75,27 @@ func (f *Firewall) open(ctx context.Context) error {
 	if f.nl, err = netlink.NewHandleAt(f.ns); err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
-	if err := f.checkPools(); err != nil {
+	f.routing = route.New(f.ns, f.nl, f.cfg.addresses())
+	if err := f.routing.CheckPools(); err != nil {
 		return err
 	}
-	if f.gate, err = loadGate(); err != nil {
-		return fmt.Errorf("packet gate (eBPF): %w", err)
+	if f.links, err = link.New(f.ns, f.nl, f.cfg.addresses()); err != nil {
+		return err
 	}
-	keep, err := f.readTable()
-	if err != nil {
+	var keep bool
+	if f.leftover, keep, err = f.table.Read(); err != nil {
 		return err
 	}
 	steps := []func() error{
 		func() error { return f.install(keep) },
-		func() error { f.collect(); return nil },
+		func() error { f.table.Collect(); return nil },
 		func() error { return fault.At(ctx, "open: table written") },
-		f.setAddresses,
+		f.routing.SetAddresses,
 		func() error { return fault.At(ctx, "open: addresses set") },
-		f.setRouting,
+		f.routing.Install,
 		func() error { return fault.At(ctx, "open: routing set") },
-		f.awaitAddresses,
-		f.setSysctls,
+		f.routing.AwaitAddresses,
+		f.routing.SetForwarding,
 		func() error { return fault.At(ctx, "open: forwarding on") },
 		f.startReports,
 		f.openWatch,
@@ -116,23 +111,48 @@ func (f *Firewall) open(ctx context.Context) error {
 	return nil
 }
 
-// readTable learns which boxes an earlier run left, and reports whether the table there can be kept.
-func (f *Firewall) readTable() (keep bool, err error) {
-	c, err := f.connection()
-	if err != nil {
-		return false, err
-	}
-	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
-	}
-	for _, t := range tables {
-		if t.Name == tableName {
-			return f.readBoxes(c)
+// install writes the static part of the table. A table that cannot be kept is replaced, and knows no box then.
+func (f *Firewall) install(keep bool) error {
+	err := f.table.Install(keep)
+	if err == nil && !keep {
+		f.leftover = map[string]nft.Entry{}
+		for _, b := range f.boxes {
+			b.Forget()
 		}
 	}
-	return false, nil
+	return err
 }
+
+// startReports opens the reports of the kernel. Without a recorder nothing is read, and nothing is lost but events. Reading
+// begins once the boxes of an earlier run are known.
+func (f *Firewall) startReports() error {
+	if f.cfg.Audit == nil {
+		return nil
+	}
+	counters, err := f.table.Counters()
+	if err != nil {
+		return err
+	}
+	if f.reports, err = report.Open(f.ns, report.Config{LogGroup: f.cfg.LogGroup, Counters: counters, Explain: f.cfg.Explain,
+		Audit: f.cfg.Audit, Log: f.cfg.Log}); err != nil {
+		return err
+	}
+	if len(f.leftover) == 0 {
+		f.reports.Begin()
+	}
+	return nil
+}
+
+func (f *Firewall) openWatch() (err error) {
+	f.watcher, err = watch.Open(f.ns, f.table, f.routing, f.links, repairer{f}, f.cfg.Log)
+	return err
+}
+
+// Watch notices what other programs change of the table, the routing, the gateway's addresses, forwarding and the boxes'
+// links, and puts it back, until ctx ends. Meanwhile boxes are closed: the routing gate lets through only what the table
+// has judged, and the table only what came over a box's own link. What cannot be put back is tried again. It returns an
+// error when it can no longer see changes. Call it once.
+func (f *Firewall) Watch(ctx context.Context) error { return f.watcher.Run(ctx) }
 
 // Close stops reporting and gives sockets back. Rules, routes and links stay: boxes stay enforced.
 func (f *Firewall) Close() error {
@@ -142,22 +162,21 @@ func (f *Firewall) Close() error {
 		return nil
 	}
 	f.closed = true
-	f.watch.close()
 	var err error
+	if f.watcher != nil {
+		f.watcher.Close()
+	}
 	if f.reports != nil {
-		err = f.reports.close()
+		err = f.reports.Close()
 	}
 	if f.nl != nil {
 		f.nl.Close()
 	}
-	if f.nft != nil {
-		err = errors.Join(err, f.nft.CloseLasting())
+	err = errors.Join(err, f.table.Close())
+	if f.links != nil {
+		err = errors.Join(err, f.links.Close())
 	}
-	if f.gate >= 0 {
-		err = errors.Join(err, unix.Close(f.gate))
-	}
-	err = errors.Join(err, f.closeFlows())
-	return errors.Join(err, f.ns.Close())
+	return errors.Join(err, f.flows.Close(), f.ns.Close())
 }
 
 // Uninstall takes everything away that Open and AddBox made, the links of all boxes first. The sysctls stay as they
@@ -171,16 +190,10 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 		f.mu.Unlock()
 		return errors.New("firewall: closed")
 	}
-	f.watch.close() // or it would put back what is taken away here
-	err := errors.Join(f.deleteLinks(), f.unsetRouting(), f.unsetAddresses())
+	f.watcher.Close() // or it would put back what is taken away here
+	err := errors.Join(f.links.DeleteOthers(nil), f.routing.Uninstall(), f.routing.UnsetAddresses())
 	if err == nil {
-		err = f.transact(func(t *txn) {
-			t.c.AddTable(t.table)
-			t.c.DelTable(t.table)
-		}, func(c *nftables.Conn) (bool, error) {
-			_, err := c.ListTableOfFamily(tableName, nftables.TableFamilyINet)
-			return err != nil, nil
-		})
+		err = f.table.Remove()
 	}
 	f.boxes = map[policy.BoxID]*box{}
 	f.mu.Unlock()
@@ -191,9 +204,4 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 		return fmt.Errorf("firewall: uninstall: %w", err)
 	}
 	return nil
-}
-
-func addrOf(key []byte) (netip.Addr, bool) {
-	a, ok := netip.AddrFromSlice(key)
-	return a, ok
 }

@@ -4,9 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/foreign"
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/route"
 )
 
 // fallbackTunnels are the kinds of interfaces that a kernel with tunnel modules puts into every new namespace, down.
@@ -15,7 +20,7 @@ var fallbackTunnels = []string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan
 // CheckForeign says why a network namespace that somebody else made cannot be a box's: it is the gateway's own or
 // another box's, or it has an interface by which it could reach others past the gateway.
 func (f *Firewall) CheckForeign(path string) error {
-	ns, inside, err := openNamespace(path)
+	ns, inside, err := namespace.Open(path)
 	if err != nil {
 		return err
 	}
@@ -30,11 +35,11 @@ func (f *Firewall) CheckForeign(path string) error {
 	if held {
 		return fmt.Errorf("it is the network namespace of box %s", id)
 	}
-	links, err := inside.LinkList()
+	interfaces, err := inside.LinkList()
 	if err != nil {
 		return fmt.Errorf("its interfaces: %w", err)
 	}
-	for _, l := range links {
+	for _, l := range interfaces {
 		if !harmless(l) {
 			return fmt.Errorf("it has the interface %s: the gateway must be its only way out", l.Attrs().Name)
 		}
@@ -50,3 +55,14 @@ func harmless(l netlink.Link) bool {
 	}
 	return a.Flags&net.FlagUp == 0 && a.NetNsID < 0 && slices.Contains(fallbackTunnels, l.Type())
 }
+
+// CheckOtherRules returns an error for every chain of another program that drops what boxes send, with what allows it:
+// in netfilter a packet must be accepted by everybody. Such a chain has the policy drop and no rule that accepts the
+// boxes' interfaces. It looks at the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables
+// with the iptables that is made of it, and iptables-legacy.
+func CheckOtherRules() error { return foreign.Check() }
+
+// CheckPool returns an error if the pool overlaps a network or an address that the host of the calling thread uses
+// itself: its packets would then go to boxes, and the host would be cut off. What an earlier run of the gateway left is
+// no obstacle. The error names the pool, the network and its interface.
+func CheckPool(pool netip.Prefix) error { return route.CheckPool(pool) }

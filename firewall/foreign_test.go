@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/link"
+	"boxgate/firewall/network"
 )
 
 // A box with a say in its own network that takes its end away and keeps the new one from coming up holds up nobody: not the policy
@@ -23,11 +26,11 @@ func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	host, err := netlink.NewHandleAt(w.gateway)
 	w.must(err)
 	defer host.Close()
-	before, err := host.LinkByName(linkName("one"))
+	before, err := host.LinkByName(network.LinkName("one"))
 	w.must(err)
 	w.shell(w.boxNS["one"], `for family in -4 -6; do ip $family rule del pref 0; ip $family rule add pref 0 prohibit; done; ip link del eth0`)
 	w.wait("the repair", func() bool {
-		link, err := host.LinkByName(linkName("one"))
+		link, err := host.LinkByName(network.LinkName("one"))
 		return err == nil && link.Attrs().Index != before.Attrs().Index
 	})
 	for i := range 20 {
@@ -57,7 +60,7 @@ func TestNamespaceOfABoxIsNotAttachedAgain(t *testing.T) {
 	w.apply("one", allow("198.51.100.0/28"))
 	aside := newNamespace(t)
 	w.must(w.in(w.boxNS["one"], func() error {
-		link, err := netlink.LinkByName(boxLink)
+		link, err := netlink.LinkByName(link.Inside)
 		if err != nil {
 			return err
 		}
@@ -102,7 +105,7 @@ func TestBoxWithThousandsOfAddressesDoesNotKeepOthersClosed(t *testing.T) {
 	inside, err := netlink.NewHandleAt(w.boxNS["one"])
 	w.must(err)
 	defer inside.Close()
-	link, err := inside.LinkByName(boxLink)
+	link, err := inside.LinkByName(link.Inside)
 	w.must(err)
 	left, err := inside.AddrList(link, netlink.FAMILY_V4)
 	w.must(err)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+
+	"boxgate/firewall/network"
 )
 
 // Somebody flushes the whole ruleset: boxes must reach neither the world nor the host, not even with a forged source.
@@ -74,8 +76,8 @@ func TestRestoreWritesWhatSomebodyDeleted(t *testing.T) {
 	w.apply("one", allow("198.51.100.0/28"))
 	server := w.serveTCP(w.outside, ":0", nil)
 	for _, damage := range []string{"nft flush ruleset", "nft delete table inet boxgate", "ip rule flush; ip rule add pref 32766 table main",
-		"ip -6 rule flush", "ip route flush table 45253", "ip link set dev " + linkName("one") + " group 0",
-		"ip link set dev " + linkName("one") + " down", "ip addr del 10.77.0.1/32 dev lo"} {
+		"ip -6 rule flush", "ip route flush table 45253", "ip link set dev " + network.LinkName("one") + " group 0",
+		"ip link set dev " + network.LinkName("one") + " down", "ip addr del 10.77.0.1/32 dev lo"} {
 		w.must(w.in(w.gateway, func() error { return exec.Command("sh", "-c", damage).Run() }))
 		w.must(w.fw.Restore(t.Context()))
 		if _, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "again"); err != nil {
@@ -100,7 +102,7 @@ func TestChangedInterfaceIsClosed(t *testing.T) {
 			w.apply("one", allow("198.51.100.0/28"))
 			w.apply("two", allow("198.51.100.0/28"))
 			w.must(w.in(w.gateway, func() error {
-				return exec.Command("sh", "-c", strings.ReplaceAll(damage, "LINK", linkName("one"))).Run()
+				return exec.Command("sh", "-c", strings.ReplaceAll(damage, "LINK", network.LinkName("one"))).Run()
 			}))
 			w.must(w.in(w.boxNS["one"], func() error {
 				return sendFrom(netip.MustParseAddr("10.77.0.10"), netip.AddrPortFrom(outside4, 9))
@@ -145,7 +147,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	if after := w.snapshot(); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	if strings.Contains(before, tableName) || strings.Contains(before, "10.77.0.1") {
+	if strings.Contains(before, network.TableName) || strings.Contains(before, "10.77.0.1") {
 		t.Errorf("traces:\n%s", before)
 	}
 }

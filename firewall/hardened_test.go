@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"boxgate/audit"
+	"boxgate/firewall/namespace"
 	"boxgate/policy"
 )
 
@@ -13,13 +14,13 @@ import (
 func TestHardenedHostKeepsWhatIsAllowed(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.in(w.gateway, func() error {
-		var hard []sysctl
+		var hard []namespace.Sysctl
 		for _, which := range []string{"default", "all"} {
 			for _, f := range []string{"ipv4", "ipv6"} {
-				hard = append(hard, sysctl{path: f + "/conf/" + which + "/drop_unicast_in_l2_multicast", value: "1"})
+				hard = append(hard, namespace.Sysctl{Path: f + "/conf/" + which + "/drop_unicast_in_l2_multicast", Value: "1"})
 			}
 		}
-		return writeSysctls(hard)
+		return namespace.WriteSysctls(hard)
 	}))
 	w.boxNS["one"] = newNamespace(t)
 	w.addBox("one", 10)
@@ -42,7 +43,7 @@ func TestConnectionsAreReportedWhereTheHostSwitchedThatOff(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
 	w.must(w.in(w.gateway, func() error {
-		return writeSysctls([]sysctl{{path: "netfilter/nf_conntrack_events", value: "0"}})
+		return namespace.WriteSysctls([]namespace.Sysctl{{Path: "netfilter/nf_conntrack_events", Value: "0"}})
 	}))
 	w.open()
 	w.addBox("one", 10)

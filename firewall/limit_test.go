@@ -54,7 +54,7 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 		_, err := many.Write([]byte("x"))
 		w.must(err)
 	}
-	if n := w.count(refusalCounter(policy.ReasonLimit)); n != 0 {
+	if n := w.count("refused_" + string(policy.ReasonLimit)); n != 0 {
 		t.Fatalf("%d packets of one connection were refused", n)
 	}
 

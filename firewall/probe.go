@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"boxgate/audit"
+	"boxgate/firewall/namespace"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -15,22 +16,17 @@ import (
 // Probe finds out whether the kernel can do what the firewall needs: it opens one, with a box, in network namespaces that
 // are gone afterwards. The host's own network is not touched.
 func Probe(ctx context.Context) error {
-	home, err := netns.Get()
+	host, err := namespace.New()
 	if err != nil {
-		return fmt.Errorf("network namespace: %w", err)
+		return err
 	}
-	defer func() { _ = home.Close() }()
-	var made [2]netns.NsHandle // for the host and for the box
-	for i := range made {
-		if err := inNamespace(home, func() (err error) {
-			made[i], err = netns.New()
-			return err
-		}); err != nil {
-			return fmt.Errorf("make a network namespace: %w", err)
-		}
-		defer func() { _ = made[i].Close() }()
+	defer func() { _ = host.Close() }()
+	box, err := namespace.New()
+	if err != nil {
+		return err
 	}
-	return inNamespace(made[0], func() error { return probe(fault.Spare(ctx), made[1]) })
+	defer func() { _ = box.Close() }()
+	return namespace.Do(host, func() error { return probe(fault.Spare(ctx), box) })
 }
 
 type discard struct{}

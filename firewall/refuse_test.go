@@ -151,9 +151,9 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 		if src.Is6() {
 			to = outside6
 		}
-		before := w.count(refusalCounter(policy.ReasonSpoofed))
+		before := w.count("refused_" + string(policy.ReasonSpoofed))
 		w.must(w.in(w.boxNS["one"], func() error { return sendFrom(src, netip.AddrPortFrom(to, 9999)) }))
-		w.wait("the packet from "+from+" is counted", func() bool { return w.count(refusalCounter(policy.ReasonSpoofed)) > before })
+		w.wait("the packet from "+from+" is counted", func() bool { return w.count("refused_"+string(policy.ReasonSpoofed)) > before })
 		w.nothingArrived("one", to)
 	}
 	e := w.waitEvent("spoofed source", func(e audit.Event) bool { return e.Reason == policy.ReasonSpoofed })

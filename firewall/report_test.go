@@ -22,7 +22,7 @@ func TestSuppressedRefusalsAreCounted(t *testing.T) {
 	var total uint64
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count(refusalCounter(policy.ReasonNotAllowed)))
+			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count("refused_"+string(policy.ReasonNotAllowed)))
 		}
 	})
 	w.wait("events stand for all packets", func() bool {
@@ -122,7 +122,7 @@ func TestConnectionsWhoseReportsWereDroppedAreFound(t *testing.T) {
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/28"))
 	to := w.silentUDP("198.51.100.7:0")
-	w.must(w.fw.reports.flows.SetReadBuffer(1)) // the least that the kernel allows
+	w.must(w.fw.reports.SetFlowBuffer(1)) // the least that the kernel allows
 	server := w.serveTCP(w.outside, ":0", nil)
 	w.events.mu.Lock() // the reader stands still
 	for range 3 {
@@ -146,35 +146,5 @@ func TestConnectionsWhoseReportsWereDroppedAreFound(t *testing.T) {
 			return false
 		})
 		return seen >= 270
-	})
-}
-
-func TestParsePacket(t *testing.T) {
-	four := []byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 198, 51, 100, 7, 0x10, 0, 0x01, 0xbb}
-	want := packet{policy.TCP, netip.MustParseAddr("198.51.100.7"), 443}
-	if got := parsePacket(four); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	later := append([]byte(nil), four...)
-	later[7] = 1 // a later fragment has no ports
-	if got := parsePacket(later); got.port != 0 {
-		t.Errorf("port of a later fragment: %+v", got)
-	}
-	six := make([]byte, 44)
-	six[0], six[6], six[39], six[43] = 0x60, 17, 9, 53
-	if got := parsePacket(six); got.protocol != policy.UDP || got.port != 53 || got.dest != netip.MustParseAddr("::9") {
-		t.Errorf("got %+v", got)
-	}
-}
-
-func FuzzParsePacket(f *testing.F) {
-	f.Add([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 198, 51, 100, 7, 0x10, 0, 0x01, 0xbb})
-	f.Add(make([]byte, 64))
-	f.Add([]byte{0x60})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p := parsePacket(b)
-		if p.port != 0 && p.protocol != policy.TCP && p.protocol != policy.UDP {
-			t.Errorf("a port without TCP or UDP: %+v", p)
-		}
 	})
 }

@@ -83,9 +83,9 @@ func TestOnlyPlainPacketsOfKnownProtocolsPass(t *testing.T) {
 		if b[0]>>4 == 6 {
 			to = v6
 		}
-		before := w.count(refusalCounter(policy.ReasonProtocol))
+		before := w.count("refused_" + string(policy.ReasonProtocol))
 		w.rawIP("one", to, b)
-		w.wait(name+" is refused", func() bool { return w.count(refusalCounter(policy.ReasonProtocol)) > before })
+		w.wait(name+" is refused", func() bool { return w.count("refused_"+string(policy.ReasonProtocol)) > before })
 	}
 	w.nothingArrived("one", v4)
 	w.nothingArrived("one", v6)
@@ -108,7 +108,7 @@ func TestEchoPassesToAllowedAddressesAtALimitedRate(t *testing.T) {
 	w.wait("an echo request arrives", func() bool {
 		return w.wire.find(func(p seenPacket) bool { return p.dst == outside4 && p.proto == unix.IPPROTO_ICMP })
 	})
-	if w.count(countPings) == 0 {
+	if w.count("ping_rate") == 0 {
 		t.Error("sixty echo requests at once were all forwarded")
 	}
 	w.nothingArrived("one", netip.MustParseAddr("198.51.100.99"))

@@ -151,13 +151,13 @@ func TestOnlyTheGatewayReachesIntoABox(t *testing.T) {
 		if gw := w.cfg.GatewayV4.String(); box.Is4() && !strings.HasPrefix(got, gw) {
 			t.Errorf("the box sees %q, not the gateway's pool address", got)
 		}
-		before := w.count(countForeign)
+		before := w.count("foreign")
 		udp := w.serveUDP(w.boxNS["one"], netip.AddrPortFrom(box, 0).String())
 		c, err := w.dial(w.outside, "udp", udp)
 		w.must(err)
 		_, err = c.Write([]byte("unsolicited"))
 		w.must(err)
-		w.wait("the packet from outside is dropped", func() bool { return w.count(countForeign) > before })
+		w.wait("the packet from outside is dropped", func() bool { return w.count("foreign") > before })
 	}
 	if err := w.fw.RemoveBox(context.Background(), "one"); err != nil {
 		t.Fatal(err)

@@ -35,12 +35,10 @@ func TestLargeSetsReadBackComplete(t *testing.T) {
 	plan.Allowed = append(plan.Allowed, manyPrefixes(3000, 1)...)
 	plan.Denied = manyPrefixes(1000, 2)
 	w.apply("one", plan)
-	c, err := w.fw.dial()
-	w.must(err)
-	defer func() { _ = c.CloseLasting() }()
+	c := w.nftables()
 	// In IPv6 every prefix of manyPrefixes touches the next one: they become one range.
 	for set, want := range map[string]int{"allow4": 2 * 3001, "deny4": 2 * 1000, "allow6": 2} {
-		got, err := c.GetSetElements(&nftables.Set{Table: table(), Name: w.fw.boxes["one"].live.chain + "_" + set})
+		got, err := c.GetSetElements(&nftables.Set{Table: boxgateTable(), Name: w.fw.boxes["one"].Chain() + "_" + set})
 		if err != nil || len(got) != want {
 			t.Errorf("set %s holds %d elements, want %d; %v", set, len(got), want, err)
 		}
@@ -82,7 +80,7 @@ func TestReplacingAThousandPrefixesLosesNoPacket(t *testing.T) {
 	if sent < 100 {
 		t.Errorf("only %d packets were sent meanwhile", sent)
 	}
-	if n := w.count(refusalCounter(policy.ReasonNotAllowed)); n != 0 {
+	if n := w.count("refused_" + string(policy.ReasonNotAllowed)); n != 0 {
 		t.Errorf("%d packets were refused", n)
 	}
 }
@@ -165,9 +163,7 @@ func TestRestartAdoptsBoxes(t *testing.T) {
 	if _, err := w.dial(w.boxNS["gone"], "tcp", to); !errors.Is(err, unix.ENETUNREACH) {
 		t.Errorf("a box that was not added again: %v", err)
 	}
-	c2, err := w.fw.dial()
-	w.must(err)
-	chains, err := c2.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	chains, err := w.nftables().ListChainsOfTableFamily(nftables.TableFamilyINet)
 	w.must(err)
 	for _, ch := range chains {
 		if strings.Contains(ch.Name, "gone") {
@@ -188,11 +184,11 @@ func TestAddedAgainWithAnotherAddress(t *testing.T) {
 	if _, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "x"); err != nil {
 		t.Error(err)
 	}
-	before := w.count(refusalCounter(policy.ReasonSpoofed))
+	before := w.count("refused_" + string(policy.ReasonSpoofed))
 	w.must(w.in(w.boxNS["one"], func() error {
 		return sendFrom(netip.MustParseAddr("10.77.0.10"), netip.AddrPortFrom(outside4, 9))
 	}))
-	w.wait("the old address is refused", func() bool { return w.count(refusalCounter(policy.ReasonSpoofed)) > before })
+	w.wait("the old address is refused", func() bool { return w.count("refused_"+string(policy.ReasonSpoofed)) > before })
 	if b := w.addBox("two", 10); b.V4 == a.V4 {
 		t.Error("same address")
 	}

@@ -1,14 +1,16 @@
 package firewall
 
 import (
+	"context"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/nftables"
-
+	"boxgate/firewall/network"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -17,10 +19,10 @@ func (w *world) versions() []string {
 	w.t.Helper()
 	var out []string
 	w.must(w.in(w.gateway, func() error {
-		listing, err := exec.Command("nft", "list", "table", "inet", tableName).CombinedOutput()
+		listing, err := exec.Command("nft", "list", "table", "inet", network.TableName).CombinedOutput()
 		for line := range strings.Lines(string(listing)) {
 			f := strings.Fields(line)
-			if len(f) > 1 && (strings.HasPrefix(f[1], versionPrefix) || strings.HasPrefix(f[1], shieldPrefix)) {
+			if len(f) > 1 && (strings.HasPrefix(f[1], "box_") || strings.HasPrefix(f[1], "protected_")) {
 				out = append(out, f[1])
 			}
 		}
@@ -28,6 +30,30 @@ func (w *world) versions() []string {
 	}))
 	slices.Sort(out)
 	return out
+}
+
+// dying marks a context in which the gateway dies at a step.
+type dying struct{}
+
+func TestMain(m *testing.M) {
+	fault.Inject(func(ctx context.Context, step string) error {
+		if ctx.Value(dying{}) == step {
+			panic(dying{})
+		}
+		return nil
+	}, nil)
+	os.Exit(m.Run())
+}
+
+// dieAt ends what the gateway does at the step.
+func (w *world) dieAt(step string, do func(context.Context)) {
+	w.t.Helper()
+	defer func() {
+		if recover() != (dying{}) {
+			w.t.Fatalf("the step %q was not reached", step)
+		}
+	}()
+	do(context.WithValue(w.t.Context(), dying{}, step))
 }
 
 // A gateway that dies between writing a plan and deleting the one before leaves both. The next start finds out which is in
@@ -43,7 +69,8 @@ func TestWhatADeadGatewayLeftIsDeleted(t *testing.T) {
 	for range 3 {
 		other := allow("198.51.100.32/28")
 		other.Protected = append(other.Protected, prefixes("192.0.2.0/24")...)
-		w.must(w.fw.build(w.fw.draft("one", other)))
+		w.addBox("one", 10)
+		w.dieAt("plan: built", func(ctx context.Context) { _ = w.fw.Apply(ctx, "one", other) })
 		if got := w.versions(); len(got) <= len(want) {
 			t.Fatalf("there is no second version: %v", got)
 		}
@@ -87,7 +114,7 @@ func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/28"))
-	w.shell(w.gateway, "nft add chain inet boxgate mine; nft add rule inet boxgate mine jump "+w.fw.boxes["one"].live.openChain())
+	w.shell(w.gateway, "nft add chain inet boxgate mine; nft add rule inet boxgate mine jump "+w.fw.boxes["one"].Chain()+"_allowed")
 	server := w.serveTCP(w.outside, ":0", nil)
 	for range 3 {
 		w.apply("one", allow("198.51.100.0/29"))
@@ -95,56 +122,12 @@ func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if len(w.fw.garbage) != 1 {
-		t.Errorf("%d versions are left", len(w.fw.garbage))
+	if n := w.fw.table.Replaced(); n != 1 {
+		t.Errorf("%d versions are left", n)
 	}
 	w.shell(w.gateway, "nft delete chain inet boxgate mine")
 	w.apply("one", allow("198.51.100.0/28"))
-	if len(w.fw.garbage) != 0 {
-		t.Errorf("%d versions are left", len(w.fw.garbage))
-	}
-}
-
-// A version that does not arrive whole changes nothing: the plan before stays in force.
-func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
-	w := newWorld(t)
-	w.addBox("one", 10)
-	w.apply("one", allow("198.51.100.0/28"))
-	before := w.versions()
-	d := w.fw.draft("one", allow("198.51.100.0/24"))
-	d.missing = append(d.missing, &addressSet{d.chain + "_deny4", v4, intervals(spans(v4, prefixes("192.0.2.0/24")))})
-	d.missing[len(d.missing)-1].elements = append(d.missing[len(d.missing)-1].elements, nftables.SetElement{Key: []byte{1}})
-	if err := w.fw.build(d); err == nil {
-		t.Fatal("a malformed set was taken")
-	}
-	w.fw.collect()
-	if got := w.versions(); !slices.Equal(got, before) {
-		t.Errorf("%v, want %v", got, before)
-	}
-	w.flushWire("one")
-}
-
-// The kernel's answer to the change is lost, and so is what could be read back: the next change finds out where it stands.
-func TestALostAnswerIsFoundOut(t *testing.T) {
-	w := newWorld(t)
-	w.addBox("one", 10)
-	w.apply("one", allow("198.51.100.0/28"))
-	for _, happened := range []bool{true, false} {
-		b, d := w.fw.boxes["one"], w.fw.draft("one", allow("198.51.100.0/29"))
-		w.must(w.fw.build(d))
-		if old := b.live; happened {
-			w.must(w.fw.lead(b, d.version))
-			b.live = old
-			w.fw.garbage = slices.DeleteFunc(w.fw.garbage, func(v *version) bool { return v == old })
-			w.fw.garbage = append(w.fw.garbage, d.version)
-		}
-		b.doubt = true
-		w.fw.collect()
-		w.flushWire("one")
-		w.apply("one", allow("198.51.100.0/28"))
-		w.flushWire("one")
-		if got := w.versions(); len(got) != 5 || len(w.fw.garbage) != 0 {
-			t.Errorf("the table holds %v, %d are to be deleted", got, len(w.fw.garbage))
-		}
+	if n := w.fw.table.Replaced(); n != 0 {
+		t.Errorf("%d versions are left", n)
 	}
 }

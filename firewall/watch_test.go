@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"boxgate/firewall/network"
 	"boxgate/policy"
 )
 
@@ -65,7 +66,7 @@ func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	w.apply("one", allow("198.51.100.0/28"))
 	server := w.serveTCP(w.outside, ":0", nil)
 	w.watch()
-	names := strings.NewReplacer("LINK", linkName("one"))
+	names := strings.NewReplacer("LINK", network.LinkName("one"))
 	before := w.state(names)
 	for _, damage := range []string{
 		"nft flush ruleset", "nft delete table inet boxgate",
@@ -129,7 +130,7 @@ func TestWatchTriesAgain(t *testing.T) {
 	w.must(err)
 	w.watch()
 	w.shell(w.boxNS["one"], "ip link set dev eth0 down; ip link set dev eth0 name old0; ip link add eth0 type veth peer name in-the-way")
-	w.shell(w.gateway, "ip link del "+linkName("one"))
+	w.shell(w.gateway, "ip link del "+network.LinkName("one"))
 	w.wait("the failure is logged", func() bool { return logs.FilterMessageSnippet("cannot be put back yet").Len() > 1 })
 	if _, err := ask(open, "x"); err != nil {
 		t.Errorf("another box: %v", err)
@@ -184,7 +185,7 @@ func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
 	server := w.serveTCP(w.outside, ":0", nil)
 	w.watch()
 	w.must(os.Remove(path))
-	w.shell(w.gateway, "ip link del "+linkName("one"))
+	w.shell(w.gateway, "ip link del "+network.LinkName("one"))
 	gone := func() int { return logs.FilterMessageSnippet("is gone").Len() }
 	w.wait("it is said", func() bool { return gone() > 0 })
 	for range 3 {

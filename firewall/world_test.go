@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
 	"boxgate/policy"
 )
 
@@ -63,16 +65,8 @@ func allow(list ...string) policy.KernelPlan {
 
 func newNamespace(t *testing.T) netns.NsHandle {
 	t.Helper()
-	var ns netns.NsHandle
-	home, err := netns.Get()
+	ns, err := namespace.New()
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = home.Close() }()
-	if err := inNamespace(home, func() (err error) {
-		ns, err = netns.New()
-		return err
-	}); err != nil {
 		t.Fatalf("network namespaces are needed, run as root: %v", err)
 	}
 	t.Cleanup(func() { _ = ns.Close() })
@@ -115,7 +109,7 @@ func (w *world) must(err error) {
 
 func (w *world) in(ns netns.NsHandle, fn func() error) error {
 	w.t.Helper()
-	return inNamespace(ns, fn)
+	return namespace.Do(ns, fn)
 }
 
 // connect joins the gateway to the outside.
@@ -137,10 +131,10 @@ func (w *world) connect() {
 	w.localRange(out, "2001:db8:2::/48")
 	w.localRange(out, "169.254.169.254/32")
 	w.must(w.in(w.gateway, func() error {
-		return writeSysctls([]sysctl{
-			{path: "ipv4/conf/up0/rp_filter", value: "1"}, // as strict as a host can be
-			{path: "ipv4/icmp_ratelimit", value: "0"},     // the kernel sends few ICMP errors a second to one host
-			{path: "ipv6/icmp/ratelimit", value: "0"},
+		return namespace.WriteSysctls([]namespace.Sysctl{
+			{Path: "ipv4/conf/up0/rp_filter", Value: "1"}, // as strict as a host can be
+			{Path: "ipv4/icmp_ratelimit", Value: "0"},     // the kernel sends few ICMP errors a second to one host
+			{Path: "ipv6/icmp/ratelimit", Value: "0"},
 		})
 	}))
 	up, err := gw.LinkByName("up0")
@@ -148,14 +142,14 @@ func (w *world) connect() {
 	for _, via := range []string{"203.0.113.10", "2001:db8:1::10"} {
 		a := netip.MustParseAddr(via)
 		w.must(gw.RouteAdd(&netlink.Route{LinkIndex: up.Attrs().Index, Gw: a.AsSlice(),
-			Dst: ipNet(netip.PrefixFrom(a, 0).Masked())}))
+			Dst: network.IPNet(netip.PrefixFrom(a, 0).Masked())}))
 	}
 	// The outside answers pool addresses too: a packet that leaves with one would be seen to work.
 	in, err := out.LinkByName("net0")
 	w.must(err)
 	for pool, via := range map[string]netip.Addr{"10.77.0.0/16": uplink4, "fd77::/64": uplink6} {
 		w.must(out.RouteAdd(&netlink.Route{LinkIndex: in.Attrs().Index, Gw: via.AsSlice(),
-			Dst: ipNet(netip.MustParsePrefix(pool))}))
+			Dst: network.IPNet(netip.MustParsePrefix(pool))}))
 	}
 }
 
@@ -166,7 +160,7 @@ func (w *world) addresses(h *netlink.Handle, link string, list ...string) {
 	for _, s := range list {
 		p := netip.MustParsePrefix(s)
 		if p.Addr() != p.Masked().Addr() {
-			w.must(h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}))
+			w.must(h.AddrAdd(l, &netlink.Addr{IPNet: network.IPNet(p), Flags: unix.IFA_F_NODAD}))
 		}
 	}
 	w.must(h.LinkSetUp(l))
@@ -176,7 +170,7 @@ func (w *world) addresses(h *netlink.Handle, link string, list ...string) {
 func (w *world) localRange(h *netlink.Handle, s string) {
 	w.t.Helper()
 	w.must(h.RouteAdd(&netlink.Route{LinkIndex: 1, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL,
-		Scope: unix.RT_SCOPE_HOST, Dst: ipNet(netip.MustParsePrefix(s))}))
+		Scope: unix.RT_SCOPE_HOST, Dst: network.IPNet(netip.MustParsePrefix(s))}))
 }
 
 // addBox attaches a box to a namespace of its own; n is the last part of its addresses.
@@ -447,13 +441,22 @@ func (w *world) nothingArrived(id policy.BoxID, to netip.Addr) {
 func (w *world) count(name string) uint64 {
 	w.t.Helper()
 	var n uint64
-	c, err := w.fw.dial()
-	w.must(err)
-	defer func() { _ = c.CloseLasting() }()
-	o, err := c.GetObject(&nftables.CounterObj{Table: table(), Name: name})
+	o, err := w.nftables().GetObject(&nftables.CounterObj{Table: boxgateTable(), Name: name})
 	w.must(err)
 	if obj, ok := o.(*nftables.CounterObj); ok {
 		n = obj.Packets
 	}
 	return n
+}
+
+// nftables connects to nftables in the gateway's namespace.
+func (w *world) nftables() *nftables.Conn {
+	w.t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(int(w.gateway)))
+	w.must(err)
+	return c
+}
+
+func boxgateTable() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: network.TableName}
 }

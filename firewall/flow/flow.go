@@ -1,0 +1,122 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// Flow is one connection that the kernel forwards for a box, as the box sees it.
+type Flow struct {
+	Protocol policy.Protocol
+	Src, Dst netip.AddrPort // ports are 0 for ICMP
+}
+
+// Cutter ends connections of boxes in one network namespace. Safe for concurrent use.
+type Cutter struct {
+	ns netns.NsHandle
+
+	mu   sync.Mutex      // guards what follows
+	conn *conntrack.Conn // nil until it is needed
+}
+
+// New returns one for the namespace, which stays the caller's.
+func New(ns netns.NsHandle) *Cutter { return &Cutter{ns: ns} }
+
+// Cut ends the connections with the mark that the kernel forwards from one of the sources and that keep does not want.
+func (k *Cutter) Cut(mark uint32, sources []netip.Addr, keep func(Flow) bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c, err := k.dial()
+	if err == nil {
+		err = cutFlows(c, mark, sources, keep)
+	}
+	if err != nil {
+		k.conn = nil
+		if c != nil {
+			go func() { _ = c.Close() }()
+		}
+		return fmt.Errorf("conntrack: %w", err)
+	}
+	return nil
+}
+
+// dial returns the connection to conntrack. It stays open: closing a netlink socket makes the kernel wait.
+func (k *Cutter) dial() (*conntrack.Conn, error) {
+	if k.conn != nil {
+		return k.conn, nil
+	}
+	c, err := conntrack.Dial(&netlink.Config{NetNS: int(k.ns)})
+	if err != nil {
+		return nil, err
+	}
+	k.conn = c
+	return c, c.SetReadBuffer(namespace.SocketBuffer)
+}
+
+// Close gives the connection to conntrack back.
+func (k *Cutter) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conn == nil {
+		return nil
+	}
+	c := k.conn
+	k.conn = nil
+	return c.Close()
+}
+
+func cutFlows(c *conntrack.Conn, mark uint32, sources []netip.Addr, keep func(Flow) bool) error {
+	flows, err := c.DumpFilter(conntrack.NewFilter().Mark(mark|network.FlowForwarded), nil)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, flow := range flows {
+		// Another box may have the same mark.
+		seen, ok := Of(&flow)
+		if !ok || !slices.Contains(sources, seen.Src.Addr()) || keep(seen) {
+			continue
+		}
+		if err := c.Delete(flow); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Of translates a connection into what the box sees; false for protocols that boxes do not speak.
+func Of(c *conntrack.Flow) (Flow, bool) {
+	t := c.TupleOrig
+	f := Flow{Protocol: ProtocolOf(t.Proto.Protocol)}
+	if f.Protocol == "" {
+		return f, false
+	}
+	f.Src = netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort)
+	f.Dst = netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort)
+	return f, true
+}
+
+// ProtocolOf names a protocol number; empty for one that boxes do not speak.
+func ProtocolOf(number uint8) policy.Protocol {
+	switch number {
+	case unix.IPPROTO_TCP:
+		return policy.TCP
+	case unix.IPPROTO_UDP:
+		return policy.UDP
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return policy.ICMP
+	}
+	return ""
+}

@@ -1,0 +1,184 @@
+package foreign
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+)
+
+// This file reads the filter tables of iptables-legacy, the iptables that is not made of nftables and that nftables knows
+// nothing of. The kernel hands them over as one piece of memory (linux/netfilter_ipv4/ip_tables.h, …_ipv6/ip6_tables.h).
+
+// legacyFamily is what differs between the two.
+type legacyFamily struct {
+	tool    string
+	tables  string // below /proc/thread-self/net
+	domain  int
+	level   int // of the socket options
+	entry   int // size of an entry without matches and target
+	inIface int // where in an entry the name of the input interface is, and with a mask further on
+	offsets int // where the offsets of the target and of the next entry are
+}
+
+var legacyFamilies = []legacyFamily{
+	{"iptables", "ip_tables_names", unix.AF_INET, unix.SOL_IP, 112, 16, 88},
+	{"ip6tables", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 168, 64, 140},
+}
+
+const (
+	legacyGetInfo    = 64 // IPT_SO_GET_INFO
+	legacyGetEntries = 65 // IPT_SO_GET_ENTRIES
+	legacyInfoSize   = 84 // struct ipt_getinfo
+	legacyHead       = 40 // of struct ipt_get_entries
+	legacyMost       = 64 << 20
+
+	hookInput, hookForward = 1, 2
+	// Verdicts of the standard target: the negative of what netfilter's is, less one.
+	legacyDrop, legacyAccept = -1, -2
+)
+
+// legacyTable is a table as it was read.
+type legacyTable struct {
+	family    *legacyFamily
+	underflow [5]uint32 // where the policy of each hook's chain is
+	entries   []byte
+}
+
+// checkLegacy returns an error for every chain of iptables-legacy that drops what boxes send, in the network namespace of
+// the calling thread.
+func checkLegacy() error {
+	var errs []error
+	for i := range legacyFamilies {
+		f := &legacyFamilies[i]
+		names, err := os.ReadFile("/proc/thread-self/net/" + f.tables)
+		if errors.Is(err, os.ErrNotExist) || err == nil && !bytes.Contains(append([]byte("\n"), names...), []byte("\nfilter\n")) {
+			continue // to look would make the table
+		}
+		if err != nil {
+			return err
+		}
+		t, err := f.read("filter")
+		if err != nil {
+			return fmt.Errorf("%s-legacy: %w", f.tool, err)
+		}
+		errs = append(errs, t.dropsBoxes()...)
+	}
+	return errors.Join(errs...)
+}
+
+// read asks the kernel for a table. It may change between the two questions; then the kernel says so.
+func (f *legacyFamily) read(name string) (*legacyTable, error) {
+	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	for range 10 {
+		info := make([]byte, legacyInfoSize)
+		copy(info, name)
+		if err := getsockopt(fd, f.level, legacyGetInfo, info); err != nil {
+			return nil, err
+		}
+		size := binary.NativeEndian.Uint32(info[80:])
+		if size > legacyMost {
+			return nil, fmt.Errorf("the table has %d bytes", size)
+		}
+		t := &legacyTable{family: f}
+		for i := range t.underflow {
+			t.underflow[i] = binary.NativeEndian.Uint32(info[56+4*i:])
+		}
+		all := make([]byte, legacyHead+int(size))
+		copy(all, name)
+		binary.NativeEndian.PutUint32(all[32:], size)
+		err := getsockopt(fd, f.level, legacyGetEntries, all)
+		if errors.Is(err, unix.EAGAIN) {
+			continue
+		}
+		t.entries = all[legacyHead:]
+		return t, err
+	}
+	return nil, unix.EAGAIN
+}
+
+// getsockopt fills value, whose beginning says what is asked for.
+func getsockopt(fd, level, option int, value []byte) error {
+	size := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return errno
+	}
+	if int(size) != len(value) {
+		return unix.EAGAIN
+	}
+	return nil
+}
+
+// dropsBoxes returns an error for each chain that has the policy drop, if no rule of the table accepts boxes' interfaces.
+func (t *legacyTable) dropsBoxes() []error {
+	for at := 0; ; {
+		e, ok := t.at(at)
+		if !ok {
+			break
+		}
+		if e.forBoxes && e.verdict == legacyAccept {
+			return nil
+		}
+		at = e.next
+	}
+	var errs []error
+	for _, hook := range []int{hookInput, hookForward} {
+		if e, ok := t.at(int(t.underflow[hook])); ok && e.verdict == legacyDrop {
+			errs = append(errs, t.describe(hook))
+		}
+	}
+	return errs
+}
+
+// legacyEntry is what counts of a rule.
+type legacyEntry struct {
+	forBoxes bool
+	verdict  int32 // 0: no verdict at once
+	next     int
+}
+
+// at reads the entry at an offset; ok is false if there is none, or none that can be read.
+func (t *legacyTable) at(offset int) (e legacyEntry, ok bool) {
+	f := t.family
+	if offset < 0 || offset+f.entry > len(t.entries) {
+		return e, false
+	}
+	b := t.entries[offset:]
+	target := int(binary.NativeEndian.Uint16(b[f.offsets:]))
+	next := int(binary.NativeEndian.Uint16(b[f.offsets+2:]))
+	if target < f.entry || next < target+40 || next > len(b) {
+		return e, false
+	}
+	iface, mask := b[f.inIface:f.inIface+16], b[f.inIface+32:f.inIface+48]
+	e.forBoxes = strings.HasPrefix(unix.ByteSliceToString(iface), network.LinkPrefix) && mask[len(network.LinkPrefix)] == 0 && mask[0] != 0
+	if standard := b[target+2]; standard == 0 { // the target without a name
+		e.verdict = int32(binary.NativeEndian.Uint32(b[target+32:]))
+	}
+	e.next = offset + next
+	return e, true
+}
+
+func (t *legacyTable) describe(hook int) error {
+	tool := t.family.tool + "-legacy"
+	chain, what := "INPUT", "DNS queries and proxied connections of boxes"
+	remedy := fmt.Sprintf("%s -I INPUT -i %s+ -j ACCEPT", tool, network.LinkPrefix)
+	if hook == hookForward {
+		chain, what = "FORWARD", "what the kernel forwards for boxes"
+		remedy = fmt.Sprintf("%s -I FORWARD -i %s+ -j ACCEPT; %s -I FORWARD -o %s+ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+			tool, network.LinkPrefix, tool, network.LinkPrefix)
+	}
+	return fmt.Errorf("the chain %s of %s drops %s; allow it with: %s", chain, tool, what, remedy)
+}

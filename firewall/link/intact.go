@@ -1,0 +1,60 @@
+package link
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+)
+
+// Intact reports whether the interface is there, up, and known to the rules by group and name.
+func (l *Links) Intact(index int, name string) bool {
+	link, err := l.nl.LinkByIndex(index)
+	if err != nil {
+		return false
+	}
+	a := link.Attrs()
+	return a.RawFlags&unix.IFF_UP != 0 && a.Group == network.LinkGroup && a.Name == name
+}
+
+// GateIntact reports whether the filter that marks packets as not judged is on the interface.
+func (l *Links) GateIntact(index int) bool {
+	link, err := l.nl.LinkByIndex(index)
+	if err != nil {
+		var gone netlink.LinkNotFoundError
+		return errors.As(err, &gone) // another event tells of that
+	}
+	filters, err := l.nl.FilterList(link, netlink.HANDLE_MIN_INGRESS)
+	return err == nil && slices.ContainsFunc(filters, func(x netlink.Filter) bool {
+		bpf, ok := x.(*netlink.BpfFilter)
+		return ok && bpf.Name == gateName && bpf.DirectAction && bpf.Attrs().Priority == gatePriority
+	})
+}
+
+// SysctlsIntact reports whether the interface has the sysctls that it must have. It looks at the values now: an interface
+// that is being made has others for a moment.
+func (l *Links) SysctlsIntact(name string) bool {
+	return namespace.Do(l.ns, func() error {
+		for _, s := range linkSysctls(name) {
+			have, err := namespace.ReadSysctl(s.Path)
+			if err == nil && have != s.Value {
+				err = errors.New(s.Path + " is " + have)
+			}
+			if err != nil && !errors.Is(err, unix.ENOENT) { // the interface is gone: another event tells of that
+				return err
+			}
+		}
+		return nil
+	}) == nil
+}
+
+// RouteIntact reports whether the route to a box's address leads to its interface.
+func (l *Links) RouteIntact(index int, a netip.Addr) bool {
+	routes, err := l.nl.RouteListFiltered(network.RouteFamily(network.FamilyOf(a)), &netlink.Route{Dst: network.HostNet(a)}, netlink.RT_FILTER_DST)
+	return err == nil && len(routes) > 0 && routes[0].LinkIndex == index
+}

@@ -1,0 +1,340 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+	"boxgate/internal/fault"
+	"boxgate/policy"
+)
+
+// Inside is the name of the interface inside a box.
+const Inside = "eth0"
+
+// aliasPrefix and the box ID are the alias of a host-side interface, so that `ip link` names the box.
+const aliasPrefix = "boxgate box "
+
+// Attachment is one box's place on the network.
+type Attachment struct {
+	Box    policy.BoxID
+	NetNS  string // path of the box's network namespace
+	V4, V6 netip.Addr
+
+	// GuestStack says that a network stack of the sandbox's own speaks on the interface. The namespace is set up when the
+	// interface is made, for a sandbox that reads its configuration there, and left as it is from then on.
+	GuestStack bool
+}
+
+// name is the name of the box's interface on the host.
+func (a *Attachment) name() string { return network.LinkName(a.Box) }
+
+// Links are the interface pairs of boxes in the gateway's network namespace.
+type Links struct {
+	network.Addresses
+	ns   netns.NsHandle
+	nl   *netlink.Handle
+	gate int // the program that marks what boxes send
+}
+
+// New returns those of the namespace that the handle is in. Both stay the caller's.
+func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*Links, error) {
+	gate, err := loadGate()
+	if err != nil {
+		return nil, fmt.Errorf("packet gate (eBPF): %w", err)
+	}
+	return &Links{Addresses: addresses, ns: ns, nl: nl, gate: gate}, nil
+}
+
+// Close gives the program back. What is on the interfaces stays there.
+func (l *Links) Close() error { return unix.Close(l.gate) }
+
+// Attach makes, adopts or repairs the interface pair of a box and returns the index of the host side. The host side
+// comes up last: until then nothing the box sends arrives.
+func (l *Links) Attach(ctx context.Context, b *Attachment) (int, error) {
+	if err := fault.At(ctx, "link: box registered"); err != nil {
+		return 0, err
+	}
+	ns, inside, err := namespace.Open(b.NetNS)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	link, err := l.findLink(b, inside)
+	if err != nil {
+		return 0, err
+	}
+	made := link == nil
+	if made {
+		if link, err = l.createLink(b, ns); err != nil {
+			return 0, err
+		}
+	}
+	index := link.Attrs().Index
+	if err := fault.At(ctx, "link: pair made"); err != nil {
+		return 0, err
+	}
+	if err := l.prepareHostSide(b, link); err != nil {
+		return 0, err
+	}
+	// A guest's stack has taken the addresses off the interface. With them there, the kernel would answer in its place.
+	if made || !b.GuestStack {
+		if err := l.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
+			return 0, err
+		}
+	}
+	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
+		return 0, err
+	}
+	if err := l.raiseHostSide(b, link); err != nil {
+		return 0, err
+	}
+	return index, fault.At(ctx, "link: host's end up")
+}
+
+// findLink returns the host side if a pair that leads into this very namespace is there. A pair that leads elsewhere
+// is of an earlier life of the box and is deleted.
+func (l *Links) findLink(b *Attachment, inside *netlink.Handle) (netlink.Link, error) {
+	host, err := l.nl.LinkByName(b.name())
+	peer, peerErr := inside.LinkByName(Inside)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		// The box's end alone: somebody has renamed the host side, or moved it away.
+		if peerErr == nil && bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
+			if err := inside.LinkDel(peer); err != nil {
+				return nil, fmt.Errorf("inside the box: delete stale interface %s: %w", Inside, err)
+			}
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	if peerErr == nil && peer.Attrs().ParentIndex == host.Attrs().Index && host.Attrs().ParentIndex == peer.Attrs().Index &&
+		bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
+		return host, nil
+	}
+	if err := l.nl.LinkDel(host); err != nil {
+		return nil, fmt.Errorf("delete stale interface %s: %w", b.name(), err)
+	}
+	return nil, nil
+}
+
+func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr, attrs.Group = b.name(), linkMAC(b.Box, "host"), network.LinkGroup
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: Inside, PeerHardwareAddr: linkMAC(b.Box, "box"),
+		PeerNamespace: netlink.NsFd(ns)}
+	if err := l.nl.LinkAdd(pair); err != nil {
+		return nil, fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	link, err := l.nl.LinkByName(b.name())
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	return link, nil
+}
+
+// prepareHostSide sets what must hold before the first packet: the group by which rules know the interface, the mark
+// of what is not judged, and no way for the box to learn addresses of the host or to change its tables.
+func (l *Links) prepareHostSide(b *Attachment, link netlink.Link) error {
+	if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
+		return fmt.Errorf("interface %s: group: %w", b.name(), err)
+	}
+	if err := l.nl.LinkSetAlias(link, aliasPrefix+string(b.Box)); err != nil {
+		return fmt.Errorf("interface %s: alias: %w", b.name(), err)
+	}
+	if err := l.setGate(link); err != nil {
+		return fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	return namespace.Do(l.ns, func() error { return namespace.WriteSysctls(linkSysctls(b.name())) })
+}
+
+// linkSysctls are the values of a host-side interface.
+func linkSysctls(link string) []namespace.Sysctl {
+	v4, v6 := "ipv4/conf/"+link+"/", "ipv6/conf/"+link+"/"
+	return []namespace.Sysctl{
+		{Path: v6 + "disable_ipv6", Value: "0"},
+		{Path: v6 + "addr_gen_mode", Value: "1"}, // no link-local address
+		{Path: v6 + "accept_ra", Value: "0"},
+		{Path: v6 + "accept_redirects", Value: "0"},
+		{Path: v6 + "forwarding", Value: "1"},
+		// What is not judged looks like multicast, see setGate, and IPv6 would drop it before it is judged.
+		{Path: v6 + "drop_unicast_in_l2_multicast", Value: "0"},
+		{Path: v4 + "forwarding", Value: "1"},
+		{Path: v4 + "rp_filter", Value: "1"},
+		{Path: v4 + "arp_ignore", Value: "8"}, // no answer for any address of the host
+		{Path: v4 + "accept_redirects", Value: "0"},
+		{Path: v4 + "send_redirects", Value: "0"},
+		{Path: v4 + "proxy_arp", Value: "0"},
+		{Path: v4 + "route_localnet", Value: "0"},
+		{Path: v4 + "accept_local", Value: "0"},
+		{Path: v4 + "drop_unicast_in_l2_multicast", Value: "1"}, // what is not judged: see setGate
+	}
+}
+
+// raiseHostSide brings the interface up and routes the box's addresses to it. The preferred source keeps the host's
+// own addresses from the box.
+func (l *Links) raiseHostSide(b *Attachment, link netlink.Link) error {
+	if err := l.nl.LinkSetUp(link); err != nil {
+		return fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	for _, p := range []struct{ box, gateway netip.Addr }{{b.V4, l.GatewayV4}, {b.V6, l.GatewayV6}} {
+		if err := l.dropForeignRoutes(link, p.box); err != nil {
+			return err
+		}
+		if err := l.nl.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: network.HostNet(p.box),
+			Src: p.gateway.AsSlice(), Scope: unix.RT_SCOPE_LINK, Protocol: network.KernelProtocol}); err != nil {
+			return fmt.Errorf("route to %v: %w", p.box, err)
+		}
+		if err := l.nl.NeighSet(neighbour(link.Attrs().Index, p.box, linkMAC(b.Box, "box"))); err != nil {
+			return fmt.Errorf("neighbour %v: %w", p.box, err)
+		}
+	}
+	return nil
+}
+
+// dropForeignRoutes removes routes of the interface to other addresses than the box's: the box had another address
+// before.
+func (l *Links) dropForeignRoutes(link netlink.Link, keep netip.Addr) error {
+	routes, err := l.nl.RouteList(link, network.RouteFamily(network.FamilyOf(keep)))
+	if err != nil {
+		return fmt.Errorf("routes of %s: %w", link.Attrs().Name, err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil || r.Dst.IP.IsMulticast() || r.Dst.IP.IsLinkLocalUnicast() || r.Dst.String() == network.HostNet(keep).String() {
+			continue
+		}
+		if err := l.nl.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete route %v: %w", r.Dst, err)
+		}
+	}
+	return nil
+}
+
+func neighbour(link int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: link, Family: network.RouteFamily(network.FamilyOf(a)), State: netlink.NUD_PERMANENT, IP: a.AsSlice(),
+		HardwareAddr: mac}
+}
+
+// configureInside gives the box its addresses, its default routes, and the gateway as a permanent neighbour.
+func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.NsHandle, hostMAC net.HardwareAddr) error {
+	if err := namespace.Do(ns, func() error {
+		return namespace.WriteSysctls([]namespace.Sysctl{
+			{Path: "ipv6/conf/" + Inside + "/disable_ipv6", Value: "0"},
+			{Path: "ipv6/conf/" + Inside + "/accept_ra", Value: "0"},
+			{Path: "ipv6/conf/" + Inside + "/addr_gen_mode", Value: "1"},
+		})
+	}); err != nil {
+		return fmt.Errorf("inside the box: %w", err)
+	}
+	for _, name := range []string{"lo", Inside} {
+		link, err := inside.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("inside the box: interface %s: %w", name, err)
+		}
+		if name == Inside {
+			if err := replaceAddresses(inside, link, b); err != nil {
+				return fmt.Errorf("inside the box: %w", err)
+			}
+		}
+		if err := inside.LinkSetUp(link); err != nil {
+			return fmt.Errorf("inside the box: interface %s: %w", name, err)
+		}
+	}
+	return l.routeInside(b, inside, hostMAC)
+}
+
+// mostReplaced is how many addresses are taken from a box at once. One with a say in its own network can have any number;
+// what it sends from them is dropped.
+const mostReplaced = 16
+
+func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) error {
+	have, err := inside.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("addresses: %w", err)
+	}
+	replaced := 0
+	for _, a := range have {
+		if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() != b.V4 && ip != b.V6 && replaced < mostReplaced {
+			replaced++
+			if err := inside.AddrDel(link, &a); err != nil {
+				return fmt.Errorf("address %v: %w", a.IPNet, err)
+			}
+		}
+	}
+	for _, a := range []netip.Addr{b.V4, b.V6} {
+		if err := inside.AddrReplace(link, &netlink.Addr{IPNet: network.HostNet(a), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+func (l *Links) routeInside(b *Attachment, inside *netlink.Handle, hostMAC net.HardwareAddr) error {
+	link, err := inside.LinkByName(Inside)
+	if err != nil {
+		return fmt.Errorf("inside the box: interface %s: %w", Inside, err)
+	}
+	index := link.Attrs().Index
+	for _, p := range []struct{ box, gateway netip.Addr }{{b.V4, l.GatewayV4}, {b.V6, l.GatewayV6}} {
+		all := netip.PrefixFrom(p.gateway, 0).Masked()
+		for _, r := range []*netlink.Route{
+			{LinkIndex: index, Dst: network.HostNet(p.gateway), Scope: unix.RT_SCOPE_LINK},
+			{LinkIndex: index, Dst: network.IPNet(all), Gw: p.gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)},
+		} {
+			if err := inside.RouteReplace(r); err != nil {
+				return fmt.Errorf("inside the box: route to %v: %w", r.Dst, err)
+			}
+		}
+		if err := inside.NeighSet(neighbour(index, p.gateway, hostMAC)); err != nil {
+			return fmt.Errorf("inside the box: neighbour %v: %w", p.gateway, err)
+		}
+	}
+	return nil
+}
+
+// Delete removes a host-side interface, and with it the box's end. One that is not there is no error.
+func (l *Links) Delete(name string) error {
+	link, err := l.nl.LinkByName(name)
+	if err == nil {
+		err = l.nl.LinkDel(link)
+	}
+	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete interface %s: %w", name, err)
+	}
+	return nil
+}
+
+// DeleteOthers removes the host-side interfaces of boxes that are not known by name.
+func (l *Links) DeleteOthers(known map[string]bool) error {
+	links, err := l.nl.LinkList()
+	if err != nil {
+		return fmt.Errorf("interfaces: %w", err)
+	}
+	var errs []error
+	for _, link := range links {
+		if a := link.Attrs(); a.Group == network.LinkGroup && !known[a.Name] {
+			errs = append(errs, l.Delete(a.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// linkMAC is a stable, locally administered address for one end of a box's link.
+func linkMAC(id policy.BoxID, end string) []byte {
+	sum := sha256.Sum256([]byte(end + " " + string(id)))
+	mac := sum[:6]
+	mac[0] = mac[0]&^3 | 2
+	return mac
+}

@@ -1,0 +1,109 @@
+package namespace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// New makes a network namespace. The calling thread stays in its own.
+func New() (netns.NsHandle, error) {
+	home, err := netns.Get()
+	if err != nil {
+		return netns.None(), fmt.Errorf("network namespace: %w", err)
+	}
+	defer func() { _ = home.Close() }()
+	made := netns.None()
+	if err := Do(home, func() (err error) {
+		made, err = netns.New()
+		return err
+	}); err != nil {
+		return netns.None(), fmt.Errorf("make a network namespace: %w", err)
+	}
+	return made, nil
+}
+
+// Do runs fn on a thread that is in the namespace. A thread that cannot be put back is not used again.
+func Do(ns netns.NsHandle, fn func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err != nil {
+			result <- fmt.Errorf("network namespace: %w", err)
+			return
+		}
+		defer func() { _ = home.Close() }()
+		if err := netns.Set(ns); err != nil {
+			result <- fmt.Errorf("enter network namespace: %w", err)
+			return
+		}
+		err = fn()
+		if netns.Set(home) == nil {
+			runtime.UnlockOSThread()
+		}
+		result <- err
+	}()
+	return <-result
+}
+
+// SocketBuffer is the buffer of a socket to netfilter, as large as a transaction may need at most: the kernel queues an acknowledgement for every message before
+// the first is read, and answers ENOBUFS when they do not fit, though it has committed. It is a limit, not memory.
+const SocketBuffer = 64 << 20
+
+// Sysctl is a value under /proc/sys/net. That tree shows the namespace of the thread that opens it.
+type Sysctl struct {
+	Path, Value string
+	Optional    bool // some kernels do not have it, and nothing depends on it
+}
+
+// ReadSysctl returns the value of a sysctl in the namespace of the calling thread.
+func ReadSysctl(path string) (string, error) {
+	b, err := os.ReadFile(filepath.Join("/proc/sys/net", path))
+	return strings.TrimSpace(string(b)), err
+}
+
+// WriteSysctls sets, in the namespace of the calling thread, what is not set already: writing some of them resets others
+// even when the value stays.
+func WriteSysctls(values []Sysctl) error {
+	for _, s := range values {
+		have, err := ReadSysctl(s.Path)
+		if err == nil && have != s.Value {
+			err = os.WriteFile(filepath.Join("/proc/sys/net", s.Path), []byte(s.Value), 0)
+		}
+		if err != nil && (!s.Optional || !errors.Is(err, os.ErrNotExist)) {
+			return fmt.Errorf("sysctl net/%s: %w", s.Path, err)
+		}
+	}
+	return nil
+}
+
+// ErrGone says that a box has no network namespace any more.
+var ErrGone = errors.New("it is gone")
+
+// Open opens the network namespace at the path, with a handle to its links and routes. The caller closes both.
+func Open(path string) (netns.NsHandle, *netlink.Handle, error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			err = fmt.Errorf("%w: %w", ErrGone, err)
+		}
+		return ns, nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	inside, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		if errors.Is(err, unix.EINVAL) { // the path is left, and nothing is mounted there
+			err = fmt.Errorf("%w: %w", ErrGone, err)
+		}
+		_ = ns.Close()
+		return ns, nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return ns, inside, nil
+}

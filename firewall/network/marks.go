@@ -1,0 +1,51 @@
+package network
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// TableName is the one nftables table (family inet) that boxgate owns.
+const TableName = "boxgate"
+
+// LinkGroup is the device group of every host-side interface of a box. Rules match the group, not the name: an
+// interface that someone renames falls out of the maps and stays closed.
+const LinkGroup uint32 = 0xb0c5
+
+// Packet marks. The interface sets MarkUnjudged on whatever a box sends, judge replaces it, and routing lets nothing
+// else through. The values are whole words, to stay clear of the bits that other software uses.
+const (
+	MarkUnjudged uint32 = 0xb0c50f00 + iota // not seen by judge: prohibited
+	MarkForward                             // may leave the host, and only that
+	MarkLocal                               // may reach a port of the gateway, and only that
+	MarkProxy                               // assigned to the transparent proxy
+)
+
+// FlowForwarded is the bit of a connection mark that says the kernel forwards this connection; the other bits tell the
+// box (see [BoxMark]). Connections to DNS and the proxy carry the box's bits alone.
+const FlowForwarded uint32 = 1
+
+// BoxMark is the connection mark of a box: stable over restarts, never zero. Two boxes may share one; whoever acts on
+// it compares addresses as well.
+func BoxMark(id policy.BoxID) uint32 {
+	sum := sha256.Sum256([]byte("mark " + id))
+	return binary.BigEndian.Uint32(sum[:])&^FlowForwarded | 1<<31
+}
+
+// LinkName is the name of a box's host-side interface (at most 15 bytes).
+func LinkName(id policy.BoxID) string {
+	sum := sha256.Sum256([]byte("link " + id))
+	return LinkPrefix + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:]))[:12]
+}
+
+// LinkPrefix begins the name of every host-side interface of a box.
+const LinkPrefix = "bg"
+
+// KernelProtocol marks rules and routes as the kernel's own, which network managers leave alone when they restart.
+const KernelProtocol = unix.RTPROT_KERNEL

@@ -1,0 +1,118 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netns"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+)
+
+// conn is the way to nftables in one network namespace.
+type conn struct {
+	ns   netns.NsHandle
+	open *nftables.Conn // see get; one goroutine at a time
+
+	portsMu sync.Mutex      // guards ports
+	ports   map[uint32]bool // netlink ports of our connections, by which our own changes are known
+}
+
+// dial opens a connection to nftables.
+func (k *conn) dial() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(int(k.ns)), nftables.WithSockOptions(
+		k.remember,
+		func(c *netlink.Conn) error { return c.SetReadBuffer(namespace.SocketBuffer) },
+		func(c *netlink.Conn) error { return c.SetWriteBuffer(namespace.SocketBuffer) }))
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	return c, nil
+}
+
+// get returns the connection that all changes share. It stays open: closing one makes the kernel wait
+// until it has freed what the last transaction replaced, some 15 ms.
+func (k *conn) get() (*nftables.Conn, error) {
+	if k.open != nil {
+		return k.open, nil
+	}
+	c, err := k.dial()
+	k.open = c
+	return c, err
+}
+
+// drop forgets the connection after an error: it may hold answers nobody read.
+func (k *conn) drop() {
+	if k.open != nil {
+		c := k.open
+		k.open = nil
+		go func() { _ = c.CloseLasting() }()
+	}
+}
+
+// transact runs build and sends what it collected as one transaction. An error of the kernel does not tell whether it
+// has committed, so committed is asked on a new connection, and its answer counts.
+func (k *conn) transact(build func(*txn), committed func(*nftables.Conn) (bool, error)) error {
+	c, err := k.get()
+	if err != nil {
+		return err
+	}
+	t := &txn{c: c, table: table()}
+	build(t)
+	if err := errors.Join(t.errs...); err != nil {
+		k.drop()
+		return fmt.Errorf("nftables: %w", err)
+	}
+	if err = c.Flush(); err == nil {
+		return nil
+	}
+	k.drop()
+	if again, dialErr := k.get(); dialErr == nil {
+		if done, readErr := committed(again); readErr == nil && done {
+			return nil
+		}
+	}
+	return fmt.Errorf("nftables: %w", err)
+}
+
+// isOwn reports whether a netlink port is one of our connections to nftables.
+func (k *conn) isOwn(port uint32) bool {
+	k.portsMu.Lock()
+	defer k.portsMu.Unlock()
+	return k.ports[port]
+}
+
+// remember notes that a netlink port is ours. Connections are few: a new one is made only after an error.
+func (k *conn) remember(c *netlink.Conn) error {
+	k.portsMu.Lock()
+	defer k.portsMu.Unlock()
+	if k.ports == nil {
+		k.ports = map[uint32]bool{}
+	}
+	k.ports[c.PID()] = true
+	return nil
+}
+
+func table() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: network.TableName}
+}
+
+// stamped reports whether a rule of the chain carries the comment. A transaction writes a comment of its own to one
+// chain, so finding it proves that the whole was committed.
+func stamped(c *nftables.Conn, chain, comment string) (bool, error) {
+	rules, err := c.GetRules(table(), &nftables.Chain{Name: chain, Table: table()})
+	if err != nil {
+		return false, err
+	}
+	for _, r := range rules {
+		if got, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok && got == comment {
+			return true, nil
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,38 @@
+package nft
+
+import (
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// Counters reads how many packets the rules have refused, over a connection of its own.
+type Counters struct{ c *nftables.Conn }
+
+// Counters opens a reader.
+func (tbl *Table) Counters() (*Counters, error) {
+	c, err := tbl.dial()
+	if err != nil {
+		return nil, err
+	}
+	return &Counters{c: c}, nil
+}
+
+// Close gives the connection back.
+func (c *Counters) Close() error { return c.c.CloseLasting() }
+
+// Seen returns how many packets of each interface were refused for the reason.
+func (c *Counters) Seen(reason policy.Reason) (map[string]uint64, error) {
+	elements, err := c.c.GetSetElements(&nftables.Set{Table: table(), Name: seenSet(reason), KeyType: nftables.TypeIFName})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]uint64{}
+	for _, e := range elements {
+		if e.Counter != nil {
+			out[unix.ByteSliceToString(e.Key)] = e.Counter.Packets
+		}
+	}
+	return out, nil
+}

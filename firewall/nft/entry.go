@@ -1,0 +1,153 @@
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// Entry is what the table holds of one box.
+type Entry struct {
+	ID      policy.BoxID // empty: of an earlier run, which left its interface's name alone
+	Link    string       // the box's interface on the host
+	Sources []netip.Addr // what the box may send from
+	Mark    uint32       // of its connections
+
+	live  *version // what its element in the map of boxes leads to; nil: it has none
+	doubt bool     // it is not known where the element leads: see settle
+}
+
+// NewEntry returns the entry of a box that is not in the table yet.
+func NewEntry(id policy.BoxID, sources ...netip.Addr) Entry {
+	return Entry{ID: id, Link: network.LinkName(id), Sources: sources, Mark: network.BoxMark(id)}
+}
+
+// Chain is where the box's packets are judged; empty if the table does not know the box.
+func (e *Entry) Chain() string {
+	if e.live == nil {
+		return ""
+	}
+	return e.live.chain
+}
+
+// Forget notes that the table was replaced, and knows the box no more.
+func (e *Entry) Forget() { e.live = nil }
+
+// Register makes the kernel know the box's interface. What the box may reach is what its entry of before leads to, else
+// nothing.
+func (tbl *Table) Register(e *Entry, old Entry) error {
+	e.live = closed()
+	if old.live != nil {
+		e.live = old.live
+	}
+	return tbl.transact(func(t *txn) {
+		s := newStaticSets()
+		for _, addr := range old.Sources {
+			if !slices.Contains(e.Sources, addr) {
+				t.deleteElements(s.sources[network.FamilyOf(addr)], sourceKey(e.Link, addr))
+			}
+		}
+		t.register(e)
+		t.addElements(boxesMap(), []nftables.SetElement{leadTo(e.Link, e.live.chain)})
+	}, func(c *nftables.Conn) (bool, error) {
+		if old.live != nil {
+			return false, nil
+		}
+		targets, err := readTargets(c)
+		return targets[e.Link] == e.live.chain, err
+	})
+}
+
+// Unregister takes a box out of the table; with sharedMark, another box has the same mark, and keeps it. When someone else
+// has taken the table away, that is done already.
+func (tbl *Table) Unregister(e Entry, sharedMark bool) error {
+	err := tbl.transact(func(t *txn) {
+		s := newStaticSets()
+		t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(e.Link)})
+		t.deleteElements(s.marks, nftables.SetElement{Key: ifname(e.Link)})
+		t.deleteElements(s.replies, e.reply())
+		if !sharedMark {
+			t.deleteElements(s.flows, nftables.SetElement{Key: native32(e.Mark | network.FlowForwarded)})
+		}
+		for _, a := range e.Sources {
+			t.deleteElements(s.sources[network.FamilyOf(a)], sourceKey(e.Link, a))
+		}
+	}, func(c *nftables.Conn) (bool, error) {
+		targets, err := readTargets(c)
+		_, there := targets[e.Link]
+		return !there, err
+	})
+	if err != nil {
+		return err
+	}
+	if e.live != nil && e.live.chain != chainClosed {
+		tbl.garbage = append(tbl.garbage, e.live)
+	}
+	tbl.Collect()
+	return nil
+}
+
+// register makes the static chains know the interface, but for where its packets go.
+func (t *txn) register(e *Entry) {
+	s := newStaticSets()
+	for _, a := range e.Sources {
+		t.addElements(s.sources[network.FamilyOf(a)], []nftables.SetElement{sourceKey(e.Link, a)})
+	}
+	t.addElements(s.marks, []nftables.SetElement{{Key: ifname(e.Link), Val: native32(e.Mark)}})
+	t.addElements(s.flows, []nftables.SetElement{{Key: native32(e.Mark | network.FlowForwarded)}})
+	t.addElements(s.replies, []nftables.SetElement{e.reply()})
+}
+
+func (e *Entry) reply() nftables.SetElement {
+	return nftables.SetElement{Key: append(ifname(e.Link), native32(e.Mark|network.FlowForwarded)...)}
+}
+
+func ifname(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func sourceKey(link string, a netip.Addr) nftables.SetElement {
+	return nftables.SetElement{Key: append(ifname(link), a.AsSlice()...)}
+}
+
+// leadTo is the element that sends what an interface's box sends to the chain.
+func leadTo(link, chain string) nftables.SetElement {
+	return nftables.SetElement{Key: ifname(link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+}
+
+// readTargets returns the chain that each interface's element leads to.
+func readTargets(c *nftables.Conn) (map[string]string, error) {
+	elements, err := c.GetSetElements(boxesMap())
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	targets := map[string]string{}
+	for _, e := range elements {
+		verdict, err := netlink.NewAttributeDecoder(e.Val)
+		if err != nil {
+			return nil, fmt.Errorf("nftables: %w", err)
+		}
+		for verdict.Next() {
+			if verdict.Type() == unix.NFTA_VERDICT_CHAIN {
+				targets[linkOfKey(e.Key)] = verdict.String()
+			}
+		}
+	}
+	return targets, nil
+}
+
+// linkOfKey reads the interface name that a key is, or begins with.
+func linkOfKey(key []byte) string {
+	return string(bytes.TrimRight(key[:min(len(key), unix.IFNAMSIZ)], "\x00"))
+}

@@ -1,0 +1,219 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+)
+
+// match is a piece of a rule: a few expressions that must all hold, or act, in order.
+type match = []expr.Any
+
+// rules are written as lists of these pieces; R1 and R2 are the 16-byte registers, which lie next to each other.
+const (
+	r1 = unix.NFT_REG_1
+	r2 = unix.NFT_REG_2
+)
+
+// addrType is the type of an address set's keys.
+func addrType(f network.Family) nftables.SetDatatype {
+	if f == network.V4 {
+		return nftables.TypeIPAddr
+	}
+	return nftables.TypeIP6Addr
+}
+
+// suffix ends the name of a family's set.
+func suffix(f network.Family) string {
+	if f == network.V4 {
+		return "4"
+	}
+	return "6"
+}
+
+var (
+	tcp = proto(unix.IPPROTO_TCP)
+	udp = proto(unix.IPPROTO_UDP)
+)
+
+func readNative32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+func native32(v uint32) []byte     { return binary.NativeEndian.AppendUint32(nil, v) }
+func big16(v uint16) []byte        { return binary.BigEndian.AppendUint16(nil, v) }
+
+func cmp(op expr.CmpOp, data []byte) *expr.Cmp { return &expr.Cmp{Op: op, Register: r1, Data: data} }
+func eq(data []byte) *expr.Cmp                 { return cmp(expr.CmpOpEq, data) }
+func neq(data []byte) *expr.Cmp                { return cmp(expr.CmpOpNeq, data) }
+
+func meta(key expr.MetaKey) *expr.Meta { return &expr.Meta{Key: key, Register: r1} }
+
+func ofFamily(f network.Family) match { return match{meta(expr.MetaKeyNFPROTO), eq([]byte{byte(f)})} }
+func proto(p byte) match              { return match{meta(expr.MetaKeyL4PROTO), eq([]byte{p})} }
+func fromBox() match                  { return match{meta(expr.MetaKeyIIFGROUP), eq(native32(network.LinkGroup))} }
+func toBox() match                    { return match{meta(expr.MetaKeyOIFGROUP), eq(native32(network.LinkGroup))} }
+func notToBox() match                 { return match{meta(expr.MetaKeyOIFGROUP), neq(native32(network.LinkGroup))} }
+func fromLoopback() match             { return match{meta(expr.MetaKeyIIF), eq(native32(1))} }
+func notToLoopback() match            { return match{meta(expr.MetaKeyOIF), neq(native32(1))} }
+func marked(m uint32) match           { return match{meta(expr.MetaKeyMARK), eq(native32(m))} }
+func notMarked(m uint32) match        { return match{meta(expr.MetaKeyMARK), neq(native32(m))} }
+func setMark(mark uint32) match {
+	return match{
+		&expr.Immediate{Register: r1, Data: native32(mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: r1, SourceRegister: true},
+	}
+}
+
+// toHost makes the packet one for this host, which routing wants of what it forwards. What a box sends is none until it
+// is judged: see the filter of package link.
+func toHost() match {
+	return match{
+		&expr.Immediate{Register: r1, Data: []byte{unix.PACKET_HOST}},
+		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: r1, SourceRegister: true},
+	}
+}
+
+// admit ends the judgement of a box's packet: routing takes it where the mark may go.
+func admit(mark uint32) match {
+	return append(append(setMark(mark), toHost()...), accept()...)
+}
+
+// addr loads the source or destination address into a register.
+func addr(f network.Family, source bool, reg uint32) *expr.Payload {
+	p := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
+	if f == network.V6 {
+		p.Offset, p.Len = 24, 16
+	}
+	if source {
+		p.Offset -= p.Len
+	}
+	return p
+}
+
+// within holds for an address inside the prefix.
+func within(p netip.Prefix, source bool) match {
+	f := network.FamilyOf(p.Addr())
+	m := append(ofFamily(f), addr(f, source, r1))
+	if bits := p.Addr().BitLen(); p.Bits() < bits {
+		size := bits / 8
+		m = append(m, &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: uint32(size),
+			Mask: prefixMask(p.Bits(), size), Xor: make([]byte, size)})
+	}
+	return append(m, eq(p.Masked().Addr().AsSlice()))
+}
+
+func prefixMask(bits, size int) []byte {
+	mask := make([]byte, size)
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return mask
+}
+
+func sourceIn(p netip.Prefix) match { return within(p, true) }
+func destIn(p netip.Prefix) match   { return within(p, false) }
+func destIs(a netip.Addr) match     { return within(netip.PrefixFrom(a, a.BitLen()), false) }
+
+// destInSet holds for a destination in an address set of the family.
+func destInSet(f network.Family, set string) match {
+	return append(ofFamily(f), addr(f, false, r1), &expr.Lookup{SourceRegister: r1, SetName: set})
+}
+
+func lookup(s *nftables.Set) *expr.Lookup {
+	return &expr.Lookup{SourceRegister: r1, SetName: s.Name, SetID: s.ID}
+}
+
+// port loads the destination port of TCP or UDP.
+func port() *expr.Payload {
+	return &expr.Payload{DestRegister: r1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+}
+
+func destPort(p uint16) match { return match{port(), eq(big16(p))} }
+
+// ctState holds when the connection is in one of the states.
+func ctState(states uint32) match {
+	return match{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: r1},
+		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4, Mask: native32(states), Xor: native32(0)},
+		neq(native32(0)),
+	}
+}
+
+const (
+	stateEstablished = expr.CtStateBitESTABLISHED
+	stateRelated     = expr.CtStateBitRELATED
+	stateNew         = expr.CtStateBitNEW
+	stateInvalid     = expr.CtStateBitINVALID
+	stateUntracked   = expr.CtStateBitUNTRACKED
+)
+
+// isReply holds for packets against the direction in which the connection was opened.
+func isReply() match {
+	return match{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: r1}, eq([]byte{1})}
+}
+
+func ctMark(reg uint32) *expr.Ct { return &expr.Ct{Key: expr.CtKeyMARK, Register: reg} }
+
+// toLocal holds for a destination that is the host itself, by the kernel's own routing, or a broadcast to it.
+func toLocal(kind uint32) match {
+	return match{&expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true}, eq(native32(kind))}
+}
+
+// field compares one byte of the network or transport header after masking it.
+func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match {
+	n := uint32(len(mask))
+	return match{
+		&expr.Payload{DestRegister: r1, Base: base, Offset: offset, Len: n},
+		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: n, Mask: mask, Xor: make([]byte, n)},
+		c,
+	}
+}
+
+// hasExtension holds for an IPv6 packet with the extension header.
+func hasExtension(header uint8) match {
+	return append(ofFamily(network.V6), &expr.Exthdr{DestRegister: r1, Type: header, Len: 1,
+		Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6}, eq([]byte{1}))
+}
+
+func verdict(kind expr.VerdictKind, chain string) match {
+	return match{&expr.Verdict{Kind: kind, Chain: chain}}
+}
+
+func jump(chain string) match   { return verdict(expr.VerdictJump, chain) }
+func jumpTo(chain string) match { return verdict(expr.VerdictGoto, chain) }
+func accept() match             { return verdict(expr.VerdictAccept, "") }
+func drop() match               { return verdict(expr.VerdictDrop, "") }
+func counter() match            { return match{&expr.Counter{}} }
+
+// counted adds to a named counter, which survives a restart of the gateway.
+func counted(name string) match {
+	return match{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
+}
+
+// SnapLength is how much of a refused packet is logged: the IP header and the ports behind it.
+const SnapLength = 64
+
+// perInterface keeps a statement's state for each interface in the set; a limit among them ends the rule when it is
+// exceeded.
+func perInterface(s *nftables.Set, state expr.Any) match {
+	return match{meta(expr.MetaKeyIIFNAME), &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID,
+		Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{state}}}
+}
+
+// logTo hands the packet's headers to the reader of the NFLOG group, with the reason.
+func logTo(group uint16, prefix string) match {
+	return match{&expr.Log{Group: group, Snaplen: SnapLength, Data: []byte(prefix),
+		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}}
+}
+
+// bytesOf are the elements of a set of single bytes.
+func bytesOf(values ...byte) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, v := range values {
+		out = append(out, nftables.SetElement{Key: []byte{v}})
+	}
+	return out
+}

@@ -1,0 +1,69 @@
+package nft
+
+import (
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// writePlan writes what the version lets the box reach. The zero plan refuses everything but DNS and the sink.
+func (t *txn) writePlan(d *draft, stamp string) {
+	chain, open := d.chain, d.openChain()
+	t.chain(chain)
+	t.chain(open)
+	t.rule(chain, stamp, counter())
+	for _, f := range network.Families {
+		t.rule(chain, "", destInSet(f, d.shield.set(f)), refuse(policy.ReasonProtectedRange))
+	}
+	for _, f := range network.Families {
+		if s := d.denied[f]; s != nil {
+			t.rule(chain, "", destInSet(f, s.name), refuse(policy.ReasonDeniedCIDR))
+		}
+	}
+	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(policy.ReasonProtocol))
+	for _, f := range network.Families {
+		if s := d.allowed[f]; s != nil {
+			t.rule(chain, "", destInSet(f, s.name), jumpTo(open))
+		}
+	}
+	t.steer(chain, d.plan.SteerOther)
+	if d.plan.DefaultAllow {
+		t.rule(chain, "not denied", jumpTo(chainPass))
+	} else {
+		t.rule(chain, "", refuse(policy.ReasonNotAllowed))
+	}
+	t.steer(open, d.plan.SteerAllowed)
+	t.rule(open, "", jumpTo(chainPass))
+}
+
+// steer sends TCP to the ports to the proxy.
+func (t *txn) steer(chain string, ports policy.PortSet) {
+	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
+}
+
+// onPorts does what is told with the packets of a transport protocol to the ports.
+func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, what match) {
+	switch {
+	case ports.All:
+		t.rule(chain, why, transport, what)
+	case len(ports.Ports) > 0:
+		list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
+		var elements []nftables.SetElement
+		for _, p := range list {
+			elements = append(elements, nftables.SetElement{Key: big16(p)})
+		}
+		s := t.anonymous(nftables.TypeInetService, elements)
+		t.rule(chain, why, transport, match{port(), lookup(s)}, what)
+	}
+}
+
+// newStamp is the comment by which a box's chain says what it enforces.
+func newStamp(version uint64) string {
+	return fmt.Sprintf("policy version %d, write %s", version, strings.ToLower(rand.Text()[:10]))
+}

@@ -1,0 +1,186 @@
+package nft
+
+import (
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// Static chains.
+const (
+	chainAbout    = "about"       // says which gateway wrote the table
+	chainGuard    = "guard"       // prerouting, before defragmentation and conntrack
+	chainGuardBox = "guard_box"   // is the source the box's own?
+	chainShape    = "guard_shape" // fragments, options, extension headers
+	chainJudge    = "judge"       // prerouting, after conntrack
+	chainJudgeBox = "judge_box"   // what holds for every box
+	chainAnswer   = "judge_answer"
+	chainRelated  = "judge_related" // ICMP errors
+	chainProxy    = "to_proxy"
+	chainPass     = "pass"
+	chainPassICMP = "pass_icmp"
+	chainPing     = "pass_ping"
+	chainGateway  = "to_gateway"
+	chainAdmit    = "admit"         // is there room for one more forwarded connection?
+	chainAdmitOwn = "admit_gateway" // … and for one more to the gateway?
+	chainDNS      = "dns"
+	chainInput    = "input"
+	chainForward  = "forward"
+	chainHide     = "hide"
+	chainLeak     = "leak"
+	chainClosed   = "closed"         // boxes without a plan
+	chainReject   = "answer_refusal" // no keyword of nft: a saved ruleset must load again
+)
+
+// Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". Whether a packet
+// that matched nothing is not_allowed or deny_all, the event asks the policy.
+var Refusals = []policy.Reason{
+	policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonProtectedRange,
+	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox, policy.ReasonLimit,
+}
+
+// Counters of packets that are dropped without an event.
+const (
+	countForeign     = "foreign"     // pool addresses on an interface that is no box's
+	countNeighbour   = "neighbour"   // neighbour discovery: both ends have permanent entries
+	countInvalid     = "invalid"     // conntrack cannot place it
+	countStray       = "stray"       // an answer, or an ICMP error, about a connection that the gateway did not open
+	countNoProxy     = "no_proxy"    // the transparent proxy does not listen
+	countPings       = "ping_rate"   // echo requests over the limit
+	countUnjudged    = "unjudged"    // passed prerouting without a mark of judge
+	countUnsolicited = "unsolicited" // into a box, and not an answer
+	countLeak        = "leak"        // would have left the host with a pool address
+)
+
+var silent = []string{countForeign, countNeighbour, countInvalid, countStray, countNoProxy, countPings, countUnjudged,
+	countUnsolicited, countLeak}
+
+func refuse(reason policy.Reason) match { return jumpTo("refuse_" + string(reason)) }
+
+// staticSets are the sets and maps that the static chains consult and AddBox fills.
+type staticSets struct {
+	sources  map[network.Family]*nftables.Set // interface . address: what a box may use as its source
+	boxes    *nftables.Set                    // interface → the chain of the box's plan
+	marks    *nftables.Set                    // interface → connection mark
+	replies  *nftables.Set                    // interface . connection mark: answers that may go in
+	flows    *nftables.Set                    // connection marks of forwarded connections
+	pings    *nftables.Set                    // echo requests per interface
+	forwards *nftables.Set                    // forwarded connections per interface
+	accepts  *nftables.Set                    // connections to the gateway per interface
+}
+
+// newStaticSets names them. They are hashes, whose elements appear and disappear in the very moment that rules do.
+func newStaticSets() *staticSets {
+	host := binaryutil.NativeEndian // names and marks are in the host's byte order, or nft shows them wrongly
+	s := &staticSets{
+		sources: map[network.Family]*nftables.Set{},
+		boxes:   boxesMap(),
+		marks: &nftables.Set{Name: "marks", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
+			DataType: nftables.TypeMark},
+		replies: &nftables.Set{Name: "replies", Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)},
+		flows: &nftables.Set{Name: "flows", KeyType: nftables.TypeMark, KeyByteOrder: host},
+	}
+	for _, f := range network.Families {
+		s.sources[f] = &nftables.Set{Name: "sources" + suffix(f), Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, addrType(f))}
+	}
+	for _, set := range []*nftables.Set{s.marks, s.replies, s.flows, s.sources[network.V4], s.sources[network.V6]} {
+		set.Table = table()
+	}
+	return s
+}
+
+// boxesMap leads what a box sends, by its interface, to the chain of its plan.
+func boxesMap() *nftables.Set {
+	return &nftables.Set{Table: table(), Name: "boxes", IsMap: true, KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian, DataType: nftables.TypeVerdict}
+}
+
+// declareSets makes the sets of the static chains that are missing.
+func (t *txn) declareSets() *staticSets {
+	s := newStaticSets()
+	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.marks, s.replies, s.flows} {
+		t.set(set)
+	}
+	s.pings = t.meter("pings")
+	s.forwards, s.accepts = t.census("forwards"), t.census("accepts")
+	return s
+}
+
+// meterTimeout is how long a meter remembers an interface that sends nothing.
+const meterTimeout = time.Hour
+
+// meter makes a set of per-interface state that rules fill. Entries nobody touches for an hour go away.
+func (t *txn) meter(name string) *nftables.Set {
+	return t.set(&nftables.Set{Name: name, Dynamic: true, HasTimeout: true, Timeout: meterTimeout, Size: 65535,
+		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
+}
+
+// census makes a set of connections per interface. The kernel takes an interface away when its last connection is gone, so
+// there is no timeout (and cannot be).
+func (t *txn) census(name string) *nftables.Set {
+	return t.set(&nftables.Set{Name: name, Dynamic: true, Size: 65535, KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian})
+}
+
+func (t *txn) declareCounters() {
+	names := append([]string(nil), silent...)
+	for _, r := range Refusals {
+		names = append(names, refusalCounter(r))
+	}
+	for _, n := range names {
+		t.c.AddObj(&nftables.NamedObj{Table: t.table, Name: n, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	}
+}
+
+// declareChains makes all static chains before any rule, so that rules can refer to each other's chains.
+func (t *txn) declareChains() {
+	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainRelated, chainProxy, chainPass,
+		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainClosed, chainReject} {
+		t.chain(name)
+	}
+	for _, r := range Refusals {
+		t.chain("refuse_" + string(r))
+	}
+	// Before defragmentation (-400): fragments are refused as fragments, and never fill the host's reassembly memory.
+	t.hook(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityConntrackDefrag-50)
+	t.hook(chainJudge, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle)
+	t.hook(chainDNS, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest)
+	t.hook(chainInput, nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter)
+	t.hook(chainForward, nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter)
+	t.hook(chainHide, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
+	t.hook(chainLeak, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityConntrackHelper)
+}
+
+// writeRefusals fills the chains that end a packet. Each counts in total, counts per interface (for the events that
+// stand for several packets), and logs a few per second and interface.
+func (t *txn) writeRefusals(group uint16) {
+	for _, r := range Refusals {
+		chain := "refuse_" + string(r)
+		seen, logged := t.meter(seenSet(r)), t.meter("log_"+string(r))
+		t.c.FlushSet(seen)
+		t.rule(chain, "", counted(refusalCounter(r)), perInterface(seen, &expr.Counter{}))
+		t.rule(chain, "at most 10 a second and box", perInterface(logged, &expr.Limit{Type: expr.LimitTypePkts,
+			Rate: 10, Unit: expr.LimitTimeSecond, Burst: 20}), logTo(group, string(r)))
+		if r == policy.ReasonSpoofed {
+			t.rule(chain, "no answer to an address that is not the sender's", drop())
+			continue
+		}
+		t.rule(chain, "the kernel answers only what is for this host", toHost(), jumpTo(chainReject))
+	}
+	t.rule(chainClosed, "", refuse(policy.ReasonNotAllowed))
+	t.rule(chainReject, "", proto(unix.IPPROTO_TCP), match{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	t.rule(chainReject, "", match{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH,
+		Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
+}
+
+func refusalCounter(r policy.Reason) string { return "refused_" + string(r) }
+
+func seenSet(r policy.Reason) string { return "seen_" + string(r) }

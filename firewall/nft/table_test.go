@@ -1,0 +1,139 @@
+package nft
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netns"
+	"go.uber.org/zap"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// newTable writes a table with one box into a network namespace of its own.
+func newTable(t *testing.T) (*Table, *Entry) {
+	t.Helper()
+	ns := emptyNamespace(t)
+	tbl := New(ns, Config{Addresses: network.Addresses{
+		PoolV4: netip.MustParsePrefix("10.77.0.0/16"), PoolV6: netip.MustParsePrefix("fd77::/64"),
+		GatewayV4: netip.MustParseAddr("10.77.0.1"), GatewayV6: netip.MustParseAddr("fd77::1"),
+		SinkV4: netip.MustParseAddr("10.77.0.2"), SinkV6: netip.MustParseAddr("fd77::2"),
+	}, DNSPort: 5300, ProxyPort: 3129, ExplicitPort: 3128, LogGroup: 1, FlowLimit: 100, Log: zap.NewNop()})
+	t.Cleanup(func() { _ = tbl.Close() })
+	box := NewEntry("one", netip.MustParseAddr("10.77.0.10"), netip.MustParseAddr("fd77::a"))
+	if err := errors.Join(tbl.Install(false), tbl.Register(&box, Entry{})); err != nil {
+		t.Fatal(err)
+	}
+	return tbl, &box
+}
+
+func emptyNamespace(t *testing.T) netns.NsHandle {
+	t.Helper()
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatalf("network namespaces are needed, run as root: %v", err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	return ns
+}
+
+// opening is a plan that allows a network.
+func opening(prefix string) policy.KernelPlan {
+	return policy.KernelPlan{Allowed: parsed(prefix, "198.51.100.250/32"), Protected: parsed("10.0.0.0/8", "fc00::/7")}
+}
+
+// chainsAndSets lists what the table holds of plans and protected ranges, and where the box's packets go.
+func chainsAndSets(t *testing.T, tbl *Table, box *Entry) (there []string, target string) {
+	t.Helper()
+	c, err := tbl.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.CloseLasting() }()
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, err := c.GetSets(table())
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(name string) {
+		if strings.HasPrefix(name, versionPrefix) || strings.HasPrefix(name, shieldPrefix) {
+			there = append(there, name)
+		}
+	}
+	for _, ch := range chains {
+		add(ch.Name)
+	}
+	for _, s := range sets {
+		add(s.Name)
+	}
+	slices.Sort(there)
+	targets, err := readTargets(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return there, targets[box.Link]
+}
+
+// A version that does not arrive whole changes nothing: the plan before stays in force.
+func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
+	tbl, box := newTable(t)
+	if err := tbl.Replace(t.Context(), box, opening("198.51.100.0/28")); err != nil {
+		t.Fatal(err)
+	}
+	before, target := chainsAndSets(t, tbl, box)
+	d := tbl.draft(box, opening("198.51.100.0/24"))
+	d.missing = append(d.missing, &addressSet{d.chain + "_deny4", network.V4, intervals(spans(network.V4, parsed("192.0.2.0/24")))})
+	d.missing[len(d.missing)-1].elements = append(d.missing[len(d.missing)-1].elements, nftables.SetElement{Key: []byte{1}})
+	if err := tbl.build(d); err == nil {
+		t.Fatal("a malformed set was taken")
+	}
+	tbl.Collect()
+	if got, to := chainsAndSets(t, tbl, box); !slices.Equal(got, before) || to != target {
+		t.Errorf("%v leading to %s, want %v leading to %s", got, to, before, target)
+	}
+}
+
+// The kernel's answer to the change is lost, and so is what could be read back: the next change finds out where it stands.
+func TestALostAnswerIsFoundOut(t *testing.T) {
+	tbl, box := newTable(t)
+	replace := func() {
+		t.Helper()
+		if err := tbl.Replace(t.Context(), box, opening("198.51.100.0/28")); err != nil {
+			t.Fatal(err)
+		}
+		tbl.Collect()
+	}
+	replace()
+	for _, happened := range []bool{true, false} {
+		d := tbl.draft(box, opening("198.51.100.0/29"))
+		if err := tbl.build(d); err != nil {
+			t.Fatal(err)
+		}
+		if old := box.live; happened {
+			if err := tbl.lead(box, d.version); err != nil {
+				t.Fatal(err)
+			}
+			box.live = old
+			tbl.garbage = slices.DeleteFunc(tbl.garbage, func(v *version) bool { return v == old })
+			tbl.garbage = append(tbl.garbage, d.version)
+		}
+		box.doubt = true
+		tbl.Collect()
+		if there, target := chainsAndSets(t, tbl, box); !slices.Contains(there, target) {
+			t.Errorf("packets go to %s, which is not among %v", target, there)
+		}
+		replace()
+		if there, target := chainsAndSets(t, tbl, box); len(there) != 5 || len(tbl.garbage) != 0 || target != box.live.chain {
+			t.Errorf("the table holds %v, packets go to %s, %d are to be deleted", there, target, len(tbl.garbage))
+		}
+	}
+}

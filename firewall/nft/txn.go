@@ -1,0 +1,82 @@
+package nft
+
+import (
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+)
+
+// txn collects changes of the table that the kernel makes all at once or not at all.
+type txn struct {
+	c      *nftables.Conn
+	table  *nftables.Table
+	nextID uint32
+	errs   []error
+}
+
+func (t *txn) fail(err error) {
+	if err != nil {
+		t.errs = append(t.errs, err)
+	}
+}
+
+// rule appends a rule made of the pieces to the chain. The comment is shown by nft; at most 128 bytes.
+func (t *txn) rule(chain, comment string, pieces ...match) {
+	var all []expr.Any
+	for _, p := range pieces {
+		all = append(all, p...)
+	}
+	r := &nftables.Rule{Table: t.table, Chain: &nftables.Chain{Name: chain, Table: t.table}, Exprs: all}
+	if comment != "" {
+		r.UserData = userdata.AppendString(nil, userdata.TypeComment, comment)
+	}
+	t.c.AddRule(r)
+}
+
+// chain makes the chain if it is missing, and empties it.
+func (t *txn) chain(name string) {
+	c := t.c.AddChain(&nftables.Chain{Name: name, Table: t.table})
+	t.c.FlushChain(c)
+}
+
+// hook makes a chain that the kernel calls, and empties it. Its policy accepts: what is not a box's is not ours.
+func (t *txn) hook(name string, kind nftables.ChainType, num *nftables.ChainHook, priority nftables.ChainPriority) {
+	policy := nftables.ChainPolicyAccept
+	c := t.c.AddChain(&nftables.Chain{Name: name, Table: t.table, Type: kind, Hooknum: num, Priority: &priority,
+		Policy: &policy})
+	t.c.FlushChain(c)
+}
+
+// set makes a named set if it is missing.
+func (t *txn) set(s *nftables.Set) *nftables.Set {
+	t.nextID++
+	s.ID, s.Table = t.nextID, t.table
+	t.fail(t.c.AddSet(s, nil))
+	return s
+}
+
+// anonymous makes a constant set that lives in one rule.
+func (t *txn) anonymous(key nftables.SetDatatype, elements []nftables.SetElement) *nftables.Set {
+	t.nextID++
+	s := &nftables.Set{Table: t.table, ID: t.nextID, Name: "__set%d", Anonymous: true, Constant: true, KeyType: key}
+	t.fail(t.c.AddSet(s, elements))
+	return s
+}
+
+// elementsPerMessage keeps a message far below the 64 KiB at which the length of a netlink attribute wraps around and
+// elements are lost without an error.
+const elementsPerMessage = 400
+
+func (t *txn) addElements(s *nftables.Set, elements []nftables.SetElement) {
+	for len(elements) > 0 {
+		n := min(len(elements), elementsPerMessage)
+		t.fail(t.c.SetAddElements(s, elements[:n]))
+		elements = elements[n:]
+	}
+}
+
+func (t *txn) deleteElements(s *nftables.Set, elements ...nftables.SetElement) {
+	if len(elements) > 0 {
+		t.fail(t.c.SetDeleteElements(s, elements))
+	}
+}

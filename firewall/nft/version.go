@@ -1,0 +1,342 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"go.uber.org/zap"
+
+	"boxgate/firewall/network"
+	"boxgate/internal/fault"
+	"boxgate/policy"
+)
+
+// The kernel makes the rules of a transaction visible at once, but not the elements of its interval sets: for a moment
+// packets meet new rules with sets that are old, or empty. So nothing that packets can reach is ever rewritten. A plan
+// becomes a version, written and committed under names of its own while no packet can get there; the box's element in
+// the map of boxes, a hash in which old and new elements carry the generation they belong to, is then exchanged in a
+// transaction of its own; and the version it led to before is deleted.
+
+// version is one writing of a box's plan. Nothing of it changes while it is there.
+type version struct {
+	chain  string   // what the box's element leads to
+	sets   []string // addresses that the chain consults; families without any have no set
+	shield *shield  // the protected ranges that the plan was compiled with; nil in a closed version
+}
+
+// shield is one writing of the protected ranges. Versions of boxes consult its sets themselves, so that a box's element
+// switches plan and protected ranges together; those compiled with the same ranges share one.
+type shield struct {
+	serial uint64
+	ranges string // the ranges as text, by which shields are found; empty: not known, of an earlier run
+	users  int    // versions that are in the kernel, or may be
+}
+
+// closed leads to the static chain that refuses everything.
+func closed() *version { return &version{chain: chainClosed} }
+
+const (
+	versionPrefix = "box_"       // box_{id}_{serial}_{serial of the protected ranges}
+	shieldPrefix  = "protected_" // protected_{serial}
+	openSuffix    = "_allowed"
+)
+
+func (v *version) openChain() string { return v.chain + openSuffix }
+
+func (s *shield) set(f network.Family) string {
+	return shieldPrefix + strconv.FormatUint(s.serial, 10) + "_v" + suffix(f)
+}
+
+// serialsOf reads the two serials at the end of a version's chain.
+func serialsOf(chain string) (own, shield uint64, ok bool) {
+	parts := strings.Split(chain, "_")
+	if len(parts) != 4 || parts[0]+"_" != versionPrefix {
+		return 0, 0, false
+	}
+	own, err := strconv.ParseUint(parts[2], 10, 64)
+	shield, err2 := strconv.ParseUint(parts[3], 10, 64)
+	return own, shield, err == nil && err2 == nil
+}
+
+// addressSet is an interval set that is about to be written.
+type addressSet struct {
+	name     string
+	family   network.Family
+	elements []nftables.SetElement
+}
+
+// draft is a version before it is written.
+type draft struct {
+	*version
+	plan            policy.KernelPlan
+	allowed, denied map[network.Family]*addressSet
+	missing         []*addressSet // all sets that are not there yet
+}
+
+// Replace writes a version beside the one in force, and then leads the box's packets to it. An error means that the
+// version before is still in force.
+func (tbl *Table) Replace(ctx context.Context, e *Entry, plan policy.KernelPlan) error {
+	d, old := tbl.draft(e, plan), e.live
+	if err := errors.Join(tbl.build(d), fault.At(ctx, "plan: built")); err != nil {
+		return err
+	}
+	if err := tbl.lead(e, d.version); err != nil {
+		return err
+	}
+	if err := fault.At(ctx, "plan: written"); err != nil {
+		return errors.Join(err, tbl.lead(e, old))
+	}
+	return nil
+}
+
+// Restore writes the plan of a box and what makes its interface known. Where the table is new, that is the first its
+// rules hear of the box.
+func (tbl *Table) Restore(e *Entry, plan policy.KernelPlan) error {
+	d := tbl.draft(e, plan)
+	if err := tbl.build(d); err != nil {
+		return err
+	}
+	return tbl.lead(e, d.version, func(t *txn) { t.register(e) })
+}
+
+// draft gives the plan names that nothing has had.
+func (tbl *Table) draft(e *Entry, plan policy.KernelPlan) *draft {
+	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
+	s, known := tbl.shields[fmt.Sprint(plan.Protected)]
+	if !known {
+		s = &shield{serial: tbl.nextSerial(), ranges: fmt.Sprint(plan.Protected)}
+		all := append([]netip.Prefix{tbl.cfg.PoolV4, tbl.cfg.PoolV6}, plan.Protected...)
+		for _, fam := range network.Families { // each has its pool
+			d.missing = append(d.missing, &addressSet{s.set(fam), fam, intervals(spans(fam, all))})
+		}
+	}
+	s.users++
+	d.version = &version{chain: fmt.Sprintf("%s%s_%d_%d", versionPrefix, e.ID, tbl.nextSerial(), s.serial), shield: s}
+	for _, fam := range network.Families {
+		d.allowed[fam] = d.own("_allow", fam, plan.Allowed)
+		d.denied[fam] = d.own("_deny", fam, plan.Denied)
+	}
+	return d
+}
+
+func (tbl *Table) nextSerial() uint64 {
+	tbl.serial++
+	return tbl.serial
+}
+
+// own adds a set of the version's own, unless it would be empty.
+func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addressSet {
+	elements := intervals(spans(fam, list))
+	if len(elements) == 0 {
+		return nil
+	}
+	s := &addressSet{d.chain + kind + suffix(fam), fam, elements}
+	d.sets = append(d.sets, s.name)
+	d.missing = append(d.missing, s)
+	return s
+}
+
+// build writes a version that no packet can reach yet, and reads back what may not have arrived whole. Until the box's
+// element leads to it, it is among what is to be deleted.
+func (tbl *Table) build(d *draft) error {
+	tbl.garbage = append(tbl.garbage, d.version)
+	stamp := newStamp(d.plan.Version)
+	err := tbl.transact(func(t *txn) {
+		for _, s := range d.missing {
+			t.addElements(t.addressSet(s), s.elements)
+		}
+		t.writePlan(d, stamp)
+	}, func(c *nftables.Conn) (bool, error) { return stamped(c, d.chain, stamp) })
+	if err == nil {
+		err = tbl.verify(d.missing)
+	}
+	if err == nil && d.shield.ranges != "" {
+		tbl.shields[d.shield.ranges] = d.shield
+	}
+	return err
+}
+
+// addressSet makes an interval set.
+func (t *txn) addressSet(s *addressSet) *nftables.Set {
+	return t.set(&nftables.Set{Name: s.name, Interval: true, KeyType: addrType(s.family)})
+}
+
+// verify reads large sets back: a message that is too long loses elements without an error.
+func (tbl *Table) verify(sets []*addressSet) error {
+	var errs []error
+	for _, s := range sets {
+		if len(s.elements) > elementsPerMessage {
+			errs = append(errs, tbl.countElements(s.name, len(s.elements)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (tbl *Table) countElements(set string, want int) error {
+	c, err := tbl.get()
+	if err != nil {
+		return err
+	}
+	got, err := c.GetSetElements(&nftables.Set{Table: table(), Name: set})
+	if err != nil {
+		return fmt.Errorf("nftables: set %s: %w", set, err)
+	}
+	if len(got) != want {
+		return fmt.Errorf("nftables: set %s holds %d of %d elements", set, len(got), want)
+	}
+	return nil
+}
+
+// lead makes the box's packets go to the version from the next one on. It exchanges the box's element, in a transaction
+// of its own; what is changed along with it must be no interval set, and no rule.
+func (tbl *Table) lead(e *Entry, v *version, also ...func(*txn)) error {
+	if err := tbl.settle(e); err != nil {
+		return err
+	}
+	err := tbl.transact(func(t *txn) {
+		for _, change := range also {
+			change(t)
+		}
+		if e.live != nil {
+			t.deleteElements(boxesMap(), nftables.SetElement{Key: ifname(e.Link)})
+		}
+		t.addElements(boxesMap(), []nftables.SetElement{leadTo(e.Link, v.chain)})
+	}, func(c *nftables.Conn) (bool, error) {
+		targets, err := readTargets(c)
+		return targets[e.Link] == v.chain, err
+	})
+	if err != nil {
+		e.doubt = true
+		return err
+	}
+	tbl.ledTo(e, v)
+	return nil
+}
+
+// ledTo notes where the box's element leads now. What it led to is to be deleted.
+func (tbl *Table) ledTo(e *Entry, v *version) {
+	tbl.garbage = slices.DeleteFunc(tbl.garbage, func(g *version) bool { return g == v })
+	if e.live != nil && e.live != v && e.live.chain != chainClosed {
+		tbl.garbage = append(tbl.garbage, e.live)
+	}
+	e.live, e.doubt = v, false
+}
+
+// settle finds out where the box's element leads, if that could not be read after a failure.
+func (tbl *Table) settle(e *Entry) error {
+	if !e.doubt {
+		return nil
+	}
+	c, err := tbl.get()
+	if err != nil {
+		return err
+	}
+	targets, err := readTargets(c)
+	if err != nil {
+		return err
+	}
+	v := closed()
+	for _, g := range append(tbl.garbage, e.live) {
+		if g != nil && g.chain == targets[e.Link] {
+			v = g
+		}
+	}
+	if targets[e.Link] == "" {
+		v = nil
+	}
+	tbl.ledTo(e, v)
+	return nil
+}
+
+// Collect deletes what no element leads to any more. What cannot be deleted does no harm, and is tried again the next
+// time.
+func (tbl *Table) Collect() {
+	if len(tbl.garbage) == 0 || tbl.discard(tbl.garbage, false) == nil {
+		tbl.garbage = nil
+		return
+	}
+	// Some of it may have never been there, or somebody else's rule holds it.
+	var left []*version
+	var errs []error
+	for _, v := range tbl.garbage {
+		if err := tbl.discard([]*version{v}, true); err != nil {
+			left, errs = append(left, v), append(errs, err)
+		}
+	}
+	tbl.garbage = left
+	if err := errors.Join(errs...); err != nil {
+		tbl.cfg.Log.Warn("rules that were replaced are not deleted yet", zap.Error(err))
+	}
+}
+
+// discard deletes versions, and the protected ranges that no others were compiled with. With make, what is missing is made
+// first, since deleting it would fail.
+func (tbl *Table) discard(versions []*version, make bool) error {
+	users := map[*shield]int{}
+	err := tbl.transact(func(t *txn) {
+		for _, v := range versions {
+			t.discard(v, make)
+			users[v.shield]++
+		}
+		for s, n := range users {
+			if s != nil && s.users == n {
+				t.discardShield(s, make)
+			}
+		}
+	}, func(*nftables.Conn) (bool, error) { return false, nil })
+	if err != nil {
+		return err
+	}
+	for s, n := range users {
+		if s == nil {
+			continue
+		}
+		if s.users -= n; s.users == 0 && tbl.shields[s.ranges] == s {
+			delete(tbl.shields, s.ranges)
+		}
+	}
+	return nil
+}
+
+func (t *txn) discard(v *version, make bool) {
+	for _, chain := range []string{v.chain, v.openChain()} {
+		if v.chain == "" { // protected ranges without a box
+			break
+		}
+		if make {
+			t.chain(chain)
+		}
+	}
+	for _, chain := range []string{v.chain, v.openChain()} {
+		if v.chain != "" {
+			t.c.DelChain(&nftables.Chain{Name: chain, Table: t.table})
+		}
+	}
+	for _, name := range v.sets {
+		t.discardSet(name, make)
+	}
+}
+
+func (t *txn) discardShield(s *shield, make bool) {
+	for _, f := range network.Families {
+		t.discardSet(s.set(f), make)
+	}
+}
+
+// discardSet deletes an address set. Its name ends in the family.
+func (t *txn) discardSet(name string, make bool) {
+	if make {
+		f := network.V4
+		if strings.HasSuffix(name, suffix(network.V6)) {
+			f = network.V6
+		}
+		t.addressSet(&addressSet{name: name, family: f})
+	}
+	t.c.DelSet(&nftables.Set{Name: name, Table: t.table})
+}

@@ -1,0 +1,80 @@
+package report
+
+import (
+	"encoding/hex"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+
+	"boxgate/audit"
+	"boxgate/firewall/flow"
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// flow records two events for a connection that the kernel forwards: one when it begins, one with bytes and duration
+// when it has ended. Which of them become lines of their own is the recorder's business.
+func (r *Reports) flow(m netlink.Message) {
+	var ev conntrack.Event
+	if err := ev.Unmarshal(m); err != nil || ev.Flow == nil {
+		return
+	}
+	switch ev.Type {
+	case conntrack.EventNew:
+		r.recordFlow(ev.Flow, audit.PhaseOpen)
+	case conntrack.EventDestroy:
+		r.recordFlow(ev.Flow, audit.PhaseEnd)
+	}
+}
+
+// recordFlow records the event of a connection, if a box's.
+func (r *Reports) recordFlow(c *conntrack.Flow, phase audit.Phase) {
+	seen, ok := flow.Of(c)
+	if !ok || c.Mark&network.FlowForwarded == 0 {
+		return
+	}
+	r.mu.Lock()
+	t := r.byFlow[flowOwner{seen.Src.Addr(), c.Mark &^ network.FlowForwarded}]
+	r.mu.Unlock()
+	if t == nil {
+		return
+	}
+	e := t.event()
+	e.Protocol, e.Addr, e.Port = seen.Protocol, seen.Dst.Addr(), seen.Dst.Port()
+	e.Verdict, e.Action = policy.Allow, audit.ActionKernel
+	e.Phase, e.Conn = phase, connName(c.ID)
+	e.Answered = c.Status&conntrack.StatusAssured != 0
+	switch phase {
+	case audit.PhaseOpen:
+		if e.Protocol == policy.TCP {
+			r.started.Add(1)
+		}
+	case audit.PhaseOngoing:
+		if start := c.Timestamp.Start; !start.IsZero() {
+			e.Time = start
+		}
+	case audit.PhaseEnd:
+		e.BytesOut, e.BytesIn = int64(c.CountersOrig.Bytes), int64(c.CountersReply.Bytes)
+		if start, stop := c.Timestamp.Start, c.Timestamp.Stop; !start.IsZero() && stop.After(start) {
+			e.Duration = stop.Sub(start)
+		}
+	}
+	r.cfg.Audit.Record(r.withAllowance(e))
+}
+
+// connName is what the events of one connection have in common.
+func connName(id uint32) string {
+	text := make([]byte, 0, 10)
+	return string(hex.AppendEncode(append(text, "ct"...), []byte{byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}))
+}
+
+// withAllowance says why the connection was allowed, by the policy of now: the one under which it began may be gone.
+func (r *Reports) withAllowance(e audit.Event) audit.Event {
+	e.Reason = policy.ReasonNotDenied
+	if d, ok := r.explain(e); ok && d.Allowed() {
+		e.Reason, e.Rule, e.Version = d.Reason, d.Rule, d.Version
+	} else if ok && e.Phase == audit.PhaseEnd {
+		e.Reason = policy.ReasonPolicyChanged
+	}
+	return e
+}

@@ -1,0 +1,100 @@
+package report
+
+import (
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// Reading the connection table costs time in proportion to its size, so it is read when there is reason to.
+const (
+	tableInterval = 5 * time.Second // at most this often for connections that the log may not name
+	manyStarted   = 100             // TCP connections begun since, by all boxes, for it to be worth while
+)
+
+// RecoverFlows tells of the connections in the kernel's table that began while no gateway ran. since is when the last one
+// was known to run; zero: that is not known, and all are told.
+func (r *Reports) RecoverFlows(since time.Time) {
+	r.readTable(conntrack.NewFilter(), func(c *conntrack.Flow) bool {
+		return since.IsZero() || c.Timestamp.Start.IsZero() || c.Timestamp.Start.After(since)
+	})
+}
+
+// findFlows reads the table when the events did not tell of every connection: because the kernel had to drop some, or
+// because boxes begin so many that those which go on may not be named yet.
+func (r *Reports) findFlows() {
+	missed := r.flowsMissed.Swap(false)
+	many := r.started.Load() >= manyStarted && time.Since(r.lastRead) >= tableInterval
+	if !missed && !many {
+		return
+	}
+	r.lastRead = time.Now()
+	r.started.Store(0)
+	if missed {
+		r.tellDropped()
+		r.readTable(conntrack.NewFilter(), everyFlow)
+		return
+	}
+	r.readTable(conntrack.NewFilter().Status(conntrack.StatusAssured), func(c *conntrack.Flow) bool {
+		return c.TupleOrig.Proto.Protocol == unix.IPPROTO_TCP
+	})
+}
+
+func everyFlow(*conntrack.Flow) bool { return true }
+
+// readTable records the connections of boxes that are there and wanted.
+func (r *Reports) readTable(which conntrack.Filter, wanted func(*conntrack.Flow) bool) {
+	flows, err := r.table.DumpFilter(which.Mark(network.FlowForwarded).MarkMask(network.FlowForwarded), nil)
+	if err != nil {
+		r.cfg.Log.Error("firewall: the connection table cannot be read; connections may be missing in the log", zap.Error(err))
+		r.flowsMissed.Store(true)
+		return
+	}
+	for i := range flows {
+		if wanted(&flows[i]) {
+			r.recordFlow(&flows[i], audit.PhaseOngoing)
+		}
+	}
+}
+
+// tellDropped records how many reports of connections the kernel has dropped, as it says itself.
+func (r *Reports) tellDropped() {
+	total, err := dropped(r.flows)
+	n := uint64(total - r.flowsDropped)
+	if err != nil || n == 0 {
+		n = 1 // at least
+	}
+	r.flowsDropped = total
+	r.cfg.Audit.Record(audit.Event{Time: time.Now(), Stage: policy.StageKernel, Verdict: policy.Allow, Action: audit.ActionKernel,
+		Reason: policy.ReasonUnnamed, Count: n,
+		Error: "reports of connections that the kernel dropped because too many came; those that go on were looked for"})
+}
+
+// dropped returns how many messages for a socket the kernel has dropped so far.
+func dropped(c *netlink.Conn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	const soMeminfo, drops = 55, 8 // SO_MEMINFO, SK_MEMINFO_DROPS (asm-generic/socket.h, linux/sock_diag.h)
+	var info [drops + 1]uint32
+	size := uint32(unsafe.Sizeof(info))
+	var errno syscall.Errno
+	err = raw.Control(func(fd uintptr) {
+		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, soMeminfo, uintptr(unsafe.Pointer(&info)),
+			uintptr(unsafe.Pointer(&size)), 0)
+	})
+	if err == nil && errno != 0 {
+		err = errno
+	}
+	return info[drops], err
+}

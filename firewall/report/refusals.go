@@ -1,0 +1,241 @@
+package report
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/netfilter"
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/firewall/flow"
+	"boxgate/firewall/nft"
+	"boxgate/policy"
+)
+
+// Messages and attributes of NFLOG (linux/netfilter/nfnetlink_log.h).
+const (
+	logConfig = 1 // NFULNL_MSG_CONFIG
+
+	cfgCommand = 1 // NFULA_CFG_CMD
+	cfgMode    = 2 // NFULA_CFG_MODE
+	cfgQueue   = 5 // NFULA_CFG_QTHRESH
+
+	cmdBind    = 1 // NFULNL_CFG_CMD_BIND
+	copyPacket = 2 // NFULNL_COPY_PACKET
+
+	attrInput   = 4  // NFULA_IFINDEX_INDEV
+	attrPayload = 9  // NFULA_PAYLOAD
+	attrPrefix  = 10 // NFULA_PREFIX
+)
+
+// bindLogGroup makes the socket the reader of the group. Each packet is handed over at once, not collected.
+func bindLogGroup(c *netfilter.Conn, group uint16) error {
+	mode := append(binary.BigEndian.AppendUint32(nil, nft.SnapLength), copyPacket, 0)
+	for _, attrs := range [][]netfilter.Attribute{
+		{{Type: cfgCommand, Data: []byte{cmdBind}}},
+		{{Type: cfgMode, Data: mode}, {Type: cfgQueue, Data: binary.BigEndian.AppendUint32(nil, 1)}},
+	} {
+		m, err := netfilter.MarshalNetlink(netfilter.Header{SubsystemID: netfilter.NFSubsysULOG, MessageType: logConfig,
+			ResourceID: group, Flags: netlink.Request | netlink.Acknowledge}, attrs)
+		if err != nil {
+			return err
+		}
+		if _, err := c.Query(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused records the event of one refused packet.
+func (r *Reports) refused(m netlink.Message) {
+	_, attrs, err := netfilter.UnmarshalNetlink(m)
+	if err != nil {
+		return
+	}
+	var reason policy.Reason
+	var p packet
+	index := 0
+	for _, a := range attrs {
+		switch {
+		case a.Type == attrPrefix:
+			reason = policy.Reason(bytes.TrimRight(a.Data, "\x00"))
+		case a.Type == attrInput && len(a.Data) == 4:
+			index = int(binary.BigEndian.Uint32(a.Data))
+		case a.Type == attrPayload:
+			p = parsePacket(a.Data)
+		}
+	}
+	if !slices.Contains(nft.Refusals, reason) {
+		return
+	}
+	r.mu.Lock()
+	t := r.byIndex[index]
+	e := t.event()
+	e.Protocol, e.Addr, e.Port = p.protocol, p.dest, p.port
+	e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, reason
+	if t != nil {
+		r.count(countKey{t.Link, reason}, t).told++
+	}
+	r.mu.Unlock()
+	e = r.withRule(e)
+	if t != nil {
+		r.explained(countKey{t.Link, reason}, e.Reason)
+	}
+	r.cfg.Audit.Record(e)
+}
+
+// withRule adds the rule of the policy, where the policy agrees that this is refused. What the kernel knows only as "no
+// list has it" the policy may know better.
+func (r *Reports) withRule(e audit.Event) audit.Event {
+	switch e.Reason {
+	case policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonLimit:
+		return e
+	}
+	d, ok := r.explain(e)
+	if !ok || d.Allowed() {
+		return e
+	}
+	if e.Reason == policy.ReasonNotAllowed && (d.Reason == policy.ReasonDenyAll || d.Reason == policy.ReasonDeniedDomain) {
+		e.Reason = d.Reason
+	}
+	if d.Reason == e.Reason {
+		e.Rule, e.Version = d.Rule, d.Version
+	}
+	return e
+}
+
+// packet is what an event tells of a refused packet.
+type packet struct {
+	protocol policy.Protocol // empty: one that boxes may not speak
+	dest     netip.Addr
+	port     uint16
+}
+
+// parsePacket reads as much as it can of a packet that begins with its IP header. Extension headers are not followed:
+// a packet that has them is refused for that alone.
+func parsePacket(b []byte) packet {
+	var p packet
+	var rest []byte
+	first := true // the ports stand in the first fragment only
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		p.protocol = flow.ProtocolOf(b[9])
+		p.dest = netip.AddrFrom4([4]byte(b[16:20]))
+		first = binary.BigEndian.Uint16(b[6:8])&0x1fff == 0
+		if n := int(b[0]&0x0f) * 4; n >= 20 && n <= len(b) {
+			rest = b[n:]
+		}
+	case len(b) >= 40 && b[0]>>4 == 6:
+		p.protocol = flow.ProtocolOf(b[6])
+		p.dest = netip.AddrFrom16([16]byte(b[24:40]))
+		rest = b[40:]
+	}
+	if first && len(rest) >= 4 && (p.protocol == policy.TCP || p.protocol == policy.UDP) {
+		p.port = binary.BigEndian.Uint16(rest[2:4])
+	}
+	return p
+}
+
+// countKey names a counter of refused packets: the kernel keeps one per interface and reason.
+type countKey struct {
+	link   string
+	reason policy.Reason
+}
+
+// count compares what was told with what was counted.
+type count struct {
+	told  uint64 // packets that events stand for already
+	dirty bool   // packets came since the last look
+	box   *tracked
+	as    policy.Reason // what the policy called the last refusal
+}
+
+// count needs mu. Packets have come for the counter.
+func (r *Reports) count(k countKey, t *tracked) *count {
+	c := r.counts[k]
+	if c == nil {
+		c = &count{as: k.reason}
+		r.counts[k] = c
+	}
+	c.dirty, c.box = true, t
+	return c
+}
+
+// explained notes what the policy calls refusals of a counter.
+func (r *Reports) explained(k countKey, as policy.Reason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.counts[k]; c != nil {
+		c.as = as
+	}
+}
+
+// countSuppressed records, for each box and reason, one event for the packets that the kernel refused without logging them
+// one by one.
+func (r *Reports) countSuppressed() {
+	if r.refusalsMissed.Swap(false) {
+		r.countEverything()
+	}
+	for _, reason := range r.dirtyReasons() {
+		seen, err := r.cfg.Counters.Seen(reason)
+		if err != nil {
+			r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
+		} // without counters settle forgets the reason
+		for _, e := range r.settle(reason, seen) {
+			r.cfg.Audit.Record(e)
+		}
+	}
+}
+
+// countEverything has every counter of every box read: the messages that say which have changed were lost.
+func (r *Reports) countEverything() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.byIndex {
+		for _, reason := range nft.Refusals {
+			r.count(countKey{t.Link, reason}, t)
+		}
+	}
+}
+
+func (r *Reports) dirtyReasons() []policy.Reason {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []policy.Reason
+	for k, c := range r.counts {
+		if c.dirty && !slices.Contains(out, k.reason) {
+			out = append(out, k.reason)
+		}
+	}
+	return out
+}
+
+// settle returns the events that make up for the difference between counted and told. Where those packets went is not
+// known, so they name no destination.
+func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []audit.Event
+	for k, c := range r.counts {
+		total, counted := seen[k.link]
+		switch {
+		case k.reason != reason || !c.dirty:
+		case !counted: // the table was replaced, or nothing came for an hour
+			delete(r.counts, k)
+		case total > c.told:
+			e := c.box.event()
+			e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, c.as
+			e.Count, e.Error = total-c.told, "packets that the kernel refused and did not show one by one"
+			c.told = total
+			out = append(out, e)
+		default:
+			c.dirty = false
+		}
+	}
+	return out
+}

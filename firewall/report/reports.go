@@ -1,0 +1,281 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+	"github.com/ti-mo/netfilter"
+	"github.com/vishvananda/netns"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/nft"
+	"boxgate/policy"
+)
+
+// Reports reads what the kernel tells about refused packets and forwarded connections, and records events.
+type Reports struct {
+	cfg      Config
+	refusals *netfilter.Conn
+	flows    *netlink.Conn
+	table    *conntrack.Conn // reads the connections that there are
+	begun    sync.Once
+	done     chan struct{}
+	running  sync.WaitGroup
+
+	refusalsMissed atomic.Bool   // since the counters were read last
+	flowsMissed    atomic.Bool   // since the table was read last
+	flowsDropped   uint32        // of the flows socket, as counted by the kernel; for everySecond alone
+	lastRead       time.Time     // of the table; for everySecond alone
+	started        atomic.Uint64 // TCP connections begun since the table was read last
+
+	mu      sync.Mutex // guards what follows
+	byIndex map[int]*tracked
+	byFlow  map[flowOwner]*tracked
+	gone    []*tracked // removed boxes that late events may still be about, the oldest first
+	counts  map[countKey]*count
+}
+
+// Config says what is read and who is told.
+type Config struct {
+	LogGroup uint16                               // NFLOG group of the refusals
+	Counters *nft.Counters                        // of refused packets; closed together with the reports
+	Explain  func(policy.Request) policy.Decision // the policy's own decision, for rule and reason; may be nil
+	Audit    Recorder
+	Log      *zap.Logger
+}
+
+// Recorder takes the events. Record must not block.
+type Recorder interface{ Record(audit.Event) }
+
+// Box is what events need to know of a box.
+type Box struct {
+	ID      policy.BoxID
+	Link    string // its interface on the host
+	Index   int    // of that
+	Addrs   []netip.Addr
+	Mark    uint32 // of its connections
+	Version uint64 // of its policy
+}
+
+// tracked is a box that events may be about.
+type tracked struct {
+	Box
+	removed time.Time
+}
+
+// flowOwner is how a forwarded connection tells its box.
+type flowOwner struct {
+	addr netip.Addr
+	mark uint32 // without network.FlowForwarded
+}
+
+// goneMemory is how long events of a removed box are still taken: the kernel tells of the end of its connections when the
+// box is gone already.
+const goneMemory = 10 * time.Second
+
+// reportBuffer is how many bytes of reports the kernel may hold for us. It takes the beginnings of as many connections as
+// a box may have by default.
+const reportBuffer = 16 << 20
+
+// Open opens the kernel's two streams. Reading begins with [Reports.Begin]: until then the kernel holds what it has to tell.
+func Open(ns netns.NsHandle, cfg Config) (*Reports, error) {
+	r := &Reports{cfg: cfg, done: make(chan struct{}), byIndex: map[int]*tracked{}, byFlow: map[flowOwner]*tracked{},
+		counts: map[countKey]*count{}}
+	if err := r.open(int(ns)); err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Reports) open(ns int) (err error) {
+	if r.refusals, err = netfilter.Dial(&netlink.Config{NetNS: ns}); err != nil {
+		return fmt.Errorf("kernel log: %w", err)
+	}
+	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), bindLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
+		return fmt.Errorf("kernel log group %d: %w", r.cfg.LogGroup, err)
+	}
+	if r.table, err = conntrack.Dial(&netlink.Config{NetNS: ns}); err != nil {
+		return fmt.Errorf("connection table: %w", err)
+	}
+	if r.flows, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns}); err != nil {
+		return fmt.Errorf("connection events: %w", err)
+	}
+	err = errors.Join(r.table.SetReadBuffer(namespace.SocketBuffer), r.SetFlowBuffer(reportBuffer),
+		r.flows.JoinGroup(uint32(netfilter.GroupCTNew)), r.flows.JoinGroup(uint32(netfilter.GroupCTDestroy)))
+	if err != nil {
+		return fmt.Errorf("connection events: %w", err)
+	}
+	return nil
+}
+
+// SetFlowBuffer sets how many bytes of reports about connections the kernel may hold for us.
+func (r *Reports) SetFlowBuffer(bytes int) error { return r.flows.SetReadBuffer(bytes) }
+
+// Begin starts the readers; later calls do nothing.
+func (r *Reports) Begin() {
+	r.begun.Do(func() {
+		select {
+		case <-r.done:
+			return
+		default:
+		}
+		r.running.Add(3)
+		go r.read(r.refusals, r.refused, &r.refusalsMissed)
+		go r.read(r.flows, r.flow, &r.flowsMissed)
+		go r.everySecond()
+	})
+}
+
+// read hands each message to handle until the socket is closed. When the kernel had to drop messages because they came
+// too fast, reading goes on, and everySecond finds out what was missed.
+func (r *Reports) read(c interface {
+	Receive() ([]netlink.Message, error)
+}, handle func(netlink.Message), missed *atomic.Bool) {
+	defer r.running.Done()
+	for {
+		messages, err := c.Receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			missed.Store(true)
+			continue
+		}
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			select {
+			case <-r.done:
+			default:
+				r.cfg.Log.Error("firewall: reading the kernel's reports stopped", zap.Error(err))
+			}
+			return
+		}
+		for _, m := range messages {
+			handle(m)
+		}
+	}
+}
+
+// everySecond finds out what the streams did not tell.
+func (r *Reports) everySecond() {
+	defer r.running.Done()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.done:
+			return
+		case <-tick.C:
+		}
+		r.countSuppressed()
+		r.findFlows()
+		r.dropGone(time.Now())
+	}
+}
+
+func (r *Reports) Close() error {
+	close(r.done)
+	var errs []error
+	if r.refusals != nil {
+		errs = append(errs, r.refusals.Close())
+	}
+	if r.flows != nil {
+		errs = append(errs, r.flows.Close())
+	}
+	r.begun.Do(func() {}) // nothing begins any more
+	r.running.Wait()
+	if r.table != nil {
+		errs = append(errs, r.table.Close())
+	}
+	if r.cfg.Counters != nil {
+		errs = append(errs, r.cfg.Counters.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Track tells the readers of a box, or of its new plan.
+func (r *Reports) Track(b Box) {
+	t := &tracked{Box: b}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(b.ID)
+	r.byIndex[t.Index] = t
+	for _, a := range t.Addrs {
+		r.byFlow[flowOwner{a, t.Mark}] = t
+	}
+}
+
+// Untrack has a box forgotten, once the events are in that are still on their way.
+func (r *Reports) Untrack(id policy.BoxID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.byIndex {
+		if t.ID == id && t.removed.IsZero() {
+			t.removed = time.Now()
+			r.gone = append(r.gone, t)
+		}
+	}
+}
+
+func (r *Reports) dropGone(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.gone) > 0 && now.Sub(r.gone[0].removed) > goneMemory {
+		t := r.gone[0]
+		r.drop(t)
+		for _, reason := range nft.Refusals {
+			if k := (countKey{t.Link, reason}); r.counts[k] != nil && r.counts[k].box == t {
+				delete(r.counts, k)
+			}
+		}
+		r.gone = r.gone[1:]
+	}
+}
+
+// forget needs mu.
+func (r *Reports) forget(id policy.BoxID) {
+	for _, t := range r.byIndex {
+		if t.ID == id {
+			r.drop(t)
+			return
+		}
+	}
+}
+
+// drop needs mu. What another box has taken over in the meantime stays with that.
+func (r *Reports) drop(t *tracked) {
+	if r.byIndex[t.Index] == t {
+		delete(r.byIndex, t.Index)
+	}
+	for _, a := range t.Addrs {
+		if owner := (flowOwner{a, t.Mark}); r.byFlow[owner] == t {
+			delete(r.byFlow, owner)
+		}
+	}
+}
+
+// explain asks the policy about a destination, if it can be asked.
+func (r *Reports) explain(e audit.Event) (policy.Decision, bool) {
+	if r.cfg.Explain == nil {
+		return policy.Decision{}, false
+	}
+	return r.cfg.Explain(policy.Request{Stage: policy.StageKernel, Box: e.Box, Addr: e.Addr, Port: e.Port,
+		Protocol: e.Protocol}), true
+}
+
+func (t *tracked) event() audit.Event {
+	e := audit.Event{Time: time.Now(), Stage: policy.StageKernel}
+	if t != nil {
+		e.Box, e.Version = t.ID, t.Version
+	}
+	return e
+}

@@ -1,0 +1,141 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/watch"
+	"boxgate/policy"
+)
+
+// Restore writes the table, the routing and every box's rules anew from what this process knows, as after someone else
+// has changed them. Boxes are closed while it runs.
+func (f *Firewall) Restore(ctx context.Context) error {
+	problems, err := f.restore(ctx)
+	errs := []error{err}
+	for id, problem := range problems {
+		errs = append(errs, fmt.Errorf("firewall: restore box %s: %w", id, problem))
+	}
+	return errors.Join(errs...)
+}
+
+// repairer is what the watcher knows of the firewall.
+type repairer struct{ *Firewall }
+
+// EachBox visits the boxes with the lock held, so that no change of one is taken for another program's.
+func (f repairer) EachBox(visit func(watch.Box)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, b := range f.boxes {
+		visit(watch.Box{ID: id, Link: b.Link, Index: b.index, Sources: b.Sources})
+	}
+}
+
+// RestoreAll restores everything.
+func (f repairer) RestoreAll(ctx context.Context) (map[policy.BoxID]error, error) {
+	return f.restore(ctx)
+}
+
+// IsGone reports whether the box has no network namespace any more, as when it was stopped behind our back. There is
+// nothing to repair then, and it is said once.
+func (f repairer) IsGone(id policy.BoxID, problem error) bool {
+	if !errors.Is(problem, namespace.ErrGone) {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b, ok := f.boxes[id]; ok && !b.gone {
+		b.gone = true
+		f.cfg.Log.Warn("the network namespace of a box is gone; the box has no network until it is attached again",
+			zap.String("box", string(id)), zap.Error(problem))
+	}
+	return true
+}
+
+// RestoreBoxes restores some boxes and returns what went wrong.
+func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	problems := map[policy.BoxID]error{}
+	for id := range boxes {
+		if b, ok := f.boxes[id]; ok && !f.closed {
+			if !b.repairs.allow(time.Now()) {
+				problems[id] = errFlapping
+				continue
+			}
+			if err := f.restoreBox(ctx, b); err != nil {
+				problems[id] = err
+			}
+		}
+	}
+	return problems
+}
+
+// restore returns what went wrong for single boxes, and an error if what they share could not be restored.
+func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, errors.New("firewall: closed")
+	}
+	steps := []func() error{func() error { return f.install(false) }, f.routing.SetAddresses, f.routing.Install,
+		f.routing.AwaitAddresses, f.routing.SetForwarding}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return nil, fmt.Errorf("firewall: restore: %w", err)
+		}
+	}
+	problems := map[policy.BoxID]error{}
+	for id, b := range f.boxes {
+		if err := f.restoreBox(ctx, b); err != nil {
+			problems[id] = err
+		}
+	}
+	return problems, nil
+}
+
+// restoreBox writes the plan of a box and what makes its interface known. Where the table is new, that is the first its
+// rules hear of the box.
+func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
+	defer f.table.Collect()
+	if err := f.table.Restore(&b.Entry, b.plan); err != nil {
+		return err
+	}
+	index, err := f.links.Attach(ctx, &b.Attachment)
+	if err != nil {
+		return err
+	}
+	b.index = index
+	f.trackBox(b)
+	return nil
+}
+
+// errFlapping says that a box's link was repaired often just now. A box with a say in its own network can take its link
+// away as fast as it is put back, and would keep the gateway busy with it.
+var errFlapping = errors.New("it is changed over and over, and repaired from time to time")
+
+// A box's link is repaired this often at once, and then as often in this time.
+const (
+	repairsAtOnce = 20
+	repairsEvery  = 10 * time.Second
+)
+
+// repairs counts those of one box. The zero value has counted none.
+type repairs struct {
+	since time.Time
+	n     int
+}
+
+// allow reports whether one more is due.
+func (r *repairs) allow(now time.Time) bool {
+	if now.Sub(r.since) > repairsEvery {
+		r.since, r.n = now, 0
+	}
+	r.n++
+	return r.n <= repairsAtOnce
+}

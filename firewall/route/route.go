@@ -1,0 +1,214 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+)
+
+// Host is the gateway's part of the routing in its network namespace: the gate, the route to the transparent proxy,
+// the pools, its own addresses, and forwarding.
+type Host struct {
+	network.Addresses
+	ns netns.NsHandle
+	nl *netlink.Handle
+}
+
+// New returns the routing of the namespace that the handle is in. Both stay the caller's.
+func New(ns netns.NsHandle, handle *netlink.Handle, addresses network.Addresses) *Host {
+	return &Host{Addresses: addresses, ns: ns, nl: handle}
+}
+
+// ProxyTable is the routing table that delivers to local sockets whatever the destination is.
+const ProxyTable = 45253
+
+// Preferences of the routing rules. They stand before every other rule, so the kernel's own rule for local addresses,
+// which comes first by default, is moved behind them; nothing changes for other traffic. The order of moving (add, then
+// delete) leaves no moment without it.
+const (
+	prefHost    = 1 + iota // the host's own packets: as ever
+	prefProxy              // assigned to the transparent proxy: to its socket
+	prefLocal              // may reach the gateway: local addresses only
+	prefForward            // may leave: everything but local addresses
+	prefMark               // not judged, or judged and not at home above: prohibited
+	prefSource             // from the pool without a mark: prohibited
+	prefDest               // into the pool without a mark: prohibited
+	prefTable              // the kernel's rule for local addresses
+	prefRest               // everything else: as ever
+)
+
+// routingRules are the gate: a packet of a box is routed only with a mark of judge. When the table is flushed there is
+// no such mark, and boxes reach neither the world nor the host.
+func (h *Host) routingRules(fam network.Family) []*netlink.Rule {
+	pool := h.Pool(fam)
+	rule := func(pref int, change func(*netlink.Rule)) *netlink.Rule {
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Protocol = network.RouteFamily(fam), pref, network.KernelProtocol
+		change(r)
+		return r
+	}
+	return []*netlink.Rule{
+		rule(prefTable, func(r *netlink.Rule) { r.Table = unix.RT_TABLE_LOCAL }),
+		rule(prefRest, func(r *netlink.Rule) { r.Type = nl.FR_ACT_NOP }),
+		rule(prefHost, func(r *netlink.Rule) { r.IifName, r.Goto = "lo", prefTable }),
+		rule(prefProxy, func(r *netlink.Rule) { r.Mark, r.Table = network.MarkProxy, ProxyTable }),
+		rule(prefLocal, func(r *netlink.Rule) { r.Mark, r.Table = network.MarkLocal, unix.RT_TABLE_LOCAL }),
+		rule(prefForward, func(r *netlink.Rule) { r.Mark, r.Goto = network.MarkForward, prefRest }),
+		rule(prefMark, func(r *netlink.Rule) { r.Mark, r.Type = network.MarkUnjudged, nl.FR_ACT_PROHIBIT }),
+		rule(prefSource, func(r *netlink.Rule) { r.Src, r.Type = network.IPNet(pool), nl.FR_ACT_PROHIBIT }),
+		rule(prefDest, func(r *netlink.Rule) { r.Dst, r.Type = network.IPNet(pool), nl.FR_ACT_PROHIBIT }),
+	}
+}
+
+// Install installs the routes to local sockets and the gate.
+func (h *Host) Install() error {
+	for _, fam := range network.Families {
+		if err := h.nl.RouteReplace(h.proxyRoute(fam)); err != nil {
+			return fmt.Errorf("route for the transparent proxy: %w", err)
+		}
+		if err := h.nl.RouteReplace(h.poolRoute(fam)); err != nil {
+			return fmt.Errorf("route of the pool: %w", err)
+		}
+		for _, r := range h.routingRules(fam) {
+			if err := h.nl.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("routing rule %d: %w", r.Priority, err)
+			}
+		}
+		if err := h.deleteRule(fam, func(r netlink.Rule) bool {
+			return r.Priority == 0 && r.Table == unix.RT_TABLE_LOCAL
+		}); err != nil {
+			return err
+		}
+		if err := h.deleteOldPools(fam); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Host) proxyRoute(fam network.Family) *netlink.Route {
+	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if fam == network.V6 {
+		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return &netlink.Route{LinkIndex: 1, Table: ProxyTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST,
+		Dst: network.IPNet(all), Protocol: network.KernelProtocol}
+}
+
+// poolRoute answers for addresses of the pool that no box has, instead of sending them to the uplink.
+func (h *Host) poolRoute(fam network.Family) *netlink.Route {
+	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: network.IPNet(h.Pool(fam)), Protocol: network.KernelProtocol, Priority: poolPriority}
+}
+
+// deleteOldPools removes the gate of a pool that the configuration no longer names.
+func (h *Host) deleteOldPools(fam network.Family) error {
+	return h.deleteRule(fam, func(r netlink.Rule) bool {
+		gate := r.Priority == prefSource || r.Priority == prefDest
+		return gate && r.Protocol == network.KernelProtocol && !samePool(r, h.routingRules(fam))
+	})
+}
+
+func samePool(r netlink.Rule, rules []*netlink.Rule) bool {
+	for _, want := range rules {
+		if want.Priority == r.Priority && fmt.Sprint(want.Src, want.Dst) == fmt.Sprint(r.Src, r.Dst) {
+			return true
+		}
+	}
+	return false
+}
+
+// deleteRule removes the rules that match.
+func (h *Host) deleteRule(fam network.Family, which func(netlink.Rule) bool) error {
+	rules, err := h.nl.RuleList(network.RouteFamily(fam))
+	if err != nil {
+		return fmt.Errorf("routing rules: %w", err)
+	}
+	for _, r := range rules {
+		if which(r) {
+			if err := h.nl.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("delete routing rule %d: %w", r.Priority, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Uninstall puts the kernel's rule for local addresses back to its place, then removes ours.
+func (h *Host) Uninstall() error {
+	for _, fam := range network.Families {
+		local := netlink.NewRule()
+		local.Family, local.Priority, local.Table, local.Protocol = network.RouteFamily(fam), 0, unix.RT_TABLE_LOCAL, network.KernelProtocol
+		if err := h.nl.RuleAdd(local); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("routing rule 0: %w", err)
+		}
+		for _, r := range h.routingRules(fam) {
+			if err := h.nl.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("delete routing rule %d: %w", r.Priority, err)
+			}
+		}
+		for _, r := range []*netlink.Route{h.proxyRoute(fam), h.poolRoute(fam)} {
+			if err := h.nl.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("delete route %v: %w", r.Dst, err)
+			}
+		}
+	}
+	return nil
+}
+
+// SetAddresses brings lo up and gives it the gateway's addresses.
+func (h *Host) SetAddresses() error {
+	lo, err := h.nl.LinkByIndex(1)
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	if err := h.nl.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	for _, a := range h.Gateways() {
+		if err := h.nl.AddrReplace(lo, gatewayAddr(a)); err != nil {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// AwaitAddresses waits until the gateway's addresses work, so that servers can answer from them. It needs the routing.
+func (h *Host) AwaitAddresses() error {
+	const settleTimeout = 10 * time.Second // far more than a busy host needs
+	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
+	defer cancel()
+	for _, a := range h.Gateways() {
+		if err := namespace.AwaitLocal(ctx, h.nl, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func gatewayAddr(a netip.Addr) *netlink.Addr {
+	return &netlink.Addr{IPNet: network.HostNet(a), Flags: unix.IFA_F_NODAD, Scope: unix.RT_SCOPE_UNIVERSE}
+}
+
+// UnsetAddresses takes the gateway's addresses off lo.
+func (h *Host) UnsetAddresses() error {
+	lo, err := h.nl.LinkByIndex(1)
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	for _, a := range h.Gateways() {
+		if err := h.nl.AddrDel(lo, gatewayAddr(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("address %v: %w", a, err)
+		}
+	}
+	return nil
+}

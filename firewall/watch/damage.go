@@ -1,0 +1,60 @@
+package watch
+
+import (
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+// damage is what was found changed and is not repaired yet.
+type damage struct {
+	wake chan struct{} // holds one
+
+	mu    sync.Mutex // guards what follows
+	whole bool       // something that all boxes share
+	boxes map[policy.BoxID]bool
+}
+
+func newDamage() *damage {
+	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}}
+}
+
+// all notes that everything must be written anew.
+func (d *damage) all() { d.add(true) }
+
+// add notes damage and wakes who repairs it.
+func (d *damage) add(whole bool, boxes ...policy.BoxID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.whole = d.whole || whole
+	for _, id := range boxes {
+		d.boxes[id] = true
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// take returns the damage and forgets it.
+func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	whole, boxes = d.whole, d.boxes
+	d.whole, d.boxes = false, map[policy.BoxID]bool{}
+	return whole, boxes
+}
+
+// settle waits until the changes have come to an end: a flush of the rules is one event after the other, and one repair
+// is enough for all.
+func (d *damage) settle() {
+	const quiet = 5 * time.Millisecond
+	for {
+		select {
+		case <-d.wake:
+		case <-time.After(quiet):
+			return
+		}
+	}
+}

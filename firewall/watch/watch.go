@@ -1,0 +1,185 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netns"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/link"
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/nft"
+	"boxgate/firewall/route"
+	"boxgate/policy"
+)
+
+// Watcher hears what other programs change of the table, the routing and the boxes' links.
+type Watcher struct {
+	table   *nft.Table
+	routing *route.Host
+	links   *link.Links
+	owner   Owner
+	log     *zap.Logger
+
+	nft, route *netlink.Conn
+}
+
+// Box is what must stay as it is.
+type Box struct {
+	ID      policy.BoxID
+	Link    string // its interface on the host
+	Index   int    // of that
+	Sources []netip.Addr
+}
+
+// Owner knows the boxes and puts back what is damaged.
+type Owner interface {
+	// EachBox visits the boxes. None changes meanwhile: what a change has done by half would be taken for damage.
+	EachBox(visit func(Box))
+	// RestoreAll writes everything anew. It returns what went wrong for single boxes, and an error if what they share could
+	// not be restored.
+	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)
+	// RestoreBoxes restores some boxes and returns what went wrong.
+	RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error
+	// IsGone reports whether the problem is that there is nothing left of the box to repair.
+	IsGone(id policy.BoxID, problem error) bool
+}
+
+// Open opens the sockets that hear of changes, in the network namespace. It is called when the table stands, so that
+// nothing is missed before Run begins to read.
+func Open(ns netns.NsHandle, table *nft.Table, routing *route.Host, links *link.Links, owner Owner, log *zap.Logger) (*Watcher, error) {
+	w := &Watcher{table: table, routing: routing, links: links, owner: owner, log: log}
+	var err error
+	if w.nft, err = subscribe(ns, unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
+		return nil, err
+	}
+	w.route, err = subscribe(ns, unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_TC, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// Close ends Run: it sees no changes any more.
+func (w *Watcher) Close() {
+	for _, c := range []*netlink.Conn{w.nft, w.route} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
+// A repair that failed is tried again after a while that doubles from firstRetry to lastRetry.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// Run has what others change put back, until ctx ends. What cannot be put back is tried again. It returns an error when it
+// can no longer see changes. Call it once.
+func (w *Watcher) Run(ctx context.Context) error {
+	d := newDamage()
+	failed := make(chan error, 2)
+	var followers sync.WaitGroup
+	followers.Go(func() { failed <- follow(w.nft, w.tableChanged, d) })
+	followers.Go(func() { failed <- follow(w.route, w.routingChanged, d) })
+	defer followers.Wait()
+	defer w.Close()
+	var retry <-chan time.Time
+	wait := firstRetry
+	for {
+		select {
+		case <-d.wake:
+		case <-retry:
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		}
+		retry = nil
+		d.settle()
+		if whole, boxes := w.repair(ctx, d); whole || len(boxes) > 0 {
+			d.mu.Lock()
+			d.whole = d.whole || whole
+			for _, id := range boxes {
+				d.boxes[id] = true
+			}
+			d.mu.Unlock()
+			retry = time.After(wait)
+			wait = min(2*wait, lastRetry)
+			continue
+		}
+		wait = firstRetry
+	}
+}
+
+// repair puts back what is damaged and returns what is to be tried again.
+func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []policy.BoxID) {
+	whole, damaged := d.take()
+	if !whole && len(damaged) == 0 {
+		return false, nil
+	}
+	var problems map[policy.BoxID]error
+	var err error
+	if whole {
+		problems, err = w.owner.RestoreAll(ctx)
+	} else {
+		problems = w.owner.RestoreBoxes(ctx, damaged)
+	}
+	if err != nil {
+		w.log.Error("kernel rules were changed by another program and cannot be restored yet; boxes stay closed", zap.Error(err))
+		return true, nil
+	}
+	for id, problem := range problems {
+		if w.owner.IsGone(id, problem) {
+			continue
+		}
+		w.log.Error("what another program changed for a box cannot be put back yet; the box stays closed",
+			zap.String("box", string(id)), zap.Error(problem))
+		boxes = append(boxes, id)
+	}
+	if len(boxes) == 0 && len(problems) == 0 {
+		w.log.Warn("kernel rules were changed by another program and have been restored")
+	}
+	return false, boxes
+}
+
+// follow notes foreign changes, and lost events as damage to everything, until the socket is closed.
+func follow(c *netlink.Conn, inspect func([]netlink.Message, *damage), d *damage) error {
+	for {
+		batch, err := c.Receive()
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			d.all()
+		case err != nil:
+			return fmt.Errorf("firewall: watch: %w", err)
+		default:
+			inspect(batch, d)
+		}
+	}
+}
+
+// subscribe opens a netlink socket that hears the groups.
+func subscribe(ns netns.NsHandle, family int, groups ...uint32) (*netlink.Conn, error) {
+	c, err := netlink.Dial(family, &netlink.Config{NetNS: int(ns)})
+	if err != nil {
+		return nil, fmt.Errorf("firewall: watch: %w", err)
+	}
+	_ = c.SetReadBuffer(namespace.SocketBuffer) // a larger buffer only makes a loss, and the full restore after it, less likely
+	for _, g := range groups {
+		if err := c.JoinGroup(g); err != nil {
+			return nil, errors.Join(fmt.Errorf("firewall: watch: %w", err), c.Close())
+		}
+	}
+	return c, nil
+}
