@@ -88,19 +88,3 @@ func (a *authority) leaf(name string, addrs ...netip.Addr) (*tls.Certificate, er
 	}
 	return c, nil
 }
-
-// certificate chooses what the host at an address shows for a server name. An honest host has certificates for the names
-// it has and its addresses, and shows its own whatever it is asked; the attacker makes one up for any name.
-func (n *Net) certificate(sni string, at netip.Addr) (*tls.Certificate, error) {
-	if isAttacker(at) {
-		return n.evil.leaf(sni, at)
-	}
-	name := n.zone.nameOf(at)
-	if n.zone.owns(sni, at) {
-		name = canonical(sni)
-	}
-	if !isTrusted(at) {
-		return n.evil.leaf(name, at)
-	}
-	return n.honest.leaf(name, at)
-}

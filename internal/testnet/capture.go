@@ -25,6 +25,9 @@ type packets struct {
 	mu    sync.Mutex
 	seen  map[Packet]int
 	order []Packet
+
+	socket  *os.File // nil: nothing is counted
+	running sync.WaitGroup
 }
 
 const maxPackets = 1 << 16
@@ -44,35 +47,14 @@ func (p *packets) add(k Packet) {
 	p.seen[k]++
 }
 
-// Packets returns what reached a host, whatever its protocol, if [Options.Capture] was set. The host is a name or an
-// address; "" is every host.
-func (n *Net) Packets(host string) []Packet {
-	addrs := n.zone.everOf(host)
-	n.packets.mu.Lock()
-	defer n.packets.mu.Unlock()
-	var out []Packet
-	for _, k := range n.packets.order {
-		if host == "" || addrs[k.Dst] {
-			count := n.packets.seen[k]
-			k.Count = count
-			out = append(out, k)
-		}
-	}
-	return out
-}
-
-// capture begins to count packets, if that is wanted.
-func (n *Net) capture() error {
-	if !n.opts.Capture {
-		return nil
-	}
-	var f *os.File
-	err := n.internet.Do(func() error {
+// capture begins to count what reaches the namespace over the link.
+func (p *packets) capture(internet *NS, logf func(format string, args ...any)) error {
+	err := internet.Do(func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // silent until bound
 		if err != nil {
 			return fmt.Errorf("packet socket: %w", err)
 		}
-		f = os.NewFile(uintptr(fd), "packets")
+		p.socket = os.NewFile(uintptr(fd), "packets")
 		link, err := net.InterfaceByName(linkInternet)
 		if err != nil {
 			return err
@@ -82,29 +64,53 @@ func (n *Net) capture() error {
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20),
 			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Index}))
 	})
-	if f != nil {
-		n.closers = append(n.closers, f)
-	}
 	if err != nil {
 		return err
 	}
-	n.running.Go(func() {
-		buf := make([]byte, 128)
-		for {
-			size, err := f.Read(buf)
-			if errors.Is(err, os.ErrClosed) {
-				return
-			}
-			if err != nil {
-				n.opts.Logf("test internet: packets: %v", err)
-				continue
-			}
-			if k, ok := parsePacket(buf[:size]); ok && !isLinkTraffic(k) {
-				n.packets.add(k)
-			}
-		}
-	})
+	p.running.Go(func() { p.read(logf) })
 	return nil
+}
+
+// read counts packets until Close.
+func (p *packets) read(logf func(format string, args ...any)) {
+	buf := make([]byte, 128)
+	for {
+		size, err := p.socket.Read(buf)
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil {
+			logf("test internet: packets: %v", err)
+			continue
+		}
+		if k, ok := parsePacket(buf[:size]); ok && !isLinkTraffic(k) {
+			p.add(k)
+		}
+	}
+}
+
+// Close ends the counting.
+func (p *packets) Close() error {
+	if p.socket == nil {
+		return nil
+	}
+	err := p.socket.Close()
+	p.running.Wait()
+	return err
+}
+
+// to returns what reached one of the addresses; of every address with nil.
+func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []Packet
+	for _, k := range p.order {
+		if addrs == nil || addrs[k.Dst] {
+			k.Count = p.seen[k]
+			out = append(out, k)
+		}
+	}
+	return out
 }
 
 // isLinkTraffic reports what the link itself causes, and what goes back to the gateway.

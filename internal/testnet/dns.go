@@ -8,7 +8,7 @@ import (
 )
 
 // serveDNS answers on the addresses of the DNS server by UDP, TCP and TLS.
-func (n *Net) serveDNS() error {
+func (n *servers) serveDNS() error {
 	tlsConfig := &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return n.honest.leaf("dns.example.com", dnsV4, dnsV6)
 	}}
@@ -32,14 +32,14 @@ func (n *Net) serveDNS() error {
 }
 
 // runDNS serves until Close. miekg/dns cannot be shut down before it has begun, so we wait for that.
-func (n *Net) runDNS(s *dns.Server) {
+func (n *servers) runDNS(s *dns.Server) {
 	begun := make(chan struct{})
 	s.NotifyStartedFunc = func() { close(begun) }
 	ended := make(chan struct{})
 	n.running.Go(func() {
 		defer close(ended)
 		if err := s.ActivateAndServe(); err != nil {
-			n.opts.Logf("test internet: DNS: %v", err)
+			n.logf("test internet: DNS: %v", err)
 		}
 	})
 	select {
@@ -50,7 +50,7 @@ func (n *Net) runDNS(s *dns.Server) {
 }
 
 // dnsHandler answers from the zone and records the queries that came to addr.
-func (n *Net) dnsHandler(addr netip.AddrPort) dns.HandlerFunc {
+func (n *servers) dnsHandler(addr netip.AddrPort) dns.HandlerFunc {
 	return func(w dns.ResponseWriter, query *dns.Msg) {
 		if len(query.Question) != 1 {
 			_ = w.WriteMsg(new(dns.Msg).SetRcode(query, dns.RcodeFormatError))
@@ -80,7 +80,7 @@ func (n *Net) dnsHandler(addr netip.AddrPort) dns.HandlerFunc {
 		}
 		m.Truncate(size)
 		if err := w.WriteMsg(m); err != nil {
-			n.opts.Logf("test internet: DNS answer: %v", err)
+			n.logf("test internet: DNS answer: %v", err)
 		}
 	}
 }

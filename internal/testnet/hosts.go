@@ -1,7 +1,6 @@
 package testnet
 
 import (
-	"fmt"
 	"net/netip"
 )
 
@@ -37,36 +36,6 @@ var usual = map[string][]string{
 	"private.example.net":  {"10.0.0.5", "fd00::5"},
 	"rebind.example.com":   {"198.51.100.50", "2001:db8:1::50"},
 }
-
-func (n *Net) usualHosts() error {
-	for name, addrs := range usual {
-		if err := n.AddHost(name, addrs...); err != nil {
-			return err
-		}
-	}
-	return n.SetRecords("alias.example.com", "alias.example.com. 60 IN CNAME cdn.example.org.")
-}
-
-// AddHost gives a name its addresses, in the place of those it had, and makes the servers answer on them. An address may
-// be of any range, private ones included.
-func (n *Net) AddHost(name string, addrs ...string) error {
-	parsed := make([]netip.Addr, len(addrs))
-	for i, s := range addrs {
-		a, err := netip.ParseAddr(s)
-		if err != nil {
-			return fmt.Errorf("host %s: %w", name, err)
-		}
-		if err := n.host(a); err != nil {
-			return err
-		}
-		parsed[i] = a
-	}
-	n.zone.setAddrs(name, parsed)
-	return nil
-}
-
-// Addrs returns the addresses that a name has now.
-func (n *Net) Addrs(name string) []netip.Addr { return n.zone.addrsOf(name) }
 
 // isAttacker reports whether an address is one of the attacker's.
 func isAttacker(a netip.Addr) bool { return attackerV4.Contains(a) || attackerV6.Contains(a) }

@@ -38,25 +38,25 @@ func Prefixes() []string {
 }
 
 // connect joins the two namespaces and gives them addresses and routes. Nothing is made in any other namespace.
-func (n *Net) connect() error {
-	gw, err := openLinks(n.gateway)
+func connect(gateway, internet *NS) error {
+	gw, err := openLinks(gateway)
 	if err != nil {
 		return err
 	}
 	defer gw.Close()
-	inet, err := openLinks(n.internet)
+	inet, err := openLinks(internet)
 	if err != nil {
 		return err
 	}
 	defer inet.Close()
-	if err := n.internet.Do(setHostSysctls); err != nil {
+	if err := internet.Do(setHostSysctls); err != nil {
 		return err
 	}
 	if err := errors.Join(up(gw, "lo"), up(inet, "lo")); err != nil {
 		return err
 	}
 	veth := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: linkGateway}, PeerName: linkInternet, PeerNamespace: netlink.NsFd(n.internet.fd),
+		LinkAttrs: netlink.LinkAttrs{Name: linkGateway}, PeerName: linkInternet, PeerNamespace: netlink.NsFd(internet.fd),
 	}
 	if err := gw.LinkAdd(veth); err != nil {
 		return fmt.Errorf("the link between the namespaces cannot be made: %w", err)
@@ -179,13 +179,13 @@ func own(h *netlink.Handle, p netip.Prefix) error {
 }
 
 // host makes sure that an address is one of the internet namespace's own.
-func (n *Net) host(a netip.Addr) error {
+func host(internet *NS, a netip.Addr) error {
 	for _, p := range hosted {
 		if p.Contains(a) {
 			return nil
 		}
 	}
-	h, err := openLinks(n.internet)
+	h, err := openLinks(internet)
 	if err != nil {
 		return err
 	}
@@ -195,4 +195,24 @@ func (n *Net) host(a netip.Addr) error {
 
 func hostNet(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+// removeLinks removes the link between the namespaces at once; the kernel would do it some time after the last socket is
+// closed.
+func removeLinks(ns *NS) error {
+	h, err := openLinks(ns)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for _, name := range []string{linkGateway, linkInternet} {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			continue // not there: the other end took it along
+		}
+		if err := h.LinkDel(link); err != nil {
+			return fmt.Errorf("removing %s: %w", name, err)
+		}
+	}
+	return nil
 }

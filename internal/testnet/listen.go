@@ -14,58 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The ports on which every host of the internet listens.
-var (
-	portsHTTP   = []uint16{80, 8080}
-	portsHTTPS  = []uint16{443, 8443}
-	portsEcho   = []uint16{7, 53, 853, 3128, 4444} // TCP: whatever comes goes back
-	portsBanner = map[uint16]string{22: "SSH-2.0-testnet\r\n", 25: "220 mail.example.com ESMTP\r\n"}
-	portsUDP    = []uint16{7, 53, 123, 443, 4444} // whatever comes goes back
-)
-
-// serve starts every server.
-func (n *Net) serve() error {
-	if err := n.serveDNS(); err != nil {
-		return err
-	}
-	for _, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		if err := n.serveAt(any); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// serveAt starts the servers that listen on every address of a family.
-func (n *Net) serveAt(any netip.Addr) error {
-	for _, port := range portsHTTP {
-		if err := n.serveWeb(netip.AddrPortFrom(any, port), false); err != nil {
-			return err
-		}
-	}
-	for _, port := range portsHTTPS {
-		if err := n.serveWeb(netip.AddrPortFrom(any, port), true); err != nil {
-			return err
-		}
-	}
-	for _, port := range portsEcho {
-		if err := n.serveEcho(netip.AddrPortFrom(any, port), ""); err != nil {
-			return err
-		}
-	}
-	for port, banner := range portsBanner {
-		if err := n.serveEcho(netip.AddrPortFrom(any, port), banner); err != nil {
-			return err
-		}
-	}
-	for _, port := range portsUDP {
-		if err := n.serveUDP(netip.AddrPortFrom(any, port)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // shared lets the DNS server have its addresses on a port where another server listens on all.
 var shared = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 	var err error
@@ -85,7 +33,7 @@ func network(protocol string, a netip.Addr) string {
 	return protocol + "6"
 }
 
-func (n *Net) listen(at netip.AddrPort) (ln net.Listener, err error) {
+func (n *servers) listen(at netip.AddrPort) (ln net.Listener, err error) {
 	err = n.internet.Do(func() (err error) {
 		ln, err = shared.Listen(context.Background(), network("tcp", at.Addr()), at.String())
 		return err
@@ -93,7 +41,7 @@ func (n *Net) listen(at netip.AddrPort) (ln net.Listener, err error) {
 	return ln, err
 }
 
-func (n *Net) listenPacket(at netip.AddrPort) (pc net.PacketConn, err error) {
+func (n *servers) listenPacket(at netip.AddrPort) (pc net.PacketConn, err error) {
 	err = n.internet.Do(func() (err error) {
 		pc, err = shared.ListenPacket(context.Background(), network("udp", at.Addr()), at.String())
 		return err
@@ -159,7 +107,7 @@ func (c *recordedConn) CloseWrite() error {
 }
 
 // serveWeb answers HTTP, or HTTPS with HTTP/2 if the client offers it.
-func (n *Net) serveWeb(at netip.AddrPort, secure bool) error {
+func (n *servers) serveWeb(at netip.AddrPort, secure bool) error {
 	ln, err := n.listen(at)
 	if err != nil {
 		return err
@@ -177,24 +125,20 @@ func (n *Net) serveWeb(at netip.AddrPort, secure bool) error {
 			err = s.Serve(ln)
 		}
 		if !errors.Is(err, http.ErrServerClosed) {
-			n.opts.Logf("test internet: %v: %v", at, err)
+			n.logf("test internet: %v: %v", at, err)
 		}
 	})
 	return nil
 }
 
 // noteHello adds what the ClientHello says to the record of its connection.
-func (n *Net) noteHello(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+func (n *servers) noteHello(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	if c, ok := hello.Conn.(*recordedConn); ok {
 		n.records.change(c.entry, func(e *Received) {
 			e.SNI, e.ALPN = hello.ServerName, append([]string(nil), hello.SupportedProtos...)
 		})
 	}
 	return nil, nil
-}
-
-func (n *Net) chooseCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	return n.certificate(hello.ServerName, addrPort(hello.Conn.LocalAddr()).Addr())
 }
 
 // open is a set of connections that Close ends.

@@ -2,8 +2,8 @@ package testnet
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
-	"io"
 	"net/netip"
 	"sync"
 )
@@ -19,21 +19,13 @@ type Options struct {
 
 // Net is an internet. Safe for concurrent use.
 type Net struct {
-	opts     Options
-	gateway  *NS
-	internet *NS
-	zone     *zone
-	records  *recorder
-	conns    *open
-	packets  *packets
-	honest   *authority // whose certificates the test trusts
-	evil     *authority // the attacker's
+	*servers // in the internet namespace
+
+	gateway *NS
+	packets packets
 
 	closeOnce sync.Once
 	closeErr  error
-	closersMu sync.Mutex
-	closers   []io.Closer
-	running   sync.WaitGroup
 }
 
 // New makes an internet with the usual hosts and returns when its servers listen. ctx bounds the making alone; [Net.Close]
@@ -42,27 +34,30 @@ func New(ctx context.Context, o Options) (*Net, error) {
 	if o.Logf == nil {
 		o.Logf = func(string, ...any) {}
 	}
-	n := &Net{opts: o, zone: newZone(), records: &recorder{}, conns: &open{}, packets: &packets{}}
-	if err := n.build(ctx); err != nil {
+	n := &Net{}
+	if err := n.build(ctx, o); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil
 }
 
-func (n *Net) build(ctx context.Context) (err error) {
-	if n.honest, err = newAuthority("Test Internet CA"); err != nil {
-		return err
-	}
-	if n.evil, err = newAuthority("Nobody Trusts This CA"); err != nil {
-		return err
-	}
+func (n *Net) build(ctx context.Context, o Options) (err error) {
 	if n.gateway, err = newNS(); err != nil {
 		return err
 	}
-	if n.internet, err = newNS(); err != nil {
+	internet, err := newNS()
+	if err != nil {
 		return err
 	}
-	for _, step := range []func() error{n.connect, n.usualHosts, n.capture, n.serve, ctx.Err} {
+	if n.servers, err = newServers(internet, newZone(), &recorder{}, o.Logf); err != nil {
+		return errors.Join(err, internet.close())
+	}
+	capture := func() error { return nil }
+	if o.Capture {
+		capture = func() error { return n.packets.capture(internet, o.Logf) }
+	}
+	connect := func() error { return connect(n.gateway, internet) }
+	for _, step := range []func() error{connect, n.usualHosts, capture, n.serve, ctx.Err} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -74,16 +69,14 @@ func (n *Net) build(ctx context.Context) (err error) {
 // namespaces. It may be called twice.
 func (n *Net) Close() error {
 	n.closeOnce.Do(func() {
-		n.closeErr = n.conns.Close()
-		n.closersMu.Lock()
-		defer n.closersMu.Unlock()
-		for i := len(n.closers) - 1; i >= 0; i-- {
-			n.closeErr = errors.Join(n.closeErr, n.closers[i].Close())
+		namespaces := []*NS{n.gateway}
+		if n.servers != nil {
+			namespaces = append(namespaces, n.internet)
+			n.closeErr = errors.Join(n.servers.Close(), n.packets.Close())
 		}
-		n.running.Wait()
-		for _, ns := range []*NS{n.gateway, n.internet} {
+		for _, ns := range namespaces {
 			if ns != nil && ns.inode != 0 {
-				n.closeErr = errors.Join(n.closeErr, ns.killProcesses(), ns.removeLinks(), ns.close())
+				n.closeErr = errors.Join(n.closeErr, ns.killProcesses(), removeLinks(ns), ns.close())
 			}
 		}
 	})
@@ -102,6 +95,13 @@ func (n *Net) GatewayAddrs() (v4, v6 netip.Addr) { return gatewayV4, gatewayV6 }
 
 // CAPEM is the certificate of the CA that signs for the honest hosts.
 func (n *Net) CAPEM() []byte { return n.honest.pem }
+
+// Roots trusts the CA that signs for the honest hosts, and nothing else.
+func (n *servers) Roots() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(n.honest.cert)
+	return pool
+}
 
 // DNSServers are the addresses of the DNS server, as host:port, reached by UDP and TCP. DNS over TLS is on port 853 of the
 // same hosts, under the name dns.example.com.

@@ -1,6 +1,7 @@
 package testnet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -146,4 +147,22 @@ func (ns *NS) DialContext(ctx context.Context, network, address string) (c net.C
 		return err
 	})
 	return c, err
+}
+
+// lockedBuffer collects output that two streams write.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // serveEcho accepts TCP connections, says the banner if there is one, and sends back whatever comes.
-func (n *Net) serveEcho(at netip.AddrPort, banner string) error {
+func (n *servers) serveEcho(at netip.AddrPort, banner string) error {
 	ln, err := n.listen(at)
 	if err != nil {
 		return err
@@ -24,7 +24,7 @@ func (n *Net) serveEcho(at netip.AddrPort, banner string) error {
 				return
 			}
 			if err != nil {
-				n.opts.Logf("test internet: %v: %v", at, err)
+				n.logf("test internet: %v: %v", at, err)
 				continue
 			}
 			n.running.Go(func() {
@@ -39,7 +39,7 @@ func (n *Net) serveEcho(at netip.AddrPort, banner string) error {
 }
 
 // serveUDP sends back every datagram from the address that it was sent to.
-func (n *Net) serveUDP(at netip.AddrPort) error {
+func (n *servers) serveUDP(at netip.AddrPort) error {
 	pc, err := n.listenPacket(at)
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func (n *Net) serveUDP(at netip.AddrPort) error {
 				return
 			}
 			if err != nil {
-				n.opts.Logf("test internet: %v: %v", at, err)
+				n.logf("test internet: %v: %v", at, err)
 				continue
 			}
 			n.records.add(Received{
@@ -65,7 +65,7 @@ func (n *Net) serveUDP(at netip.AddrPort) error {
 				First: append([]byte(nil), buf[:min(size, maxFirst)]...),
 			})
 			if err := echo.write(buf[:size], dst, from); err != nil {
-				n.opts.Logf("test internet: %v: %v", at, err)
+				n.logf("test internet: %v: %v", at, err)
 			}
 		}
 	})

@@ -1,13 +1,11 @@
 package testnet
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,42 +70,4 @@ func (ns *NS) processes() ([]int, error) {
 		}
 	}
 	return out, nil
-}
-
-// removeLinks removes the link between the namespaces at once; the kernel would do it some time after the last socket is
-// closed.
-func (ns *NS) removeLinks() error {
-	h, err := openLinks(ns)
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	for _, name := range []string{linkGateway, linkInternet} {
-		link, err := h.LinkByName(name)
-		if err != nil {
-			continue // not there: the other end took it along
-		}
-		if err := h.LinkDel(link); err != nil {
-			return fmt.Errorf("removing %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// lockedBuffer collects output that two streams write.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }

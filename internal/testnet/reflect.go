@@ -50,7 +50,7 @@ func Reflect(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Reflect-End", sent)
 }
 
-func (n *Net) reflect(w http.ResponseWriter, r *http.Request, _ string) { Reflect(w, r) }
+func (n *servers) reflect(w http.ResponseWriter, r *http.Request, _ string) { Reflect(w, r) }
 
 // Reflections are forms in which servers write a token.
 func Reflections(token string) []string {

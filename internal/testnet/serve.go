@@ -2,7 +2,6 @@ package testnet
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"net"
 	"net/http"
@@ -17,11 +16,11 @@ import (
 // ServeHTTP lets handler answer for a host, on its ports 80 and 443, in the place of the usual web server. Over TLS it
 // speaks the protocols given, best first ("h2", "http/1.1"); none given is both. What it receives is not recorded but for
 // the connections. Call it after [Net.AddHost].
-func (n *Net) ServeHTTP(host string, handler http.Handler, protocols ...string) error {
+func (n *servers) ServeHTTP(host string, handler http.Handler, protocols ...string) error {
 	if len(protocols) == 0 {
 		protocols = []string{"h2", "http/1.1"}
 	}
-	for _, addr := range n.Addrs(host) {
+	for _, addr := range n.zone.addrsOf(host) {
 		for _, secure := range []bool{false, true} {
 			if err := n.serveHandler(addr, secure, handler, protocols); err != nil {
 				return err
@@ -31,7 +30,7 @@ func (n *Net) ServeHTTP(host string, handler http.Handler, protocols ...string) 
 	return nil
 }
 
-func (n *Net) serveHandler(addr netip.Addr, secure bool, handler http.Handler, protocols []string) error {
+func (n *servers) serveHandler(addr netip.Addr, secure bool, handler http.Handler, protocols []string) error {
 	port := uint16(80)
 	if secure {
 		port = 443
@@ -59,7 +58,7 @@ func (n *Net) serveHandler(addr netip.Addr, secure bool, handler http.Handler, p
 			err = s.Serve(ln)
 		}
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-			n.opts.Logf("test internet: %v: %v", ln.Addr(), err)
+			n.logf("test internet: %v: %v", ln.Addr(), err)
 		}
 	})
 	return nil
@@ -67,8 +66,8 @@ func (n *Net) serveHandler(addr netip.Addr, secure bool, handler http.Handler, p
 
 // ServeConns hands each connection to a port of a host to handle, which closes it: behind TLS with the protocols given if
 // there are any, else bare. [Reset] ends one with a reset. Call it after [Net.AddHost].
-func (n *Net) ServeConns(host string, port uint16, handle func(net.Conn), protocols ...string) error {
-	for _, addr := range n.Addrs(host) {
+func (n *servers) ServeConns(host string, port uint16, handle func(net.Conn), protocols ...string) error {
+	for _, addr := range n.zone.addrsOf(host) {
 		bare, err := n.listen(netip.AddrPortFrom(addr, port))
 		if err != nil {
 			return err
@@ -98,7 +97,7 @@ func (n *Net) ServeConns(host string, port uint16, handle func(net.Conn), protoc
 }
 
 // ResetConns ends every connection to a host with a reset.
-func (n *Net) ResetConns(host string) {
+func (n *servers) ResetConns(host string) {
 	addrs := n.zone.everOf(host)
 	n.conns.mu.Lock()
 	defer n.conns.mu.Unlock()
@@ -110,7 +109,7 @@ func (n *Net) ResetConns(host string) {
 }
 
 // closeLater has Close close c.
-func (n *Net) closeLater(c interface{ Close() error }) {
+func (n *servers) closeLater(c interface{ Close() error }) {
 	n.closersMu.Lock()
 	defer n.closersMu.Unlock()
 	n.closers = append(n.closers, c)
@@ -135,13 +134,6 @@ func Reset(c net.Conn) {
 
 // NetConn returns the connection underneath.
 func (c *recordedConn) NetConn() net.Conn { return c.Conn }
-
-// Roots trusts the CA that signs for the honest hosts, and nothing else.
-func (n *Net) Roots() *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AddCert(n.honest.cert)
-	return pool
-}
 
 // GitBackend is the program that serves git repositories over HTTP, found where git keeps its programs.
 func GitBackend() (string, error) {

@@ -33,20 +33,20 @@ type Echo struct {
 }
 
 // page is one path of the web servers; rest is what follows the name of the path.
-type page func(n *Net, w http.ResponseWriter, r *http.Request, rest string)
+type page func(n *servers, w http.ResponseWriter, r *http.Request, rest string)
 
 // pages are found by the first part of the path.
 var pages map[string]page
 
 func init() {
 	pages = map[string]page{
-		"echo": (*Net).echo, "status": (*Net).status, "sse": (*Net).sse, "bytes": (*Net).bytes, "trailers": (*Net).trailers,
-		"ws": (*Net).ws, "slow": (*Net).slow, "redirect": (*Net).redirect, "hints": (*Net).hints, "reflect": (*Net).reflect,
+		"echo": (*servers).echo, "status": (*servers).status, "sse": (*servers).sse, "bytes": (*servers).bytes, "trailers": (*servers).trailers,
+		"ws": (*servers).ws, "slow": (*servers).slow, "redirect": (*servers).redirect, "hints": (*servers).hints, "reflect": (*servers).reflect,
 	}
 }
 
 // web records a request and answers it.
-func (n *Net) web(w http.ResponseWriter, r *http.Request) {
+func (n *servers) web(w http.ResponseWriter, r *http.Request) {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	remote, _ := netip.ParseAddrPort(r.RemoteAddr)
 	e := Received{
@@ -73,7 +73,7 @@ func (n *Net) web(w http.ResponseWriter, r *http.Request) {
 // countedBody adds what is read of a body, and the trailers at its end, to the record of the request.
 type countedBody struct {
 	io.ReadCloser
-	net     *Net
+	net     *servers
 	entry   *Received
 	request *http.Request
 }
@@ -90,11 +90,11 @@ func (b *countedBody) Read(p []byte) (int, error) {
 }
 
 // echo answers with the request itself, once its body is read.
-func (n *Net) echo(w http.ResponseWriter, r *http.Request, _ string) {
+func (n *servers) echo(w http.ResponseWriter, r *http.Request, _ string) {
 	hash := sha256.New()
 	size, err := io.Copy(hash, r.Body)
 	if err != nil {
-		n.opts.Logf("test internet: body of %s: %v", r.RequestURI, err)
+		n.logf("test internet: body of %s: %v", r.RequestURI, err)
 		return
 	}
 	e := Echo{
@@ -111,7 +111,7 @@ func (n *Net) echo(w http.ResponseWriter, r *http.Request, _ string) {
 }
 
 // status answers with the status code in the path.
-func (n *Net) status(w http.ResponseWriter, _ *http.Request, rest string) {
+func (n *servers) status(w http.ResponseWriter, _ *http.Request, rest string) {
 	code, err := strconv.Atoi(rest)
 	if err != nil || code < 200 || code > 599 {
 		code = http.StatusNotFound
@@ -120,7 +120,7 @@ func (n *Net) status(w http.ResponseWriter, _ *http.Request, rest string) {
 }
 
 // sse sends an event every 50 ms until the client goes.
-func (n *Net) sse(w http.ResponseWriter, r *http.Request, _ string) {
+func (n *servers) sse(w http.ResponseWriter, r *http.Request, _ string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -140,7 +140,7 @@ func (n *Net) sse(w http.ResponseWriter, r *http.Request, _ string) {
 }
 
 // bytes sends as many bytes as the path says, all of them "x".
-func (n *Net) bytes(w http.ResponseWriter, _ *http.Request, rest string) {
+func (n *servers) bytes(w http.ResponseWriter, _ *http.Request, rest string) {
 	size, err := strconv.ParseInt(rest, 10, 64)
 	if err != nil || size < 0 {
 		w.WriteHeader(http.StatusNotFound)
@@ -159,7 +159,7 @@ func (n *Net) bytes(w http.ResponseWriter, _ *http.Request, rest string) {
 }
 
 // trailers answers as gRPC does: a body, then trailers.
-func (n *Net) trailers(w http.ResponseWriter, r *http.Request, _ string) {
+func (n *servers) trailers(w http.ResponseWriter, r *http.Request, _ string) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
 	w.Header().Set("Content-Type", "application/grpc")
@@ -170,10 +170,10 @@ func (n *Net) trailers(w http.ResponseWriter, r *http.Request, _ string) {
 }
 
 // ws sends back every message of a WebSocket.
-func (n *Net) ws(w http.ResponseWriter, r *http.Request, _ string) {
+func (n *servers) ws(w http.ResponseWriter, r *http.Request, _ string) {
 	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // any origin
 	if err != nil {
-		n.opts.Logf("test internet: websocket: %v", err)
+		n.logf("test internet: websocket: %v", err)
 		return
 	}
 	defer func() { _ = c.CloseNow() }()
@@ -190,7 +190,7 @@ func (n *Net) ws(w http.ResponseWriter, r *http.Request, _ string) {
 }
 
 // slow answers after as many milliseconds as the path says, 1000 if it says nothing.
-func (n *Net) slow(w http.ResponseWriter, r *http.Request, rest string) {
+func (n *servers) slow(w http.ResponseWriter, r *http.Request, rest string) {
 	wait := time.Second
 	if ms, err := strconv.Atoi(rest); err == nil {
 		wait = time.Duration(ms) * time.Millisecond
@@ -203,13 +203,13 @@ func (n *Net) slow(w http.ResponseWriter, r *http.Request, rest string) {
 }
 
 // redirect sends the client to the query parameter "to".
-func (n *Net) redirect(w http.ResponseWriter, r *http.Request, _ string) {
+func (n *servers) redirect(w http.ResponseWriter, r *http.Request, _ string) {
 	w.Header().Set("Location", r.URL.Query().Get("to"))
 	w.WriteHeader(http.StatusFound)
 }
 
 // hints answers 103, then 200.
-func (n *Net) hints(w http.ResponseWriter, _ *http.Request, _ string) {
+func (n *servers) hints(w http.ResponseWriter, _ *http.Request, _ string) {
 	w.Header().Set("Link", "</style.css>; rel=preload")
 	w.WriteHeader(http.StatusEarlyHints)
 	w.Header().Del("Link")
@@ -220,17 +220,17 @@ func (n *Net) hints(w http.ResponseWriter, _ *http.Request, _ string) {
 const FakeCredential = "ASIAFAKEFAKEFAKEFAKE"
 
 // metadata answers as a cloud's metadata service does.
-func (n *Net) metadata(w http.ResponseWriter, _ *http.Request) {
+func (n *servers) metadata(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, "{\"Code\":\"Success\",\"AccessKeyId\":%q,\"SecretAccessKey\":\"fake\",\"Token\":\"fake\"}\n", FakeCredential)
 }
 
 // serverLog passes the complaints of net/http on.
-func (n *Net) serverLog() *log.Logger { return log.New(logWriter{n}, "", 0) }
+func (n *servers) serverLog() *log.Logger { return log.New(logWriter{n}, "", 0) }
 
-type logWriter struct{ net *Net }
+type logWriter struct{ net *servers }
 
 func (w logWriter) Write(p []byte) (int, error) {
-	w.net.opts.Logf("test internet: %s", strings.TrimSpace(string(p)))
+	w.net.logf("test internet: %s", strings.TrimSpace(string(p)))
 	return len(p), nil
 }

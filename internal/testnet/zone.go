@@ -1,7 +1,6 @@
 package testnet
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -44,27 +43,11 @@ func newZone() *zone {
 // canonical is the form of a name in the zone: lower case without the final dot.
 func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// SetRecords gives a name its records, in the place of all that it had, each in the form of a zone file:
-// "www.example.com. 60 IN CNAME cdn.example.org.". A name may begin with "*." and then stands for every name below.
-// Without records the name is gone.
-func (n *Net) SetRecords(name string, records ...string) error {
-	var rrs []dns.RR
-	for _, s := range records {
-		rr, err := dns.NewRR(s)
-		if err != nil {
-			return fmt.Errorf("record %q: %w", s, err)
-		}
-		rrs = append(rrs, rr)
-	}
-	n.zone.set(name, rrs)
-	return nil
-}
-
-// SetTTL changes the time to live of a name's records, in seconds.
-func (n *Net) SetTTL(name string, ttl uint32) {
-	n.zone.mu.Lock()
-	defer n.zone.mu.Unlock()
-	rrs := n.zone.records[canonical(name)]
+// setTTL changes the time to live of a name's records, in seconds.
+func (z *zone) setTTL(name string, ttl uint32) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	rrs := z.records[canonical(name)]
 	for i, rr := range rrs {
 		rr = dns.Copy(rr) // the old one may be on its way in an answer
 		rr.Header().Ttl = ttl
@@ -72,16 +55,16 @@ func (n *Net) SetTTL(name string, ttl uint32) {
 	}
 }
 
-// SetAnswerer lets f answer the queries for a name, such as with other addresses each time. nil ends that.
-func (n *Net) SetAnswerer(name string, f Answerer) {
-	n.zone.mu.Lock()
-	defer n.zone.mu.Unlock()
-	delete(n.zone.counts, canonical(name))
+// setAnswerer lets f answer the queries for a name. nil ends that.
+func (z *zone) setAnswerer(name string, f Answerer) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	delete(z.counts, canonical(name))
 	if f == nil {
-		delete(n.zone.special, canonical(name))
+		delete(z.special, canonical(name))
 		return
 	}
-	n.zone.special[canonical(name)] = f
+	z.special[canonical(name)] = f
 }
 
 func (z *zone) set(name string, rrs []dns.RR) {

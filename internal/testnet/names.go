@@ -1,0 +1,61 @@
+package testnet
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/miekg/dns"
+)
+
+// usualHosts makes the hosts that exist from the beginning.
+func (n *Net) usualHosts() error {
+	for name, addrs := range usual {
+		if err := n.AddHost(name, addrs...); err != nil {
+			return err
+		}
+	}
+	return n.SetRecords("alias.example.com", "alias.example.com. 60 IN CNAME cdn.example.org.")
+}
+
+// AddHost gives a name its addresses, in the place of those it had, and makes the servers answer on them. An address may
+// be of any range, private ones included.
+func (n *Net) AddHost(name string, addrs ...string) error {
+	parsed := make([]netip.Addr, len(addrs))
+	for i, s := range addrs {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return fmt.Errorf("host %s: %w", name, err)
+		}
+		if err := host(n.internet, a); err != nil {
+			return err
+		}
+		parsed[i] = a
+	}
+	n.zone.setAddrs(name, parsed)
+	return nil
+}
+
+// Addrs returns the addresses that a name has now.
+func (n *Net) Addrs(name string) []netip.Addr { return n.zone.addrsOf(name) }
+
+// SetRecords gives a name its records, in the place of all that it had, each in the form of a zone file:
+// "www.example.com. 60 IN CNAME cdn.example.org.". A name may begin with "*." and then stands for every name below.
+// Without records the name is gone.
+func (n *Net) SetRecords(name string, records ...string) error {
+	var rrs []dns.RR
+	for _, s := range records {
+		rr, err := dns.NewRR(s)
+		if err != nil {
+			return fmt.Errorf("record %q: %w", s, err)
+		}
+		rrs = append(rrs, rr)
+	}
+	n.zone.set(name, rrs)
+	return nil
+}
+
+// SetTTL changes the time to live of a name's records, in seconds.
+func (n *Net) SetTTL(name string, ttl uint32) { n.zone.setTTL(name, ttl) }
+
+// SetAnswerer lets f answer the queries for a name, such as with other addresses each time. nil ends that.
+func (n *Net) SetAnswerer(name string, f Answerer) { n.zone.setAnswerer(name, f) }

@@ -1,0 +1,64 @@
+package testnet
+
+import (
+	"context"
+	"fmt"
+)
+
+// Received returns what a host has received so far and all filters select, oldest first. The host is a name (every
+// address it has or had) or an address; "" is every host. A connection and each request in it are entries of their own.
+func (n *Net) Received(host string, filters ...Filter) []Received {
+	out, _ := n.records.matching(n.matcher(host, filters))
+	return out
+}
+
+// Await returns as soon as a host has received count entries that all filters select, or with an error when ctx ends.
+func (n *Net) Await(ctx context.Context, host string, count int, filters ...Filter) ([]Received, error) {
+	for {
+		out, changed := n.records.matching(n.matcher(host, filters))
+		if len(out) >= count {
+			return out, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return out, fmt.Errorf("%s received %d of %d: %w", host, len(out), count, ctx.Err())
+		}
+	}
+}
+
+// Queries returns the DNS queries for a name, or every query for "".
+func (n *Net) Queries(name string) []Received {
+	return n.Received("", Of(Query), func(r Received) bool { return name == "" || r.Name == canonical(name) })
+}
+
+// Forget drops everything that was received so far.
+func (n *Net) Forget() { n.records.forget() }
+
+func (n *Net) matcher(host string, filters []Filter) Filter {
+	addrs := n.zone.everOf(host)
+	return func(r Received) bool {
+		if host != "" && !addrs[r.Addr.Addr()] {
+			return false
+		}
+		for _, f := range filters {
+			if f != nil && !f(r) {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// Packets returns what reached a host, whatever its protocol, if [Options.Capture] was set. The host is a name or an
+// address; "" is every host.
+func (n *Net) Packets(host string) []Packet {
+	if host == "" {
+		return n.packets.to(nil)
+	}
+	addrs := n.zone.everOf(host)
+	if addrs == nil {
+		return nil
+	}
+	return n.packets.to(addrs)
+}
