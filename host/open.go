@@ -116,8 +116,8 @@ func (h *Host) openStore(context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range cut {
-		h.log.Warn("an update of a policy was cut short; the policy before it is in force", zap.String("box", string(id)))
+	for _, c := range cut {
+		h.log.Warn("an update of a policy was cut short; the policy before it is in force", zap.String("box", string(c.Box)))
 	}
 	global, err := h.store.GlobalHeaders()
 	h.global, h.globalVersion = global.Rules, global.Version

@@ -118,8 +118,11 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 				errs = append(errs, db.drop(tx, bucketAddrs, a.AsSlice()))
 			}
 		}
-		for _, bucket := range [][]byte{bucketBoxes, bucketSecrets, bucketPolicies, bucketStaged, bucketHeaders, bucketCAs} {
+		for _, bucket := range [][]byte{bucketBoxes, bucketSecrets, bucketPolicies, bucketHeaders, bucketCAs} {
 			errs = append(errs, db.drop(tx, bucket, []byte(id)))
+		}
+		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
+			errs = append(errs, db.drop(tx, bucketStaged, []byte(s.staged)))
 		}
 		return errors.Join(append(errs, db.deleteURLs(tx, id))...)
 	})

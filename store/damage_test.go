@@ -42,7 +42,8 @@ func fullStore(t *testing.T) string {
 	}
 	if err := errors.Join(
 		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.SetInstallationCA(CA{CertPEM: []byte("cert")}),
-		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2), db.Close(),
+		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2),
+		db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -79,6 +80,8 @@ func meaning(db *DB) (string, error) {
 	rules(db.GlobalHeaders())
 	authority(db.InstallationCA())
 	say(db.Staged())
+	staged, err := db.StagedHeaders()
+	rules(staged["b1"], err)
 	say(db.URLs(""))
 	say(db.APIKeys())
 	return out.String(), errors.Join(errs...)

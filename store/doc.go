@@ -2,8 +2,8 @@
 // authorities, public URLs and API keys, in one bbolt file in the state directory.
 //
 // Every method that changes something is one transaction, on disk when it returns: after a crash the state is the old or
-// the new one, whole. A policy is changed in two steps, [DB.StagePolicy] and [DB.CommitPolicy]; what was staged and never
-// committed is dropped when the store is opened next ([DB.DropStaged]).
+// the new one, whole. Policies and header rules are changed in two steps, as by [DB.StagePolicy] and [DB.CommitPolicy]; what
+// was staged and never committed is dropped when the gateway starts next ([DB.DropStaged]).
 //
 // Secrets are sealed with a data key that is itself encrypted by age, to a key file or a passphrase: see [Options]. They
 // go in and come out as [policy.Secret]. The file must be kept from others all the same: names, labels, policies and

@@ -73,21 +73,34 @@ func (db *DB) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders(s
 // GlobalHeaders returns the header rules of every box. If none were ever set they are empty, with version 0.
 func (db *DB) GlobalHeaders() (Headers, error) { return db.getHeaders(global) }
 
-// SetHeaders replaces the header rules of a box. The version must be higher than the one before ([ErrConflict]).
-func (db *DB) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
+// StageHeaders keeps header rules of a box beside the committed ones, in the place of such as were staged before. They are
+// in force for nobody until [DB.CommitHeaders]. The version must be higher than the committed one, else the error is
+// [ErrConflict].
+func (db *DB) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, id); err != nil {
 			return err
 		}
-		return db.putHeaders(tx, string(id), rules, version)
+		return db.stageHeaders(tx, string(id), rules, version)
 	})
 }
 
-// SetGlobalHeaders replaces the header rules of every box. The version must be higher than the one before
-// ([ErrConflict]).
-func (db *DB) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.putHeaders(tx, global, rules, version) })
+// CommitHeaders makes the staged header rules of a box the committed ones. Without staged ones the error is [ErrNotFound].
+func (db *DB) CommitHeaders(id policy.BoxID) error { return db.commit(headerSlot(string(id))) }
+
+// AbortHeaders forgets the staged header rules of a box, if there are any.
+func (db *DB) AbortHeaders(id policy.BoxID) error { return db.abort(headerSlot(string(id))) }
+
+// StageGlobalHeaders is [DB.StageHeaders] for the header rules of every box.
+func (db *DB) StageGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stageHeaders(tx, global, rules, version) })
 }
+
+// CommitGlobalHeaders is [DB.CommitHeaders] for the header rules of every box.
+func (db *DB) CommitGlobalHeaders() error { return db.commit(headerSlot(global)) }
+
+// AbortGlobalHeaders is [DB.AbortHeaders] for the header rules of every box.
+func (db *DB) AbortGlobalHeaders() error { return db.abort(headerSlot(global)) }
 
 func (db *DB) getHeaders(owner string) (Headers, error) {
 	var rec headersRecord
@@ -98,15 +111,7 @@ func (db *DB) getHeaders(owner string) (Headers, error) {
 	if err != nil {
 		return Headers{}, err
 	}
-	out := Headers{Version: rec.Version}
-	for _, r := range rec.Rules {
-		rule, err := r.rule()
-		if err != nil {
-			return Headers{}, err
-		}
-		out.Rules = append(out.Rules, rule)
-	}
-	return out, nil
+	return rec.headers()
 }
 
 func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
@@ -122,7 +127,21 @@ func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
 	return rec, db.seal.openJSON(tx, bucketHeaders, owner, sealed, &rec)
 }
 
-func (db *DB) putHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, version uint64) error {
+// headers is what a record says.
+func (rec headersRecord) headers() (Headers, error) {
+	out := Headers{Version: rec.Version}
+	for _, r := range rec.Rules {
+		rule, err := r.rule()
+		if err != nil {
+			return Headers{}, err
+		}
+		out.Rules = append(out.Rules, rule)
+	}
+	return out, nil
+}
+
+// stageHeaders seals header rules in the place where they are staged.
+func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, version uint64) error {
 	old, err := db.headersRecord(tx, owner)
 	if err != nil {
 		return err
@@ -134,13 +153,26 @@ func (db *DB) putHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, v
 	for _, r := range rules {
 		rec.Rules = append(rec.Rules, recordOf(r))
 	}
-	sealed, err := db.seal.sealJSON(tx, bucketHeaders, owner, rec)
+	slot := headerSlot(owner)
+	sealed, err := db.seal.sealJSON(tx, bucketStaged, slot.staged, rec)
 	if err != nil {
 		return err
 	}
-	headers, err := db.table(tx, bucketHeaders)
-	if err != nil {
+	return db.stage(tx, slot, sealed)
+}
+
+// SetHeaders stages and commits header rules of a box.
+func (db *DB) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
+	if err := db.StageHeaders(id, rules, version); err != nil {
 		return err
 	}
-	return headers.put([]byte(owner), sealed)
+	return db.CommitHeaders(id)
+}
+
+// SetGlobalHeaders stages and commits header rules of every box.
+func (db *DB) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
+	if err := db.StageGlobalHeaders(rules, version); err != nil {
+		return err
+	}
+	return db.CommitGlobalHeaders()
 }

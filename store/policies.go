@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,88 +44,15 @@ func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) err
 		} else if err == nil && version <= old.Version {
 			return fmt.Errorf("box %s has policy version %d already, %d cannot follow: %w", id, old.Version, version, ErrConflict)
 		}
-		staged, err := db.table(tx, bucketStaged)
-		if err != nil {
-			return err
-		}
-		return staged.put([]byte(id), data)
+		return db.stage(tx, policySlot(id), data)
 	})
 }
 
 // CommitPolicy makes the staged policy of a box the committed one. Without a staged one the error is [ErrNotFound].
-func (db *DB) CommitPolicy(id policy.BoxID) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
-		if err != nil {
-			return err
-		}
-		policies, err := db.table(tx, bucketPolicies)
-		if err != nil {
-			return err
-		}
-		data, err := staged.get([]byte(id))
-		if err != nil {
-			return err
-		}
-		if data == nil {
-			return fmt.Errorf("staged policy of box %s: %w", id, ErrNotFound)
-		}
-		if err := policies.put([]byte(id), bytes.Clone(data)); err != nil {
-			return err
-		}
-		return staged.delete([]byte(id))
-	})
-}
+func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(id)) }
 
 // AbortPolicy forgets the staged policy of a box, if there is one.
-func (db *DB) AbortPolicy(id policy.BoxID) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
-		if err != nil {
-			return err
-		}
-		return staged.delete([]byte(id))
-	})
-}
-
-// Staged returns the policies that were staged and neither committed nor aborted: after a crash, those whose update was
-// under way.
-func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
-	out := map[policy.BoxID]Policy{}
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
-		if err != nil {
-			return err
-		}
-		return staged.each(nil, func(id, data []byte) error {
-			var p Policy
-			err := decodePolicy(data, policy.BoxID(id), &p)
-			out[policy.BoxID(id)] = p
-			return err
-		})
-	})
-	return out, err
-}
-
-// DropStaged forgets every staged policy. Called once after [Open], before the first update, it makes of an update that a
-// crash cut short one that never began; it returns the boxes concerned.
-func (db *DB) DropStaged() ([]policy.BoxID, error) {
-	var dropped []policy.BoxID
-	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
-		if err != nil {
-			return err
-		}
-		for _, id := range staged.keys(nil) {
-			if err := staged.delete(id); err != nil {
-				return err
-			}
-			dropped = append(dropped, policy.BoxID(id))
-		}
-		return nil
-	})
-	return dropped, err
-}
+func (db *DB) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
 
 func getPolicy(policies table, id policy.BoxID, p *Policy) error {
 	data, err := policies.get([]byte(id))

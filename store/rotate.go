@@ -177,10 +177,11 @@ func resealed(old, next *dataKey, bucket, owner, document []byte) ([]byte, error
 		defer clear(plain)
 		return sealed(next.aead, bucket, string(owner), plain), nil
 	}
-	switch string(bucket) {
-	case string(bucketSecrets), string(bucketHeaders):
+	switch {
+	case bytes.Equal(bucket, bucketSecrets), bytes.Equal(bucket, bucketHeaders),
+		bytes.Equal(bucket, bucketStaged) && bytes.HasPrefix(owner, []byte(stagedHeaders)):
 		return again(document)
-	case string(bucketCAs):
+	case bytes.Equal(bucket, bucketCAs):
 		return resealCA(document, again)
 	}
 	return document, nil

@@ -18,7 +18,7 @@ var (
 	bucketAddrs    = []byte("addrs")    // address, 4 or 16 bytes → ID
 	bucketSecrets  = []byte("secrets")  // sealed: environment, other secrets, fields of the hosted product
 	bucketPolicies = []byte("policies") // Policy as JSON: committed
-	bucketStaged   = []byte("staged")   // Policy as JSON: not committed
+	bucketStaged   = []byte("staged")   // not committed: Policy as JSON; "headers", NUL, ID or "@": header rules, sealed
 	bucketHeaders  = []byte("headers")  // sealed: header rules; "@": the global ones
 	bucketCAs      = []byte("cas")      // certificate, and the key sealed; "@": the installation's own
 	bucketURLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -47,7 +48,6 @@ func plainReaders(boxes map[string]Box) []reader {
 			return same(key, string(b.ID))
 		})},
 		{bucketPolicies, reading(understandPolicy)},
-		{bucketStaged, reading(understandPolicy)},
 		{bucketURLs, reading(func(key string, u URL) error { return same(key, string(urlKey(u.Box, u.Port))) })},
 		{bucketAPIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
 	}
@@ -61,6 +61,12 @@ func (s *sealer) sealedReaders(tx *bolt.Tx) []reader {
 		}},
 		{bucketHeaders, func(key, value []byte) error {
 			return s.openJSON(tx, bucketHeaders, string(key), value, new(headersRecord))
+		}},
+		{bucketStaged, func(key, value []byte) error {
+			if !bytes.HasPrefix(key, []byte(stagedHeaders)) {
+				return reading(understandPolicy)(key, value)
+			}
+			return s.openJSON(tx, bucketStaged, string(key), value, new(headersRecord))
 		}},
 		{bucketCAs, reading(func(key string, rec caRecord) error {
 			return s.openJSON(tx, bucketCAs, key, rec.Key, new(string))

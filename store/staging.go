@@ -1,0 +1,175 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+// A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk and in force for
+// nobody. The second commits it: it replaces the one before and is staged no more. In between the gateway puts it in force,
+// so after a crash the committed one is what counts, and what was staged is dropped.
+
+// slot is the place of one document that is changed in two steps.
+type slot struct {
+	what   string // in errors
+	bucket []byte // where it is committed
+	owner  string // its key there
+	staged string // its key among those staged
+	sealed bool   // with the place that it is in
+}
+
+// stagedHeaders begins the keys of staged header rules. The other keys are those of staged policies: the ID of a box
+// alone, in which no NUL can be.
+const stagedHeaders = "headers\x00"
+
+func policySlot(id policy.BoxID) slot {
+	return slot{what: "policy of box " + string(id), bucket: bucketPolicies, owner: string(id), staged: string(id)}
+}
+
+// headerSlot is that of the header rules of a box, or of every box ([global]).
+func headerSlot(owner string) slot {
+	return slot{what: "header rules of " + owner, bucket: bucketHeaders, owner: owner, staged: stagedHeaders + owner, sealed: true}
+}
+
+// stage writes a document in the place of one that was staged before.
+func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
+	staged, err := db.table(tx, bucketStaged)
+	if err != nil {
+		return err
+	}
+	return staged.put([]byte(s.staged), document)
+}
+
+// commit makes the staged document the committed one.
+func (db *DB) commit(s slot) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		committed, err := db.table(tx, s.bucket)
+		if err != nil {
+			return err
+		}
+		document, err := staged.get([]byte(s.staged))
+		if err != nil {
+			return err
+		}
+		if document == nil {
+			return fmt.Errorf("staged %s: %w", s.what, ErrNotFound)
+		}
+		if document, err = db.atHome(tx, s, document); err != nil {
+			return err
+		}
+		if err := committed.put([]byte(s.owner), document); err != nil {
+			return err
+		}
+		return staged.delete([]byte(s.staged))
+	})
+}
+
+// atHome returns a copy of a staged document as it is written where it is committed.
+func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
+	if !s.sealed {
+		return append([]byte(nil), document...), nil
+	}
+	key, err := db.seal.of(tx)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := unsealed(key.aead, bucketStaged, s.staged, document)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(plain)
+	return sealed(key.aead, s.bucket, s.owner, plain), nil
+}
+
+// abort forgets the staged document, if there is one.
+func (db *DB) abort(s slot) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.drop(tx, bucketStaged, []byte(s.staged)) })
+}
+
+// Staged returns the policies that were staged and neither committed nor aborted: after a crash, those whose update was
+// under way.
+func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
+	out := map[policy.BoxID]Policy{}
+	err := db.eachStaged(func(_ *bolt.Tx, c StagedChange, _ string, document []byte) error {
+		if c.Headers {
+			return nil
+		}
+		var p Policy
+		err := decodePolicy(document, c.Box, &p)
+		out[c.Box] = p
+		return err
+	})
+	return out, err
+}
+
+// StagedHeaders returns the header rules that were staged and neither committed nor aborted, by box; those of every box
+// are under "".
+func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
+	out := map[policy.BoxID]Headers{}
+	err := db.eachStaged(func(tx *bolt.Tx, c StagedChange, key string, document []byte) error {
+		if !c.Headers {
+			return nil
+		}
+		var rec headersRecord
+		if err := db.seal.openJSON(tx, bucketStaged, key, document, &rec); err != nil {
+			return err
+		}
+		headers, err := rec.headers()
+		out[c.Box] = headers
+		return err
+	})
+	return out, err
+}
+
+func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, document []byte) error) error {
+	return db.bolt.View(func(tx *bolt.Tx) error {
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		return staged.each(nil, func(key, document []byte) error { return f(tx, changeAt(string(key)), string(key), document) })
+	})
+}
+
+// StagedChange names what a staged document would change.
+type StagedChange struct {
+	Box     policy.BoxID // "": all boxes
+	Headers bool         // its header rules; else its policy
+}
+
+// changeAt is the change that is staged under a key.
+func changeAt(key string) StagedChange {
+	owner, headers := strings.CutPrefix(key, stagedHeaders)
+	if owner == global {
+		owner = ""
+	}
+	return StagedChange{Box: policy.BoxID(owner), Headers: headers}
+}
+
+// DropStaged forgets everything that is staged. Called once after [Open], before the first change, it makes of a change
+// that a crash cut short one that never began; it returns which these were.
+func (db *DB) DropStaged() ([]StagedChange, error) {
+	var dropped []StagedChange
+	err := db.bolt.Update(func(tx *bolt.Tx) error {
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		for _, key := range staged.keys(nil) {
+			if err := staged.delete(key); err != nil {
+				return err
+			}
+			dropped = append(dropped, changeAt(string(key)))
+		}
+		return nil
+	})
+	return dropped, err
+}

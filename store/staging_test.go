@@ -1,0 +1,141 @@
+package store
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+)
+
+// valueOf is the value of the only header.
+func valueOf(t *testing.T, h Headers, err error) string {
+	t.Helper()
+	if err != nil || len(h.Rules) != 1 {
+		t.Errorf("%+v %v", h, err)
+		return ""
+	}
+	return h.Rules[0].Headers[0].Value.Reveal()
+}
+
+// stagedStore has a box with committed rules and staged ones, and such of every box.
+func stagedStore(t *testing.T) (dir string, db *DB) {
+	t.Helper()
+	dir = newDir(t)
+	db = open(t, Options{Dir: dir})
+	allocate(t, db, Box{ID: "b1"})
+	if err := errors.Join(
+		db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "old"), 1), db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "new"), 2),
+		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "old global"), 1), db.StageGlobalHeaders(rules(t, "api.example.com", "X-Key", "new global"), 2),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return dir, db
+}
+
+// After a crash between the two steps of a change of header rules, the committed ones count and the staged ones are dropped.
+func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
+	t.Parallel()
+	dir, _ := stagedStore(t)
+	db := open(t, Options{Dir: copyState(t, dir)})
+	staged, err := db.StagedHeaders()
+	if err != nil || valueOf(t, staged["b1"], nil) != "new" || valueOf(t, staged[""], nil) != "new global" {
+		t.Errorf("staged: %+v %v", staged, err)
+	}
+	if policies, err := db.Staged(); err != nil || len(policies) != 0 {
+		t.Errorf("staged policies: %+v %v", policies, err)
+	}
+	dropped, err := db.DropStaged()
+	if want := []StagedChange{{Headers: true}, {Box: "b1", Headers: true}}; err != nil || !slices.Equal(dropped, want) {
+		t.Errorf("dropped %+v %v", dropped, err)
+	}
+	if err := errors.Join(db.CommitHeaders("b1"), db.CommitGlobalHeaders()); !errors.Is(err, ErrNotFound) {
+		t.Errorf("committing what was dropped: %v", err)
+	}
+	if own, err := db.Headers("b1"); valueOf(t, own, err) != "old" || own.Version != 1 {
+		t.Errorf("the box has version %d", own.Version)
+	}
+	if all, err := db.GlobalHeaders(); valueOf(t, all, err) != "old global" || all.Version != 1 {
+		t.Errorf("all boxes have version %d", all.Version)
+	}
+}
+
+// A policy and header rules of one box are staged apart: committing or aborting one leaves the other.
+func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
+	t.Parallel()
+	_, db := stagedStore(t)
+	if err := errors.Join(db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 1), db.CommitPolicy("b1"), db.AbortPolicy("b1")); err != nil {
+		t.Fatal(err)
+	}
+	if own, err := db.Headers("b1"); valueOf(t, own, err) != "old" {
+		t.Error("the header rules went with the policy")
+	}
+	if err := errors.Join(db.AbortGlobalHeaders(), db.CommitHeaders("b1")); err != nil {
+		t.Fatal(err)
+	}
+	if own, err := db.Headers("b1"); valueOf(t, own, err) != "new" || own.Version != 2 {
+		t.Errorf("version %d", own.Version)
+	}
+	if all, err := db.GlobalHeaders(); valueOf(t, all, err) != "old global" {
+		t.Errorf("version %d", all.Version)
+	}
+}
+
+// What was staged under one key of the store is committed under another.
+func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
+	t.Parallel()
+	_, db := stagedStore(t)
+	if err := errors.Join(db.RotateKey(policy.Secret{}), db.CommitHeaders("b1"), db.CommitGlobalHeaders()); err != nil {
+		t.Fatal(err)
+	}
+	if own, err := db.Headers("b1"); valueOf(t, own, err) != "new" {
+		t.Errorf("version %d", own.Version)
+	}
+	if all, err := db.GlobalHeaders(); valueOf(t, all, err) != "new global" {
+		t.Errorf("version %d", all.Version)
+	}
+}
+
+// A deleted box leaves nothing staged, and nothing is staged for a box that does not exist.
+func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
+	t.Parallel()
+	_, db := stagedStore(t)
+	if err := errors.Join(db.StagePolicy("b1", policy.Spec{}, 1), db.DeleteBox("b1"), db.AbortGlobalHeaders()); err != nil {
+		t.Fatal(err)
+	}
+	if left := contents(t, db)["staged"]; len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	if err := db.StageHeaders("b1", nil, 3); !errors.Is(err, ErrNotFound) {
+		t.Errorf("staged for a box that is gone: %v", err)
+	}
+}
+
+// Staged header rules are sealed to where they are: as committed ones they cannot be read.
+func TestStagedHeadersAreSealedInTheirPlace(t *testing.T) {
+	t.Parallel()
+	_, db := stagedStore(t)
+	err := db.bolt.Update(func(tx *bolt.Tx) error {
+		staged, err := db.table(tx, bucketStaged)
+		if err != nil {
+			return err
+		}
+		document, err := staged.get([]byte(stagedHeaders + "b1"))
+		if err != nil {
+			return err
+		}
+		headers, err := db.table(tx, bucketHeaders)
+		if err != nil {
+			return err
+		}
+		return headers.put([]byte("b1"), document)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err := db.Headers("b1"); err == nil {
+		t.Errorf("read: %+v", h)
+	}
+}
