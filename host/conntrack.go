@@ -16,7 +16,7 @@ const conntrackLook = time.Second
 
 // followConntrack says when the kernel's table of connections gets full, and when it is so no more: a full one drops new
 // connections of all boxes and of the host in silence. It returns when ctx ends.
-func (h *Host) followConntrack(ctx context.Context) error {
+func followConntrack(ctx context.Context, log *zap.Logger) error {
 	tick := time.NewTicker(conntrackLook)
 	defer tick.Stop()
 	full := false
@@ -32,20 +32,20 @@ func (h *Host) followConntrack(ctx context.Context) error {
 		}
 		now := full && count > limit/10*8 || count > limit/10*9
 		if now != full {
-			h.tellConntrack(now, count, limit)
+			tellConntrack(log, now, count, limit)
 		}
 		full = now
 	}
 }
 
-func (h *Host) tellConntrack(full bool, count, limit int) {
+func tellConntrack(log *zap.Logger, full bool, count, limit int) {
 	fields := []zap.Field{zap.Int("entries", count), zap.Int("nf_conntrack_max", limit)}
 	if full {
-		h.log.Error("the kernel's connection table is nearly full: it drops new connections then; raise net.netfilter.nf_conntrack_max, "+
+		log.Error("the kernel's connection table is nearly full: it drops new connections then; raise net.netfilter.nf_conntrack_max, "+
 			"or lower limits.kernel_flows", fields...)
 		return
 	}
-	h.log.Info("the kernel's connection table has room again", fields...)
+	log.Info("the kernel's connection table has room again", fields...)
 }
 
 // ConntrackFill returns the entries of this network namespace and how many there may be.

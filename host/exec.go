@@ -14,9 +14,16 @@ import (
 	"boxgate/policy"
 )
 
+// commands runs commands in boxes.
+type commands struct {
+	log       *zap.Logger
+	boxes     *boxes
+	sandboxes sandboxes
+}
+
 // Exec implements [api.Host].
-func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
-	b, err := h.find(id)
+func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
+	b, err := c.boxes.find(id)
 	if err != nil {
 		return api.ExecResult{}, err
 	}
@@ -24,7 +31,7 @@ func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 		return api.ExecResult{}, err
 	}
 	defer b.end()
-	code, err := h.launcher.Exec(ctx, id, launcher.ExecSpec{
+	code, err := c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 		Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
 	})
 	var start *launcher.StartError
@@ -41,7 +48,7 @@ func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	return api.ExecResult{ExitCode: code}, nil
 }
 
-// exitNoProgram is what a shell answers for a program that does not exist or cannot be started.
+// exitNoProgram is the exit code of a shell for a program that does not exist or cannot be started.
 const exitNoProgram = 127
 
 // environment is what was given with the box, and the placeholders of the header rules now in force, which win: they
@@ -77,12 +84,12 @@ func (b *box) end() {
 }
 
 // runInit runs the box's init command in the background; it may be a server and never end.
-func (h *Host) runInit(b *box) {
+func (c *commands) runInit(b *box) {
 	id, command := b.ID, b.record.InitCommand
 	go func() {
 		req := api.ExecRequest{Command: []string{"sh", "-c", command}}
-		if res, err := h.Exec(context.Background(), id, req, io.Discard, io.Discard); err != nil || res.ExitCode != 0 {
-			h.log.Warn("an init command ended", zap.String("box", string(id)), zap.Int("exit_code", res.ExitCode), zap.Error(err))
+		if res, err := c.Exec(context.Background(), id, req, io.Discard, io.Discard); err != nil || res.ExitCode != 0 {
+			c.log.Warn("an init command ended", zap.String("box", string(id)), zap.Int("exit_code", res.ExitCode), zap.Error(err))
 		}
 	}()
 }

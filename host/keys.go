@@ -12,28 +12,34 @@ import (
 	"boxgate/store"
 )
 
+// keys changes the key of the store and the API key.
+type keys struct {
+	log   *zap.Logger
+	store *store.DB
+}
+
 // RotateStoreKey implements [api.Host].
-func (h *Host) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
+func (k *keys) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
 	if err := CheckPassphrase(newPassphrase); err != nil {
 		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
-	err := h.store.RotateKey(newPassphrase)
+	err := k.store.RotateKey(newPassphrase)
 	if errors.Is(err, store.ErrPassphrase) {
 		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
 	if err != nil {
 		return api.Errorf(api.ErrUnavailable, "the key of the store was not changed whole: %w", err)
 	}
-	h.log.Info("the secrets of the store are encrypted with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
+	k.log.Info("the secrets of the store are encrypted with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
 	return nil
 }
 
 // RotateAPIKey implements [api.Host].
-func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
-	if err := h.store.RotateAPIKey(grace); err != nil {
+func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
+	if err := k.store.RotateAPIKey(grace); err != nil {
 		return api.Errorf(api.ErrUnavailable, "the API key was not replaced whole: %w", err)
 	}
-	h.log.Info("there is a new API key", zap.Duration("grace_of_those_before", grace))
+	k.log.Info("there is a new API key", zap.Duration("grace_of_those_before", grace))
 	return nil
 }
 

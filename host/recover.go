@@ -11,135 +11,109 @@ import (
 
 	"boxgate/api"
 	"boxgate/internal/fault"
+	"boxgate/launcher"
 	"boxgate/store"
 )
 
-// recoverBoxes picks up the boxes of an earlier run: those that run stay up, their network is put back under their
-// stored policy; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
+// recoverBoxes picks up the boxes of an earlier run: those that run stay up and get their network back under their
+// committed policy; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
 // no stored box are taken away.
-func (h *Host) recoverBoxes(ctx context.Context) error {
-	running, err := h.launcher.Recover(ctx)
+func (l *lifecycle) recoverBoxes(ctx context.Context) error {
+	running, err := l.sandboxes.Recover(ctx)
 	if err != nil {
-		return fmt.Errorf("picking up containers: %w", err)
+		return fmt.Errorf("recovering containers: %w", err)
 	}
-	records, err := h.store.Boxes()
+	records, err := l.store.Boxes()
 	if err = errors.Join(err, fault.At(ctx, "recover: containers known")); err != nil {
 		return err
 	}
 	for _, r := range records {
-		if err := h.recoverBox(ctx, r); err != nil {
-			return fmt.Errorf("picking up box %s: %w", r.ID, err)
+		if err := l.recoverBox(ctx, r); err != nil {
+			return fmt.Errorf("recovering box %s: %w", r.ID, err)
 		}
 	}
 	if err := fault.At(ctx, "recover: boxes picked up"); err != nil {
 		return err
 	}
-	for _, status := range running {
-		if _, err := h.find(status.ID); err != nil {
-			h.log.Warn("a container without a box is removed", zap.String("box", string(status.ID)))
-			if err := h.launcher.Delete(ctx, status.ID); err != nil {
-				h.log.Error("it could not be removed; it has no network", zap.String("box", string(status.ID)), zap.Error(err))
-			}
-		}
+	l.removeUnknown(ctx, running)
+	if err := l.sandboxes.pruneAttached(l.boxes); err != nil {
+		return fmt.Errorf("releasing network namespaces: %w", err)
 	}
-	if err := h.pruneAttached(); err != nil {
-		return fmt.Errorf("letting network namespaces go: %w", err)
-	}
-	if err := h.firewall.Prune(ctx); err != nil {
+	if err := l.firewall.Prune(ctx); err != nil {
 		return fmt.Errorf("removing interfaces of boxes that are gone: %w", err)
 	}
 	return nil
 }
 
-// recoverBox picks one box up. A box that cannot be picked up is closed and in error; it does not keep the gateway from
-// starting.
-func (h *Host) recoverBox(ctx context.Context, r store.Box) error {
-	p, err := h.store.Policy(r.ID)
-	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
-	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
-		return err
+// removeUnknown removes containers that belong to no box.
+func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status) {
+	for _, status := range running {
+		if _, err := l.boxes.find(status.ID); err == nil {
+			continue
+		}
+		l.log.Warn("a container without a box is removed", zap.String("box", string(status.ID)))
+		if err := l.sandboxes.Delete(ctx, status.ID); err != nil {
+			l.log.Error("it could not be removed; it has no network", zap.String("box", string(status.ID)), zap.Error(err))
+		}
 	}
-	headers, err := h.store.Headers(r.ID)
+}
+
+// recoverBox picks up one box. A box that cannot be recovered is closed and in state error; it does not keep the gateway
+// from starting.
+func (l *lifecycle) recoverBox(ctx context.Context, r store.Box) error {
+	b, err := l.stored(r)
 	if err != nil {
 		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l.boxes.add(b)
+	if b.status == api.StatusCreating || b.status == api.StatusDeleted {
+		l.reapOrphan(ctx, b)
+		return nil
+	}
+	l.expireLater(b, time.Until(b.record.ExpiresAt))
+	if err := l.provision(ctx, &provisioning{box: b}, recoverSteps); err != nil {
+		l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
+		b.showError("it could not be recovered after a restart of the gateway: " + err.Error())
+		return nil
+	}
+	return l.urls.recover(b)
+}
+
+// stored makes a box of what the store holds of it.
+func (l *lifecycle) stored(r store.Box) (*box, error) {
+	p, err := l.store.Policy(r.ID)
+	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
+	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
+		return nil, err
+	}
+	headers, err := l.store.Headers(r.ID)
+	if err != nil {
+		return nil, err
 	}
 	var hosted api.Hosted
 	if err := json.Unmarshal(r.Extra, &hosted); err != nil {
-		return fmt.Errorf("its record is damaged: %w", err)
+		return nil, fmt.Errorf("its record is damaged: %w", err)
 	}
 	if r.PlaceholderKey.Reveal() == "" { // made by an older version
 		r.PlaceholderKey = store.NewKey()
-		if err := h.store.UpdateBox(r); err != nil {
-			return err
+		if err := l.store.UpdateBox(r); err != nil {
+			return nil, err
 		}
 	}
-	b := newBox(r, p, headers, hosted)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	h.mu.Lock()
-	h.boxes[b.ID] = b
-	h.mu.Unlock()
-	if b.status == api.StatusCreating || b.status == api.StatusDeleted {
-		// Its interface, if it has one, is closed and goes with Prune.
-		err := h.release(ctx, b)
-		if err == nil {
-			err = h.forget(b)
-		}
-		if err != nil {
-			h.log.Error("a box that was half made or half deleted could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
-			h.showError(b, "it was half made or half deleted when the gateway ended, and could not be removed; delete it")
-		}
-		return nil
-	}
-	h.expireLater(b, time.Until(b.record.ExpiresAt))
-	if err := h.caught(b, func() error { return h.reconnect(ctx, b) }); err != nil {
-		if errors.Is(err, errFault) {
-			err = errors.Join(err, h.shut(b))
-		}
-		h.log.Error("a box could not be picked up; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
-		h.showError(b, "it could not be picked up after a restart of the gateway: "+err.Error())
-		return nil
-	}
-	return h.recoverURLs(b)
+	return newBox(r, p, headers, hosted), nil
 }
 
-// reconnect puts the network of a running box back in force.
-func (h *Host) reconnect(ctx context.Context, b *box) error {
-	compiled, err := h.inputs(b).compile()
+// reapOrphan removes a box that was half made or half deleted when the gateway ended. Its interface, if it has one, is
+// closed and is pruned. The caller holds b.mu.
+func (l *lifecycle) reapOrphan(ctx context.Context, b *box) {
+	err := l.sandboxes.release(ctx, b)
+	if err == nil {
+		err = l.forget(b)
+	}
 	if err != nil {
-		return err
+		l.log.Error("a box that was half made or half deleted could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
+		b.showError("it was half made or half deleted when the gateway ended, and could not be removed; delete it")
 	}
-	netns, err := h.namespace(ctx, b)
-	if err != nil {
-		return err
-	}
-	ca, err := h.authority(b.ID)
-	if err != nil {
-		return err
-	}
-	if err := h.minter.Add(b.ID, ca); err != nil {
-		return err
-	}
-	var back undo
-	if err := h.connect(ctx, b, compiled, netns, &back); err != nil {
-		return errors.Join(err, back.run(ctx))
-	}
-	// The kernel may have forwarded under a policy that was never committed.
-	if err := h.cutFlows(ctx, b); err != nil {
-		return errors.Join(err, back.run(ctx))
-	}
-	b.status, b.problem = api.StatusIdle, ""
-	b.publish()
-	return nil
-}
-
-func (h *Host) recoverURLs(b *box) error {
-	records, err := h.store.URLs(b.ID)
-	if err != nil {
-		return err
-	}
-	for _, r := range records {
-		h.urls.set(h.urlHost(b.ID, r.Port), urlTarget(r, b.V4))
-	}
-	return nil
 }

@@ -7,9 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/policy"
 	"boxgate/selftest"
 )
@@ -17,17 +19,29 @@ import (
 // ProbeCommand is the hidden command that a self-test starts in the box's network namespace.
 const ProbeCommand = "probe"
 
+// selfTests attacks boxes from inside.
+type selfTests struct {
+	cfg       config.Config
+	addrs     config.Addresses
+	listeners *Listeners
+	audit     *audit.Log
+	boxes     *boxes
+	sandboxes sandboxes
+
+	running sync.Mutex // held by the self-test that runs
+}
+
 // SelfTest implements [api.Host]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
-func (h *Host) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
-	b, err := h.find(id)
+func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
+	b, err := s.boxes.find(id)
 	if err != nil {
 		return api.SelfTestReport{}, err
 	}
-	if !h.selfTesting.TryLock() {
+	if !s.running.TryLock() {
 		return api.SelfTestReport{}, api.Errorf(api.ErrConflict, "another self-test is running; it takes some seconds")
 	}
-	defer h.selfTesting.Unlock()
-	cfg, err := h.selfTestConfig(ctx, b)
+	defer s.running.Unlock()
+	cfg, err := s.selfTestConfig(ctx, b)
 	if err != nil {
 		return api.SelfTestReport{}, err
 	}
@@ -50,8 +64,8 @@ func (h *Host) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestRepor
 }
 
 // selfTestConfig says what there is to attack.
-func (h *Host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, error) {
-	netns, err := h.namespace(ctx, b)
+func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config, error) {
+	netns, err := s.sandboxes.namespace(ctx, b)
 	if err != nil {
 		return selftest.Config{}, fmt.Errorf("the network namespace of box %s: %w", b.ID, err)
 	}
@@ -59,33 +73,33 @@ func (h *Host) selfTestConfig(ctx context.Context, b *box) (selftest.Config, err
 	if pol == nil {
 		return selftest.Config{}, api.Errorf(api.ErrConflict, "the box has no policy in force: it is being created or deleted")
 	}
-	addrs, err := h.outsideAddrs()
+	addrs, err := s.outsideAddrs()
 	if err != nil {
 		return selftest.Config{}, err
 	}
-	v4, v6 := h.anotherBox(b)
+	v4, v6 := s.anotherBox(b)
 	return selftest.Config{
 		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
-		GatewayV4: h.addrs.GatewayV4, GatewayV6: h.addrs.GatewayV6, SinkV4: h.addrs.SinkV4, SinkV6: h.addrs.SinkV6,
-		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: h.listeners.closedToBoxes(),
-		AnotherV4: v4, AnotherV6: v6, DenyPage: h.cfg.Proxy.Deny == "page", GuestStack: b.hasGuestStack(),
+		GatewayV4: s.addrs.GatewayV4, GatewayV6: s.addrs.GatewayV6, SinkV4: s.addrs.SinkV4, SinkV6: s.addrs.SinkV6,
+		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: s.listeners.closedToBoxes(),
+		AnotherV4: v4, AnotherV6: v6, DenyPage: s.cfg.Proxy.Deny == "page", GuestStack: b.hasGuestStack(),
 		Events: func(ctx context.Context) <-chan audit.Event {
-			return h.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
+			return s.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
 		},
-		Expect:  func(list []audit.Expected) func() { return h.audit.ExpectSelfTest(b.ID, list) },
+		Expect:  func(list []audit.Expected) func() { return s.audit.ExpectSelfTest(b.ID, list) },
 		Command: []string{"/proc/self/exe", ProbeCommand},
 	}, nil
 }
 
 // outsideAddrs are the host's addresses that others know it by.
-func (h *Host) outsideAddrs() ([]netip.Addr, error) {
+func (s *selfTests) outsideAddrs() ([]netip.Addr, error) {
 	prefixes, err := hostPrefixes()
 	if err != nil {
 		return nil, fmt.Errorf("reading the host's addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, p := range prefixes {
-		if a := p.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(h.addrs.Own(), a) {
+		if a := p.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(s.addrs.Own(), a) {
 			out = append(out, a)
 		}
 	}
@@ -93,13 +107,13 @@ func (h *Host) outsideAddrs() ([]netip.Addr, error) {
 }
 
 // anotherBox returns the addresses of another box, or of none if there is only one.
-func (h *Host) anotherBox(b *box) (v4, v6 netip.Addr) {
-	for _, other := range h.all() {
+func (s *selfTests) anotherBox(b *box) (v4, v6 netip.Addr) {
+	for _, other := range s.boxes.all() {
 		if other.ID != b.ID {
 			return other.V4, other.V6
 		}
 	}
-	v4, v6 = h.addrs.SinkV4.Next(), h.addrs.SinkV6.Next()
+	v4, v6 = s.addrs.SinkV4.Next(), s.addrs.SinkV6.Next()
 	if v4 == b.V4 {
 		v4 = v4.Next()
 	}

@@ -21,17 +21,24 @@ import (
 // shutdownTimeout is how long requests and commands may go on after the first signal.
 const shutdownTimeout = 10 * time.Second
 
+// errNotRecovered refuses to serve boxes that are not known yet: their connections would be those of nobody.
+var errNotRecovered = errors.New("the boxes of the earlier run were not recovered")
+
 // Serve accepts on every socket until ctx ends or one of them fails, then drains. A panic of a server is an error.
+// [Host.Recover] must have succeeded.
 func (h *Host) Serve(ctx context.Context) error {
-	if h.noWatch {
-		h.log.Warn("kernel rules that other programs change are not restored: this is for tests")
+	if !h.recovered.Load() {
+		return errNotRecovered
 	}
-	return contained(h.log, func() error { return h.serveParts(ctx) })
+	if h.noWatch {
+		h.parts.log.Warn("kernel rules that other programs change are not restored: this is for tests")
+	}
+	return contained(h.parts.log, func() error { return h.serveParts(ctx) })
 }
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Host: h, CheckKey: h.store.CheckAPIKey, Hosts: h.cfg.Admin.Hosts, HasSecret: h.secrets.Has, Log: h.log, Admitted: keyShown,
+		Host: h, CheckKey: h.parts.store.CheckAPIKey, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyShown,
 	})
 	if err != nil {
 		return err
@@ -41,13 +48,13 @@ func (h *Host) serveParts(ctx context.Context) error {
 	metrics := &http.Server{
 		Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
-		ErrorLog: audit.ServerLog(h.log, nil),
+		ErrorLog: audit.ServerLog(h.parts.log, nil),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
 		group.Go(func() error {
-			err := contained(h.log, f)
+			err := contained(h.parts.log, f)
 			wanted := ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
 			if err != nil && !wanted {
 				return fmt.Errorf("%s: %w", what, err)
@@ -57,27 +64,27 @@ func (h *Host) serveParts(ctx context.Context) error {
 	}
 	h.serveEgress(ctx, run)
 	h.serveFront(run)
-	for _, ln := range h.listeners.admin {
-		run("admin API", func() error { return adminServer.Serve(h.shares.forStrangers(ln)) })
+	for _, ln := range h.parts.listeners.admin {
+		run("admin API", func() error { return adminServer.Serve(h.parts.shares.forStrangers(ln)) })
 	}
-	if h.listeners.metrics != nil {
-		run("metrics", func() error { return metrics.Serve(h.shares.forStrangers(h.listeners.metrics)) })
+	if h.parts.listeners.metrics != nil {
+		run("metrics", func() error { return metrics.Serve(h.parts.shares.forStrangers(h.parts.listeners.metrics)) })
 	}
 	if !h.noWatch {
-		run("kernel rules", func() error { return h.firewall.Watch(ctx) })
+		run("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
-	run("host addresses", func() error { return h.followAddresses(ctx) })
-	run("sign of life", func() error { return noteRun(ctx, h.launcher.RunDir()) })
-	run("connection table", func() error { return h.followConntrack(ctx) })
-	run("files of deleted boxes", func() error { h.launcher.KeepTrashEmpty(ctx); return nil })
+	run("host addresses", func() error { return h.protection.follow(ctx) })
+	run("sign of life", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
+	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
+	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 	if err := notifySystemd("READY=1"); err != nil {
-		h.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
+		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
-	h.log.Info("ready", zap.Int("boxes", len(h.all())))
+	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.all())))
 
 	group.Go(func() error {
 		<-ctx.Done()
-		return contained(h.log, func() error { return h.drain(adminServer, metrics) })
+		return contained(h.parts.log, func() error { return h.drain(adminServer, metrics) })
 	})
 	return group.Wait()
 }
@@ -87,14 +94,14 @@ func (h *Host) drain(adminServer, metrics *http.Server) error {
 	_ = notifySystemd("STOPPING=1")
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	defer h.listeners.Close()
+	defer h.parts.listeners.Close()
 	// The first to stop is the API, so that no change begins; boxes and their rules stay as they are.
 	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
-	err = errors.Join(err, h.ingress.Shutdown(drain), h.proxy.Shutdown(drain), metrics.Shutdown(drain))
+	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
 	err = errors.Join(err, fault.At(drain, "stop: drained"))
 	if errors.Is(err, context.DeadlineExceeded) {
-		h.log.Warn("requests still under way were cut")
+		h.parts.log.Warn("requests still under way were cut")
 		return nil
 	}
 	return err
@@ -102,43 +109,43 @@ func (h *Host) drain(adminServer, metrics *http.Server) error {
 
 // serveEgress starts what boxes are steered to.
 func (h *Host) serveEgress(ctx context.Context, run func(string, func() error)) {
-	for _, ln := range h.listeners.transparent {
-		run("proxy", func() error { return h.proxy.ServeTransparent(ctx, ln) })
+	for _, ln := range h.parts.listeners.transparent {
+		run("proxy", func() error { return h.parts.proxy.ServeTransparent(ctx, ln) })
 	}
-	for _, ln := range h.listeners.explicit {
-		run("explicit proxy", func() error { return h.proxy.ServeExplicit(ctx, ln) })
+	for _, ln := range h.parts.listeners.explicit {
+		run("explicit proxy", func() error { return h.parts.proxy.ServeExplicit(ctx, ln) })
 	}
-	for _, ln := range h.listeners.dnsTCP {
-		run("DNS over TCP", func() error { return h.dns.ServeTCP(ctx, ln) })
+	for _, ln := range h.parts.listeners.dnsTCP {
+		run("DNS over TCP", func() error { return h.parts.dns.ServeTCP(ctx, ln) })
 	}
-	for _, pc := range h.listeners.dnsUDP {
-		run("DNS over UDP", func() error { return h.dns.ServeUDP(ctx, pc) })
+	for _, pc := range h.parts.listeners.dnsUDP {
+		run("DNS over UDP", func() error { return h.parts.dns.ServeUDP(ctx, pc) })
 	}
 }
 
 // serveFront starts the public URLs. Over plain HTTP they are served on loopback alone; elsewhere it redirects.
 func (h *Host) serveFront(run func(string, func() error)) {
-	l := h.listeners
+	l := h.parts.listeners
 	var httpsPort uint16
 	if l.https != nil {
 		httpsPort = portOf(l.https)
-		run("public URLs", func() error { return h.ingress.ServeTLS(h.shares.bound(l.https)) })
+		run("public URLs", func() error { return h.parts.ingress.ServeTLS(h.parts.shares.bound(l.https)) })
 	}
 	switch {
 	case l.http == nil:
 	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
-		run("public URLs over HTTP", func() error { return h.ingress.ServePlain(h.shares.bound(l.http)) })
+		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(h.parts.shares.bound(l.http)) })
 	case l.https != nil:
-		run("redirects", func() error { return h.ingress.ServeRedirect(h.shares.bound(l.http), httpsPort, nil) })
+		run("redirects", func() error { return h.parts.ingress.ServeRedirect(h.parts.shares.bound(l.http), httpsPort, nil) })
 	default:
-		h.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
+		h.parts.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}
 }
 
 // metricsHandler serves /metrics.
 func (h *Host) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(h.parts.metrics, promhttp.HandlerOpts{}))
 	return mux
 }
 

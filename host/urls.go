@@ -3,60 +3,43 @@ package host
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"boxgate/api"
+	"boxgate/config"
 	"boxgate/ingress"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
-// urlTable finds the target of a public URL's host name. Safe for concurrent use.
-type urlTable struct {
-	mu     sync.RWMutex
-	byHost map[string]ingress.Target
-}
-
-// Lookup implements [ingress.URLs].
-func (t *urlTable) Lookup(host string) (ingress.Target, bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	target, ok := t.byHost[host]
-	return target, ok
-}
-
-func (t *urlTable) set(host string, target ingress.Target) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.byHost == nil {
-		t.byHost = map[string]ingress.Target{}
-	}
-	t.byHost[host] = target
-}
-
-func (t *urlTable) remove(host string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.byHost, host)
+// publicURLs makes and deletes the public URLs of boxes.
+type publicURLs struct {
+	cfg       config.Ingress
+	listeners *Listeners
+	log       *zap.Logger
+	store     *store.DB
+	ingress   *ingress.Ingress
+	boxes     *boxes
+	table     *urlTable
 }
 
 // urlHost is the host name of the public URL of a box's port.
-func (h *Host) urlHost(id policy.BoxID, port uint16) string {
-	return fmt.Sprintf("%s-%d.%s", id, port, h.cfg.Ingress.Domain)
+func (u *publicURLs) urlHost(id policy.BoxID, port uint16) string {
+	return fmt.Sprintf("%s-%d.%s", id, port, u.cfg.Domain)
 }
 
 // urlOf is the URL as people open it; a port other than 443 is part of it.
-func (h *Host) urlOf(id policy.BoxID, port uint16) string {
-	scheme, listener, usual := "https", h.listeners.https, "443"
+func (u *publicURLs) urlOf(id policy.BoxID, port uint16) string {
+	scheme, listener, usual := "https", u.listeners.https, "443"
 	if listener == nil {
-		scheme, listener, usual = "http", h.listeners.http, "80"
+		scheme, listener, usual = "http", u.listeners.http, "80"
 	}
-	url := scheme + "://" + h.urlHost(id, port)
+	url := scheme + "://" + u.urlHost(id, port)
 	if listener != nil {
 		if p := strconv.Itoa(int(portOf(listener))); p != usual {
 			url += ":" + p
@@ -66,43 +49,39 @@ func (h *Host) urlOf(id policy.BoxID, port uint16) string {
 }
 
 // URLs implements [api.Host].
-func (h *Host) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
-	if _, err := h.find(id); err != nil {
+func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
+	if _, err := u.boxes.find(id); err != nil {
 		return nil, err
 	}
-	records, err := h.store.URLs(id)
+	records, err := u.store.URLs(id)
 	if err != nil {
 		return nil, err
 	}
 	var urls []api.URL
 	for _, r := range records {
-		urls = append(urls, h.urlView(r))
+		urls = append(urls, u.urlView(r))
 	}
 	slices.SortFunc(urls, func(a, b api.URL) int { return int(a.Port) - int(b.Port) })
 	return urls, nil
 }
 
-func (h *Host) urlView(r store.URL) api.URL {
+func (u *publicURLs) urlView(r store.URL) api.URL {
 	return api.URL{
-		URL: h.urlOf(r.Box, r.Port), Port: r.Port, Bearer: r.Bearer != nil, Basic: r.Password != nil, CreatedAt: r.CreatedAt,
+		URL: u.urlOf(r.Box, r.Port), Port: r.Port, Bearer: r.Bearer != nil, Basic: r.Password != nil, CreatedAt: r.CreatedAt,
 	}
 }
 
 // CreateURL implements [api.Host].
-func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
-	b, err := h.find(id)
+func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
+	b, err := u.boxes.lock(id)
 	if err != nil {
 		return api.URL{}, err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.gone(); err != nil {
-		return api.URL{}, err
-	}
-	if h.cfg.Ingress.HTTPS == "" && h.cfg.Ingress.HTTP == "" {
+	if u.cfg.HTTPS == "" && u.cfg.HTTP == "" {
 		return api.URL{}, api.Errorf(api.ErrForbidden, "public URLs are turned off: set ingress.https")
 	}
-	if h.cfg.Ingress.RequireAuth && !req.Bearer && !req.Basic {
+	if u.cfg.RequireAuth && !req.Bearer && !req.Basic {
 		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token or basic_auth")
 	}
 	record := store.URL{Box: id, Port: req.Port, CreatedAt: time.Now()}
@@ -118,16 +97,16 @@ func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest)
 		record.Username, record.Password = user, &digest
 		made.Username, made.Password = policy.NewSecret(user), policy.NewSecret(password)
 	}
-	if err := h.store.SetURL(record); err != nil {
-		return api.URL{}, h.notStored("the public URL could not be stored, nothing was changed", err)
+	if err := u.store.SetURL(record); err != nil {
+		return api.URL{}, notStored(u.log, "the public URL could not be stored, nothing was changed", err)
 	}
-	name := h.urlHost(id, req.Port)
-	old, had := h.urls.Lookup(name)
-	h.urls.set(name, urlTarget(record, b.V4))
+	name := u.urlHost(id, req.Port)
+	old, had := u.table.Lookup(name)
+	u.table.set(name, urlTarget(record, b.V4))
 	if had {
-		h.ingress.CloseURL(old.ID)
+		u.ingress.CloseURL(old.ID)
 	}
-	view := h.urlView(record)
+	view := u.urlView(record)
 	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
 	return view, nil
 }
@@ -146,35 +125,39 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 }
 
 // DeleteURL implements [api.Host].
-func (h *Host) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
-	b, err := h.find(id)
+func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
+	b, err := u.boxes.lock(id)
 	if err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	target, ok := h.urls.Lookup(h.urlHost(id, port))
+	target, ok := u.table.Lookup(u.urlHost(id, port))
 	if !ok {
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
-	if err := h.store.DeleteURL(id, port); err != nil {
-		return h.notStored("the deletion could not be stored, the public URL stays", err)
+	if err := u.store.DeleteURL(id, port); err != nil {
+		return notStored(u.log, "the deletion could not be stored, the public URL stays", err)
 	}
-	h.urls.remove(h.urlHost(id, port))
-	h.ingress.CloseURL(target.ID)
+	u.table.remove(u.urlHost(id, port))
+	u.ingress.CloseURL(target.ID)
 	return nil
 }
 
-// dropURLs forgets the public URLs of a box and cuts what came in by them. The table goes first: whoever comes later
-// finds nothing.
-func (h *Host) dropURLs(id policy.BoxID) {
-	h.urls.removeBox(id)
-	h.ingress.CloseBox(id)
+// recover makes the stored public URLs of a box known again.
+func (u *publicURLs) recover(b *box) error {
+	records, err := u.store.URLs(b.ID)
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		u.table.set(u.urlHost(b.ID, r.Port), urlTarget(r, b.V4))
+	}
+	return nil
 }
 
-// removeBox forgets the URLs of a box.
-func (t *urlTable) removeBox(id policy.BoxID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.Box == id })
+// drop forgets the public URLs of a box and cuts their connections. The table goes first, so that no connection comes
+// after that.
+func (u *publicURLs) drop(id policy.BoxID) {
+	u.table.removeBox(id)
+	u.ingress.CloseBox(id)
 }

@@ -108,3 +108,19 @@ func contents(t *testing.T, db *DB) map[string][]string {
 	}
 	return out
 }
+
+// SetHeaders stages and commits header rules of a box.
+func (db *DB) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
+	if err := db.StageHeaders(id, rules, version); err != nil {
+		return err
+	}
+	return db.CommitHeaders(id)
+}
+
+// SetGlobalHeaders stages and commits header rules of every box.
+func (db *DB) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
+	if err := db.StageGlobalHeaders(rules, version); err != nil {
+		return err
+	}
+	return db.CommitGlobalHeaders()
+}

@@ -160,19 +160,3 @@ func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule,
 	}
 	return db.stage(tx, slot, sealed)
 }
-
-// SetHeaders stages and commits header rules of a box.
-func (db *DB) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
-	if err := db.StageHeaders(id, rules, version); err != nil {
-		return err
-	}
-	return db.CommitHeaders(id)
-}
-
-// SetGlobalHeaders stages and commits header rules of every box.
-func (db *DB) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
-	if err := db.StageGlobalHeaders(rules, version); err != nil {
-		return err
-	}
-	return db.CommitGlobalHeaders()
-}

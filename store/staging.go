@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 
@@ -75,7 +76,7 @@ func (db *DB) commit(s slot) error {
 // atHome returns a copy of a staged document as it is written where it is committed.
 func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	if !s.sealed {
-		return append([]byte(nil), document...), nil
+		return bytes.Clone(document), nil
 	}
 	key, err := db.seal.of(tx)
 	if err != nil {
@@ -89,8 +90,16 @@ func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	return sealed(key.aead, s.bucket, s.owner, plain), nil
 }
 
-// abort forgets the staged document, if there is one.
+// abort forgets the staged document. Where there is none nothing is written, so that it succeeds on a full disk.
 func (db *DB) abort(s slot) error {
+	staged := false
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		staged = tx.Bucket(bucketStaged).Get([]byte(s.staged)) != nil
+		return nil
+	})
+	if err != nil || !staged {
+		return err
+	}
 	return db.bolt.Update(func(tx *bolt.Tx) error { return db.drop(tx, bucketStaged, []byte(s.staged)) })
 }
 

@@ -122,7 +122,7 @@ func TestAttackDuringFaultsOfPolicyUpdates(t *testing.T) {
 	w, s := faultWorld(t)
 	r := w.Raid(makeNarrow(w))
 	isWide := false
-	for _, step := range stepsOfPolicy {
+	for _, step := range stepsOfChange {
 		for range 2 { // opening and closing
 			for _, kind := range kindsOf(step) {
 				what := kind + " at " + step
@@ -158,7 +158,7 @@ func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 	for _, c := range []struct {
 		path  string
 		steps []string
-	}{{api.BoxPath(r.Box, "config/attach-headers"), stepsOfHeaders}, {"/v2/box/settings/attach-headers", stepsOfGlobal}} {
+	}{{api.BoxPath(r.Box, "config/attach-headers"), stepsOfChange}, {"/v2/box/settings/attach-headers", stepsOfGlobal}} {
 		for _, step := range c.steps {
 			for _, kind := range kindsOf(step) {
 				what := kind + " at " + step + " " + c.path

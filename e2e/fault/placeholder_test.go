@@ -28,8 +28,8 @@ func TestPlaceholdersSurviveAFailedChange(t *testing.T) {
 		step, path string
 		body       map[string]any
 	}{
-		{"policy: in force", api.BoxPath(box, "config/network-policy"), wide},
-		{"headers: in force", api.BoxPath(box, "config/attach-headers"), map[string]any{}},
+		{"change: in force", api.BoxPath(box, "config/network-policy"), wide},
+		{"change: in force", api.BoxPath(box, "config/attach-headers"), map[string]any{}},
 	} {
 		for _, kind := range []string{harness.FaultError, harness.FaultPanic} {
 			what := kind + " at " + c.step

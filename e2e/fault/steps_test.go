@@ -38,14 +38,11 @@ var (
 		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
 		"remove: processes ended", "remove: namespaces gone", "remove: files in the trash", "delete: nothing runs", "delete: record gone",
 	}
-	stepsOfPolicy = []string{
-		"policy: staged", "plan: to be written", "plan: built", "plan: written", "enforce: kernel and pointer changed",
-		"enforce: connections asked again", "policy: in force", "policy: committed",
+	stepsOfChange = []string{
+		"change: staged", "plan: to be written", "plan: built", "plan: written", "enforce: kernel and pointer changed",
+		"enforce: connections asked again", "change: in force", "change: committed",
 	}
-	stepsOfHeaders = []string{
-		"plan: to be written", "enforce: connections asked again", "headers: in force", "headers: stored",
-	}
-	stepsOfGlobal = []string{"global headers: stored", "all boxes: next one", "plan: written"}
+	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...) // of a change of all boxes
 	stepsOfStart  = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
 		"open: routing set", "open: forwarding on", "start: kernel rules in force", "recover: containers known",
@@ -62,14 +59,14 @@ func isMark(step string) bool { return slices.Contains(marks, step) }
 
 var marks = []string{
 	"proxy: first bytes read", "proxy: request read", "dns: query read",
-	"policy: committed", "headers: stored", "global headers: stored", "delete: record gone", "disconnect: off the network",
+	"change: committed", "delete: record gone", "disconnect: off the network",
 }
 
 // Every step named in the sources is tried, and every step that is tried is named in the sources.
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfPolicy, stepsOfHeaders, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}
@@ -196,6 +193,9 @@ func agrees(r *harness.Raider, what string) (isWide bool) {
 	}
 	if staged, err := s.Staged(); err != nil || len(staged) > 0 {
 		r.T.Errorf("%s: the store holds a staged policy: %v %v", what, staged, err)
+	}
+	if staged, err := s.StagedHeaders(); err != nil || len(staged) > 0 {
+		r.T.Errorf("%s: the store holds staged header rules: %v", what, err)
 	}
 	return isWide
 }

@@ -100,6 +100,9 @@ func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
 	if err != nil {
 		return err
 	}
+	if err := h.Recover(ctx); err != nil {
+		return errors.Join(err, h.Close())
+	}
 	return errors.Join(h.Serve(ctx), h.Close())
 }
 

@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"sync"
 
 	"boxgate/policy"
 )
@@ -29,15 +30,37 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	return policy.Compile(in.spec, rules, in.protected, in.version)
 }
 
-// inputs returns what the policy of a box is compiled from now; a change replaces in it what it changes. The caller
-// holds b.mu.
-func (h *Host) inputs(b *box) inputs {
-	in := h.sharedInputs()
+// shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
+// use.
+type shared struct {
+	mu        sync.Mutex
+	global    []policy.HeaderRule
+	protected *policy.Protected
+}
+
+// inputs returns those of the inputs that all boxes share.
+func (s *shared) inputs() inputs {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return inputs{global: s.global, protected: s.protected}
+}
+
+// of returns what the policy of a box is compiled from now; a change replaces in it what it changes. The caller holds
+// b.mu.
+func (s *shared) of(b *box) inputs {
+	in := s.inputs()
 	in.spec, in.version, in.headers, in.tokens = b.spec, b.version, b.headers, b.record.PlaceholderKey
 	return in
 }
 
-// sharedInputs returns those of the inputs that all boxes share.
-func (h *Host) sharedInputs() inputs {
-	return inputs{global: h.globalRules(), protected: h.protected.Load()}
+func (s *shared) setGlobal(rules []policy.HeaderRule) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.global = rules
+}
+
+func (s *shared) setProtected(p *policy.Protected) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.protected = p
 }

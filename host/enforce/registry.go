@@ -1,4 +1,4 @@
-package host
+package enforce
 
 import (
 	"net/netip"
@@ -7,23 +7,23 @@ import (
 	"boxgate/policy"
 )
 
-// registry finds the box behind a source address. It holds the boxes whose network is in force: a box is added after
-// its interface is closed and before its first process starts, and removed when its interface is gone. The zero value
-// is empty: every address is unknown. Safe for concurrent use.
-type registry struct {
+// Registry finds the box behind a source address, for DNS and the proxy. It holds the boxes that have a network: a box is
+// added once its interface is there, closed, and removed when the interface is gone. The zero value is empty: every
+// address is unknown. Safe for concurrent use.
+type Registry struct {
 	mu     sync.RWMutex
 	byAddr map[netip.Addr]*policy.Box
 }
 
 // BoxByAddr returns the box with that address, or nil.
-func (r *registry) BoxByAddr(a netip.Addr) *policy.Box {
+func (r *Registry) BoxByAddr(a netip.Addr) *policy.Box {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.byAddr[a.Unmap().WithZone("")]
 }
 
 // add makes the box known by both its addresses.
-func (r *registry) add(b *policy.Box) {
+func (r *Registry) add(b *policy.Box) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byAddr == nil {
@@ -37,7 +37,7 @@ func (r *registry) add(b *policy.Box) {
 }
 
 // remove forgets the box.
-func (r *registry) remove(b *policy.Box) {
+func (r *Registry) remove(b *policy.Box) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.byAddr, b.V4)

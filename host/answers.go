@@ -1,0 +1,35 @@
+package host
+
+import (
+	"errors"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// notStored is the answer when the store cannot be written: what did not happen, and what to do about it.
+func notStored(log *zap.Logger, what string, err error) error {
+	if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrConflict) {
+		return err
+	}
+	log.Error("the store could not be written", zap.Error(err))
+	advice := "see the gateway's log"
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		advice = "the disk of state_dir is full: make room there and try again"
+	case errors.Is(err, unix.EROFS):
+		advice = "the disk of state_dir can only be read: mount it for writing and try again"
+	case errors.Is(err, unix.EIO):
+		advice = "the disk of state_dir fails: replace it"
+	}
+	return &api.Error{Kind: api.ErrUnavailable, Message: what + ": " + advice, Cause: err}
+}
+
+// invalidAt is one mistake in a request.
+func invalidAt(pointer, message string) error {
+	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: message}}}
+}

@@ -1,0 +1,62 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"boxgate/api"
+	"boxgate/certs"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// authorities are the CAs of the boxes, and the one of the installation.
+type authorities struct {
+	store  *store.DB
+	minter *certs.Minter
+	urls   *certs.Authority // nil unless the internal CA signs public URLs
+}
+
+// CA implements [api.Host].
+func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
+	ca, err := a.minter.Authority(id)
+	if err != nil {
+		return nil, api.ErrNotFound
+	}
+	return ca.CertificatePEM(), nil
+}
+
+// IngressCA implements [api.Host].
+func (a *authorities) IngressCA(context.Context) ([]byte, error) {
+	if a.urls == nil {
+		return nil, api.Errorf(api.ErrNotFound, "the public URLs of this gateway use certificates from files, not an internal CA")
+	}
+	return a.urls.CertificatePEM(), nil
+}
+
+// ofBox returns the interception CA of a box.
+func (a *authorities) ofBox(id policy.BoxID) (*certs.Authority, error) {
+	return ensureAuthority("boxgate box "+string(id),
+		func() (store.CA, error) { return a.store.CA(id) },
+		func(ca store.CA) error { return a.store.SetCA(id, ca) })
+}
+
+// ensureAuthority returns the CA that load finds; the first time it makes and keeps one.
+func ensureAuthority(name string, load func() (store.CA, error), keep func(store.CA) error) (*certs.Authority, error) {
+	stored, err := load()
+	if err == nil {
+		return certs.LoadCA(stored.CertPEM, stored.KeyPEM)
+	}
+	if !errors.Is(err, store.ErrNotFound) {
+		return nil, err
+	}
+	ca, err := certs.NewCA(name)
+	if err != nil {
+		return nil, err
+	}
+	key, err := ca.KeyPEM()
+	if err != nil {
+		return nil, err
+	}
+	return ca, keep(store.CA{CertPEM: ca.CertificatePEM(), KeyPEM: key})
+}

@@ -1,0 +1,129 @@
+package host
+
+import (
+	"cmp"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// box is one box in memory: what the data path reads, and what its changes start from.
+type box struct {
+	policy.Box // its Policy is nil while the box has no network
+	name       string
+	createdAt  time.Time
+	attached   *store.Attached          // nil: launched here
+	env        map[string]policy.Secret // given to every command
+
+	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
+	running  atomic.Int64            // commands
+	activity atomic.Int64            // when a command last began or ended, in Unix nanoseconds
+
+	mu             sync.Mutex // serialises changes; held for as long as one takes
+	record         store.Box
+	spec           policy.Spec
+	version        uint64 // of the policy in force
+	lastVersion    uint64 // the highest ever assigned: one that was rolled back is not used again
+	headers        []policy.HeaderRule
+	headersVersion uint64
+	hosted         api.Hosted
+	status         api.Status
+	problem        string // why status is error
+	deleted        bool
+}
+
+// newBox makes the box of a stored record; its policy is not in force yet.
+func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *box {
+	b := &box{
+		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State),
+		spec: p.Spec, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
+	}
+	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6
+	b.activity.Store(r.UpdatedAt.UnixNano())
+	b.publish()
+	return b
+}
+
+// unlocked runs a slow step of a change of the box without its lock, so that changes of all boxes do not wait for this
+// one. Afterwards the box may have changed; it may even be deleted. The caller holds b.mu.
+func (b *box) unlocked(step func() error) error {
+	b.mu.Unlock()
+	defer b.mu.Lock()
+	return step()
+}
+
+// gone returns ErrNotFound for a box that was deleted while the caller waited for its lock.
+func (b *box) gone() error {
+	if b.deleted {
+		return api.ErrNotFound
+	}
+	return nil
+}
+
+// connected reports whether the box has its network. The caller holds b.mu.
+func (b *box) connected() bool { return b.Policy.Load() != nil }
+
+// hasGuestStack reports whether the box is a sandbox that speaks on its interface with a network stack of its own.
+func (b *box) hasGuestStack() bool { return b.attached != nil && b.attached.Stack == api.StackGuest }
+
+func (b *box) policyState() api.PolicyState {
+	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.warnings()}
+}
+
+func (b *box) headerState() api.HeaderState {
+	return api.HeaderState{Rules: b.headers, Version: b.headersVersion, Warnings: b.warnings()}
+}
+
+// warnings are those of the policy in force; a box without network has none.
+func (b *box) warnings() []policy.Problem {
+	if c := b.Policy.Load(); c != nil {
+		return c.Warnings()
+	}
+	return nil
+}
+
+// publish makes the present state what the API shows. The caller holds b.mu.
+func (b *box) publish() {
+	b.shown.Store(&api.Box{
+		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
+		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
+		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Policy: b.policyState(),
+		Hosted: b.hosted, Attached: attachedView(b.attached), CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
+	})
+}
+
+// showError shows the box in state error for as long as this gateway runs: at the next start the stored state counts.
+// The caller holds b.mu.
+func (b *box) showError(problem string) {
+	b.status, b.problem = api.StatusError, problem
+	b.publish()
+}
+
+// view is the box as the API shows it.
+func (b *box) view() api.Box {
+	v := *b.shown.Load()
+	if v.Status == api.StatusIdle && b.running.Load() > 0 {
+		v.Status = api.StatusRunning
+	}
+	v.LastActivity = time.Unix(0, b.activity.Load())
+	return v
+}
+
+// viewWithWarnings is the answer to the request that made the box. The caller holds b.mu.
+func (b *box) viewWithWarnings() api.Box {
+	v := b.view()
+	v.Warnings = b.warnings()
+	return v
+}
+
+// attachedView is what the API shows of what was attached.
+func attachedView(a *store.Attached) *api.Attached {
+	if a == nil {
+		return nil
+	}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Stack: cmp.Or(a.Stack, api.StackHost)}
+}

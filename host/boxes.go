@@ -1,0 +1,102 @@
+package host
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// boxes are the boxes of this gateway. The zero value is empty. Safe for concurrent use; a box's own lock is taken before
+// this one.
+type boxes struct {
+	mu   sync.Mutex
+	byID map[policy.BoxID]*box
+}
+
+func (t *boxes) add(b *box) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byID == nil {
+		t.byID = map[policy.BoxID]*box{}
+	}
+	t.byID[b.ID] = b
+}
+
+func (t *boxes) remove(id policy.BoxID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.byID, id)
+}
+
+// find returns a box by its ID.
+func (t *boxes) find(id policy.BoxID) (*box, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b, ok := t.byID[id]; ok {
+		return b, nil
+	}
+	return nil, api.ErrNotFound
+}
+
+// lock returns a box by its ID, with its lock held.
+func (t *boxes) lock(id policy.BoxID) (*box, error) {
+	b, err := t.find(id)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	if err := b.gone(); err != nil {
+		b.mu.Unlock()
+		return nil, err
+	}
+	return b, nil
+}
+
+// all returns the boxes, oldest first.
+func (t *boxes) all() []*box {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := slices.Collect(maps.Values(t.byID))
+	slices.SortFunc(out, func(a, b *box) int { return a.createdAt.Compare(b.createdAt) })
+	return out
+}
+
+// Box implements [api.Host].
+func (t *boxes) Box(_ context.Context, idOrName string) (api.Box, error) {
+	b, err := t.find(policy.BoxID(idOrName))
+	if err != nil && idOrName != "" {
+		for _, other := range t.all() {
+			if other.name == idOrName {
+				b, err = other, nil
+			}
+		}
+	}
+	if err != nil {
+		return api.Box{}, api.Errorf(api.ErrNotFound, "there is no box %q", idOrName)
+	}
+	return b.view(), nil
+}
+
+// Boxes implements [api.Host].
+func (t *boxes) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
+	var views []api.Box
+	for _, b := range t.all() {
+		if v := b.view(); f.Label == "" || slices.Contains(v.Labels, f.Label) {
+			views = append(views, v)
+		}
+	}
+	return views, nil
+}
+
+// explain says how the policy of the box would decide: for the kernel's refusals, which name no rule.
+func (t *boxes) explain(r policy.Request) policy.Decision {
+	b, err := t.find(r.Box)
+	if err != nil {
+		return policy.Decision{Reason: policy.ReasonUnknownBox}
+	}
+	return b.Policy.Load().Decide(r)
+}

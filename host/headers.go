@@ -1,0 +1,148 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// Headers implements [api.Host].
+func (p *policies) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
+	b, err := p.boxes.find(id)
+	if err != nil {
+		return api.HeaderState{}, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.headerState(), nil
+}
+
+// SetHeaders implements [api.Host].
+func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+	b, err := p.boxes.lock(id)
+	if err != nil {
+		return api.HeaderState{}, err
+	}
+	defer b.mu.Unlock()
+	if ifMatch != nil && *ifMatch != b.headersVersion {
+		return api.HeaderState{}, api.ErrPrecondition
+	}
+	version := b.headersVersion + 1
+	in := p.shared.of(b)
+	in.headers = rules
+	next, err := in.compile()
+	if err != nil {
+		return api.HeaderState{}, err
+	}
+	err = apply(ctx, p.log, change{
+		what:    "the header rules of box " + string(id),
+		stage:   func() error { return p.store.StageHeaders(id, rules, version) },
+		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, next) },
+		commit: func() error {
+			if err := p.store.CommitHeaders(id); err != nil {
+				return err
+			}
+			b.headers, b.headersVersion = rules, version
+			return nil
+		},
+		abort:  func() error { return p.store.AbortHeaders(id) },
+		settle: func() (bool, error) { err := p.settle(b); return b.headersVersion == version, err },
+	})
+	if err != nil {
+		return api.HeaderState{}, err
+	}
+	b.publish()
+	return b.headerState(), nil
+}
+
+// GlobalHeaders implements [api.Host].
+func (p *policies) GlobalHeaders(context.Context) (api.HeaderState, error) {
+	g := p.committedGlobal()
+	return api.HeaderState{Rules: g.Rules, Version: g.Version}, nil
+}
+
+// SetGlobalHeaders implements [api.Host]. If one box does not take the rules, none keeps them.
+func (p *policies) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+	p.changingGlobal.Lock()
+	defer p.changingGlobal.Unlock()
+	old := p.committedGlobal()
+	if ifMatch != nil && *ifMatch != old.Version {
+		return api.HeaderState{}, api.ErrPrecondition
+	}
+	next := store.Headers{Rules: rules, Version: old.Version + 1}
+	err := apply(ctx, p.log, change{
+		what:    "the header rules of all boxes",
+		stage:   func() error { return p.store.StageGlobalHeaders(rules, next.Version) },
+		enforce: func(ctx context.Context) error { return p.enforceGlobal(ctx, rules) },
+		commit: func() error {
+			if err := p.store.CommitGlobalHeaders(); err != nil {
+				return err
+			}
+			p.setCommittedGlobal(next)
+			return nil
+		},
+		abort:  p.store.AbortGlobalHeaders,
+		settle: func() (bool, error) { err := p.settleGlobal(); return p.committedGlobal().Version == next.Version, err },
+	})
+	if err != nil {
+		return api.HeaderState{}, err
+	}
+	return api.HeaderState{Rules: rules, Version: next.Version}, nil
+}
+
+// enforceGlobal puts global header rules in force in every box, or the committed ones again.
+func (p *policies) enforceGlobal(ctx context.Context, rules []policy.HeaderRule) error {
+	p.shared.setGlobal(rules)
+	err := p.spread(ctx)
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, p.restoreGlobal())
+}
+
+// restoreGlobal puts the committed global header rules in force in every box. A box that does not take them is closed.
+func (p *policies) restoreGlobal() error {
+	p.shared.setGlobal(p.committedGlobal().Rules)
+	return p.eachConnected(p.settle)
+}
+
+// settleGlobal puts in force what the store holds of the global header rules; if it cannot be read, those known to have
+// been committed before.
+func (p *policies) settleGlobal() error {
+	if err := p.store.AbortGlobalHeaders(); err != nil { // as on a full disk; the next change replaces them, the next start drops them
+		p.log.Warn("staged header rules of all boxes stay in the store", zap.Error(err))
+	}
+	stored, err := p.store.GlobalHeaders()
+	if err == nil {
+		p.setCommittedGlobal(stored)
+	}
+	return errors.Join(err, contained(p.log, p.restoreGlobal))
+}
+
+// loadGlobal reads the committed global header rules when the gateway starts.
+func (p *policies) loadGlobal() error {
+	stored, err := p.store.GlobalHeaders()
+	if err != nil {
+		return err
+	}
+	p.setCommittedGlobal(stored)
+	p.shared.setGlobal(stored.Rules)
+	return nil
+}
+
+func (p *policies) committedGlobal() store.Headers {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.global
+}
+
+func (p *policies) setCommittedGlobal(h store.Headers) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.global = h
+}

@@ -1,0 +1,106 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/certs"
+	"boxgate/config"
+	"boxgate/firewall"
+	"boxgate/host/enforce"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// lifecycle makes, attaches, recovers and deletes boxes.
+type lifecycle struct {
+	cfg         config.Config
+	addrs       config.Addresses
+	log         *zap.Logger
+	store       *store.DB
+	audit       *audit.Log
+	firewall    *firewall.Firewall
+	minter      *certs.Minter
+	authorities *authorities
+	boxes       *boxes
+	shared      *shared
+	net         *enforce.Enforcer
+	sandboxes   sandboxes
+	urls        *publicURLs
+	commands    *commands
+}
+
+// setState stores the state of a box and takes it over. The caller holds b.mu.
+func (l *lifecycle) setState(b *box, s api.Status, problem string) error {
+	record := b.record
+	record.State, record.Error, record.UpdatedAt = string(s), problem, time.Now()
+	if err := l.store.UpdateBox(record); err != nil {
+		return err
+	}
+	b.record, b.status, b.problem = record, s, problem
+	b.publish()
+	return nil
+}
+
+// checkNew finds the mistakes in what a new box is to be, before anything of it is made.
+func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
+	in := l.shared.inputs()
+	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()
+	if _, err := in.compile(); err != nil {
+		return err
+	}
+	if looksLikeID.MatchString(name) {
+		return invalidAt("/name", "looks like the ID of a box; choose another name")
+	}
+	return nil
+}
+
+// imageOf maps the API's runtime name to an image of the configuration.
+func (l *lifecycle) imageOf(runtime string) (string, error) {
+	if runtime == "" {
+		runtime = "default"
+	}
+	images := l.cfg.Launcher.Images
+	if image, ok := images[runtime]; ok {
+		return image, nil
+	}
+	// The SDK's well-known runtimes run in the default image when it has what they need.
+	if images["default"] == "debian" && (runtime == "node" || runtime == "python") {
+		return "debian", nil
+	}
+	var known []string
+	for name := range images {
+		known = append(known, name)
+	}
+	return "", invalidAt("/runtime", fmt.Sprintf("no image is configured for %q; launcher.images has %s", runtime, strings.Join(known, ", ")))
+}
+
+// pools are the addresses that boxes get: all but the network address, the gateway's and the sink's.
+func (l *lifecycle) pools() store.Pools {
+	return store.Pools{V4: l.addrs.PoolV4, V6: l.addrs.PoolV6, Reserved: 3}
+}
+
+// expiryRetry is how long after a failed deletion an ephemeral box is tried again.
+const expiryRetry = time.Minute
+
+// expireLater deletes an ephemeral box after that time, and tries again until it is gone.
+func (l *lifecycle) expireLater(b *box, after time.Duration) {
+	if b.record.ExpiresAt.IsZero() {
+		return
+	}
+	time.AfterFunc(after, func() {
+		err := l.DeleteBox(context.Background(), b.ID)
+		if err == nil || errors.Is(err, api.ErrNotFound) {
+			return
+		}
+		l.log.Error("an ephemeral box was not deleted at its end", zap.String("box", string(b.ID)), zap.Error(err))
+		l.expireLater(b, expiryRetry)
+	})
+}

@@ -1,0 +1,47 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"boxgate/dns"
+	"boxgate/policy"
+	"boxgate/proxy"
+)
+
+// openEgress makes the DNS server and the proxy.
+func (p *parts) openEgress(context.Context) error {
+	upstreams, err := dnsUpstreams(p.cfg)
+	if err != nil {
+		return err
+	}
+	roots, err := rootsWith(p.cfg.Proxy.UpstreamCAFiles)
+	if err != nil {
+		return err
+	}
+	p.dns, err = dns.New(dns.Config{
+		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
+		Audit: p.audit, Log: p.log, Roots: roots, Limits: dnsLimits(p.cfg.Limits), Memory: p.memory,
+	})
+	if err != nil {
+		return fmt.Errorf("dns.upstreams: %w", err)
+	}
+	domain, err := policy.ParseName(p.cfg.Ingress.Domain)
+	if err != nil {
+		return fmt.Errorf("ingress.domain: %w", err)
+	}
+	p.minter.Host = []policy.Name{domain}
+	egress := proxy.Config{
+		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, Audit: p.audit, Log: p.log, Roots: roots,
+		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},
+		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Host:     p.minter.Host,
+		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
+		Secrets: p.secrets, Memory: p.memory,
+	}
+	limitProxy(p.cfg.Limits, &egress)
+	p.shares.apply(&egress)
+	p.proxy, err = proxy.New(egress)
+	return err
+}

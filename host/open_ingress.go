@@ -1,0 +1,47 @@
+package host
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"boxgate/certs"
+	"boxgate/ingress"
+)
+
+func (p *parts) openIngress(context.Context) error {
+	getCertificate, err := p.urlCertificates()
+	if err != nil {
+		return err
+	}
+	p.ingress, err = ingress.New(ingress.Config{
+		URLs: p.urlTable, GetCertificate: getCertificate, Audit: p.audit, Log: p.log,
+	})
+	return err
+}
+
+// urlCertificates returns the certificate source that ingress.tls.mode asks for.
+func (p *parts) urlCertificates() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	c := p.cfg.Ingress
+	if c.TLS.Mode == "files" {
+		files, err := certs.NewFiles(c.TLS.Cert, c.TLS.Key, func(err error) {
+			p.log.Error("the new certificate of the public URLs does not load; the old one stays", zap.Error(err))
+		})
+		if err != nil {
+			return nil, fmt.Errorf("ingress.tls: %w", err)
+		}
+		return files.GetCertificate, nil
+	}
+	ca, err := ensureAuthority("boxgate public URLs", p.store.InstallationCA, p.store.SetInstallationCA)
+	if err != nil {
+		return nil, err
+	}
+	p.urlCA = ca
+	issued, err := certs.NewIssued(ca, "*."+c.Domain)
+	if err != nil {
+		return nil, fmt.Errorf("ingress.domain: %w", err)
+	}
+	return issued.GetCertificate, nil
+}

@@ -1,0 +1,49 @@
+package host
+
+import (
+	"context"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"boxgate/config"
+	"boxgate/launcher"
+	"boxgate/secrets"
+	"boxgate/store"
+)
+
+// openStore opens the store, and drops what an earlier run staged and never committed.
+func (p *parts) openStore(context.Context) error {
+	var err error
+	p.store, err = store.Open(store.Options{
+		Dir: p.cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.Traces(p.cfg.StateDir, p.cfg.Launcher.RunDir),
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := p.store.EnsureAPIKey(); err != nil {
+		return fmt.Errorf("making the first API key: %w", err)
+	}
+	// Nobody was told that what was staged when the gateway died is in force: what is committed is.
+	cut, err := p.store.DropStaged()
+	if err != nil {
+		return err
+	}
+	for _, c := range cut {
+		p.log.Warn("a change was cut short; what was in force before it is", zap.String("box", string(c.Box)), zap.Bool("headers", c.Headers))
+	}
+	return nil
+}
+
+// openSecrets opens the operator's secrets. A source that gives no value is no reason not to start: it fails the
+// requests that need it, and the log says why.
+func (p *parts) openSecrets(context.Context) error {
+	if err := p.cfg.Secrets.Exposed(); err != nil {
+		p.log.Warn("the configuration shows secrets to others", zap.Error(err))
+	}
+	var err error
+	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log}); err != nil {
+		return err
+	}
+	return p.metrics.Register(p.secrets)
+}

@@ -1,0 +1,71 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/certs"
+	"boxgate/config"
+	"boxgate/dns"
+	"boxgate/firewall"
+	"boxgate/host/enforce"
+	"boxgate/ingress"
+	"boxgate/internal/fault"
+	"boxgate/internal/memory"
+	"boxgate/launcher"
+	"boxgate/proxy"
+	"boxgate/secrets"
+	"boxgate/store"
+)
+
+// parts are what a gateway is built from, in the order in which they are opened.
+type parts struct {
+	cfg       config.Config
+	log       *zap.Logger
+	addrs     config.Addresses
+	listeners *Listeners
+	metrics   *prometheus.Registry
+	shares    descriptors    // of file descriptors
+	memory    *memory.Budget // which boxes share
+
+	boxes     *boxes
+	connected *enforce.Registry
+	urlTable  *urlTable
+	minter    *certs.Minter
+
+	store    *store.DB
+	audit    *audit.Log
+	secrets  *secrets.Secrets
+	dns      *dns.Server
+	proxy    *proxy.Proxy
+	ingress  *ingress.Ingress
+	urlCA    *certs.Authority // nil unless the internal CA signs public URLs
+	launcher *launcher.Launcher
+	firewall *firewall.Firewall
+}
+
+// close closes the parts that are open.
+func (p *parts) close() error {
+	var errs []error
+	if p.firewall != nil {
+		errs = append(errs, p.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
+	}
+	if p.audit != nil {
+		p.audit.Flush()
+	}
+	if p.launcher != nil {
+		if len(p.boxes.all()) == 0 {
+			forgetRun(p.launcher.RunDir())
+		}
+		errs = append(errs, p.launcher.Close())
+	}
+	p.secrets.Close()
+	if p.store != nil {
+		errs = append(errs, p.store.Close())
+	}
+	return errors.Join(errs...)
+}

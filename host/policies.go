@@ -1,0 +1,85 @@
+package host
+
+import (
+	"context"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/host/enforce"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// policies changes what boxes may do: their policies, their header rules, and what all of them share.
+type policies struct {
+	log    *zap.Logger
+	store  *store.DB
+	boxes  *boxes
+	shared *shared
+	net    *enforce.Enforcer
+
+	changingGlobal sync.Mutex // serialises changes of the global header rules
+
+	mu     sync.Mutex
+	global store.Headers // the committed global header rules
+}
+
+// Policy implements [api.Host].
+func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
+	b, err := p.boxes.find(id)
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	return b.shown.Load().Policy, nil
+}
+
+// SetPolicy implements [api.Host].
+func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (api.PolicyState, error) {
+	b, err := p.boxes.lock(id)
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	defer b.mu.Unlock()
+	if ifMatch != nil && *ifMatch != b.version {
+		return api.PolicyState{}, api.ErrPrecondition
+	}
+	version := b.lastVersion + 1
+	in := p.shared.of(b)
+	in.spec, in.version = spec, version
+	next, err := in.compile()
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	b.lastVersion = version
+	err = apply(ctx, p.log, change{
+		what:    "the policy of box " + string(id),
+		stage:   func() error { return p.store.StagePolicy(id, spec, version) },
+		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, next) },
+		commit: func() error {
+			if err := p.store.CommitPolicy(id); err != nil {
+				return err
+			}
+			b.spec, b.version = spec, version
+			return nil
+		},
+		abort:  func() error { return p.store.AbortPolicy(id) },
+		settle: func() (bool, error) { err := p.settle(b); return b.version == version, err },
+	})
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	b.publish()
+	return b.policyState(), nil
+}
+
+// Explain implements [api.Host].
+func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error) {
+	b, err := p.boxes.find(id)
+	if err != nil {
+		return policy.Decision{}, err
+	}
+	req.Box = id
+	return b.Policy.Load().Decide(req), nil
+}

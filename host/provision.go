@@ -1,0 +1,208 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/certs"
+	"boxgate/host/enforce"
+	"boxgate/internal/fault"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// provisioning is one box on its way to being complete: launched, attached or recovered. Each way is a list of steps.
+type provisioning struct {
+	*lifecycle
+	box     *box
+	foreign *os.File // the network namespace to attach; nil unless the box is attached now
+
+	compiled *policy.Compiled
+	ca       *certs.Authority
+	netns    string
+	undo     undo
+}
+
+// step is one step of a provisioning. One that must be undone adds how before it begins.
+type step func(*provisioning, context.Context) error
+
+// The ways of a box. In each the policy is compiled before anything is made, and is in force before the box's first
+// process runs, or as soon as the box has its interface.
+var (
+	launchSteps = []step{
+		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).makeNamespace,
+		(*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
+	}
+	attachSteps = []step{
+		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
+		(*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
+	}
+	recoverSteps = []step{
+		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).addAuthority,
+		(*provisioning).connect, (*provisioning).cutFlows, (*provisioning).showIdle,
+	}
+)
+
+// leftoverError is a failure whose rollback failed as well.
+type leftoverError struct{ cause, left error }
+
+func (e *leftoverError) Error() string {
+	return fmt.Sprintf("%v; and the rollback failed: %v", e.cause, e.left)
+}
+
+func (e *leftoverError) Unwrap() []error { return []error{e.cause, e.left} }
+
+// errDeletedMeanwhile is the answer to who makes a box that somebody else deletes.
+var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while it was being made")
+
+// provision takes a box through steps. When one fails or panics, those before it are undone, the last one first; if that
+// fails, the error is a *leftoverError. The caller holds the box's lock.
+func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step) error {
+	p.lifecycle = l
+	err := contained(l.log, func() error {
+		for _, s := range steps {
+			if err := s(p, ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, zap.String("box", string(p.box.ID)))
+	if err == nil {
+		return nil
+	}
+	if p.box.deleted { // its addresses may be another's by now
+		return errDeletedMeanwhile
+	}
+	if left := p.undo.run(ctx, l.log); left != nil {
+		return &leftoverError{cause: err, left: left}
+	}
+	return err
+}
+
+// compile makes the policy ready. It is compiled when the box is already among the others: so a change of what all boxes
+// share is either in here or finds the box.
+func (p *provisioning) compile(context.Context) (err error) {
+	p.compiled, err = p.shared.of(p.box).compile()
+	return err
+}
+
+// storeInitial stores the policy and header rules of a new box. A gateway that dies before the box is complete removes it
+// at its next start.
+func (p *provisioning) storeInitial(ctx context.Context) error {
+	if err := fault.At(ctx, "create: record stored"); err != nil {
+		return err
+	}
+	b, db := p.box, p.store
+	err := db.StagePolicy(b.ID, b.spec, b.version)
+	if err == nil {
+		err = db.StageHeaders(b.ID, b.headers, b.headersVersion)
+	}
+	if err == nil {
+		err = fault.At(ctx, "create: policy staged")
+	}
+	if err == nil {
+		err = errors.Join(db.CommitPolicy(b.ID), db.CommitHeaders(b.ID))
+	}
+	if err != nil {
+		return notStored(p.log, "its policy could not be stored", err)
+	}
+	return nil
+}
+
+// addAuthority makes the box's CA known to the proxy. The first time it is made, and stored.
+func (p *provisioning) addAuthority(ctx context.Context) (err error) {
+	if p.ca, err = p.authorities.ofBox(p.box.ID); err != nil {
+		return fmt.Errorf("its certificate authority: %w", err)
+	}
+	if err := fault.At(ctx, "create: authority stored"); err != nil {
+		return err
+	}
+	p.undo.add(func(context.Context) error { p.minter.Remove(p.box.ID); return nil })
+	return p.minter.Add(p.box.ID, p.ca)
+}
+
+// makeNamespace makes the network namespace of a box to be launched; nothing runs in it.
+func (p *provisioning) makeNamespace(ctx context.Context) (err error) {
+	p.undo.add(func(ctx context.Context) error {
+		return p.box.unlocked(func() error { return p.sandboxes.Delete(ctx, p.box.ID) })
+	})
+	if p.netns, err = p.sandboxes.Prepare(ctx, p.launchSpec()); err != nil {
+		return fmt.Errorf("its network namespace: %w", err)
+	}
+	return nil
+}
+
+// pinNamespace keeps the network namespace of a box to be attached.
+func (p *provisioning) pinNamespace(ctx context.Context) (err error) {
+	p.undo.add(func(context.Context) error { return p.sandboxes.DetachNamespace(p.box.ID) })
+	p.netns, err = p.sandboxes.AttachNamespace(p.box.ID, p.foreign)
+	return errors.Join(err, fault.At(ctx, "attach: namespace pinned"))
+}
+
+// findNamespace finds the network namespace of a box that runs.
+func (p *provisioning) findNamespace(ctx context.Context) (err error) {
+	p.netns, err = p.sandboxes.namespace(ctx, p.box)
+	return err
+}
+
+// connect gives the box its interface, closed, and puts its policy in force.
+func (p *provisioning) connect(ctx context.Context) error {
+	p.undo.add(func(ctx context.Context) error { return p.net.Disconnect(ctx, &p.box.Box) })
+	return p.net.Connect(ctx, &p.box.Box, enforce.Interface{NetNS: p.netns, GuestStack: p.box.hasGuestStack()}, p.compiled)
+}
+
+// await waits until no first packet of the box would be lost.
+func (p *provisioning) await(ctx context.Context) error {
+	return p.slowly(func() error { return p.net.Await(ctx, &p.box.Box) })
+}
+
+// startProcess starts the first process of a launched box.
+func (p *provisioning) startProcess(ctx context.Context) error {
+	if err := p.slowly(func() error { return p.sandboxes.Create(ctx, p.launchSpec()) }); err != nil {
+		return err
+	}
+	return fault.At(ctx, "create: box runs")
+}
+
+// slowly runs a slow step without the box's lock. Afterwards somebody else may have taken the box off the network.
+func (p *provisioning) slowly(f func() error) error {
+	if err := p.box.unlocked(f); err != nil {
+		return err
+	}
+	if !p.box.connected() {
+		return errDeletedMeanwhile
+	}
+	return nil
+}
+
+// cutFlows ends what the kernel may have forwarded under a policy that was never committed.
+func (p *provisioning) cutFlows(ctx context.Context) error { return p.net.CutFlows(ctx, &p.box.Box) }
+
+// storeIdle completes a new box: from here on the next start keeps it.
+func (p *provisioning) storeIdle(context.Context) error {
+	if err := p.setState(p.box, api.StatusIdle, ""); err != nil {
+		return notStored(p.log, "its state could not be stored", err)
+	}
+	return nil
+}
+
+// showIdle completes a recovered box, which is stored already.
+func (p *provisioning) showIdle(context.Context) error {
+	p.box.status, p.box.problem = api.StatusIdle, ""
+	p.box.publish()
+	return nil
+}
+
+func (p *provisioning) launchSpec() launcher.Spec {
+	r := p.box.record
+	return launcher.Spec{
+		ID: r.ID, Image: r.Image, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(),
+		Hostname: hostnameOf(r), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+	}
+}

@@ -1,0 +1,54 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"boxgate/api"
+	"boxgate/launcher"
+)
+
+// errAttached refuses what only the maker of an attached box can do.
+var errAttached = api.Errorf(api.ErrConflict, "the box is attached: commands are run in it by whoever made it")
+
+// sandboxes are what boxes consist of besides their network: containers launched here, and network namespaces of others.
+type sandboxes struct{ *launcher.Launcher }
+
+// namespace is the path of a box's network namespace, if the box is one that runs.
+func (s sandboxes) namespace(ctx context.Context, b *box) (string, error) {
+	if b.attached != nil {
+		return s.AttachedNamespace(b.ID)
+	}
+	status, err := s.State(ctx, b.ID)
+	if err != nil {
+		return "", err
+	}
+	if status.State == launcher.StateError || status.State == launcher.StateCreating {
+		return "", errors.New("its first process has ended")
+	}
+	return status.NetNS, nil
+}
+
+// release removes the processes and files of a launched box, or lets go of the namespace of an attached one.
+func (s sandboxes) release(ctx context.Context, b *box) error {
+	if b.attached != nil {
+		return s.DetachNamespace(b.ID)
+	}
+	return s.Delete(ctx, b.ID)
+}
+
+// pruneAttached lets go of pinned namespaces that belong to no box.
+func (s sandboxes) pruneAttached(known *boxes) error {
+	ids, err := s.AttachedBoxes()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if _, err := known.find(id); err != nil {
+			if err := s.DetachNamespace(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"boxgate/host/enforce"
+	"boxgate/policy"
+)
+
+// enforce puts a policy in force; see [enforce.Enforcer.Enforce]. The caller holds b.mu.
+func (p *policies) enforce(ctx context.Context, b *box, next *policy.Compiled) error {
+	return p.noteClosed(b, p.net.Enforce(ctx, &b.Box, next))
+}
+
+// contained makes an error of a panic of a step for a box.
+func (p *policies) contained(b *box, step func() error) error {
+	return contained(p.log, step, zap.String("box", string(b.ID)))
+}
+
+// settle puts what the store holds of a box in force. If that fails, the box is closed. The caller holds b.mu.
+func (p *policies) settle(b *box) error {
+	err := p.contained(b, func() error { return p.takeStored(b) })
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, p.shut(b))
+}
+
+// takeStored reads a box's policy and header rules anew and puts them in force.
+func (p *policies) takeStored(b *box) error {
+	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
+		// As on a full disk; the next change replaces it, the next start drops it.
+		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+	stored, err := p.store.Policy(b.ID)
+	if err != nil {
+		return err
+	}
+	headers, err := p.store.Headers(b.ID)
+	if err != nil {
+		return err
+	}
+	in := p.shared.of(b)
+	in.spec, in.version, in.headers = stored.Spec, stored.Version, headers.Rules
+	next, err := in.compile()
+	if err != nil {
+		return err
+	}
+	b.spec, b.version, b.headers, b.headersVersion = stored.Spec, stored.Version, headers.Rules, headers.Version
+	b.lastVersion = max(b.lastVersion, stored.Version)
+	b.publish()
+	return p.noteClosed(b, p.net.Restore(&b.Box, next))
+}
+
+// closedProblem is what the API shows of a box that was closed.
+const closedProblem = "its policy could not be put in force, so it is closed; restart the gateway, or delete it"
+
+// shut takes a box off the network because its policy cannot be put in force. The caller holds b.mu.
+func (p *policies) shut(b *box) error {
+	ctx, cancel := restoring(context.Background())
+	defer cancel()
+	err := p.contained(b, func() error { return p.net.Disconnect(ctx, &b.Box) })
+	_ = p.noteClosed(b, errors.Join(enforce.ErrClosed, err))
+	if err != nil {
+		return fmt.Errorf("closing the box: %w", err)
+	}
+	return nil
+}
+
+// noteClosed shows and logs that a box was closed, if the error says so, and returns the error.
+func (p *policies) noteClosed(b *box, err error) error {
+	if errors.Is(err, enforce.ErrClosed) {
+		p.log.Error("a box is closed: its policy could not be put in force", zap.String("box", string(b.ID)), zap.Error(err))
+		b.showError(closedProblem)
+	}
+	return err
+}

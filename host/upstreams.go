@@ -1,0 +1,89 @@
+package host
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/dns"
+	"boxgate/host/enforce"
+)
+
+// dnsUpstreams returns the configured upstreams, or the host's.
+func dnsUpstreams(cfg config.Config) ([]string, error) {
+	if len(cfg.DNS.Upstreams) > 0 {
+		return cfg.DNS.Upstreams, nil
+	}
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open("/etc/resolv.conf")
+	if err != nil {
+		return nil, fmt.Errorf("dns.upstreams is empty and the host's resolv.conf cannot be read: %w", err)
+	}
+	defer file.Close()
+	servers, err := dns.UpstreamsFromResolvConf(file)
+	if err != nil {
+		return nil, fmt.Errorf("dns.upstreams is empty and /etc/resolv.conf: %w", err)
+	}
+	servers = slices.DeleteFunc(servers, func(s string) bool { // the gateway's own would be a loop
+		at, err := netip.ParseAddrPort(s)
+		return err == nil && slices.Contains(a.Own(), at.Addr())
+	})
+	if len(servers) == 0 {
+		return nil, errors.New("dns.upstreams is empty and /etc/resolv.conf names no server: set dns.upstreams")
+	}
+	return servers, nil
+}
+
+// NeedResolvers requires upstreams that the DNS server can read.
+func NeedResolvers(cfg config.Config) error {
+	upstreams, err := dnsUpstreams(cfg)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, u := range upstreams {
+		if _, err := dns.New(dns.Config{Boxes: &enforce.Registry{}, Audit: audit.New(audit.Options{Logger: zap.NewNop()}),
+			SinkV4: netip.IPv4Unspecified(), SinkV6: netip.IPv6Unspecified(), Upstreams: []string{u}}); err != nil {
+			errs = append(errs, fmt.Errorf("dns.upstreams: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// rootsWith returns the system's roots and those of the files.
+func rootsWith(files []string) (*x509.CertPool, error) {
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("the system's root certificates cannot be read: %w", err)
+	}
+	for _, f := range files {
+		pem, err := os.ReadFile(f)
+		if err != nil {
+			return nil, fmt.Errorf("proxy.upstream_ca_files: %w", err)
+		}
+		if !roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("proxy.upstream_ca_files: %s holds no PEM certificate", f)
+		}
+	}
+	return roots, nil
+}
+
+// NeedRoots requires every file of root certificates.
+func NeedRoots(cfg config.Config) error {
+	var errs []error
+	for _, file := range cfg.Proxy.UpstreamCAFiles {
+		_, err := rootsWith([]string{file})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
