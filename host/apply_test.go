@@ -1,0 +1,101 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+)
+
+var errFake = errors.New("fake failure")
+
+// fakeChange notes its steps. The one named by bad fails, or panics.
+func fakeChange(bad string, panics, took bool) (change, *[]string) {
+	var steps []string
+	step := func(name string) error {
+		steps = append(steps, name)
+		if name == bad && panics {
+			panic("with a secret")
+		}
+		if name == bad {
+			return errFake
+		}
+		return nil
+	}
+	return change{
+		what:    "the fake",
+		stage:   func() error { return step("stage") },
+		enforce: func(context.Context) error { return step("enforce") },
+		commit:  func() error { return step("commit") },
+		abort:   func() error { return step("abort") },
+		settle:  func() (bool, error) { return took, step("settle") },
+	}, &steps
+}
+
+// A change is staged, then in force, then committed. What fails before the commit is aborted; what fails in it, or panics
+// anywhere, is settled by what the store holds.
+func TestOrderOfAChange(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		bad          string
+		panics, took bool
+		want, answer string
+	}{
+		{"", false, false, "stage enforce commit", ""},
+		{"stage", false, false, "stage", "nothing was changed"},
+		{"enforce", false, false, "stage enforce abort", "could not be put in force; the change was rolled back"},
+		{"commit", false, false, "stage enforce commit settle", "could not be stored; the change was rolled back"},
+		{"commit", false, true, "stage enforce commit settle", ""}, // it had reached the disk
+		{"stage", true, false, "stage settle", "may have been rolled back"},
+		{"enforce", true, false, "stage enforce settle", "may have been rolled back"},
+		{"commit", true, false, "stage enforce commit settle", "may have been rolled back"},
+		{"commit", true, true, "stage enforce commit settle", "may have been rolled back"},
+	} {
+		ch, steps := fakeChange(c.bad, c.panics, c.took)
+		err := apply(t.Context(), zap.NewNop(), ch)
+		if got := strings.Join(*steps, " "); got != c.want {
+			t.Errorf("%q panics=%v: the steps are %q, want %q", c.bad, c.panics, got, c.want)
+		}
+		switch {
+		case c.answer == "" && err != nil:
+			t.Errorf("%q took=%v: %v", c.bad, c.took, err)
+		case c.answer != "" && (err == nil || !strings.Contains(err.Error(), c.answer) || !errors.Is(err, api.ErrUnavailable)):
+			t.Errorf("%q panics=%v: %v, want an answer with %q", c.bad, c.panics, err, c.answer)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("the answer holds the text of the panic: %v", err)
+		}
+	}
+}
+
+// A change that reached the disk but cannot be put in force is no success, and one that cannot be settled says so.
+func TestAChangeThatCannotBeSettledFails(t *testing.T) {
+	t.Parallel()
+	for _, took := range []bool{true, false} {
+		ch, _ := fakeChange("commit", false, took)
+		ch.settle = func() (bool, error) { return took, errFake }
+		if err := apply(t.Context(), zap.NewNop(), ch); !errors.Is(err, errFake) {
+			t.Errorf("took=%v: %v", took, err)
+		}
+	}
+}
+
+// A caller that hangs up does not stop a change that has begun.
+func TestAChangeGoesOnWithoutItsCaller(t *testing.T) {
+	t.Parallel()
+	ctx, hangUp := context.WithCancel(t.Context())
+	ch, steps := fakeChange("", false, false)
+	enforce := ch.enforce
+	ch.enforce = func(ctx context.Context) error {
+		hangUp()
+		return errors.Join(enforce(ctx), ctx.Err())
+	}
+	if err := apply(ctx, zap.NewNop(), ch); err != nil || !slices.Equal(*steps, []string{"stage", "enforce", "commit"}) {
+		t.Errorf("%v %v", *steps, err)
+	}
+}

@@ -1,0 +1,404 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/firewall"
+	"boxgate/host/enforce"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// fakeKernel takes every plan but those that it is told to fail at; before is called with each.
+type fakeKernel struct {
+	before func(policy.BoxID, policy.KernelPlan) error
+}
+
+func (k *fakeKernel) Apply(_ context.Context, id policy.BoxID, plan policy.KernelPlan) error {
+	if k.before == nil {
+		return nil
+	}
+	return k.before(id, plan)
+}
+
+func (*fakeKernel) AddBox(context.Context, firewall.Attachment) error { return nil }
+func (*fakeKernel) AwaitBox(context.Context, policy.BoxID) error      { return nil }
+func (*fakeKernel) RemoveBox(context.Context, policy.BoxID) error     { return nil }
+func (*fakeKernel) CutFlows(context.Context, policy.BoxID, func(firewall.Flow) bool) error {
+	return nil
+}
+
+type fakeProxy struct{}
+
+func (fakeProxy) Recheck(policy.BoxID)  {}
+func (fakeProxy) CloseBox(policy.BoxID) {}
+
+// gateway is what changes policies, over a real store and a kernel that does as told.
+type gateway struct {
+	t   *testing.T
+	dir string
+	*policies
+	kernel *fakeKernel
+}
+
+func newGateway(t *testing.T) *gateway {
+	t.Helper()
+	return openGateway(t, filepath.Join(t.TempDir(), "state"))
+}
+
+// openGateway starts over what is in a state directory.
+func openGateway(t *testing.T, dir string) *gateway {
+	t.Helper()
+	db, err := store.Open(store.Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	g := &gateway{t: t, dir: dir, kernel: &fakeKernel{}}
+	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: fakeProxy{}, Boxes: &enforce.Registry{}}
+	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &boxes{}, shared: &shared{protected: policy.NewProtected(nil, nil)}, net: net}
+	if _, err := db.DropStaged(); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.loadGlobal(); err != nil {
+		t.Fatal(err)
+	}
+	records, err := db.Boxes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		g.recover(r)
+	}
+	return g
+}
+
+// recover connects a stored box.
+func (g *gateway) recover(r store.Box) {
+	g.t.Helper()
+	p, err := g.store.Policy(r.ID)
+	headers, errHeaders := g.store.Headers(r.ID)
+	b := newBox(r, p, headers, api.Hosted{})
+	c, errCompile := g.shared.of(b).compile()
+	if err := errors.Join(err, errHeaders, errCompile); err != nil {
+		g.t.Fatal(err)
+	}
+	g.boxes.add(b)
+	if err := g.net.Connect(g.t.Context(), &b.Box, enforce.Interface{}, c); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// addBox makes a box that may reach nothing.
+func (g *gateway) addBox(id policy.BoxID) {
+	g.t.Helper()
+	r, err := g.store.AllocateBox(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.all())), 0), PlaceholderKey: store.NewKey()},
+		store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
+	if err := errors.Join(err, g.store.StagePolicy(id, denyAll, 1), g.store.CommitPolicy(id)); err != nil {
+		g.t.Fatal(err)
+	}
+	g.recover(r)
+}
+
+var (
+	denyAll  = policy.Spec{Mode: policy.ModeDenyAll}
+	allowAll = policy.Spec{Mode: policy.ModeAllowAll}
+)
+
+// rule is a header rule whose value tells rules apart.
+func rule(t *testing.T, value string) []policy.HeaderRule {
+	t.Helper()
+	rules, err := policy.ParseHeaders(map[string]map[string]string{"api.example.com": {"X-Key": value}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+func valueOf(rules []policy.HeaderRule) string {
+	if len(rules) == 0 {
+		return ""
+	}
+	return rules[0].Headers[0].Value.Reveal()
+}
+
+// state is what a gateway says of one box: API, the policy in force, the rules that reach the server.
+type state struct {
+	mode    policy.Mode // the API's
+	open    bool        // the policy in force
+	closed  bool        // no policy
+	own     string      // the API's
+	global  string      // the API's
+	applied string      // the value that requests get
+}
+
+func (g *gateway) state(id policy.BoxID) state {
+	g.t.Helper()
+	b, err := g.boxes.find(id)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	p, err := g.Policy(g.t.Context(), id)
+	own, errOwn := g.Headers(g.t.Context(), id)
+	all, errAll := g.GlobalHeaders(g.t.Context())
+	if err := errors.Join(err, errOwn, errAll); err != nil {
+		g.t.Fatal(err)
+	}
+	name, err := policy.ParseName("api.example.com")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	s := state{mode: p.Spec.Mode, own: valueOf(own.Rules), global: valueOf(all.Rules), closed: b.Policy.Load() == nil}
+	if c := b.Policy.Load(); c != nil {
+		s.open = c.Kernel().DefaultAllow
+		if r, ok := c.Headers(name, 443); ok {
+			s.applied = valueOf([]policy.HeaderRule{r})
+		}
+	}
+	return s
+}
+
+// copyOf is the state directory as a gateway that dies now leaves it.
+func (g *gateway) copyOf() string {
+	g.t.Helper()
+	dir := g.t.TempDir()
+	err := os.Chmod(dir, 0o700)
+	for _, name := range []string{"boxgate.db", "secret.key"} {
+		data, errRead := os.ReadFile(filepath.Join(g.dir, name))
+		err = errors.Join(err, errRead, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+	}
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return dir
+}
+
+// changes are those that go through apply, with what the box b1 then says.
+func changes(t *testing.T) map[string]struct {
+	make func(*gateway) error
+	want state
+} {
+	t.Helper()
+	return map[string]struct {
+		make func(*gateway) error
+		want state
+	}{
+		"policy": {
+			func(g *gateway) error { _, err := g.SetPolicy(t.Context(), "b1", allowAll, nil); return err },
+			state{mode: policy.ModeAllowAll, open: true},
+		},
+		"headers": {
+			func(g *gateway) error { _, err := g.SetHeaders(t.Context(), "b1", rule(t, "own"), nil); return err },
+			state{mode: policy.ModeDenyAll, own: "own", applied: "own"},
+		},
+		"global headers": {
+			func(g *gateway) error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "global"), nil); return err },
+			state{mode: policy.ModeDenyAll, global: "global", applied: "global"},
+		},
+	}
+}
+
+// Before the change: nothing is open.
+var before = state{mode: policy.ModeDenyAll}
+
+// A gateway that dies while a change is put in force starts with what was committed before it; after the answer, with the
+// change.
+func TestAStartPutsTheCommittedStateInForce(t *testing.T) {
+	t.Parallel()
+	for name, c := range changes(t) {
+		g := newGateway(t)
+		g.addBox("b1")
+		var died string
+		g.kernel.before = func(policy.BoxID, policy.KernelPlan) error { died = g.copyOf(); return nil }
+		if err := c.make(g); err != nil {
+			t.Fatal(name, err)
+		}
+		if got := g.state("b1"); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+		if died == "" {
+			t.Fatalf("%s: the kernel was not asked", name)
+		}
+		if got := openGateway(t, died).state("b1"); got != before {
+			t.Errorf("%s: after a death on the way: %+v, want %+v", name, got, before)
+		}
+		if got := openGateway(t, g.copyOf()).state("b1"); got != c.want {
+			t.Errorf("%s: after the answer: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// A change that one box does not take leaves nothing behind: not in force, not for the API, not in the store. It can be
+// made again.
+func TestAChangeThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for name, c := range changes(t) {
+		for _, panics := range []bool{false, true} {
+			g := newGateway(t)
+			g.addBox("b1")
+			g.addBox("b2")
+			failing := policy.BoxID("b1")
+			if name == "global headers" {
+				failing = "b2" // b1 has taken it by then
+			}
+			failed := false
+			g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+				if id != failing || failed {
+					return nil
+				}
+				failed = true
+				if panics {
+					panic("fake")
+				}
+				return errFake
+			}
+			if err := c.make(g); err == nil || !failed {
+				t.Errorf("%s panics=%v: a success", name, panics)
+			}
+			for _, id := range []policy.BoxID{"b1", "b2"} {
+				if got := g.state(id); got != before {
+					t.Errorf("%s panics=%v: %s has %+v", name, panics, id, got)
+				}
+			}
+			g.nothingStaged(name)
+			if err := c.make(g); err != nil {
+				t.Errorf("%s panics=%v: again: %v", name, panics, err)
+			}
+			if got := g.state("b1"); got != c.want {
+				t.Errorf("%s panics=%v: again: %+v, want %+v", name, panics, got, c.want)
+			}
+		}
+	}
+}
+
+func (g *gateway) nothingStaged(what string) {
+	g.t.Helper()
+	staged, err := g.store.Staged()
+	headers, errHeaders := g.store.StagedHeaders()
+	if err := errors.Join(err, errHeaders); err != nil || len(staged)+len(headers) > 0 {
+		g.t.Errorf("%s: staged: %v %v %v", what, staged, len(headers), err)
+	}
+}
+
+// A box whose kernel takes neither the new rules nor the old ones is closed; the others have the old ones.
+func TestABoxWithoutAWayBackIsClosedAlone(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	g.addBox("b2")
+	g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+		if id == "b2" {
+			return errFake
+		}
+		return nil
+	}
+	if _, err := g.SetGlobalHeaders(t.Context(), rule(t, "global"), nil); err == nil {
+		t.Error("a success")
+	}
+	if got := g.state("b1"); got != before {
+		t.Errorf("b1 has %+v", got)
+	}
+	b, err := g.boxes.find("b2")
+	if err != nil || !g.state("b2").closed || b.view().Status != api.StatusError {
+		t.Errorf("b2 is %+v: %+v %v", b.view(), g.state("b2"), err)
+	}
+}
+
+// A store that cannot be written any more: what cannot be staged is not tried, and what cannot be committed is closed,
+// since nobody knows what the next start would put in force.
+func TestAChangeWithoutAStore(t *testing.T) {
+	t.Parallel()
+	for name, c := range changes(t) {
+		g := newGateway(t)
+		g.addBox("b1")
+		applied := 0
+		g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+			if applied++; applied == 1 {
+				_ = g.store.Close()
+			}
+			return nil
+		}
+		if err := c.make(g); !errors.Is(err, api.ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := g.state("b1"); !got.closed {
+			t.Errorf("%s: the box goes on: %+v", name, got)
+		}
+		if got := openGateway(t, g.dir).state("b1"); got != before {
+			t.Errorf("%s: after a start: %+v", name, got)
+		}
+
+		g = newGateway(t)
+		g.addBox("b1")
+		if err := g.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+			t.Errorf("%s: put in force without being staged", name)
+			return nil
+		}
+		if err := c.make(g); !errors.Is(err, api.ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := g.state("b1"); got != before {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// New addresses of the host stay protected in every box that took them although another did not, and are tried again.
+func TestProtectedRangesAreNotRolledBack(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	g.addBox("b2")
+	for _, id := range []policy.BoxID{"b1", "b2"} {
+		if _, err := g.SetPolicy(t.Context(), id, allowAll, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fail := true
+	g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+		if id == "b2" && fail {
+			fail = false
+			return errFake
+		}
+		return nil
+	}
+	pool := netip.MustParsePrefix("8.8.8.0/24")
+	p := &protection{log: zap.NewNop(), addrs: config.Addresses{PoolV4: pool, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
+	reaches := func(id policy.BoxID) bool {
+		b, err := g.boxes.find(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.Policy.Load().Decide(policy.Request{
+			Stage: policy.StageKernel, Box: id, Addr: pool.Addr().Next(), Port: 4444, Protocol: policy.UDP,
+		}).Allowed()
+	}
+	if !reaches("b1") || !reaches("b2") {
+		t.Fatal("the address is protected already")
+	}
+	if err := p.update(t.Context()); err == nil || len(p.own) > 0 {
+		t.Errorf("a success: %v", err)
+	}
+	if reaches("b1") {
+		t.Error("b1 reaches a protected address because b2 does")
+	}
+	if err := p.update(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if reaches("b1") || reaches("b2") {
+		t.Error("the address is not protected")
+	}
+}

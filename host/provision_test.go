@@ -1,0 +1,80 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"go.uber.org/zap"
+)
+
+// fakeSteps note what is done and undone.
+type fakeSteps struct{ done []string }
+
+// step is one that notes its name and how it is undone, then ends in how.
+func (f *fakeSteps) step(name string, how func(*provisioning) error, undone error) step {
+	return func(p *provisioning, _ context.Context) error {
+		p.undo.add(func(ctx context.Context) error {
+			f.done = append(f.done, "undo "+name)
+			return errors.Join(undone, ctx.Err())
+		})
+		f.done = append(f.done, name)
+		return how(p)
+	}
+}
+
+func works(*provisioning) error  { return nil }
+func fails(*provisioning) error  { return errFake }
+func panics(*provisioning) error { panic("with a secret") }
+
+// deletes is what happens while a step runs without the box's lock.
+func deletes(p *provisioning) error { p.box.deleted = true; return errFake }
+
+// When a step fails or panics, it and those before it are undone, the last one first, although the caller has hung up and
+// although one of them cannot be undone. Of a box that was deleted meanwhile nothing is undone: what it had may be
+// another's.
+func TestFailedProvisioningIsUndone(t *testing.T) {
+	t.Parallel()
+	errLeft := errors.New("left")
+	for name, c := range map[string]struct {
+		bad    func(*provisioning) error
+		undone error
+		want   []string
+		cause  error
+	}{
+		"none fails":        {works, nil, []string{"a", "b", "c"}, nil},
+		"an error":          {fails, nil, []string{"a", "b", "undo b", "undo a"}, errFake},
+		"a panic":           {panics, nil, []string{"a", "b", "undo b", "undo a"}, errFault},
+		"and it is stuck":   {fails, errLeft, []string{"a", "b", "undo b", "undo a"}, errFake},
+		"deleted meanwhile": {deletes, nil, []string{"a", "b"}, errDeletedMeanwhile},
+	} {
+		ctx, hangUp := context.WithCancel(t.Context())
+		hangUp()
+		f := &fakeSteps{}
+		l := &lifecycle{log: zap.NewNop()}
+		err := l.provision(ctx, &provisioning{box: &box{}}, []step{f.step("a", works, nil), f.step("b", c.bad, c.undone), f.step("c", works, nil)})
+		if !errors.Is(err, c.cause) || c.cause == nil && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var left *leftoverError
+		if errors.As(err, &left) != (c.undone != nil) {
+			t.Errorf("%s: what is left: %v", name, err)
+		}
+		if !slices.Equal(f.done, c.want) {
+			t.Errorf("%s: %q, want %q", name, f.done, c.want)
+		}
+	}
+}
+
+// A gateway that has not recovered its boxes serves nobody.
+func TestServeWithoutRecoveryIsRefused(t *testing.T) {
+	t.Parallel()
+	h := &Host{parts: &parts{log: zap.NewNop()}}
+	if err := h.Serve(t.Context()); !errors.Is(err, errNotRecovered) {
+		t.Errorf("%v", err)
+	}
+	if err := h.Ready(t.Context()); err == nil {
+		t.Error("it says that it is ready")
+	}
+}
