@@ -19,11 +19,9 @@ const (
 // numbers only ever go down; a package that is within the limits leaves the list.
 var knots = map[string]struct{ files, lines int }{
 	"cmd/gateway/command": {15, 1750},
-	"host":                {17, 2600},
 	"launcher":            {20, 2650},
 	"proxy":               {57, 9800},
 	"selftest":            {13, 1600},
-	"store":               {14, 2150},
 }
 
 // TestStructure holds that no package has so many files referring to each other in a circle that it cannot be read in

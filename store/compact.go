@@ -8,9 +8,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// newSuffix ends the name of the file that is to take the store's place.
-const newSuffix = ".new"
-
 // rewriteFile writes the file anew if a change of the key asked for it: pages that are not in use any more hold values and the
 // data key as the old key opens them. The file takes the place of the old one whole; the returned database is the one
 // to go on with. If there is no room, the old file stays and the next start tries again.

@@ -15,15 +15,6 @@ import (
 	"boxgate/policy"
 )
 
-// The files of the state directory that the store owns.
-const (
-	fileDB     = "boxgate.db"
-	fileSecret = "secret.key"
-	fileAPIKey = "api-key"
-	// fileNextKey is the API key that takes the place of the one in fileAPIKey, while that goes on.
-	fileNextKey = "api-key.next"
-)
-
 // Options say where the store is and how its secrets are sealed.
 type Options struct {
 	// Dir is the state directory. It is made with mode 0700; one that others may enter is refused.

@@ -64,12 +64,6 @@ func (s *sealer) of(tx *bolt.Tx) (*dataKey, error) {
 	return nil, errors.New("the data key of the store is not known")
 }
 
-// How the data key is encrypted.
-const (
-	sealedByFile       = "key file"
-	sealedByPassphrase = "passphrase"
-)
-
 // openSealer decrypts the data key of a store, and brings the store to the present schema if it is older.
 func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*sealer, error) {
 	var wrapped []byte

@@ -14,28 +14,6 @@ import (
 // nobody. The second commits it: it replaces the one before and is staged no more. In between the gateway puts it in force,
 // so after a crash the committed one is what counts, and what was staged is dropped.
 
-// slot is the place of one document that is changed in two steps.
-type slot struct {
-	what   string // in errors
-	bucket []byte // where it is committed
-	owner  string // its key there
-	staged string // its key among those staged
-	sealed bool   // with the place that it is in
-}
-
-// stagedHeaders begins the keys of staged header rules. The other keys are those of staged policies: the ID of a box
-// alone, in which no NUL can be.
-const stagedHeaders = "headers\x00"
-
-func policySlot(id policy.BoxID) slot {
-	return slot{what: "policy of box " + string(id), bucket: bucketPolicies, owner: string(id), staged: string(id)}
-}
-
-// headerSlot is that of the header rules of a box, or of every box ([global]).
-func headerSlot(owner string) slot {
-	return slot{what: "header rules of " + owner, bucket: bucketHeaders, owner: owner, staged: stagedHeaders + owner, sealed: true}
-}
-
 // stage writes a document in the place of one that was staged before.
 func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
 	staged, err := db.table(tx, bucketStaged)

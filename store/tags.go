@@ -24,12 +24,6 @@ const tagSize = sha256.Size
 // keyTotal is the key in the bucket meta of the total: number, sum, MAC.
 var keyTotal = []byte("documents")
 
-// documentBuckets are those whose documents carry a tag: all but meta.
-var documentBuckets = [][]byte{
-	bucketBoxes, bucketNames, bucketIndexes, bucketAddrs, bucketSecrets, bucketPolicies, bucketStaged, bucketHeaders, bucketCAs,
-	bucketURLs, bucketAPIKeys,
-}
-
 // tagOf is the MAC of parts. Each is preceded by its length, so that no two lists of parts are the same bytes.
 func tagOf(key []byte, parts ...[]byte) (tag [tagSize]byte) {
 	mac := hmac.New(sha256.New, key)

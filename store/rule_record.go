@@ -1,0 +1,79 @@
+package store
+
+import (
+	"fmt"
+
+	"boxgate/policy"
+)
+
+// headersRecord is how header rules are written, before they are sealed.
+type headersRecord struct {
+	Version uint64       `json:"version"`
+	Rules   []ruleRecord `json:"rules"`
+}
+
+type ruleRecord struct {
+	Pattern      string              `json:"pattern"`
+	Headers      []headerRecord      `json:"headers"`
+	Placeholders []placeholderRecord `json:"placeholders,omitempty"`
+	Scrub        bool                `json:"scrub,omitempty"`
+}
+
+type headerRecord struct {
+	Name   string `json:"name"`
+	Value  string `json:"value"`
+	Source string `json:"source,omitempty"`
+	Prefix string `json:"prefix,omitempty"`
+	Suffix string `json:"suffix,omitempty"`
+}
+
+type placeholderRecord struct {
+	Variable string `json:"variable"`
+	Value    string `json:"value,omitempty"`
+	Source   string `json:"source,omitempty"`
+}
+
+// recordOf is what is kept of a rule. Tokens follow from the box's key and are not kept.
+func recordOf(r policy.HeaderRule) ruleRecord {
+	w := ruleRecord{Pattern: r.Pattern.String(), Scrub: r.Scrub}
+	for _, h := range r.Headers {
+		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix})
+	}
+	for _, p := range r.Placeholders {
+		w.Placeholders = append(w.Placeholders, placeholderRecord{p.Variable, p.Value.Reveal(), p.Source})
+	}
+	return w
+}
+
+// rule is the reverse of recordOf.
+func (w ruleRecord) rule() (policy.HeaderRule, error) {
+	pattern, err := policy.ParsePattern(w.Pattern)
+	if err != nil {
+		return policy.HeaderRule{}, fmt.Errorf("a header rule in the store has no valid pattern; set the rules again: %w", err)
+	}
+	rule := policy.HeaderRule{Pattern: pattern, Scrub: w.Scrub}
+	for _, h := range w.Headers {
+		rule.Headers = append(rule.Headers, policy.Header{
+			Name: h.Name, Value: policy.NewSecret(h.Value), Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix,
+		})
+	}
+	for _, p := range w.Placeholders {
+		rule.Placeholders = append(rule.Placeholders, policy.Placeholder{
+			Variable: p.Variable, Value: policy.NewSecret(p.Value), Source: p.Source,
+		})
+	}
+	return rule, nil
+}
+
+// headers is what a record says.
+func (rec headersRecord) headers() (Headers, error) {
+	out := Headers{Version: rec.Version}
+	for _, r := range rec.Rules {
+		rule, err := r.rule()
+		if err != nil {
+			return Headers{}, err
+		}
+		out.Rules = append(out.Rules, rule)
+	}
+	return out, nil
+}

@@ -1,0 +1,25 @@
+package store
+
+import "boxgate/policy"
+
+// slot is the place of one document that is changed in two steps.
+type slot struct {
+	what   string // in errors
+	bucket []byte // where it is committed
+	owner  string // its key there
+	staged string // its key among those staged
+	sealed bool   // with the place that it is in
+}
+
+// stagedHeaders begins the keys of staged header rules. The other keys are those of staged policies: the ID of a box
+// alone, in which no NUL can be.
+const stagedHeaders = "headers\x00"
+
+func policySlot(id policy.BoxID) slot {
+	return slot{what: "policy of box " + string(id), bucket: bucketPolicies, owner: string(id), staged: string(id)}
+}
+
+// headerSlot is that of the header rules of a box, or of every box ([global]).
+func headerSlot(owner string) slot {
+	return slot{what: "header rules of " + owner, bucket: bucketHeaders, owner: owner, staged: stagedHeaders + owner, sealed: true}
+}
