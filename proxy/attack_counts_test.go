@@ -39,7 +39,7 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 func TestAttackFloodOfRequestsWithFieldsOfHTTP1(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.MaxRequests = 1
+	l.with(func(c *Config) { c.MaxRequests = 1 })
 	_, port := l.httpsServer(true, nil)
 	l.policy(allowAll, secretFor(api, port))
 	r := newRawH2(t, l.dialPair(api, port, true, "h2"))

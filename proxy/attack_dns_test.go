@@ -53,7 +53,7 @@ func (h *halting) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) 
 func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 	r := newRig(t, cidr(netip.MustParseAddr("127.9.9.9")))
 	slow := &halting{names: r.names, halted: true, waiting: make(chan struct{}, 1)}
-	r.p.cfg.Resolver = slow
+	r.resolver.Resolver = slow
 	c := dialTo(t, r.explicit())
 	_, _ = io.WriteString(c, "GET http://slow.example/ HTTP/1.1\r\nHost: slow.example\r\n\r\n")
 	<-slow.waiting
@@ -70,7 +70,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	api, other := r.tlsServer("api.example"), r.tlsServer("other.example")
 	slow := &halting{names: r.names}
-	r.p.cfg.Resolver = slow
+	r.resolver.Resolver = slow
 	r.names.set("api.example", api.Addr())
 	r.policy(judged(cidr(api.Addr(), other.Addr())), nil)
 	c := tls.Client(r.dial(other), &tls.Config{InsecureSkipVerify: true})
@@ -78,9 +78,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.halt()
-	for _, l := range r.p.usages.of(r.box).ruled.lists {
-		l.asked = time.Time{} // as if time had passed
-	}
+	r.p.router.Refresh(r.box.ID) // as if time had passed
 	r.policy(judged(cidr(api.Addr(), other.Addr(), netip.MustParseAddr("127.9.9.9"))), nil)
 	r.p.Recheck("box1")
 	if !r.echoes(c) {
@@ -100,12 +98,13 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 	to := netip.AddrPortFrom(netip.MustParseAddr(translated), 443)
 	for what, set := range map[string]func(string, ...netip.Addr){"found": r.names.set, "told": r.names.grant} {
 		r.names.answers, r.names.grants = map[string][]netip.Addr{"api.example": nil}, nil
-		r.p.usages.forget(r.box.ID)
+		r.p.router.Forget(r.box.ID)
 		set("api.example", netip.MustParseAddr(plain))
 		if d := pol.Decide(policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: 443, Protocol: policy.TCP}); !d.Allowed() {
 			t.Fatalf("%+v", d)
 		}
-		if !r.p.ruled(t.Context(), pol, r.box, to, false) {
+		asked := policy.Request{Box: r.box.ID, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP}
+		if rt := r.p.router.Route(t.Context(), pol, r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}); rt.Action != policy.Refuse {
 			t.Errorf("%s at %s, it is not known at %s", what, plain, translated)
 		}
 	}
@@ -123,7 +122,7 @@ func (h half) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]n
 func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	trap := r.trap(443)
-	r.p.cfg.Resolver = half{r.names}
+	r.resolver.Resolver = half{r.names}
 	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
 	r.policy(judged(cidr(trap.Addr())), nil)
 	if err := withoutName(r.dial(trap)); err == nil {

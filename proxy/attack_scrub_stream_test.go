@@ -19,7 +19,7 @@ func TestAttackSecretOfALaterRequestInAnOpenStream(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t)
-			l.p.cfg.Secrets = sources{"s": is("placeholder-value-987654")}
+			l.with(func(c *Config) { c.Secrets = sources{"s": is("placeholder-value-987654")} })
 			seen, opened := make(chan string, 10), make(chan struct{})
 			_, port := l.httpsServer(v.up, func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path != "/stream" {

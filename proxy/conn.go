@@ -16,6 +16,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 )
@@ -66,11 +67,11 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 	if !c.admit() {
 		return
 	}
-	if !c.orig.IsValid() || c.orig == listener || p.isOwn(c.orig.Addr()) {
+	if !c.orig.IsValid() || c.orig == listener || p.router.IsOwn(c.orig.Addr()) {
 		c.refuse(kindOther, policy.ReasonHostPort)
 		return
 	}
-	if p.isSink(c.orig.Addr()) {
+	if p.router.IsSink(c.orig.Addr()) {
 		c.orig = netip.AddrPortFrom(netip.Addr{}, c.port)
 		c.event.Addr = netip.Addr{}
 	}
@@ -178,11 +179,11 @@ func (c *conn) proceed(f first, err error) {
 }
 
 // decide routes the connection and registers how it passes, so that a later policy can cut it.
-func (c *conn) decide(f first) routed {
+func (c *conn) decide(f first) route.Routed {
 	pol := c.box.Policy.Load()
 	asked, known := c.question(f)
-	rt := c.p.route(c.ctx, pol, c.box, asked, known)
-	c.orig = netip.AddrPortFrom(rt.asked.Addr, c.port) // where a name is that CONNECT gave may be known now
+	rt := c.p.router.Route(c.ctx, pol, c.box, asked, known)
+	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // where a name is that CONNECT gave may be known now
 	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
 		return rt
 	}
@@ -252,7 +253,7 @@ func (c *conn) forward(f first) {
 }
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
-func (c *conn) intercept(f first, rt routed) {
+func (c *conn) intercept(f first, rt route.Routed) {
 	if !c.usage.intercept(c.p.cfg.MaxInterceptions) {
 		c.refuse(kindOther, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
@@ -299,8 +300,8 @@ func (c *conn) finish(s *session, err error) {
 }
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.
-func (c *conn) splice(f first, rt routed) {
-	up, err := c.p.dial(c.ctx, c.box, rt.target())
+func (c *conn) splice(f first, rt route.Routed) {
+	up, err := c.p.dial(c.ctx, c.box, targetOf(rt))
 	if err != nil {
 		c.failed(f, err)
 		return
@@ -310,7 +311,7 @@ func (c *conn) splice(f first, rt routed) {
 		_ = up.Close()
 		return
 	}
-	rt.asked, rt.known = rt.at(addrPort(upstream.RemoteAddr()).Addr())
+	rt.Asked, rt.Known = rt.At(addrPort(upstream.RemoteAddr()).Addr())
 	if c.live.settle(rt); c.p.recheck(c.live) {
 		return // which closed both
 	}
@@ -318,12 +319,12 @@ func (c *conn) splice(f first, rt routed) {
 		if !c.serverSpoke(upstream) {
 			c.live.detach(upstream)
 			socket.Reset(upstream)
-			c.live.settle(routed{})
+			c.live.settle(route.Routed{})
 			c.since, c.mustSpeak = time.Now(), true
 			c.proceed(c.peek()) // judged by what the client says now, if anything
 			return
 		}
-		rt.Action, rt.known.Greeted = policy.Splice, true
+		rt.Action, rt.Known.Greeted = policy.Splice, true
 		if c.live.settle(rt); c.p.recheck(c.live) {
 			return
 		}

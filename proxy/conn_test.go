@@ -325,7 +325,7 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 // target is where TLS for a name on 443 goes, whatever its address.
 func (r *rig) target(name string) target {
 	asked := policy.Request{Box: r.box.ID, Name: mustName(r.t, name), Port: 443, Protocol: policy.TCP}
-	return r.p.route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}).target()
+	return targetOf(r.p.router.Route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}))
 }
 
 func mustName(t *testing.T, s string) policy.Name {

@@ -5,21 +5,21 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 	"syscall"
 	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
 )
 
 // target says what to dial: the way, and its name, zero if none is known.
 type target struct {
-	routed
+	route.Routed
 	name policy.Name
 }
 
-func (rt routed) target() target { return target{rt, rt.Request.Name} }
+func targetOf(rt route.Routed) target { return target{rt, rt.Request.Name} }
 
 // dial connects box to d. Every address is judged by the policy in force at that moment, and once more by the dialler
 // itself when the socket exists. The error is a *[policy.DeniedError] or an *upstreamError.
@@ -76,7 +76,7 @@ func (p *Proxy) candidates(ctx context.Context, box *policy.Box, d target) ([]ne
 // addresses returns where d may be, unjudged. The address the box asked for is used for a name only while a live grant
 // of that name holds it: otherwise it is the box's claim and nothing else.
 func (p *Proxy) addresses(ctx context.Context, box *policy.Box, d target) ([]netip.Addr, error) {
-	orig := d.asked.Addr.Unmap()
+	orig := d.Asked.Addr.Unmap()
 	if !d.ByName {
 		if !orig.IsValid() {
 			return nil, nil
@@ -93,36 +93,7 @@ func (p *Proxy) addresses(ctx context.Context, box *policy.Box, d target) ([]net
 	if err != nil {
 		return nil, err
 	}
-	return interleave(addrs, orig.Is6()), nil
-}
-
-// interleave orders addresses so that the families alternate, without doubles and zones: when one family leads nowhere,
-// the second attempt tries the other (RFC 8305, 4).
-func interleave(addrs []netip.Addr, v6first bool) []netip.Addr {
-	var v4, v6 []netip.Addr
-	for _, a := range addrs {
-		a = a.Unmap()
-		switch {
-		case a.Is4() && !slices.Contains(v4, a):
-			v4 = append(v4, a)
-		case a.Is6() && a.Zone() == "" && !slices.Contains(v6, a):
-			v6 = append(v6, a)
-		}
-	}
-	first, second := v4, v6
-	if v6first {
-		first, second = v6, v4
-	}
-	out := make([]netip.Addr, 0, len(v4)+len(v6))
-	for i := range max(len(first), len(second)) {
-		if i < len(first) {
-			out = append(out, first[i])
-		}
-		if i < len(second) {
-			out = append(out, second[i])
-		}
-	}
-	return out
+	return route.Interleave(addrs, orig.Is6()), nil
 }
 
 // judgeDial asks the policy in force whether this very address may be dialled. Addresses of the gateway itself and the sink
@@ -130,11 +101,11 @@ func interleave(addrs []netip.Addr, v6first bool) []netip.Addr {
 func (p *Proxy) judgeDial(ctx context.Context, box *policy.Box, d target, a netip.Addr) error {
 	a = a.Unmap()
 	c := box.Policy.Load()
-	if p.isOwn(a) || p.isSink(a) {
-		return policy.Decision{Reason: policy.ReasonHostPort, Version: version(c)}.Err(d.dialling(a))
+	if p.router.IsOwn(a) || p.router.IsSink(a) {
+		return policy.Decision{Reason: policy.ReasonHostPort, Version: route.Version(c)}.Err(d.dialling(a))
 	}
-	asked, known := d.at(a)
-	if why := d.overruledBy(p.route(ctx, c, box, asked, known).Route); why != nil {
+	asked, known := d.At(a)
+	if why := d.OverruledBy(p.router.Route(ctx, c, box, asked, known).Route); why != nil {
 		return why
 	}
 	return nil
@@ -142,7 +113,7 @@ func (p *Proxy) judgeDial(ctx context.Context, box *policy.Box, d target, a neti
 
 // dialling is the request for one address of the target.
 func (d target) dialling(a netip.Addr) policy.Request {
-	return policy.Request{Stage: policy.StageDial, Box: d.asked.Box, Name: d.name, Addr: a, Port: d.asked.Port, Protocol: policy.TCP}
+	return policy.Request{Stage: policy.StageDial, Box: d.Asked.Box, Name: d.name, Addr: a, Port: d.Asked.Port, Protocol: policy.TCP}
 }
 
 // dialAddr dials one address. The dialler judges the address of the very socket it is about to connect, so no code
@@ -163,19 +134,5 @@ func (p *Proxy) dialAddr(ctx context.Context, box *policy.Box, d target, a netip
 			return p.judgeDial(ctx, box, d, to.Addr())
 		},
 	}
-	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.asked.Port).String())
-}
-
-// isOwn reports whether a is the gateway's own.
-func (p *Proxy) isOwn(a netip.Addr) bool { return slices.Contains(p.cfg.Own, a) }
-
-// isSink reports whether a is the address handed out for names a box may not reach.
-func (p *Proxy) isSink(a netip.Addr) bool { return slices.Contains(p.cfg.Sink, a) }
-
-// version returns the version of a policy; 0 if there is none.
-func version(c *policy.Compiled) uint64 {
-	if c == nil {
-		return 0
-	}
-	return c.Version()
+	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.Asked.Port).String())
 }

@@ -179,9 +179,9 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	} else if c.bound, err = policy.ParseName(host); err != nil {
 		return badRequest("CONNECT needs a host name or an address.")
 	}
-	rt := c.p.route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
-	c.orig = netip.AddrPortFrom(rt.asked.Addr, port)
-	if addr := c.orig.Addr(); c.p.isOwn(addr) || c.p.isSink(addr) {
+	rt := c.p.router.Route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
+	c.orig = netip.AddrPortFrom(rt.Asked.Addr, port)
+	if addr := c.orig.Addr(); c.p.router.IsOwn(addr) || c.p.router.IsSink(addr) {
 		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
 	c.note(first{}, rt.Route)

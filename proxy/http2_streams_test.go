@@ -70,7 +70,7 @@ func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
 func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.MaxRequests = 5
+	l.with(func(c *Config) { c.MaxRequests = 5 })
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) {})
 	l.policy(allowAll, secretFor(api, port))
 	r := newRawH2(t, l.dialPair(api, port, true, "h2"))

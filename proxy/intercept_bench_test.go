@@ -33,8 +33,8 @@ func BenchmarkIntercept(b *testing.B) {
 		}
 	})
 	l.policy(allowAll, secretFor(api, port))
-	l.p.cfg.Audit = discardEvents{}
-	l.p.cfg.MaxRequests = 1 << 30 // of its one box
+	l.with(func(c *Config) { c.Audit = discardEvents{} })
+	l.with(func(c *Config) { c.MaxRequests = 1 << 30 }) // of its one box
 	request := []byte("GET /v1/models HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n")
 	exchange := func(b testing.TB, c net.Conn, buf []byte) {
 		if _, err := c.Write(request); err != nil {

@@ -11,6 +11,7 @@ import (
 	"boxgate/proxy/h1"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
 )
 
@@ -32,7 +33,7 @@ type message struct {
 type ruling struct {
 	refused *problem.Problem
 	request policy.Request   // as it was decided
-	way     routed           // how it passes, by which it is asked later whether it may go on
+	way     route.Routed           // how it passes, by which it is asked later whether it may go on
 	policy  *policy.Compiled // that decided it
 	reason  policy.Reason
 	rule    string
@@ -81,8 +82,8 @@ func (s *session) routeRequest(ctx context.Context, r *ruling) *problem.Problem 
 	if s.secure {
 		e.Opening = policy.OpeningSecure
 	}
-	r.way = s.p.route(ctx, r.policy, s.box, r.request, e)
-	r.request, r.byName = r.way.asked, r.way.ByName
+	r.way = s.p.router.Route(ctx, r.policy, s.box, r.request, e)
+	r.request, r.byName = r.way.Asked, r.way.ByName
 	r.reason, r.rule = r.way.Decision.Reason, r.way.Decision.Rule
 	switch {
 	case r.way.Action == policy.Forward:
@@ -97,13 +98,13 @@ func (s *session) routeRequest(ctx context.Context, r *ruling) *problem.Problem 
 }
 
 // target is where a request that was not refused goes.
-func (r *ruling) target() target { return r.way.target() }
+func (r *ruling) target() target { return targetOf(r.way) }
 
 // inflight is what must stay allowed of the request, which goes to an address; the zero Addr if that is not known yet.
 func (r *ruling) inflight(s *session, to netip.Addr) *inflight {
 	f := &inflight{s: s, request: r.request, way: r.way}
 	if to.IsValid() {
-		f.way.asked, f.way.known = r.way.at(to)
+		f.way.Asked, f.way.Known = r.way.At(to)
 	}
 	return f
 }

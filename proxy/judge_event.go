@@ -9,6 +9,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
 )
 
 // exchange is one request on its way through the proxy and the one audit event that tells of it.
@@ -53,7 +54,7 @@ func (x *exchange) judged(m *message, r *ruling) {
 	if r.request.Name.IsZero() {
 		e.Name = m.authority
 	}
-	e.Version, e.Reason, e.Rule = version(r.policy), r.reason, r.rule
+	e.Version, e.Reason, e.Rule = route.Version(r.policy), r.reason, r.rule
 	x.failed(r.err)
 	if r.refused != nil {
 		e.Status = r.refused.Status
@@ -138,13 +139,13 @@ func upstreamProblem(err error) *problem.Problem {
 type inflight struct {
 	s       *session
 	request policy.Request
-	way     routed
+	way     route.Routed
 }
 
 // stands asks a policy whether the request may go on.
 func (f *inflight) stands(c *policy.Compiled) policy.Decision {
-	now := f.s.p.reroute(c, f.s.box, f.way)
-	if why := f.way.overruledBy(now); why != nil {
+	now := f.s.p.router.Reroute(c, f.s.box, f.way)
+	if why := f.way.OverruledBy(now); why != nil {
 		return why.Decision
 	}
 	return now.Decision

@@ -30,6 +30,7 @@ type lab struct {
 
 	mu    sync.Mutex
 	names map[string][]netip.Addr
+	cfg   Config
 }
 
 // BoxByAddr, Lookup, Granted and GrantedNames make lab the surroundings of its proxy.
@@ -55,20 +56,29 @@ func (l *lab) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil 
 func newLab(t testing.TB) *lab {
 	l := &lab{t: t, box: &policy.Box{ID: "b1"}, ca: newAuthority(t), names: map[string][]netip.Addr{}, orig: netip.MustParseAddr("127.0.0.1")}
 	l.events = &events{more: make(chan struct{}, 1)}
-	p, err := New(Config{Boxes: l, Resolver: l, Leaves: l.ca, Audit: l.events, Roots: l.ca.pool()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.p = p
+	l.cfg = Config{Boxes: l, Resolver: l, Leaves: l.ca, Audit: l.events, Roots: l.ca.pool()}
+	l.with(func(*Config) {})
+	var err error
 	l.front, err = net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = l.front.Close()
-		p.CloseBox(l.box.ID)
+		l.p.CloseBox(l.box.ID)
 	})
 	return l
+}
+
+// with puts a proxy of another configuration in the place of the lab's, before it is used.
+func (l *lab) with(change func(*Config)) {
+	l.t.Helper()
+	change(&l.cfg)
+	p, err := New(l.cfg)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.p = p
 }
 
 // policy puts a policy in force. headers are pattern → name → value.

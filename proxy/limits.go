@@ -32,7 +32,6 @@ type usage struct {
 	pipes         atomic.Int64 // through which bytes of its tunnels are on their way
 	refusals      coalesced    // of connections
 	excess        coalesced    // requests beyond what there may be
-	ruled         addrCaches
 }
 
 // use makes the table ready for a configuration whose defaults are set.

@@ -19,7 +19,7 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 	for name, h2 := range map[string]bool{"h1": false, "h2": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
-			l.p.cfg.MaxRequests = 1 // and two at once
+			l.with(func(c *Config) { c.MaxRequests = 1 }) // and two at once
 			var reached atomic.Int64
 			handler := func(http.ResponseWriter, *http.Request) { reached.Add(1) }
 			var port uint16
@@ -69,7 +69,7 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 func TestAttackRapidResetCountsAsRequests(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.MaxRequests = 5
+	l.with(func(c *Config) { c.MaxRequests = 5 })
 	var reached atomic.Int64
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
 	l.policy(allowAll, secretFor(api, port))
@@ -111,7 +111,7 @@ func (r *rawH2) openAndReset(authority string) bool {
 func TestStreamsOfABoxAreLimited(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.MaxStreams = 1
+	l.with(func(c *Config) { c.MaxStreams = 1 })
 	begun, finish := make(chan struct{}), make(chan struct{})
 	_, port := l.httpsServer(true, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {

@@ -146,15 +146,17 @@ func (r *rig) limited() (refusals, lines int) {
 
 func TestRemovedBoxLeavesNoCount(t *testing.T) {
 	r := newRig(t, allow("good.example"))
-	c := &conn{p: r.p}
-	known := r.p.cfg.Boxes
 	asked := 0
-	r.p.cfg.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
-		if asked++; asked > 1 {
-			return nil // removed between the first look and the second
-		}
-		return known.BoxByAddr(a)
+	r.with(func(c *Config) {
+		known := c.Boxes
+		c.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
+			if asked++; asked > 1 {
+				return nil // removed between the first look and the second
+			}
+			return known.BoxByAddr(a)
+		})
 	})
+	c := &conn{p: r.p}
 	if c.find(r.box.V4); c.box != nil || c.usage != r.p.usages.unknown {
 		t.Errorf("a box that is gone was found: %+v", c.box)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/route"
 	"boxgate/proxy/socket"
 )
 
@@ -36,7 +37,7 @@ type liveConn struct {
 	cut     *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
 	stop    error               // why it was closed, if no policy did it
 	sockets map[net.Conn]struct{}
-	passes  routed // as what it passes; refused where nothing does, or where each request is routed by itself
+	passes  route.Routed // as what it passes; refused where nothing does, or where each request is routed by itself
 	watcher func(*policy.Compiled) policy.Decision
 }
 
@@ -117,7 +118,7 @@ func (l *liveConn) detach(c net.Conn) {
 }
 
 // settle says how the connection passes from now on; the zero value that it does not.
-func (l *liveConn) settle(rt routed) {
+func (l *liveConn) settle(rt route.Routed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.passes = rt
@@ -151,13 +152,13 @@ func (l *liveConn) stopped() error {
 //
 // The handler routes a connection, settles it, and looks whether the policy is still the same: one that was swapped in
 // between is seen either there or by [Proxy.Recheck], which begins after the swap.
-func (l *liveConn) recheck(reroute func(*policy.Compiled, *policy.Box, routed) policy.Route) bool {
+func (l *liveConn) recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) bool {
 	c := l.box.Policy.Load()
 	l.mu.Lock()
 	was, watcher := l.passes, l.watcher
 	l.mu.Unlock()
 	if was.Action != policy.Refuse {
-		if why := was.overruledBy(reroute(c, l.box, was)); why != nil {
+		if why := was.OverruledBy(reroute(c, l.box, was)); why != nil {
 			return l.close(why, nil)
 		}
 	}

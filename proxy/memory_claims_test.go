@@ -18,6 +18,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/route"
 )
 
 // TestOddConnectionsLeaveNoClaims: clients and servers that break off wherever they can. Nothing that was claimed for the
@@ -61,7 +62,7 @@ func (r *rig) policyOf(spec policy.Spec, headers string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	c, err := policy.Compile(spec, rules, policy.NewProtected([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, nil), version(r.box.Policy.Load())+1)
+	c, err := policy.Compile(spec, rules, policy.NewProtected([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, nil), route.Version(r.box.Policy.Load())+1)
 	if err != nil {
 		r.t.Fatal(err)
 	}

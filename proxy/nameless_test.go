@@ -64,13 +64,13 @@ func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	trap := r.trap(443)
-	r.p.cfg.Resolver = &failing{names: r.names, err: errors.New("the server is silent")}
+	r.resolver.Resolver = &failing{names: r.names, err: errors.New("the server is silent")}
 	r.policy(judged(cidr(trap.Addr())), nil)
 	if err := withoutName(r.dial(trap)); err == nil {
 		t.Error("the handshake succeeded")
 	}
 	r.wantReason(policy.ReasonNoName)
-	r.p.cfg.Resolver = &failing{names: r.names, err: notFound{}}
+	r.resolver.Resolver = &failing{names: r.names, err: notFound{}}
 	server := r.tlsServer("api.example")
 	r.policy(judged(cidr(server.Addr())), nil)
 	await(t, "a handshake once the name is known to have no address", func() bool { return withoutName(r.dial(server)) == nil })
@@ -101,9 +101,7 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	r.policy(judged(cidr(first.Addr(), second.Addr())), nil)
 	r.names.set("api.example", first.Addr())
 	_ = withoutName(r.dial(first))
-	for _, l := range r.p.usages.of(r.box).ruled.lists {
-		l.asked = time.Time{} // as if time had passed
-	}
+	r.p.router.Refresh(r.box.ID) // as if time had passed
 	r.names.set("api.example", second.Addr())
 	for _, a := range []netip.AddrPort{second, first} {
 		if err := withoutName(r.dial(a)); err == nil {

@@ -97,8 +97,10 @@ func eachProtocol(t *testing.T, test func(t *testing.T, l *lab, client *http.Cli
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t)
-			l.p.cfg.Secrets = sources{"s": is("from-source"), "colon": is("a:b"), "empty": is(""), "bad": is("a\r\nHost: evil"),
-				"broken": func(context.Context) (string, error) { return "", errors.New("it does not answer") }}
+			l.with(func(c *Config) {
+				c.Secrets = sources{"s": is("from-source"), "colon": is("a:b"), "empty": is(""), "bad": is("a\r\nHost: evil"),
+					"broken": func(context.Context) (string, error) { return "", errors.New("it does not answer") }}
+			})
 			up := &recorder{}
 			_, port := l.httpsServer(v.up, up.serve)
 			l.rules(allowAll, `{}`)
@@ -329,7 +331,7 @@ func TestPlaceholderInABody(t *testing.T) {
 func TestWebSocketWithPlaceholder(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.Secrets = sources{"s": is("from-source")}
+	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}}}`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

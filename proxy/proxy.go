@@ -16,6 +16,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
 )
 
@@ -24,19 +25,8 @@ type Boxes interface {
 	BoxByAddr(netip.Addr) *policy.Box
 }
 
-// Resolver resolves names for a box and remembers what the box was told. Its answers are not trusted: every address is
-// judged when it is dialled. Safe for concurrent use.
-type Resolver interface {
-	// Lookup returns the addresses of a name, of both families, in no particular order. An error whose method NotFound
-	// reports true says that the name has none.
-	Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
-	// LookupBoth is Lookup, but waits for both families. What it found of one comes with the error that the other's lack is.
-	LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
-	// Granted reports whether the box was told, and may still believe, that the name has this address.
-	Granted(policy.BoxID, policy.Name, netip.Addr) bool
-	// GrantedNames returns the names of which the box was told that they have this address.
-	GrantedNames(policy.BoxID, netip.Addr) []policy.Name
-}
+// Resolver resolves names for a box and remembers what the box was told.
+type Resolver = route.Resolver
 
 // Leaves mints the certificates with which TLS towards a box is terminated. Safe for concurrent use.
 type Leaves interface {
@@ -52,7 +42,7 @@ type Recorder interface {
 // take the default named beside them.
 type Config struct {
 	Boxes    Boxes
-	Resolver Resolver
+	Resolver route.Resolver
 	Leaves   Leaves
 	Audit    Recorder
 	Secrets  Secrets        // of header rules; nil: a rule that names one refuses its requests
@@ -115,6 +105,7 @@ type Proxy struct {
 	cfg    Config
 	live   liveTable
 	usages usages
+	router *route.Router
 	tls    boxTLSTable
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
@@ -145,6 +136,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.tunnels = tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log)
 	p.live.total = p.cfg.MaxAllConns
 	p.base, p.cancel = context.WithCancel(context.Background())
+	p.router = route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
 	return p, nil
 }
 
@@ -170,7 +162,7 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 
 // recheck asks again about one connection and records the cut, if there was one.
 func (p *Proxy) recheck(l *liveConn) bool {
-	if !l.recheck(p.reroute) {
+	if !l.recheck(p.router.Reroute) {
 		return false
 	}
 	why := l.denied()
@@ -189,6 +181,7 @@ func (p *Proxy) recheck(l *liveConn) bool {
 func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.closeAll(p.live.of(box), policy.ReasonUnknownBox, errBoxRemoved)
 	p.usages.forget(box)
+	p.router.Forget(box)
 	p.forgetTLS(box)
 	p.upstreams.closeBox(box)
 }

@@ -95,7 +95,7 @@ func TestRecheckOfAnotherBoxDisturbsNothing(t *testing.T) {
 func TestAPolicySwappedWhileAConnectionIsDecidedIsSeen(t *testing.T) {
 	r := newRig(t, allow("a.example"))
 	trap := r.trap(443)
-	r.p.cfg.Resolver = swapping{r.names, func() {
+	r.resolver.Resolver = swapping{r.names, func() {
 		r.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
 		go r.p.Recheck("box1")
 	}}

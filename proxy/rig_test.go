@@ -15,6 +15,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/route"
 )
 
 // rig is a proxy with one box, over loopback. In place of TPROXY each destination has a listener of its own, and the
@@ -29,8 +30,10 @@ type rig struct {
 	upstream *authority // signs the servers
 	boxCA    *authority // signs the leaves
 
-	mu  sync.Mutex
-	dst map[netip.AddrPort]netip.AddrPort
+	mu       sync.Mutex
+	dst      map[netip.AddrPort]netip.AddrPort
+	resolver *changing
+	cfg      Config
 }
 
 func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
@@ -43,13 +46,22 @@ func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
 	}
 	r.boxes = boxes{r.box.V4: r.box}
 	r.policy(spec, nil)
-	cfg := Config{Boxes: r.boxes, Resolver: r.names, Leaves: r.boxCA, Audit: r.events, Roots: r.upstream.pool()}
+	r.resolver = &changing{r.names}
+	r.cfg = Config{Boxes: r.boxes, Resolver: r.resolver, Leaves: r.boxCA, Audit: r.events, Roots: r.upstream.pool()}
 	for _, f := range change {
-		f(&cfg)
+		f(&r.cfg)
 	}
-	p, err := New(cfg)
+	r.with(func(*Config) {})
+	return r
+}
+
+// with puts a proxy of another configuration in the place of the rig's, before it is used.
+func (r *rig) with(change func(*Config)) {
+	r.t.Helper()
+	change(&r.cfg)
+	p, err := New(r.cfg)
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	p.originalDst = func(c net.Conn) netip.AddrPort {
 		r.mu.Lock()
@@ -57,12 +69,11 @@ func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
 		return r.dst[localAddr(c)]
 	}
 	r.p = p
-	t.Cleanup(func() {
+	r.t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		_ = p.Shutdown(ctx) // cuts what a test left open
 	})
-	return r
 }
 
 var versions sync.Map // of *policy.Box: how often its policy was set
@@ -215,6 +226,9 @@ func firstLine(c io.Reader) (string, error) {
 type boxes map[netip.Addr]*policy.Box
 
 func (b boxes) BoxByAddr(a netip.Addr) *policy.Box { return b[a] }
+
+// changing is a resolver that a test puts another in the place of, before anything is looked up.
+type changing struct{ route.Resolver }
 
 type names struct {
 	mu      sync.Mutex

@@ -342,7 +342,9 @@ func TestEarlierSecretsStayMasked(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	var served atomic.Int64
-	l.p.cfg.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprintf("secret-number-%d", served.Add(1)), nil }}
+	l.with(func(c *Config) {
+		c.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprintf("secret-number-%d", served.Add(1)), nil }}
+	})
 	var told atomic.Pointer[string]
 	told.Store(new(string))
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {

@@ -118,8 +118,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 	if err := d("other.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
 		t.Errorf("a certificate for another name: %v", err)
 	}
-	r.p.cfg.Roots = r.boxCA.pool()
-	r.p.forgetTLS("box1")
+	r.with(func(c *Config) { c.Roots = r.boxCA.pool() })
 	if err := d("good.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
 		t.Errorf("a certificate of an authority that is not trusted: %v", err)
 	}

@@ -128,7 +128,7 @@ func TestManyHostsLeaveFewConnections(t *testing.T) {
 func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.MaxUpstreams = 2
+	l.with(func(c *Config) { c.MaxUpstreams = 2 })
 	begun, goOn := make(chan struct{}, 3), make(chan struct{})
 	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hold" {
@@ -192,7 +192,7 @@ func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	const max, streams = 8, 40
-	l.p.cfg.MaxUpstreams = max
+	l.with(func(c *Config) { c.MaxUpstreams = max })
 	goOn := make(chan struct{})
 	var begun atomic.Int32
 	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
@@ -241,7 +241,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
 		l := newLab(t)
-		l.p.cfg.MaxUpstreams = 4
+		l.with(func(c *Config) { c.MaxUpstreams = 4 })
 		_, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {
 			for range 4 {
 				fmt.Fprint(w, strings.Repeat(r.Host, 200))
@@ -294,7 +294,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.p.cfg.MaxUpstreams = 1
+	l.with(func(c *Config) { c.MaxUpstreams = 1 })
 	port := l.rawServer(true, func(c net.Conn, in *bufio.Reader) {
 		if r, err := http.ReadRequest(in); err == nil {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+

@@ -90,7 +90,9 @@ func TestSecretIsAskedForEachRequest(t *testing.T) {
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
 		var asked atomic.Int32
-		l.p.cfg.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}
+		l.with(func(c *Config) {
+			c.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}
+		})
 		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
 		for i := range 3 {
 			get(t, client, "https://"+hostPort(port)+"/", nil)

@@ -1,4 +1,4 @@
-package proxy
+package route
 
 import (
 	"context"
@@ -10,9 +10,6 @@ import (
 
 	"boxgate/policy"
 )
-
-// This file remembers where the hosts are whose requests are judged, so that what gives another name, or none, does not
-// bypass the interceptor.
 
 const (
 	addrsFresh    = 5 * time.Second // how long the hosts' addresses are not asked for again
@@ -68,6 +65,15 @@ func (c *addrCaches) of(names []policy.Name) *addrCache {
 	}
 	c.lists = append(c.lists, at)
 	return at
+}
+
+// expire makes everything be asked for again.
+func (c *addrCaches) expire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, at := range c.lists {
+		at.asked = time.Time{}
+	}
 }
 
 func (c *addrCaches) fresh(at *addrCache) bool {
