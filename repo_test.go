@@ -18,83 +18,83 @@ import (
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
 // The floors of the firewall, of the proxy and of the admin API are listed one by one: a floor imports only the floors below it.
-var allowed = map[string][]string{
-	"policy":             {},
-	"audit":              {"policy"},
-	"firewall":           {"policy", "audit", "internal/fault"},
-	"firewall/flow":      {"policy", "firewall/namespace", "firewall/network"},
-	"firewall/foreign":   {"firewall/namespace", "firewall/network"},
-	"firewall/link":      {"policy", "internal/fault", "firewall/namespace", "firewall/network"},
-	"firewall/namespace": {},
-	"firewall/network":   {"policy"},
-	"firewall/nft":       {"policy", "internal/fault", "firewall/namespace", "firewall/network"},
-	"firewall/report":    {"policy", "audit", "firewall/flow", "firewall/namespace", "firewall/network", "firewall/nft"},
-	"firewall/route":     {"firewall/namespace", "firewall/network"},
-	"firewall/watch":     {"policy", "firewall/link", "firewall/namespace", "firewall/network", "firewall/nft", "firewall/route"},
-	"dns":                {"policy", "audit", "internal/fault", "internal/memory"},
-	"proxy":              {"policy", "audit", "internal/fault", "internal/handshake", "internal/memory"},
-	"proxy/buffers":      {},
-	"proxy/contain":      {"policy"},
-	"proxy/h1":           {"internal/memory"},
-	"proxy/h2":           {"internal/memory", "proxy/buffers", "proxy/h1"},
-	"proxy/h2connect":    {},
-	"proxy/header":       {"policy", "proxy/h1", "proxy/scrub"},
-	"proxy/placeholder":  {"policy", "proxy/h1"},
-	"proxy/problem":      {"policy", "internal/handshake", "proxy/h1", "proxy/h2", "proxy/scrub"},
-	"proxy/scrub":        {},
-	"proxy/socket":       {},
-	"proxy/tunnel":       {"policy", "proxy/buffers", "proxy/contain", "proxy/h1", "proxy/socket"},
-	"certs":              {"policy", "audit", "internal/fault"},
-	"ingress":            {"policy", "audit", "internal/handshake"},
-	"launcher":           {"policy", "audit", "internal/fault"},
-	"api":                {"policy", "audit"},
-	"api/access":         {"api/problem"},
-	"api/boxes":          {"policy", "api", "api/history", "api/problem", "api/rest", "api/spec", "api/strict"},
-	"api/egress":         {"policy", "audit", "api", "api/problem", "api/rest", "api/stream", "api/strict"},
-	"api/exec":           {"policy", "api", "api/history", "api/problem", "api/rest", "api/stream", "api/strict"},
-	"api/gateway":        {"policy", "api", "api/problem", "api/rest", "api/strict"},
-	"api/history":        {"policy", "api"},
-	"api/openapi":        {"api/problem", "api/rest", "api/strict"},
-	"api/problem":        {"policy", "api"},
-	"api/rest":           {"api", "api/problem"},
-	"api/rules":          {"policy", "api", "api/history", "api/problem", "api/rest", "api/spec", "api/strict"},
-	"api/server": {
-		"policy", "audit", "api", "api/access", "api/boxes", "api/egress", "api/exec", "api/gateway", "api/history", "api/openapi", "api/problem",
-		"api/rest", "api/rules", "api/stream", "api/strict", "api/urls",
-	},
-	"api/spec":           {"policy"},
-	"api/stream":         {},
-	"api/strict":         {"policy", "api/problem"},
-	"api/urls":           {"api", "api/history", "api/problem", "api/rest", "api/strict"},
-	"store":              {"policy", "audit"},
-	"secrets":            {"policy", "audit"},
-	"selftest":           {"policy", "audit"},
-	"internal/testnet":   {},
-	"internal/mutants":   {},
-	"internal/structure": {},
-	"conformance":        {},
-	"internal/fault":     {},
-	"internal/handshake": {},
-	"internal/memory":    {},
-	"bench":              {"policy", "audit", "firewall", "dns", "proxy", "certs", "ingress", "api", "internal/testnet"},
-	"internal/buildinfo": {},
-	"config":             {"policy", "secrets"},
-	"preflight":          {"config"},
-	"host": {
-		"policy", "audit", "config", "preflight", "firewall", "dns", "proxy", "certs", "ingress", "launcher", "api", "api/server", "store", "secrets",
-		"selftest", "internal/fault", "internal/memory", "internal/buildinfo",
-	},
-	"internal/lab": {"policy", "audit", "config", "api", "host", "launcher", "internal/testnet"},
-	"cmd/gateway": {
-		"policy", "audit", "config", "preflight", "host", "firewall", "certs", "launcher", "api", "store", "secrets", "selftest",
-		"internal/buildinfo", "internal/lab",
-	},
-	"e2e/harness": {
-		"policy", "audit", "config", "host", "certs", "launcher", "api", "cmd/gateway", "internal/fault", "internal/lab", "internal/testnet",
-	},
-	"e2e": {
-		"policy", "audit", "config", "host", "certs", "launcher", "api", "store", "secrets", "proxy/scrub", "cmd/gateway", "internal/lab", "e2e/harness",
-	},
+var allowed = importTable(`
+policy:
+audit: policy
+firewall: policy audit internal/fault
+firewall/flow: policy firewall/namespace firewall/network
+firewall/foreign: firewall/namespace firewall/network
+firewall/link: policy internal/fault firewall/namespace firewall/network
+firewall/namespace:
+firewall/network: policy
+firewall/nft: policy internal/fault firewall/namespace firewall/network
+firewall/report: policy audit firewall/flow firewall/namespace firewall/network firewall/nft
+firewall/route: firewall/namespace firewall/network
+firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
+dns: policy audit internal/fault internal/memory
+proxy: policy audit internal/fault internal/handshake internal/memory
+proxy/buffers:
+proxy/contain: policy
+proxy/h1: internal/memory
+proxy/h2: internal/memory proxy/buffers proxy/h1
+proxy/h2connect:
+proxy/header: policy proxy/h1 proxy/scrub
+proxy/placeholder: policy proxy/h1
+proxy/problem: policy internal/handshake proxy/h1 proxy/h2 proxy/scrub
+proxy/route: policy
+proxy/scrub: policy
+proxy/socket:
+proxy/tunnel: policy proxy/buffers proxy/contain proxy/h1 proxy/socket
+proxy/usage: policy audit internal/memory proxy/scrub
+certs: policy audit internal/fault
+ingress: policy audit internal/handshake
+launcher: policy audit internal/fault
+api: policy audit
+api/access: api/problem
+api/boxes: policy api api/history api/problem api/rest api/spec api/strict
+api/egress: policy audit api api/problem api/rest api/stream api/strict
+api/exec: policy api api/history api/problem api/rest api/stream api/strict
+api/gateway: policy api api/problem api/rest api/strict
+api/history: policy api
+api/openapi: api/problem api/rest api/strict
+api/problem: policy api
+api/rest: api api/problem
+api/rules: policy api api/history api/problem api/rest api/spec api/strict
+api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/openapi api/problem api/rest api/rules api/stream api/strict api/urls
+api/spec: policy
+api/stream:
+api/strict: policy api/problem
+api/urls: api api/history api/problem api/rest api/strict
+store: policy audit
+secrets: policy audit
+selftest: policy audit
+internal/testnet:
+internal/mutants:
+internal/structure:
+conformance:
+internal/fault:
+internal/handshake:
+internal/memory:
+bench: policy audit firewall dns proxy certs ingress api internal/testnet
+internal/buildinfo:
+config: policy secrets
+preflight: config
+host: policy audit config preflight firewall dns proxy certs ingress launcher api api/server store secrets selftest internal/fault internal/memory internal/buildinfo
+internal/lab: policy audit config api host launcher internal/testnet
+cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
+e2e/harness: policy audit config host certs launcher api cmd/gateway internal/fault internal/lab internal/testnet
+e2e: policy audit config host certs launcher api store secrets proxy/scrub cmd/gateway internal/lab e2e/harness
+`)
+
+// importTable reads lines of a package, a colon and the packages that it may import.
+func importTable(text string) map[string][]string {
+	table := map[string][]string{}
+	for line := range strings.Lines(text) {
+		if pkg, may, ok := strings.Cut(line, ":"); ok {
+			table[pkg] = strings.Fields(may)
+		}
+	}
+	return table
 }
 
 // source is one parsed Go file of the repository.

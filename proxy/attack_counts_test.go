@@ -22,7 +22,7 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = r.p.tunnels.Splice(client, upstream, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &r.p.usages.of(r.box).pipes}, r.box.ID)
+		_ = r.p.tunnels.Splice(client, upstream, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &r.p.usages.Of(r.box).Pipes}, r.box.ID)
 	}()
 	const taken = 64 << 10
 	if _, err := io.ReadFull(server, make([]byte, taken)); err != nil {

@@ -19,6 +19,7 @@ import (
 	"boxgate/proxy/route"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
+	"boxgate/proxy/usage"
 )
 
 // conn is one client connection on its way through the proxy. Its handler alone uses it.
@@ -30,7 +31,7 @@ type conn struct {
 	port  uint16
 	bound policy.Name // the name CONNECT gave: the connection goes there or nowhere
 	box   *policy.Box
-	usage *usage       // what is counted for the box, or for all that are none
+	usage *usage.Box   // what is counted for the box, or for all that are none
 	first memory.Claim // what the first bytes take
 	live  *liveConn
 	ctx   context.Context
@@ -87,23 +88,23 @@ func (c *conn) admit() bool {
 		return false
 	}
 	c.event.Box = c.box.ID
-	if !c.usage.arrivals.Allow() {
+	if !c.usage.Arrivals.Allow() {
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
-	if !c.usage.memory.Acquire(memory.Connections, connCost) {
+	if !c.usage.Memory.Acquire(memory.Connections, connCost) {
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
 		cancel()
-		c.usage.memory.Release(memory.Connections, connCost)
+		c.usage.Memory.Release(memory.Connections, connCost)
 		c.refuse(kindOther, policy.ReasonLimit)
 		return false
 	}
 	c.ctx = ctx
-	c.first.Open(c.usage.memory, memory.FirstBytes)
+	c.first.Open(c.usage.Memory, memory.FirstBytes)
 	return c.live.attach(c.tcp)
 }
 
@@ -127,7 +128,7 @@ func (c *conn) end() {
 			c.event.Error = why.Error() // whatever followed from it
 		}
 		defer c.p.live.remove(c.live)
-		c.usage.memory.Release(memory.Connections, connCost)
+		c.usage.Memory.Release(memory.Connections, connCost)
 	}
 	if c.opening != nil {
 		c.opening.End(&c.event)
@@ -254,11 +255,11 @@ func (c *conn) forward(f first) {
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
 func (c *conn) intercept(f first, rt route.Routed) {
-	if !c.usage.intercept(c.p.cfg.MaxInterceptions) {
+	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
 		c.refuse(kindOther, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
-	defer c.usage.release()
+	defer c.usage.EndIntercept()
 	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), rt.Request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
@@ -266,11 +267,11 @@ func (c *conn) intercept(f first, rt route.Routed) {
 		return
 	}
 	if client.ConnectionState().NegotiatedProtocol == "h2" {
-		if !c.usage.memory.Acquire(memory.HTTP2, http2Cost) {
+		if !c.usage.Memory.Acquire(memory.HTTP2, http2Cost) {
 			c.refuse(kindOther, policy.ReasonLimit)
 			return
 		}
-		defer c.usage.memory.Release(memory.HTTP2, http2Cost)
+		defer c.usage.Memory.Release(memory.HTTP2, http2Cost)
 	}
 	c.open()
 	s := &session{
@@ -357,7 +358,7 @@ func (c *conn) handOver(upstream *net.TCPConn) {
 	go func() {
 		defer t.p.running.Done()
 		defer t.end()
-		count := tunnel.Counters{In: &t.live.in, Out: &t.live.out, Pipes: &t.usage.pipes}
+		count := tunnel.Counters{In: &t.live.in, Out: &t.live.out, Pipes: &t.usage.Pipes}
 		if err := t.p.tunnels.Splice(t.tcp, upstream, count, t.box.ID); err != nil && t.live.denied() == nil {
 			t.event.Error = err.Error()
 		}
@@ -380,4 +381,25 @@ func (c *conn) failed(f first, err error) {
 	}
 	c.event.Error = err.Error()
 	c.refuse(kindOther, reason) // as a server would that is not there
+}
+
+// find sets the box that has the address, and its counts. A box removed meanwhile is unknown, and what CloseBox forgot
+// of it stays forgotten.
+func (c *conn) find(from netip.Addr) {
+	boxes := c.p.cfg.Boxes
+	c.box = boxes.BoxByAddr(from)
+	c.usage = c.p.usages.Of(c.box)
+	if c.box != nil && boxes.BoxByAddr(from) != c.box {
+		c.p.usages.Forget(c.box.ID)
+		c.box, c.usage = nil, c.p.usages.Of(nil)
+	}
+}
+
+// record hands on the decision. Refusals that a box can provoke as fast as it can connect are coalesced.
+func (c *conn) record() {
+	if c.usage != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
+		c.usage.Refusals.Add(c.event)
+		return
+	}
+	c.p.cfg.Audit.Record(c.event)
 }

@@ -8,7 +8,6 @@ import (
 // out. The budget leaves room for that.
 const (
 	connCost     = 16 << 10                            // a connection: its goroutines and first, smallest buffers
-	tlsCost      = 160 << 10                           // TLS that is terminated: keys, a record each way, the longest handshake message, incomplete
 	http2Cost    = 80 << 10                            // an HTTP/2 connection of a client: a frame each way, header tables, goroutines
 	refusalCost  = 24 << 10                            // a stream that is answered by the gateway itself
 	streamCost   = h2ResponseWindow + 72<<10           // a stream that goes on: what its server may send ahead, buffers, goroutines

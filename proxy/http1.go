@@ -60,7 +60,7 @@ var (
 // It returns nil when the connection ended in good order. It does not close s.client.
 func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
 	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, reader: clientAwareReader{ctx: ctx, gone: clientGone(s)}}
-	h.holds.Open(s.usage.memory, memory.Buffers)
+	h.holds.Open(s.usage.Memory, memory.Buffers)
 	h.in.Memory = memory.Doubled{Claim: &h.holds}
 	defer h.finish()
 	s.live.watch(h.watch)
@@ -177,7 +177,7 @@ func (h *http1) serveOne() error {
 	if err := h.readHead(); err != nil {
 		return h.refuseHead(err)
 	}
-	if !h.s.usage.requests.Allow() {
+	if !h.s.usage.Requests.Allow() {
 		m := h.message()
 		h.method = m.method
 		h.x.named(&m)

@@ -60,7 +60,7 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 		MaxConcurrentStreams: h2.Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2.FrameMax,
 		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
 	}
-	c.client = h2.NewClientConn(conn, s.usage.memory, c.malformedRequest, c.refusedByLibrary)
+	c.client = h2.NewClientConn(conn, s.usage.Memory, c.malformedRequest, c.refusedByLibrary)
 	defer c.client.Release()
 	server.ServeConn(c.client, &http2.ServeConnOpts{
 		Context: ctx,
@@ -148,19 +148,19 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer st.holds.Release()
-	if !c.s.usage.requests.Allow() {
+	if !c.s.usage.Requests.Allow() {
 		m := st.message()
 		st.x.named(&m)
 		w.Header().Set("Retry-After", retryAfter)
 		st.refuse(tooMany())
 		return
 	}
-	if !countIn(&c.s.usage.streams, c.s.p.cfg.MaxStreams) {
+	if !c.s.usage.Streams.Enter(c.s.p.cfg.MaxStreams) {
 		st.refuse(&problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has as many requests under way as it may have."})
 		return
 	}
-	defer c.s.usage.streams.Add(-1)
+	defer c.s.usage.Streams.Leave()
 	if !st.holds.Grow(st.cost()) {
 		st.refuse(noMemory())
 		return
@@ -183,7 +183,7 @@ func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
 // admit claims what it takes to refuse a request in words: its answer may wait for a client that does not read. Without
 // that the stream is reset.
 func (st *stream) admit() bool {
-	st.holds.Open(st.s.usage.memory, memory.Streams)
+	st.holds.Open(st.s.usage.Memory, memory.Streams)
 	if st.holds.Grow(refusalCost + fieldsFactor*headSize(st.r)) {
 		return true
 	}
@@ -340,7 +340,7 @@ func (c *http2Conn) malformedRequest(method, authority, path string) {
 	if authority != "" {
 		x.event.Name = authority
 	}
-	if !c.s.usage.requests.Allow() {
+	if !c.s.usage.Requests.Allow() {
 		x.event.Reason = policy.ReasonLimit
 		socket.Abort(c.s.client)
 	}
@@ -354,7 +354,7 @@ func (c *http2Conn) refusedByLibrary(why string) {
 	x.begin(c.s)
 	x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
 	x.event.Error = why
-	if !c.s.usage.requests.Allow() {
+	if !c.s.usage.Requests.Allow() {
 		x.event.Reason = policy.ReasonLimit
 		socket.Abort(c.s.client)
 	}

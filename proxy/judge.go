@@ -33,7 +33,7 @@ type message struct {
 type ruling struct {
 	refused *problem.Problem
 	request policy.Request   // as it was decided
-	way     route.Routed           // how it passes, by which it is asked later whether it may go on
+	way     route.Routed     // how it passes, by which it is asked later whether it may go on
 	policy  *policy.Compiled // that decided it
 	reason  policy.Reason
 	rule    string

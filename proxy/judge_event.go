@@ -118,7 +118,7 @@ func (x *exchange) end() {
 	e.Duration = time.Since(e.Time)
 	x.opening.End(e)
 	if e.Reason == policy.ReasonLimit && e.Phase == "" { // the end of what was told as open must not get lost
-		x.s.usage.excess.add(*e)
+		x.s.usage.Excess.Add(*e)
 		return
 	}
 	x.s.p.cfg.Audit.Record(*e)

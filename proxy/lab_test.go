@@ -157,7 +157,7 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	if !live.attach(server) {
 		return
 	}
-	s := &session{p: l.p, box: l.box, usage: l.p.usages.of(l.box), orig: netip.AddrPortFrom(l.orig, port), port: port, secure: secure, client: server, live: live}
+	s := &session{p: l.p, box: l.box, usage: l.p.usages.Of(l.box), orig: netip.AddrPortFrom(l.orig, port), port: port, secure: secure, client: server, live: live}
 	if !secure {
 		_ = l.p.serveHTTP1(ctx, s)
 		return

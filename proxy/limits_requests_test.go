@@ -136,7 +136,7 @@ func TestStreamsOfABoxAreLimited(t *testing.T) {
 	}
 	close(finish)
 	<-slow
-	await(t, "the end of the first", func() bool { return l.p.usages.of(l.box).streams.Load() == 0 })
+	await(t, "the end of the first", func() bool { return l.p.usages.Of(l.box).Streams.Load() == 0 })
 	if res, _ := get(t, second, "https://"+hostPort(port)+"/", nil); res.StatusCode != http.StatusOK {
 		t.Errorf("after the first has ended: %s", res.Status)
 	}

@@ -4,9 +4,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/netip"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"boxgate/audit"
@@ -91,7 +89,7 @@ func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
 		t.Errorf("the other box: %v", err)
 	}
 	held.Close()
-	await(t, "the end of the first", func() bool { return r.p.usages.of(r.box).interceptions.Load() == 0 })
+	await(t, "the end of the first", func() bool { return r.p.usages.Of(r.box).Interceptions.Load() == 0 })
 	if _, err := intercepted(dialTo(t, addr)); err != nil {
 		t.Errorf("after the first was closed: %v", err)
 	}
@@ -126,7 +124,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	if told, lines := r.limited(); told > flood || lines > flood/4 {
 		t.Errorf("%d refusals became %d in %d events", flood, told, lines)
 	}
-	if _, kept := r.p.usages.known.Load(policy.BoxID("box1")); kept {
+	if r.p.usages.Knows("box1") {
 		t.Error("the closed box is still counted")
 	}
 }
@@ -157,10 +155,10 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 		})
 	})
 	c := &conn{p: r.p}
-	if c.find(r.box.V4); c.box != nil || c.usage != r.p.usages.unknown {
+	if c.find(r.box.V4); c.box != nil || c.usage != r.p.usages.Of(nil) {
 		t.Errorf("a box that is gone was found: %+v", c.box)
 	}
-	if _, kept := r.p.usages.known.Load(r.box.ID); kept {
+	if r.p.usages.Knows(r.box.ID) {
 		t.Error("the box that is gone is counted")
 	}
 }
@@ -168,52 +166,3 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 type boxesFunc func(netip.Addr) *policy.Box
 
 func (f boxesFunc) BoxByAddr(a netip.Addr) *policy.Box { return f(a) }
-
-func TestCoalescedTellsEachOneASecondAtMost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var got []audit.Event
-		thin := coalesced{record: func(e audit.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			got = append(got, e)
-		}}
-		told := func(want ...uint64) {
-			t.Helper()
-			synctest.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			var counts []uint64
-			for _, e := range got {
-				counts = append(counts, max(e.Count, 1))
-			}
-			if len(counts) != len(want) {
-				t.Fatalf("told %v, want %v", counts, want)
-			}
-			for i := range want {
-				if counts[i] != want[i] {
-					t.Fatalf("told %v, want %v", counts, want)
-				}
-			}
-		}
-		for i := range 500 {
-			thin.add(audit.Event{Status: i})
-		}
-		told(1)
-		time.Sleep(coalesceInterval)
-		told(1, 499)
-		if got[1].Status != 499 {
-			t.Errorf("the event is not the latest: %+v", got[1])
-		}
-		thin.add(audit.Event{})
-		told(1, 499)
-		time.Sleep(coalesceInterval)
-		told(1, 499, 1)
-		time.Sleep(2 * coalesceInterval) // nothing came, and nothing is told
-		told(1, 499, 1)
-		thin.add(audit.Event{})
-		thin.add(audit.Event{})
-		thin.flush()
-		told(1, 499, 1, 1, 1)
-	})
-}

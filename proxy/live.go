@@ -11,6 +11,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/route"
 	"boxgate/proxy/socket"
+	"boxgate/proxy/usage"
 )
 
 // cutTimeout bounds how long Recheck and CloseBox wait for the handler of a connection whose sockets they closed.
@@ -46,7 +47,7 @@ type liveConn struct {
 func (t *liveTable) add(box *policy.Box, max int, cancel context.CancelFunc) *liveConn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if mine := len(t.boxes[box.ID]); mine >= max || !roomFor(mine, t.open, t.total, len(t.boxes)) {
+	if mine := len(t.boxes[box.ID]); mine >= max || !usage.Room(mine, t.open, t.total, len(t.boxes)) {
 		return nil
 	}
 	if t.boxes == nil {

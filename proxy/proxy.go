@@ -18,6 +18,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
+	"boxgate/proxy/usage"
 )
 
 // Boxes finds the box behind a source address; nil means that the address is no box's. Safe for concurrent use.
@@ -104,7 +105,7 @@ func (c *Config) setDefaults() {
 type Proxy struct {
 	cfg    Config
 	live   liveTable
-	usages usages
+	usages *usage.Table
 	router *route.Router
 	tls    boxTLSTable
 
@@ -132,7 +133,9 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
-	p.usages.use(&p.cfg)
+	p.usages = usage.New(usage.Config{
+		Record: p.cfg.Audit.Record, Memory: p.cfg.Memory, Arrivals: p.cfg.MaxNewConns, Requests: p.cfg.MaxRequests,
+	})
 	p.tunnels = tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log)
 	p.live.total = p.cfg.MaxAllConns
 	p.base, p.cancel = context.WithCancel(context.Background())
@@ -180,7 +183,7 @@ func (p *Proxy) recheck(l *liveConn) bool {
 // box, so that no new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.closeAll(p.live.of(box), policy.ReasonUnknownBox, errBoxRemoved)
-	p.usages.forget(box)
+	p.usages.Forget(box)
 	p.router.Forget(box)
 	p.forgetTLS(box)
 	p.upstreams.closeBox(box)
@@ -203,7 +206,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	p.mu.Unlock()
-	defer p.usages.flush()
+	defer p.usages.Flush()
 	defer p.upstreams.close()
 	defer p.tunnels.Close()
 	defer p.cancel()

@@ -37,8 +37,8 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 // others may trust as well: there is none for names that mean another machine to each of them.
 func (c *conn) deny(f first, rt policy.Route) {
 	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.denied() == nil {
-		if c.usage.intercept(c.p.cfg.MaxInterceptions) {
-			defer c.usage.release()
+		if c.usage.Intercept(c.p.cfg.MaxInterceptions) {
+			defer c.usage.EndIntercept()
 			c.denyPage(f, rt)
 			return
 		}

@@ -9,6 +9,7 @@ import (
 	"boxgate/proxy/h1"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
+	"boxgate/proxy/usage"
 )
 
 // This file masks the secrets of a rule in the responses of its hosts, and refuses a response that cannot be looked into.
@@ -19,7 +20,7 @@ type scrubbing struct {
 	codings  []string     // of the body; nil if there is none
 	resized  bool         // Content-Length would not be true: the body is recoded, or would be if this response had it
 	messages bool         // the body consists of gRPC messages
-	usage    *usage       // in which the recoding was counted; nil if there is none
+	usage    *usage.Box   // in which the recoding was counted; nil if there is none
 	holds    memory.Claim // for the recoding
 }
 
@@ -69,12 +70,12 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 	}
 	sc.messages = hasMessages(field("Content-Type"))
 	if len(codings) > 0 {
-		if !countIn(&s.usage.recodings, maxRecodings) {
+		if !s.usage.Recodings.Enter(maxRecodings) {
 			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.request.Name,
 				Err: errRecodings}
 		}
 		sc.codings, sc.resized, sc.usage = codings, true, s.usage
-		sc.holds.Open(s.usage.memory, memory.Recoding)
+		sc.holds.Open(s.usage.Memory, memory.Recoding)
 		if !sc.holds.Grow(scrub.Memory(codings)) {
 			sc.end()
 			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.request.Name, Err: memory.ErrFull}
@@ -99,7 +100,7 @@ func hasMessages(contentType []string) bool {
 // end gives back what newScrubbing took.
 func (sc *scrubbing) end() {
 	if sc != nil && sc.usage != nil {
-		sc.usage.recodings.Add(-1)
+		sc.usage.Recodings.Leave()
 		sc.holds.Close()
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/andybalholm/brotli"
 	"github.com/klauspost/compress/zstd"
@@ -364,40 +363,6 @@ func TestEarlierSecretsStayMasked(t *testing.T) {
 	}
 }
 
-// TestScrubMemoryIsBounded fills it with hosts and secrets, and lets time pass.
-func TestScrubMemoryIsBounded(t *testing.T) {
-	t.Parallel()
-	var m scrubMemory
-	name, err := policy.ParseName("api.example.com")
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Now()
-	for port := range 3 * scrubHosts {
-		m.set(scrubHost{name, uint16(port)}, []string{"a secret"}, false, now.Add(time.Duration(port)))
-	}
-	if len(m.hosts) != scrubHosts {
-		t.Errorf("%d hosts", len(m.hosts))
-	}
-	host := scrubHost{name, 443}
-	for i := range 5 * scrubPast {
-		m.set(host, []string{fmt.Sprint("the secret number ", i, " of many")}, false, now.Add(time.Duration(i)*time.Second))
-	}
-	if n := len(m.hosts[host].used); n != scrubPast+1 {
-		t.Errorf("%d secrets", n)
-	}
-	last := fmt.Sprint("the secret number ", 5*scrubPast-2, " of many")
-	for _, after := range []time.Duration{time.Minute, 2 * scrubKeep} { // what is forgotten then stays forgotten
-		masked := after < scrubKeep
-		if got := m.set(host, []string{"now in use"}, false, now.Add(5*scrubPast*time.Second+after)).MaskString(last); (got != last) != masked {
-			t.Errorf("%s later: %s", after, got)
-		}
-	}
-	if m.set(scrubHost{name, 1}, []string{}, false, now) != nil {
-		t.Error("nothing to mask, and yet a set")
-	}
-}
-
 // TestRecodingsAreLimited takes every place of the box.
 func TestRecodingsAreLimited(t *testing.T) {
 	t.Parallel()
@@ -407,12 +372,16 @@ func TestRecodingsAreLimited(t *testing.T) {
 		fmt.Fprint(out, "text")
 		_ = out.Close()
 	}, func(t *testing.T, l *lab, client *http.Client, at string) {
-		taken := &l.p.usages.of(l.box).recodings
-		taken.Store(maxRecodings)
+		taken := &l.p.usages.Of(l.box).Recodings
+		for range maxRecodings {
+			taken.Enter(maxRecodings)
+		}
 		if res, body := get(t, client, at, nil); res.StatusCode != 503 || !strings.Contains(body, `"limit"`) {
 			t.Errorf("%d %s", res.StatusCode, body)
 		}
-		taken.Store(0)
+		for range maxRecodings {
+			taken.Leave()
+		}
 		for range 3 {
 			if res, _ := get(t, client, at, nil); res.StatusCode != 200 {
 				t.Error(res.Status)

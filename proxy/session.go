@@ -5,13 +5,14 @@ import (
 	"net/netip"
 
 	"boxgate/policy"
+	"boxgate/proxy/usage"
 )
 
 // session is one client connection whose requests are judged one by one.
 type session struct {
 	p     *Proxy
 	box   *policy.Box
-	usage *usage      // what is counted for the box
+	usage *usage.Box  // what is counted for the box
 	name  policy.Name // SNI of an intercepted connection; zero on plain HTTP (Host decides per request)
 	// orig is the original destination as the box asked. Its Addr is invalid when that was the sink or the explicit
 	// proxy: then only a name, or an address literal as authority of an explicit request, says where to go.

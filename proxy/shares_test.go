@@ -11,40 +11,6 @@ import (
 	"boxgate/policy"
 )
 
-// Whoever takes all there is leaves room for those that come later and want little, and nobody goes beyond the total.
-func TestSharesLeaveRoomForTheOthers(t *testing.T) {
-	t.Parallel()
-	for _, total := range []int{8, 100, 4096} {
-		held := map[int]int{}
-		open := 0
-		fill := func(who, want int) {
-			for range want {
-				if !roomFor(held[who], open, total, len(held)) {
-					return
-				}
-				held[who]++
-				open++
-			}
-		}
-		fill(0, 10*total) // two that take what they get
-		fill(1, 10*total)
-		for who := 2; who < 2+total/16; who++ {
-			if fill(who, 1); held[who] != 1 {
-				t.Errorf("of %d, of which two hold %d and %d, box %d got none", total, held[0], held[1], who)
-			}
-		}
-		if open > total {
-			t.Errorf("%d of %d are taken", open, total)
-		}
-		if held[0] < total/2 {
-			t.Errorf("of %d the first got %d", total, held[0])
-		}
-	}
-	if !roomFor(1<<30, 1<<30, 0, 1) {
-		t.Error("without a limit there is one")
-	}
-}
-
 func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.MaxAllConns = 8 })
 	echo := r.server(7005, func(c net.Conn) {

@@ -28,7 +28,7 @@ func BenchmarkSplice(b *testing.B) {
 			defer p.live.remove(live)
 			done := make(chan error, 1)
 			go func() {
-				done <- p.tunnels.Splice(c, s, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &p.usages.of(box).pipes}, box.ID)
+				done <- p.tunnels.Splice(c, s, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &p.usages.Of(box).Pipes}, box.ID)
 			}()
 			go func() {
 				if name == "stream" {

@@ -40,7 +40,7 @@ func (s *session) upstreamPool() (*upstreamPool, error) {
 		if all.boxes == nil {
 			all.boxes = map[policy.BoxID]*upstreamPool{}
 		}
-		pool := newUpstreamPool(s.p.cfg.MaxUpstreams, s.usage.memory)
+		pool := newUpstreamPool(s.p.cfg.MaxUpstreams, s.usage.Memory)
 		pool.all, pool.total = all, s.p.cfg.MaxAllUpstreams
 		all.boxes[s.box.ID] = pool
 		all.sharers.Add(1)

@@ -10,6 +10,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/usage"
 )
 
 const (
@@ -107,7 +108,7 @@ func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
 // roomLocked reports whether the box may have one more connection: by its own limit, and by its share of all.
 func (p *upstreamPool) roomLocked() bool {
 	mine := int(p.open.Load())
-	return mine < p.max && roomFor(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
+	return mine < p.max && usage.Room(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
 }
 
 // errBoxGone refuses a request that outlived its box.

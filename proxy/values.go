@@ -8,10 +8,12 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/scrub"
 )
 
 // Secrets gives the values of the secrets that header rules name. An error refuses the request that needs the value; its
@@ -150,4 +152,32 @@ func (p *Proxy) swaps(ctx context.Context, list []policy.Placeholder, tokens []p
 		out = append(out, placeholder.Swap{Token: t.Text, Value: v, Header: t.Header})
 	}
 	return out, nil
+}
+
+// scrubbed completes a ruling on a request that may go on: what must be masked in its response.
+func (r *ruling) scrubbed(s *session) {
+	if !r.header.Scrub || r.refused != nil {
+		return
+	}
+	later := slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+	r.scrub = s.usage.Told.Set(scrub.Host{Name: r.request.Name, Port: r.request.Port}, r.secrets(), later, time.Now())
+}
+
+// secrets returns the texts that must not be seen: of what is sent with this request, and of every literal of the rule.
+func (r *ruling) secrets() (texts []string) {
+	for i := range r.set {
+		h := &r.header.Headers[i]
+		value := r.set[i].Value.Reveal()
+		texts = append(texts, scrub.Texts(value)...)
+		if h.Source != "" {
+			texts = append(texts, scrub.Texts(strings.TrimSuffix(strings.TrimPrefix(value, h.Prefix), h.Suffix))...)
+		}
+	}
+	for i := range r.header.Placeholders {
+		texts = append(texts, scrub.Texts(r.header.Placeholders[i].Value.Reveal())...)
+	}
+	for i := range r.swaps {
+		texts = append(texts, scrub.Texts(r.swaps[i].Value)...)
+	}
+	return texts
 }

@@ -1,0 +1,102 @@
+package scrub
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+const (
+	keepFor  = time.Hour // a secret that is no longer sent is masked for this long: a server may remember it
+	maxPast  = 64        // such secrets of one host, the latest
+	maxHosts = 256       // hosts of one box of which anything is remembered
+)
+
+// History knows what a box's requests have told each host under a rule that asks for scrubbing. The zero value knows
+// nothing. Safe for concurrent use.
+type History struct {
+	mu    sync.Mutex
+	hosts map[Host]*hostHistory
+}
+
+// Host is a server that requests go to.
+type Host struct {
+	Name policy.Name
+	Port uint16
+}
+
+// hostHistory is what one host was told.
+type hostHistory struct {
+	used    map[string]time.Time // text → when it was sent last
+	set     *Set                 // finds all of used
+	checked time.Time            // when used was last looked through for what is too old
+}
+
+// Set returns what finds these texts, and those sent to the host before. It supersedes what was returned for the host
+// before. If there is nothing long enough to be found it is nil, or, if there may be later, a set that finds nothing yet.
+func (m *History) Set(host Host, texts []string, later bool, now time.Time) *Set {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := m.hostLocked(host)
+	fresh := now.Sub(h.checked) < keepFor/8
+	for _, t := range texts {
+		if _, known := h.used[t]; !known {
+			fresh = false
+		}
+		h.used[t] = now
+	}
+	if !fresh {
+		h.forget(texts, now)
+		old := h.set
+		if h.set = New(slices.Collect(maps.Keys(h.used))); h.set == nil && old != nil {
+			h.set = &Set{}
+		}
+		old.Supersede(h.set)
+	}
+	if h.set == nil && later {
+		h.set = &Set{}
+	}
+	return h.set
+}
+
+// hostLocked makes room for a new host by forgetting the one whose last new secret is the longest ago.
+func (m *History) hostLocked(host Host) *hostHistory {
+	if h := m.hosts[host]; h != nil {
+		return h
+	}
+	if m.hosts == nil {
+		m.hosts = map[Host]*hostHistory{}
+	}
+	if len(m.hosts) >= maxHosts {
+		delete(m.hosts, slices.MinFunc(slices.Collect(maps.Keys(m.hosts)), func(a, b Host) int {
+			return m.hosts[a].checked.Compare(m.hosts[b].checked)
+		}))
+	}
+	h := &hostHistory{used: map[string]time.Time{}}
+	m.hosts[host] = h
+	return h
+}
+
+// forget drops what is too old, and the oldest of what is too much, but nothing of what is sent now.
+func (h *hostHistory) forget(current []string, now time.Time) {
+	h.checked = now
+	var past []string
+	for t, used := range h.used {
+		switch {
+		case slices.Contains(current, t):
+		case now.Sub(used) > keepFor:
+			delete(h.used, t)
+		default:
+			past = append(past, t)
+		}
+	}
+	slices.SortFunc(past, func(a, b string) int { return cmp.Or(h.used[b].Compare(h.used[a]), strings.Compare(a, b)) })
+	for _, t := range past[min(len(past), maxPast):] {
+		delete(h.used, t)
+	}
+}

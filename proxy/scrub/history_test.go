@@ -1,0 +1,43 @@
+package scrub
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// TestHistoryIsBounded fills it with hosts and secrets, and lets time pass.
+func TestHistoryIsBounded(t *testing.T) {
+	t.Parallel()
+	var m History
+	name, err := policy.ParseName("api.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for port := range 3 * maxHosts {
+		m.Set(Host{name, uint16(port)}, []string{"a secret"}, false, now.Add(time.Duration(port)))
+	}
+	if len(m.hosts) != maxHosts {
+		t.Errorf("%d hosts", len(m.hosts))
+	}
+	host := Host{name, 443}
+	for i := range 5 * maxPast {
+		m.Set(host, []string{fmt.Sprint("the secret number ", i, " of many")}, false, now.Add(time.Duration(i)*time.Second))
+	}
+	if n := len(m.hosts[host].used); n != maxPast+1 {
+		t.Errorf("%d secrets", n)
+	}
+	last := fmt.Sprint("the secret number ", 5*maxPast-2, " of many")
+	for _, after := range []time.Duration{time.Minute, 2 * keepFor} { // what is forgotten then stays forgotten
+		masked := after < keepFor
+		if got := m.Set(host, []string{"now in use"}, false, now.Add(5*maxPast*time.Second+after)).MaskString(last); (got != last) != masked {
+			t.Errorf("%s later: %s", after, got)
+		}
+	}
+	if m.Set(Host{name, 1}, []string{}, false, now) != nil {
+		t.Error("nothing to mask, and yet a set")
+	}
+}
