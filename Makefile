@@ -5,7 +5,8 @@ SHELL      := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin:/usr/sbin:/sbin
 GO         ?= go
 # With Go 1.27 and newer this tag keeps the HTTP/2 implementation that the proxy is written for; it does not compile without.
-export GOFLAGS := $(GOFLAGS) -tags=http2legacy
+# One set of flags for the gateway and the tests, so that nothing is compiled twice.
+export GOFLAGS := $(GOFLAGS) -tags=http2legacy -trimpath
 IMAGE_DIR  ?= /var/lib/boxgate/images
 PACKAGES   ?= ./...
 TESTFLAGS  ?=
@@ -27,7 +28,7 @@ deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
 build: ## build bin/gateway
 	@command -v $(GO) >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl/ into /usr/local/go" >&2; exit 1; }
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -o bin/gateway ./cmd/gateway
+	CGO_ENABLED=0 $(GO) build -o bin/gateway ./cmd/gateway
 
 image: deps build ## build the debian image of the boxes, and the one of the clients' tests, once
 	@bin/gateway image build debian --dir $(IMAGE_DIR)

@@ -37,7 +37,7 @@ func TestNoBuildWithoutTheHTTP2Implementation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(makefile), "\nexport GOFLAGS := $(GOFLAGS) -tags=http2legacy\n") {
+	if !strings.Contains(string(makefile), "\nexport GOFLAGS := $(GOFLAGS) -tags=http2legacy -trimpath\n") {
 		t.Error("the Makefile does not set the tag for every build")
 	}
 }

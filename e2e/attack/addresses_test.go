@@ -120,7 +120,7 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 	}
 	// In the box curl reads numbers as addresses; the kernel sees what they are.
 	for _, host := range []string{"2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.16689662"} {
-		if out, code := w.Sh(r.Box, "curl -sS -m 5 http://"+host+"/latest/meta-data/"); code != 7 {
+		if out, code := w.Sh(r.Box, "curl -sS -m 60 http://"+host+"/latest/meta-data/"); code != 7 {
 			t.Errorf("curl http://%s: exit %d: %s", host, code, out)
 		}
 	}

@@ -140,7 +140,7 @@ func past(in *harness.Intruder, api netip.Addr) {
 			if _, err := io.WriteString(c, first); err != nil {
 				in.T.Errorf("%s%s: %v", way, name, err)
 			}
-			_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(harness.Patience))
 			if answer, _ := harness.Hear(c); strings.Contains(answer, "stays open") || answer != "" && answer[0] == 22 {
 				in.T.Fatalf("%s%s was answered %q", way, name, answer) // the others would take as long to show it
 			}
@@ -149,7 +149,7 @@ func past(in *harness.Intruder, api netip.Addr) {
 	for _, host := range []string{"www.example.com", "evil.example.net"} { // leads to that host, or nowhere
 		c := in.Dial(to)
 		s := tls.Client(c, &tls.Config{ServerName: host, InsecureSkipVerify: true})
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(harness.Patience))
 		if err := s.Handshake(); err == nil && s.ConnectionState().PeerCertificates[0].VerifyHostname(host) != nil {
 			in.T.Errorf("%s reached %v", host, s.ConnectionState().PeerCertificates[0].DNSNames)
 		}

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"boxgate/e2e/harness"
 )
@@ -74,7 +73,7 @@ func TestAttackEarlyData(t *testing.T) {
 // openssl runs `openssl s_client` in the box's network and returns all it says.
 func openssl(in *harness.Intruder, to netip.AddrPort, input string, args ...string) string {
 	in.T.Helper()
-	ctx, cancel := context.WithTimeout(in.T.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(in.T.Context(), harness.Patience)
 	defer cancel()
 	args = append([]string{"s_client", "-connect", to.String(), "-tls1_3"}, args...)
 	cmd := exec.CommandContext(ctx, "openssl", args...)

@@ -22,8 +22,15 @@ import (
 	"boxgate/policy"
 )
 
-// cutWithin is how long after the answer of the PUT anything may still be open.
+// cutWithin is how long after the answer of the PUT anything may still be open, not counting by how much this process is
+// late to see it.
 const cutWithin = 100 * time.Millisecond
+
+// graceOf returns what cutWithin is with that, so far.
+func graceOf(t *testing.T) func() time.Duration {
+	lag := harness.Lag(t)
+	return func() time.Duration { return cutWithin + 2*lag() }
+}
 
 // hear writes once to a pusher and from then on only listens: nothing that the box sends leads to its being refused.
 func hear(r *harness.Raider, to netip.AddrPort) *harness.Chatter {
@@ -127,30 +134,31 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 	for range 4 {
 		<-begun
 	}
+	grace := graceOf(t)
 	w.SetPolicy(r.Box, tight)
 	answered := time.Now()
 	close(changed)
-	w.Until("what was under way has arrived", func() bool { return time.Since(answered) > cutWithin })
+	w.Until("what was under way has arrived", func() bool { return time.Since(answered) > grace() })
 	before := received()
 	for i, c := range doomed {
 		if _, udp := c.Conn.(*net.UDPConn); !udp {
 			select {
 			case <-c.Ended:
-			case <-time.After(time.Second):
+			case <-time.After(harness.Patience):
 				t.Errorf("flow %d to %v is still open", i, c.Conn.RemoteAddr())
 			}
 		}
 	}
 	// The UDP flows go on trying meanwhile; each attempt is refused and nothing comes back.
-	w.Until("the box has tried again", func() bool { return time.Since(answered) > 4*cutWithin })
+	w.Until("the box has tried again", func() bool { return time.Since(answered) > 4*grace() })
 	for i, c := range append(doomed, silent...) {
-		if last := time.Unix(0, c.Heard.Load()); last.After(answered.Add(cutWithin)) {
+		if last := time.Unix(0, c.Heard.Load()); last.After(answered.Add(grace())) {
 			t.Errorf("flow %d to %v was heard %v after the answer", i, c.Conn.RemoteAddr(), last.Sub(answered))
 		}
 	}
 	w.Settle()
 	if after := received(); after != before {
-		t.Errorf("%d bytes or datagrams arrived %v after the PUT was answered, or later", after-before, cutWithin)
+		t.Errorf("%d bytes or datagrams arrived %v after the PUT was answered, or later", after-before, grace())
 	}
 	transfers.Wait()
 	w.Event(r.Box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == tunnels[0] })
@@ -267,8 +275,8 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 			if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(r.Box, "config/attach-headers"), rules, nil); err != nil {
 				t.Fatal(err)
 			}
-			answered := time.Now()
-			_ = conn.SetDeadline(answered.Add(time.Second))
+			answered, grace := time.Now(), graceOf(t)
+			_ = conn.SetDeadline(answered.Add(harness.Patience))
 			_, err := io.WriteString(conn, "GET /past HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
 			if err == nil {
 				_, err = conn.Read(make([]byte, 1))
@@ -277,8 +285,8 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 				t.Errorf("%s, %v: the connection past the rule: %v", c.name, a, err)
 			}
 			for _, d := range datagrams {
-				w.Until("time for more datagrams has passed", func() bool { return time.Since(answered) > 2*cutWithin })
-				if last := time.Unix(0, d.Heard.Load()); last.After(answered.Add(cutWithin)) {
+				w.Until("time for more datagrams has passed", func() bool { return time.Since(answered) > 2*grace() })
+				if last := time.Unix(0, d.Heard.Load()); last.After(answered.Add(grace())) {
 					t.Errorf("%s: UDP from %v was heard %v after the answer", c.name, d.Conn.RemoteAddr(), last.Sub(answered))
 				}
 			}
@@ -351,11 +359,12 @@ func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 					}
 				}
 			}
+			grace := graceOf(t)
 			w.SetPolicy(r.Box, harness.Custom("www.example.com"))
 			answered := time.Now()
-			w.Until("time for more events has passed", func() bool { return time.Since(answered) > 4*cutWithin })
+			w.Until("time for more events has passed", func() bool { return time.Since(answered) > 4*grace() })
 			for _, s := range borrowed {
-				if heard := time.Unix(0, s.heard.Load()); heard.After(answered.Add(cutWithin)) {
+				if heard := time.Unix(0, s.heard.Load()); heard.After(answered.Add(grace())) {
 					t.Errorf("%s: heard %v after the answer", s.what, heard.Sub(answered))
 				}
 			}

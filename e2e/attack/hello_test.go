@@ -47,7 +47,7 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 			ServerName: inner, MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echKeys(t, outer),
 			EncryptedClientHelloRejectionVerify: func(tls.ConnectionState) error { return nil },
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 		defer cancel()
 		return c.HandshakeContext(ctx)
 	}
@@ -152,7 +152,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 			in := in.On(t)
 			since := time.Now()
 			c := in.Dial(endless.to)
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(harness.Patience))
 			text := endless.first + strings.Repeat(endless.rest, 1+(1<<20)/len(endless.rest))
 			if n, err := io.WriteString(c, text); err == nil {
 				t.Errorf("%d bytes were taken", n)
@@ -162,7 +162,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 	}
 	for name, c := range conns {
 		answer, reset := harness.Talk(c, "")
-		if took := time.Since(began); took < deadline*8/10 || took > deadline+2*time.Second {
+		if took := time.Since(began); took < deadline*8/10 || took > deadline+20*time.Second {
 			t.Errorf("%s ended after %v with %q (reset: %v)", name, took, answer, reset)
 		}
 	}

@@ -262,7 +262,7 @@ func TestAttackTrailersOverHTTP2(t *testing.T) {
 		}
 	}
 	got := ""
-	for limit := time.Now().Add(3 * time.Second); strings.Count(got, "yes\r\n\r\n") < 3 && time.Now().Before(limit); {
+	for limit := time.Now().Add(harness.Patience); strings.Count(got, "yes\r\n\r\n") < 3 && time.Now().Before(limit); {
 		got += origin.Received()
 	}
 	if strings.Count(got, "X-Api-Key: "+harness.Canary+"\r\n") != 3 || strings.Contains(got, "mine") || strings.Count(got, "yes\r\n\r\n") != 3 {

@@ -196,7 +196,7 @@ func TestAttackSmugglingInALateBody(t *testing.T) {
 					t.Fatal(err)
 				}
 				got := ""
-				for limit := time.Now().Add(3 * time.Second); !strings.Contains(got, "abc") && time.Now().Before(limit); {
+				for limit := time.Now().Add(harness.Patience); !strings.Contains(got, "abc") && time.Now().Before(limit); {
 					got += origin.Received()
 				}
 				answer, _ := harness.Talk(c, body)
@@ -227,7 +227,7 @@ func TestAttackTrailersRepeatAnInjectedHeader(t *testing.T) {
 		harness.Exchange(t, c, r, fmt.Sprintf("POST / HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\nTrailer: %s\r\n\r\n1\r\na\r\n0\r\n"+
 			"Authorization: mine\r\nauthorization: mine\r\nAUTHORIZATION: mine\r\nX-Kept: yes\r\n\r\n", harness.OriginName, announced))
 		got := ""
-		for limit := time.Now().Add(3 * time.Second); !strings.Contains(got, "X-Kept: yes\r\n\r\n") && time.Now().Before(limit); {
+		for limit := time.Now().Add(harness.Patience); !strings.Contains(got, "X-Kept: yes\r\n\r\n") && time.Now().Before(limit); {
 			got += origin.Received()
 		}
 		head, trailers, _ := strings.Cut(got, "\r\n\r\n")

@@ -18,7 +18,7 @@ func shake(in *harness.Intruder, at netip.Addr, sni string) []string {
 	in.T.Helper()
 	c := in.Dial(netip.AddrPortFrom(at, 443))
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(harness.Patience))
 	s := tls.Client(c, &tls.Config{ServerName: sni, RootCAs: in.Roots})
 	if err := s.HandshakeContext(in.T.Context()); err != nil {
 		return nil

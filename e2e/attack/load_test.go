@@ -19,6 +19,9 @@ import (
 	"boxgate/policy"
 )
 
+// heldUp is how long a request takes that an attack holds up: until it ends, or for good. A busy machine alone takes less.
+const heldUp = 20 * time.Second
+
 // bystander makes requests from another box until stop is called, which returns how many succeeded and how long the
 // slowest took; any that fails fails the test.
 func bystander(w *harness.World) (stop func() (int, time.Duration)) {
@@ -95,7 +98,7 @@ func TestAttackManyConnections(t *testing.T) {
 	if refused == all {
 		t.Errorf("%d of %d connections were refused for the limit", refused, all)
 	}
-	if n, slowest := stop(); n < 4 || slowest > 3*time.Second {
+	if n, slowest := stop(); n < 4 || slowest > heldUp {
 		t.Errorf("the other box made %d requests, the slowest took %v", n, slowest)
 	}
 	// When they are gone the box may connect again.
@@ -195,7 +198,7 @@ func TestAttackSlowReaders(t *testing.T) {
 	if grown > bound {
 		t.Errorf("the gateway grew by %d MiB", grown)
 	}
-	if n, slowest := stop(); n < 4 || slowest > 3*time.Second {
+	if n, slowest := stop(); n < 4 || slowest > heldUp {
 		t.Errorf("the other box made %d requests, the slowest took %v", n, slowest)
 	}
 	w.NothingLeaks()

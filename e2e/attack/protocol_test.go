@@ -105,7 +105,7 @@ func TestAttackClientHelloInPieces(t *testing.T) {
 			for _, network := range []string{"ip4", "ip6"} {
 				hello := func(host string) (*recordConn, *tls.Conn) {
 					c := &recordConn{Conn: in.Dial(netip.AddrPortFrom(in.Resolve(host, network), 443)), pieces: shape.pieces}
-					_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+					_ = c.SetDeadline(time.Now().Add(harness.Patience))
 					return c, tls.Client(c, &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: shape.alpn})
 				}
 				for _, host := range []string{"api.example.com", "www.example.com"} {
@@ -148,7 +148,7 @@ func get(c net.Conn, host, path string) (*http.Response, error) {
 	if _, ok := c.(*tls.Conn); ok {
 		scheme = "https://"
 	}
-	res, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error {
+	res, err := (&http.Client{Transport: transport, Timeout: harness.Patience, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}}).Get(scheme + host + path)
 	if err != nil {

@@ -154,7 +154,7 @@ func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 // globalHeaders changes the header rules of all boxes.
 func globalHeaders(w *harness.World, when string) {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(w.T.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(w.T.Context(), 20*time.Second)
 	defer cancel()
 	rules := map[string]any{"api.example.com": map[string]string{"X-A": when}}
 	if err := w.Client.Do(ctx, "PUT", "/v2/box/settings/attach-headers", rules, nil); err != nil {

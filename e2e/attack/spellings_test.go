@@ -97,7 +97,7 @@ func sendHello(c net.Conn, sni string) string {
 		placeholder += strings.Repeat("x", len(sni)-len(placeholder))
 	}
 	rewritten := &rewriting{Conn: c, from: placeholder, to: sni}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(harness.Patience))
 	_ = tls.Client(rewritten, &tls.Config{ServerName: placeholder, InsecureSkipVerify: true}).Handshake()
 	if len(rewritten.answer) == 0 {
 		return harness.Saw(rewritten.err)

@@ -85,7 +85,7 @@ func TestAttackTunnelOutOfAnInterceptedConnection(t *testing.T) {
 	t.Run("STARTTLS stays with its host", func(t *testing.T) {
 		in := in.On(t)
 		c := in.DialHost("www.example.com", 25)
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(harness.Patience))
 		r := bufio.NewReader(c)
 		if line, err := r.ReadString('\n'); !strings.HasPrefix(line, "220") {
 			t.Fatalf("greeting %q, %v", line, err)
@@ -162,7 +162,7 @@ func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 			if way == "intercepted" {
 				tcp = in.TLS(tcp, harness.OriginName)
 			}
-			_ = tcp.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = tcp.SetDeadline(time.Now().Add(harness.Patience))
 			r := bufio.NewReader(tcp)
 			res, _ := harness.Exchange(t, tcp, r, "GET "+path+" HTTP/1.1\r\nHost: "+harness.OriginName+"\r\n"+harness.UpgradeHead)
 			said := ""

@@ -26,7 +26,7 @@ type lenientServer struct {
 
 func (s *lenientServer) serve(c net.Conn) {
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(harness.Patience))
 	b := make([]byte, 4096)
 	n, _ := c.Read(b)
 	if n == 0 {
@@ -144,7 +144,7 @@ func tlsWithoutName(in *harness.Intruder) {
 		for way, dial := range ways(in, "cdn.example.org", port) {
 			since := time.Now()
 			c := tls.Client(dial(), &tls.Config{InsecureSkipVerify: true})
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(harness.Patience))
 			if _, err := io.WriteString(c, "GET /nameless HTTP/1.1\r\nHost: static.example.org\r\n\r\n"); err == nil {
 				in.T.Errorf("TLS without SNI on %d, %s: the handshake succeeded", port, way)
 			}

@@ -77,7 +77,7 @@ func (v *visited) ask(method, path string, lines ...string) (status int, said st
 		v.T.Fatal(err)
 	}
 	defer tcp.Close()
-	_ = tcp.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = tcp.SetDeadline(time.Now().Add(harness.Patience))
 	c := tls.Client(tcp, &tls.Config{ServerName: v.host, RootCAs: v.roots})
 	r := bufio.NewReader(c)
 	request := method + " " + path + " HTTP/1.1\r\nHost: " + v.host + "\r\n" + strings.Join(append(lines, "\r\n"), "\r\n")

@@ -181,13 +181,13 @@ func newClients(t *testing.T) (*harness.World, *shop, string) {
 func furnishClients(w *harness.World, box string) {
 	w.T.Helper()
 	fetch := filepath.Join(w.T.TempDir(), "fetch")
-	build := exec.CommandContext(w.T.Context(), "go", "build", "-o", fetch, "./testdata/clients/fetch.go")
+	build := exec.CommandContext(w.T.Context(), "go", "build", "-o", fetch, "./testdata/fetch.go")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		w.T.Fatalf("go build: %v: %s", err, out)
 	}
 	upload(w, box, fetch, "/workspace/home/fetch")
-	upload(w, box, "testdata/clients/Fetch.class", "/workspace/home/Fetch.class")
+	upload(w, box, "testdata/Fetch.class", "/workspace/home/Fetch.class")
 	w.MustSh(box, `cd && mkdir pypi && python3 -m zipfile -e /usr/share/python-wheels/pip-*.whl pypi && chmod +x fetch &&
 		printf 'import os\ndef where():\n    return os.path.join(os.path.dirname(__file__), "cacert.pem")\ndef contents():\n    return open(where()).read()\n' >pypi/pip/_vendor/certifi/core.py`)
 }

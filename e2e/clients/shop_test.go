@@ -87,7 +87,7 @@ func (s *shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // await waits until a path has been requested with the key.
 func (s *shop) await(t *testing.T, path string) {
 	t.Helper()
-	limit := time.After(20 * time.Second)
+	limit := time.After(harness.Patience)
 	for {
 		s.mu.Lock()
 		there, change := s.paths[path], s.change

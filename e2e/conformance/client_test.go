@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/conformance"
+	"boxgate/e2e/harness"
 )
 
 //lint:file-ignore SA1019 a client of exactly one connection, already made, has no other constructor.
@@ -126,7 +127,7 @@ func (s *suiteWorld) page(way, host string) (answer string, done func()) {
 	select {
 	case word := <-said:
 		return word, done
-	case <-time.After(10 * time.Second):
+	case <-time.After(harness.Patience):
 		return "nothing", done
 	}
 }

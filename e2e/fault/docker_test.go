@@ -77,7 +77,7 @@ exec dockerd --host unix://$D/sock --data-root $D/data --exec-root $D/exec --pid
 		_ = cmd.Wait()
 		close(exited)
 	}()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(harness.Patience)
 	for d.run("version") != nil {
 		select {
 		case <-exited:
@@ -93,7 +93,7 @@ exec dockerd --host unix://$D/sock --data-root $D/data --exec-root $D/exec --pid
 
 // run runs a command of the docker client.
 func (d *docker) run(args ...string) error {
-	ctx, cancel := context.WithTimeout(d.w.T.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(d.w.T.Context(), harness.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, dockerRoot+"/usr/bin/docker", append([]string{"--host", "unix://" + d.dir + "/sock"}, args...)...)
 	cmd.Env = []string{"HOME=" + d.dir}
@@ -114,7 +114,7 @@ func (d *docker) stop(sig syscall.Signal) {
 	}
 	select {
 	case <-d.exited:
-	case <-time.After(15 * time.Second):
+	case <-time.After(harness.Patience):
 		d.w.T.Error("the Docker daemon does not stop")
 		_ = d.process.Process.Kill()
 		<-d.exited

@@ -34,7 +34,7 @@ func trafficWorld(t *testing.T) (*harness.World, *harness.Intruder) {
 func asker(c net.Conn, host string) func() error {
 	answers := bufio.NewReader(c)
 	return func() error {
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(harness.Patience))
 		if _, err := fmt.Fprintf(c, "GET /again HTTP/1.1\r\nHost: %s\r\n\r\n", host); err != nil {
 			return err
 		}

@@ -141,7 +141,7 @@ func (f *fidelity) program(name, text string) string {
 func (f *fidelity) dialTLS(host string, alpn ...string) *tls.Conn {
 	f.T.Helper()
 	c := f.TLS(f.DialHost(host, 443), host, alpn...)
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(harness.Patience))
 	return c
 }
 

@@ -151,7 +151,7 @@ func TestFidelityResetCodes(t *testing.T) {
 		}
 		select {
 		case <-left:
-		case <-time.After(10 * time.Second):
+		case <-time.After(harness.Patience):
 			t.Error("the server does not hear of the reset")
 		}
 		_ = c.Conn.Close()
@@ -160,7 +160,7 @@ func TestFidelityResetCodes(t *testing.T) {
 
 // resetOf reads until a stream is reset.
 func resetOf(c *harness.Frames, stream uint32) (http2.ErrCode, bool) {
-	_ = c.Conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.Conn.SetReadDeadline(time.Now().Add(harness.Patience))
 	for {
 		frame, err := c.ReadFrame()
 		if err != nil {
@@ -374,7 +374,7 @@ func TestFidelityClientResets(t *testing.T) {
 			if err == nil {
 				f.T.Error("the server took the part for the whole")
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(harness.Patience):
 			f.T.Error("the server goes on waiting")
 		}
 		res, err := client.Get(r.url + "/down")
@@ -384,7 +384,7 @@ func TestFidelityClientResets(t *testing.T) {
 		_ = res.Body.Close()
 		select {
 		case <-gone:
-		case <-time.After(10 * time.Second):
+		case <-time.After(harness.Patience):
 			f.T.Error("the server goes on sending")
 		}
 	})

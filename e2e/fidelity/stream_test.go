@@ -137,7 +137,7 @@ func TestFidelityLongPoll(t *testing.T) {
 		cancel()
 		select {
 		case <-left:
-		case <-time.After(10 * time.Second):
+		case <-time.After(harness.Patience):
 			f.T.Error("the server does not hear that the client has gone")
 		}
 		if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -165,7 +165,7 @@ func TestFidelityHalfClose(t *testing.T) {
 	t.Run("spliced", func(t *testing.T) {
 		f := f.on(t)
 		c := harness.TLSUnchecked(f.DialHost("raw.example.org", 443), "raw.example.org")
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(harness.Patience))
 		if _, err := io.WriteString(c, "all I have"); err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +191,7 @@ func TestFidelityHalfClose(t *testing.T) {
 	t.Run("plain", func(t *testing.T) {
 		f := f.on(t)
 		c := f.DialHost(bothHost, 80).(*net.TCPConn)
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(harness.Patience))
 		_, _ = io.WriteString(c, request)
 		_ = c.CloseWrite()
 		release <- struct{}{}

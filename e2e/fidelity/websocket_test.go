@@ -239,7 +239,7 @@ s.on("remoteSettings", () => {
 // tunnels, and then for longer than that.
 func TestFidelityIdle(t *testing.T) {
 	t.Parallel()
-	f := newFidelity(t, func(c *config.Config) { c.Limits.PeekTimeout = 500 * time.Millisecond })
+	f := newFidelity(t, func(c *config.Config) { c.Limits.PeekTimeout = 3 * time.Second })
 	closed := f.echoPage()
 	go func() {
 		for range closed {

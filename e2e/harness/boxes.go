@@ -65,7 +65,7 @@ func (w *World) Sh(box, line string) (string, int) {
 	if f, ok := w.foreign.Load(box); ok {
 		return f.(*ForeignBox).Sh(line)
 	}
-	ctx, cancel := context.WithTimeout(w.T.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(w.T.Context(), 2*time.Minute)
 	defer cancel()
 	var out bytes.Buffer
 	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, &out, &out)
@@ -92,7 +92,7 @@ func (w *World) Background(box, line string, out io.Writer) (wait func() (int, e
 		err  error
 	}
 	done := make(chan ended, 1)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	w.T.Cleanup(cancel)
 	go func() {
 		code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, out, out)

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -32,24 +33,68 @@ func (w *World) Events(box string) []audit.Event {
 // Event waits for a decision about a box that match selects.
 func (w *World) Event(box string, match func(audit.Event) bool) audit.Event {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(w.T.Context(), 10*time.Second)
-	defer cancel()
-	for {
-		events := w.Events(box)
-		for _, e := range events {
-			if match(e) {
-				return e
-			}
+	e, seen, ok := w.await(box, match)
+	if !ok {
+		for _, e := range seen {
+			w.T.Logf("decision: %s", audit.Line(e))
 		}
-		select {
-		case <-ctx.Done():
-			for _, e := range events {
-				w.T.Logf("decision: %s", audit.Line(e))
+		w.T.Fatal("the decision was not logged")
+	}
+	return e
+}
+
+// await follows the decisions about a box, from those that are remembered on, until one matches. Without one in time it
+// returns those that it has seen.
+func (w *World) await(box string, match func(audit.Event) bool) (found audit.Event, seen []audit.Event, ok bool) {
+	w.T.Helper()
+	ctx, cancel := context.WithTimeout(w.T.Context(), w.patience())
+	defer cancel()
+	errEnough := errors.New("enough has been read")
+	for {
+		seen = nil
+		err := w.Client.Lines(ctx, api.BoxPath(box, "egress")+"?follow=true", func(line []byte) error {
+			var e audit.Event
+			if err := json.Unmarshal(line, &e); err != nil {
+				return err
 			}
-			w.T.Fatal("the decision was not logged")
-		case <-time.After(20 * time.Millisecond):
+			if e.Seq == 0 { // some were lost on the way to a slow reader; what the gateway remembers has them
+				return errEnough
+			}
+			seen = append(seen, e)
+			if match(e) {
+				found, ok = e, true
+				return errEnough
+			}
+			return nil
+		})
+		switch {
+		case ok:
+			return found, seen, true
+		case ctx.Err() != nil:
+			w.failed.Store(true)
+			return found, seen, false
+		case err != nil && !errors.Is(err, errEnough):
+			w.T.Fatal(err)
 		}
 	}
+}
+
+// Denied waits for a denial for the reason that was made since then, at the stage.
+func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason policy.Reason) audit.Event {
+	in.T.Helper()
+	e, seen, ok := in.await(in.Box, func(e audit.Event) bool {
+		return !e.Time.Before(since) && e.Stage == stage && e.Verdict == policy.Deny && e.Reason == reason
+	})
+	if ok {
+		return e
+	}
+	in.T.Errorf("no decision at stage %s says %s", stage, reason)
+	for _, e := range seen {
+		if !e.Time.Before(since) {
+			in.T.Logf("decision: %s", audit.Line(e))
+		}
+	}
+	return audit.Event{}
 }
 
 // Denial waits for a denying decision about an address; port 0 is any port.

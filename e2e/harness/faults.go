@@ -101,7 +101,7 @@ func (w *World) Died(what string) {
 	w.T.Helper()
 	select {
 	case <-w.Exited:
-	case <-time.After(20 * time.Second):
+	case <-time.After(w.patience()):
 		w.T.Errorf("%s: the gateway lives", what)
 	}
 	w.Kill()

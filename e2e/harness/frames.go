@@ -89,7 +89,7 @@ func (f *Frames) Send(stream uint32, end bool, fields ...Field) {
 
 // Outcome reads until the stream has ended and says how: a status, "reset", or "closed" for the whole connection.
 func (f *Frames) Outcome(stream uint32) string {
-	_ = f.Conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = f.Conn.SetReadDeadline(time.Now().Add(Patience))
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 // Exchange writes a request and reads the head and body of one answer.
 func Exchange(t *testing.T, c net.Conn, r *bufio.Reader, request string) (*http.Response, string) {
 	t.Helper()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(Patience))
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)
 	}

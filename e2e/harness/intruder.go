@@ -19,10 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/audit"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
-	"boxgate/policy"
 )
 
 // Canary is the secret of the attack tests. It must arrive at the host it is for and be seen nowhere else.
@@ -79,7 +77,7 @@ func (in *Intruder) InNetNS(f func() error) error {
 // Connect dials an address from within the box.
 func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
 	err = in.InNetNS(func() (err error) {
-		d := net.Dialer{Timeout: 10 * time.Second}
+		d := net.Dialer{Timeout: Patience}
 		c, err = d.DialContext(context.Background(), "tcp", to.String())
 		return err
 	})
@@ -124,7 +122,7 @@ func (in *Intruder) Resolve(host, network string) netip.Addr {
 func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 	in.T.Helper()
 	s := tls.Client(c, &tls.Config{ServerName: sni, RootCAs: in.Roots, NextProtos: alpn})
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(Patience))
 	if err := s.HandshakeContext(in.T.Context()); err != nil {
 		in.T.Fatalf("handshake with %s: %v", sni, err)
 	}
@@ -134,7 +132,7 @@ func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 // Talk writes what is given and returns everything that comes until the other side ends the connection. reset says that
 // the end was a reset.
 func Talk(c net.Conn, text string) (answer string, reset bool) {
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(Patience))
 	_, err := io.WriteString(c, text) // the other side may have heard enough before the end
 	answer, reset = Hear(c)
 	return answer, reset || errors.Is(err, syscall.ECONNRESET) // which is told once
@@ -150,29 +148,6 @@ func Hear(c net.Conn) (answer string, reset bool) {
 		return string(data), true
 	}
 	return string(data), false
-}
-
-// Denied waits for a denial for the reason that was made since then, at the stage.
-func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason policy.Reason) audit.Event {
-	in.T.Helper()
-	var events []audit.Event
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for limit := time.Now().Add(3 * time.Second); time.Now().Before(limit); <-look.C {
-		events = in.Events(in.Box)
-		for _, e := range events {
-			if !e.Time.Before(since) && e.Stage == stage && e.Verdict == policy.Deny && e.Reason == reason {
-				return e
-			}
-		}
-	}
-	in.T.Errorf("no decision at stage %s says %s", stage, reason)
-	for _, e := range events {
-		if !e.Time.Before(since) {
-			in.T.Logf("decision: %s", audit.Line(e))
-		}
-	}
-	return audit.Event{}
 }
 
 // Requests returns the requests that a host received for a path.
@@ -192,7 +167,7 @@ func (in *Intruder) Fetch(to netip.AddrPort, host string) error {
 		return err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(Patience))
 	s := TLSUnchecked(c, host)
 	if err := s.Handshake(); err != nil {
 		return err

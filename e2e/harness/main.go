@@ -1,10 +1,13 @@
 package harness
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"testing"
 
 	"boxgate/cmd/gateway/command"
@@ -33,7 +36,19 @@ func Main(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "what an interrupted run left could not all be removed:", err)
 		}
 	}
+	waitTogether()
 	os.Exit(m.Run())
+}
+
+// waitTogether lets more tests run at a time than there are cores, unless the command line says how many: most of the time
+// they wait.
+func waitTogether() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))) // a number
+	}
 }
 
 // RaceDetector reports whether this binary was built with it.

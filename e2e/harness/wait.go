@@ -7,6 +7,24 @@ import (
 	"boxgate/internal/testnet"
 )
 
+// Patience is how long tests wait for what must happen. It bounds liveness, not speed: with both cores kept busy by another
+// program a test that passes may take long.
+const Patience = 30 * time.Second
+
+// hurry is how long a test waits that has failed already: all that follows may fail for the same reason.
+const hurry = 3 * time.Second
+
+// patience is how long the test waits for what must happen.
+func (w *World) patience() time.Duration {
+	if w.T.Failed() {
+		w.failed.Store(true)
+	}
+	if w.failed.Load() {
+		return hurry
+	}
+	return Patience
+}
+
 // Until waits for a condition that something else brings about.
 func (w *World) Until(what string, holds func() bool) {
 	w.T.Helper()
@@ -16,13 +34,14 @@ func (w *World) Until(what string, holds func() bool) {
 // UntilEvery is [World.Until] for a condition that costs something to look at.
 func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	w.T.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(w.patience())
 	look := time.NewTicker(pace)
 	defer look.Stop()
 	for !holds() {
 		select {
 		case <-look.C:
 		case <-deadline:
+			w.failed.Store(true)
 			w.T.Fatalf("did not happen: %s", what)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -19,8 +20,9 @@ import (
 // World is a lab in which the gateway runs, for one test.
 type World struct {
 	*lab.Lab
-	T       *testing.T // where failures are reported
-	foreign *sync.Map  // box → *ForeignBox, of those that are attached
+	T       *testing.T   // where failures are reported
+	foreign *sync.Map    // box → *ForeignBox, of those that are attached
+	failed  *atomic.Bool // the test or one of its subtests has failed
 }
 
 // NewWorld starts a gateway with an internet of its own; both end with the test.
@@ -52,7 +54,7 @@ func NewStopped(t *testing.T, o lab.Options) *World {
 			t.Errorf("closing the lab: %v", err)
 		}
 	})
-	return &World{Lab: l, T: t, foreign: new(sync.Map)}
+	return &World{Lab: l, T: t, foreign: new(sync.Map), failed: new(atomic.Bool)}
 }
 
 // NewCaptured is [NewWorld] with every packet counted that leaves the gateway's host. ICMP errors are not limited, so that

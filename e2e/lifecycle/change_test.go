@@ -88,7 +88,7 @@ func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 // settledKey is sentKey once a change under way has come to its end: two answers in a row agree with the version shown.
 func settledKey(w *harness.World, box string) string {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(w.T.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(w.T.Context(), harness.Patience)
 	defer cancel()
 	before := sentKey(w, box)
 	for ctx.Err() == nil {

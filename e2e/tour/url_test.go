@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"testing"
-	"time"
 
 	"boxgate/api"
 	"boxgate/audit"
@@ -38,7 +37,7 @@ func visitor(w *harness.World) *http.Client {
 		},
 	}
 	w.T.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	return &http.Client{Transport: transport, Timeout: harness.Patience}
 }
 
 // visit fetches a URL and returns the status and body.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,6 +45,9 @@ type Lab struct {
 	lock  *os.File  // says that the directory is in use
 	stdin io.Closer // closing it tells the gateway that the lab is gone
 }
+
+// startTimeout is how long a gateway may take to start, on a machine that is busy with something else.
+const startTimeout = time.Minute
 
 // Options say how a lab differs from the usual.
 type Options struct {
@@ -108,9 +112,14 @@ func (l *Lab) Start(ctx context.Context) error {
 		return err
 	}
 	defer pipe.Close()
+	ready, err := l.listenForReady()
+	if err != nil {
+		return errors.Join(err, stdin.Close())
+	}
+	defer ready.Close()
 	var errout tail
 	cmd := exec.Command(l.Self, append([]string{"serve", "--config", l.Config, "--until-eof"}, l.Flags...)...)
-	cmd.Env = append(l.environ(), l.Env...)
+	cmd.Env = append(append(l.environ(), "NOTIFY_SOCKET="+ready.LocalAddr().String()), l.Env...)
 	cmd.Stdin = pipe
 	cmd.Stdout = l.Log
 	cmd.Stderr = io.MultiWriter(l.Log, &errout)
@@ -126,28 +135,43 @@ func (l *Lab) Start(ctx context.Context) error {
 		_ = cmd.Wait()
 		close(l.Exited)
 	}()
-	return l.awaitReady(ctx, &errout)
+	return l.awaitReady(ctx, ready, &errout)
 }
 
-// awaitReady polls until the gateway answers that it is ready, or has exited.
-func (l *Lab) awaitReady(ctx context.Context, errout *tail) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if client, err := l.Dial(); err == nil && client.Do(ctx, "GET", "/readyz", nil, nil) == nil {
-			l.Client = client
-			return nil
-		}
-		select {
-		case <-l.Exited:
-			return fmt.Errorf("the gateway did not start: %s", strings.TrimSpace(errout.String()))
-		case <-ctx.Done():
-			return fmt.Errorf("the gateway did not become ready: %w", ctx.Err())
-		case <-tick.C:
-		}
+// listenForReady opens the socket to which the gateway reports that it is ready, as it does to systemd.
+func (l *Lab) listenForReady() (*net.UnixConn, error) {
+	path := filepath.Join(l.Dir, "notify.sock")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
 	}
+	return net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+}
+
+// awaitReady returns when the gateway has reported that it is ready and says so itself, or has exited.
+func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	reported := make(chan struct{})
+	go func() {
+		defer close(reported)
+		_, _ = ready.Read(make([]byte, 64)) // an error means that nobody waits any more
+	}()
+	select {
+	case <-l.Exited:
+		return fmt.Errorf("the gateway did not start: %s", strings.TrimSpace(errout.String()))
+	case <-ctx.Done():
+		return fmt.Errorf("the gateway did not become ready: %w", ctx.Err())
+	case <-reported:
+	}
+	client, err := l.Dial()
+	if err == nil {
+		err = client.Do(ctx, "GET", "/readyz", nil, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("the gateway is not ready though it has reported so: %w", err)
+	}
+	l.Client = client
+	return nil
 }
 
 // LogText is what the gateway has written so far.
