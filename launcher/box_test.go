@@ -178,7 +178,7 @@ func nothingLeft(t *testing.T, l *Launcher, id policy.BoxID) {
 			t.Errorf("%s is still there", p)
 		}
 	}
-	if dirs, err := l.cgroupDirs(id); err != nil || len(dirs) > 0 {
+	if dirs, err := l.cgroup(id).dirs(); err != nil || len(dirs) > 0 {
 		t.Errorf("control groups still there: %v %v", dirs, err)
 	}
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")

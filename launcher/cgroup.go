@@ -11,20 +11,15 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
-
 	"golang.org/x/sys/unix"
 )
 
-// cgroupPath is the box's own control group, below the root of every hierarchy. It has no parents to be cleaned up and
-// names the state directory as well as the box, so that launchers on one host do not meet.
-func (l *Launcher) cgroupPath(id policy.BoxID) string {
-	return "/boxgate-" + l.tag + "-" + string(id)
-}
+// cgroup is a control group: its path below the root of every hierarchy.
+type cgroup string
 
-// cgroupDirs returns the directories of the box's control group in the hierarchies this host has mounted: one with
+// dirs returns the directories of the group in the hierarchies this host has mounted: one with
 // version 2, one for each controller with version 1, both on a hybrid host.
-func (l *Launcher) cgroupDirs(id policy.BoxID) ([]string, error) {
+func (g cgroup) dirs() ([]string, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
@@ -36,7 +31,7 @@ func (l *Launcher) cgroupDirs(id policy.BoxID) ([]string, error) {
 		if !ok || len(fields) < 5 || !strings.HasPrefix(after, "cgroup") {
 			continue
 		}
-		dir := filepath.Join(fields[4], l.cgroupPath(id))
+		dir := filepath.Join(fields[4], string(g))
 		if _, err := os.Stat(dir); err == nil {
 			dirs = append(dirs, dir)
 		}
@@ -44,11 +39,11 @@ func (l *Launcher) cgroupDirs(id policy.BoxID) ([]string, error) {
 	return dirs, nil
 }
 
-// clearCgroup kills what is still in the box's control group and removes it. The runtime does so itself; this is for a
+// clear kills what is still in the group and removes it. The runtime does so itself; this is for a
 // runtime that was killed on the way.
-func (l *Launcher) clearCgroup(ctx context.Context, id policy.BoxID) error {
+func (g cgroup) clear(ctx context.Context) error {
 	for {
-		dirs, err := l.cgroupDirs(id)
+		dirs, err := g.dirs()
 		if err != nil {
 			return err
 		}
@@ -67,10 +62,25 @@ func (l *Launcher) clearCgroup(ctx context.Context, id policy.BoxID) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("box %s: processes of its control group do not end: %w", id, context.Cause(ctx))
+			return fmt.Errorf("processes of the control group %s do not end: %w", string(g), context.Cause(ctx))
 		case <-time.After(5 * time.Millisecond): // version 1 has nothing to wait on
 		}
 	}
+}
+
+// kill kills what is in the group, and what is frozen before it is thawed, so that it never runs again.
+func (g cgroup) kill() error {
+	dirs, err := g.dirs()
+	if err != nil {
+		return nil // the runtime's own way is left
+	}
+	for _, dir := range dirs {
+		if err := killAll(dir); err != nil {
+			return err
+		}
+		thaw(dir)
+	}
+	return nil
 }
 
 // thaw lets frozen processes run, for only then do they notice that they were killed.

@@ -77,11 +77,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if !isPinned(l.dirs.pin(spec.ID)) || !isPinned(l.dirs.userPin(spec.ID)) {
 		return fmt.Errorf("box %s: its namespaces are gone", spec.ID)
 	}
-	src, err := l.source(spec.Image)
-	if err != nil {
-		return err
-	}
-	img, err := l.openImage(src)
+	img, err := l.images.find(spec.Image)
 	if err != nil {
 		return err
 	}
@@ -124,21 +120,33 @@ func (l *Launcher) undo(id policy.BoxID, err *error) {
 
 // build mounts the box's root, writes into it and writes the runtime's configuration.
 func (l *Launcher) build(spec Spec, img image, ids idRange) error {
-	if err := l.mountRoot(spec.ID, img, ids); err != nil {
+	lim, err := spec.Size.limits()
+	if err != nil {
+		return err
+	}
+	id := spec.ID
+	layers := layers{
+		image: img.rootfs, userPin: l.dirs.userPin(id), upper: l.dirs.upper(id), work: l.dirs.work(id),
+		mounts: l.dirs.mounts(id), lower: l.dirs.lowerMount(id), root: l.dirs.rootMount(id),
+	}
+	if err := layers.mount(ids.host(0)); err != nil {
 		return err
 	}
 	root, err := openBoxRoot(l.dirs.rootMount(spec.ID), ids)
 	if err != nil {
 		return err
 	}
-	err = root.furnish(spec)
+	err = root.furnish(identity{hostname: spec.hostname(), dns: spec.DNS, ca: spec.CA})
 	if cerr := root.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
 		return err
 	}
-	config, err := l.containerConfig(spec, ids)
+	config, err := box{
+		root: l.dirs.rootMount(id), init: initPath, userNS: l.dirs.userPin(id), netNS: l.dirs.pin(id), cgroup: string(l.cgroup(id)),
+		hostname: spec.hostname(), ids: ids.mapping(), limits: lim,
+	}.config()
 	if err != nil {
 		return err
 	}
@@ -171,7 +179,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	if err := fault.At(ctx, "launch: container made"); err != nil {
 		return err
 	}
-	if err := l.bury(pid); err != nil {
+	if err := bury(pid); err != nil {
 		return err
 	}
 	if err := l.runtimeCommand(ctx, logFile, "start", string(id)).Run(); err != nil {

@@ -36,7 +36,7 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 	for _, step := range []func() error{
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },
-		func() error { return l.clearCgroup(ctx, id) },
+		func() error { return l.cgroup(id).clear(ctx) },
 		func() error { return unmountAll(l.dirs.mounts(id)) },
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
@@ -77,13 +77,8 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 		return nil
 	}
 	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has ended
-	if dirs, err := l.cgroupDirs(id); err == nil {
-		for _, dir := range dirs {
-			if err := killAll(dir); err != nil {
-				return err
-			}
-			thaw(dir)
-		}
+	if err := l.cgroup(id).kill(); err != nil {
+		return err
 	}
 	err := l.runc.Delete(ctx, string(id), &runc.DeleteOpts{Force: true})
 	if err == nil {
@@ -91,7 +86,7 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	}
 	// What the runtime cannot read it cannot delete: a state file cut short by a power failure. Its processes die with the
 	// control group.
-	if cerr := l.clearCgroup(ctx, id); cerr != nil {
+	if cerr := l.cgroup(id).clear(ctx); cerr != nil {
 		return errors.Join(err, cerr)
 	}
 	return os.RemoveAll(l.containerState(id))

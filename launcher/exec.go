@@ -52,7 +52,8 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 		return -1, err
 	}
 	defer l.execs.begin(id)()
-	streams, err := newStreams(spec, r.ids().host(user.uid))
+	ends := stdio{in: spec.Stdin, out: spec.Stdout, err: spec.Stderr}
+	streams, err := newStreams(ends, r.ids().host(user.uid))
 	if err != nil {
 		return -1, err
 	}
@@ -65,9 +66,9 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 		}
 		return -1, err
 	}
-	finish := streams.pump(spec, func(left *os.File) { l.background.swallow(id, left) })
+	finish := streams.pump(ends, func(left *os.File) { l.background.swallow(id, left) })
 	defer finish()
-	return awaitCommand(ctx, command)
+	return command.await(ctx)
 }
 
 // startCommand has the runtime start a process and leave it to us. It is not cut short with ctx at once: the runtime
@@ -114,7 +115,7 @@ type execFiles struct{ process, pid, log string }
 // on a file system in memory as a rule, and Recover empties it.
 func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim limits, files execFiles, streams *streams) error {
 	cmd := l.runtimeCommand(ctx, files.log, "exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.far[0], streams.far[1], streams.far[2]
+	streams.connect(cmd)
 	err := startLimited(cmd, lim)
 	streams.closeFar() // only then do our ends see the command close its
 	if err != nil {
@@ -162,32 +163,6 @@ func graceAfter(ctx context.Context, grace time.Duration) (context.Context, cont
 	}
 }
 
-// awaitCommand waits for a command, or kills it when ctx ends. A killed process that does not end, because its box is
-// paused, is waited for behind the caller's back.
-func awaitCommand(ctx context.Context, command *orphan) (int, error) {
-	type result struct {
-		status int
-		err    error
-	}
-	ended := make(chan result, 1)
-	go func() {
-		status, err := command.wait()
-		ended <- result{status, err}
-	}()
-	select {
-	case r := <-ended:
-		return r.status, r.err
-	case <-ctx.Done():
-	}
-	command.kill()
-	select {
-	case r := <-ended:
-		return r.status, context.Cause(ctx)
-	case <-time.After(5 * time.Second):
-		return 137, context.Cause(ctx)
-	}
-}
-
 // execUser is the user a command runs as, with IDs of the box.
 type execUser struct {
 	uid, gid   int
@@ -215,7 +190,7 @@ func parseUser(s string) (execUser, error) {
 	return execUser{int(uid), int(gid), u, boxHome}, nil
 }
 
-// commandProcess is a command in the runtime's words. Only root gets capabilities.
+// commandProcess is a command in the runtime's words.
 func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
 	if len(spec.Args) == 0 || spec.Args[0] == "" {
 		return nil, errors.New("no command given")
@@ -239,18 +214,9 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	if !path.IsAbs(cwd) {
 		cwd = path.Join(boxHome, cwd)
 	}
-	caps := &specs.LinuxCapabilities{Bounding: capabilities}
-	if user.uid == 0 {
-		caps = boundTo(capabilities)
-	}
-	return &specs.Process{
-		Args: spec.Args, Env: environment(r.Base, user, r.Env, spec.Env), Cwd: path.Clean(cwd),
-		User:            specs.User{UID: uint32(user.uid), GID: uint32(user.gid)},
-		Capabilities:    caps,
-		NoNewPrivileges: true,
-		OOMScoreAdj:     new(oomScore),
-		Rlimits:         specRlimits(lim),
-	}, nil
+	return command{
+		args: spec.Args, env: environment(r.Base, user, r.Env, spec.Env), cwd: path.Clean(cwd), uid: user.uid, gid: user.gid, limits: lim,
+	}.process(), nil
 }
 
 // execCount counts the commands active in each box.

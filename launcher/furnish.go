@@ -17,8 +17,15 @@ const (
 	boxHome   = "/workspace/home"
 )
 
+// identity is what makes a root that of one box.
+type identity struct {
+	hostname string
+	dns      []netip.Addr // its resolvers; empty: none
+	ca       []byte       // PEM certificates that it trusts besides the public roots; may be empty
+}
+
 // furnish writes into a fresh root what makes it this box: its names, its user, its first process and what it trusts.
-func (b *boxRoot) furnish(spec Spec) error {
+func (b *boxRoot) furnish(is identity) error {
 	for _, step := range []struct {
 		what string
 		do   func() error
@@ -26,8 +33,8 @@ func (b *boxRoot) furnish(spec Spec) error {
 		{"its first process", func() error { return b.installInit() }},
 		{"its home directory", b.makeHome},
 		{"its user", b.addUser},
-		{"its names", func() error { return b.writeNames(spec) }},
-		{"its certificates", func() error { return b.trust(spec.CA) }},
+		{"its names", func() error { return b.writeNames(is) }},
+		{"its certificates", func() error { return b.trust(is.ca) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)
@@ -94,13 +101,13 @@ func (b *boxRoot) prepend(name, entry, missing string, mode fs.FileMode) error {
 }
 
 // writeNames writes the files that say who the box is and whom it asks for addresses.
-func (b *boxRoot) writeNames(spec Spec) error {
-	host := spec.hostname()
+func (b *boxRoot) writeNames(is identity) error {
+	host := is.hostname
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + host + "\n"
 	for _, f := range []struct{ name, content string }{
 		{"/etc/hostname", host + "\n"},
 		{"/etc/hosts", hosts},
-		{"/etc/resolv.conf", resolvConf(spec.DNS)},
+		{"/etc/resolv.conf", resolvConf(is.dns)},
 	} {
 		if err := b.replace(f.name, []byte(f.content), 0o644); err != nil {
 			return err

@@ -21,7 +21,7 @@ type image struct {
 	Source string   `json:"source"`
 	Env    []string `json:"env,omitempty"` // of the image's own configuration
 
-	rootfs string
+	rootfs string // where it lies; never written to
 }
 
 // imageKind says how a source becomes a root file system.
@@ -42,40 +42,39 @@ type imageSource struct {
 	key  string // its directory in the image directory
 }
 
-// EnsureImage makes the image ready for Create: it is built, pulled or unpacked once and kept. name is an entry of
-// Config.Images or an image itself (empty: the entry "default"): "debian", built with mmdebstrap; a path to a root file
-// system (a directory or a tar), an OCI layout or a docker-archive; or an OCI reference, which is pulled.
-//
-// progress, if not nil, is called with one line for each step. An interrupted build leaves nothing that a later call
-// could mistake for an image; two builders of one image take turns, across processes.
-func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(string)) error {
-	if progress == nil {
-		progress = func(string) {}
-	}
-	src, err := l.source(name)
+// imageStore keeps unpacked images in a directory, which several launchers may share.
+type imageStore struct {
+	dir   string
+	names map[string]string // name → image; the entry "default" is used when none is named
+}
+
+// ensure makes the image of that name ready for find: it is built, pulled or unpacked once and kept. progress is called
+// with one line for each step. Two builders of one image take turns, across processes.
+func (s imageStore) ensure(ctx context.Context, name string, progress func(string)) error {
+	src, err := s.source(name)
 	if err != nil {
 		return err
 	}
-	if _, err := l.openImage(src); err == nil {
+	if _, err := s.open(src); err == nil {
 		return nil
 	}
 	if src.kind == kindDirectory {
 		return fmt.Errorf("image %s: not a root file system: it has no usr or bin directory", src.text)
 	}
-	if err := os.MkdirAll(l.cfg.ImageDir, 0o700); err != nil {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("cannot make the image directory: %w", err)
 	}
-	unlock, err := lockFile(ctx, filepath.Join(l.cfg.ImageDir, "."+src.key+".lock"), func() {
+	unlock, err := lockFile(ctx, filepath.Join(s.dir, "."+src.key+".lock"), func() {
 		progress("waiting for another build of " + src.text)
 	})
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, err := l.openImage(src); err == nil {
+	if _, err := s.open(src); err == nil {
 		return nil // the other builder finished it
 	}
-	if err := l.buildImage(ctx, src, progress); err != nil {
+	if err := s.build(ctx, src, progress); err != nil {
 		return fmt.Errorf("image %s: %w", src.text, err)
 	}
 	return nil
@@ -84,10 +83,10 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 // staleImageTime bounds the removal of what is left of an image that could not be built.
 const staleImageTime = 2 * time.Minute
 
-// buildImage fills a temporary directory and moves it to its place once it is complete and on disk.
-func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress func(string)) error {
-	final := filepath.Join(l.cfg.ImageDir, src.key)
-	temp := filepath.Join(l.cfg.ImageDir, "."+src.key+".building")
+// build fills a temporary directory and moves it to its place once it is complete and on disk.
+func (s imageStore) build(ctx context.Context, src imageSource, progress func(string)) error {
+	final := filepath.Join(s.dir, src.key)
+	temp := filepath.Join(s.dir, "."+src.key+".building")
 	for _, stale := range []string{temp, final} { // of an interrupted build; of one without a readable image.json
 		if err := removeTree(ctx, stale); err != nil {
 			return err
@@ -132,13 +131,22 @@ func (l *Launcher) buildImage(ctx context.Context, src imageSource, progress fun
 	return os.Rename(temp, final)
 }
 
+// find returns the image of that name, which ensure has made ready.
+func (s imageStore) find(name string) (image, error) {
+	src, err := s.source(name)
+	if err != nil {
+		return image{}, err
+	}
+	return s.open(src)
+}
+
 // source finds out what an image name stands for.
-func (l *Launcher) source(name string) (imageSource, error) {
+func (s imageStore) source(name string) (imageSource, error) {
 	text := name
 	if text == "" {
 		text = "default"
 	}
-	if mapped := l.cfg.Images[text]; mapped != "" {
+	if mapped := s.names[text]; mapped != "" {
 		text = mapped
 	} else if text == "default" {
 		text = "debian"
@@ -184,15 +192,15 @@ func imageKey(text, stamp string) string {
 	return strings.TrimLeft(slug, "-") + "-" + hex.EncodeToString(sum[:6])
 }
 
-// openImage returns an image that is ready, or says that it is not.
-func (l *Launcher) openImage(src imageSource) (image, error) {
+// open returns an image that is ready, or says that it is not.
+func (s imageStore) open(src imageSource) (image, error) {
 	if src.kind == kindDirectory {
 		if !looksLikeRoot(src.text) {
 			return image{}, fmt.Errorf("image %s is not a root file system", src.text)
 		}
 		return image{Source: src.text, rootfs: src.text}, nil
 	}
-	dir := filepath.Join(l.cfg.ImageDir, src.key)
+	dir := filepath.Join(s.dir, src.key)
 	data, err := os.ReadFile(filepath.Join(dir, "image.json"))
 	if err != nil {
 		return image{}, fmt.Errorf("image %s is not there yet: it must be built or pulled before a box can use it", src.text)

@@ -9,9 +9,9 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -44,7 +44,7 @@ func tinyImage(t *testing.T) v1.Image {
 		t.Fatal(err)
 	}
 	config = config.DeepCopy()
-	config.OS, config.Architecture = platform.OS, platform.Architecture
+	config.OS, config.Architecture = "linux", runtime.GOARCH
 	config.Config.Env = []string{"FLAVOUR=tiny", "PATH=/usr/only"}
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestImagesFromEverySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	layoutDir, saved, plain, unpacked := filepath.Join(temp, "layout"), filepath.Join(temp, "saved.tar"), filepath.Join(temp, "plain.tar"), filepath.Join(temp, "tree")
-	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &platform}})
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}})
 	_, lerr := layout.Write(layoutDir, index)
 	if err := errors.Join(
 		remote.Write(ref, img), lerr,
@@ -80,7 +80,7 @@ func TestImagesFromEverySource(t *testing.T) {
 			t.Parallel()
 			state := t.TempDir()
 			l := launcherIn(t, state, map[string]string{"default": source})
-			l.cfg.ImageDir = filepath.Join(state, "images")
+			l.images.dir = filepath.Join(state, "images")
 			var steps []string
 			if err := l.EnsureImage(t.Context(), "", func(s string) { steps = append(steps, s) }); err != nil {
 				t.Fatal(err)
@@ -88,11 +88,7 @@ func TestImagesFromEverySource(t *testing.T) {
 			if kind != "directory" && len(steps) == 0 {
 				t.Error("no progress was shown")
 			}
-			src, err := l.source("")
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := l.openImage(src)
+			got, err := l.images.find("")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -129,7 +125,7 @@ func TestFailedBuildLeavesNoImage(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
 	l := launcherIn(t, state, nil)
-	l.cfg.ImageDir = filepath.Join(state, "images")
+	l.images.dir = filepath.Join(state, "images")
 	broken, other := filepath.Join(state, "broken.tar"), filepath.Join(state, "other.tar")
 	whole := archive(t, file("usr/x", strings.Repeat("x", 100_000)))
 	if err := errors.Join(os.WriteFile(broken, whole[:50_000], 0o600), os.WriteFile(other, archive(t, file("data", "")), 0o600)); err != nil {
@@ -145,7 +141,7 @@ func TestFailedBuildLeavesNoImage(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
-	entries, err := os.ReadDir(l.cfg.ImageDir)
+	entries, err := os.ReadDir(l.images.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,38 +154,5 @@ func TestFailedBuildLeavesNoImage(t *testing.T) {
 		if err := l.EnsureImage(t.Context(), name, nil); err == nil {
 			t.Errorf("%q was accepted", name)
 		}
-	}
-}
-
-func TestBuildersTakeTurns(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := lockFile(t.Context(), path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	second := make(chan error, 1)
-	waiting := make(chan struct{})
-	go func() {
-		unlock, err := lockFile(t.Context(), path, func() { close(waiting) })
-		if err == nil {
-			unlock()
-		}
-		second <- err
-	}()
-	<-waiting
-	select {
-	case <-second:
-		t.Fatal("two held the lock")
-	default:
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if _, err := lockFile(ctx, path, nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("waiting was not given up: %v", err)
-	}
-	unlock()
-	if err := <-second; err != nil {
-		t.Error(err)
 	}
 }

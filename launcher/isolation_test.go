@@ -87,7 +87,7 @@ func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 			t.Fatal(err)
 		}
 		uid := fi.Sys().(*syscall.Stat_t).Uid
-		if uid < firstID {
+		if int(uid) < rangeAt(0).host(0) {
 			t.Errorf("the first process of %s is user %d of the host", id, uid)
 		}
 		owners[strconv.Itoa(int(uid))] = true
@@ -104,7 +104,7 @@ func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uid := int(fi.Sys().(*syscall.Stat_t).Uid); uid != r.ids().base {
+	if uid := int(fi.Sys().(*syscall.Stat_t).Uid); uid != r.ids().host(0) {
 		t.Errorf("a file of the box's root belongs to user %d of the host", uid)
 	}
 }
@@ -118,7 +118,11 @@ func TestBoxesShareNothing(t *testing.T) {
 	}
 	want(t, rootSh(t, l, b, "ls /etc/marker /tmp/t /dev/shm/s /workspace/home/h 2>/dev/null; grep -c ^x /etc/passwd; ls /usr/bin/git; ls /tmp /dev/shm | wc -l"),
 		"0\n/usr/bin/git\n3") // the two names of directories and an empty line between them
-	image := filepath.Join(imageDir(), debianKey, "rootfs")
+	debian, err := l.images.find("debian")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := debian.rootfs
 	if _, err := os.Stat(filepath.Join(image, "etc/marker")); err == nil {
 		t.Error("a box wrote to the image")
 	}
@@ -141,7 +145,7 @@ func TestBoxSeesItsLimits(t *testing.T) {
 	if r := sh(t, l, id, "cat /proc/self/cgroup"); strings.Contains(r.out, l.tag) {
 		t.Errorf("the box sees the host's names of its control groups:\n%s", r.out)
 	}
-	dirs, err := l.cgroupDirs(id)
+	dirs, err := l.cgroup(id).dirs()
 	if err != nil || len(dirs) == 0 {
 		t.Errorf("no control group of its own: %v", err)
 	}

@@ -54,6 +54,7 @@ type Launcher struct {
 	execs      execCount
 	background background
 	trash      *trash
+	images     imageStore
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu
@@ -90,12 +91,13 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, fmt.Errorf("cannot become the reaper of the boxes' commands: %w", err)
 	}
 	l := &Launcher{
-		cfg:   cfg,
-		dirs:  dirs{state: cfg.StateDir, run: cfg.RunDir},
-		tag:   stateTag(cfg.StateDir),
-		log:   cfg.Log,
-		trash: newTrash(),
-		locks: map[policy.BoxID]*boxLock{},
+		cfg:    cfg,
+		dirs:   dirs{state: cfg.StateDir, run: cfg.RunDir},
+		tag:    stateTag(cfg.StateDir),
+		log:    cfg.Log,
+		trash:  newTrash(dirs{state: cfg.StateDir}.trash(), cfg.Log),
+		images: imageStore{dir: cfg.ImageDir, names: cfg.Images},
+		locks:  map[policy.BoxID]*boxLock{},
 	}
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/"}
 	if err := l.dirs.make(); err != nil {

@@ -109,7 +109,7 @@ func TestNextLauncherAdoptsBoxes(t *testing.T) {
 func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
-	img, err := l.openImage(imageSource{text: "debian", kind: kindDebian, key: debianKey})
+	img, err := l.images.find("debian")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,14 +233,12 @@ func TestBoxWhoseFirstProcessDiedIsInError(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
-	dirs, err := l.cgroupDirs(id)
+	dirs, err := l.cgroup(id).dirs()
 	if err != nil || len(dirs) == 0 {
 		t.Fatal(dirs, err)
 	}
-	for _, dir := range dirs {
-		if err := killAll(dir); err != nil {
-			t.Fatal(err)
-		}
+	if err := l.cgroup(id).kill(); err != nil {
+		t.Fatal(err)
 	}
 	var st Status
 	for range 1_000_000 {

@@ -25,38 +25,46 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 // oomScore makes the kernel take memory back from boxes before it takes it from the host's services.
 const oomScore = 500
 
-// containerConfig is the runtime's configuration of a box.
-func (l *Launcher) containerConfig(spec Spec, ids idRange) (*specs.Spec, error) {
-	lim, err := spec.Size.limits()
-	if err != nil {
-		return nil, err
-	}
+// box is what the configuration of a box's container depends on.
+type box struct {
+	root          string // where its root file system is mounted
+	init          string // the first process, in the box
+	userNS, netNS string // pinned namespaces
+	cgroup        string
+	hostname      string
+	ids           []specs.LinuxIDMapping
+	limits        limits
+}
+
+// config is the runtime's configuration of a box.
+func (b box) config() (*specs.Spec, error) {
 	config := &specs.Spec{
 		Version: "1.0.2",
-		Root:    &specs.Root{Path: l.dirs.rootMount(spec.ID)},
+		Root:    &specs.Root{Path: b.root},
 		Process: &specs.Process{
-			Args: []string{initPath}, Cwd: "/", NoNewPrivileges: true,
+			Args: []string{b.init}, Cwd: "/", NoNewPrivileges: true,
 			Capabilities: &specs.LinuxCapabilities{}, // the first process needs none
 			OOMScoreAdj:  new(oomScore),
-			Rlimits:      specRlimits(lim),
+			Rlimits:      specRlimits(b.limits),
 		},
-		Hostname: spec.hostname(),
-		Mounts:   mounts(lim),
+		Hostname: b.hostname,
+		Mounts:   mounts(b.limits),
 		Linux: &specs.Linux{
-			UIDMappings: ids.mapping(), GIDMappings: ids.mapping(),
+			UIDMappings: b.ids, GIDMappings: b.ids,
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
 				{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace},
-				{Type: specs.UserNamespace, Path: l.dirs.userPin(spec.ID)},
-				{Type: specs.NetworkNamespace, Path: l.dirs.pin(spec.ID)},
+				{Type: specs.UserNamespace, Path: b.userNS},
+				{Type: specs.NetworkNamespace, Path: b.netNS},
 			},
-			CgroupsPath:       l.cgroupPath(spec.ID),
-			Resources:         resources(lim),
+			CgroupsPath:       b.cgroup,
+			Resources:         resources(b.limits),
 			RootfsPropagation: "private",
 			MaskedPaths:       maskedPaths,
 			ReadonlyPaths:     readonlyPaths,
 		},
 	}
+	var err error
 	if config.Linux.Seccomp, err = seccompProfile(config); err != nil {
 		return nil, fmt.Errorf("the seccomp profile: %w", err)
 	}

@@ -7,20 +7,28 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/policy"
-
 	"golang.org/x/sys/unix"
 )
 
-// mountRoot lays a box's writable layer over the image. The mounts serve while the box is created: its runtime copies
+// layers are the directories that the root of a box is made of.
+type layers struct {
+	image   string // of the image, read-only
+	userPin string // the box's user namespace, as which the image's owners are mapped
+	upper   string // what the box has written
+	work    string // overlayfs's own
+	mounts  string // holds the two mount points that follow
+	lower   string // the image with mapped owners
+	root    string // the root of the box
+}
+
+// mount lays a box's writable layer over the image. owner is the box's root as the host sees it. The mounts serve while the box is created: its runtime copies
 // them into the box's mount namespace, and they are taken off the host again.
-func (l *Launcher) mountRoot(id policy.BoxID, img image, ids idRange) error {
+func (l layers) mount(owner int) error {
 	for _, dir := range []struct {
 		path string
 		mode os.FileMode
 	}{
-		{l.dirs.mounts(id), 0o700}, {l.dirs.lowerMount(id), 0o755}, {l.dirs.rootMount(id), 0o755},
-		{l.dirs.upper(id), 0o755}, {l.dirs.work(id), 0o755},
+		{l.mounts, 0o700}, {l.lower, 0o755}, {l.root, 0o755}, {l.upper, 0o755}, {l.work, 0o755},
 	} {
 		if err := os.Mkdir(dir.path, dir.mode); err != nil {
 			return err
@@ -29,15 +37,15 @@ func (l *Launcher) mountRoot(id policy.BoxID, img image, ids idRange) error {
 			return err
 		}
 	}
-	for _, p := range []string{l.dirs.mounts(id), l.dirs.upper(id)} { // the mapped root goes in; other boxes' do not
-		if err := os.Chown(p, ids.host(0), ids.host(0)); err != nil {
+	for _, p := range []string{l.mounts, l.upper} { // the mapped root goes in; other boxes' do not
+		if err := os.Chown(p, owner, owner); err != nil {
 			return err
 		}
 	}
-	if err := mountIDMapped(img.rootfs, l.dirs.lowerMount(id), l.dirs.userPin(id)); err != nil {
+	if err := mountIDMapped(l.image, l.lower, l.userPin); err != nil {
 		return err
 	}
-	return mountOverlay(l.dirs.lowerMount(id), l.dirs.upper(id), l.dirs.work(id), l.dirs.rootMount(id))
+	return mountOverlay(l.lower, l.upper, l.work, l.root)
 }
 
 // mountIDMapped shows a directory at another place, read-only and with its owners as the user namespace maps them: the

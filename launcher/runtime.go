@@ -7,7 +7,15 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+
+	"boxgate/policy"
 )
+
+// cgroup is the box's own control group. It has no parents to be cleaned up and names the state directory as well as the
+// box, so that launchers on one host do not meet.
+func (l *Launcher) cgroup(id policy.BoxID) cgroup {
+	return cgroup("/boxgate-" + l.tag + "-" + string(id))
+}
 
 // runtimeCommand is a call of the runtime that writes what goes wrong to a file of ours.
 func (l *Launcher) runtimeCommand(ctx context.Context, logFile string, args ...string) *exec.Cmd {

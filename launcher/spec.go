@@ -20,13 +20,7 @@ const (
 	SizeLarge  Size = "large"  // 8 CPUs, 16 GB
 )
 
-// limits is what a size means to the kernel.
-type limits struct {
-	cpus   int64
-	memory int64 // bytes
-	pids   int64
-}
-
+// limits is what the size means to the kernel.
 func (s Size) limits() (limits, error) {
 	const gib = 1 << 30
 	switch s {

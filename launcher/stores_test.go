@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"bytes"
-	"debug/elf"
 	"encoding/pem"
 	"os"
 	"path/filepath"
@@ -65,27 +64,10 @@ func TestOtherStoresGetTheCA(t *testing.T) {
 	}
 }
 
-func TestInitProgramIsAnExecutable(t *testing.T) {
-	t.Parallel()
-	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
-		data, err := initProgram(arch)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := elf.NewFile(bytes.NewReader(data))
-		if err != nil || f.Machine != machine || f.Type != elf.ET_EXEC || len(f.Progs) != 1 || f.Progs[0].Filesz != uint64(len(data)) {
-			t.Errorf("%s: %+v, %v", arch, f, err)
-		}
-	}
-	if _, err := initProgram("mips"); err == nil {
-		t.Error("an architecture without a program was accepted")
-	}
-}
-
 func TestMissingToolsNameTheRemedy(t *testing.T) {
 	dir := t.TempDir()
 	l := launcherIn(t, dir, nil)
-	l.cfg.ImageDir = filepath.Join(dir, "images")
+	l.images.dir = filepath.Join(dir, "images")
 	t.Setenv("PATH", filepath.Join(dir, "empty"))
 	if err := l.EnsureImage(t.Context(), "debian", nil); err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
 		t.Errorf("without mmdebstrap: %v", err)

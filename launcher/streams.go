@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"sync"
 	"time"
 
@@ -19,20 +20,26 @@ type streams struct {
 	out [2]*os.File // our ends of standard output and error; nil: none
 }
 
+// stdio are the caller's ends of the three streams. nil: standard input is empty, output is discarded.
+type stdio struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
 // newStreams opens the streams a command needs; owner is the command's user as the host sees it.
-func newStreams(spec ExecSpec, owner int) (_ *streams, err error) {
+func newStreams(ends stdio, owner int) (_ *streams, err error) {
 	s := &streams{}
 	defer func() {
 		if err != nil {
 			s.abandon()
 		}
 	}()
-	if spec.Stdin != nil {
+	if ends.in != nil {
 		if s.far[0], s.in, err = os.Pipe(); err != nil {
 			return nil, err
 		}
 	}
-	for i, w := range []io.Writer{spec.Stdout, spec.Stderr} {
+	for i, w := range []io.Writer{ends.out, ends.err} {
 		if w == nil {
 			continue
 		}
@@ -50,6 +57,11 @@ func newStreams(spec ExecSpec, owner int) (_ *streams, err error) {
 		}
 	}
 	return s, nil
+}
+
+// connect makes the far ends those of a command that is to be started.
+func (s *streams) connect(cmd *exec.Cmd) {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.far[0], s.far[1], s.far[2]
 }
 
 // closeFar lets go of the far ends.
@@ -74,16 +86,16 @@ func (s *streams) abandon() {
 // pump moves data between the caller's streams and the command's. The function it returns is called when the command
 // has ended; it returns when all that the command wrote has been handed on, and gives the streams that are still open
 // to leave.
-func (s *streams) pump(spec ExecSpec, leave func(*os.File)) (finish func()) {
+func (s *streams) pump(ends stdio, leave func(*os.File)) (finish func()) {
 	if s.in != nil {
 		go func() {
-			_, _ = io.Copy(onlyWriter{s.in}, spec.Stdin)
+			_, _ = io.Copy(onlyWriter{s.in}, ends.in)
 			s.in.Close()
 		}()
 	}
 	var copies sync.WaitGroup
 	var left [2]bool // whether the stream was still open when the copy ended
-	for i, w := range []io.Writer{spec.Stdout, spec.Stderr} {
+	for i, w := range []io.Writer{ends.out, ends.err} {
 		if s.out[i] != nil {
 			copies.Go(func() { left[i] = handOn(w, s.out[i]) })
 		}

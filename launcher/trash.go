@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/policy"
-
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
@@ -27,6 +25,8 @@ const (
 
 // trash knows what is being removed. What there is to remove is what lies in the directory.
 type trash struct {
+	dir  string
+	log  *zap.Logger
 	wake chan struct{} // holds one
 
 	mu       sync.Mutex
@@ -34,38 +34,36 @@ type trash struct {
 	failed   map[string]bool // guarded by mu; those of the last attempt
 }
 
-func newTrash() *trash {
-	return &trash{wake: make(chan struct{}, 1), underWay: map[string]bool{}, failed: map[string]bool{}}
+// newTrash is the trash in a directory, which exists.
+func newTrash(dir string, log *zap.Logger) *trash {
+	return &trash{dir: dir, log: log, wake: make(chan struct{}, 1), underWay: map[string]bool{}, failed: map[string]bool{}}
 }
 
-// discard moves the files of a box out of the way, which takes the same time however many they are, and gives its user
-// IDs back: nothing reaches those files any more. [Launcher.KeepTrashEmpty] removes them.
-func (l *Launcher) discard(id policy.BoxID) error {
-	err := os.Rename(l.dirs.box(id), filepath.Join(l.dirs.trash(), string(id)+"-"+rand.Text()))
+// take moves a directory into the trash, which takes the same time however much is in it. There may be none. keepEmpty
+// removes it.
+func (t *trash) take(dir string) error {
+	err := os.Rename(dir, filepath.Join(t.dir, filepath.Base(dir)+"-"+rand.Text()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := freeIDs(l.dirs.box(id)); err != nil {
-		return err
-	}
 	select {
-	case l.trash.wake <- struct{}{}:
+	case t.wake <- struct{}{}:
 	default: // it will be looked for already
 	}
 	return nil
 }
 
-// KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: few at a time, and
+// keepEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: few at a time, and
 // giving way to everything else on the processors and the disk. What cannot be removed is logged once, and tried again
 // from time to time. Call it once.
-func (l *Launcher) KeepTrashEmpty(ctx context.Context) {
+func (t *trash) keepEmpty(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	slots := make(chan struct{}, trashWorkers)
 	for {
-		names, err := l.trashed()
+		names, err := t.names()
 		if err != nil {
-			l.log.Error("the files of deleted boxes cannot be found", zap.Error(err))
+			t.log.Error("the files of deleted boxes cannot be found", zap.Error(err))
 		}
 		for _, name := range names {
 			select {
@@ -75,43 +73,43 @@ func (l *Launcher) KeepTrashEmpty(ctx context.Context) {
 			}
 			workers.Go(func() {
 				defer func() { <-slots }()
-				l.shred(ctx, name)
+				t.shred(ctx, name)
 			})
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-l.trash.wake:
+		case <-t.wake:
 		case <-time.After(trashRetry):
 		}
 	}
 }
 
-// EmptyTrash removes the files of deleted boxes and returns when none is left, or why some are.
-func (l *Launcher) EmptyTrash(ctx context.Context) error {
-	names, err := l.trashed()
+// empty removes the files of deleted boxes and returns when none is left, or why some are.
+func (t *trash) empty(ctx context.Context) error {
+	names, err := t.names()
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, removeTree(ctx, filepath.Join(l.dirs.trash(), name)))
+		errs = append(errs, removeTree(ctx, filepath.Join(t.dir, name)))
 	}
 	return errors.Join(errs...)
 }
 
-// Trash returns how many deleted boxes still have files, and how many of them have some that could not be removed.
-func (l *Launcher) Trash() (boxes, failed int) {
-	names, _ := l.trashed()
-	l.trash.mu.Lock()
-	defer l.trash.mu.Unlock()
+// count returns how many deleted boxes still have files, and how many of them have some that could not be removed.
+func (t *trash) count() (boxes, failed int) {
+	names, _ := t.names()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, name := range names {
-		if l.trash.failed[name] {
+		if t.failed[name] {
 			failed++
 		}
 	}
 	return len(names), failed
 }
 
-func (l *Launcher) trashed() ([]string, error) {
-	entries, err := os.ReadDir(l.dirs.trash())
+func (t *trash) names() ([]string, error) {
+	entries, err := os.ReadDir(t.dir)
 	if err != nil {
 		return nil, fmt.Errorf("the directory of deleted boxes: %w", err)
 	}
@@ -123,17 +121,17 @@ func (l *Launcher) trashed() ([]string, error) {
 }
 
 // shred removes one entry of the trash, unless somebody is at it.
-func (l *Launcher) shred(ctx context.Context, name string) {
-	if !l.trash.begin(name) {
+func (t *trash) shred(ctx context.Context, name string) {
+	if !t.begin(name) {
 		return
 	}
-	err := atLowPriority(func() error { return removeTree(ctx, filepath.Join(l.dirs.trash(), name)) })
+	err := atLowPriority(func() error { return removeTree(ctx, filepath.Join(t.dir, name)) })
 	if ctx.Err() != nil {
 		err = nil // the next run goes on
 	}
-	if l.trash.end(name, err != nil) {
-		l.log.Error("files of a deleted box cannot be removed and take up space; trying again from time to time",
-			zap.String("path", filepath.Join(l.dirs.trash(), name)), zap.Error(err))
+	if t.end(name, err != nil) {
+		t.log.Error("files of a deleted box cannot be removed and take up space; trying again from time to time",
+			zap.String("path", filepath.Join(t.dir, name)), zap.Error(err))
 	}
 }
 

@@ -96,7 +96,7 @@ func TestStoresOfEachStyle(t *testing.T) {
 		{
 			name:     "nothing at all",
 			files:    map[string]string{"usr/bin/.keep": ""},
-			profiled: mainProfile,
+			profiled: "for file in /etc/profile.d/*.sh; do\n  [ -r \"$file\" ] && . \"$file\"\ndone\nunset file\n",
 		},
 	} {
 		t.Run(style.name, func(t *testing.T) {

@@ -2,20 +2,11 @@ package launcher
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
-	"math/big"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -85,57 +76,6 @@ func TestBoxWithoutCAHasPublicRoots(t *testing.T) {
 	}
 }
 
-func TestSubjectHashIsOpenSSLs(t *testing.T) {
-	t.Parallel()
-	if _, err := exec.LookPath("openssl"); err != nil {
-		t.Fatal("openssl is missing: apt-get install openssl")
-	}
-	for _, subject := range []pkix.Name{
-		{CommonName: "boxgate"},
-		{CommonName: "  Two  Words\t", Organization: []string{"UPPER lower", "Second"}, Country: []string{"DE"}},
-		{CommonName: "Grüße Ω", Locality: []string{"São Paulo"}},
-		{CommonName: "a*b@c", SerialNumber: "0042"},
-		{},
-	} {
-		file := filepath.Join(t.TempDir(), "c.pem")
-		certPEM, _ := certificate(t, subject, nil, nil)
-		if err := os.WriteFile(file, certPEM, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		out, err := exec.Command("openssl", "x509", "-noout", "-hash", "-in", file).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		block, _ := pem.Decode(certPEM)
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := subjectHash(c.RawSubject)
-		if expect := strings.TrimSpace(string(out)); err != nil || fmt.Sprintf("%08x", got) != expect {
-			t.Errorf("%v: %08x, want %s (%v)", subject, got, expect, err)
-		}
-	}
-}
-
-func FuzzSubjectHash(f *testing.F) {
-	for _, seed := range []string{"", "0\x00", "0\x0f1\r0\v\x06\x03U\x04\x03\f\x04test", "0\x80"} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, der []byte) { _, _ = subjectHash(der) }) // must not panic
-}
-
-func FuzzParseCA(f *testing.F) {
-	f.Add(testCA(f))
-	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		certs, err := parseCA(data)
-		if err == nil && len(bytes.TrimSpace(data)) > 0 && len(certs) == 0 {
-			t.Error("something was accepted as no certificate")
-		}
-	})
-}
-
 // testChain returns a CA and a server's certificate with its key.
 func testChain(t *testing.T, host string) (ca, server []byte) {
 	t.Helper()
@@ -151,35 +91,4 @@ func testChain(t *testing.T, host string) (ca, server []byte) {
 		t.Fatal(err)
 	}
 	return caPEM, append(leaf, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})...)
-}
-
-// certificate makes a CA's certificate, or with a parent a server's.
-func certificate(t testing.TB, subject pkix.Name, parent *x509.Certificate, signer *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: subject,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}
-	if parent == nil {
-		template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
-		parent, signer = template, key
-	} else {
-		template.DNSNames = []string{subject.CommonName}
-		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key
-}
-
-// testCA returns a CA's certificate.
-func testCA(t testing.TB) []byte {
-	ca, _ := certificate(t, pkix.Name{CommonName: "Test CA"}, nil, nil)
-	return ca
 }

@@ -7,55 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
-
-// archive makes a tar of entries; a header without a size gets that of its content.
-func archive(t testing.TB, entries ...entry) []byte {
-	t.Helper()
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	for _, e := range entries {
-		h := e.Header
-		if h.Typeflag == 0 {
-			h.Typeflag = tar.TypeReg
-		}
-		if h.Mode == 0 {
-			h.Mode = 0o644
-		}
-		h.Size = int64(len(e.content))
-		h.ModTime = time.Unix(1_000_000_000, 0)
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write([]byte(e.content)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
-}
-
-type entry struct {
-	tar.Header
-	content string
-}
-
-func file(name, content string) entry { return entry{tar.Header{Name: name}, content} }
-func dir(name string) entry {
-	return entry{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""}
-}
-func link(name, target string) entry {
-	return entry{tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeSymlink}, ""}
-}
-func hardlink(name, target string) entry {
-	return entry{tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeLink}, ""}
-}
 
 // unpackInto applies layers to a directory beside a file that no archive may touch.
 func unpackInto(t testing.TB, layers ...[]byte) (rootfs string, err error) {
@@ -188,4 +144,34 @@ func FuzzUnpack(f *testing.F) {
 	f.Add(archive(f, dir("a"), link("a/b", "/a"), hardlink("c", "a/b"), file("a/.wh..wh..opq", "")))
 	f.Add([]byte("not a tar"))
 	f.Fuzz(func(t *testing.T, data []byte) { _, _ = unpackInto(t, data) })
+}
+
+func TestUnpackRefusesPathsBeyondThoseOfLinux(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat(strings.Repeat("d", 199)+"/", 20)
+	for name, c := range map[string]struct {
+		entries []entry
+		refused bool
+	}{
+		"nearly as long as can be": {[]entry{file(long+"f", "")}, false},
+		"too long":                 {[]entry{file(long+long+"f", "")}, true},
+		"through a link":           {[]entry{dir(long), link("l", long), file("l/"+long+"f", "")}, true},
+	} {
+		rootfs, err := unpackInto(t, archive(t, c.entries...))
+		if (err != nil) != c.refused {
+			t.Errorf("%s: %.200v", name, err)
+		}
+		if err := removeTree(t.Context(), rootfs); err != nil {
+			t.Error(err)
+		}
+	}
+	gone := archive(t, file(".wh."+strings.Repeat("d", 199), ""), file("kept", ""))
+	rootfs, err := unpackInto(t, archive(t, file(long+"f", "")), gone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := os.ReadDir(rootfs)
+	if err != nil || !slices.EqualFunc(names, []string{"kept"}, func(e os.DirEntry, n string) bool { return e.Name() == n }) {
+		t.Errorf("a deep directory under a whiteout: %v, %v", names, err)
+	}
 }

@@ -1,10 +1,12 @@
 package launcher
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,11 +78,37 @@ func (o *orphan) kill() {
 }
 
 // bury waits for a process whose exit status nobody wants, so that it does not stay as a zombie.
-func (l *Launcher) bury(pid int) error {
+func bury(pid int) error {
 	o, err := adopt(pid)
 	if err != nil {
 		return err
 	}
 	go func() { _, _ = o.wait() }()
 	return nil
+}
+
+// await waits for a process, or kills it when ctx ends. A killed process that does not end, because its box is
+// paused, is waited for behind the caller's back.
+func (o *orphan) await(ctx context.Context) (int, error) {
+	type result struct {
+		status int
+		err    error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		status, err := o.wait()
+		ended <- result{status, err}
+	}()
+	select {
+	case r := <-ended:
+		return r.status, r.err
+	case <-ctx.Done():
+	}
+	o.kill()
+	select {
+	case r := <-ended:
+		return r.status, context.Cause(ctx)
+	case <-time.After(5 * time.Second):
+		return 137, context.Cause(ctx)
+	}
 }
