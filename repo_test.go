@@ -17,7 +17,7 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// The floors of the firewall, of the proxy and of the admin API are listed one by one: a floor imports only the floors below it.
+// The floors of the firewall, the proxy, the admin API and the launcher are listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
 policy:
 audit: policy
@@ -49,6 +49,16 @@ proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault
 ingress: policy audit internal/handshake
 launcher: policy audit internal/fault
+launcher/cgroup:
+launcher/container: launcher/namespace
+launcher/files:
+launcher/furnish: launcher/files launcher/namespace launcher/launchertest
+launcher/image: launcher/files launcher/launchertest
+launcher/launchertest:
+launcher/namespace: launcher/files
+launcher/overlay:
+launcher/process: policy
+launcher/trash: launcher/files
 api: policy audit
 api/access: api/problem
 api/boxes: policy api api/history api/problem api/rest api/spec api/strict

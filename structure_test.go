@@ -19,7 +19,6 @@ const (
 // numbers only ever go down; a package that is within the limits leaves the list.
 var knots = map[string]struct{ files, lines int }{
 	"cmd/gateway/command": {15, 1750},
-	"launcher":            {20, 2650},
 	"proxy":               {57, 9800},
 	"selftest":            {13, 1600},
 }

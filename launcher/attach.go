@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"boxgate/launcher/namespace"
 	"boxgate/policy"
 )
 
@@ -15,7 +16,7 @@ func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error)
 		return "", err
 	}
 	pin := l.dirs.attachedPin(id)
-	return pin, pinNamespace(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), pin)
+	return pin, namespace.Pin(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), pin)
 }
 
 // AttachedNamespace is the pin of an attached box; an error if the host has been restarted since.
@@ -23,7 +24,7 @@ func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err
 	}
-	if pin := l.dirs.attachedPin(id); isPinned(pin) {
+	if pin := l.dirs.attachedPin(id); namespace.IsPinned(pin) {
 		return pin, nil
 	}
 	return "", errors.New("its network namespace is gone: detach it, and attach the new one")
@@ -34,7 +35,7 @@ func (l *Launcher) DetachNamespace(id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
 	}
-	return removePin(l.dirs.attachedPin(id))
+	return namespace.Unpin(l.dirs.attachedPin(id))
 }
 
 // AttachedBoxes are the boxes whose attached namespaces are pinned.

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/launchertest"
 )
 
 // Where the launcher reads and writes, an image may have what nobody can read to its end, or what waits for ever. The box
 // is refused, soon, and nothing of it is left.
 func TestImageWithTrapsWhereTrustIsWritten(t *testing.T) {
 	t.Parallel()
-	ca := testCA(t)
+	ca := launchertest.CA(t)
 	pipe := func(p string) error { return unix.Mkfifo(p, 0o644) }
 	endless := func(p string) error { return unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))) }
 	huge := func(p string) error {
@@ -56,7 +58,7 @@ func TestImageWithVeryManyTrustStores(t *testing.T) {
 	for i := range 1000 {
 		files[fmt.Sprintf("opt/java%d/lib/security/cacerts", i)] = ""
 	}
-	if err := createIn(t, tree(t, files), testCA(t), 20*time.Second); err == nil {
+	if err := createIn(t, tree(t, files), launchertest.CA(t), 20*time.Second); err == nil {
 		t.Error("a box of an image with 1000 trust stores was created")
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/launcher/launchertest"
+	"boxgate/launcher/namespace"
 	"boxgate/policy"
 )
 
@@ -80,7 +82,7 @@ func newID() policy.BoxID { return policy.BoxID(fmt.Sprintf("t%dx%d", os.Getpid(
 // newBox makes a running box.
 func newBox(t *testing.T, l *Launcher, change func(*Spec)) policy.BoxID {
 	t.Helper()
-	spec := Spec{ID: newID(), CA: testCA(t), DNS: []netip.Addr{netip.MustParseAddr("10.200.0.1"), netip.MustParseAddr("fd42:b0c5::1")}}
+	spec := Spec{ID: newID(), CA: launchertest.CA(t), DNS: []netip.Addr{netip.MustParseAddr("10.200.0.1"), netip.MustParseAddr("fd42:b0c5::1")}}
 	if change != nil {
 		change(&spec)
 	}
@@ -178,7 +180,7 @@ func nothingLeft(t *testing.T, l *Launcher, id policy.BoxID) {
 			t.Errorf("%s is still there", p)
 		}
 	}
-	if dirs, err := l.cgroup(id).dirs(); err != nil || len(dirs) > 0 {
+	if dirs, err := l.cgroup(id).Dirs(); err != nil || len(dirs) > 0 {
 		t.Errorf("control groups still there: %v %v", dirs, err)
 	}
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
@@ -188,9 +190,9 @@ func nothingLeft(t *testing.T, l *Launcher, id policy.BoxID) {
 	if bytes.Contains(mountinfo, []byte(l.dirs.mounts(id))) || bytes.Contains(mountinfo, []byte(l.dirs.pin(id))) {
 		t.Errorf("a mount is still there:\n%s", mountinfo)
 	}
-	claims, _ := os.ReadDir(idClaims)
+	claims, _ := os.ReadDir(namespace.Claims)
 	for _, c := range claims {
-		if owner, _ := os.Readlink(filepath.Join(idClaims, c.Name())); owner == l.dirs.box(id) {
+		if owner, _ := os.Readlink(filepath.Join(namespace.Claims, c.Name())); owner == l.dirs.box(id) {
 			t.Errorf("user ID range %s is still claimed", c.Name())
 		}
 	}

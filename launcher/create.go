@@ -11,10 +11,17 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/internal/fault"
-	"boxgate/policy"
-
 	"go.uber.org/zap"
+
+	"boxgate/internal/fault"
+	"boxgate/launcher/container"
+	"boxgate/launcher/files"
+	"boxgate/launcher/furnish"
+	"boxgate/launcher/image"
+	"boxgate/launcher/namespace"
+	"boxgate/launcher/overlay"
+	"boxgate/launcher/process"
+	"boxgate/policy"
 )
 
 // cleanupTime bounds the removal of a box, which is carried through when the call that asked for it is gone.
@@ -41,7 +48,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	if err := fault.At(ctx, "launch: directory made"); err != nil {
 		return "", err
 	}
-	index, err := claimIDs(ctx, l.dirs.box(spec.ID))
+	index, err := namespace.ClaimIDs(ctx, l.dirs.box(spec.ID))
 	if err != nil {
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
@@ -52,7 +59,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	if err := l.removePins(spec.ID); err != nil { // of a box of that ID before a reboot
 		return "", err
 	}
-	if err := newNamespaces(r.ids(), l.dirs.pin(spec.ID), l.dirs.userPin(spec.ID)); err != nil {
+	if err := namespace.New(r.ids(), l.dirs.pin(spec.ID), l.dirs.userPin(spec.ID)); err != nil {
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	return l.dirs.pin(spec.ID), fault.At(ctx, "launch: namespaces pinned")
@@ -74,10 +81,10 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 		return fmt.Errorf("box %s: %w", spec.ID, ErrExists)
 	}
 	defer l.undo(spec.ID, &err)
-	if !isPinned(l.dirs.pin(spec.ID)) || !isPinned(l.dirs.userPin(spec.ID)) {
+	if !namespace.IsPinned(l.dirs.pin(spec.ID)) || !namespace.IsPinned(l.dirs.userPin(spec.ID)) {
 		return fmt.Errorf("box %s: its namespaces are gone", spec.ID)
 	}
-	img, err := l.images.find(spec.Image)
+	img, err := l.images.Find(spec.Image)
 	if err != nil {
 		return err
 	}
@@ -98,7 +105,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 		return err
 	}
 	// The box has copies of its own by now. The empty mount points stay: the runtime starts commands from there.
-	if err := unmountAll(l.dirs.mounts(spec.ID)); err != nil {
+	if err := overlay.Unmount(l.dirs.mounts(spec.ID)); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	r.Created = true
@@ -119,41 +126,41 @@ func (l *Launcher) undo(id policy.BoxID, err *error) {
 }
 
 // build mounts the box's root, writes into it and writes the runtime's configuration.
-func (l *Launcher) build(spec Spec, img image, ids idRange) error {
+func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs) error {
 	lim, err := spec.Size.limits()
 	if err != nil {
 		return err
 	}
 	id := spec.ID
-	layers := layers{
-		image: img.rootfs, userPin: l.dirs.userPin(id), upper: l.dirs.upper(id), work: l.dirs.work(id),
-		mounts: l.dirs.mounts(id), lower: l.dirs.lowerMount(id), root: l.dirs.rootMount(id),
+	layers := overlay.Layers{
+		Image: img.Rootfs, UserPin: l.dirs.userPin(id), Upper: l.dirs.upper(id), Work: l.dirs.work(id),
+		Mounts: l.dirs.mounts(id), Lower: l.dirs.lowerMount(id), Root: l.dirs.rootMount(id),
 	}
-	if err := layers.mount(ids.host(0)); err != nil {
+	if err := layers.Mount(ids.Host(0)); err != nil {
 		return err
 	}
-	root, err := openBoxRoot(l.dirs.rootMount(spec.ID), ids)
+	root, err := furnish.Open(l.dirs.rootMount(spec.ID), ids)
 	if err != nil {
 		return err
 	}
-	err = root.furnish(identity{hostname: spec.hostname(), dns: spec.DNS, ca: spec.CA})
+	err = root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, CA: spec.CA})
 	if cerr := root.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
 		return err
 	}
-	config, err := box{
-		root: l.dirs.rootMount(id), init: initPath, userNS: l.dirs.userPin(id), netNS: l.dirs.pin(id), cgroup: string(l.cgroup(id)),
-		hostname: spec.hostname(), ids: ids.mapping(), limits: lim,
-	}.config()
+	config, err := container.Box{
+		Root: l.dirs.rootMount(id), Init: furnish.InitPath, UserNS: l.dirs.userPin(id), NetNS: l.dirs.pin(id), Cgroup: string(l.cgroup(id)),
+		Hostname: spec.hostname(), IDs: ids.Mapping(), Limits: lim,
+	}.Config()
 	if err != nil {
 		return err
 	}
 	if err := os.Mkdir(l.dirs.bundle(spec.ID), 0o700); err != nil {
 		return err
 	}
-	return writeJSON(filepath.Join(l.dirs.bundle(spec.ID), "config.json"), config)
+	return files.WriteJSON(filepath.Join(l.dirs.bundle(spec.ID), "config.json"), config)
 }
 
 // startRuntime creates and starts the container. Its streams are /dev/null, not ours: the first process outlives us.
@@ -166,7 +173,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	logFile := filepath.Join(l.dirs.box(id), "runtime.log")
 	pidFile := filepath.Join(l.dirs.box(id), "pid")
 	create := l.runtimeCommand(ctx, logFile, "create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile, string(id))
-	if err = startLimited(create, lim); err == nil {
+	if err = container.StartLimited(create, lim); err == nil {
 		err = create.Wait()
 	}
 	if err != nil {
@@ -179,7 +186,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	if err := fault.At(ctx, "launch: container made"); err != nil {
 		return err
 	}
-	if err := bury(pid); err != nil {
+	if err := process.Bury(pid); err != nil {
 		return err
 	}
 	if err := l.runtimeCommand(ctx, logFile, "start", string(id)).Run(); err != nil {

@@ -7,11 +7,13 @@ import (
 	"io/fs"
 	"os"
 
-	"boxgate/internal/fault"
-	"boxgate/policy"
-
 	runc "github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/fault"
+	"boxgate/launcher/namespace"
+	"boxgate/launcher/overlay"
+	"boxgate/policy"
 )
 
 // Delete ends everything that runs in a box and removes it: container, control group, mounts, network namespace, and last
@@ -32,12 +34,12 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 
 // remove does the work of Delete; the caller holds the box's lock.
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
-	defer l.background.drop(id)
+	defer l.background.Drop(id)
 	for _, step := range []func() error{
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },
-		func() error { return l.cgroup(id).clear(ctx) },
-		func() error { return unmountAll(l.dirs.mounts(id)) },
+		func() error { return l.cgroup(id).Clear(ctx) },
+		func() error { return overlay.Unmount(l.dirs.mounts(id)) },
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
 		func() error { return fault.At(ctx, "remove: namespaces gone") },
@@ -64,10 +66,10 @@ func (l *Launcher) removeMountPoints(id policy.BoxID) error {
 
 // removePins lets the box's namespaces go, the network first, which belongs to the other.
 func (l *Launcher) removePins(id policy.BoxID) error {
-	if err := removePin(l.dirs.pin(id)); err != nil {
+	if err := namespace.Unpin(l.dirs.pin(id)); err != nil {
 		return err
 	}
-	return removePin(l.dirs.userPin(id))
+	return namespace.Unpin(l.dirs.userPin(id))
 }
 
 // removeContainer kills the container's processes and makes the runtime forget it. A frozen box is killed before it
@@ -77,7 +79,7 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 		return nil
 	}
 	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has ended
-	if err := l.cgroup(id).kill(); err != nil {
+	if err := l.cgroup(id).Kill(); err != nil {
 		return err
 	}
 	err := l.runc.Delete(ctx, string(id), &runc.DeleteOpts{Force: true})
@@ -86,7 +88,7 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	}
 	// What the runtime cannot read it cannot delete: a state file cut short by a power failure. Its processes die with the
 	// control group.
-	if cerr := l.cgroup(id).clear(ctx); cerr != nil {
+	if cerr := l.cgroup(id).Clear(ctx); cerr != nil {
 		return errors.Join(err, cerr)
 	}
 	return os.RemoveAll(l.containerState(id))

@@ -4,7 +4,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"boxgate/launcher/furnish"
 )
+
+// PublicRoots returns the public root certificates of this host, in PEM: those of boxes whose image has none.
+func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -23,8 +28,8 @@ func environment(base []string, user execUser, box, command map[string]string) [
 	if env["LANG"] == "" {
 		env["LANG"] = "C.UTF-8"
 	}
-	for _, k := range trustVariables {
-		env[k] = bundlePath
+	for _, k := range furnish.TrustVariables {
+		env[k] = furnish.BundlePath
 	}
 	maps.Copy(env, box)
 	maps.Copy(env, command)

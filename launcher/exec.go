@@ -13,9 +13,12 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/policy"
-
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"boxgate/launcher/container"
+	"boxgate/launcher/furnish"
+	"boxgate/launcher/process"
+	"boxgate/policy"
 )
 
 // StartError says that a command could not be started in a box: no such program, no such directory.
@@ -47,33 +50,33 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 	if err != nil {
 		return -1, err
 	}
-	process, err := commandProcess(r, user, spec)
+	config, err := commandProcess(r, user, spec)
 	if err != nil {
 		return -1, err
 	}
 	defer l.execs.begin(id)()
-	ends := stdio{in: spec.Stdin, out: spec.Stdout, err: spec.Stderr}
-	streams, err := newStreams(ends, r.ids().host(user.uid))
+	ends := process.Stdio{In: spec.Stdin, Out: spec.Stdout, Err: spec.Stderr}
+	streams, err := process.Open(ends, r.ids().Host(user.uid))
 	if err != nil {
 		return -1, err
 	}
-	command, err := l.startCommand(ctx, r, process, streams)
+	command, err := l.startCommand(ctx, r, config, streams)
 	if err != nil {
-		streams.abandon()
+		streams.Abandon()
 		var start *StartError
 		if errors.As(err, &start) {
 			return 127, err
 		}
 		return -1, err
 	}
-	finish := streams.pump(ends, func(left *os.File) { l.background.swallow(id, left) })
+	finish := streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) })
 	defer finish()
-	return command.await(ctx)
+	return command.Await(ctx)
 }
 
 // startCommand has the runtime start a process and leave it to us. It is not cut short with ctx at once: the runtime
 // would leave half a process behind.
-func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *streams) (*orphan, error) {
+func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *process.Streams) (*process.Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -103,7 +106,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err != nil {
 		return nil, err
 	}
-	return adopt(pid)
+	return process.Adopt(pid)
 }
 
 // execFiles are what the runtime is told by, and tells, when a command starts: the process to start, the ID it got, and
@@ -113,11 +116,11 @@ type execFiles struct{ process, pid, log string }
 // runtimeExec calls the runtime's exec. go-runc's own writes the process with all its environment to the system's
 // directory for temporary files, where it stays if this program is killed. Our files lie in a directory closed to others,
 // on a file system in memory as a rule, and Recover empties it.
-func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim limits, files execFiles, streams *streams) error {
+func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, streams *process.Streams) error {
 	cmd := l.runtimeCommand(ctx, files.log, "exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
-	streams.connect(cmd)
-	err := startLimited(cmd, lim)
-	streams.closeFar() // only then do our ends see the command close its
+	streams.Connect(cmd)
+	err := container.StartLimited(cmd, lim)
+	streams.CloseFar() // only then do our ends see the command close its
 	if err != nil {
 		return err
 	}
@@ -173,8 +176,8 @@ type execUser struct {
 // user database.
 func parseUser(s string) (execUser, error) {
 	switch s {
-	case "", boxUser:
-		return execUser{boxUID, boxUID, boxUser, boxHome}, nil
+	case "", furnish.User:
+		return execUser{furnish.UID, furnish.UID, furnish.User, furnish.Home}, nil
 	case "root":
 		return execUser{0, 0, "root", "/root"}, nil
 	}
@@ -187,7 +190,7 @@ func parseUser(s string) (execUser, error) {
 	if uerr != nil || gerr != nil {
 		return execUser{}, fmt.Errorf(`user %q is unknown: use boxuser, root, UID or UID:GID with IDs below 65536`, s)
 	}
-	return execUser{int(uid), int(gid), u, boxHome}, nil
+	return execUser{int(uid), int(gid), u, furnish.Home}, nil
 }
 
 // commandProcess is a command in the runtime's words.
@@ -212,11 +215,11 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	}
 	cwd := spec.Cwd
 	if !path.IsAbs(cwd) {
-		cwd = path.Join(boxHome, cwd)
+		cwd = path.Join(furnish.Home, cwd)
 	}
-	return command{
-		args: spec.Args, env: environment(r.Base, user, r.Env, spec.Env), cwd: path.Clean(cwd), uid: user.uid, gid: user.gid, limits: lim,
-	}.process(), nil
+	return container.Command{
+		Args: spec.Args, Env: environment(r.Base, user, r.Env, spec.Env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
+	}.Process(), nil
 }
 
 // execCount counts the commands active in each box.

@@ -21,6 +21,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"boxgate/launcher/launchertest"
+)
+
+// Short names for what the tests below are full of.
+var (
+	archive = launchertest.Archive
+	file    = launchertest.File
+	dir     = launchertest.Dir
+	link    = launchertest.Link
 )
 
 // tinyImage has two layers, a whiteout and no program at all: what a box needs to run must come from the launcher.
@@ -80,7 +90,7 @@ func TestImagesFromEverySource(t *testing.T) {
 			t.Parallel()
 			state := t.TempDir()
 			l := launcherIn(t, state, map[string]string{"default": source})
-			l.images.dir = filepath.Join(state, "images")
+			l.images.Dir = filepath.Join(state, "images")
 			var steps []string
 			if err := l.EnsureImage(t.Context(), "", func(s string) { steps = append(steps, s) }); err != nil {
 				t.Fatal(err)
@@ -88,14 +98,14 @@ func TestImagesFromEverySource(t *testing.T) {
 			if kind != "directory" && len(steps) == 0 {
 				t.Error("no progress was shown")
 			}
-			got, err := l.images.find("")
+			got, err := l.images.Find("")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := os.Stat(filepath.Join(got.rootfs, "usr/dropped")); err == nil {
+			if _, err := os.Stat(filepath.Join(got.Rootfs, "usr/dropped")); err == nil {
 				t.Error("a whiteout was ignored")
 			}
-			if kept, err := os.ReadFile(filepath.Join(got.rootfs, "usr/kept")); err != nil || string(kept) != "k" {
+			if kept, err := os.ReadFile(filepath.Join(got.Rootfs, "usr/kept")); err != nil || string(kept) != "k" {
 				t.Errorf("%q %v", kept, err)
 			}
 			if env := strings.Join(got.Env, " "); kind != "tar" && kind != "directory" && env != "FLAVOUR=tiny PATH=/usr/only" {
@@ -110,7 +120,7 @@ func TestImagesFromEverySource(t *testing.T) {
 				t.Errorf("a program it has not: %v", err)
 			}
 			for _, p := range []string{"usr/etc/resolv.conf", "usr/etc/passwd", "etc/resolv.conf"} {
-				if _, err := os.Stat(filepath.Join(got.rootfs, p)); err == nil {
+				if _, err := os.Stat(filepath.Join(got.Rootfs, p)); err == nil {
 					t.Errorf("the launcher wrote %s to the image", p)
 				}
 			}
@@ -125,7 +135,7 @@ func TestFailedBuildLeavesNoImage(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
 	l := launcherIn(t, state, nil)
-	l.images.dir = filepath.Join(state, "images")
+	l.images.Dir = filepath.Join(state, "images")
 	broken, other := filepath.Join(state, "broken.tar"), filepath.Join(state, "other.tar")
 	whole := archive(t, file("usr/x", strings.Repeat("x", 100_000)))
 	if err := errors.Join(os.WriteFile(broken, whole[:50_000], 0o600), os.WriteFile(other, archive(t, file("data", "")), 0o600)); err != nil {
@@ -141,7 +151,7 @@ func TestFailedBuildLeavesNoImage(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
-	entries, err := os.ReadDir(l.images.dir)
+	entries, err := os.ReadDir(l.images.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}

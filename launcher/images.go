@@ -12,5 +12,5 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 	if progress == nil {
 		progress = func(string) {}
 	}
-	return l.images.ensure(ctx, name, progress)
+	return l.images.Ensure(ctx, name, progress)
 }

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"boxgate/launcher/launchertest"
+	"boxgate/launcher/namespace"
 )
 
 // statusField returns one field of /proc/self/status.
@@ -87,7 +90,7 @@ func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 			t.Fatal(err)
 		}
 		uid := fi.Sys().(*syscall.Stat_t).Uid
-		if int(uid) < rangeAt(0).host(0) {
+		if int(uid) < namespace.IDsAt(0).Host(0) {
 			t.Errorf("the first process of %s is user %d of the host", id, uid)
 		}
 		owners[strconv.Itoa(int(uid))] = true
@@ -104,7 +107,7 @@ func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uid := int(fi.Sys().(*syscall.Stat_t).Uid); uid != r.ids().host(0) {
+	if uid := int(fi.Sys().(*syscall.Stat_t).Uid); uid != r.ids().Host(0) {
 		t.Errorf("a file of the box's root belongs to user %d of the host", uid)
 	}
 }
@@ -118,11 +121,11 @@ func TestBoxesShareNothing(t *testing.T) {
 	}
 	want(t, rootSh(t, l, b, "ls /etc/marker /tmp/t /dev/shm/s /workspace/home/h 2>/dev/null; grep -c ^x /etc/passwd; ls /usr/bin/git; ls /tmp /dev/shm | wc -l"),
 		"0\n/usr/bin/git\n3") // the two names of directories and an empty line between them
-	debian, err := l.images.find("debian")
+	debian, err := l.images.Find("debian")
 	if err != nil {
 		t.Fatal(err)
 	}
-	image := debian.rootfs
+	image := debian.Rootfs
 	if _, err := os.Stat(filepath.Join(image, "etc/marker")); err == nil {
 		t.Error("a box wrote to the image")
 	}
@@ -145,7 +148,7 @@ func TestBoxSeesItsLimits(t *testing.T) {
 	if r := sh(t, l, id, "cat /proc/self/cgroup"); strings.Contains(r.out, l.tag) {
 		t.Errorf("the box sees the host's names of its control groups:\n%s", r.out)
 	}
-	dirs, err := l.cgroup(id).dirs()
+	dirs, err := l.cgroup(id).Dirs()
 	if err != nil || len(dirs) == 0 {
 		t.Errorf("no control group of its own: %v", err)
 	}
@@ -200,7 +203,7 @@ func TestBoxSeesNoMountsOfTheHost(t *testing.T) {
 func TestBoxIsInThePreparedNetwork(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
-	spec := Spec{ID: newID(), CA: testCA(t)}
+	spec := Spec{ID: newID(), CA: launchertest.CA(t)}
 	pin, err := l.Prepare(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +216,7 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 		t.Error("a command ran in a box whose network nobody had closed")
 	}
 	var inside string
-	if err := inNetNS(pin, func() error {
+	if err := namespace.InNetNS(pin, func() error {
 		inside, err = os.Readlink("/proc/thread-self/ns/net")
 		return err
 	}); err != nil {

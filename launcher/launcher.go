@@ -11,11 +11,14 @@ import (
 	"path/filepath"
 	"sync"
 
-	"boxgate/policy"
-
 	runc "github.com/containerd/go-runc"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/image"
+	"boxgate/launcher/process"
+	"boxgate/launcher/trash"
+	"boxgate/policy"
 )
 
 // Errors a caller may want to tell apart.
@@ -52,9 +55,9 @@ type Launcher struct {
 	runc       *runc.Runc
 	log        *zap.Logger
 	execs      execCount
-	background background
-	trash      *trash
-	images     imageStore
+	background process.Background
+	trash      *trash.Trash
+	images     image.Store
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu
@@ -95,8 +98,8 @@ func New(cfg Config) (*Launcher, error) {
 		dirs:   dirs{state: cfg.StateDir, run: cfg.RunDir},
 		tag:    stateTag(cfg.StateDir),
 		log:    cfg.Log,
-		trash:  newTrash(dirs{state: cfg.StateDir}.trash(), cfg.Log),
-		images: imageStore{dir: cfg.ImageDir, names: cfg.Images},
+		trash:  trash.New(dirs{state: cfg.StateDir}.trash(), cfg.Log),
+		images: image.Store{Dir: cfg.ImageDir, Names: cfg.Images},
 		locks:  map[policy.BoxID]*boxLock{},
 	}
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/"}

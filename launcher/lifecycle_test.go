@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/launcher/launchertest"
 	"boxgate/policy"
 )
 
@@ -109,7 +110,7 @@ func TestNextLauncherAdoptsBoxes(t *testing.T) {
 func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
-	img, err := l.images.find("debian")
+	img, err := l.images.Find("debian")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +142,7 @@ func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 			return os.WriteFile(filepath.Join(l.containerState(s.ID), "state.json"), []byte("{"), 0o600)
 		},
 	} {
-		spec := Spec{ID: newID(), CA: testCA(t)}
+		spec := Spec{ID: newID(), CA: launchertest.CA(t)}
 		if _, err := l.Prepare(t.Context(), spec); err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +187,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 			}
 			l.runc.Command = path
 		}
-		spec := Spec{ID: newID(), CA: testCA(t)}
+		spec := Spec{ID: newID(), CA: launchertest.CA(t)}
 		if c.change != nil {
 			c.change(&spec)
 		}
@@ -233,11 +234,11 @@ func TestBoxWhoseFirstProcessDiedIsInError(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
-	dirs, err := l.cgroup(id).dirs()
+	dirs, err := l.cgroup(id).Dirs()
 	if err != nil || len(dirs) == 0 {
 		t.Fatal(dirs, err)
 	}
-	if err := l.cgroup(id).kill(); err != nil {
+	if err := l.cgroup(id).Kill(); err != nil {
 		t.Fatal(err)
 	}
 	var st Status

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 
+	"boxgate/launcher/files"
+	"boxgate/launcher/namespace"
 	"boxgate/policy"
 )
 
@@ -21,7 +23,7 @@ type record struct {
 	Created bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 
-func (r record) ids() idRange { return rangeAt(r.IDIndex) }
+func (r record) ids() namespace.IDs { return namespace.IDsAt(r.IDIndex) }
 
 // load returns the record of a box, or ErrNotFound.
 func (l *Launcher) load(id policy.BoxID) (record, error) {
@@ -46,7 +48,7 @@ func (l *Launcher) load(id policy.BoxID) (record, error) {
 }
 
 func (l *Launcher) save(r record) error {
-	if err := writeJSON(l.dirs.record(r.ID), r); err != nil {
+	if err := files.WriteJSON(l.dirs.record(r.ID), r); err != nil {
 		return fmt.Errorf("box %s: its record cannot be written: %w", r.ID, err)
 	}
 	return nil

@@ -7,9 +7,12 @@ import (
 	"path/filepath"
 	"slices"
 
-	"boxgate/policy"
-
 	"go.uber.org/zap"
+
+	"boxgate/launcher/files"
+	"boxgate/launcher/namespace"
+	"boxgate/launcher/overlay"
+	"boxgate/policy"
 )
 
 // Recover brings order after the process that made the boxes ended, in whatever way: boxes that were complete are adopted
@@ -51,10 +54,10 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 
 // adoptBox makes sure that a box keeps what is its own. A mount left on the host from its creation is in nobody's way.
 func (l *Launcher) adoptBox(r record) error {
-	if err := unmountAll(l.dirs.mounts(r.ID)); err != nil {
+	if err := overlay.Unmount(l.dirs.mounts(r.ID)); err != nil {
 		l.log.Error("a mount of a box is left on the host", zap.String("box", string(r.ID)), zap.Error(err))
 	}
-	return renewClaim(r.IDIndex, l.dirs.box(r.ID))
+	return namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID))
 }
 
 // clearExecFiles removes what a process that was killed while it started commands left behind.
@@ -64,7 +67,7 @@ func (l *Launcher) clearExecFiles(ctx context.Context) error {
 		return err
 	}
 	for _, e := range entries {
-		if err := removeTree(ctx, filepath.Join(l.dirs.execFiles(), e.Name())); err != nil {
+		if err := files.RemoveTree(ctx, filepath.Join(l.dirs.execFiles(), e.Name())); err != nil {
 			return err
 		}
 	}

@@ -8,13 +8,14 @@ import (
 	"slices"
 	"strings"
 
+	"boxgate/launcher/cgroup"
 	"boxgate/policy"
 )
 
 // cgroup is the box's own control group. It has no parents to be cleaned up and names the state directory as well as the
 // box, so that launchers on one host do not meet.
-func (l *Launcher) cgroup(id policy.BoxID) cgroup {
-	return cgroup("/boxgate-" + l.tag + "-" + string(id))
+func (l *Launcher) cgroup(id policy.BoxID) cgroup.Group {
+	return cgroup.Group("/boxgate-" + l.tag + "-" + string(id))
 }
 
 // runtimeCommand is a call of the runtime that writes what goes wrong to a file of ours.

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 
+	"boxgate/launcher/container"
 	"boxgate/policy"
 )
 
@@ -21,17 +22,17 @@ const (
 )
 
 // limits is what the size means to the kernel.
-func (s Size) limits() (limits, error) {
+func (s Size) limits() (container.Limits, error) {
 	const gib = 1 << 30
 	switch s {
 	case SizeSmall, "":
-		return limits{cpus: 2, memory: 4 * gib, pids: 2048}, nil
+		return container.Limits{CPUs: 2, Memory: 4 * gib, Pids: 2048}, nil
 	case SizeMedium:
-		return limits{cpus: 4, memory: 8 * gib, pids: 4096}, nil
+		return container.Limits{CPUs: 4, Memory: 8 * gib, Pids: 4096}, nil
 	case SizeLarge:
-		return limits{cpus: 8, memory: 16 * gib, pids: 8192}, nil
+		return container.Limits{CPUs: 8, Memory: 16 * gib, Pids: 8192}, nil
 	default:
-		return limits{}, fmt.Errorf("box size %q is unknown: use small, medium or large", string(s))
+		return container.Limits{}, fmt.Errorf("box size %q is unknown: use small, medium or large", string(s))
 	}
 }
 

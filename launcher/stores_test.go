@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"boxgate/launcher/launchertest"
 )
 
 // Stores of other distributions and of Java get the CA; links between them are followed inside the image only.
@@ -14,7 +16,7 @@ func TestOtherStoresGetTheCA(t *testing.T) {
 	t.Parallel()
 	image, outside := t.TempDir(), t.TempDir()
 	victim := filepath.Join(outside, "bundle")
-	public := testCA(t)
+	public := launchertest.CA(t)
 	put := func(name string, content []byte) {
 		t.Helper()
 		p := filepath.Join(image, name)
@@ -43,7 +45,7 @@ func TestOtherStoresGetTheCA(t *testing.T) {
 	}
 
 	l := launcherIn(t, t.TempDir(), map[string]string{"default": image})
-	ca := testCA(t)
+	ca := launchertest.CA(t)
 	id := newBox(t, l, func(s *Spec) { s.CA = ca })
 	block, _ := pem.Decode(ca)
 	for _, name := range []string{"etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "etc/pki/ca-trust/source/anchors/boxgate.pem", "etc/ssl/certs/ca-certificates.crt"} {
@@ -67,7 +69,7 @@ func TestOtherStoresGetTheCA(t *testing.T) {
 func TestMissingToolsNameTheRemedy(t *testing.T) {
 	dir := t.TempDir()
 	l := launcherIn(t, dir, nil)
-	l.images.dir = filepath.Join(dir, "images")
+	l.images.Dir = filepath.Join(dir, "images")
 	t.Setenv("PATH", filepath.Join(dir, "empty"))
 	if err := l.EnsureImage(t.Context(), "debian", nil); err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
 		t.Errorf("without mmdebstrap: %v", err)

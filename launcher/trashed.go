@@ -3,25 +3,26 @@ package launcher
 import (
 	"context"
 
+	"boxgate/launcher/namespace"
 	"boxgate/policy"
 )
 
 // discard moves the files of a box out of the way, which takes the same time however many they are, and gives its user
 // IDs back: nothing reaches those files any more. [Launcher.KeepTrashEmpty] removes them.
 func (l *Launcher) discard(id policy.BoxID) error {
-	if err := l.trash.take(l.dirs.box(id)); err != nil {
+	if err := l.trash.Take(l.dirs.box(id)); err != nil {
 		return err
 	}
-	return freeIDs(l.dirs.box(id))
+	return namespace.FreeIDs(l.dirs.box(id))
 }
 
 // KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: few at a time, and
 // giving way to everything else on the processors and the disk. What cannot be removed is logged once, and tried again
 // from time to time. Call it once.
-func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.keepEmpty(ctx) }
+func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.KeepEmpty(ctx) }
 
 // EmptyTrash removes the files of deleted boxes and returns when none is left, or why some are.
-func (l *Launcher) EmptyTrash(ctx context.Context) error { return l.trash.empty(ctx) }
+func (l *Launcher) EmptyTrash(ctx context.Context) error { return l.trash.Empty(ctx) }
 
 // Trash returns how many deleted boxes still have files, and how many of them have some that could not be removed.
-func (l *Launcher) Trash() (boxes, failed int) { return l.trash.count() }
+func (l *Launcher) Trash() (boxes, failed int) { return l.trash.Count() }

@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"boxgate/launcher/furnish"
+	"boxgate/launcher/launchertest"
 )
 
 // tree makes a root file system of files; an entry whose content begins with "-> " is a link.
@@ -50,7 +53,7 @@ func trusted(t *testing.T, image string, ca []byte) func(name string) string {
 // Each style of system gets the CA at the places where its programs look, next to the public roots it had.
 func TestStoresOfEachStyle(t *testing.T) {
 	t.Parallel()
-	public, ca := string(testCA(t)), testCA(t)
+	public, ca := string(launchertest.CA(t)), launchertest.CA(t)
 	for _, style := range []struct {
 		name     string
 		files    map[string]string
@@ -129,15 +132,15 @@ func checkShellVariables(t *testing.T, profile, environment string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range trustVariables {
-		want := name + "=" + bundlePath + "\n"
+	for _, name := range furnish.TrustVariables {
+		want := name + "=" + furnish.BundlePath + "\n"
 		if name == "PIP_CERT" {
 			want = "PIP_CERT=/mine\n"
 		}
 		if !bytes.Contains(out, []byte(want)) {
 			t.Errorf("a login shell lacks %s:\n%s", want, out)
 		}
-		if !strings.Contains(environment, name+"="+bundlePath+"\n") {
+		if !strings.Contains(environment, name+"="+furnish.BundlePath+"\n") {
 			t.Errorf("/etc/environment lacks %s", name)
 		}
 	}
@@ -146,9 +149,9 @@ func checkShellVariables(t *testing.T, profile, environment string) {
 // What the image says in /etc/environment stays, and wins.
 func TestEnvironmentOfTheImageStays(t *testing.T) {
 	t.Parallel()
-	read := trusted(t, tree(t, map[string]string{"usr/bin/.keep": "", "etc/environment": "PIP_CERT=/mine"}), testCA(t))
+	read := trusted(t, tree(t, map[string]string{"usr/bin/.keep": "", "etc/environment": "PIP_CERT=/mine"}), launchertest.CA(t))
 	got := read("etc/environment")
-	if !strings.HasSuffix(got, "\nPIP_CERT=/mine\n") || !strings.Contains(got, "NODE_EXTRA_CA_CERTS="+bundlePath+"\n") {
+	if !strings.HasSuffix(got, "\nPIP_CERT=/mine\n") || !strings.Contains(got, "NODE_EXTRA_CA_CERTS="+furnish.BundlePath+"\n") {
 		t.Errorf("/etc/environment:\n%s", got)
 	}
 }

@@ -9,6 +9,10 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"boxgate/launcher/furnish"
+	"boxgate/launcher/launchertest"
+	"boxgate/launcher/namespace"
 )
 
 // The CA is believed by real clients, over real TLS, next to the public roots.
@@ -17,7 +21,7 @@ func TestClientsInTheBoxTrustItsCA(t *testing.T) {
 	l := newLauncher(t)
 	ca, server := testChain(t, "shop.example")
 	id := newBox(t, l, func(s *Spec) { s.CA = ca })
-	if err := inNetNS(l.dirs.pin(id), func() error {
+	if err := namespace.InNetNS(l.dirs.pin(id), func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
 			return err
@@ -57,8 +61,8 @@ python3 server.py >log 2>&1 & until [ -e up ]; do sleep 0.01; done; echo up`), "
 	if len(strings.TrimSpace(public.out)) < 3 {
 		t.Errorf("the bundle holds no public roots: %s certificates", public.out)
 	}
-	for _, name := range trustVariables {
-		want(t, sh(t, l, id, "echo $"+name), bundlePath)
+	for _, name := range furnish.TrustVariables {
+		want(t, sh(t, l, id, "echo $"+name), furnish.BundlePath)
 	}
 	// A box that rebuilds its store keeps its CA.
 	if r := rootSh(t, l, id, "update-ca-certificates >/dev/null 2>&1; env -i curl -sS https://shop.example/page"); strings.TrimSpace(r.out) != "hello" {
@@ -79,13 +83,13 @@ func TestBoxWithoutCAHasPublicRoots(t *testing.T) {
 // testChain returns a CA and a server's certificate with its key.
 func testChain(t *testing.T, host string) (ca, server []byte) {
 	t.Helper()
-	caPEM, caKey := certificate(t, pkix.Name{CommonName: "Boxgate  Test CA ", Organization: []string{"Maple & Co"}}, nil, nil)
+	caPEM, caKey := launchertest.Certificate(t, pkix.Name{CommonName: "Boxgate  Test CA ", Organization: []string{"Maple & Co"}}, nil, nil)
 	block, _ := pem.Decode(caPEM)
 	parent, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	leaf, key := certificate(t, pkix.Name{CommonName: host}, parent, caKey)
+	leaf, key := launchertest.Certificate(t, pkix.Name{CommonName: host}, parent, caKey)
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,134 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Group is a control group: its path below the root of every hierarchy.
+type Group string
+
+// Dirs returns the directories of the group in the hierarchies this host has mounted: one with
+// version 2, one for each controller with version 1, both on a hybrid host.
+func (g Group) Dirs() ([]string, error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for line := range strings.Lines(string(data)) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields := strings.Fields(before)
+		if !ok || len(fields) < 5 || !strings.HasPrefix(after, "cgroup") {
+			continue
+		}
+		dir := filepath.Join(fields[4], string(g))
+		if _, err := os.Stat(dir); err == nil {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// Clear kills what is still in the group and removes it. The runtime does so itself; this is for a
+// runtime that was killed on the way.
+func (g Group) Clear(ctx context.Context) error {
+	for {
+		dirs, err := g.Dirs()
+		if err != nil {
+			return err
+		}
+		busy := false
+		for _, dir := range dirs {
+			thaw(dir)
+			if err := killAll(dir); err != nil {
+				return err
+			}
+			if err := removeCgroup(dir); err != nil {
+				busy = true
+			}
+		}
+		if !busy {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("processes of the control group %s do not end: %w", string(g), context.Cause(ctx))
+		case <-time.After(5 * time.Millisecond): // version 1 has nothing to wait on
+		}
+	}
+}
+
+// Kill kills what is in the group, and what is frozen before it is thawed, so that it never runs again.
+func (g Group) Kill() error {
+	dirs, err := g.Dirs()
+	if err != nil {
+		return nil // the runtime's own way is left
+	}
+	for _, dir := range dirs {
+		if err := killAll(dir); err != nil {
+			return err
+		}
+		thaw(dir)
+	}
+	return nil
+}
+
+// thaw lets frozen processes run, for only then do they notice that they were killed.
+func thaw(dir string) {
+	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+	_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
+}
+
+// killAll kills the members of a control group and of those below it.
+func killAll(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			return nil // gone meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		for field := range strings.FieldsSeq(string(data)) {
+			if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		return nil
+	})
+}
+
+// removeCgroup removes a control group with those below it; it must be empty of processes.
+func removeCgroup(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeCgroup(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}

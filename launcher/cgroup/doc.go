@@ -1,0 +1,2 @@
+// Package cgroup ends what is in the control groups of boxes, in whatever hierarchies the host has.
+package cgroup

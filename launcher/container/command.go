@@ -1,0 +1,28 @@
+package container
+
+import specs "github.com/opencontainers/runtime-spec/specs-go"
+
+// Command is what the configuration of one command in a box depends on.
+type Command struct {
+	Args     []string
+	Env      []string
+	Cwd      string
+	UID, GID int // in the box
+	Limits   Limits
+}
+
+// Process is the runtime's configuration of the command. Only root gets capabilities.
+func (c Command) Process() *specs.Process {
+	caps := &specs.LinuxCapabilities{Bounding: capabilities}
+	if c.UID == 0 {
+		caps = boundTo(capabilities)
+	}
+	return &specs.Process{
+		Args: c.Args, Env: c.Env, Cwd: c.Cwd,
+		User:            specs.User{UID: uint32(c.UID), GID: uint32(c.GID)},
+		Capabilities:    caps,
+		NoNewPrivileges: true,
+		OOMScoreAdj:     new(oomScore),
+		Rlimits:         specRlimits(c.Limits),
+	}
+}

@@ -1,0 +1,129 @@
+package container
+
+import (
+	"fmt"
+	"os"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// capabilities are what root in a box can do inside it: Docker's default less NET_RAW, so no box forges packets.
+var capabilities = []string{
+	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
+	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+}
+
+// maskedPaths and readonlyPaths are Docker's: files of /proc and /sys that tell of the host or act on it.
+var maskedPaths = []string{
+	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+	"/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+	"/sys/devices/virtual/powercap", "/sys/firmware",
+}
+
+var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+
+// oomScore makes the kernel take memory back from boxes before it takes it from the host's services.
+const oomScore = 500
+
+// Box is what the configuration of a box's container depends on.
+type Box struct {
+	Root          string // where its root file system is mounted
+	Init          string // the first process, in the box
+	UserNS, NetNS string // pinned namespaces
+	Cgroup        string
+	Hostname      string
+	IDs           []specs.LinuxIDMapping
+	Limits        Limits
+}
+
+// Config is the runtime's configuration of a box.
+func (b Box) Config() (*specs.Spec, error) {
+	config := &specs.Spec{
+		Version: "1.0.2",
+		Root:    &specs.Root{Path: b.Root},
+		Process: &specs.Process{
+			Args: []string{b.Init}, Cwd: "/", NoNewPrivileges: true,
+			Capabilities: &specs.LinuxCapabilities{}, // the first process needs none
+			OOMScoreAdj:  new(oomScore),
+			Rlimits:      specRlimits(b.Limits),
+		},
+		Hostname: b.Hostname,
+		Mounts:   mounts(b.Limits),
+		Linux: &specs.Linux{
+			UIDMappings: b.IDs, GIDMappings: b.IDs,
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace},
+				{Type: specs.UserNamespace, Path: b.UserNS},
+				{Type: specs.NetworkNamespace, Path: b.NetNS},
+			},
+			CgroupsPath:       b.Cgroup,
+			Resources:         resources(b.Limits),
+			RootfsPropagation: "private",
+			MaskedPaths:       maskedPaths,
+			ReadonlyPaths:     readonlyPaths,
+		},
+	}
+	var err error
+	if config.Linux.Seccomp, err = seccompProfile(config); err != nil {
+		return nil, fmt.Errorf("the seccomp profile: %w", err)
+	}
+	return config, nil
+}
+
+func boundTo(caps []string) *specs.LinuxCapabilities {
+	return &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
+}
+
+// mounts are what a box sees besides its root. None of them comes from the host.
+func mounts(lim Limits) []specs.Mount {
+	tmpfs := func(at string, opts ...string) specs.Mount {
+		return specs.Mount{Destination: at, Type: "tmpfs", Source: "tmpfs", Options: append(opts, "nosuid", "nodev")}
+	}
+	return []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=64k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", fmt.Sprintf("max=%d", maxPtys)}},
+		tmpfs("/dev/shm", "noexec", "mode=1777", "size=64m"),
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
+		tmpfs("/tmp", "mode=1777", fmt.Sprintf("size=%d", lim.Memory/2)), // counts as the box's memory
+	}
+}
+
+// resources are the limits of a box. Devices are refused but for the harmless ones; a box cannot make nodes anyway.
+func resources(lim Limits) *specs.LinuxResources {
+	period := uint64(100_000) // microseconds, the kernel's default
+	r := &specs.LinuxResources{
+		Devices: allowedDevices(),
+		Memory:  &specs.LinuxMemory{Limit: &lim.Memory},
+		CPU:     &specs.LinuxCPU{Quota: new(lim.CPUs * int64(period)), Period: &period},
+		Pids:    &specs.LinuxPids{Limit: &lim.Pids},
+	}
+	if canLimitSwap() {
+		r.Memory.Swap = &lim.Memory // memory and swap together: a box does not swap
+	}
+	return r
+}
+
+// canLimitSwap tells whether the kernel counts swap; with v1 control groups it is an option of the kernel's.
+func canLimitSwap() bool {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return true
+	}
+	_, err := os.Stat("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
+	return err == nil
+}
+
+func allowedDevices() []specs.LinuxDeviceCgroup {
+	list := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	for _, d := range [][2]int64{
+		{1, 3}, {1, 5}, {1, 7}, {1, 8}, {1, 9}, // null, zero, full, random, urandom
+		{5, 0}, {5, 2}, // tty, ptmx
+	} {
+		list = append(list, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &d[0], Minor: &d[1], Access: "rw"})
+	}
+	return append(list, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: new(int64(136)), Access: "rw"}) // pts
+}

@@ -1,0 +1,8 @@
+package container
+
+// Limits bound what a box takes of the host.
+type Limits struct {
+	CPUs   int64
+	Memory int64 // bytes
+	Pids   int64
+}

@@ -1,0 +1,109 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"syscall"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/namespace"
+)
+
+// maxPtys is how many terminals a box has. The host has kernel.pty.max of them (4,096) for all.
+const maxPtys = 64
+
+// rlimit is one limit of the processes of a box.
+type rlimit struct {
+	name       string // as the runtime calls it
+	resource   int
+	soft, hard uint64
+}
+
+// rlimits bound what each process and each user of a box takes of the kernel. Nothing in a box can raise a hard limit.
+// Core dumps are off: a host's crash handler must not be fed by boxes.
+func rlimits(lim Limits) []rlimit {
+	pids := uint64(lim.Pids)
+	list := []rlimit{
+		{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 16 << 10, 64 << 10},
+		{"RLIMIT_NPROC", unix.RLIMIT_NPROC, pids, pids},
+		{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 16 << 10, 16 << 10}, // also bounds POSIX timers
+		{"RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, 800 << 10, 800 << 10},   // bytes; the kernel's default
+		{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 8 << 20, 8 << 20},         // bytes; the kernel's default
+		{"RLIMIT_CORE", unix.RLIMIT_CORE, 0, 0},
+	}
+	for i, r := range list { // more than this process has itself takes CAP_SYS_RESOURCE
+		var own unix.Rlimit
+		if err := unix.Getrlimit(r.resource, &own); err == nil {
+			list[i].hard = min(r.hard, own.Max)
+			list[i].soft = min(r.soft, own.Max)
+		}
+	}
+	return list
+}
+
+// specRlimits are the limits in the runtime's words. The runtime sets them from outside of the box, for which it needs
+// CAP_SYS_RESOURCE. Without that, there are those that the processes of a box inherit, see [StartLimited].
+func specRlimits(lim Limits) []specs.POSIXRlimit {
+	if !canSetRlimits() {
+		return nil
+	}
+	var list []specs.POSIXRlimit
+	for _, r := range rlimits(lim) {
+		list = append(list, specs.POSIXRlimit{Type: r.name, Soft: r.soft, Hard: r.hard})
+	}
+	return list
+}
+
+// canSetRlimits reports whether this process has CAP_SYS_RESOURCE.
+func canSetRlimits() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	return unix.Capget(&header, &caps[0]) == nil && caps[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+// StartLimited starts the runtime with the limits of a box, which whatever it starts in the box inherits. The runtime is
+// under ptrace until it has them, so that it stops before its first instruction.
+func StartLimited(cmd *exec.Cmd, lim Limits) error {
+	return namespace.OnThread(func() error { // the tracer is a thread
+		cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		err := limitStopped(cmd.Process.Pid, lim)
+		if err != nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		return err
+	})
+}
+
+// limitStopped gives a process its limits once it has stopped, and lets it go.
+func limitStopped(pid int, lim Limits) error {
+	var status unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &status, 0, nil)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	if !status.Stopped() {
+		return errors.New("the runtime ended before it began")
+	}
+	// Should the gateway be killed now, the runtime must not go on without its limits.
+	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_EXITKILL); err != nil {
+		return err
+	}
+	for _, r := range rlimits(lim) {
+		if err := unix.Prlimit(pid, r.resource, &unix.Rlimit{Cur: r.soft, Max: r.hard}, nil); err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
+		}
+	}
+	return unix.PtraceDetach(pid)
+}

@@ -1,0 +1,131 @@
+package furnish
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strings"
+)
+
+// The user commands run as, and where.
+const (
+	User      = "boxuser"
+	UID       = 1000
+	workspace = "/workspace"
+	Home      = "/workspace/home"
+)
+
+// Identity is what makes a root that of one box.
+type Identity struct {
+	Hostname string
+	DNS      []netip.Addr // its resolvers; empty: none
+	CA       []byte       // PEM certificates that it trusts besides the public roots; may be empty
+}
+
+// Furnish writes into a fresh root what makes it this box: its names, its user, its first process and what it trusts.
+func (b *Root) Furnish(is Identity) error {
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"its first process", func() error { return b.installInit() }},
+		{"its home directory", b.makeHome},
+		{"its user", b.addUser},
+		{"its names", func() error { return b.writeNames(is) }},
+		{"its certificates", func() error { return b.trust(is.CA) }},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("cannot write %s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+func (b *Root) makeHome() error {
+	if err := b.mkdir(workspace, 0o755, UID); err != nil {
+		return err
+	}
+	if err := b.mkdir(Home, 0o755, UID); err != nil {
+		return err
+	}
+	for _, d := range []string{"/proc", "/sys", "/dev", "/tmp"} { // the runtime makes mount points as the mapped root; an image may lack them
+		if !b.isDir(d) {
+			if err := b.mkdir(d, 0o755, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addUser puts boxuser before all others in the image's user database, so that user ID 1000 reads as boxuser even in an
+// image that has given it another name.
+func (b *Root) addUser() error {
+	shell := "/bin/sh"
+	if b.isFile("/bin/bash") {
+		shell = "/bin/bash"
+	}
+	entry := fmt.Sprintf("%s:x:%d:%d:%s:%s:%s\n", User, UID, UID, User, Home, shell)
+	root := "root:x:0:0:root:/root:/bin/sh\n"
+	if err := b.prepend("/etc/passwd", entry, root, 0o644); err != nil {
+		return err
+	}
+	if b.isFile("/etc/shadow") { // where there is one, su knows nobody who is not in it; the password is none that matches
+		if err := b.prepend("/etc/shadow", User+":*:19000::::::\n", "", 0o600); err != nil {
+			return err
+		}
+	}
+	return b.prepend("/etc/group", fmt.Sprintf("%s:x:%d:\n", User, UID), "root:x:0:\n", 0o644)
+}
+
+// prepend puts an entry at the head of a user database, taking out one of the same name. missing is the rest of a file
+// the image does not have.
+func (b *Root) prepend(name, entry, missing string, mode fs.FileMode) error {
+	old, err := b.read(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		old, err = []byte(missing), nil
+	}
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	out.WriteString(entry)
+	for line := range bytes.Lines(old) {
+		if !bytes.HasPrefix(line, []byte(User+":")) {
+			out.Write(line)
+		}
+	}
+	return b.write(name, out.Bytes(), mode)
+}
+
+// writeNames writes the files that say who the box is and whom it asks for addresses.
+func (b *Root) writeNames(is Identity) error {
+	host := is.Hostname
+	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + host + "\n"
+	for _, f := range []struct{ name, content string }{
+		{"/etc/hostname", host + "\n"},
+		{"/etc/hosts", hosts},
+		{"/etc/resolv.conf", resolvConf(is.DNS)},
+	} {
+		if err := b.replace(f.name, []byte(f.content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resolvConf names the resolvers. The C library reads three at most. Without any, it would ask 127.0.0.1, where nobody
+// answers.
+func resolvConf(servers []netip.Addr) string {
+	var s strings.Builder
+	for i, a := range servers {
+		if i == 3 {
+			break
+		}
+		fmt.Fprintf(&s, "nameserver %s\n", a.Unmap())
+	}
+	s.WriteString("options edns0\n")
+	return s.String()
+}

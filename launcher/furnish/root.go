@@ -1,0 +1,179 @@
+package furnish
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+
+	"boxgate/launcher/files"
+	"boxgate/launcher/namespace"
+)
+
+// Root writes into the root of a box that is being created. Links in the image are followed as the box would follow
+// them and never out of it; what is written belongs to a user of the box.
+type Root struct {
+	root *os.Root
+	ids  namespace.IDs
+}
+
+// Open opens the root at a mount point; Close it before unmounting.
+func Open(at string, ids namespace.IDs) (*Root, error) {
+	root, err := os.OpenRoot(at)
+	if err != nil {
+		return nil, err
+	}
+	return &Root{root, ids}, nil
+}
+
+// Close lets go of the mount point.
+func (b *Root) Close() error { return b.root.Close() }
+
+// maxRead is the largest file of an image that is read: user databases and certificates are far smaller.
+const maxRead = 16 << 20
+
+// read returns a file's content; fs.ErrNotExist if there is none.
+func (b *Root) read(name string) ([]byte, error) {
+	p, err := files.Resolve(b.root, name)
+	if err != nil {
+		return nil, err
+	}
+	return b.readAt(p)
+}
+
+// readAt reads a file at a resolved path. An image may have anything there: a pipe nobody writes to, a device, a file
+// larger than the host's memory.
+func (b *Root) readAt(p string) ([]byte, error) {
+	if fi, err := b.root.Lstat(p); err != nil {
+		return nil, err
+	} else if !fi.Mode().IsRegular() {
+		return nil, notAFile(p)
+	}
+	f, err := b.root.Open(p)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxRead+1))
+	if err == nil && len(data) > maxRead {
+		err = fmt.Errorf("%s in the image is larger than %d MiB", p, maxRead>>20)
+	}
+	return data, err
+}
+
+func notAFile(p string) error { return fmt.Errorf("%s in the image is not a file", p) }
+
+// mkdir makes a directory owned by a user of the box, and its missing parents owned by root.
+func (b *Root) mkdir(name string, mode fs.FileMode, owner int) error {
+	p, err := files.Resolve(b.root, name)
+	if err != nil {
+		return err
+	}
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if err := b.root.Mkdir(p, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return b.own(p, mode, owner)
+}
+
+// parents makes what is missing above a resolved path.
+func (b *Root) parents(p string) error {
+	dir := path.Dir(p)
+	if dir == "." {
+		return nil
+	}
+	if _, err := b.root.Lstat(dir); err == nil {
+		return nil
+	}
+	if err := b.parents(dir); err != nil {
+		return err
+	}
+	if err := b.root.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return b.own(dir, 0o755, 0)
+}
+
+func (b *Root) own(p string, mode fs.FileMode, owner int) error {
+	if err := b.root.Lchown(p, b.ids.Host(owner), b.ids.Host(owner)); err != nil {
+		return err
+	}
+	return b.root.Chmod(p, mode)
+}
+
+// write replaces the content of a file, wherever links lead to it, owned by the box's root.
+func (b *Root) write(name string, data []byte, mode fs.FileMode) error {
+	p, err := files.Resolve(b.root, name)
+	if err != nil {
+		return err
+	}
+	return b.writeAt(p, data, mode)
+}
+
+// replace puts a plain file where a link may have been: a link of the image that means something on another system only,
+// such as /etc/resolv.conf pointing into /run. A directory in its place is refused unless it is empty.
+func (b *Root) replace(name string, data []byte, mode fs.FileMode) error {
+	p, err := files.ResolveParent(b.root, name)
+	if err != nil {
+		return err
+	}
+	if err := b.root.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return b.writeAt(p, data, mode)
+}
+
+func (b *Root) writeAt(p string, data []byte, mode fs.FileMode) error {
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if fi, err := b.root.Lstat(p); err == nil && !fi.Mode().IsRegular() {
+		return notAFile(p) // never write to a device or block on a pipe
+	}
+	if err := b.root.WriteFile(p, data, mode); err != nil {
+		return err
+	}
+	return b.own(p, mode, 0)
+}
+
+// symlink makes a link in place of whatever was there.
+func (b *Root) symlink(target, name string) error {
+	p, err := files.ResolveParent(b.root, name)
+	if err != nil {
+		return err
+	}
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if err := b.root.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := b.root.Symlink(target, p); err != nil {
+		return err
+	}
+	return b.root.Lchown(p, b.ids.Host(0), b.ids.Host(0))
+}
+
+// isDir tells whether a name leads to a directory of the image.
+func (b *Root) isDir(name string) bool {
+	p, err := files.Resolve(b.root, name)
+	if err != nil {
+		return false
+	}
+	fi, err := b.root.Lstat(p)
+	return err == nil && fi.IsDir()
+}
+
+// isFile tells whether a name leads to a regular file of the image.
+func (b *Root) isFile(name string) bool {
+	p, err := files.Resolve(b.root, name)
+	if err != nil {
+		return false
+	}
+	fi, err := b.root.Lstat(p)
+	return err == nil && fi.Mode().IsRegular()
+}

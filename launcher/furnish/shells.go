@@ -1,0 +1,51 @@
+package furnish
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+)
+
+// profilePath is read by every login shell, by way of /etc/profile, and environmentPath by PAM (pam_env(8)): by su, sshd
+// and cron, which start from an empty environment.
+const (
+	profilePath     = "/etc/profile.d/boxgate.sh"
+	environmentPath = "/etc/environment"
+)
+
+// mainProfile reads the directory of profiles, in images that have none that does.
+const mainProfile = `for file in /etc/profile.d/*.sh; do
+  [ -r "$file" ] && . "$file"
+done
+unset file
+`
+
+// trustInShells gives what starts without the environment of [environment] its variables. A variable that is set stays:
+// whoever set it knows better.
+func (b *Root) trustInShells() error {
+	profile := bytes.NewBufferString("# The box's certificates, for programs that look into no store of the system's.\n")
+	lines := new(bytes.Buffer)
+	for _, name := range TrustVariables {
+		fmt.Fprintf(profile, "export %s=\"${%s:-%s}\"\n", name, name, BundlePath)
+		fmt.Fprintf(lines, "%s=%s\n", name, BundlePath)
+	}
+	if err := b.write(profilePath, profile.Bytes(), 0o644); err != nil {
+		return err
+	}
+	if _, err := b.read("/etc/profile"); errors.Is(err, fs.ErrNotExist) {
+		if err := b.write("/etc/profile", []byte(mainProfile), 0o644); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	old, err := b.read(environmentPath)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
+		old = append(old, '\n')
+	}
+	return b.write(environmentPath, append(lines.Bytes(), old...), 0o644) // the image's own lines come last, and win
+}

@@ -1,0 +1,203 @@
+package furnish
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+
+	"boxgate/launcher/files"
+)
+
+// anchorPath is where Debian's update-ca-certificates looks for local CAs: a box that runs it keeps its CA.
+const anchorPath = "/usr/local/share/ca-certificates/boxgate.crt"
+
+// otherBundles are the stores of other distributions; those an image has get the box's CA too.
+var otherBundles = []string{
+	"/etc/ssl/cert.pem",                                 // Alpine, OpenBSD's libressl
+	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora, RHEL
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // Fedora, RHEL
+	"/etc/ssl/ca-bundle.pem",                            // SUSE
+	"/var/lib/ca-certificates/ca-bundle.pem",            // SUSE
+}
+
+// otherAnchors are directories from which other distributions rebuild their bundles.
+var otherAnchors = []string{"/etc/pki/ca-trust/source/anchors", "/etc/pki/trust/anchors"}
+
+// hostBundles hold the public roots of this host, for images that have none.
+var hostBundles = []string{BundlePath, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
+
+// trust makes the box trust a CA besides the public roots.
+func (b *Root) trust(ca []byte) error {
+	certs, err := parseCA(ca)
+	if err != nil {
+		return err
+	}
+	bundle, err := b.bundle(certs)
+	if err != nil {
+		return err
+	}
+	if err := b.write(BundlePath, bundle, 0o644); err != nil {
+		return err
+	}
+	if err := b.trustInShells(); err != nil {
+		return err
+	}
+	if len(certs) == 0 {
+		return nil
+	}
+	if err := b.extendOthers(certs); err != nil {
+		return err
+	}
+	if err := b.anchors(certs); err != nil {
+		return err
+	}
+	return b.trustJava(bundle)
+}
+
+// parseCA reads the CA certificates; anything else in the PEM is refused, a private key above all.
+func parseCA(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for rest := bytes.TrimSpace(data); len(rest) > 0; rest = bytes.TrimSpace(rest) {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return nil, errors.New("the box's CA is not PEM")
+		}
+		if block.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("the box's CA contains a %s: only certificates may enter a box", block.Type)
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("the box's CA is not a certificate: %w", err)
+		}
+		certs = append(certs, c)
+	}
+	return certs, nil
+}
+
+// bundle returns the public roots, of the image or else of the host, followed by the box's CA.
+func (b *Root) bundle(certs []*x509.Certificate) ([]byte, error) {
+	for _, name := range append([]string{BundlePath}, otherBundles...) {
+		roots, err := b.read(name)
+		if err == nil && len(bytes.TrimSpace(roots)) > 0 {
+			return appendCerts(roots, certs), nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	roots, err := PublicRoots()
+	if err != nil {
+		return nil, fmt.Errorf("the image has no public root certificates, and %w", err)
+	}
+	return appendCerts(roots, certs), nil
+}
+
+// PublicRoots returns the public root certificates of this host, in PEM.
+func PublicRoots() ([]byte, error) {
+	for _, name := range hostBundles {
+		if roots, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(roots)) > 0 {
+			return append(bytes.TrimRight(roots, "\n"), '\n'), nil
+		}
+	}
+	return nil, errors.New("this host has no public root certificates: apt-get install ca-certificates")
+}
+
+// extendOthers adds the CA to those stores of other distributions that are files of their own.
+func (b *Root) extendOthers(certs []*x509.Certificate) error {
+	main, err := files.Resolve(b.root, BundlePath)
+	if err != nil {
+		return err
+	}
+	stores, err := b.filesAt(otherBundles, main)
+	if err != nil {
+		return err
+	}
+	for _, p := range stores {
+		old, err := b.readAt(p)
+		if err != nil {
+			return err
+		}
+		if err := b.writeAt(p, appendCerts(old, certs), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// filesAt returns the files that the names lead to in the box, each once and without those of the second list.
+func (b *Root) filesAt(names []string, except ...string) ([]string, error) {
+	var found []string
+	for _, name := range names {
+		p, err := files.Resolve(b.root, name)
+		if err != nil {
+			return nil, err
+		}
+		if b.isFile(p) && !slices.Contains(found, p) && !slices.Contains(except, p) {
+			found = append(found, p)
+		}
+	}
+	return found, nil
+}
+
+// anchors puts the CA where stores are rebuilt from, and where OpenSSL looks certificates up one by one: in the
+// directory of the store, by a link named after the hash of the subject.
+func (b *Root) anchors(certs []*x509.Certificate) error {
+	all := appendCerts(nil, certs)
+	if err := b.write(anchorPath, all, 0o644); err != nil {
+		return err
+	}
+	for _, dir := range otherAnchors {
+		if b.isDir(dir) {
+			if err := b.write(path.Join(dir, "boxgate.pem"), all, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	dir := path.Dir(BundlePath)
+	for i, c := range certs {
+		name := fmt.Sprintf("boxgate-%d.pem", i)
+		if err := b.replace(path.Join(dir, name), appendCerts(nil, certs[i:i+1]), 0o644); err != nil {
+			return err
+		}
+		hash, err := subjectHash(c.RawSubject)
+		if err != nil {
+			return err
+		}
+		if err := b.symlink(name, b.freeHashName(dir, hash)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeHashName returns {hash}.N for the first N not taken: subjects may share a hash.
+func (b *Root) freeHashName(dir string, hash uint32) string {
+	for n := 0; ; n++ {
+		name := path.Join(dir, fmt.Sprintf("%08x.%d", hash, n))
+		p, err := files.ResolveParent(b.root, name)
+		if err != nil {
+			return name
+		}
+		if _, err := b.root.Lstat(p); err != nil {
+			return name
+		}
+	}
+}
+
+// appendCerts adds certificates to a bundle, on a line of their own.
+func appendCerts(bundle []byte, certs []*x509.Certificate) []byte {
+	out := bytes.TrimRight(bytes.Clone(bundle), "\n")
+	if len(out) > 0 {
+		out = append(out, '\n')
+	}
+	for _, c := range certs {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	return out
+}

@@ -1,0 +1,196 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// debianKey is the directory of the debian image. Its number counts the ways the image has been built: a newer one gets a
+// directory of its own, since boxes that run may still have the older one under them.
+const debianKey = "debian-2"
+
+// debianSuite is the release boxes get.
+const debianSuite = "bookworm"
+
+// debianPackages is what the image holds beyond the essential packages: what most commands of an agent need, and openssl,
+// ip and ps to look around with.
+const debianPackages = "ca-certificates,curl,git,python3,nodejs,openssl,iproute2,procps"
+
+// debianKeyring verifies the packages; Debian hosts have it, others install it.
+const debianKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// buildDebian fills rootfs with a minimal Debian. Nothing is trusted that Debian's archive keys have not signed.
+func buildDebian(ctx context.Context, rootfs string, progress func(string)) error {
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		return errors.New("mmdebstrap is missing: apt-get install mmdebstrap")
+	}
+	if _, err := os.Stat(debianKeyring); err != nil {
+		return errors.New("the archive keys of Debian are missing: apt-get install debian-archive-keyring")
+	}
+	args := []string{
+		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + debianPackages,
+		// The image directory is closed to all but root, and so to the user apt would download as.
+		`--aptopt=APT::Sandbox::User "root"`,
+		"--dpkgopt=path-exclude=/usr/share/man/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*",
+		"--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+	}
+	for _, o := range hostAptProxies(ctx) {
+		args = append(args, "--aptopt="+o)
+	}
+	args = append(args, debianSuite, rootfs)
+	args = append(args, hostDebianMirrors(ctx)...)
+	progress("building the debian image from Debian packages (about a minute, once)")
+	if err := runWithProgress(ctx, progress, "mmdebstrap", args...); err != nil {
+		return err
+	}
+	return tidyDebian(rootfs)
+}
+
+// runWithProgress runs a command and hands on each line it writes. The error holds its last lines. When ctx ends the
+// whole process group goes, so that nothing keeps writing to a directory about to be removed.
+func runWithProgress(ctx context.Context, progress func(string), name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
+	out, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	last := forwardLines(out, progress)
+	if err := cmd.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("%s failed (%w): %s", name, err, strings.Join(last, "; "))
+	}
+	return nil
+}
+
+// forwardLines calls progress for each line and returns the last few.
+func forwardLines(r io.Reader, progress func(string)) (last []string) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		text := strings.TrimSpace(strings.TrimPrefix(lines.Text(), "I: "))
+		if text == "" || strings.HasPrefix(text, "done") {
+			continue
+		}
+		progress(text)
+		if last = append(last, text); len(last) > 5 {
+			last = last[1:]
+		}
+	}
+	_, _ = io.Copy(io.Discard, r) // a line beyond all measure must not block the command
+	return last
+}
+
+// tidyDebian takes out of the image what came from this host.
+func tidyDebian(rootfs string) error {
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for _, p := range []string{
+		"etc/apt/apt.conf.d/99mmdebstrap", "etc/hostname", "etc/resolv.conf",
+		"var/lib/apt/lists", "var/log/bootstrap.log",
+	} {
+		if err := root.RemoveAll(p); err != nil {
+			return err
+		}
+	}
+	if err := root.MkdirAll("var/lib/apt/lists/partial", 0o755); err != nil {
+		return err
+	}
+	return tidySources(root)
+}
+
+// tidySources keeps the package sources that the image was built from, but for those whose URL holds a password.
+func tidySources(root *os.Root) error {
+	const file = "etc/apt/sources.list"
+	data, err := root.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	var kept strings.Builder
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, "@") {
+			kept.WriteString(line)
+		}
+	}
+	return root.WriteFile(file, []byte(kept.String()), 0o644)
+}
+
+// hostDebianMirrors returns apt lines for the suite as this host is configured to fetch it, so that a mirror set up on the
+// host serves the image too; none on a host that has no sources for it, and mmdebstrap then uses Debian's own.
+func hostDebianMirrors(ctx context.Context) []string {
+	const format = "$(CREATED_BY)|$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", format).Output()
+	if err != nil {
+		return nil
+	}
+	var mirrors []string
+	seen := map[string]bool{}
+	var base bool
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSpace(line), "|")
+		if len(f) != 5 || f[0] != "Packages" || f[4] != "main" {
+			continue
+		}
+		if origin := f[1]; origin != "Debian" && !strings.HasPrefix(origin, "$(") { // unknown before the first apt-get update
+			continue
+		}
+		switch f[3] {
+		case debianSuite:
+			base = true
+		case debianSuite + "-updates", debianSuite + "-security":
+		default:
+			continue
+		}
+		entry := fmt.Sprintf("deb [signed-by=%s] %s %s main", debianKeyring, f[2], f[3])
+		if !seen[entry] {
+			seen[entry] = true
+			mirrors = append(mirrors, entry)
+		}
+	}
+	if !base {
+		return nil
+	}
+	return mirrors
+}
+
+// hostAptProxies returns the proxies apt on this host uses, as apt options: mmdebstrap does not read the host's apt
+// configuration by itself.
+func hostAptProxies(ctx context.Context) []string {
+	out, err := exec.CommandContext(ctx, "apt-config", "dump", "Acquire").Output()
+	if err != nil {
+		return nil
+	}
+	var opts []string
+	for line := range bytes.Lines(out) {
+		text := string(bytes.TrimSpace(line))
+		key, _, _ := strings.Cut(text, " ")
+		if strings.EqualFold(filepath.Ext(strings.ReplaceAll(key, "::", ".")), ".Proxy") {
+			opts = append(opts, strings.TrimSuffix(text, ";"))
+		}
+	}
+	return opts
+}

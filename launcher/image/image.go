@@ -1,0 +1,236 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/files"
+)
+
+// Image is one unpacked image in the image directory, or a root file system used where it is.
+type Image struct {
+	Source string   `json:"source"`
+	Env    []string `json:"env,omitempty"` // of the image's own configuration
+
+	Rootfs string // where it lies; never written to
+}
+
+// imageKind says how a source becomes a root file system.
+type imageKind int
+
+const (
+	kindDebian    imageKind = iota // built here from Debian packages
+	kindDirectory                  // a root file system, used in place and never written to
+	kindLayout                     // an OCI layout directory
+	kindArchive                    // a tar: docker-archive, OCI layout or root file system
+	kindReference                  // pulled from a registry
+)
+
+// imageSource is an image as the operator named it.
+type imageSource struct {
+	text string
+	kind imageKind
+	key  string // its directory in the image directory
+}
+
+// Store keeps unpacked images in a directory, which several launchers may share.
+type Store struct {
+	Dir   string
+	Names map[string]string // name → image; the entry "default" is used when none is named
+}
+
+// Ensure makes the image of that name ready for find: it is built, pulled or unpacked once and kept. progress is called
+// with one line for each step. Two builders of one image take turns, across processes.
+func (s Store) Ensure(ctx context.Context, name string, progress func(string)) error {
+	src, err := s.source(name)
+	if err != nil {
+		return err
+	}
+	if _, err := s.open(src); err == nil {
+		return nil
+	}
+	if src.kind == kindDirectory {
+		return fmt.Errorf("image %s: not a root file system: it has no usr or bin directory", src.text)
+	}
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the image directory: %w", err)
+	}
+	unlock, err := files.Lock(ctx, filepath.Join(s.Dir, "."+src.key+".lock"), func() {
+		progress("waiting for another build of " + src.text)
+	})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := s.open(src); err == nil {
+		return nil // the other builder finished it
+	}
+	if err := s.build(ctx, src, progress); err != nil {
+		return fmt.Errorf("image %s: %w", src.text, err)
+	}
+	return nil
+}
+
+// staleImageTime bounds the removal of what is left of an image that could not be built.
+const staleImageTime = 2 * time.Minute
+
+// build fills a temporary directory and moves it to its place once it is complete and on disk.
+func (s Store) build(ctx context.Context, src imageSource, progress func(string)) error {
+	final := filepath.Join(s.Dir, src.key)
+	temp := filepath.Join(s.Dir, "."+src.key+".building")
+	for _, stale := range []string{temp, final} { // of an interrupted build; of one without a readable image.json
+		if err := files.RemoveTree(ctx, stale); err != nil {
+			return err
+		}
+	}
+	defer func() { // what stays, the next build removes
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), staleImageTime)
+		defer cancel()
+		_ = files.RemoveTree(cctx, temp)
+	}()
+	rootfs := filepath.Join(temp, "rootfs")
+	if err := os.MkdirAll(rootfs, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chmod(temp, 0o700); err != nil { // set-user-ID programs of an image are nobody's to run
+		return err
+	}
+	img := Image{Source: src.text}
+	var err error
+	switch src.kind {
+	case kindDebian:
+		err = buildDebian(ctx, rootfs, progress)
+	case kindArchive:
+		img.Env, err = unpackArchive(ctx, src.text, rootfs, progress)
+	case kindLayout:
+		img.Env, err = unpackLayout(ctx, src.text, rootfs, progress)
+	case kindReference:
+		img.Env, err = pullReference(ctx, src.text, rootfs, progress)
+	}
+	if err != nil {
+		return err
+	}
+	if !looksLikeRoot(rootfs) {
+		return errors.New("not a root file system: it has no usr or bin directory")
+	}
+	if err := files.WriteJSON(filepath.Join(temp, "image.json"), img); err != nil {
+		return err
+	}
+	if err := syncTree(temp); err != nil {
+		return err
+	}
+	return os.Rename(temp, final)
+}
+
+// Find returns the image of that name, which ensure has made ready.
+func (s Store) Find(name string) (Image, error) {
+	src, err := s.source(name)
+	if err != nil {
+		return Image{}, err
+	}
+	return s.open(src)
+}
+
+// source finds out what an image name stands for.
+func (s Store) source(name string) (imageSource, error) {
+	text := name
+	if text == "" {
+		text = "default"
+	}
+	if mapped := s.Names[text]; mapped != "" {
+		text = mapped
+	} else if text == "default" {
+		text = "debian"
+	}
+	switch {
+	case text == "debian":
+		return imageSource{text: text, kind: kindDebian, key: debianKey}, nil
+	case filepath.IsAbs(text):
+		return pathSource(text)
+	default:
+		return referenceSource(text)
+	}
+}
+
+// pathSource looks at what lies at a path. The key of an archive changes with the file, so that a new one is unpacked
+// anew.
+func pathSource(path string) (imageSource, error) {
+	path = filepath.Clean(path)
+	fi, err := os.Stat(path)
+	if err != nil {
+		return imageSource{}, fmt.Errorf("image %s: %w", path, err)
+	}
+	if !fi.IsDir() {
+		stamp := fmt.Sprintf("%s\x00%d\x00%d", path, fi.Size(), fi.ModTime().UnixNano())
+		return imageSource{text: path, kind: kindArchive, key: imageKey(path, stamp)}, nil
+	}
+	if layout, err := os.Stat(filepath.Join(path, "oci-layout")); err == nil {
+		stamp := fmt.Sprintf("%s\x00%d", path, layout.ModTime().UnixNano())
+		return imageSource{text: path, kind: kindLayout, key: imageKey(path, stamp)}, nil
+	}
+	return imageSource{text: path, kind: kindDirectory}, nil
+}
+
+var notInKey = regexp.MustCompile(`[^a-z0-9]+`)
+
+// imageKey is a directory name that people recognise and no two images share.
+func imageKey(text, stamp string) string {
+	sum := sha256.Sum256([]byte(stamp))
+	slug := strings.Trim(notInKey.ReplaceAllString(strings.ToLower(text), "-"), "-")
+	if len(slug) > 48 {
+		slug = slug[len(slug)-48:]
+	}
+	return strings.TrimLeft(slug, "-") + "-" + hex.EncodeToString(sum[:6])
+}
+
+// open returns an image that is ready, or says that it is not.
+func (s Store) open(src imageSource) (Image, error) {
+	if src.kind == kindDirectory {
+		if !looksLikeRoot(src.text) {
+			return Image{}, fmt.Errorf("image %s is not a root file system", src.text)
+		}
+		return Image{Source: src.text, Rootfs: src.text}, nil
+	}
+	dir := filepath.Join(s.Dir, src.key)
+	data, err := os.ReadFile(filepath.Join(dir, "image.json"))
+	if err != nil {
+		return Image{}, fmt.Errorf("image %s is not there yet: it must be built or pulled before a box can use it", src.text)
+	}
+	var img Image
+	if err := json.Unmarshal(data, &img); err != nil {
+		return Image{}, fmt.Errorf("image %s: %s is damaged: remove %s", src.text, "image.json", dir)
+	}
+	img.Rootfs = filepath.Join(dir, "rootfs")
+	return img, nil
+}
+
+// looksLikeRoot tells a root file system from any other directory.
+func looksLikeRoot(dir string) bool {
+	for _, name := range []string{"usr", "bin"} {
+		if fi, err := os.Stat(filepath.Join(dir, name)); err == nil && fi.IsDir() {
+			return true
+		}
+	}
+	return false
+}
+
+// syncTree writes the file system that holds dir to disk, so that a rename that survives a power cut names whole files.
+func syncTree(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Syncfs(int(f.Fd()))
+}

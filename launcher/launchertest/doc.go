@@ -1,0 +1,2 @@
+// Package launchertest makes what the launcher's tests need: archives and certificates.
+package launchertest

@@ -1,0 +1,131 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Layers are the directories that the root of a box is made of.
+type Layers struct {
+	Image   string // the root file system of the image; read-only
+	UserPin string // the box's user namespace, as which the image's owners are mapped
+	Upper   string // what the box has written
+	Work    string // overlayfs's own
+	Mounts  string // holds the two mount points that follow
+	Lower   string // the image with mapped owners
+	Root    string // the root of the box
+}
+
+// Mount lays a box's writable layer over the image. owner is the box's root as the host sees it. The mounts are needed
+// while the box is created: its runtime copies them into the box's mount namespace, and then [Unmount] removes them from
+// the host.
+func (l Layers) Mount(owner int) error {
+	for _, dir := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{l.Mounts, 0o700}, {l.Lower, 0o755}, {l.Root, 0o755}, {l.Upper, 0o755}, {l.Work, 0o755},
+	} {
+		if err := os.Mkdir(dir.path, dir.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(dir.path, dir.mode); err != nil {
+			return err
+		}
+	}
+	for _, p := range []string{l.Mounts, l.Upper} { // the mapped root goes in; other boxes' do not
+		if err := os.Chown(p, owner, owner); err != nil {
+			return err
+		}
+	}
+	if err := mountIDMapped(l.Image, l.Lower, l.UserPin); err != nil {
+		return err
+	}
+	return mountOverlay(l.Lower, l.Upper, l.Work, l.Root)
+}
+
+// mountIDMapped shows a directory at another place, read-only and with its owners as the user namespace maps them: the
+// image's root is the box's root there. Nothing on disk changes.
+func mountIDMapped(from, to, userPin string) error {
+	ns, err := os.Open(userPin)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	tree, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return fmt.Errorf("cannot open the image %s: %w", from, err)
+	}
+	defer unix.Close(tree)
+	attr := unix.MountAttr{
+		Attr_set:  unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV,
+		Userns_fd: uint64(ns.Fd()),
+	}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return fmt.Errorf("the file system of %s cannot be mounted with mapped owners (%w): "+
+			"boxes need Linux 5.19 or later and an image directory on ext4, xfs or btrfs", from, err)
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("cannot mount the image: %w", err)
+	}
+	return nil
+}
+
+// mountOverlay mounts the layers by file descriptor: a box can read the options of its root in /proc/self/mountinfo, and
+// the host's paths are none of its business.
+func mountOverlay(lower, upper, work, at string) error {
+	var opts []string
+	for _, layer := range []struct{ key, path string }{{"lowerdir", lower}, {"upperdir", upper}, {"workdir", work}} {
+		fd, err := unix.Open(layer.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		opts = append(opts, fmt.Sprintf("%s=/proc/self/fd/%d", layer.key, fd))
+	}
+	err := unix.Mount("overlay", at, "overlay", unix.MS_NODEV|unix.MS_NOSUID, strings.Join(opts, ","))
+	if err != nil {
+		return fmt.Errorf("cannot mount the box's root (%w): boxes need overlayfs and a state directory on ext4, xfs or btrfs", err)
+	}
+	return nil
+}
+
+// Unmount takes everything off the host that is mounted at or below a directory, last mounted first.
+func Unmount(dir string) error {
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(mounts) {
+		err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("cannot unmount %s: %w", m, err)
+		}
+	}
+	return nil
+}
+
+// mountsBelow lists the mount points at or below a directory in the order they were mounted.
+func mountsBelow(dir string) ([]string, error) {
+	data, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	var found []string
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		if at := unescape.Replace(fields[4]); at == dir || strings.HasPrefix(at, dir+"/") {
+			found = append(found, at)
+		}
+	}
+	return found, nil
+}

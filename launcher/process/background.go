@@ -1,0 +1,66 @@
+package process
+
+import (
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+// maxBackground bounds the streams of one box that are read for nobody.
+const maxBackground = 64
+
+// Background reads the output that commands have left open to processes of the box, and throws it away: a process
+// writing to a closed stream would die of it. Each stream costs a descriptor and a goroutine, and one process of a box
+// can hold open as many as there were commands, so the oldest are closed when they become too many.
+type Background struct {
+	mu   sync.Mutex
+	open map[policy.BoxID][]*os.File // guarded by mu; oldest first
+}
+
+// Swallow takes a stream over and reads it to its end.
+func (b *Background) Swallow(id policy.BoxID, r *os.File) {
+	_ = r.SetReadDeadline(time.Time{})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open == nil {
+		b.open = map[policy.BoxID][]*os.File{}
+	}
+	list := append(b.open[id], r)
+	if len(list) > maxBackground {
+		list[0].Close()
+		list = slices.Delete(list, 0, 1)
+	}
+	b.open[id] = list
+	go func() {
+		_, _ = io.Copy(io.Discard, onlyReader{r}) // until its writers are gone, or it is closed here
+		r.Close()
+		b.forget(id, r)
+	}()
+}
+
+func (b *Background) forget(id policy.BoxID, r *os.File) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := b.open[id]
+	if i := slices.Index(list, r); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+		b.open[id] = list
+	}
+	if len(list) == 0 {
+		delete(b.open, id)
+	}
+}
+
+// Drop closes what is left of a box.
+func (b *Background) Drop(id policy.BoxID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.open[id] {
+		r.Close()
+	}
+	delete(b.open, id)
+}

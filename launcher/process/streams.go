@@ -1,0 +1,198 @@
+package process
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Streams are the three standard streams of a command: pipes where the caller wants them, /dev/null where not. Their
+// far ends go to the runtime, which hands them to the command; they belong to the command's user, so that it can open
+// /dev/stdout.
+type Streams struct {
+	far [3]*os.File // what the command gets
+	in  *os.File    // our end of standard input; nil: none
+	out [2]*os.File // our ends of standard output and error; nil: none
+}
+
+// Stdio are the caller's ends of the three streams. nil: standard input is empty, output is discarded.
+type Stdio struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Open opens the streams a command needs; owner is the command's user as the host sees it.
+func Open(ends Stdio, owner int) (_ *Streams, err error) {
+	s := &Streams{}
+	defer func() {
+		if err != nil {
+			s.Abandon()
+		}
+	}()
+	if ends.In != nil {
+		if s.far[0], s.in, err = os.Pipe(); err != nil {
+			return nil, err
+		}
+	}
+	for i, w := range []io.Writer{ends.Out, ends.Err} {
+		if w == nil {
+			continue
+		}
+		if s.out[i], s.far[i+1], err = os.Pipe(); err != nil {
+			return nil, err
+		}
+	}
+	for i, f := range s.far {
+		if f == nil {
+			if s.far[i], err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+				return nil, err
+			}
+		} else if err = f.Chown(owner, owner); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Connect makes the far ends those of a command that is to be started.
+func (s *Streams) Connect(cmd *exec.Cmd) {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.far[0], s.far[1], s.far[2]
+}
+
+// CloseFar lets go of the far ends.
+func (s *Streams) CloseFar() {
+	for _, f := range s.far {
+		if f != nil {
+			f.Close() // a second time does nothing
+		}
+	}
+}
+
+// Abandon closes everything, for a command that did not start.
+func (s *Streams) Abandon() {
+	s.CloseFar()
+	for _, f := range []*os.File{s.in, s.out[0], s.out[1]} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Pump moves data between the caller's streams and the command's. The function it returns is called when the command
+// has ended; it returns when all that the command wrote has been handed on, and gives the streams that are still open
+// to leave.
+func (s *Streams) Pump(ends Stdio, leave func(*os.File)) (finish func()) {
+	if s.in != nil {
+		go func() {
+			_, _ = io.Copy(onlyWriter{s.in}, ends.In)
+			s.in.Close()
+		}()
+	}
+	var copies sync.WaitGroup
+	var left [2]bool // whether the stream was still open when the copy ended
+	for i, w := range []io.Writer{ends.Out, ends.Err} {
+		if s.out[i] != nil {
+			copies.Go(func() { left[i] = handOn(w, s.out[i]) })
+		}
+	}
+	return func() {
+		if s.in != nil {
+			s.in.Close()
+		}
+		for _, r := range s.out {
+			if r != nil {
+				_ = r.SetReadDeadline(time.Now()) // what is in the pipe now is all the command wrote
+			}
+		}
+		copies.Wait()
+		for i, r := range s.out {
+			switch {
+			case r == nil:
+			case left[i]:
+				leave(r)
+			default:
+				r.Close()
+			}
+		}
+	}
+}
+
+// handOn copies a stream to a writer until it ends (false) or its deadline comes, and then what the pipe still holds. A
+// writer that fails does not stop the command: the rest is thrown away.
+func handOn(w io.Writer, r *os.File) (open bool) {
+	sink := &stickyWriter{w: w}
+	if _, err := io.Copy(sink, onlyReader{r}); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	for left := pipeSize(r); left > 0; { // no more, or a background process could keep us here
+		buf := make([]byte, min(left, 32<<10))
+		n, open := readNow(r, buf)
+		if n <= 0 {
+			return open
+		}
+		_, _ = sink.Write(buf[:n])
+		left -= n
+	}
+	return true
+}
+
+// readNow reads what a pipe holds without waiting. n 0 with open true: it is empty; with open false: it has ended.
+func readNow(r *os.File, buf []byte) (n int, open bool) {
+	raw, err := r.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	var rerr error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			if n, rerr = unix.Read(int(fd), buf); !errors.Is(rerr, unix.EINTR) {
+				return
+			}
+		}
+	})
+	if errors.Is(rerr, unix.EAGAIN) {
+		return 0, true
+	}
+	if err != nil || rerr != nil {
+		return 0, false
+	}
+	return n, n > 0
+}
+
+func pipeSize(r *os.File) int {
+	size := 64 << 10
+	raw, err := r.SyscallConn()
+	if err != nil {
+		return size
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if n, err := unix.FcntlInt(fd, unix.F_GETPIPE_SZ, 0); err == nil {
+			size = n
+		}
+	})
+	return size
+}
+
+// stickyWriter swallows what its writer does not take, after the first failure everything.
+type stickyWriter struct {
+	w      io.Writer
+	failed bool
+}
+
+// Write never fails.
+func (s *stickyWriter) Write(p []byte) (int, error) {
+	if !s.failed {
+		_, err := s.w.Write(p)
+		s.failed = err != nil
+	}
+	return len(p), nil
+}
+
+// onlyReader and onlyWriter hide the methods by which io.Copy would bypass deadlines with splice.
+type onlyReader struct{ io.Reader }
+type onlyWriter struct{ io.Writer }

@@ -1,0 +1,114 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process the runtime left to us: it is our child, so its ID stays its own until we have waited for it.
+type Process struct {
+	pid    int
+	handle *os.File // a pidfd, readable once the process has ended
+
+	mu    sync.Mutex
+	ended bool // guarded by mu; from then on the kernel may give pid to another process
+}
+
+// Adopt takes charge of a process the runtime started.
+func Adopt(pid int) (*Process, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch process %d: %w", pid, err)
+	}
+	return &Process{pid: pid, handle: os.NewFile(uintptr(fd), "pidfd")}, nil
+}
+
+// wait blocks until the process has ended and returns its exit status: its own, or 128 and the signal that killed it.
+// The goroutine sleeps in Go's poller, so a waiting command costs no thread.
+func (o *Process) wait() (int, error) {
+	defer o.handle.Close()
+	raw, err := o.handle.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var status unix.WaitStatus
+	var werr error
+	err = raw.Read(func(uintptr) (done bool) {
+		done, werr = o.poll(&status)
+		return done
+	})
+	if err = errors.Join(err, werr); err != nil {
+		return 0, fmt.Errorf("cannot wait for process %d: %w", o.pid, err)
+	}
+	if status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return status.ExitStatus(), nil
+}
+
+// poll asks once whether the process has ended.
+func (o *Process) poll(status *unix.WaitStatus) (done bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for {
+		got, err := unix.Wait4(o.pid, status, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		o.ended = err != nil || got == o.pid
+		return o.ended, err
+	}
+}
+
+// kill ends the process and its process group, unless the process has ended.
+func (o *Process) kill() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return
+	}
+	_ = unix.Kill(-o.pid, unix.SIGKILL)
+	_ = unix.Kill(o.pid, unix.SIGKILL)
+}
+
+// Bury waits for a process whose exit status nobody wants, so that it does not stay as a zombie.
+func Bury(pid int) error {
+	o, err := Adopt(pid)
+	if err != nil {
+		return err
+	}
+	go func() { _, _ = o.wait() }()
+	return nil
+}
+
+// Await waits for a process, or kills it when ctx ends. A killed process that does not end, because its box is
+// paused, is waited for behind the caller's back.
+func (o *Process) Await(ctx context.Context) (int, error) {
+	type result struct {
+		status int
+		err    error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		status, err := o.wait()
+		ended <- result{status, err}
+	}()
+	select {
+	case r := <-ended:
+		return r.status, r.err
+	case <-ctx.Done():
+	}
+	o.kill()
+	select {
+	case r := <-ended:
+		return r.status, context.Cause(ctx)
+	case <-time.After(5 * time.Second):
+		return 137, context.Cause(ctx)
+	}
+}
