@@ -9,8 +9,8 @@ import (
 )
 
 // Apply puts a plan in force for a box: a packet meets the whole old plan or the whole new one, never a mixture, and no
-// packet that both allow is lost. The protected ranges are part of the plan. An error means that the old plan is still in
-// force. Connections that the new plan refuses lose their next packet; [Firewall.CutFlows] ends them.
+// packet that both allow is lost. The protected ranges are part of the plan. On error the old plan is still in force.
+// Connections that the new plan refuses lose their next packet; [Firewall.CutFlows] ends them.
 func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -21,7 +21,7 @@ func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.Kerne
 	if !ok {
 		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
 	}
-	// A plan that opens something and protects nothing was not made by a compiler of policies.
+	// A plan that allows something and protects nothing was not compiled from a policy.
 	if (plan.DefaultAllow || len(plan.Allowed) > 0) && len(plan.Protected) == 0 {
 		return fmt.Errorf("firewall: box %s: the plan protects no address", id)
 	}
@@ -38,9 +38,9 @@ func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.Kerne
 	return nil
 }
 
-// CutFlows ends the connections that the kernel forwards for the box and that keep does not want: their next packet, of
-// either side, is judged as new by the policy in force. Connections to the proxy and to DNS are not among them. keep is
-// called once per connection. Once begun it goes to the end: nil says that all of them are cut.
+// CutFlows ends the connections that the kernel forwards for the box and for which keep returns false: their next
+// packet, from either side, is judged as new by the policy in force. Connections to the proxy and to DNS are not
+// included. keep is called once per connection. Once begun it runs to completion: nil means that all of them were cut.
 func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow) bool) error {
 	if err := ctx.Err(); err != nil {
 		return err

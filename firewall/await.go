@@ -10,13 +10,13 @@ import (
 	"boxgate/policy"
 )
 
-// boxPatience is how long a box's end is waited for.
+// boxPatience is how long to wait for a box's end.
 const boxPatience = 3 * time.Second
 
-// AwaitBox waits until packets pass the box's link both ways. The kernel notices that a link is up, and installs IPv6
-// addresses, a little after it has been told to, and drops what comes in between without a word. A box that has a say in
-// its own network may never let that happen, which is its own loss and no error: it is not waited for long, and nobody
-// waits with it.
+// AwaitBox waits until packets pass the box's link both ways. The kernel brings a link up, and installs IPv6 addresses,
+// with a short delay, and silently drops packets until then. A box that controls its own network may never let that
+// happen. That only hurts the box and is not an error: AwaitBox does not wait for it long, and nothing else waits for
+// it at all.
 func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	a, ok := f.boxes[id]

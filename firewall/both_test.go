@@ -10,8 +10,8 @@ import (
 	"boxgate/policy"
 )
 
-// The table and the routing rules go together, in either order, and nobody puts them back for a while: nothing of a box
-// leaves, under whichever source. What is known of neighbours stays, or some packets would only wait for it.
+// The table and the routing rules are deleted together, in either order, and not restored for a while: nothing from a
+// box leaves, under any source address. Neighbour entries stay, or some packets would only wait for those.
 func TestNothingIsForwardedWithoutTableAndRoutingRules(t *testing.T) {
 	const rules = "for f in -4 -6; do ip $f rule flush; ip $f rule add pref 0 table local; ip $f rule add pref 32766 table main; done"
 	for name, damage := range map[string]string{
@@ -45,7 +45,7 @@ func TestNothingIsForwardedWithoutTableAndRoutingRules(t *testing.T) {
 	}
 }
 
-// pinNeighbours tells gateway and outside of each other for good.
+// pinNeighbours makes gateway and outside permanent neighbours of each other.
 func (w *world) pinNeighbours() {
 	w.t.Helper()
 	w.shell(w.outside, "ip link set net0 address 02:00:00:00:00:02")

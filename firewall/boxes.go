@@ -18,8 +18,9 @@ var errUnknownBox = errors.New("unknown box")
 
 // AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only once the kernel
 // knows it with a plan that refuses everything, so nothing gets out before the first [Firewall.Apply]. A box of an
-// earlier run is adopted: its link and its rules stay in force until Apply. Calling it again for a box that is there
-// repairs what is missing. The first packets may still be lost: [Firewall.AwaitBox] waits until none is.
+// earlier run is adopted: its link and its rules stay in force until Apply. Calling AddBox again for an attached box
+// repairs what is missing. The first packets may still be lost; [Firewall.AwaitBox] waits until the link passes
+// packets.
 func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	if err := f.cfg.checkAttachment(a); err != nil {
 		return fmt.Errorf("firewall: %w", err)
@@ -35,7 +36,7 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	}
 	_, known := f.boxes[a.Box]
 	if !known {
-		f.leftover[b.Link] = b.Entry // so that RemoveBox finds it, however this ends
+		f.leftover[b.Link] = b.Entry // so that RemoveBox finds it, whether or not this succeeds
 	}
 	if b.index, err = f.links.Attach(ctx, &b.Attachment); err != nil {
 		if !known {
@@ -69,8 +70,8 @@ func (f *Firewall) checkFree(a Attachment) error {
 	return nil
 }
 
-// holder returns the box, other than the one given, that has the network namespace. The interface in it does not tell: a
-// box with a say in its own network may have moved it away.
+// holder returns the box other than the given one that has the network namespace. It does not look for the interface in
+// it: a box that controls its own network may have moved that away.
 func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
 	var ns, other unix.Stat_t
 	if unix.Stat(path, &ns) != nil {
@@ -84,7 +85,8 @@ func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
 	return "", false
 }
 
-// registerBox makes the kernel know the box's interface. What it may reach is what an earlier run left, else nothing.
+// registerBox registers the box's interface in the table. The box may reach what an earlier run left in force, else
+// nothing.
 func (f *Firewall) registerBox(a Attachment) (*box, error) {
 	b := &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}
 	old := f.leftover[b.Link]
@@ -94,8 +96,8 @@ func (f *Firewall) registerBox(a Attachment) (*box, error) {
 	return b, f.table.Register(&b.Entry, old)
 }
 
-// RemoveBox takes a box's interface, rules and connections away. A box that is not there is no error. It does all of it
-// even if ctx ends: a box that is half removed is of no use to anybody.
+// RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. It goes
+// through with that even if ctx ends, because a half-removed box is of no use.
 func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,7 +107,7 @@ func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// remove takes away the box of an interface. Of one that an earlier run left, only that is known.
+// remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
 func (f *Firewall) remove(link string, id policy.BoxID) error {
 	e, known := f.leftover[link]
 	if b, ok := f.boxes[id]; ok {
@@ -115,7 +117,7 @@ func (f *Firewall) remove(link string, id policy.BoxID) error {
 		e = nft.NewEntry(id)
 		e.Link = link
 	}
-	// The link goes first: rules without a link harm nobody, and a link without rules is closed.
+	// The link first: rules without a link do no harm, and a link without rules is closed.
 	err := f.links.Delete(e.Link)
 	err = errors.Join(err, fault.At(context.Background(), "remove: link deleted"))
 	if known {
@@ -148,8 +150,8 @@ func (f *Firewall) sharesMark(e nft.Entry) bool {
 	return false
 }
 
-// Prune takes away the boxes of an earlier run that were not added again, and links of boxes that nothing knows. Then it
-// reports the connections that boxes began since that run.
+// Prune removes the boxes of an earlier run that were not added again, and links of unknown boxes. Then it reports the
+// connections that boxes began since that run.
 func (f *Firewall) Prune(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -170,7 +172,7 @@ func (f *Firewall) Prune(context.Context) error {
 	return errors.Join(append(errs, f.links.DeleteOthers(known))...)
 }
 
-// trackBox tells the reports of a box, or of its new plan.
+// trackBox tells the reports about a box, or its new plan.
 func (f *Firewall) trackBox(b *box) {
 	if f.reports != nil {
 		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})

@@ -17,26 +17,26 @@ import (
 	"boxgate/policy"
 )
 
-// Config says where boxes live and where the gateway listens. What stands before LogGroup is needed.
+// Config says where boxes live and where the gateway listens. The fields before LogGroup are required.
 type Config struct {
 	PoolV4, PoolV6       netip.Prefix // every box has one address of each
 	GatewayV4, GatewayV6 netip.Addr   // the gateway's own addresses inside the pools, put on lo
-	SinkV4, SinkV6       netip.Addr   // handed out by DNS for names a box may not reach; inside the pools, on no interface
+	SinkV4, SinkV6       netip.Addr   // returned by DNS for names that a box may not reach; inside the pools, on no interface
 
-	// The gateway's listeners must have IP_TRANSPARENT: by that the rules tell them from another program's.
-	DNSPort      uint16 // UDP and TCP on the gateway addresses; port 53 of any server leads here
+	// The gateway's listeners must have IP_TRANSPARENT, by which the rules tell them from another program's.
+	DNSPort      uint16 // UDP and TCP on the gateway addresses; port 53 of any server is redirected here
 	ProxyPort    uint16 // transparent TCP listener on 127.0.0.1 and ::1
 	ExplicitPort uint16 // explicit HTTP proxy on the gateway addresses
 
-	LogGroup uint16 // NFLOG group of the refusals; 0 takes the default
+	LogGroup uint16 // NFLOG group of the refusals; 0 means the default
 
-	// FlowLimit is how many connections of one box the kernel forwards at once, and how many lead to the gateway at once;
-	// 0 takes the default, 16384. More are refused with reason limit. The host's connection table
+	// FlowLimit is how many connections of one box the kernel forwards at once, and how many may lead to the gateway at
+	// once; 0 means the default, 16384. More are refused with reason limit. The host's connection table
 	// (net.netfilter.nf_conntrack_max) should have room for the boxes that are busy at once.
 	FlowLimit uint32
 
-	// Explain answers with the policy's own decision on a refused or forwarded packet, for the rule and reason of the
-	// event. It decides nothing here and may be nil.
+	// Explain returns the policy's own decision about a refused or forwarded packet, for the rule and reason of the
+	// event. It has no effect on packets and may be nil.
 	Explain func(policy.Request) policy.Decision
 
 	// LastRun is when an earlier run was last known to report flows. Flows that began before are not reported again. Zero:
@@ -62,7 +62,7 @@ const (
 	defaultFlowLimit = 16384
 )
 
-// complete fills defaults and says everything that is wrong at once.
+// complete fills in defaults and returns all errors.
 func (c *Config) complete() error {
 	if c.Log == nil {
 		c.Log = zap.NewNop()

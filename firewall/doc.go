@@ -4,7 +4,7 @@
 // chain with its own address sets, reached by a verdict map on the interface name. `nft list table inet boxgate` shows
 // why a packet is dropped: every refusal has a chain, a counter and a comment.
 //
-// The way of a packet from a box:
+// The path of a packet from a box:
 //
 //	link     the interface marks it "not judged" (link/gate.go)
 //	guard    is the source the box's own? fragments, IP options, extension headers are refused (before conntrack)
@@ -15,9 +15,9 @@
 // Each part has a package below: nft the table, link the interfaces, route the routing, flow the connections, report the
 // events, watch what other programs change, foreign what they had set before. This package ties them to boxes.
 //
-// The last step makes the whole fail closed: when the table is gone, boxes reach nothing, and when the gateway is gone,
-// the table stays and what it steers finds no listener.
+// The last step makes the firewall fail closed: when the table is gone, boxes reach nothing, and when the gateway is
+// gone, the table stays and steered packets find no listener.
 //
 // Every packet in the original direction is judged again, not only the first of a connection, so a tightened policy
-// holds from the next packet on; [Firewall.CutFlows] then removes the connections themselves.
+// applies from the next packet on; [Firewall.CutFlows] then removes the connections themselves.
 package firewall

@@ -30,7 +30,7 @@ type Firewall struct {
 	reports *report.Reports // of refusals and forwarded flows; nil: nobody wants them
 	watcher *watch.Watcher  // of what other programs change
 
-	mu       sync.Mutex // guards what follows, and serialises changes of the kernel's state
+	mu       sync.Mutex // guards the following, and serialises changes of the kernel's state
 	table    *nft.Table
 	boxes    map[policy.BoxID]*box
 	leftover map[string]nft.Entry // by interface: boxes of an earlier run, not added again yet
@@ -43,15 +43,15 @@ type box struct {
 	nft.Entry
 	index int // of the host-side interface
 	plan  policy.KernelPlan
-	gone  bool // its network namespace is, and that was said
+	gone  bool // its network namespace is gone, and that has been logged
 
 	repairs repairs
 }
 
-// Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for
-// the transparent proxy, and the static part of the table. Boxes of an earlier run stay as they were until they are
-// added again, or taken away by [Firewall.Prune]. It changes nothing if a pool overlaps what the host uses itself, see
-// [CheckPool]. The context bounds nothing but Open itself.
+// Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for the
+// transparent proxy, and the static part of the table. Boxes of an earlier run stay as they were until they are added
+// again, or removed by [Firewall.Prune]. It changes nothing if a pool overlaps a network of the host, see [CheckPool].
+// The context only bounds Open itself.
 func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("firewall: %w", err)
@@ -69,7 +69,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	return f, nil
 }
 
-// open closes before it opens: the table and the routing gate stand before forwarding is switched on.
+// open closes before it opens: the table and the routing gate are in place before forwarding is switched on.
 func (f *Firewall) open(ctx context.Context) error {
 	var err error
 	if f.nl, err = netlink.NewHandleAt(f.ns); err != nil {
@@ -148,13 +148,13 @@ func (f *Firewall) openWatch() (err error) {
 	return err
 }
 
-// Watch notices what other programs change of the table, the routing, the gateway's addresses, forwarding and the boxes'
-// links, and puts it back, until ctx ends. Meanwhile boxes are closed: the routing gate lets through only what the table
-// has judged, and the table only what came over a box's own link. What cannot be put back is tried again. It returns an
-// error when it can no longer see changes. Call it once.
+// Watch notices when other programs change the table, the routing, the gateway's addresses, forwarding or the boxes'
+// links, and restores them, until ctx ends. In the meantime boxes are closed: the routing gate only lets through what
+// the table has judged, and the table only what came over a box's own link. What cannot be restored is retried. Watch
+// returns an error when it can no longer see changes. Call it once.
 func (f *Firewall) Watch(ctx context.Context) error { return f.watcher.Run(ctx) }
 
-// Close stops reporting and gives sockets back. Rules, routes and links stay: boxes stay enforced.
+// Close stops reporting and closes sockets. Rules, routes and links stay in force.
 func (f *Firewall) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,8 +179,8 @@ func (f *Firewall) Close() error {
 	return errors.Join(err, f.flows.Close(), f.ns.Close())
 }
 
-// Uninstall takes everything away that Open and AddBox made, the links of all boxes first. The sysctls stay as they
-// are, since others may rely on them by now. The Firewall is closed afterwards. Once begun it goes to the end.
+// Uninstall removes everything that Open and AddBox made, the links of all boxes first. The sysctls are kept, since
+// others may rely on them by now. The Firewall is closed afterwards. Once begun it runs to completion.
 func (f *Firewall) Uninstall(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 		f.mu.Unlock()
 		return errors.New("firewall: closed")
 	}
-	f.watcher.Close() // or it would put back what is taken away here
+	f.watcher.Close() // or it would restore what is removed here
 	err := errors.Join(f.links.DeleteOthers(nil), f.routing.Uninstall(), f.routing.UnsetAddresses())
 	if err == nil {
 		err = f.table.Remove()

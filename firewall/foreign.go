@@ -14,11 +14,11 @@ import (
 	"boxgate/firewall/route"
 )
 
-// fallbackTunnels are the kinds of interfaces that a kernel with tunnel modules puts into every new namespace, down.
+// fallbackTunnels are the kinds of interfaces that a kernel with tunnel modules adds to every new namespace, down.
 var fallbackTunnels = []string{"ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "vti", "vti6"}
 
-// CheckForeign says why a network namespace that somebody else made cannot be a box's: it is the gateway's own or
-// another box's, or it has an interface by which it could reach others past the gateway.
+// CheckForeign returns why an existing network namespace cannot be attached: it is the gateway's own or another box's,
+// or it has an interface through which it could bypass the gateway.
 func (f *Firewall) CheckForeign(path string) error {
 	ns, inside, err := namespace.Open(path)
 	if err != nil {
@@ -47,7 +47,8 @@ func (f *Firewall) CheckForeign(path string) error {
 	return nil
 }
 
-// harmless reports whether an interface leads nowhere. A tunnel that was moved here sends from the namespace it came from.
+// harmless reports whether an interface leads nowhere. A tunnel that was moved here sends from the namespace it came
+// from.
 func harmless(l netlink.Link) bool {
 	a := l.Attrs()
 	if a.Flags&net.FlagLoopback != 0 {
@@ -56,13 +57,13 @@ func harmless(l netlink.Link) bool {
 	return a.Flags&net.FlagUp == 0 && a.NetNsID < 0 && slices.Contains(fallbackTunnels, l.Type())
 }
 
-// CheckOtherRules returns an error for every chain of another program that drops what boxes send, with what allows it:
-// in netfilter a packet must be accepted by everybody. Such a chain has the policy drop and no rule that accepts the
-// boxes' interfaces. It looks at the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables
-// with the iptables that is made of it, and iptables-legacy.
+// CheckOtherRules returns an error for every chain of another program that drops packets of boxes, with the rule that
+// would allow them: in netfilter every chain must accept a packet. Such a chain has the policy drop and no rule that
+// accepts the boxes' interfaces. It checks the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees
+// nftables, including the iptables based on it, and iptables-legacy.
 func CheckOtherRules() error { return foreign.Check() }
 
 // CheckPool returns an error if the pool overlaps a network or an address that the host of the calling thread uses
-// itself: its packets would then go to boxes, and the host would be cut off. What an earlier run of the gateway left is
-// no obstacle. The error names the pool, the network and its interface.
+// itself: its packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the
+// gateway do not count. The error names the pool, the network and its interface.
 func CheckPool(pool netip.Prefix) error { return route.CheckPool(pool) }

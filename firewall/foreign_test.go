@@ -14,8 +14,8 @@ import (
 	"boxgate/firewall/network"
 )
 
-// A box with a say in its own network that takes its end away and keeps the new one from coming up holds up nobody: not the policy
-// of another box, not one that comes after it, and not the start of the gateway.
+// A box that controls its own network, deletes its end and keeps the new one from coming up delays nothing: not the
+// policy of another box, not a later box, and not the start of the gateway.
 func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	w := newWorld(t)
 	hostile := w.addBox("one", 10)
@@ -53,7 +53,7 @@ func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// A namespace is one box's, whatever became of the interface that it was given: two would hold it against two policies.
+// A namespace belongs to one box, whatever happened to its interface: two boxes would enforce two policies on it.
 func TestNamespaceOfABoxIsNotAttachedAgain(t *testing.T) {
 	w := newWorld(t)
 	first := w.addBox("one", 10)
@@ -79,7 +79,7 @@ func TestNamespaceOfABoxIsNotAttachedAgain(t *testing.T) {
 	w.wait("its own network", func() bool { return w.reaches("one", netip.AddrPortFrom(outside4, server.Port())) })
 }
 
-// A tunnel that was moved into the namespace goes on sending from the one it came from, once somebody puts it up.
+// A tunnel that was moved into the namespace still sends from the one it came from, once it is up.
 func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
 	t.Parallel()
 	own, moved := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
@@ -92,8 +92,8 @@ func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
 	}
 }
 
-// A box that gives itself thousands of addresses does not make the gateway take them away one by one while every box is
-// closed. What it sends from them is forged.
+// A box that gives itself thousands of addresses does not make the gateway remove them one by one while every box is
+// closed. What it sends from them is dropped as forged.
 func TestBoxWithThousandsOfAddressesDoesNotKeepOthersClosed(t *testing.T) {
 	const many = 2000
 	w := newWorld(t)

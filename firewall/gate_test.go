@@ -11,7 +11,8 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Somebody flushes the whole ruleset: boxes must reach neither the world nor the host, not even with a forged source.
+// Another program flushes the whole ruleset: boxes must reach neither the internet nor the host, not even with a forged
+// source.
 func TestFlushedRulesetLeavesBoxesClosed(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -89,7 +90,7 @@ func TestRestoreWritesWhatSomebodyDeleted(t *testing.T) {
 	}
 }
 
-// An interface that is taken out of the group, renamed or moved is closed, not open.
+// An interface that is removed from the group, renamed or moved is closed, not open.
 func TestChangedInterfaceIsClosed(t *testing.T) {
 	for name, damage := range map[string]string{
 		"group":  "ip link set dev LINK group 7",

@@ -9,8 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// An operator has closed what hosts need not do. What a box is allowed works all the same, in both families, and what it is
-// not stays closed.
+// On a hardened host, what a box is allowed still works, in both families, and everything else stays closed.
 func TestHardenedHostKeepsWhatIsAllowed(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.in(w.gateway, func() error {
@@ -38,7 +37,7 @@ func TestHardenedHostKeepsWhatIsAllowed(t *testing.T) {
 	}
 }
 
-// The host's kernel was told not to report connections. The log has them all the same.
+// The host's kernel was configured not to report connections. The log has them anyway.
 func TestConnectionsAreReportedWhereTheHostSwitchedThatOff(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())

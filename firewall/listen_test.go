@@ -21,7 +21,7 @@ func listenConfig(control func(fd int) error) *net.ListenConfig {
 	}}
 }
 
-// transparent makes the socket one that accepts connections for any address.
+// transparent lets the socket accept connections for any address.
 func transparent(fd int) error {
 	if unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1) == nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"boxgate/policy"
 )
 
-// Where the floods of these tests go. No plan in this file allows a forbidden address, whichever change is under way.
+// Where the floods of these tests go. No plan in this file allows a forbidden address, before or after any change.
 var (
 	metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 	victims  = []netip.Addr{outside4, outside6}
@@ -236,8 +236,8 @@ func (w *world) countArrivals(at netip.AddrPort, n *atomic.Uint64) {
 	}()
 }
 
-// pingPong sends one datagram after the other to each address and waits for each answer, until the function it returns is
-// called, which tells of the first that was lost.
+// pingPong sends one datagram after another to each address and waits for each answer, until the function that it
+// returns is called, which reports the first that was lost.
 func (w *world) pingPong(id policy.BoxID, to []netip.Addr) (stop func() error) {
 	w.t.Helper()
 	var done atomic.Bool

@@ -15,7 +15,7 @@ func TestProbeLeavesNothing(t *testing.T) {
 	}
 }
 
-// What another program's chain drops is named with commands that help, and that are found to have helped.
+// What another program's chain drops is reported with commands that fix it, after which it is no longer reported.
 func TestOtherProgramsChainsThatDrop(t *testing.T) {
 	for name, c := range map[string]struct{ rules, want string }{
 		"forward":  {"table inet host { chain forwarding { type filter hook forward priority 0; policy drop; }; }", "the chain forwarding of the table inet host drops what the kernel forwards"},

@@ -58,7 +58,7 @@ func poolOf(s string) (netip.Prefix, netip.Addr, netip.Addr) {
 	return p, p.Addr().Next(), p.Addr().Next().Next()
 }
 
-// A default route is no network, and what the gateway itself left is no obstacle, not even to a wider pool.
+// A default route does not count, nor does what the gateway itself left, even for a wider pool.
 func TestPoolsOfAnEarlierRunAreNoObstacle(t *testing.T) {
 	w := newWorld(t)
 	w.shell(w.gateway, "ip route add 0.0.0.0/1 via 203.0.113.10; ip route add unreachable 10.0.0.0/8")

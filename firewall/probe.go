@@ -13,8 +13,8 @@ import (
 	"boxgate/policy"
 )
 
-// Probe finds out whether the kernel can do what the firewall needs: it opens one, with a box, in network namespaces that
-// are gone afterwards. The host's own network is not touched.
+// Probe finds out whether the kernel supports what the firewall needs: it opens one, with a box, in temporary network
+// namespaces. The host's own network is not touched.
 func Probe(ctx context.Context) error {
 	host, err := namespace.New()
 	if err != nil {

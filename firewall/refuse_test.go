@@ -133,7 +133,7 @@ func TestAPlanThatProtectsNothingIsNotApplied(t *testing.T) {
 	}
 }
 
-// A box that is root in its namespace takes any address it likes.
+// A box that is root in its namespace can take any address.
 func TestSpoofedSourceIsDropped(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -194,7 +194,7 @@ func as4(a netip.Addr) [4]byte {
 	return [4]byte{}
 }
 
-// Hosts save their rules with nft and load them at boot: ours among them must not keep them from loading.
+// Hosts save their rules with nft and load them at boot: ours must not keep them from loading.
 func TestSavedRulesetLoadsAgain(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

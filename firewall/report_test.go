@@ -103,7 +103,7 @@ func TestForwardedConnectionsAreReported(t *testing.T) {
 	}
 }
 
-// A box is removed while the kernel has not told of its connections yet.
+// A box is removed before the kernel has reported its connections.
 func TestConnectionsOfARemovedBoxAreReported(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -115,8 +115,8 @@ func TestConnectionsOfARemovedBoxAreReported(t *testing.T) {
 	w.waitEvent("end", func(e audit.Event) bool { return e.Box == "one" && e.Phase == audit.PhaseEnd && e.BytesOut > 100 })
 }
 
-// The kernel drops reports because they come faster than they are read. It is said how many, and where the connections
-// that go on lead is found out.
+// The kernel drops reports because they come faster than they are read. Their number is logged, and open connections
+// are looked up.
 func TestConnectionsWhoseReportsWereDroppedAreFound(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

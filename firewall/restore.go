@@ -13,7 +13,7 @@ import (
 	"boxgate/policy"
 )
 
-// Restore writes the table, the routing and every box's rules anew from what this process knows, as after someone else
+// Restore rewrites the table, the routing and every box's rules from the state of this process, after another program
 // has changed them. Boxes are closed while it runs.
 func (f *Firewall) Restore(ctx context.Context) error {
 	problems, err := f.restore(ctx)
@@ -41,8 +41,8 @@ func (f repairer) RestoreAll(ctx context.Context) (map[policy.BoxID]error, error
 	return f.restore(ctx)
 }
 
-// IsGone reports whether the box has no network namespace any more, as when it was stopped behind our back. There is
-// nothing to repair then, and it is said once.
+// IsGone reports whether the box's network namespace is gone, as when the box was stopped without our doing. Then there
+// is nothing to repair, and that is logged once.
 func (f repairer) IsGone(id policy.BoxID, problem error) bool {
 	if !errors.Is(problem, namespace.ErrGone) {
 		return false
@@ -57,7 +57,7 @@ func (f repairer) IsGone(id policy.BoxID, problem error) bool {
 	return true
 }
 
-// RestoreBoxes restores some boxes and returns what went wrong.
+// RestoreBoxes restores some boxes and returns the errors.
 func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,7 +76,7 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 	return problems
 }
 
-// restore returns what went wrong for single boxes, and an error if what they share could not be restored.
+// restore returns the errors of single boxes, and an error if what they share could not be restored.
 func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,23 +115,23 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 	return nil
 }
 
-// errFlapping says that a box's link was repaired often just now. A box with a say in its own network can take its link
-// away as fast as it is put back, and would keep the gateway busy with it.
-var errFlapping = errors.New("it is changed over and over, and repaired from time to time")
+// errFlapping is returned when a box's link has been repaired too often recently. A box that controls its own network
+// can take its link down as fast as it is restored, and would keep the gateway busy.
+var errFlapping = errors.New("it keeps changing, and is repaired at a limited rate")
 
-// A box's link is repaired this often at once, and then as often in this time.
+// A box's link is repaired in a burst of this many, and then at this interval.
 const (
 	repairsAtOnce = 20
 	repairsEvery  = 10 * time.Second
 )
 
-// repairs counts those of one box. The zero value has counted none.
+// repairs counts the repairs of one box. The zero value has counted none.
 type repairs struct {
 	since time.Time
 	n     int
 }
 
-// allow reports whether one more is due.
+// allow reports whether one more is allowed.
 func (r *repairs) allow(now time.Time) bool {
 	if now.Sub(r.since) > repairsEvery {
 		r.since, r.n = now, 0

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// rawIP sends packets made by hand from a box that has raw sockets.
+// rawIP sends handmade packets from a box that has raw sockets.
 func (w *world) rawIP(box policy.BoxID, dst netip.Addr, b []byte) {
 	w.t.Helper()
 	w.must(w.in(w.boxNS[box], func() error {

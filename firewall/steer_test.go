@@ -82,7 +82,7 @@ func TestWithoutAProxySteeredPortsAreClosed(t *testing.T) {
 	w.nothingArrived("one", outside6)
 }
 
-// A connection that the proxy has accepted stays with it, whatever the policy becomes.
+// A connection that the proxy has accepted stays with it, even if the policy changes.
 func TestProxiedConnectionSurvivesAPolicyChange(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -164,8 +164,8 @@ func TestOnlyTheGatewayReachesIntoABox(t *testing.T) {
 	}
 }
 
-// When the gateway is down, another program of the host may listen on its ports, by wildcard or on the very address. No
-// box reaches it.
+// When the gateway is down, another program of the host may listen on its ports, on the wildcard or the very address.
+// No box can reach it.
 func TestAnotherProgramOnTheGatewaysPortsIsNotReached(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

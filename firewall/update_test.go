@@ -36,7 +36,7 @@ func TestLargeSetsReadBackComplete(t *testing.T) {
 	plan.Denied = manyPrefixes(1000, 2)
 	w.apply("one", plan)
 	c := w.nftables()
-	// In IPv6 every prefix of manyPrefixes touches the next one: they become one range.
+	// In IPv6 every prefix of manyPrefixes touches the next one, so they are merged into one range.
 	for set, want := range map[string]int{"allow4": 2 * 3001, "deny4": 2 * 1000, "allow6": 2} {
 		got, err := c.GetSetElements(&nftables.Set{Table: boxgateTable(), Name: w.fw.boxes["one"].Chain() + "_" + set})
 		if err != nil || len(got) != want {
@@ -249,7 +249,7 @@ func TestConcurrentUse(t *testing.T) {
 	w.flushWire("stays")
 }
 
-// A client that goes away does not make a failure of what was done, and leaves no box half removed.
+// A client that disconnects does not make a completed change fail, and leaves no box half removed.
 func TestCancelledWhileItWorks(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

@@ -56,8 +56,8 @@ func (w *world) dieAt(step string, do func(context.Context)) {
 	do(context.WithValue(w.t.Context(), dying{}, step))
 }
 
-// A gateway that dies between writing a plan and deleting the one before leaves both. The next start finds out which is in
-// force, keeps that, and deletes the other, however often it happens.
+// A gateway that dies between writing a plan and deleting the previous one leaves both. The next start finds out which
+// is in force, keeps that, and deletes the other, however often it happens.
 func TestWhatADeadGatewayLeftIsDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -92,7 +92,7 @@ func TestWhatADeadGatewayLeftIsDeleted(t *testing.T) {
 	}
 }
 
-// What is replaced goes, also while boxes change one after the other to other protected ranges.
+// Replaced versions are deleted, also while boxes change one by one to other protected ranges.
 func TestReplacedPlansAndRangesAreDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -109,7 +109,7 @@ func TestReplacedPlansAndRangesAreDeleted(t *testing.T) {
 	}
 }
 
-// Somebody else's rule holds what is to be deleted: that stays, the rest goes, and nothing waits for it.
+// Another program's rule refers to a garbage chain: that chain stays, the rest is deleted, and nothing waits for it.
 func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

@@ -59,7 +59,7 @@ func (w *world) reaches(id policy.BoxID, to netip.AddrPort) bool {
 	return err == nil
 }
 
-// What somebody else changes is put back without anybody asking.
+// Changes by other programs are reverted automatically.
 func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -100,7 +100,7 @@ func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	}
 }
 
-// state is what Watch guards, without what changes by itself: counters, handles, and elements that packets put into sets.
+// state is what Watch guards, without what changes by itself: counters, handles, and elements that packets add to sets.
 func (w *world) state(names *strings.Replacer) string {
 	w.t.Helper()
 	var out []byte
@@ -117,7 +117,7 @@ func (w *world) state(names *strings.Replacer) string {
 	return string(out)
 }
 
-// A box that cannot be repaired is tried again, and disturbs no other.
+// A box that cannot be repaired is retried, and affects no other.
 func TestWatchTriesAgain(t *testing.T) {
 	w, logs := newLoggedWorld(t)
 	w.addBox("one", 10)
@@ -139,7 +139,7 @@ func TestWatchTriesAgain(t *testing.T) {
 	w.wait("the box has its network again", func() bool { return w.reaches("one", to) })
 }
 
-// While another program holds a table of our name, boxes are closed; when it lets go, the table is ours again.
+// While another program owns a table of our name, boxes are closed; when it exits, the table is ours again.
 func TestWatchTriesAgainForAll(t *testing.T) {
 	w, logs := newLoggedWorld(t)
 	w.addBox("one", 10)
@@ -172,7 +172,7 @@ func newLoggedWorld(t *testing.T) (*world, *observer.ObservedLogs) {
 	return w, logs
 }
 
-// The link of a box whose namespace is gone cannot be repaired: that is said once, and other boxes are not affected.
+// The link of a box whose namespace is gone cannot be repaired: that is logged once, and other boxes are not affected.
 func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
 	w, logs := newLoggedWorld(t)
 	w.boxNS["one"] = newNamespace(t)

@@ -39,12 +39,12 @@ type world struct {
 var (
 	outside4 = netip.MustParseAddr("198.51.100.7")
 	outside6 = netip.MustParseAddr("2001:db8:2::7")
-	marker4  = netip.MustParseAddr("198.51.100.250") // always allowed: shows that all before it has passed
+	marker4  = netip.MustParseAddr("198.51.100.250") // always allowed: shows that everything sent before it has passed
 	uplink4  = netip.MustParseAddr("203.0.113.1")
 	uplink6  = netip.MustParseAddr("2001:db8:1::1")
 )
 
-// guarded is what the tests' plans protect.
+// guarded are the ranges that the tests' plans protect.
 func guarded() []netip.Prefix {
 	return prefixes("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "fc00::/7", "fe80::/10", "ff00::/8",
 		"198.51.100.128/28", "2001:db8:2:ff::/64")
@@ -319,7 +319,7 @@ func (w *world) waitEvent(what string, which func(audit.Event) bool) audit.Event
 	return found
 }
 
-// wait waits for a condition that something else brings about.
+// wait waits for a condition.
 func (w *world) wait(what string, holds func() bool) {
 	w.t.Helper()
 	deadline := time.NewTimer(10 * time.Second)
@@ -412,7 +412,7 @@ func (w *wire) find(which func(seenPacket) bool) bool {
 	return false
 }
 
-// flushWire sends the marker from the box and waits until it is seen outside: whatever was sent before has arrived, or
+// flushWire sends the marker from the box and waits until it arrives outside: whatever was sent before has arrived, or
 // never will.
 func (w *world) flushWire(id policy.BoxID) {
 	w.t.Helper()

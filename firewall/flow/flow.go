@@ -27,8 +27,8 @@ type Flow struct {
 type Cutter struct {
 	ns netns.NsHandle
 
-	mu   sync.Mutex      // guards what follows
-	conn *conntrack.Conn // nil until it is needed
+	mu   sync.Mutex      // guards the following
+	conn *conntrack.Conn // nil until needed
 }
 
 // New returns one for the namespace, which stays the caller's.
@@ -96,7 +96,7 @@ func cutFlows(c *conntrack.Conn, mark uint32, sources []netip.Addr, keep func(Fl
 	return errors.Join(errs...)
 }
 
-// Of translates a connection into what the box sees; false for protocols that boxes do not speak.
+// Of translates a connection into what the box sees; false for protocols that boxes may not use.
 func Of(c *conntrack.Flow) (Flow, bool) {
 	t := c.TupleOrig
 	f := Flow{Protocol: ProtocolOf(t.Proto.Protocol)}
@@ -108,7 +108,7 @@ func Of(c *conntrack.Flow) (Flow, bool) {
 	return f, true
 }
 
-// ProtocolOf names a protocol number; empty for one that boxes do not speak.
+// ProtocolOf names a protocol number; empty for one that boxes may not use.
 func ProtocolOf(number uint8) policy.Protocol {
 	switch number {
 	case unix.IPPROTO_TCP:

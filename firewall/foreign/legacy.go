@@ -14,18 +14,19 @@ import (
 	"boxgate/firewall/network"
 )
 
-// This file reads the filter tables of iptables-legacy, the iptables that is not made of nftables and that nftables knows
-// nothing of. The kernel hands them over as one piece of memory (linux/netfilter_ipv4/ip_tables.h, …_ipv6/ip6_tables.h).
+// This file reads the filter tables of iptables-legacy, the iptables that is not based on nftables and that nftables
+// does not show. The kernel returns them as one block of memory (linux/netfilter_ipv4/ip_tables.h,
+// …_ipv6/ip6_tables.h).
 
-// legacyFamily is what differs between the two.
+// legacyFamily is what differs between the two families.
 type legacyFamily struct {
 	tool    string
 	tables  string // below /proc/thread-self/net
 	domain  int
 	level   int // of the socket options
 	entry   int // size of an entry without matches and target
-	inIface int // where in an entry the name of the input interface is, and with a mask further on
-	offsets int // where the offsets of the target and of the next entry are
+	inIface int // offset in an entry of the name of the input interface, whose mask follows
+	offsets int // offset in an entry of the offsets of the target and of the next entry
 }
 
 var legacyFamilies = []legacyFamily{
@@ -60,7 +61,7 @@ func checkLegacy() error {
 		f := &legacyFamilies[i]
 		names, err := os.ReadFile("/proc/thread-self/net/" + f.tables)
 		if errors.Is(err, os.ErrNotExist) || err == nil && !bytes.Contains(append([]byte("\n"), names...), []byte("\nfilter\n")) {
-			continue // to look would make the table
+			continue // reading it would create the table
 		}
 		if err != nil {
 			return err
@@ -74,7 +75,7 @@ func checkLegacy() error {
 	return errors.Join(errs...)
 }
 
-// read asks the kernel for a table. It may change between the two questions; then the kernel says so.
+// read reads a table from the kernel. If it changes between the two calls, the kernel returns an error.
 func (f *legacyFamily) read(name string) (*legacyTable, error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
@@ -108,7 +109,7 @@ func (f *legacyFamily) read(name string) (*legacyTable, error) {
 	return nil, unix.EAGAIN
 }
 
-// getsockopt fills value, whose beginning says what is asked for.
+// getsockopt fills value, whose beginning is the request.
 func getsockopt(fd, level, option int, value []byte) error {
 	size := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
@@ -122,7 +123,7 @@ func getsockopt(fd, level, option int, value []byte) error {
 	return nil
 }
 
-// dropsBoxes returns an error for each chain that has the policy drop, if no rule of the table accepts boxes' interfaces.
+// dropsBoxes returns an error for each chain with the policy drop, if no rule of the table accepts boxes' interfaces.
 func (t *legacyTable) dropsBoxes() []error {
 	for at := 0; ; {
 		e, ok := t.at(at)
@@ -143,14 +144,14 @@ func (t *legacyTable) dropsBoxes() []error {
 	return errs
 }
 
-// legacyEntry is what counts of a rule.
+// legacyEntry has the relevant parts of a rule.
 type legacyEntry struct {
 	forBoxes bool
-	verdict  int32 // 0: no verdict at once
+	verdict  int32 // 0: no immediate verdict
 	next     int
 }
 
-// at reads the entry at an offset; ok is false if there is none, or none that can be read.
+// at reads the entry at an offset; ok is false if there is none, or it cannot be parsed.
 func (t *legacyTable) at(offset int) (e legacyEntry, ok bool) {
 	f := t.family
 	if offset < 0 || offset+f.entry > len(t.entries) {

@@ -60,7 +60,7 @@ func setLegacy(f *legacyFamily, iface string, input, forward int32) error {
 		return err
 	}
 	defer unix.Close(fd)
-	info := make([]byte, legacyInfoSize) // to ask makes the table
+	info := make([]byte, legacyInfoSize) // reading it creates the table
 	copy(info, "filter")
 	if err := getsockopt(fd, f.level, legacyGetInfo, info); err != nil {
 		return err
@@ -89,7 +89,7 @@ func setLegacy(f *legacyFamily, iface string, input, forward int32) error {
 	return nil
 }
 
-// Tables of iptables-legacy, which nftables does not show, are found where they drop what boxes send.
+// Tables of iptables-legacy, which nftables does not show, are found if they drop packets of boxes.
 func TestLegacyTablesThatDrop(t *testing.T) {
 	for i := range legacyFamilies {
 		f := &legacyFamilies[i]

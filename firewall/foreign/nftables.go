@@ -41,7 +41,7 @@ var ipFamilies = map[nftables.TableFamily]string{
 	nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6",
 }
 
-// dropsBoxes reports whether a chain sees packets of boxes and drops what no rule of it accepts.
+// dropsBoxes reports whether a chain sees packets of boxes and drops what none of its rules accept.
 func dropsBoxes(ch *nftables.Chain) bool {
 	family, ip := ipFamilies[ch.Table.Family]
 	ours := family == "inet" && ch.Table.Name == network.TableName
@@ -60,7 +60,7 @@ func acceptsBoxes(c *nftables.Conn, chains []*nftables.Chain, table *nftables.Ta
 	})
 }
 
-// isForBoxes reports whether a rule accepts what comes from interfaces of boxes, by their group or their names.
+// isForBoxes reports whether a rule accepts packets from interfaces of boxes, by their group or their names.
 func isForBoxes(r *nftables.Rule) bool {
 	var key expr.MetaKey
 	matches, accepts := false, false

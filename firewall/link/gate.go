@@ -18,12 +18,12 @@ const gateName = "boxgate_unjudged"
 // gatePriority puts it before any other filter.
 const gatePriority = 1
 
-// setGate puts a filter on the interface that takes from whatever the box sends what it needs to get anywhere: it is marked
-// as not judged, which the routing rules prohibit, and made a packet that was not sent to this host, which the kernel
-// does not forward, whatever the routing rules are. Only the chain that admits a packet gives both back. So when the table
-// is gone even packets with a forged source, which the rules on the pool's addresses do not meet, go nowhere, and when the
-// routing rules are gone as well, nothing is forwarded. The filter belongs to the interface: it outlives the gateway and
-// is not part of nftables.
+// setGate installs a filter on the interface that makes the box's packets undeliverable until they are judged: it marks
+// them as not judged, which the routing rules prohibit, and as not sent to this host, which the kernel does not
+// forward, whatever the routing rules are. Only the chain that admits a packet reverts both. So when the table is gone,
+// even packets with a forged source, which the rules on the pool's addresses do not match, go nowhere, and when the
+// routing rules are gone as well, nothing is forwarded. The filter belongs to the interface: it outlives the gateway
+// and is not part of nftables.
 func (l *Links) setGate(link netlink.Link) error {
 	index := link.Attrs().Index
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0),
@@ -48,7 +48,7 @@ func (l *Links) setGate(link netlink.Link) error {
 //		return TC_ACT_SHOT;
 //	return TC_ACT_OK;
 //
-// A packet to the group passes everything up to routing, which one to another host would not.
+// A multicast packet passes everything up to routing, which one to another host would not.
 func loadGate() (int, error) {
 	const (
 		move  = 0xb7 // BPF_ALU64 | BPF_MOV | BPF_K: register = immediate
@@ -91,7 +91,7 @@ func loadGate() (int, error) {
 	copy(attr.name[:15], gateName)
 	for {
 		fd, _, errno := unix.Syscall(unix.SYS_BPF, progLoad, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-		if errno == unix.EAGAIN { // a signal came, such as those of Go's scheduler
+		if errno == unix.EAGAIN { // interrupted by a signal, such as those of Go's scheduler
 			continue
 		}
 		if errno != 0 {

@@ -27,7 +27,7 @@ func (l *Links) GateIntact(index int) bool {
 	link, err := l.nl.LinkByIndex(index)
 	if err != nil {
 		var gone netlink.LinkNotFoundError
-		return errors.As(err, &gone) // another event tells of that
+		return errors.As(err, &gone) // there is another event for that
 	}
 	filters, err := l.nl.FilterList(link, netlink.HANDLE_MIN_INGRESS)
 	return err == nil && slices.ContainsFunc(filters, func(x netlink.Filter) bool {
@@ -36,8 +36,8 @@ func (l *Links) GateIntact(index int) bool {
 	})
 }
 
-// SysctlsIntact reports whether the interface has the sysctls that it must have. It looks at the values now: an interface
-// that is being made has others for a moment.
+// SysctlsIntact reports whether the interface has the sysctls that it must have. It checks the current values: an
+// interface that is being created has others for a moment.
 func (l *Links) SysctlsIntact(name string) bool {
 	return namespace.Do(l.ns, func() error {
 		for _, s := range linkSysctls(name) {
@@ -45,7 +45,7 @@ func (l *Links) SysctlsIntact(name string) bool {
 			if err == nil && have != s.Value {
 				err = errors.New(s.Path + " is " + have)
 			}
-			if err != nil && !errors.Is(err, unix.ENOENT) { // the interface is gone: another event tells of that
+			if err != nil && !errors.Is(err, unix.ENOENT) { // the interface is gone: there is another event for that
 				return err
 			}
 		}

@@ -31,8 +31,8 @@ type Attachment struct {
 	NetNS  string // path of the box's network namespace
 	V4, V6 netip.Addr
 
-	// GuestStack says that a network stack of the sandbox's own speaks on the interface. The namespace is set up when the
-	// interface is made, for a sandbox that reads its configuration there, and left as it is from then on.
+	// GuestStack says that the sandbox's own network stack uses the interface. The namespace is set up when the
+	// interface is created, for a sandbox that reads its configuration there, and not touched from then on.
 	GuestStack bool
 }
 
@@ -59,8 +59,8 @@ func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*L
 // Close gives the program back. What is on the interfaces stays there.
 func (l *Links) Close() error { return unix.Close(l.gate) }
 
-// Attach makes, adopts or repairs the interface pair of a box and returns the index of the host side. The host side
-// comes up last: until then nothing the box sends arrives.
+// Attach creates, adopts or repairs the interface pair of a box and returns the index of the host side. The host side
+// comes up last: until then nothing that the box sends arrives.
 func (l *Links) Attach(ctx context.Context, b *Attachment) (int, error) {
 	if err := fault.At(ctx, "link: box registered"); err != nil {
 		return 0, err
@@ -88,7 +88,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment) (int, error) {
 	if err := l.prepareHostSide(b, link); err != nil {
 		return 0, err
 	}
-	// A guest's stack has taken the addresses off the interface. With them there, the kernel would answer in its place.
+	// A guest stack has removed the addresses from the interface. With them, the kernel would answer in its place.
 	if made || !b.GuestStack {
 		if err := l.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
 			return 0, err
@@ -103,13 +103,13 @@ func (l *Links) Attach(ctx context.Context, b *Attachment) (int, error) {
 	return index, fault.At(ctx, "link: host's end up")
 }
 
-// findLink returns the host side if a pair that leads into this very namespace is there. A pair that leads elsewhere
-// is of an earlier life of the box and is deleted.
+// findLink returns the host side of a pair that leads into this very namespace, if there is one. A pair that leads
+// elsewhere is left from an earlier incarnation of the box and is deleted.
 func (l *Links) findLink(b *Attachment, inside *netlink.Handle) (netlink.Link, error) {
 	host, err := l.nl.LinkByName(b.name())
 	peer, peerErr := inside.LinkByName(Inside)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		// The box's end alone: somebody has renamed the host side, or moved it away.
+		// Only the box's end: the host side was renamed or moved away.
 		if peerErr == nil && bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
 			if err := inside.LinkDel(peer); err != nil {
 				return nil, fmt.Errorf("inside the box: delete stale interface %s: %w", Inside, err)
@@ -145,8 +145,8 @@ func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, erro
 	return link, nil
 }
 
-// prepareHostSide sets what must hold before the first packet: the group by which rules know the interface, the mark
-// of what is not judged, and no way for the box to learn addresses of the host or to change its tables.
+// prepareHostSide sets what is needed before the first packet: the group by which rules recognise the interface, the
+// gate, and sysctls that keep the box from learning addresses of the host or changing its tables.
 func (l *Links) prepareHostSide(b *Attachment, link netlink.Link) error {
 	if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
 		return fmt.Errorf("interface %s: group: %w", b.name(), err)
@@ -169,7 +169,8 @@ func linkSysctls(link string) []namespace.Sysctl {
 		{Path: v6 + "accept_ra", Value: "0"},
 		{Path: v6 + "accept_redirects", Value: "0"},
 		{Path: v6 + "forwarding", Value: "1"},
-		// What is not judged looks like multicast, see setGate, and IPv6 would drop it before it is judged.
+		// Packets that are not judged yet look like multicast, see setGate, and IPv6 would drop them before they are
+		// judged.
 		{Path: v6 + "drop_unicast_in_l2_multicast", Value: "0"},
 		{Path: v4 + "forwarding", Value: "1"},
 		{Path: v4 + "rp_filter", Value: "1"},
@@ -179,7 +180,7 @@ func linkSysctls(link string) []namespace.Sysctl {
 		{Path: v4 + "proxy_arp", Value: "0"},
 		{Path: v4 + "route_localnet", Value: "0"},
 		{Path: v4 + "accept_local", Value: "0"},
-		{Path: v4 + "drop_unicast_in_l2_multicast", Value: "1"}, // what is not judged: see setGate
+		{Path: v4 + "drop_unicast_in_l2_multicast", Value: "1"}, // packets not judged yet: see setGate
 	}
 }
 
@@ -204,8 +205,8 @@ func (l *Links) raiseHostSide(b *Attachment, link netlink.Link) error {
 	return nil
 }
 
-// dropForeignRoutes removes routes of the interface to other addresses than the box's: the box had another address
-// before.
+// dropForeignRoutes removes routes of the interface to other addresses than the box's, left from when the box had
+// another address.
 func (l *Links) dropForeignRoutes(link netlink.Link, keep netip.Addr) error {
 	routes, err := l.nl.RouteList(link, network.RouteFamily(network.FamilyOf(keep)))
 	if err != nil {
@@ -255,8 +256,8 @@ func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.
 	return l.routeInside(b, inside, hostMAC)
 }
 
-// mostReplaced is how many addresses are taken from a box at once. One with a say in its own network can have any number;
-// what it sends from them is dropped.
+// mostReplaced is how many addresses are removed from a box at once. A box that controls its own network can have any
+// number; what it sends from them is dropped.
 const mostReplaced = 16
 
 func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) error {
@@ -304,7 +305,7 @@ func (l *Links) routeInside(b *Attachment, inside *netlink.Handle, hostMAC net.H
 	return nil
 }
 
-// Delete removes a host-side interface, and with it the box's end. One that is not there is no error.
+// Delete removes a host-side interface, and with it the box's end. A missing interface is not an error.
 func (l *Links) Delete(name string) error {
 	link, err := l.nl.LinkByName(name)
 	if err == nil {

@@ -70,8 +70,8 @@ func ReadSysctl(path string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// WriteSysctls sets, in the namespace of the calling thread, what is not set already: writing some of them resets others
-// even when the value stays.
+// WriteSysctls only writes values that differ, in the namespace of the calling thread: writing some sysctls resets
+// others even if the value does not change.
 func WriteSysctls(values []Sysctl) error {
 	for _, s := range values {
 		have, err := ReadSysctl(s.Path)
@@ -85,7 +85,7 @@ func WriteSysctls(values []Sysctl) error {
 	return nil
 }
 
-// ErrGone says that a box has no network namespace any more.
+// ErrGone is returned when a box no longer has a network namespace.
 var ErrGone = errors.New("it is gone")
 
 // Open opens the network namespace at the path, with a handle to its links and routes. The caller closes both.
@@ -99,7 +99,7 @@ func Open(path string) (netns.NsHandle, *netlink.Handle, error) {
 	}
 	inside, err := netlink.NewHandleAt(ns)
 	if err != nil {
-		if errors.Is(err, unix.EINVAL) { // the path is left, and nothing is mounted there
+		if errors.Is(err, unix.EINVAL) { // the path exists, but nothing is mounted there
 			err = fmt.Errorf("%w: %w", ErrGone, err)
 		}
 		_ = ns.Close()

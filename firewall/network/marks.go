@@ -15,7 +15,7 @@ import (
 const TableName = "boxgate"
 
 // LinkGroup is the device group of every host-side interface of a box. Rules match the group, not the name: an
-// interface that someone renames falls out of the maps and stays closed.
+// interface that is renamed no longer matches the maps and stays closed.
 const LinkGroup uint32 = 0xb0c5
 
 // Packet marks. The interface sets MarkUnjudged on whatever a box sends, judge replaces it, and routing lets nothing
@@ -31,8 +31,8 @@ const (
 // box (see [BoxMark]). Connections to DNS and the proxy carry the box's bits alone.
 const FlowForwarded uint32 = 1
 
-// BoxMark is the connection mark of a box: stable over restarts, never zero. Two boxes may share one; whoever acts on
-// it compares addresses as well.
+// BoxMark is the connection mark of a box: stable across restarts, never zero. Two boxes may share one; code that uses
+// it must compare addresses as well.
 func BoxMark(id policy.BoxID) uint32 {
 	sum := sha256.Sum256([]byte("mark " + id))
 	return binary.BigEndian.Uint32(sum[:])&^FlowForwarded | 1<<31
@@ -44,8 +44,8 @@ func LinkName(id policy.BoxID) string {
 	return LinkPrefix + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:]))[:12]
 }
 
-// LinkPrefix begins the name of every host-side interface of a box.
+// LinkPrefix is the prefix of the name of every host-side interface of a box.
 const LinkPrefix = "bg"
 
-// KernelProtocol marks rules and routes as the kernel's own, which network managers leave alone when they restart.
+// KernelProtocol marks rules and routes as the kernel's own, which network managers do not touch when they restart.
 const KernelProtocol = unix.RTPROT_KERNEL

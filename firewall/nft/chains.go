@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// writeGuard: before anything else looks at a packet, its source must be the box's own and its shape plain.
+// writeGuard writes the first checks of a packet: its source must be the box's own and its shape plain.
 func (t *txn) writeGuard(c *Config, s *staticSets) {
 	t.rule(chainGuard, "", fromBox(), jumpTo(chainGuardBox))
 	t.rule(chainGuard, "the host's own packets", fromLoopback(), accept())
@@ -24,7 +24,7 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 			match{lookup(s.sources[f])}, jumpTo(chainShape))
 	}
 	for _, p := range []string{"::/128", "fe80::/10"} {
-		t.rule(chainGuardBox, "no use for it: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
+		t.rule(chainGuardBox, "not needed: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
 			proto(unix.IPPROTO_ICMPV6), counted(countNeighbour), drop())
 	}
 	t.rule(chainGuardBox, "", refuse(policy.ReasonSpoofed))
@@ -39,10 +39,10 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 	}
 }
 
-// ifaceAnd loads an interface name and what follows it as one key.
+// ifaceAnd loads an interface name and another value as one key.
 func ifaceAnd(name expr.MetaKey, second expr.Any) match { return match{meta(name), second} }
 
-// writeJudge: every packet of a box is judged, whether its connection is known or not.
+// writeJudge writes the judgement of every packet of a box, whether or not its connection is known.
 func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chainJudge, "", fromBox(), jumpTo(chainJudgeBox))
 	t.rule(chainJudge, "answers to what boxes sent out", ctState(stateEstablished|stateRelated), isReply(),
@@ -79,20 +79,21 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	}
 	t.rule(chainAnswer, "", counted(countStray), drop())
 
-	// An ICMP error quotes a packet of the connection that it is about, and a box can quote what it likes: another box's.
+	// An ICMP error quotes a packet of the connection that it is about, and a box can quote any packet, even another
+	// box's.
 	t.rule(chainRelated, "about a connection that is forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
 		match{lookup(s.replies)}, verdict(expr.VerdictReturn, ""))
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-		t.rule(chainRelated, "no use for it: both ends see the link as it is", destIs(a),
+		t.rule(chainRelated, "not needed: both ends know the link", destIs(a),
 			counted(countStray), drop())
 	}
 	t.rule(chainRelated, "", refuse(policy.ReasonProtocol))
 }
 
-// judgeGatewayPorts opens the only ports of the host that boxes reach.
+// judgeGatewayPorts opens the only ports of the host that boxes can reach.
 func (t *txn) judgeGatewayPorts(c *Config) {
 	for _, l4 := range []match{tcp, udp} {
-		t.rule(chainJudgeBox, "DNS, whatever server is asked: see chain dns", l4, destPort(53), jumpTo(chainGateway))
+		t.rule(chainJudgeBox, "DNS, to any server: see chain dns", l4, destPort(53), jumpTo(chainGateway))
 		for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
 			t.rule(chainJudgeBox, "the gateway's DNS", destIs(a), l4, destPort(c.DNSPort), jumpTo(chainGateway))
 		}
@@ -102,13 +103,13 @@ func (t *txn) judgeGatewayPorts(c *Config) {
 	}
 }
 
-// writeTargets: where a judged packet goes.
+// writeTargets writes where a judged packet goes.
 func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainGateway, "", jump(chainAdmitOwn))
 	t.rule(chainGateway, "", admit(network.MarkLocal))
 	t.rule(chainProxy, "", jump(chainAdmitOwn))
 	for _, f := range network.Families {
-		t.rule(chainProxy, "the destination stays as it is; the socket is the proxy's", ofFamily(f), tcp,
+		t.rule(chainProxy, "the destination is kept; the socket is the proxy's", ofFamily(f), tcp,
 			toSocket(f, c.ProxyPort), admit(network.MarkProxy))
 	}
 	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
@@ -145,18 +146,18 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPing, "", counted(countPings), drop())
 }
 
-// writeAdmission keeps one box from filling the host's connection table. The two limits are apart, so that a box that
-// has all the connections it may have can still look up names.
+// writeAdmission keeps one box from filling the host's connection table. The two limits are separate, so that a box at
+// its limit of connections can still look up names.
 func (t *txn) writeAdmission(c *Config, s *staticSets) {
-	const why = "connections at once, for each box"
+	const why = "concurrent connections per box"
 	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts} {
 		t.rule(chain, why, ctState(stateNew), unconfirmed(), perInterface(set, &expr.Connlimit{Count: c.FlowLimit,
 			Flags: expr.NFT_CONNLIMIT_F_INV}), refuse(policy.ReasonLimit))
 	}
 }
 
-// unconfirmed holds for the first packet of a connection. Later ones may be "new" too, as long as no answer has come, and
-// the kernel's count would take each for another connection.
+// unconfirmed matches the first packet of a connection. Later ones may be "new" too, until an answer arrives, and the
+// kernel would count each as another connection.
 func unconfirmed() match {
 	const confirmed = 1 << 3 // IPS_CONFIRMED (linux/netfilter/nf_conntrack_common.h)
 	return match{
@@ -166,14 +167,13 @@ func unconfirmed() match {
 	}
 }
 
-// transparentSocket holds when the packet is for a socket with IP_TRANSPARENT, which a program has only if it asked for it
-// with privilege: the gateway's listeners have it, others that came to the same port do not. Without a socket it does not
-// hold.
+// transparentSocket matches packets for a socket with IP_TRANSPARENT, which takes privilege to set: the gateway's
+// listeners have it, other programs on the same port do not. Without a socket it does not match.
 func transparentSocket() match {
 	return match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}
 }
 
-// toSocket gives the packet to the listener on loopback, or ends the rule when nothing listens there.
+// toSocket assigns the packet to the listener on loopback, or ends the rule if nothing listens there.
 func toSocket(f network.Family, port uint16) match {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	if f == network.V6 {
@@ -186,7 +186,7 @@ func toSocket(f network.Family, port uint16) match {
 	}
 }
 
-// writeHooks: address translation, and a second look for packets that judge did not mark.
+// writeHooks writes address translation, and a second check for packets that judge did not mark.
 func (t *txn) writeHooks(c *Config, s *staticSets) {
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
 		for _, l4 := range []match{tcp, udp} {
@@ -198,7 +198,7 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 	}
 	t.rule(chainInput, "answers to the gateway", fromBox(), marked(network.MarkLocal), isReply(), accept())
 	for _, l4 := range []match{tcp, udp} {
-		t.rule(chainInput, "a port of the gateway, not of whoever has taken it since", fromBox(), marked(network.MarkLocal), l4,
+		t.rule(chainInput, "a port of the gateway, not of another program that took it", fromBox(), marked(network.MarkLocal), l4,
 			transparentSocket(), accept())
 	}
 	for _, l4 := range []match{tcp, udp} {

@@ -46,7 +46,7 @@ func (k *conn) get() (*nftables.Conn, error) {
 	return c, err
 }
 
-// drop forgets the connection after an error: it may hold answers nobody read.
+// drop drops the connection after an error: it may have unread answers.
 func (k *conn) drop() {
 	if k.open != nil {
 		c := k.open
@@ -87,7 +87,7 @@ func (k *conn) isOwn(port uint32) bool {
 	return k.ports[port]
 }
 
-// remember notes that a netlink port is ours. Connections are few: a new one is made only after an error.
+// remember notes that a netlink port is ours. There are few connections: a new one is opened only after an error.
 func (k *conn) remember(c *netlink.Conn) error {
 	k.portsMu.Lock()
 	defer k.portsMu.Unlock()
@@ -102,8 +102,8 @@ func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: network.TableName}
 }
 
-// stamped reports whether a rule of the chain carries the comment. A transaction writes a comment of its own to one
-// chain, so finding it proves that the whole was committed.
+// stamped reports whether a rule of the chain has the comment. Each transaction writes a unique comment to one chain,
+// so finding it proves that the transaction was committed.
 func stamped(c *nftables.Conn, chain, comment string) (bool, error) {
 	rules, err := c.GetRules(table(), &nftables.Chain{Name: chain, Table: table()})
 	if err != nil {

@@ -22,7 +22,7 @@ type Entry struct {
 	Sources []netip.Addr // what the box may send from
 	Mark    uint32       // of its connections
 
-	live  *version // what its element in the map of boxes leads to; nil: it has none
+	live  *version // what its element in the map of boxes points to; nil: it has none
 	doubt bool     // it is not known where the element leads: see settle
 }
 
@@ -96,7 +96,7 @@ func (tbl *Table) Unregister(e Entry, sharedMark bool) error {
 	return nil
 }
 
-// register makes the static chains know the interface, but for where its packets go.
+// register adds the interface to the static chains, except for where its packets go.
 func (t *txn) register(e *Entry) {
 	s := newStaticSets()
 	for _, a := range e.Sources {
@@ -121,12 +121,12 @@ func sourceKey(link string, a netip.Addr) nftables.SetElement {
 	return nftables.SetElement{Key: append(ifname(link), a.AsSlice()...)}
 }
 
-// leadTo is the element that sends what an interface's box sends to the chain.
+// leadTo is the element that sends the packets of an interface's box to the chain.
 func leadTo(link, chain string) nftables.SetElement {
 	return nftables.SetElement{Key: ifname(link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 
-// readTargets returns the chain that each interface's element leads to.
+// readTargets returns the chain that each interface's element points to.
 func readTargets(c *nftables.Conn) (map[string]string, error) {
 	elements, err := c.GetSetElements(boxesMap())
 	if err != nil {
@@ -147,7 +147,7 @@ func readTargets(c *nftables.Conn) (map[string]string, error) {
 	return targets, nil
 }
 
-// linkOfKey reads the interface name that a key is, or begins with.
+// linkOfKey reads the interface name from a key that is or begins with one.
 func linkOfKey(key []byte) string {
 	return string(bytes.TrimRight(key[:min(len(key), unix.IFNAMSIZ)], "\x00"))
 }

@@ -11,10 +11,10 @@ import (
 	"boxgate/firewall/network"
 )
 
-// match is a piece of a rule: a few expressions that must all hold, or act, in order.
+// match is a piece of a rule: a few expressions that must all match, or act, in order.
 type match = []expr.Any
 
-// rules are written as lists of these pieces; R1 and R2 are the 16-byte registers, which lie next to each other.
+// rules are written as lists of these pieces; R1 and R2 are the 16-byte registers, which are adjacent.
 const (
 	r1 = unix.NFT_REG_1
 	r2 = unix.NFT_REG_2
@@ -76,7 +76,7 @@ func toHost() match {
 	}
 }
 
-// admit ends the judgement of a box's packet: routing takes it where the mark may go.
+// admit ends the judgement of a box's packet: routing delivers it where its mark may go.
 func admit(mark uint32) match {
 	return append(append(setMark(mark), toHost()...), accept()...)
 }
@@ -93,7 +93,7 @@ func addr(f network.Family, source bool, reg uint32) *expr.Payload {
 	return p
 }
 
-// within holds for an address inside the prefix.
+// within matches an address inside the prefix.
 func within(p netip.Prefix, source bool) match {
 	f := network.FamilyOf(p.Addr())
 	m := append(ofFamily(f), addr(f, source, r1))
@@ -117,7 +117,7 @@ func sourceIn(p netip.Prefix) match { return within(p, true) }
 func destIn(p netip.Prefix) match   { return within(p, false) }
 func destIs(a netip.Addr) match     { return within(netip.PrefixFrom(a, a.BitLen()), false) }
 
-// destInSet holds for a destination in an address set of the family.
+// destInSet matches a destination in an address set of the family.
 func destInSet(f network.Family, set string) match {
 	return append(ofFamily(f), addr(f, false, r1), &expr.Lookup{SourceRegister: r1, SetName: set})
 }
@@ -133,7 +133,7 @@ func port() *expr.Payload {
 
 func destPort(p uint16) match { return match{port(), eq(big16(p))} }
 
-// ctState holds when the connection is in one of the states.
+// ctState matches if the connection is in one of the states.
 func ctState(states uint32) match {
 	return match{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: r1},
@@ -150,14 +150,14 @@ const (
 	stateUntracked   = expr.CtStateBitUNTRACKED
 )
 
-// isReply holds for packets against the direction in which the connection was opened.
+// isReply matches packets against the direction in which the connection was opened.
 func isReply() match {
 	return match{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: r1}, eq([]byte{1})}
 }
 
 func ctMark(reg uint32) *expr.Ct { return &expr.Ct{Key: expr.CtKeyMARK, Register: reg} }
 
-// toLocal holds for a destination that is the host itself, by the kernel's own routing, or a broadcast to it.
+// toLocal matches a destination that is the host itself, by the kernel's own routing, or a broadcast to it.
 func toLocal(kind uint32) match {
 	return match{&expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true}, eq(native32(kind))}
 }
@@ -172,7 +172,7 @@ func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match
 	}
 }
 
-// hasExtension holds for an IPv6 packet with the extension header.
+// hasExtension matches an IPv6 packet with the extension header.
 func hasExtension(header uint8) match {
 	return append(ofFamily(network.V6), &expr.Exthdr{DestRegister: r1, Type: header, Len: 1,
 		Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6}, eq([]byte{1}))
@@ -196,14 +196,13 @@ func counted(name string) match {
 // SnapLength is how much of a refused packet is logged: the IP header and the ports behind it.
 const SnapLength = 64
 
-// perInterface keeps a statement's state for each interface in the set; a limit among them ends the rule when it is
-// exceeded.
+// perInterface keeps a statement's state for each interface in the set; a limit ends the rule when it is exceeded.
 func perInterface(s *nftables.Set, state expr.Any) match {
 	return match{meta(expr.MetaKeyIIFNAME), &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID,
 		Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{state}}}
 }
 
-// logTo hands the packet's headers to the reader of the NFLOG group, with the reason.
+// logTo sends the packet's headers to the reader of the NFLOG group, with the reason.
 func logTo(group uint16, prefix string) match {
 	return match{&expr.Log{Group: group, Snaplen: SnapLength, Data: []byte(prefix),
 		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}}

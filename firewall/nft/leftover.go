@@ -33,12 +33,12 @@ func (tbl *Table) Read() (left map[string]Entry, keep bool, err error) {
 	return left, false, nil
 }
 
-// readBoxes learns what an earlier run left in a table, and reports whether its layout is ours. Where each box's element
-// leads is in force; other versions are those of a run that died between writing and deleting one.
+// readBoxes finds out what an earlier run left in a table, and reports whether its layout is ours. The version that
+// each box's element points to is in force; others are from a run that died between writing and deleting one.
 func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, error) {
 	rules, err := c.GetRules(table(), &nftables.Chain{Name: chainAbout, Table: table()})
 	if err != nil || len(rules) == 0 {
-		return false, nil //nolint:nilerr // not a table of ours, or half a one: it is replaced by a closed one
+		return false, nil //nolint:nilerr // not our table, or an incomplete one: it is replaced by a closed one
 	}
 	stamp, _ := userdata.GetString(rules[0].UserData, userdata.TypeComment)
 	if want := tbl.cfg.layout(); len(stamp) < len(want) || stamp[:len(want)] != want {
@@ -69,7 +69,8 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 	return true, readRegistrations(c, left)
 }
 
-// readVersions returns the versions in the table by their chains. Protected ranges without any get one without a chain.
+// readVersions returns the versions in the table by their chains. Protected ranges that no version uses get one without
+// a chain.
 func (tbl *Table) readVersions(c *nftables.Conn) (map[string]*version, error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {

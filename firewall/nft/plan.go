@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// writePlan writes what the version lets the box reach. The zero plan refuses everything but DNS and the sink.
+// writePlan writes what the version lets the box reach. The zero plan refuses everything except DNS and the sink.
 func (t *txn) writePlan(d *draft, stamp string) {
 	chain, open := d.chain, d.openChain()
 	t.chain(chain)
@@ -42,12 +42,12 @@ func (t *txn) writePlan(d *draft, stamp string) {
 	t.rule(open, "", jumpTo(chainPass))
 }
 
-// steer sends TCP to the ports to the proxy.
+// steer sends TCP to the given ports to the proxy.
 func (t *txn) steer(chain string, ports policy.PortSet) {
 	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
 }
 
-// onPorts does what is told with the packets of a transport protocol to the ports.
+// onPorts applies pieces to the packets of a transport protocol to the ports.
 func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, what match) {
 	switch {
 	case ports.All:
@@ -63,7 +63,7 @@ func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, 
 	}
 }
 
-// newStamp is the comment by which a box's chain says what it enforces.
+// newStamp is the comment in a box's chain that says what it enforces.
 func newStamp(version uint64) string {
 	return fmt.Sprintf("policy version %d, write %s", version, strings.ToLower(rand.Text()[:10]))
 }

@@ -19,7 +19,7 @@ const (
 	chainGuardBox = "guard_box"   // is the source the box's own?
 	chainShape    = "guard_shape" // fragments, options, extension headers
 	chainJudge    = "judge"       // prerouting, after conntrack
-	chainJudgeBox = "judge_box"   // what holds for every box
+	chainJudgeBox = "judge_box"   // rules for every box
 	chainAnswer   = "judge_answer"
 	chainRelated  = "judge_related" // ICMP errors
 	chainProxy    = "to_proxy"
@@ -35,11 +35,11 @@ const (
 	chainHide     = "hide"
 	chainLeak     = "leak"
 	chainClosed   = "closed"         // boxes without a plan
-	chainReject   = "answer_refusal" // no keyword of nft: a saved ruleset must load again
+	chainReject   = "answer_refusal" // not an nft keyword, so that a saved ruleset loads again
 )
 
-// Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". Whether a packet
-// that matched nothing is not_allowed or deny_all, the event asks the policy.
+// Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". For a packet that
+// matched nothing, the policy says whether the event has not_allowed or deny_all.
 var Refusals = []policy.Reason{
 	policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonProtectedRange,
 	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox, policy.ReasonLimit,
@@ -49,7 +49,7 @@ var Refusals = []policy.Reason{
 const (
 	countForeign     = "foreign"     // pool addresses on an interface that is no box's
 	countNeighbour   = "neighbour"   // neighbour discovery: both ends have permanent entries
-	countInvalid     = "invalid"     // conntrack cannot place it
+	countInvalid     = "invalid"     // conntrack does not recognise it
 	countStray       = "stray"       // an answer, or an ICMP error, about a connection that the gateway did not open
 	countNoProxy     = "no_proxy"    // the transparent proxy does not listen
 	countPings       = "ping_rate"   // echo requests over the limit
@@ -75,7 +75,7 @@ type staticSets struct {
 	accepts  *nftables.Set                    // connections to the gateway per interface
 }
 
-// newStaticSets names them. They are hashes, whose elements appear and disappear in the very moment that rules do.
+// newStaticSets names them. They are hashes, whose elements appear and disappear together with rules.
 func newStaticSets() *staticSets {
 	host := binaryutil.NativeEndian // names and marks are in the host's byte order, or nft shows them wrongly
 	s := &staticSets{
@@ -97,13 +97,13 @@ func newStaticSets() *staticSets {
 	return s
 }
 
-// boxesMap leads what a box sends, by its interface, to the chain of its plan.
+// boxesMap maps the interface of a box to the chain of its plan.
 func boxesMap() *nftables.Set {
 	return &nftables.Set{Table: table(), Name: "boxes", IsMap: true, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian, DataType: nftables.TypeVerdict}
 }
 
-// declareSets makes the sets of the static chains that are missing.
+// declareSets creates the missing sets of the static chains.
 func (t *txn) declareSets() *staticSets {
 	s := newStaticSets()
 	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.marks, s.replies, s.flows} {
@@ -114,17 +114,17 @@ func (t *txn) declareSets() *staticSets {
 	return s
 }
 
-// meterTimeout is how long a meter remembers an interface that sends nothing.
+// meterTimeout is how long a meter keeps an idle interface.
 const meterTimeout = time.Hour
 
-// meter makes a set of per-interface state that rules fill. Entries nobody touches for an hour go away.
+// meter creates a set of per-interface state that rules fill. Entries expire after an hour without use.
 func (t *txn) meter(name string) *nftables.Set {
 	return t.set(&nftables.Set{Name: name, Dynamic: true, HasTimeout: true, Timeout: meterTimeout, Size: 65535,
 		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
 }
 
-// census makes a set of connections per interface. The kernel takes an interface away when its last connection is gone, so
-// there is no timeout (and cannot be).
+// census creates a set of connections per interface. The kernel removes an interface when its last connection is gone,
+// so there is no timeout (and cannot be).
 func (t *txn) census(name string) *nftables.Set {
 	return t.set(&nftables.Set{Name: name, Dynamic: true, Size: 65535, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian})
@@ -140,7 +140,7 @@ func (t *txn) declareCounters() {
 	}
 }
 
-// declareChains makes all static chains before any rule, so that rules can refer to each other's chains.
+// declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainRelated, chainProxy, chainPass,
 		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainClosed, chainReject} {
@@ -159,7 +159,7 @@ func (t *txn) declareChains() {
 	t.hook(chainLeak, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityConntrackHelper)
 }
 
-// writeRefusals fills the chains that end a packet. Each counts in total, counts per interface (for the events that
+// writeRefusals fills the chains that refuse a packet. Each counts in total, counts per interface (for the events that
 // stand for several packets), and logs a few per second and interface.
 func (t *txn) writeRefusals(group uint16) {
 	for _, r := range Refusals {
@@ -167,7 +167,7 @@ func (t *txn) writeRefusals(group uint16) {
 		seen, logged := t.meter(seenSet(r)), t.meter("log_"+string(r))
 		t.c.FlushSet(seen)
 		t.rule(chain, "", counted(refusalCounter(r)), perInterface(seen, &expr.Counter{}))
-		t.rule(chain, "at most 10 a second and box", perInterface(logged, &expr.Limit{Type: expr.LimitTypePkts,
+		t.rule(chain, "at most 10 a second per box", perInterface(logged, &expr.Limit{Type: expr.LimitTypePkts,
 			Rate: 10, Unit: expr.LimitTimeSecond, Burst: 20}), logTo(group, string(r)))
 		if r == policy.ReasonSpoofed {
 			t.rule(chain, "no answer to an address that is not the sender's", drop())

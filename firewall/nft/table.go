@@ -12,7 +12,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Config is what the rules depend on besides the boxes' plans.
+// Config is what the rules depend on in addition to the boxes' plans.
 type Config struct {
 	network.Addresses
 	DNSPort, ProxyPort, ExplicitPort uint16
@@ -25,9 +25,9 @@ type Config struct {
 type Table struct {
 	conn
 	cfg     Config
-	serial  uint64             // the last one given to a version or to protected ranges
-	shields map[string]*shield // the protected ranges that versions consult, as text
-	garbage []*version         // no element leads there; to be deleted
+	serial  uint64             // the last one used by a version or by protected ranges
+	shields map[string]*shield // the protected ranges that versions use, by their text
+	garbage []*version         // no element points there; to be deleted
 }
 
 // New returns the table of the namespace, which stays the caller's. It is as it was until Install.
@@ -61,7 +61,8 @@ func (tbl *Table) Close() error {
 	return tbl.open.CloseLasting()
 }
 
-// layout changes whenever a hook, a set's type, a pool or what a meter holds changes: such a table is replaced, not updated.
+// layout changes whenever a hook, a set's type, a pool or the contents of a meter change: such a table is replaced, not
+// updated.
 func (c *Config) layout() string {
 	return fmt.Sprintf("layout 4, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }

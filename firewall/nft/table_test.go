@@ -83,7 +83,7 @@ func chainsAndSets(t *testing.T, tbl *Table, box *Entry) (there []string, target
 	return there, targets[box.Link]
 }
 
-// A version that does not arrive whole changes nothing: the plan before stays in force.
+// A version that is not written completely changes nothing: the previous plan stays in force.
 func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 	tbl, box := newTable(t)
 	if err := tbl.Replace(t.Context(), box, opening("198.51.100.0/28")); err != nil {
@@ -102,7 +102,8 @@ func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 	}
 }
 
-// The kernel's answer to the change is lost, and so is what could be read back: the next change finds out where it stands.
+// The kernel's answer to the change is lost, and reading back fails as well: the next change finds out what is in
+// force.
 func TestALostAnswerIsFoundOut(t *testing.T) {
 	tbl, box := newTable(t)
 	replace := func() {

@@ -20,7 +20,7 @@ func (t *txn) fail(err error) {
 	}
 }
 
-// rule appends a rule made of the pieces to the chain. The comment is shown by nft; at most 128 bytes.
+// rule appends a rule made of the pieces to the chain. nft shows the comment, which may have at most 128 bytes.
 func (t *txn) rule(chain, comment string, pieces ...match) {
 	var all []expr.Any
 	for _, p := range pieces {
@@ -33,13 +33,14 @@ func (t *txn) rule(chain, comment string, pieces ...match) {
 	t.c.AddRule(r)
 }
 
-// chain makes the chain if it is missing, and empties it.
+// chain creates the chain if it is missing, and empties it.
 func (t *txn) chain(name string) {
 	c := t.c.AddChain(&nftables.Chain{Name: name, Table: t.table})
 	t.c.FlushChain(c)
 }
 
-// hook makes a chain that the kernel calls, and empties it. Its policy accepts: what is not a box's is not ours.
+// hook creates a chain that the kernel calls, and empties it. Its policy is accept: packets that are not a box's are
+// not ours to judge.
 func (t *txn) hook(name string, kind nftables.ChainType, num *nftables.ChainHook, priority nftables.ChainPriority) {
 	policy := nftables.ChainPolicyAccept
 	c := t.c.AddChain(&nftables.Chain{Name: name, Table: t.table, Type: kind, Hooknum: num, Priority: &priority,
@@ -47,7 +48,7 @@ func (t *txn) hook(name string, kind nftables.ChainType, num *nftables.ChainHook
 	t.c.FlushChain(c)
 }
 
-// set makes a named set if it is missing.
+// set creates a named set if it is missing.
 func (t *txn) set(s *nftables.Set) *nftables.Set {
 	t.nextID++
 	s.ID, s.Table = t.nextID, t.table
@@ -55,7 +56,7 @@ func (t *txn) set(s *nftables.Set) *nftables.Set {
 	return s
 }
 
-// anonymous makes a constant set that lives in one rule.
+// anonymous creates a constant set that belongs to one rule.
 func (t *txn) anonymous(key nftables.SetDatatype, elements []nftables.SetElement) *nftables.Set {
 	t.nextID++
 	s := &nftables.Set{Table: t.table, ID: t.nextID, Name: "__set%d", Anonymous: true, Constant: true, KeyType: key}
@@ -63,8 +64,8 @@ func (t *txn) anonymous(key nftables.SetDatatype, elements []nftables.SetElement
 	return s
 }
 
-// elementsPerMessage keeps a message far below the 64 KiB at which the length of a netlink attribute wraps around and
-// elements are lost without an error.
+// elementsPerMessage keeps a message far below the 64 KiB at which the length of a netlink attribute overflows and
+// elements are silently lost.
 const elementsPerMessage = 400
 
 func (t *txn) addElements(s *nftables.Set, elements []nftables.SetElement) {

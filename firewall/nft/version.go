@@ -21,24 +21,24 @@ import (
 // packets meet new rules with sets that are old, or empty. So nothing that packets can reach is ever rewritten. A plan
 // becomes a version, written and committed under names of its own while no packet can get there; the box's element in
 // the map of boxes, a hash in which old and new elements carry the generation they belong to, is then exchanged in a
-// transaction of its own; and the version it led to before is deleted.
+// transaction of its own; and the version that it pointed to before is deleted.
 
-// version is one writing of a box's plan. Nothing of it changes while it is there.
+// version is a box's plan as written to the table. It never changes.
 type version struct {
-	chain  string   // what the box's element leads to
-	sets   []string // addresses that the chain consults; families without any have no set
+	chain  string   // what the box's element points to
+	sets   []string // addresses that the chain uses; families without any have no set
 	shield *shield  // the protected ranges that the plan was compiled with; nil in a closed version
 }
 
-// shield is one writing of the protected ranges. Versions of boxes consult its sets themselves, so that a box's element
-// switches plan and protected ranges together; those compiled with the same ranges share one.
+// shield is a set of protected ranges as written to the table. Versions of boxes use its sets directly, so that a box's
+// element switches plan and protected ranges together; versions compiled with the same ranges share one.
 type shield struct {
 	serial uint64
-	ranges string // the ranges as text, by which shields are found; empty: not known, of an earlier run
-	users  int    // versions that are in the kernel, or may be
+	ranges string // the ranges as text, by which shields are found; empty: unknown, from an earlier run
+	users  int    // versions that are, or may be, in the kernel
 }
 
-// closed leads to the static chain that refuses everything.
+// closed points to the static chain that refuses everything.
 func closed() *version { return &version{chain: chainClosed} }
 
 const (
@@ -71,15 +71,15 @@ type addressSet struct {
 	elements []nftables.SetElement
 }
 
-// draft is a version before it is written.
+// draft is a version that has not been written yet.
 type draft struct {
 	*version
 	plan            policy.KernelPlan
 	allowed, denied map[network.Family]*addressSet
-	missing         []*addressSet // all sets that are not there yet
+	missing         []*addressSet // all sets that do not exist yet
 }
 
-// Replace writes a version beside the one in force, and then leads the box's packets to it. An error means that the
+// Replace writes a version next to the one in force, and then switches the box's packets to it. An error means that the
 // version before is still in force.
 func (tbl *Table) Replace(ctx context.Context, e *Entry, plan policy.KernelPlan) error {
 	d, old := tbl.draft(e, plan), e.live
@@ -105,7 +105,7 @@ func (tbl *Table) Restore(e *Entry, plan policy.KernelPlan) error {
 	return tbl.lead(e, d.version, func(t *txn) { t.register(e) })
 }
 
-// draft gives the plan names that nothing has had.
+// draft gives the plan names that were never used before.
 func (tbl *Table) draft(e *Entry, plan policy.KernelPlan) *draft {
 	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
 	s, known := tbl.shields[fmt.Sprint(plan.Protected)]
@@ -130,7 +130,7 @@ func (tbl *Table) nextSerial() uint64 {
 	return tbl.serial
 }
 
-// own adds a set of the version's own, unless it would be empty.
+// own adds a set that belongs to the version, unless it would be empty.
 func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addressSet {
 	elements := intervals(spans(fam, list))
 	if len(elements) == 0 {
@@ -142,8 +142,8 @@ func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addre
 	return s
 }
 
-// build writes a version that no packet can reach yet, and reads back what may not have arrived whole. Until the box's
-// element leads to it, it is among what is to be deleted.
+// build writes a version that no packet can reach yet, and reads back what may be incomplete. Until the box's element
+// points to it, it is among the garbage.
 func (tbl *Table) build(d *draft) error {
 	tbl.garbage = append(tbl.garbage, d.version)
 	stamp := newStamp(d.plan.Version)
@@ -167,7 +167,7 @@ func (t *txn) addressSet(s *addressSet) *nftables.Set {
 	return t.set(&nftables.Set{Name: s.name, Interval: true, KeyType: addrType(s.family)})
 }
 
-// verify reads large sets back: a message that is too long loses elements without an error.
+// verify reads large sets back, because a message that is too long silently loses elements.
 func (tbl *Table) verify(sets []*addressSet) error {
 	var errs []error
 	for _, s := range sets {
@@ -193,8 +193,8 @@ func (tbl *Table) countElements(set string, want int) error {
 	return nil
 }
 
-// lead makes the box's packets go to the version from the next one on. It exchanges the box's element, in a transaction
-// of its own; what is changed along with it must be no interval set, and no rule.
+// lead switches the box's packets to the version. It exchanges the box's element, in a transaction of its own, which
+// must not change interval sets or rules.
 func (tbl *Table) lead(e *Entry, v *version, also ...func(*txn)) error {
 	if err := tbl.settle(e); err != nil {
 		return err
@@ -219,7 +219,7 @@ func (tbl *Table) lead(e *Entry, v *version, also ...func(*txn)) error {
 	return nil
 }
 
-// ledTo notes where the box's element leads now. What it led to is to be deleted.
+// ledTo notes where the box's element points now. What it pointed to before becomes garbage.
 func (tbl *Table) ledTo(e *Entry, v *version) {
 	tbl.garbage = slices.DeleteFunc(tbl.garbage, func(g *version) bool { return g == v })
 	if e.live != nil && e.live != v && e.live.chain != chainClosed {
@@ -228,7 +228,7 @@ func (tbl *Table) ledTo(e *Entry, v *version) {
 	e.live, e.doubt = v, false
 }
 
-// settle finds out where the box's element leads, if that could not be read after a failure.
+// settle finds out where the box's element points, if that could not be read after a failure.
 func (tbl *Table) settle(e *Entry) error {
 	if !e.doubt {
 		return nil
@@ -254,14 +254,14 @@ func (tbl *Table) settle(e *Entry) error {
 	return nil
 }
 
-// Collect deletes what no element leads to any more. What cannot be deleted does no harm, and is tried again the next
+// Collect deletes what no element points to any more. What cannot be deleted does no harm, and is retried the next
 // time.
 func (tbl *Table) Collect() {
 	if len(tbl.garbage) == 0 || tbl.discard(tbl.garbage, false) == nil {
 		tbl.garbage = nil
 		return
 	}
-	// Some of it may have never been there, or somebody else's rule holds it.
+	// Some of it may never have been written, or another program's rule refers to it.
 	var left []*version
 	var errs []error
 	for _, v := range tbl.garbage {
@@ -271,12 +271,12 @@ func (tbl *Table) Collect() {
 	}
 	tbl.garbage = left
 	if err := errors.Join(errs...); err != nil {
-		tbl.cfg.Log.Warn("rules that were replaced are not deleted yet", zap.Error(err))
+		tbl.cfg.Log.Warn("replaced rules are not deleted yet", zap.Error(err))
 	}
 }
 
-// discard deletes versions, and the protected ranges that no others were compiled with. With make, what is missing is made
-// first, since deleting it would fail.
+// discard deletes versions, and the protected ranges that no others use. With make, what is missing is created first,
+// since deleting it would fail.
 func (tbl *Table) discard(versions []*version, make bool) error {
 	users := map[*shield]int{}
 	err := tbl.transact(func(t *txn) {

@@ -1,2 +1,2 @@
-// Package report turns what the kernel tells of refused packets and forwarded connections into audit events.
+// Package report turns the kernel's reports about refused packets and forwarded connections into audit events.
 package report

@@ -13,7 +13,7 @@ import (
 )
 
 // flow records two events for a connection that the kernel forwards: one when it begins, one with bytes and duration
-// when it has ended. Which of them become lines of their own is the recorder's business.
+// when it has ended. Which of them get lines of their own is up to the recorder.
 func (r *Reports) flow(m netlink.Message) {
 	var ev conntrack.Event
 	if err := ev.Unmarshal(m); err != nil || ev.Flow == nil {
@@ -27,7 +27,7 @@ func (r *Reports) flow(m netlink.Message) {
 	}
 }
 
-// recordFlow records the event of a connection, if a box's.
+// recordFlow records the event of a connection, if it is a box's.
 func (r *Reports) recordFlow(c *conntrack.Flow, phase audit.Phase) {
 	seen, ok := flow.Of(c)
 	if !ok || c.Mark&network.FlowForwarded == 0 {
@@ -62,13 +62,13 @@ func (r *Reports) recordFlow(c *conntrack.Flow, phase audit.Phase) {
 	r.cfg.Audit.Record(r.withAllowance(e))
 }
 
-// connName is what the events of one connection have in common.
+// connName identifies the connection in its events.
 func connName(id uint32) string {
 	text := make([]byte, 0, 10)
 	return string(hex.AppendEncode(append(text, "ct"...), []byte{byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}))
 }
 
-// withAllowance says why the connection was allowed, by the policy of now: the one under which it began may be gone.
+// withAllowance says why the connection was allowed, by the current policy: the one under which it began may be gone.
 func (r *Reports) withAllowance(e audit.Event) audit.Event {
 	e.Reason = policy.ReasonNotDenied
 	if d, ok := r.explain(e); ok && d.Allowed() {

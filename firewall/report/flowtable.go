@@ -15,22 +15,22 @@ import (
 	"boxgate/policy"
 )
 
-// Reading the connection table costs time in proportion to its size, so it is read when there is reason to.
+// Reading the connection table takes time in proportion to its size, so it is only read for a reason.
 const (
 	tableInterval = 5 * time.Second // at most this often for connections that the log may not name
-	manyStarted   = 100             // TCP connections begun since, by all boxes, for it to be worth while
+	manyStarted   = 100             // TCP connections begun since, by all boxes, that make a read worthwhile
 )
 
-// RecoverFlows tells of the connections in the kernel's table that began while no gateway ran. since is when the last one
-// was known to run; zero: that is not known, and all are told.
+// RecoverFlows reports the connections in the kernel's table that began while no gateway ran. since is when the last
+// one was known to run; zero: unknown, and all are reported.
 func (r *Reports) RecoverFlows(since time.Time) {
 	r.readTable(conntrack.NewFilter(), func(c *conntrack.Flow) bool {
 		return since.IsZero() || c.Timestamp.Start.IsZero() || c.Timestamp.Start.After(since)
 	})
 }
 
-// findFlows reads the table when the events did not tell of every connection: because the kernel had to drop some, or
-// because boxes begin so many that those which go on may not be named yet.
+// findFlows reads the table when events may not have covered every connection: because the kernel dropped some, or
+// because boxes begin so many that long-lived ones may not have been named yet.
 func (r *Reports) findFlows() {
 	missed := r.flowsMissed.Swap(false)
 	many := r.started.Load() >= manyStarted && time.Since(r.lastRead) >= tableInterval
@@ -51,7 +51,7 @@ func (r *Reports) findFlows() {
 
 func everyFlow(*conntrack.Flow) bool { return true }
 
-// readTable records the connections of boxes that are there and wanted.
+// readTable records the connections of boxes in the table that are wanted.
 func (r *Reports) readTable(which conntrack.Filter, wanted func(*conntrack.Flow) bool) {
 	flows, err := r.table.DumpFilter(which.Mark(network.FlowForwarded).MarkMask(network.FlowForwarded), nil)
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *Reports) readTable(which conntrack.Filter, wanted func(*conntrack.Flow)
 	}
 }
 
-// tellDropped records how many reports of connections the kernel has dropped, as it says itself.
+// tellDropped records how many reports of connections the kernel has dropped, by its own count.
 func (r *Reports) tellDropped() {
 	total, err := dropped(r.flows)
 	n := uint64(total - r.flowsDropped)
@@ -76,7 +76,7 @@ func (r *Reports) tellDropped() {
 	r.flowsDropped = total
 	r.cfg.Audit.Record(audit.Event{Time: time.Now(), Stage: policy.StageKernel, Verdict: policy.Allow, Action: audit.ActionKernel,
 		Reason: policy.ReasonUnnamed, Count: n,
-		Error: "reports of connections that the kernel dropped because too many came; those that go on were looked for"})
+		Error: "reports of connections that the kernel dropped because there were too many; open connections were looked up"})
 }
 
 // dropped returns how many messages for a socket the kernel has dropped so far.

@@ -32,7 +32,7 @@ const (
 	attrPrefix  = 10 // NFULA_PREFIX
 )
 
-// bindLogGroup makes the socket the reader of the group. Each packet is handed over at once, not collected.
+// bindLogGroup makes the socket the reader of the group. Each packet is delivered at once, not batched.
 func bindLogGroup(c *netfilter.Conn, group uint16) error {
 	mode := append(binary.BigEndian.AppendUint32(nil, nft.SnapLength), copyPacket, 0)
 	for _, attrs := range [][]netfilter.Attribute{
@@ -89,8 +89,8 @@ func (r *Reports) refused(m netlink.Message) {
 	r.cfg.Audit.Record(e)
 }
 
-// withRule adds the rule of the policy, where the policy agrees that this is refused. What the kernel knows only as "no
-// list has it" the policy may know better.
+// withRule adds the rule of the policy, if the policy agrees that this is refused. Where the kernel only knows that the
+// address is in no list, the policy may know a more specific reason.
 func (r *Reports) withRule(e audit.Event) audit.Event {
 	switch e.Reason {
 	case policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonLimit:
@@ -109,9 +109,9 @@ func (r *Reports) withRule(e audit.Event) audit.Event {
 	return e
 }
 
-// packet is what an event tells of a refused packet.
+// packet is what an event says about a refused packet.
 type packet struct {
-	protocol policy.Protocol // empty: one that boxes may not speak
+	protocol policy.Protocol // empty: one that boxes may not use
 	dest     netip.Addr
 	port     uint16
 }
@@ -121,7 +121,7 @@ type packet struct {
 func parsePacket(b []byte) packet {
 	var p packet
 	var rest []byte
-	first := true // the ports stand in the first fragment only
+	first := true // only the first fragment has ports
 	switch {
 	case len(b) >= 20 && b[0]>>4 == 4:
 		p.protocol = flow.ProtocolOf(b[9])
@@ -147,15 +147,15 @@ type countKey struct {
 	reason policy.Reason
 }
 
-// count compares what was told with what was counted.
+// count compares what was reported with what was counted.
 type count struct {
-	told  uint64 // packets that events stand for already
-	dirty bool   // packets came since the last look
+	told  uint64 // packets that events already stand for
+	dirty bool   // packets arrived since the last check
 	box   *tracked
 	as    policy.Reason // what the policy called the last refusal
 }
 
-// count needs mu. Packets have come for the counter.
+// count notes that packets have arrived for the counter. mu is held.
 func (r *Reports) count(k countKey, t *tracked) *count {
 	c := r.counts[k]
 	if c == nil {
@@ -192,7 +192,7 @@ func (r *Reports) countSuppressed() {
 	}
 }
 
-// countEverything has every counter of every box read: the messages that say which have changed were lost.
+// countEverything marks every counter of every box to be read: the messages that say which have changed were lost.
 func (r *Reports) countEverything() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,8 +215,8 @@ func (r *Reports) dirtyReasons() []policy.Reason {
 	return out
 }
 
-// settle returns the events that make up for the difference between counted and told. Where those packets went is not
-// known, so they name no destination.
+// settle returns events for the difference between counted and reported. Where those packets went is not known, so they
+// name no destination.
 func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,12 +225,12 @@ func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.E
 		total, counted := seen[k.link]
 		switch {
 		case k.reason != reason || !c.dirty:
-		case !counted: // the table was replaced, or nothing came for an hour
+		case !counted: // the table was replaced, or nothing arrived for an hour
 			delete(r.counts, k)
 		case total > c.told:
 			e := c.box.event()
 			e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, c.as
-			e.Count, e.Error = total-c.told, "packets that the kernel refused and did not show one by one"
+			e.Count, e.Error = total-c.told, "packets that the kernel refused without logging them one by one"
 			c.told = total
 			out = append(out, e)
 		default:

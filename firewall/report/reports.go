@@ -21,12 +21,12 @@ import (
 	"boxgate/policy"
 )
 
-// Reports reads what the kernel tells about refused packets and forwarded connections, and records events.
+// Reports reads the kernel's reports about refused packets and forwarded connections, and records events.
 type Reports struct {
 	cfg      Config
 	refusals *netfilter.Conn
 	flows    *netlink.Conn
-	table    *conntrack.Conn // reads the connections that there are
+	table    *conntrack.Conn // reads the existing connections
 	begun    sync.Once
 	done     chan struct{}
 	running  sync.WaitGroup
@@ -37,14 +37,14 @@ type Reports struct {
 	lastRead       time.Time     // of the table; for everySecond alone
 	started        atomic.Uint64 // TCP connections begun since the table was read last
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following
 	byIndex map[int]*tracked
 	byFlow  map[flowOwner]*tracked
-	gone    []*tracked // removed boxes that late events may still be about, the oldest first
+	gone    []*tracked // removed boxes that late events may still be about, oldest first
 	counts  map[countKey]*count
 }
 
-// Config says what is read and who is told.
+// Config says what is read and where events go.
 type Config struct {
 	LogGroup uint16                               // NFLOG group of the refusals
 	Counters *nft.Counters                        // of refused packets; closed together with the reports
@@ -56,7 +56,7 @@ type Config struct {
 // Recorder takes the events. Record must not block.
 type Recorder interface{ Record(audit.Event) }
 
-// Box is what events need to know of a box.
+// Box is what events need to know about a box.
 type Box struct {
 	ID      policy.BoxID
 	Link    string // its interface on the host
@@ -72,18 +72,18 @@ type tracked struct {
 	removed time.Time
 }
 
-// flowOwner is how a forwarded connection tells its box.
+// flowOwner identifies the box of a forwarded connection.
 type flowOwner struct {
 	addr netip.Addr
 	mark uint32 // without network.FlowForwarded
 }
 
-// goneMemory is how long events of a removed box are still taken: the kernel tells of the end of its connections when the
-// box is gone already.
+// goneMemory is how long events of a removed box are still accepted: the kernel reports the end of its connections when
+// the box is already gone.
 const goneMemory = 10 * time.Second
 
-// reportBuffer is how many bytes of reports the kernel may hold for us. It takes the beginnings of as many connections as
-// a box may have by default.
+// reportBuffer is how many bytes of reports the kernel may buffer for us. It has room for the beginnings of as many
+// connections as a box may have by default.
 const reportBuffer = 16 << 20
 
 // Open opens the kernel's two streams. Reading begins with [Reports.Begin]: until then the kernel holds what it has to tell.
@@ -136,8 +136,8 @@ func (r *Reports) Begin() {
 	})
 }
 
-// read hands each message to handle until the socket is closed. When the kernel had to drop messages because they came
-// too fast, reading goes on, and everySecond finds out what was missed.
+// read passes each message to handle until the socket is closed. When the kernel drops messages because they come too
+// fast, reading continues, and everySecond finds out what was missed.
 func (r *Reports) read(c interface {
 	Receive() ([]netlink.Message, error)
 }, handle func(netlink.Message), missed *atomic.Bool) {
@@ -165,7 +165,7 @@ func (r *Reports) read(c interface {
 	}
 }
 
-// everySecond finds out what the streams did not tell.
+// everySecond finds out what the streams missed.
 func (r *Reports) everySecond() {
 	defer r.running.Done()
 	tick := time.NewTicker(time.Second)
@@ -191,7 +191,7 @@ func (r *Reports) Close() error {
 	if r.flows != nil {
 		errs = append(errs, r.flows.Close())
 	}
-	r.begun.Do(func() {}) // nothing begins any more
+	r.begun.Do(func() {}) // the readers must not start any more
 	r.running.Wait()
 	if r.table != nil {
 		errs = append(errs, r.table.Close())
@@ -202,7 +202,7 @@ func (r *Reports) Close() error {
 	return errors.Join(errs...)
 }
 
-// Track tells the readers of a box, or of its new plan.
+// Track tells the readers about a box, or its new plan.
 func (r *Reports) Track(b Box) {
 	t := &tracked{Box: b}
 	r.mu.Lock()
@@ -214,7 +214,7 @@ func (r *Reports) Track(b Box) {
 	}
 }
 
-// Untrack has a box forgotten, once the events are in that are still on their way.
+// Untrack drops a box once its outstanding events have arrived.
 func (r *Reports) Untrack(id policy.BoxID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -251,7 +251,7 @@ func (r *Reports) forget(id policy.BoxID) {
 	}
 }
 
-// drop needs mu. What another box has taken over in the meantime stays with that.
+// drop removes a box, except what another box has taken over in the meantime. mu is held.
 func (r *Reports) drop(t *tracked) {
 	if r.byIndex[t.Index] == t {
 		delete(r.byIndex, t.Index)
@@ -263,7 +263,7 @@ func (r *Reports) drop(t *tracked) {
 	}
 }
 
-// explain asks the policy about a destination, if it can be asked.
+// explain asks the policy about a destination, if possible.
 func (r *Reports) explain(e audit.Event) (policy.Decision, bool) {
 	if r.cfg.Explain == nil {
 		return policy.Decision{}, false

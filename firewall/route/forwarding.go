@@ -27,18 +27,18 @@ func (h *Host) SetForwarding() error {
 	})
 }
 
-// reportConnections has the kernel tell of connections where it was told not to: the log would lack all that it forwards.
-// Other values are left, since the kernel tells whoever listens.
+// reportConnections makes the kernel report connections if it was configured not to, or the log would miss all that it
+// forwards. Other values are kept, since with them the kernel reports to anyone who listens.
 func reportConnections() error {
 	const path = "netfilter/nf_conntrack_events"
 	if have, err := namespace.ReadSysctl(path); err != nil || have != "0" {
-		return nil //nolint:nilerr // a kernel without it always tells
+		return nil //nolint:nilerr // a kernel without it always reports
 	}
 	return namespace.WriteSysctls([]namespace.Sysctl{{Path: path, Value: "1"}})
 }
 
-// keepRouterAdvertisements lets uplinks that have their IPv6 routes from router advertisements keep them: a host that
-// forwards ignores advertisements (and drops the routes) where accept_ra is 1, not where it is 2.
+// keepRouterAdvertisements lets uplinks keep IPv6 routes that they have from router advertisements: a host that
+// forwards ignores advertisements (and drops the routes) where accept_ra is 1, but not where it is 2.
 func keepRouterAdvertisements() error {
 	if on, err := namespace.ReadSysctl("ipv6/conf/all/forwarding"); err != nil || on == "1" {
 		return err

@@ -13,15 +13,16 @@ import (
 	"boxgate/firewall/network"
 )
 
-// poolPriority is the metric of the routes that stand for a pool, by which they are known.
+// poolPriority is the metric of the routes of a pool, by which they are recognised.
 const poolPriority = 1 << 20
 
-// defaultBits is the longest prefix that counts as a default route: some hosts have halves (0.0.0.0/1) or 2000::/3 instead.
+// defaultBits is the longest prefix that counts as a default route: some hosts use halves (0.0.0.0/1) or 2000::/3
+// instead.
 const defaultBits = 3
 
 // CheckPool returns an error if the pool overlaps a network or an address that the host of the calling thread uses
-// itself: its packets would then go to boxes, and the host would be cut off. What an earlier run of the gateway left is
-// no obstacle. The error names the pool, the network and its interface.
+// itself: its packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the
+// gateway do not count. The error names the pool, the network and its interface.
 func CheckPool(pool netip.Prefix) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -70,8 +71,8 @@ func checkPool(h *netlink.Handle, pool netip.Prefix) error {
 	return nil
 }
 
-// isFirst reports whether an address is the gateway's or the sink of a pool. A start that was cut short sets them before
-// there are routes to the pool, once its table is there.
+// isFirst reports whether an address is the gateway's or the sink of a pool. An interrupted start has set them before
+// there are routes to the pool, but after its table exists.
 func isFirst(a netip.Addr, pool netip.Prefix) bool {
 	gateway := pool.Addr().Next()
 	return a == gateway || a == gateway.Next()
@@ -98,8 +99,8 @@ func ownPools(routes []netlink.Route) []netip.Prefix {
 	return out
 }
 
-// usedBy returns the destination of a route that says where something is. Default routes do not, nor do routes that say
-// there is nothing.
+// usedBy returns the destination of a route to an actual network. Default routes do not count, nor do unreachable
+// routes and the like.
 func usedBy(r netlink.Route) (netip.Prefix, bool) {
 	p, ok := prefixOf(r)
 	switch r.Type {

@@ -29,26 +29,26 @@ func New(ns netns.NsHandle, handle *netlink.Handle, addresses network.Addresses)
 	return &Host{Addresses: addresses, ns: ns, nl: handle}
 }
 
-// ProxyTable is the routing table that delivers to local sockets whatever the destination is.
+// ProxyTable is the routing table that delivers to local sockets, whatever the destination.
 const ProxyTable = 45253
 
-// Preferences of the routing rules. They stand before every other rule, so the kernel's own rule for local addresses,
-// which comes first by default, is moved behind them; nothing changes for other traffic. The order of moving (add, then
-// delete) leaves no moment without it.
+// Preferences of the routing rules. They precede every other rule, so the kernel's own rule for local addresses, which
+// is first by default, is moved after them; nothing changes for other traffic. It is moved by adding it before deleting
+// the old one, so that it is always there.
 const (
-	prefHost    = 1 + iota // the host's own packets: as ever
+	prefHost    = 1 + iota // the host's own packets: as usual
 	prefProxy              // assigned to the transparent proxy: to its socket
 	prefLocal              // may reach the gateway: local addresses only
 	prefForward            // may leave: everything but local addresses
-	prefMark               // not judged, or judged and not at home above: prohibited
+	prefMark               // not judged, or judged and not routed above: prohibited
 	prefSource             // from the pool without a mark: prohibited
 	prefDest               // into the pool without a mark: prohibited
 	prefTable              // the kernel's rule for local addresses
-	prefRest               // everything else: as ever
+	prefRest               // everything else: as usual
 )
 
 // routingRules are the gate: a packet of a box is routed only with a mark of judge. When the table is flushed there is
-// no such mark, and boxes reach neither the world nor the host.
+// no such mark, and boxes reach neither the internet nor the host.
 func (h *Host) routingRules(fam network.Family) []*netlink.Rule {
 	pool := h.Pool(fam)
 	rule := func(pref int, change func(*netlink.Rule)) *netlink.Rule {
@@ -105,7 +105,7 @@ func (h *Host) proxyRoute(fam network.Family) *netlink.Route {
 		Dst: network.IPNet(all), Protocol: network.KernelProtocol}
 }
 
-// poolRoute answers for addresses of the pool that no box has, instead of sending them to the uplink.
+// poolRoute makes addresses of the pool that no box has unreachable, instead of routing them to the uplink.
 func (h *Host) poolRoute(fam network.Family) *netlink.Route {
 	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: network.IPNet(h.Pool(fam)), Protocol: network.KernelProtocol, Priority: poolPriority}
 }
@@ -143,7 +143,7 @@ func (h *Host) deleteRule(fam network.Family, which func(netlink.Rule) bool) err
 	return nil
 }
 
-// Uninstall puts the kernel's rule for local addresses back to its place, then removes ours.
+// Uninstall moves the kernel's rule for local addresses back to its place, then removes ours.
 func (h *Host) Uninstall() error {
 	for _, fam := range network.Families {
 		local := netlink.NewRule()
@@ -165,7 +165,7 @@ func (h *Host) Uninstall() error {
 	return nil
 }
 
-// SetAddresses brings lo up and gives it the gateway's addresses.
+// SetAddresses brings lo up and adds the gateway's addresses.
 func (h *Host) SetAddresses() error {
 	lo, err := h.nl.LinkByIndex(1)
 	if err != nil {

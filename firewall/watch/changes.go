@@ -12,7 +12,7 @@ import (
 	"boxgate/firewall/route"
 )
 
-// nfgenmsg (linux/netfilter/nfnetlink.h) stands before the attributes of an nftables event: family, version, resource.
+// nfgenmsg (linux/netfilter/nfnetlink.h) precedes the attributes of an nftables event: family, version, resource.
 const nfgenmsgLen = 4
 
 // attrTable is the attribute that names the table in events about tables, chains, rules, sets, elements and objects
@@ -27,7 +27,7 @@ func (w *Watcher) tableChanged(batch []netlink.Message, d *damage) {
 		}
 		attrs, err := netlink.NewAttributeDecoder(m.Data[nfgenmsgLen:])
 		if err != nil {
-			d.all() // what cannot be read might be anything
+			d.all() // what cannot be parsed might be anything
 			return
 		}
 		for attrs.Next() {
@@ -39,8 +39,8 @@ func (w *Watcher) tableChanged(batch []netlink.Message, d *damage) {
 	}
 }
 
-// routingChanged notes what boxes depend on and is no longer as it must be. What counts is the state now: the event may be
-// about a step of our own.
+// routingChanged notes state that boxes depend on and that is no longer right. It checks the current state, because the
+// event may be about a step of our own.
 func (w *Watcher) routingChanged(batch []netlink.Message, d *damage) {
 	for _, m := range batch {
 		switch uint16(m.Header.Type) {
@@ -126,7 +126,7 @@ func indexAt(data []byte, offset int) int {
 	return int(int32(binary.NativeEndian.Uint32(data[offset:])))
 }
 
-// ifBroken notes the box whose host-side interface has the index if the interface is not intact.
+// ifBroken notes the box whose host-side interface has the index, if the interface is not intact.
 func (w *Watcher) ifBroken(index int, d *damage, intact func(Box) bool) {
 	w.owner.EachBox(func(b Box) {
 		if b.Index == index && !intact(b) {
@@ -150,7 +150,7 @@ const (
 	netconfStrictRPF = 1
 )
 
-// netconfChanged notes forwarding that was switched off, for all or for a box, and a reverse path check of a box that was.
+// netconfChanged notes that forwarding was switched off, for all or for a box, or the reverse path check of a box.
 func (w *Watcher) netconfChanged(data []byte, d *damage) {
 	if len(data) < netconfHeader {
 		return

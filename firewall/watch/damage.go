@@ -7,12 +7,12 @@ import (
 	"boxgate/policy"
 )
 
-// damage is what was found changed and is not repaired yet.
+// damage is what was changed and is not repaired yet.
 type damage struct {
 	wake chan struct{} // holds one
 
-	mu    sync.Mutex // guards what follows
-	whole bool       // something that all boxes share
+	mu    sync.Mutex // guards the following
+	whole bool       // damage to what all boxes share
 	boxes map[policy.BoxID]bool
 }
 
@@ -20,10 +20,10 @@ func newDamage() *damage {
 	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}}
 }
 
-// all notes that everything must be written anew.
+// all notes that everything must be rewritten.
 func (d *damage) all() { d.add(true) }
 
-// add notes damage and wakes who repairs it.
+// add notes damage and wakes the repair.
 func (d *damage) add(whole bool, boxes ...policy.BoxID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -33,11 +33,11 @@ func (d *damage) add(whole bool, boxes ...policy.BoxID) {
 	}
 	select {
 	case d.wake <- struct{}{}:
-	default: // one is waiting already
+	default: // already woken
 	}
 }
 
-// take returns the damage and forgets it.
+// take returns the damage and resets it.
 func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,8 +46,7 @@ func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
 	return whole, boxes
 }
 
-// settle waits until the changes have come to an end: a flush of the rules is one event after the other, and one repair
-// is enough for all.
+// settle waits until the changes have ended: a flush of the rules is many events, and one repair is enough for all.
 func (d *damage) settle() {
 	const quiet = 5 * time.Millisecond
 	for {

@@ -43,17 +43,17 @@ type Box struct {
 type Owner interface {
 	// EachBox visits the boxes. None changes meanwhile: what a change has done by half would be taken for damage.
 	EachBox(visit func(Box))
-	// RestoreAll writes everything anew. It returns what went wrong for single boxes, and an error if what they share could
-	// not be restored.
+	// RestoreAll rewrites everything. It returns the errors of single boxes, and an error if what they share could not
+	// be restored.
 	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)
-	// RestoreBoxes restores some boxes and returns what went wrong.
+	// RestoreBoxes restores some boxes and returns the errors.
 	RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error
 	// IsGone reports whether the problem is that there is nothing left of the box to repair.
 	IsGone(id policy.BoxID, problem error) bool
 }
 
-// Open opens the sockets that hear of changes, in the network namespace. It is called when the table stands, so that
-// nothing is missed before Run begins to read.
+// Open opens the sockets that receive changes, in the network namespace. It is called once the table is written, so
+// that nothing is missed before Run begins to read.
 func Open(ns netns.NsHandle, table *nft.Table, routing *route.Host, links *link.Links, owner Owner, log *zap.Logger) (*Watcher, error) {
 	w := &Watcher{table: table, routing: routing, links: links, owner: owner, log: log}
 	var err error
@@ -79,7 +79,7 @@ func (w *Watcher) Close() {
 	}
 }
 
-// A repair that failed is tried again after a while that doubles from firstRetry to lastRetry.
+// A failed repair is retried with a delay that doubles from firstRetry to lastRetry.
 const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 10 * time.Second
@@ -123,7 +123,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// repair puts back what is damaged and returns what is to be tried again.
+// repair restores what is damaged and returns what has to be retried.
 func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []policy.BoxID) {
 	whole, damaged := d.take()
 	if !whole && len(damaged) == 0 {
@@ -144,7 +144,7 @@ func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []po
 		if w.owner.IsGone(id, problem) {
 			continue
 		}
-		w.log.Error("what another program changed for a box cannot be put back yet; the box stays closed",
+		w.log.Error("changes by another program to a box's network cannot be put back yet; the box stays closed",
 			zap.String("box", string(id)), zap.Error(problem))
 		boxes = append(boxes, id)
 	}
@@ -154,7 +154,7 @@ func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []po
 	return false, boxes
 }
 
-// follow notes foreign changes, and lost events as damage to everything, until the socket is closed.
+// follow notes changes by others, and lost events as damage to everything, until the socket is closed.
 func follow(c *netlink.Conn, inspect func([]netlink.Message, *damage), d *damage) error {
 	for {
 		batch, err := c.Receive()
@@ -169,13 +169,13 @@ func follow(c *netlink.Conn, inspect func([]netlink.Message, *damage), d *damage
 	}
 }
 
-// subscribe opens a netlink socket that hears the groups.
+// subscribe opens a netlink socket that is in the groups.
 func subscribe(ns netns.NsHandle, family int, groups ...uint32) (*netlink.Conn, error) {
 	c, err := netlink.Dial(family, &netlink.Config{NetNS: int(ns)})
 	if err != nil {
 		return nil, fmt.Errorf("firewall: watch: %w", err)
 	}
-	_ = c.SetReadBuffer(namespace.SocketBuffer) // a larger buffer only makes a loss, and the full restore after it, less likely
+	_ = c.SetReadBuffer(namespace.SocketBuffer) // a larger buffer only makes losses, and the full restore that follows, less likely
 	for _, g := range groups {
 		if err := c.JoinGroup(g); err != nil {
 			return nil, errors.Join(fmt.Errorf("firewall: watch: %w", err), c.Close())
