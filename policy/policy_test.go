@@ -259,6 +259,18 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
+func BenchmarkRoute(b *testing.B) {
+	c, r := bigPolicy(b), bigRequests(b)["name"]
+	for name, o := range map[string]Opening{"tls": OpeningTLS, "request": OpeningSecure, "unread": OpeningOther} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Route(r, Evidence{Opening: o, Ruled: No})
+			}
+		})
+	}
+}
+
 func BenchmarkCompile(b *testing.B) {
 	spec, protected := bigPolicy(b).Spec(), NewProtected(nil, nil)
 	for b.Loop() {

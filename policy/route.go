@@ -78,7 +78,7 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 	if e.Opening == OpeningRequest || e.Opening == OpeningSecure {
 		r.Stage = StageHTTP
 	}
-	q := question{c, r, e}
+	q := &question{c, r, e}
 	switch {
 	case c == nil || c.domains == nil:
 		return denied(r, c.Decide(r))
@@ -100,7 +100,7 @@ type question struct {
 }
 
 // byOpening decides by what the client has said.
-func (q question) byOpening() Route {
+func (q *question) byOpening() Route {
 	port := q.r.Port
 	switch o := q.e.Opening; {
 	case o == OpeningConnect:
@@ -129,7 +129,7 @@ func (q question) byOpening() Route {
 
 // clientSpeaksFirst reports whether a client that has said nothing, or not enough, must go on before anything passes: on
 // the ports of HTTP and TLS, and where this may be for a host with rules. With half a request line also where names decide.
-func (q question) clientSpeaksFirst() bool {
+func (q *question) clientSpeaksFirst() bool {
 	if q.e.Opening != OpeningSilent && q.e.Opening != OpeningPartial {
 		return false
 	}
@@ -139,7 +139,7 @@ func (q question) clientSpeaksFirst() bool {
 }
 
 // connect decides whether there may be a tunnel at all: by the name, or the address, that was asked for.
-func (q question) connect() Route {
+func (q *question) connect() Route {
 	d := q.Decide(q.r)
 	if !d.Allowed() {
 		return q.unlessLocated(d)
@@ -149,7 +149,7 @@ func (q question) connect() Route {
 
 // unlessLocated refuses what was asked of a proxy. Where the policy allows by address, not by name, and lets names be
 // resolved for that, an address of the name is needed first.
-func (q question) unlessLocated(d Decision) Route {
+func (q *question) unlessLocated(d Decision) Route {
 	rt := denied(q.r, d)
 	if d.Reason == ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers() {
 		rt.Needs = NeedAddr
@@ -158,7 +158,7 @@ func (q question) unlessLocated(d Decision) Route {
 }
 
 // request decides about a request by the host it is for.
-func (q question) request() Route {
+func (q *question) request() Route {
 	d, secure := q.Decide(q.r), q.e.Opening == OpeningSecure
 	name, port := q.r.Name, q.r.Port
 	switch {
@@ -177,7 +177,7 @@ func (q question) request() Route {
 }
 
 // named decides by the name in a ClientHello, which must be the one that CONNECT gave, if it gave one.
-func (q question) named() Route {
+func (q *question) named() Route {
 	d := q.Decide(q.r)
 	switch {
 	case !q.e.Bound.IsZero() && q.r.Name != q.e.Bound:
@@ -194,7 +194,7 @@ func (q question) named() Route {
 
 // asClaimed lets pass to the address that was asked for, which the policy allows whatever the name. Where a host with rules
 // may be there the name could be a mere claim, so it goes to the owner of the name, if that may be looked up.
-func (q question) asClaimed(a Action, d Decision) Route {
+func (q *question) asClaimed(a Action, d Decision) Route {
 	rt := Route{Action: a, Request: q.r, Decision: d}
 	ruled, need := q.ruled()
 	switch {
@@ -210,7 +210,7 @@ func (q question) asClaimed(a Action, d Decision) Route {
 // byAddress decides what should carry a name and carries none, by the address alone: neither what CONNECT nor what DNS said
 // about the address stands in for the name of a host that a server may find in the bytes. Where names decide on the port,
 // or listed says so, the address must be in allowed_cidrs.
-func (q question) byAddress(lack Reason, listed bool) Route {
+func (q *question) byAddress(lack Reason, listed bool) Route {
 	r, bound := q.r, q.e.Bound
 	r.Name = Name{}
 	d := q.Decide(r)
@@ -239,7 +239,7 @@ func (q question) byAddress(lack Reason, listed bool) Route {
 }
 
 // implied returns the names that a connection may be for when its bytes do not say.
-func (q question) implied() []Name {
+func (q *question) implied() []Name {
 	if !q.e.Bound.IsZero() {
 		return []Name{q.e.Bound}
 	}
@@ -248,7 +248,7 @@ func (q question) implied() []Name {
 
 // byToldNames decides a protocol of its own, which names no host: by the name that CONNECT gave, else by the first that is
 // allowed of those for which the box was told the address, else by the address alone.
-func (q question) byToldNames() Route {
+func (q *question) byToldNames() Route {
 	var refused Route
 	for i, n := range q.implied() {
 		r := q.r
@@ -281,7 +281,7 @@ func (q question) byToldNames() Route {
 
 // arrive judges the address that the bytes reach, once it is known: the policy must allow it; it must not be that of a host
 // with rules, if nobody reads the bytes; and it must be one of the name, if the route goes by the name.
-func (q question) arrive(rt Route) Route {
+func (q *question) arrive(rt Route) Route {
 	at := q.e.Dialled
 	if !at.IsValid() {
 		if rt.ByName {
@@ -318,18 +318,18 @@ func bearsUnread(d Decision, port uint16) bool {
 }
 
 // asked reports whether the address that was dialled is the one that was asked for.
-func (q question) asked() bool { return canonicalAddr(q.e.Dialled) == canonicalAddr(q.r.Addr) }
+func (q *question) asked() bool { return canonicalAddr(q.e.Dialled) == canonicalAddr(q.r.Addr) }
 
 // ruled reports whether the address that was asked for may be that of a host with rules. Once another is dialled nobody asks
 // about it any more.
-func (q question) ruled() (bool, Need) {
+func (q *question) ruled() (bool, Need) {
 	if q.e.Dialled.IsValid() && !q.asked() {
 		return true, NeedNothing
 	}
 	return q.ruledAt()
 }
 
-func (q question) ruledAt() (bool, Need) {
+func (q *question) ruledAt() (bool, Need) {
 	if q.e.Ruled == Unknown {
 		return true, NeedRuled
 	}
@@ -337,12 +337,12 @@ func (q question) ruledAt() (bool, Need) {
 }
 
 // resolvable reports whether a name may be asked of the upstream DNS servers.
-func (q question) resolvable(n Name) bool {
+func (q *question) resolvable(n Name) bool {
 	return q.Decide(Request{Stage: StageDNS, Box: q.r.Box, Name: n}).Allowed() || q.ResolvesOthers()
 }
 
 // refuse is the answer for a reason of the data path.
-func (q question) refuse(r Request, why Reason, need Need) Route {
+func (q *question) refuse(r Request, why Reason, need Need) Route {
 	return Route{Request: r, Decision: Decision{Reason: why, Version: q.version}, Needs: need}
 }
 

@@ -191,6 +191,7 @@ func (c *conn) decide(f first) route.Routed {
 	// A policy that came into force meanwhile is asked here; a later one asks what was settled.
 	if c.live.settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
 		rt.Route = refused(rt.Route, policy.ReasonPolicyChanged)
+		rt.Decision.Version = route.Version(c.box.Policy.Load())
 	}
 	return rt
 }

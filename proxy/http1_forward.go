@@ -162,7 +162,7 @@ func (h *http1) publish() error {
 	}
 	if d := f.stands(c); !d.Allowed() {
 		h.drop()
-		return d.Err(f.request)
+		return d.Err(f.way.Asked)
 	}
 	return nil
 }

@@ -117,7 +117,7 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 func (st *stream) goesTo(dial policy.Request) error {
 	f := st.ruling.inflight(st.s, dial.Addr)
 	st.setFlight(f)
-	if err := f.stands(st.s.box.Policy.Load()).Err(f.request); err != nil {
+	if err := f.stands(st.s.box.Policy.Load()).Err(f.way.Asked); err != nil {
 		return err
 	}
 	st.x.under(dial.Addr, st.ruling.request)

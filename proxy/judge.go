@@ -102,7 +102,7 @@ func (r *ruling) target() target { return targetOf(r.way) }
 
 // inflight is what must stay allowed of the request, which goes to an address; the zero Addr if that is not known yet.
 func (r *ruling) inflight(s *session, to netip.Addr) *inflight {
-	f := &inflight{s: s, request: r.request, way: r.way}
+	f := &inflight{s: s, way: r.way}
 	if to.IsValid() {
 		f.way.Asked, f.way.Known = r.way.At(to)
 	}

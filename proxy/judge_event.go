@@ -137,9 +137,8 @@ func upstreamProblem(err error) *problem.Problem {
 
 // inflight is what must stay allowed while a request is under way.
 type inflight struct {
-	s       *session
-	request policy.Request
-	way     route.Routed
+	s   *session
+	way route.Routed
 }
 
 // stands asks a policy whether the request may go on.

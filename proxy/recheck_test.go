@@ -168,3 +168,70 @@ func TestShutdownEndsWhenTheLastConnectionDoes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A client that was silent at first, where names did not decide, goes on once they do only if its server is known to have
+// spoken first.
+func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
+	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
+	open := func(port uint16, greeting string) net.Conn {
+		reached := make(chan struct{}, 1)
+		c := r.dial(r.server(port, func(c net.Conn) {
+			defer c.Close()
+			reached <- struct{}{}
+			_, _ = io.WriteString(c, greeting)
+			_, _ = io.Copy(c, c)
+		}))
+		<-reached
+		if greeting != "" {
+			if _, err := firstLine(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !r.echoes(c) {
+			t.Fatal("the connection does not carry bytes")
+		}
+		return c
+	}
+	quiet := open(7010, "")
+	r.policy(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}}, nil)
+	greeted, byPort := open(7011, "220 welcome\n"), open(2525, "220 welcome\n")
+	r.p.Recheck("box1")
+	if r.echoes(quiet) {
+		t.Error("what a client said late, and nobody read, goes on")
+	}
+	if !r.echoes(greeted) || !r.echoes(byPort) {
+		t.Error("a connection whose server speaks first was disturbed")
+	}
+}
+
+// A request that names no host goes on no longer than one may begin.
+func TestRecheckCutsARequestWithoutANameOnceNamesDecide(t *testing.T) {
+	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
+	slow := r.slowServer(7012, nil)
+	begin := func() io.Reader {
+		c := r.dial(slow)
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+slow.String()+"\r\n\r\n")
+		for line, err := firstLine(c); line != "begun"; line, err = firstLine(c) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return c
+	}
+	c := begin()
+	spec := cidr(slow.Addr())
+	spec.DeniedDomains = []string{"bad.example"}
+	r.policy(spec, nil)
+	r.p.Recheck("box1")
+	if n := len(r.p.live.of("box1")); n != 1 {
+		t.Errorf("a request to an address that is listed was disturbed: %d connections", n)
+	}
+	r.policy(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}}, nil)
+	r.p.Recheck("box1")
+	if _, err := io.ReadAll(c); err == nil {
+		t.Error("the response ended as if it were whole")
+	}
+	if n := len(r.p.live.of("box1")); n != 0 {
+		t.Errorf("%d connections are left", n)
+	}
+}

@@ -85,13 +85,16 @@ func (g *Router) Route(ctx context.Context, c *policy.Compiled, box *policy.Box,
 // Reroute asks a policy about what passes already, for which other hosts may have rules by now. A change of the policy
 // waits for the answer: what was found lately will do, and no address is looked for that was not known.
 func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy.Route {
+	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
+	if rt := c.Route(was.Asked, was.Known); rt.Needs == policy.NeedNothing {
+		return rt // most often
+	}
 	ctx, cancel := context.WithTimeout(g.base, recheckLookup)
 	defer cancel()
-	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
 	return g.gather(ctx, c, box, was, true).Route
 }
 
-// gather asks the policy, and again with each piece of evidence that the answer turns on. stale is that of [Proxy.ruled].
+// gather asks the policy, and again with each piece of evidence that the answer turns on. stale is that of [Router.ruled].
 func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box, rt Routed, stale bool) Routed {
 	for {
 		rt.Route = c.Route(rt.Asked, rt.Known)
