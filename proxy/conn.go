@@ -222,7 +222,7 @@ func (c *conn) note(f first, rt policy.Route) {
 // peek reads the first message. Where the policy wants the client to speak first, silence is no answer.
 func (c *conn) peek() (first, error) {
 	var silence time.Time
-	if c.maySilent() {
+	if c.mayBeSilent() {
 		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) {
 			return first{kind: kindSilent}, nil
 		}
@@ -235,8 +235,8 @@ func (c *conn) peek() (first, error) {
 	return f, err
 }
 
-// maySilent reports whether a client that says nothing may be one whose server speaks first.
-func (c *conn) maySilent() bool {
+// mayBeSilent reports whether a client that says nothing may be one whose server speaks first.
+func (c *conn) mayBeSilent() bool {
 	if c.mustSpeak {
 		return false
 	}
