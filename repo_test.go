@@ -39,6 +39,7 @@ proxy/h1: internal/memory
 proxy/h2: internal/memory proxy/buffers proxy/h1
 proxy/h2connect:
 proxy/header: policy proxy/h1 proxy/scrub
+proxy/origin: policy internal/fault internal/memory proxy/h1 proxy/h2 proxy/problem proxy/route proxy/socket proxy/usage
 proxy/placeholder: policy proxy/h1
 proxy/problem: policy internal/handshake proxy/h1 proxy/h2 proxy/scrub
 proxy/route: policy

@@ -161,7 +161,7 @@ func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 // The end of a request that was told as open is told by itself, whatever it ended with.
 func TestEndOfAnOpenRequestIsNotThinned(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	s := &session{p: r.p, box: r.box, usage: r.p.usages.Of(r.box), live: &liveConn{box: r.box}}
+	s := r.p.newSession(r.box, r.p.usages.Of(r.box), &liveConn{box: r.box}, nil)
 	end := func(open bool) {
 		var x exchange
 		x.begin(s)

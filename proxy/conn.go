@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/socket"
@@ -247,10 +248,8 @@ func (c *conn) mayBeSilent() bool {
 // forward hands plain HTTP to the message loop, which judges each request by its Host.
 func (c *conn) forward(f first) {
 	c.quiet = true
-	s := &session{
-		p: c.p, box: c.box, usage: c.usage, orig: c.orig, port: c.port, explicit: c.explicit, live: c.live,
-		client: newReplay(c, f.data),
-	}
+	s := c.p.newSession(c.box, c.usage, c.live, newReplay(c, f.data))
+	s.orig, s.port, s.explicit = c.orig, c.port, c.explicit
 	c.finish(s, c.p.serveHTTP1(c.ctx, s))
 }
 
@@ -261,13 +260,13 @@ func (c *conn) intercept(f first, rt route.Routed) {
 		return
 	}
 	defer c.usage.EndIntercept()
-	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), rt.Request.Name, nil)
+	tlsConn, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), rt.Request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
 		c.refuse(kindOther, policy.ReasonClientTLS)
 		return
 	}
-	if client.ConnectionState().NegotiatedProtocol == "h2" {
+	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
 		if !c.usage.Memory.Acquire(memory.HTTP2, http2Cost) {
 			c.refuse(kindOther, policy.ReasonLimit)
 			return
@@ -275,11 +274,9 @@ func (c *conn) intercept(f first, rt route.Routed) {
 		defer c.usage.Memory.Release(memory.HTTP2, http2Cost)
 	}
 	c.open()
-	s := &session{
-		p: c.p, box: c.box, usage: c.usage, name: rt.Request.Name, orig: c.orig, port: c.port, secure: true,
-		client: client, alpn: client.ConnectionState().NegotiatedProtocol, live: c.live,
-	}
-	if s.alpn == "h2" {
+	s := c.p.newSession(c.box, c.usage, c.live, tlsConn)
+	s.name, s.orig, s.port, s.secure = rt.Request.Name, c.orig, c.port, true
+	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
 		c.finish(s, c.p.serveHTTP2(c.ctx, s))
 		return
 	}
@@ -303,7 +300,7 @@ func (c *conn) finish(s *session, err error) {
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.
 func (c *conn) splice(f first, rt route.Routed) {
-	up, err := c.p.dial(c.ctx, c.box, targetOf(rt))
+	up, err := c.p.origins.Dial(c.ctx, c.box, origin.To(rt, false))
 	if err != nil {
 		c.failed(f, err)
 		return

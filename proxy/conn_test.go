@@ -16,6 +16,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/origin"
 )
 
 func TestSNIOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
@@ -278,7 +279,7 @@ func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
 	to := r.target("good.example")
 	r.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"good.example"}, DeniedCIDRs: []string{trap.Addr().String() + "/32"}}, nil)
 	// As if the policy had changed after the candidates were judged.
-	c, err := r.p.dialAddr(t.Context(), r.box, to, trap.Addr(), false)
+	c, err := r.p.origins.DialAddr(t.Context(), r.box, to, trap.Addr(), false)
 	var denied *policy.DeniedError
 	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonDeniedCIDR || denied.Request.Stage != policy.StageDial {
 		t.Errorf("%v, %v", c, err)
@@ -315,7 +316,7 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 		return e.Reason == policy.ReasonHostPort && netip.AddrPortFrom(e.Addr, e.Port).String() == addr
 	})
 	r.names.set("good.example", own)
-	c, err := r.p.dial(t.Context(), r.box, r.target("good.example"))
+	c, err := r.p.origins.Dial(t.Context(), r.box, r.target("good.example"))
 	var denied *policy.DeniedError
 	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonHostPort {
 		t.Errorf("a name of the gateway: %v", err)
@@ -323,9 +324,9 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 }
 
 // target is where TLS for a name on 443 goes, whatever its address.
-func (r *rig) target(name string) target {
+func (r *rig) target(name string) origin.Target {
 	asked := policy.Request{Box: r.box.ID, Name: mustName(r.t, name), Port: 443, Protocol: policy.TCP}
-	return targetOf(r.p.router.Route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}))
+	return origin.To(r.p.router.Route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}), true)
 }
 
 func mustName(t *testing.T, s string) policy.Name {

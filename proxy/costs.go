@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"net/http"
+
+	"boxgate/proxy/origin"
 )
 
 // What work makes the gateway hold, in bytes: the most that a peer can bring about, garbage that was not collected yet left
@@ -10,9 +12,8 @@ const (
 	connCost     = 16 << 10                            // a connection: its goroutines and first, smallest buffers
 	http2Cost    = 80 << 10                            // an HTTP/2 connection of a client: a frame each way, header tables, goroutines
 	refusalCost  = 24 << 10                            // a stream that is answered by the gateway itself
-	streamCost   = h2ResponseWindow + 72<<10           // a stream that goes on: what its server may send ahead, buffers, goroutines
+	streamCost   = origin.ResponseWindow + 72<<10      // a stream that goes on: what its server may send ahead, buffers, goroutines
 	uploadCost   = h2StreamWindow + replayMax + 32<<10 // the body of its request
-	upstreamCost = 96 << 10                            // a connection to a server: TLS, its certificates, a record or frame each way
 	fieldsFactor = 3                                   // a head as a map of fields, in multiples of its length
 )
 

@@ -14,6 +14,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 )
@@ -37,9 +38,9 @@ type http1 struct {
 
 	res     h1.Response
 	resBody h1.Body
-	scrub   *scrubbing        // of the response; nil if it is not scrubbed
-	up      *upstream         // kept from one request to the next while they go to the same place
-	reader  clientAwareReader // reads up
+	scrub   *scrubbing   // of the response; nil if it is not scrubbed
+	up      *origin.Conn // kept from one request to the next while they go to the same place
+	gone    func() bool  // reports whether the client has gone
 
 	flight atomic.Pointer[inflight]
 	x      exchange
@@ -59,7 +60,7 @@ var (
 // serveHTTP1 handles the requests of one connection until it ends. Each is judged by itself, by the policy then in force.
 // It returns nil when the connection ended in good order. It does not close s.client.
 func (p *Proxy) serveHTTP1(ctx context.Context, s *session) error {
-	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, reader: clientAwareReader{ctx: ctx, gone: clientGone(s)}}
+	h := &http1{s: s, ctx: ctx, in: h1.Reader{Source: s.client}, gone: clientGone(s)}
 	h.holds.Open(s.usage.Memory, memory.Buffers)
 	h.in.Memory = memory.Doubled{Claim: &h.holds}
 	defer h.finish()
@@ -109,11 +110,11 @@ func (h *http1) park() {
 	if h.up == nil {
 		return
 	}
-	h.s.live.detach(h.up.tcp)
+	h.s.live.detach(h.up.TCP)
 	if h.ctx.Err() != nil {
-		h.up.close()
+		h.up.Close()
 	} else {
-		h.up.keep()
+		h.up.Keep()
 	}
 	h.up = nil
 }
@@ -123,8 +124,8 @@ func (h *http1) drop() {
 	if h.up == nil {
 		return
 	}
-	h.s.live.detach(h.up.tcp)
-	h.up.close()
+	h.s.live.detach(h.up.TCP)
+	h.up.Close()
 	h.up = nil
 }
 
@@ -135,7 +136,7 @@ func (h *http1) await() error {
 		return nil // pipelined
 	}
 	h.giveOut()
-	if h.up != nil && h.up.place.pool.crowded() {
+	if h.up != nil && h.up.Crowded() {
 		h.park()
 	}
 	if h.up != nil {
@@ -187,7 +188,7 @@ func (h *http1) serveOne() error {
 		return err
 	}
 	defer h.flight.Store(nil)
-	if h.up != nil && h.up.key != keyOf(h.s, &h.ruling) {
+	if h.up != nil && !h.up.Serves(h.ruling.target(h.s)) {
 		h.park()
 	}
 	return h.forward()

@@ -7,6 +7,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 )
@@ -89,14 +90,12 @@ func (h *http1) send(whole bool) error {
 		if err := h.connect(); err != nil {
 			return err
 		}
-		used := h.up.served > 0
-		h.up.served++
-		h.up.dirty = true
-		_, err := h.up.conn.Write(h.out)
+		used := h.up.Begin()
+		_, err := h.up.NetConn.Write(h.out)
 		if err == nil && whole {
 			err = h.firstByte()
 		}
-		if err == nil || errors.Is(err, errClientGone) {
+		if err == nil || errors.Is(err, origin.ErrClientGone) {
 			return err
 		}
 		if !whole && err != nil && !used {
@@ -111,10 +110,10 @@ func (h *http1) send(whole bool) error {
 
 // firstByte waits for the answer, so that nothing was told to the client when the request has to be sent again.
 func (h *http1) firstByte() error {
-	if len(h.up.in.Bytes()) > 0 {
+	if len(h.up.In.Bytes()) > 0 {
 		return nil
 	}
-	return h.up.in.Fill()
+	return h.up.In.Fill()
 }
 
 func idempotent(method string) bool {
@@ -128,36 +127,34 @@ func idempotent(method string) bool {
 // connect makes sure there is an upstream connection, judged under the policy in force.
 func (h *http1) connect() error {
 	c := h.s.box.Policy.Load()
-	if h.up != nil && !h.up.usable(c) {
+	if h.up != nil && !h.up.Usable(c) {
 		h.drop()
 	}
 	if h.up == nil {
-		up, err := h.s.upstream1(h.ctx, &h.ruling)
+		up, err := h.s.p.origins.HTTP1(h.ctx, h.s.origin, h.ruling.target(h.s))
 		if err != nil {
 			return err
 		}
-		if !h.s.live.attach(up.tcp) {
-			up.close()
+		if !h.s.live.attach(up.TCP) {
+			up.Close()
 			return h.cutError()
 		}
 		h.up = up
 	}
-	h.reader.conn = h.up.conn
-	h.up.in.Source = &h.reader
-	h.reader.begin()
+	h.up.ReadFor(h.ctx, h.gone)
 	if err := h.publish(); err != nil {
 		return err
 	}
-	h.x.under(h.up.dial.Addr, h.ruling.request)
+	h.x.under(h.up.Addr(), h.ruling.request)
 	return nil
 }
 
 // publish adds the address to what must stay allowed, and looks once more whether it is.
 func (h *http1) publish() error {
-	f := h.ruling.inflight(h.s, h.up.dial.Addr)
+	f := h.ruling.inflight(h.s, h.up.Addr())
 	h.flight.Store(f)
 	c := h.s.box.Policy.Load()
-	if c == h.ruling.policy && h.up.judged == c {
+	if c == h.ruling.policy && h.up.AllowedBy(c) {
 		return nil
 	}
 	if d := f.stands(c); !d.Allowed() {
@@ -177,7 +174,7 @@ func (h *http1) cutError() error {
 // refuseUpstream tells the client why the upstream could not be used.
 func (h *http1) refuseUpstream(err error) error {
 	h.x.unserved(err)
-	if errors.Is(err, errClientGone) || h.ctx.Err() != nil {
+	if errors.Is(err, origin.ErrClientGone) || h.ctx.Err() != nil {
 		h.drop()
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
@@ -44,7 +45,7 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
 	}
 	h.out = header.AppendResponse(h.takeOut(), &h.res, a)
-	h.up.in.Take(n)
+	h.up.In.Take(n)
 	reuse := !h.res.Close
 	err = h.relay(a.Chunked)
 	if err != nil {
@@ -70,9 +71,8 @@ func (h *http1) uploaded(u *upload) {
 func (h *http1) settle(u *upload, a header.Answer, reuse bool) error {
 	u.stop(h)
 	h.uploaded(u)
-	if reuse && len(h.up.in.Bytes()) == 0 {
-		h.up.dirty = false
-		h.up.in.Release()
+	if reuse && len(h.up.In.Bytes()) == 0 {
+		h.up.Done()
 	} else {
 		h.drop()
 	}
@@ -94,24 +94,24 @@ func (h *http1) finalHead() (int, error) {
 		if h.req.Minor > 0 && (h.res.Status != 100 || h.req.Continue) {
 			h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1})
 			if _, err := h.s.client.Write(h.out); err != nil {
-				return 0, errClientGone
+				return 0, origin.ErrClientGone
 			}
 		}
-		h.up.in.Take(n)
+		h.up.In.Take(n)
 	}
 	return 0, errProtocol
 }
 
 func (h *http1) responseHead() (int, error) {
 	for {
-		n, err := h.res.Parse(h.up.in.Bytes(), h.method)
+		n, err := h.res.Parse(h.up.In.Bytes(), h.method)
 		if err == nil {
 			maskHead(h.ruling.scrub, &h.res)
 		}
 		if !errors.Is(err, h1.ErrShort) {
 			return n, err
 		}
-		if err := h.up.in.Fill(); err != nil {
+		if err := h.up.In.Fill(); err != nil {
 			return 0, h1.NoEOF(err)
 		}
 	}
@@ -124,14 +124,14 @@ func (h *http1) noResponse(u *upload, err error) error {
 	h.drop()
 	h.x.event.BytesOut = u.sent
 	var malformed *h1.Error
-	var write *upstreamWriteError
+	var write *origin.WriteError
 	switch {
 	case running && errors.As(u.err, &malformed):
 		return h.refuseBody(errors.New(malformed.What))
 	case running && errors.Is(u.err, placeholder.ErrLate):
 		return h.refuseBody(u.err)
 	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
-		h.x.failed(errClientGone)
+		h.x.failed(origin.ErrClientGone)
 		return errClose
 	case running && u.err != nil && !errors.As(u.err, &write):
 		h.x.failed(u.err)
@@ -149,7 +149,7 @@ func (h *http1) relay(chunked bool) error {
 	if h.scrub != nil {
 		return h.relayScrubbed(chunked)
 	}
-	in := &h.up.in
+	in := &h.up.In
 	h.resBody.Begin(h.res.Body, true)
 	untilClose := h.res.Body.UntilClose
 	for {

@@ -8,6 +8,7 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 )
 
@@ -72,17 +73,17 @@ func (u *upload) start(h *http1) {
 	_ = h.s.client.SetReadDeadline(time.Time{}) // a body may take its time; the box's connection limit bounds what waits
 	go func() {
 		defer close(u.done)
-		defer contain.Panic(h.s.p.cfg.Log, h.s.box.ID, up.abort)
+		defer contain.Panic(h.s.p.cfg.Log, h.s.box.ID, up.Abort)
 		u.err = contain.ErrFault
 		u.err = u.run(&h.in, up)
-		var write *upstreamWriteError
+		var write *origin.WriteError
 		if u.err != nil && !errors.As(u.err, &write) {
-			up.abort() // the client broke off: the upstream must not take what it got for the whole
+			up.Abort() // the client broke off: the upstream must not take what it got for the whole
 		}
 	}()
 }
 
-func (u *upload) run(in *h1.Reader, up *upstream) error {
+func (u *upload) run(in *h1.Reader, up *origin.Conn) error {
 	out := borrowOut()
 	defer func() { returnOut(out) }()
 	for {
@@ -95,7 +96,7 @@ func (u *upload) run(in *h1.Reader, up *upstream) error {
 		if u.body.Chunked() {
 			out, whole, err = u.gather(in, out[:0])
 			if err == nil {
-				err = up.write(out)
+				err = up.Write(out)
 			}
 		} else {
 			whole, err = u.pass(in, up)
@@ -107,7 +108,7 @@ func (u *upload) run(in *h1.Reader, up *upstream) error {
 }
 
 // pass writes content from where it lies.
-func (u *upload) pass(in *h1.Reader, up *upstream) (bool, error) {
+func (u *upload) pass(in *h1.Reader, up *origin.Conn) (bool, error) {
 	content, n, done, err := u.body.Next(in.Bytes())
 	if err != nil {
 		return false, err
@@ -115,7 +116,7 @@ func (u *upload) pass(in *h1.Reader, up *upstream) (bool, error) {
 	if err := u.watch.Look(content); err != nil {
 		return false, err
 	}
-	err = up.write(content)
+	err = up.Write(content)
 	u.sent += int64(len(content))
 	in.Take(n)
 	u.dry = true
@@ -130,7 +131,7 @@ func (u *upload) stop(h *http1) {
 	select {
 	case <-u.done:
 	default:
-		h.up.abort()
+		h.up.Abort()
 		_ = h.s.client.SetReadDeadline(time.Unix(1, 0))
 		<-u.done
 	}

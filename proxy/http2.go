@@ -22,6 +22,7 @@ import (
 	"boxgate/proxy/h2"
 	"boxgate/proxy/h2connect"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
@@ -54,7 +55,7 @@ func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
 	conn, ok := s.client.(*tls.Conn)
 	if !ok {
 		_ = s.client.Close()
-		return errNoName // HTTP/2 is chosen in a TLS handshake alone
+		return origin.ErrNoName // HTTP/2 is chosen in a TLS handshake alone
 	}
 	server := &http2.Server{
 		MaxConcurrentStreams: h2.Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2.FrameMax,

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/proxy/contain"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 )
 
@@ -18,8 +19,8 @@ import (
 type attempts struct {
 	st   *stream
 	ctx  context.Context
-	up   *h2Upstream // of the attempt under way
-	used bool        // up was asked for something
+	up   *origin.H2Conn // of the attempt under way
+	used bool           // up was asked for something
 	n    int
 	err  error // why there is no further attempt
 }
@@ -55,11 +56,11 @@ func (a *attempts) next() (*http2.ClientConn, error) {
 			return nil, a.err
 		}
 	}
-	if a.err = a.st.goesTo(a.up.dial); a.err != nil {
+	if a.err = a.st.goesTo(a.up.Addr()); a.err != nil {
 		return nil, a.err
 	}
 	a.used = true
-	return a.up.conn, nil
+	return a.up.Client, nil
 }
 
 // another takes a further connection.
@@ -67,21 +68,21 @@ func (a *attempts) another() error {
 	if a.n > maxAttempts {
 		return errRepeat
 	}
-	up, err := a.st.s.upstream2(a.ctx, &a.st.ruling)
+	up, err := a.st.s.p.origins.Any(a.ctx, a.st.s.origin, a.st.ruling.target(a.st.s))
 	if err != nil {
 		return err
 	}
-	if up.h1 != nil { // the host has changed its mind: the client may try again
-		up.h1.keep()
+	if up.H1 != nil { // the host has changed its mind: the client may try again
+		up.H1.Keep()
 		return errRepeat
 	}
-	a.up = up.h2
+	a.up = up.H2
 	return nil
 }
 
 func (a *attempts) leave() {
 	if a.up != nil {
-		a.up.leave(a.used)
+		a.up.Leave(a.used)
 	}
 	a.up, a.used = nil, false
 }

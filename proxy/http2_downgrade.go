@@ -11,6 +11,7 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 )
 
@@ -18,8 +19,8 @@ import (
 // parser demands, so nothing in it can end a line or a head.
 type downgrade struct {
 	st      *stream
-	up      *upstream
-	reader  clientAwareReader
+	up      *origin.Conn
+	ctx     context.Context
 	res     h1.Response
 	body    h1.Body
 	sent    chan struct{} // closed when the upload has ended; nil if there is no body
@@ -27,21 +28,24 @@ type downgrade struct {
 	proceed chan bool     // tells an upload that waits for 100 whether to begin; nil if none waits
 }
 
+// clientStays stands for a client whose going ends the context of its stream.
+func clientStays() bool { return false }
+
 // forward1 sends the request over HTTP/1.1 and brings the response back.
-func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
-	d := &downgrade{st: st, reader: clientAwareReader{ctx: ctx, gone: func() bool { return false }}}
+func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
+	d := &downgrade{st: st, ctx: ctx}
 	head := st.head(false)
 	kept := false
 	defer func() { // deferred here: up is another one after a second attempt
 		if !kept {
-			up.close()
+			up.Close()
 		}
 	}()
 	var stop func() bool
 	for ; ; again = false {
-		used := up.served > 0
+		used := up.Again()
 		// The cut of a connection, and a client that resets its stream, end the context: that must end the reads as well.
-		stop = context.AfterFunc(ctx, up.abort)
+		stop = context.AfterFunc(ctx, up.Abort)
 		err := d.send(ctx, up, head)
 		if err == nil {
 			break
@@ -51,8 +55,8 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 			st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
 			return
 		}
-		up.close()
-		next, err := st.s.upstream1(ctx, &st.ruling)
+		up.Close()
+		next, err := st.s.p.origins.HTTP1(ctx, st.s.origin, st.ruling.target(st.s))
 		if err != nil {
 			st.refuseUpstream(err)
 			return
@@ -62,14 +66,14 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 	reuse := false
 	defer func() {
 		if !d.sentAll() {
-			up.abort()
+			up.Abort()
 			_ = st.r.Body.Close() // ends a read under way
 			<-d.sent
 			reuse = false
 		}
-		if stop() && reuse && len(up.in.Bytes()) == 0 {
-			up.dirty = false
-			up.keep()
+		if stop() && reuse && len(up.In.Bytes()) == 0 {
+			up.Done()
+			up.Keep()
 			kept = true
 		}
 	}()
@@ -77,21 +81,18 @@ func (st *stream) forward1(ctx context.Context, up *upstream, again bool) {
 }
 
 // send writes the head, starts the upload and, for a request without a body, waits for the first byte of the answer.
-func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
+func (d *downgrade) send(ctx context.Context, up *origin.Conn, head []byte) error {
 	d.up = up
-	if err := d.st.goesTo(up.dial); err != nil {
+	if err := d.st.goesTo(up.Addr()); err != nil {
 		return err
 	}
-	up.served++
-	up.dirty = true
-	d.reader.conn = up.conn
-	up.in.Source = &d.reader
-	d.reader.begin()
-	if _, err := up.conn.Write(head); err != nil {
+	up.Begin()
+	up.ReadFor(d.ctx, clientStays)
+	if _, err := up.NetConn.Write(head); err != nil {
 		return err
 	}
 	if d.st.r.ContentLength == 0 {
-		return up.in.Fill()
+		return up.In.Fill()
 	}
 	d.sent, d.outcome = make(chan struct{}), contain.ErrFault
 	if d.st.expects {
@@ -99,13 +100,13 @@ func (d *downgrade) send(ctx context.Context, up *upstream, head []byte) error {
 	}
 	go func() {
 		defer close(d.sent)
-		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, up.abort)
+		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, up.Abort)
 		if d.outcome = d.awaitContinue(); d.outcome == nil {
 			d.outcome = d.upload()
 		}
-		var write *upstreamWriteError
+		var write *origin.WriteError
 		if d.outcome != nil && !errors.As(d.outcome, &write) && !errors.Is(d.outcome, errUnwanted) {
-			up.abort() // the client broke off: the upstream must not take what it got for the whole
+			up.Abort() // the client broke off: the upstream must not take what it got for the whole
 		}
 	}()
 	return nil
@@ -119,7 +120,7 @@ func (d *downgrade) awaitContinue() error {
 	if d.proceed == nil {
 		return nil
 	}
-	limit := time.NewTimer(expectWait)
+	limit := time.NewTimer(origin.ExpectWait)
 	defer limit.Stop()
 	select {
 	case wanted := <-d.proceed:
@@ -180,7 +181,7 @@ func (d *downgrade) upload() error {
 			}
 			content = out
 		}
-		if failed := d.up.write(content); failed != nil {
+		if failed := d.up.Write(content); failed != nil {
 			return failed
 		}
 		if errors.Is(err, io.EOF) {
@@ -230,7 +231,7 @@ func (d *downgrade) respond() bool {
 	st.w.WriteHeader(d.res.Status)
 	reuse := !d.res.Close
 	d.body.Begin(d.res.Body, true)
-	d.up.in.Take(n)
+	d.up.In.Take(n)
 	if err := d.relay(d.res.Body.UntilClose); err != nil {
 		st.abort(err)
 	}
@@ -245,7 +246,7 @@ func (d *downgrade) respond() bool {
 
 // finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
 func (d *downgrade) finalHead() (int, error) {
-	in := &d.up.in
+	in := &d.up.In
 	for range interimMax {
 		d.res.Reset()
 		n, err := d.res.Parse(in.Bytes(), d.st.r.Method)
@@ -277,10 +278,10 @@ func (d *downgrade) finalHead() (int, error) {
 // relay moves the body, flushing whatever has arrived before it waits for more.
 func (d *downgrade) relay(untilClose bool) error {
 	if d.st.scrub != nil {
-		return d.st.relayScrubbed(&arriving{in: &d.up.in, body: &d.body, untilClose: untilClose})
+		return d.st.relayScrubbed(&arriving{in: &d.up.In, body: &d.body, untilClose: untilClose})
 	}
 	controller := http.NewResponseController(d.st.w)
-	in := &d.up.in
+	in := &d.up.In
 	for {
 		content, n, done, err := d.body.Next(in.Bytes())
 		if err != nil {

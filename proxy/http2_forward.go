@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
+	"net/netip"
 	"net/textproto"
 	"net/url"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"boxgate/proxy/buffers"
 	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
@@ -28,16 +30,16 @@ func (st *stream) forward() {
 	ctx, cancel := context.WithCancel(st.r.Context())
 	defer cancel()
 	for again := st.repeatable(); ; again = false {
-		up, err := st.s.upstream2(ctx, &st.ruling)
+		up, err := st.s.p.origins.Any(ctx, st.s.origin, st.ruling.target(st.s))
 		if err != nil {
 			st.refuseUpstream(err)
 			return
 		}
-		if up.h1 != nil {
-			st.forward1(ctx, up.h1, again)
+		if up.H1 != nil {
+			st.forward1(ctx, up.H1, again)
 			return
 		}
-		if err = st.forward2(ctx, up.h2); err == nil {
+		if err = st.forward2(ctx, up.H2); err == nil {
 			return
 		}
 		if !again || ctx.Err() != nil || errors.Is(err, errRepeat) {
@@ -70,7 +72,7 @@ func (st *stream) failed2(ctx context.Context, err error) {
 }
 
 // forward2 sends the request over HTTP/2 and brings the response back. On an error the client was told nothing yet.
-func (st *stream) forward2(ctx context.Context, up *h2Upstream) error {
+func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
 	a := &attempts{st: st, ctx: ctx, up: up}
 	defer a.leave()
 	res, err := st.roundTrip(ctx, a)
@@ -114,13 +116,13 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 }
 
 // goesTo adds the address to what must stay allowed, and looks once more whether it is.
-func (st *stream) goesTo(dial policy.Request) error {
-	f := st.ruling.inflight(st.s, dial.Addr)
+func (st *stream) goesTo(addr netip.Addr) error {
+	f := st.ruling.inflight(st.s, addr)
 	st.setFlight(f)
 	if err := f.stands(st.s.box.Policy.Load()).Err(f.way.Asked); err != nil {
 		return err
 	}
-	st.x.under(dial.Addr, st.ruling.request)
+	st.x.under(addr, st.ruling.request)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/proxy/h1"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
@@ -98,7 +99,7 @@ func (s *session) routeRequest(ctx context.Context, r *ruling) *problem.Problem 
 }
 
 // target is where a request that was not refused goes.
-func (r *ruling) target() target { return targetOf(r.way) }
+func (r *ruling) target(s *session) origin.Target { return origin.To(r.way, s.secure) }
 
 // inflight is what must stay allowed of the request, which goes to an address; the zero Addr if that is not known yet.
 func (r *ruling) inflight(s *session, to netip.Addr) *inflight {

@@ -157,7 +157,8 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	if !live.attach(server) {
 		return
 	}
-	s := &session{p: l.p, box: l.box, usage: l.p.usages.Of(l.box), orig: netip.AddrPortFrom(l.orig, port), port: port, secure: secure, client: server, live: live}
+	s := l.p.newSession(l.box, l.p.usages.Of(l.box), live, server)
+	s.orig, s.port, s.secure = netip.AddrPortFrom(l.orig, port), port, secure
 	if !secure {
 		_ = l.p.serveHTTP1(ctx, s)
 		return
@@ -171,8 +172,8 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	if err != nil {
 		return
 	}
-	s.name, s.client, s.alpn = n, conn, conn.ConnectionState().NegotiatedProtocol
-	if s.alpn == "h2" {
+	s.name, s.client = n, conn
+	if conn.ConnectionState().NegotiatedProtocol == "h2" {
 		_ = l.p.serveHTTP2(ctx, s)
 		return
 	}

@@ -16,6 +16,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
@@ -107,12 +108,12 @@ type Proxy struct {
 	live   liveTable
 	usages *usage.Table
 	router *route.Router
-	tls    boxTLSTable
+	tls    tlsConfigs
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
 
-	tunnels   *tunnel.Pool
-	upstreams upstreams // connections to origin servers kept for the next request
+	tunnels *tunnel.Pool
+	origins *origin.Origins
 
 	// originalDst tells where a transparently accepted connection was going. Tests replace it.
 	originalDst func(net.Conn) netip.AddrPort
@@ -133,13 +134,18 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
+	p.base, p.cancel = context.WithCancel(context.Background())
+	p.router = route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
 	p.usages = usage.New(usage.Config{
 		Record: p.cfg.Audit.Record, Memory: p.cfg.Memory, Arrivals: p.cfg.MaxNewConns, Requests: p.cfg.MaxRequests,
 	})
 	p.tunnels = tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log)
+	p.origins = origin.New(origin.Config{
+		Router: p.router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
+		AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
+		MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams,
+	})
 	p.live.total = p.cfg.MaxAllConns
-	p.base, p.cancel = context.WithCancel(context.Background())
-	p.router = route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
 	return p, nil
 }
 
@@ -186,7 +192,7 @@ func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.usages.Forget(box)
 	p.router.Forget(box)
 	p.forgetTLS(box)
-	p.upstreams.closeBox(box)
+	p.origins.CloseBox(box)
 }
 
 // closeAll cuts the connections and waits until their handlers have returned.
@@ -207,7 +213,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	}
 	p.mu.Unlock()
 	defer p.usages.Flush()
-	defer p.upstreams.close()
+	defer p.origins.Close()
 	defer p.tunnels.Close()
 	defer p.cancel()
 	drained := make(chan struct{})

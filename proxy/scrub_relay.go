@@ -82,7 +82,7 @@ func (h *http1) unscrubbable(u *upload, err error) error {
 // relayScrubbed is relay for a body that is scrubbed.
 func (h *http1) relayScrubbed(chunked bool) error {
 	h.resBody.Begin(h.res.Body, true)
-	src := &arriving{in: &h.up.in, body: &h.resBody, untilClose: h.res.Body.UntilClose}
+	src := &arriving{in: &h.up.In, body: &h.resBody, untilClose: h.res.Body.UntilClose}
 	if err := h.scrub.relay(http1Sink{h, chunked}, src); err != nil {
 		return err
 	}

@@ -4,7 +4,11 @@ import (
 	"net"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/policy"
+	"boxgate/proxy/origin"
+	"boxgate/proxy/socket"
 	"boxgate/proxy/usage"
 )
 
@@ -21,7 +25,37 @@ type session struct {
 	secure bool   // TLS terminated: header rules apply
 	// explicit says that the requests came to the explicit proxy: they must be in absolute form with the scheme http.
 	explicit bool
-	client   net.Conn // *tls.Conn when secure; for plain HTTP a conn that replays the peeked bytes first
-	alpn     string
-	live     *liveConn // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
+	client   net.Conn      // *tls.Conn when secure; for plain HTTP a conn that replays the peeked bytes first
+	origin   origin.Client // for the connections to servers
+	live     *liveConn     // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
+}
+
+// newSession returns a session of a box over one client connection. Where it leads, and whether it is secure, is for the caller
+// to say.
+func (p *Proxy) newSession(box *policy.Box, taken *usage.Box, live *liveConn, conn net.Conn) *session {
+	return &session{
+		p: p, box: box, usage: taken, live: live, client: conn,
+		origin: origin.Client{Box: box, Memory: taken.Memory, Denied: live.denied},
+	}
+}
+
+// clientGone returns a check whether the client closed its connection while it waits for an answer. Where TLS is
+// terminated the end of the TCP stream says so; on plain HTTP a client may close its sending side and still listen.
+func clientGone(s *session) func() bool {
+	tcp, ok := socket.TCP(s.client)
+	if !ok {
+		return func() bool { return false }
+	}
+	return func() bool {
+		raw, err := tcp.SyscallConn()
+		if err != nil {
+			return true
+		}
+		gone := true
+		_ = raw.Control(func(fd uintptr) {
+			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+			gone = err != nil || info.State == unix.BPF_TCP_CLOSE || (s.secure && info.State == unix.BPF_TCP_CLOSE_WAIT)
+		})
+		return gone
+	}
 }

@@ -3,46 +3,35 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"net"
 	"slices"
 	"sync"
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
-	"boxgate/proxy/problem"
+	"boxgate/proxy/origin"
 )
 
-// upstreamSessions is how many TLS sessions towards upstreams are kept for a box.
-const upstreamSessions = 128
-
-var errNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))
-
-// boxTLS is the TLS state of one box: nothing of it is shared with another box, neither ticket keys nor sessions.
-type boxTLS struct {
-	server   *tls.Config
-	sessions tls.ClientSessionCache
-}
-
-// boxTLSTable holds the TLS state of the boxes that have connected. The zero value is empty.
-type boxTLSTable struct {
+// tlsConfigs are the configurations with which TLS of boxes is terminated. Boxes share nothing of them, such as ticket keys.
+// The zero value is empty.
+type tlsConfigs struct {
 	mu    sync.Mutex
-	boxes map[policy.BoxID]*boxTLS
+	boxes map[policy.BoxID]*tls.Config
 }
 
-// boxTLS returns the TLS state of a box, made at its first use.
-func (p *Proxy) boxTLS(box policy.BoxID) *boxTLS {
+// tlsConfig returns the configuration of a box, made at its first use.
+func (p *Proxy) tlsConfig(box policy.BoxID) *tls.Config {
 	p.tls.mu.Lock()
 	defer p.tls.mu.Unlock()
-	if b := p.tls.boxes[box]; b != nil {
-		return b
+	if c := p.tls.boxes[box]; c != nil {
+		return c
 	}
 	if p.tls.boxes == nil {
-		p.tls.boxes = map[policy.BoxID]*boxTLS{}
+		p.tls.boxes = map[policy.BoxID]*tls.Config{}
 	}
-	b := &boxTLS{server: p.serverConfig(box), sessions: tls.NewLRUClientSessionCache(upstreamSessions)}
-	p.tls.boxes[box] = b
-	return b
+	c := p.serverConfig(box)
+	p.tls.boxes[box] = c
+	return c
 }
 
 func (p *Proxy) forgetTLS(box policy.BoxID) {
@@ -94,7 +83,7 @@ func (p *Proxy) isHosts(n policy.Name) bool {
 // terminate makes the TLS handshake with the box under a leaf for name. It fails unless the handshake names what was
 // peeked: the decision was made for that name alone.
 func (p *Proxy) terminate(ctx context.Context, box *policy.Box, client net.Conn, name policy.Name, alpn []string) (*tls.Conn, error) {
-	cfg := p.boxTLS(box.ID).server
+	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {
 		cfg = cfg.Clone()
 		cfg.NextProtos = alpn
@@ -107,34 +96,7 @@ func (p *Proxy) terminate(ctx context.Context, box *policy.Box, client net.Conn,
 	}
 	got, err := policy.ParseName(conn.ConnectionState().ServerName)
 	if err != nil || got != name {
-		return nil, errNoName
-	}
-	return conn, nil
-}
-
-// dialTLS dials d and makes a TLS handshake that proves the upstream to be d.name, against the configured roots. alpn is
-// what is offered, best first. The error is a *[policy.DeniedError] or an *upstreamError.
-func (p *Proxy) dialTLS(ctx context.Context, box *policy.Box, d target, alpn []string) (*tls.Conn, error) {
-	if d.name.IsZero() {
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: errNoName}
-	}
-	raw, err := p.dial(ctx, box, d)
-	if err != nil {
-		return nil, err
-	}
-	conn := tls.Client(raw, &tls.Config{
-		ServerName:         d.name.String(),
-		RootCAs:            p.cfg.Roots,
-		NextProtos:         alpn,
-		MinVersion:         tls.VersionTLS12,
-		Time:               fault.Now,
-		ClientSessionCache: p.boxTLS(box.ID).sessions,
-	})
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.HandshakeTimeout)
-	defer cancel()
-	if err := conn.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.name, Err: fmt.Errorf("TLS handshake: %w", err)}
+		return nil, origin.ErrNoName
 	}
 	return conn, nil
 }

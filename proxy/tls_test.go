@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 )
 
@@ -90,7 +91,7 @@ func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
 func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
 	r := newRig(t, allow("*.example"))
 	_, _, err := r.terminated(&tls.Config{ServerName: "b.example", RootCAs: r.boxCA.pool()}, mustName(t, "a.example"))
-	if !errors.Is(err, errNoName) {
+	if !errors.Is(err, origin.ErrNoName) {
 		t.Errorf("%v", err)
 	}
 	if _, err, _ := r.terminated(&tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, mustName(t, "a.example")); err == nil {
@@ -105,7 +106,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 		r.names.set(name, at.Addr())
 	}
 	d := func(name string) error {
-		c, err := r.p.dialTLS(context.Background(), r.box, r.target(name), nil)
+		c, err := r.p.origins.DialTLS(context.Background(), r.box, r.target(name), nil)
 		if err == nil {
 			c.Close()
 		}

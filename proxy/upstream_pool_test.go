@@ -17,9 +17,9 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/handshake"
-	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/h2"
+	"boxgate/proxy/origin"
 )
 
 // tally counts the connections that a server has open.
@@ -69,20 +69,8 @@ func (l *lab) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httpt
 	return &c, srv, portOf(l.t, srv.Listener)
 }
 
-// pool returns what the box has open, nil if it has asked for nothing yet.
-func (l *lab) pool() *upstreamPool {
-	l.p.upstreams.mu.RLock()
-	defer l.p.upstreams.mu.RUnlock()
-	return l.p.upstreams.boxes[l.box.ID]
-}
-
-// places returns how many places the box has taken.
-func (l *lab) places() int {
-	if pool := l.pool(); pool != nil {
-		return int(pool.open.Load())
-	}
-	return 0
-}
+// places returns how many connections to servers the box has.
+func (l *lab) places() int { return l.p.origins.Stats(l.box.ID).Open }
 
 // TestManyHostsLeaveFewConnections asks for more hosts than may be kept, over a few connections, and then hangs up.
 func TestManyHostsLeaveFewConnections(t *testing.T) {
@@ -112,11 +100,11 @@ func TestManyHostsLeaveFewConnections(t *testing.T) {
 		})
 	}
 	all.Wait()
-	await(t, "the end of the connections beyond the cap", func() bool { return l.places() <= upstreamIdleMax && c.open() <= upstreamIdleMax })
-	if got := idleUpstreams(l.p); got != upstreamIdleMax || l.places() != got {
-		t.Errorf("%d connections kept in %d places, want %d", got, l.places(), upstreamIdleMax)
+	await(t, "the end of the connections beyond the cap", func() bool { return l.places() <= origin.MaxIdle && c.open() <= origin.MaxIdle })
+	if got := idleUpstreams(l); got != origin.MaxIdle || l.places() != got {
+		t.Errorf("%d connections kept in %d places, want %d", got, l.places(), origin.MaxIdle)
 	}
-	if c.peak() > upstreamIdleMax+clients+hosts/2 { // the server sees a connection end some time after it was closed
+	if c.peak() > origin.MaxIdle+clients+hosts/2 { // the server sees a connection end some time after it was closed
 		t.Errorf("%d connections were open at once", c.peak())
 	}
 	l.p.CloseBox(l.box.ID)
@@ -177,7 +165,7 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 			t.Errorf("a request under way: %s", res.Status)
 		}
 	}
-	await(t, "the lending of both connections", func() bool { return idleUpstreams(l.p) == 2+1 })
+	await(t, "the lending of both connections", func() bool { return idleUpstreams(l) == 2+1 })
 	elsewhere := l.dialPair("other.example.com", port, true)
 	res = ask(t, elsewhere, bufio.NewReader(elsewhere), strings.Replace(request("/"), "api.", "other.", 1), "GET")
 	if res.StatusCode != 200 || l.places() > 2 {
@@ -286,7 +274,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 		if served.Load() == 0 {
 			t.Errorf("h2 %v: nothing was served", h2)
 		}
-		await(t, "the rest of all connections", func() bool { return l.places() == idleUpstreams(l.p) })
+		await(t, "the rest of all connections", func() bool { return l.places() == idleUpstreams(l) })
 	}
 }
 
@@ -331,15 +319,12 @@ func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 		if res, body := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 || body != "HTTP/2.0" {
 			t.Fatalf("%s %s", res.Status, body)
 		}
-		await(t, "the connection kept", func() bool { return idleUpstreams(l.p) == 1 && l.places() == 1 })
+		await(t, "the connection kept", func() bool { return idleUpstreams(l) == 1 && l.places() == 1 })
 		srv.CloseClientConnections()
-		await(t, "the end of the connection kept", func() bool { return idleUpstreams(l.p) == 0 && l.places() == 0 })
-		pool := l.pool()
-		pool.mu.Lock()
-		if len(pool.hosts) != 0 {
-			t.Errorf("%d hosts remembered", len(pool.hosts))
+		await(t, "the end of the connection kept", func() bool { return idleUpstreams(l) == 0 && l.places() == 0 })
+		if n := l.p.origins.Stats(l.box.ID).Hosts; n != 0 {
+			t.Errorf("%d hosts remembered", n)
 		}
-		pool.mu.Unlock()
 	}
 }
 
@@ -353,44 +338,16 @@ func TestIdleUpstreamsEnd(t *testing.T) {
 		if res, _ := get(t, l.httpClient(port, h2), "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
 			t.Fatal(res.Status)
 		}
-		await(t, "the connection kept", func() bool { return idleUpstreams(l.p) == 1 })
-		pool := l.pool()
-		pool.closeOld()
-		if idleUpstreams(l.p) != 1 {
+		await(t, "the connection kept", func() bool { return idleUpstreams(l) == 1 })
+		l.p.origins.CloseIdle(l.box.ID, time.Minute)
+		if idleUpstreams(l) != 1 {
 			t.Error("a fresh connection was closed")
 		}
-		pool.mu.Lock()
-		if pool.sweep == nil {
-			t.Error("no timer runs for what is kept")
-		}
-		pool.oldestLocked().since = time.Now().Add(-upstreamIdle)
-		pool.mu.Unlock()
-		pool.closeOld()
+		l.p.origins.CloseIdle(l.box.ID, 0)
 		if n := l.places(); n != 0 {
 			t.Errorf("h2 %v: %d places", h2, n)
 		}
 		await(t, "the end of the connection", func() bool { return c.open() == 0 })
-	}
-}
-
-// TestHostsRememberedAreBounded names ever new hosts that speak HTTP/1.1 alone.
-func TestHostsRememberedAreBounded(t *testing.T) {
-	t.Parallel()
-	p := newUpstreamPool(4, memory.New(1<<20, 1<<20).Account("box"))
-	for i := range 100 {
-		n, err := policy.ParseName(fmt.Sprintf("h%d.example.com", i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		o, err := p.reserve(upstreamKey{name: n}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.dialled(o.place, nil, true)
-		o.place.release()
-		if len(p.hosts) > 8 {
-			t.Fatalf("%d hosts", len(p.hosts))
-		}
 	}
 }
 

@@ -25,7 +25,7 @@ func TestIdleClientLendsItsUpstream(t *testing.T) {
 		if res := ask(t, c, bufio.NewReader(c), request, "GET"); res.StatusCode != 200 {
 			t.Fatal(res.Status)
 		}
-		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l.p) == 1 })
+		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l) == 1 })
 	}
 	if got := count(&peers); got != 1 {
 		t.Errorf("%d upstream connections", got)
@@ -72,13 +72,13 @@ func TestBoxesShareNothing(t *testing.T) {
 		}
 		_ = readAll(t, c)
 		_ = c.Close()
-		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l.p) >= count(&peers) })
+		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l) >= count(&peers) })
 	}
 	if got := count(&peers); got != 2 {
 		t.Errorf("%d upstream connections for two boxes", got)
 	}
 	l.p.CloseBox("b1")
-	if got := idleUpstreams(l.p); got != 1 {
+	if got := idleUpstreams(l); got != 1 {
 		t.Errorf("%d connections kept, want the other box's one", got)
 	}
 }

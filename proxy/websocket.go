@@ -22,16 +22,16 @@ func upgraded(request handshake.Fields, answer *h1.Response) error {
 // request stays published: a policy that denies it later cuts the tunnel. n is the length of the response's head.
 func (h *http1) tunnel(n int) error {
 	h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1, Upgrade: true})
-	h.up.in.Take(n)
+	h.up.In.Take(n)
 	if err := h.flush(); err != nil {
 		h.drop()
 		return err
 	}
 	h.giveOut()
 	defer h.drop()
-	h.up.place.release() // the client's connection counts for both, as with every tunnel
+	h.up.Uncount() // the client's connection counts for both, as with every tunnel
 	var in, out atomic.Int64
-	err := h.s.p.tunnels.Relay(tunnel.End{Conn: h.s.client, In: &h.in, Read: &out}, tunnel.End{Conn: h.up.conn, In: &h.up.in, Read: &in}, h.ruling.masking(h.s.client), h.s.box.ID)
+	err := h.s.p.tunnels.Relay(tunnel.End{Conn: h.s.client, In: &h.in, Read: &out}, tunnel.End{Conn: h.up.NetConn, In: &h.up.In, Read: &in}, h.ruling.masking(h.s.client), h.s.box.ID)
 	h.x.event.BytesIn, h.x.event.BytesOut = in.Load(), out.Load()
 	h.x.failed(err)
 	return errClose

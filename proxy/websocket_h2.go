@@ -23,15 +23,15 @@ import (
 func (st *stream) serveWebSocket() {
 	ctx, cancel := context.WithCancel(st.r.Context())
 	defer cancel()
-	up, err := st.s.upstream1(ctx, &st.ruling)
+	up, err := st.s.p.origins.HTTP1(ctx, st.s.origin, st.ruling.target(st.s))
 	if err != nil {
 		st.refuseUpstream(err)
 		return
 	}
-	defer up.close()
-	stop := context.AfterFunc(ctx, up.abort)
+	defer up.Close()
+	stop := context.AfterFunc(ctx, up.Abort)
 	defer stop()
-	d := &downgrade{st: st, up: up, reader: clientAwareReader{conn: up.conn, ctx: ctx, gone: func() bool { return false }}}
+	d := &downgrade{st: st, up: up, ctx: ctx}
 	n, err := d.shakeHands()
 	if err != nil {
 		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
@@ -48,7 +48,7 @@ func (st *stream) serveWebSocket() {
 	header.CopyFields(st.w.Header(), &d.res)
 	st.maskHead()
 	st.w.Header().Del("Sec-Websocket-Accept")
-	up.in.Take(n)
+	up.In.Take(n)
 	st.w.WriteHeader(http.StatusOK)
 	if err := d.tunnel(); err != nil {
 		st.abort(err) // no orderly end
@@ -57,7 +57,7 @@ func (st *stream) serveWebSocket() {
 
 // shakeHands asks the upstream for the upgrade and returns the length of the final head.
 func (d *downgrade) shakeHands() (int, error) {
-	if err := d.st.goesTo(d.up.dial); err != nil {
+	if err := d.st.goesTo(d.up.Addr()); err != nil {
 		return 0, err
 	}
 	key := make([]byte, 16)
@@ -67,10 +67,9 @@ func (d *downgrade) shakeHands() (int, error) {
 	if d.st.r.Header.Get("Sec-Websocket-Version") == "" {
 		d.st.r.Header.Set("Sec-Websocket-Version", "13")
 	}
-	d.up.served++
-	d.up.in.Source = &d.reader
-	d.reader.begin()
-	if _, err := d.up.conn.Write(d.st.head(true)); err != nil {
+	d.up.Begin()
+	d.up.ReadFor(d.ctx, clientStays)
+	if _, err := d.up.NetConn.Write(d.st.head(true)); err != nil {
 		return 0, err
 	}
 	n, err := d.finalHead()
@@ -87,7 +86,7 @@ func (d *downgrade) pass(n int) {
 	d.st.maskHead()
 	d.st.w.WriteHeader(d.res.Status)
 	d.body.Begin(d.res.Body, true)
-	d.up.in.Take(n)
+	d.up.In.Take(n)
 	if err := d.relay(d.res.Body.UntilClose); err != nil {
 		d.st.abort(err)
 	}
@@ -96,26 +95,26 @@ func (d *downgrade) pass(n int) {
 // tunnel passes the bytes of the stream and of the upgraded connection until the server has ended, or the client has and
 // the server stays silent.
 func (d *downgrade) tunnel() error {
-	_ = d.up.conn.SetReadDeadline(time.Time{})
-	d.up.in.Source = d.up.conn
+	_ = d.up.NetConn.SetReadDeadline(time.Time{})
+	d.up.In.Source = d.up.NetConn
 	var ended atomic.Bool
 	go func() { // ends at the latest with the handler, which closes the body it reads
-		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, d.up.abort)
+		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, d.up.Abort)
 		if err := d.fromClient(); err != nil {
-			d.up.abort()
+			d.up.Abort()
 			return
 		}
 		ended.Store(true)
-		socket.CloseWrite(d.up.conn)
-		time.AfterFunc(tunnel.Rest, d.up.abort)
+		socket.CloseWrite(d.up.NetConn)
+		time.AfterFunc(tunnel.Rest, d.up.Abort)
 	}()
 	var in atomic.Int64
-	idle := d.st.s.p.tunnels.WatchIdle(d.up.abort, &d.st.uploaded, &in)
+	idle := d.st.s.p.tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
 	defer idle.Stop()
 	w := flushWriter{d.st.w, http.NewResponseController(d.st.w)}
 	_, err := w.Write(nil) // the head
 	if err == nil {
-		err = tunnel.Pump(d.st.ruling.masking(w), tunnel.End{Conn: d.up.conn, In: &d.up.in, Read: &in})
+		err = tunnel.Pump(d.st.ruling.masking(w), tunnel.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
 	}
 	d.st.x.event.BytesIn = in.Load()
 	if ended.Load() {
@@ -144,7 +143,7 @@ func (d *downgrade) fromClient() error {
 	for {
 		n, err := d.st.r.Body.Read(*buf)
 		d.st.uploaded.Add(int64(n))
-		if failed := d.up.write((*buf)[:n]); failed != nil {
+		if failed := d.up.Write((*buf)[:n]); failed != nil {
 			return failed
 		}
 		if errors.Is(err, io.EOF) {

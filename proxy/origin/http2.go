@@ -1,9 +1,10 @@
-package proxy
+package origin
 
 import (
 	"context"
 	"crypto/tls"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -23,18 +24,18 @@ const (
 	h2Ping     = 30 * time.Second
 	h2PingWait = 15 * time.Second
 
-	// expectWait is how long a server has to answer an expectation before the body is sent all the same (RFC 9110, 10.1.1).
-	expectWait = time.Second
+	// ExpectWait is how long a server has to answer an expectation before the body is sent all the same (RFC 9110, 10.1.1).
+	ExpectWait = time.Second
 
-	h2ResponseWindow = 256 << 10 // what an upstream may send ahead of a client that does not read
-	h2ResponsesMax   = 64 << 20  // the same over all streams of a connection: no stream holds up the others
+	ResponseWindow = 256 << 10 // what an upstream may send ahead of a client that does not read
+	ResponsesMax   = 64 << 20  // the same over all streams of a connection: no stream holds up the others
 )
 
 // h2Transport makes HTTP/2 client connections of connections already dialled and verified. It never dials, follows or
 // decompresses.
 var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
-	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: expectWait, HTTP2: &http.HTTP2Config{
-		MaxReceiveBufferPerStream: h2ResponseWindow, MaxReceiveBufferPerConnection: h2ResponsesMax, MaxReadFrameSize: h2.FrameMax,
+	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: ExpectWait, HTTP2: &http.HTTP2Config{
+		MaxReceiveBufferPerStream: ResponseWindow, MaxReceiveBufferPerConnection: ResponsesMax, MaxReadFrameSize: h2.FrameMax,
 	}})
 	if err != nil {
 		return nil, err
@@ -46,88 +47,91 @@ var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
 	return t, nil
 })
 
-// h2Upstream is one HTTP/2 connection to an origin server, used by many streams at once.
-type h2Upstream struct {
-	place *place
-	conn  *http2.ClientConn
-	dial  policy.Request // the address it goes to
+// H2Conn is one HTTP/2 connection to an origin server, used by many streams at once.
+type H2Conn struct {
+	place  *place
+	Client *http2.ClientConn
+	dial   policy.Request // the address it goes to
 
 	// Guarded by the pool's mu.
 	users int  // streams that have it
 	spent bool // no further stream may have it
 }
 
+// Addr is the address that the connection leads to.
+func (u *H2Conn) Addr() netip.Addr { return u.dial.Addr }
+
 // h2Host is what a pool knows of one host. It is kept while there is a connection, a dial or something to remember.
 type h2Host struct {
-	conns   []*h2Upstream
+	conns   []*H2Conn
 	dialing *place // of the dial under way that others wait for; nil if there is none
 	plain   bool   // the last handshake chose HTTP/1.1
 }
 
-// anyUpstream is a connection for one request: exactly one field is set.
-type anyUpstream struct {
-	h1 *upstream
-	h2 *h2Upstream
+// Any is a connection for one request: exactly one field is set.
+type Any struct {
+	H1 *Conn
+	H2 *H2Conn
 }
 
-// upstream2 returns a connection for one request of an HTTP/2 client: a share in one that is open, else a new one. Streams
+// Any returns a connection for one request of an HTTP/2 client: a share in one that is open, else a new one. Streams
 // that need the same new connection wait for one dial.
-func (s *session) upstream2(ctx context.Context, r *ruling) (anyUpstream, error) {
-	key := keyOf(s, r)
+func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
+	key := to.key()
 	for {
-		pool, err := s.upstreamPool()
+		pool, err := p.poolOf(who)
 		if err != nil {
-			return anyUpstream{}, err
+			return Any{}, err
 		}
-		o, err := pool.reserve(key, s.box.Policy.Load())
+		o, err := pool.reserve(key, who.Box.Policy.Load())
 		switch {
 		case err != nil:
-			return anyUpstream{}, err
+			return Any{}, err
 		case o.up != nil:
-			return anyUpstream{h2: o.up}, nil
+			return Any{H2: o.up}, nil
 		case o.wait != nil:
 			select {
 			case <-o.wait:
 				continue
 			case <-ctx.Done():
-				return anyUpstream{}, ctx.Err()
+				return Any{}, ctx.Err()
 			}
 		case o.plain:
-			if u := pool.take(key, s.box.Policy.Load()); u != nil {
-				return anyUpstream{h1: u}, nil
+			if u := pool.take(key, who.Box.Policy.Load()); u != nil {
+				return Any{H1: u}, nil
 			}
 			if o.place, err = pool.acquire(key); err != nil {
-				return anyUpstream{}, err
+				return Any{}, err
 			}
 		}
-		return s.dialAny(ctx, o.place, r)
+		return p.dialAny(ctx, o.place, who.Box, to)
 	}
 }
 
 // dialAny dials and lets the upstream choose the protocol.
-func (s *session) dialAny(ctx context.Context, pl *place, r *ruling) (up anyUpstream, err error) {
+func (p *Origins) dialAny(ctx context.Context, pl *place, box *policy.Box, to Target) (up Any, err error) {
 	plain := false
 	defer func() {
-		pl.pool.dialled(pl, up.h2, plain)
-		if up == (anyUpstream{}) {
+		pl.pool.dialled(pl, up.H2, plain)
+		if up == (Any{}) {
 			pl.release()
 		}
 	}()
-	conn, err := s.p.dialTLS(ctx, s.box, r.target(), alpnBoth)
+	conn, err := p.DialTLS(ctx, box, to, alpnBoth)
 	if err != nil {
-		return anyUpstream{}, err
+		return Any{}, err
 	}
 	if conn.ConnectionState().NegotiatedProtocol != "h2" {
 		plain = true
-		up.h1, err = newUpstream(pl, conn, s.box)
+		up.H1, err = newUpstream(pl, conn, box)
 		return up, err
 	}
-	up.h2, err = newH2Upstream(pl, conn, s.box)
+	up.H2, err = newH2Upstream(pl, conn, box)
 	return up, err
 }
 
 // newH2Upstream takes over a connection that was just dialled. The caller's stream is its first user.
-func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, err error) {
+func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *H2Conn, err error) {
 	defer func() {
 		if u == nil {
 			socket.Abort(conn)
@@ -149,12 +153,12 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *h2Upstream, e
 		_ = client.Close()
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name}
 	}
-	return &h2Upstream{place: pl, conn: client, dial: dial, users: 1}, nil
+	return &H2Conn{place: pl, Client: client, dial: dial, users: 1}, nil
 }
 
 // h2Offer is what a pool has for a request of an HTTP/2 client: exactly one field is set.
 type h2Offer struct {
-	up    *h2Upstream     // a share in an open connection
+	up    *H2Conn         // a share in an open connection
 	wait  <-chan struct{} // closed when a dial under way has ended
 	plain bool            // the host speaks HTTP/1.1 alone
 	place *place          // for a connection that the caller dials and reports to dialled
@@ -164,7 +168,7 @@ type h2Offer struct {
 //
 // Nothing here may wait for a write to an upstream that does not read: of the library's methods only those are called
 // that look at a connection's state without its lock for writing.
-func (p *upstreamPool) reserve(key upstreamKey, c *policy.Compiled) (h2Offer, error) {
+func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 	p.mu.Lock()
 	defer p.unlock()
 	host := p.hosts[key]
@@ -192,12 +196,12 @@ func (p *upstreamPool) reserve(key upstreamKey, c *policy.Compiled) (h2Offer, er
 
 // shareLocked returns a connection that takes one more stream, or nil. It drops those whose address is denied by now:
 // their streams are judged, and cut, by themselves.
-func (p *upstreamPool) shareLocked(host *h2Host, c *policy.Compiled) *h2Upstream {
+func (p *boxPool) shareLocked(host *h2Host, c *policy.Compiled) *H2Conn {
 	for _, u := range slices.Clone(host.conns) {
 		switch {
 		case !c.Decide(u.dial).Allowed():
 			p.dropLocked(u.place)
-		case u.conn.ReserveNewRequest():
+		case u.Client.ReserveNewRequest():
 			p.wakeLocked(u.place)
 			u.users++
 			return u
@@ -210,7 +214,7 @@ func (p *upstreamPool) shareLocked(host *h2Host, c *policy.Compiled) *h2Upstream
 
 // hostLocked returns what is known of a host, made if there is nothing. Each host that cannot be forgotten holds a place
 // at least, so there are never more than 2*max.
-func (p *upstreamPool) hostLocked(key upstreamKey) *h2Host {
+func (p *boxPool) hostLocked(key key) *h2Host {
 	if host := p.hosts[key]; host != nil {
 		return host
 	}
@@ -227,7 +231,7 @@ func (p *upstreamPool) hostLocked(key upstreamKey) *h2Host {
 }
 
 // dialled ends a dial: made is the connection for others to share, if it became one.
-func (p *upstreamPool) dialled(pl *place, made *h2Upstream, plain bool) {
+func (p *boxPool) dialled(pl *place, made *H2Conn, plain bool) {
 	p.mu.Lock()
 	defer p.unlock()
 	if pl.done != nil {
@@ -254,7 +258,7 @@ func (p *upstreamPool) dialled(pl *place, made *h2Upstream, plain bool) {
 }
 
 // forgetLocked lets no further stream use a connection.
-func (p *upstreamPool) forgetLocked(u *h2Upstream) {
+func (p *boxPool) forgetLocked(u *H2Conn) {
 	host := p.hosts[u.place.key]
 	if host == nil {
 		return
@@ -265,15 +269,15 @@ func (p *upstreamPool) forgetLocked(u *h2Upstream) {
 	p.tidyLocked(u.place.key, host)
 }
 
-func (p *upstreamPool) tidyLocked(key upstreamKey, host *h2Host) {
+func (p *boxPool) tidyLocked(key key, host *h2Host) {
 	if len(host.conns) == 0 && host.dialing == nil && !host.plain {
 		delete(p.hosts, key)
 	}
 }
 
-// leave ends one stream's use of the connection. used says that the stream asked it for something: a share that was
+// Leave ends one stream's use of the connection. used says that the stream asked it for something: a share that was
 // reserved and never used cannot be given back to the library, so the connection takes no further stream then.
-func (u *h2Upstream) leave(used bool) {
+func (u *H2Conn) Leave(used bool) {
 	p := u.place.pool
 	p.mu.Lock()
 	defer p.unlock()

@@ -1,4 +1,4 @@
-package proxy
+package origin
 
 import (
 	"container/list"
@@ -14,39 +14,41 @@ import (
 )
 
 const (
-	upstreamIdle    = 60 * time.Second // an idle connection is kept for this long; servers commonly close after 60 to 75 s
-	upstreamIdleMax = 64               // idle connections kept for a box, over all hosts
+	idleTime = 60 * time.Second // an idle connection is kept for this long; servers commonly close after 60 to 75 s
+	MaxIdle  = 64               // idle connections kept for a box, over all hosts
+
+	originCost = 96 << 10 // memory for a connection: TLS, its certificates, a record or frame each way
 )
 
-var errUpstreamLimit = error(problem.Fixed("the box has as many connections to servers open as it may"))
+var errLimit = error(problem.Fixed("the box has as many connections to servers open as it may"))
 
-// upstreamPool is what one box has open towards origin servers. Every connection has a place in it from before it is
+// boxPool is what one box has open towards origin servers. Every connection has a place in it from before it is
 // dialled until it is closed, whether it is in use or waits for another request. A box that needs one more place than
 // there are loses the connection that has waited longest. Safe for concurrent use.
-type upstreamPool struct {
+type boxPool struct {
 	max   int
-	all   *upstreams // those of all boxes, among which
-	total int        // there may be so many connections; 0: no limit
+	all   *allPools // those of all boxes, among which
+	total int       // there may be so many connections; 0: no limit
 
 	memory *memory.Account // of the box
 
 	open atomic.Int64 // places taken; written under mu
 
 	mu      sync.Mutex
-	idle    list.List                   // of *place: connections that wait for another request, longest first
-	kept    map[upstreamKey][]*upstream // those of idle that speak HTTP/1.1, the one used last at the end
-	hosts   map[upstreamKey]*h2Host     // of HTTP/2; at most 2*max
-	dropped []*place                    // closed by unlock
-	sweep   *time.Timer                 // runs while there is anything in idle
-	closed  bool                        // the box is gone
+	idle    list.List       // of *place: connections that wait for another request, longest first
+	kept    map[key][]*Conn // those of idle that speak HTTP/1.1, the one used last at the end
+	hosts   map[key]*h2Host // of HTTP/2; at most 2*max
+	dropped []*place        // closed by unlock
+	sweep   *time.Timer     // runs while there is anything in idle
+	closed  bool            // the box is gone
 }
 
 // place is the right of a box to one open connection to an origin server.
 type place struct {
-	pool *upstreamPool
-	key  upstreamKey
-	h1   *upstream     // the connection, once there is one: at most one of the two
-	h2   *h2Upstream   // written under pool.mu
+	pool *boxPool
+	key  key
+	h1   *Conn         // the connection, once there is one: at most one of the two
+	h2   *H2Conn       // written under pool.mu
 	done chan struct{} // closed when the dial has ended, if others wait for it; else nil
 
 	// Guarded by pool.mu.
@@ -55,12 +57,12 @@ type place struct {
 	since time.Time     // how long it has been there
 }
 
-func newUpstreamPool(max int, holds *memory.Account) *upstreamPool {
-	return &upstreamPool{max: max, memory: holds, all: &upstreams{}, kept: map[upstreamKey][]*upstream{}, hosts: map[upstreamKey]*h2Host{}}
+func newBoxPool(max int, holds *memory.Account) *boxPool {
+	return &boxPool{max: max, memory: holds, all: &allPools{}, kept: map[key][]*Conn{}, hosts: map[key]*h2Host{}}
 }
 
 // unlock gives up the lock and then closes what was dropped under it: that must hold up nobody.
-func (p *upstreamPool) unlock() {
+func (p *boxPool) unlock() {
 	dropped := p.dropped
 	p.dropped = nil
 	p.mu.Unlock()
@@ -72,30 +74,30 @@ func (p *upstreamPool) unlock() {
 // hangUp closes the connection of a place that was dropped. It waits for no peer.
 func (pl *place) hangUp() {
 	if pl.h1 != nil {
-		pl.h1.close()
+		pl.h1.Close()
 	}
 	if pl.h2 != nil {
-		_ = pl.h2.conn.Close()
+		_ = pl.h2.Client.Close()
 	}
 }
 
-// acquire returns a place for one more connection. The error is an *upstreamError when all are in use.
-func (p *upstreamPool) acquire(key upstreamKey) (*place, error) {
+// acquire returns a place for one more connection. The error is a *[problem.Upstream] when all are in use.
+func (p *boxPool) acquire(key key) (*place, error) {
 	p.mu.Lock()
 	defer p.unlock()
 	return p.acquireLocked(key)
 }
 
-func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
+func (p *boxPool) acquireLocked(key key) (*place, error) {
 	if p.closed {
 		return nil, errBoxGone
 	}
 	for !p.roomLocked() {
 		if !p.dropOldestLocked() {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: errUpstreamLimit}
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: errLimit}
 		}
 	}
-	for !p.memory.Acquire(memory.Upstreams, upstreamCost) {
+	for !p.memory.Acquire(memory.Upstreams, originCost) {
 		if !p.dropOldestLocked() {
 			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: memory.ErrFull}
 		}
@@ -106,7 +108,7 @@ func (p *upstreamPool) acquireLocked(key upstreamKey) (*place, error) {
 }
 
 // roomLocked reports whether the box may have one more connection: by its own limit, and by its share of all.
-func (p *upstreamPool) roomLocked() bool {
+func (p *boxPool) roomLocked() bool {
 	mine := int(p.open.Load())
 	return mine < p.max && usage.Room(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
 }
@@ -115,7 +117,7 @@ func (p *upstreamPool) roomLocked() bool {
 var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: policy.ReasonUnknownBox}}
 
 // crowded reports whether the box has so many connections open that none should be reserved for a client that is silent.
-func (p *upstreamPool) crowded() bool { return p.open.Load() > int64(p.max/2) }
+func (p *boxPool) crowded() bool { return p.open.Load() > int64(p.max/2) }
 
 // release gives the place back: its connection was closed, never came to be, or is counted elsewhere from now on. Only
 // the first call does something.
@@ -125,14 +127,14 @@ func (pl *place) release() {
 	pl.pool.releaseLocked(pl)
 }
 
-func (p *upstreamPool) releaseLocked(pl *place) {
+func (p *boxPool) releaseLocked(pl *place) {
 	if !pl.held {
 		return
 	}
 	pl.held = false
 	p.open.Add(-1)
 	p.all.open.Add(-1)
-	p.memory.Release(memory.Upstreams, upstreamCost)
+	p.memory.Release(memory.Upstreams, originCost)
 	p.wakeLocked(pl)
 	if pl.h2 != nil {
 		p.forgetLocked(pl.h2)
@@ -140,12 +142,12 @@ func (p *upstreamPool) releaseLocked(pl *place) {
 }
 
 // dropLocked takes the place away and has its connection closed.
-func (p *upstreamPool) dropLocked(pl *place) {
+func (p *boxPool) dropLocked(pl *place) {
 	p.releaseLocked(pl)
 	p.dropped = append(p.dropped, pl)
 }
 
-func (p *upstreamPool) dropOldestLocked() bool {
+func (p *boxPool) dropOldestLocked() bool {
 	oldest := p.oldestLocked()
 	if oldest != nil {
 		p.dropLocked(oldest)
@@ -154,7 +156,7 @@ func (p *upstreamPool) dropOldestLocked() bool {
 }
 
 // oldestLocked returns the place whose connection has waited longest for another request, or nil.
-func (p *upstreamPool) oldestLocked() *place {
+func (p *boxPool) oldestLocked() *place {
 	e := p.idle.Front()
 	if e == nil {
 		return nil
@@ -167,13 +169,13 @@ func (p *upstreamPool) oldestLocked() *place {
 }
 
 // rest keeps a connection for another request.
-func (p *upstreamPool) rest(pl *place) {
+func (p *boxPool) rest(pl *place) {
 	p.mu.Lock()
 	defer p.unlock()
 	p.restLocked(pl)
 }
 
-func (p *upstreamPool) restLocked(pl *place) {
+func (p *boxPool) restLocked(pl *place) {
 	if p.closed || !pl.held {
 		p.dropLocked(pl)
 		return
@@ -183,16 +185,16 @@ func (p *upstreamPool) restLocked(pl *place) {
 	if pl.h1 != nil {
 		p.kept[pl.key] = append(p.kept[pl.key], pl.h1)
 	}
-	if p.idle.Len() > upstreamIdleMax {
+	if p.idle.Len() > MaxIdle {
 		p.dropOldestLocked()
 	}
 	if p.sweep == nil {
-		p.sweep = time.AfterFunc(upstreamIdle, p.closeOld)
+		p.sweep = time.AfterFunc(idleTime, p.closeOld)
 	}
 }
 
 // wakeLocked takes a connection out of those that wait, if it is one of them.
-func (p *upstreamPool) wakeLocked(pl *place) {
+func (p *boxPool) wakeLocked(pl *place) {
 	if pl.at == nil {
 		return
 	}
@@ -213,17 +215,17 @@ func (p *upstreamPool) wakeLocked(pl *place) {
 }
 
 // take returns the HTTP/1.1 connection used last that is still usable, or nil.
-func (p *upstreamPool) take(key upstreamKey, c *policy.Compiled) *upstream {
+func (p *boxPool) take(key key, c *policy.Compiled) *Conn {
 	for {
 		u := p.pop(key)
-		if u == nil || u.usable(c) {
+		if u == nil || u.Usable(c) {
 			return u
 		}
-		u.close()
+		u.Close()
 	}
 }
 
-func (p *upstreamPool) pop(key upstreamKey) *upstream {
+func (p *boxPool) pop(key key) *Conn {
 	p.mu.Lock()
 	defer p.unlock()
 	list := p.kept[key]
@@ -236,12 +238,18 @@ func (p *upstreamPool) pop(key upstreamKey) *upstream {
 }
 
 // closeOld closes what has waited for long, and comes again when the next one will have.
-func (p *upstreamPool) closeOld() {
+func (p *boxPool) closeOld() { p.closeIdle(idleTime) }
+
+// closeIdle closes what has waited for age or longer.
+func (p *boxPool) closeIdle(age time.Duration) {
 	p.mu.Lock()
 	defer p.unlock()
-	p.sweep = nil
+	if p.sweep != nil {
+		p.sweep.Stop()
+		p.sweep = nil
+	}
 	for pl := p.oldestLocked(); pl != nil; pl = p.oldestLocked() {
-		if left := upstreamIdle - time.Since(pl.since); left > 0 {
+		if left := age - time.Since(pl.since); left > 0 {
 			p.sweep = time.AfterFunc(left, p.closeOld)
 			return
 		}
@@ -250,7 +258,7 @@ func (p *upstreamPool) closeOld() {
 }
 
 // close closes everything but HTTP/1.1 connections in use, which end with their clients, and lets nothing begin.
-func (p *upstreamPool) close() {
+func (p *boxPool) close() {
 	p.mu.Lock()
 	defer p.unlock()
 	p.closed = true

@@ -1,0 +1,194 @@
+package origin
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
+)
+
+// Config is what origins need. All of it is required but for the limits over all boxes.
+type Config struct {
+	Router           *route.Router
+	Resolver         route.Resolver
+	Roots            *x509.CertPool // trusted for servers; nil: the system's
+	DialTimeout      time.Duration  // for resolving and dialling, over all addresses
+	AddressTimeout   time.Duration  // for one of several addresses
+	HandshakeTimeout time.Duration
+	MaxPerBox        int // connections that a box may use or keep
+	MaxAll           int // connections of all boxes together; the last quarter is for boxes with few; 0: no limit
+}
+
+// Origins makes connections to origin servers and keeps them for the next request, box by box: what one box does with its own
+// is nothing to another. Only newOrigins makes one. Safe for concurrent use.
+type Origins struct {
+	cfg   Config
+	pools allPools
+
+	mu       sync.Mutex
+	sessions map[policy.BoxID]tls.ClientSessionCache
+}
+
+// New returns origins without a connection.
+func New(cfg Config) *Origins {
+	return &Origins{cfg: cfg, sessions: map[policy.BoxID]tls.ClientSessionCache{}}
+}
+
+// CloseBox drops what is kept for a box. Connections in use over HTTP/1.1 end with their clients.
+func (p *Origins) CloseBox(box policy.BoxID) {
+	p.mu.Lock()
+	delete(p.sessions, box)
+	p.mu.Unlock()
+	p.pools.closeBox(box)
+}
+
+// CloseIdle closes the connections of a box that have waited for another request for age or longer.
+func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
+	p.pools.mu.RLock()
+	pool := p.pools.boxes[box]
+	p.pools.mu.RUnlock()
+	if pool != nil {
+		pool.closeIdle(age)
+	}
+}
+
+// Stats returns how many connections a box has.
+func (p *Origins) Stats(box policy.BoxID) Stats { return p.pools.stats(box) }
+
+// Close drops what is kept for any box.
+func (p *Origins) Close() { p.pools.close() }
+
+// sessionsOf returns the TLS sessions that a box may resume: no other box's.
+func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.sessions[box] == nil {
+		p.sessions[box] = tls.NewLRUClientSessionCache(maxSessions)
+	}
+	return p.sessions[box]
+}
+
+// Dial connects box to d. Every address is judged by the policy in force at that moment, and once more by the dialler
+// itself when the socket exists. The error is a *[policy.DeniedError] or a *[problem.Upstream].
+func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
+	defer cancel()
+	addrs, err := p.candidates(ctx, box, d)
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	for i, a := range addrs {
+		c, err := p.DialAddr(ctx, box, d, a, i < len(addrs)-1)
+		if err == nil {
+			return c, nil
+		}
+		failed = errors.Join(failed, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	var denied *policy.DeniedError
+	if errors.As(failed, &denied) {
+		return nil, denied
+	}
+	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.name, Err: failed}
+}
+
+// candidates returns the addresses of d that the policy allows, in the order to try them; none left is an error.
+func (p *Origins) candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
+	addrs, err := p.addresses(ctx, box, d)
+	if err != nil {
+		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name, Err: err}
+	}
+	var good []netip.Addr
+	var denied error
+	for _, a := range addrs {
+		if err := p.judgeDial(ctx, box, d, a); err != nil {
+			denied = err
+			continue
+		}
+		good = append(good, a)
+	}
+	switch {
+	case len(good) > 0:
+		return good, nil
+	case denied != nil:
+		return nil, denied
+	default:
+		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name}
+	}
+}
+
+// addresses returns where d may be, unjudged. The address the box asked for is used for a name only while a live grant
+// of that name holds it: otherwise it is the box's claim and nothing else.
+func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
+	orig := d.Asked.Addr.Unmap()
+	if !d.ByName {
+		if !orig.IsValid() {
+			return nil, nil
+		}
+		return []netip.Addr{orig}, nil
+	}
+	if d.name.IsZero() {
+		return nil, nil
+	}
+	if orig.IsValid() && p.cfg.Resolver.Granted(box.ID, d.name, orig) {
+		return []netip.Addr{orig}, nil
+	}
+	addrs, err := p.cfg.Resolver.Lookup(ctx, box, d.name)
+	if err != nil {
+		return nil, err
+	}
+	return route.Interleave(addrs, orig.Is6()), nil
+}
+
+// judgeDial asks the policy in force whether this very address may be dialled. Addresses of the gateway itself and the sink
+// are refused before the policy is asked.
+func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a netip.Addr) error {
+	a = a.Unmap()
+	c := box.Policy.Load()
+	if p.cfg.Router.IsOwn(a) || p.cfg.Router.IsSink(a) {
+		return policy.Decision{Reason: policy.ReasonHostPort, Version: route.Version(c)}.Err(d.dialling(a))
+	}
+	asked, known := d.At(a)
+	if why := d.OverruledBy(p.cfg.Router.Route(ctx, c, box, asked, known).Route); why != nil {
+		return why
+	}
+	return nil
+}
+
+// dialling is the request for one address of the target.
+func (d Target) dialling(a netip.Addr) policy.Request {
+	return policy.Request{Stage: policy.StageDial, Box: d.Asked.Box, Name: d.name, Addr: a, Port: d.Asked.Port, Protocol: policy.TCP}
+}
+
+// DialAddr dials one address. The dialler judges the address of the very socket it is about to connect, so no code
+// between here and there can have swapped it.
+func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a netip.Addr, others bool) (net.Conn, error) {
+	timeout := p.cfg.DialTimeout
+	if others {
+		timeout = p.cfg.AddressTimeout
+	}
+	dialer := net.Dialer{
+		Timeout:         timeout,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4},
+		ControlContext: func(ctx context.Context, _, address string, _ syscall.RawConn) error {
+			to, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return err
+			}
+			return p.judgeDial(ctx, box, d, to.Addr())
+		},
+	}
+	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.Asked.Port).String())
+}

@@ -1,0 +1,133 @@
+package origin
+
+import (
+	"context"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"boxgate/policy"
+)
+
+// allPools holds the connections to origin servers, box by box: what one box does with its own is nothing to another.
+// The zero value is empty. Safe for concurrent use.
+type allPools struct {
+	open    atomic.Int64 // connections, of all boxes
+	sharers atomic.Int64 // boxes that have a pool
+
+	mu    sync.RWMutex
+	boxes map[policy.BoxID]*boxPool
+}
+
+// poolOf returns the pool of a client's box. A box's clients are denied before its pool is closed, and none that is denied makes
+// a new one.
+func (p *Origins) poolOf(who Client) (*boxPool, error) {
+	all := &p.pools
+	all.mu.RLock()
+	pool := all.boxes[who.Box.ID]
+	all.mu.RUnlock()
+	if pool != nil {
+		return pool, nil
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if cut := who.Denied(); cut != nil {
+		return nil, cut
+	}
+	if all.boxes[who.Box.ID] == nil {
+		if all.boxes == nil {
+			all.boxes = map[policy.BoxID]*boxPool{}
+		}
+		pool := newBoxPool(p.cfg.MaxPerBox, who.Memory)
+		pool.all, pool.total = all, p.cfg.MaxAll
+		all.boxes[who.Box.ID] = pool
+		all.sharers.Add(1)
+	}
+	return all.boxes[who.Box.ID], nil
+}
+
+// closeBox drops what is kept for a box.
+func (u *allPools) closeBox(box policy.BoxID) {
+	u.mu.Lock()
+	pool := u.boxes[box]
+	delete(u.boxes, box)
+	u.mu.Unlock()
+	if pool != nil {
+		u.sharers.Add(-1)
+		pool.close()
+	}
+}
+
+// Stats are numbers of connections to origin servers.
+type Stats struct {
+	Open  int // in use or kept
+	Idle  int // of those, kept for another request
+	Hosts int // servers of which something is remembered
+}
+
+// stats returns the numbers of one box.
+func (u *allPools) stats(box policy.BoxID) (n Stats) {
+	u.mu.RLock()
+	pool := u.boxes[box]
+	u.mu.RUnlock()
+	if pool == nil {
+		return n
+	}
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	return Stats{Open: int(pool.open.Load()), Idle: pool.idle.Len(), Hosts: len(pool.hosts)}
+}
+
+// close drops what is kept for any box.
+func (u *allPools) close() {
+	u.mu.RLock()
+	boxes := slices.Collect(maps.Keys(u.boxes))
+	u.mu.RUnlock()
+	for _, box := range boxes {
+		u.closeBox(box)
+	}
+}
+
+var (
+	alpnHTTP1 = []string{"http/1.1"}
+	alpnBoth  = []string{"h2", "http/1.1"}
+)
+
+// HTTP1 returns an HTTP/1.1 connection for what was routed: one that was kept, else a new one. Over TLS the server was verified
+// to be the one that the target names. The error is a *[policy.DeniedError] or a *[problem.Upstream].
+func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, error) {
+	pool, err := p.poolOf(who)
+	if err != nil {
+		return nil, err
+	}
+	if u := pool.take(to.key(), who.Box.Policy.Load()); u != nil {
+		return u, nil
+	}
+	pl, err := pool.acquire(to.key())
+	if err != nil {
+		return nil, err
+	}
+	var conn net.Conn
+	defer func() {
+		if conn == nil {
+			pl.release()
+		}
+	}()
+	if conn, err = p.dial1(ctx, who.Box, to); err != nil {
+		return nil, err
+	}
+	return newUpstream(pl, conn, who.Box)
+}
+
+func (p *Origins) dial1(ctx context.Context, box *policy.Box, to Target) (net.Conn, error) {
+	if !to.secure {
+		return p.Dial(ctx, box, to)
+	}
+	conn, err := p.DialTLS(ctx, box, to, alpnHTTP1)
+	if err != nil {
+		return nil, err // not conn, a nil of another type
+	}
+	return conn, nil
+}

@@ -1,0 +1,43 @@
+package origin
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+
+	"boxgate/internal/fault"
+	"boxgate/policy"
+	"boxgate/proxy/problem"
+)
+
+// maxSessions is how many TLS sessions are kept for a box.
+const maxSessions = 128
+
+// DialTLS dials d and makes a TLS handshake that proves the upstream to be d.name, against the configured roots. alpn is
+// what is offered, best first. The error is a *[policy.DeniedError] or an *[problem.Upstream].
+func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*tls.Conn, error) {
+	if d.name.IsZero() {
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
+	}
+	raw, err := p.Dial(ctx, box, d)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(raw, &tls.Config{
+		ServerName:         d.name.String(),
+		RootCAs:            p.cfg.Roots,
+		NextProtos:         alpn,
+		MinVersion:         tls.VersionTLS12,
+		Time:               fault.Now,
+		ClientSessionCache: p.sessionsOf(box.ID),
+	})
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.HandshakeTimeout)
+	defer cancel()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.name, Err: fmt.Errorf("TLS handshake: %w", err)}
+	}
+	return conn, nil
+}
+
+var ErrNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))
