@@ -10,11 +10,11 @@ import (
 	"boxgate/policy"
 )
 
-// maxBoxes is the most that a host can have: each box has 65536 user ids of 2^32.
+// maxBoxes is the most boxes that a host can have: each box has 65536 of the 2^32 user IDs.
 const maxBoxes = 1 << 16
 
-// AllocateBox stores a new box and returns it with its index and addresses, the lowest that are free. Whatever b holds
-// in those fields is ignored. The errors are [ErrNameTaken], [ErrExhausted], and [ErrConflict] for an ID that exists.
+// AllocateBox stores a new box and returns it with the lowest free index and addresses. Those fields of b are ignored.
+// The errors are [ErrNameTaken], [ErrExhausted], and [ErrConflict] for an ID that exists.
 func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 	if err := checkID(b.ID); err != nil {
 		return Box{}, err
@@ -37,8 +37,8 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 	return b, nil
 }
 
-// takePlace gives the box the lowest index that no box has and whose addresses no box has: pools may have been configured
-// anew since older boxes got theirs.
+// takePlace gives the box the lowest index that is free and whose addresses are free: the pools may have changed since
+// older boxes got theirs.
 func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 	limit := uint32(maxBoxes)
 	if pools.Max != 0 {
@@ -110,14 +110,14 @@ func nth(pool netip.Prefix, n uint32) (netip.Addr, bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// checkID refuses what is no ID: it would be taken for another key.
+// checkID refuses what is not an ID, which could be taken for another key.
 func checkID(id policy.BoxID) error {
 	if id == "" || len(id) > 32 {
-		return fmt.Errorf("%q is no box ID", string(id))
+		return fmt.Errorf("%q is not a box ID", string(id))
 	}
 	for _, c := range []byte(id) {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			return fmt.Errorf("%q is no box ID", string(id))
+			return fmt.Errorf("%q is not a box ID", string(id))
 		}
 	}
 	return nil

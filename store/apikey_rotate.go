@@ -15,8 +15,9 @@ import (
 // RotateAPIKey makes a new API key and writes it into the file api-key of the state directory. Every key before it stops
 // working at once, or after grace if that is more than 0.
 //
-// The new key is on the disk, in a file beside, before the store knows it, and takes its place in api-key after. A
-// gateway that dies in between has the one or the other: the next start finishes what the store knows ([DB.EnsureAPIKey]).
+// The new key is written to a file next to api-key before the store knows it, and renamed to api-key afterwards. If the
+// gateway dies in between, one of the two keys works, and the next start completes a change that the store knows
+// ([DB.EnsureAPIKey]).
 func (db *DB) RotateAPIKey(grace time.Duration) error {
 	db.rotating.Lock()
 	defer db.rotating.Unlock()
@@ -41,7 +42,8 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	return db.reached("new API key in its file")
 }
 
-// replaceKeys adds a key and lets those before it end at a time; ends that are earlier stay, and what has ended goes.
+// replaceKeys adds a key and lets earlier keys expire at a given time. Earlier expiries stay, and expired keys are
+// deleted.
 func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
 	keys, err := db.table(tx, bucketAPIKeys)
 	if err != nil {
@@ -72,7 +74,8 @@ func putKey(keys table, k APIKey) error {
 	return keys.put(k.Hash[:], data)
 }
 
-// finishKeyChange ends a change of the API key: the new one takes its place if the store knows it, else it goes.
+// finishKeyChange completes a change of the API key: the file of the new one is renamed if the store knows the key,
+// else removed.
 func (db *DB) finishKeyChange() error {
 	next := db.path(fileNextKey)
 	data, err := os.ReadFile(next)

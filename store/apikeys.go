@@ -11,9 +11,10 @@ import (
 	"boxgate/policy"
 )
 
-// EnsureAPIKey makes the first API key, once: it writes it into the file api-key of the state directory (0600) and keeps
-// its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key nobody can use, and
-// the next start makes another. While any key is kept the file is not touched: who deleted it wanted it gone.
+// EnsureAPIKey makes the first API key, once: it writes it into the file api-key of the state directory (0600) and
+// keeps its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key that does
+// not work, and the next start makes another. While the store has any key the file is not touched: if it was deleted,
+// that was intended.
 func (db *DB) EnsureAPIKey() (made bool, err error) {
 	if err := db.finishKeyChange(); err != nil {
 		return false, err
@@ -45,8 +46,8 @@ func (db *DB) AddAPIKey(name string, key policy.Secret) error {
 	})
 }
 
-// CheckAPIKey reports whether key is an API key of this gateway. What is looked up is its hash, so how long it takes says
-// nothing about the keys that exist. A store that cannot be read knows no key.
+// CheckAPIKey reports whether key is an API key of this gateway. It looks up a hash, so the time that takes reveals
+// nothing about existing keys. If the store cannot be read, no key is valid.
 func (db *DB) CheckAPIKey(key string) bool {
 	hash := HashKey(key)
 	known := false
@@ -69,7 +70,7 @@ func (db *DB) CheckAPIKey(key string) bool {
 	return err == nil && known
 }
 
-// APIKeys returns what is kept of the API keys.
+// APIKeys returns the records of the API keys.
 func (db *DB) APIKeys() ([]APIKey, error) {
 	var out []APIKey
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -95,7 +96,7 @@ func readKeys(keys table) (out []APIKey, err error) {
 	return out, err
 }
 
-// DeleteAPIKey forgets a key; from then on it opens nothing. The error is [ErrNotFound] if there is no such key.
+// DeleteAPIKey deletes a key, which is then no longer valid. The error is [ErrNotFound] if there is no such key.
 func (db *DB) DeleteAPIKey(hash KeyHash) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		keys, err := db.table(tx, bucketAPIKeys)

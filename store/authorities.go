@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// caRecord is how an authority is written: the certificate is public, the key is sealed.
+// caRecord is a stored authority: the certificate is public, the key is sealed.
 type caRecord struct {
 	Cert []byte `json:"cert"`
 	Key  []byte `json:"key"`
@@ -18,7 +18,7 @@ type caRecord struct {
 // CA returns the authority of a box, or [ErrNotFound].
 func (db *DB) CA(id policy.BoxID) (CA, error) { return db.getCA(string(id)) }
 
-// SetCA keeps the authority of a box.
+// SetCA stores the authority of a box.
 func (db *DB) SetCA(id policy.BoxID, ca CA) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, id); err != nil {
@@ -31,7 +31,7 @@ func (db *DB) SetCA(id policy.BoxID, ca CA) error {
 // InstallationCA returns the authority that signs the certificates of public URLs, or [ErrNotFound].
 func (db *DB) InstallationCA() (CA, error) { return db.getCA(global) }
 
-// SetInstallationCA keeps the authority that signs the certificates of public URLs.
+// SetInstallationCA stores the authority that signs the certificates of public URLs.
 func (db *DB) SetInstallationCA(ca CA) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error { return db.putCA(tx, global, ca) })
 }

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 )
 
-// sealedPart is what of a box is sealed.
+// sealedPart is the sealed part of a box.
 type sealedPart struct {
 	Env     map[string]string `json:"env,omitempty"`
 	Secrets map[string]string `json:"secrets,omitempty"`
@@ -80,7 +80,7 @@ func (db *DB) Boxes() ([]Box, error) {
 	return out, nil
 }
 
-// UpdateBox replaces what is kept of a box. Its index, addresses and time of creation stay as they are. The errors are
+// UpdateBox replaces the record of a box. Its index, addresses and time of creation do not change. The errors are
 // [ErrNotFound] and [ErrNameTaken].
 func (db *DB) UpdateBox(b Box) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
@@ -102,7 +102,7 @@ func (db *DB) UpdateBox(b Box) error {
 }
 
 // DeleteBox removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
-// header rules, CA and public URLs. A box that does not exist is no error: deletions are repeated after a crash.
+// header rules, CA and public URLs. A box that does not exist is not an error: deletions are repeated after a crash.
 func (db *DB) DeleteBox(id policy.BoxID) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		b, err := db.boxRecord(tx, id) // not getBox: the secrets are not needed
@@ -204,7 +204,7 @@ func (db *DB) putBox(tx *bolt.Tx, b Box) error {
 	return secrets.put([]byte(b.ID), sealed)
 }
 
-// claimName makes the name the box's own.
+// claimName reserves the name for the box.
 func (db *DB) claimName(tx *bolt.Tx, b Box) error {
 	if b.Name == "" {
 		return nil
@@ -230,7 +230,7 @@ func (db *DB) releaseName(tx *bolt.Tx, b Box) error {
 	return db.drop(tx, bucketNames, []byte(b.Name))
 }
 
-// requireBox refuses records of a box that does not exist: nobody would ever delete them.
+// requireBox refuses records of a box that does not exist: nothing would ever delete them.
 func requireBox(tx *bolt.Tx, id policy.BoxID) error {
 	if tx.Bucket(bucketBoxes).Get([]byte(id)) == nil {
 		return fmt.Errorf("box %s: %w", id, ErrNotFound)
@@ -238,7 +238,7 @@ func requireBox(tx *bolt.Tx, id policy.BoxID) error {
 	return nil
 }
 
-// reveal opens secrets, to be sealed at once.
+// reveal reveals secrets, to be sealed at once.
 func reveal(m map[string]policy.Secret) map[string]string {
 	if m == nil {
 		return nil

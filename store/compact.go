@@ -8,9 +8,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// rewriteFile writes the file anew if a change of the key asked for it: pages that are not in use any more hold values and the
-// data key as the old key opens them. The file takes the place of the old one whole; the returned database is the one
-// to go on with. If there is no room, the old file stays and the next start tries again.
+// rewriteFile rewrites the file if a change of the key requires it: unused pages still have values and the data key
+// encrypted with the old key. The new file replaces the old one atomically; the returned database is the one to use
+// from then on. If there is no room, the old file stays and the next start tries again.
 func rewriteFile(b *bolt.DB, path string, open func() (*bolt.DB, error)) (*bolt.DB, error) {
 	wanted := false
 	err := b.View(func(tx *bolt.Tx) error {
@@ -24,18 +24,18 @@ func rewriteFile(b *bolt.DB, path string, open func() (*bolt.DB, error)) (*bolt.
 	fresh := path + newSuffix
 	if err := copyInUse(b, fresh); err != nil {
 		_ = os.Remove(fresh)
-		return b, nil //nolint:nilerr // the store is whole and opens; what is left in it is older than the key
+		return b, nil //nolint:nilerr // the store is intact and opens; only data from before the key change is left in it
 	}
 	if err := errors.Join(os.Rename(fresh, path), syncDir(filepath.Dir(path))); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if err := b.Close(); err != nil { // not before: its lock keeps others from the file
+	if err := b.Close(); err != nil { // not earlier: its lock keeps others from the file
 		return nil, err
 	}
 	return open()
 }
 
-// copyInUse writes what is in use of a database into a new file.
+// copyInUse writes the used part of a database into a new file.
 func copyInUse(b *bolt.DB, path string) error {
 	fresh, err := bolt.Open(path, 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType})
 	if err != nil {
@@ -48,7 +48,7 @@ func copyInUse(b *bolt.DB, path string) error {
 	return errors.Join(err, fresh.Sync(), fresh.Close())
 }
 
-// removeLeftovers removes the files that a crash left while they were written; they may hold keys.
+// removeLeftovers removes partially written files that a crash left; they may contain keys.
 func removeLeftovers(dir string) error {
 	var errs []error
 	if err := os.Remove(filepath.Join(dir, fileDB+newSuffix)); !errors.Is(err, os.ErrNotExist) {

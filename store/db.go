@@ -17,24 +17,24 @@ import (
 
 // Options say where the store is and how its secrets are sealed.
 type Options struct {
-	// Dir is the state directory. It is made with mode 0700; one that others may enter is refused.
+	// Dir is the state directory. It is created with mode 0700; one that others may enter is refused.
 	Dir string
 	// PassphraseEnv names an environment variable. If it is set and not empty, the data key is encrypted with that
 	// passphrase instead of the key file Dir/secret.key, and the variable is removed from the environment, so that no
-	// child process inherits it. A store is opened in the way it was made.
+	// child process inherits it. A store must be opened in the way it was created.
 	PassphraseEnv string
 	// Passphrase is used instead of what PassphraseEnv names, if it is not empty.
 	Passphrase policy.Secret
-	// Traces are patterns of files that only a gateway which has run here leaves, besides those in Dir ([filepath.Match]).
-	// A store that is missing while there is one of them is not made: see [ErrLost].
+	// Traces are patterns ([filepath.Match]) of files outside of Dir that show that a gateway has run here. While there
+	// is one of them, a missing store is not created: see [ErrLost].
 	Traces []string
 	// LockTimeout is how long to wait for another process that has the store open; 0: one second.
 	LockTimeout time.Duration
 
-	stop func(step string) error // for tests: told of each step of a first start, at which it can fail
+	stop func(step string) error // for tests: called with each step of a first start, which it can make fail
 }
 
-// reached says that a step of a first start was made.
+// reached marks a completed step of a first start.
 func (o Options) reached(step string) error {
 	if o.stop == nil {
 		return nil
@@ -49,13 +49,13 @@ type DB struct {
 	seal *sealer
 
 	rotating sync.Mutex              // one change of keys at a time
-	stop     func(step string) error // for tests: told of each step of a change of keys, at which it can fail
+	stop     func(step string) error // for tests: called with each step of a change of keys, which it can make fail
 }
 
 // path is the path of a file of the state directory.
 func (db *DB) path(name string) string { return filepath.Join(db.dir, name) }
 
-// reached says that a step of a change of keys was made.
+// reached marks a completed step of a change of keys.
 func (db *DB) reached(step string) error {
 	if db.stop == nil {
 		return nil
@@ -63,8 +63,8 @@ func (db *DB) reached(step string) error {
 	return db.stop(step)
 }
 
-// Open opens the store, and makes it on the first start: the directory, the file, the key file (unless there is a
-// passphrase). An error is a sentence that says what to do. Only one process can have a store open.
+// Open opens the store, and creates it on the first start: the directory, the file, the key file (unless there is a
+// passphrase). Errors say what to do. Only one process can have a store open.
 //
 // Every document is checked before any is used: see tags.go.
 func Open(o Options) (*DB, error) {
@@ -97,8 +97,8 @@ func Open(o Options) (*DB, error) {
 	return db, nil
 }
 
-// openFile opens the bbolt file and checks that it is ours alone. Who had it before may have put a new file in its place
-// (see rewriteFile), so that the lock we waited for is one on a file that is gone: then it begins anew.
+// openFile opens the bbolt file and checks that only we can access it. The process that had it open may have replaced
+// it (see rewriteFile), so that the lock we waited for is on a deleted file: then openFile starts over.
 func openFile(path string, wait time.Duration) (*bolt.DB, error) {
 	for {
 		before, _ := os.Stat(path)
@@ -137,7 +137,7 @@ func openChecked(path string, wait time.Duration) (*bolt.DB, error) {
 	return b, nil
 }
 
-// Close ends the use of the store. Transactions under way are finished first.
+// Close closes the store. It waits for running transactions.
 func (db *DB) Close() error { return db.bolt.Close() }
 
 // takeEnv returns the value of an environment variable and removes it.

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ensureDir makes the state directory, or checks that nobody else can look into it.
+// ensureDir creates the state directory, or checks that nobody else can access it.
 func ensureDir(dir string) error {
 	if dir == "" {
 		return errors.New("the store needs a directory: set state_dir")
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("the state directory cannot be made: %w", err)
+		return fmt.Errorf("the state directory cannot be created: %w", err)
 	}
 	return CheckDir(dir)
 }
 
-// CheckDir requires a state directory that nobody else can look into. It changes nothing; the error is
-// [fs.ErrNotExist] if there is none.
+// CheckDir requires a state directory that nobody else can access. It changes nothing; the error is [fs.ErrNotExist] if
+// there is none.
 func CheckDir(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -45,19 +45,19 @@ func InUse(dir string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// checkPrivate refuses a file that anybody but its owner may read or write, or that belongs to someone else.
+// checkPrivate refuses a file that others may read or write, or that belongs to another user.
 func checkPrivate(path string, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", path)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("others may read %s (mode %04o): run chmod 600 %s, and consider what it held to be known",
+		return fmt.Errorf("others may read %s (mode %04o): run chmod 600 %s, and consider its contents leaked",
 			path, info.Mode().Perm(), path)
 	}
 	return checkOwner(path, info)
 }
 
-// checkOwner refuses what another user could change under our hands.
+// checkOwner refuses a file that another user could change.
 func checkOwner(path string, info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
@@ -66,7 +66,7 @@ func checkOwner(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// writePrivate puts data into a file of mode 0600 that appears whole or not at all, also after a power loss.
+// writePrivate writes data to a file of mode 0600 atomically, also in case of a power loss.
 func writePrivate(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp gives mode 0600
 	if err != nil {
@@ -89,7 +89,7 @@ func writePrivate(path string, data []byte) (err error) {
 	return syncDir(filepath.Dir(path))
 }
 
-// syncDir makes a rename last.
+// syncDir makes a rename durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -2,12 +2,13 @@ package store
 
 import "errors"
 
-// The errors a caller may ask for with errors.Is. Every other error means that the file could not be read or written.
+// The errors that callers may test for with errors.Is. Every other error means that the file could not be read or
+// written.
 var (
 	ErrNotFound   = errors.New("not found")
 	ErrNameTaken  = errors.New("the name is in use by another box")
 	ErrExhausted  = errors.New("every address of the pools is in use")
 	ErrInUse      = errors.New("another gateway is using the store")
-	ErrPassphrase = errors.New("the passphrase does not fit")
+	ErrPassphrase = errors.New("the passphrase is wrong")
 	ErrConflict   = errors.New("changed by someone else in between")
 )

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLost says that a gateway ran here whose store is not there any more.
+// ErrLost is returned when a gateway has run here but its store is gone.
 var ErrLost = errors.New("the store is gone")
 
-// ensureFile makes the store if this is the first start. A file that is missing or empty after another start is an error:
-// a new store would take the boxes that run for nobody's, and give the API a new key.
+// ensureFile creates the store if this is the first start. A file that is missing or empty after an earlier start is an
+// error: with a new store, running boxes would belong to nobody, and the API would get a new key.
 func ensureFile(o Options, path, passphrase string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Size() == 0:
-		return fmt.Errorf("%w: the file %s is empty: put it back from a backup, or, to begin anew without any box, delete "+
+		return fmt.Errorf("%w: the file %s is empty: restore it from a backup, or, to start over without any box, delete "+
 			"what is in %s", ErrLost, path, o.Dir)
 	case err == nil || !errors.Is(err, fs.ErrNotExist):
 		return err
@@ -32,11 +32,11 @@ func ensureFile(o Options, path, passphrase string) error {
 	}
 	defer unlock()
 	if _, err := os.Lstat(path); err == nil {
-		return nil // somebody else was first
+		return nil // another process was first
 	}
 	if trace := firstTrace(o); trace != "" {
-		return fmt.Errorf("%w: the file %s is missing, but %s says that a gateway ran here: put the file back from a backup, "+
-			"or, to begin anew without any box, reboot and delete what is in %s", ErrLost, path, trace, o.Dir)
+		return fmt.Errorf("%w: the file %s is missing, but %s says that a gateway ran here: restore the file from a backup, "+
+			"or, to start over without any box, reboot and delete what is in %s", ErrLost, path, trace, o.Dir)
 	}
 	return makeStore(o, path, passphrase)
 }
@@ -55,20 +55,21 @@ func firstTrace(o Options) string {
 	return ""
 }
 
-// lockDir keeps two first starts apart.
+// lockDir serializes first starts.
 func lockDir(dir string) (unlock func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w (%s): it is being made", ErrInUse, dir), d.Close())
+		return nil, errors.Join(fmt.Errorf("%w (%s): it is being created", ErrInUse, dir), d.Close())
 	}
 	return func() { _ = d.Close() }, nil
 }
 
-// makeStore makes the store and the key file under other names and gives them theirs, the store first. Of a start that
-// dies before that nothing counts; after it, the next start finds the key file by its other name (see openKeyring).
+// makeStore creates the store and the key file under temporary names and then renames them, the store first. If a start
+// dies before that, it has no effect; after it, the next start finds the key file under its temporary name (see
+// openKeyring).
 func makeStore(o Options, path, passphrase string) error {
 	fresh, keyFile := path+newSuffix, filepath.Join(o.Dir, fileSecret)
 	for _, left := range []string{fresh, keyFile + newSuffix} {
@@ -98,7 +99,8 @@ func makeStore(o Options, path, passphrase string) error {
 	return errors.Join(os.Rename(keyFile+newSuffix, keyFile), syncDir(o.Dir))
 }
 
-// makeKeyring returns what the data key of a new store is encrypted with: the passphrase, or a key file that it makes.
+// makeKeyring returns what the data key of a new store is encrypted with: the passphrase, or a key file that it
+// creates.
 func makeKeyring(path, passphrase, env string) (keyring, error) {
 	if passphrase != "" {
 		return passphraseKeyring(passphrase, env)

@@ -24,7 +24,7 @@ func TestAStoreThatIsGoneIsNoFirstStart(t *testing.T) {
 		if after, _ := os.ReadDir(o.Dir); len(after) != len(before) {
 			t.Errorf("before there was %v, after %v", before, after)
 		}
-		assertRefused(t, o, "backup", "begin anew", o.Dir)
+		assertRefused(t, o, "backup", "start over", o.Dir)
 	}
 	for name, damage := range map[string]func(path string) error{
 		"missing": os.Remove, "empty": func(path string) error { return os.Truncate(path, 0) },

@@ -8,11 +8,11 @@ import (
 	"io"
 )
 
-// How bbolt lays out the two headers of its file: page 0 and page 1, written in turn, each beginning with the page's own
+// How bbolt lays out the two headers of its file: page 0 and page 1, written alternately, each beginning with the page
 // header.
 const (
 	pageHeader  = 16
-	headerSize  = 64 // the last 8 bytes are the checksum of those before
+	headerSize  = 64 // the last 8 bytes are the checksum of the preceding ones
 	headerMagic = 0xED0CDAED
 )
 

@@ -8,15 +8,14 @@ import (
 	"boxgate/policy"
 )
 
-// Headers returns the header rules of a box. If none were ever set they are empty, with version 0.
+// Headers returns the header rules of a box. If they were never set they are empty, with version 0.
 func (db *DB) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders(string(id)) }
 
-// GlobalHeaders returns the header rules of every box. If none were ever set they are empty, with version 0.
+// GlobalHeaders returns the header rules of every box. If they were never set they are empty, with version 0.
 func (db *DB) GlobalHeaders() (Headers, error) { return db.getHeaders(global) }
 
-// StageHeaders keeps header rules of a box beside the committed ones, in the place of such as were staged before. They are
-// in force for nobody until [DB.CommitHeaders]. The version must be higher than the committed one, else the error is
-// [ErrConflict].
+// StageHeaders stores header rules of a box next to the committed ones, replacing rules staged before. They are not in
+// force until [DB.CommitHeaders]. The version must be higher than the committed one, else the error is [ErrConflict].
 func (db *DB) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, id); err != nil {
@@ -29,7 +28,7 @@ func (db *DB) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version u
 // CommitHeaders makes the staged header rules of a box the committed ones. Without staged ones the error is [ErrNotFound].
 func (db *DB) CommitHeaders(id policy.BoxID) error { return db.commit(headerSlot(string(id))) }
 
-// AbortHeaders forgets the staged header rules of a box, if there are any.
+// AbortHeaders deletes the staged header rules of a box, if there are any.
 func (db *DB) AbortHeaders(id policy.BoxID) error { return db.abort(headerSlot(string(id))) }
 
 // StageGlobalHeaders is [DB.StageHeaders] for the header rules of every box.
@@ -68,7 +67,7 @@ func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
 	return rec, db.seal.openJSON(tx, bucketHeaders, owner, sealed, &rec)
 }
 
-// stageHeaders seals header rules in the place where they are staged.
+// stageHeaders seals header rules for the place where they are staged.
 func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, version uint64) error {
 	old, err := db.headersRecord(tx, owner)
 	if err != nil {

@@ -13,17 +13,17 @@ import (
 	"filippo.io/age"
 )
 
-// scryptWorkFactor makes a guess of the passphrase cost 2^16 rounds: some 0.2 s and 64 MiB, paid once at each start.
+// scryptWorkFactor makes a guess of the passphrase cost 2^16 rounds: about 0.2 s and 64 MiB, paid once at each start.
 const scryptWorkFactor = 16
 
 // keyring wraps the data key by age.
 type keyring struct {
 	sealing    string
 	recipient  age.Recipient
-	identities []age.Identity // the one that recipient belongs to; during a change of the key file the old one and the new one
+	identities []age.Identity // that of recipient; during a change of the key file the old and the new one
 	path       string         // of the key file; "" for a passphrase
-	schema     int            // the schema that the store has at least, as the key file says; 0: it does not
-	hint       string         // what to do when the key is the wrong one
+	schema     int            // the minimum schema of the store, as recorded in the key file; 0: not recorded
+	hint       string         // what to do if the key is wrong
 }
 
 func (k keyring) wrap(key []byte) ([]byte, error) {
@@ -41,7 +41,7 @@ func (k keyring) wrap(key []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// unwrap returns the data key and the place of the identity that opened it.
+// unwrap returns the data key and the index of the identity that opened it.
 func (k keyring) unwrap(wrapped []byte) (key []byte, which int, err error) {
 	var r io.Reader
 	for i, id := range k.identities {
@@ -59,8 +59,8 @@ func (k keyring) unwrap(wrapped []byte) (key []byte, which int, err error) {
 	return key, which, nil
 }
 
-// settle makes the key file what it is between changes: only the identity that opens the store is in it, and it says which
-// schema the store has.
+// settle brings the key file into its normal state: it only has the identity that opens the store, and records the
+// schema of the store.
 func (k keyring) settle(which int) error {
 	if k.path == "" || len(k.identities) < 2 && k.schema >= schemaNow {
 		return nil
@@ -72,8 +72,8 @@ func (k keyring) settle(which int) error {
 	return writeKeyFile(k.path, id)
 }
 
-// openKeyring returns what encrypts the data key: the passphrase if there is one, else the key file. A missing key file is
-// an error: a new one could open nothing. Only a first start that was cut short has left it under another name.
+// openKeyring returns what encrypts the data key: the passphrase if there is one, else the key file. A missing key file
+// is an error: a new one could not open anything. Only an interrupted first start leaves it under another name.
 func openKeyring(dir, passphrase, env string) (keyring, error) {
 	if passphrase != "" {
 		return passphraseKeyring(passphrase, env)
@@ -85,7 +85,7 @@ func openKeyring(dir, passphrase, env string) (keyring, error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return keyring{}, fmt.Errorf("the key file %s is missing: without it the secrets of this store cannot be read; "+
-			"put it back from a backup", path)
+			"restore it from a backup", path)
 	}
 	if err != nil {
 		return keyring{}, err
@@ -100,7 +100,7 @@ func fileKeyring(path string, ids []*age.X25519Identity) keyring {
 	for _, id := range ids {
 		k.identities = append(k.identities, id)
 	}
-	k.hint = fmt.Sprintf("%s is not the key that this store was made with: put the right one back", path)
+	k.hint = fmt.Sprintf("%s is not the key that this store was created with: restore the right one", path)
 	return k
 }
 
@@ -114,28 +114,29 @@ func passphraseKeyring(passphrase, env string) (keyring, error) {
 	if err != nil {
 		return keyring{}, err
 	}
-	hint := fmt.Sprintf("the passphrase in %s is not the one that this store was made with", env)
+	hint := fmt.Sprintf("the passphrase in %s is not the one that this store was created with", env)
 	return keyring{sealing: sealedByPassphrase, recipient: recipient, identities: []age.Identity{identity}, hint: hint}, nil
 }
 
-// keyFile is what a key file says.
+// keyFile is the content of a key file.
 type keyFile struct {
-	identities []*age.X25519Identity // one, or two of which one opens the store
-	schema     int                   // the schema that the store has at least; 0: it does not say
+	identities []*age.X25519Identity // one, or two, of which one opens the store
+	schema     int                   // the minimum schema of the store; 0: not recorded
 }
 
-// schemaMark begins the comment of a key file that says which schema the store has. Without it, whoever has an old copy of
-// a store from before its documents had tags could change that at will and put it in the place of the present one.
+// schemaMark begins the comment of a key file that records the schema of the store. Without it, someone with an old
+// copy of a store, from before its documents had tags, could change that copy at will and replace the current store by
+// it.
 const schemaMark = "# schema of the store: "
 
-// readKeyFile reads age X25519 identities as age-keygen writes them, from a file that is ours alone.
+// readKeyFile reads age X25519 identities as age-keygen writes them, from a file that only we can access.
 func readKeyFile(path string) (keyFile, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return keyFile{}, fmt.Errorf("the key file cannot be read: %w", err)
 	}
 	defer f.Close()
-	info, err := f.Stat() // of the open file: it cannot be changed for another in between
+	info, err := f.Stat() // of the open file, which cannot be replaced in between
 	if err != nil {
 		return keyFile{}, err
 	}
@@ -149,16 +150,16 @@ func readKeyFile(path string) (keyFile, error) {
 	defer clear(text)
 	parsed, err := age.ParseIdentities(bytes.NewReader(text))
 	if err != nil {
-		return keyFile{}, fmt.Errorf("the key file %s holds no age identity: put the right one back", path) // err may quote the file
+		return keyFile{}, fmt.Errorf("the key file %s has no age identity: restore the right one", path) // err may quote the file
 	}
 	if len(parsed) > 2 {
-		return keyFile{}, fmt.Errorf("the key file %s must hold one age identity, not %d", path, len(parsed))
+		return keyFile{}, fmt.Errorf("the key file %s must have one age identity, not %d", path, len(parsed))
 	}
 	var file keyFile
 	for _, p := range parsed {
 		id, ok := p.(*age.X25519Identity)
 		if !ok {
-			return keyFile{}, fmt.Errorf("the key file %s must hold an X25519 identity (AGE-SECRET-KEY-1…)", path)
+			return keyFile{}, fmt.Errorf("the key file %s must have an X25519 identity (AGE-SECRET-KEY-1…)", path)
 		}
 		file.identities = append(file.identities, id)
 	}
@@ -178,10 +179,10 @@ func markedSchema(text []byte) int {
 	return 0
 }
 
-// writeKeyFile makes these the identities of the key file, all at once.
+// writeKeyFile replaces the identities of the key file, atomically.
 func writeKeyFile(path string, ids ...*age.X25519Identity) error {
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "# boxgate: opens the secrets in %s beside it. Keep a copy somewhere else.\n%s%d\n", fileDB, schemaMark, schemaNow)
+	fmt.Fprintf(&text, "# boxgate: opens the secrets in %s in this directory. Keep a backup elsewhere.\n%s%d\n", fileDB, schemaMark, schemaNow)
 	for _, id := range ids {
 		fmt.Fprintf(&text, "# public key: %s\n%s\n", id.Recipient(), id)
 	}

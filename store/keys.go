@@ -11,15 +11,15 @@ import (
 	"boxgate/policy"
 )
 
-// KeyHash is the SHA-256 of a key that [NewKey] made. A slow password hash would gain nothing: such a key has 256 random
-// bits, so there is no dictionary to try, while a hash that takes long would be a way to keep the gateway busy. It must
-// not be used for a secret that a person chose.
+// KeyHash is the SHA-256 of a key that [NewKey] made. A slow password hash would gain nothing: such a key has 256
+// random bits, so dictionary attacks are not possible, while a slow hash could be used to keep the gateway busy. It
+// must not be used for passwords chosen by people.
 type KeyHash [sha256.Size]byte
 
 // NewKey makes a random key of 256 bits, in characters that need no quoting in a header or a URL.
 func NewKey() policy.Secret {
 	var b [32]byte
-	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand crashes the process instead
 	return policy.NewSecret(base64.RawURLEncoding.EncodeToString(b[:]))
 }
 

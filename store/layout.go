@@ -5,15 +5,15 @@ const (
 	fileDB     = "boxgate.db"
 	fileSecret = "secret.key"
 	fileAPIKey = "api-key"
-	// fileNextKey is the API key that takes the place of the one in fileAPIKey, while that goes on.
+	// fileNextKey is the API key that is about to replace the one in fileAPIKey.
 	fileNextKey = "api-key.next"
 )
 
-// newSuffix ends the name of the file that is to take the store's place.
+// newSuffix is the suffix of a file that is about to replace the store.
 const newSuffix = ".new"
 
-// The buckets. Keys are the box's ID unless said otherwise; "@" stands for the whole installation, since it can be in no
-// ID. What is kept under a key is a document with its tag before it, see tags.go; in the bucket meta it is the value alone.
+// The buckets. Keys are the box's ID unless said otherwise; "@" stands for the whole installation, since it is not
+// valid in an ID. A value is a document preceded by its tag, see tags.go, except in the bucket meta, which has no tags.
 var (
 	bucketMeta     = []byte("meta")     // see the keys below
 	bucketBoxes    = []byte("boxes")    // Box as JSON
@@ -33,19 +33,19 @@ var (
 	keyVersion = []byte("version")  // schema version, 4 bytes big-endian
 	keyDataKey = []byte("data_key") // the data key, encrypted by age
 	keySealing = []byte("sealing")  // what age encrypted it to: "key file" or "passphrase"
-	keyCompact = []byte("compact")  // set: the next start writes the file anew, see [DB.RotateKey]
+	keyCompact = []byte("compact")  // set: the next start rewrites the file, see [DB.RotateKey]
 )
 
-// global is the key of what belongs to the installation and to no box.
+// global is the key of what belongs to the installation rather than a box.
 const global = "@"
 
-// The schemas of a store: of 1, documents had no tags. A store is made with the present one.
+// The schemas of a store. In schema 1, documents had no tags. New stores have the current one.
 const (
 	schemaPlain = 1
 	schemaNow   = 2
 )
 
-// documentBuckets are those whose documents carry a tag: all but meta.
+// documentBuckets are the buckets whose documents have tags: all except meta.
 var documentBuckets = [][]byte{
 	bucketBoxes, bucketNames, bucketIndexes, bucketAddrs, bucketSecrets, bucketPolicies, bucketStaged, bucketHeaders, bucketCAs,
 	bucketURLs, bucketAPIKeys,

@@ -21,23 +21,23 @@ const (
 	noFreelist   = ^uint64(0)
 )
 
-// pageWalk reads a bbolt file as it lies on the disk. bbolt itself trusts what it maps: a damaged page makes it panic, run
-// in circles or fail to find what is there.
+// pageWalk reads a bbolt file from disk. bbolt itself trusts what it maps: a damaged page makes it panic, loop or miss
+// existing keys.
 type pageWalk struct {
 	f    io.ReaderAt
 	size uint64 // of a page
-	n    uint64 // pages in use or free; those above were never used
+	n    uint64 // pages in use or free; later ones were never used
 	seen map[uint64]bool
 }
 
-// checkPages requires every page that can be reached from the newer header to be one that bbolt can read, each once, with
-// its keys in order, and none of them to be taken for free.
+// checkPages requires that every page reachable from the newer header is one that bbolt can read, is reached once, has
+// its keys in order, and is not on the free list.
 func checkPages(f io.ReaderAt, fileSize int64, header []byte) error {
 	w := &pageWalk{
 		f: f, size: uint64(binary.LittleEndian.Uint32(header[8:])), n: binary.LittleEndian.Uint64(header[40:]), seen: map[uint64]bool{},
 	}
 	if w.size < 512 || w.n > uint64(fileSize)/w.size {
-		return errors.New("it is cut short")
+		return errors.New("it is truncated")
 	}
 	if err := w.walk(binary.LittleEndian.Uint64(header[16:]), keyRange{}); err != nil {
 		return err
@@ -45,10 +45,10 @@ func checkPages(f io.ReaderAt, fileSize int64, header []byte) error {
 	return w.freelist(binary.LittleEndian.Uint64(header[32:]))
 }
 
-// keyRange is what a page may hold: keys from the first on, and below the end unless that is nil.
+// keyRange is the range of keys that a page may have: from first on, and below end unless that is nil.
 type keyRange struct{ first, end []byte }
 
-// read returns a page, with those that it runs over to, as nobody has read it yet.
+// read returns a page with its overflow pages. Each page may only be read once.
 func (w *pageWalk) read(id uint64) ([]byte, error) {
 	if id < 2 || id >= w.n {
 		return nil, fmt.Errorf("there is no page %d", id)
@@ -75,7 +75,7 @@ func (w *pageWalk) read(id uint64) ([]byte, error) {
 	return page, err
 }
 
-// walk checks a page and all below it.
+// walk checks a page and all pages below it.
 func (w *pageWalk) walk(id uint64, in keyRange) error {
 	page, err := w.read(id)
 	if err != nil {
@@ -87,7 +87,7 @@ func (w *pageWalk) walk(id uint64, in keyRange) error {
 	return w.leaf(id, page, in)
 }
 
-// keys returns the keys of a page, each from where the layout says that it is. place is what of an element names it.
+// keys returns the keys of a page. place returns where an element's key is.
 func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte, error) {
 	count := uint64(binary.LittleEndian.Uint16(page[10:]))
 	if pageHeader+count*elementSize > uint64(len(page)) {
@@ -98,7 +98,7 @@ func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte,
 		at := pageHeader + i*elementSize
 		pos, size := place(page[at:])
 		if at+pos+size > uint64(len(page)) {
-			return nil, errors.New("a key outside of it")
+			return nil, errors.New("a key outside of the page")
 		}
 		keys = append(keys, page[at+pos:at+pos+size])
 	}
@@ -140,10 +140,10 @@ func (w *pageWalk) branch(id uint64, page []byte, in keyRange) error {
 	return nil
 }
 
-// leaf checks a leaf page, which may stand in the value of another (then id is that one's).
+// leaf checks a leaf page, which may be inlined in the value of another (then id is that one's).
 func (w *pageWalk) leaf(id uint64, page []byte, in keyRange) error {
 	if binary.LittleEndian.Uint16(page[8:]) != pageLeaf {
-		return fmt.Errorf("page %d is of another kind than it must be", id)
+		return fmt.Errorf("page %d has the wrong type", id)
 	}
 	keys, err := keys(page, func(e []byte) (pos, size uint64) {
 		return uint64(binary.LittleEndian.Uint32(e[4:])), uint64(binary.LittleEndian.Uint32(e[8:]))
@@ -171,7 +171,7 @@ func (w *pageWalk) leaf(id uint64, page []byte, in keyRange) error {
 	return nil
 }
 
-// bucket checks what is in a bucket: pages of its own, or one within the value.
+// bucket checks the contents of a bucket: pages of its own, or one inlined in the value.
 func (w *pageWalk) bucket(id uint64, value []byte) error {
 	if len(value) < bucketHeader {
 		return fmt.Errorf("page %d has a damaged bucket", id)
@@ -185,7 +185,7 @@ func (w *pageWalk) bucket(id uint64, value []byte) error {
 	return w.leaf(id, value[bucketHeader:], keyRange{})
 }
 
-// freelist requires the pages that are free to be in no use: they are the next to be written.
+// freelist requires that free pages are not in use: they are the next to be written.
 func (w *pageWalk) freelist(id uint64) error {
 	if id == noFreelist {
 		return nil
@@ -199,7 +199,7 @@ func (w *pageWalk) freelist(id uint64) error {
 		count, ids = binary.LittleEndian.Uint64(ids), ids[8:]
 	}
 	if binary.LittleEndian.Uint16(page[8:]) != pageFreelist || count > uint64(len(ids))/8 {
-		return fmt.Errorf("page %d is no list of free pages", id)
+		return fmt.Errorf("page %d is not a free list", id)
 	}
 	for i := range count {
 		free := binary.LittleEndian.Uint64(ids[8*i:])

@@ -23,8 +23,8 @@ func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 	return p, err
 }
 
-// StagePolicy keeps a policy beside the committed one, in the place of one staged before. It is in force for nobody
-// until [DB.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
+// StagePolicy stores a policy next to the committed one, replacing one staged before. It is not in force until
+// [DB.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
 func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) error {
 	data, err := json.Marshal(Policy{Spec: spec, Version: version})
 	if err != nil {
@@ -51,7 +51,7 @@ func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) err
 // CommitPolicy makes the staged policy of a box the committed one. Without a staged one the error is [ErrNotFound].
 func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(id)) }
 
-// AbortPolicy forgets the staged policy of a box, if there is one.
+// AbortPolicy deletes the staged policy of a box, if there is one.
 func (db *DB) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
 
 func getPolicy(policies table, id policy.BoxID, p *Policy) error {

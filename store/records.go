@@ -8,11 +8,11 @@ import (
 	"boxgate/policy"
 )
 
-// Box is one sandbox as the store keeps it. Index and the addresses are given by [DB.AllocateBox] and never change.
+// Box is the record of one sandbox. Index and the addresses are assigned by [DB.AllocateBox] and never change.
 type Box struct {
 	ID           policy.BoxID  `json:"id"`
 	Name         string        `json:"name,omitempty"` // unique among the boxes; "" for none
-	Index        uint32        `json:"index"`          // lowest that was free: the place in the pools and the id ranges
+	Index        uint32        `json:"index"`          // the lowest that was free: the position in the pools and the ID ranges
 	V4           netip.Addr    `json:"v4,omitzero"`
 	V6           netip.Addr    `json:"v6,omitzero"`
 	State        string        `json:"state"`
@@ -24,33 +24,35 @@ type Box struct {
 	KeepAlive    bool          `json:"keep_alive,omitempty"`
 	InitCommand  string        `json:"init_command,omitempty"`
 	Ephemeral    bool          `json:"ephemeral,omitempty"`
-	Attached     *Attached     `json:"attached,omitempty"` // set: somebody else made the sandbox
+	Attached     *Attached     `json:"attached,omitempty"` // set: the box was attached, not launched
 	CreatedAt    time.Time     `json:"created_at"`
 	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
 	LastActivity time.Time     `json:"last_activity,omitzero"`
 	ExpiresAt    time.Time     `json:"expires_at,omitzero"` // zero: never
 	CPU          time.Duration `json:"cpu_ns,omitempty"`    // CPU time used so far
 
-	// Extra holds the fields of the hosted product, kept and read back. It is sealed: programs put tokens there.
+	// Extra has the fields of the hosted product, stored and read back. It is sealed, because programs put tokens
+	// there.
 	Extra json.RawMessage `json:"-"`
 	// Env is the environment of the box, sealed.
 	Env map[string]policy.Secret `json:"-"`
 	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
 	Secrets map[string]policy.Secret `json:"-"`
-	// PlaceholderKey is what the tokens of the box's placeholders are made from, sealed; empty in boxes of older versions.
+	// PlaceholderKey is the key from which the tokens of the box's placeholders are derived, sealed; empty in boxes of
+	// older versions.
 	PlaceholderKey policy.Secret `json:"-"`
 }
 
-// Attached says what was put under the gateway when it did not launch the box itself.
+// Attached says what was attached if the gateway did not launch the box itself.
 type Attached struct {
 	Kind string `json:"kind"` // interface, netns, pid or docker
 	Ref  string `json:"ref"`
-	// Stack is guest if a network stack of the sandbox's own speaks on the interface; else host, or empty in boxes of older
+	// Stack is guest if the sandbox's own network stack uses the interface; else host, or empty in boxes of older
 	// versions.
 	Stack string `json:"stack,omitempty"`
 }
 
-// Pools are where [DB.AllocateBox] takes addresses from. A family whose prefix is not valid gets none.
+// Pools are the pools from which [DB.AllocateBox] assigns addresses. A family whose prefix is not valid gets none.
 type Pools struct {
 	V4, V6 netip.Prefix
 	// Reserved is the number of addresses kept free at the beginning of each pool, the network address included. The box
@@ -78,8 +80,8 @@ type CA struct {
 	KeyPEM  policy.Secret
 }
 
-// URL is the public URL of one port of a box. Credentials are kept as hashes alone ([HashKey]); a nil hash means that
-// this way in does not exist. With neither, the URL is open to everybody.
+// URL is the public URL of one port of a box. Credentials are only stored as hashes ([HashKey]); a nil hash means that
+// there is no such credential. With neither, the URL is open to everybody.
 type URL struct {
 	Box       policy.BoxID `json:"box"`
 	Port      uint16       `json:"port"`
@@ -90,7 +92,7 @@ type URL struct {
 	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
 }
 
-// APIKey is a key of the admin API. The key itself is not kept.
+// APIKey is a key of the admin API. The key itself is not stored.
 type APIKey struct {
 	Name      string    `json:"name"`
 	Hash      KeyHash   `json:"hash"`
@@ -98,5 +100,5 @@ type APIKey struct {
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero: never
 }
 
-// opens reports whether the key opens anything at that time.
+// opens reports whether the key is valid at that time.
 func (k APIKey) opens(now time.Time) bool { return k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt) }

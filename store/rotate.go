@@ -12,14 +12,13 @@ import (
 	"boxgate/policy"
 )
 
-// RotateKey gives the store a new data key, seals every value anew with it, and encrypts it to a new key: a new age
-// identity in the key file, or the new passphrase if the store is sealed with one (which it must be, then, and only then). Other
-// uses of the store go on meanwhile.
+// RotateKey gives the store a new data key, reseals every value with it, and encrypts it to a new key: a new age
+// identity in the key file, or the new passphrase. A passphrase must be given if, and only if, the store has one. The
+// store can be used in the meantime.
 //
-// The values change in one transaction. The key file holds the old identity and the new one while that is under way, so
-// whenever the gateway dies the store opens with the key file that is there; the next start removes the identity that
-// opens nothing any more. What the old key opened stays in free pages of the file until the next start, which writes
-// the file anew.
+// The values change in one transaction. During that the key file has both the old and the new identity, so whenever the
+// gateway dies the store opens with the key file as it is; the next start removes the unused identity. Data encrypted
+// with the old key remains in free pages of the file until the next start, which rewrites the file.
 func (db *DB) RotateKey(newPassphrase policy.Secret) error {
 	db.rotating.Lock()
 	defer db.rotating.Unlock()
@@ -74,7 +73,7 @@ func (db *DB) rotateKeyFile() error {
 	if err := db.reached("both identities in the key file"); err != nil {
 		return err
 	}
-	// Should it fail, both stay in the key file: who knows what of the transaction is on the disk.
+	// If it fails, both stay in the key file, since it is not known what the transaction has written to disk.
 	if err := db.resealAll(fileKeyring(path, []*age.X25519Identity{next})); err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func (db *DB) rotateKeyFile() error {
 	return db.reached("new identity alone in the key file")
 }
 
-// presentIdentity returns the identity of the key file that opens the data key now.
+// presentIdentity returns the identity of the key file that opens the current data key.
 func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
 	file, err := readKeyFile(path)
 	if err != nil {
@@ -109,7 +108,7 @@ func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
 	return file.identities[which], nil
 }
 
-// resealAll makes a data key that k encrypts and seals every value with it, in one transaction.
+// resealAll makes a data key, encrypted by k, and reseals every value with it, in one transaction.
 func (db *DB) resealAll(k keyring) error {
 	wrapped, err := db.seal.newKey(k)
 	if err != nil {
@@ -139,14 +138,14 @@ func (db *DB) resealAll(k keyring) error {
 	})
 }
 
-// writeAgain writes every document of a store under a data key: what change makes of the present value of each.
+// writeAgain rewrites every document of a store under a data key, as the result of change for its current value.
 func writeAgain(tx *bolt.Tx, key *dataKey, change func(bucket, key, value []byte) ([]byte, error)) error {
 	if err := setTotal(key.tags, tx.Bucket(bucketMeta), total{}); err != nil {
 		return err
 	}
 	for _, name := range documentBuckets {
 		t := table{tx: tx, name: name, bucket: tx.Bucket(name), key: key.tags}
-		fresh := map[string][]byte{} // a bucket must not be changed while it is walked through
+		fresh := map[string][]byte{} // a bucket must not be changed during iteration
 		err := t.bucket.ForEach(func(key, value []byte) (err error) {
 			document, err := change(name, key, value)
 			fresh[string(key)] = bytes.Clone(document)
@@ -154,7 +153,7 @@ func writeAgain(tx *bolt.Tx, key *dataKey, change func(bucket, key, value []byte
 		})
 		for key, document := range fresh {
 			if err == nil {
-				err = t.bucket.Delete([]byte(key)) // not t.delete: its tag is of the old key, or it has none
+				err = t.bucket.Delete([]byte(key)) // not t.delete: its tag is of the old key, or missing
 			}
 			if err == nil {
 				err = t.put([]byte(key), document)
@@ -167,7 +166,7 @@ func writeAgain(tx *bolt.Tx, key *dataKey, change func(bucket, key, value []byte
 	return nil
 }
 
-// resealed returns a document with what of it is sealed sealed anew.
+// resealed returns a document with its sealed part resealed.
 func resealed(old, next *dataKey, bucket, owner, document []byte) ([]byte, error) {
 	again := func(value []byte) ([]byte, error) {
 		plain, err := unsealed(old.aead, bucket, string(owner), value)
@@ -187,7 +186,7 @@ func resealed(old, next *dataKey, bucket, owner, document []byte) ([]byte, error
 	return document, nil
 }
 
-// resealCA seals the key of an authority anew; its certificate is not sealed.
+// resealCA reseals the key of an authority; its certificate is not sealed.
 func resealCA(data []byte, again func([]byte) ([]byte, error)) ([]byte, error) {
 	var rec caRecord
 	if err := decode(data, &rec); err != nil {

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// headersRecord is how header rules are written, before they are sealed.
+// headersRecord is the stored form of header rules, before they are sealed.
 type headersRecord struct {
 	Version uint64       `json:"version"`
 	Rules   []ruleRecord `json:"rules"`
@@ -33,7 +33,7 @@ type placeholderRecord struct {
 	Source   string `json:"source,omitempty"`
 }
 
-// recordOf is what is kept of a rule. Tokens follow from the box's key and are not kept.
+// recordOf returns the stored form of a rule. Tokens are derived from the box's key and are not stored.
 func recordOf(r policy.HeaderRule) ruleRecord {
 	w := ruleRecord{Pattern: r.Pattern.String(), Scrub: r.Scrub}
 	for _, h := range r.Headers {
@@ -65,7 +65,7 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 	return rule, nil
 }
 
-// headers is what a record says.
+// headers returns the header rules of a record.
 func (rec headersRecord) headers() (Headers, error) {
 	out := Headers{Version: rec.Version}
 	for _, r := range rec.Rules {

@@ -8,12 +8,13 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// errOlder refuses a store that looks as if its documents had no tags yet, while its key says that they have.
+// errOlder is returned for a store that looks as if its documents had no tags yet, although its key says that they
+// have.
 var errOlder = errors.New("it has the layout of a version that did not protect its documents, which the key was not made " +
-	"for: put back a backup of the whole state directory, key file included")
+	"for: restore a backup of the whole state directory, key file included")
 
-// migrate brings a store to the present schema, and refuses one that a newer version has written. The schema that the data
-// key was encrypted with, and the one that the key file names, are not in the hands of who has the file alone.
+// migrate upgrades a store to the current schema, and refuses one that a newer version has written. The schemas
+// encrypted with the data key and recorded in the key file cannot be changed by someone who only has the store's file.
 func (s *sealer) migrate(b *bolt.DB, k keyring, key []byte, keySchema int, path string) error {
 	version, err := schemaOf(b)
 	switch {
@@ -26,7 +27,7 @@ func (s *sealer) migrate(b *bolt.DB, k keyring, key []byte, keySchema int, path 
 		return nil
 	case version == schemaPlain && keySchema == schemaPlain && k.schema <= schemaPlain:
 		if err := s.protect(b, k, key); err != nil {
-			return fmt.Errorf("the store %s could not be brought to schema %d, and was left as it is: %w", path, schemaNow, err)
+			return fmt.Errorf("the store %s could not be upgraded to schema %d, and was not changed: %w", path, schemaNow, err)
 		}
 		return nil
 	}
@@ -54,7 +55,7 @@ func setSchema(tx *bolt.Tx, version uint32) error {
 	return tx.Bucket(bucketMeta).Put(keyVersion, binary.BigEndian.AppendUint32(nil, version))
 }
 
-// protect gives every document of a store of schema 1 its tag, in one transaction, once it has understood all of them.
+// protect adds tags to all documents of a store of schema 1, in one transaction, after validating all of them.
 func (s *sealer) protect(b *bolt.DB, k keyring, key []byte) error {
 	content := joinDataKey(key, schemaNow)
 	defer clear(content)

@@ -15,29 +15,28 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// sealer encrypts the secrets of the store, each by itself, with one random data key. age encrypts that data key alone:
+// sealer encrypts the secrets of the store, each separately, with one random data key. age only encrypts that data key:
 //
 //   - a passphrase then costs one scrypt at the start, not one a value;
-//   - a value is bound to its place. age has no associated data, so somebody who can write the file could give one box's
-//     header rules to another; here the kind of record and the box are authenticated with the value;
-//   - the key file or passphrase can be changed by encrypting 32 bytes anew.
+//   - a value is bound to its place. age has no associated data, so someone who can write the file could move one box's header rules to another; here the kind of record and the box are authenticated with the value;
+//   - the key file or passphrase can be changed by re-encrypting 32 bytes.
 //
-// XChaCha20-Poly1305 is chosen for its nonce: 24 random bytes never repeat, so no counter has to survive a crash.
+// XChaCha20-Poly1305 was chosen for its nonce: 24 random bytes never repeat, so no counter has to survive a crash.
 //
-// Which data key a value is sealed with is a matter of the transaction that it is read or written in: it is the one whose
-// encrypted form that transaction sees. So the key can be changed while others read ([DB.RotateKey]). Safe for concurrent use.
+// A value is sealed with the data key of the transaction that reads or writes it: the one whose encrypted form that
+// transaction sees. So the key can be changed while others read ([DB.RotateKey]). Safe for concurrent use.
 type sealer struct {
 	mu    sync.RWMutex
 	known map[string]*dataKey // by its encrypted form
 }
 
-// dataKey is what follows from a data key.
+// dataKey has the keys derived from a data key.
 type dataKey struct {
 	aead cipher.AEAD // of secrets
 	tags []byte      // key of the tags of documents
 }
 
-// learn makes a data key known; key is cleared.
+// learn adds a data key to the known ones; key is cleared.
 func (s *sealer) learn(wrapped, key []byte) error {
 	defer clear(key)
 	aead, err := chacha20poly1305.NewX(key)
@@ -64,7 +63,7 @@ func (s *sealer) of(tx *bolt.Tx) (*dataKey, error) {
 	return nil, errors.New("the data key of the store is not known")
 }
 
-// openSealer decrypts the data key of a store, and brings the store to the present schema if it is older.
+// openSealer decrypts the data key of a store, and upgrades the store to the current schema if it is older.
 func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*sealer, error) {
 	var wrapped []byte
 	var sealing string
@@ -106,8 +105,8 @@ func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*sealer, error) 
 	return s, k.settle(i)
 }
 
-// What age encrypts is the data key and the schema of the store since which it is used. Schema 1 was not written: then it is
-// the key alone. So nobody who cannot encrypt a data key makes a store look older than it is.
+// age encrypts the data key and the schema of the store at the time it was made. For schema 1 that was only the key. So
+// no one who cannot encrypt a data key can make a store look older than it is.
 func joinDataKey(key []byte, schema byte) []byte { return append(bytes.Clone(key), schema) }
 
 func splitDataKey(content []byte) (key []byte, schema int, err error) {
@@ -117,10 +116,10 @@ func splitDataKey(content []byte) (key []byte, schema int, err error) {
 	case chacha20poly1305.KeySize + 1:
 		return content[:chacha20poly1305.KeySize], int(content[chacha20poly1305.KeySize]), nil
 	}
-	return nil, 0, errors.New("the data key of the store has another length than it must have; restore a backup")
+	return nil, 0, errors.New("the data key of the store has the wrong length; restore a backup")
 }
 
-// checkSealing refuses to open a store in another way than it was made.
+// checkSealing refuses to open a store in another way than it was created.
 func checkSealing(sealing, passphrase, env string) error {
 	switch {
 	case sealing != sealedByPassphrase && sealing != sealedByFile:
@@ -152,7 +151,7 @@ func (s *sealer) newKey(k keyring) (wrapped []byte, err error) {
 	return wrapped, s.learn(wrapped, key)
 }
 
-// putDataKey makes an encrypted data key the one of this transaction and those after it.
+// putDataKey makes an encrypted data key that of this and later transactions.
 func putDataKey(tx *bolt.Tx, wrapped []byte, sealing string) error {
 	meta := tx.Bucket(bucketMeta)
 	return errors.Join(meta.Put(keyDataKey, wrapped), meta.Put(keySealing, []byte(sealing)))
@@ -187,7 +186,7 @@ func (s *sealer) openJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byt
 		return err
 	}
 	if err := decodeKnown(plain, v); err != nil {
-		return fmt.Errorf("a secret of the store (%s of %s) is of a kind that this version does not know", bucket, owner) // err may quote it
+		return fmt.Errorf("a secret of the store (%s of %s) has a format that this version does not know", bucket, owner) // err may quote it
 	}
 	return nil
 }
@@ -203,7 +202,7 @@ func sealed(aead cipher.AEAD, bucket []byte, owner string, plain []byte) []byte 
 func unsealed(aead cipher.AEAD, bucket []byte, owner string, sealed []byte) ([]byte, error) {
 	n := aead.NonceSize()
 	if len(sealed) < n {
-		return nil, fmt.Errorf("a secret of the store (%s of %s) is cut short; restore a backup", bucket, owner)
+		return nil, fmt.Errorf("a secret of the store (%s of %s) is truncated; restore a backup", bucket, owner)
 	}
 	plain, err := aead.Open(nil, sealed[:n], sealed[n:], place(bucket, owner))
 	if err != nil {

@@ -126,7 +126,7 @@ func TestWrongKeyIsRefused(t *testing.T) {
 	if err := os.Rename(filepath.Join(other, fileSecret), filepath.Join(dir, fileSecret)); err != nil {
 		t.Fatal(err)
 	}
-	assertRefused(t, Options{Dir: dir}, fileSecret, "put the right one back")
+	assertRefused(t, Options{Dir: dir}, fileSecret, "restore the right one")
 	assertRefused(t, Options{Dir: other}, fileSecret, "missing", "backup")
 	if _, err := os.Stat(filepath.Join(other, fileSecret)); err == nil {
 		t.Error("a key that opens nothing was made")

@@ -8,11 +8,11 @@ type slot struct {
 	bucket []byte // where it is committed
 	owner  string // its key there
 	staged string // its key among those staged
-	sealed bool   // with the place that it is in
+	sealed bool   // bound to the place it is in
 }
 
-// stagedHeaders begins the keys of staged header rules. The other keys are those of staged policies: the ID of a box
-// alone, in which no NUL can be.
+// stagedHeaders is the prefix of the keys of staged header rules. The keys of staged policies are only the ID of a box,
+// which cannot contain NUL.
 const stagedHeaders = "headers\x00"
 
 func policySlot(id policy.BoxID) slot {

@@ -10,11 +10,11 @@ import (
 	"boxgate/policy"
 )
 
-// A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk and in force for
-// nobody. The second commits it: it replaces the one before and is staged no more. In between the gateway puts it in force,
-// so after a crash the committed one is what counts, and what was staged is dropped.
+// A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk but not in
+// force. The second commits it: it replaces the previous one and is no longer staged. In between the gateway enforces
+// it, so after a crash the committed one counts, and what was staged is dropped.
 
-// stage writes a document in the place of one that was staged before.
+// stage writes a document, replacing one that was staged before.
 func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
 	staged, err := db.table(tx, bucketStaged)
 	if err != nil {
@@ -51,7 +51,7 @@ func (db *DB) commit(s slot) error {
 	})
 }
 
-// atHome returns a copy of a staged document as it is written where it is committed.
+// atHome returns a copy of a staged document as it is written when committed.
 func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	if !s.sealed {
 		return bytes.Clone(document), nil
@@ -68,7 +68,7 @@ func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	return sealed(key.aead, s.bucket, s.owner, plain), nil
 }
 
-// abort forgets the staged document. Where there is none nothing is written, so that it succeeds on a full disk.
+// abort deletes the staged document. If there is none nothing is written, so that it succeeds on a full disk.
 func (db *DB) abort(s slot) error {
 	staged := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -82,7 +82,7 @@ func (db *DB) abort(s slot) error {
 }
 
 // Staged returns the policies that were staged and neither committed nor aborted: after a crash, those whose update was
-// under way.
+// interrupted.
 func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 	out := map[policy.BoxID]Policy{}
 	err := db.eachStaged(func(_ *bolt.Tx, c StagedChange, _ string, document []byte) error {
@@ -97,7 +97,7 @@ func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 	return out, err
 }
 
-// StagedHeaders returns the header rules that were staged and neither committed nor aborted, by box; those of every box
+// StagedHeaders returns the header rules that were staged and neither committed nor aborted, by box; the global ones
 // are under "".
 func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
 	out := map[policy.BoxID]Headers{}
@@ -129,10 +129,10 @@ func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, documen
 // StagedChange names what a staged document would change.
 type StagedChange struct {
 	Box     policy.BoxID // "": all boxes
-	Headers bool         // its header rules; else its policy
+	Headers bool         // a change of its header rules, else of its policy
 }
 
-// changeAt is the change that is staged under a key.
+// changeAt returns the change that is staged under a key.
 func changeAt(key string) StagedChange {
 	owner, headers := strings.CutPrefix(key, stagedHeaders)
 	if owner == global {
@@ -141,8 +141,8 @@ func changeAt(key string) StagedChange {
 	return StagedChange{Box: policy.BoxID(owner), Headers: headers}
 }
 
-// DropStaged forgets everything that is staged. Called once after [Open], before the first change, it makes of a change
-// that a crash cut short one that never began; it returns which these were.
+// DropStaged deletes everything that is staged and returns the changes that it dropped. Call it once after [Open],
+// before the first change, to roll back changes that a crash interrupted.
 func (db *DB) DropStaged() ([]StagedChange, error) {
 	var dropped []StagedChange
 	err := db.bolt.Update(func(tx *bolt.Tx) error {

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// decode reads a document into v, a struct without maps. A member that v does not have, one that is given twice in
-// whatever case, a value of another type and anything behind the document are refused: a document that this version does
-// not understand whole would mean something else than was written.
+// decode decodes a document into v, a struct without maps. It refuses unknown members, duplicate members in any case,
+// values of another type and trailing data: a document that this version does not fully understand might mean something
+// other than what was written.
 func decode(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if err := checkMembers(dec); err != nil {
@@ -23,15 +23,15 @@ func decode(data []byte, v any) error {
 	return decodeKnown(data, v)
 }
 
-// decodeKnown is decode for what the seal keeps from being changed, maps included.
+// decodeKnown is decode for sealed documents, which cannot have been changed. They may have maps.
 func decodeKnown(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	return dec.Decode(v)
 }
 
-// checkMembers reads one value and refuses objects that have a member twice. encoding/json does not tell the case of
-// members apart, so neither does this.
+// checkMembers reads one value and refuses objects with duplicate members. encoding/json ignores the case of members,
+// so this does too.
 func checkMembers(dec *json.Decoder) error {
 	token, err := dec.Token()
 	if err != nil {
@@ -50,7 +50,7 @@ func checkMembers(dec *json.Decoder) error {
 			}
 			folded := strings.ToLower(fmt.Sprint(name))
 			if seen[folded] {
-				return fmt.Errorf("the member %q is given twice", name)
+				return fmt.Errorf("duplicate member %q", name)
 			}
 			seen[folded] = true
 		}

@@ -13,11 +13,11 @@ import (
 )
 
 // Every document carries a tag, a MAC under a key that follows from the data key, over the bucket, the key and the
-// document itself. So whatever a disk or a person without the data key changes or moves is noticed when it is read.
-// What goes missing or comes back is noticed when the store is opened: the total, which has a MAC of its own, is the
-// number of documents and the sum of their tags.
+// document itself. So anything that a disk, or a person without the data key, changes or moves is noticed when it is
+// read. Documents that are missing or were brought back are noticed when the store is opened: the total, which has a
+// MAC of its own, is the number of documents and the sum of their tags.
 //
-// A whole file that was put back together with its key file is a state that once was, and is accepted.
+// A whole file that was restored together with its key file is an earlier valid state, and is accepted.
 
 const tagSize = sha256.Size
 
@@ -35,15 +35,15 @@ func tagOf(key []byte, parts ...[]byte) (tag [tagSize]byte) {
 	return tag
 }
 
-// total is what a store holds, as one value that a change of one document changes without the others being read. Tags
-// are added as numbers of 256 bits. Whoever cannot make tags would have to find old documents whose tags cancel out
-// those of the present ones.
+// total summarises the documents of a store in one value, which can be updated for one document without reading the
+// others. Tags are added as 256-bit numbers. An attacker who cannot make tags would have to find old documents whose
+// tags cancel out those of the current ones.
 type total struct {
 	documents uint64
 	sum       [4]uint64
 }
 
-// add counts a document in; take counts it out.
+// add adds a document; take removes it.
 func (t *total) add(tag [tagSize]byte) {
 	t.documents++
 	var carry uint64
@@ -60,7 +60,7 @@ func (t *total) take(tag [tagSize]byte) {
 	}
 }
 
-// encode returns the total with its MAC, which covers how the store is sealed and laid out as well.
+// encode returns the total with its MAC, which also covers how the store is sealed and laid out.
 func (t total) encode(key []byte, meta *bolt.Bucket) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, t.documents)
 	for _, s := range t.sum {
@@ -70,8 +70,8 @@ func (t total) encode(key []byte, meta *bolt.Bucket) []byte {
 	return append(out, tag[:]...)
 }
 
-// errTotal says that the documents of a store are not all those that were written, and no others.
-var errTotal = errors.New("documents are missing, or such as were replaced or deleted have come back")
+// errTotal is returned when the documents of a store are not exactly those that were written.
+var errTotal = errors.New("documents are missing, or replaced or deleted ones have come back")
 
 // totalIn reads the total of a transaction.
 func totalIn(key []byte, meta *bolt.Bucket) (t total, err error) {
@@ -94,7 +94,7 @@ func setTotal(key []byte, meta *bolt.Bucket, t total) error {
 	return meta.Put(keyTotal, t.encode(key, meta))
 }
 
-// checkTags reads every document and compares what there is with the total.
+// checkTags reads every document and compares them with the total.
 func (db *DB) checkTags(tx *bolt.Tx) error {
 	keys, err := db.seal.of(tx)
 	if err != nil {
@@ -124,7 +124,7 @@ func (db *DB) checkTags(tx *bolt.Tx) error {
 	return err
 }
 
-// table is one bucket in one transaction. Nothing else reads or writes documents.
+// table is one bucket in one transaction. All documents are read and written through it.
 type table struct {
 	tx     *bolt.Tx
 	name   []byte
@@ -140,7 +140,7 @@ func (db *DB) table(tx *bolt.Tx, name []byte) (table, error) {
 	return table{tx: tx, name: name, bucket: tx.Bucket(name), key: keys.tags}, nil
 }
 
-// has reports whether there is a document, whatever is in it.
+// has reports whether there is a document, without verifying it.
 func (t table) has(key []byte) bool { return t.bucket.Get(key) != nil }
 
 // get returns a document, or nil if there is none.
@@ -152,7 +152,7 @@ func (t table) get(key []byte) ([]byte, error) {
 	return t.document(key, value)
 }
 
-// document takes the tag off a value, which must be that of this place.
+// document verifies that the tag of a value is for this place, and returns the document without it.
 func (t table) document(key, value []byte) ([]byte, error) {
 	if len(value) >= tagSize {
 		tag := tagOf(t.key, t.name, key, value[tagSize:])
@@ -163,7 +163,7 @@ func (t table) document(key, value []byte) ([]byte, error) {
 	return nil, fmt.Errorf("a document of the store (%s of %q) was changed or moved", t.name, key)
 }
 
-// put writes a document in the place of the one that is there.
+// put writes a document, replacing the existing one.
 func (t table) put(key, document []byte) error {
 	if err := t.delete(key); err != nil {
 		return err

@@ -19,8 +19,8 @@ type reader struct {
 	read   func(key, value []byte) error
 }
 
-// understand reads every document of a store of schema 1, in which nothing tells of damage but the documents themselves:
-// each must be whole and well-formed, be where it belongs, and have those beside it that go with it.
+// understand reads every document of a store of schema 1, in which damage only shows in the documents themselves: each
+// must be complete and well-formed, be where it belongs, and have the documents that belong with it.
 func (s *sealer) understand(tx *bolt.Tx) error {
 	boxes := map[string]Box{}
 	for _, r := range slices.Concat(plainReaders(boxes), s.sealedReaders(tx), indexReaders(boxes)) {
@@ -40,7 +40,7 @@ func (s *sealer) understand(tx *bolt.Tx) error {
 	return nil
 }
 
-// plainReaders judge what is written as it is, and collect the boxes.
+// plainReaders judge documents that are not encrypted, and collect the boxes.
 func plainReaders(boxes map[string]Box) []reader {
 	return []reader{
 		{bucketBoxes, reading(func(key string, b Box) error {
@@ -53,7 +53,7 @@ func plainReaders(boxes map[string]Box) []reader {
 	}
 }
 
-// sealedReaders judge what is encrypted, or has an encrypted part.
+// sealedReaders judge documents that are, or have a part that is, encrypted.
 func (s *sealer) sealedReaders(tx *bolt.Tx) []reader {
 	return []reader{
 		{bucketSecrets, func(key, value []byte) error {
@@ -74,7 +74,7 @@ func (s *sealer) sealedReaders(tx *bolt.Tx) []reader {
 	}
 }
 
-// indexReaders judge what leads to the boxes, once these are collected.
+// indexReaders judge the indexes of the boxes, once these are collected.
 func indexReaders(boxes map[string]Box) []reader {
 	return []reader{
 		{bucketNames, func(key, value []byte) error { return same(string(key), boxes[string(value)].Name) }},
@@ -114,7 +114,7 @@ func understandPolicy(_ string, p Policy) error {
 	return err
 }
 
-// complete requires all that a box has from its first moment on, and its policy once it has run.
+// complete requires everything that a box has from the beginning, and its policy once it has run.
 func complete(tx *bolt.Tx, id string, b Box) error {
 	wants := map[string]string{string(bucketSecrets): id, string(bucketIndexes): string(binary.BigEndian.AppendUint32(nil, b.Index))}
 	if b.Name != "" {
@@ -125,7 +125,7 @@ func complete(tx *bolt.Tx, id string, b Box) error {
 	}
 	for bucket, key := range wants {
 		if tx.Bucket([]byte(bucket)).Get([]byte(key)) == nil {
-			return fmt.Errorf("box %s has no document among the %s", id, bucket)
+			return fmt.Errorf("box %s has no document in %s", id, bucket)
 		}
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// SetURL keeps a public URL, in the place of the one that the port had.
+// SetURL stores a public URL, replacing that of the same port.
 func (db *DB) SetURL(u URL) error {
 	data, err := json.Marshal(u)
 	if err != nil {
@@ -66,7 +66,7 @@ func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 	return out, err
 }
 
-// DeleteURL removes the public URL of one port of a box, or answers [ErrNotFound].
+// DeleteURL removes the public URL of one port of a box, or returns [ErrNotFound].
 func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		urls, err := db.table(tx, bucketURLs)
@@ -93,7 +93,7 @@ func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	return nil
 }
 
-// urlPrefix is what the keys of a box's URLs begin with. The NUL keeps one ID from being the beginning of another.
+// urlPrefix is the prefix of the keys of a box's URLs. The NUL keeps one ID from being a prefix of another.
 func urlPrefix(id policy.BoxID) []byte {
 	if id == "" {
 		return nil

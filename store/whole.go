@@ -10,16 +10,16 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// openWhole opens a bbolt file once it has read all of it and found it whole.
+// openWhole opens a bbolt file after reading all of it and finding it intact.
 func openWhole(path string, o bolt.Options) (b *bolt.DB, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if v := recover(); v != nil {
-			// The half-opened file stays locked until the process ends, which a start that fails leads to.
+			// The half-opened file stays locked until the process exits, as it does when the start fails.
 			b, err = nil, errDamaged
 		}
 	}()
-	o.ReadOnly = true // nothing but the headers is read then, and nobody writes meanwhile
+	o.ReadOnly = true // then only the headers are read, and nobody writes in the meantime
 	still, err := bolt.Open(path, 0o600, &o)
 	if err != nil {
 		return nil, err
@@ -31,10 +31,10 @@ func openWhole(path string, o bolt.Options) (b *bolt.DB, err error) {
 	return bolt.Open(path, 0o600, &o)
 }
 
-var errDamaged = errors.New("it is damaged: put back a backup of the whole state directory, or, to begin anew without any " +
+var errDamaged = errors.New("it is damaged: restore a backup of the whole state directory, or, to start over without any " +
 	"box, reboot and delete what is in it")
 
-// checkFile reads a bbolt file whole.
+// checkFile reads and checks a whole bbolt file.
 func checkFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -55,9 +55,9 @@ func checkFile(path string) error {
 	return nil
 }
 
-// newerHeader returns the header that is in force, and requires both to be whole. With one of them damaged bbolt opens
-// the file as it was before its last change, which may have closed a box. A disk writes a header in one piece, so a power
-// loss does not damage it.
+// newerHeader returns the header that is in force, and requires both to be intact. With one of them damaged bbolt opens
+// the file in the state before its last change, which may have closed a box. A disk writes a header atomically, so a
+// power loss does not damage it.
 func newerHeader(f *os.File) ([]byte, error) {
 	first, errFirst := readHeader(f, 0)
 	size := int64(os.Getpagesize())
@@ -66,7 +66,7 @@ func newerHeader(f *os.File) ([]byte, error) {
 	}
 	second, err := readHeader(f, size)
 	if err := errors.Join(errFirst, err); err != nil {
-		return nil, fmt.Errorf("one of its two headers is damaged, and the last change may be lost: put back a backup of the "+
+		return nil, fmt.Errorf("one of its two headers is damaged, and the last change may be lost: restore a backup of the "+
 			"whole state directory, or, if that change may be lost, run bbolt surgery revert-meta-page on the file (%w)", err)
 	}
 	if binary.LittleEndian.Uint64(first[48:]) > binary.LittleEndian.Uint64(second[48:]) {
