@@ -9,8 +9,8 @@ import (
 	"boxgate/policy"
 )
 
-// AttachNamespace pins an open network namespace that somebody else made, so that the box keeps this very one whatever
-// happens to the name or the process it was found by. It returns the path of the pin.
+// AttachNamespace pins an open, existing network namespace, so that the box keeps it whatever happens to the name or
+// the process by which it was found. It returns the path of the pin.
 func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err
@@ -19,7 +19,7 @@ func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error)
 	return pin, namespace.Pin(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), pin)
 }
 
-// AttachedNamespace is the pin of an attached box; an error if the host has been restarted since.
+// AttachedNamespace returns the pin of an attached box; it fails if the host has been restarted since.
 func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err
@@ -30,7 +30,7 @@ func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	return "", errors.New("its network namespace is gone: detach it, and attach the new one")
 }
 
-// DetachNamespace lets the namespace of an attached box go. One that is not there is no error.
+// DetachNamespace releases the namespace of an attached box. A missing one is not an error.
 func (l *Launcher) DetachNamespace(id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err

@@ -24,11 +24,11 @@ import (
 	"boxgate/policy"
 )
 
-// cleanupTime bounds the removal of a box, which is carried through when the call that asked for it is gone.
+// cleanupTime bounds the removal of a box, which is completed even if the call that asked for it is cancelled.
 const cleanupTime = 30 * time.Second
 
-// Prepare makes the box's network namespace and pins it; it returns the path of the pin. Nothing runs in it and it has
-// no interface but a loopback that is down. The caller closes the network before it calls Create. A failed Prepare
+// Prepare creates the box's network namespace and pins it; it returns the path of the pin. Nothing runs in it and its
+// only interface is a loopback that is down. The caller closes the network before it calls Create. A failed Prepare
 // leaves nothing behind; Delete undoes a successful one.
 func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err error) {
 	if err := spec.check(); err != nil {
@@ -56,7 +56,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	if err := l.save(r); err != nil {
 		return "", err
 	}
-	if err := l.removePins(spec.ID); err != nil { // of a box of that ID before a reboot
+	if err := l.removePins(spec.ID); err != nil { // of a box with that ID before a reboot
 		return "", err
 	}
 	if err := namespace.New(r.ids(), l.dirs.pin(spec.ID), l.dirs.userPin(spec.ID)); err != nil {
@@ -65,9 +65,9 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	return l.dirs.pin(spec.ID), fault.At(ctx, "launch: namespaces pinned")
 }
 
-// Create makes the box in the namespace that Prepare made and starts its first process. When it returns nil, Exec works.
-// When it fails, nothing of the box is left: no process, mount, directory, control group or namespace. It must be given
-// the Spec that Prepare was given.
+// Create creates the box in the namespace that Prepare made and starts its first process. When it returns nil, Exec
+// works. When it fails, nothing of the box is left: no process, mount, directory, control group or namespace. It must
+// be called with the same Spec as Prepare.
 func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := spec.check(); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	return l.save(r)
 }
 
-// undo removes everything of a box if *err says that making it failed.
+// undo removes everything of a box if *err says that creating it failed.
 func (l *Launcher) undo(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
@@ -120,7 +120,7 @@ func (l *Launcher) undo(id policy.BoxID, err *error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
 	if cerr := l.remove(ctx, id); cerr != nil {
-		l.log.Error("a box that could not be made could not be removed either", zap.String("box", string(id)), zap.Error(cerr))
+		l.log.Error("a box that could not be created could not be removed either", zap.String("box", string(id)), zap.Error(cerr))
 		*err = errors.Join(*err, cerr)
 	}
 }
@@ -163,7 +163,8 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs) error {
 	return files.WriteJSON(filepath.Join(l.dirs.bundle(spec.ID), "config.json"), config)
 }
 
-// startRuntime creates and starts the container. Its streams are /dev/null, not ours: the first process outlives us.
+// startRuntime creates and starts the container. Its streams are /dev/null, not ours, because the first process
+// outlives us.
 func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	lim, err := spec.Size.limits()
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 	"boxgate/policy"
 )
 
-// Delete ends everything that runs in a box and removes it: container, control group, mounts, network namespace, and last
-// its record and files, so that nothing runs any more when its namespace goes, and a Delete cut short can be done again.
-// A box that does not exist is deleted already: nil.
+// Delete kills everything that runs in a box and removes it: container, control group, mounts, network namespace, and
+// last its record and files, so that nothing is running any more when its namespace goes, and an interrupted Delete can
+// be repeated. Deleting a box that does not exist returns nil.
 //
-// Once begun it is not given up halfway for a caller that went away, for half a minute at most. The files are moved to
-// the trash, since a box may have so many that removing them takes minutes.
+// Once begun it continues even if ctx ends, for at most half a minute. The files are moved to the trash, because a box
+// may have so many that removing them takes minutes.
 func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -53,8 +53,8 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// removeMountPoints removes the directories mountRoot made. They are empty; if not, something is still mounted there, and
-// emptying that would be worse than failing.
+// removeMountPoints removes the directories that mountRoot made. They are empty; if not, something is still mounted
+// there, and emptying that would be worse than failing.
 func (l *Launcher) removeMountPoints(id policy.BoxID) error {
 	for _, p := range []string{l.dirs.lowerMount(id), l.dirs.rootMount(id), l.dirs.mounts(id)} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -64,7 +64,7 @@ func (l *Launcher) removeMountPoints(id policy.BoxID) error {
 	return nil
 }
 
-// removePins lets the box's namespaces go, the network first, which belongs to the other.
+// removePins releases the box's namespaces, first that of the network, which belongs to the other.
 func (l *Launcher) removePins(id policy.BoxID) error {
 	if err := namespace.Unpin(l.dirs.pin(id)); err != nil {
 		return err
@@ -72,8 +72,8 @@ func (l *Launcher) removePins(id policy.BoxID) error {
 	return namespace.Unpin(l.dirs.userPin(id))
 }
 
-// removeContainer kills the container's processes and makes the runtime forget it. A frozen box is killed before it
-// is thawed, so that it never runs again.
+// removeContainer kills the container's processes and makes the runtime forget it. A frozen box is killed before it is
+// thawed, so that it never runs again.
 func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	if _, err := os.Stat(l.containerState(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -86,8 +86,8 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	if err == nil {
 		return nil
 	}
-	// What the runtime cannot read it cannot delete: a state file cut short by a power failure. Its processes die with the
-	// control group.
+	// The runtime cannot delete a container whose state file it cannot read, such as one truncated by a power failure.
+	// Its processes die with the control group.
 	if cerr := l.cgroup(id).Clear(ctx); cerr != nil {
 		return errors.Join(err, cerr)
 	}

@@ -8,17 +8,17 @@ import (
 	"boxgate/policy"
 )
 
-// dirs knows where everything of a launcher lies:
+// dirs knows where everything of a launcher is:
 //
 //	{state}/boxes/{id}/box.json   the record
 //	{state}/boxes/{id}/bundle/    config.json for the runtime
-//	{state}/boxes/{id}/upper/     what the box has written; work/ is overlayfs's own
-//	{state}/trash/                 what deleted boxes have left, to be removed
+//	{state}/boxes/{id}/upper/     what the box has written; work/ belongs to overlayfs
+//	{state}/trash/                 files of deleted boxes, to be removed
 //	{run}/netns/{id}              the pinned network namespace
 //	{run}/userns/{id}             the pinned user namespace
-//	{run}/attached/{id}           the pinned network namespace of a box that somebody else made
+//	{run}/attached/{id}           the pinned network namespace of an attached box
 //	{run}/mounts/{id}/            mount points used while a box is created
-//	{run}/exec/                   what the runtime is told and tells when a command starts
+//	{run}/exec/                   files exchanged with the runtime when a command starts
 //	{run}/runtime/                the OCI runtime's --root
 type dirs struct{ state, run string }
 
@@ -42,9 +42,9 @@ func (d dirs) rootMount(id policy.BoxID) string   { return filepath.Join(d.mount
 func (d dirs) runtimeRoot() string                { return filepath.Join(d.run, "runtime") }
 func (d dirs) execFiles() string                  { return filepath.Join(d.run, "exec") }
 
-// make creates the directories all boxes share. The mount points must be reachable by the mapped root of each box,
-// which is why they do not lie in the state directory: that one is closed to all but root. Each box's own directory
-// below is closed to the others.
+// make creates the directories that all boxes share. The mount points must be accessible to the mapped root of each
+// box, which is why they are not in the state directory: that is only accessible to root. Each box's own directory is
+// not accessible to the others.
 func (d dirs) make() error {
 	for _, dir := range []struct {
 		path string
@@ -55,7 +55,7 @@ func (d dirs) make() error {
 		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700},
 	} {
 		if _, err := os.Stat(dir.path); err == nil {
-			continue // how it was made is its maker's business
+			continue // it already exists; its mode is up to its creator
 		}
 		if err := os.MkdirAll(dir.path, dir.mode); err != nil {
 			return fmt.Errorf("cannot make the launcher's directories: %w", err)

@@ -13,7 +13,7 @@ func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// environment is what a command sees: the image's own variables, then the launcher's, then the box's, then the
+// environment is the environment of a command: the image's variables, then the launcher's, then the box's, then the
 // command's; later ones win.
 func environment(base []string, user execUser, box, command map[string]string) []string {
 	env := map[string]string{"PATH": defaultPath}

@@ -21,23 +21,23 @@ import (
 	"boxgate/policy"
 )
 
-// StartError says that a command could not be started in a box: no such program, no such directory.
+// StartError is returned when a command could not be started in a box: no such program, no such directory.
 type StartError struct {
 	Program string
-	Message string // the runtime's own words
+	Message string // the runtime's own message
 }
 
 // Error returns the program and the runtime's message.
 func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", e.Program, e.Message) }
 
-// Exec runs a command in a box and returns its exit status once it has ended and all it wrote has been handed on: the
-// status it exited with, or 128 plus the number of the signal that killed it. A command that could not be started is a
-// *StartError and 127.
+// Exec runs a command in a box and returns its exit status once it has ended and all its output has been delivered: the
+// status it exited with, or 128 plus the number of the signal that killed it. For a command that could not be started
+// it returns 127 and a *StartError.
 //
-// When ctx ends first, the command and its process group are killed and the error is ctx's. What a command leaves running
-// in the background, in a group of its own or after its own end, runs on; Exec does not wait for it, even if it holds
-// the command's output open, and what it still writes there is thrown away. Of the output held open like that, the 64
-// last of a box are kept; a process that writes to an older one gets EPIPE.
+// When ctx ends first, the command and its process group are killed and the error is ctx's. What a command leaves
+// running in the background, in a group of its own or after its own end, keeps running; Exec does not wait for it, even
+// if it has the command's output open, and discards what it still writes there. Of outputs kept open like that, the
+// last 64 of a box are kept; a process that writes to an older one gets EPIPE.
 func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (int, error) {
 	r, err := l.load(id)
 	if err != nil {
@@ -74,8 +74,8 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (in
 	return command.Await(ctx)
 }
 
-// startCommand has the runtime start a process and leave it to us. It is not cut short with ctx at once: the runtime
-// would leave half a process behind.
+// startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
+// runtime would leave a half-started process behind.
 func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *process.Streams) (*process.Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -109,25 +109,25 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	return process.Adopt(pid)
 }
 
-// execFiles are what the runtime is told by, and tells, when a command starts: the process to start, the ID it got, and
-// what went wrong.
+// execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, and the
+// runtime's log.
 type execFiles struct{ process, pid, log string }
 
-// runtimeExec calls the runtime's exec. go-runc's own writes the process with all its environment to the system's
-// directory for temporary files, where it stays if this program is killed. Our files lie in a directory closed to others,
-// on a file system in memory as a rule, and Recover empties it.
+// runtimeExec calls the runtime's exec. go-runc's own exec writes the process with all its environment to the system's
+// directory for temporary files, where it stays if this program is killed. Our files are in a private directory,
+// usually on a file system in memory, and Recover empties it.
 func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, streams *process.Streams) error {
 	cmd := l.runtimeCommand(ctx, files.log, "exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
 	streams.Connect(cmd)
 	err := container.StartLimited(cmd, lim)
-	streams.CloseFar() // only then do our ends see the command close its
+	streams.CloseFar() // only then do our ends notice that the command has closed its own
 	if err != nil {
 		return err
 	}
 	return cmd.Wait()
 }
 
-// explainExec finds out why a command did not start: because of the box, or because of itself.
+// explainExec finds out why a command did not start: because of the box, or because of the command.
 func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program string, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -172,8 +172,8 @@ type execUser struct {
 	name, home string
 }
 
-// parseUser reads ExecSpec.User. Names beyond the two that every box has are not looked up: the box can write its own
-// user database.
+// parseUser parses ExecSpec.User. Names other than the two that every box has are not looked up, because the box can
+// write its own user database.
 func parseUser(s string) (execUser, error) {
 	switch s {
 	case "", furnish.User:
@@ -193,7 +193,7 @@ func parseUser(s string) (execUser, error) {
 	return execUser{int(uid), int(gid), u, furnish.Home}, nil
 }
 
-// commandProcess is a command in the runtime's words.
+// commandProcess is a command in the runtime's format.
 func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
 	if len(spec.Args) == 0 || spec.Args[0] == "" {
 		return nil, errors.New("no command given")
@@ -222,7 +222,7 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	}.Process(), nil
 }
 
-// execCount counts the commands active in each box.
+// execCount counts the active commands of each box.
 type execCount struct {
 	mu     sync.Mutex
 	active map[policy.BoxID]int // guarded by mu

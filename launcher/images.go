@@ -7,7 +7,7 @@ import "context"
 // system (a directory or a tar), an OCI layout or a docker-archive; or an OCI reference, which is pulled.
 //
 // progress, if not nil, is called with one line for each step. An interrupted build leaves nothing that a later call
-// could mistake for an image; two builders of one image take turns, across processes.
+// could mistake for an image; builders of the same image take turns, across processes.
 func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(string)) error {
 	if progress == nil {
 		progress = func(string) {}

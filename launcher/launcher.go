@@ -23,35 +23,35 @@ import (
 
 // Errors a caller may want to tell apart.
 var (
-	// ErrNotFound: no box of that ID is known here.
+	// ErrNotFound: there is no box with that ID.
 	ErrNotFound = errors.New("no such box")
-	// ErrExists: a box of that ID has been created already.
-	ErrExists = errors.New("the box exists already")
+	// ErrExists: a box with that ID already exists.
+	ErrExists = errors.New("the box already exists")
 	// ErrNotRunning: the box has no process to act on (its first process ended, or it was never created).
 	ErrNotRunning = errors.New("the box is not running")
 	// ErrPaused: the box is paused; resume it first.
 	ErrPaused = errors.New("the box is paused")
 )
 
-// Config says where a launcher keeps its things and what it runs boxes with. StateDir is required.
+// Config says where a launcher keeps its files and what it runs boxes with. StateDir is required.
 type Config struct {
 	StateDir string // records and writable layers of the boxes; an absolute path
 	ImageDir string // unpacked images; default {StateDir}/images. Several launchers may share one.
 	// RunDir holds what does not outlive a reboot: namespace pins and the runtime's state. Default: a directory below
-	// /run/boxgate-boxes named after StateDir, so that launchers with different state never meet. The environment of
-	// commands passes through it, so it should lie on a file system in memory.
+	// /run/boxgate-boxes named after StateDir, so that launchers with different state never conflict. The environment
+	// of commands passes through it, so it should be on a file system in memory.
 	RunDir  string
 	Runtime string            // OCI runtime binary; default runc
 	Images  map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
 	Log     *zap.Logger       // default: silent
 }
 
-// Launcher makes, runs and removes boxes. It is safe for concurrent use; calls for one box that change it (Create,
-// Delete, Pause, Resume) take turns.
+// Launcher creates, runs and removes boxes. It is safe for concurrent use; calls that change one box (Create, Delete,
+// Pause, Resume) are serialized.
 type Launcher struct {
 	cfg        Config
 	dirs       dirs
-	tag        string // tells this state directory's control groups from another's
+	tag        string // distinguishes the control groups of this state directory from those of others
 	runc       *runc.Runc
 	log        *zap.Logger
 	execs      execCount
@@ -63,11 +63,11 @@ type Launcher struct {
 	locks map[policy.BoxID]*boxLock // guarded by mu
 }
 
-// New checks the configuration and makes the launcher's directories. It needs root.
+// New checks the configuration and creates the launcher's directories. It needs root.
 //
 // It also makes the calling process the reaper of orphaned descendants (PR_SET_CHILD_SUBREAPER): commands in boxes are
-// children of the runtime, which leaves them to the launcher, and so their exit status can be had without keeping one
-// more process per command. Do not call wait4(-1) in the same process.
+// children of the runtime, which leaves them to the launcher, so that their exit status is available without one more
+// process per command. Do not call wait4(-1) in the same process.
 func New(cfg Config) (*Launcher, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("starting boxes needs root: run it with sudo")
@@ -118,7 +118,7 @@ func runtimeRemedy(name string) string {
 	}
 }
 
-// runDirOf is the run directory of a launcher that was given none.
+// runDirOf is the default run directory of a launcher.
 func runDirOf(stateDir string) string { return filepath.Join("/run/boxgate-boxes", stateTag(stateDir)) }
 
 // Traces returns patterns of the files that a launcher with these directories keeps while it has boxes, outside of its
@@ -128,14 +128,14 @@ func Traces(stateDir, runDir string) []string {
 	return []string{filepath.Join(d.pins(), "*"), filepath.Join(d.attached(), "*")}
 }
 
-// stateTag names a state directory in few characters.
+// stateTag is a short name of a state directory.
 func stateTag(stateDir string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
 	return hex.EncodeToString(sum[:5])
 }
 
-// boxLock makes calls that change one box take turns. users counts holders and waiters, so that locks of boxes long
-// gone do not pile up.
+// boxLock serializes calls that change one box. users counts holders and waiters, so that locks of deleted boxes do not
+// pile up.
 type boxLock struct {
 	sync.Mutex
 	users int

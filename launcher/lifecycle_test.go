@@ -173,7 +173,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 		"runtime dies after create": {script: `case "$*" in *" create "*) runc "$@"; exit 1;; esac`},
 		"runtime refuses to start":  {script: `case "$*" in *" start "*) exit 1;; esac`},
 		"no such image":             {change: func(s *Spec) { s.Image = "/no/such/image" }, says: "no such file"},
-		"image not pulled":          {change: func(s *Spec) { s.Image = "registry.invalid/x" }, says: "not there yet"},
+		"image not pulled":          {change: func(s *Spec) { s.Image = "registry.invalid/x" }, says: "does not exist yet"},
 		"not an image":              {change: func(s *Spec) { s.Image = empty }, says: "not a root file system"},
 		"private key as CA":         {change: func(s *Spec) { s.CA = []byte("-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n") }, says: "only certificates"},
 		"garbage as CA":             {change: func(s *Spec) { s.CA = []byte("hello") }, says: "not PEM"},

@@ -7,8 +7,8 @@ import (
 	"boxgate/policy"
 )
 
-// discard moves the files of a box out of the way, which takes the same time however many they are, and gives its user
-// IDs back: nothing reaches those files any more. [Launcher.KeepTrashEmpty] removes them.
+// discard moves the files of a box out of the way, in constant time, and releases its user IDs: nothing can access
+// those files any more. [Launcher.KeepTrashEmpty] removes them.
 func (l *Launcher) discard(id policy.BoxID) error {
 	if err := l.trash.Take(l.dirs.box(id)); err != nil {
 		return err
@@ -16,9 +16,8 @@ func (l *Launcher) discard(id policy.BoxID) error {
 	return namespace.FreeIDs(l.dirs.box(id))
 }
 
-// KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: few at a time, and
-// giving way to everything else on the processors and the disk. What cannot be removed is logged once, and tried again
-// from time to time. Call it once.
+// KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time,
+// and at the lowest CPU and disk priority. Failures are logged once, and retried from time to time. Call it once.
 func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.KeepEmpty(ctx) }
 
 // EmptyTrash removes the files of deleted boxes and returns when none is left, or why some are.

@@ -39,8 +39,8 @@ func (g Group) Dirs() ([]string, error) {
 	return dirs, nil
 }
 
-// Clear kills what is still in the group and removes it. The runtime does so itself; this is for a
-// runtime that was killed on the way.
+// Clear kills what is still in the group and removes it. The runtime normally does so itself; this is for a runtime
+// that was killed.
 func (g Group) Clear(ctx context.Context) error {
 	for {
 		dirs, err := g.Dirs()
@@ -62,17 +62,17 @@ func (g Group) Clear(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("processes of the control group %s do not end: %w", string(g), context.Cause(ctx))
+			return fmt.Errorf("processes of the control group %s do not exit: %w", string(g), context.Cause(ctx))
 		case <-time.After(5 * time.Millisecond): // version 1 has nothing to wait on
 		}
 	}
 }
 
-// Kill kills what is in the group, and what is frozen before it is thawed, so that it never runs again.
+// Kill kills what is in the group. Frozen processes are killed before they are thawed, so that they never run again.
 func (g Group) Kill() error {
 	dirs, err := g.Dirs()
 	if err != nil {
-		return nil // the runtime's own way is left
+		return nil // the runtime has its own way
 	}
 	for _, dir := range dirs {
 		if err := killAll(dir); err != nil {
@@ -83,7 +83,7 @@ func (g Group) Kill() error {
 	return nil
 }
 
-// thaw lets frozen processes run, for only then do they notice that they were killed.
+// thaw lets frozen processes run, because only then do they notice that they were killed.
 func thaw(dir string) {
 	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
@@ -100,7 +100,7 @@ func killAll(dir string) error {
 		}
 		data, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			return nil // gone meanwhile
+			return nil // gone by now
 		}
 		if err != nil {
 			return err

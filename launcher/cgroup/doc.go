@@ -1,2 +1,2 @@
-// Package cgroup ends what is in the control groups of boxes, in whatever hierarchies the host has.
+// Package cgroup kills what is in the control groups of boxes, in all hierarchies that the host has.
 package cgroup

@@ -7,13 +7,14 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// capabilities are what root in a box can do inside it: Docker's default less NET_RAW, so no box forges packets.
+// capabilities are what root in a box can do inside it: Docker's default without NET_RAW, so that no box forges
+// packets.
 var capabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// maskedPaths and readonlyPaths are Docker's: files of /proc and /sys that tell of the host or act on it.
+// maskedPaths and readonlyPaths are Docker's: files of /proc and /sys that reveal or affect the host.
 var maskedPaths = []string{
 	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
 	"/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
@@ -22,7 +23,7 @@ var maskedPaths = []string{
 
 var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
-// oomScore makes the kernel take memory back from boxes before it takes it from the host's services.
+// oomScore makes the kernel kill processes of boxes before the host's services when memory runs out.
 const oomScore = 500
 
 // Box is what the configuration of a box's container depends on.
@@ -75,7 +76,7 @@ func boundTo(caps []string) *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 }
 
-// mounts are what a box sees besides its root. None of them comes from the host.
+// mounts are what a box sees in addition to its root. None of them comes from the host.
 func mounts(lim Limits) []specs.Mount {
 	tmpfs := func(at string, opts ...string) specs.Mount {
 		return specs.Mount{Destination: at, Type: "tmpfs", Source: "tmpfs", Options: append(opts, "nosuid", "nodev")}
@@ -93,7 +94,7 @@ func mounts(lim Limits) []specs.Mount {
 	}
 }
 
-// resources are the limits of a box. Devices are refused but for the harmless ones; a box cannot make nodes anyway.
+// resources are the limits of a box. Only harmless devices are allowed; a box cannot create device nodes anyway.
 func resources(lim Limits) *specs.LinuxResources {
 	period := uint64(100_000) // microseconds, the kernel's default
 	r := &specs.LinuxResources{
@@ -108,7 +109,7 @@ func resources(lim Limits) *specs.LinuxResources {
 	return r
 }
 
-// canLimitSwap tells whether the kernel counts swap; with v1 control groups it is an option of the kernel's.
+// canLimitSwap reports whether the kernel accounts swap; with v1 control groups that is a kernel option.
 func canLimitSwap() bool {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		return true

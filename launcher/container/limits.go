@@ -1,6 +1,6 @@
 package container
 
-// Limits bound what a box takes of the host.
+// Limits bound what a box uses of the host.
 type Limits struct {
 	CPUs   int64
 	Memory int64 // bytes

@@ -22,8 +22,8 @@ type rlimit struct {
 	soft, hard uint64
 }
 
-// rlimits bound what each process and each user of a box takes of the kernel. Nothing in a box can raise a hard limit.
-// Core dumps are off: a host's crash handler must not be fed by boxes.
+// rlimits bound the kernel resources of each process and each user of a box. Nothing in a box can raise a hard limit.
+// Core dumps are off, because boxes must not feed the host's crash handler.
 func rlimits(lim Limits) []rlimit {
 	pids := uint64(lim.Pids)
 	list := []rlimit{
@@ -34,7 +34,7 @@ func rlimits(lim Limits) []rlimit {
 		{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 8 << 20, 8 << 20},         // bytes; the kernel's default
 		{"RLIMIT_CORE", unix.RLIMIT_CORE, 0, 0},
 	}
-	for i, r := range list { // more than this process has itself takes CAP_SYS_RESOURCE
+	for i, r := range list { // raising them above those of this process takes CAP_SYS_RESOURCE
 		var own unix.Rlimit
 		if err := unix.Getrlimit(r.resource, &own); err == nil {
 			list[i].hard = min(r.hard, own.Max)
@@ -44,8 +44,8 @@ func rlimits(lim Limits) []rlimit {
 	return list
 }
 
-// specRlimits are the limits in the runtime's words. The runtime sets them from outside of the box, for which it needs
-// CAP_SYS_RESOURCE. Without that, there are those that the processes of a box inherit, see [StartLimited].
+// specRlimits are the limits in the runtime's format. The runtime sets them from outside the box, for which it needs
+// CAP_SYS_RESOURCE. Without that, the processes of a box inherit their limits, see [StartLimited].
 func specRlimits(lim Limits) []specs.POSIXRlimit {
 	if !canSetRlimits() {
 		return nil
@@ -64,8 +64,8 @@ func canSetRlimits() bool {
 	return unix.Capget(&header, &caps[0]) == nil && caps[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// StartLimited starts the runtime with the limits of a box, which whatever it starts in the box inherits. The runtime is
-// under ptrace until it has them, so that it stops before its first instruction.
+// StartLimited starts the runtime with the limits of a box, which everything that it starts in the box inherits. The
+// runtime is under ptrace until it has them, so that it stops before its first instruction.
 func StartLimited(cmd *exec.Cmd, lim Limits) error {
 	return namespace.OnThread(func() error { // the tracer is a thread
 		cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
@@ -81,7 +81,7 @@ func StartLimited(cmd *exec.Cmd, lim Limits) error {
 	})
 }
 
-// limitStopped gives a process its limits once it has stopped, and lets it go.
+// limitStopped sets the limits of a process once it has stopped, and lets it continue.
 func limitStopped(pid int, lim Limits) error {
 	var status unix.WaitStatus
 	for {
@@ -94,9 +94,9 @@ func limitStopped(pid int, lim Limits) error {
 		}
 	}
 	if !status.Stopped() {
-		return errors.New("the runtime ended before it began")
+		return errors.New("the runtime exited before it started")
 	}
-	// Should the gateway be killed now, the runtime must not go on without its limits.
+	// If the gateway is killed now, the runtime must not continue without its limits.
 	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_EXITKILL); err != nil {
 		return err
 	}

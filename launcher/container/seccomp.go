@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withheld are system calls that the default profile allows and boxes do not get. The contexts of io_setup come out of
-// one supply for the whole host (fs.aio-max-nr), which a single process can empty.
+// withheld are system calls that the default profile allows but boxes may not use. The contexts of io_setup are limited
+// for the whole host (fs.aio-max-nr), and a single process can use them all.
 var withheld = []string{"io_setup"}
 
-// seccompProfile is the default profile of the runtimes less what is withheld. Programs are told that this kernel has no
-// such call, for which they are prepared.
+// seccompProfile is the default profile of the runtimes without what is withheld. Programs get ENOSYS for those calls,
+// for which they are prepared.
 func seccompProfile(config *specs.Spec) (*specs.LinuxSeccomp, error) {
-	// The profile opens what the capabilities of commands allow, so it is worked out with those.
+	// The profile depends on capabilities, so it is computed with those of commands.
 	forProfile := *config
 	forProfile.Process = &specs.Process{Capabilities: boundTo(capabilities)}
 	profile, err := seccomp.GetDefaultProfile(&forProfile)

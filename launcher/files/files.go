@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteJSON replaces a file by the value's JSON: readers see the old content or the new, never half of it.
+// WriteJSON atomically replaces a file by the value's JSON.
 func WriteJSON(path string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -35,8 +35,8 @@ func WriteJSON(path string, v any) error {
 	return os.Rename(f.Name(), path)
 }
 
-// Lock takes an exclusive lock that other processes see, waiting for it until ctx ends. waiting is called once if
-// somebody else holds it. The lock goes with the process, whatever ends it.
+// Lock takes an exclusive lock across processes, waiting for it until ctx ends. waiting is called once if another
+// process holds it. The lock is released when the process ends, in whatever way.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -58,7 +58,7 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 		case <-ctx.Done():
 			f.Close()
 			return nil, context.Cause(ctx)
-		case <-time.After(100 * time.Millisecond): // flock has no form that both waits and can be cancelled
+		case <-time.After(100 * time.Millisecond): // flock cannot both wait and be cancelled
 		}
 	}
 }

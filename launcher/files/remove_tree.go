@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// maxOpenDirs is how deep a removal goes with a descriptor for each level; what lies deeper is lifted first.
+	// maxOpenDirs is how deep a removal goes with a descriptor for each level; deeper directories are lifted first.
 	maxOpenDirs = 32
-	// maxLifted is how many lifted directories are remembered by name; more are found again by reading.
+	// maxLifted is how many lifted directories are remembered by name; others are found again by reading.
 	maxLifted = 64
 )
 
-// RemoveTree removes whatever lies at a path, which may be nothing. The tree may have been made by a box, and be of any
-// shape: os.RemoveAll holds one descriptor for each level, so that a box could make a tree nobody can remove, and have
-// the attempt eat the descriptors of this process. Here a directory found deep down is renamed to the top of the tree,
-// so that descriptors and memory have a bound and no path is ever longer than one name.
+// RemoveTree removes what is at a path, if anything. The tree may have been made by a box, and have any shape:
+// os.RemoveAll holds one descriptor for each level, so that a box could make a tree that cannot be removed, and exhaust
+// the descriptors of this process. RemoveTree renames deep directories to the top of the tree, so that descriptors and
+// memory are bounded and no path is ever longer than one name.
 //
 // Links are removed, not followed, and nothing is removed through a mount. What cannot be removed stays, with the
-// directories it is in, and is the error; the rest goes all the same. When ctx ends first the error is ctx's; what is
-// gone by then is gone, and a second call goes on from there. Nothing else may move directories of the tree meanwhile.
+// directories it is in, and is reported as the error; the rest is removed anyway. When ctx ends first the error is
+// ctx's, and a second call continues from there. Nothing else may move directories of the tree in the meantime.
 func RemoveTree(ctx context.Context, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
@@ -65,12 +65,12 @@ func RemoveEntry(ctx context.Context, parent *os.File, name string) error {
 type treeRemoval struct {
 	ctx    context.Context
 	top    *os.File
-	lifted []string // directories renamed to top that wait for their removal
+	lifted []string // directories renamed to top and not removed yet
 	done   int      // entries removed or lifted
-	kept   error    // the first reason of this pass why an entry stays
+	kept   error    // the first error of this pass that keeps an entry
 }
 
-// pass removes what it finds in the top directory, and what it lifted there meanwhile. Its error is ctx's.
+// pass removes what is in the top directory, including what it lifts there. Its error is ctx's.
 func (r *treeRemoval) pass(parent *os.File, name string) error {
 	top, err := openBelow(parent, name)
 	if err != nil {
@@ -139,8 +139,8 @@ func (r *treeRemoval) keep(name string, err error) {
 	}
 }
 
-// empty removes what reading a directory once shows. Names come alone, without asking what they are: a directory shows
-// itself when it cannot be unlinked.
+// empty reads a directory once and removes the entries. It only reads names, not types: a directory is recognised when
+// it cannot be unlinked.
 func (r *treeRemoval) empty(dir *os.File, depth int) error {
 	for {
 		names, err := dir.Readdirnames(256)
@@ -159,8 +159,8 @@ func (r *treeRemoval) empty(dir *os.File, depth int) error {
 	}
 }
 
-// lift renames a directory to the top of the tree under a name that nothing there has. It makes no directory for it,
-// which a full disk would refuse; should the top have no room for one more name, it has once the rest is gone.
+// lift renames a directory to the top of the tree under an unused name. It creates no directory for that, which would
+// fail on a full disk; if the top has no room for another name, it will once the rest is gone.
 func (r *treeRemoval) lift(dir *os.File, name string) {
 	for {
 		fresh := rand.Text()
@@ -182,7 +182,7 @@ func (r *treeRemoval) lift(dir *os.File, name string) {
 
 func notEmpty(err error) bool { return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) }
 
-// unlink removes a file or an empty directory. A mount point is busy, whatever is mounted there.
+// unlink removes a file or an empty directory. A mount point is always busy.
 func unlink(dir *os.File, name string) error {
 	err := unlinkat(dir, name, 0)
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {

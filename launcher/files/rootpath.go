@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// maxLinks is how many symbolic links a path may lead through, as in the kernel.
+// maxLinks is how many symbolic links a path may have, as in the kernel.
 const maxLinks = 40
 
 // Resolve follows the symbolic links of a path the way a process whose root is that directory would: an absolute link
 // starts again at the root and ".." stops there. The result has no links in it and may not exist yet; it is relative to
-// the root. os.Root alone refuses absolute links, which images are full of; with their targets worked out here it has
-// only plain paths to open, and still refuses whatever this function got wrong.
+// the root. os.Root alone refuses absolute links, of which images have many; with their targets resolved here it only
+// gets plain paths, and still refuses whatever this function gets wrong.
 func Resolve(root *os.Root, name string) (string, error) {
 	todo := strings.Split(path.Clean("/"+name), "/")
 	done := "."
@@ -49,7 +49,7 @@ func Resolve(root *os.Root, name string) (string, error) {
 	return done, nil
 }
 
-// linkTarget returns where a symbolic link points, and "" for everything else, what does not exist included.
+// linkTarget returns where a symbolic link points, and "" for everything else, including missing files.
 func linkTarget(root *os.Root, name string) (string, error) {
 	fi, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,4 +1,4 @@
-// Package furnish writes into the root of a new box what makes it this box: its first process, user, names and the
-// certificates it trusts, in every place where programs look for them. The image may be anybody's: links lead nowhere
-// outside of the root, and nothing is read that does not end.
+// Package furnish writes the files of a new box into its root: its first process, user, names and the certificates it
+// trusts, in every place where programs look for them. The image is not trusted: links cannot lead out of the root, and
+// reads are bounded.
 package furnish

@@ -17,14 +17,14 @@ const (
 	Home      = "/workspace/home"
 )
 
-// Identity is what makes a root that of one box.
+// Identity is what differs between the roots of boxes.
 type Identity struct {
 	Hostname string
 	DNS      []netip.Addr // its resolvers; empty: none
-	CA       []byte       // PEM certificates that it trusts besides the public roots; may be empty
+	CA       []byte       // PEM certificates that it trusts in addition to the public roots; may be empty
 }
 
-// Furnish writes into a fresh root what makes it this box: its names, its user, its first process and what it trusts.
+// Furnish writes the files of a box into a fresh root: its names, its user, its first process and what it trusts.
 func (b *Root) Furnish(is Identity) error {
 	for _, step := range []struct {
 		what string
@@ -60,8 +60,8 @@ func (b *Root) makeHome() error {
 	return nil
 }
 
-// addUser puts boxuser before all others in the image's user database, so that user ID 1000 reads as boxuser even in an
-// image that has given it another name.
+// addUser puts boxuser first in the image's user database, so that user ID 1000 is shown as boxuser even if the image
+// has another name for it.
 func (b *Root) addUser() error {
 	shell := "/bin/sh"
 	if b.isFile("/bin/bash") {
@@ -72,7 +72,7 @@ func (b *Root) addUser() error {
 	if err := b.prepend("/etc/passwd", entry, root, 0o644); err != nil {
 		return err
 	}
-	if b.isFile("/etc/shadow") { // where there is one, su knows nobody who is not in it; the password is none that matches
+	if b.isFile("/etc/shadow") { // if it exists, su requires users to be in it; no password matches this one
 		if err := b.prepend("/etc/shadow", User+":*:19000::::::\n", "", 0o600); err != nil {
 			return err
 		}
@@ -80,8 +80,8 @@ func (b *Root) addUser() error {
 	return b.prepend("/etc/group", fmt.Sprintf("%s:x:%d:\n", User, UID), "root:x:0:\n", 0o644)
 }
 
-// prepend puts an entry at the head of a user database, taking out one of the same name. missing is the rest of a file
-// the image does not have.
+// prepend puts an entry at the head of a user database, removing one of the same name. missing is the rest of the file
+// if the image has none.
 func (b *Root) prepend(name, entry, missing string, mode fs.FileMode) error {
 	old, err := b.read(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,7 +100,7 @@ func (b *Root) prepend(name, entry, missing string, mode fs.FileMode) error {
 	return b.write(name, out.Bytes(), mode)
 }
 
-// writeNames writes the files that say who the box is and whom it asks for addresses.
+// writeNames writes the box's host name and resolvers.
 func (b *Root) writeNames(is Identity) error {
 	host := is.Hostname
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + host + "\n"
@@ -116,7 +116,7 @@ func (b *Root) writeNames(is Identity) error {
 	return nil
 }
 
-// resolvConf names the resolvers. The C library reads three at most. Without any, it would ask 127.0.0.1, where nobody
+// resolvConf names the resolvers. The C library reads three at most. Without any, it would ask 127.0.0.1, where nothing
 // answers.
 func resolvConf(servers []netip.Addr) string {
 	var s strings.Builder

@@ -8,19 +8,19 @@ import (
 	"runtime"
 )
 
-// InitPath is where the first process of a box lies in its root.
+// InitPath is where the first process of a box is in its root.
 const InitPath = "/.boxgate-init"
 
-// The first process of a box has nothing to do but be there: it ignores SIGCHLD, by which the kernel buries every orphan
-// of the box without asking, and sleeps for ever. It must run in any image, so it cannot be a program of the image, and
-// there is one in every box, so it should not cost megabytes, as a Go program would. It is a dozen instructions, and the
-// launcher writes them itself:
+// The first process of a box only has to exist: it ignores SIGCHLD, so that the kernel reaps every orphan of the box by
+// itself, and sleeps forever. It must run in any image, so it cannot be a program of the image, and there is one in
+// every box, so it should not take megabytes, as a Go program would. It is a dozen instructions, which the launcher
+// writes itself:
 //
 //	rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8)
 //	for { pause() }
 //
-// It ends by SIGKILL from outside only: the kernel keeps signals without a handler from the first process of a PID
-// namespace.
+// Only SIGKILL from outside ends it: the kernel does not deliver signals without a handler to the first process of a
+// PID namespace.
 var initCode = map[string]struct {
 	machine elf.Machine
 	code    []byte // followed by the struct sigaction
@@ -65,7 +65,7 @@ func instructions(words ...uint32) []byte {
 // ignoreAction is a struct sigaction as the kernel reads it: handler SIG_IGN, no flags, no restorer, no mask.
 var ignoreAction = []byte{1, 31: 0}
 
-// initProgram returns the program as a static ELF executable for an architecture of Go's.
+// initProgram returns the program as a static ELF executable for a GOARCH.
 func initProgram(arch string) ([]byte, error) {
 	target, ok := initCode[arch]
 	if !ok {

@@ -18,10 +18,10 @@ var (
 	javaPatterns = []string{"usr/lib/jvm/*/lib/security/cacerts", "usr/lib/jvm/*/jre/lib/security/cacerts", "opt/java/*/lib/security/cacerts", "opt/*/lib/security/cacerts"}
 )
 
-// maxJavaStores is how many an image may have: each is written, on the host's disk.
+// maxJavaStores is how many an image may have: each one is written to the host's disk.
 const maxJavaStores = 64
 
-// trustJava rewrites the trust stores of Java runtimes the image has from the bundle.
+// trustJava rewrites the trust stores of the image's Java runtimes from the bundle.
 func (b *Root) trustJava(bundle []byte) error {
 	names := append([]string{}, javaStores...)
 	for _, pattern := range javaPatterns {

@@ -13,7 +13,7 @@ import (
 )
 
 // Root writes into the root of a box that is being created. Links in the image are followed as the box would follow
-// them and never out of it; what is written belongs to a user of the box.
+// them and never lead out of it; what is written belongs to a user of the box.
 type Root struct {
 	root *os.Root
 	ids  namespace.IDs
@@ -28,7 +28,7 @@ func Open(at string, ids namespace.IDs) (*Root, error) {
 	return &Root{root, ids}, nil
 }
 
-// Close lets go of the mount point.
+// Close releases the mount point.
 func (b *Root) Close() error { return b.root.Close() }
 
 // maxRead is the largest file of an image that is read: user databases and certificates are far smaller.
@@ -43,7 +43,7 @@ func (b *Root) read(name string) ([]byte, error) {
 	return b.readAt(p)
 }
 
-// readAt reads a file at a resolved path. An image may have anything there: a pipe nobody writes to, a device, a file
+// readAt reads a file at a resolved path. An image may have anything there: a pipe without a writer, a device, a file
 // larger than the host's memory.
 func (b *Root) readAt(p string) ([]byte, error) {
 	if fi, err := b.root.Lstat(p); err != nil {
@@ -114,7 +114,7 @@ func (b *Root) write(name string, data []byte, mode fs.FileMode) error {
 	return b.writeAt(p, data, mode)
 }
 
-// replace puts a plain file where a link may have been: a link of the image that means something on another system only,
+// replace puts a plain file where a link may have been: a link of the image that only makes sense on another system,
 // such as /etc/resolv.conf pointing into /run. A directory in its place is refused unless it is empty.
 func (b *Root) replace(name string, data []byte, mode fs.FileMode) error {
 	p, err := files.ResolveParent(b.root, name)
@@ -158,7 +158,7 @@ func (b *Root) symlink(target, name string) error {
 	return b.root.Lchown(p, b.ids.Host(0), b.ids.Host(0))
 }
 
-// isDir tells whether a name leads to a directory of the image.
+// isDir reports whether a name leads to a directory of the image.
 func (b *Root) isDir(name string) bool {
 	p, err := files.Resolve(b.root, name)
 	if err != nil {
@@ -168,7 +168,7 @@ func (b *Root) isDir(name string) bool {
 	return err == nil && fi.IsDir()
 }
 
-// isFile tells whether a name leads to a regular file of the image.
+// isFile reports whether a name leads to a regular file of the image.
 func (b *Root) isFile(name string) bool {
 	p, err := files.Resolve(b.root, name)
 	if err != nil {

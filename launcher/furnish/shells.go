@@ -7,24 +7,24 @@ import (
 	"io/fs"
 )
 
-// profilePath is read by every login shell, by way of /etc/profile, and environmentPath by PAM (pam_env(8)): by su, sshd
-// and cron, which start from an empty environment.
+// profilePath is read by every login shell, through /etc/profile, and environmentPath by PAM (pam_env(8)): by su, sshd
+// and cron, which start with an empty environment.
 const (
 	profilePath     = "/etc/profile.d/boxgate.sh"
 	environmentPath = "/etc/environment"
 )
 
-// mainProfile reads the directory of profiles, in images that have none that does.
+// mainProfile reads the directory of profiles, in images whose /etc/profile does not.
 const mainProfile = `for file in /etc/profile.d/*.sh; do
   [ -r "$file" ] && . "$file"
 done
 unset file
 `
 
-// trustInShells gives what starts without the environment of [environment] its variables. A variable that is set stays:
-// whoever set it knows better.
+// trustInShells sets the variables for programs that start without the environment of [environment]. A variable that is
+// already set is kept.
 func (b *Root) trustInShells() error {
-	profile := bytes.NewBufferString("# The box's certificates, for programs that look into no store of the system's.\n")
+	profile := bytes.NewBufferString("# The box's certificates, for programs that do not use the system's store.\n")
 	lines := new(bytes.Buffer)
 	for _, name := range TrustVariables {
 		fmt.Fprintf(profile, "export %s=\"${%s:-%s}\"\n", name, name, BundlePath)

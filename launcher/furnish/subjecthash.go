@@ -71,7 +71,7 @@ func stringValue(v asn1.RawValue) (string, bool) {
 	}
 }
 
-// canonicalText folds ASCII only, as OpenSSL does: letters and white space beyond ASCII stay.
+// canonicalText folds ASCII only, as OpenSSL does: letters and white space beyond ASCII are kept.
 func canonicalText(s string) string {
 	words := bytes.FieldsFunc([]byte(s), func(r rune) bool {
 		return strings.ContainsRune(" \t\n\v\f\r", r)

@@ -32,7 +32,7 @@ var otherAnchors = []string{"/etc/pki/ca-trust/source/anchors", "/etc/pki/trust/
 // hostBundles hold the public roots of this host, for images that have none.
 var hostBundles = []string{BundlePath, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
-// trust makes the box trust a CA besides the public roots.
+// trust makes the box trust a CA in addition to the public roots.
 func (b *Root) trust(ca []byte) error {
 	certs, err := parseCA(ca)
 	if err != nil {
@@ -145,8 +145,8 @@ func (b *Root) filesAt(names []string, except ...string) ([]string, error) {
 	return found, nil
 }
 
-// anchors puts the CA where stores are rebuilt from, and where OpenSSL looks certificates up one by one: in the
-// directory of the store, by a link named after the hash of the subject.
+// anchors puts the CA where stores are rebuilt from, and where OpenSSL looks up single certificates: in the directory
+// of the store, by a link named after the hash of the subject.
 func (b *Root) anchors(certs []*x509.Certificate) error {
 	all := appendCerts(nil, certs)
 	if err := b.write(anchorPath, all, 0o644); err != nil {

@@ -3,8 +3,8 @@ package furnish
 // BundlePath is the trust store of Debian, Ubuntu, Alpine and most others; the launcher makes it in images without one.
 const BundlePath = "/etc/ssl/certs/ca-certificates.crt"
 
-// TrustVariables are read by programs that look for certificates elsewhere than in the system's store. Most of them
-// replace the program's own roots, so they name a bundle that holds the public roots as well as the box's CA.
+// TrustVariables are read by programs that do not use the system's store. Most of them replace the program's own roots,
+// so they name a bundle that has the public roots as well as the box's CA.
 var TrustVariables = []string{
 	"SSL_CERT_FILE",                    // OpenSSL, Go, Ruby, PHP, Bun
 	"CURL_CA_BUNDLE",                   // curl, requests

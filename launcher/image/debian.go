@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// debianKey is the directory of the debian image. Its number counts the ways the image has been built: a newer one gets a
-// directory of its own, since boxes that run may still have the older one under them.
+// debianKey is the directory of the debian image. Its number is incremented when the build changes: a newer image gets
+// a directory of its own, since running boxes may still use the older one.
 const debianKey = "debian-2"
 
 // debianSuite is the release boxes get.
 const debianSuite = "bookworm"
 
-// debianPackages is what the image holds beyond the essential packages: what most commands of an agent need, and openssl,
-// ip and ps to look around with.
+// debianPackages is what the image has in addition to the essential packages: what most commands of an agent need, and
+// openssl, ip and ps for debugging.
 const debianPackages = "ca-certificates,curl,git,python3,nodejs,openssl,iproute2,procps"
 
 // debianKeyring verifies the packages; Debian hosts have it, others install it.
@@ -40,7 +40,7 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 	}
 	args := []string{
 		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + debianPackages,
-		// The image directory is closed to all but root, and so to the user apt would download as.
+		// The image directory is only accessible to root, and so not to the user apt would download as.
 		`--aptopt=APT::Sandbox::User "root"`,
 		"--dpkgopt=path-exclude=/usr/share/man/*",
 		"--dpkgopt=path-exclude=/usr/share/locale/*",
@@ -59,8 +59,8 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 	return tidyDebian(rootfs)
 }
 
-// runWithProgress runs a command and hands on each line it writes. The error holds its last lines. When ctx ends the
-// whole process group goes, so that nothing keeps writing to a directory about to be removed.
+// runWithProgress runs a command and passes on each line that it writes. The error contains its last lines. When ctx
+// ends the whole process group is killed, so that nothing keeps writing to a directory about to be removed.
 func runWithProgress(ctx context.Context, progress func(string), name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
@@ -98,11 +98,11 @@ func forwardLines(r io.Reader, progress func(string)) (last []string) {
 			last = last[1:]
 		}
 	}
-	_, _ = io.Copy(io.Discard, r) // a line beyond all measure must not block the command
+	_, _ = io.Copy(io.Discard, r) // an overlong line must not block the command
 	return last
 }
 
-// tidyDebian takes out of the image what came from this host.
+// tidyDebian removes from the image what came from this host.
 func tidyDebian(rootfs string) error {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
@@ -123,7 +123,7 @@ func tidyDebian(rootfs string) error {
 	return tidySources(root)
 }
 
-// tidySources keeps the package sources that the image was built from, but for those whose URL holds a password.
+// tidySources keeps the package sources that the image was built from, except those whose URL has a password.
 func tidySources(root *os.Root) error {
 	const file = "etc/apt/sources.list"
 	data, err := root.ReadFile(file)
@@ -139,8 +139,8 @@ func tidySources(root *os.Root) error {
 	return root.WriteFile(file, []byte(kept.String()), 0o644)
 }
 
-// hostDebianMirrors returns apt lines for the suite as this host is configured to fetch it, so that a mirror set up on the
-// host serves the image too; none on a host that has no sources for it, and mmdebstrap then uses Debian's own.
+// hostDebianMirrors returns apt lines for the suite as this host is configured to fetch it, so that a mirror set up on
+// the host serves the image too; none on a host that has no sources for it, in which case mmdebstrap uses Debian's own.
 func hostDebianMirrors(ctx context.Context) []string {
 	const format = "$(CREATED_BY)|$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", format).Output()

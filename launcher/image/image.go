@@ -23,7 +23,7 @@ type Image struct {
 	Source string   `json:"source"`
 	Env    []string `json:"env,omitempty"` // of the image's own configuration
 
-	Rootfs string // where it lies; never written to
+	Rootfs string // where it is; never written to
 }
 
 // imageKind says how a source becomes a root file system.
@@ -50,8 +50,8 @@ type Store struct {
 	Names map[string]string // name → image; the entry "default" is used when none is named
 }
 
-// Ensure makes the image of that name ready for find: it is built, pulled or unpacked once and kept. progress is called
-// with one line for each step. Two builders of one image take turns, across processes.
+// Ensure makes the image of that name ready for Find: it is built, pulled or unpacked once and kept. progress is called
+// with one line for each step. Builders of the same image take turns, across processes.
 func (s Store) Ensure(ctx context.Context, name string, progress func(string)) error {
 	src, err := s.source(name)
 	if err != nil {
@@ -82,10 +82,10 @@ func (s Store) Ensure(ctx context.Context, name string, progress func(string)) e
 	return nil
 }
 
-// staleImageTime bounds the removal of what is left of an image that could not be built.
+// staleImageTime bounds the removal of what is left of a failed build.
 const staleImageTime = 2 * time.Minute
 
-// build fills a temporary directory and moves it to its place once it is complete and on disk.
+// build fills a temporary directory and renames it once it is complete and on disk.
 func (s Store) build(ctx context.Context, src imageSource, progress func(string)) error {
 	final := filepath.Join(s.Dir, src.key)
 	temp := filepath.Join(s.Dir, "."+src.key+".building")
@@ -94,7 +94,7 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 			return err
 		}
 	}
-	defer func() { // what stays, the next build removes
+	defer func() { // the next build removes what is left
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), staleImageTime)
 		defer cancel()
 		_ = files.RemoveTree(cctx, temp)
@@ -103,7 +103,7 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return err
 	}
-	if err := os.Chmod(temp, 0o700); err != nil { // set-user-ID programs of an image are nobody's to run
+	if err := os.Chmod(temp, 0o700); err != nil { // nobody may run set-user-ID programs of an image
 		return err
 	}
 	img := Image{Source: src.text}
@@ -133,7 +133,7 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	return os.Rename(temp, final)
 }
 
-// Find returns the image of that name, which ensure has made ready.
+// Find returns the image of that name, which Ensure has made ready.
 func (s Store) Find(name string) (Image, error) {
 	src, err := s.source(name)
 	if err != nil {
@@ -142,7 +142,7 @@ func (s Store) Find(name string) (Image, error) {
 	return s.open(src)
 }
 
-// source finds out what an image name stands for.
+// source finds out what an image name refers to.
 func (s Store) source(name string) (imageSource, error) {
 	text := name
 	if text == "" {
@@ -163,8 +163,8 @@ func (s Store) source(name string) (imageSource, error) {
 	}
 }
 
-// pathSource looks at what lies at a path. The key of an archive changes with the file, so that a new one is unpacked
-// anew.
+// pathSource checks what is at a path. The key of an archive changes with the file, so that a changed one is unpacked
+// again.
 func pathSource(path string) (imageSource, error) {
 	path = filepath.Clean(path)
 	fi, err := os.Stat(path)
@@ -184,7 +184,7 @@ func pathSource(path string) (imageSource, error) {
 
 var notInKey = regexp.MustCompile(`[^a-z0-9]+`)
 
-// imageKey is a directory name that people recognise and no two images share.
+// imageKey is a recognisable and unique directory name for an image.
 func imageKey(text, stamp string) string {
 	sum := sha256.Sum256([]byte(stamp))
 	slug := strings.Trim(notInKey.ReplaceAllString(strings.ToLower(text), "-"), "-")
@@ -194,7 +194,7 @@ func imageKey(text, stamp string) string {
 	return strings.TrimLeft(slug, "-") + "-" + hex.EncodeToString(sum[:6])
 }
 
-// open returns an image that is ready, or says that it is not.
+// open returns an image that is ready, or an error if it is not.
 func (s Store) open(src imageSource) (Image, error) {
 	if src.kind == kindDirectory {
 		if !looksLikeRoot(src.text) {
@@ -205,7 +205,7 @@ func (s Store) open(src imageSource) (Image, error) {
 	dir := filepath.Join(s.Dir, src.key)
 	data, err := os.ReadFile(filepath.Join(dir, "image.json"))
 	if err != nil {
-		return Image{}, fmt.Errorf("image %s is not there yet: it must be built or pulled before a box can use it", src.text)
+		return Image{}, fmt.Errorf("image %s does not exist yet: it must be built or pulled before a box can use it", src.text)
 	}
 	var img Image
 	if err := json.Unmarshal(data, &img); err != nil {
@@ -215,7 +215,7 @@ func (s Store) open(src imageSource) (Image, error) {
 	return img, nil
 }
 
-// looksLikeRoot tells a root file system from any other directory.
+// looksLikeRoot reports whether a directory is a root file system.
 func looksLikeRoot(dir string) bool {
 	for _, name := range []string{"usr", "bin"} {
 		if fi, err := os.Stat(filepath.Join(dir, name)); err == nil && fi.IsDir() {

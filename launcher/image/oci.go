@@ -25,7 +25,7 @@ import (
 // platform is what boxes of this host can run.
 var platform = v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
 
-// referenceSource reads an OCI reference. A tag is pulled once and then stays what it was.
+// referenceSource parses an OCI reference. A tag is pulled once and then not updated.
 func referenceSource(text string) (imageSource, error) {
 	ref, err := name.ParseReference(text)
 	if err != nil {
@@ -171,7 +171,8 @@ func unpackTar(ctx context.Context, open tarball.Opener, dir string) error {
 	return (&unpacker{root: root}).layer(ctx, r)
 }
 
-// archiveKind returns the file that tells what a tar is: manifest.json, oci-layout, or "" for a root file system.
+// archiveKind returns the file that identifies the kind of a tar: manifest.json, oci-layout, or "" for a root file
+// system.
 func archiveKind(open tarball.Opener) (string, error) {
 	r, err := open()
 	if err != nil {
@@ -200,7 +201,7 @@ func archiveKind(open tarball.Opener) (string, error) {
 	}
 }
 
-// openArchive opens a file and undoes gzip.
+// openArchive opens a file and decompresses gzip.
 func openArchive(file string) (io.ReadCloser, error) {
 	f, err := os.Open(file)
 	if err != nil {

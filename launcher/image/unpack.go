@@ -16,16 +16,16 @@ import (
 	"boxgate/launcher/files"
 )
 
-// What one image may hold; beyond it the unpacking stops. They guard the host's disk against a bomb.
+// Limits of one image, beyond which unpacking fails. They protect the host's disk against decompression bombs.
 const (
 	maxImageBytes   = 64 << 30
 	maxImageEntries = 4 << 20
-	maxImagePath    = unix.PathMax - 1 // no program opens a longer path; following one takes time by its square
+	maxImagePath    = unix.PathMax - 1 // no program can open a longer path; resolving one takes quadratic time
 )
 
 // unpacker applies the layers of an image to a directory. Entries can name nothing outside it: paths with ".." are
 // refused, absolute ones are taken from the directory, links on the way are followed as if the directory were the root,
-// and os.Root stands behind all that. Devices, sockets and pipes are left out: a box gets its own /dev.
+// and os.Root enforces all that. Devices, sockets and pipes are left out: a box gets its own /dev.
 type unpacker struct {
 	root    *os.Root
 	bytes   int64
@@ -38,9 +38,9 @@ type dirTime struct {
 	hdr  *tar.Header
 }
 
-// layer applies one layer: its whiteouts remove what lower layers put there, never what this layer brought.
+// layer applies one layer: its whiteouts remove what lower layers added, never what this layer added.
 func (u *unpacker) layer(ctx context.Context, r io.Reader) error {
-	own := map[string]bool{} // what this layer brought, with parents
+	own := map[string]bool{} // what this layer added, with parents
 	for tr := tar.NewReader(r); ; {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
@@ -116,7 +116,7 @@ func (u *unpacker) place(name string) (string, error) {
 
 var errTooLong = errors.New("refused: its path is longer than Linux allows")
 
-// remove removes what lies at a resolved path, which may be nothing.
+// remove removes what is at a resolved path, if anything.
 func (u *unpacker) remove(ctx context.Context, name string) error {
 	parent, err := u.root.Open(path.Dir(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -129,7 +129,7 @@ func (u *unpacker) remove(ctx context.Context, name string) error {
 	return files.RemoveEntry(ctx, parent, path.Base(name))
 }
 
-// clear empties a directory of what lower layers left there.
+// clear removes from a directory what lower layers added.
 func (u *unpacker) clear(ctx context.Context, dir string, own map[string]bool) error {
 	d, err := u.root.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,7 +151,7 @@ func (u *unpacker) clear(ctx context.Context, dir string, own map[string]bool) e
 	return err
 }
 
-// create puts one file, directory or link in place of whatever was there.
+// create replaces what is at a path by one file, directory or link.
 func (u *unpacker) create(ctx context.Context, name string, hdr *tar.Header, content io.Reader) error {
 	old, err := u.root.Lstat(name)
 	if err == nil && (!old.IsDir() || hdr.Typeflag != tar.TypeDir) {
@@ -177,12 +177,12 @@ func (u *unpacker) create(ctx context.Context, name string, hdr *tar.Header, con
 	case tar.TypeLink:
 		return u.link(name, hdr.Linkname)
 	default:
-		return nil // a device, a pipe, or something no file system holds
+		return nil // a device, a pipe, or something else that is left out
 	}
 	return u.attributes(name, hdr)
 }
 
-// link makes a hard link to an entry that came before, which must be a file; of a symbolic link it makes a copy.
+// link makes a hard link to an earlier entry, which must be a file; a symbolic link is copied.
 func (u *unpacker) link(name, target string) error {
 	old, err := u.place(target)
 	if err != nil {
@@ -220,7 +220,7 @@ func (u *unpacker) file(name string, content io.Reader) error {
 	return err
 }
 
-// attributes sets owner, mode and, for files, time. The owner goes first: changing it clears the set-user-ID bit.
+// attributes sets owner, mode and, for files, time. The owner is set first: changing it clears the set-user-ID bit.
 func (u *unpacker) attributes(name string, hdr *tar.Header) error {
 	if err := u.root.Lchown(name, hdr.Uid, hdr.Gid); err != nil {
 		return err
@@ -235,7 +235,7 @@ func (u *unpacker) attributes(name string, hdr *tar.Header) error {
 	return u.root.Chtimes(name, hdr.ModTime, hdr.ModTime)
 }
 
-// finishDirs gives directories their times. One that a later entry replaced has none to get.
+// finishDirs sets the times of directories, except those that a later entry replaced.
 func (u *unpacker) finishDirs() error {
 	for _, d := range u.times {
 		if fi, err := u.root.Lstat(d.name); err != nil || !fi.IsDir() {

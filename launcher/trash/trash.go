@@ -21,11 +21,11 @@ import (
 const (
 	// trashWorkers is how many boxes' files are removed at once.
 	trashWorkers = 2
-	// trashRetry is when files that could not be removed are tried again.
+	// trashRetry is when removal of files that could not be removed is retried.
 	trashRetry = time.Minute
 )
 
-// Trash knows what is being removed. What there is to remove is what lies in the directory.
+// Trash tracks what is being removed. What has to be removed is what is in the directory.
 type Trash struct {
 	dir  string
 	log  *zap.Logger
@@ -36,7 +36,7 @@ type Trash struct {
 	failed   map[string]bool // guarded by mu; those of the last attempt
 }
 
-// New is the trash in a directory, which exists.
+// New returns the trash in an existing directory.
 func New(dir string, log *zap.Logger) *Trash {
 	return &Trash{dir: dir, log: log, wake: make(chan struct{}, 1), underWay: map[string]bool{}, failed: map[string]bool{}}
 }
@@ -50,14 +50,13 @@ func (t *Trash) Take(dir string) error {
 	}
 	select {
 	case t.wake <- struct{}{}:
-	default: // it will be looked for already
+	default: // already woken
 	}
 	return nil
 }
 
-// KeepEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: few at a time, and
-// giving way to everything else on the processors and the disk. What cannot be removed is logged once, and tried again
-// from time to time. Call it once.
+// KeepEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time, and at
+// the lowest CPU and disk priority. Failures are logged once, and retried from time to time. Call it once.
 func (t *Trash) KeepEmpty(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
@@ -65,7 +64,7 @@ func (t *Trash) KeepEmpty(ctx context.Context) {
 	for {
 		names, err := t.names()
 		if err != nil {
-			t.log.Error("the files of deleted boxes cannot be found", zap.Error(err))
+			t.log.Error("the files of deleted boxes cannot be listed", zap.Error(err))
 		}
 		for _, name := range names {
 			select {
@@ -122,17 +121,17 @@ func (t *Trash) names() ([]string, error) {
 	return names, nil
 }
 
-// shred removes one entry of the trash, unless somebody is at it.
+// shred removes one entry of the trash, unless that is already under way.
 func (t *Trash) shred(ctx context.Context, name string) {
 	if !t.begin(name) {
 		return
 	}
 	err := atLowPriority(func() error { return files.RemoveTree(ctx, filepath.Join(t.dir, name)) })
 	if ctx.Err() != nil {
-		err = nil // the next run goes on
+		err = nil // the next run continues
 	}
 	if t.end(name, err != nil) {
-		t.log.Error("files of a deleted box cannot be removed and take up space; trying again from time to time",
+		t.log.Error("files of a deleted box cannot be removed and take up space; retrying from time to time",
 			zap.String("path", filepath.Join(t.dir, name)), zap.Error(err))
 	}
 }
@@ -162,8 +161,8 @@ func (t *Trash) end(name string, failed bool) bool {
 	return first
 }
 
-// atLowPriority runs f on a thread that gets the processor and the disk when nobody else wants them, and that ends
-// with f: it must not serve anybody else.
+// atLowPriority runs f on a thread with idle CPU and disk priority. The thread ends with f, so that nothing else runs
+// on it.
 func atLowPriority(f func() error) error {
 	const (
 		ioprioWhoProcess = 1       // linux/ioprio.h; 0 is the calling thread
