@@ -3,6 +3,7 @@ package selftest
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -24,7 +25,8 @@ type attack struct {
 	own bool
 	// elsewhere says that the payload may leave the host for anywhere but the address in to: the policy allows a name.
 	elsewhere bool
-	canary    *canary
+	// canary is the listener that to is on, if it is on one.
+	canary interface{ reached(tcp bool) bool }
 	// after looks at the host once everything is over. nil: nothing to look at.
 	after func() (seen string, hole bool)
 }
@@ -96,51 +98,28 @@ func ruleOf(d policy.Decision) string {
 // unnamed are the reasons for which the proxy refuses what carries no name that is allowed.
 var unnamed = []policy.Reason{policy.ReasonNoName, policy.ReasonNotAllowed, policy.ReasonProtocol, policy.ReasonPeekTimeout}
 
-// atAddress selects the decisions about an address and, unless it is 0, a port.
-func atAddress(to netip.AddrPort) func(audit.Event) bool {
-	return func(e audit.Event) bool {
-		return e.Addr.Unmap() == to.Addr().Unmap() && (to.Port() == 0 || e.Port == to.Port())
-	}
+// concat is append to a slice that others share.
+func concat(reasons []policy.Reason, more ...policy.Reason) []policy.Reason {
+	return append(slices.Clone(reasons), more...)
 }
 
-// inKernel selects the kernel's decisions about an address and, unless it is 0, a port. The proxy's on the same address
-// do not count: they do not show that the kernel's rule stands.
-func inKernel(proto policy.Protocol, to netip.AddrPort) func(audit.Event) bool {
-	at := atAddress(to)
-	return func(e audit.Event) bool { return e.Stage == policy.StageKernel && e.Protocol == proto && at(e) }
-}
+// noSuchName is what names of the self-test end in: nobody has it (RFC 2606).
+const noSuchName = ".boxgate-selftest.invalid"
 
-// aboutName selects the decisions about a name at a stage.
-func aboutName(name string, stages ...policy.Stage) func(audit.Event) bool {
-	return func(e audit.Event) bool {
-		for _, s := range stages {
-			if e.Stage == s && e.Name == name {
-				return true
+// listed returns a name that a list covers, the first that is no bare "*".
+func (b *builder) listed(list []string) (policy.Pattern, policy.Name, bool) {
+	for _, entry := range list {
+		p, err := policy.ParsePattern(entry)
+		if err != nil || p.Name().IsZero() {
+			continue
+		}
+		name := p.Name()
+		if p.IsWildcard() {
+			if name, err = policy.ParseName("boxgate-selftest." + name.String()); err != nil {
+				continue
 			}
 		}
-		return false
+		return p, name, true
 	}
-}
-
-// connect is a task that connects and sends.
-func connect(to netip.AddrPort, data ...[]byte) task { return task{Kind: overTCP, To: to, Data: data} }
-
-// send replaces what an attack does and keeps its number and token.
-func (a *attack) send(t task) {
-	t.ID, t.Token = a.task.ID, a.task.Token
-	a.task = t
-}
-
-// refusedAtOnce: the kernel refuses, so there is no connection and no answer.
-func refusedAtOnce(r answer) (string, bool) {
-	switch r.Outcome {
-	case outRefused:
-		return "reset or prohibited", false
-	case outSilent:
-		return "no answer", false
-	case outClosed, outOpen:
-		return "CONNECTED", true
-	default:
-		return fmt.Sprintf("ANSWERED with %d bytes", len(r.Data)), true
-	}
+	return policy.Pattern{}, policy.Name{}, false
 }

@@ -1,10 +1,7 @@
 package selftest
 
 import (
-	"crypto/rand"
 	"net/netip"
-
-	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
 )
@@ -84,41 +81,6 @@ func (b *builder) specialAddresses(s *side) {
 			}
 		})
 	}
-}
-
-// udpFrame is a datagram of the box as a whole packet.
-func (b *builder) udpFrame(s *side, to netip.AddrPort, payload []byte) task {
-	return b.frame(s, b.datagram(s.box, to, payload))
-}
-
-func (b *builder) datagram(src netip.Addr, to netip.AddrPort, payload []byte) []byte {
-	from := netip.AddrPortFrom(src, framePort)
-	return ipPacket(src, to.Addr(), unix.IPPROTO_UDP, udpDatagram(from, to, payload))
-}
-
-// framePort is the source port of what is sent as frames.
-const framePort = 40404
-
-// frame is a task that sends whole packets of a family.
-func (b *builder) frame(s *side, packets ...[]byte) task {
-	t := task{Kind: asFrame, Data: packets, EtherType: unix.ETH_P_IP}
-	if s.box.Is6() {
-		t.EtherType = unix.ETH_P_IPV6
-	}
-	return t
-}
-
-// randomIn returns a random address of a prefix.
-func randomIn(p netip.Prefix) netip.Addr {
-	bytes := p.Masked().Addr().AsSlice()
-	random := make([]byte, len(bytes))
-	_, _ = rand.Read(random) // never fails (crypto/rand)
-	for i := range bytes {
-		keep := min(8, max(0, p.Bits()-8*i))
-		bytes[i] |= random[i] & (0xff >> keep)
-	}
-	a, _ := netip.AddrFromSlice(bytes)
-	return a
 }
 
 // otherAddresses are attacks on what no list of the policy has.

@@ -3,6 +3,7 @@ package selftest
 import (
 	"net/netip"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
@@ -120,4 +121,20 @@ func (b *builder) forgedSources(s *side) {
 			a.to, a.own, a.about = to, true, inKernel(policy.UDP, to)
 		})
 	}
+}
+
+// neighbours says whether the host believes that another's address is where the box is.
+func (c *Config) neighbours(s *side) (string, bool) {
+	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return "the neighbour table cannot be read", true
+	}
+	for _, n := range all {
+		a, _ := netip.AddrFromSlice(n.IP)
+		claimed := a.Unmap() == s.another || a.Unmap() == s.gateway
+		if claimed && string(n.HardwareAddr) == string(c.mac) {
+			return "the host BELIEVES that " + a.String() + " is the box", true
+		}
+	}
+	return "no entry was made", false
 }

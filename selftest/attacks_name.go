@@ -2,13 +2,9 @@ package selftest
 
 import (
 	"net/netip"
-	"slices"
 
 	"boxgate/policy"
 )
-
-// noSuchName is what names of the self-test end in: nobody has it (RFC 2606).
-const noSuchName = ".boxgate-selftest.invalid"
 
 // names are attacks on decisions by name: names that are not allowed, and allowed names with another's address.
 func (b *builder) names(s *side) {
@@ -27,24 +23,6 @@ func (b *builder) names(s *side) {
 	b.deniedName(s, "TLS, an allowed name as a part", "evil-"+name.String(), portOf(pattern, 443), false)
 	b.ownerOnly(s, "TLS, an allowed name with another's address", name, portOf(pattern, 443))
 	b.ownerOnly(s, "HTTP, an allowed name with another's address", name, portOf(pattern, 80))
-}
-
-// listed returns a name that a list covers, the first that is no bare "*".
-func (b *builder) listed(list []string) (policy.Pattern, policy.Name, bool) {
-	for _, entry := range list {
-		p, err := policy.ParsePattern(entry)
-		if err != nil || p.Name().IsZero() {
-			continue
-		}
-		name := p.Name()
-		if p.IsWildcard() {
-			if name, err = policy.ParseName("boxgate-selftest." + name.String()); err != nil {
-				continue
-			}
-		}
-		return p, name, true
-	}
-	return policy.Pattern{}, policy.Name{}, false
 }
 
 func portOf(p policy.Pattern, usual uint16) uint16 {
@@ -114,17 +92,4 @@ func (b *builder) ownerOnly(s *side, attackName string, name policy.Name, port u
 			a.Expected = "reaches " + name.String() + " or nobody"
 		}
 	})
-}
-
-// whatever came back proves nothing: the wire tells.
-func whatever(r answer) (string, bool) {
-	if r.Outcome == outAnswer {
-		return "an answer, from the name's owner", false
-	}
-	return "no answer", false
-}
-
-// concat is append to a slice that others share.
-func concat(reasons []policy.Reason, more ...policy.Reason) []policy.Reason {
-	return append(slices.Clone(reasons), more...)
 }

@@ -73,9 +73,3 @@ func proxyStatus(r answer) (string, bool) {
 		return fmt.Sprintf("ANSWERED: %.40q", line), true
 	}
 }
-
-// atAddressOrName selects the decisions about an address and port, or a name.
-func atAddressOrName(to netip.AddrPort, name string) func(audit.Event) bool {
-	at := atAddress(to)
-	return func(e audit.Event) bool { return at(e) || name != "" && e.Name == name || e.Name == to.Addr().String() }
-}

@@ -49,9 +49,9 @@ func (c *canary) close() {
 	_ = c.udp.Close()
 }
 
-// reached reports whether anything of the box arrived, by TCP or by datagrams.
-func (c *canary) reached(k kind) bool {
-	if k == overTCP {
+// reached reports whether anything of the box arrived, by TCP or else by datagrams.
+func (c *canary) reached(tcp bool) bool {
+	if tcp {
 		return c.hitTCP.Load()
 	}
 	return c.hitUDP.Load()
@@ -71,7 +71,7 @@ func (c *canary) accept() {
 }
 
 func (c *canary) receive() {
-	buf := make([]byte, maxAnswer)
+	buf := make([]byte, snap)
 	for {
 		n, from, err := c.udp.ReadFrom(buf)
 		if errors.Is(err, net.ErrClosed) {

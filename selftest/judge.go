@@ -46,7 +46,7 @@ func (j *judge) line(a *attack) Line {
 	switch leak, leaked := j.leak(a); {
 	case leaked:
 		l.Verdict, l.Why = Hole, leak
-	case a.canary != nil && a.canary.reached(a.task.Kind):
+	case a.canary != nil && a.canary.reached(a.task.Kind == overTCP):
 		l.Verdict, l.Why = Hole, "it arrived at the listener on "+a.task.To.String()
 	case hole:
 		l.Verdict, l.Why = Hole, "it was answered"

@@ -15,6 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// tokenDigits are the hexadecimal digits of a task's number in its token.
+const tokenDigits = 4
+
+// tokenOf is what the packets of a task are known by.
+func tokenOf(prefix []byte, task int) []byte {
+	return fmt.Appendf(nil, "%s%0*x", prefix, tokenDigits, task)
+}
+
 // sighting is a packet of a probe on an interface that is not the box's own.
 type sighting struct {
 	link  int

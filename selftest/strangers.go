@@ -1,0 +1,36 @@
+package selftest
+
+import (
+	"crypto/rand"
+	"net/netip"
+)
+
+// randomIn returns a random address of a prefix.
+func randomIn(p netip.Prefix) netip.Addr {
+	bytes := p.Masked().Addr().AsSlice()
+	random := make([]byte, len(bytes))
+	_, _ = rand.Read(random) // never fails (crypto/rand)
+	for i := range bytes {
+		keep := min(8, max(0, p.Bits()-8*i))
+		bytes[i] |= random[i] & (0xff >> keep)
+	}
+	a, _ := netip.AddrFromSlice(bytes)
+	return a
+}
+
+// strangers are addresses of a network that answers to few of its addresses and that everybody may send to: that of a
+// public resolver. Each is given out once.
+func strangers(network string) func() netip.Addr {
+	p := netip.MustParsePrefix(network)
+	given := map[netip.Addr]bool{}
+	return func() netip.Addr {
+		for {
+			a := randomIn(p)
+			last := a.AsSlice()[a.BitLen()/8-1]
+			if last >= 16 && last < 248 && !given[a] { // the servers have the low ones
+				given[a] = true
+				return a
+			}
+		}
+	}
+}
