@@ -17,7 +17,8 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// The floors of the firewall, the proxy, the admin API and the launcher are listed one by one: a floor imports only the floors below it.
+// The floors of the firewall, the proxy, the admin API, the launcher and the self-test are listed one by one: a floor
+// imports only the floors below it.
 var allowed = importTable(`
 policy:
 audit: policy
@@ -79,6 +80,9 @@ api/urls: api api/history api/problem api/rest api/strict
 store: policy audit
 secrets: policy audit
 selftest: policy audit
+selftest/packet:
+selftest/probe: selftest/packet
+selftest/watch: selftest/packet
 internal/testnet:
 internal/mutants:
 internal/structure:

@@ -7,26 +7,29 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+
+	"boxgate/selftest/probe"
+	"boxgate/selftest/watch"
 )
 
 // attack is one line of the card before its verdict: what is sent, and how the outcome is judged.
 type attack struct {
 	Line
-	task task
+	task probe.Task
 
 	// reasons: a denial for one of them must be logged. None: the policy promises no log, or no denial.
 	reasons []policy.Reason
 	// about selects the decisions that can be about this attack.
 	about func(audit.Event) bool
 	// read judges what came back: how to put it, and whether it is proof of a hole. nil: [refusedAtOnce].
-	read func(answer) (seen string, hole bool)
+	read func(probe.Answer) (seen string, hole bool)
 	// to is where the packets go; own says that nobody else sends to that address, so whatever goes there is a probe's.
 	to  netip.AddrPort
 	own bool
 	// elsewhere says that the payload may leave the host for anywhere but the address in to: the policy allows a name.
 	elsewhere bool
 	// canary is the listener that to is on, if it is on one.
-	canary interface{ reached(tcp bool) bool }
+	canary interface{ Reached(tcp bool) bool }
 	// after looks at the host once everything is over. nil: nothing to look at.
 	after func() (seen string, hole bool)
 }
@@ -37,7 +40,7 @@ type side struct {
 	box, gateway, sink, another netip.Addr
 	host                        []netip.Addr
 	loopback                    netip.Addr
-	canaries                    []*canary
+	canaries                    []*watch.Canary
 	stranger                    func() netip.Addr // an address of the internet that nobody answers on, a new one each time
 }
 

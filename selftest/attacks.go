@@ -7,6 +7,9 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+
+	"boxgate/selftest/probe"
+	"boxgate/selftest/watch"
 )
 
 const (
@@ -32,7 +35,7 @@ func (b *builder) build(prefix []byte) error {
 			}
 		}
 		for _, at := range append([]netip.Addr{s.gateway, s.loopback}, s.host...) {
-			trap, err := openCanary(at, prefix, c.V4, c.V6)
+			trap, err := watch.OpenCanary(at, prefix, c.V4, c.V6)
 			if err != nil {
 				return err
 			}
@@ -58,7 +61,7 @@ func (b *builder) pace() {
 		}
 		n := count[a.reasons[0]]
 		count[a.reasons[0]] += max(1, len(a.task.Data)) // frames are packets
-		if a.task.Kind != asFrame {
+		if a.task.Kind != probe.Frame {
 			count[a.reasons[0]] = n + 1
 		}
 		a.task.After = time.Duration(max(0, n-loggedAtOnce)) * loggedEvery
@@ -73,7 +76,7 @@ func (b *builder) expected() []audit.Expected {
 			continue
 		}
 		events := 1
-		if a.task.Kind == asFrame {
+		if a.task.Kind == probe.Frame {
 			events = max(1, len(a.task.Data))
 		}
 		out = append(out, audit.Expected{Count: events, Match: func(e audit.Event) bool {
@@ -97,7 +100,7 @@ func (b *builder) watched() []netip.Addr {
 func (b *builder) closeCanaries() {
 	for _, s := range b.sides {
 		for _, c := range s.canaries {
-			c.close()
+			c.Close()
 		}
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"net/netip"
 
 	"boxgate/policy"
+
+	"boxgate/selftest/packet"
+	"boxgate/selftest/probe"
 )
 
 // special are ranges that no policy opens. An attack goes to a random address of each, or to the address itself.
@@ -102,7 +105,7 @@ func (b *builder) otherAddresses(s *side) {
 	udp := func(name string, port uint16) {
 		to := netip.AddrPortFrom(s.stranger(), port)
 		b.add(s, group, name, to.String(), func(a *attack) {
-			a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
+			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
 			b.judgedAt(a, policy.UDP, to, policy.ReasonProtocol)
 			a.own = true
 		})
@@ -111,8 +114,8 @@ func (b *builder) otherAddresses(s *side) {
 	udp("QUIC", 443)
 	to := s.stranger()
 	b.add(s, group, "ping with a payload", to.String(), func(a *attack) {
-		packet := ipPacket(s.box, to, icmpProto(to), echoRequest(s.box, to, framePort, a.task.Token))
-		a.send(b.frame(s, packet))
+		ping := packet.IP(s.box, to, packet.ICMPProtocol(to), packet.Echo(s.box, to, framePort, a.task.Token))
+		a.send(b.frame(s, ping))
 		b.judgedAt(a, policy.ICMP, netip.AddrPortFrom(to, 0))
 		a.own = true
 	})

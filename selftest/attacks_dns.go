@@ -9,6 +9,8 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/policy"
+
+	"boxgate/selftest/probe"
 )
 
 // queries are attacks by DNS: other servers, and names that carry data out.
@@ -19,19 +21,19 @@ func (b *builder) queries(s *side) {
 	}
 	foreign := func() netip.AddrPort { return netip.AddrPortFrom(s.stranger(), 53) }
 	own := netip.AddrPortFrom(s.gateway, 53)
-	b.query(s, "a name not allowed", overUDP, own, "%s"+noSuchName, address)
-	b.query(s, "another server, UDP", overUDP, foreign(), "%s"+noSuchName, address)
-	b.query(s, "another server, TCP", overTCP, foreign(), "%s"+noSuchName, address)
-	b.query(s, "tunnel in long labels", overUDP, foreign(), "%s"+strings.Repeat("x", 40)+"."+strings.Repeat("y", 63)+noSuchName, mdns.TypeTXT)
-	b.query(s, "tunnel in NULL records", overUDP, own, "%s"+noSuchName, mdns.TypeNULL)
-	b.query(s, "tunnel in ANY", overUDP, own, "%s"+noSuchName, mdns.TypeANY)
+	b.query(s, "a name not allowed", probe.UDP, own, "%s"+noSuchName, address)
+	b.query(s, "another server, UDP", probe.UDP, foreign(), "%s"+noSuchName, address)
+	b.query(s, "another server, TCP", probe.TCP, foreign(), "%s"+noSuchName, address)
+	b.query(s, "tunnel in long labels", probe.UDP, foreign(), "%s"+strings.Repeat("x", 40)+"."+strings.Repeat("y", 63)+noSuchName, mdns.TypeTXT)
+	b.query(s, "tunnel in NULL records", probe.UDP, own, "%s"+noSuchName, mdns.TypeNULL)
+	b.query(s, "tunnel in ANY", probe.UDP, own, "%s"+noSuchName, mdns.TypeANY)
 	if _, name, ok := b.listed(b.cfg.Policy.Spec().DeniedDomains); ok {
-		b.query(s, "tunnel below a denied name", overUDP, own, "%s."+name.String(), mdns.TypeTXT)
+		b.query(s, "tunnel below a denied name", probe.UDP, own, "%s."+name.String(), mdns.TypeTXT)
 	}
 }
 
 // query asks a server for a name that holds the token.
-func (b *builder) query(s *side, name string, k kind, server netip.AddrPort, format string, qtype uint16) {
+func (b *builder) query(s *side, name string, k probe.Kind, server netip.AddrPort, format string, qtype uint16) {
 	b.add(s, "DNS", name, server.String(), func(a *attack) {
 		asked := fmt.Sprintf(format, a.task.Token)
 		m := new(mdns.Msg).SetQuestion(mdns.Fqdn(asked), qtype)
@@ -42,10 +44,10 @@ func (b *builder) query(s *side, name string, k kind, server netip.AddrPort, for
 			a.skip("%s is no name that could be asked for", asked)
 			return
 		}
-		if k == overTCP {
+		if k == probe.TCP {
 			wire = append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
 		}
-		a.send(task{Kind: k, To: server, Data: [][]byte{wire}})
+		a.send(probe.Task{Kind: k, To: server, Data: [][]byte{wire}})
 		a.to, a.own = server, server.Addr() != s.gateway
 		d := b.cfg.Policy.Decide(policy.Request{Stage: policy.StageDNS, Box: b.cfg.Box, Name: n})
 		address := qtype == mdns.TypeA || qtype == mdns.TypeAAAA
@@ -66,17 +68,17 @@ func (b *builder) query(s *side, name string, k kind, server netip.AddrPort, for
 			a.refused(d.Reason)
 		}
 		a.about = aboutName(n.String(), policy.StageDNS)
-		a.read = func(r answer) (string, bool) { return b.readDNS(k, r) }
+		a.read = func(r probe.Answer) (string, bool) { return b.readDNS(k, r) }
 	})
 }
 
 // readDNS: a name that is not allowed has no address but the sink's, and no other data.
-func (b *builder) readDNS(k kind, r answer) (string, bool) {
-	if r.Outcome != outAnswer {
+func (b *builder) readDNS(k probe.Kind, r probe.Answer) (string, bool) {
+	if r.Outcome != probe.Answered {
 		return "no answer", false
 	}
 	wire := r.Data
-	if k == overTCP && len(wire) > 2 {
+	if k == probe.TCP && len(wire) > 2 {
 		wire = wire[2:]
 	}
 	var m mdns.Msg

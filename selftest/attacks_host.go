@@ -7,14 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+
+	"boxgate/selftest/packet"
+	"boxgate/selftest/probe"
 )
 
 // ownHost are attacks on the host itself: its addresses, the ports that the gateway serves others on, and canaries.
 func (b *builder) ownHost(s *side) {
 	const group = "the host"
 	for _, c := range s.canaries {
-		to := netip.AddrPortFrom(c.at, c.port)
-		if c.at == s.loopback {
+		to := netip.AddrPortFrom(c.At, c.Port)
+		if c.At == s.loopback {
 			b.add(s, group, "UDP to its loopback address", to.String(), func(a *attack) {
 				a.send(b.udpFrame(s, to, a.task.Token))
 				a.refused(policy.ReasonHostPort, policy.ReasonProtectedRange)
@@ -31,7 +34,7 @@ func (b *builder) ownHost(s *side) {
 			a.canary, a.to, a.about = c, to, inKernel(policy.TCP, to)
 		})
 		b.add(s, group, "UDP to a listening port", to.String(), func(a *attack) {
-			a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
+			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
 			a.refused(policy.ReasonHostPort)
 			a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
 		})
@@ -48,7 +51,7 @@ func (b *builder) ownHost(s *side) {
 	}
 	sink := netip.AddrPortFrom(s.sink, 4242)
 	b.add(s, group, "UDP to the sink", sink.String(), func(a *attack) {
-		a.send(task{Kind: overUDP, To: sink, Data: [][]byte{a.task.Token}})
+		a.send(probe.Task{Kind: probe.UDP, To: sink, Data: [][]byte{a.task.Token}})
 		a.refused(policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonProtectedRange)
 		a.to, a.about = sink, inKernel(policy.UDP, sink)
 	})
@@ -72,10 +75,10 @@ func (b *builder) otherBoxes(s *side) {
 			case policy.TCP:
 				a.send(connect(to, a.task.Token))
 			case policy.UDP:
-				a.send(task{Kind: overUDP, To: to, Data: [][]byte{a.task.Token}})
+				a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
 			case policy.ICMP:
-				echo := echoRequest(s.box, to.Addr(), framePort, a.task.Token)
-				a.send(b.frame(s, ipPacket(s.box, to.Addr(), icmpProto(to.Addr()), echo)))
+				echo := packet.Echo(s.box, to.Addr(), framePort, a.task.Token)
+				a.send(b.frame(s, packet.IP(s.box, to.Addr(), packet.ICMPProtocol(to.Addr()), echo)))
 			}
 			b.judgedAt(a, t.proto, to)
 			a.about = inKernel(t.proto, to)
@@ -85,12 +88,12 @@ func (b *builder) otherBoxes(s *side) {
 		a.Expected = "the host's neighbour table stays as it is"
 		t := b.frame(s)
 		if s.box.Is4() {
-			t.EtherType, t.Data = unix.ETH_P_ARP, [][]byte{arpClaim(s.another, b.cfg.mac), arpClaim(s.gateway, b.cfg.mac)}
+			t.EtherType, t.Data = unix.ETH_P_ARP, [][]byte{packet.ARPClaim(s.another, b.cfg.mac), packet.ARPClaim(s.gateway, b.cfg.mac)}
 		} else {
-			t.Data = [][]byte{neighbourClaim(s.box, s.gateway, s.another, b.cfg.mac)}
+			t.Data = [][]byte{packet.NeighbourClaim(s.box, s.gateway, s.another, b.cfg.mac)}
 		}
 		a.send(t)
-		a.read = func(r answer) (string, bool) { return "sent", false }
+		a.read = func(r probe.Answer) (string, bool) { return "sent", false }
 		a.after = func() (string, bool) { return b.cfg.neighbours(s) }
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+
+	"boxgate/selftest/packet"
 )
 
 // oddPackets are protocols and shapes of packets that no box may send, wherever they go.
@@ -31,22 +33,22 @@ func (b *builder) oddPackets(s *side) {
 		{"ESP", unix.IPPROTO_ESP, []byte{0, 0, 0, 1, 0, 0, 0, 1}},
 	} {
 		add(p.name, func(to netip.Addr, token []byte) [][]byte {
-			return [][]byte{ipPacket(s.box, to, p.proto, append(p.head[:len(p.head):len(p.head)], token...))}
+			return [][]byte{packet.IP(s.box, to, p.proto, append(p.head[:len(p.head):len(p.head)], token...))}
 		})
 	}
 	datagram := func(to netip.Addr, token []byte) []byte {
-		return udpDatagram(netip.AddrPortFrom(s.box, framePort), netip.AddrPortFrom(to, 4242), token)
+		return packet.UDP(netip.AddrPortFrom(s.box, framePort), netip.AddrPortFrom(to, 4242), token)
 	}
 	if s.box.Is4() {
 		add("fragments", func(to netip.Addr, token []byte) [][]byte {
 			whole := datagram(to, token)
 			return [][]byte{
-				ipv4Packet(s.box, to, unix.IPPROTO_UDP, nil, 0x2000, whole[:16]), // more fragments
-				ipv4Packet(s.box, to, unix.IPPROTO_UDP, nil, 2, whole[16:]),
+				packet.IPv4(s.box, to, unix.IPPROTO_UDP, nil, 0x2000, whole[:16]), // more fragments
+				packet.IPv4(s.box, to, unix.IPPROTO_UDP, nil, 2, whole[16:]),
 			}
 		})
 		add("IP options", func(to netip.Addr, token []byte) [][]byte {
-			return [][]byte{ipv4Packet(s.box, to, unix.IPPROTO_UDP, []byte{148, 4, 0, 0}, 0, datagram(to, token))} // router alert
+			return [][]byte{packet.IPv4(s.box, to, unix.IPPROTO_UDP, []byte{148, 4, 0, 0}, 0, datagram(to, token))} // router alert
 		})
 		return
 	}
@@ -56,14 +58,14 @@ func (b *builder) oddPackets(s *side) {
 	}{{"hop-by-hop options", unix.IPPROTO_HOPOPTS}, {"destination options", unix.IPPROTO_DSTOPTS}} {
 		add(h.name, func(to netip.Addr, token []byte) [][]byte {
 			padded := append([]byte{unix.IPPROTO_UDP, 0, 1, 4, 0, 0, 0, 0}, datagram(to, token)...) // PadN
-			return [][]byte{ipv6Packet(s.box, to, h.header, padded)}
+			return [][]byte{packet.IPv6(s.box, to, h.header, padded)}
 		})
 	}
 	add("fragments", func(to netip.Addr, token []byte) [][]byte {
 		whole := datagram(to, token)
 		fragment := func(offset uint16, more byte, part []byte) []byte {
 			head := []byte{unix.IPPROTO_UDP, 0, byte(offset >> 8), byte(offset) | more, 0, 0, 0xb0, 0xc5}
-			return ipv6Packet(s.box, to, unix.IPPROTO_FRAGMENT, append(head, part...))
+			return packet.IPv6(s.box, to, unix.IPPROTO_FRAGMENT, append(head, part...))
 		}
 		return [][]byte{fragment(0, 1, whole[:16]), fragment(16, 0, whole[16:])}
 	})

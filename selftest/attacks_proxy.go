@@ -7,6 +7,8 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+
+	"boxgate/selftest/probe"
 )
 
 // explicit are attacks through the explicit proxy, which must decide as everything else does.
@@ -19,7 +21,7 @@ func (b *builder) explicit(s *side) {
 	}
 	b.connectTo(s, "CONNECT to cloud metadata", metadata, nil)
 	for _, c := range s.canaries {
-		b.connectTo(s, "CONNECT to the host", netip.AddrPortFrom(c.at, c.port), func(a *attack) { a.canary = c })
+		b.connectTo(s, "CONNECT to the host", netip.AddrPortFrom(c.At, c.Port), func(a *attack) { a.canary = c })
 	}
 	b.add(s, "explicit proxy", "CONNECT to a name not allowed", "", func(a *attack) {
 		name := string(a.task.Token) + noSuchName
@@ -62,9 +64,9 @@ func (b *builder) connectTo(s *side, name string, to netip.AddrPort, more func(*
 }
 
 // proxyStatus: a refusal is a status of the 400s.
-func proxyStatus(r answer) (string, bool) {
+func proxyStatus(r probe.Answer) (string, bool) {
 	switch {
-	case r.Outcome != outAnswer:
+	case r.Outcome != probe.Answered:
 		return "no answer", false
 	case bytes.HasPrefix(r.Data, []byte("HTTP/1.1 4")):
 		return "HTTP " + string(r.Data[9:12]), false

@@ -2,7 +2,7 @@
 //
 // [Run] makes a list of attacks out of the policy in force: each knows where it aims, what the policy promises about it,
 // what would be proof of a hole, and which decision must be logged. A process in the box's network namespace
-// ([Probe], started by Run) sends the traffic: it stands where every process of the box stands, holds no secret and
+// ([Serve], started by Run) sends the traffic: it stands where every process of the box stands, holds no secret and
 // decides nothing. Meanwhile Run watches every other interface of the host for packets of the probes, listens on canary
 // ports of the host that no box may reach, and follows the decisions about the box. What came back, what left and what
 // was logged make one line of the [Card] for each attack.

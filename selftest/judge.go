@@ -6,12 +6,15 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+
+	"boxgate/selftest/probe"
+	"boxgate/selftest/watch"
 )
 
 // judge holds all that a run brought to light.
 type judge struct {
-	answers   map[int]answer
-	sightings []sighting
+	answers   map[int]probe.Answer
+	sightings []watch.Sighting
 	missed    int // packets that the watch of the host's interfaces was not shown
 	logged    map[int]audit.Event
 }
@@ -23,7 +26,7 @@ func (j *judge) line(a *attack) Line {
 		return l
 	}
 	r, ok := j.answers[a.task.ID]
-	if !ok || r.Outcome == outFailed {
+	if !ok || r.Outcome == probe.Failed {
 		l.Verdict, l.Why = NotRun, "it could not be sent"
 		if r.Error != "" {
 			l.Why += ": " + r.Error
@@ -46,7 +49,7 @@ func (j *judge) line(a *attack) Line {
 	switch leak, leaked := j.leak(a); {
 	case leaked:
 		l.Verdict, l.Why = Hole, leak
-	case a.canary != nil && a.canary.reached(a.task.Kind == overTCP):
+	case a.canary != nil && a.canary.Reached(a.task.Kind == probe.TCP):
 		l.Verdict, l.Why = Hole, "it arrived at the listener on "+a.task.To.String()
 	case hole:
 		l.Verdict, l.Why = Hole, "it was answered"
@@ -72,18 +75,18 @@ func wrongReason(want, got policy.Reason) string {
 // leak looks for a packet of the attack where none may be.
 func (j *judge) leak(a *attack) (string, bool) {
 	for _, s := range j.sightings {
-		atTarget := s.to.Addr().Unmap() == a.to.Addr().Unmap()
+		atTarget := s.To.Addr().Unmap() == a.to.Addr().Unmap()
 		switch {
-		case s.task == a.task.ID && (!a.elsewhere || atTarget):
-		case s.first.IsValid() && a.task.Kind == overTCP && s.first == a.task.To:
+		case s.Task == a.task.ID && (!a.elsewhere || atTarget):
+		case s.First.IsValid() && a.task.Kind == probe.TCP && s.First == a.task.To:
 		case a.own && atTarget:
 		default:
 			continue
 		}
-		if s.to.Port() == 0 {
-			return fmt.Sprintf("a packet left by %s to %v", linkName(s.link), s.to.Addr()), true
+		if s.To.Port() == 0 {
+			return fmt.Sprintf("a packet left by %s to %v", watch.LinkName(s.Link), s.To.Addr()), true
 		}
-		return fmt.Sprintf("a packet left by %s to %v", linkName(s.link), s.to), true
+		return fmt.Sprintf("a packet left by %s to %v", watch.LinkName(s.Link), s.To), true
 	}
 	return "", false
 }

@@ -8,6 +8,9 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+
+	"boxgate/selftest/probe"
+	"boxgate/selftest/watch"
 )
 
 var target = netip.MustParseAddrPort("8.8.8.77:4242")
@@ -15,7 +18,7 @@ var target = netip.MustParseAddrPort("8.8.8.77:4242")
 // attackOn is an attack by UDP that must be refused as not allowed.
 func attackOn(to netip.AddrPort, id int) *attack {
 	a := &attack{to: to, own: true, about: atAddress(to), reasons: []policy.Reason{policy.ReasonNotAllowed}}
-	a.task = task{ID: id, Kind: overUDP, To: to}
+	a.task = probe.Task{ID: id, Kind: probe.UDP, To: to}
 	return a
 }
 
@@ -26,46 +29,46 @@ func refusal(to netip.AddrPort, why policy.Reason, count uint64) audit.Event {
 // reachedCanary is one where something of the box arrived by datagrams.
 type reachedCanary struct{}
 
-func (reachedCanary) reached(tcp bool) bool { return !tcp }
+func (reachedCanary) Reached(tcp bool) bool { return !tcp }
 
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	elsewhere := netip.MustParseAddrPort("10.200.0.3:1")
 	for name, tt := range map[string]struct {
 		change  func(*attack)
-		answer  outcome
-		seen    []sighting
+		answer  probe.Outcome
+		seen    []watch.Sighting
 		missed  int
 		logged  policy.Reason
 		verdict Verdict
 	}{
-		"refused and logged":             {answer: outRefused, logged: policy.ReasonNotAllowed, verdict: Tight},
-		"silent and logged":              {answer: outSilent, logged: policy.ReasonNotAllowed, verdict: Tight},
-		"refused, not logged":            {answer: outRefused, verdict: Hole},
-		"refused for another reason":     {answer: outRefused, logged: policy.ReasonProtocol, verdict: Hole},
-		"answered although logged":       {answer: outAnswer, logged: policy.ReasonNotAllowed, verdict: Hole},
-		"connected although logged":      {answer: outOpen, logged: policy.ReasonNotAllowed, verdict: Hole},
-		"its token was seen elsewhere":   {answer: outRefused, logged: policy.ReasonNotAllowed, seen: []sighting{{to: elsewhere, task: 7}}, verdict: Hole},
-		"another's token was seen":       {answer: outRefused, logged: policy.ReasonNotAllowed, seen: []sighting{{to: elsewhere, task: 8}}, verdict: Tight},
-		"its target was sent to":         {answer: outRefused, logged: policy.ReasonNotAllowed, seen: []sighting{{to: target, task: -1}}, verdict: Hole},
-		"it was not sent":                {answer: outFailed, logged: policy.ReasonNotAllowed, verdict: NotRun},
-		"not everything could be seen":   {answer: outRefused, logged: policy.ReasonNotAllowed, missed: 1, verdict: NotRun},
-		"a leak counts before the drops": {answer: outRefused, logged: policy.ReasonNotAllowed, missed: 1, seen: []sighting{{to: target, task: 7}}, verdict: Hole},
+		"refused and logged":             {answer: probe.Refused, logged: policy.ReasonNotAllowed, verdict: Tight},
+		"silent and logged":              {answer: probe.Silent, logged: policy.ReasonNotAllowed, verdict: Tight},
+		"refused, not logged":            {answer: probe.Refused, verdict: Hole},
+		"refused for another reason":     {answer: probe.Refused, logged: policy.ReasonProtocol, verdict: Hole},
+		"answered although logged":       {answer: probe.Answered, logged: policy.ReasonNotAllowed, verdict: Hole},
+		"connected although logged":      {answer: probe.Open, logged: policy.ReasonNotAllowed, verdict: Hole},
+		"its token was seen elsewhere":   {answer: probe.Refused, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: 7}}, verdict: Hole},
+		"another's token was seen":       {answer: probe.Refused, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: 8}}, verdict: Tight},
+		"its target was sent to":         {answer: probe.Refused, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: target, Task: -1}}, verdict: Hole},
+		"it was not sent":                {answer: probe.Failed, logged: policy.ReasonNotAllowed, verdict: NotRun},
+		"not everything could be seen":   {answer: probe.Refused, logged: policy.ReasonNotAllowed, missed: 1, verdict: NotRun},
+		"a leak counts before the drops": {answer: probe.Refused, logged: policy.ReasonNotAllowed, missed: 1, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole},
 		"its connection request left": {
-			change: func(a *attack) { a.task.Kind, a.own = overTCP, false },
-			answer: outSilent, logged: policy.ReasonNotAllowed, seen: []sighting{{to: elsewhere, task: -1, first: target}}, verdict: Hole,
+			change: func(a *attack) { a.task.Kind, a.own = probe.TCP, false },
+			answer: probe.Silent, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: -1, First: target}}, verdict: Hole,
 		},
 		"the name's owner was reached": {
 			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
-			answer: outAnswer, seen: []sighting{{to: elsewhere, task: 7}}, verdict: Tight,
+			answer: probe.Answered, seen: []watch.Sighting{{To: elsewhere, Task: 7}}, verdict: Tight,
 		},
 		"somebody else was reached under the name": {
 			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
-			answer: outAnswer, seen: []sighting{{to: target, task: 7}}, verdict: Hole,
+			answer: probe.Answered, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole,
 		},
 		"it arrived at the canary": {
 			change: func(a *attack) { a.canary = reachedCanary{} },
-			answer: outSilent, logged: policy.ReasonNotAllowed, verdict: Hole,
+			answer: probe.Silent, logged: policy.ReasonNotAllowed, verdict: Hole,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,7 +77,7 @@ func TestVerdicts(t *testing.T) {
 			if tt.change != nil {
 				tt.change(a)
 			}
-			j := judge{answers: map[int]answer{7: {ID: 7, Outcome: tt.answer}}, sightings: tt.seen, missed: tt.missed}
+			j := judge{answers: map[int]probe.Answer{7: {ID: 7, Outcome: tt.answer}}, sightings: tt.seen, missed: tt.missed}
 			if tt.logged != "" {
 				j.logged = map[int]audit.Event{7: refusal(target, tt.logged, 0)}
 			}

@@ -3,16 +3,18 @@ package selftest
 import (
 	"bytes"
 	"fmt"
+
+	"boxgate/selftest/probe"
 )
 
 // refusedAtOnce: the kernel refuses, so there is no connection and no answer.
-func refusedAtOnce(r answer) (string, bool) {
+func refusedAtOnce(r probe.Answer) (string, bool) {
 	switch r.Outcome {
-	case outRefused:
+	case probe.Refused:
 		return "reset or prohibited", false
-	case outSilent:
+	case probe.Silent:
 		return "no answer", false
-	case outClosed, outOpen:
+	case probe.Closed, probe.Open:
 		return "CONNECTED", true
 	default:
 		return fmt.Sprintf("ANSWERED with %d bytes", len(r.Data)), true
@@ -20,14 +22,14 @@ func refusedAtOnce(r answer) (string, bool) {
 }
 
 // refusedByProxy: the proxy takes the connection to read the name, and refuses in the words of the protocol.
-func (b *builder) refusedByProxy(r answer) (string, bool) {
+func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
 	const alert, handshake = 21, 22 // record types (RFC 8446, 5.1)
 	switch {
-	case r.Outcome == outClosed:
+	case r.Outcome == probe.Closed:
 		return "closed", false
-	case r.Outcome == outOpen: // the decision must still be logged, and nothing have left
+	case r.Outcome == probe.Open: // the decision must still be logged, and nothing have left
 		return "no answer", false
-	case r.Outcome != outAnswer:
+	case r.Outcome != probe.Answered:
 		return refusedAtOnce(r)
 	case len(r.Data) > 0 && r.Data[0] == alert:
 		return "TLS alert", false
@@ -41,8 +43,8 @@ func (b *builder) refusedByProxy(r answer) (string, bool) {
 }
 
 // whatever came back proves nothing: the wire tells.
-func whatever(r answer) (string, bool) {
-	if r.Outcome == outAnswer {
+func whatever(r probe.Answer) (string, bool) {
+	if r.Outcome == probe.Answered {
 		return "an answer, from the name's owner", false
 	}
 	return "no answer", false

@@ -5,9 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"io"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"boxgate/selftest/probe"
+	"boxgate/selftest/watch"
 )
 
 // Limits of a run.
@@ -32,12 +36,12 @@ func Run(ctx context.Context, cfg Config) (Card, error) {
 	_, _ = rand.Read(random) // never fails (crypto/rand)
 	prefix := []byte("bgst" + hex.EncodeToString(random))
 
-	b := &builder{cfg: &cfg, token: func(id int) []byte { return tokenOf(prefix, id) }}
+	b := &builder{cfg: &cfg, token: func(id int) []byte { return watch.Token(prefix, id) }}
 	defer b.closeCanaries()
 	if err := b.build(prefix); err != nil {
 		return card, err
 	}
-	w, err := openWire(cfg.link, prefix, b.watched())
+	w, err := watch.OpenWire(cfg.link, prefix, b.watched())
 	if err != nil {
 		return card, err
 	}
@@ -50,7 +54,7 @@ func Run(ctx context.Context, cfg Config) (Card, error) {
 		log.await(ctx, b.attacks, eventWait)
 		sleep(ctx, settle)
 	}
-	sightings, missed, err := w.close()
+	sightings, missed, err := w.Close()
 	if err := errors.Join(runErr, err, ctx.Err()); err != nil {
 		return card, err
 	}
@@ -70,29 +74,29 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 // perform lets the two processes do all tasks: one that has what every process of a box has, and one for frames.
-func (b *builder) perform(ctx context.Context) (map[int]answer, error) {
-	plain, raw := plan{}, plan{Raw: true}
+func (b *builder) perform(ctx context.Context) (map[int]probe.Answer, error) {
+	plain, raw := probe.Plan{}, probe.Plan{Raw: true}
 	for _, a := range b.attacks {
 		switch {
 		case a.Verdict == Skipped:
-		case a.task.Kind == asFrame:
+		case a.task.Kind == probe.Frame:
 			raw.Tasks = append(raw.Tasks, a.task)
 		default:
 			plain.Tasks = append(plain.Tasks, a.task)
 		}
 	}
-	var reports [2]report
+	var reports [2]probe.Report
 	group, ctx := errgroup.WithContext(ctx)
-	for i, p := range []plan{plain, raw} {
+	for i, p := range []probe.Plan{plain, raw} {
 		group.Go(func() (err error) {
-			reports[i], err = startProbe(ctx, b.cfg.NetNS, b.cfg.Command, p)
+			reports[i], err = probe.Start(ctx, b.cfg.NetNS, b.cfg.Command, p)
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	answers := map[int]answer{}
+	answers := map[int]probe.Answer{}
 	for _, r := range reports {
 		for _, a := range r.Answers {
 			answers[a.ID] = a
@@ -100,3 +104,6 @@ func (b *builder) perform(ctx context.Context) (map[int]answer, error) {
 	}
 	return answers, nil
 }
+
+// Probe is the probing process, which [Run] starts: it reads a plan from in, sends the traffic, and writes a report to out.
+func Probe(in io.Reader, out io.Writer) error { return probe.Serve(in, out) }

@@ -1,4 +1,4 @@
-package selftest
+package probe
 
 import (
 	"encoding/json"
@@ -13,13 +13,13 @@ import (
 // maxPlan bounds what a probing process reads.
 const maxPlan = 4 << 20
 
-// Probe is the probing process: it reads a plan from in, sends the traffic, and writes a report to out. Run starts it in
+// Serve is the probing process: it reads a plan from in, sends the traffic, and writes a report to out. [Start] runs it in
 // the box's network namespace, without privileges. It needs no file and no environment.
-func Probe(in io.Reader, out io.Writer) error {
+func Serve(in io.Reader, out io.Writer) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("giving up privileges: %w", err)
 	}
-	var p plan
+	var p Plan
 	if err := json.NewDecoder(io.LimitReader(in, maxPlan)).Decode(&p); err != nil {
 		return fmt.Errorf("the plan was not understood: %w", err)
 	}
@@ -32,12 +32,12 @@ func Probe(in io.Reader, out io.Writer) error {
 		defer link.close()
 		send = link.send
 	}
-	return json.NewEncoder(out).Encode(report{Answers: perform(p.Tasks, send)})
+	return json.NewEncoder(out).Encode(Report{Answers: perform(p.Tasks, send)})
 }
 
 // perform runs the tasks side by side, each at its time.
-func perform(tasks []task, send func(task) answer) []answer {
-	answers := make([]answer, len(tasks))
+func perform(tasks []Task, send func(Task) Answer) []Answer {
+	answers := make([]Answer, len(tasks))
 	start := time.Now()
 	var running sync.WaitGroup
 	for i, t := range tasks {

@@ -1,4 +1,4 @@
-package selftest
+package probe
 
 import (
 	"bytes"
@@ -49,13 +49,13 @@ func TestOutcomes(t *testing.T) {
 	nobody := gone.Addr().(*net.TCPAddr).AddrPort()
 	gone.Close()
 	word := [][]byte{[]byte("hello")}
-	tasks := []task{
-		{ID: 0, Kind: overTCP, To: echo, Data: word}, {ID: 1, Kind: overTCP, To: silent, Data: word},
-		{ID: 2, Kind: overTCP, To: closing, Data: word}, {ID: 3, Kind: overTCP, To: nobody, Data: word},
-		{ID: 4, Kind: overUDP, To: mute, Data: word}, {ID: 5, Kind: overUDP, To: nobody, Data: word},
+	tasks := []Task{
+		{ID: 0, Kind: TCP, To: echo, Data: word}, {ID: 1, Kind: TCP, To: silent, Data: word},
+		{ID: 2, Kind: TCP, To: closing, Data: word}, {ID: 3, Kind: TCP, To: nobody, Data: word},
+		{ID: 4, Kind: UDP, To: mute, Data: word}, {ID: 5, Kind: UDP, To: nobody, Data: word},
 		{ID: 6, Kind: "no such kind", To: echo},
 	}
-	want := []outcome{outAnswer, outOpen, outClosed, outRefused, outSilent, outRefused, outFailed}
+	want := []Outcome{Answered, Open, Closed, Refused, Silent, Refused, Failed}
 	for i, a := range perform(tasks, sendSocket) {
 		if a.ID != i || a.Outcome != want[i] {
 			t.Errorf("task %d: %+v, want %s", i, a, want[i])
@@ -67,14 +67,14 @@ func TestOutcomes(t *testing.T) {
 func TestProbeRefusesWhatIsNoPlan(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := Probe(bytes.NewReader([]byte("{")), &out); err == nil || out.Len() != 0 {
+	if err := Serve(bytes.NewReader([]byte("{")), &out); err == nil || out.Len() != 0 {
 		t.Errorf("%v %s", err, out.String())
 	}
-	in, err := json.Marshal(plan{})
+	in, err := json.Marshal(Plan{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Probe(bytes.NewReader(in), &out); err != nil {
+	if err := Serve(bytes.NewReader(in), &out); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package selftest
+package probe
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"boxgate/selftest/packet"
 )
 
 // link puts frames on the box's interface and reads what comes back. Safe for concurrent use.
@@ -22,17 +24,17 @@ type link struct {
 	index   int
 	own     net.HardwareAddr
 	gateway net.HardwareAddr
-	tasks   []task
+	tasks   []Task
 
 	mu      sync.Mutex
-	answers map[int]chan answer
+	answers map[int]chan Answer
 }
 
 // openLink finds the interface that leads out, and its other end. Reading begins before anything is sent.
-func openLink(tasks []task) (*link, error) {
-	l := &link{tasks: tasks, answers: map[int]chan answer{}}
+func openLink(tasks []Task) (*link, error) {
+	l := &link{tasks: tasks, answers: map[int]chan Answer{}}
 	for _, t := range tasks {
-		l.answers[t.ID] = make(chan answer, 1)
+		l.answers[t.ID] = make(chan Answer, 1)
 	}
 	if err := l.findWayOut(); err != nil {
 		return nil, err
@@ -90,7 +92,7 @@ func (l *link) findWayOut() error {
 }
 
 // send puts a task's packets on the link and waits for an answer that is about one of them.
-func (l *link) send(t task) answer {
+func (l *link) send(t Task) Answer {
 	for _, packet := range t.Data {
 		frame := append(append([]byte(nil), l.gateway...), l.own...)
 		frame = binary.BigEndian.AppendUint16(frame, t.EtherType)
@@ -99,14 +101,14 @@ func (l *link) send(t task) answer {
 			frame = append(frame, 0)
 		}
 		if _, err := l.file.Write(frame); err != nil {
-			return answer{Outcome: outFailed, Error: err.Error()}
+			return Answer{Outcome: Failed, Error: err.Error()}
 		}
 	}
 	select {
 	case a := <-l.answers[t.ID]:
 		return a
 	case <-time.After(wait):
-		return answer{Outcome: outSilent}
+		return Answer{Outcome: Silent}
 	}
 }
 
@@ -128,7 +130,7 @@ func (l *link) read() {
 		if !ok || n < 14 || ll.Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
-		p, ok := readPacket(buf[14:n])
+		p, ok := packet.Read(buf[14:n])
 		if !ok {
 			continue
 		}
@@ -140,10 +142,10 @@ func (l *link) read() {
 	}
 }
 
-func (l *link) answered(id int, p seenPacket) {
-	a := answer{Outcome: outAnswer}
-	if p.proto == unix.IPPROTO_ICMP && p.kind == 3 || p.proto == unix.IPPROTO_ICMPV6 && p.kind == 1 {
-		a.Outcome = outRefused // destination unreachable
+func (l *link) answered(id int, p packet.Packet) {
+	a := Answer{Outcome: Answered}
+	if p.Proto == unix.IPPROTO_ICMP && p.Kind == 3 || p.Proto == unix.IPPROTO_ICMPV6 && p.Kind == 1 {
+		a.Outcome = Refused // destination unreachable
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

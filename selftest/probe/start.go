@@ -1,4 +1,4 @@
-package selftest
+package probe
 
 import (
 	"bytes"
@@ -23,15 +23,15 @@ const nobody = 65534
 // probeTimeout bounds a probing process. Its tasks are over long before.
 const probeTimeout = 9 * time.Second
 
-// startProbe runs a plan in the network namespace and returns its report. The process starts as nobody, with no
+// Start runs a plan in the network namespace and returns its report. The process starts as nobody, with no
 // capability but, for frames, that of opening a packet socket; it inherits no environment and no file.
-func startProbe(ctx context.Context, netns string, command []string, p plan) (report, error) {
+func Start(ctx context.Context, netns string, command []string, p Plan) (Report, error) {
 	if len(p.Tasks) == 0 {
-		return report{}, nil
+		return Report{}, nil
 	}
 	in, err := json.Marshal(p)
 	if err != nil {
-		return report{}, err
+		return Report{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -45,14 +45,14 @@ func startProbe(ctx context.Context, netns string, command []string, p plan) (re
 	}
 	cmd.WaitDelay = time.Second
 	if err := startIn(netns, cmd); err != nil {
-		return report{}, fmt.Errorf("the probing process cannot be started: %w", err)
+		return Report{}, fmt.Errorf("the probing process cannot be started: %w", err)
 	}
 	if err := cmd.Wait(); err != nil {
-		return report{}, fmt.Errorf("the probing process failed: %w (%s)", err, strings.TrimSpace(errout.String()))
+		return Report{}, fmt.Errorf("the probing process failed: %w (%s)", err, strings.TrimSpace(errout.String()))
 	}
-	var r report
+	var r Report
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
-		return report{}, fmt.Errorf("the report of the probing process was not understood: %w", err)
+		return Report{}, fmt.Errorf("the report of the probing process was not understood: %w", err)
 	}
 	return r, nil
 }

@@ -1,4 +1,4 @@
-package selftest
+package probe
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 const maxAnswer = 2048
 
 // sendSocket does a task with the sockets that any program has.
-func sendSocket(t task) answer {
+func sendSocket(t Task) Answer {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, string(t.Kind), t.To.String())
 	if err != nil {
-		return failure(err, outFailed)
+		return failure(err, Failed)
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(wait))
@@ -29,22 +29,22 @@ func sendSocket(t task) answer {
 	}
 	for _, piece := range t.Data {
 		if _, err := conn.Write(piece); err != nil {
-			return failure(err, outClosed)
+			return failure(err, Closed)
 		}
 	}
 	buf := make([]byte, maxAnswer)
 	n, err := conn.Read(buf)
 	switch {
 	case n > 0:
-		return answer{Outcome: outAnswer, Data: buf[:n]}
-	case t.Kind == overUDP:
-		return failure(err, outFailed)
+		return Answer{Outcome: Answered, Data: buf[:n]}
+	case t.Kind == UDP:
+		return failure(err, Failed)
 	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
-		return answer{Outcome: outClosed}
+		return Answer{Outcome: Closed}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return answer{Outcome: outOpen}
+		return Answer{Outcome: Open}
 	default:
-		return failure(err, outClosed)
+		return failure(err, Closed)
 	}
 }
 
@@ -52,17 +52,17 @@ func sendSocket(t task) answer {
 var refusals = []error{unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.EACCES, unix.EPERM, unix.ECONNRESET, unix.ENOPROTOOPT, unix.EHOSTDOWN}
 
 // failure sorts an error: what a refusal or silence causes is an outcome like any other.
-func failure(err error, otherwise outcome) answer {
+func failure(err error, otherwise Outcome) Answer {
 	var timeout net.Error
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
-		return answer{Outcome: outSilent}
+		return Answer{Outcome: Silent}
 	}
-	if otherwise == outFailed {
+	if otherwise == Failed {
 		for _, r := range refusals {
 			if errors.Is(err, r) {
-				return answer{Outcome: outRefused}
+				return Answer{Outcome: Refused}
 			}
 		}
 	}
-	return answer{Outcome: otherwise, Error: err.Error()}
+	return Answer{Outcome: otherwise, Error: err.Error()}
 }

@@ -1,4 +1,4 @@
-package selftest
+package watch
 
 import (
 	"bytes"
@@ -13,29 +13,31 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/selftest/packet"
 )
 
 // tokenDigits are the hexadecimal digits of a task's number in its token.
 const tokenDigits = 4
 
-// tokenOf is what the packets of a task are known by.
-func tokenOf(prefix []byte, task int) []byte {
+// Token is what the packets of a task are known by.
+func Token(prefix []byte, task int) []byte {
 	return fmt.Appendf(nil, "%s%0*x", prefix, tokenDigits, task)
 }
 
-// sighting is a packet of a probe on an interface that is not the box's own.
-type sighting struct {
-	link  int
-	to    netip.AddrPort // where it was going
-	task  int            // whose token it carries; -1: none
-	first netip.AddrPort // of a connection request of the box: where it was going when it left the box
+// Sighting is a packet of a probe on an interface that is not the box's own.
+type Sighting struct {
+	Link  int
+	To    netip.AddrPort // where it was going
+	Task  int            // whose token it carries; -1: none
+	First netip.AddrPort // of a connection request of the box: where it was going when it left the box
 }
 
-// wire watches all interfaces of the host. A packet of the box belongs on the box's own interface; anywhere else it is
+// Wire watches all interfaces of the host. A packet of the box belongs on the box's own interface; anywhere else it is
 // one that was let through. It is known again by the token in its payload; a connection request, which has none, by its
 // sequence number, which address translation leaves alone; and a packet to an address that nobody else would send
 // anything to, by that address, even if the gateway itself sent it.
-type wire struct {
+type Wire struct {
 	box    int    // index of the box's interface
 	prefix []byte // of every token
 	file   *os.File
@@ -45,15 +47,15 @@ type wire struct {
 	mu        sync.Mutex
 	requests  map[uint32]netip.AddrPort // connection requests of the box, by sequence number
 	watched   map[netip.Addr]bool
-	sightings []sighting
+	sightings []Sighting
 }
 
 // snap is how much of a packet is read: the token of a ClientHello stands far into it.
 const snap = 2048
 
-// openWire begins to watch. watched are addresses that nobody but a probe sends to.
-func openWire(box int, prefix []byte, watched []netip.Addr) (*wire, error) {
-	w := &wire{box: box, prefix: prefix, ended: make(chan struct{}), requests: map[uint32]netip.AddrPort{}, watched: map[netip.Addr]bool{}}
+// OpenWire begins to watch. watched are addresses that nobody but a probe sends to.
+func OpenWire(box int, prefix []byte, watched []netip.Addr) (*Wire, error) {
+	w := &Wire{box: box, prefix: prefix, ended: make(chan struct{}), requests: map[uint32]netip.AddrPort{}, watched: map[netip.Addr]bool{}}
 	for _, a := range watched {
 		w.watched[a] = true
 	}
@@ -76,8 +78,8 @@ func openWire(box int, prefix []byte, watched []netip.Addr) (*wire, error) {
 	return w, nil
 }
 
-// close ends the watch and returns what was seen, and how many packets the kernel could not show because too many came.
-func (w *wire) close() (seen []sighting, missed int, err error) {
+// Close ends the watch and returns what was seen, and how many packets the kernel could not show because too many came.
+func (w *Wire) Close() (seen []Sighting, missed int, err error) {
 	var stats *unix.TpacketStats
 	ctlErr := w.raw.Control(func(fd uintptr) {
 		stats, err = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
@@ -90,7 +92,7 @@ func (w *wire) close() (seen []sighting, missed int, err error) {
 	return w.sightings, int(stats.Drops), nil
 }
 
-func (w *wire) read() {
+func (w *Wire) read() {
 	defer close(w.ended)
 	buf := make([]byte, snap)
 	for {
@@ -111,31 +113,31 @@ func (w *wire) read() {
 }
 
 // look notes a packet if it is a probe's. The box's own interface tells what left the box, and nothing else.
-func (w *wire) look(ll *unix.SockaddrLinklayer, b []byte) {
-	p, ok := readPacket(b)
+func (w *Wire) look(ll *unix.SockaddrLinklayer, b []byte) {
+	p, ok := packet.Read(b)
 	if !ok {
 		return
 	}
-	request := p.proto == unix.IPPROTO_TCP && p.flags&(tcpSYN|tcpACK) == tcpSYN
+	request := p.Proto == unix.IPPROTO_TCP && p.Flags&(packet.SYN|packet.ACK) == packet.SYN
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if ll.Ifindex == w.box {
 		if request && ll.Pkttype != unix.PACKET_OUTGOING {
-			w.requests[p.seq] = p.dst
+			w.requests[p.Seq] = p.Dst
 		}
 		return
 	}
-	s := sighting{link: ll.Ifindex, to: p.dst, task: w.token(b)}
+	s := Sighting{Link: ll.Ifindex, To: p.Dst, Task: w.token(b)}
 	if request {
-		s.first = w.requests[p.seq]
+		s.First = w.requests[p.Seq]
 	}
-	if s.task >= 0 || s.first.IsValid() || w.watched[p.dst.Addr()] {
+	if s.Task >= 0 || s.First.IsValid() || w.watched[p.Dst.Addr()] {
 		w.sightings = append(w.sightings, s)
 	}
 }
 
 // token finds whose token a packet carries. DNS servers may change the case of letters in names (0x20).
-func (w *wire) token(b []byte) int {
+func (w *Wire) token(b []byte) int {
 	b = lower(b)
 	at := bytes.Index(b, w.prefix)
 	if at < 0 || len(b) < at+len(w.prefix)+tokenDigits {
@@ -159,8 +161,8 @@ func lower(b []byte) []byte {
 	return out
 }
 
-// linkName is how people know an interface.
-func linkName(index int) string {
+// LinkName is how people know an interface.
+func LinkName(index int) string {
 	if i, err := net.InterfaceByIndex(index); err == nil {
 		return i.Name
 	}

@@ -1,4 +1,4 @@
-package selftest
+package watch
 
 import (
 	"bytes"
@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 )
 
-// canary listens on an address of the host that no box may reach, on a port of its own, TCP and UDP.
-type canary struct {
-	at     netip.Addr
-	port   uint16
+// Canary listens on an address of the host that no box may reach, on a port of its own, TCP and UDP.
+type Canary struct {
+	At     netip.Addr
+	Port   uint16
 	tcp    net.Listener
 	udp    net.PacketConn
 	prefix []byte
@@ -21,9 +21,9 @@ type canary struct {
 	hitUDP atomic.Bool
 }
 
-// openCanary listens at addr. Only packets with a token or from the box count: others may scan the host.
-func openCanary(addr netip.Addr, prefix []byte, box ...netip.Addr) (*canary, error) {
-	c := &canary{at: addr, prefix: prefix, boxes: box}
+// OpenCanary listens at addr. Only packets with a token or from the box count: others may scan the host.
+func OpenCanary(addr netip.Addr, prefix []byte, box ...netip.Addr) (*Canary, error) {
+	c := &Canary{At: addr, prefix: prefix, boxes: box}
 	var errs []error
 	for range 10 { // until a port is free for both
 		ln, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
@@ -36,7 +36,7 @@ func openCanary(addr netip.Addr, prefix []byte, box ...netip.Addr) (*canary, err
 			errs = append(errs, err, ln.Close())
 			continue
 		}
-		c.tcp, c.udp, c.port = ln, pc, port
+		c.tcp, c.udp, c.Port = ln, pc, port
 		go c.accept()
 		go c.receive()
 		return c, nil
@@ -44,20 +44,21 @@ func openCanary(addr netip.Addr, prefix []byte, box ...netip.Addr) (*canary, err
 	return nil, fmt.Errorf("canary on %v: %w", addr, errors.Join(errs...))
 }
 
-func (c *canary) close() {
+// Close stops listening.
+func (c *Canary) Close() {
 	_ = c.tcp.Close()
 	_ = c.udp.Close()
 }
 
-// reached reports whether anything of the box arrived, by TCP or else by datagrams.
-func (c *canary) reached(tcp bool) bool {
+// Reached reports whether anything of the box arrived, by TCP or else by datagrams.
+func (c *Canary) Reached(tcp bool) bool {
 	if tcp {
 		return c.hitTCP.Load()
 	}
 	return c.hitUDP.Load()
 }
 
-func (c *canary) accept() {
+func (c *Canary) accept() {
 	for {
 		conn, err := c.tcp.Accept()
 		if err != nil {
@@ -70,7 +71,7 @@ func (c *canary) accept() {
 	}
 }
 
-func (c *canary) receive() {
+func (c *Canary) receive() {
 	buf := make([]byte, snap)
 	for {
 		n, from, err := c.udp.ReadFrom(buf)
@@ -83,7 +84,7 @@ func (c *canary) receive() {
 	}
 }
 
-func (c *canary) isBox(a net.Addr) bool {
+func (c *Canary) isBox(a net.Addr) bool {
 	from, err := netip.ParseAddrPort(a.String())
 	if err != nil {
 		return true

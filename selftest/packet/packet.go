@@ -1,4 +1,4 @@
-package selftest
+package packet
 
 import (
 	"encoding/binary"
@@ -7,23 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file writes packets byte by byte, wrong ones included, which no socket would send.
-
 const (
 	hopLimit     = 64
 	dontFragment = 0x4000 // DF
 )
 
-// ipPacket is a plain packet of the family of dst.
-func ipPacket(src, dst netip.Addr, proto byte, payload []byte) []byte {
+// IP is a plain packet of the family of dst.
+func IP(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	if dst.Is4() {
-		return ipv4Packet(src, dst, proto, nil, dontFragment, payload)
+		return IPv4(src, dst, proto, nil, dontFragment, payload)
 	}
-	return ipv6Packet(src, dst, proto, payload)
+	return IPv6(src, dst, proto, payload)
 }
 
-// ipv4Packet has the options (a multiple of four bytes) and the fragment word as given (RFC 791, 3.1).
-func ipv4Packet(src, dst netip.Addr, proto byte, options []byte, fragment uint16, payload []byte) []byte {
+// IPv4 has the options (a multiple of four bytes) and the fragment word as given (RFC 791, 3.1).
+func IPv4(src, dst netip.Addr, proto byte, options []byte, fragment uint16, payload []byte) []byte {
 	head := 20 + len(options)
 	b := make([]byte, head, head+len(payload))
 	b[0] = 0x40 | byte(head/4)
@@ -38,8 +36,8 @@ func ipv4Packet(src, dst netip.Addr, proto byte, options []byte, fragment uint16
 	return append(b, payload...)
 }
 
-// ipv6Packet begins its payload with whatever header next names (RFC 8200, 3).
-func ipv6Packet(src, dst netip.Addr, next byte, payload []byte) []byte {
+// IPv6 begins its payload with whatever header next names (RFC 8200, 3).
+func IPv6(src, dst netip.Addr, next byte, payload []byte) []byte {
 	b := make([]byte, 40, 40+len(payload))
 	b[0] = 0x60
 	binary.BigEndian.PutUint16(b[4:], uint16(len(payload)))
@@ -50,8 +48,8 @@ func ipv6Packet(src, dst netip.Addr, next byte, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// udpDatagram is the UDP part of a packet (RFC 768).
-func udpDatagram(src, dst netip.AddrPort, payload []byte) []byte {
+// UDP is the UDP part of a packet (RFC 768).
+func UDP(src, dst netip.AddrPort, payload []byte) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	binary.BigEndian.PutUint16(b, src.Port())
 	binary.BigEndian.PutUint16(b[2:], dst.Port())
@@ -61,8 +59,8 @@ func udpDatagram(src, dst netip.AddrPort, payload []byte) []byte {
 	return b
 }
 
-// echoRequest is the ICMP part of a ping (RFC 792, RFC 4443 4.1).
-func echoRequest(src, dst netip.Addr, id uint16, payload []byte) []byte {
+// Echo is the ICMP part of a ping (RFC 792, RFC 4443 4.1).
+func Echo(src, dst netip.Addr, id uint16, payload []byte) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	b[0] = 8
 	if dst.Is6() {
@@ -78,15 +76,16 @@ func echoRequest(src, dst netip.Addr, id uint16, payload []byte) []byte {
 	return b
 }
 
-func icmpProto(a netip.Addr) byte {
+// ICMPProtocol is the protocol number of ICMP in the family of an address.
+func ICMPProtocol(a netip.Addr) byte {
 	if a.Is4() {
 		return unix.IPPROTO_ICMP
 	}
 	return unix.IPPROTO_ICMPV6
 }
 
-// arpClaim is a gratuitous ARP reply that says addr is at mac (RFC 826, RFC 5227 3).
-func arpClaim(addr netip.Addr, mac []byte) []byte {
+// ARPClaim is a gratuitous ARP reply that says addr is at mac (RFC 826, RFC 5227 3).
+func ARPClaim(addr netip.Addr, mac []byte) []byte {
 	b := []byte{0, 1, 8, 0, 6, 4, 0, 2}
 	for range 2 {
 		b = append(b, mac...)
@@ -95,14 +94,14 @@ func arpClaim(addr netip.Addr, mac []byte) []byte {
 	return b
 }
 
-// neighbourClaim is an unsolicited neighbour advertisement that says addr is at mac (RFC 4861, 4.4).
-func neighbourClaim(src, dst, addr netip.Addr, mac []byte) []byte {
+// NeighbourClaim is an unsolicited neighbour advertisement that says addr is at mac (RFC 4861, 4.4).
+func NeighbourClaim(src, dst, addr netip.Addr, mac []byte) []byte {
 	b := []byte{136, 0, 0, 0, 0x20, 0, 0, 0} // override
 	b = append(b, addr.AsSlice()...)
 	b = append(b, 2, 1)
 	b = append(b, mac...)
 	binary.BigEndian.PutUint16(b[2:], sumWith(src, dst, unix.IPPROTO_ICMPV6, b))
-	p := ipv6Packet(src, dst, unix.IPPROTO_ICMPV6, b)
+	p := IPv6(src, dst, unix.IPPROTO_ICMPV6, b)
 	p[7] = 255 // from no router on the way
 	return p
 }
@@ -140,34 +139,35 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// seenPacket is what the watchers read of a packet that begins with its IP header.
-type seenPacket struct {
-	src, dst netip.AddrPort // port 0: none could be read
-	proto    byte
-	flags    byte // of TCP
-	seq      uint32
-	kind     byte // of ICMP
+// Packet is what the watchers read of a packet that begins with its IP header.
+type Packet struct {
+	src, Dst netip.AddrPort // port 0: none could be read
+	Proto    byte
+	Flags    byte // of TCP
+	Seq      uint32
+	Kind     byte // of ICMP
 }
 
+// Flags of TCP (RFC 9293, 3.1).
 const (
-	tcpSYN = 0x02
-	tcpRST = 0x04
-	tcpACK = 0x10
+	SYN = 0x02
+	RST = 0x04
+	ACK = 0x10
 )
 
-// readPacket reads the headers; IPv6 extension headers are not followed.
-func readPacket(b []byte) (seenPacket, bool) {
-	var p seenPacket
+// Read reads the headers; IPv6 extension headers are not followed.
+func Read(b []byte) (Packet, bool) {
+	var p Packet
 	var src, dst netip.Addr
 	var rest []byte
 	first := true
 	switch {
 	case len(b) >= 20 && b[0]>>4 == 4:
-		src, dst, p.proto = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20])), b[9]
+		src, dst, p.Proto = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20])), b[9]
 		first = binary.BigEndian.Uint16(b[6:])&0x1fff == 0
 		rest = b[min(len(b), int(b[0]&15)*4):]
 	case len(b) >= 40 && b[0]>>4 == 6:
-		src, dst, p.proto = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40])), b[6]
+		src, dst, p.Proto = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40])), b[6]
 		rest = b[40:]
 	default:
 		return p, false
@@ -175,14 +175,14 @@ func readPacket(b []byte) (seenPacket, bool) {
 	var from, to uint16
 	switch {
 	case !first:
-	case (p.proto == unix.IPPROTO_TCP || p.proto == unix.IPPROTO_UDP) && len(rest) >= 4:
+	case (p.Proto == unix.IPPROTO_TCP || p.Proto == unix.IPPROTO_UDP) && len(rest) >= 4:
 		from, to = binary.BigEndian.Uint16(rest), binary.BigEndian.Uint16(rest[2:])
-		if p.proto == unix.IPPROTO_TCP && len(rest) >= 14 {
-			p.seq, p.flags = binary.BigEndian.Uint32(rest[4:]), rest[13]
+		if p.Proto == unix.IPPROTO_TCP && len(rest) >= 14 {
+			p.Seq, p.Flags = binary.BigEndian.Uint32(rest[4:]), rest[13]
 		}
-	case (p.proto == unix.IPPROTO_ICMP || p.proto == unix.IPPROTO_ICMPV6) && len(rest) >= 1:
-		p.kind = rest[0]
+	case (p.Proto == unix.IPPROTO_ICMP || p.Proto == unix.IPPROTO_ICMPV6) && len(rest) >= 1:
+		p.Kind = rest[0]
 	}
-	p.src, p.dst = netip.AddrPortFrom(src, from), netip.AddrPortFrom(dst, to)
+	p.src, p.Dst = netip.AddrPortFrom(src, from), netip.AddrPortFrom(dst, to)
 	return p, true
 }
