@@ -15,25 +15,25 @@ import (
 type change struct {
 	what string // in answers and in the log
 
-	// stage writes the new state beside the committed one. It is in force for nobody; a start drops it.
+	// stage writes the new state beside the committed one, without effect. The next start drops what is only staged.
 	stage func() error
-	// enforce puts the new state in force. After an error what was in force before is so again, or boxes are closed.
+	// enforce puts the new state in force. On error it has restored what was in force before, or closed the box.
 	enforce func(context.Context) error
-	// commit makes the staged state the one that a start puts in force, and takes it over into memory.
+	// commit makes the staged state the one that a start puts in force, and updates memory.
 	commit func() error
 	// abort forgets what was staged.
 	abort func() error
-	// settle puts in force what the store holds and takes it over into memory, when it is not known how far the change
-	// came. It reports whether that is the new state.
+	// settle puts in force what the store holds and updates memory, when it is unknown how far the change got. It reports
+	// whether that is the new state.
 	settle func() (took bool, err error)
 }
 
 // apply makes a change: stage it on disk, put it in force, commit it. A failure before the commit leaves the old state in
-// force and committed. One of the commit itself may come after the new state has reached the disk, and after a panic
-// nobody knows how far the change came: then what the store holds is put in force. Whenever the gateway dies, the
-// committed state is what the next one puts in force.
+// force and committed. A commit may fail after the new state has reached the disk, and a panic leaves it unknown how far
+// the change got: then what the store holds is put in force. Whenever the gateway dies, the next one puts the committed
+// state in force.
 //
-// Once begun the change goes to its end although ctx is cancelled. The caller holds what serialises changes of its kind.
+// Once begun, the change runs to its end even if ctx is cancelled. The caller serialises changes of the same kind.
 func apply(ctx context.Context, log *zap.Logger, c change) error {
 	ctx, cancel := begun(ctx)
 	defer cancel()
@@ -66,7 +66,7 @@ func (c change) run(ctx context.Context, log *zap.Logger) error {
 		err = notStored(log, c.what+" could not be stored; the change was rolled back", err)
 		took, failed := c.settle()
 		if took && failed == nil {
-			return nil // what failed had reached the disk all the same
+			return nil // the commit had reached the disk after all
 		}
 		return errors.Join(err, failed)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"boxgate/api"
+	"boxgate/host/foreign"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -14,7 +15,7 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	ns, err := openForeign(ctx, req.Attached, l.firewall.CheckForeign)
+	ns, err := foreign.Open(ctx, req.Attached, l.firewall.CheckForeign)
 	if err != nil {
 		return api.Box{}, err
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // DeleteBox implements [api.Host]. The network goes first, so that nothing leaves while processes are being stopped. The
-// record goes last: a gateway that dies half-way deletes the rest at its next start. The box's files are removed later
-// (see [boxgate/launcher.Launcher.KeepTrashEmpty]). It is carried through although the caller hangs up.
+// record goes last: if the gateway dies half-way, its next start deletes the rest. The box's files are removed later
+// (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion goes on if the caller hangs up.
 func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {
 	ctx, cancel := begun(ctx)
 	defer cancel()
@@ -42,7 +42,7 @@ func (l *lifecycle) tearDown(ctx context.Context, b *box) error {
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("its network: %w", err)
 	}
-	// A store that cannot be written keeps no box alive; it is asked again at the end.
+	// A store that cannot be written does not keep a box alive; it is written again at the end.
 	if err := l.setState(b, api.StatusDeleted, ""); err != nil {
 		l.log.Error("the deletion of a box was not stored", zap.String("box", string(b.ID)), zap.Error(err))
 	}
@@ -58,9 +58,9 @@ func (l *lifecycle) tearDown(ctx context.Context, b *box) error {
 	return l.forget(b)
 }
 
-// forget removes a box from the store and from memory. If the store fails, the box stays known. The caller holds b.mu.
+// forget removes a box from the store and from memory. If the store fails, the box stays in the table. The caller holds b.mu.
 func (l *lifecycle) forget(b *box) error {
-	if b.deleted { // by somebody else
+	if b.deleted { // by another request
 		return nil
 	}
 	l.urls.drop(b.ID)

@@ -51,9 +51,9 @@ func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecReques
 // exitNoProgram is the exit code of a shell for a program that does not exist or cannot be started.
 const exitNoProgram = 127
 
-// environment is what was given with the box, and the placeholders of the header rules now in force, which win: they
-// are there to take a secret out of the box. It comes with every command and is not in the container's own
-// configuration, which lies on disk as it is.
+// environment is that given with the box, and the placeholders of the header rules in force, which take precedence: they keep
+// a secret out of the box. It is added to every command and is not in the container's own configuration, which is on disk
+// in the clear.
 func (b *box) environment() map[string]string {
 	env := make(map[string]string, len(b.env))
 	for name, value := range b.env {
@@ -63,7 +63,7 @@ func (b *box) environment() map[string]string {
 	return env
 }
 
-// begin notes that a command runs. A box that is deleted meanwhile takes the command with it.
+// begin notes that a command runs. Deleting the box ends the command.
 func (b *box) begin() error {
 	if b.attached != nil {
 		return errAttached

@@ -45,8 +45,7 @@ func (s *shared) inputs() inputs {
 	return inputs{global: s.global, protected: s.protected}
 }
 
-// of returns what the policy of a box is compiled from now; a change replaces in it what it changes. The caller holds
-// b.mu.
+// of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds b.mu.
 func (s *shared) of(b *box) inputs {
 	in := s.inputs()
 	in.spec, in.version, in.headers, in.tokens = b.spec, b.version, b.headers, b.record.PlaceholderKey

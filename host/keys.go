@@ -28,22 +28,22 @@ func (k *keys) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) er
 		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
 	if err != nil {
-		return api.Errorf(api.ErrUnavailable, "the key of the store was not changed whole: %w", err)
+		return api.Errorf(api.ErrUnavailable, "the key of the store was not fully changed: %w", err)
 	}
-	k.log.Info("the secrets of the store are encrypted with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
+	k.log.Info("the secrets of the store are sealed with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
 	return nil
 }
 
 // RotateAPIKey implements [api.Host].
 func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	if err := k.store.RotateAPIKey(grace); err != nil {
-		return api.Errorf(api.ErrUnavailable, "the API key was not replaced whole: %w", err)
+		return api.Errorf(api.ErrUnavailable, "the API key was not fully replaced: %w", err)
 	}
-	k.log.Info("there is a new API key", zap.Duration("grace_of_those_before", grace))
+	k.log.Info("there is a new API key", zap.Duration("grace_of_old_keys", grace))
 	return nil
 }
 
-// CheckPassphrase refuses what is hardly a passphrase; none at all is for others to judge.
+// CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.
 func CheckPassphrase(p policy.Secret) error {
 	switch n := len(p.Reveal()); {
 	case n > 0 && n < 8:

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// A gateway that runs touches a file every second, so that the next one knows which flows of the kernel it has to tell of:
-// those that began since. The file is in the run directory, which is in memory and is empty after a reboot, like the
-// kernel's connection table.
+// A running gateway touches a file every second, so that the next one knows which flows of the kernel it has to report: those
+// that began since. The file is in the run directory, which is in memory and is empty after a reboot, like the kernel's
+// connection table.
 const (
 	lastRunFile = "last-run"
 	lastRunPace = time.Second
 )
 
-// lastRun returns when a gateway was last known to run; zero: never. Flows of the time around it are told twice rather than
+// lastRun returns when a gateway was last known to run; zero: never. Flows of about that time are reported twice rather than
 // not at all.
 func lastRun(runDir string) time.Time {
 	info, err := os.Stat(filepath.Join(runDir, lastRunFile))
@@ -36,7 +36,7 @@ func noteRun(ctx context.Context, runDir string) error {
 	defer tick.Stop()
 	for {
 		now := time.Now()
-		_ = os.Chtimes(path, now, now) // the worst is that flows are told twice
+		_ = os.Chtimes(path, now, now) // at worst flows are reported twice
 		select {
 		case <-ctx.Done():
 			return nil
@@ -45,5 +45,5 @@ func noteRun(ctx context.Context, runDir string) error {
 	}
 }
 
-// forgetRun removes the file, which would keep the directory, where there is no box of which anything could be told.
+// forgetRun removes the file, which would keep the directory, when there is no box whose flows could be reported.
 func forgetRun(runDir string) { _ = os.Remove(filepath.Join(runDir, lastRunFile)) }

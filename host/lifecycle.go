@@ -49,7 +49,7 @@ func (l *lifecycle) setState(b *box, s api.Status, problem string) error {
 	return nil
 }
 
-// checkNew finds the mistakes in what a new box is to be, before anything of it is made.
+// checkNew finds mistakes in the request for a new box, before anything is made.
 func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
 	in := l.shared.inputs()
 	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()

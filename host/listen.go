@@ -17,7 +17,7 @@ import (
 )
 
 // Listeners are all sockets of a gateway. They are opened before anything else is touched, so that a port in use is
-// noticed while there is still nothing to take back.
+// noticed while there is nothing to undo yet.
 type Listeners struct {
 	admin       []net.Listener // Unix socket and TCP
 	metrics     net.Listener   // nil: none
@@ -88,14 +88,14 @@ func (l *Listeners) openAdmin(ctx context.Context, c config.Admin) error {
 	return errors.Join(errs...)
 }
 
-// CheckSocket finds what would keep listenSocket from opening a socket, and changes nothing.
+// CheckSocket finds what would keep the gateway from opening its Unix socket, and changes nothing.
 func CheckSocket(path string) error {
 	if err := checkOldSocket(path); err != nil {
 		return err
 	}
 	dir := filepath.Dir(path)
 	info, err := os.Stat(dir)
-	for errors.Is(err, os.ErrNotExist) && dir != "/" { // it would be made
+	for errors.Is(err, os.ErrNotExist) && dir != "/" { // it would be created
 		dir = filepath.Dir(dir)
 		info, err = os.Stat(dir)
 	}
@@ -103,7 +103,7 @@ func CheckSocket(path string) error {
 		return err
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("%s is no directory; set another path", dir)
+		return fmt.Errorf("%s is not a directory; set another path", dir)
 	}
 	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Errorf("%s cannot be written to: %w", dir, err)
@@ -111,20 +111,20 @@ func CheckSocket(path string) error {
 	return nil
 }
 
-// checkOldSocket refuses a path that is in use, by a gateway that runs or by something other than a socket.
+// checkOldSocket refuses a path that is in use by a running gateway, or by something other than a socket.
 func checkOldSocket(path string) error {
 	if conn, err := net.Dial("unix", path); err == nil {
 		conn.Close()
 		return fmt.Errorf("another gateway answers on %s; stop it or set another path", path)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s exists and is no socket; remove it or set another path", path)
+		return fmt.Errorf("%s exists and is not a socket; remove it or set another path", path)
 	}
 	return nil
 }
 
 // listenSocket opens a Unix socket with mode 0600. A socket that a killed gateway left is removed; one that answers
-// belongs to a gateway that runs.
+// belongs to a running gateway.
 func listenSocket(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func listenSocket(path string) (net.Listener, error) {
 	return ln, err
 }
 
-// openFront opens what people and Prometheus connect to.
+// openFront opens what visitors of public URLs and Prometheus connect to.
 func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
 	var errs []error
 	for _, f := range []struct {
@@ -242,7 +242,7 @@ func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (ui
 }
 
 // gatewaySocket listens on an address that is not on the machine yet. IP_TRANSPARENT also tells the kernel rules that the
-// socket is the gateway's: boxes reach no other program that came to its ports while the gateway was down.
+// socket is the gateway's: boxes reach no other program that took its ports while the gateway was down.
 var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
 	var err error
 	ctlErr := c.Control(func(fd uintptr) {

@@ -10,6 +10,7 @@ import (
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/host/enforce"
+	"boxgate/host/share"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -41,12 +42,12 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{},
 	}
 	var err error
-	if p.shares, err = raiseDescriptors(); err != nil {
+	if p.shares, err = share.RaiseDescriptors(); err != nil {
 		return nil, err
 	}
-	shares := memoryOf(o.Config)
-	shares.hold()
-	p.memory = shares.budget()
+	shares := share.MemoryOf(o.Config)
+	shares.Hold()
+	p.memory = shares.Budget()
 	h := &Host{parts: p, noWatch: o.NoWatch}
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },

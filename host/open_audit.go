@@ -8,12 +8,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"boxgate/audit"
+	"boxgate/host/share"
 	"boxgate/internal/buildinfo"
 )
 
 func (p *parts) openAudit(context.Context) error {
 	p.audit = audit.New(audit.Options{Logger: p.log})
-	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(memoryMetrics{p.memory}), registerProcess(p.metrics))
+	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 
 // registerProcess adds the metrics that every Go program has, and what this one was built from.

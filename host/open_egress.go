@@ -41,7 +41,7 @@ func (p *parts) openEgress(context.Context) error {
 		Secrets: p.secrets, Memory: p.memory,
 	}
 	limitProxy(p.cfg.Limits, &egress)
-	p.shares.apply(&egress)
+	p.shares.Apply(&egress)
 	p.proxy, err = proxy.New(egress)
 	return err
 }

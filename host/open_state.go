@@ -24,19 +24,19 @@ func (p *parts) openStore(context.Context) error {
 	if _, err := p.store.EnsureAPIKey(); err != nil {
 		return fmt.Errorf("making the first API key: %w", err)
 	}
-	// Nobody was told that what was staged when the gateway died is in force: what is committed is.
+	// What was staged when the gateway died was never answered for: what is committed counts.
 	cut, err := p.store.DropStaged()
 	if err != nil {
 		return err
 	}
 	for _, c := range cut {
-		p.log.Warn("a change was cut short; what was in force before it is", zap.String("box", string(c.Box)), zap.Bool("headers", c.Headers))
+		p.log.Warn("a change was interrupted and is dropped; what was in force before it counts", zap.String("box", string(c.Box)), zap.Bool("headers", c.Headers))
 	}
 	return nil
 }
 
-// openSecrets opens the operator's secrets. A source that gives no value is no reason not to start: it fails the
-// requests that need it, and the log says why.
+// openSecrets opens the operator's secrets. A source that gives no value does not keep the gateway from starting: it fails
+// the requests that need it, and the log says why.
 func (p *parts) openSecrets(context.Context) error {
 	if err := p.cfg.Secrets.Exposed(); err != nil {
 		p.log.Warn("the configuration shows secrets to others", zap.Error(err))

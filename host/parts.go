@@ -13,6 +13,7 @@ import (
 	"boxgate/dns"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
+	"boxgate/host/share"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
@@ -29,8 +30,8 @@ type parts struct {
 	addrs     config.Addresses
 	listeners *Listeners
 	metrics   *prometheus.Registry
-	shares    descriptors    // of file descriptors
-	memory    *memory.Budget // which boxes share
+	shares    share.Descriptors // of file descriptors
+	memory    *memory.Budget    // which boxes share
 
 	boxes     *boxes
 	connected *enforce.Registry

@@ -29,11 +29,11 @@ type provisioning struct {
 	undo     undo
 }
 
-// step is one step of a provisioning. One that must be undone adds how before it begins.
+// step is one step of provisioning. One that has effects to undo adds how to p.undo before it begins.
 type step func(*provisioning, context.Context) error
 
-// The ways of a box. In each the policy is compiled before anything is made, and is in force before the box's first
-// process runs, or as soon as the box has its interface.
+// The lists of steps. In each the policy is compiled before anything is made. It is in force before a launched box runs its
+// first process, and an attached or recovered box has no network before.
 var (
 	launchSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).makeNamespace,
@@ -58,7 +58,7 @@ func (e *leftoverError) Error() string {
 
 func (e *leftoverError) Unwrap() []error { return []error{e.cause, e.left} }
 
-// errDeletedMeanwhile is the answer to who makes a box that somebody else deletes.
+// errDeletedMeanwhile is the answer to the request for a box that another request deleted.
 var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while it was being made")
 
 // provision takes a box through steps. When one fails or panics, those before it are undone, the last one first; if that
@@ -85,8 +85,8 @@ func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step
 	return err
 }
 
-// compile makes the policy ready. It is compiled when the box is already among the others: so a change of what all boxes
-// share is either in here or finds the box.
+// compile makes the policy ready. By now the box is in the table: a change of what all boxes share is either compiled in or
+// will find the box.
 func (p *provisioning) compile(context.Context) (err error) {
 	p.compiled, err = p.shared.of(p.box).compile()
 	return err
@@ -170,7 +170,7 @@ func (p *provisioning) startProcess(ctx context.Context) error {
 	return fault.At(ctx, "create: box runs")
 }
 
-// slowly runs a slow step without the box's lock. Afterwards somebody else may have taken the box off the network.
+// slowly runs a slow step without the box's lock. Meanwhile another request may have taken the box off the network.
 func (p *provisioning) slowly(f func() error) error {
 	if err := p.box.unlocked(f); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (p *provisioning) slowly(f func() error) error {
 	return nil
 }
 
-// cutFlows ends what the kernel may have forwarded under a policy that was never committed.
+// cutFlows cuts connections that the kernel may have let through under a policy that was never committed.
 func (p *provisioning) cutFlows(ctx context.Context) error { return p.net.CutFlows(ctx, &p.box.Box) }
 
 // storeIdle completes a new box: from here on the next start keeps it.

@@ -9,7 +9,7 @@ import (
 )
 
 // errAttached refuses what only the maker of an attached box can do.
-var errAttached = api.Errorf(api.ErrConflict, "the box is attached: commands are run in it by whoever made it")
+var errAttached = api.Errorf(api.ErrConflict, "the box is attached: its maker runs the commands in it")
 
 // sandboxes are what boxes consist of besides their network: containers launched here, and network namespaces of others.
 type sandboxes struct{ *launcher.Launcher }

@@ -63,7 +63,7 @@ func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTest
 	return reportOf(id, card), nil
 }
 
-// selfTestConfig says what there is to attack.
+// selfTestConfig says what to attack.
 func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config, error) {
 	netns, err := s.sandboxes.namespace(ctx, b)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config
 	}, nil
 }
 
-// outsideAddrs are the host's addresses that others know it by.
+// outsideAddrs are the addresses by which others know the host.
 func (s *selfTests) outsideAddrs() ([]netip.Addr, error) {
 	prefixes, err := hostPrefixes()
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *selfTests) anotherBox(b *box) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
-// closedToBoxes are the ports that the gateway serves others on.
+// closedToBoxes are the ports on which the gateway serves others.
 func (l *Listeners) closedToBoxes() []selftest.Port {
 	var ports []selftest.Port
 	add := func(name string, ln net.Listener) {
@@ -143,7 +143,7 @@ func (l *Listeners) closedToBoxes() []selftest.Port {
 	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.proxyPort})
 }
 
-// reportOf puts a card into the API's words.
+// reportOf translates a scorecard for the API.
 func reportOf(id policy.BoxID, card selftest.Card) api.SelfTestReport {
 	r := api.SelfTestReport{Box: id, Mode: card.Mode, Version: card.Version, Started: card.Started, Duration: card.Duration}
 	for _, l := range card.Lines {
@@ -155,7 +155,7 @@ func reportOf(id policy.BoxID, card selftest.Card) api.SelfTestReport {
 	return r
 }
 
-// verdictOf puts a verdict into the API's words. One that is not known is no proof of anything.
+// verdictOf translates a verdict for the API. An unknown one proves nothing.
 func verdictOf(v selftest.Verdict) api.SelfTestVerdict {
 	switch v {
 	case selftest.Tight:

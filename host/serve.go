@@ -15,16 +15,17 @@ import (
 
 	"boxgate/api/server"
 	"boxgate/audit"
+	"boxgate/host/keyless"
 	"boxgate/internal/fault"
 )
 
 // shutdownTimeout is how long requests and commands may go on after the first signal.
 const shutdownTimeout = 10 * time.Second
 
-// errNotRecovered refuses to serve boxes that are not known yet: their connections would be those of nobody.
+// errNotRecovered refuses to serve while running boxes are not known.
 var errNotRecovered = errors.New("the boxes of the earlier run were not recovered")
 
-// Serve accepts on every socket until ctx ends or one of them fails, then drains. A panic of a server is an error.
+// Serve accepts connections on every socket until ctx ends or one of them fails, then drains. A panic of a server is an error.
 // [Host.Recover] must have succeeded.
 func (h *Host) Serve(ctx context.Context) error {
 	if !h.recovered.Load() {
@@ -38,13 +39,13 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Host: h, CheckKey: h.parts.store.CheckAPIKey, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyShown,
+		Host: h, CheckKey: h.parts.store.CheckAPIKey, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
 	})
 	if err != nil {
 		return err
 	}
 	adminServer := admin.Server()
-	adminServer.ConnContext = withVisitor
+	adminServer.ConnContext = keyless.ConnContext
 	metrics := &http.Server{
 		Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
@@ -65,16 +66,16 @@ func (h *Host) serveParts(ctx context.Context) error {
 	h.serveEgress(ctx, run)
 	h.serveFront(run)
 	for _, ln := range h.parts.listeners.admin {
-		run("admin API", func() error { return adminServer.Serve(h.parts.shares.forStrangers(ln)) })
+		run("admin API", func() error { return adminServer.Serve(h.parts.shares.Keyless(ln)) })
 	}
 	if h.parts.listeners.metrics != nil {
-		run("metrics", func() error { return metrics.Serve(h.parts.shares.forStrangers(h.parts.listeners.metrics)) })
+		run("metrics", func() error { return metrics.Serve(h.parts.shares.Keyless(h.parts.listeners.metrics)) })
 	}
 	if !h.noWatch {
 		run("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
 	run("host addresses", func() error { return h.protection.follow(ctx) })
-	run("sign of life", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
+	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 	if err := notifySystemd("READY=1"); err != nil {
@@ -89,19 +90,19 @@ func (h *Host) serveParts(ctx context.Context) error {
 	return group.Wait()
 }
 
-// drain ends what is under way, and the listeners.
+// drain finishes what is under way and closes the listeners.
 func (h *Host) drain(adminServer, metrics *http.Server) error {
 	_ = notifySystemd("STOPPING=1")
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	defer h.parts.listeners.Close()
-	// The first to stop is the API, so that no change begins; boxes and their rules stay as they are.
+	// The API stops first, so that no change begins; boxes and their rules stay as they are.
 	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
 	err = errors.Join(err, fault.At(drain, "stop: drained"))
 	if errors.Is(err, context.DeadlineExceeded) {
-		h.parts.log.Warn("requests still under way were cut")
+		h.parts.log.Warn("requests still under way were cut off")
 		return nil
 	}
 	return err
@@ -123,20 +124,20 @@ func (h *Host) serveEgress(ctx context.Context, run func(string, func() error)) 
 	}
 }
 
-// serveFront starts the public URLs. Over plain HTTP they are served on loopback alone; elsewhere it redirects.
+// serveFront starts the public URLs. Over plain HTTP they are served on loopback only; elsewhere they redirect.
 func (h *Host) serveFront(run func(string, func() error)) {
 	l := h.parts.listeners
 	var httpsPort uint16
 	if l.https != nil {
 		httpsPort = portOf(l.https)
-		run("public URLs", func() error { return h.parts.ingress.ServeTLS(h.parts.shares.bound(l.https)) })
+		run("public URLs", func() error { return h.parts.ingress.ServeTLS(h.parts.shares.Bound(l.https)) })
 	}
 	switch {
 	case l.http == nil:
 	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
-		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(h.parts.shares.bound(l.http)) })
+		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(h.parts.shares.Bound(l.http)) })
 	case l.https != nil:
-		run("redirects", func() error { return h.parts.ingress.ServeRedirect(h.parts.shares.bound(l.http), httpsPort, nil) })
+		run("redirects", func() error { return h.parts.ingress.ServeRedirect(h.parts.shares.Bound(l.http), httpsPort, nil) })
 	default:
 		h.parts.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}

@@ -32,8 +32,8 @@ func (p *policies) recompile(ctx context.Context, b *box) error {
 	return p.enforce(ctx, b, next)
 }
 
-// guarded runs a step for one box of a change of all. If it panics, nobody knows how far it came: then what the store
-// holds of the box is put in force. The caller holds b.mu.
+// guarded runs the step for one box of a change of all boxes. A panic leaves it unknown how far the step got: then what the
+// store holds of the box is put in force. The caller holds b.mu.
 func (p *policies) guarded(b *box, step func() error) error {
 	var err error
 	if panicked := p.contained(b, func() error { err = step(); return nil }); panicked != nil {
@@ -42,8 +42,8 @@ func (p *policies) guarded(b *box, step func() error) error {
 	return err
 }
 
-// eachConnected calls f with the lock of each box that has a network. A failure does not keep the other boxes from having
-// their turn. A box whose lock is held has it after the others, so that they do not wait for it.
+// eachConnected calls f for each box that has a network, with its lock held. It goes on after errors. Boxes whose lock is
+// taken come last, so that the others do not wait for them.
 func (p *policies) eachConnected(f func(*box) error) error {
 	var errs []error
 	next := func(b *box) {

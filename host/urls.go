@@ -33,7 +33,7 @@ func (u *publicURLs) urlHost(id policy.BoxID, port uint16) string {
 	return fmt.Sprintf("%s-%d.%s", id, port, u.cfg.Domain)
 }
 
-// urlOf is the URL as people open it; a port other than 443 is part of it.
+// urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
 func (u *publicURLs) urlOf(id policy.BoxID, port uint16) string {
 	scheme, listener, usual := "https", u.listeners.https, "443"
 	if listener == nil {
@@ -111,7 +111,7 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	return view, nil
 }
 
-// urlTarget is what the ingress needs of a stored URL. A URL that was made anew has another ID.
+// urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID.
 func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 	return ingress.Target{
 		ID:  fmt.Sprintf("%s-%d-%d", r.Box, r.Port, r.CreatedAt.UnixNano()),
@@ -136,7 +136,7 @@ func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
 	if err := u.store.DeleteURL(id, port); err != nil {
-		return notStored(u.log, "the deletion could not be stored, the public URL stays", err)
+		return notStored(u.log, "the deletion could not be stored; the public URL stays", err)
 	}
 	u.table.remove(u.urlHost(id, port))
 	u.ingress.CloseURL(target.ID)

@@ -60,8 +60,8 @@ func TestCheckChangesNothing(t *testing.T) {
 	for socket, want := range map[string]string{
 		filepath.Join(dir, "not", "there", "admin.sock"): "",
 		filepath.Join(dir, "stale.sock"):                 "",
-		filepath.Join(dir, "file"):                       "is no socket",
-		filepath.Join(dir, "file", "admin.sock"):         "no directory",
+		filepath.Join(dir, "file"):                       "is not a socket",
+		filepath.Join(dir, "file", "admin.sock"):         "not a directory",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 			t.Fatal(err)

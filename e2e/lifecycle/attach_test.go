@@ -173,7 +173,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"stopped": "does not run", "restarting": "restarted", "other": "no container"} {
+	for name, says := range map[string]string{"stopped": "is not running", "restarting": "restarted", "other": "no container"} {
 		if out, code := w.GatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
 			t.Errorf("%s: %d %s", name, code, out)
 		}

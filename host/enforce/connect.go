@@ -38,8 +38,8 @@ func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
 	return e.Kernel.AwaitBox(ctx, b.ID)
 }
 
-// Disconnect takes the box off the network: the policy and the kernel first, then everything that remembers the box. What
-// could not be taken away is closed: without a policy everything is denied.
+// Disconnect takes the box off the network: the policy and the kernel first, then every part that remembers the box. What
+// cannot be removed stays closed, since without a policy everything is denied.
 func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 	b.Policy.Store(nil)
 	err := e.Kernel.RemoveBox(ctx, b.ID)

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/host"
+	"boxgate/host/share"
 	"boxgate/preflight"
 	"boxgate/store"
 )
@@ -20,7 +21,7 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 		found("state directory", needStateDir(cfg)),
 		found("kernel network", needKernel(ctx)),
 		found("pools", needPools(cfg)),
-		found("descriptors", host.NeedDescriptors()),
+		found("descriptors", share.NeedDescriptors()),
 		found("resolvers", host.NeedResolvers(cfg)),
 		found("upstream CA roots", host.NeedRoots(cfg)),
 		found("public URL certificate", needCertificate(cfg)),
@@ -56,7 +57,7 @@ func allFindings(ctx context.Context, load func() (config.Config, error)) []pref
 	cfg, err := load()
 	findings := append([]preflight.Finding{found("configuration", err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
-		found("limits of boxes", errors.Join(host.CheckShares(cfg), host.CheckMemory(cfg))),
+		found("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
 		found("other images", preflight.CheckImages(cfg)),
 		found("other firewall rules", checkOtherRules()),
 		found("secrets", checkSecrets(ctx, cfg)),

@@ -1,4 +1,4 @@
-package host
+package foreign
 
 import (
 	"errors"
@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path that is to be attached is not opened before it is known for a network namespace: to open a device does something,
-// such as arming a watchdog, and whoever owns a directory on the way can put one there.
+// A path that is to be attached is opened only once it is known to name a network namespace: opening a device has effects,
+// such as arming a watchdog, and the owner of any directory on the way can put one there.
 func TestAttackAttachedPathIsNotOpened(t *testing.T) {
 	t.Parallel()
 	trap := filepath.Join(t.TempDir(), "trap")

@@ -1,4 +1,4 @@
-package host
+package keyless
 
 import (
 	"encoding/binary"
@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerOf names whoever is at the other end: the user, on this host, and elsewhere the address, of IPv6 the network. It is
-// asked for every connection before the next is accepted, so it must cost little.
+// peerOf names the peer of a connection: the user on this host, and elsewhere the address, or the /64 network of an IPv6
+// address. It runs for every connection before the next is accepted, so it must be cheap.
 func peerOf(c net.Conn) string {
 	switch c := c.(type) {
 	case *net.UnixConn:
@@ -40,7 +40,7 @@ func peerOf(c net.Conn) string {
 }
 
 // socketUser returns the user whose socket is the other end of a TCP connection, if that is on this host and still open.
-// The kernel looks that one socket up; asked for a list, it would go through all there are.
+// The kernel looks up that one socket; asked for a list, it would go through all of them.
 func socketUser(remote, local netip.AddrPort) (uid uint32, here bool) {
 	from, to := remote.Addr().Unmap(), local.Addr().Unmap()
 	question := make(diagQuestion, diagQuestionSize)
@@ -61,8 +61,8 @@ func socketUser(remote, local netip.AddrPort) (uid uint32, here bool) {
 		return 0, false
 	}
 	answer := answers[0]
-	// For a peer elsewhere the kernel may name a listener on its port, which has no other end. A socket that its program
-	// has closed has no inode, and its user is not known.
+	// For a peer elsewhere the kernel may name a listener on its port, which is not the other end. A socket that its program
+	// has closed has no inode, and its user is unknown.
 	if binary.BigEndian.Uint16(answer[6:]) != local.Port() || binary.NativeEndian.Uint32(answer[68:]) == 0 {
 		return 0, false
 	}

@@ -1,4 +1,6 @@
-package host
+// Package foreign opens the network namespaces that somebody else made, to be attached. What is opened is a network namespace
+// and nothing else, whatever its path or its container names a moment later.
+package foreign
 
 import (
 	"context"
@@ -9,10 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/policy"
 )
 
-// openForeign opens the network namespace that is to be attached, and refuses one that cannot be.
-func openForeign(ctx context.Context, a api.Attached, check func(path string) error) (*os.File, error) {
+// Open opens the network namespace that is to be attached. The error for one that cannot be found, or that check refuses, is
+// a *[policy.InvalidError].
+func Open(ctx context.Context, a api.Attached, check func(path string) error) (*os.File, error) {
 	pointer, open := "/netns", func() (*os.File, error) { return openNetNS(a.Ref) }
 	switch a.Kind {
 	case api.AttachPID:
@@ -22,10 +26,10 @@ func openForeign(ctx context.Context, a api.Attached, check func(path string) er
 	}
 	ns, err := open()
 	if err != nil {
-		return nil, invalidAt(pointer, err.Error())
+		return nil, invalidAt(pointer, err)
 	}
 	if err := check(fmt.Sprintf("/proc/self/fd/%d", ns.Fd())); err != nil {
-		return nil, errors.Join(invalidAt(pointer, err.Error()), ns.Close())
+		return nil, errors.Join(invalidAt(pointer, err), ns.Close())
 	}
 	return ns, nil
 }
@@ -75,4 +79,8 @@ func openNetNS(path string) (*os.File, error) {
 		return nil, errors.Join(notOne, f.Close())
 	}
 	return f, nil
+}
+
+func invalidAt(pointer string, err error) error {
+	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: err.Error()}}}
 }

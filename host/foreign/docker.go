@@ -1,4 +1,4 @@
-package host
+package foreign
 
 import (
 	"context"
@@ -41,14 +41,14 @@ func containerPID(ctx context.Context, container string) (int, error) {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("no container %q is known to Docker (%s)", container, res.Status)
+		return 0, fmt.Errorf("Docker knows no container %q (%s)", container, res.Status)
 	}
 	var answer struct{ State struct{ Pid int } }
 	if err := json.NewDecoder(io.LimitReader(res.Body, 4<<20)).Decode(&answer); err != nil {
-		return 0, fmt.Errorf("the answer of Docker was not understood: %w", err)
+		return 0, fmt.Errorf("unexpected answer from Docker: %w", err)
 	}
 	if answer.State.Pid <= 0 {
-		return 0, errors.New("the container does not run")
+		return 0, errors.New("the container is not running")
 	}
 	return answer.State.Pid, nil
 }

@@ -1,4 +1,4 @@
-package host
+package share
 
 import (
 	"errors"
@@ -16,40 +16,41 @@ import (
 	"boxgate/preflight"
 )
 
-// memoryShares says how the memory that the process may use is shared out, in bytes. What is not shared out is for the
-// gateway itself: its state, the admin API, the kernel rules, images, and garbage that waits for its collection.
-type memoryShares struct {
+// Memory says how the memory that the process may use is divided, in bytes. The rest is for the gateway itself: its state, the
+// admin API, the kernel rules, images, and garbage not yet collected.
+type Memory struct {
 	all   int64
 	boxes int64 // what all boxes together can make the gateway hold
 	box   int64 // what one can
 }
 
-// shareMemory shares out what the configuration allows, or else what a host leaves to a gateway: half is for boxes.
-func shareMemory(l config.Limits, host int64) memoryShares {
+// shareMemory divides what the configuration allows, or else what a host leaves to a gateway: half is for boxes.
+func shareMemory(l config.Limits, host int64) Memory {
 	all := int64(l.ProcessMemory)
 	if all == 0 {
 		all = max(host, config.LeastMemory)
 	}
-	return memoryShares{all: all, boxes: all / 2, box: min(int64(l.Memory), all/2)}
+	return Memory{all: all, boxes: all / 2, box: min(int64(l.Memory), all/2)}
 }
 
-// memoryOf shares out the memory of this process.
-func memoryOf(cfg config.Config) memoryShares {
+// MemoryOf divides the memory of this process.
+func MemoryOf(cfg config.Config) Memory {
 	return shareMemory(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"))
 }
 
-// hold makes the runtime collect garbage as often as it takes to stay within what the process may use. GOMEMLIMIT, where
-// somebody has set it, stays.
-func (m memoryShares) hold() {
+// Hold makes the runtime collect garbage as often as it takes to stay within what the process may use. GOMEMLIMIT in the
+// environment takes precedence.
+func (m Memory) Hold() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(m.all)
 	}
 }
 
-func (m memoryShares) budget() *memory.Budget { return memory.New(m.boxes, m.box) }
+// Budget is what boxes share.
+func (m Memory) Budget() *memory.Budget { return memory.New(m.boxes, m.box) }
 
-// hostMemory is what a host leaves to a gateway that was not told: three quarters of the limit of its cgroup, if there is
-// one; a quarter of the machine's memory, as the rest is for boxes; whichever is less.
+// hostMemory is what a host leaves to a gateway without a configured limit: a quarter of the machine's memory, as the rest is
+// for boxes, or three quarters of the limit of its cgroup, whichever is less.
 func hostMemory(proc, cgroups string) int64 {
 	machine := int64(math.MaxInt64)
 	if n, err := totalMemory(filepath.Join(proc, "meminfo")); err == nil {
@@ -80,8 +81,8 @@ func totalMemory(path string) (int64, error) {
 	return 0, errors.New("no MemTotal")
 }
 
-// cgroupMemory is the least limit of memory of the cgroups that the process is in, of version 1 or 2, the ones above
-// included; math.MaxInt64 if there is none.
+// cgroupMemory is the lowest memory limit of the process's cgroups, of version 1 or 2, and of those above them;
+// math.MaxInt64 if there is none.
 func cgroupMemory(membership, root string) int64 {
 	data, err := os.ReadFile(membership)
 	if err != nil {
@@ -105,7 +106,7 @@ func cgroupMemory(membership, root string) int64 {
 	return least
 }
 
-// limitOn is the least number in a file of a cgroup and of those above it.
+// limitOn is the lowest number in a file of a cgroup and of those above it.
 func limitOn(mount, path, file string) int64 {
 	least := int64(math.MaxInt64)
 	for dir := filepath.Join("/", path); ; dir = filepath.Dir(dir) {
@@ -120,7 +121,7 @@ func limitOn(mount, path, file string) int64 {
 	}
 }
 
-// CheckMemory warns of shares of memory that boxes cannot have, and of more than the host has.
+// CheckMemory warns of limits for boxes that there is not enough memory for, and of more memory than the host has.
 func CheckMemory(cfg config.Config) error {
 	return memoryFindings(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"), boxesOnDisk(cfg))
 }
@@ -139,8 +140,8 @@ func memoryFindings(l config.Limits, host int64, boxes int) error {
 	return errors.Join(errs...)
 }
 
-// memoryMetrics shows what is held, by what it is held for.
-type memoryMetrics struct{ budget *memory.Budget }
+// Metrics shows the memory held for boxes, by what it is held for.
+type Metrics struct{ Budget *memory.Budget }
 
 var (
 	heldDesc = prometheus.NewDesc("boxgate_memory_held_bytes",
@@ -150,12 +151,12 @@ var (
 )
 
 // Describe implements [prometheus.Collector].
-func (memoryMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- heldDesc; ch <- budgetDesc }
+func (Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- heldDesc; ch <- budgetDesc }
 
 // Collect implements [prometheus.Collector].
-func (m memoryMetrics) Collect(ch chan<- prometheus.Metric) {
+func (m Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, k := range memory.Kinds() {
-		ch <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(m.budget.Held(k)), k.String())
+		ch <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(m.Budget.Held(k)), k.String())
 	}
-	ch <- prometheus.MustNewConstMetric(budgetDesc, prometheus.GaugeValue, float64(m.budget.Total()))
+	ch <- prometheus.MustNewConstMetric(budgetDesc, prometheus.GaugeValue, float64(m.Budget.Total()))
 }

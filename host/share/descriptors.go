@@ -1,4 +1,6 @@
-package host
+// Package share divides what the process may use among the boxes, the visitors of public URLs and the gateway itself: file
+// descriptors and memory.
+package share
 
 import (
 	"errors"
@@ -11,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/host/keyless"
 	"boxgate/preflight"
 	"boxgate/proxy"
 )
 
-// descriptors says how the file descriptors that the process may have are shared out. Each part is bounded by itself, so
-// that none takes from another: boxes cannot keep the admin API from answering, nor visitors of public URLs the boxes.
-type descriptors struct {
+// Descriptors says how the file descriptors of the process are divided. Each part has a bound of its own and takes from no
+// other: boxes cannot keep the admin API from answering, nor visitors of public URLs the boxes.
+type Descriptors struct {
 	all       int
 	reserve   int // for the admin API, DNS, the store, images, commands in boxes
 	visitors  int // connections to each of the two listeners of public URLs, two each: the visitor's and the box's
@@ -26,40 +29,40 @@ type descriptors struct {
 	upstreams int // connections to servers for HTTP requests, of all boxes
 }
 
-// mostDescriptors is as many as are shared out: more would be memory first.
+// mostDescriptors is as many as are divided: before more could be used, memory would run out.
 const mostDescriptors = 1 << 20
 
-// fewestDescriptors is what a gateway needs to be of use.
+// fewestDescriptors is the least that a gateway can work with.
 const fewestDescriptors = 1024
 
-// shareDescriptors shares out n descriptors: an eighth is kept in reserve, a quarter is for public URLs, and of what is left
-// four parts of five are for connections of boxes.
-func shareDescriptors(n int) descriptors {
+// shareDescriptors divides n descriptors: an eighth is kept in reserve, a quarter is for public URLs, and four fifths of the
+// rest are for connections of boxes.
+func shareDescriptors(n int) Descriptors {
 	n = min(n, mostDescriptors)
-	d := descriptors{all: n, reserve: n / 8, visitors: n / 16, pipes: min(512, n/64)}
+	d := Descriptors{all: n, reserve: n / 8, visitors: n / 16, pipes: min(512, n/64)}
 	boxes := n - d.reserve - 4*d.visitors - 2*d.pipes
 	d.upstreams = boxes / 5
 	d.conns = (boxes - d.upstreams) / 2
 	return d
 }
 
-// apply bounds what the proxy takes for all boxes.
-func (d descriptors) apply(c *proxy.Config) {
+// Apply bounds what the proxy uses for all boxes.
+func (d Descriptors) Apply(c *proxy.Config) {
 	c.MaxAllConns, c.MaxAllUpstreams, c.MaxPipes = d.conns, d.upstreams, d.pipes
 }
 
-// bound lets as many visitors in as there are descriptors for; the others wait in the backlog.
-func (d descriptors) bound(ln net.Listener) net.Listener {
+// Bound accepts as many visitors as there are descriptors for; the others wait in the backlog.
+func (d Descriptors) Bound(ln net.Listener) net.Listener {
 	return netutil.LimitListener(ln, d.visitors)
 }
 
-// forStrangers bounds the connections to one listener of which no key was seen. They are taken from the reserve, of which
-// the three such listeners use three eighths at most.
-func (d descriptors) forStrangers(ln net.Listener) net.Listener {
-	return newStrangers(ln, max(8, min(d.reserve/8, 256)))
+// Keyless bounds the connections to a listener that have shown no key. They come out of the reserve, of which the three such
+// listeners use three eighths at most.
+func (d Descriptors) Keyless(ln net.Listener) net.Listener {
+	return keyless.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
-// descriptorLimit returns how many descriptors the process may come to have.
+// descriptorLimit returns how many descriptors the process may raise its limit to.
 func descriptorLimit() (int, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -68,27 +71,27 @@ func descriptorLimit() (int, error) {
 	return int(min(limit.Max, mostDescriptors)), nil
 }
 
-// raiseDescriptors allows the process as many descriptors as it may have, and returns how they are shared out. Go has done
-// so already where it could; what it starts gets the limit back that it had.
-func raiseDescriptors() (descriptors, error) {
+// RaiseDescriptors raises the limit of open files as far as it may be raised, and returns how the descriptors are divided. Go
+// does the same where it can, and gives the programs that it starts the original limit.
+func RaiseDescriptors() (Descriptors, error) {
 	n, err := descriptorLimit()
 	if err != nil {
-		return descriptors{}, err
+		return Descriptors{}, err
 	}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return descriptors{}, fmt.Errorf("the limit of open files: %w", err)
+		return Descriptors{}, fmt.Errorf("the limit of open files: %w", err)
 	}
 	if limit.Cur < uint64(n) {
 		limit.Cur = limit.Max
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			return descriptors{}, fmt.Errorf("raising the limit of open files to %d: %w", n, err)
+			return Descriptors{}, fmt.Errorf("raising the limit of open files to %d: %w", n, err)
 		}
 	}
 	return shareDescriptors(n), NeedDescriptors()
 }
 
-// NeedDescriptors requires as many descriptors as a gateway cannot do without.
+// NeedDescriptors requires the least number of descriptors that a gateway can work with.
 func NeedDescriptors() error {
 	n, err := descriptorLimit()
 	if err == nil && n < fewestDescriptors {
@@ -97,8 +100,8 @@ func NeedDescriptors() error {
 	return err
 }
 
-// CheckShares warns where boxes at their limits would have to share what there is. That does no harm but to them: each gets
-// its part, and the gateway keeps its own.
+// CheckShares warns where boxes at their limits would need more descriptors than there are. They then share what there is, and
+// the gateway keeps its own.
 func CheckShares(cfg config.Config) error {
 	n, err := descriptorLimit()
 	if err != nil {
@@ -107,8 +110,8 @@ func CheckShares(cfg config.Config) error {
 	return sharesOf(cfg, shareDescriptors(n), boxesOnDisk(cfg))
 }
 
-// sharesOf compares what so many boxes may open with what there is for all.
-func sharesOf(cfg config.Config, d descriptors, boxes int) error {
+// sharesOf compares what that many boxes may open with what there is for all of them.
+func sharesOf(cfg config.Config, d Descriptors, boxes int) error {
 	boxes = max(boxes, 1)
 	var errs []error
 	if want := boxes * cfg.Limits.Connections; want > d.conns {
@@ -124,7 +127,7 @@ func sharesOf(cfg config.Config, d descriptors, boxes int) error {
 	return errors.Join(errs...)
 }
 
-// boxesOnDisk is how many boxes the launcher has made here. Attached ones have no directory.
+// boxesOnDisk is the number of boxes that were launched here. Attached ones have no directory.
 func boxesOnDisk(cfg config.Config) int {
 	entries, err := os.ReadDir(filepath.Join(cfg.StateDir, "boxes"))
 	if err != nil {

@@ -1,20 +1,20 @@
-package host
+package keyless
 
 import (
 	"net"
 	"testing"
 )
 
-// TestStrangersShareByPeer: whoever opens many connections closes their own; those of others, and those that have shown a
+// TestStrangersShareByPeer: a peer that opens many connections closes its own; those of others, and those that have shown a
 // key, stay.
 func TestStrangersShareByPeer(t *testing.T) {
 	t.Parallel()
-	s := newStrangers(nil, 8)
-	left := map[*visitor]bool{}
-	come := func(peer string) *visitor {
+	s := New(nil, 8)
+	left := map[*conn]bool{}
+	come := func(peer string) *conn {
 		c, other := net.Pipe()
 		t.Cleanup(func() { c.Close(); other.Close() })
-		v := &visitor{Conn: c, door: s, peer: peer}
+		v := &conn{Conn: c, listener: s, peer: peer}
 		if out := s.add(v); out != nil {
 			left[out] = true
 		}
@@ -36,7 +36,7 @@ func TestStrangersShareByPeer(t *testing.T) {
 	if len(s.from["third"])+len(s.from["loud"]) != 7 || len(s.from["third"]) < 3 || len(s.from["loud"]) < 3 || left[quiet] {
 		t.Errorf("then: %d and %d", len(s.from["third"]), len(s.from["loud"]))
 	}
-	for _, v := range append(append([]*visitor{quiet}, s.from["loud"]...), s.from["third"]...) {
+	for _, v := range append(append([]*conn{quiet}, s.from["loud"]...), s.from["third"]...) {
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}

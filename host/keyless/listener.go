@@ -1,0 +1,102 @@
+// Package keyless keeps clients without a key from taking all connections of a listener.
+package keyless
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// Listener holds a bounded number of connections that have shown no key. One more takes the place of the oldest connection
+// of the peer that has the most: so a peer that opens many closes its own, and a client with a key gets in. A connection
+// that has shown a key is no longer counted ([KeyShown]).
+type Listener struct {
+	net.Listener
+	most int
+
+	mu   sync.Mutex
+	from map[string][]*conn // by peer, oldest first
+	n    int
+}
+
+// New bounds the connections of a listener.
+func New(ln net.Listener, most int) *Listener {
+	return &Listener{Listener: ln, most: most, from: map[string][]*conn{}}
+}
+
+// conn is one connection, counted until it is closed or has shown a key.
+type conn struct {
+	net.Conn
+	listener *Listener
+	peer     string
+}
+
+// Accept implements [net.Listener].
+func (l *Listener) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: accepted, listener: l, peer: peerOf(accepted)}
+	if evicted := l.add(c); evicted != nil {
+		_ = evicted.Conn.Close()
+	}
+	return c, nil
+}
+
+// add counts a connection, and returns the one that has to go for it, if one has to.
+func (l *Listener) add(c *conn) (evicted *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.from[c.peer] = append(l.from[c.peer], c)
+	if l.n++; l.n <= l.most {
+		return nil
+	}
+	for _, conns := range l.from {
+		if evicted == nil || len(conns) > len(l.from[evicted.peer]) {
+			evicted = conns[0]
+		}
+	}
+	l.removeLocked(evicted)
+	return evicted
+}
+
+func (l *Listener) remove(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.removeLocked(c)
+}
+
+func (l *Listener) removeLocked(c *conn) {
+	conns := l.from[c.peer]
+	i := slices.Index(conns, c)
+	if i < 0 {
+		return
+	}
+	l.n--
+	if l.from[c.peer] = slices.Delete(conns, i, i+1); len(l.from[c.peer]) == 0 {
+		delete(l.from, c.peer)
+	}
+}
+
+// Close implements [net.Conn].
+func (c *conn) Close() error {
+	c.listener.remove(c)
+	return c.Conn.Close()
+}
+
+type connKey struct{}
+
+// ConnContext makes the connection of a request known to [KeyShown]; it is for [http.Server].
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// KeyShown notes that a valid key came over the connection of a request.
+func KeyShown(r *http.Request) {
+	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
+		c.listener.remove(c)
+	}
+}
