@@ -162,8 +162,13 @@ func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 		for _, step := range c.steps {
 			for _, kind := range kindsOf(step) {
 				what := kind + " at " + step + " " + c.path
-				_ = failing(w, kind, step, func() error { return w.Client.Do(t.Context(), "PUT", c.path, keyFor("api.example.com"), nil) })
-				sendsWhatItSays(w, r, what)
+				err := failing(w, kind, step, func() error { return w.Client.Do(t.Context(), "PUT", c.path, keyFor("api.example.com"), nil) })
+				if kind != harness.FaultDie && err == nil {
+					t.Errorf("%s: the answer was a success", what)
+				}
+				if has, past := sendsWhatItSays(w, r, what), isMark(step); has != past {
+					t.Errorf("%s: the rule is in force: %v", what, has)
+				}
 				for _, rules := range []map[string]any{keyFor("api.example.com"), {}} {
 					if err := w.Client.Do(t.Context(), "PUT", c.path, rules, nil); err != nil {
 						t.Fatalf("%s: and then: %v", what, err)
@@ -184,8 +189,9 @@ func keyFor(host string) map[string]any {
 	return map[string]any{host: map[string]string{"Authorization": "Bearer " + harness.TestSecret}}
 }
 
-// sendsWhatItSays fails the test unless the server gets the secret exactly if the API names a rule.
-func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) {
+// sendsWhatItSays fails the test unless the server gets the secret exactly if the API names a rule; it returns whether it
+// does.
+func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) bool {
 	w.T.Helper()
 	rules := 0
 	for _, path := range []string{api.BoxPath(r.Box, "config/attach-headers"), "/v2/box/settings/attach-headers"} {
@@ -208,6 +214,7 @@ func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) {
 			w.T.Errorf("%s: %v is open", what, a)
 		}
 	}
+	return rules > 0
 }
 
 // The gateway fails at every step of a start and of a stop, with a box that runs.
