@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// record is what the launcher remembers of a box across restarts.
+// record is what the launcher stores about a box.
 type record struct {
 	ID      policy.BoxID      `json:"id"`
 	Image   string            `json:"image"`

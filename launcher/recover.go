@@ -15,10 +15,10 @@ import (
 	"boxgate/policy"
 )
 
-// Recover brings order after the process that made the boxes ended, in whatever way: boxes that were complete are adopted
-// as they are and returned, their processes untouched; what was half made is removed, and so are namespace pins, mounts
-// and containers without a box, and files with the environment of commands that were being started. Call it once, before
-// anything else.
+// Recover cleans up after the process that created the boxes ended, in whatever way: complete boxes are adopted and
+// returned, their processes untouched; incomplete ones are removed, and so are namespace pins, mounts and containers
+// without a box, and files with the environment of commands that were being started. Call it once, before anything
+// else.
 //
 // A box that cannot be removed does not stop the others: it is logged, and returned in StateError, so that the caller
 // knows that something of it is left and can call Delete again. An error means that Recover could not see or secure what

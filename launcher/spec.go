@@ -43,7 +43,7 @@ type Spec struct {
 	Size     Size              // empty: small
 	Env      map[string]string // set for every command; wins over what the launcher sets itself
 	Hostname string            // empty: the ID
-	CA       []byte            // PEM certificates the box is to trust besides the public roots; may be empty
+	CA       []byte            // PEM certificates that the box trusts in addition to the public roots; may be empty
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
 }
 

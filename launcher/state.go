@@ -100,7 +100,7 @@ func (l *Launcher) Pause(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// Resume lets a paused box run on.
+// Resume resumes a paused box.
 func (l *Launcher) Resume(ctx context.Context, id policy.BoxID) error {
 	defer l.lock(id)()
 	st, err := l.State(ctx, id)

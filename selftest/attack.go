@@ -52,7 +52,7 @@ type builder struct {
 	sides   []*side
 }
 
-// add takes an attack in and gives it its number.
+// add adds an attack and numbers it.
 func (b *builder) add(s *side, group, name, target string, make func(a *attack)) {
 	a := &attack{Line: Line{Group: group, Attack: name, Family: s.family, Target: target}}
 	a.task.ID = len(b.attacks)
@@ -61,12 +61,12 @@ func (b *builder) add(s *side, group, name, target string, make func(a *attack))
 	b.attacks = append(b.attacks, a)
 }
 
-// skip marks an attack as without meaning.
+// skip marks an attack as not applicable.
 func (a *attack) skip(format string, args ...any) {
 	a.Verdict, a.Why = Skipped, fmt.Sprintf(format, args...)
 }
 
-// refused says that the attack is to be refused for one of the reasons, and how it is put on the card.
+// refused says that the attack must be refused for one of the reasons, and how the card words that.
 func (a *attack) refused(reasons ...policy.Reason) {
 	a.reasons = reasons
 	a.Expected = "refused: " + string(reasons[0])

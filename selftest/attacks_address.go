@@ -86,7 +86,7 @@ func (b *builder) specialAddresses(s *side) {
 	}
 }
 
-// otherAddresses are attacks on what no list of the policy has.
+// otherAddresses are attacks on addresses that are in no list of the policy.
 func (b *builder) otherAddresses(s *side) {
 	const group = "addresses not allowed"
 	tcp := func(name string, port uint16, also ...policy.Reason) {

@@ -83,7 +83,7 @@ func (b *builder) readDNS(k probe.Kind, r probe.Answer) (string, bool) {
 	}
 	var m mdns.Msg
 	if err := m.Unpack(wire); err != nil {
-		return "an answer that is no DNS", true
+		return "an answer that is not DNS", true
 	}
 	for _, rr := range m.Answer {
 		var a netip.Addr

@@ -126,7 +126,7 @@ func (b *builder) forgedSources(s *side) {
 	}
 }
 
-// neighbours says whether the host believes that another's address is where the box is.
+// neighbours reports whether the host believes that another's address is the box's.
 func (c *Config) neighbours(s *side) (string, bool) {
 	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"boxgate/selftest/probe"
 )
 
-// explicit are attacks through the explicit proxy, which must decide as everything else does.
+// explicit are attacks through the explicit proxy, which must decide like everything else.
 func (b *builder) explicit(s *side) {
 	stranger := netip.AddrPortFrom(s.stranger(), 443)
 	b.connectTo(s, "CONNECT to an address not allowed", stranger, func(a *attack) { a.own = true })

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// Verdict is how one attack came out. The zero value says that it was not run.
+// Verdict is the outcome of one attack. The zero value says that it was not run.
 type Verdict uint8
 
 // The verdicts.
@@ -14,7 +14,7 @@ const (
 	NotRun  Verdict = iota // nothing is known
 	Tight                  // refused as the policy promises, and logged
 	Hole                   // something got through, or the refusal was not the one promised
-	Skipped                // without meaning for this policy, which allows it or has nothing of the kind
+	Skipped                // not applicable to this policy, which allows it or has no such rule
 )
 
 // String returns the word of the scorecard.

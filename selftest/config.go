@@ -12,7 +12,8 @@ import (
 	"boxgate/policy"
 )
 
-// Config is what [Run] needs to know of the box and the host. Every field is needed but HostAddrs, HostPorts and DenyPage.
+// Config is what [Run] needs to know about the box and the host. All fields are required except HostAddrs, HostPorts
+// and DenyPage.
 type Config struct {
 	Box    policy.BoxID
 	V4, V6 netip.Addr
@@ -30,7 +31,8 @@ type Config struct {
 
 	// Events delivers the decisions about the box from now on until ctx ends.
 	Events func(ctx context.Context) <-chan audit.Event
-	// Expect is told of the denials to come before they do. It has them marked until end is called. nil: nobody is told.
+	// Expect, if not nil, is called with the expected denials before anything is sent, and marks them until end is
+	// called.
 	Expect func([]audit.Expected) (end func())
 	// Command is how this program is started to call [Probe], as somebody who may not read its directory.
 	Command []string

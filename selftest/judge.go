@@ -11,15 +11,15 @@ import (
 	"boxgate/selftest/watch"
 )
 
-// judge holds all that a run brought to light.
+// judge has everything that a run found out.
 type judge struct {
 	answers   map[int]probe.Answer
 	sightings []watch.Sighting
-	missed    int // packets that the watch of the host's interfaces was not shown
+	missed    int // packets that the watch of the host's interfaces missed
 	logged    map[int]audit.Event
 }
 
-// line is the verdict on one attack. What got through is looked for first: no decision in the log makes up for it.
+// line is the verdict on one attack. It first looks for what got through: a logged decision does not make up for that.
 func (j *judge) line(a *attack) Line {
 	l := a.Line
 	if l.Verdict == Skipped {
@@ -61,7 +61,7 @@ func (j *judge) line(a *attack) Line {
 	case len(a.reasons) > 0 && !slices.Contains(a.reasons, event.Reason):
 		l.Verdict, l.Why = Hole, wrongReason(a.reasons[0], event.Reason)
 	case j.missed > 0:
-		l.Verdict, l.Why = NotRun, fmt.Sprintf("%d packets on the host's interfaces came too fast to be looked at", j.missed)
+		l.Verdict, l.Why = NotRun, fmt.Sprintf("%d packets on the host's interfaces came too fast to be inspected", j.missed)
 	default:
 		l.Verdict = Tight
 	}

@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// decisions collects what is logged about the box during a run.
+// decisions collects the decisions about the box during a run.
 type decisions struct {
 	mu      sync.Mutex
 	events  []audit.Event
@@ -32,7 +32,7 @@ func follow(events <-chan audit.Event) *decisions {
 	return d
 }
 
-// await returns when every decision that was promised has been logged, or no later than the time given.
+// await returns when every expected decision has been logged, or after the given time.
 func (d *decisions) await(ctx context.Context, attacks []*attack, most time.Duration) {
 	late := time.After(most)
 	for {
@@ -59,8 +59,9 @@ func (d *decisions) complete(attacks []*attack) bool {
 	})
 }
 
-// claims gives each attack a decision that is about it, one for a promised reason before any other. No decision speaks
-// for two. Decisions that the kernel only counted, because too many came at once, speak for as many as they count.
+// claims gives each attack a decision that is about it, one for a promised reason before any other. A decision counts
+// for one attack only, except that decisions which the kernel only counted, because too many came at once, count for as
+// many as that.
 func (d *decisions) claims(attacks []*attack) map[int]audit.Event {
 	d.mu.Lock()
 	left := slices.DeleteFunc(slices.Clone(d.events), func(e audit.Event) bool { return e.Verdict == policy.Allow })

@@ -19,7 +19,7 @@ func httpRequest(method, target, host string, token []byte) []byte {
 // offers, where it can be seen on the wire.
 func clientHello(name string, token []byte) []byte {
 	var hello recording
-	// The handshake fails as soon as the first message is written, which is all that is wanted of it.
+	// The handshake fails as soon as the first message is written, which is all that is needed.
 	_ = tls.Client(&hello, &tls.Config{
 		ServerName: name, InsecureSkipVerify: true, NextProtos: []string{string(token), "http/1.1"},
 		CurvePreferences: []tls.CurveID{tls.X25519}, // a post-quantum share would fill a second segment

@@ -21,7 +21,7 @@ func refusedAtOnce(r probe.Answer) (string, bool) {
 	}
 }
 
-// refusedByProxy: the proxy takes the connection to read the name, and refuses in the words of the protocol.
+// refusedByProxy: the proxy accepts the connection to read the name, and refuses in the protocol.
 func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
 	const alert, handshake = 21, 22 // record types (RFC 8446, 5.1)
 	switch {
@@ -42,7 +42,7 @@ func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
 	}
 }
 
-// whatever came back proves nothing: the wire tells.
+// what came back proves nothing: only the packets seen on the wire do.
 func whatever(r probe.Answer) (string, bool) {
 	if r.Outcome == probe.Answered {
 		return "an answer, from the name's owner", false

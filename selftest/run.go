@@ -20,8 +20,8 @@ const (
 	settle    = 100 * time.Millisecond // for packets still on their way
 )
 
-// Run tries everything and returns the card. It takes some seconds. An error means that there is no card: the run could
-// not begin or not end. What could not be tried of a run is in the card.
+// Run runs all attacks and returns the card. It takes a few seconds. An error means that there is no card, because the
+// run could not begin or end. Attacks that could not be run are in the card.
 func Run(ctx context.Context, cfg Config) (Card, error) {
 	card := Card{Mode: cfg.Policy.Spec().Mode, Version: cfg.Policy.Version(), Started: time.Now()}
 	ctx, cancel := context.WithCancel(ctx)
@@ -73,7 +73,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// perform lets the two processes do all tasks: one that has what every process of a box has, and one for frames.
+// perform runs all tasks in two processes: one with the privileges of any process of a box, and one for frames.
 func (b *builder) perform(ctx context.Context) (map[int]probe.Answer, error) {
 	plain, raw := probe.Plan{}, probe.Plan{Raw: true}
 	for _, a := range b.attacks {

@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// UntestableError says that the box cannot be tested from its network namespace, because what the box sends does not come
-// from the namespace's sockets. It says nothing of whether the box is tight.
+// UntestableError is returned when the box cannot be tested from its network namespace, because its traffic does not
+// come from the namespace's sockets. It does not say whether the box is tight.
 type UntestableError struct{ Reason string }
 
 // Error returns the reason.

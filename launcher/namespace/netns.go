@@ -131,7 +131,7 @@ func IsPinned(pin string) bool {
 	return unix.Statfs(pin, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// Unpin lets a namespace go. What still runs in it keeps it alive, so nothing may.
+// Unpin releases a namespace. Processes in it would keep it alive, so there must be none.
 func Unpin(pin string) error {
 	for {
 		err := unix.Unmount(pin, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

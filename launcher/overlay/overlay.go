@@ -21,9 +21,9 @@ type Layers struct {
 	Root    string // the root of the box
 }
 
-// Mount lays a box's writable layer over the image. owner is the box's root as the host sees it. The mounts are needed
-// while the box is created: its runtime copies them into the box's mount namespace, and then [Unmount] removes them from
-// the host.
+// Mount mounts a box's writable layer over the image. owner is the box's root as the host sees it. The mounts are
+// needed while the box is created: its runtime copies them into the box's mount namespace, and then [Unmount] removes
+// them from the host.
 func (l Layers) Mount(owner int) error {
 	for _, dir := range []struct {
 		path string

@@ -77,7 +77,7 @@ func (o *Process) kill() {
 	_ = unix.Kill(o.pid, unix.SIGKILL)
 }
 
-// Bury waits for a process whose exit status nobody wants, so that it does not stay as a zombie.
+// Bury reaps a process whose exit status is not needed, so that it does not stay a zombie.
 func Bury(pid int) error {
 	o, err := Adopt(pid)
 	if err != nil {

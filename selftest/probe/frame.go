@@ -57,7 +57,7 @@ func openLink(tasks []Task) (*link, error) {
 
 func (l *link) close() { _ = l.file.Close() }
 
-// findWayOut reads the default route and the neighbour behind it.
+// findWayOut reads the default route and its neighbour.
 func (l *link) findWayOut() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteList(nil, family)

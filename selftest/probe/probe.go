@@ -21,7 +21,7 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 	var p Plan
 	if err := json.NewDecoder(io.LimitReader(in, maxPlan)).Decode(&p); err != nil {
-		return fmt.Errorf("the plan was not understood: %w", err)
+		return fmt.Errorf("cannot parse the plan: %w", err)
 	}
 	send := sendSocket
 	if p.Raw {

@@ -51,7 +51,7 @@ func sendSocket(t Task) Answer {
 // refusals are the errors that a reset or an ICMP error causes.
 var refusals = []error{unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.EACCES, unix.EPERM, unix.ECONNRESET, unix.ENOPROTOOPT, unix.EHOSTDOWN}
 
-// failure sorts an error: what a refusal or silence causes is an outcome like any other.
+// failure classifies an error: refusals and timeouts are outcomes like any other.
 func failure(err error, otherwise Outcome) Answer {
 	var timeout net.Error
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {

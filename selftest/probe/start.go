@@ -52,7 +52,7 @@ func Start(ctx context.Context, netns string, command []string, p Plan) (Report,
 	}
 	var r Report
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
-		return Report{}, fmt.Errorf("the report of the probing process was not understood: %w", err)
+		return Report{}, fmt.Errorf("cannot parse the report of the probing process: %w", err)
 	}
 	return r, nil
 }

@@ -15,7 +15,7 @@ const (
 	Frame Kind = "frame" // a whole packet, put on the link as it is
 )
 
-// Task is what the probing process is told to do. It says nothing of why, and holds no secret.
+// Task is what the probing process is told to do. It does not say why, and contains no secrets.
 type Task struct {
 	ID        int            `json:"id"`
 	Kind      Kind           `json:"kind"`
@@ -39,7 +39,7 @@ type Outcome string
 const (
 	Refused  Outcome = "refused" // a reset, or an ICMP error
 	Silent   Outcome = "silent"  // no answer within the time
-	Closed   Outcome = "closed"  // connected, then closed or reset without a word
+	Closed   Outcome = "closed"  // connected, then closed or reset without data
 	Open     Outcome = "open"    // connected, and silent
 	Answered Outcome = "answer"  // data came
 	Failed   Outcome = "failed"  // could not be tried

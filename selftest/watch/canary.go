@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Canary listens on an address of the host that no box may reach, on a port of its own, TCP and UDP.
+// Canary listens on an address of the host that no box may reach, on an unused port, TCP and UDP.
 type Canary struct {
 	At     netip.Addr
 	Port   uint16

@@ -34,7 +34,7 @@ type Sighting struct {
 }
 
 // Wire watches all interfaces of the host. A packet of the box belongs on the box's own interface; anywhere else it is
-// one that was let through. It is known again by the token in its payload; a connection request, which has none, by its
+// one that got through. It is recognised by the token in its payload; a connection request, which has none, by its
 // sequence number, which address translation leaves alone; and a packet to an address that nobody else would send
 // anything to, by that address, even if the gateway itself sent it.
 type Wire struct {
@@ -112,7 +112,7 @@ func (w *Wire) read() {
 	}
 }
 
-// look notes a packet if it is a probe's. The box's own interface tells what left the box, and nothing else.
+// look records a packet if it is a probe's. The box's own interface only shows what left the box.
 func (w *Wire) look(ll *unix.SockaddrLinklayer, b []byte) {
 	p, ok := packet.Read(b)
 	if !ok {
