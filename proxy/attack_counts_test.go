@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/live"
 	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 )
@@ -18,11 +19,11 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	if _, err := box.Write(make([]byte, 512<<10)); err != nil { // all of it waits in the sockets
 		t.Fatal(err)
 	}
-	live := &liveConn{box: r.box}
+	live := &live.Conn{Box: r.box}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = r.p.tunnels.Splice(client, upstream, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &r.p.usages.Of(r.box).Pipes}, r.box.ID)
+		_ = r.p.core.Tunnels.Splice(client, upstream, tunnel.Counters{In: &live.In, Out: &live.Out, Pipes: &r.p.usages.Of(r.box).Pipes}, r.box.ID)
 	}()
 	const taken = 64 << 10
 	if _, err := io.ReadFull(server, make([]byte, taken)); err != nil {
@@ -30,7 +31,7 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	}
 	socket.Reset(server)
 	<-done
-	if n := live.out.Load(); n < taken {
+	if n := live.Out.Load(); n < taken {
 		t.Errorf("%d bytes are counted, the server took %d", n, taken)
 	}
 }

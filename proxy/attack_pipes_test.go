@@ -28,7 +28,7 @@ func TestBytesOfABrokenTunnelReachNoOther(t *testing.T) {
 		_, _ = io.ReadFull(c, make([]byte, 2))
 		_, _ = c.Write(make([]byte, size))
 	})
-	lent := r.p.tunnels.Pipes
+	lent := r.p.core.Tunnels.Pipes
 	floods, second := r.listen(flood), r.second()
 	quiet := r.listen(zeros)
 	for round := range 20 {

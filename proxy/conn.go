@@ -15,6 +15,10 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/http1"
+	"boxgate/proxy/http2"
+	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
@@ -22,6 +26,9 @@ import (
 	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
 )
+
+// connCost is what a connection makes the gateway hold at most, in bytes: its goroutines and first, smallest buffers.
+const connCost = 16 << 10
 
 // conn is one client connection on its way through the proxy. Its handler alone uses it.
 type conn struct {
@@ -34,7 +41,7 @@ type conn struct {
 	box   *policy.Box
 	usage *usage.Box   // what is counted for the box, or for all that are none
 	first memory.Claim // what the first bytes take
-	live  *liveConn
+	live  *live.Conn
 	ctx   context.Context
 	since time.Time   // when the wait for the first bytes began
 	event audit.Event // refused by a fault of the gateway until something else is known
@@ -69,11 +76,11 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 	if !c.admit() {
 		return
 	}
-	if !c.orig.IsValid() || c.orig == listener || p.router.IsOwn(c.orig.Addr()) {
+	if !c.orig.IsValid() || c.orig == listener || p.core.Router.IsOwn(c.orig.Addr()) {
 		c.refuse(kindOther, policy.ReasonHostPort)
 		return
 	}
-	if p.router.IsSink(c.orig.Addr()) {
+	if p.core.Router.IsSink(c.orig.Addr()) {
 		c.orig = netip.AddrPortFrom(netip.Addr{}, c.port)
 		c.event.Addr = netip.Addr{}
 	}
@@ -98,7 +105,7 @@ func (c *conn) admit() bool {
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
-	if c.live = c.p.live.add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
+	if c.live = c.p.live.Add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
 		cancel()
 		c.usage.Memory.Release(memory.Connections, connCost)
 		c.refuse(kindOther, policy.ReasonLimit)
@@ -106,7 +113,7 @@ func (c *conn) admit() bool {
 	}
 	c.ctx = ctx
 	c.first.Open(c.usage.Memory, memory.FirstBytes)
-	return c.live.attach(c.tcp)
+	return c.live.Attach(c.tcp)
 }
 
 // end closes the connection and records its decision. A panic of the handler ends here: the connection dies of it and
@@ -124,11 +131,11 @@ func (c *conn) end() {
 	c.event.Duration = time.Since(c.event.Time)
 	c.first.Release()
 	if c.live != nil {
-		c.event.BytesIn, c.event.BytesOut = c.live.in.Load(), c.live.out.Load()
-		if why := c.live.stopped(); why != nil {
+		c.event.BytesIn, c.event.BytesOut = c.live.In.Load(), c.live.Out.Load()
+		if why := c.live.Stopped(); why != nil {
 			c.event.Error = why.Error() // whatever followed from it
 		}
-		defer c.p.live.remove(c.live)
+		defer c.p.live.Remove(c.live)
 		c.usage.Memory.Release(memory.Connections, connCost)
 	}
 	if c.opening != nil {
@@ -184,13 +191,13 @@ func (c *conn) proceed(f first, err error) {
 func (c *conn) decide(f first) route.Routed {
 	pol := c.box.Policy.Load()
 	asked, known := c.question(f)
-	rt := c.p.router.Route(c.ctx, pol, c.box, asked, known)
+	rt := c.p.core.Router.Route(c.ctx, pol, c.box, asked, known)
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // where a name is that CONNECT gave may be known now
 	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
 		return rt
 	}
 	// A policy that came into force meanwhile is asked here; a later one asks what was settled.
-	if c.live.settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
+	if c.live.Settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
 		rt.Route = refused(rt.Route, policy.ReasonPolicyChanged)
 		rt.Decision.Version = route.Version(c.box.Policy.Load())
 	}
@@ -248,9 +255,9 @@ func (c *conn) mayBeSilent() bool {
 // forward hands plain HTTP to the message loop, which judges each request by its Host.
 func (c *conn) forward(f first) {
 	c.quiet = true
-	s := c.p.newSession(c.box, c.usage, c.live, newReplay(c, f.data))
-	s.orig, s.port, s.explicit = c.orig, c.port, c.explicit
-	c.finish(s, c.p.serveHTTP1(c.ctx, s))
+	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.data))
+	s.Orig, s.Port, s.Explicit = c.orig, c.port, c.explicit
+	c.finish(s, http1.Serve(c.ctx, s))
 }
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
@@ -267,32 +274,32 @@ func (c *conn) intercept(f first, rt route.Routed) {
 		return
 	}
 	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
-		if !c.usage.Memory.Acquire(memory.HTTP2, http2Cost) {
+		if !c.usage.Memory.Acquire(memory.HTTP2, http2.ConnCost) {
 			c.refuse(kindOther, policy.ReasonLimit)
 			return
 		}
-		defer c.usage.Memory.Release(memory.HTTP2, http2Cost)
+		defer c.usage.Memory.Release(memory.HTTP2, http2.ConnCost)
 	}
 	c.open()
-	s := c.p.newSession(c.box, c.usage, c.live, tlsConn)
-	s.name, s.orig, s.port, s.secure = rt.Request.Name, c.orig, c.port, true
+	s := c.p.core.NewSession(c.box, c.usage, c.live, tlsConn)
+	s.Name, s.Orig, s.Port, s.Secure = rt.Request.Name, c.orig, c.port, true
 	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
-		c.finish(s, c.p.serveHTTP2(c.ctx, s))
+		c.finish(s, http2.Serve(c.ctx, s))
 		return
 	}
-	c.finish(s, c.p.serveHTTP1(c.ctx, s))
+	c.finish(s, http1.Serve(c.ctx, s))
 }
 
 // finish ends the connection of a message loop in good order: what was answered last must arrive.
-func (c *conn) finish(s *session, err error) {
-	if c.live.denied() != nil {
+func (c *conn) finish(s *exchange.Session, err error) {
+	if c.live.Denied() != nil {
 		return
 	}
 	if err != nil {
 		c.event.Error = err.Error()
 	}
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	if t, ok := s.client.(*tls.Conn); ok {
+	if t, ok := s.Client.(*tls.Conn); ok {
 		_ = t.CloseWrite() // a client that is gone needs no close_notify
 	}
 	c.last = true
@@ -300,31 +307,31 @@ func (c *conn) finish(s *session, err error) {
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.
 func (c *conn) splice(f first, rt route.Routed) {
-	up, err := c.p.origins.Dial(c.ctx, c.box, origin.To(rt, false))
+	up, err := c.p.core.Origins.Dial(c.ctx, c.box, origin.To(rt, false))
 	if err != nil {
 		c.failed(f, err)
 		return
 	}
 	upstream, ok := socket.TCP(up)
-	if !ok || !c.live.attach(upstream) {
+	if !ok || !c.live.Attach(upstream) {
 		_ = up.Close()
 		return
 	}
 	rt.Asked, rt.Known = rt.At(addrPort(upstream.RemoteAddr()).Addr())
-	if c.live.settle(rt); c.p.recheck(c.live) {
+	if c.live.Settle(rt); c.p.recheck(c.live) {
 		return // which closed both
 	}
 	if rt.Action == policy.AwaitServer {
 		if !c.serverSpoke(upstream) {
-			c.live.detach(upstream)
+			c.live.Detach(upstream)
 			socket.Reset(upstream)
-			c.live.settle(route.Routed{})
+			c.live.Settle(route.Routed{})
 			c.since, c.mustSpeak = time.Now(), true
 			c.proceed(c.peek()) // judged by what the client says now, if anything
 			return
 		}
 		rt.Action, rt.Known.Greeted = policy.Splice, true
-		if c.live.settle(rt); c.p.recheck(c.live) {
+		if c.live.Settle(rt); c.p.recheck(c.live) {
 			return
 		}
 	}
@@ -334,9 +341,9 @@ func (c *conn) splice(f first, rt route.Routed) {
 		c.failed(f, err)
 		return
 	}
-	c.live.out.Add(int64(len(f.data)))
+	c.live.Out.Add(int64(len(f.data)))
 	c.first.Release()
-	dialled(&c.event, addrPort(upstream.RemoteAddr()).Addr(), c.orig.Addr())
+	exchange.Dialled(&c.event, addrPort(upstream.RemoteAddr()).Addr(), c.orig.Addr())
 	c.open()
 	c.handOver(upstream)
 }
@@ -356,8 +363,8 @@ func (c *conn) handOver(upstream *net.TCPConn) {
 	go func() {
 		defer t.p.running.Done()
 		defer t.end()
-		count := tunnel.Counters{In: &t.live.in, Out: &t.live.out, Pipes: &t.usage.Pipes}
-		if err := t.p.tunnels.Splice(t.tcp, upstream, count, t.box.ID); err != nil && t.live.denied() == nil {
+		count := tunnel.Counters{In: &t.live.In, Out: &t.live.Out, Pipes: &t.usage.Pipes}
+		if err := t.p.core.Tunnels.Splice(t.tcp, upstream, count, t.box.ID); err != nil && t.live.Denied() == nil {
 			t.event.Error = err.Error()
 		}
 	}()

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -279,7 +278,7 @@ func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
 	to := r.target("good.example")
 	r.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"good.example"}, DeniedCIDRs: []string{trap.Addr().String() + "/32"}}, nil)
 	// As if the policy had changed after the candidates were judged.
-	c, err := r.p.origins.DialAddr(t.Context(), r.box, to, trap.Addr(), false)
+	c, err := r.p.core.Origins.DialAddr(t.Context(), r.box, to, trap.Addr(), false)
 	var denied *policy.DeniedError
 	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonDeniedCIDR || denied.Request.Stage != policy.StageDial {
 		t.Errorf("%v, %v", c, err)
@@ -316,7 +315,7 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 		return e.Reason == policy.ReasonHostPort && netip.AddrPortFrom(e.Addr, e.Port).String() == addr
 	})
 	r.names.set("good.example", own)
-	c, err := r.p.origins.Dial(t.Context(), r.box, r.target("good.example"))
+	c, err := r.p.core.Origins.Dial(t.Context(), r.box, r.target("good.example"))
 	var denied *policy.DeniedError
 	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonHostPort {
 		t.Errorf("a name of the gateway: %v", err)
@@ -326,7 +325,7 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 // target is where TLS for a name on 443 goes, whatever its address.
 func (r *rig) target(name string) origin.Target {
 	asked := policy.Request{Box: r.box.ID, Name: mustName(r.t, name), Port: 443, Protocol: policy.TCP}
-	return origin.To(r.p.router.Route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}), true)
+	return origin.To(r.p.core.Router.Route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}), true)
 }
 
 func mustName(t *testing.T, s string) policy.Name {
@@ -364,7 +363,7 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 	for range 3 {
 		silent = append(silent, dialTo(t, addr)) // not a byte sent
 	}
-	await(t, "the three connections", func() bool { return len(r.p.live.of("box1")) == 3 })
+	await(t, "the three connections", func() bool { return len(r.p.live.Of("box1")) == 3 })
 	closedOnArrival(t, addr)
 	if e := r.wantReason(policy.ReasonLimit); e.Box != "box1" {
 		t.Errorf("%+v", e)
@@ -380,31 +379,9 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 	}
 	silent[0].Close()
 	r.want("end of a silent connection", func(e audit.Event) bool { return e.Reason == policy.ReasonNoName })
-	r.p.live.waitBelow(t, "box1", 3)
+	await(t, "the end of its connection", func() bool { return len(r.p.live.Of("box1")) < 3 })
 	if got, err := r.hello(dialTo(t, addr), "good.example"); err != nil || got != "hello from good.example" {
 		t.Errorf("after one was closed: %q, %v", got, err)
-	}
-}
-
-// waitBelow waits until a box has fewer than n connections.
-func (lt *liveTable) waitBelow(t *testing.T, box policy.BoxID, n int) {
-	t.Helper()
-	conns := lt.of(box)
-	if len(conns) < n {
-		return
-	}
-	agg := make(chan struct{})
-	var once sync.Once
-	for _, l := range conns {
-		go func() {
-			<-l.done
-			once.Do(func() { close(agg) })
-		}()
-	}
-	select {
-	case <-agg:
-	case <-time.After(10 * time.Second):
-		t.Fatal("no connection of the box ended")
 	}
 }
 

@@ -128,7 +128,7 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 			r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 			r.policy(everything())
 			r.openEverything()
-			await(t, "five connections", func() bool { return len(r.p.live.of("box1")) == 5 })
+			await(t, "five connections", func() bool { return len(r.p.live.Of("box1")) == 5 })
 			end(r)
 			for name, is := range map[string]func(audit.Event) bool{
 				"tunnel": func(e audit.Event) bool { return e.Name == "spliced.example" && e.Action == audit.ActionSplice },

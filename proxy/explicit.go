@@ -18,6 +18,8 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
@@ -65,9 +67,9 @@ func (c *conn) connect(f first) {
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		c.event.Error = err.Error()
-		answer := badRequest("The head of the CONNECT cannot be understood.")
+		answer := exchange.BadRequest("The head of the CONNECT cannot be understood.")
 		if errors.Is(err, memory.ErrFull) {
-			answer = noMemory()
+			answer = exchange.NoMemory()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			answer = &problem.Problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout,
@@ -78,7 +80,7 @@ func (c *conn) connect(f first) {
 	}
 	if r.RequestURI != r.URL.Host { // user information, a path: net/http reads on and drops it
 		c.event.Name = r.RequestURI
-		c.refuseConnect(badRequest("The target of the CONNECT is more than a host and a port."))
+		c.refuseConnect(exchange.BadRequest("The target of the CONNECT is more than a host and a port."))
 		return
 	}
 	_ = c.tcp.SetReadDeadline(time.Time{})
@@ -100,7 +102,7 @@ type weighed struct {
 // Read implements io.Reader.
 func (w weighed) Read(p []byte) (int, error) {
 	n, err := w.Reader.Read(p)
-	if n > 0 && !w.holds.Grow(fieldsFactor*n) {
+	if n > 0 && !w.holds.Grow(header.SizeFactor*n) {
 		return 0, memory.ErrFull
 	}
 	return n, err
@@ -163,10 +165,10 @@ func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, 
 
 // judgeConnect reads the authority and asks the policy about it: a name by itself, an address by the address alone.
 func (c *conn) judgeConnect(authority string) *problem.Problem {
-	host, port, ok := splitAuthority(authority, 0)
+	host, port, ok := exchange.SplitAuthority(authority, 0)
 	c.event.Name, c.event.Port = authority, port
 	if !ok || port == 0 {
-		return badRequest("CONNECT needs a host and a port.")
+		return exchange.BadRequest("CONNECT needs a host and a port.")
 	}
 	c.port, c.orig = port, netip.AddrPortFrom(netip.Addr{}, port)
 	if addr, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
@@ -174,14 +176,14 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 		c.event.Name, c.event.Addr = "", addr
 		c.orig = netip.AddrPortFrom(addr, port)
 		if addr.Zone() != "" {
-			return badRequest("CONNECT to an address with a zone.")
+			return exchange.BadRequest("CONNECT to an address with a zone.")
 		}
 	} else if c.bound, err = policy.ParseName(host); err != nil {
-		return badRequest("CONNECT needs a host name or an address.")
+		return exchange.BadRequest("CONNECT needs a host name or an address.")
 	}
-	rt := c.p.router.Route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
+	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, port)
-	if addr := c.orig.Addr(); c.p.router.IsOwn(addr) || c.p.router.IsSink(addr) {
+	if addr := c.orig.Addr(); c.p.core.Router.IsOwn(addr) || c.p.core.Router.IsSink(addr) {
 		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
 	c.note(first{}, rt.Route)

@@ -249,7 +249,9 @@ func count(m *sync.Map) int {
 }
 
 // idleUpstreams returns how many connections are kept for the boxes of the lab's tests.
-func idleUpstreams(l *lab) int { return l.p.origins.Stats("b1").Idle + l.p.origins.Stats("b2").Idle }
+func idleUpstreams(l *lab) int {
+	return l.p.core.Origins.Stats("b1").Idle + l.p.core.Origins.Stats("b2").Idle
+}
 
 // TestTighteningCutsARequestUnderWay changes the policy while a response streams.
 func TestTighteningCutsARequestUnderWay(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/http1"
+	"boxgate/proxy/http2"
 )
 
 // lab is a proxy with one box, a certificate authority that both sides trust, and names that all live on loopback.
@@ -152,15 +154,15 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	defer server.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	live := l.p.live.add(l.box, 10000, cancel)
-	defer l.p.live.remove(live)
-	if !live.attach(server) {
+	live := l.p.live.Add(l.box, 10000, cancel)
+	defer l.p.live.Remove(live)
+	if !live.Attach(server) {
 		return
 	}
-	s := l.p.newSession(l.box, l.p.usages.Of(l.box), live, server)
-	s.orig, s.port, s.secure = netip.AddrPortFrom(l.orig, port), port, secure
+	s := l.p.core.NewSession(l.box, l.p.usages.Of(l.box), live, server)
+	s.Orig, s.Port, s.Secure = netip.AddrPortFrom(l.orig, port), port, secure
 	if !secure {
-		_ = l.p.serveHTTP1(ctx, s)
+		_ = http1.Serve(ctx, s)
 		return
 	}
 	n, err := policy.ParseName(name)
@@ -172,12 +174,12 @@ func (l *lab) serve(server net.Conn, name string, port uint16, secure bool) {
 	if err != nil {
 		return
 	}
-	s.name, s.client = n, conn
+	s.Name, s.Client = n, conn
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
-		_ = l.p.serveHTTP2(ctx, s)
+		_ = http2.Serve(ctx, s)
 		return
 	}
-	_ = l.p.serveHTTP1(ctx, s)
+	_ = http1.Serve(ctx, s)
 }
 
 // httpClient returns a client of api.example.com. Over HTTP/1.1 its every connection is a session of the lab; over HTTP/2 it

@@ -114,7 +114,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxConns = 1 })
 	addr := r.listen(r.trap(443))
 	dialTo(t, addr) // takes the only place
-	await(t, "the first connection", func() bool { return len(r.p.live.of("box1")) == 1 })
+	await(t, "the first connection", func() bool { return len(r.p.live.Of("box1")) == 1 })
 	const flood = 200
 	for range flood {
 		closedOnArrival(t, addr)

@@ -101,7 +101,7 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	r.policy(judged(cidr(first.Addr(), second.Addr())), nil)
 	r.names.set("api.example", first.Addr())
 	_ = withoutName(r.dial(first))
-	r.p.router.Refresh(r.box.ID) // as if time had passed
+	r.p.core.Router.Refresh(r.box.ID) // as if time had passed
 	r.names.set("api.example", second.Addr())
 	for _, a := range []netip.AddrPort{second, first} {
 		if err := withoutName(r.dial(a)); err == nil {

@@ -16,6 +16,8 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
@@ -35,10 +37,11 @@ type Leaves interface {
 	Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certificate, error)
 }
 
-// Recorder takes one event for each decision. It never blocks. Safe for concurrent use.
-type Recorder interface {
-	Record(audit.Event)
-}
+// Recorder takes one event for each decision.
+type Recorder = exchange.Recorder
+
+// Secrets gives the values of the secrets that header rules name.
+type Secrets = exchange.Secrets
 
 // Config is what a [Proxy] needs. Boxes, Resolver, Leaves and Audit are required; durations and limits that are zero
 // take the default named beside them.
@@ -46,15 +49,15 @@ type Config struct {
 	Boxes    Boxes
 	Resolver route.Resolver
 	Leaves   Leaves
-	Audit    Recorder
-	Secrets  Secrets        // of header rules; nil: a rule that names one refuses its requests
-	Log      *zap.Logger    // nil: nothing is logged
-	Roots    *x509.CertPool // trusted for upstreams; nil: the system's
-	Sink     []netip.Addr   // the addresses DNS hands out for names a box may not reach: no destination of their own
-	Own      []netip.Addr   // addresses of the gateway itself, never dialled whatever the policy says
-	Host     []policy.Name  // domains that lead to the gateway's host, such as that of its public URLs: no TLS is terminated for them
-	Memory   *memory.Budget // which boxes share; nil: one of 256 MiB
-	DenyPage bool           // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
+	Audit    exchange.Recorder
+	Secrets  exchange.Secrets // of header rules; nil: a rule that names one refuses its requests
+	Log      *zap.Logger      // nil: nothing is logged
+	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
+	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: no destination of their own
+	Own      []netip.Addr     // addresses of the gateway itself, never dialled whatever the policy says
+	Host     []policy.Name    // domains that lead to the gateway's host, such as that of its public URLs: no TLS is terminated for them
+	Memory   *memory.Budget   // which boxes share; nil: one of 256 MiB
+	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
@@ -105,15 +108,12 @@ func (c *Config) setDefaults() {
 // Proxy is the egress proxy. Only [New] makes one. Safe for concurrent use.
 type Proxy struct {
 	cfg    Config
-	live   liveTable
+	live   live.Table
 	usages *usage.Table
-	router *route.Router
 	tls    tlsConfigs
 
 	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
-
-	tunnels *tunnel.Pool
-	origins *origin.Origins
+	core  exchange.Core            // what the exchanges of all connections share
 
 	// originalDst tells where a transparently accepted connection was going. Tests replace it.
 	originalDst func(net.Conn) netip.AddrPort
@@ -135,26 +135,29 @@ func New(cfg Config) (*Proxy, error) {
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
 	p.base, p.cancel = context.WithCancel(context.Background())
-	p.router = route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
+	router := route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
 	p.usages = usage.New(usage.Config{
 		Record: p.cfg.Audit.Record, Memory: p.cfg.Memory, Arrivals: p.cfg.MaxNewConns, Requests: p.cfg.MaxRequests,
 	})
-	p.tunnels = tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log)
-	p.origins = origin.New(origin.Config{
-		Router: p.router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
-		AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
-		MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams,
-	})
-	p.live.total = p.cfg.MaxAllConns
+	p.core = exchange.Core{
+		Router: router, Tunnels: tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log), Audit: p.cfg.Audit,
+		Secrets: p.cfg.Secrets, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams,
+		Origins: origin.New(origin.Config{
+			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
+			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
+			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams,
+		}),
+	}
+	p.live.Total = p.cfg.MaxAllConns
 	return p, nil
 }
 
 // Recheck asks the policy in force about every live connection of a box, closes those that it denies by now, and returns
 // when they are closed. Connections that are still allowed notice nothing. Call it after the policy was swapped.
 func (p *Proxy) Recheck(box policy.BoxID) {
-	conns := p.live.of(box)
+	conns := p.live.Of(box)
 	var mu sync.Mutex
-	var cut []*liveConn
+	var cut []*live.Conn
 	var all sync.WaitGroup // at once: a connection with a stream that does not end must not hold up the others
 	for _, l := range conns {
 		all.Go(func() {
@@ -166,21 +169,21 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 		})
 	}
 	all.Wait()
-	wait(cut)
+	live.Wait(cut)
 }
 
 // recheck asks again about one connection and records the cut, if there was one.
-func (p *Proxy) recheck(l *liveConn) bool {
-	if !l.recheck(p.router.Reroute) {
+func (p *Proxy) recheck(l *live.Conn) bool {
+	if !l.Recheck(p.core.Router.Reroute) {
 		return false
 	}
-	why := l.denied()
+	why := l.Denied()
 	p.cfg.Audit.Record(audit.Event{
-		Time: time.Now(), Box: l.box.ID, Stage: policy.StageConn, Protocol: policy.TCP,
+		Time: time.Now(), Box: l.Box.ID, Stage: policy.StageConn, Protocol: policy.TCP,
 		Name: why.Request.Name.String(), Addr: why.Request.Addr, Port: why.Request.Port,
 		Verdict: policy.Deny, Action: audit.ActionRefuse, Reason: policy.ReasonPolicyChanged,
 		Rule: why.Decision.Rule, Version: why.Decision.Version,
-		BytesIn: l.in.Load(), BytesOut: l.out.Load(), Error: why.Error(),
+		BytesIn: l.In.Load(), BytesOut: l.Out.Load(), Error: why.Error(),
 	})
 	return true
 }
@@ -188,19 +191,19 @@ func (p *Proxy) recheck(l *liveConn) bool {
 // CloseBox closes every connection of a box and forgets what was kept for it. Call it when Boxes no longer finds the
 // box, so that no new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
-	p.closeAll(p.live.of(box), policy.ReasonUnknownBox, errBoxRemoved)
+	p.closeAll(p.live.Of(box), policy.ReasonUnknownBox, live.ErrBoxRemoved)
 	p.usages.Forget(box)
-	p.router.Forget(box)
+	p.core.Router.Forget(box)
 	p.forgetTLS(box)
-	p.origins.CloseBox(box)
+	p.core.Origins.CloseBox(box)
 }
 
 // closeAll cuts the connections and waits until their handlers have returned.
-func (p *Proxy) closeAll(conns []*liveConn, why policy.Reason, stop error) {
+func (p *Proxy) closeAll(conns []*live.Conn, why policy.Reason, stop error) {
 	for _, l := range conns {
-		l.close(&policy.DeniedError{Request: policy.Request{Box: l.box.ID}, Decision: policy.Decision{Reason: why}}, stop)
+		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: why}}, stop)
 	}
-	wait(conns)
+	live.Wait(conns)
 }
 
 // Shutdown stops accepting and waits for the open connections to end by themselves, tunnels included. When ctx ends
@@ -213,8 +216,8 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	}
 	p.mu.Unlock()
 	defer p.usages.Flush()
-	defer p.origins.Close()
-	defer p.tunnels.Close()
+	defer p.core.Origins.Close()
+	defer p.core.Tunnels.Close()
 	defer p.cancel()
 	drained := make(chan struct{})
 	go func() {
@@ -225,9 +228,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	case <-drained:
 		return nil
 	case <-ctx.Done():
-		p.closeAll(p.live.all(), policy.ReasonInternal, errShutdown) // first, so that what ends by it says so
+		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // first, so that what ends by it says so
 		p.cancel()
-		p.closeAll(p.live.all(), policy.ReasonInternal, errShutdown) // what was being accepted
+		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // what was being accepted
 		return ctx.Err()
 	}
 }

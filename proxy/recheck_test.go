@@ -39,7 +39,7 @@ func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
 	r.policy(allow("b.example"), nil)
 	r.p.Recheck("box1")
 	// Recheck has returned: the connection is closed on both sides already, and its handler is gone.
-	if n := len(r.p.live.of("box1")); n != 1 {
+	if n := len(r.p.live.Of("box1")); n != 1 {
 		t.Errorf("%d connections are left", n)
 	}
 	if r.echoes(a) {
@@ -119,7 +119,7 @@ func TestCloseBoxClosesItsConnections(t *testing.T) {
 	r := newRig(t, allow("a.example"))
 	c := r.open(r.tlsServer("a.example"), "a.example")
 	r.p.CloseBox("box1")
-	if n := len(r.p.live.of("box1")); n != 0 || r.echoes(c) {
+	if n := len(r.p.live.Of("box1")); n != 0 || r.echoes(c) {
 		t.Errorf("%d connections are left", n)
 	}
 }
@@ -223,7 +223,7 @@ func TestRecheckCutsARequestWithoutANameOnceNamesDecide(t *testing.T) {
 	spec.DeniedDomains = []string{"bad.example"}
 	r.policy(spec, nil)
 	r.p.Recheck("box1")
-	if n := len(r.p.live.of("box1")); n != 1 {
+	if n := len(r.p.live.Of("box1")); n != 1 {
 		t.Errorf("a request to an address that is listed was disturbed: %d connections", n)
 	}
 	r.policy(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}}, nil)
@@ -231,7 +231,7 @@ func TestRecheckCutsARequestWithoutANameOnceNamesDecide(t *testing.T) {
 	if _, err := io.ReadAll(c); err == nil {
 		t.Error("the response ended as if it were whole")
 	}
-	if n := len(r.p.live.of("box1")); n != 0 {
+	if n := len(r.p.live.Of("box1")); n != 0 {
 		t.Errorf("%d connections are left", n)
 	}
 }

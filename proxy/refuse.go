@@ -36,7 +36,7 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 // server on the internet, and the box may have one more interception. The page is under a leaf of the box's CA, which
 // others may trust as well: there is none for names that mean another machine to each of them.
 func (c *conn) deny(f first, rt policy.Route) {
-	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.denied() == nil {
+	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.Denied() == nil {
 		if c.usage.Intercept(c.p.cfg.MaxInterceptions) {
 			defer c.usage.EndIntercept()
 			c.denyPage(f, rt)
@@ -56,9 +56,9 @@ func (c *conn) refusePeek(f first, err error) {
 		c.refuse(kindOther, policy.ReasonPeekSize)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		c.refuse(kindOther, policy.ReasonPeekTimeout)
-	case c.live.stopped() != nil:
+	case c.live.Stopped() != nil:
 		c.refuse(kindOther, policy.ReasonPeekTimeout) // its time was over early
-	case c.live.denied() != nil: // cut while it was peeked
+	case c.live.Denied() != nil: // cut while it was peeked
 		c.refuse(kindOther, policy.ReasonPolicyChanged)
 	default:
 		c.event.Error = err.Error()

@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"boxgate/internal/memory"
+	"boxgate/proxy/live"
 	"boxgate/proxy/socket"
 )
 
@@ -14,7 +15,7 @@ type replayConn struct {
 	net.Conn // bare TCP
 	head     []byte
 	holds    *memory.Claim // for head
-	live     *liveConn
+	live     *live.Conn
 }
 
 // newReplay takes over head, the first bytes of a connection.
@@ -30,25 +31,25 @@ func (c *replayConn) Read(b []byte) (int, error) {
 			c.head = nil // the buffer is not kept for the life of the connection
 			c.holds.Release()
 		}
-		c.live.out.Add(int64(n))
+		c.live.Out.Add(int64(n))
 		return n, nil
 	}
 	n, err := c.Conn.Read(b)
-	c.live.out.Add(int64(n))
+	c.live.Out.Add(int64(n))
 	return n, err
 }
 
 // Write writes to the client.
 func (c *replayConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	c.live.in.Add(int64(n))
+	c.live.In.Add(int64(n))
 	return n, err
 }
 
 // ReadFrom copies r to the client, in the kernel where r allows it.
 func (c *replayConn) ReadFrom(r io.Reader) (int64, error) {
 	n, err := io.Copy(c.Conn, r)
-	c.live.in.Add(n)
+	c.live.In.Add(n)
 	return n, err
 }
 

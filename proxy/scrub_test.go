@@ -23,6 +23,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"boxgate/policy"
+	"boxgate/proxy/exchange"
 )
 
 const (
@@ -373,13 +374,13 @@ func TestRecodingsAreLimited(t *testing.T) {
 		_ = out.Close()
 	}, func(t *testing.T, l *lab, client *http.Client, at string) {
 		taken := &l.p.usages.Of(l.box).Recodings
-		for range maxRecodings {
-			taken.Enter(maxRecodings)
+		for range exchange.MaxRecodings {
+			taken.Enter(exchange.MaxRecodings)
 		}
 		if res, body := get(t, client, at, nil); res.StatusCode != 503 || !strings.Contains(body, `"limit"`) {
 			t.Errorf("%d %s", res.StatusCode, body)
 		}
-		for range maxRecodings {
+		for range exchange.MaxRecodings {
 			taken.Leave()
 		}
 		for range 3 {

@@ -53,7 +53,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 			}
 		}
 	})
-	lent := r.p.tunnels.Pipes
+	lent := r.p.core.Tunnels.Pipes
 	second := r.second()
 	addr := r.listen(echo)
 	talk := func(c net.Conn) {
@@ -86,7 +86,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 
 func TestBulkGoesThroughUnchangedWithoutPipes(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	r.p.tunnels.Close()
+	r.p.core.Tunnels.Close()
 	c := r.dial(r.server(7008, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)

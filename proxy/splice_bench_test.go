@@ -24,11 +24,11 @@ func BenchmarkSplice(b *testing.B) {
 			client, c := tcpPair(b)
 			s, server := tcpPair(b)
 			box := &policy.Box{ID: "bench"}
-			live := p.live.add(box, 10, func() {})
-			defer p.live.remove(live)
+			live := p.live.Add(box, 10, func() {})
+			defer p.live.Remove(live)
 			done := make(chan error, 1)
 			go func() {
-				done <- p.tunnels.Splice(c, s, tunnel.Counters{In: &live.in, Out: &live.out, Pipes: &p.usages.Of(box).Pipes}, box.ID)
+				done <- p.core.Tunnels.Splice(c, s, tunnel.Counters{In: &live.In, Out: &live.Out, Pipes: &p.usages.Of(box).Pipes}, box.ID)
 			}()
 			go func() {
 				if name == "stream" {

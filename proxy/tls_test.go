@@ -106,7 +106,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 		r.names.set(name, at.Addr())
 	}
 	d := func(name string) error {
-		c, err := r.p.origins.DialTLS(context.Background(), r.box, r.target(name), nil)
+		c, err := r.p.core.Origins.DialTLS(context.Background(), r.box, r.target(name), nil)
 		if err == nil {
 			c.Close()
 		}

@@ -70,7 +70,7 @@ func (l *lab) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httpt
 }
 
 // places returns how many connections to servers the box has.
-func (l *lab) places() int { return l.p.origins.Stats(l.box.ID).Open }
+func (l *lab) places() int { return l.p.core.Origins.Stats(l.box.ID).Open }
 
 // TestManyHostsLeaveFewConnections asks for more hosts than may be kept, over a few connections, and then hangs up.
 func TestManyHostsLeaveFewConnections(t *testing.T) {
@@ -322,7 +322,7 @@ func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 		await(t, "the connection kept", func() bool { return idleUpstreams(l) == 1 && l.places() == 1 })
 		srv.CloseClientConnections()
 		await(t, "the end of the connection kept", func() bool { return idleUpstreams(l) == 0 && l.places() == 0 })
-		if n := l.p.origins.Stats(l.box.ID).Hosts; n != 0 {
+		if n := l.p.core.Origins.Stats(l.box.ID).Hosts; n != 0 {
 			t.Errorf("%d hosts remembered", n)
 		}
 	}
@@ -339,11 +339,11 @@ func TestIdleUpstreamsEnd(t *testing.T) {
 			t.Fatal(res.Status)
 		}
 		await(t, "the connection kept", func() bool { return idleUpstreams(l) == 1 })
-		l.p.origins.CloseIdle(l.box.ID, time.Minute)
+		l.p.core.Origins.CloseIdle(l.box.ID, time.Minute)
 		if idleUpstreams(l) != 1 {
 			t.Error("a fresh connection was closed")
 		}
-		l.p.origins.CloseIdle(l.box.ID, 0)
+		l.p.core.Origins.CloseIdle(l.box.ID, 0)
 		if n := l.places(); n != 0 {
 			t.Errorf("h2 %v: %d places", h2, n)
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/h2"
 	"boxgate/proxy/origin"
 )
@@ -174,7 +175,7 @@ var misdeeds = map[string]struct {
 	"GOAWAY":        {func(s *rogue, id uint32) { _ = s.WriteGoAway(id, http2.ErrCodeProtocol, nil); _ = s.conn.Close() }, "502"},
 	"cut in a head": {func(s *rogue, _ uint32) { _, _ = s.conn.Write([]byte("\x00\x00\x05\x01")); _ = s.conn.Close() }, "502"},
 	"endless 1xx": {func(s *rogue, id uint32) {
-		for range 4 * interimMax {
+		for range 4 * exchange.InterimMax {
 			s.head(id, false, ":status", "103", "link", "</x>; rel=preload")
 		}
 	}, "103 502|502|103 broken off|broken off"},

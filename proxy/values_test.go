@@ -80,7 +80,7 @@ func TestNoSecretsAtAll(t *testing.T) {
 func TestLiteralsDoNotAllocate(t *testing.T) {
 	l := newLab(t)
 	headers := []policy.Header{{Name: "A", Value: policy.NewSecret("1")}, {Name: "B", Value: policy.NewSecret("2")}}
-	if n := testing.AllocsPerRun(100, func() { _, _ = l.p.literals(t.Context(), headers) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { _, _ = l.p.core.Literals(t.Context(), headers) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -58,6 +58,7 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 	return append(dst, "\r\n"...)
 }
 
+// AppendField writes one field line.
 func AppendField(dst []byte, f *h1.Field) []byte {
 	dst = append(dst, f.Name...)
 	dst = append(dst, ": "...)
@@ -65,6 +66,7 @@ func AppendField(dst []byte, f *h1.Field) []byte {
 	return append(dst, "\r\n"...)
 }
 
+// AppendPair writes one field line.
 func AppendPair(dst []byte, name, value string) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)

@@ -54,6 +54,7 @@ func AppendResponse(dst []byte, r *h1.Response, a Answer) []byte {
 	return append(dst, "\r\n"...)
 }
 
+// AppendStatus writes a status line.
 func AppendStatus(dst []byte, status int, reason []byte) []byte {
 	dst = append(dst, "HTTP/1.1 "...)
 	dst = strconv.AppendInt(dst, int64(status), 10)

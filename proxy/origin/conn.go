@@ -138,6 +138,7 @@ func (u *Conn) Keep() {
 	u.place.pool.rest(u.place)
 }
 
+// Close ends the connection. It waits for no peer.
 func (u *Conn) Close() {
 	u.In.Release()
 	_ = u.TCP.Close() // not u.conn: a TLS close_notify could wait for a peer that does not read

@@ -18,6 +18,7 @@ type clientAwareReader struct {
 	gone func() bool
 }
 
+// ErrClientGone ends a wait for a server whose client has gone.
 var ErrClientGone = errors.New("the client has gone")
 
 // begin must be called before the reads of one exchange.

@@ -40,4 +40,5 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 	return conn, nil
 }
 
+// ErrNoName refuses TLS for no name, or for another than was judged.
 var ErrNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))

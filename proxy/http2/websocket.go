@@ -1,4 +1,4 @@
-package proxy
+package http2
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
@@ -23,7 +24,7 @@ import (
 func (st *stream) serveWebSocket() {
 	ctx, cancel := context.WithCancel(st.r.Context())
 	defer cancel()
-	up, err := st.s.p.origins.HTTP1(ctx, st.s.origin, st.ruling.target(st.s))
+	up, err := st.s.Core.Origins.HTTP1(ctx, st.s.Origin, st.ruling.Target(st.s))
 	if err != nil {
 		st.refuseUpstream(err)
 		return
@@ -34,17 +35,17 @@ func (st *stream) serveWebSocket() {
 	d := &downgrade{st: st, up: up, ctx: ctx}
 	n, err := d.shakeHands()
 	if err != nil {
-		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 		return
 	}
-	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), valuesOf(&d.res)) {
+	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), exchange.ResponseValues(&d.res)) {
 		return
 	}
 	if d.res.Status != http.StatusSwitchingProtocols {
 		d.pass(n)
 		return
 	}
-	st.x.event.Status = http.StatusOK
+	st.x.Event.Status = http.StatusOK
 	header.CopyFields(st.w.Header(), &d.res)
 	st.maskHead()
 	st.w.Header().Del("Sec-Websocket-Accept")
@@ -76,12 +77,12 @@ func (d *downgrade) shakeHands() (int, error) {
 	if err != nil || d.res.Status != http.StatusSwitchingProtocols {
 		return n, err
 	}
-	return n, upgraded(d.st.r.Header.Values, &d.res)
+	return n, exchange.Upgraded(d.st.r.Header.Values, &d.res)
 }
 
 // pass brings an answer that is no upgrade to the client.
 func (d *downgrade) pass(n int) {
-	d.st.x.event.Status = d.res.Status
+	d.st.x.Event.Status = d.res.Status
 	header.CopyFields(d.st.w.Header(), &d.res)
 	d.st.maskHead()
 	d.st.w.WriteHeader(d.res.Status)
@@ -99,7 +100,7 @@ func (d *downgrade) tunnel() error {
 	d.up.In.Source = d.up.NetConn
 	var ended atomic.Bool
 	go func() { // ends at the latest with the handler, which closes the body it reads
-		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, d.up.Abort)
+		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, d.up.Abort)
 		if err := d.fromClient(); err != nil {
 			d.up.Abort()
 			return
@@ -109,14 +110,14 @@ func (d *downgrade) tunnel() error {
 		time.AfterFunc(tunnel.Rest, d.up.Abort)
 	}()
 	var in atomic.Int64
-	idle := d.st.s.p.tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
+	idle := d.st.s.Core.Tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
 	defer idle.Stop()
 	w := flushWriter{d.st.w, http.NewResponseController(d.st.w)}
 	_, err := w.Write(nil) // the head
 	if err == nil {
-		err = tunnel.Pump(d.st.ruling.masking(w), tunnel.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
+		err = tunnel.Pump(d.st.ruling.Masking(w), tunnel.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
 	}
-	d.st.x.event.BytesIn = in.Load()
+	d.st.x.Event.BytesIn = in.Load()
 	if ended.Load() {
 		return nil
 	}

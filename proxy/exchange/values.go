@@ -1,4 +1,4 @@
-package proxy
+package exchange
 
 import (
 	"context"
@@ -22,15 +22,15 @@ type Secrets interface {
 	Secret(ctx context.Context, name string) (policy.Secret, error)
 }
 
-// errNoSecrets is the answer of a proxy without [Config.Secrets].
+// errNoSecrets is the answer of a proxy without secrets.
 var errNoSecrets = errors.New("the gateway has no secrets")
 
 // secret returns the value of a secret as it may be sent.
-func (p *Proxy) secret(ctx context.Context, name string) (string, error) {
-	if p.cfg.Secrets == nil {
+func (k *Core) secret(ctx context.Context, name string) (string, error) {
+	if k.Secrets == nil {
 		return "", fmt.Errorf("secret %q: %w", name, errNoSecrets)
 	}
-	s, err := p.cfg.Secrets.Secret(ctx, name)
+	s, err := k.Secrets.Secret(ctx, name)
 	if err != nil {
 		return "", fmt.Errorf("secret %q: %w", name, err)
 	}
@@ -44,9 +44,9 @@ func (p *Proxy) secret(ctx context.Context, name string) (string, error) {
 	return v, nil
 }
 
-// literals returns the headers of a rule with the values that this request gets. Without sources that is the list of the
+// Literals returns the headers of a rule with the values that this request gets. Without sources that is the list of the
 // rule itself.
-func (p *Proxy) literals(ctx context.Context, headers []policy.Header) ([]policy.Header, error) {
+func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.Header, error) {
 	first := 0
 	for first < len(headers) && headers[first].Source == "" {
 		first++
@@ -61,7 +61,7 @@ func (p *Proxy) literals(ctx context.Context, headers []policy.Header) ([]policy
 		if h.Source == "" {
 			continue
 		}
-		v, err := p.secret(ctx, h.Source)
+		v, err := k.secret(ctx, h.Source)
 		if err != nil {
 			return nil, err
 		}
@@ -76,28 +76,28 @@ func (p *Proxy) literals(ctx context.Context, headers []policy.Header) ([]policy
 
 // fill completes the ruling on an allowed request: what is set, and what is put in the place of the tokens that the box
 // sent. It refuses a token that does not belong where it is, and whatever needs a value that cannot be had.
-func (r *ruling) fill(ctx context.Context, s *session, m *message) {
-	if r.header.Pattern == (policy.Pattern{}) && len(m.tokens.Found) == 0 {
+func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
+	if r.header.Pattern == (policy.Pattern{}) && len(m.Tokens.Found) == 0 {
 		return
 	}
-	if m.tokens.Many {
-		r.refused, r.reason, r.rule, r.err = badRequest("The request holds too many placeholders."), policy.ReasonBadRequest, "", placeholder.ErrMany
+	if m.Tokens.Many {
+		r.Refused, r.Reason, r.rule, r.err = BadRequest("The request holds too many placeholders."), policy.ReasonBadRequest, "", placeholder.ErrMany
 		return
 	}
-	if leak := r.leaked(m.tokens.Found); leak != nil {
-		r.refused, r.reason, r.rule = leakProblem(), policy.ReasonPlaceholderLeak, ""
-		r.err = leak.Error(r.policy)
+	if leak := r.leaked(m.Tokens.Found); leak != nil {
+		r.Refused, r.Reason, r.rule = LeakProblem(), policy.ReasonPlaceholderLeak, ""
+		r.err = leak.Error(r.Policy)
 		return
 	}
 	var err error
-	if r.set, err = s.p.literals(ctx, r.header.Headers); err == nil {
-		r.swaps, err = s.p.swaps(ctx, r.header.Placeholders, m.tokens.Found)
+	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err == nil {
+		r.Swaps, err = s.Core.swaps(ctx, r.header.Placeholders, m.Tokens.Found)
 	}
 	if err != nil {
-		r.set, r.swaps, r.err = nil, nil, err
-		r.refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+		r.Set, r.Swaps, r.err = nil, nil, err
+		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
 			Detail: "A secret that the gateway sets for this host could not be had."}
-		r.reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
+		r.Reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
 	}
 }
 
@@ -119,7 +119,7 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 }
 
 // leaked returns a token of the request that the rule of its host has no value for, or that is not in a header.
-func (r *ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
+func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	for i := range tokens {
 		t := &tokens[i]
 		if !t.Swappable() || placeholder.Of(r.header.Placeholders, t.Text) == nil {
@@ -129,20 +129,21 @@ func (r *ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	return nil
 }
 
-func leakProblem() *problem.Problem {
+// LeakProblem refuses a request with a placeholder where its value does not belong.
+func LeakProblem() *problem.Problem {
 	return &problem.Problem{Status: http.StatusForbidden, Reason: policy.ReasonPlaceholderLeak,
 		Detail: "A placeholder was sent where its value does not belong."}
 }
 
 // swaps returns the values of the tokens that were sent; the others are not asked for.
-func (p *Proxy) swaps(ctx context.Context, list []policy.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
+func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
 	var out []placeholder.Swap
 	for _, t := range tokens {
 		ph := placeholder.Of(list, t.Text)
 		v := ph.Value.Reveal()
 		if ph.Source != "" {
 			var err error
-			if v, err = p.secret(ctx, ph.Source); err != nil {
+			if v, err = k.secret(ctx, ph.Source); err != nil {
 				return nil, err
 			}
 		}
@@ -155,19 +156,19 @@ func (p *Proxy) swaps(ctx context.Context, list []policy.Placeholder, tokens []p
 }
 
 // scrubbed completes a ruling on a request that may go on: what must be masked in its response.
-func (r *ruling) scrubbed(s *session) {
-	if !r.header.Scrub || r.refused != nil {
+func (r *Ruling) scrubbed(s *Session) {
+	if !r.header.Scrub || r.Refused != nil {
 		return
 	}
 	later := slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
-	r.scrub = s.usage.Told.Set(scrub.Host{Name: r.request.Name, Port: r.request.Port}, r.secrets(), later, time.Now())
+	r.Scrub = s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
 }
 
 // secrets returns the texts that must not be seen: of what is sent with this request, and of every literal of the rule.
-func (r *ruling) secrets() (texts []string) {
-	for i := range r.set {
+func (r *Ruling) secrets() (texts []string) {
+	for i := range r.Set {
 		h := &r.header.Headers[i]
-		value := r.set[i].Value.Reveal()
+		value := r.Set[i].Value.Reveal()
 		texts = append(texts, scrub.Texts(value)...)
 		if h.Source != "" {
 			texts = append(texts, scrub.Texts(strings.TrimSuffix(strings.TrimPrefix(value, h.Prefix), h.Suffix))...)
@@ -176,8 +177,8 @@ func (r *ruling) secrets() (texts []string) {
 	for i := range r.header.Placeholders {
 		texts = append(texts, scrub.Texts(r.header.Placeholders[i].Value.Reveal())...)
 	}
-	for i := range r.swaps {
-		texts = append(texts, scrub.Texts(r.swaps[i].Value)...)
+	for i := range r.Swaps {
+		texts = append(texts, scrub.Texts(r.Swaps[i].Value)...)
 	}
 	return texts
 }

@@ -1,4 +1,4 @@
-package proxy
+package exchange
 
 import (
 	"net/http"
@@ -14,19 +14,19 @@ import (
 
 // This file masks the secrets of a rule in the responses of its hosts, and refuses a response that cannot be looked into.
 
-// scrubbing is what is done to one response. A nil one does nothing.
-type scrubbing struct {
-	set      *scrub.Set
+// Scrubbing is what is done to one response. A nil one does nothing.
+type Scrubbing struct {
+	Set      *scrub.Set
 	codings  []string     // of the body; nil if there is none
-	resized  bool         // Content-Length would not be true: the body is recoded, or would be if this response had it
+	Resized  bool         // Content-Length would not be true: the body is recoded, or would be if this response had it
 	messages bool         // the body consists of gRPC messages
 	usage    *usage.Box   // in which the recoding was counted; nil if there is none
 	holds    memory.Claim // for the recoding
 }
 
-// maxRecodings is how many compressed responses of a box are undone and redone at the same time, if there is memory for
+// MaxRecodings is how many compressed responses of a box are undone and redone at the same time, if there is memory for
 // them: the worst take 12 MiB each.
-const maxRecodings = 64
+const MaxRecodings = 64
 
 var (
 	errRecodings = error(problem.Fixed("the box has as many compressed responses under way as can be scrubbed at a time"))
@@ -36,12 +36,12 @@ var (
 	errExtended = error(problem.Fixed("the response uses a WebSocket extension although none was offered"))
 )
 
-// newScrubbing looks at the head of a final response: field returns the values of a field, bodiless says that it has no
-// body whatever the fields say. The error is an *[Upstream]; end must follow where there is none.
-func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(string) []string) (*scrubbing, error) {
-	sc := &scrubbing{set: r.scrub}
-	refused := func(why error) (*scrubbing, error) {
-		return nil, &problem.Upstream{Reason: policy.ReasonUnscrubbable, Name: r.request.Name, Err: why}
+// NewScrubbing looks at the head of a final response: field returns the values of a field, bodiless says that it has no
+// body whatever the fields say. The error is a *[problem.Upstream]; [Scrubbing.End] must follow where there is none.
+func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(string) []string) (*Scrubbing, error) {
+	sc := &Scrubbing{Set: r.Scrub}
+	refused := func(why error) (*Scrubbing, error) {
+		return nil, &problem.Upstream{Reason: policy.ReasonUnscrubbable, Name: r.Request.Name, Err: why}
 	}
 	switch status {
 	case http.StatusPartialContent, http.StatusIMUsed:
@@ -61,8 +61,8 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 	}
 	codings, err := scrub.ParseCodings(strings.Join(field("Content-Encoding"), ","))
 	if bodiless {
-		without := status == http.StatusNotModified || r.request.Method == http.MethodHead
-		sc.resized = without && (err != nil || len(codings) > 0)
+		without := status == http.StatusNotModified || r.Request.Method == http.MethodHead
+		sc.Resized = without && (err != nil || len(codings) > 0)
 		return sc, nil
 	}
 	if err != nil {
@@ -70,15 +70,15 @@ func (s *session) newScrubbing(r *ruling, status int, bodiless bool, field func(
 	}
 	sc.messages = hasMessages(field("Content-Type"))
 	if len(codings) > 0 {
-		if !s.usage.Recodings.Enter(maxRecodings) {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.request.Name,
+		if !s.Usage.Recodings.Enter(MaxRecodings) {
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.Request.Name,
 				Err: errRecodings}
 		}
-		sc.codings, sc.resized, sc.usage = codings, true, s.usage
-		sc.holds.Open(s.usage.Memory, memory.Recoding)
+		sc.codings, sc.Resized, sc.usage = codings, true, s.Usage
+		sc.holds.Open(s.Usage.Memory, memory.Recoding)
 		if !sc.holds.Grow(scrub.Memory(codings)) {
-			sc.end()
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.request.Name, Err: memory.ErrFull}
+			sc.End()
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.Request.Name, Err: memory.ErrFull}
 		}
 	}
 	return sc, nil
@@ -97,30 +97,31 @@ func hasMessages(contentType []string) bool {
 		strings.HasPrefix(kind, "application/connect+")
 }
 
-// end gives back what newScrubbing took.
-func (sc *scrubbing) end() {
+// End gives back what [Session.NewScrubbing] took.
+func (sc *Scrubbing) End() {
 	if sc != nil && sc.usage != nil {
 		sc.usage.Recodings.Leave()
 		sc.holds.Close()
 	}
 }
 
-// recodes reports whether the body is not as long as the server says.
-func (sc *scrubbing) recodes() bool { return sc != nil && len(sc.codings) > 0 }
+// Recodes reports whether the body is not as long as the server says.
+func (sc *Scrubbing) Recodes() bool { return sc != nil && len(sc.codings) > 0 }
 
-// relay moves a body.
-func (sc *scrubbing) relay(dst scrub.Sink, src scrub.Source) error {
-	var m scrub.Masker = scrub.NewStream(sc.set)
+// Relay moves a body.
+func (sc *Scrubbing) Relay(dst scrub.Sink, src scrub.Source) error {
+	var m scrub.Masker = scrub.NewStream(sc.Set)
 	if sc.messages {
-		m = scrub.NewMessages(sc.set)
+		m = scrub.NewMessages(sc.Set)
 	}
 	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink)
 }
 
-// valuesOf returns the values of a field of a head.
-func valuesOf(r *h1.Response) func(string) []string { return valuesIn(r.Fields) }
+// ResponseValues returns a function that returns the values of a field of a head.
+func ResponseValues(r *h1.Response) func(string) []string { return FieldValues(r.Fields) }
 
-func valuesIn(fields []h1.Field) func(string) []string {
+// FieldValues returns a function that returns the values of a field among fields.
+func FieldValues(fields []h1.Field) func(string) []string {
 	return func(name string) (values []string) {
 		for i := range fields {
 			if f := &fields[i]; strings.EqualFold(string(f.Name), name) {
@@ -131,16 +132,17 @@ func valuesIn(fields []h1.Field) func(string) []string {
 	}
 }
 
-// maskHead masks a head in the buffer where it lies. Fields that frame the message keep what they say: it was parsed.
-func maskHead(set *scrub.Set, r *h1.Response) {
+// MaskHead masks a head in the buffer where it lies. Fields that frame the message keep what they say: it was parsed.
+func MaskHead(set *scrub.Set, r *h1.Response) {
 	if set == nil {
 		return
 	}
 	set.Mask(r.Reason)
-	maskFields(set, r.Fields)
+	MaskFields(set, r.Fields)
 }
 
-func maskFields(set *scrub.Set, fields []h1.Field) {
+// MaskFields masks fields in the buffer where they lie.
+func MaskFields(set *scrub.Set, fields []h1.Field) {
 	for i := range fields {
 		f := &fields[i]
 		switch f.Kind {
@@ -151,8 +153,8 @@ func maskFields(set *scrub.Set, fields []h1.Field) {
 	}
 }
 
-// maskHeader masks the fields of HTTP/2. Names are sent in lower case, so that is how they are looked at.
-func maskHeader(set *scrub.Set, h http.Header) {
+// MaskHeader masks the fields of HTTP/2. Names are sent in lower case, so that is how they are looked at.
+func MaskHeader(set *scrub.Set, h http.Header) {
 	if set == nil {
 		return
 	}
@@ -170,8 +172,8 @@ func maskHeader(set *scrub.Set, h http.Header) {
 	}
 }
 
-// withoutLength takes Content-Length out of a head whose body will have another, or would have if it had one.
-func withoutLength(r *h1.Response) {
+// WithoutLength takes Content-Length out of a head whose body will have another, or would have if it had one.
+func WithoutLength(r *h1.Response) {
 	kept := r.Fields[:0]
 	for _, f := range r.Fields {
 		if f.Kind != h1.ContentLength {

@@ -1,4 +1,4 @@
-package proxy
+package http2
 
 import (
 	"context"
@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/buffers"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -52,11 +54,11 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 		}
 		stop()
 		if !used || !again || ctx.Err() != nil {
-			st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+			st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 			return
 		}
 		up.Close()
-		next, err := st.s.p.origins.HTTP1(ctx, st.s.origin, st.ruling.target(st.s))
+		next, err := st.s.Core.Origins.HTTP1(ctx, st.s.Origin, st.ruling.Target(st.s))
 		if err != nil {
 			st.refuseUpstream(err)
 			return
@@ -100,7 +102,7 @@ func (d *downgrade) send(ctx context.Context, up *origin.Conn, head []byte) erro
 	}
 	go func() {
 		defer close(d.sent)
-		defer contain.Panic(d.st.s.p.cfg.Log, d.st.s.box.ID, up.Abort)
+		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, up.Abort)
 		if d.outcome = d.awaitContinue(); d.outcome == nil {
 			d.outcome = d.upload()
 		}
@@ -160,8 +162,8 @@ func (d *downgrade) upload() error {
 	chunked := d.st.r.ContentLength < 0
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
-	out := borrowOut()
-	defer func() { returnOut(out) }()
+	out := buffers.BorrowOut()
+	defer func() { buffers.ReturnOut(out) }()
 	for {
 		n, err := d.st.r.Body.Read(*buf)
 		d.st.uploaded.Add(int64(n))
@@ -177,7 +179,7 @@ func (d *downgrade) upload() error {
 		if chunked {
 			out = header.AppendChunk(out[:0], content)
 			if errors.Is(err, io.EOF) {
-				out = header.AppendLastChunk(out, d.trailers(), d.st.ruling.set)
+				out = header.AppendLastChunk(out, d.trailers(), d.st.ruling.Set)
 			}
 			content = out
 		}
@@ -208,7 +210,7 @@ func (d *downgrade) trailers() []h1.Field {
 // head is the request's head as HTTP/1.1 has it.
 func (st *stream) head(upgrade bool) []byte {
 	r := header.FromHTTP2(st.r, st.expects, upgrade)
-	return header.AppendRequest(nil, &r, st.ruling.set, upgrade)
+	return header.AppendRequest(nil, &r, st.ruling.Set, upgrade)
 }
 
 // respond brings the response to the client as it comes, and reports whether the connection can carry another request.
@@ -216,16 +218,16 @@ func (d *downgrade) respond() bool {
 	st := d.st
 	n, err := d.finalHead()
 	if err == nil && d.res.Status == http.StatusSwitchingProtocols {
-		err = errProtocol
+		err = exchange.ErrProtocol
 	}
 	if err != nil {
-		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err})
+		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 		return false
 	}
-	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), valuesOf(&d.res)) {
+	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), exchange.ResponseValues(&d.res)) {
 		return false
 	}
-	st.x.event.Status = d.res.Status
+	st.x.Event.Status = d.res.Status
 	header.CopyFields(st.w.Header(), &d.res)
 	st.maskHead()
 	st.w.WriteHeader(d.res.Status)
@@ -235,7 +237,7 @@ func (d *downgrade) respond() bool {
 	if err := d.relay(d.res.Body.UntilClose); err != nil {
 		st.abort(err)
 	}
-	maskFields(st.ruling.scrub, d.body.Trailers)
+	exchange.MaskFields(st.ruling.Scrub, d.body.Trailers)
 	for i := range d.body.Trailers {
 		if f := &d.body.Trailers[i]; !f.Forbidden() {
 			st.w.Header().Add(http.TrailerPrefix+string(f.Name), string(f.Value))
@@ -247,7 +249,7 @@ func (d *downgrade) respond() bool {
 // finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
 func (d *downgrade) finalHead() (int, error) {
 	in := &d.up.In
-	for range interimMax {
+	for range exchange.InterimMax {
 		d.res.Reset()
 		n, err := d.res.Parse(in.Bytes(), d.st.r.Method)
 		for errors.Is(err, h1.ErrShort) {
@@ -265,20 +267,20 @@ func (d *downgrade) finalHead() (int, error) {
 		} else {
 			h := d.st.w.Header()
 			header.CopyFields(h, &d.res)
-			maskHeader(d.st.ruling.scrub, h)
+			exchange.MaskHeader(d.st.ruling.Scrub, h)
 			d.st.w.WriteHeader(d.res.Status)
 			clear(h)
 			h["Date"] = nil
 		}
 		in.Take(n)
 	}
-	return 0, errProtocol
+	return 0, exchange.ErrProtocol
 }
 
 // relay moves the body, flushing whatever has arrived before it waits for more.
 func (d *downgrade) relay(untilClose bool) error {
 	if d.st.scrub != nil {
-		return d.st.relayScrubbed(&arriving{in: &d.up.In, body: &d.body, untilClose: untilClose})
+		return d.st.relayScrubbed(&exchange.Arriving{In: &d.up.In, Body: &d.body, UntilClose: untilClose})
 	}
 	controller := http.NewResponseController(d.st.w)
 	in := &d.up.In
@@ -288,7 +290,7 @@ func (d *downgrade) relay(untilClose bool) error {
 			return err
 		}
 		if len(content) > 0 {
-			d.st.x.event.BytesIn += int64(len(content))
+			d.st.x.Event.BytesIn += int64(len(content))
 			if _, err := d.st.w.Write(content); err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-package proxy
+package http2
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/h2"
 	"boxgate/proxy/h2connect"
@@ -33,35 +34,41 @@ import (
 func init() { h2connect.Restore() }
 
 const (
-	h2StreamWindow = 64 << 10 // of an upload, for each stream: boxes are near
-	h2ConnWindow   = 1 << 20  // of all uploads of a connection
+	streamWindow = 64 << 10 // of an upload, for each stream: boxes are near
+	connWindow   = 1 << 20  // of all uploads of a connection
+
+	// ConnCost is what a connection makes the gateway hold at most, in bytes: a frame each way, header tables, goroutines.
+	ConnCost    = 80 << 10
+	refusalCost = 24 << 10                          // of memory, for a stream that is answered by the gateway itself
+	streamCost  = origin.ResponseWindow + 72<<10    // for a stream that goes on: what its server may send ahead, buffers, goroutines
+	uploadCost  = streamWindow + replayMax + 32<<10 // for the body of its request
 )
 
-// http2Conn is the state of one HTTP/2 client connection.
-type http2Conn struct {
-	s      *session
+// conn is the state of one HTTP/2 client connection.
+type conn struct {
+	s      *exchange.Session
 	client *h2.ClientConn
 
 	mu      sync.Mutex
-	flights map[*inflight]*stream
+	flights map[*exchange.Inflight]*stream
 }
 
-// serveHTTP2 handles the streams of one connection until it ends. Each request is judged by itself, by the policy then in
+// Serve handles the streams of one connection until it ends. Each request is judged by itself, by the policy then in
 // force; to the upstream it goes by HTTP/2 or, where that speaks only HTTP/1.1, translated. It closes s.client.
-func (p *Proxy) serveHTTP2(ctx context.Context, s *session) error {
-	c := &http2Conn{s: s, flights: map[*inflight]*stream{}}
-	s.live.watch(c.watch)
-	defer s.live.watch(nil)
-	conn, ok := s.client.(*tls.Conn)
+func Serve(ctx context.Context, s *exchange.Session) error {
+	c := &conn{s: s, flights: map[*exchange.Inflight]*stream{}}
+	s.Live.Watch(c.watch)
+	defer s.Live.Watch(nil)
+	conn, ok := s.Client.(*tls.Conn)
 	if !ok {
-		_ = s.client.Close()
+		_ = s.Client.Close()
 		return origin.ErrNoName // HTTP/2 is chosen in a TLS handshake alone
 	}
 	server := &http2.Server{
-		MaxConcurrentStreams: h2.Streams, IdleTimeout: clientIdle, MaxReadFrameSize: h2.FrameMax,
-		MaxUploadBufferPerStream: h2StreamWindow, MaxUploadBufferPerConnection: h2ConnWindow,
+		MaxConcurrentStreams: h2.Streams, IdleTimeout: exchange.ClientIdle, MaxReadFrameSize: h2.FrameMax,
+		MaxUploadBufferPerStream: streamWindow, MaxUploadBufferPerConnection: connWindow,
 	}
-	c.client = h2.NewClientConn(conn, s.usage.Memory, c.malformedRequest, c.refusedByLibrary)
+	c.client = h2.NewClientConn(conn, s.Usage.Memory, c.malformedRequest, c.refusedByLibrary)
 	defer c.client.Release()
 	server.ServeConn(c.client, &http2.ServeConnOpts{
 		Context: ctx,
@@ -77,7 +84,7 @@ const streamCut = 50 * time.Millisecond
 
 // watch is asked on every change of the policy whether the requests under way may go on. Streams that may not are reset
 // alone; should one not end, such as in a write to a client that does not read, its denial cuts the whole connection.
-func (c *http2Conn) watch(pol *policy.Compiled) policy.Decision {
+func (c *conn) watch(pol *policy.Compiled) policy.Decision {
 	limit := time.NewTimer(streamCut)
 	defer limit.Stop()
 	for _, st := range c.denied(pol) {
@@ -92,11 +99,11 @@ func (c *http2Conn) watch(pol *policy.Compiled) policy.Decision {
 }
 
 // denied returns the streams that a policy denies, with the denial noted in each.
-func (c *http2Conn) denied(pol *policy.Compiled) (cut []*stream) {
+func (c *conn) denied(pol *policy.Compiled) (cut []*stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for f, st := range c.flights {
-		if d := f.stands(pol); !d.Allowed() {
+		if d := f.Stands(pol); !d.Allowed() {
 			st.cut.CompareAndSwap(nil, &d)
 			cut = append(cut, st)
 		}
@@ -105,7 +112,7 @@ func (c *http2Conn) denied(pol *policy.Compiled) (cut []*stream) {
 }
 
 // publish replaces what is known of a request under way; either may be nil.
-func (c *http2Conn) publish(st *stream, old, now *inflight) {
+func (c *conn) publish(st *stream, old, now *exchange.Inflight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.flights, old)
@@ -116,14 +123,14 @@ func (c *http2Conn) publish(st *stream, old, now *inflight) {
 
 // stream is one request of an HTTP/2 connection.
 type stream struct {
-	c      *http2Conn
-	s      *session
+	c      *conn
+	s      *exchange.Session
 	w      http.ResponseWriter
 	r      *http.Request
-	x      exchange
-	ruling ruling
-	scrub  *scrubbing // of the response; nil if it is not scrubbed
-	flight *inflight
+	x      exchange.Exchange
+	ruling exchange.Ruling
+	scrub  *exchange.Scrubbing // of the response; nil if it is not scrubbed
+	flight *exchange.Inflight
 	holds  memory.Claim // what the gateway may come to hold of it
 	cancel context.CancelFunc
 	done   chan struct{}                   // closed when the request has ended
@@ -136,59 +143,59 @@ type stream struct {
 }
 
 // serve handles one request.
-func (c *http2Conn) serve(w http.ResponseWriter, r *http.Request) {
+func (c *conn) serve(w http.ResponseWriter, r *http.Request) {
 	defer c.give(w, r)()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: h2.ExpectsContinue(r)}
 	defer close(st.done)
-	st.x.begin(c.s)
+	st.x.Begin(c.s)
 	defer st.end()
 	w.Header()["Date"] = nil // the upstream's, or none
 	if !st.admit() {
 		return
 	}
 	defer st.holds.Release()
-	if !c.s.usage.Requests.Allow() {
+	if !c.s.Usage.Requests.Allow() {
 		m := st.message()
-		st.x.named(&m)
-		w.Header().Set("Retry-After", retryAfter)
-		st.refuse(tooMany())
+		st.x.Named(&m)
+		w.Header().Set("Retry-After", exchange.RetryAfter)
+		st.refuse(exchange.TooMany())
 		return
 	}
-	if !c.s.usage.Streams.Enter(c.s.p.cfg.MaxStreams) {
+	if !c.s.Usage.Streams.Enter(c.s.Core.MaxStreams) {
 		st.refuse(&problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has as many requests under way as it may have."})
 		return
 	}
-	defer c.s.usage.Streams.Leave()
+	defer c.s.Usage.Streams.Leave()
 	if !st.holds.Grow(st.cost()) {
-		st.refuse(noMemory())
+		st.refuse(exchange.NoMemory())
 		return
 	}
 	if !st.judge() {
 		return
 	}
-	defer func() { st.scrub.end() }()
-	if st.ruling.scrub != nil {
+	defer func() { st.scrub.End() }()
+	if st.ruling.Scrub != nil {
 		header.Narrow(st.r.Header)
 	}
 	if st.isWebSocket() {
 		st.serveWebSocket()
 		return
 	}
-	st.watch = placeholder.NewWatch(st.ruling.policy)
+	st.watch = placeholder.NewWatch(st.ruling.Policy)
 	st.forward()
 }
 
 // admit claims what it takes to refuse a request in words: its answer may wait for a client that does not read. Without
 // that the stream is reset.
 func (st *stream) admit() bool {
-	st.holds.Open(st.s.usage.Memory, memory.Streams)
-	if st.holds.Grow(refusalCost + fieldsFactor*headSize(st.r)) {
+	st.holds.Open(st.s.Usage.Memory, memory.Streams)
+	if st.holds.Grow(refusalCost + header.SizeFactor*headSize(st.r)) {
 		return true
 	}
-	st.x.refused(noMemory())
+	st.x.Refused(exchange.NoMemory())
 	st.resetWith(http2.ErrCodeRefusedStream)
 	return false
 }
@@ -205,19 +212,19 @@ func (st *stream) cost() int {
 func (st *stream) end() {
 	v := recover()
 	st.c.publish(st, st.flight, nil)
-	st.x.event.BytesOut = st.uploaded.Load()
+	st.x.Event.BytesOut = st.uploaded.Load()
 	if d := st.cut.Load(); d != nil {
-		st.x.cut(*d)
+		st.x.Cut(*d)
 	}
 	if st.leaked.Load() {
-		st.x.leaked()
+		st.x.Leaked()
 	}
-	st.x.end()
+	st.x.End()
 	if v == nil {
 		return
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
-		contain.Log(st.s.p.cfg.Log, "panic in an exchange", st.s.box.ID, v)
+		contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
 	}
 	panic(http.ErrAbortHandler) // the library resets the stream
 }
@@ -226,42 +233,42 @@ func (st *stream) end() {
 func (st *stream) judge() bool {
 	m := st.message()
 	for {
-		st.ruling = st.s.judge(st.r.Context(), &m)
-		if st.ruling.refused == nil && headSize(st.r) > h1.MaxHead {
-			st.ruling.refused = badRequest("The request is refused: its head is too large.")
-			st.ruling.refused.Status = http.StatusRequestHeaderFieldsTooLarge
-			st.ruling.reason = policy.ReasonBadRequest
+		st.ruling = st.s.Judge(st.r.Context(), &m)
+		if st.ruling.Refused == nil && headSize(st.r) > h1.MaxHead {
+			st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
+			st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
+			st.ruling.Reason = policy.ReasonBadRequest
 		}
-		if (st.ruling.refused == nil || st.ruling.reason == policy.ReasonAmbiguousPath) && !st.wellFormed() {
-			st.ruling.refused = badRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
-			st.ruling.reason = policy.ReasonBadRequest
+		if (st.ruling.Refused == nil || st.ruling.Reason == policy.ReasonAmbiguousPath) && !st.wellFormed() {
+			st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
+			st.ruling.Reason = policy.ReasonBadRequest
 		}
-		st.x.judged(&m, &st.ruling)
-		if p := st.ruling.refused; p != nil {
+		st.x.Judged(&m, &st.ruling)
+		if p := st.ruling.Refused; p != nil {
 			st.refuse(p)
 			return false
 		}
-		st.setFlight(st.ruling.inflight(st.s, netip.Addr{}))
-		if st.s.box.Policy.Load() == st.ruling.policy {
-			placeholder.SwapHeader(st.r.Header, st.ruling.swaps)
+		st.setFlight(st.ruling.Inflight(st.s, netip.Addr{}))
+		if st.s.Box.Policy.Load() == st.ruling.Policy {
+			placeholder.SwapHeader(st.r.Header, st.ruling.Swaps)
 			return true
 		}
 	}
 }
 
-func (st *stream) setFlight(f *inflight) {
+func (st *stream) setFlight(f *exchange.Inflight) {
 	st.c.publish(st, st.flight, f)
 	st.flight = f
 }
 
-func (st *stream) message() message {
+func (st *stream) message() exchange.Message {
 	scheme := "https"
 	if st.r.TLS == nil { // :scheme was not https
 		scheme = "http"
 	}
-	return message{
-		method: st.r.Method, authority: st.r.Host, scheme: scheme, path: st.r.RequestURI, websocket: st.isWebSocket(),
-		tokens: placeholder.InHTTP2Request(st.r),
+	return exchange.Message{
+		Method: st.r.Method, Authority: st.r.Host, Scheme: scheme, Path: st.r.RequestURI, Websocket: st.isWebSocket(),
+		Tokens: placeholder.InHTTP2Request(st.r),
 	}
 }
 
@@ -271,7 +278,7 @@ func (st *stream) isWebSocket() bool {
 
 // headSize is about how long a request's head is, written as HTTP/1.1.
 func headSize(r *http.Request) int {
-	return len(r.Method) + len(r.RequestURI) + len(r.Host) + 32 + fieldsSize(r.Header)
+	return len(r.Method) + len(r.RequestURI) + len(r.Host) + 32 + header.Size(r.Header)
 }
 
 // wellFormed holds a request to what the HTTP/1.1 parser demands, so that it means the same on every path.
@@ -303,67 +310,67 @@ func (st *stream) wellFormed() bool {
 
 // refuse answers with a problem.
 func (st *stream) refuse(p *problem.Problem) {
-	st.x.refused(p)
+	st.x.Refused(p)
 	h := st.w.Header()
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	st.w.WriteHeader(p.Status)
 	if st.r.Method != http.MethodHead {
 		_, err := st.w.Write(p.Body())
-		st.x.failed(err)
+		st.x.Failed(err)
 	}
 }
 
 // refuseUpstream tells the client why the upstream could not be used.
 func (st *stream) refuseUpstream(err error) {
-	st.x.unserved(err)
+	st.x.Unserved(err)
 	if st.leaked.Load() {
-		st.refuse(leakProblem())
+		st.refuse(exchange.LeakProblem())
 		return
 	}
 	if st.r.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // the client has gone, or the connection was cut
 	}
-	p := upstreamProblem(err)
+	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {
-		p.Host = st.ruling.request.Name.String()
+		p.Host = st.ruling.Request.Name.String()
 	}
 	st.refuse(p)
 }
 
 // malformedRequest records a request that is refused for its form before the handler could see it. It counts as a request,
 // as in refusedByLibrary.
-func (c *http2Conn) malformedRequest(method, authority, path string) {
+func (c *conn) malformedRequest(method, authority, path string) {
 	c.client.Handed(c.client.Refusing()) // which the library resets now
-	var x exchange
-	x.begin(c.s)
-	x.event.Method, x.event.Path, x.event.Reason = method, withoutQuery(path), policy.ReasonBadRequest
+	var x exchange.Exchange
+	x.Begin(c.s)
+	x.Event.Method, x.Event.Path, x.Event.Reason = method, exchange.WithoutQuery(path), policy.ReasonBadRequest
 	if authority != "" {
-		x.event.Name = authority
+		x.Event.Name = authority
 	}
-	if !c.s.usage.Requests.Allow() {
-		x.event.Reason = policy.ReasonLimit
-		socket.Abort(c.s.client)
+	if !c.s.Usage.Requests.Allow() {
+		x.Event.Reason = policy.ReasonLimit
+		socket.Abort(c.s.Client)
 	}
-	x.end()
+	x.End()
 }
 
 // refusedByLibrary records a request that the handler was not given. It counts as a request; a client that sends more of
 // those than the box may loses the connection, as there is nobody to tell it to wait.
-func (c *http2Conn) refusedByLibrary(why string) {
-	var x exchange
-	x.begin(c.s)
-	x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
-	x.event.Error = why
-	if !c.s.usage.Requests.Allow() {
-		x.event.Reason = policy.ReasonLimit
-		socket.Abort(c.s.client)
+func (c *conn) refusedByLibrary(why string) {
+	var x exchange.Exchange
+	x.Begin(c.s)
+	x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
+	x.Event.Error = why
+	if !c.s.Usage.Requests.Allow() {
+		x.Event.Reason = policy.ReasonLimit
+		socket.Abort(c.s.Client)
 	}
-	x.end()
+	x.End()
 }
 
 // give notes that the handler was given the stream of w, until the client has ended it.
-func (c *http2Conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
+func (c *conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
 	id, ok := h2.StreamID(w)
 	if !ok {
 		return func() {}

@@ -1,4 +1,4 @@
-package proxy
+package http1
 
 import (
 	"errors"
@@ -6,6 +6,8 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/buffers"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -14,17 +16,14 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// interimMax bounds the 1xx responses before a final one.
-const interimMax = 32
-
 // respond brings the response to the client. A nil error means that the connection can carry another request.
-func (h *http1) respond(u *upload, upgrade bool) error {
+func (h *conn) respond(u *upload, upgrade bool) error {
 	n, err := h.finalHead()
 	if err != nil {
 		return h.noResponse(u, err)
 	}
-	h.x.event.Status = h.res.Status
-	if h.ruling.scrub != nil {
+	h.x.Event.Status = h.res.Status
+	if h.ruling.Scrub != nil {
 		if err := h.beginScrub(); err != nil {
 			return h.unscrubbable(u, err)
 		}
@@ -32,16 +31,16 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 	}
 	if h.res.Status == 101 {
 		if !upgrade {
-			return h.noResponse(u, errProtocol)
+			return h.noResponse(u, exchange.ErrProtocol)
 		}
-		if err := upgraded(valuesIn(h.req.Fields), &h.res); err != nil {
+		if err := exchange.Upgraded(exchange.FieldValues(h.req.Fields), &h.res); err != nil {
 			return h.noResponse(u, err)
 		}
 		return h.tunnel(n)
 	}
 	whole := u.finished()
 	a := header.Answer{Minor: h.req.Minor, Close: h.req.Close || !whole}
-	if h.res.Body.Chunked || h.res.Body.UntilClose || h.scrub.recodes() {
+	if h.res.Body.Chunked || h.res.Body.UntilClose || h.scrub.Recodes() {
 		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
 	}
 	h.out = header.AppendResponse(h.takeOut(), &h.res, a)
@@ -52,23 +51,23 @@ func (h *http1) respond(u *upload, upgrade bool) error {
 		u.stop(h)
 		h.uploaded(u)
 		h.drop()
-		socket.Reset(h.s.client) // the end must not look like the end of the body
-		h.x.failed(err)
+		socket.Reset(h.s.Client) // the end must not look like the end of the body
+		h.x.Failed(err)
 		return err
 	}
 	return h.settle(u, a, reuse && whole)
 }
 
 // uploaded notes what became of a request's body that was stopped.
-func (h *http1) uploaded(u *upload) {
-	h.x.event.BytesOut = u.sent
+func (h *conn) uploaded(u *upload) {
+	h.x.Event.BytesOut = u.sent
 	if errors.Is(u.err, placeholder.ErrLate) {
-		h.x.leaked()
+		h.x.Leaked()
 	}
 }
 
 // settle ends an exchange whose response is complete.
-func (h *http1) settle(u *upload, a header.Answer, reuse bool) error {
+func (h *conn) settle(u *upload, a header.Answer, reuse bool) error {
 	u.stop(h)
 	h.uploaded(u)
 	if reuse && len(h.up.In.Bytes()) == 0 {
@@ -83,8 +82,8 @@ func (h *http1) settle(u *upload, a header.Answer, reuse bool) error {
 }
 
 // finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
-func (h *http1) finalHead() (int, error) {
-	for range interimMax {
+func (h *conn) finalHead() (int, error) {
+	for range exchange.InterimMax {
 		h.res.Reset()
 		n, err := h.responseHead()
 		if err != nil || !h.res.Interim() {
@@ -93,20 +92,20 @@ func (h *http1) finalHead() (int, error) {
 		// 100 answers an expectation; HTTP/1.0 knows no 1xx at all (RFC 9110, 15.2).
 		if h.req.Minor > 0 && (h.res.Status != 100 || h.req.Continue) {
 			h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1})
-			if _, err := h.s.client.Write(h.out); err != nil {
+			if _, err := h.s.Client.Write(h.out); err != nil {
 				return 0, origin.ErrClientGone
 			}
 		}
 		h.up.In.Take(n)
 	}
-	return 0, errProtocol
+	return 0, exchange.ErrProtocol
 }
 
-func (h *http1) responseHead() (int, error) {
+func (h *conn) responseHead() (int, error) {
 	for {
 		n, err := h.res.Parse(h.up.In.Bytes(), h.method)
 		if err == nil {
-			maskHead(h.ruling.scrub, &h.res)
+			exchange.MaskHead(h.ruling.Scrub, &h.res)
 		}
 		if !errors.Is(err, h1.ErrShort) {
 			return n, err
@@ -118,11 +117,11 @@ func (h *http1) responseHead() (int, error) {
 }
 
 // noResponse ends an exchange that brought no final response.
-func (h *http1) noResponse(u *upload, err error) error {
+func (h *conn) noResponse(u *upload, err error) error {
 	running := u.done != nil
 	u.stop(h)
 	h.drop()
-	h.x.event.BytesOut = u.sent
+	h.x.Event.BytesOut = u.sent
 	var malformed *h1.Error
 	var write *origin.WriteError
 	switch {
@@ -131,21 +130,21 @@ func (h *http1) noResponse(u *upload, err error) error {
 	case running && errors.Is(u.err, placeholder.ErrLate):
 		return h.refuseBody(u.err)
 	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
-		h.x.failed(origin.ErrClientGone)
+		h.x.Failed(origin.ErrClientGone)
 		return errClose
 	case running && u.err != nil && !errors.As(u.err, &write):
-		h.x.failed(u.err)
+		h.x.Failed(u.err)
 	}
 	reason := policy.ReasonUpstreamHTTP
 	if errors.Is(err, memory.ErrFull) {
 		reason = policy.ReasonLimit
 	}
-	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.ruling.request.Name, Err: err})
+	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.ruling.Request.Name, Err: err})
 }
 
 // relay moves the response's body to the client behind the head in the output buffer. Whatever has arrived is written
 // before more is waited for, so that a stream passes as it comes.
-func (h *http1) relay(chunked bool) error {
+func (h *conn) relay(chunked bool) error {
 	if h.scrub != nil {
 		return h.relayScrubbed(chunked)
 	}
@@ -187,12 +186,12 @@ func (h *http1) relay(chunked bool) error {
 }
 
 // put adds content to the output buffer, or writes it from where it lies if it is large.
-func (h *http1) put(content []byte, chunked bool) error {
-	h.x.event.BytesIn += int64(len(content))
+func (h *conn) put(content []byte, chunked bool) error {
+	h.x.Event.BytesIn += int64(len(content))
 	switch {
 	case chunked:
 		h.out = header.AppendChunk(h.out, content)
-	case len(h.out)+len(content) <= 2*outSize:
+	case len(h.out)+len(content) <= 2*buffers.OutSize:
 		h.out = append(h.out, content...)
 	default:
 		if err := h.flush(); err != nil {
@@ -200,13 +199,13 @@ func (h *http1) put(content []byte, chunked bool) error {
 		}
 		return h.write(content)
 	}
-	if len(h.out) >= outFlush {
+	if len(h.out) >= buffers.OutFlush {
 		return h.flush()
 	}
 	return nil
 }
 
-func (h *http1) flush() error {
+func (h *conn) flush() error {
 	if len(h.out) == 0 {
 		return nil
 	}
@@ -215,7 +214,7 @@ func (h *http1) flush() error {
 	return err
 }
 
-func (h *http1) write(b []byte) error {
-	_, err := h.s.client.Write(b)
+func (h *conn) write(b []byte) error {
+	_, err := h.s.Client.Write(b)
 	return err
 }

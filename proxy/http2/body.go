@@ -1,4 +1,4 @@
-package proxy
+package http2
 
 import (
 	"errors"
@@ -108,7 +108,7 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	go func() { // ends at the latest with the stream's handler, behind which the library ends the body
 		r := uploadRead{err: contain.ErrFault}
 		defer func() { result <- r }()
-		defer contain.Panic(s.st.s.p.cfg.Log, s.st.s.box.ID, func() {})
+		defer contain.Panic(s.st.s.Core.Log, s.st.s.Box.ID, func() {})
 		n, err := s.body.Read(buf)
 		r = uploadRead{buf[:n], err}
 	}()

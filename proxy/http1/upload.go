@@ -1,10 +1,11 @@
-package proxy
+package http1
 
 import (
 	"errors"
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy/buffers"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
@@ -26,7 +27,7 @@ type upload struct {
 
 // gather appends what has arrived of the body to out, up to some size, and reports whether that is all of it.
 func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
-	for len(out) < outFlush {
+	for len(out) < buffers.OutFlush {
 		content, n, done, err := u.body.Next(in.Bytes())
 		if err != nil {
 			return out, false, err
@@ -67,13 +68,13 @@ func (u *upload) last(out []byte) []byte {
 
 // start moves the rest of the body in a goroutine of its own, so that a response that begins before the body has ended
 // passes.
-func (u *upload) start(h *http1) {
+func (u *upload) start(h *conn) {
 	u.done = make(chan struct{})
 	up := h.up
-	_ = h.s.client.SetReadDeadline(time.Time{}) // a body may take its time; the box's connection limit bounds what waits
+	_ = h.s.Client.SetReadDeadline(time.Time{}) // a body may take its time; the box's connection limit bounds what waits
 	go func() {
 		defer close(u.done)
-		defer contain.Panic(h.s.p.cfg.Log, h.s.box.ID, up.Abort)
+		defer contain.Panic(h.s.Core.Log, h.s.Box.ID, up.Abort)
 		u.err = contain.ErrFault
 		u.err = u.run(&h.in, up)
 		var write *origin.WriteError
@@ -84,8 +85,8 @@ func (u *upload) start(h *http1) {
 }
 
 func (u *upload) run(in *h1.Reader, up *origin.Conn) error {
-	out := borrowOut()
-	defer func() { returnOut(out) }()
+	out := buffers.BorrowOut()
+	defer func() { buffers.ReturnOut(out) }()
 	for {
 		if u.dry {
 			if err := in.Fill(); err != nil {
@@ -124,7 +125,7 @@ func (u *upload) pass(in *h1.Reader, up *origin.Conn) (bool, error) {
 }
 
 // stop ends an upload whose outcome does not matter any more, and waits until it has let go of the client's reader.
-func (u *upload) stop(h *http1) {
+func (u *upload) stop(h *conn) {
 	if u.done == nil {
 		return
 	}
@@ -132,7 +133,7 @@ func (u *upload) stop(h *http1) {
 	case <-u.done:
 	default:
 		h.up.Abort()
-		_ = h.s.client.SetReadDeadline(time.Unix(1, 0))
+		_ = h.s.Client.SetReadDeadline(time.Unix(1, 0))
 		<-u.done
 	}
 	u.done = nil

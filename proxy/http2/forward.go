@@ -1,4 +1,4 @@
-package proxy
+package http2
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/buffers"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -30,7 +31,7 @@ func (st *stream) forward() {
 	ctx, cancel := context.WithCancel(st.r.Context())
 	defer cancel()
 	for again := st.repeatable(); ; again = false {
-		up, err := st.s.p.origins.Any(ctx, st.s.origin, st.ruling.target(st.s))
+		up, err := st.s.Core.Origins.Any(ctx, st.s.Origin, st.ruling.Target(st.s))
 		if err != nil {
 			st.refuseUpstream(err)
 			return
@@ -51,7 +52,7 @@ func (st *stream) forward() {
 
 // repeatable reports whether a failure on a kept connection may be met by sending the request once more.
 func (st *stream) repeatable() bool {
-	return st.r.ContentLength == 0 && idempotent(st.r.Method)
+	return st.r.ContentLength == 0 && exchange.Idempotent(st.r.Method)
 }
 
 // failed2 tells the client that there is no answer. Where the upstream reset the stream the client sees that reset, and a
@@ -62,12 +63,12 @@ func (st *stream) failed2(ctx context.Context, err error) {
 	if errors.Is(err, errRepeat) {
 		code, reset = http2.ErrCodeRefusedStream, true
 	}
-	failure := &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.request.Name, Err: err}
+	failure := &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err}
 	if ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
 		st.refuseUpstream(failure)
 		return
 	}
-	st.x.unserved(failure)
+	st.x.Unserved(failure)
 	st.resetWith(code)
 }
 
@@ -79,9 +80,9 @@ func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
 	if err != nil {
 		return err
 	}
-	if !st.holds.Grow(fieldsFactor * fieldsSize(res.Header)) {
+	if !st.holds.Grow(header.SizeFactor * header.Size(res.Header)) {
 		_ = res.Body.Close()
-		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.request.Name, Err: memory.ErrFull})
+		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
 		return nil
 	}
 	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {
@@ -95,7 +96,7 @@ func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
 // roundTrip sends the request. The response's body is still to come; so may be the request's.
 func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, error) {
 	var interim interimWriter
-	interim.w, interim.scrub = st.w, st.ruling.scrub
+	interim.w, interim.scrub = st.w, st.ruling.Scrub
 	defer interim.end()
 	ctx = context.WithValue(ctx, attemptsKey{}, a)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: interim.write})
@@ -117,19 +118,19 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 
 // goesTo adds the address to what must stay allowed, and looks once more whether it is.
 func (st *stream) goesTo(addr netip.Addr) error {
-	f := st.ruling.inflight(st.s, addr)
+	f := st.ruling.Inflight(st.s, addr)
 	st.setFlight(f)
-	if err := f.stands(st.s.box.Policy.Load()).Err(f.way.Asked); err != nil {
+	if err := f.Stands(st.s.Box.Policy.Load()).Err(f.Way.Asked); err != nil {
 		return err
 	}
-	st.x.under(addr, st.ruling.request)
+	st.x.Under(addr, st.ruling.Request)
 	return nil
 }
 
 // request builds the request for the upstream: the path byte for byte, the box's fields without every variant of a header
 // that is set, then those.
 func (st *stream) request(ctx context.Context) *http.Request {
-	set := st.ruling.set
+	set := st.ruling.Set
 	fields := make(http.Header, len(st.r.Header)+len(set)+1)
 	for name, values := range st.r.Header {
 		if strings.HasPrefix(name, "Proxy-") || strings.HasPrefix(name, ":") || header.IsSet(name, set) {
@@ -191,15 +192,15 @@ type interimWriter struct {
 func (i *interimWriter) write(code int, fields textproto.MIMEHeader) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.n++; i.n > interimMax {
-		return errProtocol
+	if i.n++; i.n > exchange.InterimMax {
+		return exchange.ErrProtocol
 	}
 	if i.over || code == http.StatusContinue { // the server sent its own 100 when the body was asked for
 		return nil
 	}
 	h := i.w.Header()
 	header.Copy(h, http.Header(fields))
-	maskHeader(i.scrub, h)
+	exchange.MaskHeader(i.scrub, h)
 	i.w.WriteHeader(code)
 	clear(h)
 	h["Date"] = nil
@@ -215,7 +216,7 @@ func (i *interimWriter) end() {
 // respond brings an HTTP/2 response to the client as it comes.
 func (st *stream) respond(res *http.Response) {
 	defer res.Body.Close()
-	st.x.event.Status = res.StatusCode
+	st.x.Event.Status = res.StatusCode
 	header.Copy(st.w.Header(), res.Header)
 	for name := range res.Trailer {
 		st.w.Header().Add("Trailer", name)
@@ -240,9 +241,9 @@ func (st *stream) respond(res *http.Response) {
 // abort breaks the stream off: its end must not look like the end of the body.
 func (st *stream) abort(err error) {
 	if err == nil {
-		err = errProtocol
+		err = exchange.ErrProtocol
 	}
-	st.x.failed(err)
+	st.x.Failed(err)
 	code, _ := resetCode(err)
 	st.resetWith(code)
 }
@@ -261,7 +262,7 @@ func (st *stream) relay(body io.Reader) error {
 	for {
 		n, err := body.Read(*buf)
 		if n > 0 {
-			st.x.event.BytesIn += int64(n)
+			st.x.Event.BytesIn += int64(n)
 			if _, err := st.w.Write((*buf)[:n]); err != nil {
 				return err
 			}
@@ -280,7 +281,7 @@ func (st *stream) relay(body io.Reader) error {
 
 // trailers sends the fields behind the body, announced or not.
 func (st *stream) trailers(t http.Header) {
-	maskHeader(st.ruling.scrub, t)
+	exchange.MaskHeader(st.ruling.Scrub, t)
 	for name, values := range t {
 		for _, v := range values {
 			st.w.Header().Add(http.TrailerPrefix+name, v)

@@ -1,4 +1,4 @@
-package proxy
+package http2
 
 import (
 	"context"
@@ -68,7 +68,7 @@ func (a *attempts) another() error {
 	if a.n > maxAttempts {
 		return errRepeat
 	}
-	up, err := a.st.s.p.origins.Any(a.ctx, a.st.s.origin, a.st.ruling.target(a.st.s))
+	up, err := a.st.s.Core.Origins.Any(a.ctx, a.st.s.Origin, a.st.ruling.Target(a.st.s))
 	if err != nil {
 		return err
 	}

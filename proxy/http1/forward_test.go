@@ -1,4 +1,4 @@
-package proxy
+package http1
 
 import (
 	"bufio"
@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/buffers"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 )
@@ -40,7 +41,7 @@ func FuzzForward(f *testing.F) {
 			if !whole && up.dry && reader.Fill() != nil {
 				return
 			}
-			if content++; content > 1000 || len(out) >= outFlush {
+			if content++; content > 1000 || len(out) >= buffers.OutFlush {
 				return
 			}
 		}

@@ -1,4 +1,4 @@
-package proxy
+package http1
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
@@ -19,8 +20,8 @@ import (
 
 // refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
 // another request: the whole of this one was seen.
-func (h *http1) refuse(p *problem.Problem) error {
-	h.x.refused(p)
+func (h *conn) refuse(p *problem.Problem) error {
+	h.x.Refused(p)
 	keep := h.req.Body.Empty() && !h.req.Close && p.Status != http.StatusBadRequest && h.head > 0
 	if err := h.writeProblem(p, keep); err != nil {
 		return err
@@ -33,12 +34,12 @@ func (h *http1) refuse(p *problem.Problem) error {
 }
 
 // refuseHead ends a connection whose request could not be read.
-func (h *http1) refuseHead(err error) error {
+func (h *conn) refuseHead(err error) error {
 	var malformed *h1.Error
 	switch {
 	case errors.Is(err, memory.ErrFull):
 		h.head = 0
-		return h.refuse(noMemory())
+		return h.refuse(exchange.NoMemory())
 	case errors.As(err, &malformed):
 		h.head = 0
 		return h.refuse(&problem.Problem{Status: malformed.Status, Reason: policy.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
@@ -46,33 +47,33 @@ func (h *http1) refuseHead(err error) error {
 		h.head = 0
 		return h.refuse(&problem.Problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
 	case errors.Is(err, io.EOF):
-		h.x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
-		h.x.failed(io.ErrUnexpectedEOF)
+		h.x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
+		h.x.Failed(io.ErrUnexpectedEOF)
 		return err
 	}
-	h.x.refused(&problem.Problem{Reason: policy.ReasonBadRequest})
-	h.x.failed(err)
+	h.x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
+	h.x.Failed(err)
 	return err
 }
 
 // refuseBody answers a request whose body or trailers are refused. What comes of it after that is not read.
-func (h *http1) refuseBody(err error) error {
+func (h *conn) refuseBody(err error) error {
 	h.head = 0
 	if errors.Is(err, placeholder.ErrLate) {
-		h.x.failed(err)
-		return h.refuse(leakProblem())
+		h.x.Failed(err)
+		return h.refuse(exchange.LeakProblem())
 	}
-	return h.refuse(badRequest("The request is refused: " + err.Error() + "."))
+	return h.refuse(exchange.BadRequest("The request is refused: " + err.Error() + "."))
 }
 
-func (h *http1) writeProblem(p *problem.Problem, keep bool) error {
+func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
 	body := p.Body()
 	out := header.AppendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
 	out = header.AppendPair(out, "Content-Type", "application/problem+json")
 	out = header.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
 	out = header.AppendPair(out, "Cache-Control", "no-store")
 	if p.Status == http.StatusTooManyRequests {
-		out = header.AppendPair(out, "Retry-After", retryAfter)
+		out = header.AppendPair(out, "Retry-After", exchange.RetryAfter)
 	}
 	if !keep {
 		out = header.AppendPair(out, "Connection", "close")
@@ -84,7 +85,7 @@ func (h *http1) writeProblem(p *problem.Problem, keep bool) error {
 		out = append(out, body...)
 	}
 	h.out = out
-	_, err := h.s.client.Write(out)
+	_, err := h.s.Client.Write(out)
 	return err
 }
 
@@ -95,13 +96,13 @@ const (
 
 // linger ends the connection towards the client and reads for a moment what it still sends: closing a socket that holds
 // unread bytes resets it, and the client would lose the answer (RFC 9112, 9.6). The exchange has been recorded by then.
-func (h *http1) linger() {
-	if c, ok := h.s.client.(interface{ CloseWrite() error }); ok {
+func (h *conn) linger() {
+	if c, ok := h.s.Client.(interface{ CloseWrite() error }); ok {
 		_ = c.CloseWrite()
-	} else if tcp, ok := socket.TCP(h.s.client); ok {
+	} else if tcp, ok := socket.TCP(h.s.Client); ok {
 		_ = tcp.CloseWrite()
 	}
 	h.in.Release()
-	_ = h.s.client.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.CopyN(io.Discard, h.s.client, lingerBytes)
+	_ = h.s.Client.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.CopyN(io.Discard, h.s.Client, lingerBytes)
 }

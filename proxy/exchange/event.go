@@ -1,0 +1,151 @@
+package exchange
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
+)
+
+// Exchange is one request on its way through the proxy and the one audit event that tells of it.
+type Exchange struct {
+	s       *Session
+	Event   audit.Event
+	opening *audit.Opening
+}
+
+// Begin opens the event before the first check: whatever ends the request without saying more is a denial.
+func (x *Exchange) Begin(s *Session) {
+	opening := x.opening
+	if opening == nil {
+		opening = &audit.Opening{}
+	}
+	*x = Exchange{s: s, opening: opening, Event: audit.Event{
+		Time: time.Now(), Box: s.Box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.Name.String(),
+		Addr: s.Orig.Addr(), Port: s.Port, Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
+	}}
+}
+
+// Under says that the request, which was allowed, is on its way to its upstream at an address: should that take long, it is
+// told now.
+func (x *Exchange) Under(at netip.Addr, asked policy.Request) {
+	Dialled(&x.Event, at, asked.Addr)
+	x.opening.Begin(x.s.Core.Audit, x.Event)
+}
+
+// Dialled notes where traffic went that was allowed, and where the box was going if that is another address.
+func Dialled(e *audit.Event, at, claimed netip.Addr) {
+	e.Addr, e.Claimed = at.Unmap(), netip.Addr{}
+	if claimed.IsValid() && claimed.Unmap() != e.Addr {
+		e.Claimed = claimed
+	}
+}
+
+// Judged notes the ruling, and an allowed request as forwarded: what fails later says so by [Exchange.Refused].
+func (x *Exchange) Judged(m *Message, r *Ruling) {
+	e := &x.Event
+	e.Method, e.Path = r.Request.Method, r.Request.Path
+	e.Name, e.Addr, e.Port = r.Request.Name.String(), r.Request.Addr, r.Request.Port
+	if r.Request.Name.IsZero() {
+		e.Name = m.Authority
+	}
+	e.Version, e.Reason, e.Rule = route.Version(r.Policy), r.Reason, r.rule
+	x.Failed(r.err)
+	if r.Refused != nil {
+		e.Status = r.Refused.Status
+		if r.Refused.Reason == policy.ReasonAuthorityMismatch {
+			e.Name = m.Authority // what was asked for, not what the connection stands for
+		}
+		return
+	}
+	e.Verdict, e.Headers = policy.Allow, headerNames(r.Set, r.Swaps)
+	e.Action = audit.ActionForward
+	if x.s.Secure {
+		e.Action = audit.ActionIntercept
+	}
+}
+
+// Refused notes that the client was told p.
+func (x *Exchange) Refused(p *problem.Problem) {
+	e := &x.Event
+	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
+	e.Reason, e.Rule, e.Status = p.Reason, p.Rule, p.Status
+}
+
+// Failed notes why an exchange that had begun did not end well.
+func (x *Exchange) Failed(err error) {
+	if err != nil && x.Event.Error == "" {
+		x.Event.Error = problem.Text(err)
+	}
+}
+
+// Leaked notes that a placeholder stood in a trailer: what had been forwarded of the request was broken off.
+func (x *Exchange) Leaked() {
+	e := &x.Event
+	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
+	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
+}
+
+// Unserved notes why an allowed request could not be brought to its upstream; a denial at the address names the address.
+func (x *Exchange) Unserved(err error) {
+	x.Failed(err)
+	var denied *policy.DeniedError
+	if errors.As(err, &denied) && denied.Request.Addr.IsValid() {
+		x.Event.Addr, x.Event.Version = denied.Request.Addr, denied.Decision.Version
+	}
+}
+
+// Cut notes that an allowed exchange was broken off because the policy now in force decides d.
+func (x *Exchange) Cut(d policy.Decision) {
+	if e := &x.Event; e.Verdict == policy.Allow {
+		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, policy.ReasonPolicyChanged, d.Rule
+	}
+}
+
+// End records the event.
+func (x *Exchange) End() {
+	e := &x.Event
+	if why := x.s.Live.Stopped(); why != nil {
+		e.Error = why.Error() // whatever followed from it
+	} else if d := x.s.Live.Denied(); d != nil {
+		x.Cut(d.Decision)
+	}
+	e.Duration = time.Since(e.Time)
+	x.opening.End(e)
+	if e.Reason == policy.ReasonLimit && e.Phase == "" { // the end of what was told as open must not get lost
+		x.s.Usage.Excess.Add(*e)
+		return
+	}
+	x.s.Core.Audit.Record(*e)
+}
+
+// UpstreamProblem says in HTTP's words why an allowed request could not be served.
+func UpstreamProblem(err error) *problem.Problem {
+	var denied *policy.DeniedError
+	var up *problem.Upstream
+	if !errors.As(err, &denied) && !errors.As(err, &up) {
+		err = &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Err: err}
+	}
+	p := problem.Of(err)
+	return &p
+}
+
+// Inflight is what must stay allowed while a request is under way.
+type Inflight struct {
+	s   *Session
+	Way route.Routed
+}
+
+// Stands asks a policy whether the request may go on.
+func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
+	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)
+	if why := f.Way.OverruledBy(now); why != nil {
+		return why.Decision
+	}
+	return now.Decision
+}

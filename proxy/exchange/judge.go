@@ -1,0 +1,243 @@
+package exchange
+
+import (
+	"context"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"boxgate/internal/fault"
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/origin"
+	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
+	"boxgate/proxy/scrub"
+)
+
+// This file decides one request. HTTP/1.1 and HTTP/2 ask the same judge; neither forwards a byte it has not allowed.
+
+// Message is what the judge must know of a request, whichever protocol carried it.
+type Message struct {
+	Method    string
+	Authority string // Host or :authority
+	Target    string // the authority of an absolute-form target, "" if there is none
+	Scheme    string // the scheme of an absolute-form target or of :scheme, "" if there is none
+	Path      string // with the query
+	Websocket bool   // an extended CONNECT for a WebSocket (RFC 8441)
+	Tokens    placeholder.Scan
+}
+
+// Ruling is the judge's answer. Without a refusal the request may go to the name of request if byName, else to its
+// address, with set.
+type Ruling struct {
+	Refused *problem.Problem
+	Request policy.Request   // as it was decided
+	way     route.Routed     // how it passes, by which it is asked later whether it may go on
+	Policy  *policy.Compiled // that decided it
+	Reason  policy.Reason
+	rule    string
+	byName  bool
+	header  policy.HeaderRule  // of the destination; the zero rule if there is none
+	Set     []policy.Header    // its headers, with the values for this request
+	Swaps   []placeholder.Swap // for the placeholders that the request holds
+	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
+	err     error              // why it was refused, for the log
+}
+
+// Judge decides a request under the policy in force now, and gets the secrets that it needs. It refuses by default.
+func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
+	r := Ruling{Request: policy.Request{
+		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
+		Method: m.Method, Path: WithoutQuery(m.Path),
+	}}
+	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
+		r.Request.Method = "GET"
+	}
+	if r.Refused = s.judgeForm(m); r.Refused == nil {
+		r.Refused = s.judgeAuthority(m, &r.Request)
+	}
+	if r.Refused != nil {
+		r.Refused.Host = r.Request.Name.String()
+		r.Reason = r.Refused.Reason
+		return r
+	}
+	fault.Mark(ctx, "proxy: request read")
+	r.Policy = s.Box.Policy.Load()
+	if r.Refused = s.routeRequest(ctx, &r); r.Refused != nil {
+		return r
+	}
+	if s.Secure {
+		r.header, _ = r.Policy.Headers(r.Request.Name, r.Request.Port)
+	}
+	r.fill(ctx, s, m)
+	r.scrubbed(s)
+	return r
+}
+
+// routeRequest asks the policy how the request may pass, and completes the ruling. It returns what the client is told if it
+// may not.
+func (s *Session) routeRequest(ctx context.Context, r *Ruling) *problem.Problem {
+	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.Explicit}
+	if s.Secure {
+		e.Opening = policy.OpeningSecure
+	}
+	r.way = s.Core.Router.Route(ctx, r.Policy, s.Box, r.Request, e)
+	r.Request, r.byName = r.way.Asked, r.way.ByName
+	r.Reason, r.rule = r.way.Decision.Reason, r.way.Decision.Rule
+	switch {
+	case r.way.Action == policy.Forward:
+		return nil
+	case r.Reason == policy.ReasonAuthorityMismatch:
+		return mismatch()
+	case r.Reason == policy.ReasonNoName:
+		return nameless()
+	}
+	refused := problem.Of(r.way.Err())
+	return &refused
+}
+
+// Target is where a request that was not refused goes.
+func (r *Ruling) Target(s *Session) origin.Target { return origin.To(r.way, s.Secure) }
+
+// Inflight is what must stay allowed of the request, which goes to an address; the zero Addr if that is not known yet.
+func (r *Ruling) Inflight(s *Session, to netip.Addr) *Inflight {
+	f := &Inflight{s: s, Way: r.way}
+	if to.IsValid() {
+		f.Way.Asked, f.Way.Known = r.way.At(to)
+	}
+	return f
+}
+
+// judgeForm refuses what is no request to an origin server.
+func (s *Session) judgeForm(m *Message) *problem.Problem {
+	// Methods are case-sensitive (RFC 9110, 9.1), but not every server keeps to that.
+	switch strings.ToUpper(m.Method) {
+	case "CONNECT":
+		if !m.Websocket {
+			return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "CONNECT is not served on this connection."}
+		}
+	case "TRACE", "TRACK": // they would send the headers that the gateway sets back to the client
+		return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "TRACE and TRACK are not served."}
+	}
+	want := "http"
+	if s.Secure {
+		want = "https"
+	}
+	if m.Scheme != "" && !strings.EqualFold(m.Scheme, want) {
+		return BadRequest("The scheme of the request target is not that of the connection.")
+	}
+	if s.Explicit && m.Target == "" {
+		return BadRequest("A request to a proxy must name its target in absolute form.")
+	}
+	if m.Target != "" && !sameAuthority(m.Target, m.Authority, s.DefaultPort()) {
+		return BadRequest("The authority of the request target is not that of Host.")
+	}
+	return nil
+}
+
+// BadRequest refuses a request for its form.
+func BadRequest(detail string) *problem.Problem {
+	return &problem.Problem{Status: 400, Reason: policy.ReasonBadRequest, Detail: detail}
+}
+
+// judgeAuthority compares the request's authority with the connection: with the SNI and port of an intercepted one, with
+// the port of a plain one, whose name it then gives. It completes the policy request.
+func (s *Session) judgeAuthority(m *Message, r *policy.Request) *problem.Problem {
+	host, port, ok := SplitAuthority(m.Authority, s.DefaultPort())
+	if !ok {
+		return BadRequest("Host is not a host name with an optional port.")
+	}
+	if s.Explicit {
+		r.Port = port
+	} else if port != s.Port {
+		return mismatch()
+	}
+	if s.Secure {
+		if s.Name.IsZero() || !isName(host, s.Name) {
+			return mismatch()
+		}
+		return nil
+	}
+	if addr, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return s.judgeLiteral(addr.Unmap(), r)
+	}
+	name, err := policy.ParseName(host)
+	if err != nil {
+		return BadRequest("Host is not a host name with an optional port.")
+	}
+	r.Name = name
+	return nil
+}
+
+// judgeLiteral handles an address as authority: the explicit proxy is asked for it, elsewhere it must be the destination.
+func (s *Session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem.Problem {
+	r.Name = policy.Name{}
+	if s.Explicit {
+		r.Addr = addr
+		return nil
+	}
+	if addr != s.Orig.Addr().Unmap() {
+		return mismatch()
+	}
+	return nil
+}
+
+func mismatch() *problem.Problem {
+	return &problem.Problem{Status: 421, Reason: policy.ReasonAuthorityMismatch,
+		Detail: "The authority of the request is not that of the connection."}
+}
+
+func nameless() *problem.Problem {
+	return &problem.Problem{Status: 403, Reason: policy.ReasonNoName,
+		Detail: "The host must be given by its name: on this port the policy judges names."}
+}
+
+// DefaultPort is the port of an authority that names none.
+func (s *Session) DefaultPort() uint16 {
+	if s.Secure {
+		return 443
+	}
+	return 80
+}
+
+// WithoutQuery returns a request target up to its query.
+func WithoutQuery(path string) string {
+	path, _, _ = strings.Cut(path, "?")
+	return path
+}
+
+// SplitAuthority reads "host" or "host:port"; a v6 literal stands in brackets. It does not judge the host.
+func SplitAuthority(authority string, def uint16) (host string, port uint16, ok bool) {
+	end := strings.IndexByte(authority, ']') + 1 // 0 without brackets
+	if (end > 0) != strings.HasPrefix(authority, "[") {
+		return "", 0, false
+	}
+	colon := strings.IndexByte(authority[end:], ':')
+	if colon < 0 {
+		return authority, def, authority != "" && (end == 0 || end == len(authority))
+	}
+	host, digits := authority[:end+colon], authority[end+colon+1:]
+	n, err := strconv.ParseUint(digits, 10, 16)
+	if err != nil || n == 0 || digits[0] == '+' || host == "" || (end > 0 && colon != 0) {
+		return "", 0, false
+	}
+	return host, uint16(n), true
+}
+
+// sameAuthority compares two authorities of one request, a missing port being the default one.
+func sameAuthority(a, b string, def uint16) bool {
+	hostA, portA, okA := SplitAuthority(a, def)
+	hostB, portB, okB := SplitAuthority(b, def)
+	return okA && okB && portA == portB && strings.EqualFold(hostA, hostB)
+}
+
+// isName reports whether host is a way to write n. The quick comparison covers what clients send.
+func isName(host string, n policy.Name) bool {
+	if h1.EqualFold([]byte(host), n.String()) {
+		return true
+	}
+	parsed, err := policy.ParseName(host)
+	return err == nil && parsed == n
+}
