@@ -19,7 +19,6 @@ const (
 // numbers only ever go down; a package that is within the limits leaves the list.
 var knots = map[string]struct{ files, lines int }{
 	"cmd/gateway/command": {15, 1750},
-	"proxy":               {57, 9800},
 }
 
 // TestStructure holds that no package has so many files referring to each other in a circle that it cannot be read in
