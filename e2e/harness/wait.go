@@ -31,19 +31,18 @@ func (w *World) Until(what string, holds func() bool) {
 	w.UntilEvery(time.Millisecond, what, holds)
 }
 
-// UntilEvery is [World.Until] for a condition that costs something to look at.
+// UntilEvery is [World.Until] for a condition that costs something to look at. The longer it has been waited for, the less
+// often it is looked at, so that what is waited for has the machine.
 func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	w.T.Helper()
-	deadline := time.After(w.patience())
-	look := time.NewTicker(pace)
-	defer look.Stop()
+	began, patience := time.Now(), w.patience()
 	for !holds() {
-		select {
-		case <-look.C:
-		case <-deadline:
+		waited := time.Since(began)
+		if waited > patience {
 			w.failed.Store(true)
 			w.T.Fatalf("did not happen: %s", what)
 		}
+		time.Sleep(max(pace, min(waited/10, 100*time.Millisecond)))
 	}
 }
 

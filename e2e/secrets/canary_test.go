@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ type canaries struct {
 	secrets map[string]string // by kind: no form of them may be seen
 	keys    map[string]string // of the API and the store: they may stand in their own files alone
 	seen    map[string][]byte
+	mark    string // a part that all secrets have, and no other run's have
 	fails   string // while this file exists the command fails, and says its value
 }
 
@@ -36,8 +38,9 @@ type canaries struct {
 func newCanaries(t *testing.T) *canaries {
 	t.Helper()
 	c := &canaries{World: harness.NewStopped(t, lab.Options{}), secrets: map[string]string{}, keys: map[string]string{}, seen: map[string][]byte{}}
+	c.mark = rand.Text()[:24]
 	for i, kind := range []string{"literal", "file", "env", "cmd", "place"} {
-		c.secrets[kind] = fmt.Sprintf("canary-%d-%s-end", i, strings.Repeat("Zq7", 8))
+		c.secrets[kind] = fmt.Sprintf("canary-%d-%s-end", i, c.mark)
 	}
 	dir := t.TempDir()
 	c.fails = filepath.Join(dir, "fails")
@@ -85,7 +88,8 @@ func (c *canaries) ask(method, path string, body any) {
 // use sends every kind of request, and meets every kind of refusal and fault.
 func (c *canaries) use() {
 	out := c.MustSh(c.in.Box, `for v in --http2 --http1.1; do
-for p in /plain /sse /slow/100000 /echo; do curl -sS -m 0.3 $v https://api.example.com$p; done
+for p in /plain /echo; do curl -sS $v https://api.example.com$p; done
+for p in /sse /slow/100000; do curl -sS -m 0.3 $v https://api.example.com$p; done
 for t in "$PLACE" "$FILE" "$CMD"; do for p in /reflect /reflect/gzip /reflect/zstd; do curl -sS -D - $v -H "Authorization: Bearer $t" https://api.example.com$p --compressed --raw; done; done
 curl -sS $v -u "user:$PLACE" https://api.example.com/echo; curl -sS $v "https://api.example.com/?key=$PLACE"; curl -sS $v -H "User-Agent: $FILE" https://api.example.com/echo
 curl -sS $v -H "X-Key: $PLACE" https://bad-cert.example.com/; curl -sS $v https://bad-cert.example.com/
@@ -214,10 +218,9 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	c.look()
 	c.fail()
 	c.rotate()
-	for kind, secret := range c.secrets {
-		if found := strings.Fields(harness.Output(c.Sh(c.in.Box, lab.SearchLine(secret)))); strings.Join(found, " ") != "0 0 0" {
-			t.Errorf("matches of %s in environment, /proc and files of the box: %v", kind, found)
-		}
+	// One search, which takes its time, for what all of them have in common.
+	if found := strings.Fields(harness.Output(c.Sh(c.in.Box, lab.SearchLine(c.mark)))); strings.Join(found, " ") != "0 0 0" {
+		t.Errorf("matches of a secret in environment, /proc and files of the box: %v", found)
 	}
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", c.Process.Process.Pid))
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0") {
