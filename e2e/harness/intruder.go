@@ -11,13 +11,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
@@ -62,16 +59,7 @@ func (in *Intruder) InNetNS(f func() error) error {
 		return err
 	}
 	defer pin.Close()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(int(pin.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
+	return inNamespace(pin, f)
 }
 
 // Connect dials an address from within the box.

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -100,16 +99,7 @@ func (r *Raider) Own(like netip.Addr) netip.Addr {
 
 // Inside runs f in the namespace; the sockets it opens stay there.
 func (r *Raider) Inside(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(int(r.Pin.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
+	return inNamespace(r.Pin, f)
 }
 
 // Dial connects from within the box.
