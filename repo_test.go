@@ -17,8 +17,8 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// The floors of the firewall, the proxy, the admin API, the launcher and the self-test are listed one by one: a floor
-// imports only the floors below it.
+// The floors of the firewall, the proxy, the admin API, the launcher, the store and the self-test are listed one by one: a
+// floor imports only the floors below it.
 var allowed = importTable(`
 policy:
 audit: policy
@@ -82,6 +82,11 @@ api/stream:
 api/strict: policy api/problem
 api/urls: api api/history api/problem api/rest api/strict
 store: policy audit
+store/document: store/layout
+store/keyring: store/layout store/private
+store/layout:
+store/pages:
+store/private:
 secrets: policy audit
 selftest: policy audit
 selftest/packet:

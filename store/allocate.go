@@ -8,6 +8,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
 
 // maxBoxes is the most boxes that a host can have: each box has 65536 of the 2^32 user IDs.
@@ -20,7 +22,7 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 		return Box{}, err
 	}
 	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		if tx.Bucket(bucketBoxes).Get([]byte(b.ID)) != nil {
+		if tx.Bucket(layout.Boxes).Get([]byte(b.ID)) != nil {
 			return fmt.Errorf("box %s: %w", b.ID, ErrConflict)
 		}
 		if err := db.takePlace(tx, &b, pools); err != nil {
@@ -44,15 +46,15 @@ func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 	if pools.Max != 0 {
 		limit = min(limit, pools.Max)
 	}
-	indexes, err := db.table(tx, bucketIndexes)
+	indexes, err := db.table(tx, layout.Indexes)
 	if err != nil {
 		return err
 	}
-	addrs, err := db.table(tx, bucketAddrs)
+	addrs, err := db.table(tx, layout.Addrs)
 	if err != nil {
 		return err
 	}
-	taken := indexes.bucket.Cursor()
+	taken := indexes.Cursor()
 	used, _ := taken.First()
 	for i := range limit {
 		if used != nil && binary.BigEndian.Uint32(used) == i {
@@ -72,17 +74,17 @@ func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 			if !a.IsValid() {
 				continue
 			}
-			if err := addrs.put(a.AsSlice(), []byte(b.ID)); err != nil {
+			if err := addrs.Put(a.AsSlice(), []byte(b.ID)); err != nil {
 				return err
 			}
 		}
-		return indexes.put(binary.BigEndian.AppendUint32(nil, i), []byte(b.ID))
+		return indexes.Put(binary.BigEndian.AppendUint32(nil, i), []byte(b.ID))
 	}
 	return ErrExhausted
 }
 
-func holds(addrs table, a netip.Addr) bool {
-	return a.IsValid() && addrs.has(a.AsSlice())
+func holds(addrs document.Table, a netip.Addr) bool {
+	return a.IsValid() && addrs.Has(a.AsSlice())
 }
 
 // nth returns the address at place n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool

@@ -10,6 +10,10 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+
+	"boxgate/store/document"
+	"boxgate/store/layout"
+	"boxgate/store/private"
 )
 
 // RotateAPIKey makes a new API key and writes it into the file api-key of the state directory. Every key before it stops
@@ -22,7 +26,7 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	db.rotating.Lock()
 	defer db.rotating.Unlock()
 	key := NewKey()
-	if err := writePrivate(db.path(fileNextKey), []byte(key.Reveal()+"\n")); err != nil {
+	if err := private.Write(db.path(layout.FileNextKey), []byte(key.Reveal()+"\n")); err != nil {
 		return fmt.Errorf("the new API key cannot be written: %w", err)
 	}
 	if err := db.reached("new API key in a file beside"); err != nil {
@@ -31,13 +35,13 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	now := time.Now().UTC()
 	fresh := APIKey{Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
 	if err := db.bolt.Update(func(tx *bolt.Tx) error { return db.replaceKeys(tx, fresh, now.Add(grace)) }); err != nil {
-		return errors.Join(err, os.Remove(db.path(fileNextKey)))
+		return errors.Join(err, os.Remove(db.path(layout.FileNextKey)))
 	}
 	if err := db.reached("new API key in force"); err != nil {
 		return err
 	}
 	if err := db.finishKeyChange(); err != nil {
-		return fmt.Errorf("the new API key is in force, but still in the file %s, until the next start: %w", fileNextKey, err)
+		return fmt.Errorf("the new API key is in force, but still in the file %s, until the next start: %w", layout.FileNextKey, err)
 	}
 	return db.reached("new API key in its file")
 }
@@ -45,7 +49,7 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 // replaceKeys adds a key and lets earlier keys expire at a given time. Earlier expiries stay, and expired keys are
 // deleted.
 func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
-	keys, err := db.table(tx, bucketAPIKeys)
+	keys, err := db.table(tx, layout.APIKeys)
 	if err != nil {
 		return err
 	}
@@ -58,7 +62,7 @@ func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
 			k.ExpiresAt = end
 		}
 		if !k.opens(fresh.CreatedAt) {
-			err = errors.Join(err, keys.delete(k.Hash[:]))
+			err = errors.Join(err, keys.Delete(k.Hash[:]))
 			continue
 		}
 		err = errors.Join(err, putKey(keys, k))
@@ -66,18 +70,18 @@ func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
 	return errors.Join(err, putKey(keys, fresh))
 }
 
-func putKey(keys table, k APIKey) error {
+func putKey(keys document.Table, k APIKey) error {
 	data, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	return keys.put(k.Hash[:], data)
+	return keys.Put(k.Hash[:], data)
 }
 
 // finishKeyChange completes a change of the API key: the file of the new one is renamed if the store knows the key,
 // else removed.
 func (db *DB) finishKeyChange() error {
-	next := db.path(fileNextKey)
+	next := db.path(layout.FileNextKey)
 	data, err := os.ReadFile(next)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -89,5 +93,5 @@ func (db *DB) finishKeyChange() error {
 	if !db.CheckAPIKey(strings.TrimSpace(string(data))) {
 		return os.Remove(next)
 	}
-	return errors.Join(os.Rename(next, db.path(fileAPIKey)), syncDir(db.dir))
+	return errors.Join(os.Rename(next, db.path(layout.FileAPIKey)), private.SyncDir(db.dir))
 }

@@ -9,12 +9,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"boxgate/store/layout"
 )
 
 // keyIn returns the API key in the file of a state directory.
 func keyIn(t *testing.T, dir string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(dir, fileAPIKey))
+	data, err := os.ReadFile(filepath.Join(dir, layout.FileAPIKey))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,10 +43,10 @@ func TestAPIKeyRotation(t *testing.T) {
 	if fresh == old || !db.CheckAPIKey(fresh) || db.CheckAPIKey(old) {
 		t.Error("the new key is not the only one that opens")
 	}
-	if info, err := os.Stat(filepath.Join(dir, fileAPIKey)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(dir, layout.FileAPIKey)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Error(info, err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, fileNextKey)); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, layout.FileNextKey)); err == nil {
 		t.Error("the file beside stays")
 	}
 	if keys, err := db.APIKeys(); err != nil || len(keys) != 1 {
@@ -112,7 +114,7 @@ func TestAPIKeyRotationMayStopAnywhere(t *testing.T) {
 		if !db.CheckAPIKey(key) || (key == old) != (step == "new API key in a file beside") || key != old && db.CheckAPIKey(old) {
 			t.Errorf("%s: the key in the file opens: %v; it is the old one: %v", step, db.CheckAPIKey(key), key == old)
 		}
-		if _, err := os.Stat(filepath.Join(dir, fileNextKey)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(dir, layout.FileNextKey)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: the file beside stays (%v)", step, err)
 		}
 	}

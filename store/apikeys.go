@@ -9,6 +9,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
+	"boxgate/store/private"
 )
 
 // EnsureAPIKey makes the first API key, once: it writes it into the file api-key of the state directory (0600) and
@@ -24,7 +27,7 @@ func (db *DB) EnsureAPIKey() (made bool, err error) {
 		return false, err
 	}
 	key := NewKey()
-	if err := writePrivate(filepath.Join(db.dir, fileAPIKey), []byte(key.Reveal()+"\n")); err != nil {
+	if err := private.Write(filepath.Join(db.dir, layout.FileAPIKey), []byte(key.Reveal()+"\n")); err != nil {
 		return false, fmt.Errorf("the API key cannot be written: %w", err)
 	}
 	return true, db.AddAPIKey("first", key)
@@ -38,11 +41,11 @@ func (db *DB) AddAPIKey(name string, key policy.Secret) error {
 		return err
 	}
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		keys, err := db.table(tx, bucketAPIKeys)
+		keys, err := db.table(tx, layout.APIKeys)
 		if err != nil {
 			return err
 		}
-		return keys.put(rec.Hash[:], data)
+		return keys.Put(rec.Hash[:], data)
 	})
 }
 
@@ -52,16 +55,16 @@ func (db *DB) CheckAPIKey(key string) bool {
 	hash := HashKey(key)
 	known := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		keys, err := db.table(tx, bucketAPIKeys)
+		keys, err := db.table(tx, layout.APIKeys)
 		if err != nil {
 			return err
 		}
-		data, err := keys.get(hash[:])
+		data, err := keys.Get(hash[:])
 		if data == nil {
 			return err
 		}
 		var k APIKey
-		if err := decode(data, &k); err != nil {
+		if err := document.Decode(data, &k); err != nil {
 			return err
 		}
 		known = k.opens(time.Now())
@@ -74,7 +77,7 @@ func (db *DB) CheckAPIKey(key string) bool {
 func (db *DB) APIKeys() ([]APIKey, error) {
 	var out []APIKey
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		keys, err := db.table(tx, bucketAPIKeys)
+		keys, err := db.table(tx, layout.APIKeys)
 		if err != nil {
 			return err
 		}
@@ -84,10 +87,10 @@ func (db *DB) APIKeys() ([]APIKey, error) {
 	return out, err
 }
 
-func readKeys(keys table) (out []APIKey, err error) {
-	err = keys.each(nil, func(_, data []byte) error {
+func readKeys(keys document.Table) (out []APIKey, err error) {
+	err = keys.Each(nil, func(_, data []byte) error {
 		var k APIKey
-		if err := decode(data, &k); err != nil {
+		if err := document.Decode(data, &k); err != nil {
 			return fmt.Errorf("the record of an API key is damaged: %w", err)
 		}
 		out = append(out, k)
@@ -99,13 +102,13 @@ func readKeys(keys table) (out []APIKey, err error) {
 // DeleteAPIKey deletes a key, which is then no longer valid. The error is [ErrNotFound] if there is no such key.
 func (db *DB) DeleteAPIKey(hash KeyHash) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		keys, err := db.table(tx, bucketAPIKeys)
+		keys, err := db.table(tx, layout.APIKeys)
 		if err != nil {
 			return err
 		}
-		if !keys.has(hash[:]) {
+		if !keys.Has(hash[:]) {
 			return fmt.Errorf("API key: %w", ErrNotFound)
 		}
-		return keys.delete(hash[:])
+		return keys.Delete(hash[:])
 	})
 }

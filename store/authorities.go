@@ -7,6 +7,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
 
 // caRecord is a stored authority: the certificate is public, the key is sealed.
@@ -29,32 +31,32 @@ func (db *DB) SetCA(id policy.BoxID, ca CA) error {
 }
 
 // InstallationCA returns the authority that signs the certificates of public URLs, or [ErrNotFound].
-func (db *DB) InstallationCA() (CA, error) { return db.getCA(global) }
+func (db *DB) InstallationCA() (CA, error) { return db.getCA(layout.Global) }
 
 // SetInstallationCA stores the authority that signs the certificates of public URLs.
 func (db *DB) SetInstallationCA(ca CA) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.putCA(tx, global, ca) })
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.putCA(tx, layout.Global, ca) })
 }
 
 func (db *DB) getCA(owner string) (CA, error) {
 	var rec caRecord
 	var key string
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		cas, err := db.table(tx, bucketCAs)
+		cas, err := db.table(tx, layout.CAs)
 		if err != nil {
 			return err
 		}
-		data, err := cas.get([]byte(owner))
+		data, err := cas.Get([]byte(owner))
 		if err != nil {
 			return err
 		}
 		if data == nil {
 			return fmt.Errorf("certificate authority of %s: %w", owner, ErrNotFound)
 		}
-		if err := decode(data, &rec); err != nil {
+		if err := document.Decode(data, &rec); err != nil {
 			return fmt.Errorf("the certificate authority of %s is damaged: %w", owner, err)
 		}
-		return db.seal.openJSON(tx, bucketCAs, owner, rec.Key, &key)
+		return db.seal.OpenJSON(tx, layout.CAs, owner, rec.Key, &key)
 	})
 	if err != nil {
 		return CA{}, err
@@ -63,7 +65,7 @@ func (db *DB) getCA(owner string) (CA, error) {
 }
 
 func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
-	sealed, err := db.seal.sealJSON(tx, bucketCAs, owner, ca.KeyPEM.Reveal())
+	sealed, err := db.seal.SealJSON(tx, layout.CAs, owner, ca.KeyPEM.Reveal())
 	if err != nil {
 		return err
 	}
@@ -71,9 +73,9 @@ func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
 	if err != nil {
 		return err
 	}
-	cas, err := db.table(tx, bucketCAs)
+	cas, err := db.table(tx, layout.CAs)
 	if err != nil {
 		return err
 	}
-	return cas.put([]byte(owner), data)
+	return cas.Put([]byte(owner), data)
 }

@@ -12,6 +12,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
 
 // sealedPart is the sealed part of a box.
@@ -37,11 +39,11 @@ func (db *DB) Box(id policy.BoxID) (Box, error) {
 func (db *DB) BoxByName(name string) (Box, error) {
 	var b Box
 	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		names, err := db.table(tx, bucketNames)
+		names, err := db.table(tx, layout.Names)
 		if err != nil {
 			return err
 		}
-		id, err := names.get([]byte(name))
+		id, err := names.Get([]byte(name))
 		if err != nil {
 			return err
 		}
@@ -55,11 +57,11 @@ func (db *DB) BoxByName(name string) (Box, error) {
 func (db *DB) Boxes() ([]Box, error) {
 	var out []Box
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		boxes, err := db.table(tx, bucketBoxes)
+		boxes, err := db.table(tx, layout.Boxes)
 		if err != nil {
 			return err
 		}
-		for _, id := range boxes.keys(nil) {
+		for _, id := range boxes.Keys(nil) {
 			b, err := db.getBox(tx, policy.BoxID(id))
 			if err != nil {
 				return err
@@ -112,17 +114,17 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 		if err != nil {
 			return err
 		}
-		errs := []error{db.releaseName(tx, b), db.drop(tx, bucketIndexes, binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{db.releaseName(tx, b), db.drop(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
-				errs = append(errs, db.drop(tx, bucketAddrs, a.AsSlice()))
+				errs = append(errs, db.drop(tx, layout.Addrs, a.AsSlice()))
 			}
 		}
-		for _, bucket := range [][]byte{bucketBoxes, bucketSecrets, bucketPolicies, bucketHeaders, bucketCAs} {
+		for _, bucket := range [][]byte{layout.Boxes, layout.Secrets, layout.Policies, layout.Headers, layout.CAs} {
 			errs = append(errs, db.drop(tx, bucket, []byte(id)))
 		}
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
-			errs = append(errs, db.drop(tx, bucketStaged, []byte(s.staged)))
+			errs = append(errs, db.drop(tx, layout.Staged, []byte(s.staged)))
 		}
 		return errors.Join(append(errs, db.deleteURLs(tx, id))...)
 	})
@@ -134,23 +136,23 @@ func (db *DB) drop(tx *bolt.Tx, bucket, key []byte) error {
 	if err != nil {
 		return err
 	}
-	return t.delete(key)
+	return t.Delete(key)
 }
 
 // boxRecord reads a box without its sealed part.
 func (db *DB) boxRecord(tx *bolt.Tx, id policy.BoxID) (b Box, err error) {
-	boxes, err := db.table(tx, bucketBoxes)
+	boxes, err := db.table(tx, layout.Boxes)
 	if err != nil {
 		return b, err
 	}
-	data, err := boxes.get([]byte(id))
+	data, err := boxes.Get([]byte(id))
 	if err != nil {
 		return b, err
 	}
 	if data == nil {
 		return b, fmt.Errorf("box %s: %w", id, ErrNotFound)
 	}
-	if err := decode(data, &b); err != nil {
+	if err := document.Decode(data, &b); err != nil {
 		return b, fmt.Errorf("the record of box %s is damaged: %w", id, err)
 	}
 	return b, nil
@@ -162,16 +164,16 @@ func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
 	if err != nil {
 		return Box{}, err
 	}
-	secrets, err := db.table(tx, bucketSecrets)
+	secrets, err := db.table(tx, layout.Secrets)
 	if err != nil {
 		return Box{}, err
 	}
-	sealed, err := secrets.get([]byte(id))
+	sealed, err := secrets.Get([]byte(id))
 	if err != nil {
 		return Box{}, err
 	}
 	var s sealedPart
-	if err := db.seal.openJSON(tx, bucketSecrets, string(id), sealed, &s); err != nil {
+	if err := db.seal.OpenJSON(tx, layout.Secrets, string(id), sealed, &s); err != nil {
 		return Box{}, err
 	}
 	b.Env, b.Secrets, b.Extra = hide(s.Env), hide(s.Secrets), s.Extra
@@ -185,23 +187,23 @@ func (db *DB) putBox(tx *bolt.Tx, b Box) error {
 	if err != nil {
 		return err
 	}
-	sealed, err := db.seal.sealJSON(tx, bucketSecrets, string(b.ID),
+	sealed, err := db.seal.SealJSON(tx, layout.Secrets, string(b.ID),
 		sealedPart{Env: reveal(b.Env), Secrets: reveal(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
 	if err != nil {
 		return err
 	}
-	boxes, err := db.table(tx, bucketBoxes)
+	boxes, err := db.table(tx, layout.Boxes)
 	if err != nil {
 		return err
 	}
-	if err := boxes.put([]byte(b.ID), data); err != nil {
+	if err := boxes.Put([]byte(b.ID), data); err != nil {
 		return err
 	}
-	secrets, err := db.table(tx, bucketSecrets)
+	secrets, err := db.table(tx, layout.Secrets)
 	if err != nil {
 		return err
 	}
-	return secrets.put([]byte(b.ID), sealed)
+	return secrets.Put([]byte(b.ID), sealed)
 }
 
 // claimName reserves the name for the box.
@@ -209,30 +211,30 @@ func (db *DB) claimName(tx *bolt.Tx, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	names, err := db.table(tx, bucketNames)
+	names, err := db.table(tx, layout.Names)
 	if err != nil {
 		return err
 	}
-	owner, err := names.get([]byte(b.Name))
+	owner, err := names.Get([]byte(b.Name))
 	if err != nil {
 		return err
 	}
 	if owner != nil && string(owner) != string(b.ID) {
 		return fmt.Errorf("%q: %w", b.Name, ErrNameTaken)
 	}
-	return names.put([]byte(b.Name), []byte(b.ID))
+	return names.Put([]byte(b.Name), []byte(b.ID))
 }
 
 func (db *DB) releaseName(tx *bolt.Tx, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	return db.drop(tx, bucketNames, []byte(b.Name))
+	return db.drop(tx, layout.Names, []byte(b.Name))
 }
 
 // requireBox refuses records of a box that does not exist: nothing would ever delete them.
 func requireBox(tx *bolt.Tx, id policy.BoxID) error {
-	if tx.Bucket(bucketBoxes).Get([]byte(id)) == nil {
+	if tx.Bucket(layout.Boxes).Get([]byte(id)) == nil {
 		return fmt.Errorf("box %s: %w", id, ErrNotFound)
 	}
 	return nil

@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 
 	bolt "go.etcd.io/bbolt"
+
+	"boxgate/store/layout"
+	"boxgate/store/private"
 )
 
 // rewriteFile rewrites the file if a change of the key requires it: unused pages still have values and the data key
@@ -14,19 +17,19 @@ import (
 func rewriteFile(b *bolt.DB, path string, open func() (*bolt.DB, error)) (*bolt.DB, error) {
 	wanted := false
 	err := b.View(func(tx *bolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
-		wanted = meta != nil && meta.Get(keyCompact) != nil
+		meta := tx.Bucket(layout.Meta)
+		wanted = meta != nil && meta.Get(layout.Compact) != nil
 		return nil
 	})
 	if err != nil || !wanted {
 		return b, err
 	}
-	fresh := path + newSuffix
+	fresh := path + layout.NewSuffix
 	if err := copyInUse(b, fresh); err != nil {
 		_ = os.Remove(fresh)
 		return b, nil //nolint:nilerr // the store is intact and opens; only data from before the key change is left in it
 	}
-	if err := errors.Join(os.Rename(fresh, path), syncDir(filepath.Dir(path))); err != nil {
+	if err := errors.Join(os.Rename(fresh, path), private.SyncDir(filepath.Dir(path))); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	if err := b.Close(); err != nil { // not earlier: its lock keeps others from the file
@@ -43,7 +46,7 @@ func copyInUse(b *bolt.DB, path string) error {
 	}
 	err = bolt.Compact(fresh, b, 1<<20)
 	if err == nil {
-		err = fresh.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyCompact) })
+		err = fresh.Update(func(tx *bolt.Tx) error { return tx.Bucket(layout.Meta).Delete(layout.Compact) })
 	}
 	return errors.Join(err, fresh.Sync(), fresh.Close())
 }
@@ -51,10 +54,10 @@ func copyInUse(b *bolt.DB, path string) error {
 // removeLeftovers removes partially written files that a crash left; they may contain keys.
 func removeLeftovers(dir string) error {
 	var errs []error
-	if err := os.Remove(filepath.Join(dir, fileDB+newSuffix)); !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(dir, layout.FileDB+layout.NewSuffix)); !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
-	for _, name := range []string{fileSecret, fileSecret + newSuffix, fileAPIKey, fileNextKey} {
+	for _, name := range []string{layout.FileSecret, layout.FileSecret + layout.NewSuffix, layout.FileAPIKey, layout.FileNextKey} {
 		left, err := filepath.Glob(filepath.Join(dir, "."+name+"-*"))
 		errs = append(errs, err)
 		for _, f := range left {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
+	"boxgate/store/pages"
 )
 
 // fullStore makes a store with a document of every kind, and returns its directory.
@@ -94,7 +96,7 @@ func openedWith(t *testing.T, from, to string, file []byte) (string, error) {
 	if err := os.RemoveAll(to); err != nil { // what was refused may keep its lock until the process ends
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{fileDB: file, fileSecret: nil, fileAPIKey: nil} {
+	for name, data := range map[string][]byte{layout.FileDB: file, layout.FileSecret: nil, layout.FileAPIKey: nil} {
 		var err error
 		if data == nil {
 			data, err = os.ReadFile(filepath.Join(from, name))
@@ -119,7 +121,7 @@ func openedWith(t *testing.T, from, to string, file []byte) (string, error) {
 func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)
-	file, err := os.ReadFile(filepath.Join(dir, fileDB))
+	file, err := os.ReadFile(filepath.Join(dir, layout.FileDB))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,14 +175,15 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	file, err := os.ReadFile(filepath.Join(dir, fileDB))
+	file, err := os.ReadFile(filepath.Join(dir, layout.FileDB))
 	if err != nil {
 		t.Fatal(err)
 	}
+	const branch, pageHeader, elementSize = 0x01, 16, 16 // of bbolt
 	tried := 0
 	for at := 2 * pageSize; at < len(file); at += pageSize {
 		page := file[at : at+pageSize]
-		if binary.LittleEndian.Uint16(page[8:]) != pageBranch || binary.LittleEndian.Uint16(page[10:]) < 2 {
+		if binary.LittleEndian.Uint16(page[8:]) != branch || binary.LittleEndian.Uint16(page[10:]) < 2 {
 			continue
 		}
 		element := pageHeader + elementSize // the second: what is below the first key of all counts as the first
@@ -189,7 +192,7 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 		damaged[at+key+5]++
 		tried++
 		to := newDir(t)
-		if err := os.WriteFile(filepath.Join(dir, fileAPIKey), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, layout.FileAPIKey), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, _ = openedWith(t, dir, to, damaged) // which may find out later
@@ -208,7 +211,7 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 }
 
 // reachable are the pages of a whole file that are in use.
-func reachable(t *testing.T, file []byte) (pages []uint64) {
+func reachable(t *testing.T, file []byte) []uint64 {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, file, 0o600); err != nil {
@@ -219,13 +222,9 @@ func reachable(t *testing.T, file []byte) (pages []uint64) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	header, err := newerHeader(f)
+	seen, err := pages.Reachable(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &pageWalk{f: f, size: pageSize, n: binary.LittleEndian.Uint64(header[40:]), seen: map[uint64]bool{}}
-	if err := w.walk(binary.LittleEndian.Uint64(header[16:]), keyRange{}); err != nil {
-		t.Fatal(err)
-	}
-	return slices.Collect(maps.Keys(w.seen))
+	return slices.Collect(maps.Keys(seen))
 }

@@ -11,8 +11,13 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
+	"boxgate/store/pages"
+	"boxgate/store/private"
 )
 
 // Options say where the store is and how its secrets are sealed.
@@ -46,7 +51,7 @@ func (o Options) reached(step string) error {
 type DB struct {
 	dir  string
 	bolt *bolt.DB
-	seal *sealer
+	seal *document.Sealer
 
 	rotating sync.Mutex              // one change of keys at a time
 	stop     func(step string) error // for tests: called with each step of a change of keys, which it can make fail
@@ -66,13 +71,13 @@ func (db *DB) reached(step string) error {
 // Open opens the store, and creates it on the first start: the directory, the file, the key file (unless there is a
 // passphrase). Errors say what to do. Only one process can have a store open.
 //
-// Every document is checked before any is used: see tags.go.
+// Every document is checked before any is used: see package document.
 func Open(o Options) (*DB, error) {
 	passphrase := cmp.Or(o.Passphrase.Reveal(), takeEnv(o.PassphraseEnv))
-	if err := ensureDir(o.Dir); err != nil {
+	if err := private.Ensure(o.Dir); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(o.Dir, fileDB)
+	path := filepath.Join(o.Dir, layout.FileDB)
 	if err := ensureFile(o, path, passphrase); err != nil {
 		return nil, err
 	}
@@ -91,8 +96,8 @@ func Open(o Options) (*DB, error) {
 	if db.seal, err = openSealer(b, o.Dir, passphrase, o.PassphraseEnv, path); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if err := b.View(db.checkTags); err != nil {
-		return nil, errors.Join(fmt.Errorf("the store %s: %w; %w", path, err, errDamaged), b.Close())
+	if err := b.View(db.seal.Check); err != nil {
+		return nil, errors.Join(fmt.Errorf("the store %s: %w; %w", path, err, pages.ErrDamaged), b.Close())
 	}
 	return db, nil
 }
@@ -120,7 +125,7 @@ func openFile(path string, wait time.Duration) (*bolt.DB, error) {
 }
 
 func openChecked(path string, wait time.Duration) (*bolt.DB, error) {
-	b, err := openWhole(path, bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
+	b, err := pages.Open(path, bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType})
 	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fmt.Errorf("%w (%s): stop it, or give this one a state_dir of its own", ErrInUse, path)
 	}
@@ -129,7 +134,7 @@ func openChecked(path string, wait time.Duration) (*bolt.DB, error) {
 	}
 	info, err := os.Stat(path)
 	if err == nil {
-		err = checkPrivate(path, info)
+		err = private.Check(path, info)
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -148,4 +153,21 @@ func takeEnv(name string) string {
 	v := os.Getenv(name)
 	_ = os.Unsetenv(name)
 	return v
+}
+
+// table returns the documents of a bucket in a transaction.
+func (db *DB) table(tx *bolt.Tx, name []byte) (document.Table, error) { return db.seal.Table(tx, name) }
+
+// CheckDir requires a state directory that nobody else can access. It changes nothing; the error is [fs.ErrNotExist] if there
+// is none.
+func CheckDir(dir string) error { return private.CheckDir(dir) }
+
+// InUse reports whether a process has the store of a state directory open.
+func InUse(dir string) bool {
+	f, err := os.Open(filepath.Join(dir, layout.FileDB))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }

@@ -7,9 +7,13 @@ import (
 	"os"
 	"path/filepath"
 
-	"filippo.io/age"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
+
+	"boxgate/store/document"
+	"boxgate/store/keyring"
+	"boxgate/store/layout"
+	"boxgate/store/private"
 )
 
 // ErrLost is returned when a gateway has run here but its store is gone.
@@ -44,7 +48,7 @@ func ensureFile(o Options, path, passphrase string) error {
 // firstTrace returns a file that only an earlier start can have left, or "".
 func firstTrace(o Options) string {
 	patterns := append([]string{
-		filepath.Join(o.Dir, fileSecret), filepath.Join(o.Dir, fileAPIKey), filepath.Join(o.Dir, fileNextKey),
+		filepath.Join(o.Dir, layout.FileSecret), filepath.Join(o.Dir, layout.FileAPIKey), filepath.Join(o.Dir, layout.FileNextKey),
 		filepath.Join(o.Dir, "boxes", "*"),
 	}, o.Traces...)
 	for _, p := range patterns {
@@ -71,13 +75,13 @@ func lockDir(dir string) (unlock func(), err error) {
 // dies before that, it has no effect; after it, the next start finds the key file under its temporary name (see
 // openKeyring).
 func makeStore(o Options, path, passphrase string) error {
-	fresh, keyFile := path+newSuffix, filepath.Join(o.Dir, fileSecret)
-	for _, left := range []string{fresh, keyFile + newSuffix} {
+	fresh, keyFile := path+layout.NewSuffix, filepath.Join(o.Dir, layout.FileSecret)
+	for _, left := range []string{fresh, keyFile + layout.NewSuffix} {
 		if err := os.Remove(left); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	k, err := makeKeyring(keyFile+newSuffix, passphrase, o.PassphraseEnv)
+	k, err := keyring.Make(keyFile+layout.NewSuffix, passphrase, o.PassphraseEnv)
 	if err != nil {
 		return err
 	}
@@ -90,32 +94,19 @@ func makeStore(o Options, path, passphrase string) error {
 	if err := o.reached("first store written"); err != nil {
 		return err
 	}
-	if err := errors.Join(os.Rename(fresh, path), syncDir(o.Dir), o.reached("first store in its place")); err != nil {
+	if err := errors.Join(os.Rename(fresh, path), private.SyncDir(o.Dir), o.reached("first store in its place")); err != nil {
 		return err
 	}
 	if passphrase != "" {
 		return nil
 	}
-	return errors.Join(os.Rename(keyFile+newSuffix, keyFile), syncDir(o.Dir))
-}
-
-// makeKeyring returns what the data key of a new store is encrypted with: the passphrase, or a key file that it
-// creates.
-func makeKeyring(path, passphrase, env string) (keyring, error) {
-	if passphrase != "" {
-		return passphraseKeyring(passphrase, env)
-	}
-	id, err := age.GenerateX25519Identity()
-	if err != nil {
-		return keyring{}, err
-	}
-	return fileKeyring(path, []*age.X25519Identity{id}), writeKeyFile(path, id)
+	return errors.Join(os.Rename(keyFile+layout.NewSuffix, keyFile), private.SyncDir(o.Dir))
 }
 
 // fill writes a store without documents.
-func fill(path string, k keyring) error {
-	s := &sealer{known: map[string]*dataKey{}}
-	wrapped, err := s.newKey(k)
+func fill(path string, k keyring.Keyring) error {
+	s := document.NewSealer()
+	wrapped, err := s.NewKey(k.Wrap)
 	if err != nil {
 		return err
 	}
@@ -124,19 +115,15 @@ func fill(path string, k keyring) error {
 		return err
 	}
 	err = b.Update(func(tx *bolt.Tx) error {
-		for _, name := range append([][]byte{bucketMeta}, documentBuckets...) {
+		for _, name := range append([][]byte{layout.Meta}, layout.Documents...) {
 			if _, err := tx.CreateBucket(name); err != nil {
 				return err
 			}
 		}
-		if err := errors.Join(putDataKey(tx, wrapped, k.sealing), setSchema(tx, schemaNow)); err != nil {
+		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
 			return err
 		}
-		key, err := s.of(tx)
-		if err != nil {
-			return err
-		}
-		return setTotal(key.tags, tx.Bucket(bucketMeta), total{})
+		return s.Begin(tx)
 	})
 	return errors.Join(err, b.Sync(), b.Close())
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"boxgate/store/layout"
 )
 
 // TestAStoreThatIsGoneIsNoFirstStart: wherever something says that a gateway ran here, a store that is missing or empty is
@@ -31,13 +33,13 @@ func TestAStoreThatIsGoneIsNoFirstStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := fullStore(t)
-			if err := damage(filepath.Join(dir, fileDB)); err != nil {
+			if err := damage(filepath.Join(dir, layout.FileDB)); err != nil {
 				t.Fatal(err)
 			}
 			gone(t, Options{Dir: dir})
 		})
 	}
-	for _, trace := range []string{fileSecret, fileAPIKey, fileNextKey, "boxes/b1", "../run/netns/b1"} {
+	for _, trace := range []string{layout.FileSecret, layout.FileAPIKey, layout.FileNextKey, "boxes/b1", "../run/netns/b1"} {
 		t.Run(trace, func(t *testing.T) {
 			dir := newDir(t)
 			path := filepath.Join(dir, trace)
@@ -78,7 +80,7 @@ func TestAFirstStartMayStopAnywhere(t *testing.T) {
 			if err := db.Close(); err != nil {
 				t.Fatal(err)
 			}
-			left, err := filepath.Glob(filepath.Join(dir, "*"+newSuffix))
+			left, err := filepath.Glob(filepath.Join(dir, "*"+layout.NewSuffix))
 			if err != nil || len(left) > 0 {
 				t.Errorf("after %q: left are %v", at, left)
 			}

@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 var pools = Pools{
@@ -79,7 +80,7 @@ func copyState(t *testing.T, dir string) string {
 	if err := os.Mkdir(to, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{fileDB, fileSecret} {
+	for _, name := range []string{layout.FileDB, layout.FileSecret} {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(to, name), data, 0o600)

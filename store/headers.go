@@ -6,13 +6,14 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 // Headers returns the header rules of a box. If they were never set they are empty, with version 0.
 func (db *DB) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders(string(id)) }
 
 // GlobalHeaders returns the header rules of every box. If they were never set they are empty, with version 0.
-func (db *DB) GlobalHeaders() (Headers, error) { return db.getHeaders(global) }
+func (db *DB) GlobalHeaders() (Headers, error) { return db.getHeaders(layout.Global) }
 
 // StageHeaders stores header rules of a box next to the committed ones, replacing rules staged before. They are not in
 // force until [DB.CommitHeaders]. The version must be higher than the committed one, else the error is [ErrConflict].
@@ -33,14 +34,14 @@ func (db *DB) AbortHeaders(id policy.BoxID) error { return db.abort(headerSlot(s
 
 // StageGlobalHeaders is [DB.StageHeaders] for the header rules of every box.
 func (db *DB) StageGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stageHeaders(tx, global, rules, version) })
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stageHeaders(tx, layout.Global, rules, version) })
 }
 
 // CommitGlobalHeaders is [DB.CommitHeaders] for the header rules of every box.
-func (db *DB) CommitGlobalHeaders() error { return db.commit(headerSlot(global)) }
+func (db *DB) CommitGlobalHeaders() error { return db.commit(headerSlot(layout.Global)) }
 
 // AbortGlobalHeaders is [DB.AbortHeaders] for the header rules of every box.
-func (db *DB) AbortGlobalHeaders() error { return db.abort(headerSlot(global)) }
+func (db *DB) AbortGlobalHeaders() error { return db.abort(headerSlot(layout.Global)) }
 
 func (db *DB) getHeaders(owner string) (Headers, error) {
 	var rec headersRecord
@@ -56,15 +57,15 @@ func (db *DB) getHeaders(owner string) (Headers, error) {
 
 func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
 	var rec headersRecord
-	headers, err := db.table(tx, bucketHeaders)
+	headers, err := db.table(tx, layout.Headers)
 	if err != nil {
 		return rec, err
 	}
-	sealed, err := headers.get([]byte(owner))
+	sealed, err := headers.Get([]byte(owner))
 	if sealed == nil {
 		return rec, err
 	}
-	return rec, db.seal.openJSON(tx, bucketHeaders, owner, sealed, &rec)
+	return rec, db.seal.OpenJSON(tx, layout.Headers, owner, sealed, &rec)
 }
 
 // stageHeaders seals header rules for the place where they are staged.
@@ -81,7 +82,7 @@ func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule,
 		rec.Rules = append(rec.Rules, recordOf(r))
 	}
 	slot := headerSlot(owner)
-	sealed, err := db.seal.sealJSON(tx, bucketStaged, slot.staged, rec)
+	sealed, err := db.seal.SealJSON(tx, layout.Staged, slot.staged, rec)
 	if err != nil {
 		return err
 	}

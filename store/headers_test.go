@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 // TestHeaderRulesRoundTrip: every field comes back, after the store was closed; no value and no token is in the file.
@@ -36,7 +37,7 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, fileDB))
+	data, err := os.ReadFile(filepath.Join(dir, layout.FileDB))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,12 +73,12 @@ func TestRecordsOfOlderVersions(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1", PlaceholderKey: NewKey()})
 	old := map[string]json.RawMessage{
-		string(bucketHeaders): json.RawMessage(`{"version":3,"rules":[{"pattern":"a.test","headers":[{"name":"X","value":"1"}]},{"pattern":"b.test","headers":null}]}`),
-		string(bucketSecrets): json.RawMessage(`{"env":{"A":"b"}}`),
+		string(layout.Headers): json.RawMessage(`{"version":3,"rules":[{"pattern":"a.test","headers":[{"name":"X","value":"1"}]},{"pattern":"b.test","headers":null}]}`),
+		string(layout.Secrets): json.RawMessage(`{"env":{"A":"b"}}`),
 	}
 	for bucket, record := range old {
 		err := db.bolt.Update(func(tx *bolt.Tx) error {
-			sealed, err := db.seal.sealJSON(tx, []byte(bucket), "b1", record)
+			sealed, err := db.seal.SealJSON(tx, []byte(bucket), "b1", record)
 			if err != nil {
 				return err
 			}
@@ -85,7 +86,7 @@ func TestRecordsOfOlderVersions(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return documents.put([]byte("b1"), sealed)
+			return documents.Put([]byte("b1"), sealed)
 		})
 		if err != nil {
 			t.Fatal(err)

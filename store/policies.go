@@ -8,13 +8,15 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
 
 // Policy returns the committed policy of a box, or [ErrNotFound].
 func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 	var p Policy
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		policies, err := db.table(tx, bucketPolicies)
+		policies, err := db.table(tx, layout.Policies)
 		if err != nil {
 			return err
 		}
@@ -34,7 +36,7 @@ func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) err
 		if err := requireBox(tx, id); err != nil {
 			return err
 		}
-		policies, err := db.table(tx, bucketPolicies)
+		policies, err := db.table(tx, layout.Policies)
 		if err != nil {
 			return err
 		}
@@ -54,8 +56,8 @@ func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(
 // AbortPolicy deletes the staged policy of a box, if there is one.
 func (db *DB) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
 
-func getPolicy(policies table, id policy.BoxID, p *Policy) error {
-	data, err := policies.get([]byte(id))
+func getPolicy(policies document.Table, id policy.BoxID, p *Policy) error {
+	data, err := policies.Get([]byte(id))
 	if err != nil {
 		return err
 	}
@@ -66,7 +68,7 @@ func getPolicy(policies table, id policy.BoxID, p *Policy) error {
 }
 
 func decodePolicy(data []byte, id policy.BoxID, p *Policy) error {
-	if err := decode(data, p); err != nil {
+	if err := document.Decode(data, p); err != nil {
 		return fmt.Errorf("the policy of box %s is damaged: %w", id, err)
 	}
 	return nil

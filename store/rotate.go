@@ -10,6 +10,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/keyring"
+	"boxgate/store/layout"
 )
 
 // RotateKey gives the store a new data key, reseals every value with it, and encrypts it to a new key: a new age
@@ -27,11 +30,11 @@ func (db *DB) RotateKey(newPassphrase policy.Secret) error {
 		return err
 	}
 	switch {
-	case sealing == sealedByPassphrase && newPassphrase.Reveal() == "":
+	case sealing == layout.SealedByPassphrase && newPassphrase.Reveal() == "":
 		return fmt.Errorf("%w: the secrets of this store are encrypted with a passphrase: give a new one", ErrPassphrase)
-	case sealing == sealedByFile && newPassphrase.Reveal() != "":
+	case sealing == layout.SealedByFile && newPassphrase.Reveal() != "":
 		return fmt.Errorf("%w: the secrets of this store are encrypted with its key file: give no passphrase", ErrPassphrase)
-	case sealing == sealedByPassphrase:
+	case sealing == layout.SealedByPassphrase:
 		return db.rotatePassphrase(newPassphrase.Reveal())
 	}
 	return db.rotateKeyFile()
@@ -40,14 +43,14 @@ func (db *DB) RotateKey(newPassphrase policy.Secret) error {
 // sealing returns how the data key is encrypted.
 func (db *DB) sealing() (sealing string, err error) {
 	err = db.bolt.View(func(tx *bolt.Tx) error {
-		sealing = string(tx.Bucket(bucketMeta).Get(keySealing))
+		sealing = string(tx.Bucket(layout.Meta).Get(layout.Sealing))
 		return nil
 	})
 	return sealing, err
 }
 
 func (db *DB) rotatePassphrase(passphrase string) error {
-	k, err := passphraseKeyring(passphrase, "")
+	k, err := keyring.OfPassphrase(passphrase, "")
 	if err != nil {
 		return err
 	}
@@ -58,7 +61,7 @@ func (db *DB) rotatePassphrase(passphrase string) error {
 }
 
 func (db *DB) rotateKeyFile() error {
-	path := db.path(fileSecret)
+	path := db.path(layout.FileSecret)
 	old, err := db.presentIdentity(path)
 	if err != nil {
 		return err
@@ -67,20 +70,20 @@ func (db *DB) rotateKeyFile() error {
 	if err != nil {
 		return err
 	}
-	if err := writeKeyFile(path, old, next); err != nil {
+	if err := keyring.WriteFile(path, old, next); err != nil {
 		return err
 	}
 	if err := db.reached("both identities in the key file"); err != nil {
 		return err
 	}
 	// If it fails, both stay in the key file, since it is not known what the transaction has written to disk.
-	if err := db.resealAll(fileKeyring(path, []*age.X25519Identity{next})); err != nil {
+	if err := db.resealAll(keyring.OfFile(path, []*age.X25519Identity{next})); err != nil {
 		return err
 	}
 	if err := db.reached("new data key committed"); err != nil {
 		return err
 	}
-	if err := writeKeyFile(path, next); err != nil {
+	if err := keyring.WriteFile(path, next); err != nil {
 		return fmt.Errorf("the secrets are encrypted with a new key, but the old one stays in the key file until the next start: %w", err)
 	}
 	return db.reached("new identity alone in the key file")
@@ -88,49 +91,49 @@ func (db *DB) rotateKeyFile() error {
 
 // presentIdentity returns the identity of the key file that opens the current data key.
 func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
-	file, err := readKeyFile(path)
+	file, err := keyring.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
 	var wrapped []byte
 	err = db.bolt.View(func(tx *bolt.Tx) error {
-		wrapped = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDataKey))
+		wrapped = bytes.Clone(tx.Bucket(layout.Meta).Get(layout.DataKey))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	key, which, err := fileKeyring(path, file.identities).unwrap(wrapped)
+	key, which, err := keyring.OfFile(path, file.Identities).Unwrap(wrapped)
 	clear(key)
 	if err != nil {
 		return nil, err
 	}
-	return file.identities[which], nil
+	return file.Identities[which], nil
 }
 
 // resealAll makes a data key, encrypted by k, and reseals every value with it, in one transaction.
-func (db *DB) resealAll(k keyring) error {
-	wrapped, err := db.seal.newKey(k)
+func (db *DB) resealAll(k keyring.Keyring) error {
+	wrapped, err := db.seal.NewKey(k.Wrap)
 	if err != nil {
 		return err
 	}
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		if err := db.checkTags(tx); err != nil {
+		if err := db.seal.Check(tx); err != nil {
 			return fmt.Errorf("the store is damaged: %w", err)
 		}
-		old, err := db.seal.of(tx)
+		old, err := db.seal.Key(tx)
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(putDataKey(tx, wrapped, k.sealing), tx.Bucket(bucketMeta).Put(keyCompact, []byte{1})); err != nil {
+		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), tx.Bucket(layout.Meta).Put(layout.Compact, []byte{1})); err != nil {
 			return err
 		}
-		next, err := db.seal.of(tx)
+		next, err := db.seal.Key(tx)
 		if err != nil {
 			return err
 		}
-		if err := writeAgain(tx, next, func(bucket, key, value []byte) ([]byte, error) {
-			return resealed(old, next, bucket, key, value[tagSize:])
+		if err := document.Rewrite(tx, next, func(bucket, key, value []byte) ([]byte, error) {
+			return resealed(old, next, bucket, key, document.Untagged(value))
 		}); err != nil {
 			return err
 		}
@@ -138,49 +141,21 @@ func (db *DB) resealAll(k keyring) error {
 	})
 }
 
-// writeAgain rewrites every document of a store under a data key, as the result of change for its current value.
-func writeAgain(tx *bolt.Tx, key *dataKey, change func(bucket, key, value []byte) ([]byte, error)) error {
-	if err := setTotal(key.tags, tx.Bucket(bucketMeta), total{}); err != nil {
-		return err
-	}
-	for _, name := range documentBuckets {
-		t := table{tx: tx, name: name, bucket: tx.Bucket(name), key: key.tags}
-		fresh := map[string][]byte{} // a bucket must not be changed during iteration
-		err := t.bucket.ForEach(func(key, value []byte) (err error) {
-			document, err := change(name, key, value)
-			fresh[string(key)] = bytes.Clone(document)
-			return err
-		})
-		for key, document := range fresh {
-			if err == nil {
-				err = t.bucket.Delete([]byte(key)) // not t.delete: its tag is of the old key, or missing
-			}
-			if err == nil {
-				err = t.put([]byte(key), document)
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // resealed returns a document with its sealed part resealed.
-func resealed(old, next *dataKey, bucket, owner, document []byte) ([]byte, error) {
+func resealed(old, next *document.Key, bucket, owner, document []byte) ([]byte, error) {
 	again := func(value []byte) ([]byte, error) {
-		plain, err := unsealed(old.aead, bucket, string(owner), value)
+		plain, err := old.Open(bucket, string(owner), value)
 		if err != nil {
 			return nil, err
 		}
 		defer clear(plain)
-		return sealed(next.aead, bucket, string(owner), plain), nil
+		return next.Seal(bucket, string(owner), plain), nil
 	}
 	switch {
-	case bytes.Equal(bucket, bucketSecrets), bytes.Equal(bucket, bucketHeaders),
-		bytes.Equal(bucket, bucketStaged) && bytes.HasPrefix(owner, []byte(stagedHeaders)):
+	case bytes.Equal(bucket, layout.Secrets), bytes.Equal(bucket, layout.Headers),
+		bytes.Equal(bucket, layout.Staged) && bytes.HasPrefix(owner, []byte(stagedHeaders)):
 		return again(document)
-	case bytes.Equal(bucket, bucketCAs):
+	case bytes.Equal(bucket, layout.CAs):
 		return resealCA(document, again)
 	}
 	return document, nil
@@ -189,7 +164,7 @@ func resealed(old, next *dataKey, bucket, owner, document []byte) ([]byte, error
 // resealCA reseals the key of an authority; its certificate is not sealed.
 func resealCA(data []byte, again func([]byte) ([]byte, error)) ([]byte, error) {
 	var rec caRecord
-	if err := decode(data, &rec); err != nil {
+	if err := document.Decode(data, &rec); err != nil {
 		return nil, fmt.Errorf("the record of a certificate authority is damaged: %w", err)
 	}
 	var err error

@@ -16,6 +16,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 // sealing is one way of sealing a store, with the key of before and after a change.
@@ -168,7 +169,7 @@ func (c sealingCase) opensOnce(t *testing.T, step, dir string, before bool) {
 			t.Errorf("%s: %v", step, err)
 		}
 	}
-	key, err := os.ReadFile(filepath.Join(dir, fileSecret))
+	key, err := os.ReadFile(filepath.Join(dir, layout.FileSecret))
 	if n := bytes.Count(key, []byte("AGE-SECRET-KEY-1")); c.old == "" && (err != nil || n != 1) {
 		t.Errorf("%s: the key file holds %d identities (%v)", step, n, err)
 	}
@@ -234,7 +235,7 @@ func TestTheOldKeyOpensNothing(t *testing.T) {
 				}
 			}
 			before := sealedBytes(t, db)
-			oldKey, _ := os.ReadFile(filepath.Join(dir, fileSecret)) // none with a passphrase
+			oldKey, _ := os.ReadFile(filepath.Join(dir, layout.FileSecret)) // none with a passphrase
 			if err := errors.Join(db.RotateKey(policy.NewSecret(c.new)), db.Close()); err != nil {
 				t.Fatal(err)
 			}
@@ -246,7 +247,7 @@ func TestTheOldKeyOpensNothing(t *testing.T) {
 			if err := db.Close(); err != nil {
 				t.Fatal(err)
 			}
-			file, err := os.ReadFile(filepath.Join(dir, fileDB))
+			file, err := os.ReadFile(filepath.Join(dir, layout.FileDB))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -259,7 +260,7 @@ func TestTheOldKeyOpensNothing(t *testing.T) {
 				}
 			}
 			if c.old == "" {
-				if err := os.WriteFile(filepath.Join(dir, fileSecret), oldKey, 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, layout.FileSecret), oldKey, 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -276,8 +277,8 @@ func sealedBytes(t *testing.T, db *DB) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		out["data key"] = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDataKey))
-		for _, bucket := range [][]byte{bucketSecrets, bucketHeaders} {
+		out["data key"] = bytes.Clone(tx.Bucket(layout.Meta).Get(layout.DataKey))
+		for _, bucket := range [][]byte{layout.Secrets, layout.Headers} {
 			err := tx.Bucket(bucket).ForEach(func(k, v []byte) error {
 				out[fmt.Sprintf("%s of %s", bucket, k)] = bytes.Clone(v)
 				return nil
@@ -367,7 +368,7 @@ func TestAChangeOfTheKeyThatDoesNotFit(t *testing.T) {
 		}
 	}
 	dir, db := sealingCases[0].filled(t)
-	if err := os.Remove(filepath.Join(dir, fileSecret)); err != nil {
+	if err := os.Remove(filepath.Join(dir, layout.FileSecret)); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.RotateKey(policy.Secret{}); err == nil || flaw(db) != "" {
@@ -382,8 +383,8 @@ func TestAChangeOfTheKeyThatDoesNotFit(t *testing.T) {
 func TestWhoWaitsGetsTheNewFile(t *testing.T) {
 	t.Parallel()
 	dir, db := sealingCases[0].filled(t)
-	path := filepath.Join(dir, fileDB)
-	if err := copyInUse(db.bolt, path+newSuffix); err != nil {
+	path := filepath.Join(dir, layout.FileDB)
+	if err := copyInUse(db.bolt, path+layout.NewSuffix); err != nil {
 		t.Fatal(err)
 	}
 	type result struct {
@@ -395,14 +396,14 @@ func TestWhoWaitsGetsTheNewFile(t *testing.T) {
 		b, err := openFile(path, time.Minute)
 		got <- result{b, err}
 	}()
-	if err := errors.Join(os.Rename(path+newSuffix, path), db.Close()); err != nil {
+	if err := errors.Join(os.Rename(path+layout.NewSuffix, path), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 	r := <-got
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
-	if err := r.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Put([]byte("seen"), []byte("x")) }); err != nil {
+	if err := r.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(layout.Meta).Put([]byte("seen"), []byte("x")) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.db.Close(); err != nil {

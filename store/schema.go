@@ -1,11 +1,17 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 
 	bolt "go.etcd.io/bbolt"
+
+	"boxgate/store/document"
+	"boxgate/store/keyring"
+	"boxgate/store/layout"
+	"boxgate/store/pages"
 )
 
 // errOlder is returned for a store that looks as if its documents had no tags yet, although its key says that they
@@ -15,19 +21,19 @@ var errOlder = errors.New("it has the layout of a version that did not protect i
 
 // migrate upgrades a store to the current schema, and refuses one that a newer version has written. The schemas
 // encrypted with the data key and recorded in the key file cannot be changed by someone who only has the store's file.
-func (s *sealer) migrate(b *bolt.DB, k keyring, key []byte, keySchema int, path string) error {
+func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keySchema int, path string) error {
 	version, err := schemaOf(b)
 	switch {
 	case err != nil:
 		return fmt.Errorf("the store %s: %w", path, err)
-	case version > schemaNow || keySchema > schemaNow:
+	case version > layout.SchemaNow || keySchema > layout.SchemaNow:
 		return fmt.Errorf("the store %s was written by a newer boxgate (schema %d; this one knows %d): "+
-			"run the newer version, or restore a backup made before the upgrade", path, max(version, keySchema), schemaNow)
-	case version == schemaNow && keySchema == schemaNow:
+			"run the newer version, or restore a backup made before the upgrade", path, max(version, keySchema), layout.SchemaNow)
+	case version == layout.SchemaNow && keySchema == layout.SchemaNow:
 		return nil
-	case version == schemaPlain && keySchema == schemaPlain && k.schema <= schemaPlain:
-		if err := s.protect(b, k, key); err != nil {
-			return fmt.Errorf("the store %s could not be upgraded to schema %d, and was not changed: %w", path, schemaNow, err)
+	case version == layout.SchemaPlain && keySchema == layout.SchemaPlain && k.Schema <= layout.SchemaPlain:
+		if err := protect(s, b, k, key); err != nil {
+			return fmt.Errorf("the store %s could not be upgraded to schema %d, and was not changed: %w", path, layout.SchemaNow, err)
 		}
 		return nil
 	}
@@ -37,13 +43,13 @@ func (s *sealer) migrate(b *bolt.DB, k keyring, key []byte, keySchema int, path 
 // schemaOf reads the schema version of a store.
 func schemaOf(b *bolt.DB) (version int, err error) {
 	err = b.View(func(tx *bolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
+		meta := tx.Bucket(layout.Meta)
 		if meta == nil {
-			return errDamaged
+			return pages.ErrDamaged
 		}
-		v := meta.Get(keyVersion)
+		v := meta.Get(layout.Version)
 		if len(v) != 4 || binary.BigEndian.Uint32(v) == 0 || binary.BigEndian.Uint32(v) > 1<<16 {
-			return fmt.Errorf("its schema version cannot be read: %w", errDamaged)
+			return fmt.Errorf("its schema version cannot be read: %w", pages.ErrDamaged)
 		}
 		version = int(binary.BigEndian.Uint32(v))
 		return nil
@@ -52,31 +58,88 @@ func schemaOf(b *bolt.DB) (version int, err error) {
 }
 
 func setSchema(tx *bolt.Tx, version uint32) error {
-	return tx.Bucket(bucketMeta).Put(keyVersion, binary.BigEndian.AppendUint32(nil, version))
+	return tx.Bucket(layout.Meta).Put(layout.Version, binary.BigEndian.AppendUint32(nil, version))
 }
 
 // protect adds tags to all documents of a store of schema 1, in one transaction, after validating all of them.
-func (s *sealer) protect(b *bolt.DB, k keyring, key []byte) error {
-	content := joinDataKey(key, schemaNow)
-	defer clear(content)
-	wrapped, err := k.wrap(content)
+func protect(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) error {
+	wrapped, err := s.Adopt(key, k.Wrap)
 	if err != nil {
 		return err
 	}
-	if err := s.learn(wrapped, key); err != nil {
-		return err
-	}
 	return b.Update(func(tx *bolt.Tx) error {
-		if err := s.understand(tx); err != nil {
-			return fmt.Errorf("%w; %w", err, errDamaged)
+		if err := understand(s, tx); err != nil {
+			return fmt.Errorf("%w; %w", err, pages.ErrDamaged)
 		}
-		if err := errors.Join(putDataKey(tx, wrapped, k.sealing), setSchema(tx, schemaNow)); err != nil {
+		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
 			return err
 		}
-		next, err := s.of(tx)
+		next, err := s.Key(tx)
 		if err != nil {
 			return err
 		}
-		return writeAgain(tx, next, func(_, _, value []byte) ([]byte, error) { return value, nil })
+		return document.Rewrite(tx, next, func(_, _, value []byte) ([]byte, error) { return value, nil })
 	})
+}
+
+// openSealer decrypts the data key of a store, and upgrades the store to the current schema if it is older.
+func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*document.Sealer, error) {
+	var wrapped []byte
+	var sealing string
+	err := b.View(func(tx *bolt.Tx) error {
+		if meta := tx.Bucket(layout.Meta); meta != nil {
+			wrapped, sealing = bytes.Clone(meta.Get(layout.DataKey)), string(meta.Get(layout.Sealing))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if wrapped == nil {
+		return nil, fmt.Errorf("the store %s has no data key: %w", path, pages.ErrDamaged)
+	}
+	if err := checkSealing(sealing, passphrase, env); err != nil {
+		return nil, err
+	}
+	k, err := keyring.Open(dir, passphrase, env)
+	if err != nil {
+		return nil, err
+	}
+	content, i, err := k.Unwrap(wrapped)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(content)
+	key, schema, err := document.ParseKey(content)
+	if err != nil {
+		return nil, err
+	}
+	s := document.NewSealer()
+	if err := s.Learn(wrapped, bytes.Clone(key)); err != nil {
+		return nil, err
+	}
+	if err := migrate(s, b, k, key, schema, path); err != nil {
+		return nil, err
+	}
+	return s, k.Settle(i)
+}
+
+// checkSealing refuses to open a store in another way than it was created.
+func checkSealing(sealing, passphrase, env string) error {
+	switch {
+	case sealing != layout.SealedByPassphrase && sealing != layout.SealedByFile:
+		return fmt.Errorf("the store does not say how its secrets are encrypted: %w", pages.ErrDamaged)
+	case sealing == layout.SealedByPassphrase && passphrase == "":
+		return fmt.Errorf("the secrets of this store are encrypted with a passphrase: set it in %s", orName(env))
+	case sealing == layout.SealedByFile && passphrase != "":
+		return fmt.Errorf("the secrets of this store are encrypted with its key file: unset %s", orName(env))
+	}
+	return nil
+}
+
+func orName(env string) string {
+	if env == "" {
+		return "the environment"
+	}
+	return env
 }

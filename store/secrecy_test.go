@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 func TestTheFileHoldsNoSecret(t *testing.T) {
@@ -41,7 +42,7 @@ func TestTheFileHoldsNoSecret(t *testing.T) {
 			if got, err := db.Box("b1"); err != nil || got.Env["A"].Reveal() != secret {
 				t.Fatalf("the secret is not read back: %v", err)
 			}
-			data, err := os.ReadFile(filepath.Join(dir, fileDB))
+			data, err := os.ReadFile(filepath.Join(dir, layout.FileDB))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,7 +65,7 @@ func TestSecretsDoNotOpenElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		headers := tx.Bucket(bucketHeaders)
+		headers := tx.Bucket(layout.Headers)
 		return headers.Put([]byte("b2"), bytes.Clone(headers.Get([]byte("b1"))))
 	})
 	if err != nil {
@@ -86,7 +87,7 @@ func TestModes(t *testing.T) {
 	if made, err := db.EnsureAPIKey(); err != nil || !made {
 		t.Fatal(made, err)
 	}
-	for name, want := range map[string]os.FileMode{"": 0o700, fileDB: 0o600, fileSecret: 0o600, fileAPIKey: 0o600} {
+	for name, want := range map[string]os.FileMode{"": 0o700, layout.FileDB: 0o600, layout.FileSecret: 0o600, layout.FileAPIKey: 0o600} {
 		info, err := os.Stat(filepath.Join(dir, name))
 		if err != nil || info.Mode().Perm() != want {
 			t.Errorf("%q: %v, %v; want %v", name, info.Mode(), err, want)
@@ -95,7 +96,7 @@ func TestModes(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for name, mode := range map[string]os.FileMode{"": 0o755, fileDB: 0o640, fileSecret: 0o604} {
+	for name, mode := range map[string]os.FileMode{"": 0o755, layout.FileDB: 0o640, layout.FileSecret: 0o604} {
 		path := filepath.Join(dir, name)
 		info, err := os.Stat(path)
 		if err != nil {
@@ -119,19 +120,19 @@ func TestWrongKeyIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	key, err := os.ReadFile(filepath.Join(dir, fileSecret))
+	key, err := os.ReadFile(filepath.Join(dir, layout.FileSecret))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(filepath.Join(other, fileSecret), filepath.Join(dir, fileSecret)); err != nil {
+	if err := os.Rename(filepath.Join(other, layout.FileSecret), filepath.Join(dir, layout.FileSecret)); err != nil {
 		t.Fatal(err)
 	}
-	assertRefused(t, Options{Dir: dir}, fileSecret, "restore the right one")
-	assertRefused(t, Options{Dir: other}, fileSecret, "missing", "backup")
-	if _, err := os.Stat(filepath.Join(other, fileSecret)); err == nil {
+	assertRefused(t, Options{Dir: dir}, layout.FileSecret, "restore the right one")
+	assertRefused(t, Options{Dir: other}, layout.FileSecret, "missing", "backup")
+	if _, err := os.Stat(filepath.Join(other, layout.FileSecret)); err == nil {
 		t.Error("a key that opens nothing was made")
 	}
-	if err := os.WriteFile(filepath.Join(dir, fileSecret), key, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, layout.FileSecret), key, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	open(t, Options{Dir: dir})
@@ -144,7 +145,7 @@ func TestWrongPassphraseIsRefused(t *testing.T) {
 	if err := open(t, o).Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(o.Dir, fileSecret)); err == nil {
+	if _, err := os.Stat(filepath.Join(o.Dir, layout.FileSecret)); err == nil {
 		t.Error("a key file was made beside the passphrase")
 	}
 	t.Setenv(env, "wrong")
@@ -169,7 +170,7 @@ func TestAPIKeyIsMadeOnce(t *testing.T) {
 	if made, err := db.EnsureAPIKey(); err != nil || !made {
 		t.Fatal(made, err)
 	}
-	file := filepath.Join(o.Dir, fileAPIKey)
+	file := filepath.Join(o.Dir, layout.FileAPIKey)
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

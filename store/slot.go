@@ -1,6 +1,9 @@
 package store
 
-import "boxgate/policy"
+import (
+	"boxgate/policy"
+	"boxgate/store/layout"
+)
 
 // slot is the place of one document that is changed in two steps.
 type slot struct {
@@ -16,10 +19,10 @@ type slot struct {
 const stagedHeaders = "headers\x00"
 
 func policySlot(id policy.BoxID) slot {
-	return slot{what: "policy of box " + string(id), bucket: bucketPolicies, owner: string(id), staged: string(id)}
+	return slot{what: "policy of box " + string(id), bucket: layout.Policies, owner: string(id), staged: string(id)}
 }
 
-// headerSlot is that of the header rules of a box, or of every box ([global]).
+// headerSlot is that of the header rules of a box, or of every box ([Global]).
 func headerSlot(owner string) slot {
-	return slot{what: "header rules of " + owner, bucket: bucketHeaders, owner: owner, staged: stagedHeaders + owner, sealed: true}
+	return slot{what: "header rules of " + owner, bucket: layout.Headers, owner: owner, staged: stagedHeaders + owner, sealed: true}
 }

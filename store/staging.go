@@ -8,6 +8,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 // A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk but not in
@@ -16,17 +17,17 @@ import (
 
 // stage writes a document, replacing one that was staged before.
 func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
-	staged, err := db.table(tx, bucketStaged)
+	staged, err := db.table(tx, layout.Staged)
 	if err != nil {
 		return err
 	}
-	return staged.put([]byte(s.staged), document)
+	return staged.Put([]byte(s.staged), document)
 }
 
 // commit makes the staged document the committed one.
 func (db *DB) commit(s slot) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
+		staged, err := db.table(tx, layout.Staged)
 		if err != nil {
 			return err
 		}
@@ -34,7 +35,7 @@ func (db *DB) commit(s slot) error {
 		if err != nil {
 			return err
 		}
-		document, err := staged.get([]byte(s.staged))
+		document, err := staged.Get([]byte(s.staged))
 		if err != nil {
 			return err
 		}
@@ -44,10 +45,10 @@ func (db *DB) commit(s slot) error {
 		if document, err = db.atHome(tx, s, document); err != nil {
 			return err
 		}
-		if err := committed.put([]byte(s.owner), document); err != nil {
+		if err := committed.Put([]byte(s.owner), document); err != nil {
 			return err
 		}
-		return staged.delete([]byte(s.staged))
+		return staged.Delete([]byte(s.staged))
 	})
 }
 
@@ -56,29 +57,29 @@ func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	if !s.sealed {
 		return bytes.Clone(document), nil
 	}
-	key, err := db.seal.of(tx)
+	key, err := db.seal.Key(tx)
 	if err != nil {
 		return nil, err
 	}
-	plain, err := unsealed(key.aead, bucketStaged, s.staged, document)
+	plain, err := key.Open(layout.Staged, s.staged, document)
 	if err != nil {
 		return nil, err
 	}
 	defer clear(plain)
-	return sealed(key.aead, s.bucket, s.owner, plain), nil
+	return key.Seal(s.bucket, s.owner, plain), nil
 }
 
 // abort deletes the staged document. If there is none nothing is written, so that it succeeds on a full disk.
 func (db *DB) abort(s slot) error {
 	staged := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		staged = tx.Bucket(bucketStaged).Get([]byte(s.staged)) != nil
+		staged = tx.Bucket(layout.Staged).Get([]byte(s.staged)) != nil
 		return nil
 	})
 	if err != nil || !staged {
 		return err
 	}
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.drop(tx, bucketStaged, []byte(s.staged)) })
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.drop(tx, layout.Staged, []byte(s.staged)) })
 }
 
 // Staged returns the policies that were staged and neither committed nor aborted: after a crash, those whose update was
@@ -106,7 +107,7 @@ func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
 			return nil
 		}
 		var rec headersRecord
-		if err := db.seal.openJSON(tx, bucketStaged, key, document, &rec); err != nil {
+		if err := db.seal.OpenJSON(tx, layout.Staged, key, document, &rec); err != nil {
 			return err
 		}
 		headers, err := rec.headers()
@@ -118,11 +119,11 @@ func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
 
 func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, document []byte) error) error {
 	return db.bolt.View(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
+		staged, err := db.table(tx, layout.Staged)
 		if err != nil {
 			return err
 		}
-		return staged.each(nil, func(key, document []byte) error { return f(tx, changeAt(string(key)), string(key), document) })
+		return staged.Each(nil, func(key, document []byte) error { return f(tx, changeAt(string(key)), string(key), document) })
 	})
 }
 
@@ -135,7 +136,7 @@ type StagedChange struct {
 // changeAt returns the change that is staged under a key.
 func changeAt(key string) StagedChange {
 	owner, headers := strings.CutPrefix(key, stagedHeaders)
-	if owner == global {
+	if owner == layout.Global {
 		owner = ""
 	}
 	return StagedChange{Box: policy.BoxID(owner), Headers: headers}
@@ -146,12 +147,12 @@ func changeAt(key string) StagedChange {
 func (db *DB) DropStaged() ([]StagedChange, error) {
 	var dropped []StagedChange
 	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
+		staged, err := db.table(tx, layout.Staged)
 		if err != nil {
 			return err
 		}
-		for _, key := range staged.keys(nil) {
-			if err := staged.delete(key); err != nil {
+		for _, key := range staged.Keys(nil) {
+			if err := staged.Delete(key); err != nil {
 				return err
 			}
 			dropped = append(dropped, changeAt(string(key)))

@@ -8,6 +8,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 // valueOf is the value of the only header.
@@ -118,19 +119,19 @@ func TestStagedHeadersAreSealedInTheirPlace(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
 	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, bucketStaged)
+		staged, err := db.table(tx, layout.Staged)
 		if err != nil {
 			return err
 		}
-		document, err := staged.get([]byte(stagedHeaders + "b1"))
+		document, err := staged.Get([]byte(stagedHeaders + "b1"))
 		if err != nil {
 			return err
 		}
-		headers, err := db.table(tx, bucketHeaders)
+		headers, err := db.table(tx, layout.Headers)
 		if err != nil {
 			return err
 		}
-		return headers.put([]byte("b1"), document)
+		return headers.Put([]byte("b1"), document)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 func TestEverythingIsReadBackAfterReopening(t *testing.T) {
@@ -85,17 +86,17 @@ func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 	t.Parallel()
 	o := Options{Dir: newDir(t)}
 	db := open(t, o)
-	newer := binary.BigEndian.AppendUint32(nil, schemaNow+1)
-	err := db.bolt.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyVersion, newer) })
+	newer := binary.BigEndian.AppendUint32(nil, layout.SchemaNow+1)
+	err := db.bolt.Update(func(tx *bolt.Tx) error { return tx.Bucket(layout.Meta).Put(layout.Version, newer) })
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
-	before, err := os.ReadFile(filepath.Join(o.Dir, fileDB))
+	before, err := os.ReadFile(filepath.Join(o.Dir, layout.FileDB))
 	if err != nil {
 		t.Fatal(err)
 	}
 	assertRefused(t, o, "newer boxgate", "schema 3")
-	if after, err := os.ReadFile(filepath.Join(o.Dir, fileDB)); err != nil || !bytes.Equal(before, after) {
+	if after, err := os.ReadFile(filepath.Join(o.Dir, layout.FileDB)); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the file was changed (%v)", err)
 	}
 }
@@ -106,10 +107,10 @@ func TestNoStoreIsNoDatabase(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, fileDB), []byte(strings.Repeat("garbage", 5000)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, layout.FileDB), []byte(strings.Repeat("garbage", 5000)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	assertRefused(t, Options{Dir: dir}, "cannot be opened", fileDB)
+	assertRefused(t, Options{Dir: dir}, "cannot be opened", layout.FileDB)
 	assertRefused(t, Options{}, "state_dir")
 }
 

@@ -10,12 +10,16 @@ import (
 
 	"filippo.io/age"
 	bolt "go.etcd.io/bbolt"
+
+	"boxgate/store/document"
+	"boxgate/store/keyring"
+	"boxgate/store/layout"
 )
 
 // edit changes the file of a store without its key.
 func edit(t *testing.T, dir string, change func(tx *bolt.Tx) error) {
 	t.Helper()
-	b, err := bolt.Open(filepath.Join(dir, fileDB), 0o600, nil)
+	b, err := bolt.Open(filepath.Join(dir, layout.FileDB), 0o600, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,21 +31,21 @@ func edit(t *testing.T, dir string, change func(tx *bolt.Tx) error) {
 // asSchema1 makes of a store one that was written before documents had tags.
 func asSchema1(t *testing.T, dir string) {
 	t.Helper()
-	path := filepath.Join(dir, fileSecret)
-	file, err := readKeyFile(path)
+	path := filepath.Join(dir, layout.FileSecret)
+	file, err := keyring.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := fileKeyring(path, file.identities)
+	k := keyring.OfFile(path, file.Identities)
 	edit(t, dir, func(tx *bolt.Tx) error {
-		content, _, err := k.unwrap(tx.Bucket(bucketMeta).Get(keyDataKey))
+		content, _, err := k.Unwrap(tx.Bucket(layout.Meta).Get(layout.DataKey))
 		if err != nil {
 			return err
 		}
-		wrapped, err := k.wrap(content[:len(content)-1])
-		return errors.Join(err, putDataKey(tx, wrapped, k.sealing), stripped(tx))
+		wrapped, err := k.Wrap(content[:len(content)-1])
+		return errors.Join(err, document.PutKey(tx, wrapped, k.Sealing), stripped(tx))
 	})
-	unmark(t, path, file.identities[0])
+	unmark(t, path, file.Identities[0])
 }
 
 // unmark writes a key file as older versions did.
@@ -54,10 +58,10 @@ func unmark(t *testing.T, path string, id *age.X25519Identity) {
 
 // stripped takes the tags off every document, as whoever has the file alone can.
 func stripped(tx *bolt.Tx) error {
-	for _, name := range documentBuckets {
+	for _, name := range layout.Documents {
 		bucket, plain := tx.Bucket(name), map[string][]byte{}
 		err := bucket.ForEach(func(k, v []byte) error {
-			plain[string(k)] = bytes.Clone(v[tagSize:])
+			plain[string(k)] = bytes.Clone(document.Untagged(v))
 			return nil
 		})
 		for k, v := range plain {
@@ -67,12 +71,12 @@ func stripped(tx *bolt.Tx) error {
 			return err
 		}
 	}
-	return errors.Join(setSchema(tx, schemaPlain), tx.Bucket(bucketMeta).Delete(keyTotal))
+	return errors.Join(setSchema(tx, layout.SchemaPlain), tx.Bucket(layout.Meta).Delete(layout.Total))
 }
 
 // allowIt turns the denied domain of every policy into an allowed one.
 func allowIt(tx *bolt.Tx) error {
-	policies := tx.Bucket(bucketPolicies)
+	policies := tx.Bucket(layout.Policies)
 	changed := map[string][]byte{}
 	err := policies.ForEach(func(k, v []byte) error {
 		changed[string(k)] = bytes.Replace(v, []byte("denied_domains"), []byte("allowed_domains"), 1)
@@ -109,16 +113,16 @@ func TestAStoreOfSchema1IsProtectedOnce(t *testing.T) {
 			t.Errorf("after the upgrade the store says\n%s\nbefore\n%s", got, want)
 		}
 	}
-	key, err := os.ReadFile(filepath.Join(dir, fileSecret))
-	if err != nil || !bytes.Contains(key, []byte(schemaMark+"2")) {
+	key, err := os.ReadFile(filepath.Join(dir, layout.FileSecret))
+	if err != nil || !bytes.Contains(key, []byte("# schema of the store: 2")) {
 		t.Errorf("the key file does not say that the store is protected: %v", err)
 	}
 
 	// The file of before, with a policy changed, does not come back in under the key file of now.
 	edit(t, old, allowIt)
-	data, err := os.ReadFile(filepath.Join(old, fileDB))
+	data, err := os.ReadFile(filepath.Join(old, layout.FileDB))
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, fileDB), data, 0o600)
+		err = os.WriteFile(filepath.Join(dir, layout.FileDB), data, 0o600)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -133,21 +137,23 @@ func TestWhoeverHasTheFileAloneChangesNothing(t *testing.T) {
 	for name, change := range map[string]func(tx *bolt.Tx) error{
 		"denied becomes allowed": allowIt,
 		"the tags are taken off": func(tx *bolt.Tx) error { return errors.Join(stripped(tx), allowIt(tx)) },
-		"the schema alone":       func(tx *bolt.Tx) error { return setSchema(tx, schemaPlain) },
-		"another sealing":        func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySealing, []byte(sealedByPassphrase)) },
-		"no total":               func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyTotal) },
-		"no data key":            func(tx *bolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyDataKey) },
-		"no meta":                func(tx *bolt.Tx) error { return tx.DeleteBucket(bucketMeta) },
-		"no policies":            func(tx *bolt.Tx) error { return tx.DeleteBucket(bucketPolicies) },
+		"the schema alone":       func(tx *bolt.Tx) error { return setSchema(tx, layout.SchemaPlain) },
+		"another sealing": func(tx *bolt.Tx) error {
+			return tx.Bucket(layout.Meta).Put(layout.Sealing, []byte(layout.SealedByPassphrase))
+		},
+		"no total":    func(tx *bolt.Tx) error { return tx.Bucket(layout.Meta).Delete(layout.Total) },
+		"no data key": func(tx *bolt.Tx) error { return tx.Bucket(layout.Meta).Delete(layout.DataKey) },
+		"no meta":     func(tx *bolt.Tx) error { return tx.DeleteBucket(layout.Meta) },
+		"no policies": func(tx *bolt.Tx) error { return tx.DeleteBucket(layout.Policies) },
 		"another box's policy": func(tx *bolt.Tx) error {
-			p := tx.Bucket(bucketPolicies)
+			p := tx.Bucket(layout.Policies)
 			return p.Put([]byte("b2"), bytes.Clone(p.Get([]byte("b1"))))
 		},
 		"a staged policy committed": func(tx *bolt.Tx) error {
-			return tx.Bucket(bucketPolicies).Put([]byte("b1"), bytes.Clone(tx.Bucket(bucketStaged).Get([]byte("b1"))))
+			return tx.Bucket(layout.Policies).Put([]byte("b1"), bytes.Clone(tx.Bucket(layout.Staged).Get([]byte("b1"))))
 		},
 		"an API key more": func(tx *bolt.Tx) error {
-			return tx.Bucket(bucketAPIKeys).Put(bytes.Repeat([]byte{1}, 32), []byte(`{"name":"x"}`))
+			return tx.Bucket(layout.APIKeys).Put(bytes.Repeat([]byte{1}, 32), []byte(`{"name":"x"}`))
 		},
 	} {
 		other := snapshot(t, dir)
@@ -157,7 +163,7 @@ func TestWhoeverHasTheFileAloneChangesNothing(t *testing.T) {
 			t.Errorf("%s: the store opens and says\n%s%v", name, said, errors.Join(err, db.Close()))
 		}
 	}
-	for _, bucket := range documentBuckets { // any one document is missing
+	for _, bucket := range layout.Documents { // any one document is missing
 		var keys [][]byte
 		edit(t, snapshot(t, dir), func(tx *bolt.Tx) error {
 			return tx.Bucket(bucket).ForEach(func(k, _ []byte) error { keys = append(keys, bytes.Clone(k)); return nil })
@@ -180,8 +186,11 @@ func TestAnOldDocumentDoesNotComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	var before []byte
-	edit(t, old, func(tx *bolt.Tx) error { before = bytes.Clone(tx.Bucket(bucketPolicies).Get([]byte("b1"))); return nil })
-	edit(t, dir, func(tx *bolt.Tx) error { return tx.Bucket(bucketPolicies).Put([]byte("b1"), before) })
+	edit(t, old, func(tx *bolt.Tx) error {
+		before = bytes.Clone(tx.Bucket(layout.Policies).Get([]byte("b1")))
+		return nil
+	})
+	edit(t, dir, func(tx *bolt.Tx) error { return tx.Bucket(layout.Policies).Put([]byte("b1"), before) })
 	assertRefused(t, Options{Dir: dir}, "come back", "backup")
 }
 
@@ -192,7 +201,7 @@ func TestDocumentsOfSchema1AreReadStrictly(t *testing.T) {
 	asSchema1(t, dir)
 	replace := func(old, next string) func(tx *bolt.Tx) error {
 		return func(tx *bolt.Tx) error {
-			p := tx.Bucket(bucketPolicies)
+			p := tx.Bucket(layout.Policies)
 			return p.Put([]byte("b1"), []byte(strings.Replace(string(p.Get([]byte("b1"))), old, next, 1)))
 		}
 	}
@@ -202,8 +211,8 @@ func TestDocumentsOfSchema1AreReadStrictly(t *testing.T) {
 		"another type":             replace(`["evil.example.com"]`, `"evil.example.com"`),
 		"an unknown mode":          replace(`"mode":"custom"`, `"mode":"cuspom"`),
 		"more than a document":     replace(`"version":1}`, `"version":1}{}`),
-		"no policy":                func(tx *bolt.Tx) error { return tx.Bucket(bucketPolicies).Delete([]byte("b1")) },
-		"no name":                  func(tx *bolt.Tx) error { return tx.Bucket(bucketNames).Delete([]byte("name-b1")) },
+		"no policy":                func(tx *bolt.Tx) error { return tx.Bucket(layout.Policies).Delete([]byte("b1")) },
+		"no name":                  func(tx *bolt.Tx) error { return tx.Bucket(layout.Names).Delete([]byte("name-b1")) },
 	} {
 		other := snapshot(t, dir)
 		edit(t, other, change)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/store/layout"
 )
 
 const pageSize = 4096
@@ -31,7 +32,7 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 		}
 	}
 	write(1)
-	path := filepath.Join(dir, fileDB)
+	path := filepath.Join(dir, layout.FileDB)
 	spec.AllowedDomains = []string{"new.example.com"}
 	for range 600 {
 		spec.AllowedDomains = append(spec.AllowedDomains, "filler.example.com")
@@ -59,11 +60,11 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 func versionIn(t *testing.T, dir string, file []byte) (uint64, error) {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "state")
-	key, err := os.ReadFile(filepath.Join(dir, fileSecret))
+	key, err := os.ReadFile(filepath.Join(dir, layout.FileSecret))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{fileDB: file, fileSecret: key} {
+	for name, data := range map[string][]byte{layout.FileDB: file, layout.FileSecret: key} {
 		if err := os.MkdirAll(other, 0o700); err != nil {
 			t.Fatal(err)
 		}

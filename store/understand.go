@@ -11,6 +11,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
 
 // reader judges the documents of one bucket.
@@ -21,9 +23,9 @@ type reader struct {
 
 // understand reads every document of a store of schema 1, in which damage only shows in the documents themselves: each
 // must be complete and well-formed, be where it belongs, and have the documents that belong with it.
-func (s *sealer) understand(tx *bolt.Tx) error {
+func understand(s *document.Sealer, tx *bolt.Tx) error {
 	boxes := map[string]Box{}
-	for _, r := range slices.Concat(plainReaders(boxes), s.sealedReaders(tx), indexReaders(boxes)) {
+	for _, r := range slices.Concat(plainReaders(boxes), sealedReaders(s, tx), indexReaders(boxes)) {
 		bucket := tx.Bucket(r.bucket)
 		if bucket == nil {
 			return fmt.Errorf("it has no %s", r.bucket)
@@ -43,33 +45,33 @@ func (s *sealer) understand(tx *bolt.Tx) error {
 // plainReaders judge documents that are not encrypted, and collect the boxes.
 func plainReaders(boxes map[string]Box) []reader {
 	return []reader{
-		{bucketBoxes, reading(func(key string, b Box) error {
+		{layout.Boxes, reading(func(key string, b Box) error {
 			boxes[key] = b
 			return same(key, string(b.ID))
 		})},
-		{bucketPolicies, reading(understandPolicy)},
-		{bucketURLs, reading(func(key string, u URL) error { return same(key, string(urlKey(u.Box, u.Port))) })},
-		{bucketAPIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
+		{layout.Policies, reading(understandPolicy)},
+		{layout.URLs, reading(func(key string, u URL) error { return same(key, string(urlKey(u.Box, u.Port))) })},
+		{layout.APIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
 	}
 }
 
 // sealedReaders judge documents that are, or have a part that is, encrypted.
-func (s *sealer) sealedReaders(tx *bolt.Tx) []reader {
+func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 	return []reader{
-		{bucketSecrets, func(key, value []byte) error {
-			return s.openJSON(tx, bucketSecrets, string(key), value, new(sealedPart))
+		{layout.Secrets, func(key, value []byte) error {
+			return s.OpenJSON(tx, layout.Secrets, string(key), value, new(sealedPart))
 		}},
-		{bucketHeaders, func(key, value []byte) error {
-			return s.openJSON(tx, bucketHeaders, string(key), value, new(headersRecord))
+		{layout.Headers, func(key, value []byte) error {
+			return s.OpenJSON(tx, layout.Headers, string(key), value, new(headersRecord))
 		}},
-		{bucketStaged, func(key, value []byte) error {
+		{layout.Staged, func(key, value []byte) error {
 			if !bytes.HasPrefix(key, []byte(stagedHeaders)) {
 				return reading(understandPolicy)(key, value)
 			}
-			return s.openJSON(tx, bucketStaged, string(key), value, new(headersRecord))
+			return s.OpenJSON(tx, layout.Staged, string(key), value, new(headersRecord))
 		}},
-		{bucketCAs, reading(func(key string, rec caRecord) error {
-			return s.openJSON(tx, bucketCAs, key, rec.Key, new(string))
+		{layout.CAs, reading(func(key string, rec caRecord) error {
+			return s.OpenJSON(tx, layout.CAs, key, rec.Key, new(string))
 		})},
 	}
 }
@@ -77,11 +79,11 @@ func (s *sealer) sealedReaders(tx *bolt.Tx) []reader {
 // indexReaders judge the indexes of the boxes, once these are collected.
 func indexReaders(boxes map[string]Box) []reader {
 	return []reader{
-		{bucketNames, func(key, value []byte) error { return same(string(key), boxes[string(value)].Name) }},
-		{bucketIndexes, func(key, value []byte) error {
+		{layout.Names, func(key, value []byte) error { return same(string(key), boxes[string(value)].Name) }},
+		{layout.Indexes, func(key, value []byte) error {
 			return same(string(key), string(binary.BigEndian.AppendUint32(nil, boxes[string(value)].Index)))
 		}},
-		{bucketAddrs, func(key, value []byte) error {
+		{layout.Addrs, func(key, value []byte) error {
 			a, _ := netip.AddrFromSlice(key)
 			if b := boxes[string(value)]; b.V4 != a && b.V6 != a {
 				return fmt.Errorf("%s is not an address of box %s", a, value)
@@ -94,11 +96,11 @@ func indexReaders(boxes map[string]Box) []reader {
 // reading decodes a document for a check.
 func reading[T any](check func(key string, document T) error) func(key, value []byte) error {
 	return func(key, value []byte) error {
-		var document T
-		if err := decode(value, &document); err != nil {
+		var v T
+		if err := document.Decode(value, &v); err != nil {
 			return err
 		}
-		return check(string(key), document)
+		return check(string(key), v)
 	}
 }
 
@@ -116,12 +118,12 @@ func understandPolicy(_ string, p Policy) error {
 
 // complete requires everything that a box has from the beginning, and its policy once it has run.
 func complete(tx *bolt.Tx, id string, b Box) error {
-	wants := map[string]string{string(bucketSecrets): id, string(bucketIndexes): string(binary.BigEndian.AppendUint32(nil, b.Index))}
+	wants := map[string]string{string(layout.Secrets): id, string(layout.Indexes): string(binary.BigEndian.AppendUint32(nil, b.Index))}
 	if b.Name != "" {
-		wants[string(bucketNames)] = b.Name
+		wants[string(layout.Names)] = b.Name
 	}
 	if !slices.Contains([]string{"", "creating", "deleted"}, strings.ToLower(b.State)) {
-		wants[string(bucketPolicies)] = id
+		wants[string(layout.Policies)] = id
 	}
 	for bucket, key := range wants {
 		if tx.Bucket([]byte(bucket)).Get([]byte(key)) == nil {

@@ -8,6 +8,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
 
 // SetURL stores a public URL, replacing that of the same port.
@@ -20,11 +22,11 @@ func (db *DB) SetURL(u URL) error {
 		if err := requireBox(tx, u.Box); err != nil {
 			return err
 		}
-		urls, err := db.table(tx, bucketURLs)
+		urls, err := db.table(tx, layout.URLs)
 		if err != nil {
 			return err
 		}
-		return urls.put(urlKey(u.Box, u.Port), data)
+		return urls.Put(urlKey(u.Box, u.Port), data)
 	})
 }
 
@@ -32,11 +34,11 @@ func (db *DB) SetURL(u URL) error {
 func (db *DB) URL(id policy.BoxID, port uint16) (URL, error) {
 	var u URL
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		urls, err := db.table(tx, bucketURLs)
+		urls, err := db.table(tx, layout.URLs)
 		if err != nil {
 			return err
 		}
-		data, err := urls.get(urlKey(id, port))
+		data, err := urls.Get(urlKey(id, port))
 		if err != nil {
 			return err
 		}
@@ -52,11 +54,11 @@ func (db *DB) URL(id policy.BoxID, port uint16) (URL, error) {
 func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 	var out []URL
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		urls, err := db.table(tx, bucketURLs)
+		urls, err := db.table(tx, layout.URLs)
 		if err != nil {
 			return err
 		}
-		return urls.each(urlPrefix(id), func(_, data []byte) error {
+		return urls.Each(urlPrefix(id), func(_, data []byte) error {
 			var u URL
 			err := decodeURL(data, &u)
 			out = append(out, u)
@@ -69,24 +71,24 @@ func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 // DeleteURL removes the public URL of one port of a box, or returns [ErrNotFound].
 func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		urls, err := db.table(tx, bucketURLs)
+		urls, err := db.table(tx, layout.URLs)
 		if err != nil {
 			return err
 		}
-		if !urls.has(urlKey(id, port)) {
+		if !urls.Has(urlKey(id, port)) {
 			return fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
 		}
-		return urls.delete(urlKey(id, port))
+		return urls.Delete(urlKey(id, port))
 	})
 }
 
 func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
-	urls, err := db.table(tx, bucketURLs)
+	urls, err := db.table(tx, layout.URLs)
 	if err != nil {
 		return err
 	}
-	for _, k := range urls.keys(urlPrefix(id)) {
-		if err := urls.delete(k); err != nil {
+	for _, k := range urls.Keys(urlPrefix(id)) {
+		if err := urls.Delete(k); err != nil {
 			return err
 		}
 	}
@@ -106,7 +108,7 @@ func urlKey(id policy.BoxID, port uint16) []byte {
 }
 
 func decodeURL(data []byte, u *URL) error {
-	if err := decode(data, u); err != nil {
+	if err := document.Decode(data, u); err != nil {
 		return fmt.Errorf("the record of a public URL is damaged: %w", err)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package store
+package pages
 
 import (
 	"bytes"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 )
 
 // What bbolt's pages are and how their elements are laid out.
@@ -30,12 +31,25 @@ type pageWalk struct {
 	seen map[uint64]bool
 }
 
+func newPageWalk(f io.ReaderAt, header []byte) *pageWalk {
+	return &pageWalk{f: f, size: uint64(binary.LittleEndian.Uint32(header[8:])), n: binary.LittleEndian.Uint64(header[40:]),
+		seen: map[uint64]bool{}}
+}
+
+// Reachable returns the pages of an intact file that are in use.
+func Reachable(f *os.File) (map[uint64]bool, error) {
+	header, err := newerHeader(f)
+	if err != nil {
+		return nil, err
+	}
+	w := newPageWalk(f, header)
+	return w.seen, w.walk(binary.LittleEndian.Uint64(header[16:]), keyRange{})
+}
+
 // checkPages requires that every page reachable from the newer header is one that bbolt can read, is reached once, has
 // its keys in order, and is not on the free list.
 func checkPages(f io.ReaderAt, fileSize int64, header []byte) error {
-	w := &pageWalk{
-		f: f, size: uint64(binary.LittleEndian.Uint32(header[8:])), n: binary.LittleEndian.Uint64(header[40:]), seen: map[uint64]bool{},
-	}
+	w := newPageWalk(f, header)
 	if w.size < 512 || w.n > uint64(fileSize)/w.size {
 		return errors.New("it is truncated")
 	}

@@ -1,4 +1,4 @@
-package store
+package pages
 
 import (
 	"encoding/binary"
@@ -10,13 +10,13 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// openWhole opens a bbolt file after reading all of it and finding it intact.
-func openWhole(path string, o bolt.Options) (b *bolt.DB, err error) {
+// Open opens a bbolt file after reading all of it and finding it intact.
+func Open(path string, o bolt.Options) (b *bolt.DB, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if v := recover(); v != nil {
 			// The half-opened file stays locked until the process exits, as it does when the start fails.
-			b, err = nil, errDamaged
+			b, err = nil, ErrDamaged
 		}
 	}()
 	o.ReadOnly = true // then only the headers are read, and nobody writes in the meantime
@@ -31,7 +31,8 @@ func openWhole(path string, o bolt.Options) (b *bolt.DB, err error) {
 	return bolt.Open(path, 0o600, &o)
 }
 
-var errDamaged = errors.New("it is damaged: restore a backup of the whole state directory, or, to start over without any " +
+// ErrDamaged says that a store is damaged, and what to do about it.
+var ErrDamaged = errors.New("it is damaged: restore a backup of the whole state directory, or, to start over without any " +
 	"box, reboot and delete what is in it")
 
 // checkFile reads and checks a whole bbolt file.
@@ -50,7 +51,7 @@ func checkFile(path string) error {
 		return err
 	}
 	if err := checkPages(f, info.Size(), header); err != nil {
-		return fmt.Errorf("%w (%w)", errDamaged, err)
+		return fmt.Errorf("%w (%w)", ErrDamaged, err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package store
+package pages
 
 import (
 	"encoding/binary"

@@ -1,4 +1,4 @@
-package store
+package document
 
 import (
 	"bytes"
@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// decode decodes a document into v, a struct without maps. It refuses unknown members, duplicate members in any case,
+// Decode decodes a document into v, a struct without maps. It refuses unknown members, duplicate members in any case,
 // values of another type and trailing data: a document that this version does not fully understand might mean something
 // other than what was written.
-func decode(data []byte, v any) error {
+func Decode(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if err := checkMembers(dec); err != nil {
 		return err

@@ -1,4 +1,4 @@
-package store
+package private
 
 import (
 	"errors"
@@ -7,12 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
-// ensureDir creates the state directory, or checks that nobody else can access it.
-func ensureDir(dir string) error {
+// Ensure creates the state directory, or checks that nobody else can access it.
+func Ensure(dir string) error {
 	if dir == "" {
 		return errors.New("the store needs a directory: set state_dir")
 	}
@@ -35,18 +33,8 @@ func CheckDir(dir string) error {
 	return checkOwner(dir, info)
 }
 
-// InUse reports whether a process has the store of a state directory open.
-func InUse(dir string) bool {
-	f, err := os.Open(filepath.Join(dir, fileDB))
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
-}
-
-// checkPrivate refuses a file that others may read or write, or that belongs to another user.
-func checkPrivate(path string, info fs.FileInfo) error {
+// Check refuses a file that others may read or write, or that belongs to another user.
+func Check(path string, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", path)
 	}
@@ -66,8 +54,8 @@ func checkOwner(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// writePrivate writes data to a file of mode 0600 atomically, also in case of a power loss.
-func writePrivate(path string, data []byte) (err error) {
+// Write writes data to a file of mode 0600 atomically, also in case of a power loss.
+func Write(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp gives mode 0600
 	if err != nil {
 		return err
@@ -86,11 +74,11 @@ func writePrivate(path string, data []byte) (err error) {
 	if err = os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return SyncDir(filepath.Dir(path))
 }
 
-// syncDir makes a rename durable.
-func syncDir(dir string) error {
+// SyncDir makes a rename durable.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

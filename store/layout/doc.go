@@ -1,0 +1,2 @@
+// Package layout names the files of the state directory, and the buckets and keys of the store.
+package layout

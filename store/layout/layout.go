@@ -1,0 +1,60 @@
+package layout
+
+// The files of the state directory that the store owns.
+const (
+	FileDB     = "boxgate.db"
+	FileSecret = "secret.key"
+	FileAPIKey = "api-key"
+	// FileNextKey is the API key that is about to replace the one in FileAPIKey.
+	FileNextKey = "api-key.next"
+)
+
+// NewSuffix is the suffix of a file that is about to replace the store.
+const NewSuffix = ".new"
+
+// The buckets. Keys are the box's ID unless said otherwise; "@" stands for the whole installation, since it is not
+// valid in an ID. A value is a document preceded by its tag, see package document, except in the bucket meta, which has no tags.
+var (
+	Meta     = []byte("meta")     // see the keys below
+	Boxes    = []byte("boxes")    // Box as JSON
+	Names    = []byte("names")    // name → ID
+	Indexes  = []byte("indexes")  // index, big-endian → ID
+	Addrs    = []byte("addrs")    // address, 4 or 16 bytes → ID
+	Secrets  = []byte("secrets")  // sealed: environment, other secrets, fields of the hosted product
+	Policies = []byte("policies") // Policy as JSON: committed
+	Staged   = []byte("staged")   // not committed: Policy as JSON; "headers", NUL, ID or "@": header rules, sealed
+	Headers  = []byte("headers")  // sealed: header rules; "@": the global ones
+	CAs      = []byte("cas")      // certificate, and the key sealed; "@": the installation's own
+	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON
+	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
+)
+
+// The keys of the bucket meta.
+var (
+	Version = []byte("version")   // schema version, 4 bytes big-endian
+	DataKey = []byte("data_key")  // the data key, encrypted by age
+	Sealing = []byte("sealing")   // what age encrypted it to: "key file" or "passphrase"
+	Total   = []byte("documents") // the number of documents, the sum of their tags, and a MAC of both
+	Compact = []byte("compact")   // set: the next start rewrites the file, see RotateKey of the store
+)
+
+// Global is the key of what belongs to the installation rather than a box.
+const Global = "@"
+
+// The schemas of a store. In schema 1, documents had no tags. New stores have the current one.
+const (
+	SchemaPlain = 1
+	SchemaNow   = 2
+)
+
+// Documents are the buckets whose documents have tags: all except meta.
+var Documents = [][]byte{
+	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
+	URLs, APIKeys,
+}
+
+// How the data key is encrypted.
+const (
+	SealedByFile       = "key file"
+	SealedByPassphrase = "passphrase"
+)
