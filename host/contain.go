@@ -22,7 +22,7 @@ func contained(log *zap.Logger, f func() error, about ...zap.Field) (err error) 
 	return f()
 }
 
-// changeTimeout bounds one change of a box, or of all boxes, once it has begun.
+// changeTimeout bounds the change of one box once it has begun. A change of all boxes has as much time for each of them.
 const changeTimeout = time.Minute
 
 // begun returns a context for a change that must not stop half-way because its caller has gone.

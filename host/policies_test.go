@@ -22,9 +22,13 @@ import (
 // fakeKernel takes every plan but those that it is told to fail at; before is called with each.
 type fakeKernel struct {
 	before func(policy.BoxID, policy.KernelPlan) error
+	seen   func(context.Context)
 }
 
-func (k *fakeKernel) Apply(_ context.Context, id policy.BoxID, plan policy.KernelPlan) error {
+func (k *fakeKernel) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
+	if k.seen != nil {
+		k.seen(ctx)
+	}
 	if k.before == nil {
 		return nil
 	}
@@ -400,5 +404,29 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	}
 	if reaches("b1") || reaches("b2") {
 		t.Error("the address is not protected")
+	}
+}
+
+// Each box of a change of all boxes has the time of a change to itself: on a host with many boxes the last ones are not too
+// late.
+func TestEachBoxHasItsOwnTime(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	g.addBox("b2")
+	var deadlines []time.Time
+	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+		time.Sleep(time.Millisecond)
+		return nil
+	}
+	g.kernel.seen = func(ctx context.Context) {
+		at, _ := ctx.Deadline()
+		deadlines = append(deadlines, at)
+	}
+	if _, err := g.SetGlobalHeaders(t.Context(), rule(t, "global"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(deadlines) != 2 || !deadlines[1].After(deadlines[0]) {
+		t.Errorf("%v", deadlines)
 	}
 }

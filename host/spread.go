@@ -12,6 +12,8 @@ import (
 // spread puts the policy of every box in force anew, after a change of what all of them share.
 func (p *policies) spread(ctx context.Context) error {
 	return p.eachConnected(func(b *box) error {
+		ctx, cancel := begun(ctx) // however many boxes there are
+		defer cancel()
 		err := p.guarded(b, func() error { return p.recompile(ctx, b) })
 		if err != nil {
 			return fmt.Errorf("box %s: %w", b.ID, err)
