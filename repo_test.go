@@ -45,6 +45,8 @@ proxy/http1: policy internal/memory proxy/buffers proxy/contain proxy/exchange p
 proxy/http2: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/h2 proxy/h2connect proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
 proxy/live: policy proxy/route proxy/socket proxy/usage
 proxy/origin: policy internal/fault internal/memory proxy/h1 proxy/h2 proxy/problem proxy/route proxy/socket proxy/usage
+proxy/peek: policy internal/memory
+proxy/peek/peektest:
 proxy/placeholder: policy proxy/h1
 proxy/problem: policy internal/handshake proxy/h1 proxy/h2 proxy/scrub
 proxy/route: policy

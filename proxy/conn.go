@@ -20,6 +20,7 @@ import (
 	"boxgate/proxy/http2"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/socket"
@@ -77,7 +78,7 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 		return
 	}
 	if !c.orig.IsValid() || c.orig == listener || p.core.Router.IsOwn(c.orig.Addr()) {
-		c.refuse(kindOther, policy.ReasonHostPort)
+		c.refuse(peek.Other, policy.ReasonHostPort)
 		return
 	}
 	if p.core.Router.IsSink(c.orig.Addr()) {
@@ -92,23 +93,23 @@ func (c *conn) admit() bool {
 	from := addrPort(c.tcp.RemoteAddr()).Addr()
 	if c.find(from); c.box == nil {
 		c.event.Error = "from " + from.String()
-		c.refuse(kindOther, policy.ReasonUnknownBox)
+		c.refuse(peek.Other, policy.ReasonUnknownBox)
 		return false
 	}
 	c.event.Box = c.box.ID
 	if !c.usage.Arrivals.Allow() {
-		c.refuse(kindOther, policy.ReasonLimit)
+		c.refuse(peek.Other, policy.ReasonLimit)
 		return false
 	}
 	if !c.usage.Memory.Acquire(memory.Connections, connCost) {
-		c.refuse(kindOther, policy.ReasonLimit)
+		c.refuse(peek.Other, policy.ReasonLimit)
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.Add(c.box, c.p.cfg.MaxConns, cancel); c.live == nil {
 		cancel()
 		c.usage.Memory.Release(memory.Connections, connCost)
-		c.refuse(kindOther, policy.ReasonLimit)
+		c.refuse(peek.Other, policy.ReasonLimit)
 		return false
 	}
 	c.ctx = ctx
@@ -126,7 +127,7 @@ func (c *conn) end() {
 		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, v)
 		c.event.Error = "fault of the gateway"
 		c.quiet = false
-		c.refuse(kindOther, policy.ReasonInternal)
+		c.refuse(peek.Other, policy.ReasonInternal)
 	}
 	c.event.Duration = time.Since(c.event.Time)
 	c.first.Release()
@@ -156,12 +157,12 @@ func (c *conn) serve() {
 }
 
 // proceed does what the policy says about the first bytes; err is why they were not read to their end.
-func (c *conn) proceed(f first, err error) {
-	if err != nil || f.kind == kindOversize {
+func (c *conn) proceed(f peek.First, err error) {
+	if err != nil || f.Kind == peek.Oversize {
 		c.refusePeek(f, err)
 		return
 	}
-	if f.kind == kindHTTP {
+	if f.Kind == peek.HTTP {
 		c.forward(f)
 		return
 	}
@@ -171,14 +172,14 @@ func (c *conn) proceed(f first, err error) {
 		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
 	switch c.note(f, rt.Route); {
-	case rt.Action == policy.AwaitClient && f.kind == kindSilent: // which was not so when the wait began
+	case rt.Action == policy.AwaitClient && f.Kind == peek.Silent: // which was not so when the wait began
 		c.mustSpeak = true
 		c.proceed(c.peek())
 	case rt.Action == policy.AwaitClient:
 		c.refusePeek(f, os.ErrDeadlineExceeded)
 	case rt.Action == policy.Refuse:
 		c.deny(f, rt.Route)
-	case f.kind == kindSilent && f.eof:
+	case f.Kind == peek.Silent && f.Ended:
 		_ = c.tcp.Close() // came and went without a word: there is nothing to bring anywhere
 	case rt.Action == policy.Intercept:
 		c.intercept(f, rt)
@@ -188,7 +189,7 @@ func (c *conn) proceed(f first, err error) {
 }
 
 // decide routes the connection and registers how it passes, so that a later policy can cut it.
-func (c *conn) decide(f first) route.Routed {
+func (c *conn) decide(f peek.First) route.Routed {
 	pol := c.box.Policy.Load()
 	asked, known := c.question(f)
 	rt := c.p.core.Router.Route(c.ctx, pol, c.box, asked, known)
@@ -210,10 +211,10 @@ func refused(rt policy.Route, why policy.Reason) policy.Route {
 }
 
 // note puts what was decided into the event.
-func (c *conn) note(f first, rt policy.Route) {
+func (c *conn) note(f peek.First, rt policy.Route) {
 	c.event.Name = rt.Request.Name.String()
 	if c.event.Name == "" {
-		c.event.Name = cmp.Or(f.sni, c.bound.String())
+		c.event.Name = cmp.Or(f.SNI, c.bound.String())
 	}
 	c.event.Verdict, c.event.Reason = rt.Decision.Verdict, rt.Decision.Reason
 	c.event.Rule, c.event.Version = rt.Decision.Rule, rt.Decision.Version
@@ -228,16 +229,16 @@ func (c *conn) note(f first, rt policy.Route) {
 }
 
 // peek reads the first message. Where the policy wants the client to speak first, silence is no answer.
-func (c *conn) peek() (first, error) {
+func (c *conn) peek() (peek.First, error) {
 	var silence time.Time
 	if c.mayBeSilent() {
 		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) {
-			return first{kind: kindSilent}, nil
+			return peek.First{Kind: peek.Silent}, nil
 		}
 		silence = c.since.Add(c.p.cfg.SilenceTimeout)
 	}
-	f, err := peek(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), silence)
-	if errors.Is(err, os.ErrDeadlineExceeded) && f.kind == kindPartial && f.data[0] != recordHandshake {
+	f, err := peek.Read(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), silence)
+	if errors.Is(err, os.ErrDeadlineExceeded) && f.Kind == peek.Partial && !f.BeginsTLS() {
 		return f, nil // a protocol that begins like a request line, perhaps, its server's turn now
 	}
 	return f, err
@@ -248,34 +249,34 @@ func (c *conn) mayBeSilent() bool {
 	if c.mustSpeak {
 		return false
 	}
-	asked, known := c.question(first{kind: kindSilent})
+	asked, known := c.question(peek.First{Kind: peek.Silent})
 	return c.box.Policy.Load().Route(asked, known).Action != policy.AwaitClient
 }
 
 // forward hands plain HTTP to the message loop, which judges each request by its Host.
-func (c *conn) forward(f first) {
+func (c *conn) forward(f peek.First) {
 	c.quiet = true
-	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.data))
+	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.Data))
 	s.Orig, s.Port, s.Explicit = c.orig, c.port, c.explicit
 	c.finish(s, http1.Serve(c.ctx, s))
 }
 
 // intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
-func (c *conn) intercept(f first, rt route.Routed) {
+func (c *conn) intercept(f peek.First, rt route.Routed) {
 	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
-		c.refuse(kindOther, policy.ReasonLimit) // reset: the policy denies nothing here
+		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
 	defer c.usage.EndIntercept()
-	tlsConn, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), rt.Request.Name, nil)
+	tlsConn, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.Data), rt.Request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
-		c.refuse(kindOther, policy.ReasonClientTLS)
+		c.refuse(peek.Other, policy.ReasonClientTLS)
 		return
 	}
 	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
 		if !c.usage.Memory.Acquire(memory.HTTP2, http2.ConnCost) {
-			c.refuse(kindOther, policy.ReasonLimit)
+			c.refuse(peek.Other, policy.ReasonLimit)
 			return
 		}
 		defer c.usage.Memory.Release(memory.HTTP2, http2.ConnCost)
@@ -306,7 +307,7 @@ func (c *conn) finish(s *exchange.Session, err error) {
 }
 
 // splice dials the upstream and passes bytes unread, those that were peeked first.
-func (c *conn) splice(f first, rt route.Routed) {
+func (c *conn) splice(f peek.First, rt route.Routed) {
 	up, err := c.p.core.Origins.Dial(c.ctx, c.box, origin.To(rt, false))
 	if err != nil {
 		c.failed(f, err)
@@ -336,12 +337,12 @@ func (c *conn) splice(f first, rt route.Routed) {
 		}
 	}
 	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout)) // the tunnel sets its own
-	if _, err := upstream.Write(f.data); err != nil {
+	if _, err := upstream.Write(f.Data); err != nil {
 		_ = upstream.Close()
 		c.failed(f, err)
 		return
 	}
-	c.live.Out.Add(int64(len(f.data)))
+	c.live.Out.Add(int64(len(f.Data)))
 	c.first.Release()
 	exchange.Dialled(&c.event, addrPort(upstream.RemoteAddr()).Addr(), c.orig.Addr())
 	c.open()
@@ -371,12 +372,12 @@ func (c *conn) handOver(upstream *net.TCPConn) {
 }
 
 // failed refuses an allowed connection whose upstream cannot be had, by the policy at the address or for another reason.
-func (c *conn) failed(f first, err error) {
+func (c *conn) failed(f peek.First, err error) {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
 		d := denied.Decision
 		c.event.Addr, c.event.Rule, c.event.Version = denied.Request.Addr, d.Rule, d.Version
-		c.refuse(f.kind, d.Reason)
+		c.refuse(f.Kind, d.Reason)
 		return
 	}
 	reason := policy.ReasonUnreachable
@@ -385,7 +386,7 @@ func (c *conn) failed(f first, err error) {
 		reason = up.Reason
 	}
 	c.event.Error = err.Error()
-	c.refuse(kindOther, reason) // as a server would that is not there
+	c.refuse(peek.Other, reason) // as a server would that is not there
 }
 
 // find sets the box that has the address, and its counts. A box removed meanwhile is unknown, and what CloseBox forgot

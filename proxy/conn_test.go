@@ -16,6 +16,8 @@ import (
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/peek"
+	"boxgate/proxy/peek/peektest"
 )
 
 func TestSNIOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
@@ -80,7 +82,7 @@ func TestClientHelloBeyond16KiBIsSpliced(t *testing.T) {
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", owner.Addr())
 	c := tls.Client(r.dial(owner), &tls.Config{
-		ServerName: "good.example", RootCAs: r.upstream.pool(), NextProtos: longProtocols(30000),
+		ServerName: "good.example", RootCAs: r.upstream.pool(), NextProtos: peektest.LongProtocols(30000),
 	})
 	if got, err := firstLine(c); err != nil || got != "hello from good.example" {
 		t.Fatalf("%q, %v", got, err)
@@ -163,7 +165,7 @@ func TestFirstByteAndThenSilenceIsClosedAtTheDeadline(t *testing.T) {
 func TestEndlessRequestLineIsClosedAtTheCap(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	c := r.dial(r.trap(443))
-	go io.WriteString(c, "GET /"+strings.Repeat("a", 2*peekCap))
+	go io.WriteString(c, "GET /"+strings.Repeat("a", 2*peek.Cap))
 	closedWithout(t, c)
 	r.wantReason(policy.ReasonPeekSize)
 }

@@ -20,6 +20,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
+	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
@@ -41,15 +42,15 @@ func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
 	if !c.admit() {
 		return
 	}
-	f, err := peek(c.tcp, &c.first, nil, c.since.Add(p.cfg.PeekTimeout), time.Time{})
+	f, err := peek.Read(c.tcp, &c.first, nil, c.since.Add(p.cfg.PeekTimeout), time.Time{})
 	switch {
-	case err != nil || f.kind == kindOversize:
+	case err != nil || f.Kind == peek.Oversize:
 		c.refusePeek(f, err)
-	case f.kind == kindSilent:
-		c.refuse(kindOther, policy.ReasonNoName)
-	case f.kind != kindHTTP:
-		c.refuse(kindOther, policy.ReasonProtocol)
-	case bytes.HasPrefix(f.data, []byte("CONNECT ")):
+	case f.Kind == peek.Silent:
+		c.refuse(peek.Other, policy.ReasonNoName)
+	case f.Kind != peek.HTTP:
+		c.refuse(peek.Other, policy.ReasonProtocol)
+	case bytes.HasPrefix(f.Data, []byte("CONNECT ")):
 		c.connect(f)
 	default:
 		c.forward(f)
@@ -60,10 +61,10 @@ func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
 type connKey struct{}
 
 // connect reads the head of a CONNECT and lets goproxy answer it.
-func (c *conn) connect(f first) {
+func (c *conn) connect(f peek.First) {
 	_ = c.tcp.SetReadDeadline(c.since.Add(c.p.cfg.PeekTimeout))
-	rest := bytes.NewReader(f.data)
-	in := bufio.NewReader(io.LimitReader(weighed{io.MultiReader(rest, c.tcp), &c.first}, peekCap))
+	rest := bytes.NewReader(f.Data)
+	in := bufio.NewReader(io.LimitReader(weighed{io.MultiReader(rest, c.tcp), &c.first}, peek.Cap))
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		c.event.Error = err.Error()
@@ -85,11 +86,11 @@ func (c *conn) connect(f first) {
 	}
 	_ = c.tcp.SetReadDeadline(time.Time{})
 	early, _ := in.Peek(in.Buffered()) // what is buffered is always there
-	c.head = append(bytes.Clone(early), f.data[len(f.data)-rest.Len():]...)
+	c.head = append(bytes.Clone(early), f.Data[len(f.Data)-rest.Len():]...)
 	w := &connectWriter{c: c, header: http.Header{}}
 	c.p.front.ServeHTTP(w, r.WithContext(context.WithValue(c.ctx, connKey{}, c)))
 	if !w.hijacked { // goproxy answered by itself, which nothing here asks it to
-		c.refuse(kindOther, policy.ReasonProtocol)
+		c.refuse(peek.Other, policy.ReasonProtocol)
 	}
 }
 
@@ -186,7 +187,7 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	if addr := c.orig.Addr(); c.p.core.Router.IsOwn(addr) || c.p.core.Router.IsSink(addr) {
 		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
-	c.note(first{}, rt.Route)
+	c.note(peek.First{}, rt.Route)
 	if err := rt.Err(); err != nil {
 		refused := problem.Of(err)
 		return &refused
@@ -198,7 +199,7 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 func (c *conn) tunnel() {
 	if _, err := io.WriteString(c.tcp, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		c.event.Error = err.Error()
-		c.refuse(kindOther, policy.ReasonClientTLS)
+		c.refuse(peek.Other, policy.ReasonClientTLS)
 		return
 	}
 	c.explicit, c.since = false, time.Now()

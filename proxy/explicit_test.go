@@ -19,6 +19,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/peek/peektest"
 )
 
 // curl runs the real one, without its configuration and without proxies of the environment, and returns what it wrote
@@ -225,7 +226,7 @@ func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 		}
 	}
 	c := dialTo(t, proxy)
-	_, _ = c.Write(namedHello(t, "good.example"))
+	_, _ = c.Write(peektest.Named(t, "good.example"))
 	if got := closedWithout(t, c); len(got) > 0 {
 		t.Errorf("TLS to the proxy itself: %q", got)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/peek/peektest"
 )
 
 // The hosts of the table, which one server serves at one address.
@@ -65,7 +66,7 @@ func text(name, template string) opening {
 
 func hello(name, sni string, change func(*testing.T, []byte) []byte) opening {
 	return opening{name: name, bytes: func(t *testing.T, _ *bytesMaker) []byte {
-		h := namedHello(t, sni)
+		h := peektest.Named(t, sni)
 		if change != nil {
 			h = change(t, h)
 		}
@@ -75,7 +76,7 @@ func hello(name, sni string, change func(*testing.T, []byte) []byte) opening {
 
 func greaseECH(t *testing.T, hello []byte) []byte {
 	ech := append([]byte{0xfe, 0x0d, 0, 42, 0, 0, 1, 0, 1, 7, 0, 16}, bytes.Repeat([]byte{9}, 16)...)
-	return withExtension(t, hello, append(append(ech, 0, 16), bytes.Repeat([]byte{8}, 16)...))
+	return peektest.WithExtension(t, hello, append(append(ech, 0, 16), bytes.Repeat([]byte{8}, 16)...))
 }
 
 // helloAndRequest is a ClientHello for cdn that holds a text where its random bytes are, and another as its session ID. Every
@@ -132,7 +133,7 @@ var openings = map[string]opening{
 	"TLS for a denied host":                     hello("denied", static, nil),
 	"TLS for another allowed host":              hello("another", img, nil),
 	"TLS without SNI": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
-		return helloBytes(t, &tls.Config{InsecureSkipVerify: true})
+		return peektest.Hello(t, &tls.Config{InsecureSkipVerify: true})
 	}},
 	"TLS with an address as SNI": hello("", cdn, func(t *testing.T, h []byte) []byte {
 		return bytes.Replace(h, []byte(cdn), []byte("198.151.100.110"), 1) // of the same length
@@ -140,14 +141,14 @@ var openings = map[string]opening{
 	"ECH with an allowed outer name": hello("allowed", cdn, greaseECH),
 	"ECH with a denied outer name":   hello("denied", static, greaseECH),
 	"TLS 1.1": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
-		return helloBytes(t, &tls.Config{ServerName: cdn, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+		return peektest.Hello(t, &tls.Config{ServerName: cdn, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
 	}},
 	"TLS that reads as a request": hello("", cdn, func(_ *testing.T, _ []byte) []byte {
 		return helloAndRequest("GET / HTTP/1.1\n", "\nHost:"+static+"\n\n")
 	}),
 	"TLS that begins a request": hello("", cdn, func(_ *testing.T, _ []byte) []byte { return helloAndRequest("get /?", "") }),
 	"a TLS alert first": {bytes: func(t *testing.T, _ *bytesMaker) []byte {
-		return append([]byte{21, 3, 1, 0, 2, 1, 100}, namedHello(t, static)...) // no_renegotiation, a warning
+		return append([]byte{21, 3, 1, 0, 2, 1, 100}, peektest.Named(t, static)...) // no_renegotiation, a warning
 	}},
 	"a ClientHello in the form of SSL 2.0": text("", "\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10"+strings.Repeat("\x05", 37)),
 	"SSH":                                  text("", "SSH-2.0-OpenSSH_9.2\r\n"),
@@ -156,7 +157,7 @@ var openings = map[string]opening{
 	"silence":                              {pauses: true, bytes: func(*testing.T, *bytesMaker) []byte { return nil }},
 	"half a request line, then silence":    {pauses: true, bytes: func(*testing.T, *bytesMaker) []byte { return []byte("GET / HT") }},
 	"half a ClientHello, then silence": {pauses: true, bytes: func(t *testing.T, _ *bytesMaker) []byte {
-		h := namedHello(t, cdn)
+		h := peektest.Named(t, cdn)
 		return h[:len(h)/2]
 	}},
 	"nothing, and the end": {ends: true, bytes: func(*testing.T, *bytesMaker) []byte { return nil }},

@@ -18,6 +18,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/peek/peektest"
 	"boxgate/proxy/route"
 )
 
@@ -84,7 +85,7 @@ func oddOpenings(t *testing.T) [][]byte {
 	long := strings.Repeat("x", 30<<10)
 	return [][]byte{
 		append([]byte{22, 3, 1, 0x40, 0, 1, 0, 0xf0, 0}, make([]byte, 12<<10)...),
-		namedHello(t, cdn), namedHello(t, static), namedHello(t, cdn)[:100],
+		peektest.Named(t, cdn), peektest.Named(t, static), peektest.Named(t, cdn)[:100],
 		[]byte("GET /" + long), []byte("GET / HTTP/1.1\r\nHost: " + cdn + ":443\r\nX: " + long),
 	}
 }

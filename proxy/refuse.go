@@ -11,6 +11,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
@@ -21,9 +22,9 @@ const (
 )
 
 // refuse ends the connection in the words of its protocol and notes why. Whatever was decided before, it was refused.
-func (c *conn) refuse(k kind, why policy.Reason) {
+func (c *conn) refuse(k peek.Kind, why policy.Reason) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
-	if k == kindTLS || k == kindBadTLS {
+	if k == peek.TLS || k == peek.BadTLS {
 		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 		_, _ = c.tcp.Write(accessDenied) // a client that is gone needs no alert
 		c.last = true
@@ -35,42 +36,42 @@ func (c *conn) refuse(k kind, why policy.Reason) {
 // deny refuses what the policy denied: with an alert, or with a page where one was asked for, the name can be that of a
 // server on the internet, and the box may have one more interception. The page is under a leaf of the box's CA, which
 // others may trust as well: there is none for names that mean another machine to each of them.
-func (c *conn) deny(f first, rt policy.Route) {
-	if c.p.cfg.DenyPage && f.kind == kindTLS && f.name.IsPublic() && !c.p.isHosts(f.name) && c.live.Denied() == nil {
+func (c *conn) deny(f peek.First, rt policy.Route) {
+	if c.p.cfg.DenyPage && f.Kind == peek.TLS && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
 		if c.usage.Intercept(c.p.cfg.MaxInterceptions) {
 			defer c.usage.EndIntercept()
 			c.denyPage(f, rt)
 			return
 		}
 	}
-	c.refuse(f.kind, rt.Decision.Reason)
+	c.refuse(f.Kind, rt.Decision.Reason)
 }
 
 // refusePeek refuses a connection whose first message could not be read.
-func (c *conn) refusePeek(f first, err error) {
-	c.event.Name = f.sni
+func (c *conn) refusePeek(f peek.First, err error) {
+	c.event.Name = f.SNI
 	switch {
 	case errors.Is(err, memory.ErrFull):
-		c.refuse(kindOther, policy.ReasonLimit)
-	case f.kind == kindOversize:
-		c.refuse(kindOther, policy.ReasonPeekSize)
+		c.refuse(peek.Other, policy.ReasonLimit)
+	case f.Kind == peek.Oversize:
+		c.refuse(peek.Other, policy.ReasonPeekSize)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		c.refuse(kindOther, policy.ReasonPeekTimeout)
+		c.refuse(peek.Other, policy.ReasonPeekTimeout)
 	case c.live.Stopped() != nil:
-		c.refuse(kindOther, policy.ReasonPeekTimeout) // its time was over early
+		c.refuse(peek.Other, policy.ReasonPeekTimeout) // its time was over early
 	case c.live.Denied() != nil: // cut while it was peeked
-		c.refuse(kindOther, policy.ReasonPolicyChanged)
+		c.refuse(peek.Other, policy.ReasonPolicyChanged)
 	default:
 		c.event.Error = err.Error()
-		c.refuse(kindOther, policy.ReasonNoName)
+		c.refuse(peek.Other, policy.ReasonNoName)
 	}
 }
 
 // denyPage terminates TLS under a leaf, reads one request and answers it with 403. Nothing is forwarded, whatever it
 // asks; the decision was made for the connection.
-func (c *conn) denyPage(f first, rt policy.Route) {
+func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
-	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.data), f.name, []string{"http/1.1"})
+	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.Data), f.Name, []string{"http/1.1"})
 	if err != nil {
 		c.event.Error = err.Error()
 		socket.Reset(c.tcp)

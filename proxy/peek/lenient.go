@@ -1,25 +1,27 @@
-package proxy
+package peek
 
 import (
 	"bytes"
 	"strings"
 	"unicode"
+
+	"boxgate/policy"
 )
 
 // This file is about first bytes in which a lenient server may find the name of a host although they are neither the
 // ClientHello nor the request line that is understood here. Where names decide they do not pass for a protocol without names.
 
 // almostNamed reports whether that is so.
-func (f first) almostNamed() bool {
-	return (f.kind == kindOther || f.kind == kindSilent) && (almostHTTP(f) || almostTLS(f) || almostPROXY(f))
+func (f First) almostNamed() bool {
+	return (f.Kind == Other || f.Kind == Silent) && (almostHTTP(f) || almostTLS(f) || almostPROXY(f))
 }
 
 // almostHTTP reports whether first bytes that are no request line of HTTP/1 may be, or become, one to a lenient server.
 // Servers skip empty lines before it (nginx, Apache, Node, Tomcat), any white space (Varnish), any control byte (netty);
 // split it at any white space (RFC 9112, 3; Python); do without a version (nginx, Apache, Node, Tomcat: HTTP/0.9); take a
 // method of any length, or the preface of HTTP/2.
-func almostHTTP(f first) bool {
-	line, _, whole := bytes.Cut(f.data[leadingBlanks(f.data):], []byte{'\n'})
+func almostHTTP(f First) bool {
+	line, _, whole := bytes.Cut(f.Data[leadingBlanks(f.Data):], []byte{'\n'})
 	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
 		return true
 	}
@@ -28,7 +30,7 @@ func almostHTTP(f first) bool {
 	if _, known := webMethods[string(bytes.ToUpper(method))]; known {
 		return !whole || bytes.HasPrefix(target, []byte("/")) || bytes.Contains(target, []byte("://"))
 	}
-	return !whole && !f.eof && mayBecomeRequest(f.data)
+	return !whole && !f.Ended && mayBecomeRequest(f.Data)
 }
 
 // mayBecomeRequest reports whether data, in which no line is complete but empty ones, is the beginning of a request whose
@@ -84,18 +86,18 @@ func beginsRequest(hello []byte) bool {
 // almostTLS reports whether first bytes are, or may become, TLS that does not begin with a ClientHello of its own: one in the
 // form of SSL 2.0, in which TLS servers let a client offer what they speak (RFC 5246, E.2), without a name; or a record of
 // another type, such as a warning alert, that some servers pass over (BoringSSL).
-func almostTLS(f first) bool {
-	if len(f.data) > 0 && recordFirst <= f.data[0] && f.data[0] <= recordLast {
-		return len(f.data) == 1 && !f.eof || len(f.data) > 1 && f.data[1] == legacyMajor
+func almostTLS(f First) bool {
+	if len(f.Data) > 0 && recordFirst <= f.Data[0] && f.Data[0] <= recordLast {
+		return len(f.Data) == 1 && !f.Ended || len(f.Data) > 1 && f.Data[1] == legacyMajor
 	}
 	const head = 4 // two bytes of length, the type of the message, the major version
-	if len(f.data) == 0 || f.data[0]&0x80 == 0 {
+	if len(f.Data) == 0 || f.Data[0]&0x80 == 0 {
 		return false
 	}
-	if len(f.data) < head {
-		return !f.eof
+	if len(f.Data) < head {
+		return !f.Ended
 	}
-	return f.data[2] == clientHello && (f.data[3] == 0 || f.data[3] == legacyMajor)
+	return f.Data[2] == clientHello && (f.Data[3] == 0 || f.Data[3] == legacyMajor)
 }
 
 // The types of TLS records (RFC 8446, B.1; RFC 6520).
@@ -103,9 +105,9 @@ const recordFirst, recordLast = 20, 24
 
 // almostPROXY reports whether first bytes are, or may become, a header of the PROXY protocol, which a server that expects
 // one takes off what follows, such as a request.
-func almostPROXY(f first) bool {
+func almostPROXY(f First) bool {
 	for _, header := range []string{"PROXY ", "\r\n\r\n\x00\r\nQUIT\n"} {
-		if n := min(len(f.data), len(header)); n > 0 && (n == len(header) || !f.eof) && strings.HasPrefix(header, string(f.data[:n])) {
+		if n := min(len(f.Data), len(header)); n > 0 && (n == len(header) || !f.Ended) && strings.HasPrefix(header, string(f.Data[:n])) {
 			return true
 		}
 	}
@@ -116,4 +118,26 @@ func almostPROXY(f first) bool {
 var webMethods = map[string]struct{}{
 	"GET": {}, "HEAD": {}, "POST": {}, "PUT": {}, "DELETE": {}, "CONNECT": {}, "OPTIONS": {}, "TRACE": {}, "PATCH": {}, "PRI": {},
 	"PROPFIND": {}, "PROPPATCH": {}, "MKCOL": {}, "COPY": {}, "MOVE": {}, "LOCK": {}, "UNLOCK": {}, "REPORT": {}, "SEARCH": {},
+}
+
+// Opening says what the first bytes are. HTTP/1 is not asked about here: its requests are routed one by one.
+func (f First) Opening() policy.Opening {
+	switch f.Kind {
+	case TLS:
+		return policy.OpeningTLS
+	case Silent:
+		if f.Ended {
+			return policy.OpeningEnded
+		}
+		return policy.OpeningSilent
+	case Partial:
+		return policy.OpeningPartial
+	case Other:
+		if f.almostNamed() {
+			return policy.OpeningLenient
+		}
+		return policy.OpeningOther
+	default:
+		return policy.OpeningUnreadable
+	}
 }

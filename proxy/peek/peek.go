@@ -1,4 +1,4 @@
-package proxy
+package peek
 
 import (
 	"bytes"
@@ -15,54 +15,54 @@ import (
 	"boxgate/policy"
 )
 
-// peekCap is the largest first message that is read: a ClientHello of crypto/tls's own limit fits, whatever its records.
-const peekCap = 64 << 10
+// Cap is the largest first message that is read: a ClientHello of crypto/tls's own limit fits, whatever its records.
+const Cap = 64 << 10
 
 // peekStart is what is read at first. A ClientHello with post-quantum key shares has 1.8 KB, most others less.
 const peekStart = 4 << 10
 
-// kind is what the first bytes of a connection are.
-type kind uint8
+// Kind is what the first bytes of a connection are.
+type Kind uint8
 
 const (
-	kindSilent   kind = iota // none came
-	kindTLS                  // a ClientHello that crypto/tls understands and that offers TLS 1.2 or better
-	kindBadTLS               // begins like TLS but is not that
-	kindHTTP                 // a request line of HTTP/1
-	kindOther                // anything else
-	kindPartial              // more is needed to tell: a result only of a peek that ran out of time
-	kindOversize             // still incomplete at the cap
+	Silent   Kind = iota // none came
+	TLS                  // a ClientHello that crypto/tls understands and that offers TLS 1.2 or better
+	BadTLS               // begins like TLS but is not that
+	HTTP                 // a request line of HTTP/1
+	Other                // anything else
+	Partial              // more is needed to tell: a result only of a peek that ran out of time
+	Oversize             // still incomplete at the cap
 )
 
-// first is what was learned from the first bytes of a connection, none of which is consumed.
-type first struct {
-	kind kind
-	sni  string      // as the client wrote it
-	name policy.Name // the SNI in canonical form; zero if there was none or it is no host name
-	data []byte      // every byte read so far
-	eof  bool        // the client will send nothing more
-	scan helloScan
+// First is what was learned from the first bytes of a connection, none of which is consumed.
+type First struct {
+	Kind  Kind
+	SNI   string      // as the client wrote it
+	Name  policy.Name // the SNI in canonical form; zero if there was none or it is no host name
+	Data  []byte      // every byte read so far
+	Ended bool        // the client will send nothing more
+	scan  helloScan
 
 	holds *memory.Claim // for what data takes beyond peekStart
 }
 
-// peek reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
+// Read reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
 // that a client sending byte after byte gains nothing. A client that stays silent until the silence deadline is
 // kindSilent where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed; or it is
 // memory.ErrFull. What holds held before, for other first bytes, it gives back.
-func peek(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (first, error) {
-	f := first{holds: holds}
+func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
+	f := First{holds: holds}
 	holds.Release()
 	if len(head) > peekStart && !holds.Grow(len(head)) {
 		return f, memory.ErrFull
 	}
-	f.data = append(make([]byte, 0, max(peekStart, len(head))), head...)
+	f.Data = append(make([]byte, 0, max(peekStart, len(head))), head...)
 	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket, which the next use finds
 	for {
-		if f.classify(); f.kind != kindPartial && f.kind != kindSilent {
+		if f.classify(); f.Kind != Partial && f.Kind != Silent {
 			return f, nil
 		}
-		if f.eof {
+		if f.Ended {
 			return f.complete(), nil
 		}
 		until := deadline
@@ -74,10 +74,10 @@ func peek(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 		}
 		err := f.read(c)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && len(f.data) == 0 && !silence.IsZero():
+		case errors.Is(err, os.ErrDeadlineExceeded) && len(f.Data) == 0 && !silence.IsZero():
 			return f, nil
 		case errors.Is(err, io.EOF):
-			f.eof = true
+			f.Ended = true
 		case err != nil:
 			return f, err
 		}
@@ -89,11 +89,11 @@ func peek(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 const turnPause = 500 * time.Millisecond
 
 // patience is until when the next bytes must come, where silence is allowed.
-func (f *first) patience(deadline, silence time.Time) time.Time {
+func (f *First) patience(deadline, silence time.Time) time.Time {
 	switch {
-	case len(f.data) == 0:
+	case len(f.Data) == 0:
 		return silence
-	case f.data[0] == recordHandshake:
+	case f.Data[0] == recordHandshake:
 		return deadline
 	}
 	if pause := time.Now().Add(turnPause); pause.Before(deadline) {
@@ -103,50 +103,53 @@ func (f *first) patience(deadline, silence time.Time) time.Time {
 }
 
 // complete classifies what a client sent that sends no more: the beginning of something is not that thing.
-func (f first) complete() first {
+func (f First) complete() First {
 	switch {
-	case len(f.data) == 0:
-		f.kind = kindSilent
-	case f.data[0] == recordHandshake:
-		f.kind = kindBadTLS
+	case len(f.Data) == 0:
+		f.Kind = Silent
+	case f.Data[0] == recordHandshake:
+		f.Kind = BadTLS
 	default:
-		f.kind = kindOther
+		f.Kind = Other
 	}
 	return f
 }
 
 // read appends what one read gives, growing the buffer up to the cap.
-func (f *first) read(c net.Conn) error {
-	if len(f.data) == cap(f.data) {
-		size := min(4*cap(f.data), peekCap)
-		if !f.holds.Grow(size - cap(f.data)) {
+func (f *First) read(c net.Conn) error {
+	if len(f.Data) == cap(f.Data) {
+		size := min(4*cap(f.Data), Cap)
+		if !f.holds.Grow(size - cap(f.Data)) {
 			return memory.ErrFull
 		}
-		grown := make([]byte, len(f.data), size)
-		copy(grown, f.data)
-		f.data = grown
+		grown := make([]byte, len(f.Data), size)
+		copy(grown, f.Data)
+		f.Data = grown
 	}
-	n, err := c.Read(f.data[len(f.data):cap(f.data)])
-	f.data = f.data[:len(f.data)+n]
+	n, err := c.Read(f.Data[len(f.Data):cap(f.Data)])
+	f.Data = f.Data[:len(f.Data)+n]
 	if n > 0 {
 		return nil // an error comes again with the next read
 	}
 	return err
 }
 
+// BeginsTLS reports whether the first byte is that of a TLS handshake.
+func (f First) BeginsTLS() bool { return len(f.Data) > 0 && f.Data[0] == recordHandshake }
+
 // classify sets the kind that the bytes read so far show, and the name with it.
-func (f *first) classify() {
+func (f *First) classify() {
 	switch {
-	case len(f.data) == 0:
-		f.kind = kindSilent
+	case len(f.Data) == 0:
+		f.Kind = Silent
 		return
-	case f.data[0] == recordHandshake:
+	case f.Data[0] == recordHandshake:
 		f.classifyTLS()
 	default:
-		f.kind = sniffHTTP(f.data)
+		f.Kind = sniffHTTP(f.Data)
 	}
-	if f.kind == kindPartial && len(f.data) >= peekCap {
-		f.kind = kindOversize
+	if f.Kind == Partial && len(f.Data) >= Cap {
+		f.Kind = Oversize
 	}
 }
 
@@ -157,23 +160,23 @@ const (
 	maxRecord        = 1<<14 + 2048 // the most any version allows; no version allows an empty one here
 	clientHello      = 1
 	handshakeHeader  = 4
-	maxClientHello   = peekCap
+	maxClientHello   = Cap
 	legacyMajor      = 3
 	lowestTLSOffered = tls.VersionTLS12
 )
 
-func (f *first) classifyTLS() {
-	if f.kind = f.scan.next(f.data); f.kind != kindTLS {
+func (f *First) classifyTLS() {
+	if f.Kind = f.scan.next(f.Data); f.Kind != TLS {
 		return
 	}
-	hello, err := parseHello(f.data)
-	if err != nil || !offers(hello, lowestTLSOffered) || beginsRequest(f.data) {
-		f.kind = kindBadTLS
+	hello, err := parseHello(f.Data)
+	if err != nil || !offers(hello, lowestTLSOffered) || beginsRequest(f.Data) {
+		f.Kind = BadTLS
 		return
 	}
-	f.sni = hello.ServerName
+	f.SNI = hello.ServerName
 	if name, err := policy.ParseName(hello.ServerName); err == nil {
-		f.name = name
+		f.Name = name
 	}
 }
 
@@ -187,28 +190,28 @@ type helloScan struct {
 
 // next reports kindTLS when data holds a whole ClientHello, kindPartial when more is needed, kindBadTLS when no
 // ClientHello can come of it. data is what it was at the last call, with more appended.
-func (s *helloScan) next(data []byte) kind {
+func (s *helloScan) next(data []byte) Kind {
 	for {
 		record := data[s.at:]
 		if len(record) > 0 && record[0] != recordHandshake || len(record) > 1 && record[1] != legacyMajor {
-			return kindBadTLS
+			return BadTLS
 		}
 		if len(record) < recordHeader {
-			return kindPartial
+			return Partial
 		}
 		length := int(record[3])<<8 | int(record[4])
 		payload := record[recordHeader:min(len(record), recordHeader+length)]
 		if length == 0 || length > maxRecord {
-			return kindBadTLS
+			return BadTLS
 		}
 		if s.body < handshakeHeader {
 			copy(s.head[s.body:], payload)
 		}
-		if k := s.message(s.body + len(payload)); k != kindPartial {
+		if k := s.message(s.body + len(payload)); k != Partial {
 			return k
 		}
 		if len(payload) < length {
-			return kindPartial
+			return Partial
 		}
 		s.body += length
 		s.at += recordHeader + length
@@ -216,21 +219,21 @@ func (s *helloScan) next(data []byte) kind {
 }
 
 // message judges the handshake message of which n bytes are there.
-func (s *helloScan) message(n int) kind {
+func (s *helloScan) message(n int) Kind {
 	if n > 0 && s.head[0] != clientHello {
-		return kindBadTLS
+		return BadTLS
 	}
 	if n < handshakeHeader {
-		return kindPartial
+		return Partial
 	}
 	want := handshakeHeader + (int(s.head[1])<<16 | int(s.head[2])<<8 | int(s.head[3]))
 	switch {
 	case want > maxClientHello:
-		return kindBadTLS
+		return BadTLS
 	case n >= want:
-		return kindTLS
+		return TLS
 	default:
-		return kindPartial
+		return Partial
 	}
 }
 
@@ -268,24 +271,24 @@ const maxMethod = 32
 
 // sniffHTTP tells whether data begins with a request line of HTTP/1, without judging it: the strict parser does. The
 // connection preface of HTTP/2 in the clear is something else.
-func sniffHTTP(data []byte) kind {
+func sniffHTTP(data []byte) Kind {
 	sp := bytes.IndexFunc(data, func(r rune) bool { return !methodRune(r) })
 	if sp < 0 && len(data) <= maxMethod {
-		return kindPartial
+		return Partial
 	}
 	if sp <= 0 || sp > maxMethod || data[sp] != ' ' {
-		return kindOther
+		return Other
 	}
 	end := bytes.IndexByte(data, '\n')
 	if end < 0 {
-		return kindPartial
+		return Partial
 	}
 	line := bytes.TrimSuffix(data[:end], []byte("\r"))
 	at := bytes.LastIndexByte(line, ' ')
 	if at > sp && bytes.HasPrefix(line[at+1:], []byte("HTTP/1.")) {
-		return kindHTTP
+		return HTTP
 	}
-	return kindOther
+	return Other
 }
 
 // methodRune reports whether r can stand in a method: methods are tokens (RFC 9110, 9.1 and 5.6.2).
