@@ -24,6 +24,7 @@ const peekStart = 4 << 10
 // Kind is what the first bytes of a connection are.
 type Kind uint8
 
+// The kinds.
 const (
 	Silent   Kind = iota // none came
 	TLS                  // a ClientHello that crypto/tls understands and that offers TLS 1.2 or better
@@ -48,8 +49,8 @@ type First struct {
 
 // Read reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
 // that a client sending byte after byte gains nothing. A client that stays silent until the silence deadline is
-// kindSilent where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed; or it is
-// memory.ErrFull. What holds held before, for other first bytes, it gives back.
+// [Silent] where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed; or it is
+// [memory.ErrFull]. What holds held before, for other first bytes, it gives back.
 func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
 	f := First{holds: holds}
 	holds.Release()
