@@ -17,8 +17,8 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// The floors of the firewall, the proxy, the admin API, the launcher, the store and the self-test are listed one by one: a
-// floor imports only the floors below it.
+// The floors of the firewall, the proxy, the admin API, the launcher, the store, the self-test and the command line are
+// listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
 policy:
 audit: policy
@@ -108,8 +108,9 @@ preflight: config
 host: policy audit config preflight firewall dns proxy certs ingress launcher api api/server store secrets selftest internal/fault internal/memory internal/buildinfo
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
-e2e/harness: policy audit config host certs launcher api cmd/gateway internal/fault internal/lab internal/testnet
-e2e: policy audit config host certs launcher api store secrets proxy/scrub cmd/gateway internal/lab e2e/harness
+cmd/gateway/command/cli: config api
+e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
+e2e: policy audit config host certs launcher api store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

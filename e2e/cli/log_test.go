@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/e2e/harness"
 )
 
@@ -97,7 +97,7 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 	}
 	w.Run(0, nil, "", "api-key", "rotate")
 	<-keyed.ended
-	if code := keyed.cmd.ProcessState.ExitCode(); code != command.ExitFailed || !strings.Contains(keyed.String(), "key") {
+	if code := keyed.cmd.ProcessState.ExitCode(); code != cli.ExitFailed || !strings.Contains(keyed.String(), "key") {
 		t.Errorf("with a key that is refused: exit %d", code)
 	}
 	if err := w.Stop(); err != nil {
@@ -108,7 +108,7 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 	case <-time.After(harness.Patience):
 		t.Fatal("it waits forever for a gateway that is gone")
 	}
-	if code := short.cmd.ProcessState.ExitCode(); code != command.ExitFailed || !strings.Contains(short.String(), "did not come back within 10s") {
+	if code := short.cmd.ProcessState.ExitCode(); code != cli.ExitFailed || !strings.Contains(short.String(), "did not come back within 10s") {
 		t.Errorf("without a gateway: exit %d", code)
 	}
 	select {

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
@@ -32,7 +32,7 @@ func TestSelfTestOfTightBoxes(t *testing.T) {
 				}
 			}
 			out, code := w.GatewayCommand("box", "selftest", box)
-			if code != command.ExitOK {
+			if code != cli.ExitOK {
 				t.Errorf("exit status %d: %s", code, out)
 			}
 			t.Logf("card:\n%s", out)
@@ -84,7 +84,7 @@ func TestSelfTestFindsHoles(t *testing.T) {
 				w.NFT(strings.ReplaceAll(line, "BOX", box))
 			}
 			card, code := w.SelfTest(box)
-			if code != command.ExitFailed || card.Tight || card.Summary.Holes == 0 {
+			if code != cli.ExitFailed || card.Tight || card.Summary.Holes == 0 {
 				t.Errorf("exit status %d, tight %t, %d holes", code, card.Tight, card.Summary.Holes)
 			}
 			for _, p := range card.Probes {
@@ -114,7 +114,7 @@ func TestSelfTestFindsAMirror(t *testing.T) {
 	w.NFT("add chain netdev mirror in { type filter hook ingress device " + link + " priority 0; }")
 	w.NFT("add rule netdev mirror in dup to up0")
 	card, code := w.SelfTest(box)
-	if code != command.ExitFailed || card.Summary.Holes < 50 {
+	if code != cli.ExitFailed || card.Summary.Holes < 50 {
 		t.Errorf("exit status %d, %d holes", code, card.Summary.Holes)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"boxgate/api"
-	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/cli"
 )
 
 // Scorecard is what `gateway box selftest --json` prints.
@@ -46,7 +46,7 @@ func (w *World) SelfTest(box string) (Scorecard, int) {
 func (w *World) IsTight(box string) Scorecard {
 	w.T.Helper()
 	card, code := w.SelfTest(box)
-	if !card.Tight || code != command.ExitOK || card.Summary.Tight < 60 {
+	if !card.Tight || code != cli.ExitOK || card.Summary.Tight < 60 {
 		w.T.Errorf("exit status %d, %d tight:\n%s", code, card.Summary.Tight, card)
 	}
 	if card.DurationMS > 30_000 {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
-	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/e2e/harness"
 )
 
@@ -185,13 +185,13 @@ func TestSelfTestOfAGuestWithItsOwnNetworkStack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if name == "found out" {
-			if card, code := w.SelfTest(made.ID); !card.Tight || card.Status != api.SelfTestTight || code != command.ExitOK {
+			if card, code := w.SelfTest(made.ID); !card.Tight || card.Status != api.SelfTestTight || code != cli.ExitOK {
 				t.Errorf("before it had a stack of its own: exit status %d, %+v", code, card.Summary)
 			}
 		}
 		takeOver(w, made.ID, f)
 		card, code := w.SelfTest(made.ID)
-		if code != command.ExitUntestable || card.Tight || card.Status != api.SelfTestUntestable || card.Reason == "" || len(card.Probes) != 0 {
+		if code != cli.ExitUntestable || card.Tight || card.Status != api.SelfTestUntestable || card.Reason == "" || len(card.Probes) != 0 {
 			t.Errorf("%s: exit status %d, %+v", name, code, card)
 		}
 		if out, _ := w.GatewayCommand("box", "selftest", made.ID); !strings.Contains(out, "CANNOT BE TESTED") || strings.Contains(out, "NOT TIGHT") {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/host/share"
@@ -40,13 +41,13 @@ func hostError(ctx context.Context, cfg config.Config) error {
 }
 
 // newCheckCommand is `gateway check`.
-func newCheckCommand(o *globalOptions) *cobra.Command {
+func newCheckCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check",
 		Short: "Validate the configuration and the host, and say how to fix each problem",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printFindings(cmd, o.json, allFindings(cmd.Context(), o.load))
+			return printFindings(cmd, o.JSON, allFindings(cmd.Context(), o.Load))
 		},
 	}
 }
@@ -97,9 +98,9 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 	}
 	var err error
 	if asJSON {
-		err = writeJSON(cmd.OutOrStdout(), list)
+		err = cli.WriteJSON(cmd.OutOrStdout(), list)
 	} else {
-		err = table(cmd.OutOrStdout(), rows...)
+		err = cli.Table(cmd.OutOrStdout(), rows...)
 	}
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d check(s) failed", failed)

@@ -14,20 +14,21 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/store"
 )
 
 // newServeCommand is `gateway serve`.
-func newServeCommand(o *globalOptions) *cobra.Command {
+func newServeCommand(o *cli.Options) *cobra.Command {
 	var untilEOF, noWatch bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the gateway in the foreground",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := o.load()
+			cfg, err := o.Load()
 			if err != nil {
 				return err
 			}
@@ -59,12 +60,8 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 // serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that problems with them are
 // reported before anything has been changed. With noWatch, kernel rules that other programs change are not restored.
 func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
-	// A core dump would contain header values and keys.
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("turning core dumps off: %w", err)
-	}
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("turning core dumps off: %w", err)
+	if err := turnCoreDumpsOff(); err != nil {
+		return err
 	}
 	// If the reader of the log exits, the gateway must go on. The signal is caught rather than ignored, because boxes
 	// would inherit that.
@@ -87,16 +84,31 @@ func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
 		return err
 	}
 	defer restore()
-	addrs, err := config.AddressesOf(cfg.Network)
-	if err != nil {
+	return runHost(ctx, host.Options{Config: cfg, Log: log, NoWatch: noWatch})
+}
+
+// turnCoreDumpsOff keeps header values and keys, which a core dump would contain, out of files.
+func turnCoreDumpsOff() error {
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("turning core dumps off: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("turning core dumps off: %w", err)
+	}
+	return nil
+}
+
+// runHost opens the sockets and the host, takes over the boxes of an earlier run and serves until ctx ends.
+func runHost(ctx context.Context, o host.Options) error {
+	var err error
+	if o.Addresses, err = config.AddressesOf(o.Config.Network); err != nil {
 		return err
 	}
-	sockets, err := host.Listen(ctx, cfg, addrs)
-	if err != nil {
+	if o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses); err != nil {
 		return err
 	}
-	defer sockets.Close()
-	h, err := host.Open(ctx, host.Options{Config: cfg, Addresses: addrs, Listeners: sockets, Log: log, NoWatch: noWatch})
+	defer o.Listeners.Close()
+	h, err := host.Open(ctx, o)
 	if err != nil {
 		return err
 	}

@@ -5,18 +5,19 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/internal/buildinfo"
 )
 
 // newVersionCommand is `gateway version`.
-func newVersionCommand(o *globalOptions) *cobra.Command {
+func newVersionCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, the revision and the Go version of this binary",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.json {
-				return writeJSON(cmd.OutOrStdout(), buildinfo.Get())
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), buildinfo.Get())
 			}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), buildinfo.Get())
 			return err

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/launcher"
 )
 
@@ -23,27 +25,15 @@ type caAnswer struct {
 }
 
 // newCACommand is `gateway ca`.
-func newCACommand(o *globalOptions) *cobra.Command {
+func newCACommand(o *cli.Options) *cobra.Command {
 	var box string
 	var bundle bool
 	cmd := &cobra.Command{
 		Use:   "ca [--box B] [--bundle]",
 		Short: "Print the CA certificate of the public URLs, or the interception CA of one box",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			path := "/v2/ca"
-			if box != "" {
-				path = api.BoxPath(box, "ca")
-			}
-			client, err := o.client()
-			if err != nil {
-				return err
-			}
-			var ca []byte
-			if err := client.Get(cmd.Context(), path, &ca); err != nil {
-				return err
-			}
-			answer, err := describeCA(ca)
+			answer, err := fetchCA(cmd.Context(), o, box)
 			if err != nil {
 				return err
 			}
@@ -54,8 +44,8 @@ func newCACommand(o *globalOptions) *cobra.Command {
 				}
 				answer.PEM = string(roots) + answer.PEM
 			}
-			if o.json {
-				return writeJSON(cmd.OutOrStdout(), answer)
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), answer)
 			}
 			_, err = cmd.OutOrStdout().Write([]byte(answer.PEM))
 			return err
@@ -64,6 +54,23 @@ func newCACommand(o *globalOptions) *cobra.Command {
 	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
 	cmd.Flags().BoolVar(&bundle, "bundle", false, "include the public roots of this host, for variables that replace a program's own roots")
 	return cmd
+}
+
+// fetchCA asks for the CA of a box, or of the public URLs if box is empty.
+func fetchCA(ctx context.Context, o *cli.Options, box string) (caAnswer, error) {
+	path := "/v2/ca"
+	if box != "" {
+		path = api.BoxPath(box, "ca")
+	}
+	client, err := o.Client()
+	if err != nil {
+		return caAnswer{}, err
+	}
+	var ca []byte
+	if err := client.Get(ctx, path, &ca); err != nil {
+		return caAnswer{}, err
+	}
+	return describeCA(ca)
 }
 
 // describeCA parses a certificate of the gateway.

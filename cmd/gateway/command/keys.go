@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/policy"
@@ -19,29 +20,36 @@ import (
 )
 
 // newStoreCommand is `gateway store`.
-func newStoreCommand(o *globalOptions) *cobra.Command {
-	cmd := group("store", "Manage the store")
+func newStoreCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("store", "Manage the store")
 	var fromStdin bool
 	rotate := &cobra.Command{
 		Use:   "rotate-key",
 		Short: "Encrypt the secrets of the store with a new key file, or with the passphrase in " + config.NewPassphraseVariable,
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			next, err := newPassphrase(fromStdin, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
-			body := map[string]string{}
-			if next.Reveal() != "" {
-				body["new_passphrase"] = next.Reveal()
-			}
-			return o.changeKeys(cmd, "/v2/store/rotate-key", body, func(cfg config.Config) error { return rotateClosedStore(cfg, next) },
-				func(w io.Writer, cfg config.Config) error { return sayStoreKey(w, cfg, next) })
+			return changeKeys(cmd, o, storeKeyChange(next))
 		},
 	}
 	rotate.Flags().BoolVar(&fromStdin, "passphrase-stdin", false, "read the new passphrase from standard input")
 	cmd.AddCommand(rotate)
 	return cmd
+}
+
+func storeKeyChange(next policy.Secret) keyChange {
+	body := map[string]string{}
+	if next.Reveal() != "" {
+		body["new_passphrase"] = next.Reveal()
+	}
+	return keyChange{
+		path: "/v2/store/rotate-key", body: body,
+		direct: func(cfg config.Config) error { return rotateClosedStore(cfg, next) },
+		say:    func(w io.Writer, cfg config.Config) error { return sayStoreKey(w, cfg, next) },
+	}
 }
 
 // newPassphrase returns the new passphrase given to the command; empty if none.
@@ -70,25 +78,18 @@ func sayStoreKey(w io.Writer, cfg config.Config, next policy.Secret) error {
 }
 
 // newAPIKeyCommand is `gateway api-key`.
-func newAPIKeyCommand(o *globalOptions) *cobra.Command {
-	cmd := group("api-key", "Manage the key of the admin API")
+func newAPIKeyCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("api-key", "Manage the key of the admin API")
 	var grace time.Duration
 	rotate := &cobra.Command{
 		Use:   "rotate",
 		Short: "Make a new API key, write it to {state_dir}/api-key, and revoke earlier ones",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if grace < 0 || grace > 30*24*time.Hour {
-				return usageError{errors.New("--grace must be from 0s to 720h")}
+				return cli.Usagef("--grace must be from 0s to 720h")
 			}
-			return o.changeKeys(cmd, "/v2/api-key/rotate", map[string]string{"grace": grace.String()},
-				func(cfg config.Config) error {
-					return onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
-				},
-				func(w io.Writer, cfg config.Config) error {
-					_, err := fmt.Fprintf(w, "The new API key is in %s.\n", filepath.Join(cfg.StateDir, "api-key"))
-					return err
-				})
+			return changeKeys(cmd, o, apiKeyChange(grace))
 		},
 	}
 	rotate.Flags().DurationVar(&grace, "grace", 0, "how long earlier keys go on working")
@@ -96,30 +97,52 @@ func newAPIKeyCommand(o *globalOptions) *cobra.Command {
 	return cmd
 }
 
+func apiKeyChange(grace time.Duration) keyChange {
+	return keyChange{
+		path: "/v2/api-key/rotate", body: map[string]string{"grace": grace.String()},
+		direct: func(cfg config.Config) error {
+			return onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
+		},
+		say: func(w io.Writer, cfg config.Config) error {
+			_, err := fmt.Fprintf(w, "The new API key is in %s.\n", filepath.Join(cfg.StateDir, "api-key"))
+			return err
+		},
+	}
+}
+
+// keyChange is one change of keys, made by a request to a running gateway or in its store.
+type keyChange struct {
+	path   string // of the request
+	body   map[string]string
+	direct func(config.Config) error            // changes a store that no gateway has open
+	say    func(io.Writer, config.Config) error // tells people where the new key is
+}
+
 // changeKeys changes keys through the gateway if one is running, that is, has the store open, else in the store itself.
 // With --admin it uses the gateway there.
-func (o *globalOptions) changeKeys(cmd *cobra.Command, path string, body any, direct func(config.Config) error, say func(io.Writer, config.Config) error) error {
-	cfg, err := o.load()
+func changeKeys(cmd *cobra.Command, o *cli.Options, c keyChange) error {
+	cfg, err := o.Load()
 	if err != nil {
 		return err
 	}
-	if o.admin == "" {
-		err := direct(cfg)
+	if o.Admin == "" {
+		err := c.direct(cfg)
 		if err == nil {
-			return o.answered(cmd, cfg, say)
+			return c.answer(cmd, o, cfg)
 		}
 		if !errors.Is(err, store.ErrInUse) {
 			return err
 		}
 	}
-	return o.call(cmd, "POST", path, body, func(w io.Writer, _ json.RawMessage) error { return say(w, cfg) })
+	return o.Call(cmd, "POST", c.path, c.body, func(w io.Writer, _ json.RawMessage) error { return c.say(w, cfg) })
 }
 
-func (o *globalOptions) answered(cmd *cobra.Command, cfg config.Config, say func(io.Writer, config.Config) error) error {
-	if o.json {
-		return writeJSON(cmd.OutOrStdout(), map[string]bool{"ok": true})
+// answer prints that the store was changed, as the gateway's answer would.
+func (c keyChange) answer(cmd *cobra.Command, o *cli.Options, cfg config.Config) error {
+	if o.JSON {
+		return cli.WriteJSON(cmd.OutOrStdout(), map[string]bool{"ok": true})
 	}
-	return say(cmd.OutOrStdout(), cfg)
+	return c.say(cmd.OutOrStdout(), cfg)
 }
 
 // rotateClosedStore changes the key of a store that no gateway has open. Opening it a second time rewrites the file

@@ -6,18 +6,19 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/host"
 )
 
 // newImageCommand is `gateway image`.
-func newImageCommand(o *globalOptions) *cobra.Command {
+func newImageCommand(o *cli.Options) *cobra.Command {
 	var dir string
 	build := &cobra.Command{
 		Use:   "build IMAGE",
 		Short: "Build or unpack an image, so that the first box does not have to wait for it",
-		Args:  exactArgs(1),
+		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := o.load()
+			cfg, err := o.Load()
 			if err != nil {
 				return err
 			}
@@ -32,7 +33,7 @@ func newImageCommand(o *globalOptions) *cobra.Command {
 		},
 	}
 	build.Flags().StringVar(&dir, "dir", "", "where images are kept (default: launcher.image_dir)")
-	cmd := group("image", "Prepare the images of boxes")
+	cmd := cli.Group("image", "Prepare the images of boxes")
 	cmd.AddCommand(build)
 	return cmd
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
-	"boxgate/host"
-	"boxgate/selftest"
+	"boxgate/cmd/gateway/command/cli"
 )
 
 // selfTestCard is the scorecard as the commands read it.
@@ -28,24 +27,13 @@ type selfTestCard struct {
 }
 
 // newBoxSelfTest is `gateway box selftest`.
-func newBoxSelfTest(o *globalOptions) *cobra.Command {
+func newBoxSelfTest(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "selftest BOX",
 		Short: "Attack the gateway from inside a box and print a scorecard; exits 0 only if the box is tight, and 3 if it cannot be tested",
-		Args:  exactArgs(1),
+		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var card selfTestCard
-			keep := func(w io.Writer, data json.RawMessage) error {
-				if err := json.Unmarshal(data, &card); err != nil {
-					return fmt.Errorf("cannot parse the gateway's answer: %w", err)
-				}
-				if o.json {
-					_, err := fmt.Fprintln(w, string(data))
-					return err
-				}
-				return printCard(w, card)
-			}
-			client, err := o.client()
+			client, err := o.Client()
 			if err != nil {
 				return err
 			}
@@ -53,18 +41,32 @@ func newBoxSelfTest(o *globalOptions) *cobra.Command {
 			if err := client.Do(cmd.Context(), "POST", api.BoxPath(args[0], "selftest"), nil, &answer); err != nil {
 				return err
 			}
-			if err := keep(cmd.OutOrStdout(), answer); err != nil {
+			var card selfTestCard
+			if err := json.Unmarshal(answer, &card); err != nil {
+				return fmt.Errorf("cannot parse the gateway's answer: %w", err)
+			}
+			if o.JSON {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), string(answer))
+			} else {
+				err = printCard(cmd.OutOrStdout(), card)
+			}
+			if err != nil {
 				return err
 			}
-			if card.Status == api.SelfTestUntestable {
-				return statusError{ExitUntestable, fmt.Errorf("box %s cannot be tested from here", args[0])}
-			}
-			if !card.Tight {
-				return fmt.Errorf("box %s is not tight, or could not be tested fully; see the lines marked HOLE or NOT RUN", args[0])
-			}
-			return nil
+			return card.failure(args[0])
 		},
 	}
+}
+
+// failure is what the command fails with: nil only for a box that was tested and is tight.
+func (c *selfTestCard) failure(box string) error {
+	if c.Status == api.SelfTestUntestable {
+		return cli.StatusError{Status: cli.ExitUntestable, Err: fmt.Errorf("box %s cannot be tested from here", box)}
+	}
+	if !c.Tight {
+		return fmt.Errorf("box %s is not tight, or could not be tested fully; see the lines marked HOLE or NOT RUN", box)
+	}
+	return nil
 }
 
 // verdictWords are the verdicts as printed: those that need attention are in capitals.
@@ -77,19 +79,7 @@ func printCard(w io.Writer, card selfTestCard) error {
 			"instead. Reason: %s\n", card.Box, card.Mode, card.PolicyVersion, card.Reason)
 		return err
 	}
-	rows := [][]string{{"VERDICT", "GROUP", "ATTACK", "FAMILY", "TARGET", "EXPECTED", "SEEN"}}
-	for _, p := range card.Probes {
-		seen := p.Seen
-		switch {
-		case p.Why == "":
-		case p.Verdict == "skipped":
-			seen = p.Why
-		default:
-			seen = p.Why + " (" + p.Seen + ")"
-		}
-		rows = append(rows, []string{verdictWords[p.Verdict], p.Group, p.Attack, p.Family, p.Target, p.Expected, seen})
-	}
-	if err := table(w, rows...); err != nil {
+	if err := cli.Table(w, card.rows()...); err != nil {
 		return err
 	}
 	word := "TIGHT"
@@ -102,15 +92,19 @@ func printCard(w io.Writer, card selfTestCard) error {
 	return err
 }
 
-// newProbeCommand is the process that a self-test starts. It reads a plan and has no secrets.
-func newProbeCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    host.ProbeCommand,
-		Short:  "Send the traffic of a self-test (started by the gateway)",
-		Args:   exactArgs(0),
-		Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return selftest.Probe(cmd.InOrStdin(), cmd.OutOrStdout())
-		},
+// rows are the probes, below a heading.
+func (c *selfTestCard) rows() [][]string {
+	rows := [][]string{{"VERDICT", "GROUP", "ATTACK", "FAMILY", "TARGET", "EXPECTED", "SEEN"}}
+	for _, p := range c.Probes {
+		seen := p.Seen
+		switch {
+		case p.Why == "":
+		case p.Verdict == "skipped":
+			seen = p.Why
+		default:
+			seen = p.Why + " (" + p.Seen + ")"
+		}
+		rows = append(rows, []string{verdictWords[p.Verdict], p.Group, p.Attack, p.Family, p.Target, p.Expected, seen})
 	}
+	return rows
 }

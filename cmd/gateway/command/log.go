@@ -14,17 +14,18 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/cmd/gateway/command/cli"
 )
 
 // newLogCommand is `gateway log`.
-func newLogCommand(o *globalOptions) *cobra.Command {
+func newLogCommand(o *cli.Options) *cobra.Command {
 	r := &logReader{o: o}
 	var box string
 	var since time.Duration
 	cmd := &cobra.Command{
 		Use:   "log [-f] [--box B] [--denied]",
 		Short: "Print the decisions, with -f as they happen",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
 			if box != "" {
@@ -54,7 +55,7 @@ func newLogCommand(o *globalOptions) *cobra.Command {
 
 // logReader prints the decisions.
 type logReader struct {
-	o                 *globalOptions
+	o                 *cli.Options
 	cmd               *cobra.Command
 	path              string
 	query             url.Values
@@ -69,7 +70,7 @@ type logReader struct {
 
 // read prints one stream to its end.
 func (r *logReader) read(ctx context.Context) error {
-	client, err := r.o.client() // each time, because the key may have changed
+	client, err := r.o.Client() // each time, because the key may have changed
 	if err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func (r *logReader) print(line []byte) error {
 	if decision {
 		r.seq = max(r.seq, e.Seq)
 	}
-	if r.o.json || !decision {
+	if r.o.JSON || !decision {
 		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))
 		return err
 	}

@@ -3,16 +3,17 @@ package command
 import (
 	"github.com/spf13/cobra"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/internal/lab"
 )
 
 // newDemoCommand is `gateway demo`: the tour.
-func newDemoCommand(_ *globalOptions) *cobra.Command {
+func newDemoCommand() *cobra.Command {
 	var imageDir string
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show every promise over real kernel paths, in namespaces of its own",
-		Args:  exactArgs(0),
+		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return lab.RunDemo(cmd.Context(), cmd.OutOrStdout(), imageDir)
 		},

@@ -1,0 +1,79 @@
+package command
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newBoxCommand is `gateway box`.
+func newBoxCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("box", "Create, list, use and remove boxes")
+	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxDetach(o))
+	return cmd
+}
+
+func newBoxList(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the boxes", Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.Call(cmd, "GET", "/v2/box", nil, cli.Decoded(func(w io.Writer, boxes []boxAnswer) error {
+				rows := [][]string{boxHeading}
+				for _, b := range boxes {
+					rows = append(rows, b.row())
+				}
+				return cli.Table(w, rows...)
+			}))
+		},
+	}
+}
+
+func newBoxGet(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "get BOX", Short: "Show one box", Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "GET", api.BoxPath(args[0]), nil, cli.Indented)
+		},
+	}
+}
+
+func newBoxRemove(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "rm BOX...", Short: "Stop boxes and remove everything that belongs to them", Args: cli.MinArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, box := range args {
+				if err := o.Call(cmd, "DELETE", api.BoxPath(box), nil, cli.Silent); err != nil {
+					return fmt.Errorf("%s: %w", box, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func newBoxExec(o *cli.Options) *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "exec BOX -- COMMAND [ARG...]",
+		Short: "Run a command in a box; its exit status becomes this command's",
+		Args:  cli.MinArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			req := api.ExecRequest{Command: args[1:], Dir: dir}
+			status, err := client.Exec(cmd.Context(), args[0], req, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if err == nil && status != 0 {
+				err = cli.CommandExit{Status: status}
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")
+	return cmd
+}

@@ -1,0 +1,39 @@
+package command
+
+import (
+	"fmt"
+	"io"
+
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// boxBody is the request for a new box.
+type boxBody map[string]any
+
+// setText sets the fields that the command line gives.
+func (b boxBody) setText(fields map[string]string) {
+	for key, value := range fields {
+		if value != "" {
+			b[key] = value
+		}
+	}
+}
+
+// setNetwork sets the policy and the header rules, if the command line gives them.
+func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
+	if policy != "" {
+		data, err := cli.PolicyArgument(policy, stdin)
+		if err != nil {
+			return fmt.Errorf("--policy: %w", err)
+		}
+		b["network_policy"] = data
+	}
+	if headers != "" {
+		data, err := cli.RulesArgument(headers, stdin)
+		if err != nil {
+			return fmt.Errorf("--headers: %w", err)
+		}
+		b["attach_headers"] = data
+	}
+	return nil
+}

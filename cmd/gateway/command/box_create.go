@@ -1,0 +1,60 @@
+package command
+
+import (
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// boxCreate holds the flags of `gateway box create`.
+type boxCreate struct {
+	name, size, runtime, policy, headers string
+	env                                  []string
+}
+
+func newBoxCreate(o *cli.Options) *cobra.Command {
+	var c boxCreate
+	cmd := &cobra.Command{
+		Use:   "create",
+		Short: "Create a box and print it",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			body, err := c.body(cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			return o.Call(cmd, "POST", "/v2/box", body, newBoxAnswer(cmd))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.name, "name", "", "a name of your choice")
+	f.StringVar(&c.size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")
+	f.StringVar(&c.runtime, "runtime", "", "runtime name of launcher.images (default: default)")
+	f.StringVar(&c.policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
+	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
+	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")
+	return cmd
+}
+
+func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
+	body := boxBody{}
+	body.setText(map[string]string{"name": c.name, "size": c.size, "runtime": c.runtime})
+	if err := body.setNetwork(c.policy, c.headers, stdin); err != nil {
+		return nil, err
+	}
+	vars := map[string]string{}
+	for _, e := range c.env {
+		k, v, ok := strings.Cut(e, "=")
+		if !ok {
+			return nil, cli.Usagef("--env %q is not NAME=VALUE", e)
+		}
+		vars[k] = v
+	}
+	if len(vars) > 0 {
+		body["env_vars"] = vars
+	}
+	return body, nil
+}

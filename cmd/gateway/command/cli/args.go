@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+)
+
+// ExactArgs is cobra.ExactArgs with the exit status of a usage error.
+func ExactArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return Usagef("%s: %d argument(s) given, usage: %s", cmd.CommandPath(), len(args), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// MinArgs is cobra.MinimumNArgs with the exit status of a usage error.
+func MinArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < n {
+			return Usagef("%s: arguments missing, usage: %s", cmd.CommandPath(), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// Group is a command that only has subcommands.
+func Group(use, short string) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return Usagef("unknown command %q for %q", args[0], cmd.CommandPath())
+			}
+			return cmd.Help()
+		},
+	}
+}
+
+// PolicyArgument returns the network policy that an argument gives: JSON, which may be inline, from @FILE or from
+// standard input ("-"), or the name of a mode.
+func PolicyArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
+	if arg == "allow-all" || arg == "deny-all" {
+		return json.Marshal(map[string]string{"mode": arg})
+	}
+	data, err := content(arg, stdin)
+	if err != nil {
+		return nil, err
+	}
+	if !json.Valid(data) {
+		return nil, Usagef("this is not JSON; give the JSON itself, @FILE, or - for standard input")
+	}
+	return data, nil
+}
+
+// RulesArgument returns the set of header rules that an argument gives, as JSON. It may be given as JSON or YAML:
+// inline, from @FILE or from standard input ("-").
+func RulesArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
+	data, err := content(arg, stdin)
+	if err != nil {
+		return nil, err
+	}
+	if json.Valid(data) {
+		return data, nil // including duplicate keys, for the gateway to refuse
+	}
+	var doc any
+	if yaml.Unmarshal(data, &doc) == nil {
+		if out, err := json.Marshal(doc); err == nil && out[0] == '{' {
+			return out, nil
+		}
+	}
+	return nil, Usagef("this is not a set of rules in JSON or YAML; give the text itself, @FILE, or - for standard input")
+}
+
+// content is the argument itself, the file after "@", or standard input for "-".
+func content(arg string, stdin io.Reader) ([]byte, error) {
+	if arg == "-" {
+		return io.ReadAll(stdin)
+	}
+	if name, ok := strings.CutPrefix(arg, "@"); ok {
+		return os.ReadFile(name)
+	}
+	return []byte(arg), nil
+}

@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// Render prints an answer of the admin API for people.
+type Render func(io.Writer, json.RawMessage) error
+
+// Call makes one request and prints the answer: the JSON itself with --json, else as rendered by render.
+func (o *Options) Call(cmd *cobra.Command, method, path string, in any, render Render) error {
+	client, err := o.Client()
+	if err != nil {
+		return err
+	}
+	var answer json.RawMessage
+	if err := client.Do(cmd.Context(), method, path, in, &answer); err != nil {
+		return err
+	}
+	if o.JSON {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), string(answer))
+		return err
+	}
+	return render(cmd.OutOrStdout(), answer)
+}
+
+// Decoded makes a [Render] of a function that prints a type.
+func Decoded[T any](render func(io.Writer, T) error) Render {
+	return func(w io.Writer, data json.RawMessage) error {
+		var v T
+		if err := json.Unmarshal(data, &v); err != nil {
+			return fmt.Errorf("cannot parse the gateway's answer: %w", err)
+		}
+		return render(w, v)
+	}
+}
+
+// Silent is a [Render] that prints nothing.
+func Silent(io.Writer, json.RawMessage) error { return nil }
+
+// Indented is a [Render] that prints the JSON itself, indented.
+func Indented(w io.Writer, data json.RawMessage) error {
+	out, err := json.MarshalIndent(data, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, string(out))
+	return err
+}

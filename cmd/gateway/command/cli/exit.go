@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Exit statuses of every command.
+const (
+	ExitOK         = 0
+	ExitFailed     = 1
+	ExitUsage      = 2
+	ExitUntestable = 3 // of `gateway box selftest`: the box cannot be tested
+)
+
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
+// UsageError marks err as a mistake on the command line.
+func UsageError(err error) error { return usageError{err} }
+
+// Usagef returns a mistake on the command line.
+func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// CommandExit is the failure of a command that ran in a box. The gateway exits with the same status and adds nothing to
+// what the command printed.
+type CommandExit struct{ Status int }
+
+// Error implements error.
+func (e CommandExit) Error() string {
+	return fmt.Sprintf("the command exited with status %d", e.Status)
+}
+
+// StatusError is an error with an exit status of its own.
+type StatusError struct {
+	Status int
+	Err    error
+}
+
+// Error implements error.
+func (e StatusError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error without its status.
+func (e StatusError) Unwrap() error { return e.Err }
+
+// Report prints the error that a command returned, if any, and returns the exit status.
+func Report(w io.Writer, err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	if exit, ok := errors.AsType[CommandExit](err); ok {
+		return exit.Status
+	}
+	fmt.Fprintf(w, "gateway: %v\n", err)
+	if _, ok := errors.AsType[usageError](err); ok {
+		fmt.Fprintln(w, "See `gateway --help`.")
+		return ExitUsage
+	}
+	if other, ok := errors.AsType[StatusError](err); ok {
+		return other.Status
+	}
+	return ExitFailed
+}

@@ -1,0 +1,69 @@
+// Package cli has what the commands of the gateway share: the global flags, exit statuses and arguments, requests to
+// the admin API, and output.
+package cli
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/config"
+)
+
+// Options are the flags of every command.
+type Options struct {
+	ConfigFile string
+	Admin      string // a socket path or a URL; empty for the configuration's
+	JSON       bool
+}
+
+// Register adds the flags to those of root. Their defaults come from the environment.
+func (o *Options) Register(root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.StringVar(&o.ConfigFile, "config", os.Getenv("BOXGATE_CONFIG"), "configuration file")
+	f.BoolVar(&o.JSON, "json", false, "print JSON")
+	f.StringVar(&o.Admin, "admin", os.Getenv("BOXGATE_ADMIN"), "admin API: a socket path or a URL (default: the configuration's socket)")
+}
+
+// Load reads the configuration that the flags and the environment give.
+func (o *Options) Load() (config.Config, error) { return config.Load(o.ConfigFile, os.Environ()) }
+
+// Client connects to the admin API of the running gateway: at the address of --admin or BOXGATE_ADMIN, else the socket
+// of the configuration; with the key of BOXGATE_API_KEY, else the one written at the first start.
+func (o *Options) Client() (*api.Client, error) {
+	cfg, err := o.Load()
+	if err != nil {
+		return nil, err
+	}
+	key, err := apiKey(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return api.NewClient(o.address(cfg), key), nil
+}
+
+func (o *Options) address(cfg config.Config) string {
+	switch {
+	case o.Admin != "":
+		return o.Admin
+	case cfg.Admin.Socket != "":
+		return cfg.Admin.Socket
+	default:
+		return "http://" + cfg.Admin.Listen
+	}
+}
+
+func apiKey(cfg config.Config) (string, error) {
+	if key := os.Getenv("BOXGATE_API_KEY"); key != "" {
+		return key, nil
+	}
+	data, err := os.ReadFile(filepath.Join(cfg.StateDir, "api-key"))
+	if err != nil {
+		return "", fmt.Errorf("no API key: set BOXGATE_API_KEY, or run as root on the gateway's host (%w)", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -1,0 +1,137 @@
+package command
+
+import (
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box.
+func newHeadersCommand(o *cli.Options) *cobra.Command {
+	var box string
+	path := func() string {
+		if box == "" {
+			return "/v2/box/settings/attach-headers"
+		}
+		return api.BoxPath(box, "config/attach-headers")
+	}
+	cmd := cli.Group("headers", "List and change header rules: of one box with --box, else those of every box")
+	cmd.PersistentFlags().StringVar(&box, "box", "", "ID or name of a box")
+	cmd.AddCommand(newHeadersList(o, path), newHeadersSet(o, path), newHeadersRemove(o, path))
+	return cmd
+}
+
+func newHeadersList(o *cli.Options, path func() string) *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "Show hosts, header names, placeholders and the names of secrets; values are never shown",
+		Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.Call(cmd, "GET", path(), nil, cli.Decoded(renderHeaders))
+		},
+	}
+}
+
+const headersSetHelp = `Replace all rules, or set the rule of one host.
+
+RULES is the whole set: {"host": {"Name": "value"}} or the full form, as JSON or YAML, @FILE, or - for standard input.
+With HOST the other hosts keep their rules, and flags say what its rule is. Values on a command line are seen by
+everybody who may list processes: give secrets by name (--secret, --placeholder), from a file, or by standard input.`
+
+const headersSetExample = `  gateway headers set --box demo @rules.yaml
+  gateway headers set --box demo '{"api.example.com": {"X-Team": "blue"}}'
+  gateway headers set --box demo api.openai.com --secret 'Authorization=Bearer {openai}' --scrub
+  gateway headers set --box demo api.github.com --placeholder GITHUB_TOKEN=github
+  gateway headers set '*.example.com' --header X-Key=@/etc/boxgate/example.key
+
+A file in the full form:
+  api.openai.com:
+    headers:
+      Authorization: {secret: openai, prefix: "Bearer "}
+    placeholders:
+      OPENAI_API_KEY: {secret: openai}
+    scrub: true`
+
+func newHeadersSet(o *cli.Options, path func() string) *cobra.Command {
+	var rule hostRule
+	cmd := &cobra.Command{
+		Use: "set RULES | HOST", Short: "Replace all rules, or set the rule of one host", Long: headersSetHelp, Example: headersSetExample,
+		Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			method, rules, err := rule.change(args[0], cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			return o.Call(cmd, method, path(), map[string]any{"attach_headers": rules}, cli.Decoded(func(w io.Writer, a headersAnswer) error {
+				cli.PrintWarnings(cmd, a.Warnings)
+				return renderHeaders(w, a)
+			}))
+		},
+	}
+	rule.register(cmd)
+	return cmd
+}
+
+func newHeadersRemove(o *cli.Options, path func() string) *cobra.Command {
+	return &cobra.Command{
+		Use: "rm [HOST...]", Short: "Remove the rules of hosts, or all rules",
+		Example: "  gateway headers rm --box demo api.openai.com\n  gateway headers rm --box demo",
+		Args:    cli.MinArgs(0),
+		RunE: func(cmd *cobra.Command, hosts []string) error {
+			method, gone := "PUT", map[string]any{}
+			for _, h := range hosts {
+				method, gone[h] = "PATCH", nil
+			}
+			return o.Call(cmd, method, path(), map[string]any{"attach_headers": gone}, cli.Silent)
+		},
+	}
+}
+
+// headersAnswer is a set of header rules as the API shows it.
+type headersAnswer struct {
+	Rules map[string]struct {
+		Headers []struct{ Name, Secret string }
+		// Placeholders are variables of the box.
+		Placeholders []struct{ Variable, Secret string }
+		Scrub        bool
+	}
+	Warnings []cli.Warning
+}
+
+func renderHeaders(w io.Writer, a headersAnswer) error {
+	var rows [][]string
+	for host, rule := range a.Rules {
+		var headers, placeholders []string
+		for _, h := range rule.Headers {
+			headers = append(headers, withSecret(h.Name, h.Secret))
+		}
+		for _, p := range rule.Placeholders {
+			placeholders = append(placeholders, withSecret(p.Variable, p.Secret))
+		}
+		scrub := "no"
+		if rule.Scrub {
+			scrub = "yes"
+		}
+		rows = append(rows, []string{host, orDash(headers), orDash(placeholders), scrub})
+	}
+	slices.SortFunc(rows, slices.Compare[[]string])
+	return cli.Table(w, append([][]string{{"HOST", "HEADERS", "PLACEHOLDERS", "SCRUB"}}, rows...)...)
+}
+
+func withSecret(name, secret string) string {
+	if secret == "" {
+		return name
+	}
+	return name + " (" + secret + ")"
+}
+
+func orDash(list []string) string {
+	if len(list) == 0 {
+		return "-"
+	}
+	return strings.Join(list, ", ")
+}

@@ -1,0 +1,126 @@
+package command
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// hostRule holds the flags of `gateway headers set HOST`.
+type hostRule struct {
+	headers, secrets, placeholders []string
+	scrub                          bool
+}
+
+func (r *hostRule) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringArrayVar(&r.headers, "header", nil, "NAME=VALUE, NAME=@FILE or NAME=- (standard input)")
+	f.StringArrayVar(&r.secrets, "secret", nil, "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration")
+	f.StringArrayVar(&r.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a token, the host gets the secret")
+	f.BoolVar(&r.scrub, "scrub", false, "mask the rule's secrets in responses")
+}
+
+// change returns the request for what `gateway headers set` is given: a whole set of rules, or a host, whose rule is in
+// the flags.
+func (r *hostRule) change(arg string, stdin io.Reader) (method string, rules json.RawMessage, err error) {
+	switch {
+	case isHost(arg):
+		rules, err = r.document(arg, stdin)
+		return "PATCH", rules, err
+	case r.given():
+		return "", nil, cli.Usagef("flags are for the rule of one HOST; a whole set of rules takes none")
+	default:
+		rules, err = cli.RulesArgument(arg, stdin)
+		return "PUT", rules, err
+	}
+}
+
+// isHost tells a host from a set of rules.
+func isHost(arg string) bool {
+	return arg != "" && arg != "-" && arg[0] != '@' && !strings.ContainsAny(arg, "{}\n ")
+}
+
+func (r *hostRule) given() bool {
+	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub
+}
+
+// document is the rule of one host in the full form.
+func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, error) {
+	if !r.given() {
+		return nil, cli.Usagef("no rule given for %q: use --header, --secret or --placeholder (--help has examples)", host)
+	}
+	headers, placeholders := map[string]any{}, map[string]any{}
+	for _, arg := range r.headers {
+		name, text, err := assignment("--header", arg)
+		if err != nil {
+			return nil, err
+		}
+		if headers[name], err = literal(text, stdin); err != nil {
+			return nil, err
+		}
+	}
+	for _, arg := range r.secrets {
+		name, text, err := assignment("--secret", arg)
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := headers[name]; twice {
+			return nil, cli.Usagef("the header %q is given twice", name)
+		}
+		headers[name] = secretValue(text)
+	}
+	for _, arg := range r.placeholders {
+		variable, secret, err := assignment("--placeholder", arg)
+		if err != nil {
+			return nil, err
+		}
+		placeholders[variable] = map[string]string{"secret": secret}
+	}
+	return json.Marshal(map[string]any{host: map[string]any{"headers": headers, "placeholders": placeholders, "scrub": r.scrub}})
+}
+
+func assignment(flag, arg string) (name, text string, err error) {
+	name, text, ok := strings.Cut(arg, "=")
+	if !ok || name == "" || text == "" {
+		return "", "", cli.Usagef("%s wants NAME=…, with something on either side of '='", flag) // arg may be a value
+	}
+	return name, text, nil
+}
+
+// literal is the value of a header: the text itself, or the content of a file or standard input, without a trailing
+// line break.
+func literal(text string, stdin io.Reader) (string, error) {
+	var data []byte
+	var err error
+	switch {
+	case text == "-":
+		data, err = io.ReadAll(stdin)
+	case strings.HasPrefix(text, "@"):
+		data, err = os.ReadFile(text[1:])
+	default:
+		return text, nil
+	}
+	return strings.TrimRight(string(data), "\r\n"), err
+}
+
+// secretValue reads "SECRET" or "text {SECRET} text".
+func secretValue(text string) map[string]string {
+	prefix, rest, ok := strings.Cut(text, "{")
+	if !ok {
+		return map[string]string{"secret": text}
+	}
+	name, suffix, _ := strings.Cut(rest, "}")
+	value := map[string]string{"secret": name}
+	if prefix != "" {
+		value["prefix"] = prefix
+	}
+	if suffix != "" {
+		value["suffix"] = suffix
+	}
+	return value
+}

@@ -1,0 +1,73 @@
+package command
+
+import (
+	"encoding/json"
+	"io"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newPolicyCommand is `gateway policy`.
+func newPolicyCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("policy", "Show, replace and query the network policy of a box")
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "get BOX", Short: "Show the policy in force", Args: cli.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.Call(cmd, "GET", api.BoxPath(args[0], "config/network-policy"), nil, cli.Indented)
+			},
+		},
+		&cobra.Command{
+			Use: "set BOX POLICY", Short: "Replace the policy: JSON, @FILE, -, allow-all or deny-all", Args: cli.ExactArgs(2),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				data, err := cli.PolicyArgument(args[1], cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				return o.Call(cmd, "PUT", api.BoxPath(args[0], "config/network-policy"), data, func(w io.Writer, answer json.RawMessage) error {
+					var state struct{ Warnings []cli.Warning }
+					if err := json.Unmarshal(answer, &state); err == nil {
+						cli.PrintWarnings(cmd, state.Warnings)
+					}
+					return cli.Indented(w, answer)
+				})
+			},
+		},
+		newPolicyExplain(o),
+	)
+	return cmd
+}
+
+func newPolicyExplain(o *cli.Options) *cobra.Command {
+	var protocol, method, path string
+	var port uint16
+	cmd := &cobra.Command{
+		Use:   "explain BOX HOST|IP",
+		Short: "Say how the policy would decide; nothing is sent",
+		Args:  cli.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			body := map[string]any{"host": args[1], "port": port, "protocol": protocol}
+			if _, err := netip.ParseAddr(args[1]); err == nil {
+				delete(body, "host")
+				body["ip"] = args[1]
+			}
+			if method != "" {
+				body["method"] = method
+			}
+			if path != "" {
+				body["path"] = path
+			}
+			return o.Call(cmd, "POST", api.BoxPath(args[0], "egress/explain"), body, cli.Indented)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or icmp")
+	f.Uint16Var(&port, "port", 443, "destination port")
+	f.StringVar(&method, "method", "", "HTTP method")
+	f.StringVar(&path, "path", "", "HTTP path")
+	return cmd
+}

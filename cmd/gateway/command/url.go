@@ -1,0 +1,64 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newURLCommand is `gateway url`.
+func newURLCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("url", "Create, list and remove the public URLs of a box")
+	var bearer, basic bool
+	create := &cobra.Command{
+		Use: "create BOX PORT", Short: "Create the public URL of a port; credentials are shown only once", Args: cli.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			port, err := strconv.ParseUint(args[1], 10, 16)
+			if err != nil || port == 0 {
+				return cli.Usagef("%q is not a port", args[1])
+			}
+			body := map[string]any{"port": port, "bearer_token": bearer, "basic_auth": basic}
+			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview"), body, cli.Decoded(renderURL))
+		},
+	}
+	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
+	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
+	cmd.AddCommand(create,
+		&cobra.Command{
+			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.Call(cmd, "GET", api.BoxPath(args[0], "preview"), nil, cli.Indented)
+			},
+		},
+		&cobra.Command{
+			Use: "rm BOX PORT", Short: "Delete a public URL and cut its connections", Args: cli.ExactArgs(2),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.Call(cmd, "DELETE", api.BoxPath(args[0], "preview", args[1]), nil, cli.Silent)
+			},
+		},
+	)
+	return cmd
+}
+
+// urlAnswer is a public URL with its credentials, which are only shown at its creation.
+type urlAnswer struct {
+	URL, Token, Username, Password string
+}
+
+func renderURL(w io.Writer, u urlAnswer) error {
+	rows := [][]string{{"url", u.URL}}
+	for _, field := range [][]string{{"token", u.Token}, {"username", u.Username}, {"password", u.Password}} {
+		if field[1] != "" {
+			rows = append(rows, field)
+		}
+	}
+	if err := cli.Table(w, rows...); err != nil {
+		return fmt.Errorf("printing the URL: %w", err)
+	}
+	return nil
+}
