@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -404,6 +405,49 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	}
 	if reaches("b1") || reaches("b2") {
 		t.Error("the address is not protected")
+	}
+}
+
+// An address that the host loses and gets back is protected again, also in the boxes that had opened it when another box
+// failed to.
+func TestAnAddressThatComesBackIsProtected(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	g.addBox("b2")
+	for _, id := range []policy.BoxID{"b1", "b2"} {
+		if _, err := g.SetPolicy(t.Context(), id, allowAll, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, other := netip.MustParsePrefix("8.8.8.0/24"), netip.MustParsePrefix("9.9.9.0/24")
+	p := &protection{log: zap.NewNop(), addrs: config.Addresses{PoolV4: held, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
+	if err := p.update(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.kernel.before = func(id policy.BoxID, plan policy.KernelPlan) error {
+		if id == "b2" && !slices.Contains(plan.Protected, held) {
+			return errFake
+		}
+		return nil
+	}
+	p.addrs.PoolV4 = other
+	if err := p.update(t.Context()); err == nil {
+		t.Error("a success")
+	}
+	p.addrs.PoolV4 = held
+	if err := p.update(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, id := range []policy.BoxID{"b1", "b2"} {
+		b, err := g.boxes.find(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := policy.Request{Stage: policy.StageKernel, Box: id, Addr: held.Addr().Next(), Port: 4444, Protocol: policy.UDP}
+		if b.Policy.Load().Decide(at).Allowed() {
+			t.Errorf("%s reaches an address of the host", id)
+		}
 	}
 }
 

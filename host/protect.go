@@ -21,7 +21,7 @@ type protection struct {
 	addrs    config.Addresses
 	policies *policies
 
-	own []netip.Prefix // protected everywhere; used by update alone
+	own []netip.Prefix // protected in every box; nil while that is not known; used by update alone
 }
 
 // update protects the present addresses of the host, if they have changed.
@@ -45,6 +45,7 @@ func (p *protection) update(ctx context.Context) error {
 		what:  "the protected ranges",
 		stage: nothing,
 		enforce: func(ctx context.Context) error {
+			p.own = nil // from here on boxes may differ, until all have taken the change
 			p.policies.shared.setProtected(policy.NewProtected(p.addrs.Exempt, own))
 			return p.policies.spread(ctx)
 		},
