@@ -97,20 +97,22 @@ func (f *Firewall) registerBox(a Attachment) (*box, error) {
 }
 
 // RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. It goes
-// through with that even if ctx ends, because a half-removed box is of no use.
-func (f *Firewall) RemoveBox(_ context.Context, id policy.BoxID) error {
+// through with that even if ctx ends, because a half-removed box is of no use. After an error the box can be removed again;
+// until then nothing restores more of it than a plan that refuses everything.
+func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.remove(network.LinkName(id), id); err != nil {
+	if err := f.remove(context.WithoutCancel(ctx), network.LinkName(id), id); err != nil {
 		return fmt.Errorf("firewall: remove box %s: %w", id, err)
 	}
 	return nil
 }
 
 // remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
-func (f *Firewall) remove(link string, id policy.BoxID) error {
+func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) error {
 	e, known := f.leftover[link]
 	if b, ok := f.boxes[id]; ok {
+		b.plan = policy.KernelPlan{}
 		e, known = b.Entry, true
 	}
 	if !known {
@@ -119,7 +121,7 @@ func (f *Firewall) remove(link string, id policy.BoxID) error {
 	}
 	// The link first: rules without a link do no harm, and a link without rules is closed.
 	err := f.links.Delete(e.Link)
-	err = errors.Join(err, fault.At(context.Background(), "remove: link deleted"))
+	err = errors.Join(err, fault.At(ctx, "remove: link deleted"))
 	if known {
 		err = errors.Join(err, f.unregister(e))
 	}
@@ -152,12 +154,12 @@ func (f *Firewall) sharesMark(e nft.Entry) bool {
 
 // Prune removes the boxes of an earlier run that were not added again, and links of unknown boxes. Then it reports the
 // connections that boxes began since that run.
-func (f *Firewall) Prune(context.Context) error {
+func (f *Firewall) Prune(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var errs []error
 	for link := range f.leftover {
-		if err := f.remove(link, ""); err != nil {
+		if err := f.remove(context.WithoutCancel(ctx), link, ""); err != nil {
 			errs = append(errs, fmt.Errorf("firewall: remove interface %s: %w", link, err))
 		}
 	}

@@ -200,3 +200,23 @@ func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
 	}
 	w.must(w.fw.RemoveBox(t.Context(), "one"))
 }
+
+// A box whose removal failed half-way is not given its plan back by a repair.
+func TestABoxThatCouldNotBeRemovedStaysClosed(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.addBox("two", 11)
+	w.apply("one", allow("198.51.100.0/28"))
+	w.apply("two", allow("198.51.100.0/28"))
+	server := netip.AddrPortFrom(outside4, w.serveTCP(w.outside, ":0", nil).Port())
+	w.dieAt("remove: link deleted", func(ctx context.Context) { _ = w.fw.RemoveBox(ctx, "one") })
+	w.must(w.fw.Restore(t.Context()))
+	w.wait("the other box is open", func() bool { return w.reaches("two", server) })
+	if w.reaches("one", server) {
+		t.Error("the box has its network again")
+	}
+	w.must(w.fw.RemoveBox(t.Context(), "one"))
+	if w.reaches("one", server) {
+		t.Error("the box has a network after its removal")
+	}
+}
