@@ -28,36 +28,36 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// connCost is what a connection makes the gateway hold at most, in bytes: its goroutines and first, smallest buffers.
+// connCost is the most memory that a connection uses, in bytes: its goroutines and its first, smallest buffers.
 const connCost = 16 << 10
 
-// conn is one client connection on its way through the proxy. Its handler alone uses it.
+// conn is one client connection passing through the proxy. Only its handler uses it.
 type conn struct {
 	p     *Proxy
 	tcp   *net.TCPConn
-	head  []byte         // bytes of the client that were read by whoever accepted it
-	orig  netip.AddrPort // where the box was going; Addr invalid when that is the sink or a name of the explicit proxy
+	head  []byte         // bytes already read from the client by the acceptor
+	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
 	port  uint16
-	bound policy.Name // the name CONNECT gave: the connection goes there or nowhere
+	bound policy.Name // the name in CONNECT: the only allowed destination
 	box   *policy.Box
-	usage *usage.Box   // what is counted for the box, or for all that are none
-	first memory.Claim // what the first bytes take
+	usage *usage.Box   // counters of the box, or those shared by all unknown sources
+	first memory.Claim // for the first bytes
 	live  *live.Conn
 	ctx   context.Context
 	since time.Time   // when the wait for the first bytes began
-	event audit.Event // refused by a fault of the gateway until something else is known
-	// opening tells of the decision if what it allows goes on; nil while nothing is allowed.
+	event audit.Event // starts as refused for an internal error
+	// opening records the decision when the allowed traffic begins; nil while nothing is allowed.
 	opening *audit.Opening
-	// explicit says that the client speaks to a proxy: no CONNECT has said yet where it wants to go.
+	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit bool
-	handed   bool // another goroutine has the connection now
-	last     bool // the client was told something last, and must be able to read it: see lingeringClose
-	quiet    bool // no decision of its own: each request records one
-	// mustSpeak says that the server had its chance to speak first.
+	handed   bool // another goroutine owns the connection now
+	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
+	quiet    bool // no event for the connection: each request records its own
+	// mustSpeak is set once the server has had its chance to speak first.
 	mustSpeak bool
 }
 
-// newConn opens the decision record of a connection just accepted.
+// newConn starts the audit event of a newly accepted connection.
 func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort) *conn {
 	now := time.Now()
 	return &conn{
@@ -69,8 +69,8 @@ func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort) *conn {
 	}
 }
 
-// handleTransparent is the way of one connection that was steered here: record, box and limit, own addresses, first
-// bytes, decision, and what the decision says.
+// handleTransparent handles a connection that was steered here: it opens the event, finds the box, checks limits and
+// own addresses, reads the first bytes, routes and acts on the route.
 func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 	c := p.newConn(tcp, p.originalDst(tcp))
 	defer c.end()
@@ -88,7 +88,7 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 	c.serve()
 }
 
-// admit finds the box and counts the connection against its limits. From here on a cut closes it.
+// admit finds the box and counts the connection against its limits. After it returns, a cut closes the connection.
 func (c *conn) admit() bool {
 	from := addrPort(c.tcp.RemoteAddr()).Addr()
 	if c.find(from); c.box == nil {
@@ -117,8 +117,8 @@ func (c *conn) admit() bool {
 	return c.live.Attach(c.tcp)
 }
 
-// end closes the connection and records its decision. A panic of the handler ends here: the connection dies of it and
-// nothing else does. Its text is not logged, as it might quote what passed through.
+// end closes the connection and records its event. It recovers from panics of the handler, so that only this connection
+// fails. The panic's text is not logged, as it might quote traffic.
 func (c *conn) end() {
 	if c.handed {
 		return
@@ -134,7 +134,7 @@ func (c *conn) end() {
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.In.Load(), c.live.Out.Load()
 		if why := c.live.Stopped(); why != nil {
-			c.event.Error = why.Error() // whatever followed from it
+			c.event.Error = why.Error() // replaces errors that followed from it
 		}
 		defer c.p.live.Remove(c.live)
 		c.usage.Memory.Release(memory.Connections, connCost)
@@ -148,15 +148,15 @@ func (c *conn) end() {
 	if c.last {
 		socket.LingeringClose(c.tcp)
 	}
-	_ = c.tcp.Close() // most often it is closed by now
+	_ = c.tcp.Close() // usually closed already
 }
 
-// serve reads the first bytes and does what the policy says about them.
+// serve reads the first bytes and acts on the policy's route for them.
 func (c *conn) serve() {
 	c.proceed(c.peek())
 }
 
-// proceed does what the policy says about the first bytes; err is why they were not read to their end.
+// proceed routes the connection by its first bytes and acts on the route; err is why reading them stopped early.
 func (c *conn) proceed(f peek.First, err error) {
 	if err != nil || f.Kind == peek.Oversize {
 		c.refusePeek(f, err)
@@ -172,7 +172,7 @@ func (c *conn) proceed(f peek.First, err error) {
 		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
 	switch c.note(f, rt.Route); {
-	case rt.Action == policy.AwaitClient && f.Kind == peek.Silent: // which was not so when the wait began
+	case rt.Action == policy.AwaitClient && f.Kind == peek.Silent: // the policy changed during the wait
 		c.mustSpeak = true
 		c.proceed(c.peek())
 	case rt.Action == policy.AwaitClient:
@@ -180,7 +180,7 @@ func (c *conn) proceed(f peek.First, err error) {
 	case rt.Action == policy.Refuse:
 		c.deny(f, rt.Route)
 	case f.Kind == peek.Silent && f.Ended:
-		_ = c.tcp.Close() // came and went without a word: there is nothing to bring anywhere
+		_ = c.tcp.Close() // closed without sending anything: nothing to forward
 	case rt.Action == policy.Intercept:
 		c.intercept(f, rt)
 	default:
@@ -188,16 +188,16 @@ func (c *conn) proceed(f peek.First, err error) {
 	}
 }
 
-// decide routes the connection and registers how it passes, so that a later policy can cut it.
+// decide routes the connection and registers the route, so that a later policy can cut it.
 func (c *conn) decide(f peek.First) route.Routed {
 	pol := c.box.Policy.Load()
 	asked, known := c.question(f)
 	rt := c.p.core.Router.Route(c.ctx, pol, c.box, asked, known)
-	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // where a name is that CONNECT gave may be known now
+	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // the name from CONNECT may have been resolved by now
 	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
 		return rt
 	}
-	// A policy that came into force meanwhile is asked here; a later one asks what was settled.
+	// This checks a policy that came into force in the meantime; later ones check the settled route.
 	if c.live.Settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
 		rt.Route = refused(rt.Route, policy.ReasonPolicyChanged)
 		rt.Decision.Version = route.Version(c.box.Policy.Load())
@@ -205,12 +205,12 @@ func (c *conn) decide(f peek.First) route.Routed {
 	return rt
 }
 
-// refused refuses for a reason of the data path.
+// refused refuses the connection for a reason of the data path.
 func refused(rt policy.Route, why policy.Reason) policy.Route {
 	return policy.Route{Request: rt.Request, Decision: policy.Decision{Reason: why, Version: rt.Decision.Version}}
 }
 
-// note puts what was decided into the event.
+// note copies the decision into the event.
 func (c *conn) note(f peek.First, rt policy.Route) {
 	c.event.Name = rt.Request.Name.String()
 	if c.event.Name == "" {
@@ -228,7 +228,7 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 	}
 }
 
-// peek reads the first message. Where the policy wants the client to speak first, silence is no answer.
+// peek reads the first message. Where the policy requires the client to speak first, silence is a timeout.
 func (c *conn) peek() (peek.First, error) {
 	var silence time.Time
 	if c.mayBeSilent() {
@@ -239,12 +239,12 @@ func (c *conn) peek() (peek.First, error) {
 	}
 	f, err := peek.Read(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), silence)
 	if errors.Is(err, os.ErrDeadlineExceeded) && f.Kind == peek.Partial && !f.BeginsTLS() {
-		return f, nil // a protocol that begins like a request line, perhaps, its server's turn now
+		return f, nil // perhaps a protocol that begins like a request line and whose server speaks next
 	}
 	return f, err
 }
 
-// mayBeSilent reports whether a client that says nothing may be one whose server speaks first.
+// mayBeSilent reports whether a client that sends nothing may be waiting for its server to speak first.
 func (c *conn) mayBeSilent() bool {
 	if c.mustSpeak {
 		return false
@@ -253,7 +253,7 @@ func (c *conn) mayBeSilent() bool {
 	return c.box.Policy.Load().Route(asked, known).Action != policy.AwaitClient
 }
 
-// forward hands plain HTTP to the message loop, which judges each request by its Host.
+// forward passes plain HTTP to the message loop, which judges each request by its Host.
 func (c *conn) forward(f peek.First) {
 	c.quiet = true
 	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.Data))
@@ -261,7 +261,7 @@ func (c *conn) forward(f peek.First) {
 	c.finish(s, http1.Serve(c.ctx, s))
 }
 
-// intercept terminates TLS and hands what is inside to the message loop of the protocol that was negotiated.
+// intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
 func (c *conn) intercept(f peek.First, rt route.Routed) {
 	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
 		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
@@ -291,7 +291,7 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	c.finish(s, http1.Serve(c.ctx, s))
 }
 
-// finish ends the connection of a message loop in good order: what was answered last must arrive.
+// finish closes a connection gracefully after its message loop: the last response must arrive.
 func (c *conn) finish(s *exchange.Session, err error) {
 	if c.live.Denied() != nil {
 		return
@@ -301,12 +301,12 @@ func (c *conn) finish(s *exchange.Session, err error) {
 	}
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 	if t, ok := s.Client.(*tls.Conn); ok {
-		_ = t.CloseWrite() // a client that is gone needs no close_notify
+		_ = t.CloseWrite() // a disconnected client needs no close_notify
 	}
 	c.last = true
 }
 
-// splice dials the upstream and passes bytes unread, those that were peeked first.
+// splice dials the upstream and forwards the bytes unread, starting with those that were peeked.
 func (c *conn) splice(f peek.First, rt route.Routed) {
 	up, err := c.p.core.Origins.Dial(c.ctx, c.box, origin.To(rt, false))
 	if err != nil {
@@ -328,7 +328,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 			socket.Reset(upstream)
 			c.live.Settle(route.Routed{})
 			c.since, c.mustSpeak = time.Now(), true
-			c.proceed(c.peek()) // judged by what the client says now, if anything
+			c.proceed(c.peek()) // judged by what the client sends now, if anything
 			return
 		}
 		rt.Action, rt.Known.Greeted = policy.Splice, true
@@ -349,14 +349,14 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 	c.handOver(upstream)
 }
 
-// open says that what was allowed begins.
+// open records that the allowed traffic begins.
 func (c *conn) open() {
 	c.opening = &audit.Opening{}
 	c.opening.Begin(c.p.cfg.Audit, c.event)
 }
 
-// handOver lets a goroutine with a fresh stack carry the tunnel: the one that read a ClientHello has grown to several
-// times the size, and would keep it for the life of the connection.
+// handOver moves the tunnel to a new goroutine: the stack of the one that read a ClientHello has grown to several times
+// the initial size, and would keep it for the life of the connection.
 func (c *conn) handOver(upstream *net.TCPConn) {
 	t := &conn{p: c.p, tcp: c.tcp, box: c.box, usage: c.usage, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
 	c.handed = true
@@ -371,7 +371,7 @@ func (c *conn) handOver(upstream *net.TCPConn) {
 	}()
 }
 
-// failed refuses an allowed connection whose upstream cannot be had, by the policy at the address or for another reason.
+// failed refuses an allowed connection because its upstream could not be reached, or its address was denied.
 func (c *conn) failed(f peek.First, err error) {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
@@ -386,11 +386,11 @@ func (c *conn) failed(f peek.First, err error) {
 		reason = up.Reason
 	}
 	c.event.Error = err.Error()
-	c.refuse(peek.Other, reason) // as a server would that is not there
+	c.refuse(peek.Other, reason) // as the kernel of an absent server would
 }
 
-// find sets the box that has the address, and its counts. A box removed meanwhile is unknown, and what CloseBox forgot
-// of it stays forgotten.
+// find looks up the box by source address, and its counters. A box removed in the meantime is unknown, and what
+// CloseBox dropped for it is not created again.
 func (c *conn) find(from netip.Addr) {
 	boxes := c.p.cfg.Boxes
 	c.box = boxes.BoxByAddr(from)
@@ -401,7 +401,7 @@ func (c *conn) find(from netip.Addr) {
 	}
 }
 
-// record hands on the decision. Refusals that a box can provoke as fast as it can connect are coalesced.
+// record records the event. Refusals that a box can trigger as fast as it can connect are coalesced.
 func (c *conn) record() {
 	if c.usage != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
 		c.usage.Refusals.Add(c.event)

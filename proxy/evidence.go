@@ -5,21 +5,22 @@ import (
 	"boxgate/proxy/peek"
 )
 
-// This file says of a connection what the policy must know to route it. docs/first-bytes.md has the whole table.
+// This file collects what the policy needs to know about a connection to route it. The full table is in
+// docs/first-bytes.md.
 
-// question is what the policy is asked about a connection whose first bytes are f. It is the same however the connection
-// came: what a client of the explicit proxy says in a tunnel means what it means without one.
+// question returns the policy question for a connection whose first bytes are f. It does not depend on how the
+// connection arrived: first bytes in a tunnel of the explicit proxy are treated like any others.
 func (c *conn) question(f peek.First) (policy.Request, policy.Evidence) {
 	r := c.asks(f.Name)
 	e := policy.Evidence{Opening: f.Opening(), Bound: c.bound}
-	begunTLS := f.Kind == peek.TLS || f.Kind == peek.BadTLS // for which the names that the box was told say nothing
+	begunTLS := f.Kind == peek.TLS || f.Kind == peek.BadTLS // names resolved by the box are no evidence here
 	if c.bound.IsZero() && r.Addr.IsValid() && !begunTLS {
 		e.Told = c.p.cfg.Resolver.GrantedNames(c.box.ID, r.Addr)
 	}
 	return r, e
 }
 
-// asks is where the connection wants to go, for a name.
+// asks returns the destination that the connection asks for, under a name.
 func (c *conn) asks(name policy.Name) policy.Request {
 	return policy.Request{
 		Stage: policy.StageConn, Box: c.box.ID, Name: name, Addr: c.orig.Addr(), Port: c.port, Protocol: policy.TCP,

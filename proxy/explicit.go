@@ -25,16 +25,16 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// This file is the explicit proxy, for software that knows nothing but HTTPS_PROXY. goproxy understands CONNECT; what is
-// inside a tunnel, and requests in absolute form, go the way of every other connection.
+// This file implements the explicit proxy, for clients that only support HTTPS_PROXY. goproxy parses CONNECT; tunnelled
+// connections and requests in absolute form are handled like any other connection.
 
-// ServeExplicit serves connections of clients that speak to a proxy. It returns nil when ctx ends or the proxy is shut
-// down, and closes ln; connections already accepted go on.
+// ServeExplicit serves connections of explicit proxy clients. It returns nil when ctx ends or the proxy is shut down,
+// and closes ln; connections already accepted continue.
 func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 	return p.accept(ctx, ln, p.handleExplicit)
 }
 
-// handleExplicit is the way of one connection to the explicit proxy: record, box and limit, then CONNECT or requests.
+// handleExplicit handles one connection to the explicit proxy: event, box and limits, then CONNECT or requests.
 func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
 	c := p.newConn(tcp, netip.AddrPort{})
 	c.explicit = true
@@ -57,7 +57,7 @@ func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
 	}
 }
 
-// connKey finds the connection in the context of the request that goproxy is given.
+// connKey is the context key for the connection of a request passed to goproxy.
 type connKey struct{}
 
 // connect reads the head of a CONNECT and lets goproxy answer it.
@@ -79,22 +79,22 @@ func (c *conn) connect(f peek.First) {
 		c.refuseConnect(answer)
 		return
 	}
-	if r.RequestURI != r.URL.Host { // user information, a path: net/http reads on and drops it
+	if r.RequestURI != r.URL.Host { // user information or a path, which net/http drops silently
 		c.event.Name = r.RequestURI
 		c.refuseConnect(exchange.BadRequest("The target of the CONNECT is more than a host and a port."))
 		return
 	}
 	_ = c.tcp.SetReadDeadline(time.Time{})
-	early, _ := in.Peek(in.Buffered()) // what is buffered is always there
+	early, _ := in.Peek(in.Buffered()) // peeking at buffered bytes cannot fail
 	c.head = append(bytes.Clone(early), f.Data[len(f.Data)-rest.Len():]...)
 	w := &connectWriter{c: c, header: http.Header{}}
 	c.p.front.ServeHTTP(w, r.WithContext(context.WithValue(c.ctx, connKey{}, c)))
-	if !w.hijacked { // goproxy answered by itself, which nothing here asks it to
+	if !w.hijacked { // goproxy answered on its own, which no handler here asks for
 		c.refuse(peek.Other, policy.ReasonProtocol)
 	}
 }
 
-// weighed is a head that is read, which weighs more once it is parsed.
+// weighed reads a head and reserves memory for its parsed form, in multiples of its length.
 type weighed struct {
 	io.Reader
 	holds *memory.Claim
@@ -114,12 +114,12 @@ func (c *conn) refuseConnect(answer *problem.Problem) {
 	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	_ = problem.Write(c.tcp, *answer) // a client that is gone needs no answer
+	_ = problem.Write(c.tcp, *answer) // a disconnected client needs no answer
 	c.last = true
 }
 
 // newFront returns goproxy without its defaults: no certificate authority, no transport, no proxy from the environment.
-// Whatever it might still want to dial by itself fails.
+// Any dial that it still attempts fails.
 func newFront() *goproxy.ProxyHttpServer {
 	front := goproxy.NewProxyHttpServer()
 	front.Logger = noLog{}
@@ -140,12 +140,12 @@ func newFront() *goproxy.ProxyHttpServer {
 	return front
 }
 
-var errFrontDials = errors.New("the explicit proxy does not dial by itself")
+var errFrontDials = errors.New("goproxy must not dial")
 
 func refuseDial(context.Context, string, string) (net.Conn, error) { return nil, errFrontDials }
 
-// handleConnect decides a CONNECT by its authority. An allowed one becomes a tunnel whose first bytes are read and
-// decided like those of any connection.
+// handleConnect decides a CONNECT by its authority. If allowed, it becomes a tunnel whose first bytes are read and
+// routed like those of any connection.
 func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
 	c, ok := ctx.Req.Context().Value(connKey{}).(*conn)
 	if !ok {
@@ -164,7 +164,7 @@ func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, 
 	}, host
 }
 
-// judgeConnect reads the authority and asks the policy about it: a name by itself, an address by the address alone.
+// judgeConnect parses the authority and asks the policy about it: a name by name, an address by address only.
 func (c *conn) judgeConnect(authority string) *problem.Problem {
 	host, port, ok := exchange.SplitAuthority(authority, 0)
 	c.event.Name, c.event.Port = authority, port
@@ -195,7 +195,7 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	return nil
 }
 
-// tunnel accepts the CONNECT and goes on as if the connection had been made to its authority.
+// tunnel accepts the CONNECT and continues as if the connection had been made to its authority.
 func (c *conn) tunnel() {
 	if _, err := io.WriteString(c.tcp, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		c.event.Error = err.Error()
@@ -206,29 +206,29 @@ func (c *conn) tunnel() {
 	c.serve()
 }
 
-// connectWriter is the answer that goproxy writes: all it may do is to take the connection.
+// connectWriter is goproxy's [http.ResponseWriter]: it only allows hijacking the connection.
 type connectWriter struct {
 	c        *conn
 	header   http.Header
 	hijacked bool
 }
 
-// Header returns headers that are never sent.
+// Header returns a header that is never sent.
 func (w *connectWriter) Header() http.Header { return w.header }
 
-// WriteHeader does nothing: the connection is reset when goproxy returns without having taken it.
+// WriteHeader does nothing: the connection is reset if goproxy returns without hijacking it.
 func (w *connectWriter) WriteHeader(int) {}
 
-// Write refuses.
+// Write always fails.
 func (w *connectWriter) Write([]byte) (int, error) { return 0, http.ErrNotSupported }
 
-// Hijack hands over the connection. What the client sent early is with the conn.
+// Hijack hands over the connection. Bytes that the client sent early are kept in conn.
 func (w *connectWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.hijacked = true
 	return w.c.tcp, bufio.NewReadWriter(bufio.NewReader(w.c.tcp), bufio.NewWriter(w.c.tcp)), nil
 }
 
-// noLog drops what goproxy would print: its texts quote what clients send.
+// noLog discards goproxy's log output, which quotes what clients send.
 type noLog struct{}
 
 // Printf does nothing.

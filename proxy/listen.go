@@ -14,8 +14,8 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules steer there: they
-// arrive with the destination that the box dialled as their local address. Needs CAP_NET_ADMIN.
+// ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules steer there. Their
+// local address is the destination that the box dialled. Needs CAP_NET_ADMIN.
 func ListenTransparent(ctx context.Context, addr string) (net.Listener, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -37,15 +37,15 @@ func ListenTransparent(ctx context.Context, addr string) (net.Listener, error) {
 	return ln, nil
 }
 
-// ServeTransparent serves connections whose local address is where the box wanted to go. It returns nil when ctx ends or
-// the proxy is shut down, and closes ln; connections already accepted go on.
+// ServeTransparent serves connections whose local address is the original destination. It returns nil when ctx ends or
+// the proxy is shut down, and closes ln; connections already accepted continue.
 func (p *Proxy) ServeTransparent(ctx context.Context, ln net.Listener) error {
 	own := addrPort(ln.Addr())
 	return p.accept(ctx, ln, func(c *net.TCPConn) { p.handleTransparent(c, own) })
 }
 
-// accept runs handle in a goroutine of its own for each connection of ln. When the process has run out of file
-// descriptors it waits for some to come back: the connections in the backlog are not lost, nor is the listener.
+// accept runs handle in a new goroutine for each connection of ln. When the process is out of file descriptors it waits
+// and retries: neither the listener nor the connections in the backlog are lost.
 func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TCPConn)) error {
 	if !p.addListener(ln) {
 		return nil
@@ -75,7 +75,7 @@ func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TC
 
 const acceptPause = 5 * time.Millisecond
 
-// exhausted reports whether accepting failed for a reason that passes.
+// exhausted reports whether accepting failed for a temporary lack of resources.
 func exhausted(err error) bool {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED, unix.EINTR, unix.EPERM} {
 		if errors.Is(err, e) {
@@ -85,7 +85,7 @@ func exhausted(err error) bool {
 	return false
 }
 
-// sleep waits for d and reports true, or false when ctx ended first.
+// sleep waits for d and returns true, or returns false when ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -110,7 +110,7 @@ func (p *Proxy) start(c net.Conn, handle func(*net.TCPConn)) {
 	}()
 }
 
-// enter counts one more running handler, unless the proxy is shutting down. The caller owes a running.Done.
+// enter adds a running handler, unless the proxy is shutting down. The caller must call running.Done.
 func (p *Proxy) enter() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,10 +139,11 @@ func (p *Proxy) dropListener(ln net.Listener) {
 	delete(p.listeners, ln)
 }
 
-// localAddr is where a transparently accepted connection was going: the kernel gave the socket that address as its own.
+// localAddr returns the original destination of a transparently accepted connection: the kernel makes it the socket's
+// local address.
 func localAddr(c net.Conn) netip.AddrPort { return addrPort(c.LocalAddr()) }
 
-// addrPort returns a TCP address in the form in which it is compared: no IPv4-mapped IPv6, no zone.
+// addrPort normalizes a TCP address for comparison: no IPv4-mapped IPv6, no zone.
 func addrPort(a net.Addr) netip.AddrPort {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {

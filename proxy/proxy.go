@@ -24,27 +24,27 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// Boxes finds the box behind a source address; nil means that the address is no box's. Safe for concurrent use.
+// Boxes finds the box with a source address, or nil if there is none. Safe for concurrent use.
 type Boxes interface {
 	BoxByAddr(netip.Addr) *policy.Box
 }
 
-// Resolver resolves names for a box and remembers what the box was told.
+// Resolver resolves names for a box and remembers its answers.
 type Resolver = route.Resolver
 
-// Leaves mints the certificates with which TLS towards a box is terminated. Safe for concurrent use.
+// Leaves issues the certificates used to terminate TLS from a box. Safe for concurrent use.
 type Leaves interface {
 	Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certificate, error)
 }
 
-// Recorder takes one event for each decision.
+// Recorder takes one event per decision.
 type Recorder = exchange.Recorder
 
-// Secrets gives the values of the secrets that header rules name.
+// Secrets returns the values of the secrets that header rules name.
 type Secrets = exchange.Secrets
 
-// Config is what a [Proxy] needs. Boxes, Resolver, Leaves and Audit are required; durations and limits that are zero
-// take the default named beside them.
+// Config configures a [Proxy]. Boxes, Resolver, Leaves and Audit are required; zero durations and limits mean the
+// default given at the end of their comment.
 type Config struct {
 	Boxes    Boxes
 	Resolver route.Resolver
@@ -53,27 +53,27 @@ type Config struct {
 	Secrets  exchange.Secrets // of header rules; nil: a rule that names one refuses its requests
 	Log      *zap.Logger      // nil: nothing is logged
 	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
-	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: no destination of their own
+	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: never dialled
 	Own      []netip.Addr     // addresses of the gateway itself, never dialled whatever the policy says
-	Host     []policy.Name    // domains that lead to the gateway's host, such as that of its public URLs: no TLS is terminated for them
-	Memory   *memory.Budget   // which boxes share; nil: one of 256 MiB
+	Host     []policy.Name    // domains of the gateway's host, such as those of its public URLs: TLS for them is never terminated
+	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
 	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
-	MaxStreams       int           // requests of a box over HTTP/2 under way at the same time, on all connections; 1024
+	MaxStreams       int           // requests of a box over HTTP/2 in progress at the same time, on all connections; 1024
 	MaxRequests      int           // HTTP requests of a box a second, sustained; twice as many at once; 50000
-	MaxUpstreams     int           // connections to servers that a box's HTTP requests use or keep, tunnels apart; 512
-	MaxAllConns      int           // connections of all boxes together; the last quarter is for boxes with few; 0: no limit
+	MaxUpstreams     int           // connections to servers in use or idle for HTTP requests of a box, not counting tunnels; 512
+	MaxAllConns      int           // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 	MaxAllUpstreams  int           // connections to servers of all boxes together, likewise; 0: no limit
-	MaxPipes         int           // pipes in which bytes of tunnels may be on their way, of all boxes; two descriptors each; 512
+	MaxPipes         int           // pipes for splicing tunnels of all boxes; two descriptors each; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box and with the upstream; 15 s
 	DialTimeout      time.Duration // for resolving and dialling an upstream, over all its addresses; 15 s
 	AddressTimeout   time.Duration // for one of several addresses; 3 s
-	IdleTimeout      time.Duration // a tunnel, spliced or upgraded, without a byte either way is closed; 24 h
+	IdleTimeout      time.Duration // until a spliced or upgraded connection without traffic is closed; 24 h
 }
 
 func (c *Config) setDefaults() {
@@ -112,13 +112,13 @@ type Proxy struct {
 	usages *usage.Table
 	tls    tlsConfigs
 
-	front *goproxy.ProxyHttpServer // understands CONNECT for the explicit proxy
-	core  exchange.Core            // what the exchanges of all connections share
+	front *goproxy.ProxyHttpServer // parses CONNECT for the explicit proxy
+	core  exchange.Core            // shared by the exchanges of all connections
 
-	// originalDst tells where a transparently accepted connection was going. Tests replace it.
+	// originalDst returns the original destination of a transparently accepted connection. Tests replace it.
 	originalDst func(net.Conn) netip.AddrPort
 
-	base   context.Context // of every connection; cancelled when the drain of Shutdown is over
+	base   context.Context // parent of every connection's context; cancelled when Shutdown stops draining
 	cancel context.CancelFunc
 
 	mu        sync.Mutex
@@ -127,7 +127,7 @@ type Proxy struct {
 	running   sync.WaitGroup // one for each connection; Add under mu and only while not closing
 }
 
-// New returns a proxy that serves nothing yet. It refuses a configuration that lacks a required part.
+// New returns a proxy that is not serving yet. It returns an error if a required field of cfg is missing.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.Boxes == nil || cfg.Resolver == nil || cfg.Leaves == nil || cfg.Audit == nil {
 		return nil, errors.New("proxy: Boxes, Resolver, Leaves and Audit are required")
@@ -152,13 +152,13 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Recheck asks the policy in force about every live connection of a box, closes those that it denies by now, and returns
-// when they are closed. Connections that are still allowed notice nothing. Call it after the policy was swapped.
+// Recheck routes every live connection of a box under the policy in force, cuts those it no longer allows, and returns
+// when they are closed. Other connections are unaffected. Call it after swapping the policy.
 func (p *Proxy) Recheck(box policy.BoxID) {
 	conns := p.live.Of(box)
 	var mu sync.Mutex
 	var cut []*live.Conn
-	var all sync.WaitGroup // at once: a connection with a stream that does not end must not hold up the others
+	var all sync.WaitGroup // concurrently: a connection with a stuck stream must not delay the others
 	for _, l := range conns {
 		all.Go(func() {
 			if p.recheck(l) {
@@ -172,7 +172,7 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 	live.Wait(cut)
 }
 
-// recheck asks again about one connection and records the cut, if there was one.
+// recheck routes one connection again and records the cut, if there was one.
 func (p *Proxy) recheck(l *live.Conn) bool {
 	if !l.Recheck(p.core.Router.Reroute) {
 		return false
@@ -188,8 +188,8 @@ func (p *Proxy) recheck(l *live.Conn) bool {
 	return true
 }
 
-// CloseBox closes every connection of a box and forgets what was kept for it. Call it when Boxes no longer finds the
-// box, so that no new connection can begin.
+// CloseBox closes every connection of a box and drops its state. Call it once Boxes no longer finds the box, so that no
+// new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.closeAll(p.live.Of(box), policy.ReasonUnknownBox, live.ErrBoxRemoved)
 	p.usages.Forget(box)
@@ -198,7 +198,7 @@ func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.core.Origins.CloseBox(box)
 }
 
-// closeAll cuts the connections and waits until their handlers have returned.
+// closeAll cuts the connections and waits for their handlers to return.
 func (p *Proxy) closeAll(conns []*live.Conn, why policy.Reason, stop error) {
 	for _, l := range conns {
 		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: why}}, stop)
@@ -206,8 +206,8 @@ func (p *Proxy) closeAll(conns []*live.Conn, why policy.Reason, stop error) {
 	live.Wait(conns)
 }
 
-// Shutdown stops accepting and waits for the open connections to end by themselves, tunnels included. When ctx ends
-// first it closes them and returns the error of ctx.
+// Shutdown stops accepting and waits for open connections, including tunnels, to finish. If ctx ends first, it closes
+// them and returns the error of ctx.
 func (p *Proxy) Shutdown(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true
@@ -228,9 +228,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	case <-drained:
 		return nil
 	case <-ctx.Done():
-		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // first, so that what ends by it says so
+		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // before cancelling the context, so that their events give this reason
 		p.cancel()
-		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // what was being accepted
+		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // connections that were being accepted
 		return ctx.Err()
 	}
 }

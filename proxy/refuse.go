@@ -18,24 +18,24 @@ import (
 
 const (
 	pageBytes   = 64 << 10
-	pageTimeout = 5 * time.Second // for the request that a denial page answers
+	pageTimeout = 5 * time.Second // for reading the request that a denial page answers
 )
 
-// refuse ends the connection in the words of its protocol and notes why. Whatever was decided before, it was refused.
+// refuse refuses the connection in its own protocol and records the reason, replacing any earlier decision.
 func (c *conn) refuse(k peek.Kind, why policy.Reason) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
 	if k == peek.TLS || k == peek.BadTLS {
 		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-		_, _ = c.tcp.Write(accessDenied) // a client that is gone needs no alert
+		_, _ = c.tcp.Write(accessDenied) // a disconnected client needs no alert
 		c.last = true
 		return
 	}
 	socket.Reset(c.tcp)
 }
 
-// deny refuses what the policy denied: with an alert, or with a page where one was asked for, the name can be that of a
-// server on the internet, and the box may have one more interception. The page is under a leaf of the box's CA, which
-// others may trust as well: there is none for names that mean another machine to each of them.
+// deny refuses what the policy denied: with an alert, or with a denial page if pages are enabled, the name can be a
+// public one, and the box is within its limit of interceptions. The page's leaf is issued by the box's CA, which other
+// machines may trust as well, so names that mean a different host to each machine get no leaf.
 func (c *conn) deny(f peek.First, rt policy.Route) {
 	if c.p.cfg.DenyPage && f.Kind == peek.TLS && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
 		if c.usage.Intercept(c.p.cfg.MaxInterceptions) {
@@ -58,8 +58,8 @@ func (c *conn) refusePeek(f peek.First, err error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		c.refuse(peek.Other, policy.ReasonPeekTimeout)
 	case c.live.Stopped() != nil:
-		c.refuse(peek.Other, policy.ReasonPeekTimeout) // its time was over early
-	case c.live.Denied() != nil: // cut while it was peeked
+		c.refuse(peek.Other, policy.ReasonPeekTimeout) // its deadline was shortened
+	case c.live.Denied() != nil: // cut while peeking
 		c.refuse(peek.Other, policy.ReasonPolicyChanged)
 	default:
 		c.event.Error = err.Error()
@@ -67,8 +67,8 @@ func (c *conn) refusePeek(f peek.First, err error) {
 	}
 }
 
-// denyPage terminates TLS under a leaf, reads one request and answers it with 403. Nothing is forwarded, whatever it
-// asks; the decision was made for the connection.
+// denyPage terminates TLS with a leaf, reads one request and answers it with 403. Nothing is forwarded: the decision
+// was made for the whole connection.
 func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
 	client, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.Data), f.Name, []string{"http/1.1"})
@@ -86,11 +86,11 @@ func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	}
 	answer := problem.Of(rt.Err())
 	c.event.Status = answer.Status
-	_ = problem.Write(client, answer) // a client that is gone needs no page
+	_ = problem.Write(client, answer) // a disconnected client needs no page
 	_ = client.CloseWrite()
 	c.last = true
 }
 
-// accessDenied is a TLS record holding the fatal alert access_denied (RFC 8446, 6.2): the answer to a ClientHello whose
-// name is refused, sent before any certificate, so the client learns that it was refused and by no impostor.
+// accessDenied is a TLS record with the fatal alert access_denied (RFC 8446, 6.2): the answer to a ClientHello with a
+// refused name. It is sent before any certificate, so the client sees a refusal and not an untrusted server.
 var accessDenied = []byte{21, 3, 3, 0, 2, 2, 49}

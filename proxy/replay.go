@@ -9,8 +9,8 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// replayConn gives out the bytes that were peeked before those that are still to come, and counts what passes.
-// Safe for one reader and one writer at a time.
+// replayConn returns the peeked bytes before reading more, and counts the bytes in both directions. Safe for one reader
+// and one writer at a time.
 type replayConn struct {
 	net.Conn // bare TCP
 	head     []byte
@@ -18,17 +18,17 @@ type replayConn struct {
 	live     *live.Conn
 }
 
-// newReplay takes over head, the first bytes of a connection.
+// newReplay returns a replayConn that takes ownership of head, the first bytes of a connection.
 func newReplay(c *conn, head []byte) *replayConn {
 	return &replayConn{Conn: c.tcp, head: head, holds: &c.first, live: c.live}
 }
 
-// Read reads what was peeked first.
+// Read returns the peeked bytes first.
 func (c *replayConn) Read(b []byte) (int, error) {
 	if len(c.head) > 0 {
 		n := copy(b, c.head)
 		if c.head = c.head[n:]; len(c.head) == 0 {
-			c.head = nil // the buffer is not kept for the life of the connection
+			c.head = nil // do not keep the buffer for the life of the connection
 			c.holds.Release()
 		}
 		c.live.Out.Add(int64(n))
@@ -53,7 +53,7 @@ func (c *replayConn) ReadFrom(r io.Reader) (int64, error) {
 	return n, err
 }
 
-// CloseWrite sends the end of our side.
+// CloseWrite closes the sending side.
 func (c *replayConn) CloseWrite() error {
 	if t, ok := socket.TCP(c.Conn); ok {
 		return t.CloseWrite()
@@ -61,5 +61,5 @@ func (c *replayConn) CloseWrite() error {
 	return net.ErrClosed
 }
 
-// NetConn returns the connection underneath. Reading from it passes over what was peeked.
+// NetConn returns the underlying connection. Reading from it skips the peeked bytes.
 func (c *replayConn) NetConn() net.Conn { return c.Conn }

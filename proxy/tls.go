@@ -12,14 +12,14 @@ import (
 	"boxgate/proxy/origin"
 )
 
-// tlsConfigs are the configurations with which TLS of boxes is terminated. Boxes share nothing of them, such as ticket keys.
-// The zero value is empty.
+// tlsConfigs are the server configurations used to terminate TLS, one per box. Boxes share no state such as ticket
+// keys. The zero value is empty.
 type tlsConfigs struct {
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*tls.Config
 }
 
-// tlsConfig returns the configuration of a box, made at its first use.
+// tlsConfig returns the configuration of a box, creating it on first use.
 func (p *Proxy) tlsConfig(box policy.BoxID) *tls.Config {
 	p.tls.mu.Lock()
 	defer p.tls.mu.Unlock()
@@ -40,9 +40,9 @@ func (p *Proxy) forgetTLS(box policy.BoxID) {
 	delete(p.tls.boxes, box)
 }
 
-// serverConfig returns the configuration with which TLS of one box is terminated. Session tickets carry the name they
-// were made for and resume nothing else: a connection under another SNI makes a full handshake. Early data is never
-// accepted (crypto/tls does so over QUIC alone).
+// serverConfig returns the TLS server configuration for one box. Session tickets carry the name they were issued for
+// and resume nothing else: a connection with another SNI makes a full handshake. Early data is never accepted
+// (crypto/tls supports it over QUIC only).
 func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -66,7 +66,7 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 			return nil, err
 		}
 		if !slices.ContainsFunc(ss.Extra, func(e []byte) bool { return string(e) == string(ticketName(cs)) }) {
-			return nil, nil // another name's ticket: no resumption, which is no error
+			return nil, nil // ticket of another name: a full handshake, not an error
 		}
 		return ss, nil
 	}
@@ -75,13 +75,13 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 
 func ticketName(cs tls.ConnectionState) []byte { return []byte("boxgate sni " + cs.ServerName) }
 
-// isHosts reports whether a name leads to the gateway's host, whatever the policy says of it: localhost, or a public URL.
+// isHosts reports whether a name belongs to the gateway's host regardless of the policy: localhost, or a public URL.
 func (p *Proxy) isHosts(n policy.Name) bool {
 	return n.IsLoopback() || slices.ContainsFunc(p.cfg.Host, n.IsWithin)
 }
 
-// terminate makes the TLS handshake with the box under a leaf for name. It fails unless the handshake names what was
-// peeked: the decision was made for that name alone.
+// terminate performs the TLS handshake with the box using a leaf for name. It fails unless the handshake has the SNI
+// that was peeked: the decision was made for that name only.
 func (p *Proxy) terminate(ctx context.Context, box *policy.Box, client net.Conn, name policy.Name, alpn []string) (*tls.Conn, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {

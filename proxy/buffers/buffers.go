@@ -1,9 +1,9 @@
-// Package buffers lends byte slices for bodies and tunnels.
+// Package buffers pools byte slices for bodies and tunnels.
 package buffers
 
 import "sync"
 
-// Pool lends buffers of one size. Safe for concurrent use.
+// Pool is a pool of buffers of one size. Safe for concurrent use.
 type Pool struct{ pool sync.Pool }
 
 // NewPool returns a pool of buffers that are size bytes long.
@@ -11,7 +11,7 @@ func NewPool(size int) *Pool {
 	return &Pool{sync.Pool{New: func() any { b := make([]byte, size); return &b }}}
 }
 
-// Get lends a buffer, whose bytes may be anything. [Pool.Put] takes it back.
+// Get returns a buffer with unspecified contents. Return it with [Pool.Put].
 func (p *Pool) Get() *[]byte {
 	b, ok := p.pool.Get().(*[]byte)
 	if !ok {
@@ -20,5 +20,5 @@ func (p *Pool) Get() *[]byte {
 	return b
 }
 
-// Put takes a buffer back.
+// Put returns a buffer to the pool.
 func (p *Pool) Put(b *[]byte) { p.pool.Put(b) }

@@ -7,12 +7,12 @@ import (
 const (
 	OutSize  = 4 << 10   // of a fresh output buffer: a head and a small body
 	OutFlush = 32 << 10  // content gathered in the output buffer before it is written
-	outKeep  = 128 << 10 // output buffers up to this size are used again
+	outKeep  = 128 << 10 // output buffers up to this size are reused
 )
 
 var outBuffers = sync.Pool{New: func() any { b := make([]byte, 0, OutSize); return &b }}
 
-// BorrowOut lends an empty buffer for output, which may grow. [ReturnOut] takes it back.
+// BorrowOut returns an empty, growable output buffer from the pool. Return it with [ReturnOut].
 func BorrowOut() []byte {
 	b, ok := outBuffers.Get().(*[]byte)
 	if !ok {
@@ -21,7 +21,7 @@ func BorrowOut() []byte {
 	return (*b)[:0]
 }
 
-// ReturnOut takes a buffer back that [BorrowOut] lent; nil and very large ones are dropped.
+// ReturnOut returns a buffer obtained from [BorrowOut] to the pool; nil and very large buffers are dropped.
 func ReturnOut(b []byte) {
 	if cap(b) > 0 && cap(b) <= outKeep {
 		b = b[:0]

@@ -1,5 +1,5 @@
-// Package contain ends panics in the goroutines that carry a box's traffic: the connection or exchange fails, the gateway
-// goes on, and nothing that passed through gets into the log.
+// Package contain recovers from panics in the goroutines that carry a box's traffic: the connection or exchange fails,
+// the gateway keeps running, and no traffic ends up in the log.
 package contain
 
 import (
@@ -13,8 +13,8 @@ import (
 // ErrFault is the outcome of work that a panic interrupted.
 var ErrFault = errors.New("interrupted by a fault of the gateway")
 
-// Panic recovers from a panic, logs where it arose and calls after. It must be deferred itself. The panic's own text is
-// not logged, as it might quote what passed through.
+// Panic recovers from a panic, logs its stack and calls after. It must be deferred directly. The panic's own text is
+// not logged, as it might quote traffic.
 func Panic(log *zap.Logger, box policy.BoxID, after func()) {
 	if v := recover(); v != nil {
 		Log(log, "panic in an exchange", box, v)
@@ -22,7 +22,7 @@ func Panic(log *zap.Logger, box policy.BoxID, after func()) {
 	}
 }
 
-// Log logs a recovered value with the stack, and without its text unless the runtime wrote that.
+// Log logs a recovered value with the stack. The value's text is included only if the runtime produced it.
 func Log(log *zap.Logger, message string, box policy.BoxID, v any) {
 	what := zap.String("panic", "raised by code")
 	if err, ok := v.(interface{ RuntimeError() }); ok {

@@ -8,7 +8,7 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// Arriving is a response's body on an HTTP/1.1 connection as it arrives.
+// Arriving is the body of an HTTP/1.1 response, read as it arrives.
 type Arriving struct {
 	In         *h1.Reader
 	Body       *h1.Body
@@ -17,7 +17,7 @@ type Arriving struct {
 	done       bool
 }
 
-// Read returns content, and io.EOF behind the end of the body; it calls wait before it waits for the server.
+// Read returns content, then io.EOF after the end of the body. It calls wait before it blocks on the server.
 func (a *Arriving) Read(p []byte, wait func() error) (int, error) {
 	for len(a.content) == 0 {
 		if a.done {
@@ -46,14 +46,14 @@ func (a *Arriving) Read(p []byte, wait func() error) (int, error) {
 	return n, nil
 }
 
-// maskedFrames is the client's end of a WebSocket, masking what is written to it.
+// maskedFrames is the client's side of a WebSocket. It masks secrets in what is written to it.
 type maskedFrames struct {
 	io.Writer
 	frames *scrub.Frames
 	out    []byte
 }
 
-// frameBuffer is how large a buffer is kept between writes.
+// frameBuffer is the largest buffer kept between writes.
 const frameBuffer = 16 << 10
 
 // Write masks the frames in p and writes them.
@@ -73,7 +73,7 @@ func (m *maskedFrames) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Masking returns w, or one that masks the frames written to it where the rule says so.
+// Masking returns w, wrapped to mask the frames written to it if the rule asks for it.
 func (r *Ruling) Masking(w io.Writer) io.Writer {
 	if r.Scrub == nil {
 		return w

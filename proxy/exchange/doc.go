@@ -1,3 +1,3 @@
-// Package exchange holds what is the same for a request of any version of HTTP: the judgement, the values that are set, what is masked
-// in the response, and the one event that tells of it.
+// Package exchange implements what requests of all HTTP versions share: judging them, setting headers, masking secrets
+// in their responses, and recording one event for each.
 package exchange

@@ -12,14 +12,14 @@ import (
 	"boxgate/proxy/route"
 )
 
-// Exchange is one request on its way through the proxy and the one audit event that tells of it.
+// Exchange is one request passing through the proxy, with its single audit event.
 type Exchange struct {
 	s       *Session
 	Event   audit.Event
 	opening *audit.Opening
 }
 
-// Begin opens the event before the first check: whatever ends the request without saying more is a denial.
+// Begin opens the event before the first check: unless something else is noted, it records a denial.
 func (x *Exchange) Begin(s *Session) {
 	opening := x.opening
 	if opening == nil {
@@ -31,14 +31,14 @@ func (x *Exchange) Begin(s *Session) {
 	}}
 }
 
-// Under says that the request, which was allowed, is on its way to its upstream at an address: should that take long, it is
-// told now.
+// Under notes that the allowed request is being sent to an upstream address. Requests that take long are recorded at
+// this point as well.
 func (x *Exchange) Under(at netip.Addr, asked policy.Request) {
 	Dialled(&x.Event, at, asked.Addr)
 	x.opening.Begin(x.s.Core.Audit, x.Event)
 }
 
-// Dialled notes where traffic went that was allowed, and where the box was going if that is another address.
+// Dialled notes the address that allowed traffic went to, and the address the box asked for if it differs.
 func Dialled(e *audit.Event, at, claimed netip.Addr) {
 	e.Addr, e.Claimed = at.Unmap(), netip.Addr{}
 	if claimed.IsValid() && claimed.Unmap() != e.Addr {
@@ -46,7 +46,7 @@ func Dialled(e *audit.Event, at, claimed netip.Addr) {
 	}
 }
 
-// Judged notes the ruling, and an allowed request as forwarded: what fails later says so by [Exchange.Refused].
+// Judged notes the ruling, and marks an allowed request as forwarded; later failures are noted by [Exchange.Refused].
 func (x *Exchange) Judged(m *Message, r *Ruling) {
 	e := &x.Event
 	e.Method, e.Path = r.Request.Method, r.Request.Path
@@ -59,7 +59,7 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 	if r.Refused != nil {
 		e.Status = r.Refused.Status
 		if r.Refused.Reason == policy.ReasonAuthorityMismatch {
-			e.Name = m.Authority // what was asked for, not what the connection stands for
+			e.Name = m.Authority // the name in the request, not that of the connection
 		}
 		return
 	}
@@ -70,28 +70,28 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 	}
 }
 
-// Refused notes that the client was told p.
+// Refused notes that the client was answered with p.
 func (x *Exchange) Refused(p *problem.Problem) {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Status = p.Reason, p.Rule, p.Status
 }
 
-// Failed notes why an exchange that had begun did not end well.
+// Failed notes why an exchange failed after it had begun.
 func (x *Exchange) Failed(err error) {
 	if err != nil && x.Event.Error == "" {
 		x.Event.Error = problem.Text(err)
 	}
 }
 
-// Leaked notes that a placeholder stood in a trailer: what had been forwarded of the request was broken off.
+// Leaked notes a placeholder in a trailer: the request, partly forwarded, was aborted.
 func (x *Exchange) Leaked() {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
 }
 
-// Unserved notes why an allowed request could not be brought to its upstream; a denial at the address names the address.
+// Unserved notes why an allowed request did not reach its upstream; a denial at the address includes the address.
 func (x *Exchange) Unserved(err error) {
 	x.Failed(err)
 	var denied *policy.DeniedError
@@ -100,7 +100,7 @@ func (x *Exchange) Unserved(err error) {
 	}
 }
 
-// Cut notes that an allowed exchange was broken off because the policy now in force decides d.
+// Cut notes that an allowed exchange was aborted because of decision d of the policy now in force.
 func (x *Exchange) Cut(d policy.Decision) {
 	if e := &x.Event; e.Verdict == policy.Allow {
 		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, policy.ReasonPolicyChanged, d.Rule
@@ -111,20 +111,20 @@ func (x *Exchange) Cut(d policy.Decision) {
 func (x *Exchange) End() {
 	e := &x.Event
 	if why := x.s.Live.Stopped(); why != nil {
-		e.Error = why.Error() // whatever followed from it
+		e.Error = why.Error() // replaces errors that followed from it
 	} else if d := x.s.Live.Denied(); d != nil {
 		x.Cut(d.Decision)
 	}
 	e.Duration = time.Since(e.Time)
 	x.opening.End(e)
-	if e.Reason == policy.ReasonLimit && e.Phase == "" { // the end of what was told as open must not get lost
+	if e.Reason == policy.ReasonLimit && e.Phase == "" { // the end of an exchange recorded as open must not get lost
 		x.s.Usage.Excess.Add(*e)
 		return
 	}
 	x.s.Core.Audit.Record(*e)
 }
 
-// UpstreamProblem says in HTTP's words why an allowed request could not be served.
+// UpstreamProblem returns the problem for an allowed request that could not be served.
 func UpstreamProblem(err error) *problem.Problem {
 	var denied *policy.DeniedError
 	var up *problem.Upstream
@@ -135,13 +135,13 @@ func UpstreamProblem(err error) *problem.Problem {
 	return &p
 }
 
-// Inflight is what must stay allowed while a request is under way.
+// Inflight is what the policy must keep allowing while a request is in progress.
 type Inflight struct {
 	s   *Session
 	Way route.Routed
 }
 
-// Stands asks a policy whether the request may go on.
+// Stands asks a policy whether the request may continue.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
 	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)
 	if why := f.Way.OverruledBy(now); why != nil {

@@ -16,9 +16,10 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// This file decides one request. HTTP/1.1 and HTTP/2 ask the same judge; neither forwards a byte it has not allowed.
+// This file judges one request. HTTP/1.1 and HTTP/2 use the same judge; neither forwards anything before it has allowed
+// it.
 
-// Message is what the judge must know of a request, whichever protocol carried it.
+// Message is what the judge needs to know about a request, whatever the HTTP version.
 type Message struct {
 	Method    string
 	Authority string // Host or :authority
@@ -29,30 +30,30 @@ type Message struct {
 	Tokens    placeholder.Scan
 }
 
-// Ruling is the judge's answer. Without a refusal the request may go to the name of request if byName, else to its
-// address, with set.
+// Ruling is the judge's answer. Unless it refuses, the request may go to the name of request if byName, else to its
+// address, with the headers in set.
 type Ruling struct {
 	Refused *problem.Problem
-	Request policy.Request   // as it was decided
-	way     route.Routed     // how it passes, by which it is asked later whether it may go on
+	Request policy.Request   // as the policy judged it
+	way     route.Routed     // its route, used to check later whether it may continue
 	Policy  *policy.Compiled // that decided it
 	Reason  policy.Reason
 	rule    string
 	byName  bool
 	header  policy.HeaderRule  // of the destination; the zero rule if there is none
 	Set     []policy.Header    // its headers, with the values for this request
-	Swaps   []placeholder.Swap // for the placeholders that the request holds
+	Swaps   []placeholder.Swap // for the placeholders in the request
 	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
 	err     error              // why it was refused, for the log
 }
 
-// Judge decides a request under the policy in force now, and gets the secrets that it needs. It refuses by default.
+// Judge decides a request under the policy in force and resolves the secrets it needs. It refuses by default.
 func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
 	r := Ruling{Request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
 		Method: m.Method, Path: WithoutQuery(m.Path),
 	}}
-	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
+	if m.Websocket { // the upstream is sent an HTTP/1.1 upgrade
 		r.Request.Method = "GET"
 	}
 	if r.Refused = s.judgeForm(m); r.Refused == nil {
@@ -76,8 +77,8 @@ func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
 	return r
 }
 
-// routeRequest asks the policy how the request may pass, and completes the ruling. It returns what the client is told if it
-// may not.
+// routeRequest routes the request and completes the ruling. If the request is refused it returns the problem for the
+// client.
 func (s *Session) routeRequest(ctx context.Context, r *Ruling) *problem.Problem {
 	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.Explicit}
 	if s.Secure {
@@ -98,10 +99,10 @@ func (s *Session) routeRequest(ctx context.Context, r *Ruling) *problem.Problem 
 	return &refused
 }
 
-// Target is where a request that was not refused goes.
+// Target returns the destination of a request that was not refused.
 func (r *Ruling) Target(s *Session) origin.Target { return origin.To(r.way, s.Secure) }
 
-// Inflight is what must stay allowed of the request, which goes to an address; the zero Addr if that is not known yet.
+// Inflight returns what the policy must keep allowing for the request to an address, the zero Addr if not yet known.
 func (r *Ruling) Inflight(s *Session, to netip.Addr) *Inflight {
 	f := &Inflight{s: s, Way: r.way}
 	if to.IsValid() {
@@ -110,7 +111,7 @@ func (r *Ruling) Inflight(s *Session, to netip.Addr) *Inflight {
 	return f
 }
 
-// judgeForm refuses what is no request to an origin server.
+// judgeForm refuses requests that are not in a form for origin servers.
 func (s *Session) judgeForm(m *Message) *problem.Problem {
 	// Methods are case-sensitive (RFC 9110, 9.1), but not every server keeps to that.
 	switch strings.ToUpper(m.Method) {
@@ -118,7 +119,7 @@ func (s *Session) judgeForm(m *Message) *problem.Problem {
 		if !m.Websocket {
 			return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "CONNECT is not served on this connection."}
 		}
-	case "TRACE", "TRACK": // they would send the headers that the gateway sets back to the client
+	case "TRACE", "TRACK": // they would echo the headers that the gateway sets to the client
 		return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "TRACE and TRACK are not served."}
 	}
 	want := "http"
@@ -137,13 +138,13 @@ func (s *Session) judgeForm(m *Message) *problem.Problem {
 	return nil
 }
 
-// BadRequest refuses a request for its form.
+// BadRequest returns the problem that refuses a malformed request.
 func BadRequest(detail string) *problem.Problem {
 	return &problem.Problem{Status: 400, Reason: policy.ReasonBadRequest, Detail: detail}
 }
 
-// judgeAuthority compares the request's authority with the connection: with the SNI and port of an intercepted one, with
-// the port of a plain one, whose name it then gives. It completes the policy request.
+// judgeAuthority compares the request's authority with the connection: with SNI and port if TLS was terminated, else
+// with the port alone, the name then being that of the authority. It completes the policy request.
 func (s *Session) judgeAuthority(m *Message, r *policy.Request) *problem.Problem {
 	host, port, ok := SplitAuthority(m.Authority, s.DefaultPort())
 	if !ok {
@@ -171,7 +172,7 @@ func (s *Session) judgeAuthority(m *Message, r *policy.Request) *problem.Problem
 	return nil
 }
 
-// judgeLiteral handles an address as authority: the explicit proxy is asked for it, elsewhere it must be the destination.
+// judgeLiteral judges an address as authority: allowed on the explicit proxy, elsewhere only if it is the destination.
 func (s *Session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem.Problem {
 	r.Name = policy.Name{}
 	if s.Explicit {
@@ -194,7 +195,7 @@ func nameless() *problem.Problem {
 		Detail: "The host must be given by its name: on this port the policy judges names."}
 }
 
-// DefaultPort is the port of an authority that names none.
+// DefaultPort returns the port of an authority without one.
 func (s *Session) DefaultPort() uint16 {
 	if s.Secure {
 		return 443
@@ -202,13 +203,13 @@ func (s *Session) DefaultPort() uint16 {
 	return 80
 }
 
-// WithoutQuery returns a request target up to its query.
+// WithoutQuery returns a request target without its query.
 func WithoutQuery(path string) string {
 	path, _, _ = strings.Cut(path, "?")
 	return path
 }
 
-// SplitAuthority reads "host" or "host:port"; a v6 literal stands in brackets. It does not judge the host.
+// SplitAuthority parses "host" or "host:port"; v6 literals are in brackets. It does not validate the host.
 func SplitAuthority(authority string, def uint16) (host string, port uint16, ok bool) {
 	end := strings.IndexByte(authority, ']') + 1 // 0 without brackets
 	if (end > 0) != strings.HasPrefix(authority, "[") {
@@ -226,14 +227,14 @@ func SplitAuthority(authority string, def uint16) (host string, port uint16, ok 
 	return host, uint16(n), true
 }
 
-// sameAuthority compares two authorities of one request, a missing port being the default one.
+// sameAuthority compares two authorities of one request; a missing port means the default.
 func sameAuthority(a, b string, def uint16) bool {
 	hostA, portA, okA := SplitAuthority(a, def)
 	hostB, portB, okB := SplitAuthority(b, def)
 	return okA && okB && portA == portB && strings.EqualFold(hostA, hostB)
 }
 
-// isName reports whether host is a way to write n. The quick comparison covers what clients send.
+// isName reports whether host is a spelling of n. The fast path covers what clients usually send.
 func isName(host string, n policy.Name) bool {
 	if h1.EqualFold([]byte(host), n.String()) {
 		return true

@@ -12,32 +12,32 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// This file masks the secrets of a rule in the responses of its hosts, and refuses a response that cannot be looked into.
+// This file masks the secrets of a rule in responses of its hosts, and refuses responses that cannot be scrubbed.
 
-// Scrubbing is what is done to one response. A nil one does nothing.
+// Scrubbing is the scrubbing of one response. A nil Scrubbing passes everything unchanged.
 type Scrubbing struct {
 	Set      *scrub.Set
 	codings  []string     // of the body; nil if there is none
-	Resized  bool         // Content-Length would not be true: the body is recoded, or would be if this response had it
+	Resized  bool         // Content-Length is invalid: the body is recoded, or would be if this response had one
 	messages bool         // the body consists of gRPC messages
-	usage    *usage.Box   // in which the recoding was counted; nil if there is none
+	usage    *usage.Box   // whose Recodings counts this recoding; nil if none
 	holds    memory.Claim // for the recoding
 }
 
-// MaxRecodings is how many compressed responses of a box are undone and redone at the same time, if there is memory for
-// them: the worst take 12 MiB each.
+// MaxRecodings is how many compressed responses of a box are recoded at a time, memory permitting: the worst take 12
+// MiB each.
 const MaxRecodings = 64
 
 var (
-	errRecodings = error(problem.Fixed("the box has as many compressed responses under way as can be scrubbed at a time"))
+	errRecodings = error(problem.Fixed("the box has reached its limit of compressed responses scrubbed at a time"))
 
-	errPart     = error(problem.Fixed("a part of a response came although none was asked for"))
+	errPart     = error(problem.Fixed("the server sent a partial response although no range was requested"))
 	errMessages = error(problem.Fixed("the response's messages are compressed"))
-	errExtended = error(problem.Fixed("the response uses a WebSocket extension although none was offered"))
+	errExtended = error(problem.Fixed("the response uses a WebSocket extension that was not offered"))
 )
 
-// NewScrubbing looks at the head of a final response: field returns the values of a field, bodiless says that it has no
-// body whatever the fields say. The error is a *[problem.Upstream]; [Scrubbing.End] must follow where there is none.
+// NewScrubbing inspects the head of a final response: field returns the values of a field, bodiless says that there is
+// no body regardless of the fields. Errors are of type *[problem.Upstream]; without one, [Scrubbing.End] must follow.
 func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(string) []string) (*Scrubbing, error) {
 	sc := &Scrubbing{Set: r.Scrub}
 	refused := func(why error) (*Scrubbing, error) {
@@ -84,8 +84,7 @@ func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(
 	return sc, nil
 }
 
-// hasMessages reports whether a body consists of length-prefixed messages: gRPC, gRPC-Web in its binary form, streams of
-// Connect.
+// hasMessages reports whether a body consists of length-prefixed messages: gRPC, binary gRPC-Web, or Connect streams.
 func hasMessages(contentType []string) bool {
 	if len(contentType) != 1 {
 		return false
@@ -97,7 +96,7 @@ func hasMessages(contentType []string) bool {
 		strings.HasPrefix(kind, "application/connect+")
 }
 
-// End gives back what [Session.NewScrubbing] took.
+// End releases what [Session.NewScrubbing] reserved.
 func (sc *Scrubbing) End() {
 	if sc != nil && sc.usage != nil {
 		sc.usage.Recodings.Leave()
@@ -105,10 +104,10 @@ func (sc *Scrubbing) End() {
 	}
 }
 
-// Recodes reports whether the body is not as long as the server says.
+// Recodes reports whether the length of the body differs from the server's Content-Length.
 func (sc *Scrubbing) Recodes() bool { return sc != nil && len(sc.codings) > 0 }
 
-// Relay moves a body.
+// Relay copies a body from src to dst, scrubbed.
 func (sc *Scrubbing) Relay(dst scrub.Sink, src scrub.Source) error {
 	var m scrub.Masker = scrub.NewStream(sc.Set)
 	if sc.messages {
@@ -117,10 +116,10 @@ func (sc *Scrubbing) Relay(dst scrub.Sink, src scrub.Source) error {
 	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink)
 }
 
-// ResponseValues returns a function that returns the values of a field of a head.
+// ResponseValues returns a lookup function for the field values of a head.
 func ResponseValues(r *h1.Response) func(string) []string { return FieldValues(r.Fields) }
 
-// FieldValues returns a function that returns the values of a field among fields.
+// FieldValues returns a lookup function for the values in fields.
 func FieldValues(fields []h1.Field) func(string) []string {
 	return func(name string) (values []string) {
 		for i := range fields {
@@ -132,7 +131,7 @@ func FieldValues(fields []h1.Field) func(string) []string {
 	}
 }
 
-// MaskHead masks a head in the buffer where it lies. Fields that frame the message keep what they say: it was parsed.
+// MaskHead masks a head in place. Framing fields are left unchanged: they have been parsed.
 func MaskHead(set *scrub.Set, r *h1.Response) {
 	if set == nil {
 		return
@@ -141,7 +140,7 @@ func MaskHead(set *scrub.Set, r *h1.Response) {
 	MaskFields(set, r.Fields)
 }
 
-// MaskFields masks fields in the buffer where they lie.
+// MaskFields masks fields in place.
 func MaskFields(set *scrub.Set, fields []h1.Field) {
 	for i := range fields {
 		f := &fields[i]
@@ -153,7 +152,7 @@ func MaskFields(set *scrub.Set, fields []h1.Field) {
 	}
 }
 
-// MaskHeader masks the fields of HTTP/2. Names are sent in lower case, so that is how they are looked at.
+// MaskHeader masks HTTP/2 fields. Names are matched in lower case, as they are sent.
 func MaskHeader(set *scrub.Set, h http.Header) {
 	if set == nil {
 		return
@@ -172,7 +171,7 @@ func MaskHeader(set *scrub.Set, h http.Header) {
 	}
 }
 
-// WithoutLength takes Content-Length out of a head whose body will have another, or would have if it had one.
+// WithoutLength removes Content-Length from a head whose body has, or would have, a different length.
 func WithoutLength(r *h1.Response) {
 	kept := r.Fields[:0]
 	for _, f := range r.Fields {

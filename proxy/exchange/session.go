@@ -18,28 +18,28 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// ClientIdle is how long a client connection may be without a request.
+// ClientIdle is how long a client connection may stay open without a request.
 const ClientIdle = 5 * time.Minute
 
 // Session is one client connection whose requests are judged one by one.
 type Session struct {
 	Core  *Core
 	Box   *policy.Box
-	Usage *usage.Box  // what is counted for the box
+	Usage *usage.Box  // counters of the box
 	Name  policy.Name // SNI of an intercepted connection; zero on plain HTTP (Host decides per request)
-	// orig is the original destination as the box asked. Its Addr is invalid when that was the sink or the explicit
-	// proxy: then only a name, or an address literal as authority of an explicit request, says where to go.
+	// orig is the original destination. Its Addr is invalid for the sink and the explicit proxy: then the destination
+	// is a name, or an address literal as authority of an explicit request.
 	Orig   netip.AddrPort
 	Port   uint16 // destination port; on the explicit proxy 0: each request's authority names its own (80 if it does not)
 	Secure bool   // TLS terminated: header rules apply
-	// explicit says that the requests came to the explicit proxy: they must be in absolute form with the scheme http.
+	// explicit is set for requests to the explicit proxy: they must be in absolute form with the scheme http.
 	Explicit bool
 	Client   net.Conn      // *tls.Conn when secure; for plain HTTP a conn that replays the peeked bytes first
 	Origin   origin.Client // for the connections to servers
 	Live     *live.Conn    // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
 }
 
-// Core is what the exchanges of all sessions share. All of it is required but secrets.
+// Core is shared by the exchanges of all sessions. All fields but secrets are required.
 type Core struct {
 	Router     *route.Router
 	Origins    *origin.Origins
@@ -50,8 +50,8 @@ type Core struct {
 	MaxStreams int // requests of a box over HTTP/2 in progress at a time
 }
 
-// NewSession returns a session of a box over one client connection. Where it leads, and whether it is secure, is for the caller
-// to say.
+// NewSession returns a session for one client connection of a box. The caller sets its destination and whether it is
+// secure.
 func (k *Core) NewSession(box *policy.Box, taken *usage.Box, live *live.Conn, conn net.Conn) *Session {
 	return &Session{
 		Core: k, Box: box, Usage: taken, Live: live, Client: conn,
@@ -59,8 +59,8 @@ func (k *Core) NewSession(box *policy.Box, taken *usage.Box, live *live.Conn, co
 	}
 }
 
-// ClientGone returns a check whether the client closed its connection while it waits for an answer. Where TLS is
-// terminated the end of the TCP stream says so; on plain HTTP a client may close its sending side and still listen.
+// ClientGone returns a function that reports whether the client disconnected while waiting for a response. With TLS the
+// end of the TCP stream means so; over plain HTTP a client may close its sending side and still read.
 func ClientGone(s *Session) func() bool {
 	tcp, ok := socket.TCP(s.Client)
 	if !ok {
@@ -80,7 +80,7 @@ func ClientGone(s *Session) func() bool {
 	}
 }
 
-// Recorder takes one event for each decision. It never blocks. Safe for concurrent use.
+// Recorder takes one event per decision. It never blocks. Safe for concurrent use.
 type Recorder interface {
 	Record(audit.Event)
 }

@@ -16,16 +16,16 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// Secrets gives the values of the secrets that header rules name. An error refuses the request that needs the value; its
-// text goes into the decision log. Safe for concurrent use.
+// Secrets returns the values of the secrets that header rules name. On an error the request that needs the value is
+// refused, with the error's text in the decision log. Safe for concurrent use.
 type Secrets interface {
 	Secret(ctx context.Context, name string) (policy.Secret, error)
 }
 
-// errNoSecrets is the answer of a proxy without secrets.
+// errNoSecrets is returned for every secret by a proxy without secrets.
 var errNoSecrets = errors.New("the gateway has no secrets")
 
-// secret returns the value of a secret as it may be sent.
+// secret returns the value of a secret, checked to be a valid header value.
 func (k *Core) secret(ctx context.Context, name string) (string, error) {
 	if k.Secrets == nil {
 		return "", fmt.Errorf("secret %q: %w", name, errNoSecrets)
@@ -44,8 +44,8 @@ func (k *Core) secret(ctx context.Context, name string) (string, error) {
 	return v, nil
 }
 
-// Literals returns the headers of a rule with the values that this request gets. Without sources that is the list of the
-// rule itself.
+// Literals returns the headers of a rule with their values for this request. If none has a source it returns the rule's
+// own list.
 func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.Header, error) {
 	first := 0
 	for first < len(headers) && headers[first].Source == "" {
@@ -74,8 +74,8 @@ func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.
 	return out, nil
 }
 
-// fill completes the ruling on an allowed request: what is set, and what is put in the place of the tokens that the box
-// sent. It refuses a token that does not belong where it is, and whatever needs a value that cannot be had.
+// fill completes the ruling on an allowed request: the headers to set and the values of the placeholders that the box
+// sent. It refuses misplaced placeholders, and requests that need an unavailable value.
 func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	if r.header.Pattern == (policy.Pattern{}) && len(m.Tokens.Found) == 0 {
 		return
@@ -96,7 +96,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err
 		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
-			Detail: "A secret that the gateway sets for this host could not be had."}
+			Detail: "A secret that the gateway sets for this host is not available."}
 		r.Reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
 	}
 }
@@ -118,7 +118,7 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 	return names
 }
 
-// leaked returns a token of the request that the rule of its host has no value for, or that is not in a header.
+// leaked returns a placeholder of the request that has no value in the rule of its host, or that is not in a header.
 func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	for i := range tokens {
 		t := &tokens[i]
@@ -129,13 +129,13 @@ func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	return nil
 }
 
-// LeakProblem refuses a request with a placeholder where its value does not belong.
+// LeakProblem returns the problem for a request with a placeholder where its value does not belong.
 func LeakProblem() *problem.Problem {
 	return &problem.Problem{Status: http.StatusForbidden, Reason: policy.ReasonPlaceholderLeak,
 		Detail: "A placeholder was sent where its value does not belong."}
 }
 
-// swaps returns the values of the tokens that were sent; the others are not asked for.
+// swaps returns the values of the placeholders in the request; those of others are not fetched.
 func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
 	var out []placeholder.Swap
 	for _, t := range tokens {
@@ -147,7 +147,7 @@ func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []pl
 				return nil, err
 			}
 		}
-		if t.EndsAtColon() && strings.Contains(v, ":") { // RFC 7617, 2: the server would cut it there
+		if t.EndsAtColon() && strings.Contains(v, ":") { // RFC 7617, 2: the server would split it there
 			return nil, fmt.Errorf("the value of %s has a colon: it cannot be the user of basic authentication", ph.Variable)
 		}
 		out = append(out, placeholder.Swap{Token: t.Text, Value: v, Header: t.Header})
@@ -155,7 +155,7 @@ func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []pl
 	return out, nil
 }
 
-// scrubbed completes a ruling on a request that may go on: what must be masked in its response.
+// scrubbed completes the ruling on an allowed request: the secrets to mask in its response.
 func (r *Ruling) scrubbed(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
@@ -164,7 +164,7 @@ func (r *Ruling) scrubbed(s *Session) {
 	r.Scrub = s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
 }
 
-// secrets returns the texts that must not be seen: of what is sent with this request, and of every literal of the rule.
+// secrets returns the texts to mask: those sent with this request, and every literal of the rule.
 func (r *Ruling) secrets() (texts []string) {
 	for i := range r.Set {
 		h := &r.header.Headers[i]

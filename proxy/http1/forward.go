@@ -13,7 +13,7 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// takeOut returns the empty output buffer.
+// takeOut returns the output buffer, emptied.
 func (h *conn) takeOut() []byte {
 	if h.out == nil {
 		h.out = buffers.BorrowOut()
@@ -26,8 +26,8 @@ func (h *conn) giveOut() {
 	h.out = nil
 }
 
-// forward sends a request that was allowed and brings its response back. A nil error means that the connection can carry
-// another request.
+// forward sends an allowed request and relays its response. A nil error means that the connection can carry another
+// request.
 func (h *conn) forward() error {
 	upgrade := h.wantsWebSocket()
 	if h.ruling.Scrub != nil {
@@ -59,9 +59,9 @@ func (h *conn) wantsWebSocket() bool {
 	return r.Upgrade != nil && r.Minor > 0 && r.Body.Empty() && string(r.Method) == "GET" && h1.EqualFold(r.Upgrade, "websocket")
 }
 
-// send writes what the output buffer holds to the upstream and waits for the beginning of the answer if the request is
-// complete. A connection from the pool may have been closed by the server just now: a request without a body whose
-// repetition does no harm is then sent once more, on a new connection.
+// send flushes the output buffer to the upstream and, if the request is complete, waits for the first byte of the
+// response. The server may have just closed a pooled connection: an idempotent request without a body is then retried
+// once on a new one.
 func (h *conn) send(whole bool) error {
 	again := whole && h.req.Body.Empty() && exchange.Idempotent(h.ruling.Request.Method)
 	for {
@@ -86,7 +86,7 @@ func (h *conn) send(whole bool) error {
 	}
 }
 
-// firstByte waits for the answer, so that nothing was told to the client when the request has to be sent again.
+// firstByte waits for the response, so that a retry happens before anything is sent to the client.
 func (h *conn) firstByte() error {
 	if len(h.up.In.Bytes()) > 0 {
 		return nil
@@ -94,7 +94,7 @@ func (h *conn) firstByte() error {
 	return h.up.In.Fill()
 }
 
-// connect makes sure there is an upstream connection, judged under the policy in force.
+// connect ensures that there is an upstream connection, judged under the policy in force.
 func (h *conn) connect() error {
 	c := h.s.Box.Policy.Load()
 	if h.up != nil && !h.up.Usable(c) {
@@ -119,7 +119,7 @@ func (h *conn) connect() error {
 	return nil
 }
 
-// publish adds the address to what must stay allowed, and looks once more whether it is.
+// publish adds the address to what the policy must keep allowing, and checks it once more.
 func (h *conn) publish() error {
 	f := h.ruling.Inflight(h.s, h.up.Addr())
 	h.flight.Store(f)
@@ -141,7 +141,7 @@ func (h *conn) cutError() error {
 	return errClose
 }
 
-// refuseUpstream tells the client why the upstream could not be used.
+// refuseUpstream reports to the client why the upstream could not be used.
 func (h *conn) refuseUpstream(err error) error {
 	h.x.Unserved(err)
 	if errors.Is(err, origin.ErrClientGone) || h.ctx.Err() != nil {
@@ -152,6 +152,6 @@ func (h *conn) refuseUpstream(err error) error {
 	if p.Host == "" {
 		p.Host = h.ruling.Request.Name.String()
 	}
-	h.head = 0 // already taken; what follows of the body is not read
+	h.head = 0 // already consumed; the rest of the body is not read
 	return h.refuse(p)
 }

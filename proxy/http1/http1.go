@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	clientHead = 30 * time.Second       // a head must be complete this long after its first part
-	parkAfter  = 250 * time.Millisecond // a connection idle for longer lets others use its upstream connection
+	clientHead = 30 * time.Second       // time from a head's first byte to its last
+	parkAfter  = 250 * time.Millisecond // idle time after which the upstream connection returns to the pool
 )
 
-// conn is the state of one HTTP/1.x client connection. One goroutine handles it, request after request; a second one
-// lives only while a body that was not there at once is uploaded.
+// conn is the state of one HTTP/1.x client connection. One goroutine handles its requests in turn; a second one exists
+// only while a body is uploaded that had not fully arrived.
 type conn struct {
 	s   *exchange.Session
 	ctx context.Context
@@ -33,13 +33,13 @@ type conn struct {
 	in    h1.Reader
 	holds memory.Claim // for in
 	req   h1.Request
-	out   []byte // what goes out next, to either side; lent by outBuffers
+	out   []byte // pending output, to either side; from [buffers.BorrowOut]
 
 	res     h1.Response
 	resBody h1.Body
 	scrub   *exchange.Scrubbing // of the response; nil if it is not scrubbed
-	up      *origin.Conn        // kept from one request to the next while they go to the same place
-	gone    func() bool         // reports whether the client has gone
+	up      *origin.Conn        // kept between requests to the same destination
+	gone    func() bool         // reports whether the client disconnected
 
 	flight atomic.Pointer[exchange.Inflight]
 	x      exchange.Exchange
@@ -49,14 +49,14 @@ type conn struct {
 }
 
 var (
-	// errClose ends a connection in good order.
+	// errClose ends a connection gracefully.
 	errClose = errors.New("connection ends")
-	// errLinger does so once the client has had time to read what was said last.
+	// errLinger does so after the client has had time to read the last response.
 	errLinger = errors.New("connection ends when the client has read the answer")
 )
 
-// Serve handles the requests of one connection until it ends. Each is judged by itself, by the policy then in force.
-// It returns nil when the connection ended in good order. It does not close s.client.
+// Serve handles the requests of one connection until it ends. Each is judged under the policy in force at the time. It
+// returns nil when the connection ended gracefully. It does not close s.client.
 func Serve(ctx context.Context, s *exchange.Session) error {
 	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}, gone: exchange.ClientGone(s)}
 	h.holds.Open(s.Usage.Memory, memory.Buffers)
@@ -69,7 +69,7 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 		}
 		if err := h.serveOne(); err != nil {
 			if errors.Is(err, errLinger) {
-				h.park() // others need not wait for the client to read its answer
+				h.park() // others need not wait for the client to read its response
 				h.linger()
 			}
 			return quiet(err)
@@ -77,7 +77,7 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 	}
 }
 
-// quiet turns the ordinary ends of a connection into nil.
+// quiet returns nil for the ordinary ends of a connection, else err.
 func quiet(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, errLinger) ||
 		errors.Is(err, os.ErrDeadlineExceeded) {
@@ -86,7 +86,7 @@ func quiet(err error) error {
 	return err
 }
 
-// watch is asked on every change of the policy whether the request under way may go on.
+// watch is called on every policy change to check whether the request in progress may continue.
 func (h *conn) watch(c *policy.Compiled) policy.Decision {
 	f := h.flight.Load()
 	if f == nil {
@@ -95,7 +95,7 @@ func (h *conn) watch(c *policy.Compiled) policy.Decision {
 	return f.Stands(c)
 }
 
-// finish gives everything back.
+// finish releases everything.
 func (h *conn) finish() {
 	h.s.Live.Watch(nil)
 	h.in.Release()
@@ -103,7 +103,7 @@ func (h *conn) finish() {
 	h.park()
 }
 
-// park lets other connections of the box use the upstream connection.
+// park returns the upstream connection to the pool.
 func (h *conn) park() {
 	if h.up == nil {
 		return
@@ -117,7 +117,7 @@ func (h *conn) park() {
 	h.up = nil
 }
 
-// drop closes the upstream connection: its last exchange did not end cleanly.
+// drop closes the upstream connection, whose last exchange did not end cleanly.
 func (h *conn) drop() {
 	if h.up == nil {
 		return
@@ -127,8 +127,8 @@ func (h *conn) drop() {
 	h.up = nil
 }
 
-// await returns when the first byte of a request is there. Meanwhile the connection holds no buffer, and after a moment
-// no upstream connection either.
+// await returns when the first byte of a request arrives. While it waits it keeps no buffer and, after parkAfter, no
+// upstream connection.
 func (h *conn) await() error {
 	if len(h.in.Bytes()) > 0 {
 		return nil // pipelined
@@ -149,8 +149,7 @@ func (h *conn) await() error {
 	return h.in.Wait()
 }
 
-// readHead reads the rest of a request head. Nothing is taken from the buffer: the head stays there until it was
-// forwarded.
+// readHead reads the rest of a request head. The head stays in the buffer until it has been forwarded.
 func (h *conn) readHead() error {
 	h.req.Reset()
 	h.method, h.head = "", 0
@@ -192,9 +191,9 @@ func (h *conn) serveOne() error {
 	return h.forward()
 }
 
-// judge decides the request; one that is not allowed was answered, and the error says whether the connection can carry
-// another. An allowed one is published as being under way, and then looked at again: a policy that came into force in
-// between is seen here, a later one by watch.
+// judge decides the request; if it is refused, the client has been answered and the error says whether the connection
+// can carry another. An allowed request is published as in flight and then checked again: a policy that came into force
+// in between is caught here, a later one by watch.
 func (h *conn) judge() (allowed bool, err error) {
 	m := h.message()
 	h.method = m.Method
@@ -226,8 +225,8 @@ func (h *conn) message() exchange.Message {
 	return m
 }
 
-// hostOf is the authority of an HTTP/1.0 request without a Host: that of its target, else the name of the connection, which
-// a client that speaks TLS has given already. On plain HTTP nothing says it, and the request is refused.
+// hostOf returns the authority of an HTTP/1.0 request without a Host: that of its target, else the name that a TLS
+// client has already sent. A plain HTTP request without either is refused.
 func hostOf(s *exchange.Session, r *h1.Request) []byte {
 	switch {
 	case r.Form == h1.Absolute:
@@ -240,7 +239,7 @@ func hostOf(s *exchange.Session, r *h1.Request) []byte {
 	return nil
 }
 
-// methodString spares the common methods an allocation.
+// methodString converts a method without allocating for the common ones.
 func methodString(m []byte) string {
 	switch string(m) {
 	case "GET":

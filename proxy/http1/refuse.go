@@ -18,8 +18,8 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// refuse answers the request with a problem instead of forwarding it. A nil error means that the connection can carry
-// another request: the whole of this one was seen.
+// refuse answers the request with a problem. A nil error means that the whole request was read and the connection can
+// carry another.
 func (h *conn) refuse(p *problem.Problem) error {
 	h.x.Refused(p)
 	keep := h.req.Body.Empty() && !h.req.Close && p.Status != http.StatusBadRequest && h.head > 0
@@ -56,7 +56,7 @@ func (h *conn) refuseHead(err error) error {
 	return err
 }
 
-// refuseBody answers a request whose body or trailers are refused. What comes of it after that is not read.
+// refuseBody answers a request whose body or trailers are refused. The rest of the body is not read.
 func (h *conn) refuseBody(err error) error {
 	h.head = 0
 	if errors.Is(err, placeholder.ErrLate) {
@@ -94,8 +94,8 @@ const (
 	lingerBytes = 1 << 20
 )
 
-// linger ends the connection towards the client and reads for a moment what it still sends: closing a socket that holds
-// unread bytes resets it, and the client would lose the answer (RFC 9112, 9.6). The exchange has been recorded by then.
+// linger closes the connection after briefly reading what the client still sends: closing a socket with unread data
+// resets it, and the client would lose the response (RFC 9112, 9.6). The exchange is already recorded by then.
 func (h *conn) linger() {
 	if c, ok := h.s.Client.(interface{ CloseWrite() error }); ok {
 		_ = c.CloseWrite()

@@ -16,7 +16,7 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// respond brings the response to the client. A nil error means that the connection can carry another request.
+// respond relays the response to the client. A nil error means that the connection can carry another request.
 func (h *conn) respond(u *upload, upgrade bool) error {
 	n, err := h.finalHead()
 	if err != nil {
@@ -51,14 +51,14 @@ func (h *conn) respond(u *upload, upgrade bool) error {
 		u.stop(h)
 		h.uploaded(u)
 		h.drop()
-		socket.Reset(h.s.Client) // the end must not look like the end of the body
+		socket.Reset(h.s.Client) // a truncated body must not look complete
 		h.x.Failed(err)
 		return err
 	}
 	return h.settle(u, a, reuse && whole)
 }
 
-// uploaded notes what became of a request's body that was stopped.
+// uploaded notes the outcome of a stopped upload.
 func (h *conn) uploaded(u *upload) {
 	h.x.Event.BytesOut = u.sent
 	if errors.Is(u.err, placeholder.ErrLate) {
@@ -81,7 +81,7 @@ func (h *conn) settle(u *upload, a header.Answer, reuse bool) error {
 	return nil
 }
 
-// finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
+// finalHead reads response heads up to the final one, whose length it returns, and forwards the interim ones.
 func (h *conn) finalHead() (int, error) {
 	for range exchange.InterimMax {
 		h.res.Reset()
@@ -89,7 +89,7 @@ func (h *conn) finalHead() (int, error) {
 		if err != nil || !h.res.Interim() {
 			return n, err
 		}
-		// 100 answers an expectation; HTTP/1.0 knows no 1xx at all (RFC 9110, 15.2).
+		// 100 answers an expectation; HTTP/1.0 has no 1xx (RFC 9110, 15.2).
 		if h.req.Minor > 0 && (h.res.Status != 100 || h.req.Continue) {
 			h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1})
 			if _, err := h.s.Client.Write(h.out); err != nil {
@@ -116,7 +116,7 @@ func (h *conn) responseHead() (int, error) {
 	}
 }
 
-// noResponse ends an exchange that brought no final response.
+// noResponse ends an exchange without a final response.
 func (h *conn) noResponse(u *upload, err error) error {
 	running := u.done != nil
 	u.stop(h)
@@ -142,8 +142,8 @@ func (h *conn) noResponse(u *upload, err error) error {
 	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.ruling.Request.Name, Err: err})
 }
 
-// relay moves the response's body to the client behind the head in the output buffer. Whatever has arrived is written
-// before more is waited for, so that a stream passes as it comes.
+// relay copies the response's body to the client, after the head in the output buffer. It flushes before it waits for
+// more, so that streams pass without delay.
 func (h *conn) relay(chunked bool) error {
 	if h.scrub != nil {
 		return h.relayScrubbed(chunked)
@@ -185,7 +185,7 @@ func (h *conn) relay(chunked bool) error {
 	}
 }
 
-// put adds content to the output buffer, or writes it from where it lies if it is large.
+// put appends content to the output buffer, or writes large content directly.
 func (h *conn) put(content []byte, chunked bool) error {
 	h.x.Event.BytesIn += int64(len(content))
 	switch {

@@ -15,7 +15,7 @@ func (s http1Sink) Write(p []byte) (int, error) { return len(p), s.h.put(p, s.ch
 
 func (s http1Sink) Flush() error { return s.h.flush() }
 
-// beginScrub looks at the final head before anything of it goes on.
+// beginScrub inspects the final head before any of it is forwarded.
 func (h *conn) beginScrub() (err error) {
 	h.scrub, err = h.s.NewScrubbing(&h.ruling, h.res.Status, h.res.Body.Empty(), exchange.ResponseValues(&h.res))
 	if err == nil && h.scrub.Resized {
@@ -29,7 +29,7 @@ func (h *conn) endScrub() {
 	h.scrub = nil
 }
 
-// unscrubbable refuses a response.
+// unscrubbable refuses a response that cannot be scrubbed.
 func (h *conn) unscrubbable(u *upload, err error) error {
 	u.stop(h)
 	h.uploaded(u)
@@ -37,7 +37,7 @@ func (h *conn) unscrubbable(u *upload, err error) error {
 	return h.refuseUpstream(err)
 }
 
-// relayScrubbed is relay for a body that is scrubbed.
+// relayScrubbed is relay for bodies that are scrubbed.
 func (h *conn) relayScrubbed(chunked bool) error {
 	h.resBody.Begin(h.res.Body, true)
 	src := &exchange.Arriving{In: &h.up.In, Body: &h.resBody, UntilClose: h.res.Body.UntilClose}

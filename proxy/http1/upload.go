@@ -13,19 +13,19 @@ import (
 	"boxgate/proxy/placeholder"
 )
 
-// upload moves one request body to the upstream.
+// upload sends one request body to the upstream.
 type upload struct {
 	body  h1.Body
 	set   []policy.Header // trailers that repeat one of these are dropped
 	watch placeholder.Watch
 	sent  int64
-	dry   bool // nothing can be sent before more has arrived
+	dry   bool // all that arrived is sent
 
 	done chan struct{} // nil when everything was sent with the head
 	err  error         // valid once done is closed
 }
 
-// gather appends what has arrived of the body to out, up to some size, and reports whether that is all of it.
+// gather appends received body content to out, up to a limit, and reports whether that is the whole body.
 func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 	for len(out) < buffers.OutFlush {
 		content, n, done, err := u.body.Next(in.Bytes())
@@ -66,8 +66,7 @@ func (u *upload) last(out []byte) []byte {
 	return out
 }
 
-// start moves the rest of the body in a goroutine of its own, so that a response that begins before the body has ended
-// passes.
+// start sends the rest of the body in a new goroutine, so that a response can be relayed before the body has ended.
 func (u *upload) start(h *conn) {
 	u.done = make(chan struct{})
 	up := h.up
@@ -79,7 +78,7 @@ func (u *upload) start(h *conn) {
 		u.err = u.run(&h.in, up)
 		var write *origin.WriteError
 		if u.err != nil && !errors.As(u.err, &write) {
-			up.Abort() // the client broke off: the upstream must not take what it got for the whole
+			up.Abort() // the client aborted: the upstream must not take the partial body for the whole
 		}
 	}()
 }
@@ -108,7 +107,7 @@ func (u *upload) run(in *h1.Reader, up *origin.Conn) error {
 	}
 }
 
-// pass writes content from where it lies.
+// pass writes content directly, without copying.
 func (u *upload) pass(in *h1.Reader, up *origin.Conn) (bool, error) {
 	content, n, done, err := u.body.Next(in.Bytes())
 	if err != nil {
@@ -124,7 +123,7 @@ func (u *upload) pass(in *h1.Reader, up *origin.Conn) (bool, error) {
 	return done, err
 }
 
-// stop ends an upload whose outcome does not matter any more, and waits until it has let go of the client's reader.
+// stop ends an upload whose outcome no longer matters, and waits until it has released the client's reader.
 func (u *upload) stop(h *conn) {
 	if u.done == nil {
 		return
@@ -139,8 +138,8 @@ func (u *upload) stop(h *conn) {
 	u.done = nil
 }
 
-// finished reports whether the whole body was sent. An upstream that answers at the last byte may be quicker than the
-// goroutine that sent it: it is given a moment.
+// finished reports whether the whole body was sent. It waits briefly: an upstream may respond to the last byte before
+// the goroutine that sent it is done.
 func (u *upload) finished() bool {
 	if u.done == nil {
 		return true

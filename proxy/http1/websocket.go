@@ -7,8 +7,8 @@ import (
 	"boxgate/proxy/tunnel"
 )
 
-// tunnel answers 101 and passes the bytes of an upgraded connection both ways, to that upstream and nowhere else. The
-// request stays published: a policy that denies it later cuts the tunnel. n is the length of the response's head.
+// tunnel forwards the 101 and then relays bytes both ways between the client and that upstream. The request stays
+// published: a later policy that denies it cuts the tunnel. n is the length of the response's head.
 func (h *conn) tunnel(n int) error {
 	h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1, Upgrade: true})
 	h.up.In.Take(n)
@@ -18,7 +18,7 @@ func (h *conn) tunnel(n int) error {
 	}
 	h.giveOut()
 	defer h.drop()
-	h.up.Uncount() // the client's connection counts for both, as with every tunnel
+	h.up.Uncount() // the client's connection counts for both, as for every tunnel
 	var in, out atomic.Int64
 	err := h.s.Core.Tunnels.Relay(tunnel.End{Conn: h.s.Client, In: &h.in, Read: &out}, tunnel.End{Conn: h.up.NetConn, In: &h.up.In, Read: &in}, h.ruling.Masking(h.s.Client), h.s.Box.ID)
 	h.x.Event.BytesIn, h.x.Event.BytesOut = in.Load(), out.Load()

@@ -8,22 +8,22 @@ import (
 	"boxgate/audit"
 )
 
-// coalesceInterval is the least time between two events of one [Coalescer].
+// coalesceInterval is the minimum time between two events of one [Coalescer].
 const coalesceInterval = time.Second
 
-// Coalescer records the first of many like events at once and then one each coalesceInterval, which says how many it stands
-// for. Every event is counted in the end. Only Record must be set.
+// Coalescer records the first of many similar events at once, then one per coalesceInterval with the number it
+// represents. Every event is counted eventually. Only Record must be set.
 type Coalescer struct {
 	Record func(audit.Event) // never blocks
 
 	mu     sync.Mutex
 	timer  *time.Timer // runs while the latest record is younger than coalesceInterval
 	latest audit.Event
-	unsaid uint64 // events since the latest record
-	mixed  bool   // they are not all about one destination
+	unsaid uint64 // events not recorded yet
+	mixed  bool   // the unsaid events have different destinations
 }
 
-// Add records ev, or keeps it until its time has come.
+// Add records ev, now or with those coalesced when the interval ends.
 func (t *Coalescer) Add(ev audit.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -38,7 +38,7 @@ func (t *Coalescer) Add(ev audit.Event) {
 	}
 }
 
-// due records what came while the timer ran, and lets it run again if anything did.
+// due records what arrived while the timer ran, and restarts the timer if anything did.
 func (t *Coalescer) due() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -47,7 +47,7 @@ func (t *Coalescer) due() {
 	}
 }
 
-// Flush records what was not said yet and lets no timer run on.
+// Flush records the pending events and stops the timer.
 func (t *Coalescer) Flush() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -68,7 +68,7 @@ func (t *Coalescer) sayLocked() bool {
 	}
 	if t.mixed {
 		ev.Name, ev.Addr, ev.Port, ev.Rule = "", netip.Addr{}, 0, ""
-		ev.Error = "refusals of several destinations, told by their number"
+		ev.Error = "refusals of several destinations, reported by count"
 	}
 	t.unsaid, t.mixed = 0, false
 	t.Record(ev)

@@ -1,8 +1,8 @@
 package usage
 
-// Room reports whether one more of something may be given to somebody who has mine of it, when all together have open,
-// of total at most, and among sharers of whom each has some. While a quarter is left nobody is asked how much is theirs;
-// the last quarter is for those who have little, so that a few who take all they may leave room for the others.
+// Room reports whether a user that has mine of a resource may have one more. open of at most total are in use, and
+// sharers users have some. While more than a quarter is free, everyone gets more; the last quarter is reserved for
+// users with little, so that a few heavy users leave room for the rest.
 func Room(mine, open, total, sharers int) bool {
 	switch {
 	case total <= 0: // no limit

@@ -1,5 +1,5 @@
-// Package usage counts what each box takes of the proxy, holds it against the limits, and tells of refusals that a box can
-// provoke faster than anybody wants to read.
+// Package usage counts what each box uses of the proxy, enforces its limits, and coalesces refusals that a box can
+// trigger in large numbers.
 package usage
 
 import (
@@ -14,34 +14,34 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// Config is what a [Table] needs. All of it is required.
+// Config configures a [Table]. All fields are required.
 type Config struct {
 	Record   func(audit.Event) // takes refusals; never blocks
-	Memory   *memory.Budget    // which boxes share
+	Memory   *memory.Budget    // shared by all boxes
 	Arrivals int               // connections that a box may make a second, sustained; twice as many at once
 	Requests int               // HTTP requests of a box a second, likewise
 }
 
-// Table holds the usage of every box. Its keys are the gateway's boxes, never anything that a box sends. Only [New] makes
-// one. Safe for concurrent use.
+// Table holds the usage of every box, keyed by box and never by anything a box sends. Create it with [New]. Safe for
+// concurrent use.
 type Table struct {
 	cfg     Config
 	unknown *Box
 	known   sync.Map // policy.BoxID → *Box
 }
 
-// Box is what one box takes now. Safe for concurrent use.
+// Box is the current usage of one box. Safe for concurrent use.
 type Box struct {
 	Arrivals      *rate.Limiter   // connections
 	Requests      *rate.Limiter   // HTTP requests
-	Memory        *memory.Account // what the gateway holds for it
+	Memory        *memory.Account // memory that the gateway uses for it
 	Interceptions Count           // connections whose TLS is terminated
 	Recodings     Count           // compressed responses that are scrubbed
-	Streams       Count           // requests over HTTP/2: each holds a window of its response
+	Streams       Count           // requests over HTTP/2: each buffers a window of its response
 	Pipes         atomic.Int64    // pipes that hold bytes of its tunnels
 	Refusals      Coalescer       // of connections
 	Excess        Coalescer       // of requests beyond a limit
-	Told          scrub.History   // secrets that its requests told each host
+	Told          scrub.History   // secrets that its requests sent to each host
 }
 
 // New returns an empty table.
@@ -59,10 +59,10 @@ func (t *Table) newBox(box policy.BoxID) *Box {
 	}
 }
 
-// perSecond allows n a second, and twice as many at once.
+// perSecond returns a limiter for n a second with bursts of twice as many.
 func perSecond(n int) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), 2*n) }
 
-// Of returns the usage of a box, made at its first connection; nil stands for every source that is no box.
+// Of returns the usage of a box, creating it on first use; nil stands for all sources that are no box.
 func (t *Table) Of(box *policy.Box) *Box {
 	if box == nil {
 		return t.unknown
@@ -74,13 +74,13 @@ func (t *Table) Of(box *policy.Box) *Box {
 	return v.(*Box)
 }
 
-// Knows reports whether anything is counted for a box.
+// Knows reports whether there are counters for a box.
 func (t *Table) Knows(box policy.BoxID) bool {
 	_, ok := t.known.Load(box)
 	return ok
 }
 
-// Forget drops what is counted for a box and records the refusals not recorded yet.
+// Forget drops the counters of a box and records its pending refusals.
 func (t *Table) Forget(box policy.BoxID) {
 	if v, ok := t.known.LoadAndDelete(box); ok {
 		v.(*Box).flush()
@@ -88,7 +88,7 @@ func (t *Table) Forget(box policy.BoxID) {
 	t.cfg.Memory.Forget(string(box))
 }
 
-// Flush records the refusals of all boxes that are not recorded yet.
+// Flush records the pending refusals of all boxes.
 func (t *Table) Flush() {
 	t.unknown.flush()
 	t.known.Range(func(_, v any) bool {
@@ -102,12 +102,12 @@ func (b *Box) flush() {
 	b.Excess.Flush()
 }
 
-// tlsCost is what terminated TLS makes the gateway hold at most, in bytes: keys, a record each way, the longest handshake
-// message, incomplete.
+// tlsCost is the most memory that terminated TLS uses, in bytes: keys, a record in each direction, and the longest
+// handshake message while it is incomplete.
 const tlsCost = 160 << 10
 
-// Intercept counts one more connection whose TLS is terminated and reports whether there may be one; if so,
-// [Box.EndIntercept] must follow.
+// Intercept counts one more connection whose TLS is terminated and reports whether the limit and the memory allow it;
+// if so, [Box.EndIntercept] must follow.
 func (b *Box) Intercept(limit int) bool {
 	if !b.Memory.Acquire(memory.TLS, tlsCost) {
 		return false
@@ -119,16 +119,16 @@ func (b *Box) Intercept(limit int) bool {
 	return false
 }
 
-// EndIntercept takes one interception out of the count.
+// EndIntercept removes one interception from the count.
 func (b *Box) EndIntercept() {
 	b.Interceptions.Leave()
 	b.Memory.Release(memory.TLS, tlsCost)
 }
 
-// Count is how much of something a box has now. The zero value is none.
+// Count is a number of resources in use. The zero value is none.
 type Count struct{ n atomic.Int64 }
 
-// Enter adds one and reports whether that is within limit; if not, it is taken back.
+// Enter adds one and reports whether the count is within limit; if not, the addition is reverted.
 func (c *Count) Enter(limit int) bool {
 	if c.n.Add(1) <= int64(limit) {
 		return true
@@ -137,7 +137,7 @@ func (c *Count) Enter(limit int) bool {
 	return false
 }
 
-// Leave takes one away.
+// Leave subtracts one.
 func (c *Count) Leave() { c.n.Add(-1) }
 
 // Load returns the count.
