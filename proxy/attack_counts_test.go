@@ -12,6 +12,7 @@ import (
 
 // A server that takes a part of what is on its way and breaks off has got that part: it counts.
 func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	box, client := tcpPair(t)
 	upstream, server := tcpPair(t)
@@ -39,7 +40,7 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 // Requests that are refused for their form count like those that are served.
 func TestAttackFloodOfRequestsWithFieldsOfHTTP1(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.MaxRequests = 1 })
 	_, port := l.httpsServer(true, nil)
 	l.policy(allowAll, secretFor(api, port))

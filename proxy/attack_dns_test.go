@@ -53,6 +53,7 @@ func (h *halting) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) 
 
 // A request for a name whose server takes its time holds up neither a change of the policy nor the end of the box.
 func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, cidr(netip.MustParseAddr("127.9.9.9")))
 	slow := &halting{names: r.names, halted: true, waiting: make(chan struct{}, 1)}
 	r.resolver.Resolver = slow
@@ -69,6 +70,7 @@ func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 // While DNS does not answer, a change of the policy that concerns nobody else cuts nobody else: where the hosts with rules
 // are was known a moment ago.
 func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	api, other := r.tlsServer("api.example"), r.tlsServer("other.example")
 	slow := &halting{names: r.names}
@@ -90,6 +92,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 
 // By NAT64 (RFC 6052) a host has a second address, which no answer need have told.
 func TestAttackHostWithRulesByNAT64(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	const plain, translated = "192.0.2.5", "64:ff9b::192.0.2.5"
 	spec := judged(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{plain}})
@@ -122,6 +125,7 @@ func (h half) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]n
 
 // Where one family of a host with rules is not known, an address of that family may be its own.
 func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	trap := r.trap(443)
 	r.resolver.Resolver = half{r.names}
@@ -136,6 +140,7 @@ func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
 // What was decided for a silent client no longer counts once it has given a name.
 func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 	open := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}}
+	t.Parallel()
 	r := newRig(t, open, func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
 	reached := make(chan struct{}, 4)
 	server := r.httpOn(7009, reached)
@@ -162,6 +167,7 @@ func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 
 // The end of a request that was told as open is told by itself, whatever it ended with.
 func TestEndOfAnOpenRequestIsNotThinned(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	s := r.p.core.NewSession(r.box, r.p.usages.Of(r.box), &live.Conn{Box: r.box}, nil)
 	end := func(open bool) {

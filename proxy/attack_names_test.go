@@ -43,6 +43,7 @@ func (r *rig) httpOn(port uint16, reached chan<- struct{}) netip.AddrPort {
 // A lenient server takes for a request, or for TLS, what a strict reader takes for neither, and the first segment need not
 // show it yet.
 func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}))
 	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
 	const rest = " / HTTP/1.1\r\nHost: x.wild.example\r\nConnection: close\r\n\r\n"
@@ -73,6 +74,7 @@ func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
 
 // A server of HTTP/2 in the clear may send its settings before the client has said anything.
 func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
 	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
 	settings := "\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64"
@@ -92,6 +94,7 @@ func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 
 // An address is no name: under a policy that denies names, it does not stand in for one in Host either.
 func TestAttackAddressAsHostWhereNamesDecide(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}})
 	trap := r.deaf(7007, "")
 	c := r.dial(trap)
@@ -115,6 +118,7 @@ func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 		"any name":  func(netip.Addr) policy.Spec { return allow("*") },
 	} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
 			traps := []netip.AddrPort{r.trap(80), r.trap(7008)}
 			r.names.set("api.example", traps[0].Addr(), traps[1].Addr())
@@ -142,6 +146,7 @@ func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 
 // A rule for every host is a rule for those that give no name.
 func TestAttackNoNameUnderARuleForEveryHost(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	for _, port := range []uint16{80, 443, 8443} {
 		trap := r.trap(port)

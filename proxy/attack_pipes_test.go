@@ -12,6 +12,7 @@ import (
 // A box whose tunnels break off while their pipes are full of what it did not read: what is left in the pipes reaches no
 // tunnel of another box, which gets the next ones.
 func TestBytesOfABrokenTunnelReachNoOther(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.MaxPipes = 4 })
 	foreign := bytes.Repeat([]byte("of another box "), 1<<16)
 	flood := r.server(7021, func(c net.Conn) {

@@ -14,7 +14,7 @@ import (
 func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 	t.Parallel()
 	key := tokenFor("KEY")
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
 		for i, name := range []string{
 			"Origin", "Referer", "User-Agent", "Content-Type", "Content-Language", "Accept", "Accept-Language", "If-None-Match", "If-Match",

@@ -18,7 +18,7 @@ func TestAttackSecretOfALaterRequestInAnOpenStream(t *testing.T) {
 	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}} {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
+			l := newRig(t, allowAll, patient)
 			l.with(func(c *Config) { c.Secrets = sources{"s": is("placeholder-value-987654")} })
 			seen, opened := make(chan string, 10), make(chan struct{})
 			_, port := l.httpsServer(v.up, func(w http.ResponseWriter, r *http.Request) {

@@ -49,10 +49,10 @@ func TestAttackUpstreamTextInErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
-			l.policy(allowAll, map[string]map[string]string{"*.example.com:1": {"X-Y": "z"}})
+			l := newRig(t, allowAll, patient)
 			var conns atomic.Int32
 			port := l.rogue(misdeed, &conns)
+			l.policy(allowAll, intercepted(port))
 			c := l.httpClient(port, true)
 			got := ""
 			if res, err := c.Get("https://" + hostPort(port) + "/bad"); err == nil {

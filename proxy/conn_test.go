@@ -21,6 +21,7 @@ import (
 )
 
 func TestSNIOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner, attacker := r.tlsServer("good.example"), r.trap(443)
 	r.names.set("good.example", owner.Addr())
@@ -31,6 +32,7 @@ func TestSNIOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
 }
 
 func TestHostOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner := r.server(80, func(c net.Conn) {
 		defer c.Close()
@@ -47,6 +49,7 @@ func TestHostOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
 }
 
 func TestGrantedAddressIsDialledAsAsked(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	asked := r.tlsServer("good.example")
 	r.names.grant("good.example", asked.Addr())
@@ -69,6 +72,7 @@ func (c oneByte) Write(b []byte) (int, error) {
 }
 
 func TestClientHelloInOneByteSegmentsIsSpliced(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", owner.Addr())
@@ -78,6 +82,7 @@ func TestClientHelloInOneByteSegmentsIsSpliced(t *testing.T) {
 }
 
 func TestClientHelloBeyond16KiBIsSpliced(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", owner.Addr())
@@ -95,6 +100,7 @@ func accessDeniedAlert(err error) bool {
 }
 
 func TestDeniedNameGetsAnAlertBeforeAnyCertificate(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	_, err := r.hello(r.dial(r.trap(443)), "bad.example")
 	if !accessDeniedAlert(err) {
@@ -108,6 +114,7 @@ func TestDeniedNameGetsAnAlertBeforeAnyCertificate(t *testing.T) {
 
 func TestSinkIsRefusedByNameAndServesOnceAllowed(t *testing.T) {
 	sink := netip.MustParseAddr("127.0.0.99")
+	t.Parallel()
 	r := newRig(t, allow("good.example"), func(c *Config) { c.Sink = []netip.Addr{sink} })
 	owner := r.tlsServer("bad.example")
 	r.names.set("bad.example", owner.Addr())
@@ -150,6 +157,7 @@ func closedOnArrival(t *testing.T, addr string) {
 }
 
 func TestFirstByteAndThenSilenceIsClosedAtTheDeadline(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.PeekTimeout = 50 * time.Millisecond })
 	trap := r.trap(443)
 	for _, sent := range []string{"", "\x16", "\x16\x03\x01\x02\x00\x01"} {
@@ -163,6 +171,7 @@ func TestFirstByteAndThenSilenceIsClosedAtTheDeadline(t *testing.T) {
 }
 
 func TestEndlessRequestLineIsClosedAtTheCap(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	c := r.dial(r.trap(443))
 	go io.WriteString(c, "GET /"+strings.Repeat("a", 2*peek.Cap))
@@ -171,6 +180,7 @@ func TestEndlessRequestLineIsClosedAtTheCap(t *testing.T) {
 }
 
 func TestWhatIsNeitherTLSNorHTTPOn443And80IsRefused(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example", "*.example.com"))
 	for _, port := range []uint16{443, 80} {
 		trap := r.trap(port)
@@ -187,6 +197,7 @@ func TestWhatIsNeitherTLSNorHTTPOn443And80IsRefused(t *testing.T) {
 }
 
 func TestNoSNIAndAddressSNIAndOldTLSAreRefused(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	trap := r.trap(443)
 	r.names.set("good.example", trap.Addr())
@@ -204,6 +215,7 @@ func TestNoSNIAndAddressSNIAndOldTLSAreRefused(t *testing.T) {
 }
 
 func TestAnAddressRuleAllowsWhatNamesNothing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	echo := r.server(443, func(c net.Conn) {
 		defer c.Close()
@@ -223,6 +235,7 @@ func TestAnAddressRuleAllowsWhatNamesNothing(t *testing.T) {
 }
 
 func TestWhereTheServerSpeaksFirstTheGrantDecides(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("git.example"))
 	greet := func(c net.Conn) {
 		_, _ = io.WriteString(c, "SSH-2.0-server\n")
@@ -245,6 +258,7 @@ func TestWhereTheServerSpeaksFirstTheGrantDecides(t *testing.T) {
 }
 
 func TestSilenceIsNoWayRoundInterception(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("api.example"), func(c *Config) { c.PeekTimeout = time.Second })
 	trap := r.trap(8443)
 	r.names.grant("api.example", trap.Addr())
@@ -258,6 +272,7 @@ func TestSilenceIsNoWayRoundInterception(t *testing.T) {
 }
 
 func TestRebindingOnlyGoodAddressesAreUsed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", netip.MustParseAddr("169.254.169.254"), owner.Addr(), netip.MustParseAddr("::ffff:10.0.0.1"))
@@ -275,6 +290,7 @@ func TestRebindingOnlyGoodAddressesAreUsed(t *testing.T) {
 }
 
 func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	trap := r.trap(443)
 	to := r.target("good.example")
@@ -288,6 +304,7 @@ func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
 }
 
 func TestUnresolvedAndUnreachableSayWhich(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner := r.server(443, func(c net.Conn) { c.Close() })
 	if _, err := r.hello(r.dial(owner), "good.example"); err == nil {
@@ -305,6 +322,7 @@ func TestUnresolvedAndUnreachableSayWhich(t *testing.T) {
 
 func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 	own := netip.MustParseAddr("127.0.0.77")
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.Own = []netip.Addr{own} })
 	closedOnArrival(t, r.listen(netip.AddrPortFrom(own, 443)))
 	if e := r.wantReason(policy.ReasonHostPort); e.Addr != own {
@@ -330,7 +348,7 @@ func (r *rig) target(name string) origin.Target {
 	return origin.To(r.p.core.Router.Route(r.t.Context(), r.box.Policy.Load(), r.box, asked, policy.Evidence{Opening: policy.OpeningTLS}), true)
 }
 
-func mustName(t *testing.T, s string) policy.Name {
+func mustName(t testing.TB, s string) policy.Name {
 	t.Helper()
 	n, err := policy.ParseName(s)
 	if err != nil {
@@ -340,6 +358,7 @@ func mustName(t *testing.T, s string) policy.Name {
 }
 
 func TestUnknownBoxIsClosed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	addr := r.listen(r.trap(443))
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
@@ -354,12 +373,13 @@ func TestUnknownBoxIsClosed(t *testing.T) {
 }
 
 func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxConns = 3 })
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", owner.Addr())
 	other := &policy.Box{ID: "box2", V4: netip.MustParseAddr("127.0.0.3")}
 	other.Policy.Store(r.box.Policy.Load())
-	r.boxes[other.V4] = other
+	r.boxes.add(other)
 	addr := r.listen(owner)
 	var silent []net.Conn
 	for range 3 {
@@ -388,6 +408,7 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 }
 
 func TestPanicKillsOneConnection(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("api.example", "good.example"), func(c *Config) { c.Leaves = panicking{} })
 	r.policy(allow("api.example", "good.example"), map[string]map[string]string{"api.example": {"Authorization": "x"}})
 	owner := r.tlsServer("good.example")
@@ -415,6 +436,7 @@ func (panicking) Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certific
 }
 
 func TestDenyPageAnswersOverTLS(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"), func(c *Config) { c.DenyPage = true })
 	c := tls.Client(r.dial(r.trap(443)), &tls.Config{ServerName: "bad.example.com", RootCAs: r.boxCA.pool(), NextProtos: []string{"h2", "http/1.1"}})
 	if _, err := io.WriteString(c, "GET /x HTTP/1.1\r\nHost: bad.example.com\r\n\r\n"); err != nil {

@@ -125,6 +125,7 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 		"the box was removed": func(r *rig) { r.p.CloseBox("box1") },
 	} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 			r.policy(everything())
 			r.openEverything()
@@ -157,6 +158,7 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 
 // TestEventsSayWhatWasDialled: the box's claim is not taken for the address, in what is spliced and in what is forwarded.
 func TestEventsSayWhatWasDialled(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	r.policy(allow("good.example"), nil)
 	owner := r.tlsServer("good.example")
@@ -190,6 +192,7 @@ func TestEventsSayWhatWasDialled(t *testing.T) {
 // TestRecheckCutsLenientBytesOnceNamesDecide: what passed for a protocol without names while no name was denied does not
 // go on when one is.
 func TestRecheckCutsLenientBytesOnceNamesDecide(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	r.policy(allow(cdn), nil)
 	echo := r.server(8443, func(c net.Conn) {

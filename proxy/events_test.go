@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/policy"
 )
 
 // events keeps what was decided.
@@ -26,13 +27,16 @@ func (e *events) Record(ev audit.Event) {
 	}
 }
 
-// wait returns all events once there are n. Those of phase open are left out: whether there is one is a matter of speed.
+// wait returns the events of requests once there are n: neither those of connections, nor those of phase open, which are
+// recorded only for what lasts.
 func (e *events) wait(t testing.TB, n int) []audit.Event {
 	t.Helper()
 	limit := time.After(10 * time.Second)
 	for {
 		e.mu.Lock()
-		got := slices.DeleteFunc(slices.Clone(e.all), func(e audit.Event) bool { return e.Phase == audit.PhaseOpen })
+		got := slices.DeleteFunc(slices.Clone(e.all), func(e audit.Event) bool {
+			return e.Phase == audit.PhaseOpen || e.Stage == policy.StageConn
+		})
 		e.mu.Unlock()
 		if len(got) >= n {
 			return got
@@ -40,9 +44,35 @@ func (e *events) wait(t testing.TB, n int) []audit.Event {
 		select {
 		case <-e.more:
 		case <-limit:
-			t.Fatalf("%d events, want %d: %+v", len(got), n, got)
+			t.Fatalf("%d events of requests, want %d: %+v", len(got), n, got)
 		}
 	}
+}
+
+// want waits for an event that matches, and returns it.
+func (r *rig) want(what string, is func(audit.Event) bool) audit.Event {
+	r.t.Helper()
+	limit := time.After(15 * time.Second)
+	for {
+		r.events.mu.Lock()
+		i := slices.IndexFunc(r.events.all, is)
+		seen := slices.Clone(r.events.all)
+		r.events.mu.Unlock()
+		if i >= 0 {
+			return seen[i]
+		}
+		select {
+		case <-r.events.more:
+		case <-limit:
+			r.t.Fatalf("no event: %s; there are %+v", what, seen)
+		}
+	}
+}
+
+// wantReason waits for an event with the reason.
+func (r *rig) wantReason(reason policy.Reason) audit.Event {
+	r.t.Helper()
+	return r.want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
 }
 
 // discardEvents is for benchmarks.

@@ -51,6 +51,7 @@ func (r *rig) web(name string) netip.AddrPort {
 }
 
 func TestCurlExits35OnADeniedName(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	owner := r.web("good.example")
 	r.names.set("good.example", owner.Addr())
@@ -66,6 +67,7 @@ func TestCurlExits35OnADeniedName(t *testing.T) {
 }
 
 func TestCurlThroughTheExplicitProxy(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example", "plain.example"))
 	owner := r.web("good.example")
 	r.names.set("good.example", owner.Addr())
@@ -115,6 +117,7 @@ func (r *rig) connect(addr, authority, early string) (*net.TCPConn, string) {
 }
 
 func TestConnectTunnelIsBoundToItsName(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example", "other.example"))
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", owner.Addr())
@@ -132,6 +135,7 @@ func TestConnectTunnelIsBoundToItsName(t *testing.T) {
 }
 
 func TestConnectToAnAddressNeedsAnAddressRule(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	echo := r.server(7010, func(c net.Conn) {
 		defer c.Close()
@@ -150,6 +154,7 @@ func TestConnectToAnAddressNeedsAnAddressRule(t *testing.T) {
 }
 
 func TestServerThatSpeaksFirstInATunnel(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("git.example"))
 	server := r.server(22, func(c net.Conn) {
 		_, _ = io.WriteString(c, "SSH-2.0-server\n")
@@ -163,6 +168,7 @@ func TestServerThatSpeaksFirstInATunnel(t *testing.T) {
 }
 
 func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("api.example"))
 	r.policy(allow("api.example"), map[string]map[string]string{"api.example": {"Authorization": "Bearer of the gateway"}})
 	cert := r.upstream.leaf(t, "api.example")
@@ -196,6 +202,7 @@ func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 
 func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 	own := netip.MustParseAddr("127.0.0.77")
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.Own = []netip.Addr{own} })
 	proxy := r.explicit()
 	for authority, want := range map[string]string{

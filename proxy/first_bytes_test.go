@@ -290,6 +290,7 @@ func (c *cell) expect(t *testing.T, ground string, comes table, column int) stri
 func (c cell) run(t *testing.T) {
 	heard := &hearing{}
 	sent := c.bytes(t, &bytesMaker{port: c.port, absolute: c.way == toTheProxy})
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(cfg *Config) {
 		cfg.PeekTimeout, cfg.SilenceTimeout = 20*time.Second, 20*time.Second
 		if c.want == string(policy.ReasonPeekTimeout) {
@@ -426,7 +427,7 @@ func (h *hearing) all() []byte {
 }
 
 // await returns what was said once somebody has come.
-func (h *hearing) await(t *testing.T) []byte {
+func (h *hearing) await(t testing.TB) []byte {
 	t.Helper()
 	await(t, "a client of the server", func() bool {
 		h.mu.Lock()

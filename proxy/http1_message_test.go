@@ -14,7 +14,7 @@ import (
 // TestMessages drives one connection through the kinds of messages there are.
 func TestMessages(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/204":
@@ -91,12 +91,12 @@ func TestMessages(t *testing.T) {
 
 func TestPipelinedRequestsAreAnsweredInOrder(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s%s", r.URL.Path, b)
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair(api, port, true)
 	host := "Host: " + hostPort(port) + "\r\n"
 	if _, err := io.WriteString(c, "GET /1 HTTP/1.1\r\n"+host+"\r\nPOST /2 HTTP/1.1\r\n"+host+"Content-Length: 1\r\n\r\nxPOST /3 HTTP/1.1\r\n"+host+
@@ -116,12 +116,12 @@ func TestPipelinedRequestsAreAnsweredInOrder(t *testing.T) {
 
 func TestHTTP10(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush() // chunked
 		fmt.Fprint(w, "streamed")
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair("", port, false)
 	if _, err := io.WriteString(c, "GET / HTTP/1.0\r\nHost: "+hostPort(port)+"\r\nConnection: keep-alive\r\n\r\n"); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestHTTP10(t *testing.T) {
 
 func TestContinueIsTheUpstreams(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/no" {
 			w.WriteHeader(413)
@@ -143,7 +143,7 @@ func TestContinueIsTheUpstreams(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprint(w, len(b))
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair(api, port, true)
 	r := bufio.NewReader(c)
 	head := " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
@@ -160,13 +160,13 @@ func TestContinueIsTheUpstreams(t *testing.T) {
 
 func TestCloseDelimitedResponse(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
 		_, _ = http.ReadRequest(r)
 		_, _ = io.WriteString(c, "HTTP/1.0 200 OK\r\nX: y\r\n\r\nhello, ")
 		_, _ = io.WriteString(c, "world")
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair("", port, false)
 	r := bufio.NewReader(c)
 	for range 2 { // the client's connection outlives the upstream's
@@ -187,12 +187,12 @@ func TestCutResponseDoesNotLookWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
+			l := newRig(t, allowAll, patient)
 			port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
 				_, _ = http.ReadRequest(r)
 				_, _ = io.WriteString(c, response)
 			})
-			l.policy(allowAll, nil)
+			l.policy(allowAll, intercepted(port))
 			c := l.dialPair("", port, false)
 			if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n"); err != nil {
 				t.Fatal(err)
@@ -220,12 +220,12 @@ func TestBadUpstreamIs502(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
+			l := newRig(t, allowAll, patient)
 			port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
 				_, _ = http.ReadRequest(r)
 				_, _ = io.WriteString(c, response)
 			})
-			l.policy(allowAll, nil)
+			l.policy(allowAll, intercepted(port))
 			c := l.dialPair("", port, false)
 			r := bufio.NewReader(c)
 			res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")

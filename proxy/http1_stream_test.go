@@ -22,7 +22,7 @@ import (
 // TestEventsPassAtOnce waits for the first event of a stream that does not end.
 func TestEventsPassAtOnce(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	release := make(chan struct{})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -33,7 +33,7 @@ func TestEventsPassAtOnce(t *testing.T) {
 	}
 	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
 		_, port := l.httpsServer(h2, handler)
-		l.policy(allowAll, nil)
+		l.policy(allowAll, intercepted(port))
 		res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
 		if err != nil {
 			t.Fatal(name, err)
@@ -78,10 +78,10 @@ func TestBulk(t *testing.T) {
 			_, _ = w.Write(block)
 		}
 	}
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	for _, kind := range []string{"h1", "h2", "h2 to h1"} {
 		_, port := l.httpsServer(kind == "h2", handler)
-		l.policy(allowAll, nil)
+		l.policy(allowAll, intercepted(port))
 		client := l.httpClient(port, kind != "h1")
 		for _, path := range []string{"/length", "/chunked"} {
 			res, err := client.Get("https://" + hostPort(port) + path)
@@ -135,7 +135,7 @@ func (r *repeated) Read(b []byte) (int, error) {
 // TestEarlyAnswerPassesWhileTheUploadRuns lets the server answer before it has the body, and then echo the rest.
 func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
 		req, err := http.ReadRequest(r)
 		if err != nil {
@@ -144,7 +144,7 @@ func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
 		_, _ = io.CopyN(c, req.Body, 10)
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair(api, port, true)
 	r := bufio.NewReader(c)
 	res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 10\r\n\r\nhello", "POST")
@@ -162,12 +162,12 @@ func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 // TestRejectedUploadIsTold lets the server answer 413 and stop reading, while the client goes on sending for a while.
 func TestRejectedUploadIsTold(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
 		_, _ = http.ReadRequest(r)
 		_, _ = io.WriteString(c, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair("", port, false)
 	go func() {
 		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 10000000\r\n\r\n")
@@ -186,7 +186,7 @@ func TestRejectedUploadIsTold(t *testing.T) {
 // TestStaleConnectionIsRetried lets the server close kept connections without a word just when they are used.
 func TestStaleConnectionIsRetried(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var conns atomic.Int32
 	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
 		conns.Add(1)
@@ -196,7 +196,7 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		_, _ = http.ReadRequest(r) // taken, and then closed without an answer
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair("", port, false)
 	r := bufio.NewReader(c)
 	for i := range 3 {
@@ -217,13 +217,13 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 // TestUpstreamConnectionIsShared counts connections over several clients of one box, and none over boxes.
 func TestUpstreamConnectionIsShared(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var peers sync.Map
 	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
 		peers.Store(r.RemoteAddr, true)
 		fmt.Fprint(w, "ok")
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	for i := range 5 {
 		c := l.dialPair("", port, false)
 		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: close\r\n\r\n", "GET")
@@ -248,22 +248,22 @@ func count(m *sync.Map) int {
 	return n
 }
 
-// idleUpstreams returns how many connections are kept for the boxes of the lab's tests.
-func idleUpstreams(l *lab) int {
-	return l.p.core.Origins.Stats("b1").Idle + l.p.core.Origins.Stats("b2").Idle
+// idleUpstreams returns how many connections are kept for both boxes of a test.
+func idleUpstreams(l *rig) int {
+	return l.p.core.Origins.Stats("box1").Idle + l.p.core.Origins.Stats("b2").Idle
 }
 
 // TestTighteningCutsARequestUnderWay changes the policy while a response streams.
 func TestTighteningCutsARequestUnderWay(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
 		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, "one\n")
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		})
-		l.policy(allowAll, nil)
+		l.policy(allowAll, intercepted(port))
 		res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
 		if err != nil {
 			t.Fatal(name, err)

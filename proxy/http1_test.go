@@ -24,7 +24,7 @@ func hostPort(port uint16) string { return api + ":" + strconv.Itoa(int(port)) }
 // TestInjectionReplacesEveryVariant sends the injected header in every spelling an origin server might take for it.
 func TestInjectionReplacesEveryVariant(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	received := make(chan string, 1)
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
 		var raw strings.Builder
@@ -59,7 +59,7 @@ func TestInjectionReplacesEveryVariant(t *testing.T) {
 
 func TestPlainHTTPGetsNoSecret(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header.Get("Authorization"))
 	})
@@ -74,7 +74,7 @@ func TestPlainHTTPGetsNoSecret(t *testing.T) {
 // TestNextRequestUsesTheNewValue changes the rule while the connection is open.
 func TestNextRequestUsesTheNewValue(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get("Authorization")) })
 	l.policy(allowAll, secretFor(api, port))
 	c := l.dialPair(api, port, true)
@@ -96,7 +96,7 @@ func TestNextRequestUsesTheNewValue(t *testing.T) {
 // TestAuthorityMustBeTheSNI tries other names, on the first and on a later request.
 func TestAuthorityMustBeTheSNI(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var reached atomic.Int32
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { reached.Add(1) })
 	l.policy(allowAll, secretFor(api, port))
@@ -143,9 +143,9 @@ func TestAuthorityMustBeTheSNI(t *testing.T) {
 
 func TestAbsoluteFormGoesOnAsOrigin(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair(api, port, true)
 	res := ask(t, c, bufio.NewReader(c), "GET https://API.example.com:"+strconv.Itoa(int(port))+"/x?y HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
 	if got := readAll(t, res.Body); got != "/x?y" {
@@ -156,7 +156,7 @@ func TestAbsoluteFormGoesOnAsOrigin(t *testing.T) {
 // TestEachPlainRequestIsDecided lets the second request of a connection name another host.
 func TestEachPlainRequestIsDecided(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
 	l.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{api}}, nil)
 	c := l.dialPair("", port, false)
@@ -185,7 +185,7 @@ func TestEachPlainRequestIsDecided(t *testing.T) {
 
 func TestRequestRules(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
 	l.policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{
 		{Hosts: []string{hostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
@@ -206,7 +206,7 @@ func TestRequestRules(t *testing.T) {
 
 func TestUntrustedUpstreamGetsNothing(t *testing.T) {
 	t.Parallel()
-	l, other := newLab(t), newLab(t)
+	l, other := newRig(t, allowAll, patient), newRig(t, allowAll, patient)
 	var reached atomic.Int32
 	_, port := other.httpsServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
 	l.policy(allowAll, secretFor(api, port))
@@ -222,15 +222,15 @@ func TestUntrustedUpstreamGetsNothing(t *testing.T) {
 
 func TestUnresolvedAndUnreachable(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := portOf(t, ln)
 	_ = ln.Close()
-	l.names["nowhere.example.com"] = nil
-	l.policy(allowAll, nil)
+	l.names.set("nowhere.example.com")
+	l.policy(allowAll, intercepted(port))
 	for name, want := range map[string]policy.Reason{"nowhere.example.com": policy.ReasonUnresolved, api: policy.ReasonUnreachable} {
 		c := l.dialPair(name, port, true)
 		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+name+":"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")

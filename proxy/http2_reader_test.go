@@ -14,7 +14,7 @@ import (
 // TestFieldsOfHTTP1ResetTheStream sends fields that HTTP/2 forbids, so that they enter the HPACK table, and by their
 // index afterwards: each such stream is reset and told of by one event, the others are served.
 func TestFieldsOfHTTP1ResetTheStream(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var mu sync.Mutex
 	var served []string
 	_, port := l.httpsServer(true, func(_ http.ResponseWriter, r *http.Request) {

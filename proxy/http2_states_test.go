@@ -18,7 +18,7 @@ import (
 // who gets the processor first.
 func TestDataBehindTheEndOfARequest(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	page := strings.Repeat("0123456789abcdef", 32)
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(page)) })
 	l.policy(allowAll, secretFor(api, port))
@@ -38,7 +38,7 @@ func TestDataBehindTheEndOfARequest(t *testing.T) {
 
 // dataAfterEnd makes a request and sends DATA behind its end, late: once the answer is complete. It returns the code of the
 // reset that follows.
-func dataAfterEnd(t *testing.T, l *lab, port uint16, late bool) string {
+func dataAfterEnd(t *testing.T, l *rig, port uint16, late bool) string {
 	conn := l.dialPair(api, port, true, "h2")
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))

@@ -17,7 +17,7 @@ import (
 // What the library refuses without asking anybody leaves an event too.
 func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { t.Error("it reached the server") })
 	l.policy(allowAll, secretFor(api, port))
 	ok := []string{":method", "GET", ":scheme", "https", ":authority", hostPort(port), ":path", "/"}
@@ -69,7 +69,7 @@ func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
 // Whoever has nothing but malformed requests to send loses the connection when they are more than the box may send.
 func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.MaxRequests = 5 })
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) {})
 	l.policy(allowAll, secretFor(api, port))

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/netip"
 	"net/textproto"
 	"os"
 	"os/exec"
@@ -48,7 +49,7 @@ func get(t testing.TB, c *http.Client, url string, header http.Header) (*http.Re
 // TestHTTP2Injects sends variants of the injected header over HTTP/2, to upstreams of both versions.
 func TestHTTP2Injects(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	for _, h2 := range []bool{true, false} {
 		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
 			var b bytes.Buffer
@@ -130,7 +131,7 @@ func (r *rawH2) ask(fields ...string) string {
 // TestHTTP2Refusals asks for what must not pass, with a good request in between, and counts what arrives.
 func TestHTTP2Refusals(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var reached atomic.Int32
 	_, port := l.httpsServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
 	l.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{api}, Rules: []policy.RequestRule{
@@ -183,7 +184,7 @@ func TestHTTP2Refusals(t *testing.T) {
 
 func TestHTTP2CarriesTrailersInterimAndStreams(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	for _, h2 := range []bool{true, false} {
 		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Link", "</x>; rel=preload")
@@ -227,7 +228,7 @@ func TestHTTP2CarriesTrailersInterimAndStreams(t *testing.T) {
 // TestHTTP2PingPong answers each message before the next is sent, as bidirectional gRPC does.
 func TestHTTP2PingPong(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		buf := make([]byte, 100)
@@ -240,7 +241,7 @@ func TestHTTP2PingPong(t *testing.T) {
 			}
 		}
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	pr, pw := io.Pipe()
 	req, err := http.NewRequest("POST", "https://"+hostPort(port)+"/", pr)
 	if err != nil {
@@ -269,13 +270,13 @@ func TestHTTP2PingPong(t *testing.T) {
 // TestTrailersOnly is how gRPC tells an error: one HEADERS frame that ends the stream.
 func TestTrailersOnly(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc")
 		w.Header().Set("Grpc-Status", "12")
 		w.Header()["Content-Length"] = nil
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := newRawH2(t, l.dialPair(api, port, true, "h2"))
 	c.buf.Reset()
 	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", hostPort(port)}, {":path", "/"}} {
@@ -306,8 +307,8 @@ func TestTrailersOnly(t *testing.T) {
 // TestInjectedFieldsAreNeverIndexed reads the frames an upstream receives.
 func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, GetCertificate: l.ca.forHello})
+	l := newRig(t, allowAll, patient)
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, GetCertificate: l.upstream.forHello})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -376,13 +377,13 @@ func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 // TestStreamsShareOneUpstreamConnection starts many requests at once.
 func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var peers sync.Map
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
 		peers.Store(r.RemoteAddr, true)
 		fmt.Fprint(w, r.URL.Path)
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	client := l.httpClient(port, true)
 	var all sync.WaitGroup
 	for i := range 50 {
@@ -402,7 +403,7 @@ func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 // TestExtendedConnect opens a WebSocket inside HTTP/2 (RFC 8441) to a server that knows the HTTP/1.1 upgrade alone.
 func TestExtendedConnect(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.policy(allowAll, secretFor(api, port))
 	//lint:ignore SA1019 net/http's own client refuses the field :protocol
@@ -447,36 +448,22 @@ func TestExtendedConnect(t *testing.T) {
 // TestCurl is a client that shares no code with us, over both versions.
 func TestCurl(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s %d", r.Header.Get("Authorization"), r.Method, len(b))
 	})
 	l.policy(allowAll, secretFor(api, port))
-	root, upload := l.ca.file(t), filepath.Join(t.TempDir(), "upload")
+	root, upload := l.boxCA.file(t), filepath.Join(t.TempDir(), "upload")
 	if err := os.WriteFile(upload, make([]byte, 3<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ln.Close() })
-	var sessions sync.WaitGroup
-	t.Cleanup(sessions.Wait)
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			sessions.Go(func() { l.serve(c, api, port, true) })
-		}
-	}()
+	l.names.setOthers(loopback)
+	through := "::" + l.listen(netip.AddrPortFrom(loopback, port))
 	for _, version := range []string{"--http1.1", "--http2"} {
 		for _, args := range [][]string{{"Bearer s3cret GET 0"}, {"Bearer s3cret PUT 3145728", "-T", upload}, {"Bearer s3cret POST 5", "-d", "hello", "-H", "authorization: mine"}} {
 			cmd := append([]string{"-sS", "--noproxy", "*", "--max-time", "30", version, "--cacert", root,
-				"--connect-to", "::127.0.0.1:" + strconv.Itoa(int(portOf(t, ln))), "https://" + hostPort(port) + "/"}, args[1:]...)
+				"--connect-to", through, "https://" + hostPort(port) + "/"}, args[1:]...)
 			out, err := exec.Command("curl", cmd...).CombinedOutput()
 			if err != nil || string(out) != args[0] {
 				t.Errorf("%s %v: %v: %s", version, args[1:], err, out)

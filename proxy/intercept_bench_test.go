@@ -13,7 +13,7 @@ import (
 // BenchmarkIntercept is one request of 1 KiB through an intercepted connection kept alive: client, proxy and upstream in
 // one process. The raw client and upstream leave most of the time to the proxy and to TLS.
 func BenchmarkIntercept(b *testing.B) {
-	l := newLab(b)
+	l := newRig(b, allowAll, patient)
 	body := strings.Repeat("x", 1024)
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
 		answer := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1024\r\n\r\n" + body)

@@ -18,7 +18,7 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 	t.Parallel()
 	for name, h2 := range map[string]bool{"h1": false, "h2": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t, allowAll, patient)
 			l.with(func(c *Config) { c.MaxRequests = 1 }) // and two at once
 			var reached atomic.Int64
 			handler := func(http.ResponseWriter, *http.Request) { reached.Add(1) }
@@ -27,7 +27,7 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 			if name == "plain" {
 				_, port = l.httpServer(handler)
 				scheme = "http://"
-				l.policy(allowAll, nil)
+				l.policy(allowAll, intercepted(port))
 			} else {
 				_, port = l.httpsServer(true, handler)
 				l.policy(allowAll, secretFor(api, port))
@@ -68,7 +68,7 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 // A stream that is opened and cancelled at once counts like one that is answered.
 func TestAttackRapidResetCountsAsRequests(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.MaxRequests = 5 })
 	var reached atomic.Int64
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
@@ -110,7 +110,7 @@ func (r *rawH2) openAndReset(authority string) bool {
 // Requests under way over HTTP/2 are counted over all connections of a box.
 func TestStreamsOfABoxAreLimited(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.MaxStreams = 1 })
 	begun, finish := make(chan struct{}), make(chan struct{})
 	_, port := l.httpsServer(true, func(_ http.ResponseWriter, r *http.Request) {

@@ -14,9 +14,8 @@ import (
 // second adds a second box to the rig and returns how it connects to addr.
 func (r *rig) second() (dial func(addr string) net.Conn) {
 	r.t.Helper()
-	other := &policy.Box{ID: "box2", V4: netip.MustParseAddr("127.0.0.3")}
+	other := r.newBox("box2", "127.0.0.3")
 	other.Policy.Store(r.box.Policy.Load())
-	r.boxes[other.V4] = other
 	return func(addr string) net.Conn {
 		r.t.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: other.V4.AsSlice()}}
@@ -31,6 +30,7 @@ func (r *rig) second() (dial func(addr string) net.Conn) {
 }
 
 func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxNewConns = 1 }) // and two at once
 	owner := r.tlsServer("good.example")
 	r.names.set("good.example", owner.Addr())
@@ -61,6 +61,7 @@ func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 }
 
 func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example", "spliced.example"), func(c *Config) { c.MaxInterceptions = 1 })
 	r.policy(allow("good.example", "spliced.example"), map[string]map[string]string{"good.example": {"X-Key": "k"}})
 	owner, spliced := r.tlsServer("good.example"), r.tlsServer("spliced.example")
@@ -96,6 +97,7 @@ func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
 }
 
 func TestDenialPageCountsAsInterception(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"), func(c *Config) { c.DenyPage, c.MaxInterceptions = true, 1 })
 	addr := r.listen(r.trap(443))
 	page := tls.Client(dialTo(t, addr), &tls.Config{ServerName: "bad.example.com", RootCAs: r.boxCA.pool()})
@@ -111,6 +113,7 @@ func TestDenialPageCountsAsInterception(t *testing.T) {
 }
 
 func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxConns = 1 })
 	addr := r.listen(r.trap(443))
 	dialTo(t, addr) // takes the only place
@@ -143,6 +146,7 @@ func (r *rig) limited() (refusals, lines int) {
 }
 
 func TestRemovedBoxLeavesNoCount(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("good.example"))
 	asked := 0
 	r.with(func(c *Config) {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -19,13 +18,13 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/peek/peektest"
-	"boxgate/proxy/route"
 )
 
 // TestOddConnectionsLeaveNoClaims: clients and servers that break off wherever they can. Nothing that was claimed for the
 // box outlives them, or the box would refuse itself in the end.
 func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 	budget := memory.New(64<<20, 64<<20)
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) {
 		c.Memory, c.PeekTimeout, c.HandshakeTimeout = budget, time.Second, time.Second
 	})
@@ -36,7 +35,7 @@ func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 			breakOffAnswers(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protocol}}))
 		})
 		r.names.set(cdn, server.Addr())
-		r.policyOf(allow("*.example.org"), `{"`+cdn+`": {"headers": {"Authorization": "Bearer 0123456789"}, "scrub": true}}`)
+		r.rules(allow("*.example.org"), `{"`+cdn+`": {"headers": {"Authorization": "Bearer 0123456789"}, "scrub": true}}`)
 		at, proxy := r.listen(server), r.explicit()
 		for _, aborted := range []bool{false, true} {
 			for _, said := range oddOpenings(t) {
@@ -54,20 +53,6 @@ func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 	}
 	r.p.CloseBox(r.box.ID) // and with it the idle connections to servers
 	await(t, "every claim to be given back", func() bool { return claims(budget) == "" })
-}
-
-// policyOf is policy with header rules as the API takes them.
-func (r *rig) policyOf(spec policy.Spec, headers string) {
-	r.t.Helper()
-	rules, err := policy.ParseHeaderRules([]byte(headers), nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	c, err := policy.Compile(spec, rules, policy.NewProtected([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, nil), route.Version(r.box.Policy.Load())+1)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.box.Policy.Store(c)
 }
 
 // claims says what is held for what.

@@ -35,6 +35,7 @@ func withoutName(c net.Conn) error {
 
 // A box that knows the address of a host with rules by heart gets no further than one that asks for its name.
 func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	traps := map[uint16]netip.AddrPort{443: r.trap(443), 8443: r.trap(8443)}
 	r.names.set("api.example", traps[443].Addr(), traps[8443].Addr())
@@ -62,6 +63,7 @@ func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 
 // When the addresses of a host with rules cannot be found out, an address may be one of them.
 func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	trap := r.trap(443)
 	r.resolver.Resolver = &failing{names: r.names, err: errors.New("the server is silent")}
@@ -96,6 +98,7 @@ func (notFound) NotFound() bool { return true }
 
 // An address that an earlier answer held is remembered: servers answer with a part of their addresses in turn.
 func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	first, second := r.trap(443), r.trap(443)
 	r.policy(judged(cidr(first.Addr(), second.Addr())), nil)
@@ -112,6 +115,7 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 
 // A client that waits until it is taken for one whose server speaks first, and then speaks, is judged by what it says.
 func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
 	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
 	reached := make(chan struct{}, 10)
@@ -144,6 +148,7 @@ func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 
 // The protocols for which silence is allowed work where rules are about other hosts.
 func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
 	server := r.server(7003, func(c net.Conn) {
 		defer c.Close()
@@ -169,6 +174,7 @@ func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
 
 // A connection that names nobody is cut when its address turns out to be that of a host with new rules, and only then.
 func TestRecheckCutsNamelessConnectionsToAHostWithNewRules(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	api, other := r.tlsServer("api.example"), r.tlsServer("other.example")
 	r.policy(cidr(api.Addr(), other.Addr()), nil)

@@ -21,7 +21,7 @@ var oddPaths = []string{
 func TestOddPaths(t *testing.T) {
 	t.Parallel()
 	covered := policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{api}, Paths: []string{"/admin*"}, Action: "deny"}}}
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	lines := make(chan string, 1)
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
 		for {
@@ -68,10 +68,10 @@ func TestOddPaths(t *testing.T) {
 // TestOddPathsOverHTTP2 is the same over HTTP/2, frame by frame.
 func TestOddPathsOverHTTP2(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	fields := make(chan []hpack.HeaderField, 1)
 	port := l.frameServer(fields)
-	l.rules(allowAll, `{}`)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"X": "1"}}`)
 	h2 := newRawH2(t, l.dialPair(api, port, true, "h2"))
 	for _, path := range oddPaths {
 		l.rules(allowAll, `{}`)
@@ -102,7 +102,7 @@ func TestOddPathsOverHTTP2(t *testing.T) {
 // goes on as a GET, is judged as one.
 func TestMethodsAreJudgedAsForwarded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	up := &recorder{}
 	_, port := l.httpsServer(false, up.serve)
 	l.rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -27,21 +26,6 @@ import (
 var boxKey = policy.NewSecret("the key of the box")
 
 func tokenFor(variable string) string { return policy.NewToken(boxKey, variable) }
-
-// rules puts header rules of the full form in force, with the tokens of the box.
-func (l *lab) rules(spec policy.Spec, doc string) {
-	l.t.Helper()
-	rules, err := policy.ParseHeaderRules([]byte(doc), nil)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
-	c, err := policy.Compile(spec, policy.WithTokens(rules, boxKey), policy.NewProtected(loopback, nil), l.box.Policy.Load().Version()+1)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	l.box.Policy.Store(c)
-}
 
 // sources are the secrets of a test.
 type sources map[string]func(context.Context) (string, error)
@@ -89,14 +73,14 @@ func (r *recorder) take() (*http.Request, string) {
 }
 
 // eachProtocol runs a test over every pair of protocols: the client's and the upstream's.
-func eachProtocol(t *testing.T, test func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder)) {
+func eachProtocol(t *testing.T, test func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder)) {
 	for _, v := range []struct {
 		name       string
 		client, up bool // HTTP/2
 	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}, {"h1 to a server of both", false, true}} {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
+			l := newRig(t, allowAll, patient)
 			l.with(func(c *Config) {
 				c.Secrets = sources{"s": is("from-source"), "colon": is("a:b"), "empty": is(""), "bad": is("a\r\nHost: evil"),
 					"broken": func(context.Context) (string, error) { return "", errors.New("it does not answer") }}
@@ -111,7 +95,7 @@ func eachProtocol(t *testing.T, test func(t *testing.T, l *lab, client *http.Cli
 
 // httpClientLater is httpClient, but for a test that sets its rules first: an HTTP/2 connection is made with the first
 // request.
-func (l *lab) httpClientLater(port uint16, h2 bool) *http.Client {
+func (l *rig) httpClientLater(port uint16, h2 bool) *http.Client {
 	if !h2 {
 		return l.httpClient(port, false)
 	}
@@ -133,7 +117,7 @@ func (d *lateHTTP2) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestPlaceholders(t *testing.T) {
 	t.Parallel()
 	key, other := tokenFor("KEY"), tokenFor("OTHER")
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value", "OTHER": {"secret": "s"}, "UNUSED": {"secret": "broken"}}}}`)
 		for _, tt := range []struct{ name, send, want string }{
 			{"Authorization", "Bearer " + key, "Bearer the-value"},
@@ -192,7 +176,7 @@ func TestPlaceholders(t *testing.T) {
 func TestPlaceholderLeaks(t *testing.T) {
 	t.Parallel()
 	key, foreign, unknown := tokenFor("KEY"), tokenFor("FOREIGN"), policy.NewToken(policy.NewSecret("another box"), "KEY")
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		l.rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
 			`{"`+hostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)
 		n := 0
@@ -239,7 +223,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 // TestPlaceholderLeaksOverPlainHTTP: without TLS there is no host whose value it could be.
 func TestPlaceholderLeaksOverPlainHTTP(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	up := &recorder{}
 	_, port := l.httpServer(up.serve)
 	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
@@ -267,7 +251,7 @@ func TestPlaceholderLeaksOverPlainHTTP(t *testing.T) {
 // TestPlaceholderInATrailer: the head and the body may have gone by then; the request must not become whole.
 func TestPlaceholderInATrailer(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
 		for i, size := range []int{10, 1 << 20} {
 			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", struct{ io.Reader }{strings.NewReader(strings.Repeat("x", size))})
@@ -292,7 +276,7 @@ func TestPlaceholderInATrailer(t *testing.T) {
 // TestPlaceholderInABody: a token that a body holds, however it is cut, does not arrive whole, and is told of.
 func TestPlaceholderInABody(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
 		token := tokenFor("KEY")
 		filler := strings.Repeat("bxgph_x", 1<<15)
@@ -330,7 +314,7 @@ func TestPlaceholderInABody(t *testing.T) {
 // TestWebSocketWithPlaceholder: the upgrade's head is a head like others, over both versions.
 func TestWebSocketWithPlaceholder(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}}}`)
@@ -378,7 +362,7 @@ func TestWebSocketWithPlaceholder(t *testing.T) {
 // TestReplacedFieldsAreNeverIndexed reads the frames an upstream receives.
 func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	fields := make(chan []hpack.HeaderField, 10)
 	port := l.frameServer(fields)
 	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
@@ -401,7 +385,7 @@ func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
 }
 
 // frameServer is an upstream of HTTP/2 that hands on the fields of each request as they were encoded.
-func (l *lab) frameServer(fields chan<- []hpack.HeaderField) uint16 {
+func (l *rig) frameServer(fields chan<- []hpack.HeaderField) uint16 {
 	return l.rawServerALPN("h2", func(c net.Conn, r *bufio.Reader) {
 		if _, err := io.ReadFull(r, make([]byte, len(http2.ClientPreface))); err != nil {
 			return

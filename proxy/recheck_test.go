@@ -34,6 +34,7 @@ func (r *rig) echoes(c net.Conn) bool {
 }
 
 func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example", "b.example"))
 	a, b := r.open(r.tlsServer("a.example"), "a.example"), r.open(r.tlsServer("b.example"), "b.example")
 	r.policy(allow("b.example"), nil)
@@ -57,6 +58,7 @@ func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
 }
 
 func TestRecheckCutsATunnelWhoseAddressIsDeniedNow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	owner := r.tlsServer("a.example")
 	c := r.open(owner, "a.example")
@@ -68,6 +70,7 @@ func TestRecheckCutsATunnelWhoseAddressIsDeniedNow(t *testing.T) {
 }
 
 func TestRecheckCutsATunnelToAHostThatIsNowIntercepted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	a, b := r.open(r.tlsServer("a.example"), "a.example"), r.open(r.tlsServer("b.example"), "b.example")
 	r.policy(policy.Spec{Mode: policy.ModeAllowAll}, map[string]map[string]string{"a.example": {"Authorization": "x"}})
@@ -81,6 +84,7 @@ func TestRecheckCutsATunnelToAHostThatIsNowIntercepted(t *testing.T) {
 }
 
 func TestRecheckOfAnotherBoxDisturbsNothing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	c := r.open(r.tlsServer("a.example"), "a.example")
 	r.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
@@ -93,6 +97,7 @@ func TestRecheckOfAnotherBoxDisturbsNothing(t *testing.T) {
 // TestAPolicySwappedWhileAConnectionIsDecidedIsSeen swaps the policy at the moment a connection resolves its name, that
 // is after its decision: whichever of recheck and handler comes later must cut it.
 func TestAPolicySwappedWhileAConnectionIsDecidedIsSeen(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	trap := r.trap(443)
 	r.resolver.Resolver = swapping{r.names, func() {
@@ -116,6 +121,7 @@ func (s swapping) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]n
 }
 
 func TestCloseBoxClosesItsConnections(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	c := r.open(r.tlsServer("a.example"), "a.example")
 	r.p.CloseBox("box1")
@@ -125,6 +131,7 @@ func TestCloseBoxClosesItsConnections(t *testing.T) {
 }
 
 func TestShutdownDrainsThenCloses(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	owner := r.tlsServer("a.example")
 	listener := r.listen(owner)
@@ -157,6 +164,7 @@ func TestShutdownDrainsThenCloses(t *testing.T) {
 }
 
 func TestShutdownEndsWhenTheLastConnectionDoes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	c := r.open(r.tlsServer("a.example"), "a.example")
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -172,6 +180,7 @@ func TestShutdownEndsWhenTheLastConnectionDoes(t *testing.T) {
 // A client that was silent at first, where names did not decide, goes on once they do only if its server is known to have
 // spoken first.
 func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
 	open := func(port uint16, greeting string) net.Conn {
 		reached := make(chan struct{}, 1)
@@ -206,6 +215,7 @@ func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
 
 // A request that names no host goes on no longer than one may begin.
 func TestRecheckCutsARequestWithoutANameOnceNamesDecide(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	slow := r.slowServer(7012, nil)
 	begin := func() io.Reader {

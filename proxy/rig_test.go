@@ -3,48 +3,46 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	mrand "math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"boxgate/audit"
 	"boxgate/policy"
-	"boxgate/proxy/route"
 )
 
 // rig is a proxy with one box, over loopback. In place of TPROXY each destination has a listener of its own, and the
 // proxy is told which destination a listener stands for. Loopback is exempted from the protected ranges.
 type rig struct {
-	t        *testing.T
+	t        testing.TB
 	p        *Proxy
 	box      *policy.Box
 	names    *names
 	events   *events
-	boxes    boxes
+	boxes    *boxes
 	upstream *authority // signs the servers
 	boxCA    *authority // signs the leaves
+	orig     netip.Addr // where the connections of dialPair are going
 
 	mu       sync.Mutex
-	dst      map[netip.AddrPort]netip.AddrPort
+	dst      map[netip.AddrPort]netip.AddrPort // by the address of the listener
+	fronts   map[netip.AddrPort]string         // listeners of dialPair, by destination
+	clients  map[policy.BoxID]int              // connections of dialPair
 	resolver *changing
 	cfg      Config
 }
 
-func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
+func newRig(t testing.TB, spec policy.Spec, change ...func(*Config)) *rig {
 	t.Helper()
-	t.Parallel()
 	r := &rig{
-		t: t, box: &policy.Box{ID: "box1", V4: netip.MustParseAddr("127.0.0.1")}, names: &names{},
-		events: &events{more: make(chan struct{}, 1)}, upstream: newAuthority(t), boxCA: newAuthority(t),
-		dst: map[netip.AddrPort]netip.AddrPort{},
+		t: t, box: &policy.Box{ID: "box1", V4: loopback}, names: &names{}, boxes: &boxes{}, events: &events{more: make(chan struct{}, 1)},
+		upstream: newAuthority(t), boxCA: newAuthority(t), orig: loopback,
+		dst: map[netip.AddrPort]netip.AddrPort{}, clients: map[policy.BoxID]int{},
 	}
-	r.boxes = boxes{r.box.V4: r.box}
+	r.boxes.add(r.box)
 	r.policy(spec, nil)
 	r.resolver = &changing{r.names}
 	r.cfg = Config{Boxes: r.boxes, Resolver: r.resolver, Leaves: r.boxCA, Audit: r.events, Roots: r.upstream.pool()}
@@ -55,7 +53,9 @@ func newRig(t *testing.T, spec policy.Spec, change ...func(*Config)) *rig {
 	return r
 }
 
-// with puts a proxy of another configuration in the place of the rig's, before it is used.
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// with replaces the proxy by one of another configuration, before it is used.
 func (r *rig) with(change func(*Config)) {
 	r.t.Helper()
 	change(&r.cfg)
@@ -68,7 +68,7 @@ func (r *rig) with(change func(*Config)) {
 		defer r.mu.Unlock()
 		return r.dst[localAddr(c)]
 	}
-	r.p = p
+	r.p, r.fronts = p, map[netip.AddrPort]string{}
 	r.t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -76,19 +76,37 @@ func (r *rig) with(change func(*Config)) {
 	})
 }
 
-var versions sync.Map // of *policy.Box: how often its policy was set
+// newBox adds a box, which connects from an address of its own. It has no policy yet.
+func (r *rig) newBox(id policy.BoxID, addr string) *policy.Box {
+	box := &policy.Box{ID: id, V4: netip.MustParseAddr(addr)}
+	r.boxes.add(box)
+	return box
+}
 
-// policy puts a policy in force, without rechecking.
+// policy puts a policy in force, without rechecking. headers are pattern → name → value.
 func (r *rig) policy(spec policy.Spec, headers map[string]map[string]string) {
 	r.t.Helper()
 	rules, err := policy.ParseHeaders(headers)
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	r.enforce(spec, rules)
+}
+
+// rules is policy with header rules of the full form, and with the tokens of the box.
+func (r *rig) rules(spec policy.Spec, doc string) {
+	r.t.Helper()
+	rules, err := policy.ParseHeaderRules([]byte(doc), nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.enforce(spec, policy.WithTokens(rules, boxKey))
+}
+
+func (r *rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
+	r.t.Helper()
 	exempt := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
-	n, _ := versions.LoadOrStore(r.box, new(uint64))
-	*n.(*uint64)++
-	c, err := policy.Compile(spec, rules, policy.NewProtected(exempt, nil), *n.(*uint64))
+	c, err := policy.Compile(spec, rules, policy.NewProtected(exempt, nil), r.box.Policy.Load().Version()+1)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -103,13 +121,18 @@ func allow(domains ...string) policy.Spec {
 // listen returns the address to dial for a connection that the box makes to dst.
 func (r *rig) listen(dst netip.AddrPort) string {
 	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.listenLocked(dst)
+}
+
+func (r *rig) listenLocked(dst netip.AddrPort) string {
+	r.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.mu.Lock()
 	r.dst[addrPort(ln.Addr())] = dst
-	r.mu.Unlock()
 	r.run(func(ctx context.Context) error { return r.p.ServeTransparent(ctx, ln) })
 	return ln.Addr().String()
 }
@@ -143,7 +166,7 @@ func (r *rig) dial(dst netip.AddrPort) *net.TCPConn {
 	return dialTo(r.t, r.listen(dst))
 }
 
-func dialTo(t *testing.T, addr string) *net.TCPConn {
+func dialTo(t testing.TB, addr string) *net.TCPConn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -222,97 +245,8 @@ func firstLine(c io.Reader) (string, error) {
 	}
 }
 
-// boxes and names stand for packages that the proxy is wired to.
-type boxes map[netip.Addr]*policy.Box
-
-func (b boxes) BoxByAddr(a netip.Addr) *policy.Box { return b[a] }
-
-// changing is a resolver that a test puts another in the place of, before anything is looked up.
-type changing struct{ route.Resolver }
-
-type names struct {
-	mu      sync.Mutex
-	answers map[string][]netip.Addr
-	grants  map[string][]netip.Addr
-}
-
-func (n *names) set(name string, addrs ...netip.Addr) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.answers == nil {
-		n.answers = map[string][]netip.Addr{}
-	}
-	n.answers[name] = addrs
-}
-
-func (n *names) grant(name string, addrs ...netip.Addr) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.grants == nil {
-		n.grants = map[string][]netip.Addr{}
-	}
-	n.grants[name] = addrs
-}
-
-func (n *names) Lookup(_ context.Context, _ *policy.Box, name policy.Name) ([]netip.Addr, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if a, ok := n.answers[name.String()]; ok {
-		return a, nil
-	}
-	return nil, errors.New("no such name")
-}
-
-func (n *names) LookupBoth(ctx context.Context, b *policy.Box, name policy.Name) ([]netip.Addr, error) {
-	return n.Lookup(ctx, b, name)
-}
-
-func (n *names) Granted(_ policy.BoxID, name policy.Name, a netip.Addr) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Contains(n.grants[name.String()], a)
-}
-
-func (n *names) GrantedNames(_ policy.BoxID, a netip.Addr) []policy.Name {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var out []policy.Name
-	for name, addrs := range n.grants {
-		if parsed, err := policy.ParseName(name); err == nil && slices.Contains(addrs, a) {
-			out = append(out, parsed)
-		}
-	}
-	return out
-}
-
-// want waits for an event that is as told, and returns it.
-func (r *rig) want(what string, is func(audit.Event) bool) audit.Event {
-	r.t.Helper()
-	limit := time.After(15 * time.Second)
-	for {
-		r.events.mu.Lock()
-		i := slices.IndexFunc(r.events.all, is)
-		seen := slices.Clone(r.events.all)
-		r.events.mu.Unlock()
-		if i >= 0 {
-			return seen[i]
-		}
-		select {
-		case <-r.events.more:
-		case <-limit:
-			r.t.Fatalf("no event: %s; there are %+v", what, seen)
-		}
-	}
-}
-
-// wantReason waits for an event with the reason.
-func (r *rig) wantReason(reason policy.Reason) audit.Event {
-	r.t.Helper()
-	return r.want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
-}
-
 // await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
+func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {

@@ -50,7 +50,7 @@ func TestScrubbedStreamsAreNotDelayed(t *testing.T) {
 			_ = controller.Flush()
 		}
 		_ = out.Close()
-	}, func(t *testing.T, _ *lab, client *http.Client, at string) {
+	}, func(t *testing.T, _ *rig, client *http.Client, at string) {
 		name := t.Name()[strings.LastIndex(t.Name(), "/")+1:]
 		name = strings.ReplaceAll(name, "_", " ")
 		for _, coding := range []string{"", "gzip", "br", "zstd"} {
@@ -86,7 +86,7 @@ func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
 	message := func(text string) []byte {
 		return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
 	}
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc+proto")
 		w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
@@ -132,7 +132,7 @@ func TestCompressedMessagesAreBrokenOff(t *testing.T) {
 	eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc")
 		_, _ = w.Write([]byte("\x01\x00\x00\x00\x03abc"))
-	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+	}, func(t *testing.T, l *rig, client *http.Client, at string) {
 		res, err := client.Get(at)
 		if err == nil {
 			_, err = io.ReadAll(res.Body)
@@ -146,7 +146,7 @@ func TestCompressedMessagesAreBrokenOff(t *testing.T) {
 // TestReflectedSecretsInWebSockets: frames of the server, over both versions; none is offered compression.
 func TestReflectedSecretsInWebSockets(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var offered atomic.Bool
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
 		offered.Store(offered.Load() || r.Header["Sec-Websocket-Extensions"] != nil)
@@ -201,7 +201,7 @@ func TestReflectedSecretsInWebSockets(t *testing.T) {
 // TestWebSocketExtensionsAreRefused: a server that compresses unasked is not let through.
 func TestWebSocketExtensionsAreRefused(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
 		if _, err := http.ReadRequest(r); err == nil {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")

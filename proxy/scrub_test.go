@@ -32,7 +32,7 @@ const (
 )
 
 // eachScrubbed runs a test over every pair of protocols, with a rule that sets Authorization and asks for scrubbing.
-func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, l *lab, client *http.Client, at string)) {
+func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, l *rig, client *http.Client, at string)) {
 	t.Helper()
 	for _, v := range []struct {
 		name       string
@@ -40,7 +40,7 @@ func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, 
 	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}} {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
+			l := newRig(t, allowAll, patient)
 			_, port := l.httpsServer(v.up, serve)
 			l.scrub(port)
 			test(t, l, l.httpClient(port, v.client), "https://"+hostPort(port))
@@ -49,7 +49,7 @@ func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, 
 }
 
 // scrub puts the rule in force.
-func (l *lab) scrub(port uint16) {
+func (l *rig) scrub(port uint16) {
 	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}, "scrub": true}}`)
 }
 
@@ -143,7 +143,7 @@ func TestReflectedSecretsAreMasked(t *testing.T) {
 		}
 		_ = out.Close()
 		h.Set("X-After", token)
-	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+	}, func(t *testing.T, l *rig, client *http.Client, at string) {
 		for _, coding := range []string{"", "gzip", "deflate", "br", "zstd"} {
 			var hints string
 			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
@@ -202,7 +202,7 @@ func TestOtherResponsesStayAsTheyAre(t *testing.T) {
 				_, _ = w.Write(big)
 			}
 		}
-	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+	}, func(t *testing.T, l *rig, client *http.Client, at string) {
 		for path, status := range map[string]int{"/304": 304, "/204": 204, "/empty": 200} {
 			if res, body := get(t, client, at+path, nil); res.StatusCode != status || body != "" {
 				t.Errorf("%s: %d %q", path, res.StatusCode, body)
@@ -231,7 +231,7 @@ func TestRequestsAreNarrowed(t *testing.T) {
 		for _, name := range []string{"Range", "If-Range", "Accept-Encoding", "Grpc-Accept-Encoding", "A-Im", "Sec-Websocket-Extensions", "Grpc-Encoding", "X-Other"} {
 			fmt.Fprint(w, name, r.Header[name], " ")
 		}
-	}, func(t *testing.T, _ *lab, client *http.Client, at string) {
+	}, func(t *testing.T, _ *rig, client *http.Client, at string) {
 		_, body := get(t, client, at, http.Header{
 			"Range": {"bytes=0-5"}, "If-Range": {`"x"`}, "Accept-Encoding": {"dcb, gzip;q=0.5, *"}, "Grpc-Accept-Encoding": {"gzip"}, "A-Im": {"vcdiff"},
 			"Sec-Websocket-Extensions": {"permessage-deflate"}, "Grpc-Encoding": {"identity"}, "X-Other": {"stays"},
@@ -259,7 +259,7 @@ func TestUnscrubbableResponsesAreRefused(t *testing.T) {
 				w.Header().Set(c.name, c.value)
 				w.WriteHeader(c.status)
 				fmt.Fprint(w, scrubbedToken)
-			}, func(t *testing.T, l *lab, client *http.Client, at string) {
+			}, func(t *testing.T, l *rig, client *http.Client, at string) {
 				res, body := get(t, client, at, nil)
 				if res.StatusCode != 502 || !strings.Contains(body, `"unscrubbable"`) || leak(body) != "" || res.Header.Get(c.name) != "" {
 					t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
@@ -292,7 +292,7 @@ func TestBrokenBodiesAreBrokenOff(t *testing.T) {
 				_ = out.Close()
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write(damage(b.Bytes()))
-			}, func(t *testing.T, l *lab, client *http.Client, at string) {
+			}, func(t *testing.T, l *rig, client *http.Client, at string) {
 				res, err := client.Get(at)
 				if err == nil {
 					_, err = io.ReadAll(res.Body)
@@ -312,7 +312,7 @@ func TestBrokenBodiesAreBrokenOff(t *testing.T) {
 // ends with the connection.
 func TestStatusLineIsMasked(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	answers := []string{
 		"HTTP/1.1 200 " + scrubbedToken + "\r\nX-" + hex.EncodeToString([]byte(scrubbedToken)) + ": 1\r\nTransfer-Encoding: chunked\r\n\r\n" +
 			"9\r\n" + scrubbedToken[:9] + "\r\nb;ext=1\r\n" + scrubbedToken[9:] + "\r\n0\r\nX-After: " + scrubbedToken + "\r\n\r\n",
@@ -340,7 +340,7 @@ func TestStatusLineIsMasked(t *testing.T) {
 // TestEarlierSecretsStayMasked: a source gives a new value, a rule is replaced, and the server tells the old one.
 func TestEarlierSecretsStayMasked(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var served atomic.Int64
 	l.with(func(c *Config) {
 		c.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprintf("secret-number-%d", served.Add(1)), nil }}
@@ -372,7 +372,7 @@ func TestRecodingsAreLimited(t *testing.T) {
 		out, _ := packed(w, "gzip")
 		fmt.Fprint(out, "text")
 		_ = out.Close()
-	}, func(t *testing.T, l *lab, client *http.Client, at string) {
+	}, func(t *testing.T, l *rig, client *http.Client, at string) {
 		taken := &l.p.usages.Of(l.box).Recodings
 		for range exchange.MaxRecodings {
 			taken.Enter(exchange.MaxRecodings)

@@ -12,6 +12,7 @@ import (
 )
 
 func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.MaxAllConns = 8 })
 	echo := r.server(7005, func(c net.Conn) {
 		defer c.Close()
@@ -39,6 +40,7 @@ func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
 
 // An idle tunnel holds two sockets and nothing else, and so does one whose reader is slow once the box's pipes are used up.
 func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.MaxPipes = 8 })
 	echo := r.server(7006, func(c net.Conn) {
 		defer c.Close()
@@ -85,6 +87,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 }
 
 func TestBulkGoesThroughUnchangedWithoutPipes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	r.p.core.Tunnels.Close()
 	c := r.dial(r.server(7008, func(c net.Conn) {

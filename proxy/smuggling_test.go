@@ -15,7 +15,7 @@ import (
 // TestSmuggling sends what two parsers could read in two ways: 400 and close, and the upstream receives nothing whole.
 func TestSmuggling(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var got atomic.Int32
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
 		for {
@@ -87,7 +87,7 @@ func TestSmuggling(t *testing.T) {
 // TestLateChunkErrorEndsTheRequest sends a good beginning first: what the upstream has of the request must not end well.
 func TestLateChunkErrorEndsTheRequest(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	begun := make(chan struct{})
 	end := make(chan string, 1)
 	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
@@ -104,7 +104,7 @@ func TestLateChunkErrorEndsTheRequest(t *testing.T) {
 			}
 		}
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair(api, port, true)
 	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 // BenchmarkSplice moves bytes through a tunnel, as one stream and as many short messages. The processor time is that of
 // the proxy and of both ends, which are the same for every way of copying.
 func BenchmarkSplice(b *testing.B) {
-	p, err := New(Config{Boxes: boxes{}, Resolver: &names{}, Leaves: newAuthority(b), Audit: discardEvents{}})
+	p, err := New(Config{Boxes: &boxes{}, Resolver: &names{}, Leaves: newAuthority(b), Audit: discardEvents{}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 )
 
 func TestHalfCloseIsPassedOn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	server := r.server(7001, func(c net.Conn) { // answers when it has heard all
 		defer c.Close()
@@ -34,6 +35,7 @@ func TestHalfCloseIsPassedOn(t *testing.T) {
 }
 
 func TestResetIsHandedOn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	c := r.dial(r.server(7002, func(c net.Conn) {
 		_, _ = firstLine(c)
@@ -47,6 +49,7 @@ func TestResetIsHandedOn(t *testing.T) {
 }
 
 func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
 	c := r.dial(r.server(7003, func(c net.Conn) {
 		defer c.Close()
@@ -70,6 +73,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 }
 
 func TestIdleTunnelIsClosedAndABusyOneIsNot(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.IdleTimeout = time.Second })
 	echo := r.server(7004, func(c net.Conn) {
 		defer c.Close()

@@ -44,6 +44,7 @@ func (r *rig) terminated(cfg *tls.Config, name policy.Name) (client tls.Connecti
 }
 
 func TestTicketsResumeTheirOwnNameAlone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("*.example"))
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		cache := &oneSession{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
@@ -77,6 +78,7 @@ func (s *oneSession) Get(string) (*tls.ClientSessionState, bool) { return s.Clie
 func (s *oneSession) Put(_ string, cs *tls.ClientSessionState)   { s.ClientSessionCache.Put("", cs) }
 
 func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("*.example"))
 	cfg := &tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), ClientSessionCache: tls.NewLRUClientSessionCache(8)}
 	if _, err, _ := r.terminated(cfg, mustName(t, "a.example")); err != nil {
@@ -89,6 +91,7 @@ func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
 }
 
 func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("*.example"))
 	_, _, err := r.terminated(&tls.Config{ServerName: "b.example", RootCAs: r.boxCA.pool()}, mustName(t, "a.example"))
 	if !errors.Is(err, origin.ErrNoName) {
@@ -100,6 +103,7 @@ func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
 }
 
 func TestUpstreamIsVerified(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, allow("*.example"))
 	good := r.tlsServer("good.example")
 	for name, at := range map[string]netip.AddrPort{"good.example": good, "other.example": good} {

@@ -48,7 +48,7 @@ func (c *tally) peak() int {
 }
 
 // counted starts an upstream whose connections are counted.
-func (l *lab) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
+func (l *rig) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
 	var c tally
 	srv := httptest.NewUnstartedServer(handler)
 	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
@@ -60,7 +60,7 @@ func (l *lab) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httpt
 		}
 	}
 	if secure {
-		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: l.ca.forHello}
+		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: l.upstream.forHello}
 		srv.StartTLS()
 	} else {
 		srv.Start()
@@ -70,14 +70,14 @@ func (l *lab) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httpt
 }
 
 // places returns how many connections to servers the box has.
-func (l *lab) places() int { return l.p.core.Origins.Stats(l.box.ID).Open }
+func (l *rig) places() int { return l.p.core.Origins.Stats(l.box.ID).Open }
 
 // TestManyHostsLeaveFewConnections asks for more hosts than may be kept, over a few connections, and then hangs up.
 func TestManyHostsLeaveFewConnections(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	c, _, port := l.counted(false, false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	const clients, hosts = 4, 100
 	var all sync.WaitGroup
 	for k := range clients {
@@ -115,7 +115,7 @@ func TestManyHostsLeaveFewConnections(t *testing.T) {
 // a place that waits goes to whoever needs one.
 func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.MaxUpstreams = 2 })
 	begun, goOn := make(chan struct{}, 3), make(chan struct{})
 	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
@@ -125,8 +125,8 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 		}
 		fmt.Fprint(w, "whole")
 	})
-	first, second := l.box, &policy.Box{ID: "b2"}
-	l.policy(allowAll, nil)
+	first, second := l.box, l.newBox("b2", "127.0.0.3")
+	l.policy(allowAll, intercepted(port))
 	request := func(path string) string {
 		return "GET " + path + " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
 	}
@@ -146,12 +146,12 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	if body := readAll(t, res.Body); res.StatusCode != 503 || !strings.Contains(body, `"reason":"limit"`) {
 		t.Errorf("beyond the limit: %s %s", res.Status, body)
 	}
-	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "b1" {
+	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "box1" {
 		t.Errorf("event %+v", e)
 	}
 
 	l.box = second
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	other := l.dialPair(api, port, true)
 	if res := ask(t, other, bufio.NewReader(other), request("/"), "GET"); res.StatusCode != 200 {
 		t.Errorf("the other box: %s", res.Status)
@@ -178,7 +178,7 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 // where each needs a connection of its own.
 func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	const max, streams = 8, 40
 	l.with(func(c *Config) { c.MaxUpstreams = max })
 	goOn := make(chan struct{})
@@ -190,7 +190,7 @@ func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 		}
 		fmt.Fprint(w, "whole")
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	client := l.httpClient(port, true)
 	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
 		t.Fatal(res.Status)
@@ -228,7 +228,7 @@ func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 func TestEvictionBreaksNothing(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		l := newLab(t)
+		l := newRig(t, allowAll, patient)
 		l.with(func(c *Config) { c.MaxUpstreams = 4 })
 		_, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {
 			for range 4 {
@@ -236,7 +236,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 				w.(http.Flusher).Flush()
 			}
 		})
-		l.policy(allowAll, nil)
+		l.policy(allowAll, intercepted(port))
 		var served atomic.Int32
 		var all sync.WaitGroup
 		for k := range 8 {
@@ -281,7 +281,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 // TestUpgradedConnectionTakesNoPlace opens more WebSockets than there are places: each counts as its client's connection.
 func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.MaxUpstreams = 1 })
 	port := l.rawServer(true, func(c net.Conn, in *bufio.Reader) {
 		if r, err := http.ReadRequest(in); err == nil {
@@ -290,7 +290,7 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 			_, _ = io.Copy(c, in)
 		}
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	for range 3 {
 		c := l.dialPair(api, port, true)
 		in := bufio.NewReader(c)
@@ -311,9 +311,9 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 // TestClosedHTTP2UpstreamIsForgottenAtOnce has the server close what is kept.
 func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, srv, port := l.counted(true, true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Proto) })
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	client := l.httpClient(port, true)
 	for range 3 {
 		if res, body := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 || body != "HTTP/2.0" {
@@ -332,9 +332,9 @@ func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 func TestIdleUpstreamsEnd(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		l := newLab(t)
+		l := newRig(t, allowAll, patient)
 		c, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {})
-		l.policy(allowAll, nil)
+		l.policy(allowAll, intercepted(port))
 		if res, _ := get(t, l.httpClient(port, h2), "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
 			t.Fatal(res.Status)
 		}
@@ -354,11 +354,10 @@ func TestIdleUpstreamsEnd(t *testing.T) {
 // TestClosingWaitsForNoPeer closes an HTTP/2 connection whose peer reads nothing: not even an announcement fits in.
 func TestClosingWaitsForNoPeer(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	near, far := l.pair()
-	defer far.Close()
-	go func() { _ = tls.Server(far, &tls.Config{GetCertificate: l.ca.forHello}).Handshake() }()
-	conn := tls.Client(near, &tls.Config{ServerName: api, RootCAs: l.ca.pool()})
+	ca := newAuthority(t)
+	near, far := tcpPair(t)
+	go func() { _ = tls.Server(far, &tls.Config{GetCertificate: ca.forHello}).Handshake() }()
+	conn := tls.Client(near, &tls.Config{ServerName: api, RootCAs: ca.pool()})
 	if err := conn.Handshake(); err != nil {
 		t.Fatal(err)
 	}

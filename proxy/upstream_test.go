@@ -15,10 +15,10 @@ import (
 // TestIdleClientLendsItsUpstream leaves a client open and idle: a second one is served over the same upstream connection.
 func TestIdleClientLendsItsUpstream(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var peers sync.Map
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { peers.Store(r.RemoteAddr, true) })
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	request := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
 	for range 3 {
 		c := l.dialPair(api, port, true)
@@ -36,10 +36,10 @@ func TestIdleClientLendsItsUpstream(t *testing.T) {
 func TestKeptConnectionIsJudgedAgain(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		l := newLab(t)
+		l := newRig(t, allowAll, patient)
 		l.orig = netip.MustParseAddr("127.0.0.9") // what the box asked for is not where the name is
 		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
-		l.policy(allowAll, nil)
+		l.policy(allowAll, intercepted(port))
 		client := l.httpClient(port, h2)
 		url := "https://" + hostPort(port) + "/"
 		if res, body := get(t, client, url, nil); res.StatusCode != 200 || body != "hello" {
@@ -59,13 +59,13 @@ func TestKeptConnectionIsJudgedAgain(t *testing.T) {
 // TestBoxesShareNothing keeps a connection for one box: a request of another does not get it.
 func TestBoxesShareNothing(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	var peers sync.Map
 	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { peers.Store(r.RemoteAddr, true) })
 	request := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nConnection: close\r\n\r\n"
-	for _, id := range []policy.BoxID{"b1", "b2"} {
-		l.box = &policy.Box{ID: id}
-		l.policy(allowAll, nil)
+	for _, box := range []*policy.Box{l.box, l.newBox("b2", "127.0.0.3")} {
+		l.box = box
+		l.policy(allowAll, intercepted(port))
 		c := l.dialPair(api, port, true)
 		if res := ask(t, c, bufio.NewReader(c), request, "GET"); res.StatusCode != 200 {
 			t.Fatal(res.Status)
@@ -77,7 +77,7 @@ func TestBoxesShareNothing(t *testing.T) {
 	if got := count(&peers); got != 2 {
 		t.Errorf("%d upstream connections for two boxes", got)
 	}
-	l.p.CloseBox("b1")
+	l.p.CloseBox("box1")
 	if got := idleUpstreams(l); got != 1 {
 		t.Errorf("%d connections kept, want the other box's one", got)
 	}

@@ -32,8 +32,8 @@ type rogue struct {
 }
 
 // rogue starts one; misdeed answers on the stream. conns counts the connections.
-func (l *lab) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) uint16 {
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: l.ca.forHello, NextProtos: []string{"h2"}})
+func (l *rig) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) uint16 {
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: l.upstream.forHello, NextProtos: []string{"h2"}})
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -225,12 +225,12 @@ func TestUpstreamMisdeeds(t *testing.T) {
 	for name, m := range misdeeds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t)
-			l.policy(allowAll, map[string]map[string]string{"*.example.com:1": {"X-Y": "z"}})
+			l := newRig(t, allowAll, patient)
 			var conns atomic.Int32
 			port := l.rogue(m.do, &conns)
 			other := l.drip()
 
+			l.policy(allowAll, intercepted(port))
 			c := l.httpClient(port, true)
 			if got := fetch(t, c, port, "/good"); got != "200 ok" {
 				t.Fatalf("before: %s", got)
@@ -277,7 +277,7 @@ func fetch(t *testing.T, c *http.Client, port uint16, path string) string {
 
 // drip begins a response from another host, over a connection of its own; the function it returns lets it end and fails
 // the test if it does not come whole.
-func (l *lab) drip() func() {
+func (l *rig) drip() func() {
 	l.t.Helper()
 	rest := make(chan struct{})
 	_, port := l.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) {
@@ -286,6 +286,7 @@ func (l *lab) drip() func() {
 		<-rest
 		_, _ = io.WriteString(w, "end")
 	})
+	l.policy(allowAll, intercepted(port))
 	res, err := l.httpClient(port, true).Get("https://" + hostPort(port) + "/")
 	if err != nil {
 		l.t.Fatal(err)
@@ -302,10 +303,10 @@ func (l *lab) drip() func() {
 // TestStreamErrorOfUpstreamIsOneStreams lets one of two streams of a connection be malformed.
 func TestStreamErrorOfUpstreamIsOneStreams(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.policy(allowAll, nil)
+	l := newRig(t, allowAll, patient)
 	var conns atomic.Int32
 	port := l.rogue(func(s *rogue, id uint32) { s.head(id, true, ":status", "200", "X-Y", "z") }, &conns)
+	l.policy(allowAll, intercepted(port))
 	c := l.httpClient(port, true)
 	for range 3 {
 		if bad, good := fetch(t, c, port, "/bad"), fetch(t, c, port, "/good"); bad != "502" || good != "200 ok" {
@@ -340,8 +341,7 @@ var floods = map[string]func(s *rogue, id uint32) error{
 func TestUpstreamFloods(t *testing.T) {
 	for name, frame := range floods {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
-			l.policy(allowAll, nil)
+			l := newRig(t, allowAll, patient)
 			var conns atomic.Int32
 			var before, after runtime.MemStats
 			port := l.rogue(func(s *rogue, id uint32) {
@@ -358,6 +358,7 @@ func TestUpstreamFloods(t *testing.T) {
 				runtime.ReadMemStats(&after)
 				_ = s.WriteData(id, true, []byte("ok"))
 			}, &conns)
+			l.policy(allowAll, intercepted(port))
 			if got := fetch(t, l.httpClient(port, true), port, "/bad"); got != "200 ok" && got != "200 broken off" {
 				t.Errorf("the box was told %q", got)
 			}
@@ -371,10 +372,10 @@ func TestUpstreamFloods(t *testing.T) {
 // TestUpstreamResetFlood lets a server reset every stream: the box is told of each, and the connection is not given up.
 func TestUpstreamResetFlood(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	l.policy(allowAll, nil)
+	l := newRig(t, allowAll, patient)
 	var conns atomic.Int32
 	port := l.rogue(func(s *rogue, id uint32) { _ = s.WriteRSTStream(id, http2.ErrCodeInternal) }, &conns)
+	l.policy(allowAll, intercepted(port))
 	c := l.httpClient(port, true)
 	for range 200 {
 		if got := fetch(t, c, port, "/bad"); got != "502" && got != "broken off" {

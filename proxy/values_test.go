@@ -16,7 +16,7 @@ import (
 // TestSecretSources: a header of a source is sent with its value and affixes; one that cannot be had refuses the request.
 func TestSecretSources(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "prefix": "Bearer ", "suffix": "!"}, "X-Plain": "plain"}}}`)
 		if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{"Authorization": {"mine"}}); res.StatusCode != 200 {
 			t.Fatalf("%d %s", res.StatusCode, text)
@@ -62,7 +62,7 @@ func TestSecretSources(t *testing.T) {
 // TestNoSecretsAtAll: a proxy without secrets fails every rule that names one, and no other.
 func TestNoSecretsAtAll(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	up := &recorder{}
 	_, port := l.httpsServer(false, up.serve)
 	client := l.httpClient(port, false)
@@ -78,7 +78,7 @@ func TestNoSecretsAtAll(t *testing.T) {
 
 // TestLiteralsDoNotAllocate: a rule without sources is used as it lies.
 func TestLiteralsDoNotAllocate(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	headers := []policy.Header{{Name: "A", Value: policy.NewSecret("1")}, {Name: "B", Value: policy.NewSecret("2")}}
 	if n := testing.AllocsPerRun(100, func() { _, _ = l.p.core.Literals(t.Context(), headers) }); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -88,7 +88,7 @@ func TestLiteralsDoNotAllocate(t *testing.T) {
 // TestSecretIsAskedForEachRequest: the value may change between two requests of one connection.
 func TestSecretIsAskedForEachRequest(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *lab, client *http.Client, port uint16, up *recorder) {
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
 		var asked atomic.Int32
 		l.with(func(c *Config) {
 			c.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}

@@ -34,7 +34,7 @@ func echoWebSocket(w http.ResponseWriter, r *http.Request) {
 
 func TestWebSocket(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.policy(allowAll, secretFor(api, port))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -64,9 +64,9 @@ func TestWebSocket(t *testing.T) {
 
 func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, echoWebSocket)
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
@@ -95,13 +95,13 @@ func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
 // TestOtherUpgradesAreStripped asks for h2c, with which a request could leave the judge's sight.
 func TestOtherUpgradesAreStripped(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newRig(t, allowAll, patient)
 	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
 		var b strings.Builder
 		_ = r.Header.Write(&b)
 		_, _ = w.Write([]byte(b.String()))
 	})
-	l.policy(allowAll, nil)
+	l.policy(allowAll, intercepted(port))
 	c := l.dialPair("", port, false)
 	for _, up := range []string{"h2c", "TLS/1.0", "websocket, h2c"} {
 		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+up+"\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n", "GET")
