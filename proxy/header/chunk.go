@@ -7,7 +7,7 @@ import (
 	"boxgate/proxy/h1"
 )
 
-// AppendChunk writes one chunk around content.
+// AppendChunk appends content as one chunk.
 func AppendChunk(dst, content []byte) []byte {
 	if len(content) == 0 {
 		return dst // an empty chunk would end the body
@@ -18,8 +18,8 @@ func AppendChunk(dst, content []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// AppendLastChunk ends a chunked body. Trailer fields that frame or route, and those that repeat a header in set, are
-// left out.
+// AppendLastChunk appends the last chunk with the trailer. Fields that frame or route, and those that repeat a header
+// in set, are dropped.
 func AppendLastChunk(dst []byte, trailers []h1.Field, set []policy.Header) []byte {
 	dst = append(dst, "0\r\n"...)
 	for i := range trailers {

@@ -1,3 +1,3 @@
-// Package header says which fields of a message pass through the proxy and which it sets, and lays out heads and chunks of
-// HTTP/1.1. Both versions of HTTP go by its rules.
+// Package header decides which fields of a message are forwarded and which the proxy sets, and serializes HTTP/1.1
+// heads and chunks. The same rules apply to all HTTP versions.
 package header

@@ -7,7 +7,7 @@ import (
 	"boxgate/proxy/h1"
 )
 
-// Copy passes a response's fields on, without those of the hop behind.
+// Copy copies a response's fields, without those of the upstream hop.
 func Copy(dst, src http.Header) {
 	for name, values := range src {
 		switch name {
@@ -25,12 +25,12 @@ func Copy(dst, src http.Header) {
 	}
 	for _, name := range []string{"Date", "Content-Type", "Content-Length"} {
 		if _, ok := dst[name]; !ok {
-			dst[name] = nil // the server would make one up
+			dst[name] = nil // else the server would add its own
 		}
 	}
 }
 
-// CopyFields copies a response's fields for HTTP/2, without those of the hop behind.
+// CopyFields copies a response's fields for HTTP/2, without those of the upstream hop.
 func CopyFields(dst http.Header, r *h1.Response) {
 	src := make(http.Header, len(r.Fields))
 	for i := range r.Fields {

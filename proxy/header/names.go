@@ -8,8 +8,8 @@ import (
 	"boxgate/proxy/h1"
 )
 
-// IsVariant reports whether an origin server might take name for the header called want: equal but for the case of
-// letters and for "_" in place of "-".
+// IsVariant reports whether an origin server might take name for the header called want: equal except for case and for
+// "_" in place of "-".
 func IsVariant[S []byte | string](name S, want string) bool {
 	if len(name) != len(want) {
 		return false
@@ -32,7 +32,7 @@ func plain(c byte) byte {
 	return c
 }
 
-// IsSet reports whether the gateway sets the header itself, so that what the box sent under its name must go.
+// IsSet reports whether the gateway sets the header itself, so that the box's field of that name must be dropped.
 func IsSet[S []byte | string](name S, set []policy.Header) bool {
 	for i := range set {
 		if IsVariant(name, set[i].Name) {
@@ -42,7 +42,7 @@ func IsSet[S []byte | string](name S, set []policy.Header) bool {
 	return false
 }
 
-// listsSet reports whether a list of field names, that of Trailer, holds one the gateway sets.
+// listsSet reports whether a list of field names, as in Trailer, contains one the gateway sets.
 func listsSet(list []byte, set []policy.Header) bool {
 	for name := range bytes.SplitSeq(list, []byte(",")) {
 		if IsSet(bytes.TrimSpace(name), set) {
@@ -52,7 +52,7 @@ func listsSet(list []byte, set []policy.Header) bool {
 	return false
 }
 
-// offersHTTP3 reports whether an Alt-Svc value (RFC 7838) would lead the client to QUIC, past the proxy.
+// offersHTTP3 reports whether an Alt-Svc value (RFC 7838) would make the client switch to QUIC, past the proxy.
 func offersHTTP3[S []byte | string](value S) bool {
 	v := strings.ToLower(string(value))
 	for entry := range strings.SplitSeq(v, ",") {
@@ -64,8 +64,8 @@ func offersHTTP3[S []byte | string](value S) bool {
 	return false
 }
 
-// passes reports whether a field goes on unchanged. Fields that frame the message or belong to one hop are written anew
-// or left out by whoever calls.
+// passes reports whether a field is forwarded unchanged. Callers rewrite or drop fields that frame the message or
+// belong to one hop.
 func passes(f *h1.Field, named func([]byte) bool) bool {
 	return (f.Kind == h1.Other || f.Kind == h1.AltSvc) && !named(f.Name)
 }

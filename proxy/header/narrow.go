@@ -8,13 +8,13 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// narrowed returns what goes on of a field whose response will be scrubbed.
+// narrowed returns what is left of a field if the response will be scrubbed.
 func narrowed(name, value string) (v string, keep bool) {
 	switch {
 	case IsVariant(name, "Accept-Encoding"):
 		return scrub.AcceptEncoding(value), true
-	case IsVariant(name, "Range"), IsVariant(name, "If-Range"), // parts of a secret are not found
-		IsVariant(name, "A-IM"), IsVariant(name, "Available-Dictionary"), // nor differences to something else
+	case IsVariant(name, "Range"), IsVariant(name, "If-Range"), // parts of a secret would not be found
+		IsVariant(name, "A-IM"), IsVariant(name, "Available-Dictionary"), // nor would deltas
 		IsVariant(name, "Sec-WebSocket-Extensions"),
 		IsVariant(name, "Grpc-Accept-Encoding"), IsVariant(name, "Connect-Accept-Encoding"):
 		return "", false
@@ -22,7 +22,7 @@ func narrowed(name, value string) (v string, keep bool) {
 	return value, true
 }
 
-// NarrowFields takes out of a request what would lead to a response that cannot be looked into for secrets.
+// NarrowFields removes from a request what could cause a response that cannot be scrubbed.
 func NarrowFields(r *h1.Request) {
 	kept := r.Fields[:0]
 	for _, f := range r.Fields {

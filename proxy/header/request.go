@@ -9,8 +9,8 @@ import (
 	"boxgate/proxy/h1"
 )
 
-// AppendRequest writes the head of r for the upstream: origin-form target, one Host, the box's fields without those of
-// its own hop and without every variant of a header in set, and set last. upgrade keeps an upgrade to WebSocket.
+// AppendRequest appends the head of r for the upstream: origin-form target, one Host, the box's fields without
+// hop-by-hop ones and without any variant of a header in set, then set. upgrade keeps an upgrade to WebSocket.
 func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool) []byte {
 	dst = append(dst, r.Method...)
 	dst = append(dst, ' ')
@@ -58,7 +58,7 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 	return append(dst, "\r\n"...)
 }
 
-// AppendField writes one field line.
+// AppendField appends one field line.
 func AppendField(dst []byte, f *h1.Field) []byte {
 	dst = append(dst, f.Name...)
 	dst = append(dst, ": "...)
@@ -66,7 +66,7 @@ func AppendField(dst []byte, f *h1.Field) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// AppendPair writes one field line.
+// AppendPair appends one field line.
 func AppendPair(dst []byte, name, value string) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)
@@ -74,9 +74,9 @@ func AppendPair(dst []byte, name, value string) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// FromHTTP2 returns the head of a request of HTTP/2 as HTTP/1.1 has it, for [AppendRequest]: one Host, the framing that its
-// length asks for, the trailers it announces. expects says that the client waits for a 100; upgrade that the request is an
-// extended CONNECT which goes on as an upgrade to WebSocket (RFC 8441).
+// FromHTTP2 converts the head of an HTTP/2 request to HTTP/1.1, for [AppendRequest]: one Host, the framing for its
+// length, the trailers it announces. expects says that the client waits for a 100; upgrade says that the request is an
+// extended CONNECT to be forwarded as an upgrade to WebSocket (RFC 8441).
 func FromHTTP2(r *http.Request, expects, upgrade bool) (out h1.Request) {
 	out.Method, out.Path, out.Host, out.Hostless, out.Minor = []byte(r.Method), []byte(r.RequestURI), []byte(r.Host), true, 1
 	out.Fields = make([]h1.Field, 0, len(r.Header)+len(r.Trailer)+2)

@@ -6,15 +6,15 @@ import (
 	"boxgate/proxy/h1"
 )
 
-// Answer says how a response goes to an HTTP/1.x client.
+// Answer is how a response is sent to an HTTP/1.x client.
 type Answer struct {
-	Close   bool // the connection ends with it
+	Close   bool // the connection closes after it
 	Chunked bool // the body is written in chunks
 	Minor   uint8
 	Upgrade bool // 101
 }
 
-// AppendResponse writes the head of r for the client.
+// AppendResponse appends the head of r for the client.
 func AppendResponse(dst []byte, r *h1.Response, a Answer) []byte {
 	dst = AppendStatus(dst, r.Status, r.Reason)
 	bodiless := r.Status < 200 || r.Status == 204
@@ -54,7 +54,7 @@ func AppendResponse(dst []byte, r *h1.Response, a Answer) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// AppendStatus writes a status line.
+// AppendStatus appends a status line.
 func AppendStatus(dst []byte, status int, reason []byte) []byte {
 	dst = append(dst, "HTTP/1.1 "...)
 	dst = strconv.AppendInt(dst, int64(status), 10)

@@ -4,10 +4,10 @@ import (
 	"net/http"
 )
 
-// SizeFactor is what a head takes as a map of fields, in multiples of its length.
+// SizeFactor is the size of a head parsed into a map of fields, as a multiple of its length.
 const SizeFactor = 3
 
-// Size is about how long fields are, written as HTTP/1.1.
+// Size returns about how long fields are when written as HTTP/1.1.
 func Size(h http.Header) (n int) {
 	for name, values := range h {
 		for _, v := range values {

@@ -1,4 +1,5 @@
-// Package live knows the open connections of every box and how each passes, and cuts those that may no longer pass that way.
+// Package live tracks the open connections of every box with their routes, and cuts those whose route is no longer
+// allowed.
 package live
 
 import (
@@ -15,36 +16,36 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// cutTimeout bounds how long Recheck and CloseBox wait for the handler of a connection whose sockets they closed.
+// cutTimeout bounds how long Recheck and CloseBox wait for the handler of a connection that was cut.
 const cutTimeout = 2 * time.Second
 
-// Table holds the open connections of every box. The zero value is empty.
+// Table contains the open connections of every box. The zero value is empty.
 type Table struct {
-	Total int // connections of all boxes at most; 0: no limit
+	Total int // maximum connections of all boxes; 0: no limit
 
 	mu    sync.Mutex
 	open  int
 	boxes map[policy.BoxID]map[*Conn]struct{}
 }
 
-// Conn is one open connection of a box, from accept until its handler has returned.
+// Conn is one open connection of a box, from accept until its handler returns.
 type Conn struct {
 	Box    *policy.Box
 	cancel context.CancelFunc // of the handler's context
 	done   chan struct{}      // closed when the handler has returned
 
-	In, Out atomic.Int64 // bytes towards the box and from it
+	In, Out atomic.Int64 // bytes to and from the box
 
 	mu      sync.Mutex
-	cut     *policy.DeniedError // set when the gateway closed it; nothing may be attached any more
-	stop    error               // why it was closed, if no policy did it
+	cut     *policy.DeniedError // set once the policy cut it; nothing can be attached any more
+	stop    error               // why the gateway closed it for a reason other than the policy
 	sockets map[net.Conn]struct{}
-	passes  route.Routed // as what it passes; refused where nothing does, or where each request is routed by itself
+	passes  route.Routed // its route; the zero value while it has none, or when each request is routed separately
 	watcher func(*policy.Compiled) policy.Decision
 }
 
-// Add registers a connection of box, or returns nil when the box has max of them already, or its share of all there may be.
-// The caller removes it when its handler returns; cancel ends the handler's context.
+// Add registers a connection of box, or returns nil if the box has max of them already, or its share of the total. The
+// caller must call Remove when its handler returns; cancel cancels the handler's context.
 func (t *Table) Add(box *policy.Box, max int, cancel context.CancelFunc) *Conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,7 +64,7 @@ func (t *Table) Add(box *policy.Box, max int, cancel context.CancelFunc) *Conn {
 	return l
 }
 
-// Remove takes out a connection whose handler has returned.
+// Remove removes a connection whose handler has returned.
 func (t *Table) Remove(l *Conn) {
 	t.mu.Lock()
 	delete(t.boxes[l.Box.ID], l)
@@ -76,7 +77,7 @@ func (t *Table) Remove(l *Conn) {
 	close(l.done)
 }
 
-// Of returns the connections a box has open now.
+// Of returns the open connections of a box.
 func (t *Table) Of(box policy.BoxID) []*Conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,8 +101,8 @@ func (t *Table) All() []*Conn {
 	return out
 }
 
-// Attach makes the connection's fate that of c: a cut closes it. It reports false, and closes c, when the connection
-// was cut already. The bare TCP connection is what must be attached, so that closing it never waits for a peer.
+// Attach makes a cut of the connection close c as well. It reports false, and closes c, if the connection was already
+// cut. Attach the bare TCP connection, so that closing it never waits for a peer.
 func (l *Conn) Attach(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,48 +114,48 @@ func (l *Conn) Attach(c net.Conn) bool {
 	return true
 }
 
-// Detach undoes [Conn.Attach]: c has been closed, or is now another's.
+// Detach undoes [Conn.Attach], when c is closed or changes owner.
 func (l *Conn) Detach(c net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.sockets, c)
 }
 
-// Settle says how the connection passes from now on; the zero value that it does not.
+// Settle sets the route of the connection; the zero value means that it has none.
 func (l *Conn) Settle(rt route.Routed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.passes = rt
 }
 
-// Watch sets the check of what is in flight in a connection whose requests are judged one by one; nil takes it away.
-// A check that denies cuts the whole connection. It is called without any lock of the table held, from other
-// goroutines, perhaps once more after it was taken away.
+// Watch sets the check for requests in flight on a connection whose requests are judged one by one; nil removes it. If
+// the check denies, the whole connection is cut. It is called from other goroutines without locks of the table held,
+// possibly once more after its removal.
 func (l *Conn) Watch(check func(*policy.Compiled) policy.Decision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watcher = check
 }
 
-// Denied returns why the gateway cut the connection, or nil.
+// Denied returns the denial for which the gateway cut the connection, or nil.
 func (l *Conn) Denied() *policy.DeniedError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.cut
 }
 
-// Stopped returns why the gateway cut the connection if no policy did, or nil.
+// Stopped returns why the gateway cut the connection for a reason other than the policy, or nil.
 func (l *Conn) Stopped() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.stop
 }
 
-// Recheck asks the policy in force how the connection may pass, and cuts it if that is no longer the way it does. It reports
+// Recheck routes the connection again under the policy in force, and cuts it if its route has changed. It reports
 // whether it cut.
 //
-// The handler routes a connection, settles it, and looks whether the policy is still the same: one that was swapped in
-// between is seen either there or by a recheck, which begins after the swap.
+// The handler routes a connection, settles the route, and then checks that the policy is still the same: one that was
+// swapped in between is noticed either there or by a recheck, which starts after the swap.
 func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) bool {
 	c := l.Box.Policy.Load()
 	l.mu.Lock()
@@ -173,14 +174,14 @@ func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed)
 	return false
 }
 
-// Why connections are cut that the policy allows.
+// Reasons for cutting connections that the policy allows.
 var (
 	ErrShutdown   = errors.New("the gateway was shut down")
 	ErrBoxRemoved = errors.New("the box was removed")
 )
 
-// Close resets every socket of the connection. Only the first call does, and reports true. stop says why, if no policy
-// asks for it.
+// Close resets every socket of the connection. Only the first call has an effect, and reports true. stop is the reason
+// unless the policy cut the connection.
 func (l *Conn) Close(why *policy.DeniedError, stop error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,18 +8,18 @@ import (
 	"boxgate/policy"
 )
 
-// This file is about first bytes in which a lenient server may find the name of a host although they are neither the
-// ClientHello nor the request line that is understood here. Where names decide they do not pass for a protocol without names.
+// This file recognizes first bytes in which a lenient server may find a host name although they are neither a
+// ClientHello nor a request line to our parsers. Where names decide, they are not treated as a protocol without names.
 
-// almostNamed reports whether that is so.
+// almostNamed reports whether first bytes are of that kind.
 func (f First) almostNamed() bool {
 	return (f.Kind == Other || f.Kind == Silent) && (almostHTTP(f) || almostTLS(f) || almostPROXY(f))
 }
 
-// almostHTTP reports whether first bytes that are no request line of HTTP/1 may be, or become, one to a lenient server.
-// Servers skip empty lines before it (nginx, Apache, Node, Tomcat), any white space (Varnish), any control byte (netty);
-// split it at any white space (RFC 9112, 3; Python); do without a version (nginx, Apache, Node, Tomcat: HTTP/0.9); take a
-// method of any length, or the preface of HTTP/2.
+// almostHTTP reports whether first bytes that are not an HTTP/1 request line are, or may become, one to a lenient
+// server. Servers skip leading empty lines (nginx, Apache, Node, Tomcat), any white space (Varnish), or any control
+// byte (netty); split the line at any white space (RFC 9112, 3; Python); accept it without a version (nginx, Apache,
+// Node, Tomcat: HTTP/0.9); and accept methods of any length, or the preface of HTTP/2.
 func almostHTTP(f First) bool {
 	line, _, whole := bytes.Cut(f.Data[leadingBlanks(f.Data):], []byte{'\n'})
 	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
@@ -33,8 +33,8 @@ func almostHTTP(f First) bool {
 	return !whole && !f.Ended && mayBecomeRequest(f.Data)
 }
 
-// mayBecomeRequest reports whether data, in which no line is complete but empty ones, is the beginning of a request whose
-// method nobody has heard of, or says nothing yet.
+// mayBecomeRequest reports whether data, whose complete lines are all empty, may be the beginning of a request with an
+// unknown method.
 func mayBecomeRequest(data []byte) bool {
 	line := data
 	for len(line) > 0 && (line[0] == 0 || isBlank(line[0])) {
@@ -47,11 +47,11 @@ func mayBecomeRequest(data []byte) bool {
 	return end > 0 && isBlank(line[end]) || end > maxMethod
 }
 
-// isBlank reports whether a byte is white space to any server: in ISO 8859-1, or to Python, which takes the separators of
-// files, groups, records and units for it.
+// isBlank reports whether any server takes a byte for white space: in ISO 8859-1, or in Python, which includes the
+// file, group, record and unit separators.
 func isBlank(b byte) bool { return unicode.IsSpace(rune(b)) || 0x1c <= b && b <= 0x1f }
 
-// methodLength is the length of the token that line begins with.
+// methodLength returns the length of the token that line begins with.
 func methodLength(line []byte) int {
 	end := bytes.IndexFunc(line, func(r rune) bool { return !methodRune(r) })
 	if end < 0 {
@@ -60,8 +60,7 @@ func methodLength(line []byte) int {
 	return end
 }
 
-// leadingBlanks is the number of bytes before the first that is neither white space nor a control byte, in ASCII or in
-// ISO 8859-1.
+// leadingBlanks returns the number of leading bytes that are white space or control characters in ASCII or ISO 8859-1.
 func leadingBlanks(data []byte) int {
 	for i, b := range data {
 		if b > ' ' && b < 0x7f || b > 0xa0 {
@@ -71,8 +70,9 @@ func leadingBlanks(data []byte) int {
 	return len(data)
 }
 
-// beginsRequest reports whether a ClientHello is the beginning of a request as well, to a server without TLS that skips control
-// bytes before the request line (netty): its lengths can be such bytes, and its random bytes are the client's to choose.
+// beginsRequest reports whether a ClientHello is also the beginning of a request to a server without TLS that skips
+// control bytes before the request line (netty): its length fields can be such bytes, and the client chooses its random
+// bytes.
 func beginsRequest(hello []byte) bool {
 	line := hello[leadingBlanks(hello):]
 	method, rest := line[:methodLength(line)], line[methodLength(line):]
@@ -80,12 +80,12 @@ func beginsRequest(hello []byte) bool {
 		return false
 	}
 	_, known := webMethods[string(bytes.ToUpper(method))]
-	return known || bytes.Contains(bytes.ToUpper(rest), []byte(" HTTP/")) // in ALPN a length stands before it
+	return known || bytes.Contains(bytes.ToUpper(rest), []byte(" HTTP/")) // in ALPN a length byte precedes it
 }
 
-// almostTLS reports whether first bytes are, or may become, TLS that does not begin with a ClientHello of its own: one in the
-// form of SSL 2.0, in which TLS servers let a client offer what they speak (RFC 5246, E.2), without a name; or a record of
-// another type, such as a warning alert, that some servers pass over (BoringSSL).
+// almostTLS reports whether first bytes are, or may become, TLS that does not begin with a regular ClientHello: one in
+// SSL 2.0 format without a name, by which TLS servers let a client negotiate (RFC 5246, E.2), or a record of another
+// type, such as a warning alert, that some servers skip (BoringSSL).
 func almostTLS(f First) bool {
 	if len(f.Data) > 0 && recordFirst <= f.Data[0] && f.Data[0] <= recordLast {
 		return len(f.Data) == 1 && !f.Ended || len(f.Data) > 1 && f.Data[1] == legacyMajor
@@ -103,8 +103,8 @@ func almostTLS(f First) bool {
 // The types of TLS records (RFC 8446, B.1; RFC 6520).
 const recordFirst, recordLast = 20, 24
 
-// almostPROXY reports whether first bytes are, or may become, a header of the PROXY protocol, which a server that expects
-// one takes off what follows, such as a request.
+// almostPROXY reports whether first bytes are, or may become, a PROXY protocol header, which a server that expects one
+// strips from what follows, such as a request.
 func almostPROXY(f First) bool {
 	for _, header := range []string{"PROXY ", "\r\n\r\n\x00\r\nQUIT\n"} {
 		if n := min(len(f.Data), len(header)); n > 0 && (n == len(header) || !f.Ended) && strings.HasPrefix(header, string(f.Data[:n])) {
@@ -114,13 +114,13 @@ func almostPROXY(f First) bool {
 	return false
 }
 
-// webMethods are those that servers of the web know (RFC 9110, 9; RFC 5789; RFC 4918; RFC 9113, 3.4).
+// webMethods are the methods that web servers know (RFC 9110, 9; RFC 5789; RFC 4918; RFC 9113, 3.4).
 var webMethods = map[string]struct{}{
 	"GET": {}, "HEAD": {}, "POST": {}, "PUT": {}, "DELETE": {}, "CONNECT": {}, "OPTIONS": {}, "TRACE": {}, "PATCH": {}, "PRI": {},
 	"PROPFIND": {}, "PROPPATCH": {}, "MKCOL": {}, "COPY": {}, "MOVE": {}, "LOCK": {}, "UNLOCK": {}, "REPORT": {}, "SEARCH": {},
 }
 
-// Opening says what the first bytes are. HTTP/1 is not asked about here: its requests are routed one by one.
+// Opening classifies the first bytes for the policy. HTTP/1 is not covered: its requests are routed one by one.
 func (f First) Opening() policy.Opening {
 	switch f.Kind {
 	case TLS:

@@ -15,42 +15,43 @@ import (
 	"boxgate/policy"
 )
 
-// Cap is the largest first message that is read: a ClientHello of crypto/tls's own limit fits, whatever its records.
+// Cap is the largest first message that is read: enough for a ClientHello at crypto/tls's own limit, however
+// fragmented.
 const Cap = 64 << 10
 
-// peekStart is what is read at first. A ClientHello with post-quantum key shares has 1.8 KB, most others less.
+// peekStart is the initial buffer size. A ClientHello with post-quantum key shares has 1.8 KB, most others less.
 const peekStart = 4 << 10
 
-// Kind is what the first bytes of a connection are.
+// Kind classifies the first bytes of a connection.
 type Kind uint8
 
 // The kinds.
 const (
 	Silent   Kind = iota // none came
 	TLS                  // a ClientHello that crypto/tls understands and that offers TLS 1.2 or better
-	BadTLS               // begins like TLS but is not that
+	BadTLS               // begins like TLS but is neither
 	HTTP                 // a request line of HTTP/1
 	Other                // anything else
-	Partial              // more is needed to tell: a result only of a peek that ran out of time
+	Partial              // more is needed to classify them: only when the deadline passed
 	Oversize             // still incomplete at the cap
 )
 
-// First is what was learned from the first bytes of a connection, none of which is consumed.
+// First is what the first bytes of a connection showed, none of which are consumed.
 type First struct {
 	Kind  Kind
 	SNI   string      // as the client wrote it
 	Name  policy.Name // the SNI in canonical form; zero if there was none or it is no host name
 	Data  []byte      // every byte read so far
-	Ended bool        // the client will send nothing more
+	Ended bool        // the client has closed its sending side
 	scan  helloScan
 
 	holds *memory.Claim // for what data takes beyond peekStart
 }
 
-// Read reads from c until the first message can be classified. Its deadline is the whole message's, not each read's, so
-// that a client sending byte after byte gains nothing. A client that stays silent until the silence deadline is
-// [Silent] where silence is allowed. The error is the read's: os.ErrDeadlineExceeded when the deadline passed; or it is
-// [memory.ErrFull]. What holds held before, for other first bytes, it gives back.
+// Read reads from c until the first message can be classified. The deadline applies to the whole message, so that a
+// client cannot extend it by sending byte after byte. Where silence is allowed, a client that stays silent until the
+// silence deadline is [Silent]. The error is that of reading, such as os.ErrDeadlineExceeded, or [memory.ErrFull]. What
+// holds has reserved for earlier first bytes is released.
 func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
 	f := First{holds: holds}
 	holds.Release()
@@ -58,7 +59,7 @@ func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 		return f, memory.ErrFull
 	}
 	f.Data = append(make([]byte, 0, max(peekStart, len(head))), head...)
-	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket, which the next use finds
+	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket; the next use reports it
 	for {
 		if f.classify(); f.Kind != Partial && f.Kind != Silent {
 			return f, nil
@@ -85,11 +86,11 @@ func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 	}
 }
 
-// turnPause is how long a client that has begun like a request line may pause, where silence is allowed, before it is
-// taken to have said what it wanted and to wait for the server.
+// turnPause is how long a client that has sent the beginning of a request line may pause, where silence is allowed,
+// before it is taken to wait for the server.
 const turnPause = 500 * time.Millisecond
 
-// patience is until when the next bytes must come, where silence is allowed.
+// patience returns the deadline for the next bytes where silence is allowed.
 func (f *First) patience(deadline, silence time.Time) time.Time {
 	switch {
 	case len(f.Data) == 0:
@@ -103,7 +104,8 @@ func (f *First) patience(deadline, silence time.Time) time.Time {
 	return deadline
 }
 
-// complete classifies what a client sent that sends no more: the beginning of something is not that thing.
+// complete classifies the bytes of a client that sends no more: an incomplete message is not of the kind it begins
+// like.
 func (f First) complete() First {
 	switch {
 	case len(f.Data) == 0:
@@ -116,7 +118,7 @@ func (f First) complete() First {
 	return f
 }
 
-// read appends what one read gives, growing the buffer up to the cap.
+// read appends the result of one read, growing the buffer up to the cap.
 func (f *First) read(c net.Conn) error {
 	if len(f.Data) == cap(f.Data) {
 		size := min(4*cap(f.Data), Cap)
@@ -130,15 +132,15 @@ func (f *First) read(c net.Conn) error {
 	n, err := c.Read(f.Data[len(f.Data):cap(f.Data)])
 	f.Data = f.Data[:len(f.Data)+n]
 	if n > 0 {
-		return nil // an error comes again with the next read
+		return nil // the next read returns the error again
 	}
 	return err
 }
 
-// BeginsTLS reports whether the first byte is that of a TLS handshake.
+// BeginsTLS reports whether the first byte is that of a TLS handshake record.
 func (f First) BeginsTLS() bool { return len(f.Data) > 0 && f.Data[0] == recordHandshake }
 
-// classify sets the kind that the bytes read so far show, and the name with it.
+// classify sets the kind of the bytes read so far, and the name.
 func (f *First) classify() {
 	switch {
 	case len(f.Data) == 0:
@@ -154,7 +156,7 @@ func (f *First) classify() {
 	}
 }
 
-// Of the TLS record layer (RFC 8446, 5.1) and the handshake (4) only as much as tells where a ClientHello ends.
+// The parts of the TLS record layer (RFC 8446, 5.1) and the handshake (4) needed to find the end of a ClientHello.
 const (
 	recordHandshake  = 22
 	recordHeader     = 5
@@ -181,16 +183,16 @@ func (f *First) classifyTLS() {
 	}
 }
 
-// helloScan finds the end of a ClientHello that may span records. It remembers the records it has walked, so a hello in
-// one-byte segments costs no more than one in a piece.
+// helloScan finds the end of a ClientHello that may span records. It resumes where it stopped, so a hello in one-byte
+// segments costs no more than one in a single segment.
 type helloScan struct {
-	at   int // where the first record not yet complete begins
-	body int // bytes of the handshake message in the records before at
+	at   int // offset of the first incomplete record
+	body int // bytes of the handshake message before that record
 	head [handshakeHeader]byte
 }
 
-// next reports kindTLS when data holds a whole ClientHello, kindPartial when more is needed, kindBadTLS when no
-// ClientHello can come of it. data is what it was at the last call, with more appended.
+// next returns TLS once data contains a whole ClientHello, Partial when more is needed, and BadTLS when no ClientHello
+// can follow. data is that of the previous call with more appended.
 func (s *helloScan) next(data []byte) Kind {
 	for {
 		record := data[s.at:]
@@ -219,7 +221,7 @@ func (s *helloScan) next(data []byte) Kind {
 	}
 }
 
-// message judges the handshake message of which n bytes are there.
+// message checks the handshake message of which n bytes have arrived.
 func (s *helloScan) message(n int) Kind {
 	if n > 0 && s.head[0] != clientHello {
 		return BadTLS
@@ -238,10 +240,10 @@ func (s *helloScan) message(n int) Kind {
 	}
 }
 
-// errPeeked ends the handshake of parseHello once the ClientHello is understood.
+// errPeeked aborts the handshake of parseHello once the ClientHello is parsed.
 var errPeeked = errors.New("peeked")
 
-// parseHello lets crypto/tls read the ClientHello, the same code that will read it again if TLS is terminated: no second
+// parseHello parses the ClientHello with crypto/tls, which parses it again if TLS is terminated: there is no second
 // parser that could see another name. An encrypted ClientHello shows its outer name.
 func parseHello(data []byte) (*tls.ClientHelloInfo, error) {
 	var hello *tls.ClientHelloInfo
@@ -257,7 +259,7 @@ func parseHello(data []byte) (*tls.ClientHelloInfo, error) {
 	return hello, nil
 }
 
-// offers reports whether the client can speak version or a later one. GREASE values (RFC 8701) are none.
+// offers reports whether the client supports version or a later one. GREASE values (RFC 8701) do not count.
 func offers(hello *tls.ClientHelloInfo, version uint16) bool {
 	for _, v := range hello.SupportedVersions {
 		if v >= version && v <= tls.VersionTLS13 {
@@ -270,8 +272,8 @@ func offers(hello *tls.ClientHelloInfo, version uint16) bool {
 // maxMethod is longer than any registered HTTP method.
 const maxMethod = 32
 
-// sniffHTTP tells whether data begins with a request line of HTTP/1, without judging it: the strict parser does. The
-// connection preface of HTTP/2 in the clear is something else.
+// sniffHTTP reports whether data begins with an HTTP/1 request line, without validating it, which the strict parser
+// does. The connection preface of cleartext HTTP/2 does not count.
 func sniffHTTP(data []byte) Kind {
 	sp := bytes.IndexFunc(data, func(r rune) bool { return !methodRune(r) })
 	if sp < 0 && len(data) <= maxMethod {
@@ -292,12 +294,12 @@ func sniffHTTP(data []byte) Kind {
 	return Other
 }
 
-// methodRune reports whether r can stand in a method: methods are tokens (RFC 9110, 9.1 and 5.6.2).
+// methodRune reports whether r is valid in a method: methods are tokens (RFC 9110, 9.1 and 5.6.2).
 func methodRune(r rune) bool {
 	return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r)
 }
 
-// readOnly is a connection of which only Read works; what is written to it vanishes.
+// readOnly is a connection that only supports Read; writes are discarded.
 type readOnly struct{ io.Reader }
 
 func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }

@@ -1,3 +1,3 @@
-// Package placeholder finds the tokens of placeholders in a request and puts values in their place. A token is looked for in
-// every part of a request; only in the value of a header does it stand for its value.
+// Package placeholder finds placeholder tokens in a request and replaces them by values. Every part of a request is
+// searched for tokens; only in header values are they replaced.
 package placeholder

@@ -18,9 +18,9 @@ const (
 	inBasicUser           // of Authorization: Basic
 	inBasicPassword       // likewise
 	inTarget              // method, request target or authority
-	inField               // a field of the hop, of the framing, or the name of any
+	inField               // a hop-by-hop or framing field, or any field's name
 	inTrailer
-	inPrinted // a header that holds no key: see [policy.ShownHeader]
+	inPrinted // a header that never contains a key: see [policy.ShownHeader]
 )
 
 var placeNames = [...]string{
@@ -32,11 +32,11 @@ var placeNames = [...]string{
 // Sent is one token that a box sent.
 type Sent struct {
 	Text   string
-	Header string // the name of the header it stood in, "" if it stood elsewhere
+	Header string // the header it was found in, "" if elsewhere
 	where  place
 }
 
-// Error says for the log which placeholder of c was sent where. The token itself tells nobody anything.
+// Error says for the log which placeholder of c was sent where. The token itself would mean nothing to the reader.
 func (t *Sent) Error(c *policy.Compiled) error {
 	what := "a placeholder"
 	if v := c.PlaceholderVariable(t.Text); v != "" {
@@ -48,22 +48,23 @@ func (t *Sent) Error(c *policy.Compiled) error {
 	return fmt.Errorf("%s %s", what, placeNames[t.where])
 }
 
-// Swappable reports whether the token stands where its value may go: in the value of a header that holds a key.
+// Swappable reports whether the token was found where its value may be sent: in the value of a header that can contain
+// a key.
 func (t *Sent) Swappable() bool { return t.where <= inBasicPassword }
 
-// EndsAtColon reports whether a colon in the value would be read as the end of it (RFC 7617, 2).
+// EndsAtColon reports whether a colon in the value would be read as its end (RFC 7617, 2).
 func (t *Sent) EndsAtColon() bool { return t.where == inBasicUser }
 
-// maxTokens bounds the tokens of one request, and with them what it can grow by.
+// maxTokens bounds the tokens of one request, and so how much it can grow.
 const maxTokens = 64
 
-// ErrMany refuses a request with more tokens than one request may hold.
+// ErrMany refuses a request with more than maxTokens tokens.
 var ErrMany = errors.New("too many placeholders")
 
-// Scan holds the tokens of a request.
+// Scan is the result of searching a request for tokens.
 type Scan struct {
 	Found []Sent
-	Many  bool // there are more than a request may hold: Found is not complete
+	Many  bool // there are more than a request may contain: Found is incomplete
 }
 
 func (t *Scan) look(s string, where place, header string) {
@@ -81,7 +82,7 @@ func (t *Scan) look(s string, where place, header string) {
 	}
 }
 
-// field looks through one field of a head.
+// field searches one field of a head.
 func (t *Scan) field(name, value string, passed bool) {
 	t.look(strings.ToLower(name), inField, "") // net/http writes names in another case
 	if !passed {
@@ -100,7 +101,7 @@ func (t *Scan) field(name, value string, passed bool) {
 	}
 }
 
-// InRequest returns the tokens in a request head of HTTP/1.x, of which head is the whole text.
+// InRequest returns the tokens in an HTTP/1.x request head; head is its full text.
 func InRequest(head []byte, r *h1.Request) (t Scan) {
 	start, _ := policy.FindTokenBytes(head)
 	if start < 0 && !hasBasic(r) {
@@ -117,7 +118,7 @@ func InRequest(head []byte, r *h1.Request) (t Scan) {
 	return t
 }
 
-// hasBasic reports whether a request has credentials for basic authentication, in whose encoding a token cannot be seen.
+// hasBasic reports whether a request has basic authentication credentials, whose encoding can hide a token.
 func hasBasic(r *h1.Request) bool {
 	for i := range r.Fields {
 		if f := &r.Fields[i]; h1.EqualFold(f.Name, "authorization") && len(f.Value) > 6 && h1.EqualFold(f.Value[:5], "basic") {
@@ -127,7 +128,7 @@ func hasBasic(r *h1.Request) bool {
 	return false
 }
 
-// InHTTP2Request returns the tokens in a request of HTTP/2, its announced trailers included.
+// InHTTP2Request returns the tokens in an HTTP/2 request, including its announced trailers.
 func InHTTP2Request(r *http.Request) (t Scan) {
 	t.look(r.Method, inTarget, "")
 	t.look(r.RequestURI, inTarget, "")
@@ -143,7 +144,7 @@ func InHTTP2Request(r *http.Request) (t Scan) {
 	return t
 }
 
-// InTrailer returns [ErrLate] if there is a token in a trailer section.
+// InTrailer returns [ErrLate] if a trailer section contains a token.
 func InTrailer(fields []h1.Field) error {
 	for i := range fields {
 		name, _ := policy.FindTokenBytes(fields[i].Name)
@@ -167,5 +168,5 @@ func InHTTP2Trailer(fields http.Header) error {
 	return nil
 }
 
-// ErrLate ends a request whose head, and perhaps some of its body, was forwarded already.
+// ErrLate ends a request whose head, and perhaps part of its body, was already forwarded.
 var ErrLate = errors.New("a placeholder in the body or a trailer")

@@ -9,7 +9,7 @@ import (
 	"boxgate/proxy/h1"
 )
 
-// Of returns the placeholder that a token stands for, or nil if it is none of list.
+// Of returns the placeholder in list with a token, or nil.
 func Of(list []policy.Placeholder, token string) *policy.Placeholder {
 	for i := range list {
 		if list[i].Token == token && token != "" {
@@ -19,13 +19,13 @@ func Of(list []policy.Placeholder, token string) *policy.Placeholder {
 	return nil
 }
 
-// Swap is a token that was sent and the value that goes on in its place.
+// Swap is a token that was sent and the value that replaces it.
 type Swap struct {
 	Token, Value string
-	Header       string // the name of the header it stood in
+	Header       string // the header it was found in
 }
 
-// swapField returns the value of a header with the tokens in it replaced.
+// swapField returns the value of a header with its tokens replaced.
 func swapField(name, value string, swaps []Swap) string {
 	if start, _ := policy.FindToken(value); start >= 0 {
 		return swapText(value, swaps)
@@ -35,12 +35,12 @@ func swapField(name, value string, swaps []Swap) string {
 		return value
 	}
 	if start, _ := policy.FindToken(credentials); start < 0 {
-		return value // as the box encoded it
+		return value // as encoded by the box
 	}
 	return value[:len("Basic ")] + base64.StdEncoding.EncodeToString([]byte(swapText(credentials, swaps)))
 }
 
-// swapText replaces in one pass, so that a value is never looked at again.
+// swapText replaces in a single pass, so that values are never searched for tokens.
 func swapText(s string, swaps []Swap) string {
 	start, end := policy.FindToken(s)
 	if start < 0 {
@@ -61,7 +61,7 @@ func swapText(s string, swaps []Swap) string {
 	return b.String()
 }
 
-// SwapFields puts the values into the fields of a request that was judged.
+// SwapFields replaces the tokens in the fields of a request that was judged.
 func SwapFields(fields []h1.Field, swaps []Swap) {
 	if len(swaps) == 0 {
 		return
@@ -85,7 +85,7 @@ func SwapHeader(h http.Header, swaps []Swap) {
 	}
 }
 
-// basicOf decodes the credentials of basic authentication (RFC 7617) as leniently as any server might.
+// basicOf decodes basic authentication credentials (RFC 7617) as leniently as any server might.
 func basicOf(name, value string) (credentials string, ok bool) {
 	const scheme = "basic"
 	if len(value) < len(scheme)+2 || !strings.EqualFold(name, "Authorization") || !strings.EqualFold(value[:len(scheme)], scheme) {

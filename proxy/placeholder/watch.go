@@ -4,17 +4,17 @@ import (
 	"boxgate/policy"
 )
 
-// Watch looks for tokens in a body as it passes. Nothing is held back: the piece in which a token ends does not go
-// on, so that no server receives a whole one. The zero value looks for nothing. It is for one goroutine.
+// Watch searches a body for tokens as it passes. Nothing is buffered: the chunk in which a token ends is not forwarded,
+// so no server receives a whole one. The zero value searches for nothing. Not safe for concurrent use.
 type Watch struct {
 	on   bool
-	tail []byte // the last bytes, in which a token may have begun
+	tail []byte // the last bytes, where a token may have begun
 }
 
-// NewWatch returns a watch for the bodies of a box that has placeholders.
+// NewWatch returns a watch for request bodies of a box that has placeholders.
 func NewWatch(c *policy.Compiled) Watch { return Watch{on: c.HasPlaceholders()} }
 
-// Look takes the next piece of the body. The error is [ErrLate] if a token ends in it.
+// Look checks the next chunk of the body. It returns [ErrLate] if a token ends in it.
 func (w *Watch) Look(piece []byte) error {
 	const most = policy.TokenLen - 1
 	if !w.on || len(piece) == 0 {

@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// Problem is the body of a refusal over HTTP (RFC 9457).
+// Problem is the problem details body of a refusal over HTTP (RFC 9457).
 type Problem struct {
 	Type   string        `json:"type"`
 	Title  string        `json:"title"`
@@ -21,9 +21,9 @@ type Problem struct {
 	Rule   string        `json:"rule,omitempty"`
 }
 
-// Of says in HTTP's words why err refused: 403 for a denial of the policy, 502 for an upstream that could not be
-// used, 503 where the box has as many connections to upstreams as it may. Nothing gets into it but what the
-// box sent, rules of its own policy, and texts of a closed set.
+// Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, 503 where the
+// box has reached its limit of upstream connections. It contains only what the box sent, rules of its own policy, and
+// texts of a closed set.
 func Of(err error) Problem {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
@@ -43,7 +43,7 @@ func Of(err error) Problem {
 	return Problem{Status: http.StatusBadGateway, Reason: policy.ReasonInternal}
 }
 
-// Body returns the problem as JSON with what follows from its other fields filled in.
+// Body returns the problem as JSON, with type and title derived from its other fields.
 func (p Problem) Body() []byte {
 	p.Type = "about:blank"
 	p.Title = http.StatusText(p.Status)
@@ -54,7 +54,7 @@ func (p Problem) Body() []byte {
 	return append(b, '\n')
 }
 
-// Write answers HTTP/1.1 with the problem and says that the connection ends.
+// Write writes the problem as an HTTP/1.1 response and announces that the connection closes.
 func Write(w io.Writer, p Problem) error {
 	body := p.Body()
 	_, err := fmt.Fprintf(w, "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\n"+

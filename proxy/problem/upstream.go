@@ -21,16 +21,16 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// Upstream says why an allowed destination could not be used, to two audiences. [Upstream.Error] is for the log:
-// it has what the system said, addresses and ports of the host included. [Upstream.shown] is for the box, and is made of
-// the name that the box asked for and of texts that stand in this file.
+// Upstream is the reason why an allowed destination could not be used, with a text for each of two audiences.
+// [Upstream.Error] is for the log: it includes system errors, with addresses and ports of the host. [Upstream.shown] is
+// for the box: it consists of the name that the box asked for and of texts in this file.
 type Upstream struct {
 	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http, unscrubbable or limit
 	Name   policy.Name
 	Err    error
 }
 
-// Error says what could not be reached, and why.
+// Error returns what could not be reached, and why.
 func (e *Upstream) Error() string {
 	if e.Err == nil {
 		return e.about()
@@ -49,7 +49,7 @@ func (e *Upstream) about() string {
 	return fmt.Sprintf("%s: %s", what, e.Reason)
 }
 
-// shown is what the box is told. An error that nothing here knows leaves the reason to say it all.
+// shown returns the text for the box. For an unknown error only the reason is shown.
 func (e *Upstream) shown() string {
 	for _, text := range []func(error) string{ownFault, tlsFault, httpFault, netFault} {
 		if e.Err == nil {
@@ -62,13 +62,13 @@ func (e *Upstream) shown() string {
 	return e.about()
 }
 
-// Fixed is an error of the gateway's own whose text stands in the sources and may be shown to a box.
+// Fixed is an error of the gateway with a constant text that may be shown to a box.
 type Fixed string
 
 // Error returns the text.
 func (f Fixed) Error() string { return string(f) }
 
-// shownErrors are errors of other packages of the gateway that are as good as [Fixed].
+// shownErrors are errors of other packages of the gateway that may be shown like [Fixed].
 var shownErrors = []error{
 	h2.ErrServer, scrub.ErrCoding, scrub.ErrCompressed, scrub.ErrFrame,
 	handshake.ErrKey, handshake.ErrAccept, handshake.ErrProtocol, handshake.ErrExtension,
@@ -87,7 +87,7 @@ func ownFault(err error) string {
 	return ""
 }
 
-// tlsFault says what was wrong with a handshake or a certificate.
+// tlsFault returns what was wrong with a handshake or a certificate.
 func tlsFault(err error) string {
 	var name x509.HostnameError
 	var authority x509.UnknownAuthorityError
@@ -111,7 +111,7 @@ func tlsFault(err error) string {
 	return ""
 }
 
-// httpFault says what was wrong with an answer. The texts of h1 never quote the message.
+// httpFault returns what was wrong with a response. The texts of h1 never quote the message.
 func httpFault(err error) string {
 	var malformed *h1.Error
 	var reset http2.StreamError
@@ -128,7 +128,7 @@ func httpFault(err error) string {
 	return ""
 }
 
-// netFault says how a connection failed, or was not made.
+// netFault returns how a connection failed, or could not be made.
 func netFault(err error) string {
 	var slow net.Error
 	var missing interface{ NotFound() bool }
@@ -149,15 +149,15 @@ func netFault(err error) string {
 	return ""
 }
 
-// Text returns the text of an error without what the HTTP/2 library quotes in it of a server: the words of a server that
-// knows a secret have no place in the log, nor in an answer that is not scrubbed.
+// Text returns the text of an error without what the HTTP/2 library quotes from a server: text from a server that knows
+// a secret must not get into the log, nor into an answer that is not scrubbed.
 func Text(err error) string {
 	var up *Upstream
 	var reset http2.StreamError
 	//lint:ignore SA1019 it is what the library returns
 	var away http2.GoAwayError //nolint:staticcheck // as above
 	switch {
-	case errors.As(err, &up): // its Error asks here for its cause
+	case errors.As(err, &up): // its Error calls Text for its cause
 		return err.Error()
 	case errors.As(err, &away):
 		return fmt.Sprintf("the server ended the connection by GOAWAY (%v)", away.ErrCode)

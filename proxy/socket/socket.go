@@ -1,5 +1,5 @@
-// Package socket finds the TCP connection below a net.Conn and ends it the way its peer must see it: in order, by a reset,
-// or after the peer could read what was said last.
+// Package socket finds the TCP connection below a net.Conn and closes it so that the peer sees the right end:
+// gracefully, by a reset, or after it could read the last message.
 package socket
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TCP returns the TCP connection that c is, or stands in front of.
+// TCP returns the TCP connection that c is or wraps.
 func TCP(c net.Conn) (*net.TCPConn, bool) {
 	switch c := c.(type) {
 	case *net.TCPConn:
@@ -20,7 +20,7 @@ func TCP(c net.Conn) (*net.TCPConn, bool) {
 	}
 }
 
-// Reset closes connections so that their peers see RST, not an orderly end that they might take for success.
+// Reset closes connections so that their peers see RST, not a graceful close that they might take for success.
 func Reset(conns ...net.Conn) {
 	for _, c := range conns {
 		t, ok := TCP(c)
@@ -28,12 +28,12 @@ func Reset(conns ...net.Conn) {
 			_ = c.Close()
 			continue
 		}
-		_ = t.SetLinger(0) // fails only on a socket that is closed already
-		_ = t.Close()      // not c: the close_notify of TLS would say that all is well
+		_ = t.SetLinger(0) // fails only on a closed socket
+		_ = t.Close()      // not c: a TLS close_notify would signal success
 	}
 }
 
-// Abort ends every read and write in progress on the connections. It waits for no peer: TLS sends no close_notify.
+// Abort interrupts all reads and writes in progress on the connections. It never blocks: TLS sends no close_notify.
 func Abort(conns ...net.Conn) {
 	for _, c := range conns {
 		if tcp, ok := TCP(c); ok {
@@ -44,7 +44,7 @@ func Abort(conns ...net.Conn) {
 	}
 }
 
-// CloseWrite announces the end of what is sent on c. What the peer still sends can be read.
+// CloseWrite closes the sending side of c. What the peer still sends can be read.
 func CloseWrite(c net.Conn) {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite()
@@ -54,13 +54,14 @@ func CloseWrite(c net.Conn) {
 }
 
 const (
-	// LingerTime is how long [LingeringClose] listens, and how long a last message may take to be sent.
+	// LingerTime is how long [LingeringClose] reads, and how long sending a last message may take.
 	LingerTime  = 500 * time.Millisecond
 	lingerBytes = 64 << 10
 )
 
-// LingeringClose closes a connection whose last message the peer must be able to read. Closing a socket with unread bytes
-// resets it, and a reset can overtake what was sent, so the end is announced first and what still comes is read for a moment.
+// LingeringClose closes a connection whose last message the peer must be able to read. Closing a socket with unread
+// data resets it, and a reset can overtake what was sent. So it closes the sending side first and briefly reads what
+// still arrives.
 func LingeringClose(c *net.TCPConn) {
 	_ = c.CloseWrite()
 	_ = c.SetReadDeadline(time.Now().Add(LingerTime))

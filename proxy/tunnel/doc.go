@@ -1,3 +1,3 @@
-// Package tunnel moves bytes both ways between a client and an origin server, unread or as they come out of TLS, until both
-// sides have ended or neither has said anything for the idle timeout.
+// Package tunnel relays bytes between a client and an origin server, either unread or decrypted, until both sides have
+// closed or the tunnel has been idle for the idle timeout.
 package tunnel

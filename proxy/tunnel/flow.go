@@ -14,28 +14,28 @@ import (
 	"boxgate/proxy/buffers"
 )
 
-// spliceMost is how much is moved at once; it is also the size asked for a pipe.
+// spliceMost is the most that is moved at once, and the size requested for a pipe.
 const spliceMost = 1 << 20
 
-// flow is one direction of a tunnel. It holds a pipe, or else a buffer, only while bytes are on their way.
+// flow is one direction of a tunnel. It keeps a pipe or a buffer only while it has bytes in transit.
 type flow struct {
 	s        *splicing
 	dst, src *net.TCPConn
 	in, out  syscall.RawConn // of src and dst
 	reader   func(fd uintptr) bool
 	writer   func(fd uintptr) bool
-	patience [2]time.Time // the deadlines set last, for reading and writing
+	patience [2]time.Time // the current read and write deadlines
 
 	pipe *pipe
 	buf  *[]byte
 	held int   // bytes in the pipe or the buffer
 	sent int   // of those in the buffer
-	err  error // of the last system call
+	err  error // error of the last system call
 
 	count *atomic.Int64 // bytes that dst took
 }
 
-// copy moves one direction until its end, which it passes on, leaving the other direction open.
+// copy relays one direction until EOF, which it passes on while the other direction stays open.
 func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
 	f := &flow{s: s, dst: dst, src: src, count: count}
 	f.reader, f.writer = f.read, f.write
@@ -60,7 +60,7 @@ func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
 	}
 }
 
-// fill waits for bytes of src and takes up to spliceMost of them; none means its end.
+// fill waits for bytes from src and takes up to spliceMost of them; none means EOF.
 func (f *flow) fill() (int, error) {
 	err := f.whileBytesMove(0, f.src.SetReadDeadline, func() error { return f.in.Read(f.reader) })
 	if err == nil {
@@ -72,7 +72,7 @@ func (f *flow) fill() (int, error) {
 	return f.held, err
 }
 
-// drain hands what was taken to dst.
+// drain writes the bytes taken to dst.
 func (f *flow) drain() error {
 	for f.held > 0 {
 		if err := f.whileBytesMove(1, f.dst.SetWriteDeadline, func() error { return f.out.Write(f.writer) }); err != nil {
@@ -87,8 +87,9 @@ func (f *flow) drain() error {
 	return nil
 }
 
-// whileBytesMove tries until bytes have moved, or none have for the idle timeout in either direction. A try that runs into its
-// deadline has lost nothing. To set a deadline costs more than to look at the clock: it is set anew when half of it is over.
+// whileBytesMove retries until bytes have moved, or none have moved in either direction for the idle timeout. An
+// attempt that hits its deadline loses nothing. Setting a deadline costs more than reading the clock, so it is renewed
+// only when half of it has passed.
 func (f *flow) whileBytesMove(which int, setDeadline func(time.Time) error, try func() error) error {
 	for {
 		now := time.Now()
@@ -110,7 +111,7 @@ func (f *flow) whileBytesMove(which int, setDeadline func(time.Time) error, try 
 	}
 }
 
-// read takes what src has, and reports false if that is nothing yet.
+// read takes what src has, and reports false if nothing is available yet.
 func (f *flow) read(fd uintptr) bool {
 	if f.pipe = f.s.pipes.get(f.s.held); f.pipe == nil {
 		f.buf = copyBuffers.Get()
@@ -135,7 +136,7 @@ func (f *flow) read(fd uintptr) bool {
 	}
 }
 
-// write hands on what dst takes, and reports false if that is nothing yet.
+// write writes what dst accepts, and reports false if that is nothing yet.
 func (f *flow) write(fd uintptr) bool {
 	for f.held > 0 {
 		var n int
@@ -160,12 +161,12 @@ func (f *flow) write(fd uintptr) bool {
 		}
 		f.held -= n
 		f.sent += n
-		f.count.Add(int64(n)) // now: a tunnel that breaks off has carried them
+		f.count.Add(int64(n)) // at once, so that aborted tunnels are counted too
 	}
 	return true
 }
 
-// drop gives back what holds no byte any more, or whose bytes are lost with the tunnel.
+// drop releases the pipe or buffer once it is empty, or when the tunnel has failed and its bytes are lost.
 func (f *flow) drop() {
 	if f.pipe != nil {
 		f.s.pipes.put(f.s.held, f.pipe, f.held == 0)
@@ -179,8 +180,8 @@ func (f *flow) drop() {
 // progressed notes that bytes have moved.
 func (s *splicing) progressed() { s.progress.Store(int64(time.Since(s.began))) }
 
-// moved is when bytes last moved either way.
+// moved returns when bytes last moved in either direction.
 func (s *splicing) moved() time.Time { return s.began.Add(time.Duration(s.progress.Load())) }
 
-// copyBuffers are for tunnels that find no pipe.
+// copyBuffers are for tunnels that get no pipe.
 var copyBuffers = buffers.NewPool(16 << 10)

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// IdleWatch ends an upgraded connection in which nothing has moved for the idle timeout.
+// IdleWatch ends an upgraded connection that has been idle for the idle timeout.
 type IdleWatch struct {
 	limit time.Duration
 	end   func()
-	moved []*atomic.Int64 // bytes each way
+	moved []*atomic.Int64 // bytes in each direction
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -18,8 +18,8 @@ type IdleWatch struct {
 	stopped bool
 }
 
-// WatchIdle calls end once the counts have stayed the same for the idle timeout, give or take as much again: it looks once
-// in that time. [IdleWatch.Stop] must be called.
+// WatchIdle calls end once the counts have not changed for between one and two idle timeouts: it checks once per
+// timeout. [IdleWatch.Stop] must be called.
 func (p *Pool) WatchIdle(end func(), moved ...*atomic.Int64) *IdleWatch {
 	w := &IdleWatch{limit: p.idle, end: end, moved: moved}
 	w.mu.Lock()
@@ -46,7 +46,7 @@ func (w *IdleWatch) look() {
 	w.timer.Reset(w.limit)
 }
 
-// Stop ends the watch. end is not called after it has returned.
+// Stop stops the watch. end is not called after Stop has returned.
 func (w *IdleWatch) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

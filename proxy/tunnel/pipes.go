@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipesIdle is how many pipes are kept open for the next bytes.
+// pipesIdle is how many unused pipes are kept open.
 const pipesIdle = 32
 
-// pipePool lends the pipes through which splice(2) moves bytes. They are descriptors, two each, so their number is
-// bounded: over all boxes, and for one box to a quarter of that, as what a box does not read stays in its pipes. Who gets
-// none copies. Safe for concurrent use.
+// pipePool pools the pipes through which splice(2) moves bytes. Each takes two descriptors, so their number is bounded:
+// in total, and for one box to a quarter of that, as data that a box does not read stays in its pipes. Tunnels that get
+// no pipe copy. Safe for concurrent use.
 type pipePool struct {
 	max int
 
@@ -23,7 +23,7 @@ type pipePool struct {
 
 type pipe struct{ r, w int }
 
-// get lends a pipe, counted in held, which are those of the box, or returns nil when there is none to be had.
+// get returns a pipe, counted in held, the pipes of the box, or nil if none is available.
 func (p *pipePool) get(held *atomic.Int64) *pipe {
 	if held.Add(1) > int64((p.max+3)/4) {
 		held.Add(-1)
@@ -44,18 +44,18 @@ func (p *pipePool) get(held *atomic.Int64) *pipe {
 	}
 	p.mu.Unlock()
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil { // no descriptor is left
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil { // out of descriptors
 		p.mu.Lock()
 		p.lent--
 		p.mu.Unlock()
 		held.Add(-1)
 		return nil
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost) // a smaller one does too
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost) // a smaller one works as well
 	return &pipe{fds[0], fds[1]}
 }
 
-// put takes a pipe back; one that is not empty is of no use to anybody else.
+// put returns a pipe to the pool; one that is not empty is closed.
 func (p *pipePool) put(held *atomic.Int64, got *pipe, empty bool) {
 	held.Add(-1)
 	p.mu.Lock()
@@ -71,7 +71,7 @@ func (p *pipePool) put(held *atomic.Int64, got *pipe, empty bool) {
 	}
 }
 
-// close closes the pipes that are kept.
+// close closes the unused pipes.
 func (p *pipePool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

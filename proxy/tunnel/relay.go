@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	quietHold = time.Second // a quiet direction gives its buffer back after this long
-	// Rest is how long one side may go on after the other has closed.
+	quietHold = time.Second // time after which an idle direction releases its buffer
+	// Rest is how long one side may continue after the other has closed.
 	Rest = 5 * time.Second
 )
 
-// End is one end of a tunnel and what was read from it already.
+// End is one end of a tunnel, with what was already read from it.
 type End struct {
 	Conn net.Conn
-	In   *h1.Reader    // what was read from Conn and not passed on yet
-	Read *atomic.Int64 // bytes that came from here
+	In   *h1.Reader    // data read from Conn and not forwarded yet
+	Read *atomic.Int64 // bytes received from this end
 }
 
-// Relay passes bytes between two ends until both directions have ended, or one has and the other stays silent. On
-// return nothing uses either end. What the server sends is written to toClient, which is the client or stands before it.
+// Relay copies bytes between two ends until both directions have ended, or one has and the other stays silent. When it
+// returns, nothing uses either end. What the server sends is written to toClient, which is the client or wraps it.
 func (p *Pool) Relay(client, server End, toClient io.Writer, box policy.BoxID) error {
 	client.In.Source, server.In.Source = client.Conn, server.Conn
 	_ = client.Conn.SetReadDeadline(time.Time{})
@@ -50,7 +50,7 @@ func (p *Pool) Relay(client, server End, toClient io.Writer, box policy.BoxID) e
 	go direction(client.Conn, toClient, server)
 
 	first := <-ended
-	if first.err != nil { // neither side may take this for an orderly end
+	if first.err != nil { // neither side may take this for a graceful close
 		socket.Reset(client.Conn, server.Conn)
 	} else {
 		socket.CloseWrite(first.dst)
@@ -61,7 +61,7 @@ func (p *Pool) Relay(client, server End, toClient io.Writer, box policy.BoxID) e
 	return first.err
 }
 
-// Pump moves bytes from src to dst until src ends. While src is quiet it holds no buffer.
+// Pump copies from src to dst until EOF. While src is idle it keeps no buffer.
 func Pump(dst io.Writer, src End) error {
 	defer src.In.Release()
 	for {

@@ -15,16 +15,16 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// Counters are what a tunnel counts while it is open.
+// Counters are updated while a tunnel is open.
 type Counters struct {
-	In    *atomic.Int64 // bytes that the client took
-	Out   *atomic.Int64 // bytes that the server took
-	Pipes *atomic.Int64 // pipes that tunnels of this client's box hold; the box may have a quarter of all
+	In    *atomic.Int64 // bytes written to the client
+	Out   *atomic.Int64 // bytes written to the server
+	Pipes *atomic.Int64 // pipes in use by the client's box; at most a quarter of all
 }
 
-// Splice passes bytes both ways until both sides have ended, one of them has reset, or neither has sent anything for
-// the idle timeout. The kernel moves the bytes (splice(2)): both must be bare sockets. An idle tunnel holds these two and
-// no other descriptor. When it returns both are closed. The error is nil after an orderly end.
+// Splice relays bytes both ways until both sides have closed, one has reset, or the tunnel has been idle for the idle
+// timeout. The kernel moves the bytes (splice(2)): both must be plain sockets. An idle tunnel uses no other
+// descriptors. When it returns both are closed. The error is nil after a graceful close.
 func (p *Pool) Splice(client, upstream *net.TCPConn, count Counters, box policy.BoxID) error {
 	s := &splicing{
 		began: time.Now(), idle: p.idle, log: p.log, pipes: &p.pipes, held: count.Pipes, box: box,
@@ -46,22 +46,21 @@ type splicing struct {
 	idle             time.Duration
 	log              *zap.Logger
 	pipes            *pipePool
-	held             *atomic.Int64 // pipes that the box has
+	held             *atomic.Int64 // pipes in use by the box
 	box              policy.BoxID
 	client, upstream *net.TCPConn
 	began            time.Time
-	progress         atomic.Int64 // when bytes last moved either way, in nanoseconds since it began: setting the clock changes nothing
-	ended            atomic.Bool  // one direction has come to an orderly end
+	progress         atomic.Int64 // when bytes last moved, in nanoseconds since the tunnel began (monotonic)
+	ended            atomic.Bool  // one direction has ended gracefully
 
 	mu  sync.Mutex
-	err error // the first that ended it
+	err error // the first error
 }
 
-// ErrIdle is how a tunnel ends in which neither side has said anything for the idle timeout.
+// ErrIdle ends a tunnel that has been idle for the idle timeout.
 var ErrIdle = errors.New("idle timeout")
 
-// guard runs one direction. What ends it in disorder is handed to both sides as a reset, so that neither takes a part of
-// a transfer for the whole.
+// guard runs one direction. An error resets both sides, so that neither takes a partial transfer for a complete one.
 func (s *splicing) guard(direction func() error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -74,7 +73,7 @@ func (s *splicing) guard(direction func() error) {
 	case err == nil:
 		s.ended.Store(true)
 	case s.ended.Load() && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)):
-		s.abort(nil) // a side that had said all it wanted did not wait for the other's last words
+		s.abort(nil) // the side that had closed first did not wait for the other's last data
 	default:
 		s.abort(err)
 	}
@@ -83,13 +82,13 @@ func (s *splicing) guard(direction func() error) {
 func (s *splicing) abort(err error) {
 	s.mu.Lock()
 	if s.err == nil {
-		s.err = err // what follows from it is no cause
+		s.err = err // keep the first error
 	}
 	s.mu.Unlock()
 	socket.Reset(s.client, s.upstream)
 }
 
-// gone forgives a peer that was gone before it could be told of the end.
+// gone returns nil for the error of closing towards a peer that has already disconnected.
 func gone(err error) error {
 	if errors.Is(err, unix.ENOTCONN) {
 		return nil

@@ -1,4 +1,4 @@
-// Package peektest makes ClientHellos for tests.
+// Package peektest builds ClientHellos for tests.
 package peektest
 
 import (
@@ -13,7 +13,7 @@ import (
 // The lengths of the headers of a TLS record and of a handshake message (RFC 8446, 5.1 and 4).
 const recordHeader, handshakeHeader = 5, 4
 
-// Hello returns what crypto/tls sends first under cfg: whole records that hold one ClientHello.
+// Hello returns what crypto/tls sends first under cfg: whole records that contain one ClientHello.
 func Hello(t testing.TB, cfg *tls.Config) []byte {
 	t.Helper()
 	client, server := net.Pipe()
@@ -53,7 +53,7 @@ func LongProtocols(n int) (protos []string) {
 	return protos
 }
 
-// WithExtension puts one more extension at the end of a ClientHello of one record.
+// WithExtension appends an extension to a ClientHello of one record.
 func WithExtension(t *testing.T, hello, ext []byte) []byte {
 	t.Helper()
 	out := append(bytes.Clone(hello), ext...)
