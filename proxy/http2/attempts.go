@@ -13,14 +13,14 @@ import (
 
 //lint:file-ignore SA1019 as for upstream_h2.go
 
-// attempts is one request on its way over HTTP/2, which is sent once more where that is safe: the server said that it has
-// not looked at the stream (it refused it, or its GOAWAY leaves it out), or it was never sent. The library knows that; it
-// asks for a connection for each attempt.
+// attempts is one request over HTTP/2 with its attempts. It is retried where that is safe: the server said that it did
+// not process the stream (by refusing it or by GOAWAY), or the request was never sent. The library decides that and
+// requests a connection for each attempt.
 type attempts struct {
 	st   *stream
 	ctx  context.Context
-	up   *origin.H2Conn // of the attempt under way
-	used bool           // up was asked for something
+	up   *origin.H2Conn // of the attempt in progress
+	used bool           // a request was sent on up
 	n    int
 	err  error // why there is no further attempt
 }
@@ -29,15 +29,15 @@ const maxAttempts = 3
 
 type attemptsKey struct{}
 
-// errRepeat says that a request may be repeated but is not: its body has gone.
-var errRepeat = error(problem.Fixed("the upstream did not handle the request, and its body is not there any more"))
+// errRepeat fails a request that could be retried, but whose body is no longer available.
+var errRepeat = error(problem.Fixed("the upstream did not handle the request, and its body is no longer available to retry it"))
 
-// h2Attempts sends requests that carry their attempts in their context. Its connections are the pool's.
+// h2Attempts sends requests that carry their attempts in their context. Its connections come from the pool.
 var h2Attempts = &http2.Transport{ConnPool: attemptPool{}, DisableCompression: true}
 
 type attemptPool struct{}
 
-// GetClientConn returns the connection for the next attempt, of which one stream is reserved.
+// GetClientConn returns the connection for the next attempt, with one stream reserved.
 func (attemptPool) GetClientConn(r *http.Request, _ string) (*http2.ClientConn, error) {
 	a, ok := r.Context().Value(attemptsKey{}).(*attempts)
 	if !ok {
@@ -46,7 +46,7 @@ func (attemptPool) GetClientConn(r *http.Request, _ string) (*http2.ClientConn, 
 	return a.next()
 }
 
-// MarkDead does nothing: the pool hears of the end from the connection.
+// MarkDead does nothing: the pool learns of the end from the connection.
 func (attemptPool) MarkDead(*http2.ClientConn) {}
 
 func (a *attempts) next() (*http2.ClientConn, error) {
@@ -63,7 +63,7 @@ func (a *attempts) next() (*http2.ClientConn, error) {
 	return a.up.Client, nil
 }
 
-// another takes a further connection.
+// another acquires another connection.
 func (a *attempts) another() error {
 	if a.n > maxAttempts {
 		return errRepeat
@@ -72,7 +72,7 @@ func (a *attempts) another() error {
 	if err != nil {
 		return err
 	}
-	if up.H1 != nil { // the host has changed its mind: the client may try again
+	if up.H1 != nil { // the host now speaks HTTP/1.1: the client may retry
 		up.H1.Keep()
 		return errRepeat
 	}

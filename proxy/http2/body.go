@@ -9,22 +9,22 @@ import (
 	"boxgate/proxy/contain"
 )
 
-// replayMax is how much of a request's body is kept until the answer begins, so that the request can be sent once more.
+// replayMax is how much of a request's body is kept for a retry until the response begins.
 const replayMax = 64 << 10
 
-// uploadSource is the body of a request as the client sends it, for one attempt after the other. Until the answer has
-// begun, or more has come than is kept, an attempt that is given up leaves what it read, and a read under way, to the next.
+// uploadSource is the body of a request, shared by successive attempts. Until the response begins, or more than
+// replayMax has arrived, an abandoned attempt leaves its data, and a read in progress, to the next one.
 type uploadSource struct {
 	st      *stream
 	body    io.ReadCloser
-	trailer http.Header // to be filled in at the end
+	trailer http.Header // filled in at the end
 
 	mu      sync.Mutex
-	kept    []byte          // what was read so far, unless gone
-	gone    bool            // it cannot be read from its beginning any more
-	whole   bool            // it has ended
-	drained bool            // an attempt has read it to its end
-	read    chan uploadRead // of a read under way that no attempt has taken the result of; else nil
+	kept    []byte          // data read so far, unless gone
+	gone    bool            // cannot be read from the beginning any more
+	whole   bool            // EOF was reached
+	drained bool            // an attempt has read it to EOF
+	read    chan uploadRead // result of a read in progress that no attempt has taken, or nil
 }
 
 type uploadRead struct {
@@ -32,10 +32,10 @@ type uploadRead struct {
 	err  error
 }
 
-// uploadBody is what one attempt reads. One goroutine at a time reads; Close may come from another.
+// uploadBody is the body as read by one attempt. Only one goroutine reads at a time; Close may be called by another.
 type uploadBody struct {
 	source *uploadSource
-	at     int // of source.kept
+	at     int // offset in source.kept
 	once   sync.Once
 	closed chan struct{}
 }
@@ -54,7 +54,7 @@ func (s *uploadSource) again() (io.ReadCloser, error) {
 	return s.attempt(), nil
 }
 
-// forget gives up what is kept: the answer has begun.
+// forget drops the kept data: the response has begun.
 func (s *uploadSource) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,7 @@ func (s *uploadSource) forget() {
 	}
 }
 
-// Read reads what earlier attempts have read, and then from the client.
+// Read returns data kept from earlier attempts, then reads from the client.
 func (b *uploadBody) Read(p []byte) (int, error) {
 	s := b.source
 	s.mu.Lock()
@@ -97,7 +97,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 	}
 }
 
-// begin has a goroutine read up to size bytes, unless one does; the caller holds mu.
+// begin starts a read of up to size bytes in a goroutine, unless there is one; the caller must hold mu.
 func (s *uploadSource) begin(size int) chan uploadRead {
 	if s.read != nil {
 		return s.read
@@ -105,7 +105,7 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	result := make(chan uploadRead, 1)
 	s.read = result
 	buf := make([]byte, min(size, 16<<10))
-	go func() { // ends at the latest with the stream's handler, behind which the library ends the body
+	go func() { // ends at the latest when the handler returns and the library closes the body
 		r := uploadRead{err: contain.ErrFault}
 		defer func() { result <- r }()
 		defer contain.Panic(s.st.s.Core.Log, s.st.s.Box.ID, func() {})
@@ -115,7 +115,7 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	return result
 }
 
-// take hands over what was read and keeps it if there is room.
+// take returns the result of a read and keeps the data if there is room.
 func (b *uploadBody) take(p []byte, r uploadRead) (int, error) {
 	s := b.source
 	s.mu.Lock()
@@ -132,12 +132,12 @@ func (b *uploadBody) take(p []byte, r uploadRead) (int, error) {
 	s.mu.Unlock()
 	err := s.finish(len(r.data), r.err)
 	if more && errors.Is(err, io.EOF) {
-		err = nil // behind the rest
+		err = nil // after the rest
 	}
 	return n, err
 }
 
-// finish counts what came from the client and looks at what its end brings.
+// finish counts received bytes and handles the end of the body.
 func (s *uploadSource) finish(n int, err error) error {
 	s.st.uploaded.Add(int64(n))
 	if errors.Is(err, io.EOF) {
@@ -146,7 +146,7 @@ func (s *uploadSource) finish(n int, err error) error {
 	return err
 }
 
-// end hands the trailers over.
+// end passes the trailers on.
 func (s *uploadSource) end() error {
 	if leak := s.st.checkTrailers(); leak != nil {
 		return leak
@@ -157,7 +157,7 @@ func (s *uploadSource) end() error {
 	return io.EOF
 }
 
-// Close ends the attempt's reading. The client's body itself ends with the handler.
+// Close ends the attempt's reads. The client's body itself ends with the handler.
 func (b *uploadBody) Close() error {
 	b.once.Do(func() { close(b.closed) })
 	b.source.mu.Lock()
@@ -168,7 +168,7 @@ func (b *uploadBody) Close() error {
 	return nil
 }
 
-// watchedBody is the body of a stream as it is looked through.
+// watchedBody is the body of a stream, searched for placeholders.
 type watchedBody struct {
 	io.ReadCloser
 	st *stream
@@ -183,7 +183,7 @@ func (b watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// watched looks through the next piece of the stream's body.
+// watched searches the next chunk of the stream's body.
 func (st *stream) watched(piece []byte) error {
 	err := st.watch.Look(piece)
 	if err != nil {

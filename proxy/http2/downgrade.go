@@ -17,8 +17,8 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// downgrade carries one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was held to what the HTTP/1.1
-// parser demands, so nothing in it can end a line or a head.
+// downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of
+// the HTTP/1.1 parser, so none can end a line or a head.
 type downgrade struct {
 	st      *stream
 	up      *origin.Conn
@@ -30,15 +30,15 @@ type downgrade struct {
 	proceed chan bool     // tells an upload that waits for 100 whether to begin; nil if none waits
 }
 
-// clientStays stands for a client whose going ends the context of its stream.
+// clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
 func clientStays() bool { return false }
 
-// forward1 sends the request over HTTP/1.1 and brings the response back.
+// forward1 sends the request over HTTP/1.1 and relays the response.
 func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 	d := &downgrade{st: st, ctx: ctx}
 	head := st.head(false)
 	kept := false
-	defer func() { // deferred here: up is another one after a second attempt
+	defer func() { // a closure: a second attempt replaces up
 		if !kept {
 			up.Close()
 		}
@@ -46,7 +46,7 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 	var stop func() bool
 	for ; ; again = false {
 		used := up.Again()
-		// The cut of a connection, and a client that resets its stream, end the context: that must end the reads as well.
+		// A cut, or a reset of the stream by the client, cancels the context, which must interrupt the reads as well.
 		stop = context.AfterFunc(ctx, up.Abort)
 		err := d.send(ctx, up, head)
 		if err == nil {
@@ -69,7 +69,7 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 	defer func() {
 		if !d.sentAll() {
 			up.Abort()
-			_ = st.r.Body.Close() // ends a read under way
+			_ = st.r.Body.Close() // interrupts a read in progress
 			<-d.sent
 			reuse = false
 		}
@@ -82,7 +82,7 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 	reuse = d.respond()
 }
 
-// send writes the head, starts the upload and, for a request without a body, waits for the first byte of the answer.
+// send writes the head, starts the upload and, for a request without a body, waits for the first byte of the response.
 func (d *downgrade) send(ctx context.Context, up *origin.Conn, head []byte) error {
 	d.up = up
 	if err := d.st.goesTo(up.Addr()); err != nil {
@@ -108,16 +108,16 @@ func (d *downgrade) send(ctx context.Context, up *origin.Conn, head []byte) erro
 		}
 		var write *origin.WriteError
 		if d.outcome != nil && !errors.As(d.outcome, &write) && !errors.Is(d.outcome, errUnwanted) {
-			up.Abort() // the client broke off: the upstream must not take what it got for the whole
+			up.Abort() // the client aborted: the upstream must not take the partial body for the whole
 		}
 	}()
 	return nil
 }
 
-// errUnwanted ends an upload that the server answered before it began.
+// errUnwanted ends an upload because the server responded before it began.
 var errUnwanted = errors.New("the server did not ask for the body")
 
-// awaitContinue lets an upload whose client waits for 100 wait for it as well.
+// awaitContinue delays the upload of a client that waits for 100 until the server responds.
 func (d *downgrade) awaitContinue() error {
 	if d.proceed == nil {
 		return nil
@@ -136,15 +136,15 @@ func (d *downgrade) awaitContinue() error {
 	return nil
 }
 
-// told passes the server's answer on to an upload that waits for it.
+// told signals an upload that waits for the server's response.
 func (d *downgrade) told(wanted bool) {
 	select {
-	case d.proceed <- wanted: // the first answer counts
+	case d.proceed <- wanted: // the first one counts
 	default:
 	}
 }
 
-// sentAll reports whether all of the body has gone out.
+// sentAll reports whether the whole body was sent.
 func (d *downgrade) sentAll() bool {
 	if d.sent == nil {
 		return true
@@ -157,7 +157,7 @@ func (d *downgrade) sentAll() bool {
 	}
 }
 
-// upload moves the request's body: as it is if its length is known, else in chunks with its trailers.
+// upload sends the request's body: unchanged if its length is known, else in chunks with its trailers.
 func (d *downgrade) upload() error {
 	chunked := d.st.r.ContentLength < 0
 	buf := bodyBuffers.Get()
@@ -207,13 +207,13 @@ func (d *downgrade) trailers() []h1.Field {
 	return fields
 }
 
-// head is the request's head as HTTP/1.1 has it.
+// head returns the request's head as HTTP/1.1.
 func (st *stream) head(upgrade bool) []byte {
 	r := header.FromHTTP2(st.r, st.expects, upgrade)
 	return header.AppendRequest(nil, &r, st.ruling.Set, upgrade)
 }
 
-// respond brings the response to the client as it comes, and reports whether the connection can carry another request.
+// respond relays the response to the client, and reports whether the connection can carry another request.
 func (d *downgrade) respond() bool {
 	st := d.st
 	n, err := d.finalHead()
@@ -246,7 +246,7 @@ func (d *downgrade) respond() bool {
 	return reuse
 }
 
-// finalHead reads response heads up to the final one, whose length it returns, and passes the others on.
+// finalHead reads response heads up to the final one, whose length it returns, and forwards the interim ones.
 func (d *downgrade) finalHead() (int, error) {
 	in := &d.up.In
 	for range exchange.InterimMax {
@@ -277,7 +277,7 @@ func (d *downgrade) finalHead() (int, error) {
 	return 0, exchange.ErrProtocol
 }
 
-// relay moves the body, flushing whatever has arrived before it waits for more.
+// relay copies the body, flushing before it waits for more.
 func (d *downgrade) relay(untilClose bool) error {
 	if d.st.scrub != nil {
 		return d.st.relayScrubbed(&exchange.Arriving{In: &d.up.In, Body: &d.body, UntilClose: untilClose})

@@ -26,7 +26,7 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// forward sends a request that was allowed, by the protocol that the upstream speaks, and brings its response back.
+// forward sends an allowed request over the version that the upstream speaks, and relays its response.
 func (st *stream) forward() {
 	ctx, cancel := context.WithCancel(st.r.Context())
 	defer cancel()
@@ -50,14 +50,14 @@ func (st *stream) forward() {
 	}
 }
 
-// repeatable reports whether a failure on a kept connection may be met by sending the request once more.
+// repeatable reports whether a request may be retried once after a failure on a pooled connection.
 func (st *stream) repeatable() bool {
 	return st.r.ContentLength == 0 && exchange.Idempotent(st.r.Method)
 }
 
-// failed2 tells the client that there is no answer. Where the upstream reset the stream the client sees that reset, and a
-// request that was not handled and cannot be sent once more from here it may send again itself (RFC 9113, 8.7). A protocol
-// error is no word of the server's for the client: most likely we raised it.
+// failed2 reports to the client that there is no response. If the upstream reset the stream, the client gets the same
+// reset and may retry an unprocessed request that cannot be retried from here (RFC 9113, 8.7). PROTOCOL_ERROR is not
+// passed on: most likely we raised it.
 func (st *stream) failed2(ctx context.Context, err error) {
 	code, reset := resetCode(err)
 	if errors.Is(err, errRepeat) {
@@ -72,7 +72,7 @@ func (st *stream) failed2(ctx context.Context, err error) {
 	st.resetWith(code)
 }
 
-// forward2 sends the request over HTTP/2 and brings the response back. On an error the client was told nothing yet.
+// forward2 sends the request over HTTP/2 and relays the response. On an error nothing was sent to the client yet.
 func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
 	a := &attempts{st: st, ctx: ctx, up: up}
 	defer a.leave()
@@ -93,7 +93,7 @@ func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
 	return nil
 }
 
-// roundTrip sends the request. The response's body is still to come; so may be the request's.
+// roundTrip sends the request. The response's body may still be arriving, and so may the request's.
 func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, error) {
 	var interim interimWriter
 	interim.w, interim.scrub = st.w, st.ruling.Scrub
@@ -116,7 +116,7 @@ func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, e
 	return res, err
 }
 
-// goesTo adds the address to what must stay allowed, and looks once more whether it is.
+// goesTo adds the address to what the policy must keep allowing, and checks it once more.
 func (st *stream) goesTo(addr netip.Addr) error {
 	f := st.ruling.Inflight(st.s, addr)
 	st.setFlight(f)
@@ -127,8 +127,8 @@ func (st *stream) goesTo(addr netip.Addr) error {
 	return nil
 }
 
-// request builds the request for the upstream: the path byte for byte, the box's fields without every variant of a header
-// that is set, then those.
+// request builds the upstream request: the path byte for byte, the box's fields without any variant of a header that is
+// set, then the headers that are set.
 func (st *stream) request(ctx context.Context) *http.Request {
 	set := st.ruling.Set
 	fields := make(http.Header, len(st.r.Header)+len(set)+1)
@@ -138,7 +138,7 @@ func (st *stream) request(ctx context.Context) *http.Request {
 		}
 		fields[name] = values
 	}
-	if st.expects { // which the library took out
+	if st.expects { // removed by the library
 		fields["Expect"] = []string{"100-continue"}
 	}
 	if _, ok := fields["User-Agent"]; !ok {
@@ -170,7 +170,7 @@ func (st *stream) request(ctx context.Context) *http.Request {
 	return out
 }
 
-// checkTrailers refuses trailers with a placeholder, once the body has been read: the request is then broken off.
+// checkTrailers aborts the request if its trailers, available once the body has been read, contain a placeholder.
 func (st *stream) checkTrailers() error {
 	err := placeholder.InHTTP2Trailer(st.r.Trailer)
 	if err != nil {
@@ -179,7 +179,7 @@ func (st *stream) checkTrailers() error {
 	return err
 }
 
-// interimWriter passes 1xx responses on while the final one is waited for.
+// interimWriter forwards 1xx responses until the final one arrives.
 type interimWriter struct {
 	w     http.ResponseWriter
 	scrub *scrub.Set
@@ -195,7 +195,7 @@ func (i *interimWriter) write(code int, fields textproto.MIMEHeader) error {
 	if i.n++; i.n > exchange.InterimMax {
 		return exchange.ErrProtocol
 	}
-	if i.over || code == http.StatusContinue { // the server sent its own 100 when the body was asked for
+	if i.over || code == http.StatusContinue { // our server already sent a 100 when the body was first read
 		return nil
 	}
 	h := i.w.Header()
@@ -213,7 +213,7 @@ func (i *interimWriter) end() {
 	i.over = true
 }
 
-// respond brings an HTTP/2 response to the client as it comes.
+// respond relays an HTTP/2 response to the client as it arrives.
 func (st *stream) respond(res *http.Response) {
 	defer res.Body.Close()
 	st.x.Event.Status = res.StatusCode
@@ -222,7 +222,7 @@ func (st *stream) respond(res *http.Response) {
 		st.w.Header().Add("Trailer", name)
 	}
 	st.maskHead()
-	// An answer without a body goes out with its end in the same frame: that is what gRPC calls "trailers only".
+	// A response without a body is sent in a single frame with END_STREAM: what gRPC calls "Trailers-Only".
 	if res.ContentLength == 0 && len(res.Trailer) == 0 && st.r.Method != http.MethodHead {
 		n, err := io.Copy(io.Discard, res.Body)
 		if err == nil && n == 0 && len(res.Trailer) == 0 {
@@ -238,7 +238,7 @@ func (st *stream) respond(res *http.Response) {
 	st.trailers(res.Trailer)
 }
 
-// abort breaks the stream off: its end must not look like the end of the body.
+// abort resets the stream: a truncated body must not look complete.
 func (st *stream) abort(err error) {
 	if err == nil {
 		err = exchange.ErrProtocol
@@ -248,7 +248,7 @@ func (st *stream) abort(err error) {
 	st.resetWith(code)
 }
 
-// relay moves a body, flushing whatever has arrived before it waits for more.
+// relay copies a body, flushing before it waits for more.
 func (st *stream) relay(body io.Reader) error {
 	if st.scrub != nil {
 		return st.relayScrubbed(http2Body{body})
@@ -279,7 +279,7 @@ func (st *stream) relay(body io.Reader) error {
 	}
 }
 
-// trailers sends the fields behind the body, announced or not.
+// trailers sends the trailer fields, announced or not.
 func (st *stream) trailers(t http.Header) {
 	exchange.MaskHeader(st.ruling.Scrub, t)
 	for name, values := range t {
@@ -292,7 +292,7 @@ func (st *stream) trailers(t http.Header) {
 // bodyBuffers are for bodies over HTTP/2.
 var bodyBuffers = buffers.NewPool(32 << 10)
 
-// resetCode is the code with which a stream to the upstream ended, if it ended with a reset.
+// resetCode returns the code if the stream to the upstream ended with a reset.
 func resetCode(err error) (http2.ErrCode, bool) {
 	var reset http2.StreamError
 	if errors.As(err, &reset) {
@@ -301,7 +301,7 @@ func resetCode(err error) (http2.ErrCode, bool) {
 	return http2.ErrCodeInternal, false
 }
 
-// resetWith breaks the stream off with a code. It does not return.
+// resetWith resets the stream with a code. It does not return.
 func (st *stream) resetWith(code http2.ErrCode) {
 	if id, ok := h2.StreamID(st.w); ok {
 		st.c.client.ResetWith(id, code)

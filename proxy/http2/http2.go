@@ -34,14 +34,15 @@ import (
 func init() { h2connect.Restore() }
 
 const (
-	streamWindow = 64 << 10 // of an upload, for each stream: boxes are near
+	streamWindow = 64 << 10 // of an upload, per stream: small, as boxes are near
 	connWindow   = 1 << 20  // of all uploads of a connection
 
-	// ConnCost is what a connection makes the gateway hold at most, in bytes: a frame each way, header tables, goroutines.
+	// ConnCost is the most memory that a connection uses, in bytes: a frame in each direction, header tables,
+	// goroutines.
 	ConnCost    = 80 << 10
-	refusalCost = 24 << 10                          // of memory, for a stream that is answered by the gateway itself
-	streamCost  = origin.ResponseWindow + 72<<10    // for a stream that goes on: what its server may send ahead, buffers, goroutines
-	uploadCost  = streamWindow + replayMax + 32<<10 // for the body of its request
+	refusalCost = 24 << 10                          // memory of a stream that the gateway itself answers
+	streamCost  = origin.ResponseWindow + 72<<10    // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
+	uploadCost  = streamWindow + replayMax + 32<<10 // memory for the body of its request
 )
 
 // conn is the state of one HTTP/2 client connection.
@@ -53,8 +54,8 @@ type conn struct {
 	flights map[*exchange.Inflight]*stream
 }
 
-// Serve handles the streams of one connection until it ends. Each request is judged by itself, by the policy then in
-// force; to the upstream it goes by HTTP/2 or, where that speaks only HTTP/1.1, translated. It closes s.client.
+// Serve handles the streams of one connection until it ends. Each request is judged under the policy in force at the
+// time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client.
 func Serve(ctx context.Context, s *exchange.Session) error {
 	c := &conn{s: s, flights: map[*exchange.Inflight]*stream{}}
 	s.Live.Watch(c.watch)
@@ -62,7 +63,7 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 	conn, ok := s.Client.(*tls.Conn)
 	if !ok {
 		_ = s.Client.Close()
-		return origin.ErrNoName // HTTP/2 is chosen in a TLS handshake alone
+		return origin.ErrNoName // HTTP/2 is only negotiated in a TLS handshake
 	}
 	server := &http2.Server{
 		MaxConcurrentStreams: h2.Streams, IdleTimeout: exchange.ClientIdle, MaxReadFrameSize: h2.FrameMax,
@@ -79,11 +80,12 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 	return nil
 }
 
-// streamCut is how long a stream may take to end once the policy denies it.
+// streamCut is how long a stream has to end once the policy denies it.
 const streamCut = 50 * time.Millisecond
 
-// watch is asked on every change of the policy whether the requests under way may go on. Streams that may not are reset
-// alone; should one not end, such as in a write to a client that does not read, its denial cuts the whole connection.
+// watch is called on every policy change to check whether the requests in progress may continue. Denied streams are
+// reset individually; if one does not end, as when a write blocks on a client that does not read, the whole connection
+// is cut.
 func (c *conn) watch(pol *policy.Compiled) policy.Decision {
 	limit := time.NewTimer(streamCut)
 	defer limit.Stop()
@@ -98,7 +100,7 @@ func (c *conn) watch(pol *policy.Compiled) policy.Decision {
 	return policy.Decision{Verdict: policy.Allow}
 }
 
-// denied returns the streams that a policy denies, with the denial noted in each.
+// denied returns the streams that a policy denies, noting the denial in each.
 func (c *conn) denied(pol *policy.Compiled) (cut []*stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +113,7 @@ func (c *conn) denied(pol *policy.Compiled) (cut []*stream) {
 	return cut
 }
 
-// publish replaces what is known of a request under way; either may be nil.
+// publish updates what is known of a request in progress; either argument may be nil.
 func (c *conn) publish(st *stream, old, now *exchange.Inflight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,15 +133,15 @@ type stream struct {
 	ruling exchange.Ruling
 	scrub  *exchange.Scrubbing // of the response; nil if it is not scrubbed
 	flight *exchange.Inflight
-	holds  memory.Claim // what the gateway may come to hold of it
+	holds  memory.Claim // memory reserved for it
 	cancel context.CancelFunc
 	done   chan struct{}                   // closed when the request has ended
-	cut    atomic.Pointer[policy.Decision] // of the policy that came into force meanwhile and denies it
+	cut    atomic.Pointer[policy.Decision] // of a later policy that denies it
 
 	expects  bool         // the client waits for 100 before it sends the body
 	uploaded atomic.Int64 // bytes of the request's body
 	watch    placeholder.Watch
-	leaked   atomic.Bool // its body or trailers hold a placeholder
+	leaked   atomic.Bool // its body or trailers contain a placeholder
 }
 
 // serve handles one request.
@@ -151,7 +153,7 @@ func (c *conn) serve(w http.ResponseWriter, r *http.Request) {
 	defer close(st.done)
 	st.x.Begin(c.s)
 	defer st.end()
-	w.Header()["Date"] = nil // the upstream's, or none
+	w.Header()["Date"] = nil // only the upstream's
 	if !st.admit() {
 		return
 	}
@@ -165,7 +167,7 @@ func (c *conn) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	if !c.s.Usage.Streams.Enter(c.s.Core.MaxStreams) {
 		st.refuse(&problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
-			Detail: "The box has as many requests under way as it may have."})
+			Detail: "The box has reached its limit of requests in progress."})
 		return
 	}
 	defer c.s.Usage.Streams.Leave()
@@ -188,8 +190,8 @@ func (c *conn) serve(w http.ResponseWriter, r *http.Request) {
 	st.forward()
 }
 
-// admit claims what it takes to refuse a request in words: its answer may wait for a client that does not read. Without
-// that the stream is reset.
+// admit reserves the memory to refuse a request with a response, which may wait for a client that does not read. If it
+// is not available, the stream is reset.
 func (st *stream) admit() bool {
 	st.holds.Open(st.s.Usage.Memory, memory.Streams)
 	if st.holds.Grow(refusalCost + header.SizeFactor*headSize(st.r)) {
@@ -200,7 +202,7 @@ func (st *stream) admit() bool {
 	return false
 }
 
-// cost is what a stream that goes on may make the gateway hold besides.
+// cost is the additional memory that a forwarded stream may use.
 func (st *stream) cost() int {
 	if st.r.ContentLength == 0 {
 		return streamCost
@@ -208,7 +210,8 @@ func (st *stream) cost() int {
 	return streamCost + uploadCost
 }
 
-// end records the request. A panic that is no breaking off of the stream is a fault of ours: it is logged and dies here.
+// end records the request. Any panic other than http.ErrAbortHandler is our own bug: it is logged and fails only this
+// stream.
 func (st *stream) end() {
 	v := recover()
 	st.c.publish(st, st.flight, nil)
@@ -229,7 +232,7 @@ func (st *stream) end() {
 	panic(http.ErrAbortHandler) // the library resets the stream
 }
 
-// judge decides the request, as [http1.judge] does, and answers one that is refused.
+// judge decides the request, as [http1.judge] does, and answers it if refused.
 func (st *stream) judge() bool {
 	m := st.message()
 	for {
@@ -276,12 +279,12 @@ func (st *stream) isWebSocket() bool {
 	return st.r.Method == http.MethodConnect && st.r.Header.Get(":protocol") == "websocket"
 }
 
-// headSize is about how long a request's head is, written as HTTP/1.1.
+// headSize returns about how long a request's head is when written as HTTP/1.1.
 func headSize(r *http.Request) int {
 	return len(r.Method) + len(r.RequestURI) + len(r.Host) + 32 + header.Size(r.Header)
 }
 
-// wellFormed holds a request to what the HTTP/1.1 parser demands, so that it means the same on every path.
+// wellFormed validates a request by the rules of the HTTP/1.1 parser, so that it means the same on every path.
 func (st *stream) wellFormed() bool {
 	if !h1.ValidMethod(st.r.Method) || !h1.ValidTarget(st.r.RequestURI) || len(st.r.Header) > h1.MaxFields {
 		return false
@@ -293,7 +296,7 @@ func (st *stream) wellFormed() bool {
 		return false // RFC 8441, 4
 	}
 	if length, ok := st.r.Header["Content-Length"]; ok && (len(length) != 1 || length[0] != strconv.FormatInt(st.r.ContentLength, 10)) {
-		return false // RFC 9113, 8.1.1: it must be the length of what follows
+		return false // RFC 9113, 8.1.1: it must match the body
 	}
 	for name, values := range st.r.Header {
 		if name == ":protocol" {
@@ -321,7 +324,7 @@ func (st *stream) refuse(p *problem.Problem) {
 	}
 }
 
-// refuseUpstream tells the client why the upstream could not be used.
+// refuseUpstream reports to the client why the upstream could not be used.
 func (st *stream) refuseUpstream(err error) {
 	st.x.Unserved(err)
 	if st.leaked.Load() {
@@ -329,7 +332,7 @@ func (st *stream) refuseUpstream(err error) {
 		return
 	}
 	if st.r.Context().Err() != nil {
-		panic(http.ErrAbortHandler) // the client has gone, or the connection was cut
+		panic(http.ErrAbortHandler) // the client disconnected, or the connection was cut
 	}
 	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {
@@ -338,10 +341,10 @@ func (st *stream) refuseUpstream(err error) {
 	st.refuse(p)
 }
 
-// malformedRequest records a request that is refused for its form before the handler could see it. It counts as a request,
-// as in refusedByLibrary.
+// malformedRequest records a request that was refused as malformed before the handler could see it. It counts as a
+// request, as in refusedByLibrary.
 func (c *conn) malformedRequest(method, authority, path string) {
-	c.client.Handed(c.client.Refusing()) // which the library resets now
+	c.client.Handed(c.client.Refusing()) // the library is about to reset it
 	var x exchange.Exchange
 	x.Begin(c.s)
 	x.Event.Method, x.Event.Path, x.Event.Reason = method, exchange.WithoutQuery(path), policy.ReasonBadRequest
@@ -355,8 +358,8 @@ func (c *conn) malformedRequest(method, authority, path string) {
 	x.End()
 }
 
-// refusedByLibrary records a request that the handler was not given. It counts as a request; a client that sends more of
-// those than the box may loses the connection, as there is nobody to tell it to wait.
+// refusedByLibrary records a request that never reached the handler. It counts as a request. A client over its rate
+// limit may lose the connection for it, as it cannot be told to wait.
 func (c *conn) refusedByLibrary(why string) {
 	var x exchange.Exchange
 	x.Begin(c.s)
@@ -369,7 +372,7 @@ func (c *conn) refusedByLibrary(why string) {
 	x.End()
 }
 
-// give notes that the handler was given the stream of w, until the client has ended it.
+// give notes that the handler has the stream of w, until the client has ended it.
 func (c *conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
 	id, ok := h2.StreamID(w)
 	if !ok {

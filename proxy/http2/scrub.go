@@ -25,7 +25,7 @@ func (st *stream) sink() http2Sink {
 	return http2Sink{st, flushWriter{st.w, http.NewResponseController(st.w)}}
 }
 
-// http2Body is a response's body on an HTTP/2 connection. It cannot tell whether a read will wait.
+// http2Body is the body of a response on an HTTP/2 connection, where it is not known whether a read will block.
 type http2Body struct{ io.Reader }
 
 func (b http2Body) Read(p []byte, wait func() error) (int, error) {
@@ -35,8 +35,8 @@ func (b http2Body) Read(p []byte, wait func() error) (int, error) {
 	return b.Reader.Read(p)
 }
 
-// scrubbable looks at the head of a final response to an HTTP/2 client; one that is refused was answered. The scrubbing
-// ends with the stream.
+// scrubbable inspects the head of a final response to an HTTP/2 client; if the response is refused the client has been
+// answered. The scrubbing ends with the stream.
 func (st *stream) scrubbable(status int, bodiless bool, field func(string) []string) bool {
 	if st.ruling.Scrub == nil {
 		return true
@@ -49,7 +49,7 @@ func (st *stream) scrubbable(status int, bodiless bool, field func(string) []str
 	return true
 }
 
-// maskHead masks the head that is about to go to the client.
+// maskHead masks the head before it is sent to the client.
 func (st *stream) maskHead() {
 	if st.scrub == nil {
 		return
@@ -60,7 +60,7 @@ func (st *stream) maskHead() {
 	}
 }
 
-// relayScrubbed moves a body that is scrubbed.
+// relayScrubbed relays a body that is scrubbed.
 func (st *stream) relayScrubbed(src scrub.Source) error {
 	dst := st.sink()
 	if err := st.scrub.Relay(dst, src); err != nil {

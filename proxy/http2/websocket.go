@@ -19,8 +19,8 @@ import (
 	"boxgate/proxy/tunnel"
 )
 
-// serveWebSocket carries an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
-// server speaks, and then passes the bytes both ways, to that upstream and nowhere else.
+// serveWebSocket forwards an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
+// server supports, and then relays bytes both ways between the client and that upstream.
 func (st *stream) serveWebSocket() {
 	ctx, cancel := context.WithCancel(st.r.Context())
 	defer cancel()
@@ -52,11 +52,11 @@ func (st *stream) serveWebSocket() {
 	up.In.Take(n)
 	st.w.WriteHeader(http.StatusOK)
 	if err := d.tunnel(); err != nil {
-		st.abort(err) // no orderly end
+		st.abort(err) // not a graceful close
 	}
 }
 
-// shakeHands asks the upstream for the upgrade and returns the length of the final head.
+// shakeHands sends the upgrade request and returns the length of the final head of the response.
 func (d *downgrade) shakeHands() (int, error) {
 	if err := d.st.goesTo(d.up.Addr()); err != nil {
 		return 0, err
@@ -80,7 +80,7 @@ func (d *downgrade) shakeHands() (int, error) {
 	return n, exchange.Upgraded(d.st.r.Header.Values, &d.res)
 }
 
-// pass brings an answer that is no upgrade to the client.
+// pass relays a response that is not an upgrade to the client.
 func (d *downgrade) pass(n int) {
 	d.st.x.Event.Status = d.res.Status
 	header.CopyFields(d.st.w.Header(), &d.res)
@@ -93,13 +93,13 @@ func (d *downgrade) pass(n int) {
 	}
 }
 
-// tunnel passes the bytes of the stream and of the upgraded connection until the server has ended, or the client has and
-// the server stays silent.
+// tunnel relays the bytes of the stream and of the upgraded connection until the server has ended, or the client has
+// and the server stays silent.
 func (d *downgrade) tunnel() error {
 	_ = d.up.NetConn.SetReadDeadline(time.Time{})
 	d.up.In.Source = d.up.NetConn
 	var ended atomic.Bool
-	go func() { // ends at the latest with the handler, which closes the body it reads
+	go func() { // ends at the latest when the handler closes the body it reads
 		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, d.up.Abort)
 		if err := d.fromClient(); err != nil {
 			d.up.Abort()
@@ -124,7 +124,7 @@ func (d *downgrade) tunnel() error {
 	return err
 }
 
-// flushWriter sends what it is given at once.
+// flushWriter flushes after every write.
 type flushWriter struct {
 	w          http.ResponseWriter
 	controller *http.ResponseController

@@ -15,8 +15,8 @@ import (
 	"boxgate/proxy/socket"
 )
 
-// Conn is one HTTP/1.1 connection to an origin server. One goroutine at a time uses it, but for writing while another
-// reads.
+// Conn is one HTTP/1.1 connection to an origin server. One goroutine uses it at a time, except that one may write while
+// another reads.
 type Conn struct {
 	key     key
 	place   *place
@@ -33,10 +33,10 @@ type Conn struct {
 	dial   policy.Request   // the address it goes to
 	judged *policy.Compiled // the last policy that allowed dial
 	served int              // requests sent before this one
-	dirty  bool             // an exchange began and has not ended cleanly: never to be used again
+	dirty  bool             // an exchange has begun and not ended cleanly: the connection must not be reused
 }
 
-// newUpstream takes over a connection that was just dialled, and its place. On an error both are given back.
+// newUpstream takes ownership of a newly dialled connection and its place. On an error both are released.
 func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error) {
 	defer func() {
 		if u == nil {
@@ -46,7 +46,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	}()
 	tcp, ok := socket.TCP(conn)
 	if !ok {
-		return nil, errors.New("upstream is no TCP connection")
+		return nil, errors.New("upstream is not a TCP connection")
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
@@ -68,7 +68,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	return u, nil
 }
 
-// dialRequest is the question that the policy answered when conn was dialled.
+// dialRequest returns the request that the policy allowed when conn was dialled.
 func dialRequest(key key, conn net.Conn, box *policy.Box) (policy.Request, error) {
 	to, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	return policy.Request{
@@ -76,48 +76,48 @@ func dialRequest(key key, conn net.Conn, box *policy.Box) (policy.Request, error
 	}, err
 }
 
-// Serves reports whether the connection leads where a target does.
+// Serves reports whether the connection can be used for a target.
 func (u *Conn) Serves(to Target) bool { return u.key == to.key() }
 
-// Addr is the address that the connection leads to.
+// Addr returns the remote address.
 func (u *Conn) Addr() netip.Addr { return u.dial.Addr }
 
-// AllowedBy reports whether a policy was asked about the address, and allowed it.
+// AllowedBy reports whether a policy has been asked about the address and allowed it.
 func (u *Conn) AllowedBy(c *policy.Compiled) bool { return u.judged == c }
 
-// Crowded reports whether the box has so many connections open that none should be kept for a client that is silent.
+// Crowded reports whether the box has so many connections open that none should be kept for an idle client.
 func (u *Conn) Crowded() bool { return u.place.pool.crowded() }
 
-// begin begins an exchange, of which the connection is not fit for another until [Conn.Done]. It reports whether there was one
-// before.
+// begin begins an exchange; until [Conn.Done] the connection cannot be reused. It reports whether there was an earlier
+// one.
 func (u *Conn) Begin() (again bool) {
 	u.served++
 	u.dirty = true
 	return u.served > 1
 }
 
-// Again reports whether the connection has carried an exchange.
+// Again reports whether the connection has carried an exchange before.
 func (u *Conn) Again() bool { return u.served > 0 }
 
-// Done ends an exchange in good order.
+// Done marks an exchange as cleanly ended.
 func (u *Conn) Done() {
 	u.dirty = false
 	u.In.Release()
 }
 
-// ReadFor has the connection read from for as long as ctx lasts and gone, called now and then, reports false. The next calls of
-// u.in.Fill fail with the error of ctx, or errClientGone, otherwise.
+// ReadFor limits the following reads: they continue until ctx ends or gone, polled now and then, reports true. Reads
+// then fail with the error of ctx, or ErrClientGone.
 func (u *Conn) ReadFor(ctx context.Context, gone func() bool) {
 	u.reader = clientAwareReader{conn: u.NetConn, ctx: ctx, gone: gone}
 	u.In.Source = &u.reader
 	u.reader.begin()
 }
 
-// Uncount gives back the place of a connection that counts with its client's from now on, as every tunnel does.
+// Uncount releases the place of a connection that from now on counts with its client's, as every tunnel does.
 func (u *Conn) Uncount() { u.place.release() }
 
-// Usable reports whether an idle connection can carry another request: nothing has come from the server, neither bytes
-// nor the end, and the policy in force still allows its address.
+// Usable reports whether an idle connection can carry another request: the server has sent neither data nor EOF, and
+// the policy in force still allows its address.
 func (u *Conn) Usable(c *policy.Compiled) bool {
 	if u.judged != c && !c.Decide(u.dial).Allowed() {
 		return false
@@ -126,8 +126,8 @@ func (u *Conn) Usable(c *policy.Compiled) bool {
 	return !u.dirty && len(u.In.Bytes()) == 0 && u.raw.Control(u.look) == nil && u.quiet
 }
 
-// Keep lets other requests of the box use the connection if its last exchange ended cleanly, and closes any other: what
-// its server still sends would be taken for the answer to the next request.
+// Keep returns the connection to the pool if its last exchange ended cleanly, else closes it: leftover data from the
+// server would be taken for the next response.
 func (u *Conn) Keep() {
 	if u.dirty {
 		u.Close()
@@ -138,17 +138,17 @@ func (u *Conn) Keep() {
 	u.place.pool.rest(u.place)
 }
 
-// Close ends the connection. It waits for no peer.
+// Close closes the connection. It never blocks on the peer.
 func (u *Conn) Close() {
 	u.In.Release()
 	_ = u.TCP.Close() // not u.conn: a TLS close_notify could wait for a peer that does not read
 	u.place.release()
 }
 
-// Abort ends the connection under a goroutine that still uses it.
+// Abort closes the connection while a goroutine may still be using it.
 func (u *Conn) Abort() { _ = u.TCP.Close() }
 
-// write sends b; an error is an *[WriteError].
+// write sends b; errors are of type *[WriteError].
 func (u *Conn) Write(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -159,7 +159,7 @@ func (u *Conn) Write(b []byte) error {
 	return nil
 }
 
-// WriteError says that it was the upstream that ended an upload. Its answer may still be readable.
+// WriteError is a failure of the upstream during an upload. Its response may still be readable.
 type WriteError struct{ error }
 
 func (e *WriteError) Unwrap() error { return e.error }

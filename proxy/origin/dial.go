@@ -16,20 +16,20 @@ import (
 	"boxgate/proxy/route"
 )
 
-// Config is what origins need. All of it is required but for the limits over all boxes.
+// Config configures [Origins]. All fields are required except the limits over all boxes.
 type Config struct {
 	Router           *route.Router
 	Resolver         route.Resolver
-	Roots            *x509.CertPool // trusted for servers; nil: the system's
+	Roots            *x509.CertPool // for server certificates; nil: the system's
 	DialTimeout      time.Duration  // for resolving and dialling, over all addresses
 	AddressTimeout   time.Duration  // for one of several addresses
 	HandshakeTimeout time.Duration
-	MaxPerBox        int // connections that a box may use or keep
-	MaxAll           int // connections of all boxes together; the last quarter is for boxes with few; 0: no limit
+	MaxPerBox        int // connections of a box, in use or idle
+	MaxAll           int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 }
 
-// Origins makes connections to origin servers and keeps them for the next request, box by box: what one box does with its own
-// is nothing to another. Only newOrigins makes one. Safe for concurrent use.
+// Origins makes connections to origin servers and pools them per box: no box can affect the connections of another.
+// Create it with [New]. Safe for concurrent use.
 type Origins struct {
 	cfg   Config
 	pools allPools
@@ -38,12 +38,12 @@ type Origins struct {
 	sessions map[policy.BoxID]tls.ClientSessionCache
 }
 
-// New returns origins without a connection.
+// New returns an Origins without connections.
 func New(cfg Config) *Origins {
 	return &Origins{cfg: cfg, sessions: map[policy.BoxID]tls.ClientSessionCache{}}
 }
 
-// CloseBox drops what is kept for a box. Connections in use over HTTP/1.1 end with their clients.
+// CloseBox drops the state of a box. HTTP/1.1 connections in use end with their clients.
 func (p *Origins) CloseBox(box policy.BoxID) {
 	p.mu.Lock()
 	delete(p.sessions, box)
@@ -51,7 +51,7 @@ func (p *Origins) CloseBox(box policy.BoxID) {
 	p.pools.closeBox(box)
 }
 
-// CloseIdle closes the connections of a box that have waited for another request for age or longer.
+// CloseIdle closes the connections of a box that have been idle for age or longer.
 func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
 	p.pools.mu.RLock()
 	pool := p.pools.boxes[box]
@@ -61,13 +61,13 @@ func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
 	}
 }
 
-// Stats returns how many connections a box has.
+// Stats returns the number of connections of a box.
 func (p *Origins) Stats(box policy.BoxID) Stats { return p.pools.stats(box) }
 
-// Close drops what is kept for any box.
+// Close drops the state of all boxes.
 func (p *Origins) Close() { p.pools.close() }
 
-// sessionsOf returns the TLS sessions that a box may resume: no other box's.
+// sessionsOf returns the TLS session cache of a box, shared with no other box.
 func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,8 +77,8 @@ func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
 	return p.sessions[box]
 }
 
-// Dial connects box to d. Every address is judged by the policy in force at that moment, and once more by the dialler
-// itself when the socket exists. The error is a *[policy.DeniedError] or a *[problem.Upstream].
+// Dial connects box to d. Every address is judged by the policy in force at that moment, and again by the dialer once
+// the socket exists. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
@@ -104,7 +104,8 @@ func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn
 	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.name, Err: failed}
 }
 
-// candidates returns the addresses of d that the policy allows, in the order to try them; none left is an error.
+// candidates returns the addresses of d that the policy allows, in the order to try them, or an error if there are
+// none.
 func (p *Origins) candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
 	addrs, err := p.addresses(ctx, box, d)
 	if err != nil {
@@ -129,8 +130,8 @@ func (p *Origins) candidates(ctx context.Context, box *policy.Box, d Target) ([]
 	}
 }
 
-// addresses returns where d may be, unjudged. The address the box asked for is used for a name only while a live grant
-// of that name holds it: otherwise it is the box's claim and nothing else.
+// addresses returns the possible addresses of d, not yet judged. The address that the box asked for is used for a name
+// only while a live grant maps the name to it: otherwise it is merely the box's claim.
 func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
 	orig := d.Asked.Addr.Unmap()
 	if !d.ByName {
@@ -152,8 +153,8 @@ func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]n
 	return route.Interleave(addrs, orig.Is6()), nil
 }
 
-// judgeDial asks the policy in force whether this very address may be dialled. Addresses of the gateway itself and the sink
-// are refused before the policy is asked.
+// judgeDial asks the policy in force whether an address may be dialled. Addresses of the gateway itself and the sink
+// are refused first.
 func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a netip.Addr) error {
 	a = a.Unmap()
 	c := box.Policy.Load()
@@ -167,13 +168,13 @@ func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a ne
 	return nil
 }
 
-// dialling is the request for one address of the target.
+// dialling returns the policy request for one address of the target.
 func (d Target) dialling(a netip.Addr) policy.Request {
 	return policy.Request{Stage: policy.StageDial, Box: d.Asked.Box, Name: d.name, Addr: a, Port: d.Asked.Port, Protocol: policy.TCP}
 }
 
-// DialAddr dials one address. The dialler judges the address of the very socket it is about to connect, so no code
-// between here and there can have swapped it.
+// DialAddr dials one address. The dialer judges the address of the socket it is about to connect, so no code in between
+// can have changed it.
 func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a netip.Addr, others bool) (net.Conn, error) {
 	timeout := p.cfg.DialTimeout
 	if others {

@@ -1,3 +1,3 @@
-// Package origin makes and keeps connections to origin servers: to addresses that the policy in force allows, over TLS to servers
-// that prove who they are, pooled for each box apart.
+// Package origin makes and pools connections to origin servers: to addresses that the policy in force allows, over TLS
+// with verified servers, in a separate pool per box.
 package origin

@@ -11,18 +11,18 @@ import (
 	"boxgate/policy"
 )
 
-// allPools holds the connections to origin servers, box by box: what one box does with its own is nothing to another.
-// The zero value is empty. Safe for concurrent use.
+// allPools contains the pools of connections to origin servers, one per box: no box can affect the connections of
+// another. The zero value is empty. Safe for concurrent use.
 type allPools struct {
-	open    atomic.Int64 // connections, of all boxes
+	open    atomic.Int64 // connections of all boxes
 	sharers atomic.Int64 // boxes that have a pool
 
 	mu    sync.RWMutex
 	boxes map[policy.BoxID]*boxPool
 }
 
-// poolOf returns the pool of a client's box. A box's clients are denied before its pool is closed, and none that is denied makes
-// a new one.
+// poolOf returns the pool of a client's box, creating it on first use. A box's clients are denied before its pool is
+// closed, and a denied client creates none.
 func (p *Origins) poolOf(who Client) (*boxPool, error) {
 	all := &p.pools
 	all.mu.RLock()
@@ -48,7 +48,7 @@ func (p *Origins) poolOf(who Client) (*boxPool, error) {
 	return all.boxes[who.Box.ID], nil
 }
 
-// closeBox drops what is kept for a box.
+// closeBox drops the state of a box.
 func (u *allPools) closeBox(box policy.BoxID) {
 	u.mu.Lock()
 	pool := u.boxes[box]
@@ -62,9 +62,9 @@ func (u *allPools) closeBox(box policy.BoxID) {
 
 // Stats are numbers of connections to origin servers.
 type Stats struct {
-	Open  int // in use or kept
-	Idle  int // of those, kept for another request
-	Hosts int // servers of which something is remembered
+	Open  int // in use or idle
+	Idle  int // idle ones
+	Hosts int // servers with HTTP/2 state
 }
 
 // stats returns the numbers of one box.
@@ -80,7 +80,7 @@ func (u *allPools) stats(box policy.BoxID) (n Stats) {
 	return Stats{Open: int(pool.open.Load()), Idle: pool.idle.Len(), Hosts: len(pool.hosts)}
 }
 
-// close drops what is kept for any box.
+// close drops the state of all boxes.
 func (u *allPools) close() {
 	u.mu.RLock()
 	boxes := slices.Collect(maps.Keys(u.boxes))
@@ -95,8 +95,8 @@ var (
 	alpnBoth  = []string{"h2", "http/1.1"}
 )
 
-// HTTP1 returns an HTTP/1.1 connection for what was routed: one that was kept, else a new one. Over TLS the server was verified
-// to be the one that the target names. The error is a *[policy.DeniedError] or a *[problem.Upstream].
+// HTTP1 returns an HTTP/1.1 connection for a route, from the pool or newly dialled. Over TLS the server was verified to
+// be the one that the target names. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, error) {
 	pool, err := p.poolOf(who)
 	if err != nil {
@@ -127,7 +127,7 @@ func (p *Origins) dial1(ctx context.Context, box *policy.Box, to Target) (net.Co
 	}
 	conn, err := p.DialTLS(ctx, box, to, alpnHTTP1)
 	if err != nil {
-		return nil, err // not conn, a nil of another type
+		return nil, err // not conn, a nil pointer in a non-nil interface
 	}
 	return conn, nil
 }

@@ -24,15 +24,15 @@ const (
 	h2Ping     = 30 * time.Second
 	h2PingWait = 15 * time.Second
 
-	// ExpectWait is how long a server has to answer an expectation before the body is sent all the same (RFC 9110, 10.1.1).
+	// ExpectWait is how long a server has to answer an expectation before the body is sent anyway (RFC 9110, 10.1.1).
 	ExpectWait = time.Second
 
-	ResponseWindow = 256 << 10 // what an upstream may send ahead of a client that does not read
-	ResponsesMax   = 64 << 20  // the same over all streams of a connection: no stream holds up the others
+	ResponseWindow = 256 << 10 // per stream: what an upstream may send ahead of a client that does not read
+	ResponsesMax   = 64 << 20  // per connection, large so that no stream blocks the others
 )
 
-// h2Transport makes HTTP/2 client connections of connections already dialled and verified. It never dials, follows or
-// decompresses.
+// h2Transport creates HTTP/2 client connections on connections already dialled and verified. It never dials, follows
+// redirects or decompresses.
 var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
 	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: ExpectWait, HTTP2: &http.HTTP2Config{
 		MaxReceiveBufferPerStream: ResponseWindow, MaxReceiveBufferPerConnection: ResponsesMax, MaxReadFrameSize: h2.FrameMax,
@@ -51,20 +51,20 @@ var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
 type H2Conn struct {
 	place  *place
 	Client *http2.ClientConn
-	dial   policy.Request // the address it goes to
+	dial   policy.Request // for its address
 
 	// Guarded by the pool's mu.
-	users int  // streams that have it
-	spent bool // no further stream may have it
+	users int  // streams that share it
+	spent bool // not available for further streams
 }
 
 // Addr is the address that the connection leads to.
 func (u *H2Conn) Addr() netip.Addr { return u.dial.Addr }
 
-// h2Host is what a pool knows of one host. It is kept while there is a connection, a dial or something to remember.
+// h2Host is a pool's state for one host. It is kept while there is a connection, a dial or a protocol to remember.
 type h2Host struct {
 	conns   []*H2Conn
-	dialing *place // of the dial under way that others wait for; nil if there is none
+	dialing *place // of the dial in progress that others wait for, or nil
 	plain   bool   // the last handshake chose HTTP/1.1
 }
 
@@ -74,8 +74,8 @@ type Any struct {
 	H2 *H2Conn
 }
 
-// Any returns a connection for one request of an HTTP/2 client: a share in one that is open, else a new one. Streams
-// that need the same new connection wait for one dial.
+// Any returns a connection for one request of an HTTP/2 client: a share of an open one, or a new one. Streams that need
+// the same new connection share one dial.
 func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 	key := to.key()
 	for {
@@ -108,7 +108,7 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 	}
 }
 
-// dialAny dials and lets the upstream choose the protocol.
+// dialAny dials and lets the server choose the protocol.
 func (p *Origins) dialAny(ctx context.Context, pl *place, box *policy.Box, to Target) (up Any, err error) {
 	plain := false
 	defer func() {
@@ -130,7 +130,7 @@ func (p *Origins) dialAny(ctx context.Context, pl *place, box *policy.Box, to Ta
 	return up, err
 }
 
-// newH2Upstream takes over a connection that was just dialled. The caller's stream is its first user.
+// newH2Upstream takes ownership of a newly dialled connection. The caller's stream is its first user.
 func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *H2Conn, err error) {
 	defer func() {
 		if u == nil {
@@ -159,15 +159,15 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *H2Conn, err e
 // h2Offer is what a pool has for a request of an HTTP/2 client: exactly one field is set.
 type h2Offer struct {
 	up    *H2Conn         // a share in an open connection
-	wait  <-chan struct{} // closed when a dial under way has ended
-	plain bool            // the host speaks HTTP/1.1 alone
+	wait  <-chan struct{} // closed when a dial in progress has ended
+	plain bool            // the host speaks HTTP/1.1 only
 	place *place          // for a connection that the caller dials and reports to dialled
 }
 
-// reserve makes the offer. The error says that the box may have no more connections.
+// reserve makes the offer. It returns an error if the box may have no more connections.
 //
-// Nothing here may wait for a write to an upstream that does not read: of the library's methods only those are called
-// that look at a connection's state without its lock for writing.
+// Nothing here may block on a write to an upstream that does not read: of the library's methods only those are called
+// that inspect a connection without taking its write lock.
 func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -177,7 +177,7 @@ func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 			return h2Offer{up: up}, nil
 		}
 	}
-	if host = p.hosts[key]; host != nil { // it may have lost its last connection just now
+	if host = p.hosts[key]; host != nil { // its last connection may have just been dropped
 		switch {
 		case host.plain:
 			return h2Offer{plain: true}, nil
@@ -194,8 +194,8 @@ func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 	return h2Offer{place: pl}, nil
 }
 
-// shareLocked returns a connection that takes one more stream, or nil. It drops those whose address is denied by now:
-// their streams are judged, and cut, by themselves.
+// shareLocked returns a connection that accepts another stream, or nil. It drops those whose address is now denied:
+// their streams are judged, and cut, separately.
 func (p *boxPool) shareLocked(host *h2Host, c *policy.Compiled) *H2Conn {
 	for _, u := range slices.Clone(host.conns) {
 		switch {
@@ -205,15 +205,15 @@ func (p *boxPool) shareLocked(host *h2Host, c *policy.Compiled) *H2Conn {
 			p.wakeLocked(u.place)
 			u.users++
 			return u
-		case u.users == 0: // it takes no stream although it has none: the server is about to close it
+		case u.users == 0: // accepts no stream while unused: the server is about to close it
 			p.dropLocked(u.place)
 		}
 	}
 	return nil
 }
 
-// hostLocked returns what is known of a host, made if there is nothing. Each host that cannot be forgotten holds a place
-// at least, so there are never more than 2*max.
+// hostLocked returns the state of a host, creating it if needed. Each host that cannot be forgotten has at least one
+// place, so there are never more than 2*max.
 func (p *boxPool) hostLocked(key key) *h2Host {
 	if host := p.hosts[key]; host != nil {
 		return host
@@ -230,7 +230,7 @@ func (p *boxPool) hostLocked(key key) *h2Host {
 	return host
 }
 
-// dialled ends a dial: made is the connection for others to share, if it became one.
+// dialled ends a dial: made is the connection for others to share, or nil.
 func (p *boxPool) dialled(pl *place, made *H2Conn, plain bool) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -251,13 +251,13 @@ func (p *boxPool) dialled(pl *place, made *H2Conn, plain bool) {
 	if host.dialing == pl {
 		host.dialing = nil
 	}
-	if made != nil && pl.held { // the server may have closed it already
+	if made != nil && pl.held { // the server may have closed it in the meantime
 		host.conns = append(host.conns, made)
 	}
 	p.tidyLocked(pl.key, host)
 }
 
-// forgetLocked lets no further stream use a connection.
+// forgetLocked removes a connection from those offered to further streams.
 func (p *boxPool) forgetLocked(u *H2Conn) {
 	host := p.hosts[u.place.key]
 	if host == nil {
@@ -275,8 +275,8 @@ func (p *boxPool) tidyLocked(key key, host *h2Host) {
 	}
 }
 
-// Leave ends one stream's use of the connection. used says that the stream asked it for something: a share that was
-// reserved and never used cannot be given back to the library, so the connection takes no further stream then.
+// Leave ends one stream's use of the connection. used says that the stream sent a request on it: a stream that was
+// reserved and never used cannot be returned to the library, so the connection then accepts no further streams.
 func (u *H2Conn) Leave(used bool) {
 	p := u.place.pool
 	p.mu.Lock()

@@ -14,54 +14,54 @@ import (
 )
 
 const (
-	idleTime = 60 * time.Second // an idle connection is kept for this long; servers commonly close after 60 to 75 s
-	MaxIdle  = 64               // idle connections kept for a box, over all hosts
+	idleTime = 60 * time.Second // how long idle connections are kept; servers commonly close them after 60 to 75 s
+	MaxIdle  = 64               // maximum idle connections of a box, over all hosts
 
 	originCost = 96 << 10 // memory for a connection: TLS, its certificates, a record or frame each way
 )
 
-var errLimit = error(problem.Fixed("the box has as many connections to servers open as it may"))
+var errLimit = error(problem.Fixed("the box has reached its limit of connections to servers"))
 
-// boxPool is what one box has open towards origin servers. Every connection has a place in it from before it is
-// dialled until it is closed, whether it is in use or waits for another request. A box that needs one more place than
-// there are loses the connection that has waited longest. Safe for concurrent use.
+// boxPool contains a box's connections to origin servers. Every connection has a place in it from before it is dialled
+// until it is closed, whether in use or idle. When a box needs more places than there are, its longest idle connection
+// is closed. Safe for concurrent use.
 type boxPool struct {
 	max   int
-	all   *allPools // those of all boxes, among which
-	total int       // there may be so many connections; 0: no limit
+	all   *allPools // the pools of all boxes,
+	total int       // with this limit on their connections; 0: no limit
 
 	memory *memory.Account // of the box
 
 	open atomic.Int64 // places taken; written under mu
 
 	mu      sync.Mutex
-	idle    list.List       // of *place: connections that wait for another request, longest first
-	kept    map[key][]*Conn // those of idle that speak HTTP/1.1, the one used last at the end
+	idle    list.List       // of *place: idle connections, longest idle first
+	kept    map[key][]*Conn // idle HTTP/1.1 connections, most recently used last
 	hosts   map[key]*h2Host // of HTTP/2; at most 2*max
-	dropped []*place        // closed by unlock
-	sweep   *time.Timer     // runs while there is anything in idle
-	closed  bool            // the box is gone
+	dropped []*place        // to be closed by unlock
+	sweep   *time.Timer     // runs while idle is not empty
+	closed  bool            // the box was removed
 }
 
 // place is the right of a box to one open connection to an origin server.
 type place struct {
 	pool *boxPool
 	key  key
-	h1   *Conn         // the connection, once there is one: at most one of the two
+	h1   *Conn         // the connection, once there is one; at most one of h1 and h2 is set
 	h2   *H2Conn       // written under pool.mu
 	done chan struct{} // closed when the dial has ended, if others wait for it; else nil
 
 	// Guarded by pool.mu.
-	held  bool          // false: given back, or taken away
-	at    *list.Element // in pool.idle; nil while the connection is used
-	since time.Time     // how long it has been there
+	held  bool          // false once released or revoked
+	at    *list.Element // in pool.idle; nil while in use
+	since time.Time     // when it was put there
 }
 
 func newBoxPool(max int, holds *memory.Account) *boxPool {
 	return &boxPool{max: max, memory: holds, all: &allPools{}, kept: map[key][]*Conn{}, hosts: map[key]*h2Host{}}
 }
 
-// unlock gives up the lock and then closes what was dropped under it: that must hold up nobody.
+// unlock releases the lock and then closes what was dropped: closing must not block others.
 func (p *boxPool) unlock() {
 	dropped := p.dropped
 	p.dropped = nil
@@ -71,7 +71,7 @@ func (p *boxPool) unlock() {
 	}
 }
 
-// hangUp closes the connection of a place that was dropped. It waits for no peer.
+// hangUp closes the connection of a dropped place. It never blocks on the peer.
 func (pl *place) hangUp() {
 	if pl.h1 != nil {
 		pl.h1.Close()
@@ -81,7 +81,7 @@ func (pl *place) hangUp() {
 	}
 }
 
-// acquire returns a place for one more connection. The error is a *[problem.Upstream] when all are in use.
+// acquire returns a place for one more connection. It returns a *[problem.Upstream] if all are in use.
 func (p *boxPool) acquire(key key) (*place, error) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -107,7 +107,7 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 	return &place{pool: p, key: key, held: true}, nil
 }
 
-// roomLocked reports whether the box may have one more connection: by its own limit, and by its share of all.
+// roomLocked reports whether the box may have one more connection, by its own limit and by its share of the total.
 func (p *boxPool) roomLocked() bool {
 	mine := int(p.open.Load())
 	return mine < p.max && usage.Room(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
@@ -116,11 +116,11 @@ func (p *boxPool) roomLocked() bool {
 // errBoxGone refuses a request that outlived its box.
 var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: policy.ReasonUnknownBox}}
 
-// crowded reports whether the box has so many connections open that none should be reserved for a client that is silent.
+// crowded reports whether the box has so many connections open that none should be reserved for an idle client.
 func (p *boxPool) crowded() bool { return p.open.Load() > int64(p.max/2) }
 
-// release gives the place back: its connection was closed, never came to be, or is counted elsewhere from now on. Only
-// the first call does something.
+// release releases the place: its connection was closed, was never made, or is counted elsewhere from now on. Only the
+// first call has an effect.
 func (pl *place) release() {
 	pl.pool.mu.Lock()
 	defer pl.pool.unlock()
@@ -141,7 +141,7 @@ func (p *boxPool) releaseLocked(pl *place) {
 	}
 }
 
-// dropLocked takes the place away and has its connection closed.
+// dropLocked revokes the place and schedules its connection to be closed.
 func (p *boxPool) dropLocked(pl *place) {
 	p.releaseLocked(pl)
 	p.dropped = append(p.dropped, pl)
@@ -155,7 +155,7 @@ func (p *boxPool) dropOldestLocked() bool {
 	return oldest != nil
 }
 
-// oldestLocked returns the place whose connection has waited longest for another request, or nil.
+// oldestLocked returns the place of the longest idle connection, or nil.
 func (p *boxPool) oldestLocked() *place {
 	e := p.idle.Front()
 	if e == nil {
@@ -168,7 +168,7 @@ func (p *boxPool) oldestLocked() *place {
 	return pl
 }
 
-// rest keeps a connection for another request.
+// rest returns a connection to the pool.
 func (p *boxPool) rest(pl *place) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -193,7 +193,7 @@ func (p *boxPool) restLocked(pl *place) {
 	}
 }
 
-// wakeLocked takes a connection out of those that wait, if it is one of them.
+// wakeLocked removes a connection from the idle ones, if it is one.
 func (p *boxPool) wakeLocked(pl *place) {
 	if pl.at == nil {
 		return
@@ -214,7 +214,7 @@ func (p *boxPool) wakeLocked(pl *place) {
 	p.kept[pl.key] = list
 }
 
-// take returns the HTTP/1.1 connection used last that is still usable, or nil.
+// take returns the most recently used idle HTTP/1.1 connection that is still usable, or nil.
 func (p *boxPool) take(key key, c *policy.Compiled) *Conn {
 	for {
 		u := p.pop(key)
@@ -237,10 +237,10 @@ func (p *boxPool) pop(key key) *Conn {
 	return u
 }
 
-// closeOld closes what has waited for long, and comes again when the next one will have.
+// closeOld closes connections that have been idle for too long, and reschedules itself for the next one.
 func (p *boxPool) closeOld() { p.closeIdle(idleTime) }
 
-// closeIdle closes what has waited for age or longer.
+// closeIdle closes connections that have been idle for age or longer.
 func (p *boxPool) closeIdle(age time.Duration) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -257,7 +257,7 @@ func (p *boxPool) closeIdle(age time.Duration) {
 	}
 }
 
-// close closes everything but HTTP/1.1 connections in use, which end with their clients, and lets nothing begin.
+// close closes everything except HTTP/1.1 connections in use, which end with their clients, and prevents new ones.
 func (p *boxPool) close() {
 	p.mu.Lock()
 	defer p.unlock()

@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// upstreamTick is how often a wait for the upstream looks whether the client is still there.
+// upstreamTick is how often a read from the upstream checks that the client is still connected.
 const upstreamTick = 5 * time.Second
 
-// clientAwareReader reads from an upstream for as long as its client is there.
+// clientAwareReader reads from an upstream while its client is connected.
 type clientAwareReader struct {
 	conn net.Conn
 	ctx  context.Context
 	gone func() bool
 }
 
-// ErrClientGone ends a wait for a server whose client has gone.
-var ErrClientGone = errors.New("the client has gone")
+// ErrClientGone ends a read from a server because the client disconnected.
+var ErrClientGone = errors.New("the client disconnected")
 
-// begin must be called before the reads of one exchange.
+// begin must be called before the reads of each exchange.
 func (r *clientAwareReader) begin() { _ = r.conn.SetReadDeadline(time.Now().Add(upstreamTick)) }
 
 func (r *clientAwareReader) Read(b []byte) (int, error) {

@@ -8,20 +8,20 @@ import (
 	"boxgate/proxy/route"
 )
 
-// Target says where a connection is to lead, and how.
+// Target is the destination of a connection, with how to connect to it.
 type Target struct {
 	route.Routed
-	name   policy.Name // what the connection is for; zero if that is not known
-	secure bool        // TLS is spoken, and the server must prove to be name
+	name   policy.Name // the host; zero if not known
+	secure bool        // over TLS, with a certificate for name
 }
 
-// To returns where what is routed leads. secure says that it speaks TLS.
+// To returns the target of a route. secure says that it speaks TLS.
 func To(rt route.Routed, secure bool) Target { return Target{rt, rt.Request.Name, secure} }
 
-// key says which targets of a box may share a connection: those of one host, judged in the same way.
+// key identifies the targets of a box that may share a connection: those of one host that are judged alike.
 type key struct {
 	name   policy.Name
-	addr   netip.Addr // of a destination that was allowed by its address; invalid where the name decided
+	addr   netip.Addr // of a destination allowed by address; invalid where the name decided
 	port   uint16
 	secure bool
 }
@@ -34,9 +34,9 @@ func (d Target) key() key {
 	return k
 }
 
-// Client is whom a connection is for.
+// Client is the client that a connection is made for.
 type Client struct {
 	Box    *policy.Box
 	Memory *memory.Account            // of the box
-	Denied func() *policy.DeniedError // why the box may have no connection any more; nil while it may
+	Denied func() *policy.DeniedError // returns why the box may have no more connections, or nil
 }

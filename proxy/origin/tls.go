@@ -10,11 +10,11 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// maxSessions is how many TLS sessions are kept for a box.
+// maxSessions is the number of TLS sessions cached per box.
 const maxSessions = 128
 
-// DialTLS dials d and makes a TLS handshake that proves the upstream to be d.name, against the configured roots. alpn is
-// what is offered, best first. The error is a *[policy.DeniedError] or an *[problem.Upstream].
+// DialTLS dials d and performs a TLS handshake that verifies the server to be d.name against the configured roots. alpn
+// lists the protocols to offer, most preferred first. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*tls.Conn, error) {
 	if d.name.IsZero() {
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
@@ -40,5 +40,5 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 	return conn, nil
 }
 
-// ErrNoName refuses TLS for no name, or for another than was judged.
+// ErrNoName refuses TLS without a name, or with one that was not judged.
 var ErrNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))

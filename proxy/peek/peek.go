@@ -272,8 +272,8 @@ func offers(hello *tls.ClientHelloInfo, version uint16) bool {
 // maxMethod is longer than any registered HTTP method.
 const maxMethod = 32
 
-// sniffHTTP reports whether data begins with an HTTP/1 request line, without validating it, which the strict parser
-// does. The connection preface of cleartext HTTP/2 does not count.
+// sniffHTTP classifies data as HTTP if it begins with an HTTP/1 request line, which it does not validate: the strict
+// parser does. The connection preface of cleartext HTTP/2 is Other.
 func sniffHTTP(data []byte) Kind {
 	sp := bytes.IndexFunc(data, func(r rune) bool { return !methodRune(r) })
 	if sp < 0 && len(data) <= maxMethod {

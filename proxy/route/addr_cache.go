@@ -12,30 +12,30 @@ import (
 )
 
 const (
-	addrsFresh    = 5 * time.Second // how long the hosts' addresses are not asked for again
-	addrsKept     = time.Hour       // how long an address is remembered that an answer no longer holds
-	maxAddrs      = 8192            // addresses remembered for a list of names
-	maxAddrLists  = 16              // lists remembered for a box
-	maxLookups    = 16              // names asked for at a time
+	addrsFresh    = 5 * time.Second // how long lookups of the hosts are not repeated
+	addrsKept     = time.Hour       // how long an address is kept that is no longer in the answers
+	maxAddrs      = 8192            // addresses cached for a list of names
+	maxAddrLists  = 16              // lists cached for a box
+	maxLookups    = 16              // names looked up at a time
 	lookupTimeout = 3 * time.Second // for all names
 )
 
-// addrCaches are the addresses of the hosts with rules of one box, a cache for each list of names: hosts may have rules on
-// one port that they lack on another. The zero value is empty.
+// addrCaches caches the addresses of a box's hosts with rules, per list of names: the hosts with rules can differ by
+// port. The zero value is empty.
 type addrCaches struct {
-	mu    sync.Mutex   // never held during a DNS lookup
+	mu    sync.Mutex   // never locked during a DNS lookup
 	lists []*addrCache // least recently used first
 }
 
-// addrCache holds the addresses that a list of hosts has, or had within the last hour: a server may answer with some of a
-// host's addresses at a time.
+// addrCache caches the addresses that a list of hosts has, or had within the last hour: a server may return only some
+// of a host's addresses in each answer.
 type addrCache struct {
 	names []policy.Name
-	turn  chan struct{} // holds one while somebody asks
+	turn  chan struct{} // semaphore of the goroutine that looks the names up
 
 	// Guarded by the mu of addrCaches.
-	asked time.Time // zero if an answer is missing
-	whole time.Time // when every name was answered last
+	asked time.Time // last lookup; zero if it was incomplete
+	whole time.Time // last time every name was answered
 	seen  map[netip.Addr]time.Time
 }
 
@@ -67,7 +67,7 @@ func (c *addrCaches) of(names []policy.Name) *addrCache {
 	return at
 }
 
-// expire makes everything be asked for again.
+// expire forces new lookups.
 func (c *addrCaches) expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *addrCaches) fresh(at *addrCache) bool {
 	return time.Since(at.asked) <= addrsFresh
 }
 
-// refresh asks for the names, unless that was done just now, and reports whether all were answered.
+// refresh looks the names up, unless that was just done, and reports whether all were answered.
 func (c *addrCaches) refresh(ctx context.Context, at *addrCache, from Resolver, box *policy.Box) (complete bool) {
 	if c.fresh(at) {
 		return true
@@ -94,7 +94,7 @@ func (c *addrCaches) refresh(ctx context.Context, at *addrCache, from Resolver, 
 		return false
 	}
 	if c.fresh(at) {
-		return true // somebody else did
+		return true // another goroutine did
 	}
 	found, complete := lookupAll(ctx, from, box, at.names)
 	c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *addrCaches) refresh(ctx context.Context, at *addrCache, from Resolver, 
 	return complete
 }
 
-// note takes in what was found.
+// note records the addresses found.
 func (c *addrCache) note(found []netip.Addr, complete bool) {
 	now := time.Now()
 	c.asked = time.Time{}
@@ -120,8 +120,8 @@ func (c *addrCache) note(found []netip.Addr, complete bool) {
 	}
 }
 
-// lookupAll asks for the addresses of all names, of both families. Those that the policy denies, and those that do not
-// exist, have none.
+// lookupAll looks up the addresses of all names, both families. Names that the policy denies or that do not exist have
+// none.
 func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []policy.Name) (found []netip.Addr, complete bool) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
@@ -146,7 +146,7 @@ func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []poli
 	return found, complete
 }
 
-// hasNone reports whether a failed lookup says that the name has no address to be had.
+// hasNone reports whether a failed lookup means that the name has no address.
 func hasNone(err error) bool {
 	var missing interface{ NotFound() bool }
 	var denied *policy.DeniedError

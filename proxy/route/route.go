@@ -10,21 +10,21 @@ import (
 	"boxgate/policy"
 )
 
-// Resolver resolves names for a box and remembers what the box was told. Its answers are not trusted: every address is
-// judged when it is dialled. Safe for concurrent use.
+// Resolver resolves names for a box and remembers its answers. They are not trusted: every address is judged when it is
+// dialled. Safe for concurrent use.
 type Resolver interface {
-	// Lookup returns the addresses of a name, of both families, in no particular order. An error whose method NotFound
-	// reports true says that the name has none.
+	// Lookup returns the addresses of a name, both families, in no particular order. An error with a method NotFound
+	// that returns true means that the name has none.
 	Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
-	// LookupBoth is Lookup, but waits for both families. What it found of one comes with the error that the other's lack is.
+	// LookupBoth is Lookup, but waits for both families. On partial failure it returns what was found, with the error.
 	LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
-	// Granted reports whether the box was told, and may still believe, that the name has this address.
+	// Granted reports whether the box was told that the name has this address, by an answer that is still valid.
 	Granted(policy.BoxID, policy.Name, netip.Addr) bool
-	// GrantedNames returns the names of which the box was told that they have this address.
+	// GrantedNames returns the names that the box was told have this address.
 	GrantedNames(policy.BoxID, netip.Addr) []policy.Name
 }
 
-// Router asks policies for routes. Only newRouter makes one. Safe for concurrent use.
+// Router asks policies for routes. Create it with [New]. Safe for concurrent use.
 type Router struct {
 	resolver Resolver
 	own      []netip.Addr  // of the gateway: never dialled
@@ -36,26 +36,27 @@ type Router struct {
 	caches map[policy.BoxID]*addrCaches
 }
 
-// New returns a router. own are addresses of the gateway itself and sink those that DNS hands out for names a box may not
-// reach: neither is ever dialled. timeout bounds a lookup, base everything that [Router.Reroute] waits for.
+// New returns a router. own are addresses of the gateway itself and sink the addresses in DNS answers for names a box
+// may not reach: neither is ever dialled. timeout bounds a lookup; base bounds everything that [Router.Reroute] waits
+// for.
 func New(base context.Context, resolver Resolver, own, sink []netip.Addr, timeout time.Duration) *Router {
 	return &Router{resolver: resolver, own: own, sink: sink, timeout: timeout, base: base, caches: map[policy.BoxID]*addrCaches{}}
 }
 
-// IsOwn reports whether a is the gateway's own.
+// IsOwn reports whether a is an address of the gateway.
 func (g *Router) IsOwn(a netip.Addr) bool { return slices.Contains(g.own, a) }
 
-// IsSink reports whether a is the address handed out for names a box may not reach.
+// IsSink reports whether a is in DNS answers for names a box may not reach.
 func (g *Router) IsSink(a netip.Addr) bool { return slices.Contains(g.sink, a) }
 
-// Forget drops what is remembered for a box.
+// Forget drops the state of a box.
 func (g *Router) Forget(box policy.BoxID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.caches, box)
 }
 
-// Refresh has the addresses of the box's hosts with rules looked up anew when they are needed next.
+// Refresh makes the next use look up the addresses of the box's hosts with rules again.
 func (g *Router) Refresh(box policy.BoxID) { g.cachesOf(box).expire() }
 
 func (g *Router) cachesOf(box policy.BoxID) *addrCaches {
@@ -67,34 +68,35 @@ func (g *Router) cachesOf(box policy.BoxID) *addrCaches {
 	return g.caches[box]
 }
 
-// recheckLookup bounds what is looked up while a change of the policy waits for it.
+// recheckLookup bounds lookups while a change of the policy waits for them.
 const recheckLookup = 60 * time.Millisecond
 
-// Routed is how a connection or a request passes, with the question: it is asked again later. The zero value refuses.
+// Routed is a route with the question it answers, which is asked again later. The zero value refuses.
 type Routed struct {
 	policy.Route
 	Asked policy.Request
 	Known policy.Evidence
 }
 
-// Route asks the policy how something may pass.
+// Route asks the policy for the route of a connection or request.
 func (g *Router) Route(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, e policy.Evidence) Routed {
 	return g.gather(ctx, c, box, Routed{Asked: r, Known: e}, false)
 }
 
-// Reroute asks a policy about what passes already, for which other hosts may have rules by now. A change of the policy
-// waits for the answer: what was found lately will do, and no address is looked for that was not known.
+// Reroute routes open traffic again under a policy, for which other hosts may have rules by now. A change of the policy
+// waits for the result, so recent lookups suffice, and no unknown address is looked up.
 func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy.Route {
 	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
 	if rt := c.Route(was.Asked, was.Known); rt.Needs == policy.NeedNothing {
-		return rt // most often
+		return rt // the common case
 	}
 	ctx, cancel := context.WithTimeout(g.base, recheckLookup)
 	defer cancel()
 	return g.gather(ctx, c, box, was, true).Route
 }
 
-// gather asks the policy, and again with each piece of evidence that the answer turns on. stale is that of [Router.ruled].
+// gather asks the policy, and asks again with each piece of evidence that the route depends on. stale is as for
+// [Router.ruled].
 func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box, rt Routed, stale bool) Routed {
 	for {
 		rt.Route = c.Route(rt.Asked, rt.Known)
@@ -111,7 +113,7 @@ func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box
 	}
 }
 
-// leadsTo is the address in question: the one that is dialled, or before that is known the one that was asked for.
+// leadsTo returns the address in question: the one dialled or, before that is known, the one asked for.
 func (rt Routed) leadsTo() netip.AddrPort {
 	if rt.Known.Dialled.IsValid() {
 		return netip.AddrPortFrom(rt.Known.Dialled, rt.Asked.Port)
@@ -119,11 +121,11 @@ func (rt Routed) leadsTo() netip.AddrPort {
 	return netip.AddrPortFrom(rt.Asked.Addr, rt.Asked.Port)
 }
 
-// At returns the question about one address that is to be dialled for what is routed.
+// At returns the question for one address that is to be dialled.
 func (rt Routed) At(a netip.Addr) (policy.Request, policy.Evidence) {
 	owned := policy.Unknown
 	if rt.ByName {
-		owned = policy.Yes // that is how it was found
+		owned = policy.Yes // it was found by the name
 	}
 	e := rt.Held(rt.Known, a, owned)
 	if a != rt.Asked.Addr.Unmap() {
@@ -132,23 +134,23 @@ func (rt Routed) At(a netip.Addr) (policy.Request, policy.Evidence) {
 	return rt.Asked, e
 }
 
-// OverruledBy returns why what passes may not go on under a route that was found later, or nil.
+// OverruledBy returns why traffic may not continue under a route found later, or nil.
 func (rt Routed) OverruledBy(now policy.Route) *policy.DeniedError {
 	if now.Keeps(rt.Action) {
 		return nil
 	}
 	d := now.Decision
-	if now.Action != policy.Refuse { // it would have to pass in another way
+	if now.Action != policy.Refuse { // it would have to take another route
 		d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
 	}
 	d.Verdict = policy.Deny
 	return &policy.DeniedError{Request: now.Request, Decision: d}
 }
 
-// ruled reports whether an address may be that of a host whose requests are judged or changed on the port: every host is
-// one, the box was told so, or the gateway finds it there itself. Hosts that a wildcard covers are known by what the box was
-// told alone. A name that cannot be looked up now may have any address; but where stale says so, what was found in the last
-// hour is enough.
+// ruled reports whether an address may belong to a host whose requests are judged or changed on the port: because every
+// host is one, because the box was told so, or because the gateway finds it by a lookup. Hosts under a wildcard are
+// known only by what the box was told. A name whose lookup fails may have any address, unless stale permits results of
+// the last hour.
 func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box, to netip.AddrPort, stale bool) bool {
 	if !to.Addr().IsValid() || c.RulesEveryHost(to.Port()) {
 		return true
@@ -162,8 +164,8 @@ func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box,
 	return len(names) > 0 && g.cachesOf(box.ID).contains(ctx, g.resolver, box, names, at, stale)
 }
 
-// owns reports whether a name is known to have an address: the box was told so and may still believe it, or the gateway
-// finds it there itself.
+// owns reports whether a name is known to have an address: the box was told so by an answer that is still valid, or the
+// gateway finds it by a lookup.
 func (g *Router) owns(ctx context.Context, box *policy.Box, n policy.Name, a netip.Addr) bool {
 	if g.resolver.Granted(box.ID, n, a) {
 		return true
@@ -174,8 +176,8 @@ func (g *Router) owns(ctx context.Context, box *policy.Box, n policy.Name, a net
 	return slices.ContainsFunc(found, func(f netip.Addr) bool { return f.Unmap() == a.Unmap() })
 }
 
-// locate returns the first address of a name with which the policy allows a request, and which may be dialled for the name:
-// the one that CONNECT gave, else that of the request. It is the zero Addr if there is none.
+// locate returns the first address of a name for which the policy allows the request and which may be dialled for the
+// name: the one that CONNECT gave, else that of the request. It returns the zero Addr if there is none.
 func (g *Router) locate(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, name policy.Name) netip.Addr {
 	if name.IsZero() {
 		name = r.Name
@@ -196,8 +198,8 @@ func (g *Router) locate(ctx context.Context, c *policy.Compiled, box *policy.Box
 	return netip.Addr{}
 }
 
-// Interleave orders addresses so that the families alternate, without doubles and zones: when one family leads nowhere,
-// the second attempt tries the other (RFC 8305, 4).
+// Interleave orders addresses so that the families alternate, without duplicates and zones: if one family is
+// unreachable, the second attempt tries the other (RFC 8305, 4).
 func Interleave(addrs []netip.Addr, v6first bool) []netip.Addr {
 	var v4, v6 []netip.Addr
 	for _, a := range addrs {
@@ -225,7 +227,7 @@ func Interleave(addrs []netip.Addr, v6first bool) []netip.Addr {
 	return out
 }
 
-// Version returns the version of a policy; 0 if there is none.
+// Version returns the version of a policy, or 0 for nil.
 func Version(c *policy.Compiled) uint64 {
 	if c == nil {
 		return 0
