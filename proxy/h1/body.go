@@ -5,13 +5,13 @@ import (
 	"errors"
 )
 
-// Body walks through one message's body as it arrives. The zero value is no body; [Body.Begin] gives it its framing.
+// Body decodes the body of one message as it arrives. The zero value is no body; [Body.Begin] sets its framing.
 type Body struct {
-	// Trailers holds the fields behind a chunked body once Next reported its end. They point into the buffer.
+	// Trailers are the trailer fields of a chunked body once Next has reported its end. They point into the buffer.
 	Trailers []Field
 
 	framing Framing
-	left    int64 // of the body, or of the current chunk
+	left    int64 // bytes left of the body, or of the current chunk
 	state   chunkState
 	strip   bool
 	scan    headScan
@@ -26,7 +26,7 @@ const (
 	trailers
 )
 
-// Begin starts a body. Chunk extensions are refused in requests, where they serve only to confuse parsers; in responses
+// Begin starts a body. Chunk extensions are refused in requests, where they only serve to confuse parsers; in responses
 // (strip true) they are dropped.
 func (b *Body) Begin(f Framing, strip bool) {
 	*b = Body{Trailers: b.Trailers[:0], framing: f, left: f.Length, strip: strip}
@@ -35,9 +35,10 @@ func (b *Body) Begin(f Framing, strip bool) {
 	}
 }
 
-// Next looks at buf, the bytes that arrived and were not taken yet. It returns the content at its beginning (perhaps
-// none), how many bytes of buf it took, and whether the body ended. It takes as much as it can before content; where
-// nothing is taken and the body did not end, read more. A body that lasts until the close never ends here.
+// Next decodes buf, the received bytes not consumed yet. It returns the content at its beginning (possibly none), how
+// many bytes of buf were consumed, and whether the body has ended. It consumes as much as it can up to the end of that
+// content; if it consumes nothing and the body has not ended, read more. A body that lasts until the close never ends
+// here.
 func (b *Body) Next(buf []byte) (content []byte, n int, done bool, err error) {
 	switch {
 	case b.framing.UntilClose:
@@ -67,7 +68,7 @@ func (b *Body) Next(buf []byte) (content []byte, n int, done bool, err error) {
 				return nil, n, false, nil
 			}
 			if buf[n] != '\r' || buf[n+1] != '\n' {
-				return nil, n, false, bad("a chunk is not ended by CR LF")
+				return nil, n, false, bad("a chunk that does not end with CRLF")
 			}
 			n += 2
 			b.state = chunkSize
@@ -78,7 +79,7 @@ func (b *Body) Next(buf []byte) (content []byte, n int, done bool, err error) {
 	}
 }
 
-// size reads one chunk-size line and returns its length, or 0 if it is not complete.
+// size parses one chunk-size line and returns its length, or 0 if it is incomplete.
 func (b *Body) size(buf []byte) (int, error) {
 	limit := 18 // sixteen digits and CR LF
 	if b.strip {
@@ -92,7 +93,7 @@ func (b *Body) size(buf []byte) (int, error) {
 		return 0, nil
 	}
 	if end < 1 || buf[end-1] != '\r' {
-		return 0, bad("a bare LF behind a chunk size")
+		return 0, bad("a bare LF after a chunk size")
 	}
 	line := buf[:end-1]
 	if semicolon := bytes.IndexByte(line, ';'); semicolon >= 0 {
@@ -130,7 +131,7 @@ func parseChunkSize(b []byte) (int64, error) {
 	return n, nil
 }
 
-// trailers reads the section behind the last chunk and returns its length, or 0 if it is not complete.
+// trailers parses the section after the last chunk and returns its length, or 0 if it is incomplete.
 func (b *Body) trailers(buf []byte) (int, error) {
 	end, err := b.scan.end(buf, MaxTrailers)
 	if errors.Is(err, ErrShort) {
@@ -143,5 +144,5 @@ func (b *Body) trailers(buf []byte) (int, error) {
 	return end, err
 }
 
-// Chunked reports whether the body comes in chunks.
+// Chunked reports whether the body is chunked.
 func (b *Body) Chunked() bool { return b.framing.Chunked }

@@ -1,11 +1,11 @@
 package h1
 
-// Character classes of RFC 9110, 5.6.2 and 5.5, and of RFC 3986 as far as browsers keep to it.
+// Character classes of RFC 9110, 5.6.2 and 5.5, and of RFC 3986 as loosely as browsers follow it.
 const (
 	token  uint8 = 1 << iota // tchar
 	value                    // field-content and the white space inside it
-	target                   // bytes that may stand in a request target
-	host                     // bytes that may stand in a Host value
+	target                   // bytes allowed in a request target
+	host                     // bytes allowed in a Host value
 )
 
 var class = func() (c [256]uint8) {
@@ -42,7 +42,7 @@ func all(b []byte, want uint8) bool {
 	return true
 }
 
-// EqualFold reports whether b is lower, ignoring the case of ASCII letters. lower must be in lower case.
+// EqualFold reports whether b equals lower, ignoring the case of ASCII letters. lower must be in lower case.
 func EqualFold(b []byte, lower string) bool {
 	if len(b) != len(lower) {
 		return false

@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// NoEOF makes the end of the stream inside a message the error that it is.
+// NoEOF turns io.EOF inside a message into io.ErrUnexpectedEOF.
 func NoEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -2,21 +2,21 @@ package h1
 
 import "errors"
 
-// Error says why a message was refused. Its text never quotes the message.
+// Error is the reason for refusing a message. Its text never quotes the message.
 type Error struct {
-	Status int // the status that tells a client so: 400, 414, 417, 431 or 505
+	Status int // the response status for it: 400, 414, 417, 431 or 505
 	What   string
 }
 
-// Error returns what was wrong.
+// Error returns the reason.
 func (e *Error) Error() string { return e.What }
 
-// ErrShort says that the buffer ends before the part asked for does: read more and ask again.
+// ErrShort means that the buffer ends before the part being parsed does: read more and retry.
 var ErrShort = errors.New("message is not complete yet")
 
 func bad(what string) error { return &Error{Status: 400, What: what} }
 
-// Limits on one message. They are fixed: no legitimate client comes near.
+// Limits on one message. They are fixed: legitimate clients stay far below them.
 const (
 	MaxHead      = 64 << 10 // bytes of a head with its empty line
 	MaxFields    = 128      // fields of a head or of a trailer section

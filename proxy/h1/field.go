@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Kind tells the fields apart that a proxy must handle itself.
+// Kind identifies the fields that a proxy must handle itself.
 type Kind uint8
 
 // The kinds.
@@ -23,13 +23,13 @@ const (
 	AltSvc
 )
 
-// Field is one header or trailer field. Name and Value point into the buffer; Value has no white space around it.
+// Field is one header or trailer field. Name and Value point into the buffer; Value is trimmed of white space.
 type Field struct {
 	Name, Value []byte
 	Kind        Kind
 }
 
-// kindOf switches on the length first: most names match none of that length.
+// kindOf switches on the length first: most names match no known field of their length.
 func kindOf(name []byte) Kind {
 	switch len(name) {
 	case 2:
@@ -74,12 +74,12 @@ func pick(name []byte, lower string, k Kind) Kind {
 	return Other
 }
 
-// parseFields parses whole lines, each ended by CRLF, and appends to fields.
+// parseFields parses complete lines, each ending with CRLF, and appends to fields.
 func parseFields(lines []byte, fields []Field) ([]Field, error) {
 	for len(lines) > 0 {
 		end := bytes.IndexByte(lines, '\n')
 		if end < 1 || lines[end-1] != '\r' {
-			return fields, bad("a field line is not ended by CR LF")
+			return fields, bad("a field line that does not end with CRLF")
 		}
 		f, err := parseField(lines[:end-1])
 		if err != nil {
@@ -117,20 +117,20 @@ func parseField(line []byte) (Field, error) {
 	return f, nil
 }
 
-// disguised reports whether a gateway behind us that turns underscores into hyphens (CGI, WSGI) would read the name as a
-// framing or routing field.
+// disguised reports whether a gateway downstream of us that turns underscores into hyphens (CGI, WSGI) would take the
+// name for a framing or routing field.
 func disguised(name []byte) bool {
 	k := kindOf(bytes.ReplaceAll(name, []byte("_"), []byte("-")))
 	return k == ContentLength || k == TransferEncoding
 }
 
-// headScan finds the end of a head without looking at a byte twice, however slowly it arrives.
+// headScan finds the end of a head, scanning each byte once however slowly the head arrives.
 type headScan struct {
-	seen int // bytes looked at
+	seen int // bytes scanned
 	line int // where the current line begins
 }
 
-// end returns the length of the section that ends with an empty line, or [ErrShort].
+// end returns the length of the section, up to and including an empty line, or [ErrShort].
 func (s *headScan) end(buf []byte, limit int) (int, error) {
 	for {
 		i := bytes.IndexByte(buf[s.seen:], '\n')
@@ -156,7 +156,7 @@ func (s *headScan) end(buf []byte, limit int) (int, error) {
 	}
 }
 
-// tooLarge says what is: the start line, or the fields (RFC 6585, 5).
+// tooLarge returns the error for a start line or fields that are too large (RFC 6585, 5).
 func (s *headScan) tooLarge() error {
 	if s.line == 0 {
 		return &Error{Status: 414, What: "the request line is too long"}
@@ -164,7 +164,7 @@ func (s *headScan) tooLarge() error {
 	return &Error{Status: 431, What: "the head or trailer section is too large"}
 }
 
-// options goes through a comma-separated list of tokens such as that of Connection.
+// options calls f for each token in a comma-separated list such as Connection.
 func options(list []byte, each func(option []byte) error) error {
 	for len(list) > 0 {
 		option := list
@@ -187,7 +187,7 @@ func options(list []byte, each func(option []byte) error) error {
 	return nil
 }
 
-// Lists reports whether a comma-separated list of tokens, parameters aside, holds the token lower.
+// Lists reports whether a comma-separated list of tokens contains lower, ignoring parameters.
 func Lists(list []byte, lower string) bool {
 	for len(list) > 0 {
 		element, rest, _ := bytes.Cut(list, []byte(","))
@@ -200,12 +200,12 @@ func Lists(list []byte, lower string) bool {
 	return false
 }
 
-// Forbidden reports whether the field may not stand in a trailer section: it frames, routes or controls the connection
+// Forbidden reports whether the field is not allowed in a trailer section: it frames, routes or controls the connection
 // (RFC 9110, 6.5.1).
 func (f Field) Forbidden() bool { return f.Kind != Other && f.Kind != AltSvc }
 
-// ValidField reports whether a field of another protocol version may be written into an HTTP/1.1 message: a token as
-// name, no control byte in the value, no disguised framing.
+// ValidField reports whether a field of another HTTP version may be written into an HTTP/1.1 message: its name is a
+// token, its value has no control bytes, and it is not disguised framing.
 func ValidField(name, v string) bool {
 	if name == "" || !all([]byte(name), token) || !all([]byte(v), value) {
 		return false
@@ -226,7 +226,7 @@ func ValidTarget(path string) bool {
 	return strings.HasPrefix(path, "/") && all([]byte(path), target) && escaped([]byte(path))
 }
 
-// NewField makes a field that did not come from a buffer.
+// NewField returns a field that does not point into a buffer.
 func NewField(name, v string) Field {
 	return Field{Name: []byte(name), Value: []byte(v), Kind: kindOf([]byte(name))}
 }

@@ -9,26 +9,26 @@ type Framing struct {
 	Length     int64 // when neither of the above
 }
 
-// Empty reports whether there is no body at all.
+// Empty reports whether there is no body.
 func (f Framing) Empty() bool { return !f.Chunked && !f.UntilClose && f.Length == 0 }
 
-// head is what request and response heads share.
+// head contains what request and response heads share.
 type head struct {
 	// Minor is the minor version: 0 or 1.
 	Minor uint8
-	// Fields holds the fields in the order they came.
+	// Fields are the fields in the order received.
 	Fields []Field
 	// Body is how the body is delimited.
 	Body Framing
-	// Close says that the sender ends the connection after this message.
+	// Close is set if the sender closes the connection after this message.
 	Close bool
 	// Upgrade is the value of the Upgrade field if Connection names it, else nil.
 	Upgrade []byte
 
-	// HasLength says that there is a Content-Length field.
+	// HasLength is set if there is a Content-Length field.
 	HasLength bool
 
-	named     [][]byte // fields that Connection names, besides the known ones
+	named     [][]byte // fields that Connection names, other than known ones
 	keepAlive bool
 	upgrading bool
 	hasTE     bool
@@ -38,7 +38,7 @@ func (h *head) reset() {
 	*h = head{Fields: h.Fields[:0], named: h.named[:0]}
 }
 
-// Named reports whether Connection names the field, which then ends at this hop (RFC 9110, 7.6.1).
+// Named reports whether Connection names the field, which makes it hop-by-hop (RFC 9110, 7.6.1).
 func (h *head) Named(name []byte) bool {
 	for _, n := range h.named {
 		if len(n) == len(name) && bytes.EqualFold(n, name) {
@@ -64,7 +64,7 @@ func (h *head) version(b []byte) error {
 	return nil
 }
 
-// field handles what bears on framing and on the connection.
+// field handles the fields that affect framing or the connection.
 func (h *head) field(f Field) error {
 	switch f.Kind {
 	case ContentLength:
@@ -97,7 +97,7 @@ func (h *head) field(f Field) error {
 	return nil
 }
 
-// trailerName refuses to have framing announced for the trailer section (RFC 9110, 6.5.1).
+// trailerName refuses framing fields announced for the trailer section (RFC 9110, 6.5.1).
 func trailerName(name []byte) error {
 	switch kindOf(name) {
 	case ContentLength, TransferEncoding, Trailer, Host:
@@ -115,7 +115,7 @@ func (h *head) option(option []byte) error {
 	case EqualFold(option, "upgrade"):
 		h.upgrading = true
 	default:
-		// A peer that gets rid of framing or routing fields "at this hop" is up to no good.
+		// A peer that declares framing or routing fields hop-by-hop is up to no good.
 		if k := kindOf(option); k == Host || k == ContentLength || k == TransferEncoding {
 			return bad("Connection names a field it may not")
 		}
@@ -127,7 +127,7 @@ func (h *head) option(option []byte) error {
 	return nil
 }
 
-// framing checks what no single field shows.
+// framing checks combinations of fields.
 func (h *head) framing() error {
 	if h.hasTE && h.HasLength {
 		return bad("both Content-Length and Transfer-Encoding")
@@ -145,7 +145,7 @@ func (h *head) framing() error {
 	return nil
 }
 
-// parseLength accepts digits alone: no sign, no list, no white space (RFC 9112, 6.3).
+// parseLength accepts only digits: no sign, no list, no white space (RFC 9112, 6.3).
 func parseLength(b []byte) (int64, error) {
 	if len(b) == 0 || len(b) > 18 {
 		return 0, bad("Content-Length is not a number of at most 18 digits")

@@ -7,7 +7,7 @@ import (
 	"boxgate/internal/memory"
 )
 
-// Buffers come in three sizes: small ones for heads, the large one for bodies in bulk and for the largest head.
+// Buffers come in three sizes: small ones for heads, the largest for bulk bodies and for the largest head.
 const (
 	small  = 4 << 10
 	medium = 16 << 10
@@ -40,13 +40,13 @@ func borrow(size int) *[]byte {
 
 func giveBack(b *[]byte) { poolOf(len(*b)).Put(b) }
 
-// Memory is asked before a [Reader] takes a buffer larger than the smallest.
+// Memory is asked before a [Reader] takes a buffer larger than the smallest one.
 type Memory interface {
 	Grow(n int) bool
-	Shrink(n int) // by what Grow granted
+	Shrink(n int) // releases what Grow granted
 }
 
-// weight is what Memory is asked for a buffer: the smallest weighs nothing.
+// weight is what is reserved in Memory for a buffer: nothing for the smallest.
 func weight(b *[]byte) int {
 	if len(*b) == small {
 		return 0
@@ -54,18 +54,18 @@ func weight(b *[]byte) int {
 	return len(*b)
 }
 
-// Reader holds what arrived on one connection and was not handled yet, in a buffer borrowed while there is something to
-// hold. It is not safe for concurrent use.
+// Reader buffers what has arrived on one connection and was not consumed yet. It keeps a pooled buffer only while that
+// is not empty. Not safe for concurrent use.
 type Reader struct {
 	Source io.Reader
-	Memory Memory // nil: nobody is asked
+	Memory Memory // nil: no limit
 
 	buf  *[]byte
 	r, w int
 	one  [1]byte
 }
 
-// Bytes returns what arrived and was not taken. It is valid until the next Fill, Wait or Release.
+// Bytes returns the unconsumed bytes. They are valid until the next Fill, Wait or Release.
 func (r *Reader) Bytes() []byte {
 	if r.buf == nil {
 		return nil
@@ -73,10 +73,10 @@ func (r *Reader) Bytes() []byte {
 	return (*r.buf)[r.r:r.w]
 }
 
-// Take marks n bytes as handled.
+// Take consumes n bytes.
 func (r *Reader) Take(n int) { r.r += n }
 
-// Wait blocks until at least one byte is there, holding no buffer meanwhile.
+// Wait blocks until at least one byte is available. It keeps no buffer while it waits.
 func (r *Reader) Wait() error {
 	if r.r < r.w {
 		return nil
@@ -92,8 +92,8 @@ func (r *Reader) Wait() error {
 	return nil
 }
 
-// Fill reads more, at least one byte. It makes room first: by taking a larger buffer, up to [MaxHead], when the bytes held
-// fill the one there is. With MaxHead bytes held it fails, and with [memory.ErrFull] where there is no memory for a larger one.
+// Fill reads at least one more byte. If the buffer is full it first takes a larger one, up to [MaxHead]. It fails if
+// MaxHead bytes are unconsumed, and with [memory.ErrFull] if there is no memory for a larger buffer.
 func (r *Reader) Fill() error {
 	r.room()
 	if r.w == len(*r.buf) {
@@ -127,7 +127,7 @@ func (r *Reader) room() {
 	}
 }
 
-// grow takes a larger buffer if there is one to be had.
+// grow takes a larger buffer if memory allows.
 func (r *Reader) grow() {
 	if len(*r.buf) == large {
 		return
@@ -143,7 +143,7 @@ func (r *Reader) grow() {
 	r.buf = next
 }
 
-// Release gives the buffer back and forgets what it held.
+// Release returns the buffer to its pool and discards its contents.
 func (r *Reader) Release() {
 	if r.buf != nil {
 		if r.Memory != nil {

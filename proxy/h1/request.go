@@ -9,37 +9,37 @@ type Form uint8
 const (
 	Origin Form = iota
 	Absolute
-	Authority // CONNECT alone
-	Asterisk  // OPTIONS alone
+	Authority // CONNECT only
+	Asterisk  // OPTIONS only
 )
 
-// Request is the head of a request. Its slices point into the buffer it was parsed from. A Request may be used for one
-// head after another; it is not safe for concurrent use.
+// Request is the head of a request. Its slices point into the buffer it was parsed from. A Request can be reused for
+// further heads; it is not safe for concurrent use.
 type Request struct {
 	head
 	// Method is a token.
 	Method []byte
-	// Target is the request target as sent; Path what of it goes to an origin server: the part of an absolute-form target
-	// behind the authority, "/" if that is empty, "*" for the asterisk form.
+	// Target is the request target as sent. Path is the part sent to an origin server: of an absolute-form target what
+	// follows the authority, "/" if that is empty; "*" for the asterisk form.
 	Target, Path []byte
-	// Form is the form of Target; Scheme and Authority are those of an absolute-form target, else nil. The authority of a
-	// CONNECT is Authority as well.
+	// Form is the form of Target. Scheme and Authority are those of an absolute-form target, else nil; for CONNECT,
+	// Authority is the target.
 	Form              Form
 	Scheme, Authority []byte
 	// Host is the value of the one Host field.
 	Host []byte
-	// Hostless says that an HTTP/1.0 client sent no Host field: who knows where the connection goes may set Host.
+	// Hostless is set if an HTTP/1.0 client sent no Host field: a caller that knows the destination may set Host.
 	Hostless bool
-	// Continue says that the client waits for a 100 before it sends the body.
+	// Continue is set if the client waits for a 100 before it sends the body.
 	Continue bool
 
 	scan  headScan
 	hosts int
 }
 
-// Parse parses the head at the beginning of buf and returns its length. It returns [ErrShort] until the head is complete,
-// looking at no byte twice, and an *[Error] for a head that is refused; after either, or after a parsed head was handled,
-// call Reset before another head.
+// Parse parses the head at the beginning of buf and returns its length. It returns [ErrShort] until the head is
+// complete, scanning each byte once, and an *[Error] for a head that is refused. Call Reset before parsing another
+// head, after success or an *[Error].
 func (r *Request) Parse(buf []byte) (int, error) {
 	end, err := r.scan.end(buf, MaxHead)
 	if err != nil {
@@ -48,7 +48,7 @@ func (r *Request) Parse(buf []byte) (int, error) {
 	return end, r.parse(buf[:end])
 }
 
-// Reset makes r ready for another head.
+// Reset prepares r for another head.
 func (r *Request) Reset() {
 	r.reset()
 	*r = Request{head: r.head}
@@ -137,7 +137,7 @@ func (r *Request) targetForm() error {
 	return nil
 }
 
-// absolute splits "http://authority/path". Other schemes are refused: nothing behind us could serve them.
+// absolute splits "http://authority/path". Other schemes are refused: no upstream could serve them.
 func (r *Request) absolute(t []byte) error {
 	colon := bytes.Index(t, []byte("://"))
 	if colon < 0 {
@@ -167,7 +167,7 @@ func (r *Request) absolute(t []byte) error {
 
 var slash = []byte("/")
 
-// escaped reports whether every percent sign before the query begins a two-digit escape.
+// escaped reports whether every percent sign before the query begins a valid escape.
 func escaped(path []byte) bool {
 	for i := 0; i < len(path) && path[i] != '?'; i++ {
 		if path[i] == '%' && (i+2 >= len(path) || unhex(path[i+1]) < 0 || unhex(path[i+2]) < 0) {

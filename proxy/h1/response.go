@@ -2,14 +2,15 @@ package h1
 
 import "bytes"
 
-// Response is the head of a response. Its slices point into the buffer it was parsed from. A Response may be used for one
-// head after another; it is not safe for concurrent use.
+// Response is the head of a response. Its slices point into the buffer it was parsed from. A Response can be reused for
+// further heads; it is not safe for concurrent use.
 type Response struct {
 	head
-	// Status is 100 to 999; Reason the phrase behind it, perhaps empty.
+	// Status is 100 to 999; Reason is the reason phrase, possibly empty.
 	Status int
 	Reason []byte
-	// Length is the value of Content-Length, or -1: a response to HEAD and a 304 state the length of a body they do not have.
+	// Length is the value of Content-Length, or -1. It is set as well for responses to HEAD and for 304, which have no
+	// body.
 	Length int64
 
 	scan headScan
@@ -25,13 +26,13 @@ func (r *Response) Parse(buf []byte, method string) (int, error) {
 	return end, r.parse(buf[:end], method)
 }
 
-// Reset makes r ready for another head.
+// Reset prepares r for another head.
 func (r *Response) Reset() {
 	r.reset()
 	*r = Response{head: r.head}
 }
 
-// Interim reports a 1xx other than 101: another head follows.
+// Interim reports whether this is a 1xx other than 101: another head follows.
 func (r *Response) Interim() bool { return r.Status < 200 && r.Status != 101 }
 
 func (r *Response) parse(b []byte, method string) error {
@@ -57,7 +58,7 @@ func (r *Response) parse(b []byte, method string) error {
 	}
 	switch {
 	case r.Status < 200 || r.Status == 204 || r.Status == 304 || method == "HEAD":
-		r.Body = Framing{} // whatever the fields say (RFC 9112, 6.3)
+		r.Body = Framing{} // regardless of the fields (RFC 9112, 6.3)
 	case !r.HasLength && !r.hasTE:
 		r.Body, r.Close = Framing{UntilClose: true}, true
 	}

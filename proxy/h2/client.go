@@ -10,9 +10,9 @@ import (
 	"boxgate/internal/memory"
 )
 
-// ClientConn is the connection of an HTTP/2 client as the library reads and writes it. The library resets a stream whose handler broke off with INTERNAL_ERROR and lets
-// nobody say otherwise; here it gets the code that the upstream gave, which tells a client whether to try again. Frames are
-// followed by their lengths alone.
+// ClientConn wraps the connection of an HTTP/2 client for the library. When a handler aborts, the library resets the
+// stream with INTERNAL_ERROR, with no way to choose the code; ClientConn replaces it by the code that the upstream
+// sent, which tells the client whether it may retry. It tracks frames by their length only.
 type ClientConn struct {
 	*clientReader
 	streams streamTracker
@@ -20,42 +20,42 @@ type ClientConn struct {
 	mu    sync.Mutex
 	codes map[uint32]http2.ErrCode // of streams that are about to be reset; at most 2*Streams
 
-	head [FrameHead]byte // of the frame under way
+	head [FrameHead]byte // of the current frame
 	got  int             // bytes of head
-	left int             // bytes of its payload still to come
+	left int             // remaining bytes of its payload
 	out  []byte
 }
 
-// NewClientConn returns the connection for the library to serve. holds is what header blocks under way are counted in.
-// malformed is called for each request that is refused here for its form, refused for each that the library refuses by itself;
-// neither may wait. release must be called in the end.
+// NewClientConn wraps a connection for the library to serve. holds accounts for incomplete header blocks. malformed is
+// called for each request that is refused here as malformed, refused for each that the library refuses on its own;
+// neither may block. Release must be called when done.
 func NewClientConn(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string), refused func(why string)) *ClientConn {
 	return &ClientConn{clientReader: newClientReader(conn, holds, malformed), streams: streamTracker{refused: refused}}
 }
 
-// Release gives back what the connection holds.
+// Release releases the resources of the connection.
 func (r *ClientConn) Release() { r.heads.Close() }
 
-// Handed notes that the handler has a stream, or that its refusal was told elsewhere.
+// Handed notes that the handler has a stream, or that its refusal was already recorded.
 func (r *ClientConn) Handed(stream uint32) { r.streams.begin(stream) }
 
-// Over notes that the client has ended a stream: the library writes nothing for it any more.
+// Over notes that the client has ended a stream: the library writes nothing more for it.
 func (r *ClientConn) Over(stream uint32) { r.streams.over(stream) }
 
-// Refusing returns the stream of the request that malformed was called for.
+// Refusing returns the stream of the request for which malformed was called.
 func (r *ClientConn) Refusing() uint32 { return r.stream }
 
-// ResetWith says why a stream is going to be reset. It must be followed by the reset.
+// ResetWith sets the code of a stream's reset. The reset must follow.
 func (r *ClientConn) ResetWith(stream uint32, code http2.ErrCode) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.codes == nil || len(r.codes) >= 2*Streams { // left behind by streams that the client reset meanwhile
+	if r.codes == nil || len(r.codes) >= 2*Streams { // leftovers of streams that the client has reset
 		r.codes = map[uint32]http2.ErrCode{}
 	}
 	r.codes[stream] = code
 }
 
-// Write sends b, with the codes of resets replaced. Only one goroutine at a time calls it.
+// Write writes b with the codes of resets replaced. It must not be called concurrently.
 func (r *ClientConn) Write(b []byte) (int, error) { return r.clientReader.Write(r.marked(b)) }
 
 func (r *ClientConn) marked(b []byte) []byte {
@@ -75,7 +75,7 @@ func (r *ClientConn) marked(b []byte) []byte {
 		}
 		r.got, r.left = 0, int(binary.BigEndian.Uint32(r.head[:4])>>8)
 		r.streams.wrote(r.head, b[at:])
-		if len(b)-at < 4 { // the library writes a frame as one piece
+		if len(b)-at < 4 { // the library writes each frame in one piece
 			continue
 		}
 		code, ok := r.codeOf(http2.ErrCode(binary.BigEndian.Uint32(b[at:])))
@@ -91,10 +91,10 @@ func (r *ClientConn) marked(b []byte) []byte {
 	return sent
 }
 
-// codeOf returns the code that the frame whose head was read is to have, if it is a reset that one was given for. has is
-// the code it has. Any other than that of a handler that broke off is the library's verdict on the client's own frames,
-// such as DATA on a stream that the client had ended, and stands: the handler fails because of it, and may well say why
-// before the reset has left the library's buffer.
+// codeOf returns the code for the frame whose head was read, if it is a reset with a code set by ResetWith. has is its
+// current code. Codes other than that of an aborted handler are the library's verdict on the client's own frames, such
+// as DATA on a stream that the client had ended, and are kept: the handler fails because of them, and may call
+// ResetWith before the reset has left the library's buffer.
 func (r *ClientConn) codeOf(has http2.ErrCode) (http2.ErrCode, bool) {
 	if http2.FrameType(r.head[3]) != http2.FrameRSTStream || r.left != 4 {
 		return 0, false

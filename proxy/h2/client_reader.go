@@ -16,22 +16,22 @@ import (
 const (
 	// FrameHead is the length of a frame's header (RFC 9113, 4.1).
 	FrameHead = 9
-	// FrameMax is what a peer may put into one frame: the least that RFC 9113, 4.2 lets an endpoint choose.
+	// FrameMax is the largest frame a peer may send: the smallest limit that RFC 9113, 4.2 allows.
 	FrameMax = 16 << 10
-	// Streams is how many requests a client may have in progress on one connection.
+	// Streams is how many concurrent requests a client may have on one connection.
 	Streams = 100
-	// HeadRead is how much of a request's head is read. Beyond it the connection ends.
+	// HeadRead is how much of a request's head is read. Larger heads end the connection.
 	HeadRead = 2 * h1.MaxHead
 
-	tableSize  = 4096      // of HPACK: the default, which the server does not change
-	settingMax = 100       // settings in one frame; the library breaks off beyond that
-	headsCost  = 384 << 10 // memory of a header block that has begun and not ended: decoded, up to HeadRead
+	tableSize  = 4096      // of HPACK: the default, which our server keeps
+	settingMax = 100       // settings in one frame; the library fails beyond that
+	headsCost  = 384 << 10 // memory of an incomplete header block: decoded, up to HeadRead
 )
 
-// clientReader is an HTTP/2 client connection as golang.org/x/net/http2 reads it. Three things are done here because the library
-// does otherwise:
+// clientReader filters an HTTP/2 client connection for golang.org/x/net/http2. It handles three cases that the library
+// handles differently:
 //
-//   - A setting may stand in a frame twice (6.5.3); the library ends such a connection. It sees each setting once.
+// - A frame may contain a setting twice (6.5.3); the library ends such a connection. It is passed each setting once.
 //   - A request with a field that belongs to HTTP/1.1 connections is malformed, a stream error (8.2.2); the library
 //     answers it with a page of its own that no event tells of. Here its header block gets one more field, with a name
 //     that no field can have: the library then resets the stream, and the HPACK state stays what the client thinks it is.

@@ -6,22 +6,22 @@ import (
 )
 
 const (
-	h2Continuations = 32      // CONTINUATION frames of one header block; a head of 64 KiB needs three
-	h2EmptyRate     = 50      // DATA frames a second that carry nothing, sustained
-	h2EmptyBurst    = 500     // and at once
-	h2PaddingMax    = 1 + 255 // the longest DATA frame that may hold nothing but padding
+	h2Continuations = 32      // CONTINUATION frames per header block; a head of 64 KiB needs three
+	h2EmptyRate     = 50      // DATA frames without content a second, sustained
+	h2EmptyBurst    = 500     // and in a burst
+	h2PaddingMax    = 1 + 255 // the longest DATA frame that may be all padding
 )
 
-// emptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty and of
-// which the library allows any number as long as the header block stays small, and DATA without content (CVE-2019-9518,
-// RFC 9113, 10.5). DATA that ends its stream is not one of those. The zero value has seen none. One goroutine uses it.
+// emptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty and
+// which the library does not limit as long as the header block stays small, and DATA without content (CVE-2019-9518,
+// RFC 9113, 10.5) unless it ends its stream. The zero value has counted none. Not safe for concurrent use.
 type emptyFrames struct {
-	continuations int           // of the header block under way
-	data          *rate.Limiter // nil until there was one
+	continuations int           // of the current header block
+	data          *rate.Limiter // nil until the first one
 }
 
-// excessive notes a frame with that many bytes of content, and reports whether the peer has sent more of its kind than it
-// may: the connection then ends with ENHANCE_YOUR_CALM.
+// excessive counts a frame with the given bytes of content, and reports whether the peer has exceeded a limit: the
+// connection must then end with ENHANCE_YOUR_CALM.
 func (e *emptyFrames) excessive(h http2.FrameHeader, content int) bool {
 	switch {
 	case h.Type == http2.FrameHeaders:
@@ -38,7 +38,7 @@ func (e *emptyFrames) excessive(h http2.FrameHeader, content int) bool {
 	return false
 }
 
-// mayBePadding reports whether a frame is DATA of which only the first byte of the payload tells whether there is content.
+// mayBePadding reports whether a frame is DATA for which only the first payload byte tells whether it has content.
 func mayBePadding(h http2.FrameHeader) bool {
 	return h.Type == http2.FrameData && h.Flags.Has(http2.FlagDataPadded) && 0 < h.Length && h.Length <= h2PaddingMax
 }

@@ -5,11 +5,11 @@ import (
 	"reflect"
 )
 
-// The library tells a handler neither the number of its stream nor that the client waits for 100. Both are read where it
-// keeps them. Should it ever keep them elsewhere, streams are reset with INTERNAL_ERROR and bodies are asked for at once, and
-// tests fail.
+// The library does not expose to handlers the number of their stream, nor whether the client waits for 100. Both are
+// read from its unexported fields. Should those change, streams are reset with INTERNAL_ERROR, bodies are requested at
+// once, and tests fail.
 
-// StreamID returns the number of the stream that a handler answers, and false if it is not known.
+// StreamID returns the number of the stream that a handler serves, and false if it is unknown.
 func StreamID(w http.ResponseWriter) (uint32, bool) {
 	v := below(reflect.ValueOf(w), "rws", "stream", "id")
 	if v.Kind() != reflect.Uint32 {
@@ -18,13 +18,13 @@ func StreamID(w http.ResponseWriter) (uint32, bool) {
 	return uint32(v.Uint()), true
 }
 
-// ExpectsContinue reports whether the client waits to be told before it sends the request's body.
+// ExpectsContinue reports whether the client waits for a 100 before it sends the request's body.
 func ExpectsContinue(r *http.Request) bool {
 	v := below(reflect.ValueOf(r.Body), "needsContinue")
 	return v.Kind() == reflect.Bool && v.Bool()
 }
 
-// below follows the names of fields through structures and pointers; the result is invalid if one is missing.
+// below follows field names through structs and pointers; the result is invalid if one is missing.
 func below(v reflect.Value, path ...string) reflect.Value {
 	for _, name := range path {
 		for v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {

@@ -9,25 +9,25 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// ServerConn is the client's side of an HTTP/2 connection on which header fields are marked as never to be indexed
-// (RFC 7541, 7.1.3), so that no intermediary puts a secret into a compression table that others can probe.
+// ServerConn is the client side of an HTTP/2 connection on which header fields are marked as never indexed (RFC 7541,
+// 7.1.3), so that no intermediary puts a secret into a compression table that others can probe.
 //
-// The HTTP/2 library has no way to ask for that. It is told to keep no dynamic table, and then writes every field that is
-// not in the static one as a "literal without indexing": four zero bits, where "never indexed" has 0001. The two differ in
-// nothing else, so one bit of the first byte of each such field is set on its way out.
+// The HTTP/2 library has no API for this. It is configured without a dynamic table, so it writes every field that is
+// not in the static table as a "literal without indexing": four zero bits, where "never indexed" has 0001. The
+// encodings are otherwise identical, so Write sets one bit in the first byte of each such field.
 //
-// What the server sends is looked at as well: see [serverFrames].
+// Frames from the server are checked as well: see [serverFrames].
 type ServerConn struct {
 	*tls.Conn
-	closed func()        // called when the connection has been closed, perhaps more than once
-	server *serverFrames // what comes in
+	closed func()        // called when the connection has been closed, possibly more than once
+	server *serverFrames // incoming frames
 
-	mu sync.Mutex // held while something is written; guards what follows
+	mu sync.Mutex // held during writes; guards the following
 
-	preface int // bytes of the connection preface that have passed
+	preface int // bytes of the connection preface already written
 	header  [9]byte
 	have    int // bytes of header
-	left    int // bytes of the current frame's payload still to come
+	left    int // remaining bytes of the current frame's payload
 	skip    int // of those, bytes at the beginning of a HEADERS payload that are not header fields
 	fields  bool
 	block   hpackWalk
@@ -52,7 +52,7 @@ func NewServerConn(conn *tls.Conn, closed func()) *ServerConn {
 // Read implements net.Conn.
 func (c *ServerConn) Read(p []byte) (int, error) { return c.server.Read(p) }
 
-// Write sends b with the marks set. Only the goroutine that holds the library's write lock calls it.
+// Write writes b with the fields marked. Only the goroutine with the library's write lock calls it.
 func (c *ServerConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,11 +61,11 @@ func (c *ServerConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(c.out)
 }
 
-// goAwayTime is for a server that broke the protocol to take the news.
+// goAwayTime is how long writing a GOAWAY to a server that broke the protocol may take.
 const goAwayTime = 100 * time.Millisecond
 
-// goAway tells the server that the connection ends, and why, if that can be said now: between two frames, and without
-// waiting for a write that the server holds up.
+// goAway sends the server a GOAWAY with the reason, if possible at once: between two frames, and without waiting for a
+// blocked write.
 func (c *ServerConn) goAway(code http2.ErrCode) {
 	if !c.mu.TryLock() {
 		return
@@ -79,7 +79,7 @@ func (c *ServerConn) goAway(code http2.ErrCode) {
 	_, _ = c.Conn.Write(binary.BigEndian.AppendUint32(frame, uint32(code)))
 }
 
-// Close closes the connection at once: to announce the end in TLS could wait for a peer that does not read.
+// Close closes the connection immediately: a TLS close_notify could block on a peer that does not read.
 func (c *ServerConn) Close() error {
 	err := c.NetConn().Close()
 	c.closed()
@@ -108,7 +108,7 @@ func (c *ServerConn) mark(b []byte) {
 	}
 }
 
-// begin reads a frame header (RFC 9113, 4.1).
+// begin parses a frame header (RFC 9113, 4.1).
 func (c *ServerConn) begin() {
 	c.have = 0
 	c.left = int(binary.BigEndian.Uint32(c.header[:4]) >> 8)
@@ -123,7 +123,7 @@ func (c *ServerConn) begin() {
 		if flags&flagPriority != 0 {
 			c.skip = 5
 		}
-		// The library never pads; a padded frame is passed as it is rather than misread.
+		// The library never pads; a padded frame is passed unchanged rather than misparsed.
 		c.fields = flags&flagPadded == 0
 	}
 }
@@ -137,11 +137,11 @@ func (c *ServerConn) payload(b []byte) {
 	c.block.mark(b[n:])
 }
 
-// hpackWalk goes through a header block (RFC 7541, 6) that uses no dynamic table, however it is cut into pieces.
+// hpackWalk walks a header block (RFC 7541, 6) without a dynamic table, in chunks of any size.
 type hpackWalk struct {
 	state walkState
-	value bool // the string under way is the value; else the name, and the value follows
-	size  int  // of the string under way
+	value bool // the current string is the value; else the name, and the value follows
+	size  int  // of the current string
 	shift uint // of the next byte of an integer
 }
 
@@ -193,7 +193,7 @@ func (w *hpackWalk) mark(b []byte) {
 	}
 }
 
-// field reads the first byte of a field and returns it marked.
+// field reads the first byte of a field and returns it with the mark.
 func (w *hpackWalk) field(b byte) byte {
 	switch {
 	case b&0x80 != 0: // an index and no more

@@ -14,36 +14,36 @@ import (
 )
 
 // ErrServer ends an HTTP/2 connection whose server broke the protocol.
-var ErrServer = errors.New("the server sent an HTTP/2 frame that it must not send here")
+var ErrServer = errors.New("the server sent an HTTP/2 frame that is not allowed")
 
 const (
 	h2WindowFirst = 65535 // of a connection, before it is raised (RFC 9113, 6.9.2)
 	endedMax      = 64    // streams that are remembered as ended
 )
 
-// serverFrames looks at the heads of the frames that a server sends, before the HTTP/2 library reads them. It ends the
-// connection where RFC 9113 asks for that and the library is content, or says nothing of it to the server: frames of
-// streams that nobody opened or that the server has ended, frames longer than agreed, windows that overflow, pushes; and
-// where there are too many frames that carry nothing ([emptyFrames]). Frames of unknown types (5.5) and priorities, which
-// mean nothing to a client, are left out: the library would write a line to the process's log for each.
+// serverFrames checks the heads of the frames that a server sends, before the HTTP/2 library reads them. It ends the
+// connection where RFC 9113 requires it and the library does not, or does not send the server a reason: frames of
+// streams that were never opened or that the server has ended, frames longer than agreed, window overflows, pushes; and
+// too many frames without content ([emptyFrames]). Frames of unknown types (5.5) and priorities, which mean nothing to
+// a client, are dropped: the library would log each of them to the process's log.
 //
-// Read is called by one goroutine, sent and opened by the one that writes.
+// Read is called by one goroutine, sent and opened by the writing one.
 type serverFrames struct {
 	source io.Reader
-	// refused tells the server why the connection ends.
+	// refused sends the server the reason why the connection ends.
 	refused func(http2.ErrCode)
 
-	opened atomic.Uint32 // the highest stream that was opened
-	window atomic.Int64  // what may be sent on the connection
+	opened atomic.Uint32 // the highest stream opened
+	window atomic.Int64  // send window of the connection
 
 	buf   [FrameHead + 4]byte // the head of a frame, and the increment of a WINDOW_UPDATE
-	got   int                 // bytes of the head that are read
-	out   []byte              // what goes on next
-	pass  int                 // bytes behind it that go on as they come
-	skip  int                 // bytes that are left out before anything else
+	got   int                 // bytes of the head already read
+	out   []byte              // next bytes to pass on
+	pass  int                 // bytes after out to pass on unread
+	skip  int                 // bytes to drop first
 	block uint32              // stream of a header block that has not ended; 0: none
 
-	ended []uint32 // streams that the server has ended last, oldest first
+	ended []uint32 // streams that the server ended most recently, oldest first
 	empty emptyFrames
 }
 
@@ -78,7 +78,7 @@ func (f *serverFrames) Read(p []byte) (int, error) {
 	}
 }
 
-// next reads the head of a frame. It may be called again after an error of the connection.
+// next reads the head of a frame. It may be retried after an error of the connection.
 func (f *serverFrames) next() error {
 	for f.got < FrameHead {
 		n, err := f.source.Read(f.buf[f.got:FrameHead])
@@ -114,7 +114,7 @@ func (f *serverFrames) refuse(code http2.ErrCode) error {
 	return ErrServer
 }
 
-// windowUpdate reads by how much the connection's window is raised.
+// windowUpdate reads the increment of the connection's window.
 func (f *serverFrames) windowUpdate() error {
 	increment := f.buf[FrameHead:]
 	if _, err := io.ReadFull(f.source, increment); err != nil {
@@ -127,7 +127,7 @@ func (f *serverFrames) windowUpdate() error {
 	return nil
 }
 
-// padded reads how much of a DATA frame is padding.
+// padded reads the length of a DATA frame's padding.
 func (f *serverFrames) padded(h http2.FrameHeader) error {
 	padding := f.buf[FrameHead : FrameHead+1]
 	if _, err := io.ReadFull(f.source, padding); err != nil {
@@ -140,8 +140,8 @@ func (f *serverFrames) padded(h http2.FrameHeader) error {
 	return nil
 }
 
-// settings reads what the server allows. It may allow longer frames than we send: the library would take a buffer of that
-// size for each upload.
+// settings reads the server's settings. It hides a larger maximum frame size than we use: the library would allocate a
+// buffer of that size for each upload.
 func (f *serverFrames) settings(length int) error {
 	frame := make([]byte, FrameHead+length)
 	copy(frame, f.buf[:FrameHead])
@@ -157,7 +157,7 @@ func (f *serverFrames) settings(length int) error {
 	return nil
 }
 
-// frameHead reads the head of a frame (RFC 9113, 4.1).
+// frameHead parses the head of a frame (RFC 9113, 4.1).
 func frameHead(b []byte) http2.FrameHeader {
 	return http2.FrameHeader{
 		Length: binary.BigEndian.Uint32(b) >> 8, Type: http2.FrameType(b[3]), Flags: http2.Flags(b[4]),
@@ -167,7 +167,7 @@ func frameHead(b []byte) http2.FrameHeader {
 
 func known(t http2.FrameType) bool { return t <= http2.FrameContinuation }
 
-// judge says what is wrong with a frame.
+// judge returns the error for a frame, or none.
 func (f *serverFrames) judge(h http2.FrameHeader) http2.ErrCode {
 	switch {
 	case h.Length > FrameMax:
@@ -176,7 +176,7 @@ func (f *serverFrames) judge(h http2.FrameHeader) http2.ErrCode {
 		return http2.ErrCodeProtocol // 6.10
 	case !known(h.Type):
 		return http2.ErrCodeNo
-	case h.Type == http2.FramePushPromise: // it is told not to
+	case h.Type == http2.FramePushPromise: // push is disabled
 		return http2.ErrCodeProtocol
 	case h.Type == http2.FramePing && h.StreamID != 0:
 		return http2.ErrCodeProtocol
@@ -195,7 +195,7 @@ func (f *serverFrames) judge(h http2.FrameHeader) http2.ErrCode {
 	return code
 }
 
-// stream looks at the stream that a frame belongs to (5.1).
+// stream checks the stream that a frame belongs to (5.1).
 func (f *serverFrames) stream(h http2.FrameHeader) http2.ErrCode {
 	id := h.StreamID
 	if id == 0 || h.Type == http2.FramePriority {
@@ -214,7 +214,7 @@ func (f *serverFrames) stream(h http2.FrameHeader) http2.ErrCode {
 	return http2.ErrCodeNo
 }
 
-// end remembers that the server has ended a stream. One that has been forgotten is the library's to judge.
+// end remembers that the server has ended a stream. Streams no longer remembered are left to the library.
 func (f *serverFrames) end(id uint32) {
 	if len(f.ended) == endedMax {
 		f.ended = append(f.ended[:0], f.ended[1:]...)
@@ -222,7 +222,7 @@ func (f *serverFrames) end(id uint32) {
 	f.ended = append(f.ended, id)
 }
 
-// sent notes the head of a frame on its way to the server.
+// sent tracks the head of a frame on its way to the server.
 func (f *serverFrames) sent(h http2.FrameHeader) {
 	switch h.Type {
 	case http2.FrameHeaders:

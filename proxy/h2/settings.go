@@ -6,10 +6,10 @@ import (
 	"golang.org/x/net/http2"
 )
 
-const settingSize = 6 // octets: an identifier of two, a value of four
+const settingSize = 6 // bytes: an identifier of two, a value of four
 
-// settingsOnce returns a SETTINGS frame in which each setting stands once and which comes to the same as the settings
-// one after the other (RFC 9113, 6.5.3). A frame with a fault that the library must see is returned as it is.
+// settingsOnce returns a SETTINGS frame that contains each setting once and is equivalent to applying the settings in
+// order (RFC 9113, 6.5.3). A frame with an error that the library must see is returned unchanged.
 func settingsOnce(frame []byte, head http2.FrameHeader) []byte {
 	payload := frame[FrameHead:]
 	if head.Flags.Has(http2.FlagSettingsAck) || len(payload)%settingSize != 0 || len(payload) > settingMax*settingSize {
@@ -41,8 +41,8 @@ func findSetting(settings []byte, id http2.SettingID) []byte {
 	return nil
 }
 
-// successor is the value that stands for two of one setting: the later one, but no fault is covered up, and a header
-// table that was made small in between has lost its entries (RFC 7541, 4.2).
+// successor returns the value equivalent to two values of one setting: the later one, except that errors are preserved,
+// and that a header table made small in between has lost its entries (RFC 7541, 4.2).
 func successor(before, now http2.Setting) uint32 {
 	switch {
 	case before.ID == http2.SettingHeaderTableSize:

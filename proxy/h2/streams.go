@@ -7,18 +7,18 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// streamTracker knows which streams of an HTTP/2 connection the handler was given. The library refuses some requests by itself,
-// without a word: those malformed in their pseudo-headers, names or values, those too large even to be read, those beyond
-// the limit of streams. It answers or resets a stream then that nobody was given, or ends the connection; by that they are
-// seen. Safe for concurrent use.
+// streamTracker tracks which streams of an HTTP/2 connection reached the handler. The library silently refuses some
+// requests on its own: those with malformed pseudo-headers, names or values, those too large to be read, and those
+// beyond the limit of streams. They are recognized by a response or reset on a stream that no handler has, or by the
+// end of the connection. Safe for concurrent use.
 type streamTracker struct {
-	refused func(why string) // called for each; must not wait
+	refused func(why string) // called for each; must not block
 
 	mu      sync.Mutex
 	streams map[uint32]struct{} // that the library has not ended
 }
 
-// begin notes that a stream was given to the handler, or that its refusal is told elsewhere.
+// begin notes that the handler has a stream, or that its refusal was already recorded.
 func (g *streamTracker) begin(stream uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -28,14 +28,14 @@ func (g *streamTracker) begin(stream uint32) {
 	g.streams[stream] = struct{}{}
 }
 
-// over notes that the client has ended a stream: the library writes nothing for it any more.
+// over notes that the client has ended a stream: the library writes nothing more for it.
 func (g *streamTracker) over(stream uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.streams, stream)
 }
 
-// wrote is told of each frame that the library writes.
+// wrote is called for each frame that the library writes.
 func (g *streamTracker) wrote(head [FrameHead]byte, payload []byte) {
 	stream := binary.BigEndian.Uint32(head[5:]) & (1<<31 - 1)
 	switch http2.FrameType(head[3]) {
@@ -60,8 +60,8 @@ func (g *streamTracker) wrote(head [FrameHead]byte, payload []byte) {
 	}
 }
 
-// answered reports whether the handler was given the stream; last: the answer ends with this frame. Of a stream that it was
-// not given one answer is enough to know.
+// answered reports whether the handler has the stream; last says that the frame ends the response. For a stream that
+// never reached the handler, only the first response frame is reported.
 func (g *streamTracker) answered(stream uint32, last bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,7 +78,7 @@ func (g *streamTracker) answered(stream uint32, last bool) bool {
 	return known
 }
 
-// end forgets a stream and reports whether the handler was given it.
+// end removes a stream and reports whether the handler had it.
 func (g *streamTracker) end(stream uint32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,10 +1,10 @@
-// Package h2connect switches on extended CONNECT (RFC 8441) in golang.org/x/net/http2, which reads that setting from the
-// environment while it is initialised and knows no other way.
+// Package h2connect enables extended CONNECT (RFC 8441) in golang.org/x/net/http2, which can only be done by an
+// environment variable read during initialization.
 //
-// It works by order: packages are initialised sorted by import path as soon as what they import is ready (Go
-// specification, "Program initialization"), so this one, which imports next to nothing, comes before http2. Whoever
-// imports both calls [Restore] from its own init, so that no child process inherits the setting. A test of package proxy
-// makes an extended CONNECT and fails if the order ever changes.
+// It relies on initialization order: packages are initialized sorted by import path once their imports are ready (Go
+// specification, "Program initialization"), so this one, which imports next to nothing, comes before http2. A package
+// that imports both calls [Restore] from its own init, so that child processes do not inherit the variable. A test of
+// package proxy makes an extended CONNECT and fails if the order ever changes.
 package h2connect
 
 import "os"
@@ -25,7 +25,7 @@ func init() {
 	_ = os.Setenv(variable, value) // fails for no valid name
 }
 
-// Restore puts the environment back to what it was when the program started.
+// Restore resets the environment variable to its value at program start.
 func Restore() {
 	if had {
 		_ = os.Setenv(variable, before)

@@ -37,8 +37,8 @@ type Conn struct {
 	In, Out atomic.Int64 // bytes to and from the box
 
 	mu      sync.Mutex
-	cut     *policy.DeniedError // set once the policy cut it; nothing can be attached any more
-	stop    error               // why the gateway closed it for a reason other than the policy
+	cut     *policy.DeniedError // set once the gateway closed it; nothing can be attached any more
+	stop    error               // the reason, if it is not the policy
 	sockets map[net.Conn]struct{}
 	passes  route.Routed // its route; the zero value while it has none, or when each request is routed separately
 	watcher func(*policy.Compiled) policy.Decision

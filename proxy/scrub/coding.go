@@ -15,17 +15,17 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Codings lists the content codings that can be undone and done again, as Accept-Encoding names them.
+// Codings lists the supported content codings, as named in Accept-Encoding.
 const Codings = "gzip, deflate, br, zstd"
 
-// maxCodings is how many codings on top of each other are undone: each has a window of its own.
+// maxCodings is how many stacked codings are decoded: each has its own window.
 const maxCodings = 2
 
-// ErrCoding says that a body cannot be looked into.
-var ErrCoding = errors.New("the response has a content coding that cannot be undone")
+// ErrCoding is returned for a body that cannot be decoded for scrubbing.
+var ErrCoding = errors.New("the response has a content coding that cannot be decoded")
 
-// ParseCodings reads Content-Encoding and returns the codings in the order in which they were applied, "identity" left
-// out. The error is [ErrCoding].
+// ParseCodings parses Content-Encoding and returns the codings in the order in which they were applied, without
+// "identity". The error is [ErrCoding].
 func ParseCodings(contentEncoding string) ([]string, error) {
 	var codings []string
 	for name := range strings.SplitSeq(contentEncoding, ",") {
@@ -49,7 +49,7 @@ func isCoding(name string) bool {
 	return false
 }
 
-// AcceptEncoding takes out of an Accept-Encoding what cannot be undone. What is left is never empty: without the field, or
+// AcceptEncoding removes unsupported codings from an Accept-Encoding. The result is never empty: without the field, or
 // with "*", a server may choose any coding.
 func AcceptEncoding(value string) string {
 	var kept []string
@@ -67,8 +67,8 @@ func AcceptEncoding(value string) string {
 	return strings.Join(kept, ", ")
 }
 
-// decode undoes one coding. It may wait for the first bytes. window is told by how much the window is smaller than the
-// largest.
+// decode returns a decoder for one coding. It may wait for the first bytes. window is called with the difference
+// between the largest window and the actual one.
 func decode(coding string, src io.Reader, window func(smaller int)) (io.Reader, error) {
 	switch coding {
 	case "gzip", "x-gzip":
@@ -96,18 +96,18 @@ func decode(coding string, src io.Reader, window func(smaller int)) (io.Reader, 
 	return nil, ErrCoding
 }
 
-// whole is a stream behind which nothing may follow.
+// whole is a stream that nothing may follow.
 type whole struct {
 	io.Reader
 	rest *bufio.Reader
 }
 
-// Read turns bytes behind the end into an error.
+// Read returns an error if there are bytes after the end.
 func (w whole) Read(p []byte) (int, error) {
 	n, err := w.Reader.Read(p)
 	if errors.Is(err, io.EOF) {
 		if _, more := w.rest.ReadByte(); more == nil {
-			return n, errors.New("bytes behind the end of the compressed stream")
+			return n, errors.New("unexpected data after the compressed stream")
 		} else if !errors.Is(more, io.EOF) {
 			return n, more
 		}
@@ -115,7 +115,7 @@ func (w whole) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// inflate reads what is called deflate: the zlib format or, as some servers send it, bare.
+// inflate decodes "deflate": the zlib format or, as some servers send it, raw deflate.
 func inflate(src io.Reader) (io.Reader, error) {
 	buffered := bufio.NewReader(src)
 	bare, err := isBare(buffered)
@@ -132,7 +132,7 @@ func inflate(src io.Reader) (io.Reader, error) {
 	return whole{z, buffered}, nil
 }
 
-// isBare reports whether a deflate stream lacks the header of zlib (RFC 1950, 2.2).
+// isBare reports whether a deflate stream has no zlib header (RFC 1950, 2.2).
 func isBare(r *bufio.Reader) (bool, error) {
 	b, err := r.Peek(2)
 	if len(b) < 2 {
@@ -141,14 +141,14 @@ func isBare(r *bufio.Reader) (bool, error) {
 	return b[0]&15 != 8 || (int(b[0])<<8|int(b[1]))%31 != 0, nil
 }
 
-// encoder does a coding.
+// encoder encodes one coding.
 type encoder interface {
 	io.WriteCloser
 	Flush() error
 	Reset(io.Writer)
 }
 
-// encoders keeps those that are not in use: they are large. Speed counts, as what is compressed here crosses one host.
+// encoders are pooled: they are large. They favour speed, as what is compressed here stays on one host.
 var encoders = map[string]*sync.Pool{
 	"gzip":    {New: func() any { w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed); return checked(w, err) }},
 	"deflate": {New: func() any { w, err := zlib.NewWriterLevel(nil, zlib.BestSpeed); return checked(w, err) }},
@@ -167,7 +167,7 @@ func checked(w encoder, err error) encoder {
 	return w
 }
 
-// encode lends an encoder that writes to dst; give it back when it is closed, or the stream given up.
+// encode returns an encoder from the pool that writes to dst; return it once closed, or when the stream is aborted.
 func encode(coding string, dst io.Writer) (w encoder, giveBack func(), err error) {
 	pool := encoders[strings.TrimPrefix(coding, "x-")]
 	if pool == nil {

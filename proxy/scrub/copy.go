@@ -7,18 +7,18 @@ import (
 
 // Source is a body as it arrives.
 type Source interface {
-	// Read is as that of [io.Reader], but that it calls wait, and heeds its error, before it waits for more to arrive.
+	// Read is like that of [io.Reader], but it calls wait before it blocks for more data, and returns wait's error.
 	Read(p []byte, wait func() error) (int, error)
 }
 
-// Sink takes what is masked.
+// Sink receives masked data.
 type Sink interface {
 	io.Writer
-	// Flush sends on what was written.
+	// Flush sends what was written.
 	Flush() error
 }
 
-// Masker masks a body part by part: a [Stream] or [Messages].
+// Masker masks a body chunk by chunk: a [Stream] or [Messages].
 type Masker interface {
 	mask(dst, part []byte) ([]byte, error)
 	end(dst []byte) ([]byte, error)
@@ -27,12 +27,12 @@ type Masker interface {
 func (s *Stream) mask(dst, part []byte) ([]byte, error) { return s.Append(dst, part), nil }
 func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil }
 
-// Copy moves a body from src to dst, masked. The codings, in the order in which they were applied, are undone and done
-// again. Whatever has arrived is flushed before more is waited for; memory is bounded by the windows of the codings. An
-// error means that the body must be broken off: its source failed, or it was cut short, is not what the coding says, has
-// something behind its end, or asks for too large a window ([ErrWindow]).
+// Copy copies a body from src to dst, masked. The codings, in the order in which they were applied, are decoded and
+// encoded again. Received data is flushed before waiting for more; memory is bounded by the windows of the codings. On
+// an error the body must be aborted: reading failed, or the body was truncated, is invalid for its coding, has trailing
+// data, or needs too large a window ([ErrWindow]).
 //
-// The caller has made sure that there is [Memory] for the codings; spare is told how much of it is not needed.
+// The caller must have reserved [Memory] for the codings; spare is called with the part of it that is not needed.
 func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int)) error {
 	c := &copying{dst: dst, src: src, masker: m, out: dst, spare: spare}
 	defer c.giveBack()
@@ -61,10 +61,10 @@ type copying struct {
 	masker Masker
 	spare  func(int)
 
-	out      io.Writer // the first of encoders, or dst
+	out      io.Writer // the outermost encoder, or dst
 	encoders []encoder // in the order in which they are written
 	lent     []func()
-	pending  bool // something is in the encoders
+	pending  bool // the encoders have unflushed data
 	any, eof bool // something, and the end, was read
 }
 
@@ -105,7 +105,7 @@ func (c *copying) encoder(codings []string) error {
 	return nil
 }
 
-// partSize is how much is decoded at once.
+// partSize is how much is decoded at a time.
 const partSize = 32 << 10
 
 func (c *copying) run(in io.Reader) error {
@@ -142,7 +142,7 @@ func (c *copying) write(b []byte) error {
 	return err
 }
 
-// flush sends on what was written, through every encoder; and what was written to dst before, such as a head.
+// flush flushes every encoder, and dst, which may have been written to before, such as with a head.
 func (c *copying) flush() error {
 	if c.pending {
 		c.pending = false
@@ -155,8 +155,8 @@ func (c *copying) flush() error {
 	return c.dst.Flush()
 }
 
-// cutShort is what an error of a decoder means: nothing if the body had no byte, as that is empty in every coding; else the
-// end of the source is one where more had to come.
+// cutShort maps an error of a decoder: to nil if the body is empty, which is valid in every coding; io.EOF means
+// truncation.
 func (c *copying) cutShort(err error) error {
 	switch {
 	case c.eof && !c.any:

@@ -5,29 +5,29 @@ import (
 	"errors"
 )
 
-// ErrFrame says that a WebSocket server sends what it may not, or what cannot be looked into.
+// ErrFrame is returned when a WebSocket server violates the protocol, or sends frames that cannot be scrubbed.
 var ErrFrame = errors.New("the server's WebSocket frames break the protocol")
 
-// Frames masks what a WebSocket server sends (RFC 6455, 5), without extensions. Frame headers stay; a message is one text
-// whatever its frames, and nothing is held back behind it. It is not safe for concurrent use.
+// Frames masks what a WebSocket server sends (RFC 6455, 5), without extensions. Frame headers are unchanged; a message
+// is one text across its frames, and nothing is buffered past its end. Not safe for concurrent use.
 //
-// A tail that is held back at the end of a fragment waits for the next one, and with it whatever is sent in between.
+// A tail that is buffered at the end of a fragment waits for the next one, along with any control frames in between.
 type Frames struct {
 	set  *Set
 	text *Stream
 
 	header  []byte
-	left    uint64 // bytes of the payload still to come
-	control []byte // the control frame under way
+	left    uint64 // remaining bytes of the payload
+	control []byte // the current control frame
 	final   bool
 
 	queue  []insert
 	queued int
-	in     int64 // bytes of data given to text
-	out    int64 // and taken out
+	in     int64 // data bytes passed to text
+	out    int64 // and returned by it
 }
 
-// insert is what stands in the data at an offset.
+// insert is a header or control frame to insert in the data at an offset.
 type insert struct {
 	at    int64
 	bytes []byte
@@ -43,10 +43,11 @@ const (
 	controlBit = 0x08
 	maskedBit  = 0x80
 	shortMax   = 125
-	queueMax   = 16 << 10 // waiting behind a tail
+	queueMax   = 16 << 10 // bytes waiting after a tail
 )
 
-// Append takes the next bytes from the server and appends to dst what may go on. After an error the connection must end.
+// Append takes the next bytes from the server and appends to dst what can be forwarded. After an error the connection
+// must end.
 func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 	for len(part) > 0 {
 		if f.left == 0 {
@@ -74,7 +75,7 @@ func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// begin gathers a frame header and reports how much of part belongs to it, and whether it is complete.
+// begin collects a frame header and returns how much of part belongs to it, and whether it is complete.
 func (f *Frames) begin(part []byte) (n int, complete bool, err error) {
 	for n < len(part) {
 		f.header = append(f.header, part[n])
@@ -160,7 +161,7 @@ func (f *Frames) endControl(dst []byte) ([]byte, error) {
 	return f.insert(dst, frame)
 }
 
-// endData ends a frame of data; what was held back of a message goes out with its end.
+// endData ends a data frame; the end of a message releases its buffered tail.
 func (f *Frames) endData(dst []byte) []byte {
 	if !f.final {
 		return dst
@@ -168,7 +169,7 @@ func (f *Frames) endData(dst []byte) []byte {
 	return f.emit(dst, f.text.End(nil))
 }
 
-// insert puts bytes behind the data that came before them.
+// insert queues bytes after the data received before them.
 func (f *Frames) insert(dst, b []byte) ([]byte, error) {
 	if f.in == f.out {
 		return append(dst, b...), nil
@@ -180,7 +181,7 @@ func (f *Frames) insert(dst, b []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// emit appends data, and what stands in it.
+// emit appends data with the inserts that belong in it.
 func (f *Frames) emit(dst, data []byte) []byte {
 	for len(f.queue) > 0 && f.queue[0].at <= f.out+int64(len(data)) {
 		n := f.queue[0].at - f.out

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	keepFor  = time.Hour // a secret that is no longer sent is masked for this long: a server may remember it
-	maxPast  = 64        // such secrets of one host, the latest
-	maxHosts = 256       // hosts of one box of which anything is remembered
+	keepFor  = time.Hour // how long a secret no longer sent is still masked: a server may remember it
+	maxPast  = 64        // such secrets per host, the most recent
+	maxHosts = 256       // hosts remembered per box
 )
 
-// History knows what a box's requests have told each host under a rule that asks for scrubbing. The zero value knows
-// nothing. Safe for concurrent use.
+// History records which secrets a box's requests have sent to each host under a rule with scrubbing. The zero value is
+// empty. Safe for concurrent use.
 type History struct {
 	mu    sync.Mutex
 	hosts map[Host]*hostHistory
@@ -30,15 +30,15 @@ type Host struct {
 	Port uint16
 }
 
-// hostHistory is what one host was told.
+// hostHistory is what was sent to one host.
 type hostHistory struct {
-	used    map[string]time.Time // text → when it was sent last
+	used    map[string]time.Time // text → when it was last sent
 	set     *Set                 // finds all of used
-	checked time.Time            // when used was last looked through for what is too old
+	checked time.Time            // when used was last checked for expired texts
 }
 
-// Set returns what finds these texts, and those sent to the host before. It supersedes what was returned for the host
-// before. If there is nothing long enough to be found it is nil, or, if there may be later, a set that finds nothing yet.
+// Set returns the set for these texts and those sent to the host before. It supersedes the set last returned for the
+// host. If no text is long enough to be found, it returns nil or, if there may be one later, an empty set.
 func (m *History) Set(host Host, texts []string, later bool, now time.Time) *Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,7 +64,7 @@ func (m *History) Set(host Host, texts []string, later bool, now time.Time) *Set
 	return h.set
 }
 
-// hostLocked makes room for a new host by forgetting the one whose last new secret is the longest ago.
+// hostLocked makes room for a new host by forgetting the one whose newest secret is the oldest.
 func (m *History) hostLocked(host Host) *hostHistory {
 	if h := m.hosts[host]; h != nil {
 		return h
@@ -82,7 +82,7 @@ func (m *History) hostLocked(host Host) *hostHistory {
 	return h
 }
 
-// forget drops what is too old, and the oldest of what is too much, but nothing of what is sent now.
+// forget drops expired texts and the oldest beyond the limit, but none of those being sent now.
 func (h *hostHistory) forget(current []string, now time.Time) {
 	h.checked = now
 	var past []string

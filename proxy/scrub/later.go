@@ -2,15 +2,15 @@ package scrub
 
 import "slices"
 
-// Supersede says that next is what is looked for from now on: texts in which s is looked for, and which have not come to
-// their end, are searched for next as well. s may be nil, and is then forgotten. Safe for concurrent use.
+// Supersede makes next the set to search for from now on: texts being searched for s that have not ended are searched
+// for next as well. s may be nil, which has no effect. Safe for concurrent use.
 func (s *Set) Supersede(next *Set) {
 	if s != nil && next != nil && s != next {
 		s.next.Store(next)
 	}
 }
 
-// latest returns the set that supersedes all before it: s itself if none does.
+// latest returns the set that supersedes all before it: s itself if there is none.
 func (s *Set) latest() *Set {
 	for s != nil {
 		next := s.next.Load()
@@ -22,7 +22,7 @@ func (s *Set) latest() *Set {
 	return s
 }
 
-// with returns a set that finds what either finds. What supersedes s supersedes it as well.
+// with returns a set that finds what either finds. The sets that supersede s supersede it as well.
 func (s *Set) with(other *Set) *Set {
 	if s == other {
 		return s
@@ -37,7 +37,7 @@ func (s *Set) with(other *Set) *Set {
 	return both
 }
 
-// now returns what is looked for in the next part of the text: the stream's own set, and the latest.
+// now returns the set for the next chunk of the text: the stream's own set combined with the latest.
 func (s *Stream) now() *Set {
 	if latest := s.own.latest(); latest != s.latest {
 		s.set, s.latest = s.own.with(latest), latest

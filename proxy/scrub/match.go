@@ -1,16 +1,16 @@
 package scrub
 
-// wrapFrom is the number of digits behind which a line may break: a text whose line happens to end in fewer digits of a
-// form is not held back for it.
+// wrapFrom is the number of digits after which a line may break: a text that ends a line with fewer digits of a form is
+// not buffered for it.
 const wrapFrom = 3
 
-// thread is one way to read a text from the start of a possible match: so many bytes are so many symbols.
+// thread is one way to read a text from the start of a possible match: size bytes read as n symbols.
 type thread struct {
 	at, symbol int
 	broken     lineBreak
 }
 
-// lineBreak says how much of a line break lies just behind.
+// lineBreak is how much of a line break was just read.
 type lineBreak uint8
 
 const (
@@ -19,12 +19,12 @@ const (
 	lineFeed
 )
 
-// manyThreads is how many threads may come up before it is noted which came up already: a text of backslashes can be
-// read in very many ways.
+// manyThreads is the number of threads from which on duplicates are tracked: a text of backslashes can be read in very
+// many ways.
 const manyThreads = 64
 
-// find returns the end of the longest form that begins at b[0], or 0 if none does, and whether more text could bring a
-// longer one.
+// find returns the end of the longest form that begins at b[0], or 0 if there is none, and whether more text could
+// yield a longer one.
 func (p *pattern) find(b []byte) (end int, more bool) {
 	var room [16]thread
 	threads := append(room[:0], thread{})
@@ -58,7 +58,7 @@ func (p *pattern) find(b []byte) (end int, more bool) {
 	return end, more
 }
 
-// literally follows a thread for as long as there is one way to read the text.
+// literally follows a thread while there is only one way to read the text.
 func (p *pattern) literally(b []byte, t thread) thread {
 	for t.symbol < len(p.want) && t.at < len(b) && !special[b[t.at]] && p.matches(t.symbol, b[t.at]) {
 		t = thread{at: t.at + 1, symbol: t.symbol + 1}
@@ -66,7 +66,7 @@ func (p *pattern) literally(b []byte, t thread) thread {
 	return t
 }
 
-// branch adds a thread for each reading of what lies before t, and reports whether the text ends before all of them are
+// branch adds a thread for each reading of the text at t, and reports whether the text ends before all of them are
 // known.
 func (p *pattern) branch(b []byte, t thread, threads []thread) ([]thread, bool) {
 	var all readings
@@ -81,7 +81,7 @@ func (p *pattern) branch(b []byte, t thread, threads []thread) ([]thread, bool) 
 	return threads, all.short
 }
 
-// spells reports whether the reading is what the pattern wants from the symbol on.
+// spells reports whether the reading matches the pattern from the symbol on.
 func (p *pattern) spells(symbol int, r reading) bool {
 	if symbol+r.n > len(p.want) {
 		return false
@@ -94,7 +94,7 @@ func (p *pattern) spells(symbol int, r reading) bool {
 	return true
 }
 
-// turn adds the thread that goes on behind a line break, if that is what was read: one CR, LF or CR LF.
+// turn adds the thread that continues after a line break, if one was read: CR, LF or CRLF.
 func (p *pattern) turn(t thread, r reading, threads []thread) []thread {
 	if !p.wraps || t.symbol < wrapFrom || r.n != 1 {
 		return threads

@@ -6,11 +6,11 @@ import (
 	"io"
 )
 
-// ErrCompressed says that a message is compressed although that was not negotiated.
+// ErrCompressed is returned for a message that is compressed although that was not negotiated.
 var ErrCompressed = errors.New("a message of the response is compressed")
 
-// Messages masks a body of length-prefixed messages, that of gRPC, gRPC-Web and streams of Connect. Each is a text of its
-// own: nothing is held back at its end, where the peer may wait for it. It is not safe for concurrent use.
+// Messages masks a body of length-prefixed messages: gRPC, gRPC-Web and Connect streams. Each message is a separate
+// text: nothing is buffered past its end, as the peer may be waiting for it. Not safe for concurrent use.
 type Messages struct {
 	text   *Stream
 	prefix [5]byte

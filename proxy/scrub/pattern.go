@@ -1,15 +1,15 @@
 package scrub
 
-// pattern is one form of a secret as a sequence of symbols: bytes, hexadecimal digits or base64 digits. The last two have
-// several spellings, and the first and last base64 digit may hold bits of the bytes around the secret.
+// pattern is one form of a secret as a sequence of symbols: bytes, hexadecimal digits or base64 digits. Digits have
+// several spellings, and the first and last base64 digit may include bits of the bytes around the secret.
 type pattern struct {
 	class *[256]byte // the symbol that a byte stands for; invalid if none
 	want  []byte
 	mask  []byte // the bits of each symbol that matter
-	wraps bool   // a line may break between two symbols
+	wraps bool   // line breaks are allowed between symbols
 }
 
-// invalid has a bit that is in every mask and in no wanted symbol of a class but that of bytes.
+// invalid has a bit that is in every mask and in no wanted symbol except in the class of bytes.
 const invalid = 0x80
 
 func (p *pattern) matches(i int, b byte) bool { return p.class[b]&p.mask[i] == p.want[i] }
@@ -31,7 +31,7 @@ var bytesClass, hexClass, base64Class = func() (raw, hex, b64 [256]byte) {
 	return raw, hex, b64
 }()
 
-// patterns returns the forms of a text.
+// patterns returns the forms in which a text is searched for.
 func patterns(text string) []*pattern {
 	out := []*pattern{rawPattern(text), hexPattern(text)}
 	for before := range 3 {

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// MinLength is the length in bytes of the shortest text that is looked for. Shorter ones stand in many an answer by
-// chance, and masking them would say more about them than it hides.
+// MinLength is the length in bytes of the shortest text that is searched for. Shorter ones occur in many responses by
+// chance, and masking them would reveal more than it hides.
 const MinLength = 8
 
-// Texts returns what must not be seen of a header value: of "Bearer x" and the like x alone, as that is what reflectors
-// print; of "Basic x" also the password in it, and user and password together; of cookies and of parameters such as
+// Texts returns the texts to mask for a header value: for "Bearer x" and the like only x, as that is what servers
+// reflect; for "Basic x" also the password in it, and user and password together; for cookies and parameters such as
 // token="x" also each value. Texts shorter than [MinLength] are left out, so the result may be empty.
 func Texts(value string) []string {
 	value = strings.Trim(value, " \t")
@@ -37,8 +37,8 @@ func isScheme(s string) bool {
 	})
 }
 
-// basic returns the secrets in the credential of basic authentication (RFC 7617). A user is none, unless there is no
-// password to speak of: some services take a token as the user.
+// basic returns the secrets in basic authentication credentials (RFC 7617). The user is not one, unless there is no
+// real password: some services take a token as the user.
 func basic(credential string) []string {
 	decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(credential, "="))
 	if err != nil {
@@ -54,7 +54,7 @@ func basic(credential string) []string {
 	return []string{string(decoded), password}
 }
 
-// parameters returns the values of a list of name=value, separated by semicolons or commas, that is the whole of text.
+// parameters returns the values if the whole text is a list of name=value, separated by semicolons or commas.
 func parameters(text string) (values []string) {
 	for element := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ';' || r == ',' }) {
 		name, value, found := strings.Cut(strings.TrimSpace(element), "=")

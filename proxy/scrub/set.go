@@ -5,19 +5,19 @@ import (
 	"sync/atomic"
 )
 
-// Mask is what stands in place of every byte of a secret.
+// Mask replaces every byte of a secret.
 const Mask = '*'
 
-// Set is a number of secrets made ready to be found. What it finds never changes, but by [Set.Supersede]; it is safe for
-// concurrent use. A nil Set finds nothing, and so does the zero Set.
+// Set is a compiled set of secrets. What it finds never changes, except by [Set.Supersede]. A nil or zero Set finds
+// nothing. Safe for concurrent use.
 type Set struct {
 	patterns []*pattern
-	starts   [256][]*pattern // those that may begin with this byte
+	starts   [256][]*pattern // patterns that may begin with this byte
 	pairs    [1 << 16 / 64]uint64
 	next     atomic.Pointer[Set] // supersedes it
 }
 
-// New compiles secrets. Those shorter than [MinLength] are ignored; if none is left New returns nil.
+// New compiles secrets. Those shorter than [MinLength] are ignored; if none remain it returns nil.
 func New(secrets []string) *Set {
 	secrets = slices.DeleteFunc(slices.Clone(secrets), func(s string) bool { return len(s) < MinLength })
 	if len(secrets) == 0 {
@@ -33,8 +33,8 @@ func New(secrets []string) *Set {
 	return s
 }
 
-// add enters a pattern under the bytes it may begin with, and the pairs of bytes. Nearly all that passes is told apart
-// from a secret by its next two bytes.
+// add indexes a pattern by its possible first bytes and byte pairs. Two bytes suffice to rule out nearly all text that
+// is not a secret.
 func (s *Set) add(p *pattern) {
 	s.patterns = append(s.patterns, p)
 	var seconds []byte
@@ -62,7 +62,7 @@ func (s *Set) add(p *pattern) {
 	}
 }
 
-// escapeSeconds are the bytes that may follow where an escape that begins with first stands for a first symbol.
+// escapeSeconds returns the bytes that may follow first where it begins an escape of a first symbol.
 func escapeSeconds(p *pattern, first byte) (out []byte) {
 	switch first {
 	case '%':
@@ -106,7 +106,7 @@ func (s *Set) mayBegin(first, second byte) bool {
 	return s.pairs[i/64]>>(i%64)&1 != 0
 }
 
-// Mask masks a complete text where it lies, and reports whether there was anything to mask.
+// Mask masks a complete text in place, and reports whether there was anything to mask.
 func (s *Set) Mask(b []byte) bool {
 	if s == nil {
 		return false
@@ -127,10 +127,10 @@ func (s *Set) MaskString(text string) string {
 	return string(b)
 }
 
-// scan masks b where it lies and returns how much of it is decided: the rest could be the beginning of a form, unless
-// the text is complete. until is where the mask ends of a form that began before b; the new one, counted from what is
-// decided, is returned. Forms may overlap: each is looked for in the text as it was, as nothing is masked before the forms
-// that begin there have been found.
+// scan masks b in place and returns how much of it is decided: the rest could be the beginning of a form, unless the
+// text is complete. until is the end of the mask of a form that began before b; the new one, relative to what is
+// decided, is returned. Forms may overlap: each is searched for in the original text, as nothing is masked before the
+// forms that begin there have been found.
 func (s *Set) scan(b []byte, until int, complete bool) (decided, rest int, masked bool) {
 	for at := 0; at < len(b); at++ {
 		if at >= until {
@@ -152,7 +152,7 @@ func (s *Set) scan(b []byte, until int, complete bool) (decided, rest int, maske
 	return len(b), max(until-len(b), 0), masked
 }
 
-// skip returns the first offset from which on a form may begin.
+// skip returns the first offset at which a form may begin.
 func (s *Set) skip(b []byte, at int) int {
 	for ; at+1 < len(b); at++ {
 		if s.mayBegin(b[at], b[at+1]) {
@@ -165,7 +165,7 @@ func (s *Set) skip(b []byte, at int) int {
 	return at
 }
 
-// find asks every pattern that may begin like b whether a form begins at b[0].
+// find checks whether a form begins at b[0], for every pattern that may begin with these bytes.
 func (s *Set) find(b []byte) (end int, more bool) {
 	var escaped readings
 	if special[b[0]] {
@@ -181,8 +181,8 @@ func (s *Set) find(b []byte) (end int, more bool) {
 	return end, more
 }
 
-// begins reports whether a form may begin at b[0], of which a special byte has the readings given. It spares find most of
-// what is none.
+// begins reports whether a form may begin at b[0]; if that is a special byte, the readings are given. It avoids most
+// calls of find.
 func (p *pattern) begins(b []byte, escaped *readings) bool {
 	if special[b[0]] {
 		if escaped.short {

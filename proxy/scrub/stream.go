@@ -1,19 +1,19 @@
 package scrub
 
-// Stream masks one text that arrives in parts. However it is divided, the same comes out. It holds back a tail that could
-// be the beginning of a form, at most the length of the longest form, and nothing else. It is not safe for concurrent use.
+// Stream masks one text that arrives in chunks. The result does not depend on how it is split. It buffers only a tail
+// that could be the beginning of a form, at most the length of the longest form. Not safe for concurrent use.
 type Stream struct {
-	own     *Set // that the stream was made with
-	latest  *Set // that superseded it when it was looked at last
-	set     *Set // what is looked for: both
+	own     *Set // the set of NewStream
+	latest  *Set // the set that superseded own when last checked
+	set     *Set // own and latest combined
 	held    []byte
-	covered int // of held, the bytes at its beginning that a form covers which began before
+	covered int // leading bytes of held that belong to a form begun before them
 }
 
-// NewStream returns a stream in which the secrets of a set, which may be nil, are masked.
+// NewStream returns a stream that masks the secrets of a set, which may be nil.
 func NewStream(s *Set) *Stream { return &Stream{own: s, latest: s, set: s} }
 
-// Append takes the next part of the text and appends to dst what is decided by now.
+// Append takes the next chunk of the text and appends to dst what is decided.
 func (s *Stream) Append(dst, part []byte) []byte {
 	if s.own == nil {
 		return append(dst, part...)
@@ -26,7 +26,7 @@ func (s *Stream) Append(dst, part []byte) []byte {
 	return dst[:start+decided]
 }
 
-// End appends what was held back: the text is complete. The stream is then ready for another text.
+// End appends the buffered tail: the text is complete. The stream is then ready for another text.
 func (s *Stream) End(dst []byte) []byte {
 	if len(s.held) == 0 {
 		return dst
@@ -38,5 +38,5 @@ func (s *Stream) End(dst []byte) []byte {
 	return dst
 }
 
-// Held returns how many bytes are held back.
+// Held returns how many bytes are buffered.
 func (s *Stream) Held() int { return len(s.held) }

@@ -9,18 +9,19 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow is the largest window that is undone: that which RFC 9659 sets for zstd over HTTP. One of brotli may have 16 MiB;
-// encoders take that much only for bodies larger than this.
+// maxWindow is the largest window that is decoded: the limit of RFC 9659 for zstd over HTTP. Brotli allows 16 MiB, but
+// encoders only use that for bodies larger than this.
 const maxWindow = 8 << 20
 
-// ErrWindow says that a body asks for a larger window than is undone.
+// ErrWindow is returned for a body that needs a larger window than maxWindow.
 var ErrWindow = errors.New("the response is compressed with a window of more than 8 MiB")
 
-// leastZstdWindow is that of frames behind the first, if they need more than it: servers that flush each message as a frame
-// of its own begin with a small one.
+// leastZstdWindow is the window for frames after the first that need more than it: servers that flush each message as a
+// separate frame start with a small one.
 const leastZstdWindow = 2 << 20
 
-// Of decoders and encoders, besides windows, in bytes: measured, and for brotli the largest tables that a body can ask for.
+// Memory of decoders and encoders in addition to windows, in bytes: measured, and for brotli the largest tables that a
+// body can require.
 const (
 	copyMemory    = 96 << 10
 	deflateMemory = 850 << 10
@@ -28,7 +29,7 @@ const (
 	zstdMemory    = 2 << 20
 )
 
-// Memory returns what it takes at most to undo codings and do them again.
+// Memory returns the most memory needed to decode and encode codings.
 func Memory(codings []string) int {
 	n := copyMemory
 	for _, c := range codings {
@@ -44,8 +45,8 @@ func Memory(codings []string) int {
 	return n
 }
 
-// brotliWindow reads how large a window a body asks for (RFC 7932, 9.1), and leaves it unread. A body that the decoder
-// refuses is left to it.
+// brotliWindow returns the window size that a body requires (RFC 7932, 9.1), without consuming it. Bodies that the
+// decoder refuses are left to it.
 func brotliWindow(r *bufio.Reader) (int, error) {
 	head, err := r.Peek(1)
 	if err != nil {
@@ -71,20 +72,20 @@ func brotliWindow(r *bufio.Reader) (int, error) {
 	return 1 << n, nil
 }
 
-// zstdWindow reads how large a window the first frame of a body asks for, and leaves it unread.
+// zstdWindow returns the window size that the first frame of a body requires, without consuming it.
 func zstdWindow(r *bufio.Reader) (int, error) {
 	var h zstd.Header
-	for n := 1; ; n = r.Buffered() + 1 { // a header that has arrived does not wait for what follows it
+	for n := 1; ; n = r.Buffered() + 1 { // do not wait for more than the header
 		if _, err := r.Peek(n); err != nil && r.Buffered() == 0 {
 			return 0, err
 		}
-		head, _ := r.Peek(r.Buffered()) // which is there
+		head, _ := r.Peek(r.Buffered()) // cannot fail
 		failed := h.Decode(head)
 		if errors.Is(failed, io.ErrUnexpectedEOF) && len(head) >= n && len(head) < zstd.HeaderMaxSize {
 			continue
 		}
 		if failed != nil || h.Skippable {
-			return maxWindow, nil //nolint:nilerr // the decoder knows more of it
+			return maxWindow, nil //nolint:nilerr // left to the decoder
 		}
 		break
 	}
