@@ -18,7 +18,6 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/handshake"
 	"boxgate/policy"
-	"boxgate/proxy/h2"
 	"boxgate/proxy/origin"
 )
 
@@ -348,30 +347,5 @@ func TestIdleUpstreamsEnd(t *testing.T) {
 			t.Errorf("h2 %v: %d places", h2, n)
 		}
 		await(t, "the end of the connection", func() bool { return c.open() == 0 })
-	}
-}
-
-// TestClosingWaitsForNoPeer closes an HTTP/2 connection whose peer reads nothing: not even an announcement fits in.
-func TestClosingWaitsForNoPeer(t *testing.T) {
-	t.Parallel()
-	ca := newAuthority(t)
-	near, far := tcpPair(t)
-	go func() { _ = tls.Server(far, &tls.Config{GetCertificate: ca.forHello}).Handshake() }()
-	conn := tls.Client(near, &tls.Config{ServerName: api, RootCAs: ca.pool()})
-	if err := conn.Handshake(); err != nil {
-		t.Fatal(err)
-	}
-	for _, size := range []int{64 << 10, 1} { // the second fills what is too little for the first
-		for err := error(nil); err == nil; {
-			_ = near.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-			_, err = near.Write(make([]byte, size))
-		}
-	}
-	_ = near.SetWriteDeadline(time.Time{})
-	closed := false
-	start := time.Now()
-	_ = h2.NewServerConn(conn, func() { closed = true }).Close()
-	if d := time.Since(start); d > 2*time.Second || !closed {
-		t.Errorf("closed after %v, told %v", d, closed)
 	}
 }

@@ -76,15 +76,6 @@ func TestNoSecretsAtAll(t *testing.T) {
 	}
 }
 
-// TestLiteralsDoNotAllocate: a rule without sources is used as it lies.
-func TestLiteralsDoNotAllocate(t *testing.T) {
-	l := newRig(t, allowAll, patient)
-	headers := []policy.Header{{Name: "A", Value: policy.NewSecret("1")}, {Name: "B", Value: policy.NewSecret("2")}}
-	if n := testing.AllocsPerRun(100, func() { _, _ = l.p.core.Literals(t.Context(), headers) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 // TestSecretIsAskedForEachRequest: the value may change between two requests of one connection.
 func TestSecretIsAskedForEachRequest(t *testing.T) {
 	t.Parallel()

@@ -1,35 +1,25 @@
-package proxy
+package tunnel
 
 import (
 	"io"
-	"net"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
-
-	"boxgate/policy"
-	"boxgate/proxy/tunnel"
 )
 
 // BenchmarkSplice moves bytes through a tunnel, as one stream and as many short messages. The processor time is that of
 // the proxy and of both ends, which are the same for every way of copying.
 func BenchmarkSplice(b *testing.B) {
-	p, err := New(Config{Boxes: &boxes{}, Resolver: &names{}, Leaves: newAuthority(b), Audit: discardEvents{}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	p := NewPool(time.Hour, 512, zap.NewNop())
+	b.Cleanup(p.Close)
 	for name, size := range map[string]int{"stream": 128 << 10, "messages": 100} {
 		b.Run(name, func(b *testing.B) {
 			client, c := tcpPair(b)
 			s, server := tcpPair(b)
-			box := &policy.Box{ID: "bench"}
-			live := p.live.Add(box, 10, func() {})
-			defer p.live.Remove(live)
 			done := make(chan error, 1)
-			go func() {
-				done <- p.core.Tunnels.Splice(c, s, tunnel.Counters{In: &live.In, Out: &live.Out, Pipes: &p.usages.Of(box).Pipes}, box.ID)
-			}()
+			go func() { done <- p.Splice(c, s, newCounters(), "bench") }()
 			go func() {
 				if name == "stream" {
 					_, _ = io.Copy(io.Discard, struct{ io.Reader }{server})
@@ -69,24 +59,4 @@ func processorTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// tcpPair returns both ends of a connection.
-func tcpPair(t testing.TB) (near, far *net.TCPConn) {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	a, err := net.Dial("tcp", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	z, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { a.Close(); z.Close() })
-	return a.(*net.TCPConn), z.(*net.TCPConn)
 }
