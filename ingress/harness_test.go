@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"io"
 	"math/big"
 	"net"
@@ -123,11 +124,6 @@ func start(t *testing.T, change func(*Config)) *fixture {
 	f.Ingress = g
 	f.https = f.listen(t, g.ServeTLS)
 	f.plain = f.listen(t, g.ServePlain)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		_ = g.Shutdown(ctx)
-	})
 	return f
 }
 
@@ -137,11 +133,16 @@ func (f *fixture) listen(t *testing.T, serve func(net.Listener) error) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		if err := serve(ln); err != nil {
+	served := make(chan error, 1)
+	go func() { served <- serve(ln) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = f.Shutdown(ctx) // which may come before the listener is served
+		if err := <-served; err != nil && !errors.Is(err, http.ErrServerClosed) {
 			t.Errorf("serve: %v", err)
 		}
-	}()
+	})
 	return ln.Addr().String()
 }
 

@@ -47,7 +47,7 @@ func (f *follower) denials(selfTest bool) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range f.events {
-		if e.Verdict != policy.Allow && e.SelfTest == selfTest && !strings.Contains(e.Error, "did not show one by one") {
+		if e.Verdict != policy.Allow && e.SelfTest == selfTest && !strings.Contains(e.Error, "without logging them one by one") {
 			n += int(max(e.Count, 1))
 		}
 	}
