@@ -24,7 +24,7 @@ import (
 // upstreamName is the host whose requests are intercepted.
 const upstreamName = "api.example.com"
 
-// world is one upstream with 1 KiB answers, and one CA for upstream and interception alike.
+// world is one upstream with 1 KiB responses, and one CA for both upstream and interception.
 type world struct {
 	upstream *httptest.Server
 	ca       *certs.Authority
@@ -154,7 +154,7 @@ func (w *world) boxgate(b *testing.B) string {
 	return ln.Addr().String()
 }
 
-// one is the surroundings of a single box whose names all live on loopback.
+// one fakes the gateway around a single box, with all names resolving to loopback.
 type one struct{ box *policy.Box }
 
 func (o one) BoxByAddr(netip.Addr) *policy.Box { return o.box }
@@ -171,8 +171,8 @@ func (o one) Granted(policy.BoxID, policy.Name, netip.Addr) bool { return false 
 
 func (o one) GrantedNames(policy.BoxID, netip.Addr) []policy.Name { return nil }
 
-// goproxy starts the peer as its documentation recommends for interception, tuned: certificates cached, a P-256 CA,
-// the upstream verified and kept alive, one header set.
+// goproxy starts the peer as its documentation recommends for interception, tuned: certificates cached, a P-256 CA, the
+// upstream verified and kept alive, one header set.
 func (w *world) goproxy(b *testing.B) string {
 	key, err := w.ca.KeyPEM()
 	if err != nil {
@@ -205,7 +205,7 @@ func (w *world) goproxy(b *testing.B) string {
 	return ln.Addr().String()
 }
 
-// fixed is a certificate store that always has the leaf.
+// fixed is a certificate store that always returns the leaf.
 type fixed struct{ leaf *tls.Certificate }
 
 func (f fixed) Fetch(string, func() (*tls.Certificate, error)) (*tls.Certificate, error) {

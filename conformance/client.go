@@ -14,16 +14,16 @@ import (
 	"boxgate/conformance/websocket"
 )
 
-// Target is the host that a suite is run against. The name is resolved at the DNS server, and the certificate verified
-// against Roots, as a program would.
+// Target is the host that a suite runs against. Its name is resolved by the DNS server, and its certificate verified
+// against Roots, as a program would do.
 type Target struct {
 	Host  string `json:"host"`
 	DNS   string `json:"dns"`   // address and port of the DNS server
 	Roots string `json:"roots"` // file of the certificates trusted, PEM
-	Full  bool   `json:"full"`  // the whole of a suite that is otherwise cut down to what a test run has time for
+	Full  bool   `json:"full"`  // run the full suite instead of a subset short enough for a test run
 }
 
-// job is what a client process is told, by the environment.
+// job is the client process's assignment, passed in the environment.
 type job struct {
 	Suite  string `json:"suite"`
 	Target Target `json:"target"`
@@ -47,7 +47,7 @@ var suites = map[string]func(context.Context, Target) ([]Result, error){
 // clientTimeout ends a client that hangs.
 const clientTimeout = 3 * time.Minute
 
-// IsClient reports whether this process was started by [Client]: then it must call [ClientMain] and nothing else.
+// IsClient reports whether this process was started by [Client]: then it must call only [ClientMain].
 func IsClient() bool { return os.Getenv(jobVariable) != "" }
 
 // ClientMain runs the suite and returns the exit code.
@@ -66,9 +66,9 @@ func clientMain() error {
 	}
 	suite, ok := suites[j.Suite]
 	if !ok {
-		return fmt.Errorf("there is no suite %q", j.Suite)
+		return fmt.Errorf("unknown suite %q", j.Suite)
 	}
-	// What resolv.conf would say inside: the machine's own says something else.
+	// Replaces resolv.conf, which is the machine's.
 	net.DefaultResolver = &net.Resolver{PreferGo: true, StrictErrors: true,
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, j.Target.DNS)
@@ -86,8 +86,7 @@ func clientMain() error {
 	return os.WriteFile(j.Out, data, 0o600)
 }
 
-// Client runs a suite in a process of its own, which is this program once more. start starts it where it belongs; dir is
-// for the file of its results.
+// Client runs a suite in a new process of this program. start starts it in its namespace; dir is for its results file.
 func Client(ctx context.Context, suite string, target Target, dir string, start func(*exec.Cmd) error) ([]Result, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -112,7 +111,7 @@ func Client(ctx context.Context, suite string, target Target, dir string, start 
 		return nil, err
 	}
 	if err := cmd.Wait(); err != nil {
-		return nil, fmt.Errorf("the client of suite %s: %w; it said last: %s", suite, err, said.String())
+		return nil, fmt.Errorf("client of suite %s: %w; last output: %s", suite, err, said.String())
 	}
 	data, err := os.ReadFile(j.Out)
 	if err != nil {
@@ -123,12 +122,12 @@ func Client(ctx context.Context, suite string, target Target, dir string, start 
 		return nil, err
 	}
 	if len(results) == 0 {
-		return nil, errors.New("the suite ran no case")
+		return nil, errors.New("the suite ran no cases")
 	}
 	return results, nil
 }
 
-// tail keeps the last of what is written to it.
+// tail keeps the end of what is written to it.
 type tail struct{ data []byte }
 
 func (t *tail) Write(p []byte) (int, error) {

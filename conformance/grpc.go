@@ -27,11 +27,11 @@ type GRPCServer struct {
 	calls    atomic.Int64
 }
 
-// Calls returns how many calls came, and how many of them carried the header.
+// Calls returns the number of calls received, and how many of them carried the header.
 func (s *GRPCServer) Calls() (all, injected int64) { return s.calls.Load(), s.injected.Load() }
 
-// ServeGRPC serves on a listener until [GRPCServer.Stop]. It counts the calls whose metadata has key, in lower case, with
-// exactly that value.
+// ServeGRPC serves on a listener until [GRPCServer.Stop]. It counts the calls whose metadata has exactly value under
+// key, which must be in lower case.
 func ServeGRPC(ln net.Listener, cert tls.Certificate, key, value string) *GRPCServer {
 	s := &GRPCServer{}
 	count := func(ctx context.Context) {
@@ -62,7 +62,7 @@ func ServeGRPC(ln net.Listener, cert tls.Certificate, key, value string) *GRPCSe
 // Stop closes the listener and every connection.
 func (s *GRPCServer) Stop() { s.server.Stop() }
 
-// interopCase is a case of grpc-go's interop client, by its name there.
+// interopCase is a case of grpc-go's interop client, under its name there.
 type interopCase struct {
 	name string
 	run  func(context.Context, *grpc.ClientConn)
@@ -73,7 +73,7 @@ func onService(f func(context.Context, testgrpc.TestServiceClient, ...grpc.CallO
 	return func(ctx context.Context, cc *grpc.ClientConn) { f(ctx, testgrpc.NewTestServiceClient(cc), opts...) }
 }
 
-// interopCases are those that need no credentials, then the ones with bodies once more under gzip, then the soak.
+// interopCases are the cases that need no credentials, then those with bodies again with gzip, then the soak test.
 func interopCases(target Target) []interopCase {
 	zip := grpc.UseCompressor(gzip.Name)
 	return []interopCase{
@@ -108,7 +108,7 @@ func interopCases(target Target) []interopCase {
 	}
 }
 
-// soak repeats large calls from several goroutines, over one connection or a new one for each call. The client keeps its
+// soak repeats large calls from several goroutines, over one connection or a new one per call. The client keeps its
 // connections to the end, and a box may have 1024.
 func soak(target Target, anew bool) func(context.Context, *grpc.ClientConn) {
 	return func(ctx context.Context, cc *grpc.ClientConn) {
@@ -130,7 +130,7 @@ func soak(target Target, anew bool) func(context.Context, *grpc.ClientConn) {
 	}
 }
 
-// dialGRPC makes a client; orca says that it looks at the server's load reports.
+// dialGRPC creates a client; orca enables the server's load reports.
 func dialGRPC(target Target, orca bool) *grpc.ClientConn {
 	service := `{}`
 	if orca {
@@ -144,10 +144,10 @@ func dialGRPC(target Target, orca bool) *grpc.ClientConn {
 	return cc
 }
 
-// failure is how a case of the interop client ends that did not go well: the client logs it as fatal.
+// failure is how a failed case of the interop client ends: the client logs it as fatal.
 type failure string
 
-// fatalLog turns fatal messages into panics of type failure and says nothing else.
+// fatalLog turns fatal messages into panics of type failure and discards all others.
 type fatalLog struct{ grpclog.LoggerV2 }
 
 func (fatalLog) Info(...any)             {}
@@ -166,7 +166,7 @@ func (fatalLog) Fatalf(format string, args ...any) {
 	panic(failure(fmt.Sprintf(format, args...)))
 }
 
-// grpcInterop runs the cases of grpc-go's interop client, each on a connection of its own.
+// grpcInterop runs the cases of grpc-go's interop client, each on a separate connection.
 func grpcInterop(ctx context.Context, target Target) ([]Result, error) {
 	grpclog.SetLoggerV2(fatalLog{})
 	var out []Result
@@ -176,7 +176,7 @@ func grpcInterop(ctx context.Context, target Target) ([]Result, error) {
 	return out, nil
 }
 
-// caseTime is more than any case but the soak needs.
+// caseTime is longer than any case except the soak test needs.
 const caseTime = 20 * time.Second
 
 func (c interopCase) try(ctx context.Context, target Target) (r Result) {
@@ -197,7 +197,7 @@ func (c interopCase) try(ctx context.Context, target Target) (r Result) {
 	}()
 	cc := dialGRPC(target, strings.HasPrefix(c.name, "orca"))
 	defer cc.Close()
-	// Two of the cases, a timeout and a cancellation, end as they should even if nothing can be reached.
+	// Two cases, a timeout and a cancellation, pass even if the server is unreachable.
 	interop.DoEmptyUnaryCall(ctx, testgrpc.NewTestServiceClient(cc))
 	c.run(ctx, cc)
 	r.Outcome = OK

@@ -13,10 +13,10 @@ import (
 	"github.com/summerwind/h2spec/spec"
 )
 
-// h2clientWait is how long a case waits for what a client must do.
+// h2clientWait is how long a case waits for the client's reaction.
 const h2clientWait = 10 * time.Second
 
-// ClientCase is a case of h2spec for HTTP/2 clients: a server that does something on the first connection of a client.
+// ClientCase is a case of h2spec for HTTP/2 clients: a server that acts on a client's first connection.
 type ClientCase struct {
 	Case, Title string
 
@@ -40,7 +40,7 @@ func clientCases(group *spec.ClientTestGroup, out []*ClientCase) []*ClientCase {
 	return out
 }
 
-// Serve handles a connection of the client and closes it. The first one is judged.
+// Serve handles a connection of the client and closes it. Only the first one is judged.
 func (c *ClientCase) Serve(conn net.Conn) {
 	defer conn.Close()
 	c.once.Do(func() {
@@ -57,8 +57,8 @@ func (c *ClientCase) Serve(conn net.Conn) {
 	})
 }
 
-// plainReset is a connection whose reset h2spec takes for a connection that is closed: it compares the error with the bare
-// ECONNRESET, which Go has long wrapped. A client that closes with bytes unread resets.
+// plainReset returns bare ECONNRESET errors from Read: h2spec takes a reset for a closed connection only if the error
+// equals it, but Go wraps it. A client that closes with unread data resets.
 type plainReset struct{ net.Conn }
 
 // Read implements net.Conn.
@@ -70,7 +70,7 @@ func (c plainReset) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Result waits for the judgement, or for as long as a client may take to connect.
+// Result waits for the verdict, for at most the time a client may take to connect.
 func (c *ClientCase) Result() Result {
 	select {
 	case r := <-c.done:

@@ -15,10 +15,10 @@ import (
 	"github.com/summerwind/h2spec/spec"
 )
 
-// h2specWait is how long h2spec waits for an answer that may not come.
+// h2specWait is how long h2spec waits for a response that may not come.
 const h2specWait = 2 * time.Second
 
-// h2spec runs all cases of github.com/summerwind/h2spec, the strict ones included, against an HTTP/2 server.
+// h2spec runs all cases of github.com/summerwind/h2spec, including the strict ones, against an HTTP/2 server.
 func h2spec(_ context.Context, target Target) ([]Result, error) {
 	c := &config.Config{
 		Host: target.Host, Port: 443, Path: "/", TLS: true, Strict: true, Timeout: h2specWait, MaxHeaderLen: 4000,
@@ -52,7 +52,7 @@ func collect(group *spec.TestGroup, out []Result) []Result {
 	return out
 }
 
-// HTTP2Handler is the server that h2spec is run against: a page, as h2spec needs one to have DATA frames to wait for.
+// HTTP2Handler is the server for h2spec: a page, since h2spec waits for DATA frames.
 func HTTP2Handler() http.Handler {
 	page := strings.Repeat("0123456789abcdef", 32)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -10,28 +10,28 @@ import (
 	"boxgate/conformance/websocket"
 )
 
-// Outcomes of a case. A suite may know more of them.
+// Outcomes of a case. Suites may add their own.
 const (
 	OK     = "OK"
 	Failed = "FAILED"
 )
 
-// Result is what became of one case.
+// Result is the result of one case.
 type Result struct {
 	Case    string `json:"case"`             // the suite's own number or name
 	Title   string `json:"title,omitempty"`  // what it does
-	Outcome string `json:"outcome"`          // OK, FAILED, or another word of the suite
+	Outcome string `json:"outcome"`          // OK, FAILED, or another outcome of the suite
 	Detail  string `json:"detail,omitempty"` // why it is not OK
-	Seen    string `json:"seen,omitempty"`   // what the peer did, where that may differ and still be OK
+	Seen    string `json:"seen,omitempty"`   // what the peer did, if several behaviours are OK
 }
 
-// Run is the outcome of a suite by one way.
+// Run is the results of one run of a suite.
 type Run struct {
 	Way     string // such as "direct" or "through the gateway"
 	Results []Result
 }
 
-// Tally counts the outcomes, such as "145 OK, 1 FAILED".
+// Tally returns the number of each outcome, such as "145 OK, 1 FAILED".
 func (r Run) Tally() string {
 	count := map[string]int{}
 	for _, c := range r.Results {
@@ -59,12 +59,12 @@ func (r Run) Except() []Result {
 	return out
 }
 
-// Difference is a case that went another way in a second run.
+// Difference is a case with a different result in the second run.
 type Difference struct {
-	First, Second Result // one of them is zero if that run did not have the case
+	First, Second Result // one is zero if its run did not have the case
 }
 
-// String says what differs.
+// String describes the difference.
 func (d Difference) String() string {
 	name := d.First.Case
 	if name == "" {
@@ -74,11 +74,11 @@ func (d Difference) String() string {
 		d.First.Outcome, d.First.Detail, d.First.Seen, d.Second.Outcome, d.Second.Detail, d.Second.Seen)
 }
 
-// Informational is the outcome of a case that may go either way.
+// Informational is the outcome of a case without a required behaviour.
 const Informational = websocket.Informational
 
-// Differences returns the cases that went another way in the second of two runs, in the order of the first: to another
-// outcome, or, unless nothing is asked of them, with something else seen on the way.
+// Differences returns the cases whose results differ between two runs, in the order of the first: in their outcome or,
+// unless the case is informational, in Seen.
 func Differences(first, second Run) []Difference {
 	rest := map[string]Result{}
 	for _, c := range second.Results {
@@ -100,7 +100,7 @@ func Differences(first, second Run) []Difference {
 	return out
 }
 
-// Table writes one line for each run, then each case that is not OK in one of them.
+// Table writes one line per run, then each case that is not OK in one of them.
 func Table(w io.Writer, suite string, runs ...Run) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(t, "%s\tcases\toutcome\n", suite)

@@ -6,49 +6,49 @@ import (
 	"time"
 )
 
-// Outcomes of a case, in Autobahn's words.
+// Outcomes of a case, in Autobahn's terms.
 const (
 	OK            = "OK"
 	Failed        = "FAILED"
-	NonStrict     = "NON-STRICT"    // allowed, though less than could be wished
-	Informational = "INFORMATIONAL" // the specification leaves it open
-	Unimplemented = "UNIMPLEMENTED" // the extension was not agreed on
+	NonStrict     = "NON-STRICT"    // allowed, though not ideal
+	Informational = "INFORMATIONAL" // unspecified behaviour
+	Unimplemented = "UNIMPLEMENTED" // the extension was not negotiated
 )
 
-// Case is one conversation with an echo server and what must come of it.
+// Case is one conversation with an echo server and its expected outcome.
 type Case struct {
 	Number, Title string
 	steps         []step
-	want          []event   // what must come back before the end
-	lax           [][]event // what may come instead
+	want          []event   // expected events before the end
+	lax           [][]event // accepted alternatives
 	end           ending
-	codes         []int // with which the server may end it, if it says a code
-	open          bool  // whatever comes is fine: it is only noted
+	codes         []int // accepted close codes, if the server sends one
+	open          bool  // any outcome is accepted and only recorded
 	offer         string
-	talk          func(*session) // in the place of steps: a longer conversation
+	talk          func(*session) // instead of steps: a longer conversation
 }
 
 // step sends something and then waits.
 type step struct {
 	frames []out
-	chop   int           // octets written at a time; 0: all frames at once; frameWise: frame by frame
-	events int           // wait until so many events have come back, since the beginning
-	quiet  time.Duration // then wait so long, and note whether the connection is still open
+	chop   int           // bytes written at a time; 0: all frames at once; frameWise: frame by frame
+	events int           // wait until this many events have been received in total
+	quiet  time.Duration // then wait this long, and record whether the connection is still open
 }
 
 const frameWise = -1
 
-// out is a frame to be sent. A large payload is made when it is needed.
+// out is a frame to send. Large payloads are generated when needed.
 type out struct {
 	opcode  byte
 	rsv     byte
-	more    bool // not the last of its message
+	more    bool // more frames of the message follow
 	payload string
 	times   int    // of the payload; 0 is 1
-	raw     []byte // in the place of all that
+	raw     []byte // instead of all fields above
 }
 
-// event is something that came back.
+// event is something received.
 type event struct {
 	kind    string // "text", "binary", "pong", "still open"
 	payload string
@@ -61,16 +61,16 @@ func (e event) String() string {
 	return fmt.Sprintf("%s(%q)", e.kind, e.payload)
 }
 
-// ending says how the connection must end.
+// ending is how the connection must end.
 type ending uint8
 
 const (
-	byUs   ending = iota // we close once everything has come; the server answers with a close frame
+	byUs   ending = iota // we close once everything was received; the server answers with a close frame
 	sent                 // the steps themselves send our close frame
 	byPeer               // the server fails the connection
 )
 
-// numbered gives cases the numbers prefix.1, prefix.2 and so on.
+// numbered numbers cases prefix.1, prefix.2 and so on.
 func numbered(prefix string, cases ...Case) []Case {
 	for i := range cases {
 		cases[i].Number = prefix + "." + strconv.Itoa(i+1)
@@ -78,7 +78,7 @@ func numbered(prefix string, cases ...Case) []Case {
 	return cases
 }
 
-// bytes returns the frame as it is sent, masked.
+// bytes returns the frame encoded and masked.
 func (o *out) bytes() []byte {
 	if o.raw != nil {
 		return o.raw
@@ -96,24 +96,24 @@ func text(payload string) out { return out{opcode: opText, payload: payload} }
 func bin(payload string) out  { return out{opcode: opBinary, payload: payload} }
 func ping(payload string) out { return out{opcode: opPing, payload: payload} }
 
-// part is a frame of a message that goes on, last the one that ends it.
+// part returns a non-final frame of a message, last the final one.
 func part(payload string) out { return out{opcode: opText, more: true, payload: payload} }
 func next(payload string) out { return out{opcode: opContinuation, more: true, payload: payload} }
 func last(payload string) out { return out{opcode: opContinuation, payload: payload} }
 
-// closing is a close frame of exactly this payload.
+// closing returns a close frame with exactly this payload.
 func closing(payload string) out { return out{opcode: opClose, payload: payload} }
 
 func gotText(payload string) event   { return event{"text", payload} }
 func gotBinary(payload string) event { return event{"binary", payload} }
 func gotPong(payload string) event   { return event{"pong", payload} }
 
-// echoed is a case in which everything is in order.
+// echoed returns a case in which everything is valid.
 func echoed(title string, want []event, steps ...step) Case {
 	return Case{Title: title, want: want, steps: steps}
 }
 
-// broken is a case in which the server must fail the connection; want is what it may have answered before.
+// broken returns a case in which the server must fail the connection; want is what it may send before.
 func broken(title string, want []event, steps ...step) Case {
 	c := Case{Title: title, want: want, steps: steps, end: byPeer, codes: []int{codeProtocol}}
 	if len(want) > 0 {

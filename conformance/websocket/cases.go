@@ -9,7 +9,7 @@ import (
 
 const (
 	hello    = "Hello, world!"
-	someTime = 100 * time.Millisecond // for the server to do what it should not
+	someTime = 100 * time.Millisecond // time for the server to misbehave
 )
 
 // Protocol returns the cases of sections 1 to 7 and 10.
@@ -17,7 +17,7 @@ func Protocol() []Case {
 	return slices.Concat(framing(), pings(), reservedBits(), opcodes(), fragmentation(), utf8Cases(), closeCases(), misc())
 }
 
-// framing is section 1: messages of the sizes at which the form of a length changes.
+// framing is section 1: messages at the sizes where the length encoding changes.
 func framing() []Case {
 	sizes := func(op out, got func(string) event) (cases []Case) {
 		for _, n := range []int{0, 125, 126, 127, 128, 65535, 65536} {
@@ -140,7 +140,7 @@ func chopTitle(chop int) string {
 	return ""
 }
 
-// interrupted is a message of five fragments with two pings, and a pause that lasts until the first pong.
+// interrupted is a message in five fragments with two pings, and a pause until the first pong.
 func interrupted(chop int) Case {
 	return echoed("five fragments, two pings and a pause"+chopTitle(chop),
 		events(gotPong("ping 1"), gotPong("ping 2"), gotText("abcde")),
@@ -148,13 +148,13 @@ func interrupted(chop int) Case {
 		chopped(chop, next("c"), next("d"), ping("ping 2"), last("e")))
 }
 
-// misc is section 10: a long message in fragments of 1300 octets.
+// misc is section 10: a long message in fragments of 1300 bytes.
 func misc() []Case {
 	whole := strings.Repeat("*", 65536)
 	return numbered("10.1", echoed("65536 octets in fragments of 1300", events(gotText(whole)), send(fragments(opText, whole, 1300)...)))
 }
 
-// fragments cuts a message into frames.
+// fragments splits a message into frames.
 func fragments(opcode byte, message string, size int) []out {
 	var all []out
 	for first := true; first || message != ""; first = false {

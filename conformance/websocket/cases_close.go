@@ -37,15 +37,15 @@ func closeCases() []Case {
 	)
 }
 
-// ends is a case whose steps close the connection: nothing else may come back.
+// ends returns a case whose steps close the connection: nothing else may be received.
 func ends(title string, steps ...step) Case { return Case{Title: title, steps: steps, end: sent} }
 
-// whatever is a case whose outcome the specification leaves open.
+// whatever returns a case without a specified outcome.
 func whatever(title string, steps ...step) Case {
 	return Case{Title: title, steps: steps, end: sent, open: true}
 }
 
-// closesWith sends a close frame; the server answers with one of the codes, or with a bad frame none at all.
+// closesWith sends a close frame; the server answers with one of the codes or, to a bad frame, possibly without one.
 func closesWith(title, payload string, codes ...int) Case {
 	c := Case{Title: title, steps: []step{send(closing(payload))}, end: sent, codes: codes}
 	if codes[0] != codeNormal {
@@ -54,7 +54,7 @@ func closesWith(title, payload string, codes ...int) Case {
 	return c
 }
 
-// withCodes sends a close frame with each code; answer is what comes for it, 0 for the normal code or the same.
+// withCodes sends a close frame with each code; answer is the expected code, 0 for the normal or the same one.
 func withCodes(kind string, answer int, codes ...int) []Case {
 	var cases []Case
 	for _, code := range codes {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// deflateSizes are the lengths of the messages, and of the fragments that they are cut into; 0 is one frame.
+// deflateSizes are the lengths of messages, and of the fragments they are split into; 0 is a single frame.
 var deflateSizes = [][2]int{
 	{16, 0}, {64, 0}, {256, 0}, {1024, 0}, {4096, 0}, {8192, 0}, {16384, 0}, {32768, 0}, {65536, 0}, {131072, 0},
 	{8192, 256}, {16384, 256}, {32768, 256}, {65536, 256}, {131072, 256}, {131072, 1024}, {131072, 4096}, {131072, 32768},
@@ -15,8 +15,8 @@ var deflateSizes = [][2]int{
 
 const plainOffer = "permessage-deflate; client_no_context_takeover; client_max_window_bits"
 
-// Compression returns sections 12, five kinds of content under the plain offer, and 13, seven sets of parameters. Each
-// case sends so many messages (Autobahn: 1000), or as many as octets allow, and at least two.
+// Compression returns sections 12, five kinds of content with the plain offer, and 13, seven sets of parameters. Each
+// case sends the given number of messages (Autobahn: 1000), or as many as fit into octets bytes, and at least two.
 func Compression(messages, octets int) []Case {
 	var all []Case
 	for i, c := range contents() {
@@ -37,14 +37,14 @@ func Compression(messages, octets int) []Case {
 	return all
 }
 
-// content is something to compress. The messages are cut from it, one behind the other and from the beginning again.
+// content is text to compress. The messages are consecutive pieces of it, starting over at the end.
 type content struct {
 	kind string
 	text bool
 	data string
 }
 
-// contents are like those of the suite in kind: they are made, always alike.
+// contents resemble those of Autobahn; they are generated deterministically.
 func contents() []content {
 	r := rand.New(rand.NewPCG(1, 2))
 	noise := func(n int) string {
@@ -83,7 +83,7 @@ func compressed(prefix string, c content, messages, octets int, offer string) []
 	return numbered(prefix, cases...)
 }
 
-// deflated sends messages compressed, each once the one before has come back.
+// deflated sends compressed messages, each after the previous one was echoed.
 func deflated(title, offer string, c content, size, fragment, times int) Case {
 	opcode, kind := byte(opBinary), "binary"
 	if c.text {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Limits returns section 9: long messages, many fragments, small pieces, many messages. They are made so many times
-// smaller as shrink says; 1 is Autobahn's own size.
+// Limits returns section 9: long messages, many fragments, small chunks, many messages. Sizes are divided by shrink; 1
+// is Autobahn's own size.
 func Limits(shrink int) []Case {
 	const mib = 1 << 20
 	long := func(op out, got func(string) event) (cases []Case) {
@@ -50,7 +50,7 @@ func Limits(shrink int) []Case {
 	)
 }
 
-// turns sends a message so many times, each once the one before has come back.
+// turns sends a message repeatedly, each time after the previous one was echoed.
 func turns(op out, got func(string) event, size, times int) Case {
 	c := Case{Title: fmt.Sprintf("%d messages of %d octets, one after the other", times, size)}
 	f := op

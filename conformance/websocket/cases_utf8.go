@@ -40,14 +40,15 @@ func utf8Cases() []Case {
 	)
 }
 
-// notText is a case whose text is not valid.
+// notText returns a case with invalid text.
 func notText(title string, steps ...step) Case {
 	c := broken(title, nil, steps...)
 	c.codes = []int{codePayload}
 	return c
 }
 
-// failsFast is a message in three parts of which the second makes it invalid: the server should not wait for the third.
+// failsFast sends a message in three parts, the second of which makes it invalid: the server should not wait for the
+// third.
 func failsFast(title string, parts [3]out) Case {
 	c := notText(title,
 		step{frames: parts[:1], quiet: someTime},
@@ -69,7 +70,7 @@ func frameAt(s string, first, second int) [3]out {
 	return [3]out{{raw: raw[:from+first]}, {raw: raw[from+first : from+second]}, {raw: raw[from+second:]}}
 }
 
-// sequences is 6.5 and up: each sequence as a message of its own.
+// sequences is 6.5 and up: each sequence as a separate message.
 func sequences() []Case {
 	var all []Case
 	for i, group := range [][]string{
@@ -113,7 +114,7 @@ func prefixes(s string) (all []string) {
 	return all
 }
 
-// continuations are octets that only continue a code point: each alone, then two to six of them in turn.
+// continuations returns bytes that only continue a code point: each alone, then two to six of them alternating.
 func continuations(a, b string) []string {
 	all := []string{a, b}
 	for n := 2; n <= 6; n++ {
@@ -122,7 +123,7 @@ func continuations(a, b string) []string {
 	return all
 }
 
-// span is the octets from one up to another, that one left out, each followed by after.
+// span returns the bytes from one up to but excluding another, each followed by after.
 func span(from, to int, after string) string {
 	var s strings.Builder
 	for c := from; c < to; c++ {
@@ -132,7 +133,7 @@ func span(from, to int, after string) string {
 	return s.String()
 }
 
-// unfinished are the first and the last sequence of each length, without their last octet.
+// unfinished returns the first and the last sequence of each length, without their last byte.
 func unfinished() []string {
 	return []string{
 		"\xc0", "\xe0\x80", "\xf0\x80\x80", "\xf8\x80\x80\x80", "\xfc\x80\x80\x80\x80",
@@ -140,7 +141,7 @@ func unfinished() []string {
 	}
 }
 
-// pairs are surrogates as UTF-16 would pair them.
+// pairs returns surrogates paired as in UTF-16.
 func pairs() (all []string) {
 	for _, high := range []string{"\xed\xa0\x80", "\xed\xad\xbf", "\xed\xae\x80", "\xed\xaf\xbf"} {
 		all = append(all, high+"\xed\xb0\x80", high+"\xed\xbf\xbf")
@@ -148,7 +149,7 @@ func pairs() (all []string) {
 	return all
 }
 
-// nonCharacters are the last two code points of each plane: no characters, but valid.
+// nonCharacters returns the last two code points of each plane: noncharacters, but valid.
 func nonCharacters() (all []string) {
 	for plane := rune(0); plane <= 16; plane++ {
 		all = append(all, string(plane<<16|0xfffe), string(plane<<16|0xffff))

@@ -10,19 +10,19 @@ import (
 
 const (
 	windowMax = 32 << 10
-	// deflateTail ends what a flushed compressor writes; it is left out on the wire (RFC 7692, 7.2.1).
+	// deflateTail ends the output of a flushed compressor; it is removed on the wire (RFC 7692, 7.2.1).
 	deflateTail = "\x00\x00\xff\xff"
-	// inflateTail is added for the decompressor: that, and an empty last block so that it sees an end.
+	// inflateTail is appended for the decompressor: deflateTail and an empty final block.
 	inflateTail = deflateTail + "\x01\x00\x00\xff\xff"
 )
 
 // agreed is what was negotiated for permessage-deflate (RFC 7692, 7.1).
 type agreed struct {
 	serverForgets, clientForgets bool // no context takeover
-	serverWindow                 int  // bytes; 0: the most there is
+	serverWindow                 int  // bytes; 0: the maximum
 }
 
-// accept chooses the first offer that can be met, and says so in the words of the answer.
+// accept chooses the first offer that can be met and returns the parameters for the response.
 func accept(offers string) (a agreed, answer string, ok bool) {
 	for offer := range strings.SplitSeq(offers, ",") {
 		if a, answer, ok := acceptOne(offer); ok {
@@ -42,7 +42,7 @@ func acceptOne(offer string) (a agreed, answer string, ok bool) {
 		p = strings.TrimSpace(p)
 		switch {
 		case p == "client_no_context_takeover" || p == "client_max_window_bits":
-			continue // what the client could do, if it were asked to
+			continue // a capability of the client that we do not ask for
 		case p == "server_no_context_takeover":
 			a.serverForgets = true
 		case a.takesWindow(p):
@@ -54,7 +54,7 @@ func acceptOne(offer string) (a agreed, answer string, ok bool) {
 	return a, answer, true
 }
 
-// takesWindow reads server_max_window_bits.
+// takesWindow parses server_max_window_bits.
 func (a *agreed) takesWindow(p string) bool {
 	value, is := strings.CutPrefix(p, "server_max_window_bits=")
 	bits, err := strconv.Atoi(value)
@@ -65,7 +65,7 @@ func (a *agreed) takesWindow(p string) bool {
 	return true
 }
 
-// agreement reads what a server answered; the client of the cases can be asked for nothing but what it offers to do.
+// agreement parses a server's response, which may ask the client only for what it offered.
 func agreement(answer string) (a agreed, ok bool) {
 	for p := range strings.SplitSeq(answer, ";") {
 		switch p = strings.TrimSpace(p); {
@@ -91,9 +91,9 @@ type deflater struct {
 	w       *flate.Writer
 }
 
-// compress returns a message compressed. It is valid until the next call.
+// compress returns a compressed message, valid until the next call.
 //
-// The compressor knows one size of window. A smaller one is kept to by starting anew after as many bytes.
+// The compressor supports only one window size. A smaller one is emulated by a reset after as many bytes.
 func (d *deflater) compress(message []byte) ([]byte, error) {
 	d.out.Reset()
 	if d.w == nil {
@@ -128,7 +128,7 @@ func (d *deflater) compress(message []byte) ([]byte, error) {
 // inflater decompresses the messages of one direction.
 type inflater struct {
 	forgets bool
-	past    []byte // what the sender may refer back to
+	past    []byte // the window
 	r       io.ReadCloser
 }
 

@@ -18,11 +18,11 @@ import (
 
 //lint:file-ignore SA1019 net/http's own client refuses the field :protocol.
 
-// Dialer opens a WebSocket to the host of a run; offer is what Sec-WebSocket-Extensions says, "" for nothing. It returns
-// the connection and what the server answered about the extensions. Safe for concurrent use.
+// Dialer opens a WebSocket to the host of a run; offer is the value of Sec-WebSocket-Extensions, "" for none. It
+// returns the connection and the server's value. Safe for concurrent use.
 type Dialer func(ctx context.Context, offer string) (rw io.ReadWriteCloser, answer string, err error)
 
-// dialTLS connects to port 443 of a host that the machine's resolver and roots vouch for.
+// dialTLS connects to port 443 of a host, using the machine's resolver and roots.
 func dialTLS(ctx context.Context, host, alpn string) (net.Conn, error) {
 	d := tls.Dialer{Config: &tls.Config{NextProtos: []string{alpn}, MinVersion: tls.VersionTLS12}}
 	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, "443"))
@@ -36,7 +36,7 @@ func dialTLS(ctx context.Context, host, alpn string) (net.Conn, error) {
 	return conn, nil
 }
 
-// HTTP1 opens each WebSocket on a connection of its own, by an upgrade (RFC 6455, 4.1).
+// HTTP1 opens each WebSocket on a separate connection, by an upgrade (RFC 6455, 4.1).
 func HTTP1(host string) Dialer {
 	return func(ctx context.Context, offer string) (io.ReadWriteCloser, string, error) {
 		conn, err := dialTLS(ctx, host, "http/1.1")
@@ -65,7 +65,7 @@ func shakeHands(conn net.Conn, host, offer string) (io.ReadWriteCloser, string, 
 		return nil, "", err
 	}
 	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, nil) //nolint:bodyclose // the connection is what comes behind it
+	res, err := http.ReadResponse(r, nil) //nolint:bodyclose // the connection follows it
 	if err != nil {
 		return nil, "", err
 	}
@@ -76,8 +76,8 @@ func shakeHands(conn net.Conn, host, offer string) (io.ReadWriteCloser, string, 
 	return hijacked{conn, r}, res.Header.Get("Sec-WebSocket-Extensions"), nil
 }
 
-// HTTP2 opens the WebSockets as streams of one connection, by extended CONNECT (RFC 8441). The HTTP/2 library offers that
-// only where GODEBUG says http2xconnect=1 when the program starts.
+// HTTP2 opens the WebSockets as streams of one connection, by extended CONNECT (RFC 8441). The HTTP/2 library supports
+// that only if GODEBUG contains http2xconnect=1 when the program starts.
 func HTTP2(host string) Dialer {
 	client := sync.OnceValues(func() (*http2.ClientConn, error) {
 		conn, err := dialTLS(context.Background(), host, "h2")
@@ -115,7 +115,7 @@ func HTTP2(host string) Dialer {
 	}
 }
 
-// clientStream is the client's end of an extended CONNECT.
+// clientStream is the client's side of an extended CONNECT.
 type clientStream struct {
 	io.ReadCloser
 	w      *io.PipeWriter

@@ -12,11 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// echoRest is how long the server waits for the client to end the connection once it has said goodbye itself.
+// echoRest is how long the server waits for the client to close the connection after sending its own close frame.
 const echoRest = 2 * time.Second
 
-// Echo sends every message back, over an upgraded HTTP/1.1 connection or an extended CONNECT (RFC 8441). What RFC 6455
-// forbids it answers with a close frame as soon as it sees it, inside a frame too, and ends the connection.
+// Echo sends every message back, over an upgraded HTTP/1.1 connection or an extended CONNECT (RFC 8441). It answers
+// violations of RFC 6455 with a close frame as soon as it detects them, even in the middle of a frame, and closes the
+// connection.
 func Echo() http.Handler { return http.HandlerFunc(serveEcho) }
 
 func serveEcho(w http.ResponseWriter, r *http.Request) {
@@ -32,7 +33,7 @@ func serveEcho(w http.ResponseWriter, r *http.Request) {
 		rw, err = upgrade(w, r)
 	}
 	if err != nil {
-		return // it has been answered, or the client has gone
+		return // it has been answered, or the client disconnected
 	}
 	defer rw.Close()
 	e := &echo{r: bufio.NewReader(rw), w: rw, compressed: compressed}
@@ -57,7 +58,7 @@ func upgrade(w http.ResponseWriter, r *http.Request) (io.ReadWriteCloser, error)
 	return hijacked{conn, buffered.Reader}, nil
 }
 
-// acceptKey is the proof that a server understood the key (RFC 6455, 4.2.2).
+// acceptKey returns the Sec-WebSocket-Accept for a key (RFC 6455, 4.2.2).
 func acceptKey(key string) string {
 	sum := sha1.Sum([]byte(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // as above
 	return base64.StdEncoding.EncodeToString(sum[:])
@@ -71,7 +72,7 @@ type echo struct {
 	in         inflater
 	out        deflater
 
-	message []byte // gathered so far
+	message []byte // collected so far
 	opcode  byte   // of the message; 0: none has begun
 	packed  bool   // it is compressed
 	text    utf8Check
@@ -109,7 +110,7 @@ func (e *echo) serve() {
 	}
 }
 
-// check looks at the beginning of a frame.
+// check validates the beginning of a frame.
 func (e *echo) check(h *head) error {
 	allowed := byte(0)
 	if e.compressed && (h.opcode == opText || h.opcode == opBinary) {
@@ -151,7 +152,7 @@ func (e *echo) controlFrame(h *head) error {
 	return nil
 }
 
-// closeFault says what is wrong with the payload of a close frame, as the code to answer with, or 0.
+// closeFault returns the code with which to answer an invalid close frame payload, or 0.
 func closeFault(payload []byte) int {
 	if len(payload) == 0 {
 		return 0

@@ -25,7 +25,7 @@ const (
 	codeTooBig   = 1009
 )
 
-// messageMax is the longest message that is taken.
+// messageMax is the longest message that is accepted.
 const messageMax = 32 << 20
 
 var errTooBig = errors.New("websocket: the message is too long")
@@ -88,7 +88,7 @@ func readHead(r io.Reader) (h head, err error) {
 	return h, noEOF(err)
 }
 
-// noEOF says of an end inside a frame that it is one.
+// noEOF turns io.EOF inside a frame into io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -96,7 +96,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// unmask applies the mask to a part of a payload that begins at an offset.
+// unmask applies the mask to the part of a payload that begins at an offset.
 func (h *head) unmask(b []byte, offset int) {
 	if h.masked {
 		for i := range b {

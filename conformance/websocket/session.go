@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// Verdict is what became of a case.
+// Verdict is the result of a case.
 type Verdict struct {
 	Number, Title string
 	Outcome       string
-	Seen          string // what came back and how the connection ended
+	Seen          string // what was received and how the connection ended
 }
 
-// caseTime is for a case that hangs.
+// caseTime bounds a case that hangs.
 const caseTime = 30 * time.Second
 
-// Run runs cases, several at a time. patience is how long the server may take to end a connection that it must end.
+// Run runs cases, several at a time. patience is how long the server may take to close a connection.
 func Run(ctx context.Context, dial Dialer, cases []Case, patience time.Duration) []Verdict {
 	out := make([]Verdict, len(cases))
 	slots := make(chan struct{}, 16)
@@ -49,10 +49,10 @@ type session struct {
 
 	mu      sync.Mutex
 	came    []event
-	code    int           // of the close frame that came; 0 if none did
-	problem string        // what was wrong with what came
+	code    int           // of the received close frame; 0 if none
+	problem string        // what was wrong with received frames
 	changed chan struct{} // closed at every change, and replaced
-	ended   chan struct{} // closed when nothing more comes
+	ended   chan struct{} // closed at the end of input
 }
 
 func (c *Case) run(ctx context.Context, dial Dialer, patience time.Duration) Verdict {
@@ -99,7 +99,7 @@ func (s *session) play() {
 	}
 }
 
-// send writes frames. Errors are not looked at: a server that has heard enough may be gone, and then the reader knows.
+// send writes frames. Errors are ignored: the server may have closed already, which the reader notices.
 func (s *session) send(st step) {
 	var all []byte
 	for i := range st.frames {
@@ -123,7 +123,7 @@ func (s *session) send(st step) {
 	}
 }
 
-// finish brings the conversation to its end.
+// finish ends the conversation.
 func (s *session) finish() {
 	if s.c.end == byUs {
 		s.wait(len(s.c.want), caseTime)
@@ -141,7 +141,7 @@ func (s *session) goodbye() {
 	s.send(send(closing(string(closePayload(codeNormal, "")))))
 }
 
-// wait returns when so many events have come, nothing more comes, or the time is over.
+// wait returns once the given number of events were received, input has ended, or time is up.
 func (s *session) wait(n int, limit time.Duration) {
 	t := time.NewTimer(limit)
 	defer t.Stop()
@@ -162,7 +162,7 @@ func (s *session) wait(n int, limit time.Duration) {
 	}
 }
 
-// over reports whether the connection ends in time.
+// over reports whether the connection ended in time.
 func (s *session) over(limit time.Duration) bool {
 	select {
 	case <-s.ended:
@@ -180,7 +180,7 @@ func (s *session) note(e event) {
 	s.changed = make(chan struct{})
 }
 
-// read notes everything that comes.
+// read records everything received.
 func (s *session) read() {
 	defer close(s.ended)
 	err := s.frames(bufio.NewReaderSize(s.rw, 64<<10))
@@ -193,7 +193,7 @@ func (s *session) read() {
 	}
 }
 
-var errFrame = errors.New("the server sent a frame it must not send")
+var errFrame = errors.New("the server sent a frame that is not allowed")
 
 func (s *session) frames(r *bufio.Reader) error {
 	var message []byte
@@ -246,7 +246,7 @@ func (s *session) closed(payload []byte) {
 	}
 }
 
-// verdict compares what came with what should have.
+// verdict compares what was received with what was expected.
 func (s *session) verdict(v Verdict) Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,7 +270,7 @@ func (s *session) verdict(v Verdict) Verdict {
 	return v
 }
 
-// seen puts into words what came. The many messages of a long conversation are counted.
+// seen describes what was received. Long runs of messages are only counted.
 func (s *session) seen() string {
 	words := make([]string, 0, 4)
 	for i, e := range s.came {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// hijacked is a connection and what was read of it already.
+// hijacked is a connection with the data already read from it.
 type hijacked struct {
 	net.Conn
 	r io.Reader
@@ -16,7 +16,7 @@ type hijacked struct {
 // Read implements io.Reader.
 func (h hijacked) Read(p []byte) (int, error) { return h.r.Read(p) }
 
-// CloseWrite ends the sending side.
+// CloseWrite closes the sending side.
 func (h hijacked) CloseWrite() error {
 	if c, ok := h.Conn.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
@@ -24,7 +24,7 @@ func (h hijacked) CloseWrite() error {
 	return nil
 }
 
-// serverStream is the server's end of an extended CONNECT.
+// serverStream is the server's side of an extended CONNECT.
 type serverStream struct {
 	io.ReadCloser
 	w          http.ResponseWriter
@@ -37,7 +37,7 @@ func overHTTP2(w http.ResponseWriter, r *http.Request) (io.ReadWriteCloser, erro
 	return s, s.controller.Flush()
 }
 
-// Write sends at once.
+// Write flushes after every write.
 func (s serverStream) Write(p []byte) (int, error) {
 	n, err := s.w.Write(p)
 	if err != nil {

@@ -2,13 +2,13 @@ package websocket
 
 import "unicode/utf8"
 
-// utf8Check validates text that comes in pieces, and fails at the first byte that no valid text could have there.
+// utf8Check validates text that arrives in chunks, and fails at the first byte that no valid text can have there.
 type utf8Check struct {
 	rest [utf8.UTFMax]byte // the beginning of a code point
 	n    int
 }
 
-// add reports whether the text may still be valid with b.
+// add reports whether the text may still be valid after b.
 func (c *utf8Check) add(b []byte) bool {
 	for c.n > 0 && len(b) > 0 {
 		c.rest[c.n] = b[0]
@@ -36,5 +36,5 @@ func (c *utf8Check) add(b []byte) bool {
 	return true
 }
 
-// whole reports whether the text ends here, not inside a code point.
+// whole reports whether the text may end here, not inside a code point.
 func (c *utf8Check) whole() bool { return c.n == 0 }
