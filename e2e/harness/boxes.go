@@ -51,7 +51,7 @@ func (w *World) SetPolicy(box string, policy map[string]any) {
 // TestSecret is the key of [World.SecretBox], which must never be in the box.
 const TestSecret = "sk-test-b7f1c2d3e4a5968778695a4b3c2d1e0f"
 
-// SecretBox makes a box that may reach api.example.com alone, with a key attached there.
+// SecretBox creates a box that may reach only api.example.com, with a key attached there.
 func (w *World) SecretBox() string {
 	return w.Create(map[string]any{
 		"network_policy": Custom("api.example.com"),
@@ -85,7 +85,7 @@ func (w *World) MustSh(box, line string) string {
 	return out
 }
 
-// Background starts a line in a box; the returned function waits for its end and returns what it printed and its code.
+// Background starts a line in a box; the returned function waits for it and returns its output and exit code.
 func (w *World) Background(box, line string, out io.Writer) (wait func() (int, error)) {
 	type ended struct {
 		code int
@@ -118,5 +118,5 @@ func (w *World) InitOf(box string) int {
 	return status.Pid
 }
 
-// PublicURL is a public URL with its credentials, as the API answers it when it is made.
+// PublicURL is a public URL with its credentials, as the API returns it on creation.
 type PublicURL struct{ URL, Token, Username, Password string }

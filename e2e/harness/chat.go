@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Chatter keeps a connection or UDP flow busy and notes when it was heard last.
+// Chatter keeps a connection or UDP flow busy and records when the peer last answered.
 type Chatter struct {
 	Conn  net.Conn
 	Heard atomic.Int64  // nanoseconds of the last answer
 	Count atomic.Int64  // answers
-	Ended chan struct{} // closed when nothing can be sent any more, or on stop
+	Ended chan struct{} // closed on a write error, or on stop
 	stop  atomic.Bool
 }
 
-// Chat sends a word every millisecond and reads what comes back.
+// Chat sends a word every millisecond and reads the answers.
 func (r *Raider) Chat(network string, to netip.AddrPort) *Chatter {
 	r.T.Helper()
 	c := &Chatter{Conn: r.MustDial(network, to), Ended: make(chan struct{})}

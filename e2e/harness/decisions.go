@@ -43,8 +43,8 @@ func (w *World) Event(box string, match func(audit.Event) bool) audit.Event {
 	return e
 }
 
-// await follows the decisions about a box, from those that are remembered on, until one matches. Without one in time it
-// returns those that it has seen.
+// await follows the decisions about a box, starting with the remembered ones, until one matches. If none does in time
+// it returns those it has seen.
 func (w *World) await(box string, match func(audit.Event) bool) (found audit.Event, seen []audit.Event, ok bool) {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.T.Context(), w.patience())
@@ -57,7 +57,7 @@ func (w *World) await(box string, match func(audit.Event) bool) (found audit.Eve
 			if err := json.Unmarshal(line, &e); err != nil {
 				return err
 			}
-			if e.Seq == 0 { // some were lost on the way to a slow reader; what the gateway remembers has them
+			if e.Seq == 0 { // events lost to a slow reader; the gateway still remembers them
 				return errEnough
 			}
 			seen = append(seen, e)
@@ -79,7 +79,7 @@ func (w *World) await(box string, match func(audit.Event) bool) (found audit.Eve
 	}
 }
 
-// Denied waits for a denial for the reason that was made since then, at the stage.
+// Denied waits for a denial for the reason, recorded at the stage after the given time.
 func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason policy.Reason) audit.Event {
 	in.T.Helper()
 	e, seen, ok := in.await(in.Box, func(e audit.Event) bool {

@@ -13,22 +13,22 @@ import (
 	"boxgate/internal/fault"
 )
 
-// FaultsFile names, in the environment of a gateway under test, the file that says how it shall fail: the kind and the
-// step. Beside it, with the suffix .clock, stands by how much its wall clock is wrong.
+// FaultsFile is the environment variable, of a gateway under test, with the path of the file that says how it should
+// fail: the kind and the step. The same path with the suffix .clock contains the offset of its wall clock.
 const FaultsFile = "GATEWAY_TEST_FAULT"
 
-// What a gateway under test can be told to do at a step.
+// The ways in which a gateway under test can fail at a step.
 const (
 	FaultDie   = "die"   // it kills itself with SIGKILL
 	FaultError = "error" // the step fails
 	FaultPanic = "panic"
-	FaultHang  = "hang" // until whoever asked gives up
+	FaultHang  = "hang" // until the caller gives up
 )
 
 // errInjected is what a step fails with.
-var errInjected = errors.New("a fault that a test asked for")
+var errInjected = errors.New("fault injected by a test")
 
-// failAsTold makes this process, a gateway under test, fail as the file says, once for each time it is written.
+// failAsTold makes this process, a gateway under test, fail as the file says, once each time it is written.
 func failAsTold() {
 	path := os.Getenv(FaultsFile)
 	if path == "" {
@@ -68,13 +68,13 @@ func (w *World) Arm(kind, step string) {
 	w.order("", kind+" "+step)
 }
 
-// Jump sets the gateway's wall clock forward, or back.
+// Jump sets the gateway's wall clock forward or back.
 func (w *World) Jump(by time.Duration) {
 	w.T.Helper()
 	w.order(".clock", by.String())
 }
 
-// order writes what the gateway shall do where it looks for it.
+// order writes a fault or clock offset to the file that the gateway reads.
 func (w *World) order(suffix, text string) {
 	w.T.Helper()
 	path := w.FaultsPath()
@@ -84,25 +84,25 @@ func (w *World) order(suffix, text string) {
 	}
 }
 
-// FaultsPath is where the world's gateway looks for its faults.
+// FaultsPath returns the path of the faults file of the world's gateway.
 func (w *World) FaultsPath() string { return filepath.Join(w.Dir, "fault") }
 
-// Happened fails the test unless the gateway has reached the step it was told to fail at.
+// Happened fails the test unless the gateway has reached the armed step.
 func (w *World) Happened(what string) {
 	w.T.Helper()
 	if _, err := os.Stat(w.FaultsPath()); err == nil {
-		w.T.Errorf("%s: the gateway did not come to this step", what)
+		w.T.Errorf("%s: the gateway did not reach this step", what)
 		_ = os.Remove(w.FaultsPath())
 	}
 }
 
-// Died waits for the gateway to end by itself.
+// Died waits for the gateway to exit on its own.
 func (w *World) Died(what string) {
 	w.T.Helper()
 	select {
 	case <-w.Exited:
 	case <-time.After(w.patience()):
-		w.T.Errorf("%s: the gateway lives", what)
+		w.T.Errorf("%s: the gateway is still running", what)
 	}
 	w.Kill()
 }

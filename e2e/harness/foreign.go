@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// boxesAreAttached is a variable of the environment: if it is set, the boxes of tests are made by somebody else, whose
-// root has every capability in them, and attached.
+// boxesAreAttached is an environment variable: if it is set, the boxes of tests are created by someone else, with every
+// capability for their root, and attached.
 const boxesAreAttached = "BOXGATE_TEST_ATTACHED"
 
-// Attach is [World.Create] for a box that somebody else makes. It trusts its CA as docs/attach.md says.
+// Attach is [World.Create] for a box created by someone else. It trusts its CA as described in docs/attach.md.
 func (w *World) Attach(body map[string]any) string {
 	w.T.Helper()
 	f := NewForeignBox(w.T)
@@ -35,24 +35,24 @@ func (w *World) Attach(body map[string]any) string {
 	return made.ID
 }
 
-// Adopt has [World.Sh] and [World.Raid] work in a box that a test has attached itself.
+// Adopt makes [World.Sh] and [World.Raid] work in a box that a test has attached itself.
 func (w *World) Adopt(box string, f *ForeignBox) { w.foreign.Store(box, f) }
 
-// AttachedRun prepares another run of tests of this binary, in which the boxes are made by somebody else and attached.
+// AttachedRun prepares another run of this test binary, with boxes created by someone else and attached.
 func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^("+strings.Join(tests, "|")+")$", "-test.v", "-test.count=1")
 	cmd.Env = append(os.Environ(), boxesAreAttached+"=1", asGateway+"=")
 	return cmd
 }
 
-// ForeignBox is a sandbox that the gateway did not make: a process in namespaces of its own, which end with the test.
+// ForeignBox is a sandbox that the gateway did not create: a process in its own namespaces, which end with the test.
 type ForeignBox struct {
 	T   *testing.T
 	PID int
-	env []string // of what runs in it
+	env []string // of processes in it
 }
 
-// NewForeignBox starts one. Its resolver is one that nobody runs: the gateway answers in its place.
+// NewForeignBox starts one. Its resolver does not exist: the gateway answers in its place.
 func NewForeignBox(t *testing.T) *ForeignBox {
 	t.Helper()
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
@@ -93,5 +93,5 @@ func (f *ForeignBox) Sh(line string) (string, int) {
 	return out.String(), cmd.ProcessState.ExitCode()
 }
 
-// Path names its network namespace.
+// Path returns the path of its network namespace.
 func (f *ForeignBox) Path() string { return "/proc/" + strconv.Itoa(f.PID) + "/ns/net" }

@@ -22,7 +22,7 @@ type Frames struct {
 	Fields  map[uint32]map[string]string // of the responses
 	Bodies  map[uint32]string
 
-	WasReset map[uint32]int // how often each stream was
+	WasReset map[uint32]int // number of resets per stream
 }
 
 // Frames speaks HTTP/2 to a host over an intercepted connection.
@@ -52,7 +52,7 @@ type Field [2]string
 // HPACK is the field as the encoder takes it.
 func (f Field) HPACK() hpack.HeaderField { return hpack.HeaderField{Name: f[0], Value: f[1]} }
 
-// Head is a request head for a host, with fields in the place of those of the same name or behind them.
+// Head is a request head for a host; fields replace those of the same name or are appended.
 func Head(host string, fields ...Field) []Field {
 	out := []Field{{":method", "GET"}, {":scheme", "https"}, {":authority", host}, {":path", "/"}}
 	for _, f := range fields {
@@ -69,7 +69,7 @@ func Head(host string, fields ...Field) []Field {
 	return out
 }
 
-// Send writes HEADERS, in as many frames as they need.
+// Send sends HEADERS, in as many frames as needed.
 func (f *Frames) Send(stream uint32, end bool, fields ...Field) {
 	f.Block.Reset()
 	for _, h := range fields {
@@ -87,7 +87,7 @@ func (f *Frames) Send(stream uint32, end bool, fields ...Field) {
 	}
 }
 
-// Outcome reads until the stream has ended and says how: a status, "reset", or "closed" for the whole connection.
+// Outcome reads until the stream has ended and returns how: a status, "reset", or "closed" for the whole connection.
 func (f *Frames) Outcome(stream uint32) string {
 	_ = f.Conn.SetReadDeadline(time.Now().Add(Patience))
 	for {
@@ -98,7 +98,7 @@ func (f *Frames) Outcome(stream uint32) string {
 		switch frame := frame.(type) {
 		case *http2.SettingsFrame:
 			if !frame.IsAck() {
-				_ = f.WriteSettingsAck() // a connection that is gone says so when it is read
+				_ = f.WriteSettingsAck() // a closed connection is noticed by the next read
 			}
 		case *http2.MetaHeadersFrame:
 			if f.Fields[frame.StreamID] == nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Exchange writes a request and reads the head and body of one answer.
+// Exchange writes a request and reads the head and body of one response.
 func Exchange(t *testing.T, c net.Conn, r *bufio.Reader, request string) (*http.Response, string) {
 	t.Helper()
 	_ = c.SetDeadline(time.Now().Add(Patience))
@@ -32,5 +32,5 @@ func Exchange(t *testing.T, c net.Conn, r *bufio.Reader, request string) (*http.
 	return res, string(body)
 }
 
-// UpgradeHead is what a request for a WebSocket says besides its first line and Host.
+// UpgradeHead is the head of a WebSocket request without its first line and Host.
 const UpgradeHead = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"

@@ -20,13 +20,13 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Canary is the secret of the attack tests. It must arrive at the host it is for and be seen nowhere else.
+// Canary is the secret of the attack tests. It must reach its own host and be seen nowhere else.
 const Canary = "sk-canary-4f1d9a7c2b8e6035d1c7"
 
 // AlertDenied is the TLS alert access_denied: what curl reports as exit 35.
 const AlertDenied = "\x15\x03\x03\x00\x02\x02\x31"
 
-// Intruder opens sockets in the network namespace of a box and writes to them what no library would.
+// Intruder opens sockets in the network namespace of a box and sends what no library would.
 type Intruder struct {
 	*World
 	Box   string
@@ -72,7 +72,7 @@ func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
 	return c, err
 }
 
-// Dial is connect for a connection that must come about. It ends with the test at the latest.
+// Dial is Connect for a connection that must succeed. It ends with the test at the latest.
 func (in *Intruder) Dial(to netip.AddrPort) net.Conn {
 	in.T.Helper()
 	c, err := in.Connect(to)
@@ -106,7 +106,7 @@ func (in *Intruder) Resolve(host, network string) netip.Addr {
 	return addrs[0].Unmap()
 }
 
-// TLS makes a TLS connection over c to a host that the box trusts, and fails the test if it cannot.
+// TLS makes a TLS connection over c to a host, verified like the box does, and fails the test if it cannot.
 func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 	in.T.Helper()
 	s := tls.Client(c, &tls.Config{ServerName: sni, RootCAs: in.Roots, NextProtos: alpn})
@@ -117,16 +117,16 @@ func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 	return s
 }
 
-// Talk writes what is given and returns everything that comes until the other side ends the connection. reset says that
-// the end was a reset.
+// Talk sends text and returns everything received until the peer closes the connection. reset reports whether it was
+// reset.
 func Talk(c net.Conn, text string) (answer string, reset bool) {
 	_ = c.SetDeadline(time.Now().Add(Patience))
-	_, err := io.WriteString(c, text) // the other side may have heard enough before the end
+	_, err := io.WriteString(c, text) // the peer may close before it has read everything
 	answer, reset = Hear(c)
-	return answer, reset || errors.Is(err, syscall.ECONNRESET) // which is told once
+	return answer, reset || errors.Is(err, syscall.ECONNRESET) // reported only once
 }
 
-// Hear returns everything that comes until the other side ends the connection.
+// Hear returns everything received until the peer closes the connection.
 func Hear(c net.Conn) (answer string, reset bool) {
 	data, err := io.ReadAll(c)
 	switch {

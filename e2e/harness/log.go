@@ -19,7 +19,7 @@ func (w *World) ReadLog() string {
 	return string(data)
 }
 
-// NothingLeaks fails the test if the log says that the gateway itself was at fault.
+// NothingLeaks fails the test if the log shows an internal error of the gateway.
 func (w *World) NothingLeaks() {
 	w.T.Helper()
 	data := w.ReadLog()
@@ -30,13 +30,13 @@ func (w *World) NothingLeaks() {
 	}
 }
 
-// Restored counts how often the gateway has said that it put its rules back.
+// Restored counts how often the gateway has logged that it restored its rules.
 func (w *World) Restored() int {
 	w.T.Helper()
 	return strings.Count(w.LogText(), "have been restored")
 }
 
-// Metrics reads what Prometheus would.
+// Metrics returns what Prometheus would scrape.
 func (w *World) Metrics() []byte {
 	w.T.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: w.Net.Gateway().DialContext, DisableKeepAlives: true}}

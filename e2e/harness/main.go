@@ -15,11 +15,11 @@ import (
 	"boxgate/internal/lab"
 )
 
-// asGateway makes the test binary be the gateway: a lab starts it as a process of its own.
+// asGateway makes the test binary run as the gateway: a lab starts it as a separate process.
 const asGateway = "GATEWAY_TEST_BINARY_IS_GATEWAY"
 
-// Main is what TestMain of a package of end-to-end tests calls: it runs the tests, or, in a process that a lab has started,
-// the gateway. It does not return.
+// Main is called by TestMain of a package of end-to-end tests: it runs the tests or, in a process started by a lab, the
+// gateway. It does not return.
 func Main(m *testing.M) {
 	// A self-test starts the gateway's own program without any environment.
 	asProbe := len(os.Args) > 1 && os.Args[1] == host.ProbeCommand
@@ -40,8 +40,8 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// waitTogether lets more tests run at a time than there are cores, unless the command line says how many: most of the time
-// they wait.
+// waitTogether runs more tests in parallel than there are cores, unless the command line sets the number: most of the
+// time they wait.
 func waitTogether() {
 	flag.Parse()
 	given := false
@@ -51,13 +51,13 @@ func waitTogether() {
 	}
 }
 
-// RaceDetector reports whether this binary was built with it.
+// RaceDetector reports whether this binary was built with the race detector.
 func RaceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// ImageDir is where the images of boxes are kept between runs.
+// ImageDir is where images of boxes are kept between runs.
 func ImageDir() string {
 	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
 		return dir

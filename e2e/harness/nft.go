@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// NFT runs one command in the gateway's namespace. HANDLE(chain, text) stands for the handle of the chain's rule that
-// holds the text, and a word with a star for the chain or set of that name: those of a plan have another one after each
+// NFT runs one command in the gateway's namespace. HANDLE(chain, text) is replaced by the handle of the chain's rule
+// that contains the text, and a word with a star by the chain or set of that name: those of a plan are renamed on each
 // change.
 func (w *World) NFT(command string) {
 	w.T.Helper()

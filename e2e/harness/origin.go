@@ -20,15 +20,15 @@ import (
 	"boxgate/config"
 )
 
-// Origin is a web server of the test's own, which speaks HTTP/1.1 alone, keeps every byte it is sent, and answers every
-// request with 200.
+// Origin is a test's own web server. It speaks only HTTP/1.1, keeps every byte it receives, and answers every request
+// with 200.
 type Origin struct {
 	mu     sync.Mutex
 	conns  []*originConn
-	answer string // in the place of the usual one
+	answer string // replaces the default response
 }
 
-// originConn is what one connection brought; taken of it was looked at.
+// originConn is what was received on one connection; taken counts the bytes already inspected.
 type originConn struct {
 	data  strings.Builder
 	taken int
@@ -37,8 +37,8 @@ type originConn struct {
 // OriginName is the host of an origin.
 const OriginName = "origin.example.com"
 
-// WithOrigin makes a CA for an origin and returns what changes the configuration so that the gateway trusts it, and what
-// starts the server in the world that was made with it.
+// WithOrigin creates a CA for an origin. It returns a function that makes the configuration trust it, and one that
+// starts the server in the world created with it.
 func WithOrigin(t *testing.T) (change func(*config.Config), start func(*World) *Origin) {
 	t.Helper()
 	ca, err := certs.NewCA("origin")
@@ -115,7 +115,7 @@ func (o *Origin) serve(c net.Conn) {
 			answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 		}
 		for ; answered < whole; answered++ {
-			_, _ = io.WriteString(c, answer) // a client that has gone is seen by the next read
+			_, _ = io.WriteString(c, answer) // a disconnected client is noticed by the next read
 		}
 		if err != nil {
 			return
@@ -123,14 +123,14 @@ func (o *Origin) serve(c net.Conn) {
 	}
 }
 
-// Answers makes the origin answer every request from now on with these bytes.
+// Answers makes the origin answer every following request with these bytes.
 func (o *Origin) Answers(with string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.answer = with
 }
 
-// wholeRequests counts the requests that are complete, as a server sees it that believes the first framing it finds.
+// wholeRequests counts the complete requests, as seen by a server that believes the first framing it finds.
 func wholeRequests(data string) (n int) {
 	for {
 		head, rest, ok := strings.Cut(data, "\r\n\r\n")
@@ -154,7 +154,7 @@ func wholeRequests(data string) (n int) {
 	}
 }
 
-// Received returns every byte that came since the last call, connection after connection.
+// Received returns every byte received since the last call, connection by connection.
 func (o *Origin) Received() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

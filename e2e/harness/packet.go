@@ -16,7 +16,7 @@ func AttackerAt(n byte) [2]netip.Addr {
 	return [2]netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, n}), netip.AddrFrom16(v6)}
 }
 
-// openPackets opens the packet socket through which whole frames go out, and what the box receives comes in.
+// openPackets opens the packet socket that sends whole frames and receives what reaches the box.
 func (r *Raider) openPackets() error {
 	all := binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL & 0xff})
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all))
@@ -32,7 +32,7 @@ func (r *Raider) Frame(ethertype uint16, payload []byte) {
 	r.FrameFrom(r.MAC, r.Other, ethertype, payload)
 }
 
-// FrameFrom sends an Ethernet frame with any hardware addresses.
+// FrameFrom sends an Ethernet frame with arbitrary hardware addresses.
 func (r *Raider) FrameFrom(src, dst net.HardwareAddr, ethertype uint16, payload []byte) {
 	r.T.Helper()
 	b := append(append([]byte{}, dst...), src...)
@@ -52,7 +52,7 @@ func (r *Raider) Packet(b []byte) {
 	r.Frame(ethertype, b)
 }
 
-// RefusalOf waits for what the gateway answers to a packet that went to an address: a reset, or ICMP that quotes it.
+// RefusalOf waits for the gateway's answer to a packet sent to an address: a reset, or ICMP that quotes it.
 func (r *Raider) RefusalOf(to netip.Addr, wait time.Duration) string {
 	r.T.Helper()
 	buf := make([]byte, 2048)
@@ -78,7 +78,7 @@ func (r *Raider) RefusalOf(to netip.Addr, wait time.Duration) string {
 	}
 }
 
-// answerAbout reads a packet to the box: what it says about traffic to an address, or "".
+// answerAbout parses a packet to the box and returns what it says about traffic to an address, or "".
 func answerAbout(b []byte, to netip.Addr) string {
 	switch {
 	case len(b) >= 40 && b[0]>>4 == 4:

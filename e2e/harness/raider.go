@@ -19,7 +19,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// Raider works in the network namespace of a box, with the raw sockets that the box itself cannot have.
+// Raider works in the network namespace of a box, with raw sockets that are not available to the box itself.
 type Raider struct {
 	*World
 	Box        string
@@ -30,7 +30,7 @@ type Raider struct {
 	FD         int              // packet socket
 }
 
-// Raid begins to work in a box.
+// Raid returns a raider in a box.
 func (w *World) Raid(box string) *Raider {
 	w.T.Helper()
 	kind := "netns"
@@ -116,7 +116,7 @@ func (r *Raider) Dial(network string, to netip.AddrPort) (c net.Conn, err error)
 	return c, err
 }
 
-// MustDial is [Raider.Dial] for a connection that must come about.
+// MustDial is [Raider.Dial] for a connection that must succeed.
 func (r *Raider) MustDial(network string, to netip.AddrPort) net.Conn {
 	r.T.Helper()
 	c, err := r.Dial(network, to)
@@ -133,7 +133,7 @@ const (
 	SawNothing    = "nothing"    // silence
 )
 
-// Saw puts an error into words.
+// Saw describes an error.
 func Saw(err error) string {
 	switch {
 	case err == nil:
@@ -148,7 +148,7 @@ func Saw(err error) string {
 	return err.Error()
 }
 
-// Try tells what a program sees that connects by TCP, or sends a datagram and waits for the answer.
+// Try returns what a program sees that connects by TCP, or sends a datagram and waits for the answer.
 func (r *Raider) Try(network string, to netip.AddrPort) string {
 	c, err := r.Dial(network, to)
 	if err != nil {

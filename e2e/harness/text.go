@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Contains fails the test unless text has every part.
+// Contains fails the test unless text contains every part.
 func Contains(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	for _, p := range parts {
@@ -23,5 +23,5 @@ func Tail(s string, n int) string {
 	return s
 }
 
-// Output is what a command printed, whatever its exit code: of a call such as [World.Sh].
+// Output returns what a command printed, whatever its exit code: for calls such as [World.Sh].
 func Output(s string, _ int) string { return s }

@@ -7,14 +7,14 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Patience is how long tests wait for what must happen. It bounds liveness, not speed: with both cores kept busy by another
-// program a test that passes may take long.
+// Patience is how long tests wait for a required event. It bounds liveness, not speed: a passing test may take long
+// while another program keeps both cores busy.
 const Patience = 30 * time.Second
 
-// hurry is how long a test waits that has failed already: all that follows may fail for the same reason.
+// hurry is how long a failed test waits: whatever follows may fail for the same reason.
 const hurry = 3 * time.Second
 
-// patience is how long the test waits for what must happen.
+// patience returns how long the test waits for a required event.
 func (w *World) patience() time.Duration {
 	if w.T.Failed() {
 		w.failed.Store(true)
@@ -25,14 +25,14 @@ func (w *World) patience() time.Duration {
 	return Patience
 }
 
-// Until waits for a condition that something else brings about.
+// Until waits for a condition that is brought about elsewhere.
 func (w *World) Until(what string, holds func() bool) {
 	w.T.Helper()
 	w.UntilEvery(time.Millisecond, what, holds)
 }
 
-// UntilEvery is [World.Until] for a condition that costs something to look at. The longer it has been waited for, the less
-// often it is looked at, so that what is waited for has the machine.
+// UntilEvery is [World.Until] for a condition that is expensive to check. The longer the wait, the less often it is
+// checked, to leave the machine to the work waited for.
 func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	w.T.Helper()
 	began, patience := time.Now(), w.patience()
@@ -46,7 +46,7 @@ func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	}
 }
 
-// Settle returns when whatever the gateway's host has sent out so far is counted.
+// Settle returns when everything the gateway's host has sent so far is counted.
 func (w *World) Settle() {
 	w.T.Helper()
 	mark := netip.MustParseAddr("198.51.100.250")
@@ -84,6 +84,6 @@ func (w *World) Untouched(addrs ...netip.Addr) {
 func (w *World) NothingReached(host string) {
 	w.T.Helper()
 	if seen := w.Net.Received(host, testnet.Any); len(seen) != 0 {
-		w.T.Errorf("%s received %d things, the first: %+v", host, len(seen), seen[0])
+		w.T.Errorf("%s received %d entries, the first: %+v", host, len(seen), seen[0])
 	}
 }

@@ -82,7 +82,7 @@ func NewCapturedStopped(t *testing.T, change func(*config.Config)) *World {
 	return w
 }
 
-// On is the world with its failures reported to a subtest.
+// On returns the world with failures reported to a subtest.
 func (w *World) On(t *testing.T) *World {
 	other := *w
 	other.T = t
@@ -97,7 +97,7 @@ func (w *World) GatewayCommand(args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// Run runs a command of the gateway that must exit with a status, with more environment.
+// Run runs a command of the gateway that must exit with the given status, with additional environment.
 func (w *World) Run(want int, env []string, stdin string, args ...string) string {
 	w.T.Helper()
 	cmd := w.Command(w.T.Context(), args...)
@@ -110,7 +110,7 @@ func (w *World) Run(want int, env []string, stdin string, args ...string) string
 	return string(out)
 }
 
-// KeyFile returns the content of a file of the state directory, which must be ours alone.
+// KeyFile returns the content of a file in the state directory, which must be readable only by its owner.
 func (w *World) KeyFile(name string) string {
 	w.T.Helper()
 	path := filepath.Join(w.Dir, "state", name)
@@ -125,7 +125,7 @@ func (w *World) KeyFile(name string) string {
 	return string(data)
 }
 
-// ExecDetached prepares a process in a group of its own, as one that a user interrupts from elsewhere.
+// ExecDetached prepares a process in its own process group, such as one that a user interrupts from elsewhere.
 func ExecDetached(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

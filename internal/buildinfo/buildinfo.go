@@ -1,4 +1,4 @@
-// Package buildinfo says what the running binary was built from.
+// Package buildinfo reports what the running binary was built from.
 package buildinfo
 
 import (
@@ -11,16 +11,16 @@ import (
 // the Go toolchain recorded.
 var Version, Revision string
 
-// Info says what this binary was built from.
+// Info is what this binary was built from.
 type Info struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision"`
-	Modified bool   `json:"modified"` // the sources were not those of the revision
+	Modified bool   `json:"modified"` // the sources had uncommitted changes
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 }
 
-// Get reads what the toolchain recorded. A build without it, as of a test, is of an unknown version.
+// Get returns what the toolchain recorded. A build without such a record, as in tests, has an unknown version.
 func Get() Info {
 	b := Info{Version: Version, Revision: Revision, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if recorded, ok := debug.ReadBuildInfo(); ok {
@@ -45,7 +45,7 @@ func Get() Info {
 	return b
 }
 
-// String is what `gateway --version` prints.
+// String returns what `gateway --version` prints.
 func (b Info) String() string {
 	changed := ""
 	if b.Modified {

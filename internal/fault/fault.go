@@ -1,9 +1,9 @@
-// Package fault names the steps at which a test can make the gateway fail: it may die there, meet an error, panic or
-// hang. Nothing is injected outside of tests, where only a _test.go file calls [Inject]; then a step costs one
+// Package fault names the steps at which a test can make the gateway fail: it may die there, get an error, panic or
+// hang. Nothing is injected outside of tests, where only a _test.go file calls [Inject]; a step then costs one
 // comparison with nil.
 //
-// The names of the steps are string literals, "operation: what has just been done", each used once: a test reads them
-// from the sources and tries them all.
+// The names of the steps are string literals, "operation: what has just been done", each used once: a test collects
+// them from the sources and tries them all.
 package fault
 
 import (
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Hook is told of each step as it is reached. It may end the process, return an error, panic, or wait until ctx ends.
-// It is called by many goroutines at once.
+// Hook is called at each step. It may end the process, return an error, panic, or block until ctx ends. Safe for
+// concurrent use.
 type Hook func(ctx context.Context, step string) error
 
 var (
@@ -20,16 +20,16 @@ var (
 	clock func() time.Time // nil: time.Now
 )
 
-// Inject makes h be asked at every step from now on, and now be the clock that [Now] reads; either may be nil. It must be
-// called before anything else runs.
+// Inject makes every following step call h, and [Now] call now; either may be nil. It must be called before anything
+// else runs.
 func Inject(h Hook, now func() time.Time) { hook, clock = h, now }
 
 type spared struct{}
 
-// Spare returns a context in which nothing fails: the steps of a rehearsal are not those of what is rehearsed.
+// Spare returns a context in which nothing fails: the steps of a dry run are not those of the operation itself.
 func Spare(ctx context.Context) context.Context { return context.WithValue(ctx, spared{}, true) }
 
-// At says that a step is reached at which the caller can fail. The error is the caller's failure.
+// At marks a step at which the caller can fail. The caller must return its error.
 func At(ctx context.Context, step string) error {
 	if hook == nil || ctx.Value(spared{}) != nil {
 		return nil
@@ -37,14 +37,14 @@ func At(ctx context.Context, step string) error {
 	return hook(ctx, step)
 }
 
-// Mark says that a step is reached after which nothing of the operation can fail; the process can still die, or panic.
+// Mark marks a step after which nothing in the operation can fail; the process can still die, or panic.
 func Mark(ctx context.Context, step string) {
 	if hook != nil && ctx.Value(spared{}) == nil {
 		_ = hook(ctx, step)
 	}
 }
 
-// Now is the wall clock by which certificates are judged and made.
+// Now returns the wall clock time by which certificates are checked and issued.
 func Now() time.Time {
 	if clock == nil {
 		return time.Now()

@@ -1,6 +1,6 @@
-// Package handshake checks the opening handshake of WebSocket (RFC 6455, section 4) for whoever stands between a client
-// and a server. What follows an answer of 101 is a tunnel that nobody judges any more, so the answer has to be that of a
-// WebSocket server to this very request.
+// Package handshake checks the opening handshake of WebSocket (RFC 6455, section 4) for proxies. What follows a 101
+// response is a tunnel that is not inspected, so the response has to be that of a WebSocket server to this very
+// request.
 package handshake
 
 import (
@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// Fields returns the values of a header field, one for each line it stood on.
+// Fields returns the values of a header field, one per field line.
 type Fields func(name string) []string
 
-// What may be wrong with an answer.
+// Errors of [Verify].
 var (
 	ErrKey       = errors.New("the request has no single Sec-WebSocket-Key")
 	ErrAccept    = errors.New("Sec-WebSocket-Accept is not the answer to the key")
@@ -22,8 +22,8 @@ var (
 	ErrExtension = errors.New("the answer has a WebSocket extension that was not offered")
 )
 
-// Verify returns nil if an answer of 101 that upgrades to websocket completes the handshake that the request began, and
-// else one of the errors above. The caller has looked at the status, at Upgrade and at Connection.
+// Verify returns nil if a 101 response that upgrades to websocket completes the handshake that the request began, and
+// else one of the errors above. The caller has checked the status, Upgrade and Connection.
 func Verify(request, answer Fields) error {
 	keys := request("Sec-WebSocket-Key")
 	if len(keys) != 1 {
@@ -61,7 +61,7 @@ func extensions(f Fields) []string {
 	return names
 }
 
-// list returns the elements of a field that is a list. No element of these fields holds a comma in quotes: parameters of
+// list returns the elements of a field that is a list. Elements of these fields have no quoted commas: parameters of
 // extensions are tokens (RFC 6455, 9.1).
 func list(lines []string) (elements []string) {
 	for element := range strings.SplitSeq(strings.Join(lines, ","), ",") {

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// SyncBuffer collects the output of a command that still runs, for somebody who waits for a part of it. The zero value
-// is ready to use. Safe for concurrent use.
+// SyncBuffer collects the output of a running command, so that others can wait for a part of it. The zero value is
+// ready to use. Safe for concurrent use.
 type SyncBuffer struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer
@@ -33,7 +33,7 @@ func (b *SyncBuffer) String() string {
 	return b.buf.String()
 }
 
-// Await returns when the output holds part, or with ctx's error.
+// Await returns when the output contains part, or with ctx's error.
 func (b *SyncBuffer) Await(ctx context.Context, part string) error {
 	for {
 		b.mu.Lock()

@@ -19,12 +19,12 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// demo is one run of the tour: the lab, what is said, and what happened.
+// demo is one run of the tour: the lab, the narration, and the outcomes.
 type demo struct {
 	lab      *Lab
 	out      io.Writer
 	imageDir string
-	secret   string // the key that the box must never hold
+	secret   string // the key that must never be in the box
 	done     []outcome
 }
 
@@ -35,14 +35,14 @@ type outcome struct {
 	took  time.Duration
 }
 
-// step is one promise: what is said before it, and the function that shows it and fails if it did not happen.
+// step is one promise: its introduction, and the function that shows it and fails if it is not kept.
 type step struct {
 	title string
 	about string
 	show  func(*demo, context.Context) error
 }
 
-// RunDemo shows every step, prints the table, cleans up, and fails if any step did not happen.
+// RunDemo runs every step, prints the table, cleans up, and returns an error if any step failed.
 func RunDemo(ctx context.Context, out io.Writer, imageDir string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
@@ -57,14 +57,14 @@ func RunDemo(ctx context.Context, out io.Writer, imageDir string) error {
 			break
 		}
 	}
-	_ = d.run(context.WithoutCancel(ctx), step{ // the summary tells
+	_ = d.run(context.WithoutCancel(ctx), step{ // reported by the summary
 		title: "Nothing is left behind", about: "Everything is removed; then we look for what might have stayed.",
 		show: (*demo).cleanUp,
 	})
 	return d.summary()
 }
 
-// run shows one step and notes how it went.
+// run runs one step and records its outcome.
 func (d *demo) run(ctx context.Context, s step) error {
 	fmt.Fprintf(d.out, "\n\033[1m%d. %s\033[0m\n", len(d.done)+1, s.title)
 	d.say(s.about)
@@ -96,16 +96,16 @@ func (d *demo) summary() error {
 	return nil
 }
 
-// say prints narration, wrapped by hand where it is written.
+// say prints narration, which is wrapped by hand in the sources.
 func (d *demo) say(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
 
-// result is what a command printed and how it ended.
+// result is the output of a command and its exit status.
 type result struct {
-	out  string // standard output and error, as they came
+	out  string // standard output and error, interleaved
 	code int
 }
 
-// sh shows a command as one would type it, runs it (in the namespace, if one is given) and shows its real output.
+// sh shows a command as one would type it, runs it (in ns, if not nil) and shows its output.
 func (d *demo) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
 	fmt.Fprintf(d.out, "   \033[36m$ %s\033[0m\n", shown)
 	var buf bytes.Buffer
@@ -141,7 +141,7 @@ func (d *demo) inBox(ctx context.Context, line string) (result, error) {
 	return d.gateway(ctx, "box", "exec", "demo", "--", "sh", "-c", line)
 }
 
-// decision waits for the log line of a decision that has all the given parts, and shows it.
+// decision waits for the log line of a decision that contains all the given parts, and shows it.
 func (d *demo) decision(ctx context.Context, parts ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -180,7 +180,7 @@ func (d *demo) findDecision(parts []string) string {
 	return ""
 }
 
-// expect returns an error unless the output matches the pattern and the command ended with code.
+// expect returns an error unless the output matches the pattern and the command exited with code.
 func (r result) expect(code int, pattern string) error {
 	if r.code != code {
 		return fmt.Errorf("the command exited with %d, not %d", r.code, code)
@@ -191,7 +191,7 @@ func (r result) expect(code int, pattern string) error {
 	return nil
 }
 
-// quoteAll joins arguments as a shell would need them.
+// quoteAll quotes arguments for a shell.
 func quoteAll(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
@@ -210,7 +210,7 @@ func clip(s string, n int) string {
 	return s[:n] + "\n…"
 }
 
-// cleanUp closes the lab and looks for what might have stayed.
+// cleanUp closes the lab and looks for leftovers.
 func (d *demo) cleanUp(_ context.Context) error {
 	if d.lab == nil {
 		return nil
@@ -230,8 +230,8 @@ func (d *demo) cleanUp(_ context.Context) error {
 	return nil
 }
 
-// Traces returns the mounts and processes that still refer to a lab's directory. Its rules and links lived in network
-// namespaces without a name, which go with their last process.
+// Traces returns the mounts and processes that still refer to a lab's directory. Its rules and links lived in unnamed
+// network namespaces, which end with their last process.
 func Traces(dir string) ([]string, error) {
 	var left []string
 	if _, err := os.Lstat(dir); err == nil {

@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// demoSteps are the promises in the order they are shown.
+// demoSteps are the promises in the order shown.
 func demoSteps() []step {
 	return []step{
 		{"The gateway starts beside an internet of its own",
@@ -106,8 +106,8 @@ func (d *demo) showInjection(ctx context.Context) error {
 	return d.decision(ctx, `"api.example.com"`, `"intercept"`, `"Authorization"`)
 }
 
-// SearchLine looks for the key in the environment, in all of /proc and in every file. One letter of the pattern stands in
-// brackets, so that the search does not find itself in the process list.
+// SearchLine searches for the key in the environment, in all of /proc and in every file. One letter of the pattern is
+// in brackets, so that the search does not find itself in the process list.
 func SearchLine(key string) string {
 	pattern := key[:len(key)-1] + "[" + key[len(key)-1:] + "]"
 	return "env | grep -c '" + pattern + "'; " +
@@ -127,7 +127,7 @@ func (d *demo) searchBox(ctx context.Context) error {
 	return nil
 }
 
-// evilLine is the command that is refused, works, and is cut.
+// evilLine is the command that is first refused, then works, and is finally cut.
 const evilLine = "curl -sS -o /dev/null -w '%{http_code}\\n' https://evil.example.net/"
 
 func (d *demo) showDenied(ctx context.Context) error {
@@ -169,7 +169,7 @@ func (d *demo) showOpened(ctx context.Context) error {
 	if err := r.expect(0, `evil\.example\.net`); err != nil {
 		return err
 	}
-	// evil.example.net is nobody's friend: its certificate is its own, so the box is told to accept it.
+	// evil.example.net has a self-signed certificate, so the box is configured to accept it.
 	if r, err = d.inBox(ctx, strings.Replace(evilLine, "curl", "curl -k", 1)); err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (d *demo) showCut(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // ProcessState tells how it ended
+		_ = cmd.Wait() // see ProcessState
 	}()
 	if err := out.Await(ctx, "data:"); err != nil {
 		_ = cmd.Process.Kill()
@@ -242,7 +242,7 @@ func (d *demo) showURL(ctx context.Context) error {
 	return errors.Join(err, r.expect(0, `(?s)hello from the box.*200`))
 }
 
-// fetch runs curl beside the gateway, as somebody who opens a public URL.
+// fetch runs curl next to the gateway, like a visitor of a public URL.
 func (d *demo) fetch(ctx context.Context, url, ca string, extra ...string) (result, error) {
 	args := append([]string{"-sS", "-w", "%{http_code}\\n", "--cacert", ca}, extra...)
 	args = append(args, url)

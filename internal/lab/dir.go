@@ -21,11 +21,11 @@ const labRoot = "/var/lib/boxgate/labs"
 // gonePrefix begins the name of a lab's directory while it is being removed.
 const gonePrefix = "gone-"
 
-// RunDir is the run directory of a lab's boxes. It is not in the lab's directory, which nobody but root may enter: the
+// RunDir is the run directory of a lab's boxes. It is outside the lab's directory, which only root may enter: the
 // runtime mounts a box's root as the box's own root user.
 func RunDir(dir string) string { return filepath.Join("/run/boxgate-labs", filepath.Base(dir)) }
 
-// makeLabDir makes the directory of a lab and locks it for as long as this process lives.
+// makeLabDir creates the directory of a lab and locks it for the life of this process.
 func makeLabDir() (dir string, lock *os.File, err error) {
 	if err := os.MkdirAll(labRoot, 0o700); err != nil {
 		return "", nil, err
@@ -59,7 +59,7 @@ func lockLabDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// RemoveStaleLabs removes what interrupted demos or tests left: labs whose process is gone.
+// RemoveStaleLabs removes what interrupted demos or tests left behind: labs whose process is gone.
 func RemoveStaleLabs() error {
 	dirs, err := filepath.Glob(filepath.Join(labRoot, "lab-*"))
 	if err != nil {
@@ -88,8 +88,8 @@ func RemoveStaleLabs() error {
 	return errors.Join(errs...)
 }
 
-// stopLabGateway ends the gateway of a lab whose own process is gone. It ends by itself when its standard input does,
-// but may still be at it.
+// stopLabGateway stops the gateway of a lab whose own process is gone. The gateway exits on its own when its standard
+// input is closed, but may not have finished.
 func stopLabGateway(dir string) error {
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -131,7 +131,7 @@ func KillAndAwait(pid int) error {
 	return err
 }
 
-// removeLabDir removes the boxes of a lab and everything it has on disk.
+// removeLabDir removes the boxes of a lab and all its files.
 func removeLabDir(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package lab runs a gateway with an internet of its own, in network namespaces made for it: for `gateway demo`, whose tour
-// it holds, and for end-to-end tests. A [Lab] starts the program it is part of as the gateway, so a test's main function has
-// to be able to be it.
+// Package lab runs a gateway with a test internet, in network namespaces created for it: for `gateway demo`, whose tour
+// it contains, and for end-to-end tests. A [Lab] starts the program it is part of as the gateway, so the main function
+// of a test must be able to run as the gateway.
 package lab
 
 import (
@@ -24,16 +24,16 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Lab is a gateway process with an internet of its own: network namespaces, a state directory and a configuration that
-// exist for one demo or one test. Nothing in it touches the machine's own network.
+// Lab is a gateway process with a test internet: network namespaces, a state directory and a configuration that exist
+// for one demo or one test. It does not touch the machine's own network.
 type Lab struct {
 	Net    *testnet.Net
 	Client *api.Client
 
-	Dir     string        // everything on disk lies below it
+	Dir     string        // contains all files of the lab
 	Config  string        // the gateway's configuration file
 	Socket  string        // its admin socket
-	Flags   []string      // of `gateway serve`, besides the usual
+	Flags   []string      // additional flags of `gateway serve`
 	Env     []string      // likewise
 	Self    string        // the gateway binary
 	Log     *os.File      // what the gateway writes
@@ -42,21 +42,21 @@ type Lab struct {
 	Exited  chan struct{} // closed when the process has ended
 
 	image string
-	lock  *os.File  // says that the directory is in use
-	stdin io.Closer // closing it tells the gateway that the lab is gone
+	lock  *os.File  // marks the directory as in use
+	stdin io.Closer // closing it makes the gateway exit
 }
 
-// startTimeout is how long a gateway may take to start, on a machine that is busy with something else.
+// startTimeout is how long a gateway may take to start, on a busy machine.
 const startTimeout = time.Minute
 
-// Options say how a lab differs from the usual.
+// Options configure a lab.
 type Options struct {
 	ImageDir string
-	Change   func(*config.Config) // last word on the configuration
+	Change   func(*config.Config) // edits the final configuration
 	Net      testnet.Options
 }
 
-// New makes the namespaces and the directory; [Lab.Start] starts the gateway.
+// New creates the namespaces and the directory; [Lab.Start] starts the gateway.
 func New(ctx context.Context, o Options) (*Lab, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -78,7 +78,7 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 	return l, nil
 }
 
-// writeConfig makes a configuration in which every path and address is the lab's own.
+// writeConfig writes a configuration in which every path and address belongs to the lab.
 func (l *Lab) writeConfig(change func(*config.Config)) error {
 	ca := filepath.Join(l.Dir, "internet-ca.pem")
 	if err := os.WriteFile(ca, l.Net.CAPEM(), 0o600); err != nil {
@@ -138,7 +138,7 @@ func (l *Lab) Start(ctx context.Context) error {
 	return l.awaitReady(ctx, ready, &errout)
 }
 
-// listenForReady opens the socket to which the gateway reports that it is ready, as it does to systemd.
+// listenForReady opens the socket on which the gateway reports readiness, as it does to systemd.
 func (l *Lab) listenForReady() (*net.UnixConn, error) {
 	path := filepath.Join(l.Dir, "notify.sock")
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -147,14 +147,14 @@ func (l *Lab) listenForReady() (*net.UnixConn, error) {
 	return net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 }
 
-// awaitReady returns when the gateway has reported that it is ready and says so itself, or has exited.
+// awaitReady returns when the gateway has reported readiness and its API confirms it, or has exited.
 func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
-		_, _ = ready.Read(make([]byte, 64)) // an error means that nobody waits any more
+		_, _ = ready.Read(make([]byte, 64)) // an error means that the wait is over
 	}()
 	select {
 	case <-l.Exited:
@@ -168,13 +168,13 @@ func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail)
 		err = client.Do(ctx, "GET", "/readyz", nil, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("the gateway is not ready though it has reported so: %w", err)
+		return fmt.Errorf("the gateway reported that it is ready, but is not: %w", err)
 	}
 	l.Client = client
 	return nil
 }
 
-// LogText is what the gateway has written so far.
+// LogText returns what the gateway has written so far.
 func (l *Lab) LogText() string {
 	data, err := os.ReadFile(l.Log.Name())
 	if err != nil {
@@ -183,7 +183,7 @@ func (l *Lab) LogText() string {
 	return string(data)
 }
 
-// Dial makes a client with the key of the gateway's first start.
+// Dial creates a client with the key of the gateway's first start.
 func (l *Lab) Dial() (*api.Client, error) {
 	key, err := os.ReadFile(filepath.Join(l.Dir, "state", "api-key"))
 	if err != nil {
@@ -192,7 +192,7 @@ func (l *Lab) Dial() (*api.Client, error) {
 	return api.NewClient(l.Socket, strings.TrimSpace(string(key))), nil
 }
 
-// environ is the environment of the lab's commands: the machine's, without configuration of another gateway.
+// environ returns the environment of the lab's commands: the machine's, without configuration of another gateway.
 func (l *Lab) environ() []string {
 	env := []string{"BOXGATE_CONFIG=" + l.Config}
 	for _, e := range os.Environ() {
@@ -210,7 +210,7 @@ func (l *Lab) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Stop ends the gateway in the way a service manager would, and waits for it.
+// Stop stops the gateway as a service manager would, and waits for it.
 func (l *Lab) Stop() error {
 	if l.Process == nil {
 		return nil
@@ -237,7 +237,7 @@ func (l *Lab) Kill() {
 	l.Process = nil
 }
 
-// Close ends the gateway, removes the boxes and everything else the lab made. It may be called twice.
+// Close stops the gateway and removes the boxes and everything else the lab created. It may be called twice.
 func (l *Lab) Close() error {
 	errs := []error{l.Stop()}
 	if l.Log != nil {

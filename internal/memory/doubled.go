@@ -2,14 +2,14 @@ package memory
 
 import "errors"
 
-// ErrFull refuses work for which an account has no memory left.
-var ErrFull = errors.New("the box makes the gateway hold as much memory as it may")
+// ErrFull refuses work that exceeds the memory limit of an account.
+var ErrFull = errors.New("the box has reached its memory limit in the gateway")
 
-// Doubled is a claim that counts everything twice: what a reader holds of a message may be held once more on its way out.
+// Doubled is a claim that counts everything twice: a message may be buffered once as read and once more for writing.
 type Doubled struct{ *Claim }
 
-// Grow acquires 2*n bytes more and reports whether there were as many.
+// Grow acquires 2*n bytes more and reports whether they were available.
 func (d Doubled) Grow(n int) bool { return d.Claim.Grow(2 * n) }
 
-// Shrink gives 2*n bytes back.
+// Shrink releases 2*n bytes.
 func (d Doubled) Shrink(n int) { d.Claim.Shrink(2 * n) }

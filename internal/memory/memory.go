@@ -1,9 +1,9 @@
-// Package memory shares out the memory that peers nobody trusts can make the gateway hold: buffers, windows, the state of
-// connections and of decoders. A [Budget] is what there is for all; each box has an [Account] in it. Work asks its account
-// before it holds anything, for as much as it can come to hold, and is refused when the account has no more: so a box that
-// hoards is refused new work, and nobody else is.
+// Package memory divides the memory that untrusted peers can make the gateway use: buffers, windows, the state of
+// connections and of decoders. A [Budget] is the total; each box has an [Account] in it. Work acquires from its account
+// the most that it may use before it uses any, and is refused when the account is exhausted: a box that hoards memory
+// is refused new work without affecting others.
 //
-// Nothing is allocated here; what is acquired is a promise of the caller's to hold no more than that. Acquiring takes no
+// Nothing is allocated here; acquiring memory is the caller's promise not to use more than that. Acquiring takes no
 // lock.
 package memory
 
@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 )
 
-// Kind is what memory is held for. There are few, so that they can be labels of a metric.
+// Kind is a use of memory. There are few, so that they can be labels of a metric.
 type Kind uint8
 
-// What memory is held for.
+// The kinds.
 const (
 	Connections Kind = iota // sockets, goroutines and small buffers of connections
 	FirstBytes              // first messages beyond what a connection has anyway
@@ -31,7 +31,7 @@ const (
 
 var kindNames = [kinds]string{"connections", "first_bytes", "tls", "http2", "streams", "buffers", "upstreams", "recoding", "dns"}
 
-// String returns the name of a kind as metrics show it.
+// String returns the name of a kind as shown in metrics.
 func (k Kind) String() string { return kindNames[k] }
 
 // Kinds returns all kinds.
@@ -43,15 +43,15 @@ func Kinds() []Kind {
 	return all
 }
 
-// scarce is the part of what is left that one account may hold once less than a quarter of the budget is left: the
-// threshold sinks with every byte that is taken, so that however many hoard, whoever comes next finds some.
+// scarce is the fraction of what is left that one account may use once less than a quarter of the budget is left: the
+// threshold sinks with every byte that is acquired, so that a newcomer finds some memory however many accounts hoard.
 const scarce = 16
 
-// What is larger than this leaves an eighth of its account to what is smaller: a box with all the requests and decoders it
-// may have still looks up names, makes connections, and is told why it is refused.
+// Acquisitions larger than this leave an eighth of the account to smaller ones: a box at its limits of requests and
+// decoders can still look up names, make connections, and be sent refusals.
 const small = 192 << 10
 
-// Budget is what all accounts together may hold. Only [New] makes one. Safe for concurrent use.
+// Budget is the memory of all accounts together. Create it with [New]. Safe for concurrent use.
 type Budget struct {
 	total int64
 	most  int64 // of one account
@@ -62,19 +62,19 @@ type Budget struct {
 	accounts sync.Map // name → *Account
 }
 
-// New returns a budget of total bytes, of which one account may hold most.
+// New returns a budget of total bytes, of which one account may use at most most.
 func New(total, most int64) *Budget { return &Budget{total: total, most: min(most, total)} }
 
-// Total returns what all accounts together may hold.
+// Total returns the size of the budget.
 func (b *Budget) Total() int64 { return b.total }
 
-// Most returns what one account may hold.
+// Most returns the limit of one account.
 func (b *Budget) Most() int64 { return b.most }
 
-// Held returns what is held for a kind.
+// Held returns how much is in use for a kind.
 func (b *Budget) Held(k Kind) int64 { return b.kinds[k].Load() }
 
-// Account returns the account of a name, made when it is first asked for. Names are the gateway's own, such as IDs of boxes.
+// Account returns the account of a name, creating it on first use. Names are the gateway's own, such as IDs of boxes.
 func (b *Budget) Account(name string) *Account {
 	if a, ok := b.accounts.Load(name); ok {
 		return a.(*Account)
@@ -83,17 +83,17 @@ func (b *Budget) Account(name string) *Account {
 	return a.(*Account)
 }
 
-// Forget drops the account of a name. What it still holds counts until it is released.
+// Forget drops the account of a name. What it uses counts until it is released.
 func (b *Budget) Forget(name string) { b.accounts.Delete(name) }
 
-// room reports whether an account that holds mine may hold n more when all hold held. While a quarter of the budget is left
-// nobody is asked how much is theirs; the last quarter is for those who hold little beside what is left of it.
+// room reports whether an account that uses mine may use n more when all together use held. While more than a quarter
+// of the budget is left, any may; the last quarter is for accounts that use little compared to what is left of it.
 func (b *Budget) room(mine, held, n int64) bool {
 	left := b.total - held - n
 	return left >= b.total/4 || left >= 0 && (mine+n)*scarce <= left
 }
 
-// take adds n to what all hold, if an account that holds mine may have that.
+// take adds n to the total in use, if an account that uses mine may have that.
 func (b *Budget) take(mine, n int64) bool {
 	for {
 		held := b.held.Load()
@@ -106,17 +106,16 @@ func (b *Budget) take(mine, n int64) bool {
 	}
 }
 
-// Account is what one box makes the gateway hold. Only [Budget.Account] makes one that grants anything. Safe for concurrent
-// use.
+// Account is the memory of one box. Only one returned by [Budget.Account] grants anything. Safe for concurrent use.
 type Account struct {
 	budget *Budget
 	held   atomic.Int64
 }
 
-// Held returns what the account holds.
+// Held returns how much the account uses.
 func (a *Account) Held() int64 { return a.held.Load() }
 
-// Acquire reports whether the account may hold n bytes more, and counts them if so: Release must follow.
+// Acquire reports whether the account may use n bytes more, and counts them if so: Release must follow.
 func (a *Account) Acquire(k Kind, n int) bool {
 	if a == nil || a.budget == nil {
 		return false
@@ -134,7 +133,7 @@ func (a *Account) Acquire(k Kind, n int) bool {
 	return true
 }
 
-// Release gives back what was acquired.
+// Release releases what was acquired.
 func (a *Account) Release(k Kind, n int) {
 	if a == nil || a.budget == nil || n == 0 {
 		return
@@ -144,7 +143,7 @@ func (a *Account) Release(k Kind, n int) {
 	a.held.Add(-int64(n))
 }
 
-// reserve adds n to what the account holds if that stays within what one may hold, and returns what it held before.
+// reserve adds n to what the account uses if that stays within its limit, and returns the previous value.
 func (a *Account) reserve(n int64) (before int64, ok bool) {
 	most := a.budget.most
 	if n > small {
@@ -161,8 +160,8 @@ func (a *Account) reserve(n int64) (before int64, ok bool) {
 	}
 }
 
-// Claim is what one piece of work holds of an account. It can grow, and what it holds is given back at once. The zero value
-// grants nothing. Safe for concurrent use.
+// Claim is the memory of one piece of work. It can grow, and is released as a whole. The zero value grants nothing.
+// Safe for concurrent use.
 type Claim struct {
 	mu      sync.Mutex
 	account *Account // nil: nothing is granted
@@ -177,7 +176,7 @@ func (c *Claim) Open(a *Account, k Kind) {
 	c.account, c.kind = a, k
 }
 
-// Grow reports whether the claim may hold n bytes more, and counts them if so.
+// Grow reports whether the claim may use n bytes more, and counts them if so.
 func (c *Claim) Grow(n int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,7 +187,7 @@ func (c *Claim) Grow(n int) bool {
 	return true
 }
 
-// Shrink gives n bytes back, or all there are if they are fewer.
+// Shrink releases n bytes, or all if there are fewer.
 func (c *Claim) Shrink(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,14 +196,14 @@ func (c *Claim) Shrink(n int) {
 	c.account.Release(c.kind, n)
 }
 
-// Release gives everything back.
+// Release releases all memory of the claim.
 func (c *Claim) Release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.releaseLocked()
 }
 
-// Close gives everything back, and grants nothing from now on.
+// Close releases all memory and makes the claim grant nothing from now on.
 func (c *Claim) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

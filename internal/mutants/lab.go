@@ -17,7 +17,7 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// lab builds and runs tests, with a mutation and without.
+// lab builds and runs tests, with and without a mutation.
 type lab struct {
 	options
 	dir string // scratch
@@ -31,21 +31,21 @@ func newLab(o options, dir string) *lab {
 	return &lab{options: o, dir: dir, binaries: map[string]func() (string, error){}, checked: map[mutation.Test]func() error{}}
 }
 
-// outcome is what became of one mutant.
+// outcome is the result of one mutant.
 type outcome struct {
 	mutant   mutation.Mutant
 	survived []failure // tests that passed without the protection
-	broken   error     // why nothing can be said
+	broken   error     // why there is no result
 	took     time.Duration
 }
 
-// failure is a test that did not do what was demanded of it, with the end of its output.
+// failure is a test that did not do what was required, with the end of its output.
 type failure struct {
 	test   mutation.Test
 	output string
 }
 
-// try takes one protection away and runs its tests.
+// try removes one protection and runs its tests.
 func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
 	begun := time.Now()
 	o.mutant = m
@@ -81,7 +81,7 @@ func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
 	return o
 }
 
-// checkBaseline demands that the tests pass as the sources are: a test that always fails kills nothing.
+// checkBaseline requires that the tests pass on the unchanged sources: a test that always fails kills nothing.
 func (l *lab) checkBaseline(ctx context.Context, m mutation.Mutant) error {
 	for _, t := range m.Tests {
 		if err := l.passes(ctx, t)(); err != nil {
@@ -173,7 +173,7 @@ func (l *lab) goCommand(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// result is how a test ended. With err nothing can be said about it.
+// result is how a test ended. If err is set there is no result.
 type result struct {
 	passed bool
 	output []byte
@@ -183,7 +183,7 @@ type result struct {
 // runTest runs one test in its package's folder. Only a failure that the test itself reports counts as one: a panic or
 // a timeout may have any cause.
 func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay string) result {
-	out, err := os.Create(log) // a file: children that outlive the test do not hold the runner up
+	out, err := os.Create(log) // a file: children that outlive the test do not block the runner
 	if err != nil {
 		return result{err: err}
 	}
@@ -226,7 +226,7 @@ func judge(t mutation.Test, output []byte, failed error) result {
 	return r
 }
 
-// anyNames reports whether a line that re finds names a test of t.
+// anyNames reports whether a line matched by re names a test of t.
 func anyNames(re *regexp.Regexp, t mutation.Test, output []byte) bool {
 	return slices.ContainsFunc(re.FindAllSubmatch(output, -1), func(m [][]byte) bool { return t.Matches(string(m[1])) })
 }

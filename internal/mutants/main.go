@@ -1,6 +1,6 @@
-// Command mutants shows that the tests notice when a protection is gone. For each file of mutants/ it builds the named
-// tests with the protection taken away, by `go build -overlay`, and demands that they fail. Nothing of it is in the
-// gateway: the sources on disk stay as they are.
+// Command mutants shows that the tests notice when a protection is removed. For each file of mutants/ it builds the
+// named tests without the protection, by `go build -overlay`, and requires that they fail. The sources on disk are not
+// changed.
 package main
 
 import (

@@ -1,6 +1,6 @@
 // Command structure prints how the packages of this module are built: the circles that their files form by referring to
-// each other, and the lengths of their functions. What counts is said in package measure; what is allowed, in
-// structure_test.go of the module's root.
+// each other, and the lengths of their functions. Package measure defines what counts; structure_test.go in the
+// module's root sets the limits.
 package main
 
 import (
@@ -77,7 +77,7 @@ func row(w io.Writer, p measure.Package) {
 		p.Dir, len(p.Files), p.Lines(), len(c.Files), c.Lines, s.Count, s.Median, s.P90, s.Max)
 }
 
-// explain prints each circle of p, and for each file of it what it uses of the others.
+// explain prints each circle of p, and what each of its files uses of the others.
 func explain(out io.Writer, p measure.Package) {
 	if len(p.Circles) == 0 {
 		fmt.Fprintf(out, "%s: no circles\n", p.Dir)

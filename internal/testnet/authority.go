@@ -83,7 +83,7 @@ func (a *authority) leaf(name string, addrs ...netip.Addr) (*tls.Certificate, er
 		return nil, err
 	}
 	c := &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.leafKey}
-	if len(a.leaves) < 1000 { // whoever asks chooses the names
+	if len(a.leaves) < 1000 { // clients choose the names
 		a.leaves[id] = c
 	}
 	return c, nil

@@ -20,7 +20,7 @@ type Packet struct {
 	Count    int
 }
 
-// packets counts what comes in over the link. Safe for concurrent use.
+// packets counts what arrives over the link. Safe for concurrent use.
 type packets struct {
 	mu    sync.Mutex
 	seen  map[Packet]int
@@ -47,7 +47,7 @@ func (p *packets) add(k Packet) {
 	p.seen[k]++
 }
 
-// capture begins to count what reaches the namespace over the link.
+// capture starts counting what arrives over the link.
 func (p *packets) capture(internet *NS, logf func(format string, args ...any)) error {
 	err := internet.Do(func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // silent until bound
@@ -89,7 +89,7 @@ func (p *packets) read(logf func(format string, args ...any)) {
 	}
 }
 
-// Close ends the counting.
+// Close stops counting.
 func (p *packets) Close() error {
 	if p.socket == nil {
 		return nil
@@ -99,7 +99,7 @@ func (p *packets) Close() error {
 	return err
 }
 
-// to returns what reached one of the addresses; of every address with nil.
+// to returns what reached the given addresses; nil means every address.
 func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,13 +113,13 @@ func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
 	return out
 }
 
-// isLinkTraffic reports what the link itself causes, and what goes back to the gateway.
+// isLinkTraffic reports whether a packet is traffic of the link itself, or a reply to the gateway.
 func isLinkTraffic(k Packet) bool {
 	return k.Dst == gatewayV4 || k.Dst == gatewayV6 || k.Dst == internetV6 && k.Protocol == unix.IPPROTO_ICMPV6 ||
 		k.Dst.IsMulticast() || k.Dst.IsLinkLocalUnicast() && k.Dst.Is6() || k.Dst.IsLoopback()
 }
 
-// parsePacket reads the IP header of a packet, and the ports behind it.
+// parsePacket reads the IP header of a packet, and the ports after it.
 func parsePacket(b []byte) (Packet, bool) {
 	var k Packet
 	var rest []byte

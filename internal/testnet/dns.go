@@ -31,7 +31,7 @@ func (n *servers) serveDNS() error {
 	return nil
 }
 
-// runDNS serves until Close. miekg/dns cannot be shut down before it has begun, so we wait for that.
+// runDNS serves until Close. miekg/dns cannot be shut down before it has started, so it waits for that.
 func (n *servers) runDNS(s *dns.Server) {
 	begun := make(chan struct{})
 	s.NotifyStartedFunc = func() { close(begun) }
@@ -85,7 +85,7 @@ func (n *servers) dnsHandler(addr netip.AddrPort) dns.HandlerFunc {
 	}
 }
 
-// authorityOf is the SOA record that goes with a negative answer (RFC 2308).
+// authorityOf returns the SOA record for a negative answer (RFC 2308).
 func authorityOf(name string) dns.RR {
 	return &dns.SOA{
 		Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 1},

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 )
 
-// The DNS server's addresses, and those of the hosts that are not honest.
+// Addresses of the DNS server and of hosts that are not honest.
 var (
 	dnsV4, dnsV6 = netip.MustParseAddr("192.0.2.53"), netip.MustParseAddr("2001:db8:53::53")
 
@@ -16,7 +16,7 @@ var (
 	attackerV6 = netip.MustParsePrefix("2001:db8:bad::/48")
 )
 
-// usual are the hosts that exist from the beginning.
+// usual are the predefined hosts.
 var usual = map[string][]string{
 	"dns.example.com":      {"192.0.2.53", "2001:db8:53::53"},
 	"api.example.com":      {"198.51.100.10", "2001:db8:1::10"},

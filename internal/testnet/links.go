@@ -18,8 +18,7 @@ const (
 	linkInternet = "net0"
 )
 
-// The addresses of the link. They lie in the documentation ranges, but outside what the internet namespace takes as its
-// own.
+// The addresses of the link, in the documentation ranges, but outside those of the internet namespace.
 var (
 	gatewayV4, internetV4 = netip.MustParseAddr("192.0.2.254"), netip.MustParseAddr("192.0.2.253")
 	gatewayV6, internetV6 = netip.MustParseAddr("2001:db8:ffff::254"), netip.MustParseAddr("2001:db8:ffff::253")
@@ -31,13 +30,13 @@ var hosted = []netip.Prefix{
 	netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8::/33"),
 }
 
-// Prefixes are the documentation ranges that the hosts have their addresses from (RFC 5737, RFC 3849). A gateway under
-// test takes them out of its protected ranges.
+// Prefixes are the documentation ranges of the hosts' addresses (RFC 5737, RFC 3849). A gateway under test excludes
+// them from its protected ranges.
 func Prefixes() []string {
 	return []string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"}
 }
 
-// connect joins the two namespaces and gives them addresses and routes. Nothing is made in any other namespace.
+// connect joins the two namespaces and sets up addresses and routes. Nothing is created in other namespaces.
 func connect(gateway, internet *NS) error {
 	gw, err := openLinks(gateway)
 	if err != nil {
@@ -59,7 +58,7 @@ func connect(gateway, internet *NS) error {
 		LinkAttrs: netlink.LinkAttrs{Name: linkGateway}, PeerName: linkInternet, PeerNamespace: netlink.NsFd(internet.fd),
 	}
 	if err := gw.LinkAdd(veth); err != nil {
-		return fmt.Errorf("the link between the namespaces cannot be made: %w", err)
+		return fmt.Errorf("creating the link between the namespaces: %w", err)
 	}
 	if err := errors.Join(up(gw, linkGateway), up(inet, linkInternet)); err != nil {
 		return err
@@ -113,8 +112,8 @@ func up(h *netlink.Handle, name string) error {
 	return h.LinkSetUp(link)
 }
 
-// awaitCarrier returns when the kernel has taken notice that the other end is up, which it does some time after it is.
-// Packets sent before may be lost.
+// awaitCarrier waits until the kernel has noticed that the other end is up, which happens with a delay. Packets sent
+// before may be lost.
 func awaitCarrier(h *netlink.Handle, name string) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		link, err := h.LinkByName(name)
@@ -125,7 +124,7 @@ func awaitCarrier(h *netlink.Handle, name string) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s does not come up", name)
+			return fmt.Errorf("%s did not come up", name)
 		}
 	}
 }
@@ -147,8 +146,8 @@ func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
 	return nil
 }
 
-// defaultRoute leads everything else over the link. It is marked on-link, since the route to an IPv6 neighbour comes into
-// being some time after the address.
+// defaultRoute routes everything else over the link. It is marked on-link, since the route to an IPv6 neighbour is
+// created some time after the address.
 func defaultRoute(h *netlink.Handle, name string, via netip.Addr) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
@@ -178,7 +177,7 @@ func own(h *netlink.Handle, p netip.Prefix) error {
 	return nil
 }
 
-// host makes sure that an address is one of the internet namespace's own.
+// host ensures that an address belongs to the internet namespace.
 func host(internet *NS, a netip.Addr) error {
 	for _, p := range hosted {
 		if p.Contains(a) {
@@ -197,8 +196,8 @@ func hostNet(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// removeLinks removes the link between the namespaces at once; the kernel would do it some time after the last socket is
-// closed.
+// removeLinks removes the link between the namespaces at once; the kernel would do so some time after the last socket
+// is closed.
 func removeLinks(ns *NS) error {
 	h, err := openLinks(ns)
 	if err != nil {
@@ -208,7 +207,7 @@ func removeLinks(ns *NS) error {
 	for _, name := range []string{linkGateway, linkInternet} {
 		link, err := h.LinkByName(name)
 		if err != nil {
-			continue // not there: the other end took it along
+			continue // removed with its other end
 		}
 		if err := h.LinkDel(link); err != nil {
 			return fmt.Errorf("removing %s: %w", name, err)

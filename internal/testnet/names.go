@@ -7,7 +7,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// usualHosts makes the hosts that exist from the beginning.
+// usualHosts creates the predefined hosts.
 func (n *Net) usualHosts() error {
 	for name, addrs := range usual {
 		if err := n.AddHost(name, addrs...); err != nil {
@@ -17,8 +17,8 @@ func (n *Net) usualHosts() error {
 	return n.SetRecords("alias.example.com", "alias.example.com. 60 IN CNAME cdn.example.org.")
 }
 
-// AddHost gives a name its addresses, in the place of those it had, and makes the servers answer on them. An address may
-// be of any range, private ones included.
+// AddHost sets the addresses of a name, replacing those it had, and makes the servers answer on them. Addresses may be
+// of any range, including private ones.
 func (n *Net) AddHost(name string, addrs ...string) error {
 	parsed := make([]netip.Addr, len(addrs))
 	for i, s := range addrs {
@@ -35,7 +35,7 @@ func (n *Net) AddHost(name string, addrs ...string) error {
 	return nil
 }
 
-// Addrs returns the addresses that a name has now.
+// Addrs returns the current addresses of a name.
 func (n *Net) Addrs(name string) []netip.Addr { return n.zone.addrsOf(name) }
 
 // SetRecords gives a name its records, in the place of all that it had, each in the form of a zone file:
@@ -57,5 +57,5 @@ func (n *Net) SetRecords(name string, records ...string) error {
 // SetTTL changes the time to live of a name's records, in seconds.
 func (n *Net) SetTTL(name string, ttl uint32) { n.zone.setTTL(name, ttl) }
 
-// SetAnswerer lets f answer the queries for a name, such as with other addresses each time. nil ends that.
+// SetAnswerer makes f answer the queries for a name, such as with other addresses each time; nil removes it.
 func (n *Net) SetAnswerer(name string, f Answerer) { n.zone.setAnswerer(name, f) }

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// Options say how an internet differs from the usual.
+// Options configure an internet.
 type Options struct {
-	// Logf takes what goes wrong in the servers, such as a handshake that a client broke off; nil: nobody hears of it.
+	// Logf logs errors of the servers, such as a handshake that a client aborted; nil: not logged.
 	Logf func(format string, args ...any)
 	// Capture counts every packet that reaches the internet namespace, whatever its protocol: see [Net.Packets]. It costs
 	// throughput.
@@ -28,8 +28,8 @@ type Net struct {
 	closeErr  error
 }
 
-// New makes an internet with the usual hosts and returns when its servers listen. ctx bounds the making alone; [Net.Close]
-// ends it.
+// New creates an internet with the predefined hosts and returns when its servers listen. ctx bounds only the setup;
+// [Net.Close] ends it.
 func New(ctx context.Context, o Options) (*Net, error) {
 	if o.Logf == nil {
 		o.Logf = func(string, ...any) {}
@@ -65,8 +65,8 @@ func (n *Net) build(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// Close ends the servers, kills the processes that are still in the two namespaces, and removes the link and the
-// namespaces. It may be called twice.
+// Close stops the servers, kills the processes still in the two namespaces, and removes the link and the namespaces. It
+// may be called twice.
 func (n *Net) Close() error {
 	n.closeOnce.Do(func() {
 		namespaces := []*NS{n.gateway}
@@ -83,7 +83,7 @@ func (n *Net) Close() error {
 	return n.closeErr
 }
 
-// Gateway is the namespace for the gateway under test. Its default routes lead to the internet.
+// Gateway returns the namespace for the gateway under test. Its default routes lead to the internet.
 func (n *Net) Gateway() *NS { return n.gateway }
 
 // Internet is the namespace of the servers, from which somebody else on the internet calls the gateway at
@@ -109,14 +109,14 @@ func (n *Net) DNSServers() []string {
 	return []string{netip.AddrPortFrom(dnsV4, 53).String(), netip.AddrPortFrom(dnsV6, 53).String()}
 }
 
-// TB is what [ForTest] needs of a test.
+// TB is the part of [testing.TB] that [ForTest] needs.
 type TB interface {
 	Helper()
 	Fatalf(format string, args ...any)
 	Cleanup(func())
 }
 
-// ForTest makes an internet that lasts as long as the test.
+// ForTest creates an internet that lasts as long as the test.
 func ForTest(tb TB, o Options) *Net {
 	tb.Helper()
 	n, err := New(context.Background(), o)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NS is a network namespace without a name. Safe for concurrent use.
+// NS is an unnamed network namespace. Safe for concurrent use.
 type NS struct {
 	inode uint64
 
@@ -24,13 +24,13 @@ type NS struct {
 	fd netns.NsHandle // -1 once closed
 }
 
-// newNS makes a namespace and leaves the calling thread where it was.
+// newNS creates a namespace without changing that of the calling thread.
 func newNS() (*NS, error) {
 	ns := &NS{fd: -1}
 	err := onThread(func() error {
-		fd, err := netns.New() // makes it and enters it
+		fd, err := netns.New() // creates and enters it
 		if err != nil {
-			return fmt.Errorf("a network namespace cannot be made (root is needed): %w", err)
+			return fmt.Errorf("creating a network namespace (requires root): %w", err)
 		}
 		var st unix.Stat_t
 		if err := unix.Fstat(int(fd), &st); err != nil {
@@ -42,8 +42,8 @@ func newNS() (*NS, error) {
 	return ns, err
 }
 
-// onThread runs f on a locked thread that may change its namespace, and puts it back afterwards. A thread that cannot be
-// put back stays locked, so that it ends with its goroutine and never runs anything else.
+// onThread runs f on a locked thread that may change its namespace, and restores the namespace afterwards. A thread
+// that cannot be restored stays locked, so that it ends with its goroutine and is never reused.
 func onThread(f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -84,7 +84,7 @@ func (ns *NS) enter() error {
 	return netns.Set(ns.fd)
 }
 
-// close lets go of the namespace; the kernel removes it when its last socket and process are gone.
+// close releases the namespace; the kernel removes it when its last socket and process are gone.
 func (ns *NS) close() error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// serveEcho accepts TCP connections, says the banner if there is one, and sends back whatever comes.
+// serveEcho accepts TCP connections, sends the banner if there is one, and echoes what it receives.
 func (n *servers) serveEcho(at netip.AddrPort, banner string) error {
 	ln, err := n.listen(at)
 	if err != nil {
@@ -38,7 +38,7 @@ func (n *servers) serveEcho(at netip.AddrPort, banner string) error {
 	return nil
 }
 
-// serveUDP sends back every datagram from the address that it was sent to.
+// serveUDP echoes every datagram from the address that it was sent to.
 func (n *servers) serveUDP(at netip.AddrPort) error {
 	pc, err := n.listenPacket(at)
 	if err != nil {
@@ -72,7 +72,7 @@ func (n *servers) serveUDP(at netip.AddrPort) error {
 	return nil
 }
 
-// datagrams reads and writes UDP on a socket that is bound to every address, and knows which one was meant.
+// datagrams reads and writes UDP on a socket bound to every address, with the local address of each datagram.
 type datagrams struct {
 	read  func(p []byte) (n int, dst netip.Addr, from net.Addr, err error)
 	write func(p []byte, src netip.Addr, to net.Addr) error

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killProcesses kills what is still in the namespace: commands that were started there, and their children. The process
-// itself is never among them, since its threads come back.
+// killProcesses kills what is still in the namespace: commands started there, and their children. The process itself is
+// never among them, since its threads leave again.
 func (ns *NS) killProcesses() error {
 	deadline := time.Now().Add(5 * time.Second)
 	for {
@@ -29,7 +29,7 @@ func (ns *NS) killProcesses() error {
 	}
 }
 
-// killAndWait kills processes and waits until they have gone, by a descriptor for each so that no reused number is hit.
+// killAndWait kills processes and waits until they have exited, using pidfds so that no reused PID is hit.
 func killAndWait(pids []int, deadline time.Time) error {
 	for _, pid := range pids {
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -62,7 +62,7 @@ func (ns *NS) processes() ([]int, error) {
 	for _, p := range paths {
 		var st unix.Stat_t
 		if unix.Stat(p, &st) != nil || st.Ino != ns.inode {
-			continue // gone meanwhile, or elsewhere
+			continue // already gone, or elsewhere
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
 		if err == nil && pid != os.Getpid() {

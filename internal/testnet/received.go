@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Received returns what a host has received so far and all filters select, oldest first. The host is a name (every
-// address it has or had) or an address; "" is every host. A connection and each request in it are entries of their own.
+// Received returns what a host has received so far and all filters select, oldest first. The host is a name (with all
+// addresses it has or had) or an address; "" is every host. A connection and each request on it are separate entries.
 func (n *Net) Received(host string, filters ...Filter) []Received {
 	out, _ := n.records.matching(n.matcher(host, filters))
 	return out
@@ -32,7 +32,7 @@ func (n *Net) Queries(name string) []Received {
 	return n.Received("", Of(Query), func(r Received) bool { return name == "" || r.Name == canonical(name) })
 }
 
-// Forget drops everything that was received so far.
+// Forget drops everything received so far.
 func (n *Net) Forget() { n.records.forget() }
 
 func (n *Net) matcher(host string, filters []Filter) Filter {

@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// Kind says what was received.
+// Kind is the kind of an entry.
 type Kind string
 
 // The kinds.
 const (
 	Connection Kind = "connection" // a TCP connection was accepted
-	Datagram   Kind = "datagram"   // a UDP datagram came, at a server other than DNS
+	Datagram   Kind = "datagram"   // a UDP datagram was received by a server other than DNS
 	Request    Kind = "request"    // an HTTP request came over a connection, encrypted or not
-	Query      Kind = "query"      // a DNS query came
+	Query      Kind = "query"      // a DNS query was received
 )
 
-// Received is one thing that a server received.
+// Received is an entry: something that a server received.
 type Received struct {
 	Time   time.Time
 	Kind   Kind
 	Addr   netip.AddrPort // where it was received
-	Remote netip.AddrPort // whom it came from
+	Remote netip.AddrPort // the sender
 
 	SNI   string   // server name of the ClientHello, for connections and requests over TLS
 	ALPN  []string // protocols that the ClientHello offered
@@ -62,10 +62,10 @@ func Path(path string) Filter {
 // Port selects what came to a port.
 func Port(port uint16) Filter { return func(r Received) bool { return r.Addr.Port() == port } }
 
-// maxReceived bounds what is kept; the oldest go first.
+// maxReceived bounds the number of entries; the oldest are dropped.
 const maxReceived = 1 << 16
 
-// recorder keeps what was received. Safe for concurrent use.
+// recorder keeps entries. Safe for concurrent use.
 type recorder struct {
 	mu      sync.Mutex
 	entries []*Received

@@ -108,14 +108,14 @@ func (n *servers) ResetConns(host string) {
 	}
 }
 
-// closeLater has Close close c.
+// closeLater registers c to be closed by Close.
 func (n *servers) closeLater(c interface{ Close() error }) {
 	n.closersMu.Lock()
 	defer n.closersMu.Unlock()
 	n.closers = append(n.closers, c)
 }
 
-// Reset ends a connection that a server of the internet accepted with a TCP reset, whatever lies above TCP.
+// Reset closes a connection accepted by a server of the internet with a TCP reset, below any TLS.
 func Reset(c net.Conn) {
 	for {
 		if tcp, ok := c.(*net.TCPConn); ok {
@@ -132,10 +132,10 @@ func Reset(c net.Conn) {
 	}
 }
 
-// NetConn returns the connection underneath.
+// NetConn returns the underlying connection.
 func (c *recordedConn) NetConn() net.Conn { return c.Conn }
 
-// GitBackend is the program that serves git repositories over HTTP, found where git keeps its programs.
+// GitBackend is the program that serves git repositories over HTTP, looked up where git installs its programs.
 func GitBackend() (string, error) {
 	dir, err := exec.Command("git", "--exec-path").Output()
 	if err != nil {

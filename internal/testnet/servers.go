@@ -12,12 +12,12 @@ import (
 var (
 	portsHTTP   = []uint16{80, 8080}
 	portsHTTPS  = []uint16{443, 8443}
-	portsEcho   = []uint16{7, 53, 853, 3128, 4444} // TCP: whatever comes goes back
+	portsEcho   = []uint16{7, 53, 853, 3128, 4444} // TCP: echoes
 	portsBanner = map[uint16]string{22: "SSH-2.0-testnet\r\n", 25: "220 mail.example.com ESMTP\r\n"}
-	portsUDP    = []uint16{7, 53, 123, 443, 4444} // whatever comes goes back
+	portsUDP    = []uint16{7, 53, 123, 443, 4444} // echoes
 )
 
-// servers are what listens in the internet namespace. Safe for concurrent use.
+// servers are the servers in the internet namespace. Safe for concurrent use.
 type servers struct {
 	logf     func(format string, args ...any)
 	internet *NS
@@ -32,7 +32,7 @@ type servers struct {
 	running   sync.WaitGroup
 }
 
-// newServers returns servers that do not listen yet.
+// newServers returns servers that are not listening yet.
 func newServers(internet *NS, z *zone, records *recorder, logf func(format string, args ...any)) (s *servers, err error) {
 	s = &servers{logf: logf, internet: internet, zone: z, records: records, conns: &open{}}
 	if s.honest, err = newAuthority("Test Internet CA"); err != nil {
@@ -42,7 +42,7 @@ func newServers(internet *NS, z *zone, records *recorder, logf func(format strin
 	return s, err
 }
 
-// Close ends them, and every connection.
+// Close stops them and closes every connection.
 func (n *servers) Close() error {
 	err := n.conns.Close()
 	n.closersMu.Lock()

@@ -20,7 +20,7 @@ func TooMany() *problem.Problem {
 // NoMemory is the problem for a request beyond its box's memory limit.
 func NoMemory() *problem.Problem {
 	return &problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
-		Detail: "The box makes the gateway hold as much memory as it may."}
+		Detail: "The box has reached its memory limit in the gateway."}
 }
 
 // Named notes the destination of a request that was never judged.

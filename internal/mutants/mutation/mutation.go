@@ -1,4 +1,4 @@
-// Package mutation reads the files of mutants/: each takes one protection away from the sources and names the tests that
+// Package mutation reads the files of mutants/: each removes one protection from the sources and names the tests that
 // must then fail.
 package mutation
 
@@ -14,12 +14,12 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
-// Mutant is one protection taken away.
+// Mutant is one protection removed.
 type Mutant struct {
 	Name     string   // base name of the file, without .txtar
-	Summary  string   // one sentence: what is taken away
+	Summary  string   // one sentence: what is removed
 	Promises []string // rows of docs/security.md that the protection serves
-	Tests    []Test   // each must fail once the protection is gone
+	Tests    []Test   // each must fail without the protection
 	Files    []File
 }
 
@@ -40,7 +40,8 @@ type File struct {
 // Block replaces whole lines. Old occurs exactly once in the file.
 type Block struct{ Old, New string }
 
-// Load parses every .txtar file in dir, sorted by name. On errors it returns the mutants that could be read with all of them.
+// Load parses every .txtar file in dir, sorted by name. On errors it returns the mutants that could be read, with all
+// errors.
 func Load(dir string) ([]Mutant, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
 	if err != nil {
@@ -64,7 +65,7 @@ func Load(dir string) ([]Mutant, error) {
 	return mutants, errors.Join(errs...)
 }
 
-// Parse reads one file. It is strict: what it does not understand is an error.
+// Parse parses one file. It is strict: unknown lines are errors.
 func Parse(name string, data []byte) (Mutant, error) {
 	archive := txtar.Parse(data)
 	m := Mutant{Name: name}

@@ -1,5 +1,5 @@
-// Package measure takes the measure of a module's structure: which files of a package refer to each other in a circle,
-// and how long its functions are. Test files do not count.
+// Package measure measures the structure of a module: which files of a package refer to each other in a circle, and how
+// long its functions are. Test files do not count.
 //
 // File A refers to file B of the same package if an identifier in A resolves to something declared in B: a type,
 // function, variable or constant, a method, or a field. So a method call refers to the file that declares the method,
@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// Package is one package of the module and what was measured of it.
+// Package is one package of the module with its measurements.
 type Package struct {
 	Dir       string // relative to the module's root, with slashes
 	Files     []File
