@@ -88,7 +88,8 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 	c.serve()
 }
 
-// admit finds the box and counts the connection against its limits. After it returns, a cut closes the connection.
+// admit finds the box and counts the connection against its limits. After it returns, a cut closes the connection, and so
+// does the removal of the box.
 func (c *conn) admit() bool {
 	from := addrPort(c.tcp.RemoteAddr()).Addr()
 	if c.find(from); c.box == nil {
@@ -114,6 +115,10 @@ func (c *conn) admit() bool {
 	}
 	c.ctx = ctx
 	c.first.Open(c.usage.Memory, memory.FirstBytes)
+	if c.p.cfg.Boxes.BoxByAddr(from) != c.box { // CloseBox may have looked before the connection was there to be closed
+		c.refuse(peek.Other, policy.ReasonUnknownBox)
+		return false
+	}
 	return c.live.Attach(c.tcp)
 }
 

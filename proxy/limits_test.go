@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -164,6 +165,37 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 	}
 	if r.p.usages.Knows(r.box.ID) {
 		t.Error("the box that is gone is counted")
+	}
+}
+
+// A box is removed after a connection of it was accepted, and before there is anything to close: the connection is refused
+// all the same, and nothing is kept for the box.
+func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
+	r := newRig(t, allow("good.example"))
+	var asked atomic.Int64
+	r.with(func(c *Config) {
+		known := c.Boxes
+		c.DenyPage = true
+		c.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
+			if asked.Add(1) > 2 {
+				return nil
+			}
+			if asked.Load() == 2 { // removed after the last look for it that counts it
+				defer r.p.CloseBox(r.box.ID)
+				defer r.box.Policy.Store(nil)
+			}
+			return known.BoxByAddr(a)
+		})
+	})
+	if c, err := net.Dial("tcp", r.listen(netip.MustParseAddrPort("192.0.2.1:443"))); err == nil { // else it is reset already
+		defer c.Close()
+		_ = tls.Client(c, &tls.Config{ServerName: "denied.example.com", InsecureSkipVerify: true}).Handshake()
+	}
+	r.wantReason(policy.ReasonUnknownBox)
+	r.p.tls.mu.Lock()
+	defer r.p.tls.mu.Unlock()
+	if len(r.p.tls.boxes) > 0 || r.p.usages.Knows(r.box.ID) {
+		t.Errorf("kept for a box that is gone: %d TLS configurations", len(r.p.tls.boxes))
 	}
 }
 

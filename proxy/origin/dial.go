@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"sync"
 	"syscall"
 	"time"
 
@@ -33,23 +32,15 @@ type Config struct {
 type Origins struct {
 	cfg   Config
 	pools allPools
-
-	mu       sync.Mutex
-	sessions map[policy.BoxID]tls.ClientSessionCache
 }
 
 // New returns an Origins without connections.
 func New(cfg Config) *Origins {
-	return &Origins{cfg: cfg, sessions: map[policy.BoxID]tls.ClientSessionCache{}}
+	return &Origins{cfg: cfg}
 }
 
 // CloseBox drops the state of a box. HTTP/1.1 connections in use end with their clients.
-func (p *Origins) CloseBox(box policy.BoxID) {
-	p.mu.Lock()
-	delete(p.sessions, box)
-	p.mu.Unlock()
-	p.pools.closeBox(box)
-}
+func (p *Origins) CloseBox(box policy.BoxID) { p.pools.closeBox(box) }
 
 // CloseIdle closes the connections of a box that have been idle for age or longer.
 func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
@@ -67,14 +58,14 @@ func (p *Origins) Stats(box policy.BoxID) Stats { return p.pools.stats(box) }
 // Close drops the state of all boxes.
 func (p *Origins) Close() { p.pools.close() }
 
-// sessionsOf returns the TLS session cache of a box, shared with no other box.
+// sessionsOf returns the TLS session cache of a box, shared with no other box; nil once the box is gone.
 func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.sessions[box] == nil {
-		p.sessions[box] = tls.NewLRUClientSessionCache(maxSessions)
+	p.pools.mu.RLock()
+	defer p.pools.mu.RUnlock()
+	if pool := p.pools.boxes[box]; pool != nil {
+		return pool.sessions
 	}
-	return p.sessions[box]
+	return nil
 }
 
 // Dial connects box to d. Every address is judged by the policy in force at that moment, and again by the dialer once

@@ -2,6 +2,7 @@ package origin
 
 import (
 	"container/list"
+	"crypto/tls"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -30,7 +31,8 @@ type boxPool struct {
 	all   *allPools // the pools of all boxes,
 	total int       // with this limit on their connections; 0: no limit
 
-	memory *memory.Account // of the box
+	memory   *memory.Account // of the box
+	sessions tls.ClientSessionCache
 
 	open atomic.Int64 // places taken; written under mu
 
@@ -58,7 +60,10 @@ type place struct {
 }
 
 func newBoxPool(max int, holds *memory.Account) *boxPool {
-	return &boxPool{max: max, memory: holds, all: &allPools{}, kept: map[key][]*Conn{}, hosts: map[key]*h2Host{}}
+	return &boxPool{
+		max: max, memory: holds, sessions: tls.NewLRUClientSessionCache(maxSessions), all: &allPools{},
+		kept: map[key][]*Conn{}, hosts: map[key]*h2Host{},
+	}
 }
 
 // unlock releases the lock and then closes what was dropped: closing must not block others.

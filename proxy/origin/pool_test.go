@@ -28,3 +28,20 @@ func TestHostsRememberedAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// A box resumes its own TLS sessions, and a handler that outlives the box brings none of them back.
+func TestSessionsEndWithTheBox(t *testing.T) {
+	t.Parallel()
+	p := New(Config{MaxPerBox: 1})
+	who := Client{Box: &policy.Box{ID: "b1"}, Denied: func() *policy.DeniedError { return nil }}
+	if _, err := p.poolOf(who); err != nil {
+		t.Fatal(err)
+	}
+	if p.sessionsOf("b1") == nil || p.sessionsOf("b1") != p.sessionsOf("b1") || p.sessionsOf("b2") != nil {
+		t.Error("sessions are not kept for a box")
+	}
+	p.CloseBox("b1")
+	if p.sessionsOf("b1") != nil || len(p.pools.boxes) > 0 {
+		t.Error("sessions are kept for a box that is gone")
+	}
+}

@@ -57,15 +57,21 @@ func (g *Router) Forget(box policy.BoxID) {
 }
 
 // Refresh makes the next use look up the addresses of the box's hosts with rules again.
-func (g *Router) Refresh(box policy.BoxID) { g.cachesOf(box).expire() }
+func (g *Router) Refresh(box policy.BoxID) { g.cachesOf(g.base, box).expire() }
 
-func (g *Router) cachesOf(box policy.BoxID) *addrCaches {
+// cachesOf returns the addresses cached for a box. Nothing is cached for a connection that was cut: its box may have been
+// forgotten already.
+func (g *Router) cachesOf(ctx context.Context, box policy.BoxID) *addrCaches {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.caches[box] == nil {
-		g.caches[box] = &addrCaches{}
+	if known := g.caches[box]; known != nil {
+		return known
 	}
-	return g.caches[box]
+	caches := &addrCaches{}
+	if ctx.Err() == nil {
+		g.caches[box] = caches
+	}
+	return caches
 }
 
 // recheckLookup bounds lookups while a change of the policy waits for them.
@@ -161,7 +167,7 @@ func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box,
 		return true
 	}
 	names := c.RuledNames(to.Port())
-	return len(names) > 0 && g.cachesOf(box.ID).contains(ctx, g.resolver, box, names, at, stale)
+	return len(names) > 0 && g.cachesOf(ctx, box.ID).contains(ctx, g.resolver, box, names, at, stale)
 }
 
 // owns reports whether a name is known to have an address: the box was told so by an answer that is still valid, or the
