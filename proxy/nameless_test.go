@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,6 +77,33 @@ func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	server := r.tlsServer("api.example")
 	r.policy(judged(cidr(server.Addr())), nil)
 	await(t, "a handshake once the name is known to have no address", func() bool { return withoutName(r.dial(server)) == nil })
+}
+
+// A panic of a lookup ends the connection that it is for, or that a new policy asks about, and nothing else.
+func TestPanicOfALookupEndsOneConnection(t *testing.T) {
+	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
+	server := r.tlsServer("other.example")
+	r.policy(cidr(server.Addr()), nil)
+	open := r.dial(server)
+	if err := withoutName(open); err != nil {
+		t.Fatal(err)
+	}
+	r.resolver.Resolver = bursting{r.names}
+	r.policy(judged(cidr(server.Addr())), nil)
+	r.p.Recheck(r.box.ID)
+	if _, err := io.Copy(io.Discard, open); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a connection of which it is not known whether it may go on: %v", err)
+	}
+	if err := withoutName(r.dial(server)); err == nil {
+		t.Error("a connection passed of which it is not known whether it may")
+	}
+	r.wantReason(policy.ReasonInternal)
+}
+
+type bursting struct{ *names }
+
+func (bursting) LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error) {
+	panic("fake")
 }
 
 type failing struct {

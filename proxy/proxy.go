@@ -16,6 +16,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
@@ -172,8 +173,12 @@ func (p *Proxy) Recheck(box policy.BoxID) {
 	live.Wait(cut)
 }
 
-// recheck routes one connection again and records the cut, if there was one.
-func (p *Proxy) recheck(l *live.Conn) bool {
+// recheck routes one connection again and records the cut, if there was one. A panic cuts the connection, too.
+func (p *Proxy) recheck(l *live.Conn) (cut bool) {
+	defer contain.Panic(p.cfg.Log, l.Box.ID, func() {
+		cut = true
+		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: policy.ReasonInternal}}, contain.ErrFault)
+	})
 	if !l.Recheck(p.core.Router.Reroute) {
 		return false
 	}

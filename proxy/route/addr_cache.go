@@ -126,24 +126,38 @@ func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []poli
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var (
-		mu   sync.Mutex
-		all  sync.WaitGroup
-		turn = make(chan struct{}, maxLookups)
+		mu       sync.Mutex
+		all      sync.WaitGroup
+		turn     = make(chan struct{}, maxLookups)
+		panicked any
 	)
 	complete = true
 	for _, n := range names {
 		turn <- struct{}{}
 		all.Go(func() {
 			defer func() { <-turn }()
-			addrs, err := from.LookupBoth(ctx, box, n)
+			addrs, fault, err := lookup(ctx, from, box, n)
 			mu.Lock()
 			defer mu.Unlock()
 			found = append(found, addrs...)
 			complete = complete && (err == nil || hasNone(err))
+			if fault != nil {
+				panicked = fault
+			}
 		})
 	}
 	all.Wait()
+	if panicked != nil {
+		panic(panicked) // it ends the connection that asks
+	}
 	return found, complete
+}
+
+// lookup looks up one name. A panic is returned: in a goroutine of its own it would end the gateway.
+func lookup(ctx context.Context, from Resolver, box *policy.Box, n policy.Name) (addrs []netip.Addr, panicked any, err error) {
+	defer func() { panicked = recover() }()
+	addrs, err = from.LookupBoth(ctx, box, n)
+	return addrs, nil, err
 }
 
 // hasNone reports whether a failed lookup means that the name has no address.
