@@ -95,11 +95,11 @@ func eachProtocol(t *testing.T, test func(t *testing.T, l *rig, client *http.Cli
 
 // httpClientLater is httpClient, but for a test that sets its rules first: an HTTP/2 connection is made with the first
 // request.
-func (l *rig) httpClientLater(port uint16, h2 bool) *http.Client {
+func (r *rig) httpClientLater(port uint16, h2 bool) *http.Client {
 	if !h2 {
-		return l.httpClient(port, false)
+		return r.httpClient(port, false)
 	}
-	return &http.Client{Timeout: 60 * time.Second, Transport: &lateHTTP2{dial: func() *http.ClientConn { return l.http2Conn(port) }}}
+	return &http.Client{Timeout: 60 * time.Second, Transport: &lateHTTP2{dial: func() *http.ClientConn { return r.http2Conn(port) }}}
 }
 
 type lateHTTP2 struct {
@@ -385,8 +385,8 @@ func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
 }
 
 // frameServer is an upstream of HTTP/2 that hands on the fields of each request as they were encoded.
-func (l *rig) frameServer(fields chan<- []hpack.HeaderField) uint16 {
-	return l.rawServerALPN("h2", func(c net.Conn, r *bufio.Reader) {
+func (r *rig) frameServer(fields chan<- []hpack.HeaderField) uint16 {
+	return r.rawServerALPN("h2", func(c net.Conn, r *bufio.Reader) {
 		if _, err := io.ReadFull(r, make([]byte, len(http2.ClientPreface))); err != nil {
 			return
 		}

@@ -49,8 +49,8 @@ func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, 
 }
 
 // scrub puts the rule in force.
-func (l *rig) scrub(port uint16) {
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}, "scrub": true}}`)
+func (r *rig) scrub(port uint16) {
+	r.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}, "scrub": true}}`)
 }
 
 // reflections are ways in which a server may write what it was sent.

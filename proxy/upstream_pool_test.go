@@ -47,7 +47,7 @@ func (c *tally) peak() int {
 }
 
 // counted starts an upstream whose connections are counted.
-func (l *rig) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
+func (r *rig) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
 	var c tally
 	srv := httptest.NewUnstartedServer(handler)
 	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
@@ -59,17 +59,17 @@ func (l *rig) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httpt
 		}
 	}
 	if secure {
-		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: l.upstream.forHello}
+		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: r.upstream.forHello}
 		srv.StartTLS()
 	} else {
 		srv.Start()
 	}
-	l.t.Cleanup(srv.Close)
-	return &c, srv, portOf(l.t, srv.Listener)
+	r.t.Cleanup(srv.Close)
+	return &c, srv, portOf(r.t, srv.Listener)
 }
 
 // places returns how many connections to servers the box has.
-func (l *rig) places() int { return l.p.core.Origins.Stats(l.box.ID).Open }
+func (r *rig) places() int { return r.p.core.Origins.Stats(r.box.ID).Open }
 
 // TestManyHostsLeaveFewConnections asks for more hosts than may be kept, over a few connections, and then hangs up.
 func TestManyHostsLeaveFewConnections(t *testing.T) {

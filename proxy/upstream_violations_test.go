@@ -32,12 +32,12 @@ type rogue struct {
 }
 
 // rogue starts one; misdeed answers on the stream. conns counts the connections.
-func (l *rig) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) uint16 {
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: l.upstream.forHello, NextProtos: []string{"h2"}})
+func (r *rig) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) uint16 {
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: r.upstream.forHello, NextProtos: []string{"h2"}})
 	if err != nil {
-		l.t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	l.t.Cleanup(func() { _ = ln.Close() })
+	r.t.Cleanup(func() { _ = ln.Close() })
 	go func() {
 		for {
 			c, err := ln.Accept()
@@ -48,7 +48,7 @@ func (l *rig) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) 
 			go (&rogue{conn: c}).serve(misdeed)
 		}
 	}()
-	return portOf(l.t, ln)
+	return portOf(r.t, ln)
 }
 
 func (s *rogue) serve(misdeed func(*rogue, uint32)) {
@@ -277,24 +277,24 @@ func fetch(t *testing.T, c *http.Client, port uint16, path string) string {
 
 // drip begins a response from another host, over a connection of its own; the function it returns lets it end and fails
 // the test if it does not come whole.
-func (l *rig) drip() func() {
-	l.t.Helper()
+func (r *rig) drip() func() {
+	r.t.Helper()
 	rest := make(chan struct{})
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) {
+	_, port := r.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "begin ")
 		_ = http.NewResponseController(w).Flush()
 		<-rest
 		_, _ = io.WriteString(w, "end")
 	})
-	l.policy(allowAll, intercepted(port))
-	res, err := l.httpClient(port, true).Get("https://" + hostPort(port) + "/")
+	r.policy(allowAll, intercepted(port))
+	res, err := r.httpClient(port, true).Get("https://" + hostPort(port) + "/")
 	if err != nil {
-		l.t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	return func() {
 		close(rest)
-		if got := readAll(l.t, res.Body); got != "begin end" {
-			l.t.Errorf("the other host's response came as %q", got)
+		if got := readAll(r.t, res.Body); got != "begin end" {
+			r.t.Errorf("the other host's response came as %q", got)
 		}
 		_ = res.Body.Close()
 	}

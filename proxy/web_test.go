@@ -19,7 +19,7 @@ import (
 
 var allowAll = policy.Spec{Mode: policy.ModeAllowAll}
 
-// secret sets one header on a host of a test server.
+// secretFor sets one header on a host of a test server.
 func secretFor(name string, port uint16) map[string]map[string]string {
 	return map[string]map[string]string{name + ":" + strconv.Itoa(int(port)): {"Authorization": "Bearer s3cret"}}
 }
@@ -33,7 +33,7 @@ func intercepted(port uint16) map[string]map[string]string {
 // patient keeps a slow test from being taken for a client whose server speaks first.
 func patient(c *Config) { c.SilenceTimeout = 10 * time.Second }
 
-// dialPair connects as the box to the port at orig, with a TLS handshake as name if secure, which must be intercepted. Names
+// dialPair connects as the box to the port at orig. If secure it makes a TLS handshake as name, which must be intercepted. Names
 // without an answer of their own lead to loopback, where the web servers are.
 func (r *rig) dialPair(name string, port uint16, secure bool, alpn ...string) net.Conn {
 	r.t.Helper()
