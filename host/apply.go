@@ -21,7 +21,7 @@ type change struct {
 	enforce func(context.Context) error
 	// commit makes the staged state the one that a start puts in force, and updates memory.
 	commit func() error
-	// abort forgets what was staged.
+	// abort forgets what was staged. It is nil for a change that is never rolled back: a failed one is tried again.
 	abort func() error
 	// settle puts in force what the store holds and updates memory, when it is unknown how far the change got. It reports
 	// whether that is the new state.
@@ -55,9 +55,12 @@ func (c change) run(ctx context.Context, log *zap.Logger) error {
 		err = c.enforce(ctx)
 	}
 	if err != nil {
-		err = errors.Join(err, c.abort())
-		log.Error("a change was rolled back", zap.String("change", c.what), zap.Error(err))
-		return api.Errorf(api.ErrUnavailable, "%s could not be put in force; the change was rolled back: %w", c.what, err)
+		outcome := "it will be tried again"
+		if c.abort != nil {
+			outcome, err = "the change was rolled back", errors.Join(err, c.abort())
+		}
+		log.Error("a change could not be put in force; "+outcome, zap.String("change", c.what), zap.Error(err))
+		return api.Errorf(api.ErrUnavailable, "%s could not be put in force; %s: %w", c.what, outcome, err)
 	}
 	if err = fault.At(ctx, "change: in force"); err == nil {
 		err = c.commit()

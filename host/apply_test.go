@@ -99,3 +99,16 @@ func TestAChangeGoesOnWithoutItsCaller(t *testing.T) {
 		t.Errorf("%v %v", *steps, err)
 	}
 }
+
+// A change that is never rolled back does not say that it was.
+func TestFailedChangeWithoutRollback(t *testing.T) {
+	nothing := func() error { return nil }
+	err := apply(t.Context(), zap.NewNop(), change{
+		what: "the change", stage: nothing, commit: nothing,
+		enforce: func(context.Context) error { return errors.New("the kernel refuses") },
+		settle:  func() (bool, error) { return false, nil },
+	})
+	if err == nil || !strings.Contains(err.Error(), "could not be put in force; it will be tried again") {
+		t.Errorf("%v", err)
+	}
+}

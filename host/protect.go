@@ -50,7 +50,6 @@ func (p *protection) update(ctx context.Context) error {
 			return p.policies.spread(ctx)
 		},
 		commit: func() error { p.own = own; return nil },
-		abort:  nothing,
 		settle: func() (bool, error) { return false, nil },
 	})
 }
