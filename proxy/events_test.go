@@ -44,9 +44,15 @@ func (e *events) wait(t testing.TB, n int) []audit.Event {
 		select {
 		case <-e.more:
 		case <-limit:
-			t.Fatalf("%d events of requests, want %d: %+v", len(got), n, got)
+			t.Fatalf("%d events of requests, want %d; there are %+v", len(got), n, e.list())
 		}
 	}
+}
+
+func (e *events) list() []audit.Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.all)
 }
 
 // want waits for an event that matches, and returns it.

@@ -27,17 +27,21 @@ type ClientConn struct {
 }
 
 // NewClientConn wraps a connection for the library to serve. holds accounts for incomplete header blocks. malformed is
-// called for each request that is refused here as malformed, refused for each that the library refuses on its own;
-// neither may block. Release must be called when done.
-func NewClientConn(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string), refused func(why string)) *ClientConn {
-	return &ClientConn{clientReader: newClientReader(conn, holds, malformed), streams: streamTracker{refused: refused}}
+// called for each request that is refused here as malformed, refused for each that the library refuses on its own, and
+// flooded if the connection ends because it sends requests faster than the library can refuse them; none may block.
+// Release must be called when done.
+func NewClientConn(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string), refused func(why string), flooded func()) *ClientConn {
+	return &ClientConn{clientReader: newClientReader(conn, holds, malformed, flooded), streams: streamTracker{refused: refused}}
 }
 
 // Release releases the resources of the connection.
 func (r *ClientConn) Release() { r.heads.Close() }
 
 // Handed notes that the handler has a stream, or that its refusal was already recorded.
-func (r *ClientConn) Handed(stream uint32) { r.streams.begin(stream) }
+func (r *ClientConn) Handed(stream uint32) {
+	r.behind.Store(0)
+	r.streams.begin(stream)
+}
 
 // Over notes that the client has ended a stream: the library writes nothing more for it.
 func (r *ClientConn) Over(stream uint32) { r.streams.over(stream) }
@@ -56,7 +60,10 @@ func (r *ClientConn) ResetWith(stream uint32, code http2.ErrCode) {
 }
 
 // Write writes b with the codes of resets replaced. It must not be called concurrently.
-func (r *ClientConn) Write(b []byte) (int, error) { return r.clientReader.Write(r.marked(b)) }
+func (r *ClientConn) Write(b []byte) (int, error) {
+	r.behind.Store(0)
+	return r.clientReader.Write(r.marked(b))
+}
 
 func (r *ClientConn) marked(b []byte) []byte {
 	sent, copied := b, false

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"sync/atomic"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -25,10 +26,11 @@ const (
 
 	tableSize  = 4096      // of HPACK: the default, which our server keeps
 	settingMax = 100       // settings in one frame; the library fails beyond that
+	behindMax  = 1000      // requests read since the library last wrote or handled anything
 	headsCost  = 384 << 10 // memory of an incomplete header block: decoded, up to HeadRead
 )
 
-// clientReader filters an HTTP/2 client connection for golang.org/x/net/http2. It handles three cases that the library
+// clientReader filters an HTTP/2 client connection for golang.org/x/net/http2. It handles four cases that the library
 // handles differently:
 //
 // - A frame may contain a setting twice (6.5.3); the library ends such a connection. It is passed each setting once.
@@ -36,12 +38,16 @@ const (
 //     answers it with a page of its own that no event tells of. Here its header block gets one more field, with a name
 //     that no field can have: the library then resets the stream, and the HPACK state stays what the client thinks it is.
 //   - Frames that carry nothing may come in any number; here they are bounded ([emptyFrames]).
+//   - Requests that the library refuses on its own are known by its resets only. On a busy machine it may read
+//     thousands before it writes one, and then ends the connection without a word; here that ends it first, and is told.
 //
 // Everything else passes unchanged, whatever it is, and is the library's to judge. It is read by one goroutine.
 type clientReader struct {
 	*tls.Conn
 	source    io.Reader                            // what the client sends: the connection
 	malformed func(method, authority, path string) // called once for each request that is refused here
+	flooded   func()                               // called when the connection ends because of behindMax
+	behind    atomic.Int32                         // requests read since the library last wrote or handled anything
 
 	preface int             // bytes of the client's preface still to come
 	head    [FrameHead]byte // of the frame being read
@@ -66,8 +72,8 @@ var frameBuffers = buffers.NewPool(32 << 10)
 const errCalm = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
 // newClientReader returns the connection for the library to read.
-func newClientReader(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string)) *clientReader {
-	in := &clientReader{Conn: conn, source: conn, malformed: malformed, preface: len(http2.ClientPreface)}
+func newClientReader(conn *tls.Conn, holds *memory.Account, malformed func(method, authority, path string), flooded func()) *clientReader {
+	in := &clientReader{Conn: conn, source: conn, malformed: malformed, flooded: flooded, preface: len(http2.ClientPreface)}
 	in.fields = hpack.NewDecoder(tableSize, in.field)
 	in.fields.SetMaxStringLength(HeadRead)
 	in.heads.Open(holds, memory.HTTP2)
@@ -111,7 +117,7 @@ func (in *clientReader) next() error {
 		h := frameHead(in.head[:])
 		length := int(h.Length)
 		if length > FrameMax || !in.concerns(h) {
-			if in.empty.excessive(h, length) {
+			if in.excessive(h, length) {
 				return errCalm
 			}
 			in.out, in.pass, in.got = in.head[:], length, 0
@@ -171,7 +177,7 @@ func (in *clientReader) look(frame []byte) ([]byte, error) {
 	if head.Type == http2.FrameData {
 		content -= 1 + int(payload[0])
 	}
-	if in.empty.excessive(head, content) {
+	if in.excessive(head, content) {
 		in.giveBack()
 		return nil, errCalm
 	}
@@ -191,6 +197,15 @@ func (in *clientReader) look(frame []byte) ([]byte, error) {
 		return nil, errCalm
 	}
 	return out, nil
+}
+
+// excessive counts a frame with the given bytes of content, and reports whether it is one too many.
+func (in *clientReader) excessive(h http2.FrameHeader, content int) bool {
+	if h.Type == http2.FrameHeaders && in.behind.Add(1) > behindMax {
+		in.flooded()
+		return true
+	}
+	return in.empty.excessive(h, content)
 }
 
 // headers is look for the frames of a header block.

@@ -48,7 +48,7 @@ func TestSettingsOnce(t *testing.T) {
 
 // clientReaderOf reads frames from r, behind as many bytes of preface.
 func clientReaderOf(r io.Reader, preface int) *clientReader {
-	in := newClientReader(nil, memory.New(1<<20, 1<<20).Account("box"), func(string, string, string) {})
+	in := newClientReader(nil, memory.New(1<<20, 1<<20).Account("box"), func(string, string, string) {}, func() {})
 	in.source, in.preface = r, preface
 	return in
 }
@@ -69,6 +69,40 @@ func TestInboundHoldsNothingWhileIdle(t *testing.T) {
 		if in.held != nil {
 			t.Error("a buffer is held between two frames")
 		}
+	}
+}
+
+// Requests beyond what the library gets to refuse end the connection, and that is told.
+func TestRequestsFasterThanTheyAreRefused(t *testing.T) {
+	var wire, block bytes.Buffer
+	_ = hpack.NewEncoder(&block).WriteField(hpack.HeaderField{Name: ":method", Value: "GET"}) // into memory
+	w := http2.NewFramer(&wire, nil)
+	for id := range uint32(2*behindMax + 1) {
+		if err := w.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*id + 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := 0
+	conn := &ClientConn{clientReader: clientReaderOf(&wire, 0), streams: streamTracker{refused: func(string) {}}}
+	conn.flooded = func() { told++ }
+	r := http2.NewFramer(nil, conn)
+	read := func(n int) error {
+		for range n {
+			if _, err := r.ReadFrame(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := read(behindMax); err != nil || told != 0 {
+		t.Fatalf("%v after as many as there may be, told %d times", err, told)
+	}
+	conn.Handed(2*behindMax - 1) // the library goes on
+	if err := read(behindMax); err != nil || told != 0 {
+		t.Fatalf("%v with a library that goes on, told %d times", err, told)
+	}
+	if err := read(1); !errors.Is(err, errCalm) || told != 1 {
+		t.Errorf("%v after one too many, told %d times", err, told)
 	}
 }
 

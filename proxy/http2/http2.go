@@ -69,7 +69,7 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 		MaxConcurrentStreams: h2.Streams, IdleTimeout: exchange.ClientIdle, MaxReadFrameSize: h2.FrameMax,
 		MaxUploadBufferPerStream: streamWindow, MaxUploadBufferPerConnection: connWindow,
 	}
-	c.client = h2.NewClientConn(conn, s.Usage.Memory, c.malformedRequest, c.refusedByLibrary)
+	c.client = h2.NewClientConn(conn, s.Usage.Memory, c.malformedRequest, c.refusedByLibrary, c.flooded)
 	defer c.client.Release()
 	server.ServeConn(c.client, &http2.ServeConnOpts{
 		Context: ctx,
@@ -369,6 +369,15 @@ func (c *conn) refusedByLibrary(why string) {
 		x.Event.Reason = policy.ReasonLimit
 		socket.Abort(c.s.Client)
 	}
+	x.End()
+}
+
+// flooded records that the client lost the connection because it sent requests faster than they could be refused.
+func (c *conn) flooded() {
+	var x exchange.Exchange
+	x.Begin(c.s)
+	x.Refused(&problem.Problem{Reason: policy.ReasonLimit})
+	x.Event.Error = "requests came faster than they could be refused"
 	x.End()
 }
 
