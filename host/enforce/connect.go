@@ -18,6 +18,7 @@ type Interface struct {
 // Connect gives the box its interface, closed, makes it known to DNS and proxy, and opens what its policy allows. After an
 // error the caller must [Enforcer.Disconnect] it.
 func (e *Enforcer) Connect(ctx context.Context, b *policy.Box, at Interface, compiled *policy.Compiled) error {
+	e.judged.take(b.ID) // an earlier run may have let connections through
 	err := e.Kernel.AddBox(ctx, firewall.Attachment{Box: b.ID, NetNS: at.NetNS, V4: b.V4, V6: b.V6, GuestStack: at.GuestStack})
 	if err != nil {
 		return fmt.Errorf("its network: %w", err)
@@ -42,6 +43,7 @@ func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
 // cannot be removed stays closed, since without a policy everything is denied.
 func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 	b.Policy.Store(nil)
+	e.judged.take(b.ID)
 	err := e.Kernel.RemoveBox(ctx, b.ID)
 	fault.Mark(ctx, "disconnect: off the network")
 	e.Boxes.remove(b)

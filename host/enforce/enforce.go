@@ -31,12 +31,14 @@ type Proxy interface {
 	CloseBox(id policy.BoxID)
 }
 
-// Enforcer puts policies in force. All fields must be set.
+// Enforcer puts policies in force. All exported fields must be set.
 type Enforcer struct {
 	Kernel Kernel
 	Proxy  Proxy
 	Boxes  *Registry               // of those that have a network
 	Forget []func(id policy.BoxID) // told when a box has lost its network
+
+	judged judged
 }
 
 // ErrClosed says that neither the new policy nor the old one could be put in force, so that the box was taken off the
@@ -65,7 +67,8 @@ func (e *Enforcer) Enforce(ctx context.Context, b *policy.Box, next *policy.Comp
 
 // swap is Enforce without the rollback.
 func (e *Enforcer) swap(ctx context.Context, b *policy.Box, old, next *policy.Compiled) error {
-	looser := loosens(old.Kernel(), next.Kernel())
+	looser := policy.Loosens(old.Kernel(), next.Kernel())
+	judged := e.judged.take(b.ID)
 	if looser {
 		b.Policy.Store(next)
 	}
@@ -82,6 +85,10 @@ func (e *Enforcer) swap(ctx context.Context, b *policy.Box, old, next *policy.Co
 	if err := fault.At(ctx, "enforce: connections asked again"); err != nil {
 		return err
 	}
+	if looser && judged { // nothing is forwarded that would be denied now
+		e.judged.add(b.ID)
+		return nil
+	}
 	return e.CutFlows(ctx, b)
 }
 
@@ -93,6 +100,7 @@ func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
 	defer cancel()
+	e.judged.take(b.ID)
 	b.Policy.Store(old)
 	err := e.Kernel.Apply(ctx, b.ID, old.Kernel())
 	e.Proxy.Recheck(b.ID)
@@ -106,20 +114,12 @@ func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 // them to the proxy.
 func (e *Enforcer) CutFlows(ctx context.Context, b *policy.Box) error {
 	c := b.Policy.Load()
-	plan := c.Kernel()
 	err := e.Kernel.CutFlows(ctx, b.ID, func(f firewall.Flow) bool {
-		if f.Protocol == policy.TCP && plan.SteerAllowed.Contains(f.Dst.Port()) {
-			return false
-		}
-		if f.Protocol == policy.UDP && plan.RejectUDP.Contains(f.Dst.Port()) {
-			return false
-		}
-		return c.Decide(policy.Request{
-			Stage: policy.StageKernel, Box: b.ID, Addr: f.Dst.Addr(), Port: f.Dst.Port(), Protocol: f.Protocol,
-		}).Allowed()
+		return c.Forwards(f.Dst.Addr(), f.Dst.Port(), f.Protocol)
 	})
 	if err != nil {
 		return fmt.Errorf("cutting connections: %w", err)
 	}
+	e.judged.add(b.ID)
 	return nil
 }

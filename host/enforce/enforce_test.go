@@ -143,6 +143,34 @@ func TestBoxWithoutAWayBackIsClosed(t *testing.T) {
 	}
 }
 
+// A change that only opens leaves connections alone, unless some may be open that no policy in force has been held against:
+// from before the gateway started, or from a change that failed.
+func TestConnectionsAreJudgedWhereAnyMayBeDenied(t *testing.T) {
+	t.Parallel()
+	e, b, f := connected(t, narrow)
+	enforce := func(cidrs []string, cuts bool) {
+		t.Helper()
+		f.steps = nil
+		err := e.Enforce(t.Context(), b, compiled(t, cidrs))
+		if cut := slices.Contains(f.steps, "cut under "+width(compiled(t, cidrs).Kernel())); err != nil || cut != cuts {
+			t.Errorf("%q: %v, want a cut: %v", f.steps, err, cuts)
+		}
+	}
+	enforce(wide, true)   // the first one
+	enforce(narrow, true) // tighter
+	enforce(wide, false)
+	f.failAt["cut"] = 2
+	if err := e.Enforce(t.Context(), b, compiled(t, narrow)); !errors.Is(err, errFake) {
+		t.Errorf("%v", err)
+	}
+	enforce(wide, true)
+	enforce(wide, false)
+	if err := errors.Join(e.Disconnect(t.Context(), b), e.Connect(t.Context(), b, Interface{}, compiled(t, narrow))); err != nil {
+		t.Fatal(err)
+	}
+	enforce(wide, true)
+}
+
 // A box whose interface could not be made is known to nobody; one that could not be opened is taken back by its caller.
 func TestFailedConnection(t *testing.T) {
 	t.Parallel()
