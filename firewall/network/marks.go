@@ -31,11 +31,14 @@ const (
 // box (see [BoxMark]). Connections to DNS and the proxy carry the box's bits alone.
 const FlowForwarded uint32 = 1
 
+// MarkedBox is the bit that every connection mark of a box has.
+const MarkedBox uint32 = 1 << 31
+
 // BoxMark is the connection mark of a box: stable across restarts, never zero. Two boxes may share one; code that uses
 // it must compare addresses as well.
 func BoxMark(id policy.BoxID) uint32 {
 	sum := sha256.Sum256([]byte("mark " + id))
-	return binary.BigEndian.Uint32(sum[:])&^FlowForwarded | 1<<31
+	return binary.BigEndian.Uint32(sum[:])&^FlowForwarded | MarkedBox
 }
 
 // LinkName is the name of a box's host-side interface (at most 15 bytes).

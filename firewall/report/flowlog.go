@@ -15,15 +15,8 @@ import (
 // flow records two events for a connection that the kernel forwards: one when it begins, one with bytes and duration
 // when it has ended. Which of them get lines of their own is up to the recorder.
 func (r *Reports) flow(m netlink.Message) {
-	var ev conntrack.Event
-	if err := ev.Unmarshal(m); err != nil || ev.Flow == nil {
-		return
-	}
-	switch ev.Type {
-	case conntrack.EventNew:
-		r.recordFlow(ev.Flow, audit.PhaseOpen)
-	case conntrack.EventDestroy:
-		r.recordFlow(ev.Flow, audit.PhaseEnd)
+	if c, phase := decodeFlow(m); phase != "" {
+		r.recordFlow(&c, phase)
 	}
 }
 

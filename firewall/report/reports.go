@@ -107,12 +107,10 @@ func (r *Reports) open(ns int) (err error) {
 	if r.table, err = conntrack.Dial(&netlink.Config{NetNS: ns}); err != nil {
 		return fmt.Errorf("connection table: %w", err)
 	}
-	if r.flows, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns}); err != nil {
+	if r.flows, err = openFlows(ns); err != nil {
 		return fmt.Errorf("connection events: %w", err)
 	}
-	err = errors.Join(r.table.SetReadBuffer(namespace.SocketBuffer), r.SetFlowBuffer(reportBuffer),
-		r.flows.JoinGroup(uint32(netfilter.GroupCTNew)), r.flows.JoinGroup(uint32(netfilter.GroupCTDestroy)))
-	if err != nil {
+	if err = errors.Join(r.table.SetReadBuffer(namespace.SocketBuffer), r.SetFlowBuffer(reportBuffer)); err != nil {
 		return fmt.Errorf("connection events: %w", err)
 	}
 	return nil

@@ -1,0 +1,63 @@
+package report
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+)
+
+// Of all connections that begin and end, the gateway hears of those that the kernel forwards for boxes.
+func TestOnlyForwardedConnectionsAreHeard(t *testing.T) {
+	t.Parallel()
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatalf("network namespaces are needed, run as root: %v", err)
+	}
+	defer func() { _ = ns.Close() }()
+	events, err := openFlows(int(ns))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = events.Close() }()
+	table, err := conntrack.Dial(&netlink.Config{NetNS: int(ns)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = table.Close() }()
+	box := network.BoxMark("one")
+	forwarded := []uint32{box | network.FlowForwarded, network.BoxMark("two") | network.FlowForwarded}
+	for i, mark := range []uint32{0, box, forwarded[0], network.FlowForwarded, 1 << 31, forwarded[1]} {
+		f := conntrack.NewFlow(unix.IPPROTO_UDP, 0, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), 1000, uint16(i+1), 60, mark)
+		if err := errors.Join(table.Create(f), table.Delete(f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var heard []uint32
+	for !slices.Equal(heard, []uint32{forwarded[0], forwarded[0], forwarded[1], forwarded[1]}) {
+		_ = events.SetReadDeadline(time.Now().Add(10 * time.Second))
+		messages, err := events.Receive()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("heard of %x, want each of %x beginning and ending", heard, forwarded)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range messages {
+			var ev conntrack.Event
+			if err := ev.Unmarshal(m); err != nil {
+				t.Fatal(err)
+			}
+			heard = append(heard, ev.Flow.Mark)
+		}
+	}
+}
