@@ -17,7 +17,7 @@ func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.Kerne
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b, ok := f.boxes[id]
+	b, ok := f.boxes.byID[id]
 	if !ok {
 		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
 	}
@@ -46,7 +46,7 @@ func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow
 		return err
 	}
 	f.mu.Lock()
-	b, ok := f.boxes[id]
+	b, ok := f.boxes.byID[id]
 	f.mu.Unlock()
 	if !ok {
 		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)

@@ -19,7 +19,7 @@ const boxPatience = 3 * time.Second
 // it at all.
 func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
 	f.mu.Lock()
-	a, ok := f.boxes[id]
+	a, ok := f.boxes.byID[id]
 	f.mu.Unlock()
 	if !ok {
 		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
-	"golang.org/x/sys/unix"
-
+	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 	"boxgate/firewall/nft"
 	"boxgate/firewall/report"
@@ -34,18 +34,19 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	if err != nil {
 		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
-	_, known := f.boxes[a.Box]
+	_, known := f.boxes.byID[a.Box]
 	if !known {
 		f.leftover[b.Link] = b.Entry // so that RemoveBox finds it, whether or not this succeeds
 	}
-	if b.index, err = f.links.Attach(ctx, &b.Attachment); err != nil {
+	at, err := f.links.Attach(ctx, &b.Attachment)
+	if err != nil {
 		if !known {
 			err = errors.Join(err, f.links.Delete(b.Link), f.unregister(b.Entry))
 			delete(f.leftover, b.Link)
 		}
 		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
-	f.boxes[a.Box] = b
+	f.boxes.put(b, at)
 	delete(f.leftover, b.Link)
 	f.trackBox(b)
 	if f.reports != nil && len(f.leftover) == 0 {
@@ -59,9 +60,9 @@ func (f *Firewall) checkFree(a Attachment) error {
 	if f.closed {
 		return errors.New("closed")
 	}
-	for id, other := range f.boxes {
-		if id != a.Box && (other.V4 == a.V4 || other.V6 == a.V6) {
-			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, id)
+	for _, addr := range []netip.Addr{a.V4, a.V6} {
+		if other := f.boxes.byAddr[addr]; other != nil && other.Box != a.Box {
+			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, other.Box)
 		}
 	}
 	if id, ok := f.holder(a.NetNS, a.Box); ok {
@@ -73,16 +74,18 @@ func (f *Firewall) checkFree(a Attachment) error {
 // holder returns the box other than the given one that has the network namespace. It does not look for the interface in
 // it: a box that controls its own network may have moved that away.
 func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
-	var ns, other unix.Stat_t
-	if unix.Stat(path, &ns) != nil {
+	ns, err := namespace.IDAt(path)
+	if err != nil {
 		return "", false // and cannot be attached
 	}
-	for id, b := range f.boxes {
-		if id != but && unix.Stat(b.NetNS, &other) == nil && other.Dev == ns.Dev && other.Ino == ns.Ino {
-			return id, true
-		}
+	b := f.boxes.byNS[ns]
+	if b == nil || b.Box == but {
+		return "", false
 	}
-	return "", false
+	if now, err := namespace.IDAt(b.NetNS); err != nil || now != ns {
+		return "", false // the box's is gone, and the kernel uses its number again
+	}
+	return b.Box, true
 }
 
 // registerBox registers the box's interface in the table. The box may reach what an earlier run left in force, else
@@ -90,7 +93,7 @@ func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
 func (f *Firewall) registerBox(a Attachment) (*box, error) {
 	b := &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}
 	old := f.leftover[b.Link]
-	if known, ok := f.boxes[a.Box]; ok {
+	if known, ok := f.boxes.byID[a.Box]; ok {
 		old, b.plan = known.Entry, known.plan
 	}
 	return b, f.table.Register(&b.Entry, old)
@@ -111,7 +114,7 @@ func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 // remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
 func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) error {
 	e, known := f.leftover[link]
-	if b, ok := f.boxes[id]; ok {
+	if b, ok := f.boxes.byID[id]; ok {
 		b.plan = policy.KernelPlan{}
 		e, known = b.Entry, true
 	}
@@ -129,7 +132,7 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 		return err
 	}
 	f.untrackBox(id)
-	delete(f.boxes, id)
+	f.boxes.remove(id)
 	delete(f.leftover, link)
 	return f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false })
 }
@@ -139,7 +142,7 @@ func (f *Firewall) unregister(e nft.Entry) error { return f.table.Unregister(e, 
 
 // sharesMark reports whether another box has the same mark.
 func (f *Firewall) sharesMark(e nft.Entry) bool {
-	for _, b := range f.boxes {
+	for _, b := range f.boxes.byID {
 		if b.Link != e.Link && b.Mark == e.Mark {
 			return true
 		}
@@ -168,7 +171,7 @@ func (f *Firewall) Prune(ctx context.Context) error {
 		f.reports.Begin()
 	}
 	known := map[string]bool{}
-	for _, b := range f.boxes {
+	for _, b := range f.boxes.byID {
 		known[b.Link] = true
 	}
 	return errors.Join(append(errs, f.links.DeleteOthers(known))...)
@@ -177,7 +180,7 @@ func (f *Firewall) Prune(ctx context.Context) error {
 // trackBox tells the reports about a box, or its new plan.
 func (f *Firewall) trackBox(b *box) {
 	if f.reports != nil {
-		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})
+		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.at.Index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})
 	}
 }
 

@@ -32,7 +32,7 @@ type Firewall struct {
 
 	mu       sync.Mutex // guards the following, and serialises changes of the kernel's state
 	table    *nft.Table
-	boxes    map[policy.BoxID]*box
+	boxes    roster
 	leftover map[string]nft.Entry // by interface: boxes of an earlier run, not added again yet
 	closed   bool
 }
@@ -41,9 +41,9 @@ type Firewall struct {
 type box struct {
 	Attachment
 	nft.Entry
-	index int // of the host-side interface
-	plan  policy.KernelPlan
-	gone  bool // its network namespace is gone, and that has been logged
+	at   link.Place
+	plan policy.KernelPlan
+	gone bool // its network namespace is gone, and that has been logged
 
 	repairs repairs
 }
@@ -60,7 +60,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err != nil {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
-	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()), boxes: map[policy.BoxID]*box{},
+	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()),
 		leftover: map[string]nft.Entry{}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
@@ -116,7 +116,7 @@ func (f *Firewall) install(keep bool) error {
 	err := f.table.Install(keep)
 	if err == nil && !keep {
 		f.leftover = map[string]nft.Entry{}
-		for _, b := range f.boxes {
+		for _, b := range f.boxes.byID {
 			b.Forget()
 		}
 	}
@@ -195,7 +195,7 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 	if err == nil {
 		err = f.table.Remove()
 	}
-	f.boxes = map[policy.BoxID]*box{}
+	f.boxes = roster{}
 	f.mu.Unlock()
 	if closeErr := f.Close(); err == nil {
 		err = closeErr

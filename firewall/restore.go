@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
@@ -27,12 +28,24 @@ func (f *Firewall) Restore(ctx context.Context) error {
 // repairer is what the watcher knows of the firewall.
 type repairer struct{ *Firewall }
 
-// EachBox visits the boxes with the lock held, so that no change of one is taken for another program's.
-func (f repairer) EachBox(visit func(watch.Box)) {
+// BoxAt visits the box with the lock held, so that no change of it is taken for another program's.
+func (f repairer) BoxAt(index int, visit func(watch.Box)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id, b := range f.boxes {
-		visit(watch.Box{ID: id, Link: b.Link, Index: b.index, Sources: b.Sources})
+	f.boxes.byIndex[index].show(visit)
+}
+
+// BoxOf does the same for the box that has the address.
+func (f repairer) BoxOf(a netip.Addr, visit func(watch.Box)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.boxes.byAddr[a].show(visit)
+}
+
+// show has a box visited, if there is one.
+func (b *box) show(visit func(watch.Box)) {
+	if b != nil {
+		visit(watch.Box{ID: b.Box, Link: b.Link, Index: b.at.Index})
 	}
 }
 
@@ -49,7 +62,7 @@ func (f repairer) IsGone(id policy.BoxID, problem error) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if b, ok := f.boxes[id]; ok && !b.gone {
+	if b, ok := f.boxes.byID[id]; ok && !b.gone {
 		b.gone = true
 		f.cfg.Log.Warn("the network namespace of a box is gone; the box has no network until it is attached again",
 			zap.String("box", string(id)), zap.Error(problem))
@@ -63,7 +76,7 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 	defer f.mu.Unlock()
 	problems := map[policy.BoxID]error{}
 	for id := range boxes {
-		if b, ok := f.boxes[id]; ok && !f.closed {
+		if b, ok := f.boxes.byID[id]; ok && !f.closed {
 			if !b.repairs.allow(time.Now()) {
 				problems[id] = errFlapping
 				continue
@@ -91,7 +104,7 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 		}
 	}
 	problems := map[policy.BoxID]error{}
-	for id, b := range f.boxes {
+	for id, b := range f.boxes.byID {
 		if err := f.restoreBox(ctx, b); err != nil {
 			problems[id] = err
 		}
@@ -106,11 +119,11 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 	if err := f.table.Restore(&b.Entry, b.plan); err != nil {
 		return err
 	}
-	index, err := f.links.Attach(ctx, &b.Attachment)
+	at, err := f.links.Attach(ctx, &b.Attachment)
 	if err != nil {
 		return err
 	}
-	b.index = index
+	f.boxes.put(b, at)
 	f.trackBox(b)
 	return nil
 }

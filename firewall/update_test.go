@@ -38,7 +38,7 @@ func TestLargeSetsReadBackComplete(t *testing.T) {
 	c := w.nftables()
 	// In IPv6 every prefix of manyPrefixes touches the next one, so they are merged into one range.
 	for set, want := range map[string]int{"allow4": 2 * 3001, "deny4": 2 * 1000, "allow6": 2} {
-		got, err := c.GetSetElements(&nftables.Set{Table: boxgateTable(), Name: w.fw.boxes["one"].Chain() + "_" + set})
+		got, err := c.GetSetElements(&nftables.Set{Table: boxgateTable(), Name: w.fw.boxes.byID["one"].Chain() + "_" + set})
 		if err != nil || len(got) != want {
 			t.Errorf("set %s holds %d elements, want %d; %v", set, len(got), want, err)
 		}

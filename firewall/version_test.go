@@ -114,7 +114,7 @@ func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/28"))
-	w.shell(w.gateway, "nft add chain inet boxgate mine; nft add rule inet boxgate mine jump "+w.fw.boxes["one"].Chain()+"_allowed")
+	w.shell(w.gateway, "nft add chain inet boxgate mine; nft add rule inet boxgate mine jump "+w.fw.boxes.byID["one"].Chain()+"_allowed")
 	server := w.serveTCP(w.outside, ":0", nil)
 	for range 3 {
 		w.apply("one", allow("198.51.100.0/29"))

@@ -59,48 +59,57 @@ func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*L
 // Close gives the program back. What is on the interfaces stays there.
 func (l *Links) Close() error { return unix.Close(l.gate) }
 
-// Attach creates, adopts or repairs the interface pair of a box and returns the index of the host side. The host side
-// comes up last: until then nothing that the box sends arrives.
-func (l *Links) Attach(ctx context.Context, b *Attachment) (int, error) {
+// Place is where a box's interface pair is.
+type Place struct {
+	Index     int          // of the host side
+	Namespace namespace.ID // that the other end is in
+}
+
+// Attach creates, adopts or repairs the interface pair of a box and returns where it is. The host side comes up last:
+// until then nothing that the box sends arrives.
+func (l *Links) Attach(ctx context.Context, b *Attachment) (at Place, err error) {
 	if err := fault.At(ctx, "link: box registered"); err != nil {
-		return 0, err
+		return at, err
 	}
 	ns, inside, err := namespace.Open(b.NetNS)
 	if err != nil {
-		return 0, err
+		return at, err
 	}
 	defer func() { _ = ns.Close() }()
 	defer inside.Close()
+	if at.Namespace, err = namespace.IDOf(ns); err != nil {
+		return at, err
+	}
 	link, err := l.findLink(b, inside)
 	if err != nil {
-		return 0, err
+		return at, err
 	}
 	made := link == nil
 	if made {
 		if link, err = l.createLink(b, ns); err != nil {
-			return 0, err
+			return at, err
 		}
 	}
-	index := link.Attrs().Index
+	at.Index = link.Attrs().Index
 	if err := fault.At(ctx, "link: pair made"); err != nil {
-		return 0, err
+		return at, err
 	}
 	if err := l.prepareHostSide(b, link); err != nil {
-		return 0, err
+		return at, err
 	}
 	// A guest stack has removed the addresses from the interface. With them, the kernel would answer in its place.
 	if made || !b.GuestStack {
 		if err := l.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
-			return 0, err
+			return at, err
 		}
 	}
 	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
-		return 0, err
+		return at, err
 	}
-	if err := l.raiseHostSide(b, link); err != nil {
-		return 0, err
+	if err := l.raiseHostSide(b, link, made); err != nil {
+		return at, err
 	}
-	return index, fault.At(ctx, "link: host's end up")
+	return at, fault.At(ctx, "link: host's end up")
 }
 
 // findLink returns the host side of a pair that leads into this very namespace, if there is one. A pair that leads
@@ -185,14 +194,16 @@ func linkSysctls(link string) []namespace.Sysctl {
 }
 
 // raiseHostSide brings the interface up and routes the box's addresses to it. The preferred source keeps the host's
-// own addresses from the box.
-func (l *Links) raiseHostSide(b *Attachment, link netlink.Link) error {
+// own addresses from the box. Only an interface that was not made just now can have other routes.
+func (l *Links) raiseHostSide(b *Attachment, link netlink.Link, made bool) error {
 	if err := l.nl.LinkSetUp(link); err != nil {
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
 	for _, p := range []struct{ box, gateway netip.Addr }{{b.V4, l.GatewayV4}, {b.V6, l.GatewayV6}} {
-		if err := l.dropForeignRoutes(link, p.box); err != nil {
-			return err
+		if !made {
+			if err := l.dropForeignRoutes(link, p.box); err != nil {
+				return err
+			}
 		}
 		if err := l.nl.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: network.HostNet(p.box),
 			Src: p.gateway.AsSlice(), Scope: unix.RT_SCOPE_LINK, Protocol: network.KernelProtocol}); err != nil {

@@ -85,6 +85,27 @@ func WriteSysctls(values []Sysctl) error {
 	return nil
 }
 
+// ID tells network namespaces apart. The kernel uses the number of one that is gone again.
+type ID struct{ dev, ino uint64 }
+
+// IDOf returns the ID of an open namespace.
+func IDOf(ns netns.NsHandle) (ID, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns), &st); err != nil {
+		return ID{}, fmt.Errorf("network namespace: %w", err)
+	}
+	return ID{st.Dev, st.Ino}, nil
+}
+
+// IDAt returns the ID of the namespace at the path.
+func IDAt(path string) (ID, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return ID{}, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return ID{st.Dev, st.Ino}, nil
+}
+
 // ErrGone is returned when a box no longer has a network namespace.
 var ErrGone = errors.New("it is gone")
 
@@ -97,7 +118,7 @@ func Open(path string) (netns.NsHandle, *netlink.Handle, error) {
 		}
 		return ns, nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
-	inside, err := netlink.NewHandleAt(ns)
+	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		if errors.Is(err, unix.EINVAL) { // the path exists, but nothing is mounted there
 			err = fmt.Errorf("%w: %w", ErrGone, err)

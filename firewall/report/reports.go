@@ -37,7 +37,8 @@ type Reports struct {
 	lastRead       time.Time     // of the table; for everySecond alone
 	started        atomic.Uint64 // TCP connections begun since the table was read last
 
-	mu      sync.Mutex // guards the following
+	mu      sync.Mutex                // guards the following
+	byID    map[policy.BoxID]*tracked // without removed ones
 	byIndex map[int]*tracked
 	byFlow  map[flowOwner]*tracked
 	gone    []*tracked // removed boxes that late events may still be about, oldest first
@@ -88,8 +89,8 @@ const reportBuffer = 16 << 20
 
 // Open opens the kernel's two streams. Reading begins with [Reports.Begin]: until then the kernel holds what it has to tell.
 func Open(ns netns.NsHandle, cfg Config) (*Reports, error) {
-	r := &Reports{cfg: cfg, done: make(chan struct{}), byIndex: map[int]*tracked{}, byFlow: map[flowOwner]*tracked{},
-		counts: map[countKey]*count{}}
+	r := &Reports{cfg: cfg, done: make(chan struct{}), byID: map[policy.BoxID]*tracked{}, byIndex: map[int]*tracked{},
+		byFlow: map[flowOwner]*tracked{}, counts: map[countKey]*count{}}
 	if err := r.open(int(ns)); err != nil {
 		_ = r.Close()
 		return nil, err
@@ -206,7 +207,7 @@ func (r *Reports) Track(b Box) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forget(b.ID)
-	r.byIndex[t.Index] = t
+	r.byID[b.ID], r.byIndex[t.Index] = t, t
 	for _, a := range t.Addrs {
 		r.byFlow[flowOwner{a, t.Mark}] = t
 	}
@@ -216,11 +217,10 @@ func (r *Reports) Track(b Box) {
 func (r *Reports) Untrack(id policy.BoxID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, t := range r.byIndex {
-		if t.ID == id && t.removed.IsZero() {
-			t.removed = time.Now()
-			r.gone = append(r.gone, t)
-		}
+	if t := r.byID[id]; t != nil {
+		delete(r.byID, id)
+		t.removed = time.Now()
+		r.gone = append(r.gone, t)
 	}
 }
 
@@ -241,11 +241,9 @@ func (r *Reports) dropGone(now time.Time) {
 
 // forget needs mu.
 func (r *Reports) forget(id policy.BoxID) {
-	for _, t := range r.byIndex {
-		if t.ID == id {
-			r.drop(t)
-			return
-		}
+	if t := r.byID[id]; t != nil {
+		r.drop(t)
+		delete(r.byID, id)
 	}
 }
 

@@ -3,7 +3,6 @@ package watch
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -95,12 +94,15 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 	}
 	var table uint32
 	var dst netip.Addr
+	var out int // the interface it leads to
 	for attrs.Next() {
 		switch attrs.Type() {
 		case unix.RTA_TABLE:
 			table = attrs.Uint32()
 		case unix.RTA_DST:
 			dst, _ = netip.AddrFromSlice(attrs.Bytes())
+		case unix.RTA_OIF:
+			out = int(attrs.Int32())
 		}
 	}
 	prefix := netip.PrefixFrom(dst, int(data[1])) // rtm_dst_len
@@ -108,8 +110,9 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 	case table == route.ProxyTable && deleted, deleted && w.isPool(prefix) && !w.routing.PoolIntact(prefix):
 		d.all()
 	case table == unix.RT_TABLE_MAIN && dst.IsValid() && prefix.IsSingleIP():
-		w.owner.EachBox(func(b Box) {
-			if slices.Contains(b.Sources, dst) && !w.links.RouteIntact(b.Index, dst) {
+		w.owner.BoxOf(dst, func(b Box) {
+			leads := !deleted && out == b.Index // as after a change of our own
+			if !leads && !w.links.RouteIntact(b.Index, dst) {
 				d.add(false, b.ID)
 			}
 		})
@@ -128,8 +131,8 @@ func indexAt(data []byte, offset int) int {
 
 // ifBroken notes the box whose host-side interface has the index, if the interface is not intact.
 func (w *Watcher) ifBroken(index int, d *damage, intact func(Box) bool) {
-	w.owner.EachBox(func(b Box) {
-		if b.Index == index && !intact(b) {
+	w.owner.BoxAt(index, func(b Box) {
+		if !intact(b) {
 			d.add(false, b.ID)
 		}
 	})

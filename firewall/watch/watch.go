@@ -33,16 +33,17 @@ type Watcher struct {
 
 // Box is what must stay as it is.
 type Box struct {
-	ID      policy.BoxID
-	Link    string // its interface on the host
-	Index   int    // of that
-	Sources []netip.Addr
+	ID    policy.BoxID
+	Link  string // its interface on the host
+	Index int    // of that
 }
 
 // Owner knows the boxes and puts back what is damaged.
 type Owner interface {
-	// EachBox visits the boxes. None changes meanwhile: what a change has done by half would be taken for damage.
-	EachBox(visit func(Box))
+	// BoxAt visits the box whose interface on the host has the index, and BoxOf the one with the address, if there is
+	// one. It does not change meanwhile: what a change has done by half would be taken for damage.
+	BoxAt(index int, visit func(Box))
+	BoxOf(a netip.Addr, visit func(Box))
 	// RestoreAll rewrites everything. It returns the errors of single boxes, and an error if what they share could not
 	// be restored.
 	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)

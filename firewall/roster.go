@@ -1,0 +1,51 @@
+package firewall
+
+import (
+	"net/netip"
+
+	"boxgate/firewall/link"
+	"boxgate/firewall/namespace"
+	"boxgate/policy"
+)
+
+// roster is the attached boxes, each found by its ID and by what no other box has. The zero value has none.
+type roster struct {
+	byID    map[policy.BoxID]*box
+	byAddr  map[netip.Addr]*box
+	byIndex map[int]*box // of the interface on the host
+	byNS    map[namespace.ID]*box
+}
+
+// put adds a box that is at the place, or has moved there.
+func (r *roster) put(b *box, at link.Place) {
+	if r.byID == nil {
+		r.byID, r.byAddr = map[policy.BoxID]*box{}, map[netip.Addr]*box{}
+		r.byIndex, r.byNS = map[int]*box{}, map[namespace.ID]*box{}
+	}
+	r.remove(b.Box)
+	b.at = at
+	r.byID[b.Box], r.byIndex[at.Index], r.byNS[at.Namespace] = b, b, b
+	for _, a := range b.Sources {
+		r.byAddr[a] = b
+	}
+}
+
+// remove takes a box out. What another has by now stays that one's: the kernel uses numbers again.
+func (r *roster) remove(id policy.BoxID) {
+	b := r.byID[id]
+	if b == nil {
+		return
+	}
+	delete(r.byID, id)
+	if r.byIndex[b.at.Index] == b {
+		delete(r.byIndex, b.at.Index)
+	}
+	if r.byNS[b.at.Namespace] == b {
+		delete(r.byNS, b.at.Namespace)
+	}
+	for _, a := range b.Sources {
+		if r.byAddr[a] == b {
+			delete(r.byAddr, a)
+		}
+	}
+}
