@@ -3,6 +3,7 @@ package dns
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	mdns "github.com/miekg/dns"
@@ -22,7 +23,8 @@ const (
 // errChain is returned for a CNAME chain that loops, is too long, or leads to something other than a host name.
 var errChain = errors.New("the CNAME chain loops, is too long, or does not lead to a host name")
 
-// answer is what one upstream answer says about one name and type. It is shared by all boxes and never changed.
+// answer is what one upstream answer says about one name and type. It is shared by all boxes, and nothing it says is
+// ever changed.
 type answer struct {
 	rcode   int           // NOERROR or NXDOMAIN
 	chain   []*mdns.CNAME // from the name asked on, in order
@@ -34,6 +36,8 @@ type answer struct {
 	life    time.Duration // how long after stored it may be used; 0: not cached
 	err     error         // the lookup failed; all but stored and life is empty
 	refused *usage        // not looked up: too many of this box's are under way
+
+	packed atomic.Pointer[packed] // set when it is first needed
 }
 
 // digest takes from an upstream message only what answers name and qtype: no record of another owner or type, and none
@@ -133,7 +137,11 @@ func ttlOf(field uint32) time.Duration {
 // aged returns a copy of rr with its remaining TTL.
 func aged(rr mdns.RR, age time.Duration) mdns.RR {
 	out := mdns.Copy(rr)
-	left := max(ttlOf(rr.Header().Ttl)-age.Truncate(time.Second), minTTL)
-	out.Header().Ttl = uint32(left / time.Second)
+	out.Header().Ttl = uint32(left(ttlOf(rr.Header().Ttl), age) / time.Second)
 	return out
+}
+
+// left is what is left of a TTL.
+func left(ttl, age time.Duration) time.Duration {
+	return max(ttl-age.Truncate(time.Second), minTTL)
 }

@@ -79,9 +79,12 @@ func (c *cache) lookupFor(use *usage, k cacheKey) *answer {
 	return c.lookup(k)
 }
 
-func (c *cache) fresh(k cacheKey) *answer {
+func (c *cache) fresh(k cacheKey) *answer { return c.freshAt(k, time.Now()) }
+
+// freshAt returns the answer that may be used at that time, or nil.
+func (c *cache) freshAt(k cacheKey, now time.Time) *answer {
 	a, ok := c.answers.get(k)
-	if !ok || time.Since(a.stored) >= a.life {
+	if !ok || now.Sub(a.stored) >= a.life {
 		return nil
 	}
 	return a
@@ -103,7 +106,7 @@ func (c *cache) lookup(k cacheKey) *answer {
 		a, size = &answer{err: err, stored: time.Now(), life: failureTTL}, 0
 	}
 	if a.life > 0 {
-		c.answers.put(k, a, size+len(k.name.String())+entryOverhead)
+		c.answers.put(k, a, 2*size+len(k.name.String())+entryOverhead) // as records, and packed
 	}
 	return a
 }

@@ -31,42 +31,53 @@ type grants struct {
 	total int
 }
 
-// boxGrants are the grants of one box: byAddr to find them, order (least recently granted first) to drop them.
+// boxGrants are the grants of one box: known and byAddr to find them, order (least recently granted first) to drop them.
 type boxGrants struct {
+	known  map[granted]*list.Element      // of *Grant
 	byAddr map[netip.Addr][]*list.Element // of *Grant
 	order  list.List
+}
+
+// granted is what a grant is known by.
+type granted struct {
+	name policy.Name
+	addr netip.Addr
 }
 
 func newGrants(perBox, max int) *grants {
 	return &grants{perBox: perBox, max: max, boxes: map[policy.BoxID]*boxGrants{}}
 }
 
-// remember notes that box was told addrs for n. A repeated grant gets the later expiry.
-func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, expires time.Time) {
+// remember notes that box was told addrs for n, and reports whether they are the first of the box. A repeated grant gets
+// the later expiry.
+func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, expires time.Time) (first bool) {
 	if len(addrs) == 0 {
-		return
+		return false
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.boxes[box]
 	if b == nil {
-		b = &boxGrants{byAddr: map[netip.Addr][]*list.Element{}}
+		first = true
+		b = &boxGrants{known: map[granted]*list.Element{}, byAddr: map[netip.Addr][]*list.Element{}}
 		g.boxes[box] = b
 	}
-	now := time.Now()
 	for _, a := range addrs {
-		g.rememberLocked(b, Grant{Name: n, Addr: a.Unmap(), Expires: expires}, now)
-	}
-}
-
-func (g *grants) rememberLocked(b *boxGrants, gr Grant, now time.Time) {
-	for _, e := range b.byAddr[gr.Addr] {
-		if old := e.Value.(*Grant); old.Name == gr.Name {
-			old.Expires = later(old.Expires, gr.Expires)
+		k := granted{n, a.Unmap()}
+		if e := b.known[k]; e != nil {
+			old := e.Value.(*Grant)
+			old.Expires = later(old.Expires, expires)
 			b.order.MoveToBack(e)
-			return
+		} else {
+			g.addLocked(b, k, expires)
 		}
 	}
+	return first
+}
+
+// addLocked adds a grant, and drops those that have expired and those beyond the limits.
+func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
+	now := time.Now()
 	for b.order.Len() > 0 && b.order.Front().Value.(*Grant).Expires.Before(now) {
 		g.dropOldestLocked(b)
 	}
@@ -76,7 +87,9 @@ func (g *grants) rememberLocked(b *boxGrants, gr Grant, now time.Time) {
 	if g.total >= g.max {
 		g.dropOldestLocked(g.largestLocked())
 	}
-	b.byAddr[gr.Addr] = append(b.byAddr[gr.Addr], b.order.PushBack(&gr))
+	e := b.order.PushBack(&Grant{Name: k.name, Addr: k.addr, Expires: expires})
+	b.known[k] = e
+	b.byAddr[k.addr] = append(b.byAddr[k.addr], e)
 	g.total++
 }
 
@@ -94,6 +107,7 @@ func (g *grants) largestLocked() *boxGrants {
 func (g *grants) dropOldestLocked(b *boxGrants) {
 	e := b.order.Front()
 	gr := b.order.Remove(e).(*Grant)
+	delete(b.known, granted{gr.Name, gr.Addr})
 	rest := slices.DeleteFunc(b.byAddr[gr.Addr], func(o *list.Element) bool { return o == e })
 	if len(rest) == 0 {
 		delete(b.byAddr, gr.Addr)

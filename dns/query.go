@@ -2,7 +2,6 @@ package dns
 
 import (
 	"encoding/binary"
-	"errors"
 	"net/netip"
 	"strings"
 
@@ -10,8 +9,6 @@ import (
 
 	"boxgate/policy"
 )
-
-const headerSize = 12
 
 // query holds the parts of a box's message that the server needs.
 type query struct {
@@ -88,14 +85,6 @@ func (q *query) readOPT(extra []mdns.RR) *badQuery {
 	return nil
 }
 
-// isMeta reports whether a type asks for something other than records of that type: transfers, ANY, and the rest of the
-// range that RFC 6895, section 3.1 reserves.
-func isMeta(t uint16) bool {
-	return t == mdns.TypeNone || t == mdns.TypeOPT || t >= 128 && t <= 255
-}
-
-func isAddress(t uint16) bool { return t == mdns.TypeA || t == mdns.TypeAAAA }
-
 // shown is the name for the log: as the box sent it, without the final dot.
 func (q query) shown() string { return strings.TrimSuffix(q.name, ".") }
 
@@ -105,15 +94,6 @@ func (q query) typeName() string {
 		return ""
 	}
 	return mdns.Type(q.qtype).String()
-}
-
-// parseName makes a policy name of one in presentation format. A backslash escapes a byte that is not allowed in a host
-// name.
-func parseName(presentation string) (policy.Name, error) {
-	if strings.ContainsRune(presentation, '\\') {
-		return policy.Name{}, errors.New("not a host name")
-	}
-	return policy.ParseName(presentation)
 }
 
 // addrOf returns the address of an A or AAAA record, else the zero Addr.

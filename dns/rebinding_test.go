@@ -161,3 +161,15 @@ func TestCNAMELoopsAndLongChainsEnd(t *testing.T) {
 		}
 	}
 }
+
+// What one box's query has put into the cache is judged for another box's query, chain and all.
+func TestCachedChainToDeniedName(t *testing.T) {
+	t.Parallel()
+	z := newZone(t, "a.example.com. 60 IN CNAME x.evil.net.", "x.evil.net. 60 IN A "+goodV4)
+	z.full = true
+	b := newBench(t, policy.Spec{Mode: policy.ModeAllowAll}, z)
+	wantAddresses(t, b.ask(t, "a.example.com", mdns.TypeA), goodV4)
+	b.box = newBox(t, "box2", policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*.example.com"}, DeniedDomains: []string{"*.evil.net"}})
+	wantBlocked(t, b.ask(t, "a.example.com", mdns.TypeA))
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonDeniedDomain)
+}

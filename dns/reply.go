@@ -22,12 +22,8 @@ const (
 	edeNetwork      = mdns.ExtendedErrorCodeNetworkError
 )
 
-const (
-	// sinkTTL is short, so that a name opened by a policy change works at once.
-	sinkTTL = 1
-	// udpSize is what this server takes and sends over UDP without risking fragments (DNS flag day 2020).
-	udpSize = 1232
-)
+// sinkTTL is short, so that a name opened by a policy change works at once.
+const sinkTTL = 1
 
 // reply is an answer before it is packed.
 type reply struct {
@@ -66,11 +62,17 @@ func (s *Server) sink(q query, ev *audit.Event) reply {
 // blocked is the empty answer that gives the policy as the reason.
 func blocked(ev *audit.Event) reply {
 	ev.Action = audit.ActionRefuse
-	text := string(ev.Reason)
-	if rule := (policy.Decision{Reason: ev.Reason, Rule: ev.Rule}).ShownRule(); rule != "" {
-		text += " " + rule
+	text := appendBlocked(nil, policy.Decision{Reason: ev.Reason, Rule: ev.Rule})
+	return reply{ede: &mdns.EDNS0_EDE{InfoCode: edeBlocked, ExtraText: string(text)}}
+}
+
+// appendBlocked appends what the box is told of a denial.
+func appendBlocked(text []byte, d policy.Decision) []byte {
+	text = append(text, d.Reason...)
+	if rule := d.ShownRule(); rule != "" {
+		text = append(append(text, ' '), rule...)
 	}
-	return reply{ede: &mdns.EDNS0_EDE{InfoCode: edeBlocked, ExtraText: text}}
+	return text
 }
 
 // unresolved makes the reply for an allowed name that has no answer: a denied name in its chain, or an upstream
@@ -100,8 +102,19 @@ func (q query) pack(wire []byte, r reply, transport policy.Protocol) []byte {
 	if len(q.msg.Question) == 0 {
 		return bareReply(wire, r.rcode)
 	}
-	var m mdns.Msg
-	m.SetReply(&q.msg)
+	m := q.message(r)
+	m.Truncate(q.maxSize(transport))
+	m.Compress = true
+	out, err := m.Pack()
+	if err != nil {
+		return bareReply(wire, mdns.RcodeServerFailure)
+	}
+	return out
+}
+
+// message is the whole reply, however long.
+func (q query) message(r reply) *mdns.Msg {
+	m := new(mdns.Msg).SetReply(&q.msg)
 	m.RecursionAvailable = true
 	m.Rcode = r.rcode
 	m.Answer = r.answer
@@ -111,13 +124,7 @@ func (q query) pack(wire []byte, r reply, transport policy.Protocol) []byte {
 	if q.opt != nil {
 		m.Extra = []mdns.RR{q.replyOPT(r)}
 	}
-	m.Truncate(q.maxSize(transport))
-	m.Compress = true
-	out, err := m.Pack()
-	if err != nil {
-		return bareReply(wire, mdns.RcodeServerFailure)
-	}
-	return out
+	return m
 }
 
 // replyOPT answers the client's OPT with ours. The DO bit is copied (RFC 3225, section 3); no other option is echoed.

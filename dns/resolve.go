@@ -53,9 +53,11 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n policy.Name, qt
 
 // denies returns the denial if the policy denies n by name. It is no denial if n is merely in no allowed list: a chain
 // leads where the owner of its first name wants, and that name was allowed.
-func denies(box *policy.Box, n policy.Name) error {
+func denies(box *policy.Box, n policy.Name) error { return deniesName(box.Policy.Load(), box, n) }
+
+func deniesName(pol *policy.Compiled, box *policy.Box, n policy.Name) error {
 	r := policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}
-	if d := box.Policy.Load().Decide(r); !d.Allowed() && d.Reason != policy.ReasonNotAllowed {
+	if d := pol.Decide(r); !d.Allowed() && d.Reason != policy.ReasonNotAllowed {
 		return d.Err(r)
 	}
 	return nil
@@ -71,7 +73,7 @@ func (r *resolution) add(a *answer, age time.Duration) {
 	r.rcode = a.rcode
 	if a.soa != nil {
 		r.soa = aged(a.soa, age)
-		r.soa.Header().Ttl = uint32(max(a.life-age.Truncate(time.Second), minTTL) / time.Second)
+		r.soa.Header().Ttl = uint32(left(a.life, age) / time.Second)
 	}
 }
 

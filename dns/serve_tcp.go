@@ -42,7 +42,7 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 			s.pause(ctx, "cannot accept a DNS connection", err)
 			continue
 		}
-		box := s.boxAt(conn.RemoteAddr())
+		box := s.boxOf(conn)
 		use, ok := s.usages.connect(box)
 		if !ok {
 			conn.Close()
@@ -56,13 +56,21 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	}
 }
 
+// boxOf returns the box that a connection comes from, or nil.
+func (s *Server) boxOf(conn net.Conn) *policy.Box {
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return s.boxAt(a.AddrPort().Addr())
+	}
+	return nil
+}
+
 // refuseConn records that a connection was closed before it sent anything.
 func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
 	if box != nil {
 		ev.Box, ev.Reason = box.ID, policy.ReasonLimit
 	}
-	s.record(&visit{box: box, usage: use}, ev)
+	s.record(use, ev)
 }
 
 // serveConn answers queries until the client is done, is too slow, or ctx ends.
@@ -84,7 +92,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 		slots <- struct{}{}
 		answering.Go(func() {
 			defer func() { <-slots }()
-			if out := s.Handle(ctx, s.boxAt(conn.RemoteAddr()), policy.TCP, wire); out == nil || c.send(out) != nil {
+			if out := s.Handle(ctx, s.boxOf(conn), policy.TCP, wire); out == nil || c.send(out) != nil {
 				conn.Close()
 			}
 		})

@@ -3,13 +3,13 @@ package dns
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -19,17 +19,21 @@ import (
 const maxQuery = 4096
 
 // ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends; then it returns nil once the queries
-// in flight are answered. pc is bound to the address that boxes ask, so replies leave from it.
+// in flight are answered. pc is a *net.UDPConn bound to the address that boxes ask, so replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
-	var answering sync.WaitGroup
+	r := &reader{Server: s}
 	defer s.usages.flush()
 	defer pc.Close()
-	s.enlarge(pc)
-	defer answering.Wait()
-	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed, which ends ReadFrom as well
+	var ok bool
+	if r.conn, ok = pc.(*net.UDPConn); !ok {
+		return fmt.Errorf("dns: cannot serve queries on a %T", pc)
+	}
+	enlarge(r.conn)
+	defer r.answering.Wait()
+	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed, which ends the read as well
 	for {
 		buf := queryBuffers.Get().(*[maxQuery]byte)
-		n, from, err := pc.ReadFrom(buf[:])
+		n, from, err := r.conn.ReadFromUDPAddrPort(buf[:])
 		if err != nil {
 			queryBuffers.Put(buf)
 			if ctx.Err() != nil {
@@ -41,76 +45,74 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 			s.pause(ctx, "cannot read a DNS query", err)
 			continue
 		}
-		// What is not admitted is refused here: one box cannot start goroutines without bound. In a flood, most is
-		// dropped without an answer, so that the queries of other boxes, which arrive on the same socket, are not lost.
-		v := s.usages.enter(s.boxAt(from))
-		if !v.admitted {
-			if v.usage.answers.Allow() {
-				s.answerUDP(ctx, pc, v, buf, n, from)
-			} else {
-				queryBuffers.Put(buf)
-				s.drop(v)
-			}
-			continue
+		if !r.take(ctx, buf, n, from) {
+			queryBuffers.Put(buf)
 		}
-		answering.Go(func() { s.answerUDP(ctx, pc, v, buf, n, from) })
 	}
 }
 
 var queryBuffers = sync.Pool{New: func() any { return new([maxQuery]byte) }}
 
-func (s *Server) answerUDP(ctx context.Context, pc net.PacketConn, v *visit, buf *[maxQuery]byte, n int, to net.Addr) {
-	defer v.leave()
-	defer queryBuffers.Put(buf)
-	if out := s.answer(ctx, v, policy.UDP, buf[:n]); out != nil {
-		_, _ = pc.WriteTo(out, to) // lost like any datagram if it fails: the client asks again
+// reader answers the queries of one socket.
+type reader struct {
+	*Server
+	conn      *net.UDPConn
+	desk      desk
+	reply     [udpSize]byte
+	answering sync.WaitGroup
+}
+
+// take answers a query now, or starts a goroutine for it, which buf then belongs to. What is not admitted is refused now:
+// one box cannot start goroutines without bound. In a flood, most is dropped without an answer, so that the queries of
+// other boxes, which arrive on the same socket, are not lost.
+func (r *reader) take(ctx context.Context, buf *[maxQuery]byte, n int, from netip.AddrPort) (kept bool) {
+	v := r.usages.enter(r.boxAt(from.Addr()), time.Now())
+	if !v.admitted && !v.usage.answers.Allow() {
+		r.drop(v)
+		return false
 	}
+	if out, ok := r.answerDirectly(ctx, v, policy.UDP, buf[:n], &r.desk, r.reply[:0]); ok {
+		r.send(out, from)
+		v.leave()
+		return false
+	}
+	answer := func() {
+		defer v.leave()
+		if out := r.answer(ctx, v, policy.UDP, buf[:n]); out != nil {
+			r.send(out, from)
+		}
+	}
+	if !v.admitted {
+		answer()
+		return false
+	}
+	r.answering.Go(func() {
+		defer queryBuffers.Put(buf)
+		answer()
+	})
+	return true
+}
+
+func (r *reader) send(out []byte, to netip.AddrPort) {
+	_, _ = r.conn.WriteToUDPAddrPort(out, to) // lost like any datagram if it fails: the client asks again
 }
 
 // drop counts a query that gets no answer.
-func (s *Server) drop(v *visit) {
+func (s *Server) drop(v visit) {
 	defer v.leave()
 	ev := audit.Event{Stage: policy.StageDNS, Protocol: policy.UDP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
 	if v.box != nil {
 		ev.Box, ev.Reason = v.box.ID, policy.ReasonLimit
 	}
-	s.record(v, ev)
+	s.record(v.usage, ev)
 }
 
-// receiveBuffer holds what arrives while the server is not scheduled.
-const receiveBuffer = 4 << 20
-
-// enlarge gives the socket a receive buffer beyond the system's limit, which takes privilege, or up to that limit.
-func (s *Server) enlarge(pc net.PacketConn) {
-	c, ok := pc.(*net.UDPConn)
-	if !ok {
-		return
-	}
-	forced := errors.ErrUnsupported
-	if raw, err := c.SyscallConn(); err == nil {
-		err = raw.Control(func(fd uintptr) {
-			forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
-		})
-		forced = errors.Join(forced, err)
-	}
-	if forced != nil {
-		_ = c.SetReadBuffer(receiveBuffer) // as it is otherwise
-	}
-}
-
-// boxAt returns the box at a socket address, or nil.
-func (s *Server) boxAt(a net.Addr) *policy.Box {
-	var ip netip.Addr
-	switch a := a.(type) {
-	case *net.UDPAddr:
-		ip = a.AddrPort().Addr()
-	case *net.TCPAddr:
-		ip = a.AddrPort().Addr()
-	}
-	if ip = ip.Unmap().WithZone(""); !ip.IsValid() {
+// boxAt returns the box at an address, or nil.
+func (s *Server) boxAt(a netip.Addr) *policy.Box {
+	if a = a.Unmap().WithZone(""); !a.IsValid() {
 		return nil
 	}
-	return s.boxes.BoxByAddr(ip)
+	return s.boxes.BoxByAddr(a)
 }
 
 // pause waits after an error that may be temporary, such as having no file descriptors left.

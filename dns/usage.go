@@ -3,6 +3,7 @@ package dns
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -15,6 +16,7 @@ import (
 type usages struct {
 	limits  Limits
 	memory  *memory.Budget
+	boxes   Boxes
 	unknown *usage // shared by all sources that are no box
 	record  func(audit.Event)
 	known   sync.Map // policy.BoxID → *usage
@@ -52,11 +54,11 @@ const (
 	connCost  = 128 << 10
 )
 
-func newUsages(l Limits, budget *memory.Budget, record func(audit.Event)) *usages {
+func newUsages(l Limits, budget *memory.Budget, boxes Boxes, record func(audit.Event)) *usages {
 	if budget == nil {
 		budget = memory.New(64<<20, 64<<20)
 	}
-	u := &usages{limits: l, memory: budget, record: record}
+	u := &usages{limits: l, memory: budget, boxes: boxes, record: record}
 	u.unknown = u.newUsage("")
 	return u
 }
@@ -79,24 +81,32 @@ func (u *usages) of(box *policy.Box) *usage {
 	if v, ok := u.known.Load(box.ID); ok {
 		return v.(*usage)
 	}
-	v, _ := u.known.LoadOrStore(box.ID, u.newUsage(box.ID))
+	v, found := u.known.LoadOrStore(box.ID, u.newUsage(box.ID))
+	if !found && !isServed(u.boxes, box) {
+		u.known.CompareAndDelete(box.ID, v) // forget may have been here before
+	}
 	return v.(*usage)
+}
+
+// isServed reports whether a box has not been removed.
+func isServed(boxes Boxes, box *policy.Box) bool {
+	return box.V4.IsValid() && boxes.BoxByAddr(box.V4) == box || box.V6.IsValid() && boxes.BoxByAddr(box.V6) == box
 }
 
 // enter counts a query in. The query is not admitted if the box is unknown, asks too fast, has too many queries waiting, or
 // has used up its memory.
-func (u *usages) enter(box *policy.Box) *visit {
+func (u *usages) enter(box *policy.Box, now time.Time) visit {
 	use := u.of(box)
-	v := &visit{box: box, usage: use}
+	v := visit{box: box, usage: use}
 	inFlight := use.inFlight.Add(1)
-	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.Allow() && use.memory.Acquire(memory.DNS, queryCost)
+	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.AllowN(now, 1) && use.memory.Acquire(memory.DNS, queryCost)
 	if v.admitted {
 		v.held = queryCost
 	}
 	return v
 }
 
-func (v *visit) leave() {
+func (v visit) leave() {
 	v.usage.inFlight.Add(-1)
 	v.usage.memory.Release(memory.DNS, v.held)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,4 +107,25 @@ func TestUnknownSourcesHaveNoStateOfTheirOwn(t *testing.T) {
 	b.ask(t, "a.example.com", mdns.TypeA)
 	b.Forget("box1")
 	b.usages.known.Range(func(k, _ any) bool { t.Errorf("state of %v was kept", k); return true })
+}
+
+// noBox is a registry whose boxes have all been removed.
+type noBox struct{}
+
+func (noBox) BoxByAddr(netip.Addr) *policy.Box { return nil }
+
+// A query that was under way while its box was removed leaves nothing of the box behind, answered from the cache or not.
+func TestQueryOfARemovedBoxLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4, "b.example.com. 60 IN A "+goodV4))
+	b.ask(t, "a.example.com", mdns.TypeA)
+	b.boxes, b.usages.boxes = noBox{}, noBox{}
+	b.Forget("box1")
+	for _, host := range []string{"a.example.com", "b.example.com"} {
+		b.ask(t, host, mdns.TypeA)
+		b.usages.known.Range(func(k, _ any) bool { t.Errorf("after a query for %s, usage of %v is kept", host, k); return true })
+		if names := b.GrantedNames("box1", addr(goodV4)); len(names) > 0 || len(b.grants.boxes) > 0 {
+			t.Errorf("after a query for %s, grants are kept: %v", host, names)
+		}
+	}
 }

@@ -1,0 +1,113 @@
+package dns
+
+import (
+	"context"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// desk is what one goroutine needs to answer queries directly, one after the other, without allocating.
+type desk struct {
+	name  [maxName]byte
+	names names
+}
+
+// direct is an answer that can be given at once: from the cache, or the policy's refusal.
+type direct struct {
+	plainQuery
+	box     *policy.Box
+	policy  *policy.Compiled
+	host    policy.Name
+	verdict policy.Decision // about the name, or about the first address
+	cached  *answer         // nil: refused
+	packed  *packed         // of cached
+}
+
+// answerDirectly is answer for the queries that are most common and wait for nothing. It appends the answer to dst. For any
+// other query it reports false and has done nothing: that query is for answer, which would give the same answer, grants
+// and event as this for all queries.
+func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.Protocol, wire []byte, d *desk, dst []byte) (out []byte, ok bool) {
+	start := time.Now()
+	ev := openEvent(v, transport, start)
+	defer func() {
+		if p := recover(); p != nil {
+			out, ok = s.failed(&ev, wire), true
+		}
+		if ok {
+			s.closeEvent(v, &ev)
+		}
+	}()
+	a, ok := s.findDirect(v, transport, wire, d, start)
+	if !ok {
+		return nil, false
+	}
+	ev.Name, ev.Method = a.host.String(), mdns.TypeToString[a.qtype]
+	queryRead(ctx)
+	describe(&ev, a.verdict)
+	if a.cached == nil {
+		sink := s.sinkOf(a.qtype)
+		if sink.IsValid() {
+			ev.Action = audit.ActionSink
+		}
+		return s.appendSink(dst, wire, &a, sink), true
+	}
+	ev.Action = audit.ActionForward
+	if len(a.packed.addrs) > 0 {
+		ev.Addr = a.packed.addrs[0]
+	}
+	out = append(dst, a.packed.message...)
+	life := a.packed.age(out[len(dst):], start.Sub(a.cached.stored), a.cached.life)
+	s.remember(a.box, a.host, a.packed.addrs, start.Add(life+grantGrace))
+	return a.finish(out, len(dst), wire), true
+}
+
+// findDirect decides whether a query can be answered directly. It changes nothing.
+func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *desk, now time.Time) (a direct, ok bool) {
+	if v.box == nil || !v.admitted {
+		return a, false
+	}
+	if a.plainQuery, ok = parsePlain(wire, d.name[:]); !ok || mdns.TypeToString[a.qtype] == "" {
+		return a, false
+	}
+	var err error
+	if a.host, err = d.names.parse(a.name); err != nil {
+		return a, false
+	}
+	a.box, a.policy = v.box, v.box.Policy.Load()
+	a.verdict = a.policy.Decide(policy.Request{Stage: policy.StageDNS, Box: a.box.ID, Name: a.host})
+	if !a.verdict.Allowed() && !resolvesAnyway(a.policy, a.host, a.verdict, a.qtype) {
+		return a, a.sinkSize() < a.maxSize(transport)
+	}
+	// An answer close to the limit may have to be truncated; so may one whose client speaks EDNS.
+	return a, s.findCached(&a, now) && a.packed.size+optSize < a.maxSize(transport) && a.box.Policy.Load() == a.policy
+}
+
+// findCached finds the answer, if it is in the cache, complete, and all of it may be shown to the box.
+func (s *Server) findCached(a *direct, now time.Time) bool {
+	k := cacheKey{a.host, a.qtype}
+	if a.cached = s.cache.freshAt(k, now); a.cached == nil {
+		return false
+	}
+	if a.packed = a.cached.pack(k); a.packed == nil || a.mixed && a.packed.spelled {
+		return false
+	}
+	for _, target := range a.cached.targets {
+		if deniesName(a.policy, a.box, target) != nil {
+			return false
+		}
+	}
+	for i, addr := range a.packed.addrs {
+		d, ok := judgeAddr(a.policy, a.box, a.host, addr)
+		if !ok {
+			return false
+		}
+		if i == 0 {
+			a.verdict = d
+		}
+	}
+	return a.verdict.Allowed()
+}

@@ -1,0 +1,95 @@
+package dns
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	mdns "github.com/miekg/dns"
+)
+
+// The sizes of what direct answers are made of.
+const (
+	addressSize  = 2 + fixedPart + 16  // of an AAAA record, its owner compressed; an A record is shorter
+	edeSize      = 6                   // of the option for an extended error, without its text
+	questionName = 0xc000 | headerSize // the owner of a record is the name in the question
+)
+
+// finish gives a message that begins at out[begin], and ends with out, the ID, flags and question of the query, and ends
+// it with an OPT record if the client sent one.
+func (a *direct) finish(out []byte, begin int, wire []byte) []byte {
+	m := out[begin:]
+	m[0], m[1] = wire[0], wire[1]
+	m[2] = flagResponse | wire[2]&flagRecursion
+	m[3] = flagAvailable | wire[3]&flagUnchecked | m[3]&0xf
+	copy(m[headerSize:], a.asked)
+	if !a.edns {
+		return out
+	}
+	binary.BigEndian.PutUint16(m[10:], 1)
+	flags := uint32(0)
+	if a.do {
+		flags = optDo
+	}
+	out = append(out, 0)
+	out = binary.BigEndian.AppendUint16(out, mdns.TypeOPT)
+	out = binary.BigEndian.AppendUint16(out, udpSize)
+	out = binary.BigEndian.AppendUint32(out, flags)
+	return binary.BigEndian.AppendUint16(out, 0) // no options yet
+}
+
+// sinkSize is the most that appendSink appends.
+func (a *direct) sinkSize() int {
+	return headerSize + len(a.asked) + addressSize + optSize + edeSize + len(a.verdict.Reason) + 1 + len(a.verdict.Rule)
+}
+
+// appendSink is [Server.sink] for a plain query; the event is filled in by the caller.
+func (s *Server) appendSink(dst, wire []byte, a *direct, sink netip.Addr) []byte {
+	out := append(dst, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+	out = append(out, a.asked...)
+	if sink.IsValid() {
+		out[len(dst)+7] = 1
+		out = appendAddress(out, sink)
+	}
+	out = a.finish(out, len(dst), wire)
+	if !a.edns {
+		return out
+	}
+	options := len(out)
+	out = binary.BigEndian.AppendUint16(out, mdns.EDNS0EDE)
+	out = binary.BigEndian.AppendUint16(out, 0)
+	out = binary.BigEndian.AppendUint16(out, edeBlocked)
+	out = appendBlocked(out, a.verdict)
+	binary.BigEndian.PutUint16(out[options-2:], uint16(len(out)-options))
+	binary.BigEndian.PutUint16(out[options+2:], uint16(len(out)-options-4))
+	return out
+}
+
+// appendAddress appends the record of the sink.
+func appendAddress(out []byte, a netip.Addr) []byte {
+	qtype := mdns.TypeA
+	if a.Is6() {
+		qtype = mdns.TypeAAAA
+	}
+	out = binary.BigEndian.AppendUint16(out, questionName)
+	out = binary.BigEndian.AppendUint16(out, qtype)
+	out = binary.BigEndian.AppendUint16(out, mdns.ClassINET)
+	out = binary.BigEndian.AppendUint32(out, sinkTTL)
+	out = binary.BigEndian.AppendUint16(out, uint16(a.BitLen()/8))
+	if a.Is4() {
+		b := a.As4()
+		return append(out, b[:]...)
+	}
+	b := a.As16()
+	return append(out, b[:]...)
+}
+
+// sinkOf is the sink for queries of a type, or the zero Addr for types that are not addresses.
+func (s *Server) sinkOf(qtype uint16) netip.Addr {
+	switch qtype {
+	case mdns.TypeA:
+		return s.sinkV4
+	case mdns.TypeAAAA:
+		return s.sinkV6
+	}
+	return netip.Addr{}
+}

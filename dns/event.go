@@ -1,0 +1,49 @@
+package dns
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// openEvent is the event of a query of which nothing is known: refused.
+func openEvent(v visit, transport policy.Protocol, now time.Time) audit.Event {
+	ev := audit.Event{Time: now, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: policy.ReasonInternal}
+	if v.box != nil {
+		ev.Box = v.box.ID
+	}
+	return ev
+}
+
+// closeEvent records the event of a query whose answer is ready.
+func (s *Server) closeEvent(v visit, ev *audit.Event) {
+	ev.Duration = time.Since(ev.Time)
+	s.record(v.usage, *ev)
+}
+
+// failed answers a query that made the gateway panic.
+func (s *Server) failed(ev *audit.Event, wire []byte) []byte {
+	*ev = audit.Event{Time: ev.Time, Stage: ev.Stage, Protocol: ev.Protocol, Box: ev.Box, Name: ev.Name,
+		Action: audit.ActionRefuse, Reason: policy.ReasonInternal, Error: "fault of the gateway"}
+	s.log.Error("panic while answering a DNS query", zap.Stack("stack"))
+	return bareReply(wire, mdns.RcodeServerFailure)
+}
+
+// describe copies a decision into the event.
+func describe(ev *audit.Event, d policy.Decision) {
+	ev.Verdict, ev.Reason, ev.Rule, ev.Version = d.Verdict, d.Reason, d.Rule, d.Version
+}
+
+// record passes the event to the audit log. Refusals that a box can provoke at line rate are coalesced.
+func (s *Server) record(use *usage, ev audit.Event) {
+	if ev.Reason == policy.ReasonLimit || ev.Reason == policy.ReasonUnknownBox {
+		use.refusals.add(ev)
+		return
+	}
+	s.audit.Record(ev)
+}

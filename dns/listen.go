@@ -1,0 +1,105 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// sockets is how many sockets share one address. More of them are read by more processors at a time, and fewer boxes share
+// one.
+const sockets = 8
+
+// ListenUDP opens the sockets that together receive what is sent to one address. All queries of a box arrive on one of
+// them, chosen by the box's address, so that a box that fills the queue of its socket crowds out only the boxes it shares
+// that one with. Serve each with [Server.ServeUDP].
+func ListenUDP(ctx context.Context, lc net.ListenConfig, address netip.AddrPort) ([]net.PacketConn, error) {
+	// The first is bound as the only one of its address, so that it is refused if any other program has that.
+	first, err := lc.ListenPacket(ctx, "udp", address.String())
+	if err != nil {
+		return nil, err
+	}
+	opened := []net.PacketConn{first}
+	lc.Control = sharing(lc.Control)
+	err = control(first.(*net.UDPConn), share)
+	for err == nil && len(opened) < sockets {
+		var pc net.PacketConn
+		if pc, err = lc.ListenPacket(ctx, "udp", first.LocalAddr().String()); err == nil {
+			opened = append(opened, pc)
+		}
+	}
+	if err == nil {
+		err = control(first.(*net.UDPConn), func(fd int) error { return spread(fd, address.Addr().Is4()) })
+	}
+	if err != nil {
+		for _, pc := range opened {
+			pc.Close()
+		}
+		return nil, fmt.Errorf("share %s among sockets: %w", address, err)
+	}
+	return opened, nil
+}
+
+// share lets other sockets of this user be bound to the same address.
+func share(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
+
+// sharing is a control function that shares, in addition to another one.
+func sharing(also func(network, address string, c syscall.RawConn) error) func(network, address string, c syscall.RawConn) error {
+	return func(network, address string, c syscall.RawConn) error {
+		var err error
+		ctlErr := c.Control(func(fd uintptr) { err = share(int(fd)) })
+		if err = errors.Join(ctlErr, err); err == nil && also != nil {
+			err = also(network, address, c)
+		}
+		return err
+	}
+}
+
+// Where the last word of a packet's source address is. The offset makes the kernel count from the network header:
+// otherwise the program sees the payload alone.
+const (
+	netOffset = 0xfff00000 // SKF_NET_OFF, linux/filter.h
+	sourceV4  = netOffset + 12
+	sourceV6  = netOffset + 8 + 12
+)
+
+// spread makes the kernel choose the socket by the last word of the source address. Boxes have consecutive addresses.
+func spread(fd int, v4 bool) error {
+	at := uint32(sourceV6)
+	if v4 {
+		at = sourceV4
+	}
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at},
+		{Code: unix.BPF_ALU | unix.BPF_MOD | unix.BPF_K, K: sockets},
+		{Code: unix.BPF_RET | unix.BPF_A},
+	}
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
+		&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+}
+
+// control calls f with the descriptor of a socket.
+func control(c *net.UDPConn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	ctlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+	return errors.Join(ctlErr, err)
+}
+
+// receiveBuffer holds what arrives while the server is not scheduled.
+const receiveBuffer = 4 << 20
+
+// enlarge gives the socket a receive buffer beyond the system's limit, which takes privilege, or up to that limit.
+func enlarge(c *net.UDPConn) {
+	err := control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) })
+	if err != nil {
+		_ = c.SetReadBuffer(receiveBuffer) // as it is otherwise
+	}
+}
