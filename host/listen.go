@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/dns"
 	"boxgate/proxy"
 )
 
@@ -204,8 +205,9 @@ func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 		if err == nil {
 			opened, tcp = append(opened, ln), append(tcp, ln)
 			port = ln.Addr().(*net.TCPAddr).AddrPort().Port()
-			var pc net.PacketConn
-			if pc, err = gatewaySocket.ListenPacket(ctx, "udp", netip.AddrPortFrom(a, port).String()); err == nil {
+			var pcs []net.PacketConn
+			pcs, err = dns.ListenUDP(ctx, gatewaySocket, netip.AddrPortFrom(a, port))
+			for _, pc := range pcs {
 				opened, udp = append(opened, pc), append(udp, pc)
 			}
 		}

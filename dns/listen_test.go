@@ -1,0 +1,127 @@
+package dns
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// anyBox is a registry in which every address is the same box's.
+type anyBox struct{ box *policy.Box }
+
+func (a anyBox) BoxByAddr(netip.Addr) *policy.Box { return a.box }
+
+// Boxes at addresses that follow each other have sockets of their own: when the queue of one is full, and nobody reads it,
+// nothing of the others is lost.
+func TestAttackFullQueueOfOneBox(t *testing.T) {
+	t.Parallel()
+	pcs, err := ListenUDP(t.Context(), net.ListenConfig{}, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	flooder := dialFrom(t, "127.0.0.10", pcs[0].LocalAddr())
+	wire, _ := newQuery("a.example.com", mdns.TypeA).Pack()
+	if _, err := flooder.Write(wire); err != nil {
+		t.Fatal(err)
+	}
+	flooded := receiver(t, pcs)
+	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{QueriesPerSecond: 1e6, Burst: 1e6})
+	b.boxes = anyBox{b.box}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, len(pcs))
+	for i, pc := range pcs {
+		if i == flooded {
+			defer pc.Close()
+			done <- nil
+			continue
+		}
+		go func() { done <- b.ServeUDP(ctx, pc) }()
+	}
+	defer func() {
+		cancel()
+		for range pcs {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 20_000 {
+		_, _ = flooder.Write(wire)
+	}
+	for i := range sockets - 1 {
+		box := dialFrom(t, netip.AddrFrom4([4]byte{127, 0, 0, byte(11 + i)}).String(), pcs[0].LocalAddr())
+		for range 20 {
+			co := &mdns.Conn{Conn: box}
+			_ = box.SetDeadline(time.Now().Add(20 * time.Second))
+			if err := co.WriteMsg(newQuery("a.example.com", mdns.TypeA)); err != nil {
+				t.Fatal(err)
+			}
+			m, err := co.ReadMsg()
+			if err != nil {
+				t.Fatalf("a query of the box at %v was lost: %v", box.LocalAddr(), err)
+			}
+			wantAddresses(t, m, goodV4)
+		}
+	}
+}
+
+// An address at which another socket listens is refused, even if that one would share it.
+func TestListenUDPWantsTheAddressForItself(t *testing.T) {
+	t.Parallel()
+	pcs, err := ListenUDP(t.Context(), net.ListenConfig{}, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pc := range pcs {
+		defer pc.Close()
+	}
+	again, err := ListenUDP(t.Context(), net.ListenConfig{}, pcs[0].LocalAddr().(*net.UDPAddr).AddrPort())
+	if err == nil {
+		t.Errorf("%d more sockets were opened", len(again))
+	}
+}
+
+func dialFrom(t *testing.T, from string, to net.Addr) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))}
+	conn, err := d.DialContext(t.Context(), "udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// receiver reads the datagram that one of the sockets has received, and says which.
+func receiver(t *testing.T, pcs []net.PacketConn) int {
+	t.Helper()
+	got := make(chan int, len(pcs))
+	for i, pc := range pcs {
+		go func() {
+			if _, _, err := pc.ReadFrom(make([]byte, maxQuery)); err == nil {
+				got <- i
+				return
+			}
+			got <- -1
+		}()
+	}
+	which := <-got
+	for _, pc := range pcs {
+		_ = pc.SetReadDeadline(time.Unix(1, 0))
+	}
+	for range len(pcs) - 1 {
+		if <-got >= 0 {
+			t.Error("one datagram arrived twice")
+		}
+	}
+	for _, pc := range pcs {
+		_ = pc.SetReadDeadline(time.Time{})
+	}
+	return which
+}
