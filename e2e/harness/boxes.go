@@ -59,13 +59,17 @@ func (w *World) SecretBox() string {
 	})
 }
 
+// execMost is how long a command in a box may take. It only ends what hangs: a gibibyte through a busy machine takes
+// minutes.
+const execMost = 10 * time.Minute
+
 // Sh runs a shell line in a box and returns everything it printed and its exit code.
 func (w *World) Sh(box, line string) (string, int) {
 	w.T.Helper()
 	if f, ok := w.foreign.Load(box); ok {
 		return f.(*ForeignBox).Sh(line)
 	}
-	ctx, cancel := context.WithTimeout(w.T.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(w.T.Context(), execMost)
 	defer cancel()
 	var out bytes.Buffer
 	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, &out, &out)
@@ -92,7 +96,7 @@ func (w *World) Background(box, line string, out io.Writer) (wait func() (int, e
 		err  error
 	}
 	done := make(chan ended, 1)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), execMost)
 	w.T.Cleanup(cancel)
 	go func() {
 		code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, out, out)
