@@ -55,7 +55,7 @@ proxy/socket:
 proxy/tunnel: policy proxy/buffers proxy/contain proxy/h1 proxy/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault
-ingress: policy audit internal/handshake
+ingress: policy audit internal/handshake proxy/buffers proxy/h1 proxy/header proxy/socket
 launcher: policy audit internal/fault
 launcher/cgroup:
 launcher/container: launcher/namespace

@@ -17,35 +17,38 @@ type active struct {
 
 // request is one authenticated request or WebSocket.
 type request struct {
+	of     *active
 	target Target
-	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when the handler has returned
+	cut    func()        // makes it end soon; may be called more than once, and after it has ended
+	done   chan struct{} // closed when it has ended
 }
 
-// begin registers a request. Its context ends with [errCut] when it is cut; end must be called when it is over.
-func (a *active) begin(ctx context.Context, t Target) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	r := &request{target: t, cancel: cancel, done: make(chan struct{})}
+// begin registers a request. cut is called, from another goroutine, when its URL, credential or box has gone; it must not
+// block. end must be called when the request is over.
+func (a *active) begin(t Target, cut func()) *request {
+	r := &request{of: a, target: t, cut: cut, done: make(chan struct{})}
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.open == nil {
 		a.open = make(map[*request]struct{})
 	}
 	a.open[r] = struct{}{}
-	a.mu.Unlock()
-	return ctx, func() {
-		cancel(nil)
-		a.mu.Lock()
-		delete(a.open, r)
-		a.mu.Unlock()
-		close(r.done)
-	}
+	return r
+}
+
+// end says that the request is over.
+func (r *request) end() {
+	r.of.mu.Lock()
+	delete(r.of.open, r)
+	r.of.mu.Unlock()
+	close(r.done)
 }
 
 // cut ends every request whose target matches and waits until they are gone.
 func (a *active) cut(match func(Target) bool) {
 	doomed := a.matching(match)
 	for _, r := range doomed {
-		r.cancel(errCut)
+		r.cut()
 	}
 	for _, r := range doomed {
 		<-r.done

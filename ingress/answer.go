@@ -1,28 +1,41 @@
 package ingress
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 )
 
-// answer is the client's side of a request: it records the status and the bytes, and can be cut off whatever the client
-// does.
+// answer is the client's side of a request that net/http has read: it records the status and the bytes, and can be cut
+// off whatever the client does.
 type answer struct {
 	http.ResponseWriter
-	ctx            context.Context // of the request; set by abortWith
-	status         int
-	sent, received atomic.Int64 // to the client; from it after an upgrade
+	status int
+	sent   atomic.Int64  // bytes of the response
+	body   *countingBody // of the request, once it is forwarded
+}
+
+// reply implements [replier].
+func (w *answer) reply(status int, fields [][2]string, body []byte) {
+	if w.status != 0 {
+		return
+	}
+	h := w.Header()
+	for _, f := range fields {
+		h.Add(f[0], f[1])
+	}
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
 }
 
 // WriteHeader records the final status.
 func (w *answer) WriteHeader(status int) {
-	if status >= 200 || status == http.StatusSwitchingProtocols {
+	if status >= 200 {
 		w.status = status
 	}
 	w.ResponseWriter.WriteHeader(status)
@@ -43,7 +56,6 @@ func (w *answer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // abortWith makes the reads and writes of this request fail once it is cut: a client that neither reads nor writes
 // would otherwise block the handler. stop must be called before the handler returns.
 func (w *answer) abortWith(ctx context.Context) (stop func()) {
-	w.ctx = ctx
 	return afterCut(ctx, func() {
 		rc := http.NewResponseController(w.ResponseWriter)
 		now := time.Now()
@@ -67,36 +79,6 @@ func afterCut(ctx context.Context, f func()) (stop func()) {
 			<-ran
 		}
 	}
-}
-
-// Hijack returns the client's connection after an upgrade. Its bytes are counted, and it is closed when the request is
-// cut.
-func (w *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
-	if err != nil {
-		return nil, nil, err
-	}
-	w.status = http.StatusSwitchingProtocols
-	afterCut(w.ctx, func() { _ = conn.Close() })
-	return &countingConn{Conn: conn, w: w}, rw, nil
-}
-
-// countingConn counts the bytes of a connection that became a WebSocket.
-type countingConn struct {
-	net.Conn
-	w *answer
-}
-
-func (c *countingConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.w.received.Add(int64(n))
-	return n, err
-}
-
-func (c *countingConn) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	c.w.sent.Add(int64(n))
-	return n, err
 }
 
 // countingBody counts the bytes of a request body.

@@ -154,7 +154,7 @@ func TestOddHosts(t *testing.T) {
 		{"IPv4", "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 421},
 		{"IPv4 and port", "GET / HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n", 421},
 		{"IPv6", "GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", 421},
-		{"empty", "GET / HTTP/1.1\r\nHost:\r\n\r\n", 421},
+		{"empty", "GET / HTTP/1.1\r\nHost:\r\n\r\n", 400},
 		{"absolute form, other authority", "GET http://one.preview.test/ HTTP/1.1\r\nHost: two.preview.test\r\n\r\n", 421},
 		{"absolute form", "GET http://one.preview.test/ HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", 421},
 		{"CONNECT", "CONNECT one.preview.test:80 HTTP/1.1\r\nHost: one.preview.test:80\r\n\r\n", 421},

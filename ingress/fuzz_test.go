@@ -16,7 +16,8 @@ func FuzzHost(f *testing.F) {
 	f.Fuzz(func(t *testing.T, host string) {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.Host = host
-		name, ok := hostOf(r)
+		q := ofRequest(r)
+		name, ok := hostOf(&q)
 		if !ok {
 			return
 		}

@@ -104,7 +104,7 @@ func (f *fixture) expose(host string, server *httptest.Server, auth Auth) Target
 	return t
 }
 
-func start(t *testing.T, change func(*Config)) *fixture {
+func start(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{urls: map[string]Target{}, more: make(chan struct{}), roots: x509.NewCertPool()}
 	cert := wildcard(t, f.roots)
@@ -127,7 +127,7 @@ func start(t *testing.T, change func(*Config)) *fixture {
 	return f
 }
 
-func (f *fixture) listen(t *testing.T, serve func(net.Listener) error) string {
+func (f *fixture) listen(t testing.TB, serve func(net.Listener) error) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -146,7 +146,7 @@ func (f *fixture) listen(t *testing.T, serve func(net.Listener) error) string {
 	return ln.Addr().String()
 }
 
-func wildcard(t *testing.T, roots *x509.CertPool) *tls.Certificate {
+func wildcard(t testing.TB, roots *x509.CertPool) *tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

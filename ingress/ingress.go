@@ -7,8 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"boxgate/audit"
@@ -16,19 +16,6 @@ import (
 
 	"go.uber.org/zap"
 )
-
-// Target is what a public URL leads to.
-type Target struct {
-	ID   string // of the URL; never reused for another
-	Box  policy.BoxID
-	Addr netip.AddrPort // of the box's port
-	Auth Auth
-}
-
-// same reports whether two lookups found the same target.
-func (t Target) same(o Target) bool {
-	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Auth.same(o.Auth)
-}
 
 // URLs finds public URLs. Lookup is called twice for every request, concurrently, and must be fast.
 type URLs interface {
@@ -52,19 +39,22 @@ type Config struct {
 	DialTimeout       time.Duration // 0: 10 s
 	ReadHeaderTimeout time.Duration // 0: 10 s
 	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
-	MaxHeaderBytes    int           // 0: 64 KiB
+	MaxHeaderBytes    int           // 0: 64 KiB, which is also the most over HTTP/1.x
 }
 
 // Ingress serves public URLs. Safe for concurrent use.
 type Ingress struct {
 	Config
-	proxy     *httputil.ReverseProxy
-	transport *http.Transport
+	proxy     *httputil.ReverseProxy // of requests over HTTP/2
+	transport *http.Transport        // of proxy
+	upstreams pool                   // of requests over HTTP/1.x
 	active    active
+	stopping  atomic.Bool
 
-	mu      sync.Mutex
-	servers []*http.Server
-	closed  bool
+	mu        sync.Mutex
+	servers   []*http.Server
+	listeners []*listener
+	closed    bool
 }
 
 // New makes an Ingress; its Serve methods start it.
@@ -109,7 +99,15 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 		GetCertificate: g.GetCertificate,
 		NextProtos:     []string{"h2", "http/1.1"},
 	}
-	return g.serve(srv, func() error { return srv.ServeTLS(ln, "", "") })
+	h2 := newHandOver(ln.Addr())
+	served := make(chan error, 1)
+	go func() { served <- g.serve(srv, func() error { return srv.Serve(h2) }) }()
+	err := g.listen(&listener{ln: ln, tls: srv.TLSConfig, h2: h2})
+	_ = h2.Close()
+	if failed := <-served; !errors.Is(failed, net.ErrClosed) {
+		err = errors.Join(err, failed)
+	}
+	return err
 }
 
 // ServePlain serves public URLs over plain HTTP. Credentials would be sent in the clear, so the listener must be on a
@@ -119,8 +117,7 @@ func (g *Ingress) ServePlain(ln net.Listener) error {
 	if !ok || !addr.IP.IsLoopback() {
 		return errors.New("ingress: plain HTTP is served on a loopback address only, not on " + ln.Addr().String())
 	}
-	srv := g.server(g)
-	return g.serve(srv, func() error { return srv.Serve(ln) })
+	return g.listen(&listener{ln: ln})
 }
 
 // ServeRedirect answers plain HTTP with redirects to the HTTPS URL at httpsPort. challenge, if not nil, sees each request
@@ -136,7 +133,7 @@ func (g *Ingress) server(h http.Handler) *http.Server {
 		ReadHeaderTimeout: g.ReadHeaderTimeout,
 		IdleTimeout:       g.IdleTimeout,
 		MaxHeaderBytes:    g.MaxHeaderBytes,
-		ErrorLog:          audit.ServerLog(g.Log, g.refusedHandshake),
+		ErrorLog:          audit.ServerLog(g.Log, nil),
 		// "OPTIONS *" is refused like every request without a host and path, and recorded.
 		DisableGeneralOptionsHandler: true,
 	}
@@ -158,14 +155,35 @@ func (g *Ingress) serve(srv *http.Server, run func() error) error {
 	return nil
 }
 
+// listen serves a listener until Shutdown.
+func (g *Ingress) listen(l *listener) error {
+	l.g, l.conns = g, map[net.Conn]*atomic.Bool{}
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		_ = l.ln.Close()
+		return http.ErrServerClosed
+	}
+	g.listeners = append(g.listeners, l)
+	g.mu.Unlock()
+	if err := l.run(); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
 // Shutdown stops listening, lets requests finish until ctx ends, and then cuts the remaining ones, including
 // WebSockets.
 func (g *Ingress) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	g.closed = true
-	servers := g.servers
+	servers, listeners := g.servers, g.listeners
 	g.mu.Unlock()
+	g.stopping.Store(true)
 	var wait sync.WaitGroup
+	for _, l := range listeners {
+		wait.Go(l.close)
+	}
 	for _, srv := range servers {
 		wait.Go(func() {
 			if srv.Shutdown(ctx) != nil {
@@ -174,9 +192,11 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 		})
 	}
 	wait.Wait()
-	// http.Server does not track the connections that became WebSockets.
 	err := g.active.drain(ctx)
-	g.transport.CloseIdleConnections()
+	for _, l := range listeners {
+		l.wait(ctx)
+	}
+	g.closeIdle()
 	return err
 }
 
@@ -185,11 +205,17 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 // that Lookup or Wake takes, or a request that is calling them could not end.
 func (g *Ingress) CloseURL(id string) {
 	g.active.cut(func(t Target) bool { return t.ID == id })
+	g.closeIdle()
+}
+
+// closeIdle closes the connections to boxes that no request uses.
+func (g *Ingress) closeIdle() {
 	g.transport.CloseIdleConnections()
+	g.upstreams.close(func(*upstream) bool { return true })
 }
 
 // CloseBox is [Ingress.CloseURL] for every URL of a box.
 func (g *Ingress) CloseBox(box policy.BoxID) {
 	g.active.cut(func(t Target) bool { return t.Box == box })
-	g.transport.CloseIdleConnections()
+	g.closeIdle()
 }

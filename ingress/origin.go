@@ -14,28 +14,28 @@ import (
 
 // ambient reports whether the credential of a request that [Auth.permits] may have been added by the browser itself. A
 // bearer token was added by a script that knows it, and where no credential is needed none can be abused.
-func (a Auth) ambient(r *http.Request) bool {
-	scheme, _, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+func (a Auth) ambient(q *asked) bool {
+	scheme, _, _ := strings.Cut(q.first("authorization"), " ")
 	return !a.open() && !strings.EqualFold(scheme, "Bearer")
 }
 
 // foreign reports whether another site made a browser open a WebSocket or send a request that may change something. The
 // URLs of other boxes are other sites, although they share the gateway's domain. Clients other than browsers send
 // neither of the headers that it checks.
-func foreign(r *http.Request) bool {
-	site, known := r.Header["Sec-Fetch-Site"]
-	for _, s := range site {
+func foreign(q *asked) bool {
+	sites := q.values("sec-fetch-site")
+	for _, s := range sites {
 		if s != "same-origin" && s != "none" { // none: by the user, from a bookmark or the address bar
-			return opensWebSocket(r) || !isSafe(r.Method)
+			return opensWebSocket(q) || !isSafe(q.method)
 		}
 	}
 	switch {
-	case opensWebSocket(r): // always with the true Origin
-	case isSafe(r.Method), known: // Origin may be "null" here, if the page sends no referrer
+	case opensWebSocket(q): // always with the true Origin
+	case isSafe(q.method), len(sites) > 0: // Origin may be "null" here, if the page sends no referrer
 		return false
 	}
-	origin, known := r.Header["Origin"]
-	return known && (len(origin) != 1 || !isOwnOrigin(r, origin[0]))
+	origin := q.values("origin")
+	return len(origin) > 0 && (len(origin) != 1 || !isOwnOrigin(q, origin[0]))
 }
 
 // isSafe reports whether a method changes nothing (RFC 9110, 9.2.1).
@@ -44,18 +44,18 @@ func isSafe(method string) bool {
 }
 
 // opensWebSocket reports whether a request is the handshake of a WebSocket (RFC 6455; RFC 8441 over HTTP/2).
-func opensWebSocket(r *http.Request) bool {
-	return strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Method == http.MethodConnect || r.Header.Get(":protocol") != ""
+func opensWebSocket(q *asked) bool {
+	return strings.EqualFold(q.first("upgrade"), "websocket") || q.method == http.MethodConnect || q.first(":protocol") != ""
 }
 
 // isOwnOrigin reports whether an Origin is that of the URL the request is for (RFC 6454). Plain HTTP is only served on
 // loopback, where a reverse proxy may have terminated TLS: then either scheme counts as its own.
-func isOwnOrigin(r *http.Request, origin string) bool {
+func isOwnOrigin(q *asked, origin string) bool {
 	o, err := url.Parse(origin)
-	if err != nil || origin != o.Scheme+"://"+o.Host || o.Scheme != "https" && (o.Scheme != "http" || r.TLS != nil) {
+	if err != nil || origin != o.Scheme+"://"+o.Host || o.Scheme != "https" && (o.Scheme != "http" || q.secure) {
 		return false
 	}
-	return bareHost(o.Host) == bareHost(r.Host) && portOf(o.Host, o.Scheme) == portOf(r.Host, o.Scheme)
+	return bareHost(o.Host) == bareHost(q.host) && portOf(o.Host, o.Scheme) == portOf(q.host, o.Scheme)
 }
 
 // portOf returns the port of a host with an optional one.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,20 +71,4 @@ func (g *Ingress) refusedUnread(began time.Time, why string) {
 		Time: began, Stage: policy.StageURL, Protocol: policy.TCP, Verdict: policy.Deny, Action: audit.ActionRefuse,
 		Reason: policy.ReasonBadRequest, Duration: time.Since(began), Error: why,
 	})
-}
-
-// refusedHandshake takes the line that net/http logs when a client did not complete its TLS handshake, or closed the
-// connection without sending anything, and records an event instead.
-func (g *Ingress) refusedHandshake(line string) bool {
-	rest, ok := strings.CutPrefix(line, "http: TLS handshake error from ")
-	peer, why, cut := strings.Cut(rest, ": ")
-	from, err := netip.ParseAddrPort(peer)
-	if !ok || !cut || err != nil || g.Audit == nil {
-		return false
-	}
-	g.Audit.Record(audit.Event{
-		Time: time.Now(), Stage: policy.StageURL, Protocol: policy.TCP, Peer: from.Addr().Unmap(), Verdict: policy.Deny,
-		Action: audit.ActionRefuse, Reason: policy.ReasonClientTLS, Error: why,
-	})
-	return true
 }

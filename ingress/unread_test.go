@@ -15,7 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// What net/http itself refuses is recorded too, with TLS and without; what it serves is recorded only once.
+// What cannot be read as a request is recorded too, with TLS and without; what it serves is recorded only once.
 func TestUnreadableRequestsAreTold(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ head, status string }{
@@ -24,7 +24,7 @@ func TestUnreadableRequestsAreTold(t *testing.T) {
 		"no host":             {"GET / HTTP/1.1\r\n\r\n", "400"},
 		"a head too large":    {"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("y", 100<<10) + "\r\n\r\n", "431"},
 		"HTTP of the future":  {"GET / HTTP/3.0\r\nHost: a\r\n\r\n", "505"},
-		"an unknown encoding": {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: cow\r\n\r\n", "501"},
+		"an unknown encoding": {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: cow\r\n\r\n", "400"},
 		"half a head":         {"GET / HTTP/1.1\r\nHo", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -113,20 +113,32 @@ func TestMalformedHTTP2IsTold(t *testing.T) {
 // connect opens a connection to one of the listeners.
 func (f *fixture) connect(t *testing.T, secure bool, alpn string) net.Conn {
 	t.Helper()
-	at := f.plain
 	if secure {
-		at = f.https
+		return f.handshake(t, f.dial(t, f.https), "any"+domain, alpn)
 	}
+	return f.dial(t, f.plain)
+}
+
+// connectTo opens a connection to a URL by HTTPS and HTTP/1.1.
+func (f *fixture) connectTo(t *testing.T, host string) net.Conn {
+	t.Helper()
+	return f.handshake(t, f.dial(t, f.https), host, "http/1.1")
+}
+
+func (f *fixture) dial(t *testing.T, at string) net.Conn {
+	t.Helper()
 	c, err := net.Dial("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	if !secure {
-		return c
-	}
-	s := tls.Client(c, &tls.Config{RootCAs: f.roots, ServerName: "any" + domain, NextProtos: []string{alpn}})
+	return c
+}
+
+func (f *fixture) handshake(t *testing.T, c net.Conn, host, alpn string) net.Conn {
+	t.Helper()
+	s := tls.Client(c, &tls.Config{RootCAs: f.roots, ServerName: host, NextProtos: []string{alpn}})
 	if err := s.Handshake(); err != nil {
 		t.Fatal(err)
 	}

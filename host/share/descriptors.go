@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
@@ -53,7 +52,7 @@ func (d Descriptors) Apply(c *proxy.Config) {
 
 // Bound accepts as many visitors as there are descriptors for; the others wait in the backlog.
 func (d Descriptors) Bound(ln net.Listener) net.Listener {
-	return netutil.LimitListener(ln, d.visitors)
+	return newVisitors(ln, d.visitors)
 }
 
 // Keyless bounds the connections to a listener that have shown no key. They come out of the reserve, of which the three such

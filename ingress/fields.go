@@ -1,0 +1,194 @@
+package ingress
+
+import (
+	"strings"
+
+	"boxgate/proxy/h1"
+	"boxgate/proxy/header"
+)
+
+// forwarding says how a request is forwarded.
+type forwarding struct {
+	client  string // address of the client
+	secure  bool   // it speaks TLS
+	open    bool   // the URL needs no credential: Authorization belongs to the box
+	upgrade bool   // to WebSocket
+}
+
+// appendRequest appends the head of a request for the box: the target and the Host as they were sent, the client's fields
+// without those of one hop, those that only the gateway may set and its own credentials, then who the client is.
+func appendRequest(dst []byte, r *h1.Request, how *forwarding) []byte {
+	dst = append(append(dst, r.Method...), ' ')
+	dst = append(append(dst, r.Target...), " HTTP/1.1\r\n"...)
+	connection := ""
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		switch f.Kind {
+		case h1.Host, h1.ContentLength:
+			dst = header.AppendField(dst, f)
+		case h1.Expect:
+			if r.Minor > 0 && !r.Body.Empty() {
+				dst = header.AppendField(dst, f)
+			}
+		case h1.TE:
+			if connection == "" && !how.upgrade && h1.Lists(f.Value, "trailers") {
+				connection = "Connection: TE\r\n"
+				dst = append(dst, "TE: trailers\r\n"...)
+			}
+		case h1.Other, h1.AltSvc:
+			dst = appendField(dst, r, f, how.open)
+		}
+	}
+	if r.Body.Chunked {
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+	}
+	if how.upgrade {
+		connection = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
+	}
+	dst = append(dst, connection...)
+	return append(appendForwarded(dst, how.client, string(r.Host), how.secure), "\r\n"...)
+}
+
+// appendField appends a field of the client unless the box must not have it.
+func appendField(dst []byte, r *h1.Request, f *h1.Field, open bool) []byte {
+	switch {
+	case r.Named(f.Name) || claimed(f.Name) || credentialOf(f.Name):
+	case h1.EqualFold(f.Name, "authorization") && !open:
+	case h1.EqualFold(f.Name, "cookie"):
+		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
+			dst = header.AppendPair(dst, "Cookie", kept)
+		}
+	default:
+		dst = header.AppendField(dst, f)
+	}
+	return dst
+}
+
+// appendForwarded tells the box the client's address, taken from the connection, in all the fields that servers read. The
+// client's own such fields are dropped, and it cannot drop these by naming them in Connection.
+func appendForwarded(dst []byte, client, host string, secure bool) []byte {
+	proto := "http"
+	if secure {
+		proto = "https"
+	}
+	dst = header.AppendPair(dst, "X-Forwarded-For", client)
+	dst = header.AppendPair(dst, "X-Forwarded-Host", host)
+	dst = header.AppendPair(dst, "X-Forwarded-Proto", proto)
+	dst = header.AppendPair(dst, "X-Real-Ip", client)
+	dst = append(dst, "Forwarded: "...)
+	dst = appendForwardedValue(dst, client, host, proto)
+	return append(dst, "\r\n"...)
+}
+
+// appendForwardedValue appends a value of Forwarded (RFC 7239).
+func appendForwardedValue(dst []byte, client, host, proto string) []byte {
+	dst = append(dst, "for="...)
+	if strings.IndexByte(client, ':') >= 0 {
+		dst = append(append(append(dst, `"[`...), client...), `]"`...) // RFC 7239, 6
+	} else {
+		dst = append(dst, client...)
+	}
+	dst = append(dst, `;host="`...)
+	for i := range len(host) {
+		if host[i] != '\\' && host[i] != '"' {
+			dst = append(dst, host[i])
+		}
+	}
+	return append(append(dst, `";proto=`...), proto...)
+}
+
+// claimedNames are the fields in which clients say who they are or what they asked for.
+var claimedNames = []string{
+	"forwarded", "x-real-ip", "x-client-ip", "client-ip", "true-client-ip", "x-cluster-client-ip",
+	"x-original-forwarded-for", "x-original-host", "x-host", "x-remote-user", "remote-user",
+}
+
+// claimed reports whether a field says who the client is or what it asked for. "_" counts as "-", as in the many servers
+// that turn fields into variables.
+func claimed[S []byte | string](name S) bool {
+	for _, n := range claimedNames {
+		if header.IsVariant(name, n) {
+			return true
+		}
+	}
+	const forwarded = "x-forwarded"
+	return len(name) >= len(forwarded) && header.IsVariant(name[:len(forwarded)], forwarded)
+}
+
+// credentialOf reports whether a field can only be a key of the gateway, sent here by mistake.
+func credentialOf[S []byte | string](name S) bool {
+	return header.IsVariant(name, "x-box-api-key") || header.IsVariant(name, "proxy-authorization")
+}
+
+// cookiePrefix is the prefix of all cookies of the gateway.
+const cookiePrefix = "__Host-boxgate"
+
+// withoutOwnCookies removes the gateway's cookies from a value of Cookie. A value without them is kept byte for byte.
+func withoutOwnCookies(line string) string {
+	if !strings.Contains(line, cookiePrefix) {
+		return line
+	}
+	var kept []string
+	for pair := range strings.SplitSeq(line, ";") {
+		if name := strings.TrimSpace(pair); !strings.HasPrefix(name, cookiePrefix) {
+			kept = append(kept, name)
+		}
+	}
+	return strings.Join(kept, "; ")
+}
+
+// appendResponse appends the head of a response for the client: without fields of one hop, without Alt-Svc, and with
+// cookies that stay on the URL's own host.
+func appendResponse(dst []byte, r *h1.Response, a header.Answer) []byte {
+	dst = header.AppendStatus(dst, r.Status, r.Reason)
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		switch {
+		case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && a.Chunked:
+			dst = header.AppendField(dst, f)
+		case f.Kind != h1.Other || r.Named(f.Name):
+		case h1.EqualFold(f.Name, "set-cookie"):
+			if cookie := string(f.Value); ownHost(&cookie) {
+				dst = header.AppendPair(dst, "Set-Cookie", cookie)
+			}
+		default:
+			dst = header.AppendField(dst, f)
+		}
+	}
+	switch {
+	case a.Upgrade:
+		dst = append(dst, "Connection: Upgrade\r\nUpgrade: websocket\r\n"...)
+	case r.Status < 200:
+	case a.Close:
+		dst = append(dst, "Connection: close\r\n"...)
+	case a.Minor == 0:
+		dst = append(dst, "Connection: keep-alive\r\n"...)
+	}
+	if a.Chunked {
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+	}
+	return append(dst, "\r\n"...)
+}
+
+// ownHost reports whether a box may set a cookie, from which it removes the Domain attribute: with it a box could set
+// cookies for the URLs of all others.
+func ownHost(cookie *string) bool {
+	if strings.HasPrefix(strings.TrimSpace(*cookie), cookiePrefix) {
+		return false
+	}
+	*cookie = withoutDomain(*cookie)
+	return true
+}
+
+// withoutDomain removes the Domain attribute from a cookie.
+func withoutDomain(cookie string) string {
+	parts := strings.Split(cookie, ";")
+	kept := parts[:1]
+	for _, attribute := range parts[1:] {
+		name, _, _ := strings.Cut(attribute, "=")
+		if !strings.EqualFold(strings.TrimSpace(name), "Domain") {
+			kept = append(kept, attribute)
+		}
+	}
+	return strings.Join(kept, ";")
+}

@@ -1,0 +1,272 @@
+package ingress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
+
+	"go.uber.org/zap"
+)
+
+// listener accepts the connections of clients. Those that speak HTTP/1.x are served here, those that chose HTTP/2 are
+// handed to net/http.
+type listener struct {
+	g   *Ingress
+	ln  net.Listener
+	tls *tls.Config // nil: plain HTTP
+	h2  *handOver
+
+	mu     sync.Mutex
+	conns  map[net.Conn]*atomic.Bool // of HTTP/1.x and of handshakes; whether a request has begun
+	closed bool
+	done   sync.WaitGroup
+}
+
+// run accepts until the listener is closed.
+func (l *listener) run() error {
+	var pause time.Duration
+	for {
+		conn, err := l.ln.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			l.start(conn)
+		case l.isClosed():
+			return http.ErrServerClosed
+		case temporary(err):
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			l.g.Log.Warn("public URLs: accept failed, it is tried again", zap.Error(err))
+			time.Sleep(pause)
+		default:
+			return err
+		}
+	}
+}
+
+// temporary reports whether accepting failed for want of resources, or because of one connection.
+func temporary(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED, unix.EINTR} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *listener) isClosed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+// start serves a connection in a goroutine of its own.
+func (l *listener) start(conn net.Conn) {
+	busy := new(atomic.Bool)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		_ = conn.Close()
+		return
+	}
+	l.conns[conn] = busy
+	l.done.Go(func() {
+		var c *client
+		l.contained(conn, func() { c = l.accept(conn, busy) })
+		if c == nil {
+			l.forget(conn)
+			return
+		}
+		// A new goroutine: the stack of this one has grown in the handshake, and would keep its size for the life of the
+		// connection.
+		l.done.Go(func() {
+			defer l.forget(conn)
+			l.contained(conn, c.serve)
+		})
+	})
+}
+
+// contained runs f; a panic in it ends this connection alone.
+func (l *listener) contained(conn net.Conn, f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.g.Log.Error("panic in a connection to a public URL", zap.ByteString("stack", debug.Stack()))
+			_ = conn.Close()
+		}
+	}()
+	f()
+}
+
+func (l *listener) forget(conn net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.conns, conn)
+}
+
+// accept makes the TLS handshake, if there is one. It returns nil if the connection has ended or speaks HTTP/2.
+func (l *listener) accept(conn net.Conn, busy *atomic.Bool) *client {
+	tcp, ok := socket.TCP(conn)
+	if !ok {
+		_ = conn.Close()
+		return nil
+	}
+	peer, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	c := &client{g: l.g, conn: conn, tcp: tcp, peer: peer, busy: busy}
+	if l.tls != nil {
+		secure := l.handshake(conn)
+		if secure == nil {
+			return nil
+		}
+		state := secure.ConnectionState()
+		if state.NegotiatedProtocol == "h2" {
+			l.h2.give(secure)
+			return nil
+		}
+		c.conn, c.secure, c.sni = secure, true, state.ServerName
+	}
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	c.in = h1.Reader{Source: c.conn}
+	return c
+}
+
+// handshake returns nil if it fails.
+func (l *listener) handshake(conn net.Conn) *tls.Conn {
+	secure := tls.Server(conn, l.tls)
+	_ = conn.SetDeadline(time.Now().Add(l.g.ReadHeaderTimeout))
+	err := secure.HandshakeContext(context.Background())
+	if err == nil {
+		_ = conn.SetDeadline(time.Time{})
+		return secure
+	}
+	l.g.refusedHandshake(conn, err)
+	var plain tls.RecordHeaderError
+	if errors.As(err, &plain) && plain.Conn != nil && looksLikeHTTP(plain.RecordHeader[:]) {
+		_, _ = io.WriteString(plain.Conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks HTTPS.\n")
+	}
+	_ = conn.Close()
+	return nil
+}
+
+// looksLikeHTTP reports whether a connection begins like a request.
+func looksLikeHTTP(b []byte) bool {
+	for _, m := range []string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO"} {
+		if string(b) == m {
+			return true
+		}
+	}
+	return false
+}
+
+// close stops accepting, and closes the connections without a request in progress.
+func (l *listener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	_ = l.ln.Close()
+	for conn, busy := range l.conns {
+		if !busy.Load() {
+			_ = conn.Close()
+		}
+	}
+}
+
+// wait waits until all connections have ended, or ctx has: then it closes them.
+func (l *listener) wait(ctx context.Context) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.done.Wait()
+	}()
+	select {
+	case <-ended:
+		return
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	for conn := range l.conns {
+		_ = conn.Close()
+	}
+	l.mu.Unlock()
+	<-ended
+}
+
+// handOver is a listener of connections that were accepted elsewhere.
+type handOver struct {
+	addr   net.Addr
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newHandOver(addr net.Addr) *handOver {
+	return &handOver{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// give hands a connection over, or closes it if nobody takes it any more.
+func (h *handOver) give(c net.Conn) {
+	select {
+	case h.conns <- c:
+	case <-h.closed:
+		_ = c.Close()
+	}
+}
+
+// Accept implements net.Listener.
+func (h *handOver) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *handOver) Close() error {
+	h.once.Do(func() { close(h.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *handOver) Addr() net.Addr { return h.addr }
+
+// gone reports whether the client has closed its connection, as a client does that no longer wants the response. One that
+// only has nothing more to send (a half-closed connection without TLS) is still there.
+func (c *client) gone() bool {
+	raw, err := c.tcp.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := true
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		gone = err != nil || info.State == unix.BPF_TCP_CLOSE || c.secure && info.State == unix.BPF_TCP_CLOSE_WAIT
+	})
+	return gone
+}
+
+// refusedHandshake records a TLS handshake that failed, or a connection that was closed before one.
+func (g *Ingress) refusedHandshake(conn net.Conn, err error) {
+	if g.Audit == nil {
+		return
+	}
+	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
+	g.Audit.Record(audit.Event{
+		Time: time.Now(), Stage: policy.StageURL, Protocol: policy.TCP, Peer: from.Addr().Unmap(), Verdict: policy.Deny,
+		Action: audit.ActionRefuse, Reason: policy.ReasonClientTLS, Error: err.Error(),
+	})
+}

@@ -1,0 +1,201 @@
+package ingress
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"boxgate/internal/handshake"
+	"boxgate/proxy/buffers"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/header"
+)
+
+// interimMax is how many 1xx responses to one request are relayed.
+const interimMax = 32
+
+var errProtocol = errors.New("the response is not one to this request")
+
+// respond relays the response to the client. A nil error means that the connection can carry another request.
+func (c *client) respond(upgrade bool) error {
+	n, err := c.finalHead()
+	if err == nil && c.res.Status == http.StatusSwitchingProtocols {
+		if err = c.upgraded(upgrade); err == nil {
+			return c.tunnel(n)
+		}
+	}
+	if err != nil {
+		return c.noResponse(err)
+	}
+	whole := c.upload.finished()
+	a := header.Answer{Minor: c.req.Minor, Close: c.req.Close || !whole || c.g.stopping.Load()}
+	if c.res.Body.Chunked || c.res.Body.UntilClose {
+		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
+	}
+	c.answered = true
+	c.visit.event.Status = c.res.Status
+	c.out = appendResponse(c.takeOut(), &c.res, a)
+	c.up.in.Take(n)
+	reuse := whole && !c.res.Close
+	if err := c.relay(a.Chunked); err != nil {
+		c.upload.stop(c)
+		c.received()
+		c.visit.event.Error = err.Error()
+		if c.ctx.Err() != nil {
+			c.visit.event.Error = errCut.Error()
+		}
+		return errAbort // a truncated body must not look complete
+	}
+	c.upload.stop(c)
+	c.received()
+	if reuse && len(c.up.in.Bytes()) == 0 && c.ctx.Err() == nil {
+		c.keepUpstream()
+	}
+	if a.Close {
+		return errLinger
+	}
+	return nil
+}
+
+// received notes how much of the request's body came.
+func (c *client) received() { c.visit.event.BytesIn = c.upload.received }
+
+// upgraded checks a 101.
+func (c *client) upgraded(asked bool) error {
+	if !asked || !h1.Lists([]byte(c.upgradeOf()), "websocket") {
+		return errProtocol
+	}
+	return handshake.Verify(c.field, func(name string) []string { return fieldValues(c.res.Fields, name) })
+}
+
+// upgradeOf returns the value of Upgrade in the response.
+func (c *client) upgradeOf() string {
+	if values := fieldValues(c.res.Fields, "Upgrade"); len(values) == 1 {
+		return values[0]
+	}
+	return ""
+}
+
+// field is values for names in any case.
+func (c *client) field(name string) []string { return fieldValues(c.req.Fields, name) }
+
+func fieldValues(fields []h1.Field, name string) (values []string) {
+	for i := range fields {
+		if f := &fields[i]; header.IsVariant(f.Name, name) {
+			values = append(values, string(f.Value))
+		}
+	}
+	return values
+}
+
+// finalHead reads response heads up to the final one, whose length it returns, and relays the interim ones.
+func (c *client) finalHead() (int, error) {
+	for range interimMax {
+		c.res.Reset()
+		n, err := c.responseHead()
+		if err != nil || !c.res.Interim() {
+			return n, err
+		}
+		// 100 answers an expectation; HTTP/1.0 has no 1xx (RFC 9110, 15.2).
+		if c.req.Minor > 0 && (c.res.Status != http.StatusContinue || c.req.Continue) {
+			c.out = appendResponse(c.takeOut(), &c.res, header.Answer{Minor: 1})
+			if err := c.flush(); err != nil {
+				return 0, errGone
+			}
+		}
+		c.up.in.Take(n)
+	}
+	return 0, errProtocol
+}
+
+func (c *client) responseHead() (int, error) {
+	for {
+		n, err := c.res.Parse(c.up.in.Bytes(), c.visit.method)
+		if !errors.Is(err, h1.ErrShort) {
+			return n, err
+		}
+		if err := c.up.in.Fill(); err != nil {
+			return 0, h1.NoEOF(err)
+		}
+	}
+}
+
+// noResponse ends an exchange without a final response.
+func (c *client) noResponse(err error) error {
+	c.upload.stop(c)
+	c.received()
+	fault := c.upload.clientFault()
+	var malformed *h1.Error
+	switch {
+	case c.ctx.Err() != nil:
+	case errors.As(fault, &malformed):
+		return c.badBody(malformed)
+	case fault != nil:
+		err = errGone
+	}
+	return c.unserved(err)
+}
+
+// relay copies the response's body to the client, after the head in the output buffer. It flushes before it waits for
+// more, so that streams pass without delay.
+func (c *client) relay(chunked bool) error {
+	in := &c.up.in
+	c.resBody.Begin(c.res.Body, true)
+	for {
+		content, n, done, err := c.resBody.Next(in.Bytes())
+		if err != nil {
+			return err
+		}
+		if err := c.put(content, chunked); err != nil {
+			return err
+		}
+		if done && chunked {
+			c.out = header.AppendLastChunk(c.out, c.resBody.Trailers, nil)
+		}
+		in.Take(n)
+		if done {
+			return c.flush()
+		}
+		if n > 0 && len(in.Bytes()) > 0 {
+			continue
+		}
+		if err := c.flush(); err != nil {
+			return err
+		}
+		if err := in.Fill(); err != nil {
+			return c.untilClose(err, chunked)
+		}
+	}
+}
+
+// untilClose ends a body at the end of its connection, if that is how it ends.
+func (c *client) untilClose(err error, chunked bool) error {
+	if !c.res.Body.UntilClose || !errors.Is(err, io.EOF) {
+		return h1.NoEOF(err)
+	}
+	if chunked {
+		c.out = header.AppendLastChunk(c.out, nil, nil)
+	}
+	return c.flush()
+}
+
+// put appends content to the output buffer, or writes large content directly.
+func (c *client) put(content []byte, chunked bool) error {
+	c.visit.event.BytesOut += int64(len(content))
+	switch {
+	case chunked:
+		c.out = header.AppendChunk(c.out, content)
+	case len(c.out)+len(content) <= 2*buffers.OutSize:
+		c.out = append(c.out, content...)
+	default:
+		if err := c.flush(); err != nil {
+			return err
+		}
+		_, err := c.conn.Write(content)
+		return err
+	}
+	if len(c.out) >= buffers.OutFlush {
+		return c.flush()
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package ingress
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/proxy/h1"
+	"boxgate/proxy/socket"
+)
+
+const (
+	idleMax     = 256 // connections kept for one URL
+	idleAll     = 1024
+	idleTime    = 90 * time.Second
+	goneCheck   = time.Second // how often a read from a box checks that the client is still there
+	sweepPeriod = 15 * time.Second
+)
+
+// upstream is one connection to a port of a box. It belongs to one request at a time.
+type upstream struct {
+	key   incarnation
+	conn  net.Conn
+	in    h1.Reader
+	raw   syscall.RawConn // nil if the connection has no descriptor
+	used  bool            // it has carried a request before this one
+	since time.Time       // when it was put back
+	until time.Time       // its read deadline
+	gone  func() bool     // reports whether the client of the request has disconnected
+}
+
+// Read reads from the box while the client is there.
+func (u *upstream) Read(b []byte) (int, error) {
+	for {
+		n, err := u.conn.Read(b)
+		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		if u.gone() {
+			return 0, errGone
+		}
+		u.until = time.Time{}
+		u.patience()
+	}
+}
+
+// patience limits how long a read may take before it looks for the client. Setting a deadline costs more than reading the
+// clock, so it is renewed only when most of it has passed.
+func (u *upstream) patience() {
+	if now := time.Now(); u.until.Sub(now) < goneCheck/4 {
+		u.until = now.Add(goneCheck)
+		_ = u.conn.SetReadDeadline(u.until)
+	}
+}
+
+// abort interrupts reads and writes in progress. It never blocks.
+func (u *upstream) abort() { socket.Abort(u.conn) }
+
+func (u *upstream) close() {
+	u.in.Release()
+	_ = u.conn.Close()
+}
+
+// usable reports whether an idle connection can carry another request: the box has sent neither data nor EOF.
+func (u *upstream) usable() bool {
+	if u.raw == nil || len(u.in.Bytes()) > 0 {
+		return false
+	}
+	quiet := false
+	err := u.raw.Control(func(fd uintptr) {
+		poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
+		n, err := unix.Poll(poll[:], 0)
+		quiet = n == 0 && err == nil
+	})
+	return err == nil && quiet
+}
+
+// pool keeps idle connections to boxes. The zero value is ready to use. Safe for concurrent use.
+type pool struct {
+	mu    sync.Mutex
+	idle  map[incarnation][]*upstream // most recently used last
+	n     int
+	sweep *time.Timer // runs while there are any
+}
+
+// get returns a connection to a target: the one used last of those that are kept, or a new one, which dial makes.
+func (p *pool) get(t Target, dial func(Target) (net.Conn, error)) (*upstream, error) {
+	for {
+		u := p.pop(t.incarnation())
+		if u == nil {
+			conn, err := dial(t)
+			if err != nil {
+				return nil, err
+			}
+			return newUpstream(t, conn), nil
+		}
+		if u.usable() {
+			u.used = true
+			u.patience()
+			return u, nil
+		}
+		u.close()
+	}
+}
+
+func newUpstream(t Target, conn net.Conn) *upstream {
+	u := &upstream{key: t.incarnation(), conn: conn}
+	u.in.Source = u
+	if tcp, ok := socket.TCP(conn); ok {
+		u.raw, _ = tcp.SyscallConn() // nil on a connection that is closed already
+	}
+	u.patience()
+	return u
+}
+
+func (p *pool) pop(key incarnation) *upstream {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.idle[key]
+	if len(list) == 0 {
+		return nil
+	}
+	u := list[len(list)-1]
+	list[len(list)-1] = nil
+	p.idle[key] = list[:len(list)-1]
+	p.n--
+	return u
+}
+
+// put keeps a connection whose exchange has ended cleanly, if there is room.
+func (p *pool) put(u *upstream) {
+	u.in.Release()
+	u.gone = nil
+	p.mu.Lock()
+	full := p.n >= idleAll || len(p.idle[u.key]) >= idleMax
+	if !full {
+		if p.idle == nil {
+			p.idle = map[incarnation][]*upstream{}
+		}
+		u.since = time.Now()
+		p.idle[u.key] = append(p.idle[u.key], u)
+		p.n++
+		if p.sweep == nil {
+			p.sweep = time.AfterFunc(sweepPeriod, p.closeOld)
+		}
+	}
+	p.mu.Unlock()
+	if full {
+		u.close()
+	}
+}
+
+// closeOld closes what has been idle for too long, and comes again while there is more.
+func (p *pool) closeOld() {
+	p.close(func(u *upstream) bool { return time.Since(u.since) >= idleTime })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.sweep = nil; p.n > 0 {
+		p.sweep = time.AfterFunc(sweepPeriod, p.closeOld)
+	}
+}
+
+// close closes the idle connections that match.
+func (p *pool) close(match func(*upstream) bool) {
+	var old []*upstream
+	p.mu.Lock()
+	for key, list := range p.idle {
+		kept := list[:0]
+		for _, u := range list {
+			if match(u) {
+				old = append(old, u)
+			} else {
+				kept = append(kept, u)
+			}
+		}
+		p.n -= len(list) - len(kept)
+		clear(list[len(kept):])
+		if p.idle[key] = kept; len(kept) == 0 {
+			delete(p.idle, key)
+		}
+	}
+	p.mu.Unlock()
+	for _, u := range old {
+		u.close()
+	}
+}

@@ -1,0 +1,136 @@
+package ingress
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+
+	"go.uber.org/zap"
+)
+
+// visit is one request to a public URL, from the first check to its event.
+type visit struct {
+	asked
+	client  replier
+	cut     func() // makes the request end soon, as in [active.begin]
+	began   time.Time
+	event   audit.Event
+	opening audit.Opening
+	target  Target
+	entry   *request // nil until it is admitted
+}
+
+// replier answers a request.
+type replier interface {
+	// reply sends a whole response of the gateway's own, unless a response has begun.
+	reply(status int, fields [][2]string, body []byte)
+}
+
+// newVisit opens the event of a request. Unless something else is noted, it records a denial.
+func newVisit(q asked, client replier, cut func()) visit {
+	now := time.Now()
+	return visit{asked: q, client: client, cut: cut, began: now, event: audit.Event{
+		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Method: q.method, Path: q.path,
+		Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
+	}}
+}
+
+// admit runs the checks in order: name, lookup, credential, origin, wake. Each refusal ends them, and the client has been
+// answered. ctx must end when the request is cut.
+func (g *Ingress) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
+	host, ok := hostOf(&v.asked)
+	if !ok {
+		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This address is not a public URL.")
+		return false
+	}
+	v.event.Name = host
+	if v.target, ok = g.URLs.Lookup(host); !ok {
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
+		return false
+	}
+	v.event.Box, v.event.Addr, v.event.Port = v.target.Box, v.target.Addr.Addr(), v.target.Addr.Port()
+	if !permits(v) {
+		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "This public URL needs a credential.", v.target.Auth.challenges()...)
+		return false
+	}
+	if v.target.Auth.ambient(&v.asked) && foreign(&v.asked) {
+		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password that your browser keeps for this URL.")
+		return false
+	}
+	v.entry = g.active.begin(v.target, v.cut)
+	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
+	// outlive it: look again.
+	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) {
+		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
+		return false
+	}
+	if g.Wake != nil {
+		if err := g.Wake(ctx, v.target.Box); err != nil {
+			v.unavailable(err)
+			return false
+		}
+	}
+	// From here on the decision is to allow; a 502 reverses it.
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+	if g.Audit != nil {
+		v.opening.Begin(g.Audit, v.event)
+	}
+	return true
+}
+
+// record ends a visit.
+func (g *Ingress) record(v *visit) {
+	if v.entry != nil {
+		defer v.entry.end()
+	}
+	v.event.Duration = time.Since(v.began)
+	v.opening.End(&v.event)
+	if g.Audit != nil {
+		g.Audit.Record(v.event)
+	}
+}
+
+// panicked notes and logs that serving the request panicked. The panic's text is not logged, as it might quote traffic.
+func (g *Ingress) panicked(v *visit) {
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Deny, policy.ReasonInternal, audit.ActionRefuse
+	g.Log.Error("panic while serving a public URL", zap.String("box", string(v.target.Box)), zap.ByteString("stack", debug.Stack()))
+}
+
+// refuse answers with problem details (RFC 9457).
+func (v *visit) refuse(status int, reason policy.Reason, detail string, challenges ...string) {
+	v.event.Verdict, v.event.Action, v.event.Reason = policy.Deny, audit.ActionRefuse, reason
+	body, err := json.Marshal(problem{Title: http.StatusText(status), Status: status, Detail: detail, Reason: reason})
+	if err != nil {
+		body = []byte("{}")
+	}
+	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}, {"X-Content-Type-Options", "nosniff"}}
+	for _, c := range challenges {
+		fields = append(fields, [2]string{"Www-Authenticate", c})
+	}
+	v.client.reply(status, fields, body)
+}
+
+// unavailable answers that the box cannot be reached. The cause is only logged: the client may be anybody.
+func (v *visit) unavailable(err error) {
+	v.event.Error = err.Error()
+	v.refuse(http.StatusBadGateway, policy.ReasonURLUnavailable, "The box does not answer on this port.")
+}
+
+// revoked answers that the URL, its credential or its box has gone meanwhile.
+func (v *visit) revoked() {
+	v.event.Error = errCut.Error()
+	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
+}
+
+// problem is the body of a refusal.
+type problem struct {
+	Title  string        `json:"title"`
+	Status int           `json:"status"`
+	Detail string        `json:"detail"`
+	Reason policy.Reason `json:"reason"`
+}
