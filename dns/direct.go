@@ -31,8 +31,7 @@ type direct struct {
 // other query it reports false and has done nothing: that query is for answer, which would give the same answer, grants
 // and event as this for all queries.
 func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.Protocol, wire []byte, d *desk, dst []byte) (out []byte, ok bool) {
-	start := time.Now()
-	ev := openEvent(v, transport, start)
+	ev := openEvent(v, transport)
 	defer func() {
 		if p := recover(); p != nil {
 			out, ok = s.failed(&ev, wire), true
@@ -41,7 +40,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 			s.closeEvent(v, &ev)
 		}
 	}()
-	a, ok := s.findDirect(v, transport, wire, d, start)
+	a, ok := s.findDirect(v, transport, wire, d)
 	if !ok {
 		return nil, false
 	}
@@ -60,13 +59,13 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 		ev.Addr = a.packed.addrs[0]
 	}
 	out = append(dst, a.packed.message...)
-	life := a.packed.age(out[len(dst):], start.Sub(a.cached.stored), a.cached.life)
-	s.remember(a.box, a.host, a.packed.addrs, start.Add(life+grantGrace))
+	life := a.packed.age(out[len(dst):], v.arrived.Sub(a.cached.stored), a.cached.life)
+	s.remember(a.box, a.host, a.packed.addrs, v.arrived.Add(life+grantGrace))
 	return a.finish(out, len(dst), wire), true
 }
 
 // findDirect decides whether a query can be answered directly. It changes nothing.
-func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *desk, now time.Time) (a direct, ok bool) {
+func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *desk) (a direct, ok bool) {
 	if v.box == nil || !v.admitted {
 		return a, false
 	}
@@ -82,8 +81,8 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 	if !a.verdict.Allowed() && !resolvesAnyway(a.policy, a.host, a.verdict, a.qtype) {
 		return a, a.sinkSize() < a.maxSize(transport)
 	}
-	// An answer close to the limit may have to be truncated; so may one whose client speaks EDNS.
-	return a, s.findCached(&a, now) && a.packed.size+optSize < a.maxSize(transport) && a.box.Policy.Load() == a.policy
+	// An answer that comes close to the limit is left to the library, which decides what to truncate.
+	return a, s.findCached(&a, v.arrived) && a.packed.size+optSize < a.maxSize(transport) && a.box.Policy.Load() == a.policy
 }
 
 // findCached finds the answer, if it is in the cache, complete, and all of it may be shown to the box.

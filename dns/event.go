@@ -12,8 +12,8 @@ import (
 )
 
 // openEvent is the event of a query of which nothing is known: refused.
-func openEvent(v visit, transport policy.Protocol, now time.Time) audit.Event {
-	ev := audit.Event{Time: now, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: policy.ReasonInternal}
+func openEvent(v visit, transport policy.Protocol) audit.Event {
+	ev := audit.Event{Time: v.arrived, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: policy.ReasonInternal}
 	if v.box != nil {
 		ev.Box = v.box.ID
 	}

@@ -28,26 +28,29 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	if r.conn, ok = pc.(*net.UDPConn); !ok {
 		return fmt.Errorf("dns: cannot serve queries on a %T", pc)
 	}
+	var err error
+	if r.batch, err = newBatch(r.conn); err != nil {
+		return err
+	}
 	enlarge(r.conn)
 	defer r.answering.Wait()
 	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed, which ends the read as well
 	for {
-		buf := queryBuffers.Get().(*[maxQuery]byte)
-		n, from, err := r.conn.ReadFromUDPAddrPort(buf[:])
+		n, err := r.batch.read()
 		if err != nil {
-			queryBuffers.Put(buf)
 			if ctx.Err() != nil {
 				return nil
 			}
 			if errors.Is(err, net.ErrClosed) {
 				return err
 			}
-			s.pause(ctx, "cannot read a DNS query", err)
+			s.pause(ctx, "cannot read DNS queries", err)
 			continue
 		}
-		if !r.take(ctx, buf, n, from) {
-			queryBuffers.Put(buf)
+		for i := range n {
+			r.take(ctx, i)
 		}
+		r.batch.flush()
 	}
 }
 
@@ -57,44 +60,40 @@ var queryBuffers = sync.Pool{New: func() any { return new([maxQuery]byte) }}
 type reader struct {
 	*Server
 	conn      *net.UDPConn
+	batch     *batch
 	desk      desk
-	reply     [udpSize]byte
 	answering sync.WaitGroup
 }
 
-// take answers a query now, or starts a goroutine for it, which buf then belongs to. What is not admitted is refused now:
-// one box cannot start goroutines without bound. In a flood, most is dropped without an answer, so that the queries of
-// other boxes, which arrive on the same socket, are not lost.
-func (r *reader) take(ctx context.Context, buf *[maxQuery]byte, n int, from netip.AddrPort) (kept bool) {
+// take answers a query of the batch now, or starts a goroutine for it. What is not admitted is refused now: one box cannot
+// start goroutines without bound. In a flood, most is dropped without an answer, so that the queries of other boxes, which
+// arrive on the same socket, are not lost.
+func (r *reader) take(ctx context.Context, i int) {
+	wire, from := r.batch.query(i)
 	v := r.usages.enter(r.boxAt(from.Addr()), time.Now())
 	if !v.admitted && !v.usage.answers.Allow() {
 		r.drop(v)
-		return false
+		return
 	}
-	if out, ok := r.answerDirectly(ctx, v, policy.UDP, buf[:n], &r.desk, r.reply[:0]); ok {
-		r.send(out, from)
-		v.leave()
-		return false
+	out, ok := r.answerDirectly(ctx, v, policy.UDP, wire, &r.desk, r.batch.room())
+	if !ok && v.admitted {
+		buf := r.batch.take(i)
+		r.answering.Go(func() {
+			defer queryBuffers.Put(buf)
+			defer v.leave()
+			if out := r.answer(ctx, v, policy.UDP, wire); out != nil {
+				_, _ = r.conn.WriteToUDPAddrPort(out, from) // lost like any datagram if it fails: the client asks again
+			}
+		})
+		return
 	}
-	answer := func() {
-		defer v.leave()
-		if out := r.answer(ctx, v, policy.UDP, buf[:n]); out != nil {
-			r.send(out, from)
-		}
+	defer v.leave()
+	if !ok {
+		out = r.answer(ctx, v, policy.UDP, wire)
 	}
-	if !v.admitted {
-		answer()
-		return false
+	if out != nil {
+		r.batch.add(i, out)
 	}
-	r.answering.Go(func() {
-		defer queryBuffers.Put(buf)
-		answer()
-	})
-	return true
-}
-
-func (r *reader) send(out []byte, to netip.AddrPort) {
-	_, _ = r.conn.WriteToUDPAddrPort(out, to) // lost like any datagram if it fails: the client asks again
 }
 
 // drop counts a query that gets no answer.

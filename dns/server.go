@@ -86,7 +86,7 @@ var desks = sync.Pool{New: func() any { return new(desk) }}
 
 // answer is Handle for a query whose admission has been decided.
 func (s *Server) answer(ctx context.Context, v visit, transport policy.Protocol, wire []byte) (out []byte) {
-	ev := openEvent(v, transport, time.Now())
+	ev := openEvent(v, transport)
 	defer func() {
 		if p := recover(); p != nil {
 			out = s.failed(&ev, wire)
