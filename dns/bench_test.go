@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -21,10 +23,18 @@ import (
 	"boxgate/policy"
 )
 
-// loadTarget makes the test binary a load generator: "address count domain".
-const loadTarget = "BOXGATE_TEST_DNS_LOAD"
+// What makes the test binary another program, for the benchmarks: a load generator ("address count names domain"), or an
+// upstream server.
+const (
+	loadTarget   = "BOXGATE_TEST_DNS_LOAD"
+	upstreamTest = "BOXGATE_TEST_DNS_UPSTREAM"
+)
 
 func TestMain(m *testing.M) {
+	if os.Getenv(upstreamTest) != "" {
+		answerAll()
+		return
+	}
 	if target := os.Getenv(loadTarget); target != "" {
 		if err := generateLoad(target); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -60,35 +70,79 @@ func newServed(b *testing.B) *bench {
 	return s
 }
 
-// BenchmarkServeUDP measures the answers that never wait, from the cache and the sink, through a socket and with the log.
-// The load comes from another process: cpu-ns/op is processor time of the server alone, the kernel's included.
+// BenchmarkServeUDP measures answers through a socket, with the log: from the cache and the sink, which never wait, and
+// from upstream. The load comes from another process: cpu-ns/op is processor time of the server alone, the kernel's
+// included.
 func BenchmarkServeUDP(b *testing.B) {
 	for what, domain := range map[string]string{"cached": "example.com", "sink": "evil.org"} {
-		b.Run(what, func(b *testing.B) {
-			s := newServed(b)
-			pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-			if err != nil {
-				b.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			done := make(chan error, 1)
-			go func() { done <- s.ServeUDP(ctx, pc) }()
-			b.ReportAllocs()
-			b.ResetTimer()
-			before := processorTime(b)
-			load := exec.Command(os.Args[0])
-			load.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", loadTarget, pc.LocalAddr(), b.N, domain))
-			if out, err := load.CombinedOutput(); err != nil {
-				b.Fatalf("%v: %s", err, out)
-			}
-			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
-			b.StopTimer()
-			cancel()
-			if err := <-done; err != nil {
-				b.Error(err)
-			}
-		})
+		b.Run(what, func(b *testing.B) { newServed(b).measure(b, benchNames, domain) })
 	}
+	b.Run("forwarded", func(b *testing.B) {
+		s := newServed(b)
+		var err error
+		if s.cache.up, err = newForwarder(Config{Upstreams: []string{startUpstream(b)}, Log: zap.NewNop()}); err != nil {
+			b.Fatal(err)
+		}
+		s.measure(b, b.N, fmt.Sprintf("%d.example.com", b.N))
+	})
+}
+
+// measure has b.N queries asked for so many names of a domain in turn.
+func (s *bench) measure(b *testing.B, names int, domain string) {
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.ServeUDP(ctx, pc) }()
+	b.ReportAllocs()
+	b.ResetTimer()
+	before := processorTime(b)
+	load := exec.Command(os.Args[0])
+	load.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %d %s", loadTarget, pc.LocalAddr(), b.N, names, domain))
+	if out, err := load.CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
+	b.StopTimer()
+	cancel()
+	if err := <-done; err != nil {
+		b.Error(err)
+	}
+}
+
+// startUpstream runs a server that knows every name, and returns its address.
+func startUpstream(b *testing.B) string {
+	up := exec.Command(os.Args[0])
+	up.Env = append(os.Environ(), upstreamTest+"=1")
+	out, err := up.StdoutPipe()
+	if err == nil {
+		err = up.Start()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = up.Process.Kill(); _ = up.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// answerAll answers every question with the same address, until the process is killed.
+func answerAll() {
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(pc.LocalAddr())
+	_ = mdns.ActivateAndServe(nil, pc, mdns.HandlerFunc(func(w mdns.ResponseWriter, q *mdns.Msg) {
+		m := new(mdns.Msg).SetReply(q)
+		m.Answer = []mdns.RR{mustRR(q.Question[0].Name + " 60 IN A " + goodV4)}
+		_ = w.WriteMsg(m)
+	}))
 }
 
 func processorTime(b *testing.B) time.Duration {
@@ -102,15 +156,15 @@ func processorTime(b *testing.B) time.Duration {
 // generateLoad asks count queries, a hundred of them outstanding. Those that are lost are asked again.
 func generateLoad(target string) error {
 	var address, domain string
-	var count int
-	if _, err := fmt.Sscan(target, &address, &count, &domain); err != nil {
+	var count, names int
+	if _, err := fmt.Sscan(target, &address, &count, &names, &domain); err != nil {
 		return err
 	}
 	conn, err := net.Dial("udp", address)
 	if err != nil {
 		return err
 	}
-	queries := make([][]byte, benchNames)
+	queries := make([][]byte, names)
 	for i := range queries {
 		if queries[i], err = newQuery("n"+strconv.Itoa(i)+"."+domain, mdns.TypeA).Pack(); err != nil {
 			return err
@@ -120,7 +174,7 @@ func generateLoad(target string) error {
 	buf := make([]byte, udpSize)
 	for sent, answered := 0, 0; answered < count; {
 		for ; sent < count && sent < answered+100; sent++ {
-			if _, err := conn.Write(queries[sent%benchNames]); err != nil {
+			if _, err := conn.Write(queries[sent%names]); err != nil {
 				return err
 			}
 		}
