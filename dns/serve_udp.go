@@ -47,8 +47,9 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 			s.pause(ctx, "cannot read DNS queries", err)
 			continue
 		}
+		now := time.Now()
 		for i := range n {
-			r.take(ctx, i)
+			r.take(ctx, i, now)
 		}
 		r.batch.flush()
 	}
@@ -68,10 +69,10 @@ type reader struct {
 // take answers a query of the batch now, or starts a goroutine for it. What is not admitted is refused now: one box cannot
 // start goroutines without bound. In a flood, most is dropped without an answer, so that the queries of other boxes, which
 // arrive on the same socket, are not lost.
-func (r *reader) take(ctx context.Context, i int) {
+func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	wire, from := r.batch.query(i)
-	v := r.usages.enter(r.boxAt(from.Addr()), time.Now())
-	if !v.admitted && !v.usage.answers.Allow() {
+	v := r.usages.enter(r.boxAt(from.Addr()), now)
+	if !v.admitted && !v.usage.answers.AllowN(now, 1) {
 		r.drop(v)
 		return
 	}
