@@ -19,12 +19,18 @@ type Response struct {
 // Parse parses the head at the beginning of buf, a response to the given method, and returns its length. It returns
 // [ErrShort] until the head is complete and an *[Error] for a head that is refused. Call Reset before another head.
 func (r *Response) Parse(buf []byte, method string) (int, error) {
+	if n := min(len(buf), len(protocol)); string(buf[:n]) != protocol[:n] {
+		return 0, bad("the server does not speak HTTP") // it may never send the end of a head
+	}
 	end, err := r.scan.end(buf, MaxHead)
 	if err != nil {
 		return 0, err
 	}
 	return end, r.parse(buf[:end], method)
 }
+
+// protocol is how every response begins.
+const protocol = "HTTP/"
 
 // Reset prepares r for another head.
 func (r *Response) Reset() {
