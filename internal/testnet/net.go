@@ -42,10 +42,10 @@ func New(ctx context.Context, o Options) (*Net, error) {
 }
 
 func (n *Net) build(ctx context.Context, o Options) (err error) {
-	if n.gateway, err = newNS(); err != nil {
+	if n.gateway, err = NewNS(); err != nil {
 		return err
 	}
-	internet, err := newNS()
+	internet, err := NewNS()
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NS is an unnamed network namespace. Safe for concurrent use.
+// NS is an unnamed network namespace, kept open by this process only. Safe for concurrent use.
 type NS struct {
 	inode uint64
 
@@ -24,8 +24,8 @@ type NS struct {
 	fd netns.NsHandle // -1 once closed
 }
 
-// newNS creates a namespace without changing that of the calling thread.
-func newNS() (*NS, error) {
+// NewNS creates a namespace, for a topology other than that of [Net]. That of the calling thread stays as it is.
+func NewNS() (*NS, error) {
 	ns := &NS{fd: -1}
 	err := onThread(func() error {
 		fd, err := netns.New() // creates and enters it
@@ -83,6 +83,9 @@ func (ns *NS) enter() error {
 	}
 	return netns.Set(ns.fd)
 }
+
+// End kills the processes still in the namespace and releases it.
+func (ns *NS) End() error { return errors.Join(ns.killProcesses(), ns.close()) }
 
 // close releases the namespace; the kernel removes it when its last socket and process are gone.
 func (ns *NS) close() error {

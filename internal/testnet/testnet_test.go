@@ -372,7 +372,7 @@ func TestTwoInternetsSideBySide(t *testing.T) {
 
 func TestNothingInTheCallersNamespace(t *testing.T) {
 	t.Parallel()
-	home, err := newNS()
+	home, err := NewNS()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"boxgate/bench/report"
+)
+
+// The names of the two builds.
+const (
+	head = "head"
+	base = "base"
+)
+
+// compareCommand measures two builds against each other, and fails if the one costs more than the other.
+func compareCommand(ctx context.Context, args []string) error {
+	var revision, binary string
+	var threshold float64
+	o, err := parse("compare", args, func(fs *flag.FlagSet) {
+		fs.StringVar(&revision, "base", "", "the revision to compare with")
+		fs.StringVar(&binary, "gateway", "bin/gateway", "the gateway to measure")
+		fs.Float64Var(&threshold, "threshold", 1.1, "the ratio of costs that is a regression")
+	})
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "boxgate-base-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	fmt.Println("building", revision)
+	older, err := buildRevision(ctx, revision, dir)
+	if err != nil {
+		return err
+	}
+	r := o.report(ctx, head)
+	b := &bench{options: o, builds: []build{{head, binary}, {base, older}}}
+	if r.Samples, err = b.run(ctx); err != nil || ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	return gate(r, threshold)
+}
+
+// buildRevision builds the gateway of another revision, from an export of it: the working tree stays as it is.
+func buildRevision(ctx context.Context, revision, dir string) (binary string, err error) {
+	if revision == "" {
+		return "", errors.New("say what to compare with: make bench-compare BASE=revision")
+	}
+	archive := filepath.Join(dir, "source.tar")
+	source := filepath.Join(dir, "source")
+	binary = filepath.Join(dir, "gateway")
+	if err := os.Mkdir(source, 0o700); err != nil {
+		return "", err
+	}
+	for _, step := range []*exec.Cmd{
+		exec.CommandContext(ctx, "git", "archive", "--format=tar", "-o", archive, "--end-of-options", revision),
+		exec.CommandContext(ctx, "tar", "-x", "-f", archive, "-C", source),
+		exec.CommandContext(ctx, "go", "build", "-C", source, "-o", binary, "./cmd/gateway"),
+	} {
+		step.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := step.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%s: %w: %s", step, err, out)
+		}
+	}
+	return binary, nil
+}
+
+// gate prints the comparison and returns an error if there is a regression.
+func gate(r *report.Report, threshold float64) error {
+	lines, regressions := r.Compare(base, threshold)
+	fmt.Printf("\n%-4s %-18s %10s %10s  ratio\n", "", "", base, head)
+	for _, l := range lines {
+		fmt.Println(l)
+	}
+	if len(regressions) == 0 {
+		fmt.Printf("\nno cost grew beyond %.2f times\n", threshold)
+		return nil
+	}
+	var errs []error
+	for _, l := range regressions {
+		errs = append(errs, errors.New("regression: "+l))
+	}
+	return errors.Join(errs...)
+}

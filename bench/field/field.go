@@ -1,0 +1,146 @@
+// Package field has the network namespaces in which benchmarks run, and the gateways in them:
+//
+//	box ── gateway ── upstream ── peers ── client
+//
+// A box is attached to its gateway as it would be in use. The peers stand in a namespace of their own, and what the
+// client sends to an upstream's address, at the port of a peer, is redirected to that peer. Every gateway has a namespace
+// and boxes of its own, so that two builds can be compared.
+package field
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"boxgate/bench/origin"
+	"boxgate/internal/testnet"
+)
+
+// Addresses of the links.
+const (
+	PeersListen = "172.31.2.1" // the peers', on the client's side
+	PeersPublic = "172.31.1.2" // the peers', on the upstream's side
+	ClientAddr  = "172.31.2.2"
+)
+
+// Field is the namespaces of a run. They are unnamed and end with this process, however it ends.
+type Field struct {
+	Dir                     string // of files; removed at the end
+	Upstream, Peers, Client *testnet.NS
+	Certificates            Certificates
+
+	lock     *os.File
+	gateways []*Gateway
+	all      []*testnet.NS
+}
+
+// New creates the namespaces but for those of gateways.
+func New(ctx context.Context) (*Field, error) {
+	if err := removeStale(); err != nil {
+		return nil, fmt.Errorf("removing what an earlier run has left: %w", err)
+	}
+	dir, err := os.MkdirTemp(parent, prefix)
+	if err != nil {
+		return nil, err
+	}
+	f := &Field{Dir: dir}
+	if f.lock, err = lock(dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	if err := f.build(ctx); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (f *Field) build(ctx context.Context) (err error) {
+	if err := os.Chmod(f.Dir, 0o755); err != nil { // the peers change to users of their own
+		return err
+	}
+	if f.Certificates, err = newCertificates(f.Dir); err != nil {
+		return err
+	}
+	for _, ns := range []**testnet.NS{&f.Upstream, &f.Peers, &f.Client} {
+		if *ns, err = f.Namespace(ctx); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(
+		connect(ctx, f.Upstream, "172.31.1.1", f.Peers, PeersPublic, "peers"),
+		connect(ctx, f.Client, ClientAddr, f.Peers, PeersListen, "client")); err != nil {
+		return err
+	}
+	var addresses strings.Builder
+	for _, a := range []string{origin.Web, origin.Hello, origin.Sink, origin.GRPC, origin.Name} {
+		fmt.Fprintf(&addresses, "ip address add %s/32 dev lo\n", a)
+	}
+	return errors.Join(
+		run(ctx, f.Upstream, addresses.String()),
+		run(ctx, f.Peers, "ip route add default via 172.31.1.1\n"+redirect),
+		run(ctx, f.Client, "ip route add default via "+PeersListen))
+}
+
+// redirect leads the client's connections to the peers and masquerades theirs.
+const redirect = `
+echo 1 > /proc/sys/net/ipv4/ip_forward
+nft 'table ip peers {
+  chain pre { type nat hook prerouting priority dstnat; iifname "client" ip daddr 203.0.113.0/24 tcp dport 9000-9999 redirect; }
+  chain post { type nat hook postrouting priority srcnat; oifname "peers" masquerade; }
+}'`
+
+// tuning is that of a host that opens many connections.
+const tuning = `
+ip link set lo up
+cd /proc/sys/net
+echo "10240 65535" > ipv4/ip_local_port_range
+echo 1 > ipv4/tcp_tw_reuse
+echo 65535 > core/somaxconn
+echo 65535 > ipv4/tcp_max_syn_backlog
+`
+
+// Namespace creates a namespace that ends with the field.
+func (f *Field) Namespace(ctx context.Context) (*testnet.NS, error) {
+	ns, err := testnet.NewNS()
+	if err != nil {
+		return nil, err
+	}
+	f.all = append(f.all, ns)
+	return ns, run(ctx, ns, tuning)
+}
+
+// connect joins two namespaces; the link has the same name at both ends.
+func connect(ctx context.Context, a *testnet.NS, addrA string, b *testnet.NS, addrB, name string) error {
+	return errors.Join(
+		run(ctx, a, fmt.Sprintf("ip link add %[1]s type veth peer name %[1]s netns %[2]s\nip address add %[3]s/30 dev %[1]s\nip link set %[1]s up", name, b.Path(), addrA)),
+		run(ctx, b, fmt.Sprintf("ip address add %[2]s/30 dev %[1]s\nip link set %[1]s up", name, addrB)))
+}
+
+// run runs a script in a namespace.
+func run(ctx context.Context, ns *testnet.NS, script string) error {
+	out, err := ns.Run(ctx, "sh", "-e", "-c", script)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.TrimSpace(script), err, strings.TrimSpace(out))
+	}
+	return nil
+}
+
+// Scratch creates a directory for the files of one program.
+func (f *Field) Scratch(name string) (string, error) {
+	dir := filepath.Join(f.Dir, name)
+	return dir, os.MkdirAll(dir, 0o755)
+}
+
+// Close ends the gateways, kills what is still in the namespaces and removes everything.
+func (f *Field) Close() error {
+	var errs []error
+	for _, g := range f.gateways {
+		errs = append(errs, g.Stop())
+	}
+	for _, ns := range f.all {
+		errs = append(errs, ns.End())
+	}
+	return errors.Join(append(errs, removeAll(f.Dir), f.lock.Close())...)
+}

@@ -1,0 +1,208 @@
+package field
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"boxgate/api"
+	"boxgate/bench/origin"
+	"boxgate/internal/testnet"
+)
+
+// Resolver is the name server of every box: the first address of the pool.
+const Resolver = "10.200.0.1:53"
+
+// startTimeout is how long a gateway may take to start with many boxes, on a busy machine.
+const startTimeout = 5 * time.Minute
+
+// Gateway is `gateway serve` in a namespace of its own, with the box that the load comes from.
+type Gateway struct {
+	Name    string
+	Public  string // its address on the upstream's side
+	NS, Box *testnet.NS
+	Client  *api.Client
+	URL     Public
+
+	field  *Field
+	binary string
+	dir    string
+	cmd    *exec.Cmd // nil while it does not run
+	stdin  io.Closer // closing it makes the gateway exit
+	exited chan struct{}
+	boxes  []*testnet.NS // further ones
+}
+
+// Public is a public URL of the box.
+type Public struct{ Host, Token string }
+
+// settings are the configuration: the limits are raised, since one box makes the load of many.
+const settings = `state_dir: %[1]s/state
+admin: {socket: %[1]s/admin.sock, listen: ""}
+network: {protected_exempt: [203.0.113.0/24]}
+dns: {upstreams: ["%[2]s:53"]}
+proxy: {upstream_ca_files: [%[3]s]}
+limits:
+  connections: 20000
+  new_connections_per_second: 100000
+  interceptions: 20000
+  streams: 20000
+  requests_per_second: 1000000
+  upstreams: 16000
+  kernel_flows: 65536
+  dns_queries_per_second: 1000000
+launcher: {images: {default: %[1]s/root}, run_dir: %[4]s}
+metrics: {listen: ""}
+log: {level: info, format: json}
+`
+
+// Gateway creates the namespaces of a gateway and its box; [Gateway.Start] starts it.
+func (f *Field) Gateway(ctx context.Context, name, binary string) (*Gateway, error) {
+	dir, err := f.Scratch(name)
+	if err != nil {
+		return nil, err
+	}
+	number := 10 + len(f.gateways)
+	g := &Gateway{Name: name, Public: fmt.Sprintf("172.31.%d.2", number), field: f, binary: binary, dir: dir}
+	f.gateways = append(f.gateways, g)
+	for _, ns := range []**testnet.NS{&g.NS, &g.Box} {
+		if *ns, err = f.Namespace(ctx); err != nil {
+			return nil, err
+		}
+	}
+	upstream := fmt.Sprintf("172.31.%d.1", number)
+	config := fmt.Sprintf(settings, dir, origin.Name, f.Certificates.Upstream.CA, g.runDir())
+	return g, errors.Join(
+		os.MkdirAll(filepath.Join(dir, "root", "bin"), 0o755), // an image that nothing is launched from
+		connect(ctx, f.Upstream, upstream, g.NS, g.Public, fmt.Sprintf("gateway%d", number)),
+		run(ctx, g.NS, "ip route add default via "+upstream),
+		os.WriteFile(g.config(), []byte(config), 0o600))
+}
+
+// runDir is the gateway's run directory, outside that of the field.
+func (g *Gateway) runDir() string {
+	return filepath.Join(runRoot, filepath.Base(g.field.Dir)+"-"+g.Name)
+}
+
+func (g *Gateway) config() string { return filepath.Join(g.dir, "boxgate.yaml") }
+
+// PID is that of the running gateway.
+func (g *Gateway) PID() int { return g.cmd.Process.Pid }
+
+// Start starts the gateway as it ships, its log into a file, and returns when it is ready.
+func (g *Gateway) Start(ctx context.Context) error {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer read.Close()
+	ready, err := g.listenForReady()
+	if err != nil {
+		return errors.Join(err, write.Close())
+	}
+	defer ready.Close()
+	log, err := os.OpenFile(filepath.Join(g.dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return errors.Join(err, write.Close())
+	}
+	defer log.Close()
+	cmd := exec.Command(g.binary, "serve", "--config", g.config(), "--until-eof")
+	cmd.Env = append(environment(), "NOTIFY_SOCKET="+ready.LocalAddr().String())
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = read, log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the bench to handle
+	if err := g.NS.Start(cmd); err != nil {
+		return errors.Join(err, write.Close())
+	}
+	g.cmd, g.stdin, g.exited = cmd, write, make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(g.exited)
+	}()
+	return g.awaitReady(ctx, ready)
+}
+
+// environment is this process's without the configuration of another gateway.
+func environment() []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "BOXGATE_") && !strings.HasPrefix(e, "SSL_CERT_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// listenForReady opens the socket on which the gateway reports readiness, as it does to systemd.
+func (g *Gateway) listenForReady() (*net.UnixConn, error) {
+	path := filepath.Join(g.dir, "notify.sock")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+}
+
+func (g *Gateway) awaitReady(ctx context.Context, ready *net.UnixConn) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	reported := make(chan struct{})
+	go func() {
+		defer close(reported)
+		_, _ = ready.Read(make([]byte, 64)) // an error means that the wait is over
+	}()
+	select {
+	case <-g.exited:
+		return fmt.Errorf("%s did not start: %s", g.Name, g.logEnd())
+	case <-ctx.Done():
+		return fmt.Errorf("%s did not become ready: %w", g.Name, ctx.Err())
+	case <-reported:
+	}
+	key, err := os.ReadFile(filepath.Join(g.dir, "state", "api-key"))
+	if err != nil {
+		return err
+	}
+	g.Client = api.NewClient(filepath.Join(g.dir, "admin.sock"), strings.TrimSpace(string(key)))
+	return g.Client.Do(ctx, "GET", "/readyz", nil, nil)
+}
+
+// logEnd is the end of what the gateway wrote.
+func (g *Gateway) logEnd() string {
+	text, err := os.ReadFile(filepath.Join(g.dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-2000):])
+}
+
+// Stop ends the gateway, if it runs.
+func (g *Gateway) Stop() error {
+	if g.cmd == nil {
+		return nil
+	}
+	err := errors.Join(g.stdin.Close(), terminate(g.cmd.Process, g.exited))
+	g.cmd = nil
+	return err
+}
+
+// terminate ends a process: by request, and if that does not help, by force.
+func terminate(p *os.Process, exited <-chan struct{}) error {
+	_ = p.Signal(syscall.SIGTERM) // it may have exited
+	select {
+	case <-exited:
+		return nil
+	case <-time.After(30 * time.Second):
+	}
+	_ = p.Kill()
+	<-exited
+	return fmt.Errorf("process %d had to be killed", p.Pid)
+}
+
+// Upstream is the namespace that the gateway's public addresses are reached from.
+func (g *Gateway) Upstream() *testnet.NS { return g.field.Upstream }

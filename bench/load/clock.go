@@ -1,0 +1,34 @@
+package load
+
+import (
+	"os"
+	"time"
+
+	"boxgate/bench/proc"
+)
+
+// clock is the beginning of what is measured.
+type clock struct {
+	g         *generator
+	pids      []int
+	self      []int
+	begun     time.Time
+	cpu, mine proc.Times
+	units     int64
+}
+
+// start reads the clocks before the measured part.
+func (g *generator) start() *clock {
+	c := &clock{g: g, pids: g.PIDs, self: []int{os.Getpid()}}
+	c.mine, c.cpu = proc.CPU(c.self), proc.CPU(c.pids)
+	c.begun, c.units = time.Now(), g.units.Load()
+	return c
+}
+
+// stop reads them again.
+func (c *clock) stop() Result {
+	units, took := c.g.units.Load()-c.units, time.Since(c.begun)
+	return Result{
+		Units: units, Seconds: took.Seconds(), CPU: proc.CPU(c.pids).Since(c.cpu), Client: proc.CPU(c.self).Since(c.mine),
+	}
+}

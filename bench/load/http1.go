@@ -1,0 +1,213 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// keepAlive sends one request after the other over one connection.
+func (g *generator) keepAlive(w *worker) error {
+	t := g.next()
+	c, err := g.open(t)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer g.interrupt(c)()
+	if g.Kind == Download || g.Kind == Upload {
+		w.ready.Do(g.ready.Done)
+	}
+	r, request := bufio.NewReaderSize(c, 64<<10), g.request(t.host)
+	for g.take() {
+		begun := time.Now()
+		if err := g.roundTrip(c, r, request); err != nil {
+			return err
+		}
+		g.done(w, begun)
+	}
+	return nil
+}
+
+// interrupt ends a connection when the measurement is over: a large body is not waited for. The function it returns ends
+// the watch.
+func (g *generator) interrupt(c *tls.Conn) (stop func()) {
+	closed := make(chan struct{})
+	go func() {
+		select {
+		case <-closed:
+		case <-g.end:
+			_ = c.SetDeadline(time.Now())
+		case <-g.ctx.Done():
+			_ = c.SetDeadline(time.Now())
+		}
+	}()
+	return func() { close(closed) }
+}
+
+// fresh sends each request over a connection of its own.
+func (g *generator) fresh(w *worker) error {
+	if !g.take() {
+		return nil
+	}
+	begun := time.Now()
+	t := g.next()
+	c, err := g.open(t)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(begun.Add(patience))
+	if err := g.roundTrip(c, bufio.NewReaderSize(c, 4096), g.request(t.host)); err != nil {
+		return err
+	}
+	g.done(w, begun)
+	return nil
+}
+
+// request is the head of a request; the body of an upload follows.
+func (g *generator) request(host string) []byte {
+	method := "GET"
+	header := append([]string{"Host: " + host, "User-Agent: bench", "Accept: */*"}, g.Header...)
+	if g.Kind == Upload {
+		method = "POST"
+		header = append(header, "Content-Length: "+strconv.FormatInt(g.Size, 10))
+	}
+	return []byte(method + " " + g.Path + " HTTP/1.1\r\n" + strings.Join(header, "\r\n") + "\r\n\r\n")
+}
+
+// roundTrip sends a request and reads its answer, which must be 200 with a body of the right length.
+func (g *generator) roundTrip(c io.Writer, r *bufio.Reader, request []byte) error {
+	if _, err := c.Write(request); err != nil {
+		return err
+	}
+	want := g.Size
+	if g.Kind == Upload {
+		want = 1024
+		if err := g.send(c); err != nil {
+			return err
+		}
+	}
+	head, err := readHead(r)
+	if err != nil {
+		return err
+	}
+	if head.status != 200 {
+		return fmt.Errorf("status %d", head.status)
+	}
+	if head.closing && g.Kind != Fresh {
+		return errors.New("the connection is not kept alive")
+	}
+	body := io.Reader(r)
+	if g.Kind == Download {
+		body = countingReader{r, g}
+	}
+	n, err := head.discard(r, body)
+	if err == nil && n != want {
+		err = fmt.Errorf("%d bytes in the place of %d", n, want)
+	}
+	return err
+}
+
+// chunk is what an upload consists of.
+var chunk = bytes.Repeat([]byte("boxgate "), 32<<10)
+
+func (g *generator) send(c io.Writer) error {
+	for left := g.Size; left > 0; {
+		n, err := c.Write(chunk[:min(left, int64(len(chunk)))])
+		g.moved(n)
+		if err != nil {
+			return err
+		}
+		left -= int64(n)
+	}
+	return nil
+}
+
+// head is what matters of the head of a response.
+type head struct {
+	status  int
+	length  int64 // -1: not said
+	chunked bool
+	closing bool
+}
+
+// readHead reads a response up to its body.
+func readHead(r *bufio.Reader) (h head, err error) {
+	h.length = -1
+	line, err := r.ReadSlice('\n')
+	if err != nil {
+		return h, err
+	}
+	if len(line) < 12 || !bytes.HasPrefix(line, []byte("HTTP/1.")) {
+		return h, fmt.Errorf("not a status line: %q", line)
+	}
+	if h.status, err = strconv.Atoi(string(line[9:12])); err != nil {
+		return h, err
+	}
+	for {
+		line, err := r.ReadSlice('\n')
+		if err != nil {
+			return h, err
+		}
+		if line = bytes.TrimRight(line, "\r\n"); len(line) == 0 {
+			return h, nil
+		}
+		if err := h.field(line); err != nil {
+			return h, err
+		}
+	}
+}
+
+func (h *head) field(line []byte) (err error) {
+	name, value, _ := bytes.Cut(line, []byte(":"))
+	value = bytes.TrimSpace(value)
+	switch {
+	case bytes.EqualFold(name, []byte("content-length")):
+		h.length, err = strconv.ParseInt(string(value), 10, 64)
+		if err == nil && h.length < 0 {
+			err = errors.New("a negative Content-Length")
+		}
+	case bytes.EqualFold(name, []byte("transfer-encoding")):
+		h.chunked = bytes.EqualFold(value, []byte("chunked"))
+	case bytes.EqualFold(name, []byte("connection")):
+		h.closing = bytes.EqualFold(value, []byte("close"))
+	}
+	return err
+}
+
+// discard reads the body, and returns its length.
+func (h head) discard(r *bufio.Reader, body io.Reader) (n int64, err error) {
+	switch {
+	case h.chunked:
+		return discardChunks(r)
+	case h.length >= 0:
+		return io.CopyN(io.Discard, body, h.length)
+	}
+	return 0, errors.New("a body without a length")
+}
+
+func discardChunks(r *bufio.Reader) (n int64, err error) {
+	for {
+		line, err := r.ReadSlice('\n')
+		if err != nil {
+			return n, err
+		}
+		size, err := strconv.ParseInt(string(bytes.TrimSpace(line)), 16, 32)
+		if err != nil || size < 0 {
+			return n, fmt.Errorf("size of a chunk: %q", line)
+		}
+		if _, err := r.Discard(int(size) + len("\r\n")); err != nil {
+			return n, err
+		}
+		if n += size; size == 0 {
+			return n, nil
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package load
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"boxgate/bench/proc"
+)
+
+// opening is how many connections are opened at the same time.
+const opening = 16
+
+// idle opens connections, sends one request over each, and reads the memory of the program under test at every step,
+// once it has rested.
+func (g *generator) idle() (Result, error) {
+	var held []*tls.Conn
+	defer func() {
+		for _, c := range held {
+			_ = c.NetConn().Close()
+		}
+	}()
+	steps := []Held{}
+	for _, goal := range append([]int{0}, g.Steps...) {
+		more, err := g.hold(goal - len(held))
+		held = append(held, more...)
+		if err != nil {
+			return Result{}, fmt.Errorf("at %d connections: %w", len(held), err)
+		}
+		g.pause(g.Window)
+		bytes, err := proc.Memory(g.PIDs)
+		if err != nil {
+			return Result{}, err
+		}
+		steps = append(steps, Held{goal, bytes})
+	}
+	if err := alive(held); err != nil {
+		return Result{}, err
+	}
+	return Result{Units: int64(len(held)), Seconds: 1, TLS: g.tlsText, Held: steps}, g.ctx.Err()
+}
+
+// hold opens so many further connections.
+func (g *generator) hold(count int) (held []*tls.Conn, err error) {
+	var mu sync.Mutex
+	var workers sync.WaitGroup
+	free := make(chan struct{}, opening)
+	for range count {
+		free <- struct{}{}
+		workers.Go(func() {
+			c, failure := g.rest()
+			mu.Lock()
+			defer mu.Unlock()
+			if failure != nil {
+				err = failure
+			} else {
+				held = append(held, c)
+			}
+			<-free
+		})
+	}
+	workers.Wait()
+	return held, err
+}
+
+// rest opens one connection and leaves it idle after one request.
+func (g *generator) rest() (*tls.Conn, error) {
+	t := g.next()
+	c, err := g.open(t)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if err := g.roundTrip(c, bufio.NewReaderSize(c, 4096), g.request(t.host)); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, c.SetDeadline(time.Time{})
+}
+
+// alive reports an error unless all connections are still open: memory that was given back by closing them does not count.
+func alive(conns []*tls.Conn) error {
+	closed := slices.IndexFunc(conns, func(c *tls.Conn) bool {
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Microsecond))
+		_, err := c.Read(make([]byte, 1))
+		return !errors.Is(err, os.ErrDeadlineExceeded)
+	})
+	if closed >= 0 {
+		return fmt.Errorf("connection %d was closed while it was idle", closed)
+	}
+	return nil
+}

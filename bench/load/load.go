@@ -1,0 +1,236 @@
+// Package load generates the load of the benchmarks. A generator is a process of its own in the namespace of a client; it
+// verifies every answer, and reads the CPU time of the program under test at the two ends of what it measures.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"boxgate/bench/stat"
+)
+
+// Kind is a kind of load; its unit of work is what it counts.
+type Kind string
+
+// The kinds.
+const (
+	KeepAlive Kind = "keepalive" // HTTP/1.1 requests over connections kept alive
+	Fresh     Kind = "fresh"     // HTTP/1.1 requests, each over a connection of its own
+	HTTP2     Kind = "http2"     // HTTP/2 requests
+	GRPC      Kind = "grpc"      // unary gRPC calls
+	Download  Kind = "download"  // bytes of response bodies
+	Upload    Kind = "upload"    // bytes of request bodies
+	Tunnel    Kind = "tunnel"    // connections over which a ClientHello is sent, and 1 KiB comes back
+	Idle      Kind = "idle"      // connections held open after one request
+	DNS       Kind = "dns"       // queries
+)
+
+// Options describe one measurement.
+type Options struct {
+	Kind    Kind
+	Dial    string   // address and port to connect to
+	Connect bool     // it is an explicit proxy, asked for port 443 of the name
+	Name    string   // server name and Host; %d is the number of the name
+	Path    string   // of requests
+	Header  []string // further fields of requests, as lines
+	Conns   int
+	Streams int  // concurrent requests of one connection, for HTTP/2 and DNS
+	Resume  bool // TLS sessions are resumed
+	Size    int64
+	Steps   []int // for Idle: the numbers of connections at which memory is read
+
+	Warm, Window time.Duration // before and while it is measured; for Idle, the rest before memory is read
+	Count        int64         // units in the place of a window
+
+	Names   int64  // how many names there are to use, for DNS and Fresh; 0: one
+	First   int64  // the number of the first
+	Refused bool   // for DNS: the answer is no, or an address that leads nowhere
+	Ask     string // resolver that is asked for the names beforehand
+
+	PIDs []int // of the program under test
+}
+
+// Result is what was measured.
+type Result struct {
+	Units   int64
+	Seconds float64
+	Errors  int64
+	Error   string // one of them
+	CPU     int64  // nanoseconds of the program under test
+	Client  int64  // nanoseconds of the generator
+	P50     float64
+	P99     float64 // in microseconds
+	TLS     string  // what was negotiated
+	Held    []Held  // for Idle
+}
+
+// Held is the memory of the program under test with so many connections open.
+type Held struct {
+	Conns int
+	Bytes int64
+}
+
+// PerUnit is the CPU time of the program under test for one unit, in microseconds.
+func (r Result) PerUnit() float64 { return float64(r.CPU) / 1e3 / float64(r.Units) }
+
+// Rate is the units per second.
+func (r Result) Rate() float64 { return float64(r.Units) / r.Seconds }
+
+// Run generates the load and measures it.
+func Run(ctx context.Context, o Options) (Result, error) {
+	g := &generator{Options: o, ctx: ctx, end: make(chan struct{})}
+	if err := g.ask(); err != nil {
+		return Result{}, fmt.Errorf("asking for the names beforehand: %w", err)
+	}
+	if o.Kind == Idle {
+		return g.idle()
+	}
+	work, ok := map[Kind]func(*worker) error{
+		KeepAlive: g.keepAlive, Fresh: g.fresh, HTTP2: g.http2, GRPC: g.http2, Download: g.keepAlive, Upload: g.keepAlive,
+		Tunnel: g.tunnel, DNS: g.dns,
+	}[o.Kind]
+	if !ok {
+		return Result{}, fmt.Errorf("no load of kind %q", o.Kind)
+	}
+	return g.measure(work)
+}
+
+// generator is the state that the workers of one measurement share.
+type generator struct {
+	Options
+	ctx context.Context
+
+	ready              sync.WaitGroup // for the workers' first answers
+	recording, stopped atomic.Bool
+	end                chan struct{} // closed when what is under way is to be given up
+	units, taken       atomic.Int64
+	errors             atomic.Int64
+	name               atomic.Int64
+	firstError         sync.Once
+	errorText          string
+	firstTLS           sync.Once
+	tlsText            string
+	sessions           sync.Map // name → *tls.Config
+}
+
+// measure runs as many workers as there are connections, and counts what they do within the window.
+func (g *generator) measure(work func(*worker) error) (Result, error) {
+	all := make([]worker, g.Conns)
+	g.ready.Add(g.Conns)
+	var workers sync.WaitGroup
+	if g.Count > 0 {
+		g.recording.Store(true)
+	}
+	clock := g.start()
+	for i := range all {
+		workers.Go(func() { g.repeat(func() error { return work(&all[i]) }) })
+	}
+	if g.Count == 0 {
+		g.awaitReady()
+		g.pause(g.Warm)
+		clock = g.start()
+		g.recording.Store(true)
+		g.pause(g.Window)
+	} else {
+		workers.Wait()
+	}
+	result := clock.stop()
+	g.recording.Store(false)
+	g.stopped.Store(true)
+	close(g.end)
+	workers.Wait()
+	return g.complete(result, all)
+}
+
+// worker is one connection, or one after the other.
+type worker struct {
+	latencies stat.Histogram
+	ready     sync.Once
+}
+
+// awaitReady waits until every worker has had an answer, or for so long that something must be wrong.
+func (g *generator) awaitReady() {
+	ready := make(chan struct{})
+	go func() {
+		g.ready.Wait()
+		close(ready)
+	}()
+	select {
+	case <-ready:
+	case <-time.After(patience):
+		g.fail(errors.New("not every connection was answered"))
+	case <-g.ctx.Done():
+	}
+}
+
+// complete adds what the workers have seen.
+func (g *generator) complete(r Result, workers []worker) (Result, error) {
+	var all stat.Histogram
+	for i := range workers {
+		all.Merge(&workers[i].latencies)
+	}
+	r.Errors, r.Error, r.TLS = g.errors.Load(), g.errorText, g.tlsText
+	r.P50, r.P99 = float64(all.Quantile(0.5))/1e3, float64(all.Quantile(0.99))/1e3
+	if r.Units == 0 {
+		return r, fmt.Errorf("nothing was answered; an error: %s", r.Error)
+	}
+	return r, g.ctx.Err()
+}
+
+// repeat calls work until the measurement is over. A worker whose connection fails tries again, less and less eagerly.
+func (g *generator) repeat(work func() error) {
+	for failures := 0; !g.over(); {
+		if err := work(); err != nil && !g.over() {
+			g.fail(err)
+			failures++
+			g.pause(min(time.Duration(failures)*10*time.Millisecond, time.Second))
+		}
+	}
+}
+
+// over reports whether the workers are to end.
+func (g *generator) over() bool {
+	return g.stopped.Load() || g.ctx.Err() != nil || g.Count > 0 && g.taken.Load() >= g.Count
+}
+
+// take claims one unit of a counted measurement; of others there is always one more.
+func (g *generator) take() bool {
+	return !g.stopped.Load() && (g.Count == 0 || g.taken.Add(1) <= g.Count)
+}
+
+// done counts one answered unit and its latency.
+func (g *generator) done(w *worker, begun time.Time) {
+	w.ready.Do(g.ready.Done)
+	if g.recording.Load() {
+		w.latencies.Add(time.Since(begun))
+		if g.Kind != Download && g.Kind != Upload {
+			g.units.Add(1)
+		}
+	}
+}
+
+// moved counts bytes of bodies.
+func (g *generator) moved(n int) {
+	if g.recording.Load() && (g.Kind == Download || g.Kind == Upload) {
+		g.units.Add(int64(n))
+	}
+}
+
+func (g *generator) fail(err error) {
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	g.errors.Add(1)
+	g.firstError.Do(func() { g.errorText = err.Error() })
+}
+
+func (g *generator) pause(d time.Duration) {
+	select {
+	case <-g.ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,63 @@
+package load
+
+import (
+	"crypto/tls"
+	"encoding/binary"
+	"io"
+	"net"
+	"time"
+)
+
+// tunnel opens a connection that is passed on unread: it sends a ClientHello, reads 1 KiB of answer and closes. No
+// cryptography is done by anyone, so that what is measured is the tunnel.
+func (g *generator) tunnel(w *worker) error {
+	hello, err := clientHello(g.Name)
+	if err != nil {
+		return err
+	}
+	answer := make([]byte, 1024)
+	for g.take() {
+		begun := time.Now()
+		if err := g.exchange(hello, answer); err != nil {
+			return err
+		}
+		g.done(w, begun)
+	}
+	return nil
+}
+
+func (g *generator) exchange(hello, answer []byte) error {
+	c, err := g.dial(g.Name)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write(hello); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(c, answer)
+	return err
+}
+
+// clientHello is the first message of a TLS client for a server.
+func clientHello(host string) ([]byte, error) {
+	client, server := net.Pipe()
+	defer server.Close()
+	go func() {
+		_ = tls.Client(client, &tls.Config{ServerName: host, NextProtos: []string{"h2", "http/1.1"}}).Handshake() // fails at the close
+		_ = client.Close()
+	}()
+	return ReadRecord(server)
+}
+
+// ReadRecord reads one TLS record, with its header.
+func ReadRecord(r io.Reader) ([]byte, error) {
+	header := make([]byte, 5)
+	if _, err := io.ReadFull(r, header); err != nil {
+		return nil, err
+	}
+	record := append(header, make([]byte, binary.BigEndian.Uint16(header[3:]))...)
+	_, err := io.ReadFull(r, record[5:])
+	return record, err
+}

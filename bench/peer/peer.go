@@ -1,0 +1,197 @@
+// Package peer runs the programs that boxgate is measured against, configured for speed as their own documentation
+// recommends, and the nginx that serves as origin.
+package peer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+
+	"github.com/elazarl/goproxy"
+
+	"boxgate/bench/field"
+)
+
+// Role is a kind of work that a program does for a client.
+type Role string
+
+// The roles.
+const (
+	Intercept   Role = "intercept"    // HTTP/1.1, intercepted, one header set
+	InterceptH2 Role = "intercept-h2" // the same over HTTP/2 on both sides
+	GRPC        Role = "grpc"         // the same for gRPC
+	Upload      Role = "upload"       // requests with large bodies, intercepted
+	Splice      Role = "splice"       // connections passed on by their server name
+	SpliceBulk  Role = "splice-bulk"  // the same, to the web server
+	Public      Role = "public"       // a TLS front with a bearer check before a plain server
+	Resolve     Role = "dns"          // a resolver that caches, forwards and refuses
+)
+
+// roles are all of them; the place of one says which port it has.
+var roles = []Role{Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public, Resolve}
+
+// Peer is a program to compare with.
+type Peer struct {
+	Name     string
+	Version  string // "" if it is missing
+	Explicit bool   // it is asked by CONNECT
+	Roles    []Role
+
+	binary string
+	base   uint16 // the port of the first role
+	args   func(e *environment) ([]string, error)
+}
+
+// Port is where a peer plays a role.
+func (p *Peer) Port(r Role) uint16 { return p.base + uint16(slices.Index(roles, r)) }
+
+// Plays reports whether the peer has a role.
+func (p *Peer) Plays(r Role) bool { return slices.Contains(p.Roles, r) }
+
+// Root is where the packages are unpacked.
+type Root string
+
+// All returns the peers; those that cannot be found have no version.
+func (r Root) All() []*Peer {
+	self, _ := os.Executable() // as it was started
+	peers := []*Peer{
+		{Name: "HAProxy", binary: r.find("haproxy"), args: haproxy, Roles: []Role{Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public}},
+		{Name: "nginx", binary: r.find("nginx"), args: nginx("nginx.conf"), Roles: []Role{Intercept, GRPC, Upload, Splice, SpliceBulk, Public}},
+		{Name: "net/http", binary: self, args: netHTTP, Version: runtime.Version(), Roles: []Role{Intercept, InterceptH2, GRPC, Upload}},
+		{Name: "goproxy", binary: self, args: goProxy, Version: moduleVersion(goproxy.ProxyHttpServer{}), Explicit: true, Roles: []Role{Intercept}},
+		{Name: "mitmproxy", binary: r.find("mitmdump"), args: mitmproxy, Roles: []Role{Intercept}},
+		{Name: "Caddy", binary: r.find("caddy"), args: caddy, Roles: []Role{Public}},
+		{Name: "unbound", binary: r.find("unbound"), args: unbound, Roles: []Role{Resolve}},
+		{Name: "dnsmasq", binary: r.find("dnsmasq"), args: dnsmasq, Roles: []Role{Resolve}},
+		{Name: "CoreDNS", binary: r.find("coredns"), args: coredns, Roles: []Role{Resolve}},
+	}
+	for i, p := range peers {
+		p.base = uint16(9100 + 100*i)
+		if p.Version == "" && p.binary != "" {
+			p.Version = r.version(p.binary)
+		}
+	}
+	return peers
+}
+
+// find returns the path of a program, unpacked or installed; "" if there is none.
+func (r Root) find(name string) string {
+	for _, dir := range []string{"usr/sbin", "usr/bin", "bin"} {
+		path := filepath.Join(string(r), dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// environ lets an unpacked program find its libraries.
+func (r Root) environ() []string {
+	libraries, _ := filepath.Glob(filepath.Join(string(r), "usr/lib/*-linux-*")) // the pattern is valid
+	path := filepath.Join(string(r), "lib")
+	for _, dir := range libraries {
+		path = dir + ":" + filepath.Join(string(r), "lib", filepath.Base(dir)) + ":" + path
+	}
+	return append(os.Environ(), "LD_LIBRARY_PATH="+path, "PYTHONPATH="+filepath.Join(string(r), "usr/lib/python3/dist-packages"))
+}
+
+// versionNumber is what a version looks like in any program's answer.
+var versionNumber = regexp.MustCompile(`\d+\.\d+(\.\d+)*`)
+
+// version asks a program for its version, in the ways of programs; "unknown" if it answers to none of them.
+func (r Root) version(binary string) string {
+	for _, flag := range []string{"--version", "-version", "-v", "-V", "version"} {
+		cmd := exec.Command(binary, flag)
+		cmd.Env = r.environ()
+		out, err := cmd.CombinedOutput()
+		if number := versionNumber.FindString(string(out)); err == nil && number != "" {
+			return number
+		}
+	}
+	return "unknown"
+}
+
+// environment is what the configurations are made from.
+type environment struct {
+	field.Certificates
+	Dir, Header, Value, Suffix string
+	Web, Sink, GRPC, Name      string
+	Listen, Backend, Kilobyte  string
+	NginxModules               string
+	Processors, MaxConns       int
+	Splices                    map[Role]string
+	port                       func(Role) uint16
+	root                       Root
+}
+
+// haproxy and the functions that follow write a program's configuration and return its arguments.
+func haproxy(e *environment) ([]string, error) {
+	path, err := e.render("haproxy.cfg")
+	return []string{"-db", "-f", path}, err
+}
+
+func nginx(config string) func(e *environment) ([]string, error) {
+	return func(e *environment) ([]string, error) {
+		path, err := e.render(config)
+		return []string{"-e", "stderr", "-c", path}, err
+	}
+}
+
+func caddy(e *environment) ([]string, error) {
+	path, err := e.render("caddy.json")
+	return []string{"run", "--config", path}, err
+}
+
+func unbound(e *environment) ([]string, error) {
+	path, err := e.render("unbound.conf")
+	return []string{"-d", "-c", path}, err
+}
+
+func coredns(e *environment) ([]string, error) {
+	path, err := e.render("Corefile")
+	return []string{"-conf", path}, err
+}
+
+func dnsmasq(e *environment) ([]string, error) {
+	return []string{
+		"-k", "-C", "/dev/null", "-p", strconv.Itoa(int(e.port(Resolve))), "-a", e.Listen, "-z", "-h", "-R", "-S", e.Name,
+		"-c", "10000", "--dns-forward-max=2000", "--local=/denied.test/", "--user=root", "--pid-file=",
+	}, nil
+}
+
+func mitmproxy(e *environment) ([]string, error) {
+	confdir := filepath.Join(e.Dir, "mitmproxy")
+	key, errKey := os.ReadFile(e.Peers.CAKey)
+	cert, errCert := os.ReadFile(e.Peers.CA)
+	err := errors.Join(errKey, errCert, os.MkdirAll(confdir, 0o755),
+		os.WriteFile(filepath.Join(confdir, "mitmproxy-ca.pem"), slices.Concat(key, cert), 0o600))
+	return []string{
+		"-q", "--mode", fmt.Sprintf("reverse:https://%s:443", e.Web), "--listen-host", "0.0.0.0", "-p", strconv.Itoa(int(e.port(Intercept))),
+		"--set", "keep_host_header=true", "--set", "confdir=" + confdir, "--set", "ssl_verify_upstream_trusted_ca=" + e.Upstream.CA,
+		"--set", fmt.Sprintf("modify_headers=|%s|%s", e.Header, e.Value), "--set", "stream_large_bodies=512k",
+	}, err
+}
+
+func goProxy(e *environment) ([]string, error) {
+	return []string{"peer", "goproxy", fmt.Sprintf("0.0.0.0:%d", e.port(Intercept)), e.Peers.CA, e.Peers.CAKey, e.Upstream.CA}, nil
+}
+
+func netHTTP(e *environment) ([]string, error) {
+	args := []string{"peer", "net/http", e.Peers.Leaf, e.Peers.LeafKey, e.Upstream.CA}
+	to := map[Role]string{Intercept: e.Web, InterceptH2: e.Web, GRPC: e.GRPC, Upload: e.Sink}
+	for _, r := range slices.Sorted(maps.Keys(to)) {
+		args = append(args, fmt.Sprintf("%s=0.0.0.0:%d=%s:443", r, e.port(r), to[r]))
+	}
+	return args, nil
+}

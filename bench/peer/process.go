@@ -1,0 +1,253 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"text/template"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"boxgate/bench/field"
+	"boxgate/bench/origin"
+	"boxgate/internal/testnet"
+)
+
+//go:embed config
+var configs embed.FS
+
+// startTimeout is how long a peer may take to listen, on a busy machine.
+const startTimeout = time.Minute
+
+// Process is a running program.
+type Process struct {
+	Name   string
+	PID    int
+	cmd    *exec.Cmd
+	exited chan struct{}
+	output bytes.Buffer // to be read once it has exited
+}
+
+// Start runs the peer in the namespace of peers, and returns once it listens in all its roles.
+func (p *Peer) Start(ctx context.Context, r Root, f *field.Field) (*Process, error) {
+	e, err := r.environment(f, p.Name, p.Port)
+	if err != nil {
+		return nil, err
+	}
+	args, err := p.args(e)
+	if err != nil {
+		return nil, err
+	}
+	process, err := r.start(f.Peers, e, p.Name, p.binary, args)
+	if err != nil {
+		return nil, err
+	}
+	for _, role := range p.Roles {
+		if err := process.await(ctx, f.Peers, fmt.Sprintf("%s:%d", field.PeersListen, p.Port(role)), role == Resolve); err != nil {
+			return nil, errors.Join(err, process.Stop())
+		}
+	}
+	return process, nil
+}
+
+// Web runs nginx as the origin.
+func (r Root) Web(ctx context.Context, f *field.Field) (*Process, error) {
+	e, err := r.environment(f, "web", nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(e.Dir, "64m"), bytes.Repeat([]byte("0123456789abcdef"), 4<<20), 0o644); err != nil { //nolint:gosec // not a secret
+		return nil, err
+	}
+	return r.nginx(ctx, f.Upstream, e, "web.conf", origin.Web+":443")
+}
+
+// Backend runs nginx as the server behind public URLs, in the namespace of a box or the client.
+func (r Root) Backend(ctx context.Context, f *field.Field, ns *testnet.NS, name string) (*Process, error) {
+	e, err := r.environment(f, "backend-"+name, nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.nginx(ctx, ns, e, "backend.conf", fmt.Sprintf("127.0.0.1:%d", field.BackendPort))
+}
+
+func (r Root) nginx(ctx context.Context, ns *testnet.NS, e *environment, config, address string) (*Process, error) {
+	binary := r.find("nginx")
+	if binary == "" {
+		return nil, errors.New("nginx is missing, which is the origin: run dist/peers.sh")
+	}
+	args, err := nginx(config)(e)
+	if err != nil {
+		return nil, err
+	}
+	process, err := r.start(ns, e, config, binary, args)
+	if err == nil {
+		err = process.await(ctx, ns, address, false)
+	}
+	return process, err
+}
+
+// Origin runs the servers of package origin, by the program itself.
+func (r Root) Origin(ctx context.Context, f *field.Field) (*Process, error) {
+	e, err := r.environment(f, "origin", nil)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	process, err := r.start(f.Upstream, e, "origin", self, []string{"origin", e.Upstream.Leaf, e.Upstream.LeafKey})
+	if err != nil {
+		return nil, err
+	}
+	return process, errors.Join(process.await(ctx, f.Upstream, origin.GRPC+":443", false), process.await(ctx, f.Upstream, origin.Name+":53", true))
+}
+
+func (r Root) environment(f *field.Field, name string, port func(Role) uint16) (*environment, error) {
+	dir, err := f.Scratch(strings.ReplaceAll(name, "/", "-"))
+	return &environment{
+		Certificates: f.Certificates, Dir: dir, Header: origin.Header, Value: origin.Value, Suffix: origin.Suffix,
+		Web: origin.Web, Sink: origin.Sink, GRPC: origin.GRPC, Name: origin.Name, Listen: field.PeersListen,
+		Backend: fmt.Sprintf("%s:%d", field.ClientAddr, field.BackendPort), Kilobyte: fmt.Sprintf(`{"data":"%s"}`, strings.Repeat("x", 1024-len(`{"data":""}`))),
+		NginxModules: r.modules(), Processors: runtime.NumCPU(), MaxConns: maxConns(), Splices: map[Role]string{Splice: origin.Hello, SpliceBulk: origin.Web},
+		port: port, root: r,
+	}, err
+}
+
+// maxConns is how many connections a program that takes two descriptors and a half for each can have.
+func maxConns() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 1000
+	}
+	return int(min(16000, (limit.Cur-1000)*2/5))
+}
+
+// modules is where nginx keeps its modules.
+func (r Root) modules() string {
+	if dir := filepath.Join(string(r), "usr/lib/nginx/modules"); isDir(dir) {
+		return dir
+	}
+	return "/usr/lib/nginx/modules"
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// render writes a configuration, and returns its path.
+func (e *environment) render(name string) (string, error) {
+	functions := template.FuncMap{
+		"port":  func(role Role) uint16 { return e.port(role) },
+		"snake": func(role Role) string { return strings.ReplaceAll(string(role), "-", "_") },
+	}
+	t, err := template.New(name).Funcs(functions).Option("missingkey=error").ParseFS(configs, "config/"+name)
+	if err != nil {
+		return "", err
+	}
+	var text bytes.Buffer
+	if err := t.Execute(&text, e); err != nil {
+		return "", err
+	}
+	path := filepath.Join(e.Dir, name)
+	return path, os.WriteFile(path, text.Bytes(), 0o600)
+}
+
+// start runs a program in a namespace. It is told to end when the bench dies, however that happens.
+func (r Root) start(ns *testnet.NS, e *environment, name, binary string, args []string) (*Process, error) {
+	p := &Process{Name: name, cmd: exec.Command(binary, args...), exited: make(chan struct{})}
+	p.cmd.Dir = e.Dir
+	p.cmd.Env = append(r.environ(), "HOME="+e.Dir, "XDG_DATA_HOME="+e.Dir, "XDG_CONFIG_HOME="+e.Dir)
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := ns.Start(p.cmd); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	p.PID = p.cmd.Process.Pid
+	go func() {
+		_ = p.cmd.Wait()
+		close(p.exited)
+	}()
+	return p, nil
+}
+
+// await waits until the program listens.
+func (p *Process) await(ctx context.Context, ns *testnet.NS, address string, names bool) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for {
+		err := probe(ctx, ns, address, names)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.exited:
+			return fmt.Errorf("%s did not start: %s", p.Name, p.output.String())
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not listen on %s: %w", p.Name, address, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// probe connects, or asks a name server for a name.
+func probe(ctx context.Context, ns *testnet.NS, address string, names bool) error {
+	network := "tcp"
+	if names {
+		network = "udp"
+	}
+	c, err := ns.DialContext(ctx, network, address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if !names {
+		return nil
+	}
+	client := dns.Client{Timeout: time.Second}
+	_, _, err = client.ExchangeWithConnContext(ctx, new(dns.Msg).SetQuestion("ready."+origin.Suffix+".", dns.TypeA), &dns.Conn{Conn: c})
+	return err
+}
+
+// Stop ends the program: by request, and if that does not help, by force, with its children.
+func (p *Process) Stop() error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have exited
+	select {
+	case <-p.exited:
+	case <-time.After(5 * time.Second):
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+	}
+	if err := syscall.Kill(-p.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("%s: ending its children: %w", p.Name, err)
+	}
+	return nil
+}
+
+// moduleVersion is the version of the module that has a value's type.
+func moduleVersion(v any) string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	path := reflect.TypeOf(v).PkgPath()
+	for _, m := range info.Deps {
+		if path == m.Path || strings.HasPrefix(path, m.Path+"/") {
+			return strings.TrimPrefix(m.Version, "v")
+		}
+	}
+	return "unknown"
+}

@@ -1,0 +1,233 @@
+// Package report renders what was measured: tables of medians and of ratios taken round by round, and plots.
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"boxgate/bench/scenario"
+	"boxgate/bench/stat"
+)
+
+// Report is a run.
+type Report struct {
+	Date, Revision, Machine, Load string
+	Form                          scenario.Form
+	Scenarios                     []scenario.Scenario
+	Programs                      []Version // in the order of the tables
+	Samples                       []scenario.Sample
+	Ours                          string // the program that the others are compared with
+}
+
+// Version is a program that was to be measured; without a version it was missing.
+type Version struct{ Name, Version string }
+
+// key names a row.
+type key struct{ scenario, name, program string }
+
+// row is what the rounds of one program in one case have in common.
+type row struct {
+	cost           map[int]float64 // by round
+	rate, p50, p99 []float64
+	failures       []string
+	points         map[float64][]float64 // memory: cost by connections
+}
+
+// rows collects the samples. Of a memory's steps, the one with the most connections is that of the tables.
+func (r *Report) rows() map[key]*row {
+	most := map[key]float64{}
+	out := map[key]*row{}
+	for _, s := range r.Samples {
+		k := key{s.Scenario, s.Case, s.Program}
+		if out[k] == nil {
+			out[k] = &row{cost: map[int]float64{}, points: map[float64][]float64{}}
+		}
+		most[k] = max(most[k], s.Conns)
+	}
+	for _, s := range r.Samples {
+		k := key{s.Scenario, s.Case, s.Program}
+		out[k].add(s, s.Conns == most[k])
+	}
+	return out
+}
+
+func (w *row) add(s scenario.Sample, counts bool) {
+	if s.Error != "" {
+		w.failures = append(w.failures, s.Error)
+		return
+	}
+	w.points[s.Conns] = append(w.points[s.Conns], s.Cost)
+	if !counts {
+		return
+	}
+	w.cost[s.Round] = s.Cost
+	w.rate, w.p50, w.p99 = append(w.rate, s.Rate), append(w.p50, s.P50), append(w.p99, s.P99)
+}
+
+// median is that of the costs, or NaN.
+func (w *row) median() float64 {
+	if w == nil {
+		return math.NaN()
+	}
+	var all []float64
+	for _, c := range w.cost {
+		all = append(all, c)
+	}
+	return stat.Median(all)
+}
+
+// Markdown returns the page.
+func (r *Report) Markdown() string {
+	rows := r.rows()
+	var b strings.Builder
+	r.preface(&b)
+	r.goals(&b, rows)
+	for _, s := range r.Scenarios {
+		r.scenario(&b, s, rows)
+	}
+	return b.String()
+}
+
+func (r *Report) preface(b *strings.Builder) {
+	fmt.Fprintf(b, "# Benchmarks\n\nWritten by `make bench`: change nothing here. [How it measures](benchmarking.md).\n\n")
+	fmt.Fprintf(b, "- %s, revision %s, %s form: %d rounds\n- %s; load average at the start %s\n", r.Date, r.Revision, r.Form.Name, r.Form.Rounds, r.Machine, r.Load)
+	var have, missing []string
+	for _, v := range r.Programs {
+		if v.Version == "" {
+			missing = append(missing, v.Name)
+		} else {
+			have = append(have, v.Name+" "+v.Version)
+		}
+	}
+	fmt.Fprintf(b, "- %s\n", strings.Join(have, ", "))
+	if len(missing) > 0 {
+		fmt.Fprintf(b, "- **Missing, and so not measured:** %s\n", strings.Join(missing, ", "))
+	}
+	fmt.Fprintf(b, "\nOnly the ratios are results: absolute figures are those of one machine in one hour. A ratio is %s's cost divided by the other's, "+
+		"round by round; the median is given, with the lowest and the highest. Below 1, %s costs less.\n", r.Ours, r.Ours)
+}
+
+// goals lists the aims, met or not.
+func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
+	var lines []string
+	for _, s := range r.Scenarios {
+		for _, g := range s.Targets {
+			for _, c := range s.Cases {
+				if g.Case != "" && g.Case != c.Name {
+					continue
+				}
+				ours, theirs := rows[key{s.ID, c.Name, r.Ours}], rows[key{s.ID, c.Name, g.Peer}]
+				if ours != nil && theirs != nil {
+					lines = append(lines, goalLine(s, c, g, stat.Ratios(ours.cost, theirs.cost)))
+				}
+			}
+		}
+	}
+	if len(lines) > 0 {
+		fmt.Fprintf(b, "\n## Targets\n\n| scenario | case | against | target | measured | |\n|---|---|---|---|---|---|\n%s", strings.Join(lines, ""))
+	}
+}
+
+func goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, ratio stat.Ratio) string {
+	verdict := "met"
+	if !(ratio.Median <= g.Ratio) { // also if there is none
+		verdict = "**missed**"
+	}
+	return fmt.Sprintf("| %s | %s | %s | ≤ %.2f | %s | %s |\n", s.ID, c.Name, g.Peer, g.Ratio, ratioText(ratio), verdict)
+}
+
+func ratioText(r stat.Ratio) string {
+	if r.Rounds == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f (%.2f–%.2f)", r.Median, r.Low, r.High)
+}
+
+// scenario writes a section, if anything of it was measured.
+func (r *Report) scenario(b *strings.Builder, s scenario.Scenario, rows map[key]*row) {
+	var lines []string
+	for _, c := range s.Cases {
+		lines = append(lines, r.caseLines(s, c, rows)...)
+	}
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n## %s: %s\n\n%s\n\n", s.ID, s.Title, s.Note)
+	fmt.Fprintf(b, "| case | program | %s | %s ÷ it | per second | p50 µs | p99 µs |\n|---|---|---:|---:|---:|---:|---:|\n%s", s.Cost, r.Ours, strings.Join(lines, ""))
+	for _, p := range r.plots(s, rows) {
+		fmt.Fprintf(b, "\n![%s](benchmarks/%s)\n", p.Title, p.file)
+	}
+}
+
+// caseLines are the rows of one case, the cheapest first; no program at all, which costs nothing, is the last.
+func (r *Report) caseLines(s scenario.Scenario, c scenario.Case, rows map[key]*row) (lines []string) {
+	ours := rows[key{s.ID, c.Name, r.Ours}]
+	var present []string
+	for _, p := range r.Programs {
+		if rows[key{s.ID, c.Name, p.Name}] != nil {
+			present = append(present, p.Name)
+		}
+	}
+	place := func(program string) float64 {
+		m := rows[key{s.ID, c.Name, program}].median()
+		if program == scenario.Direct || math.IsNaN(m) {
+			return math.Inf(1)
+		}
+		return m
+	}
+	slices.SortStableFunc(present, func(a, b string) int { return cmp.Compare(place(a), place(b)) })
+	for _, program := range present {
+		lines = append(lines, r.line(c, program, rows[key{s.ID, c.Name, program}], ours))
+	}
+	return lines
+}
+
+func (r *Report) line(c scenario.Case, program string, w, ours *row) string {
+	cost, ratio, name := number(w.median()), "", program
+	switch {
+	case program == scenario.Direct:
+		cost = "–"
+	case program == r.Ours:
+		name = "**" + program + "**"
+	case ours != nil:
+		ratio = ratioText(stat.Ratios(ours.cost, w.cost))
+	}
+	if len(w.failures) > 0 {
+		cost += fmt.Sprintf(" (%d failed: %s)", len(w.failures), escape(w.failures[0]))
+	}
+	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", c.Name, name, cost, ratio, number(stat.Median(w.rate)), number(stat.Median(w.p50)), number(stat.Median(w.p99)))
+}
+
+// escape makes a text fit for a cell.
+func escape(s string) string {
+	s = strings.Join(strings.Fields(strings.NewReplacer("|", "/", "<", "(", ">", ")").Replace(s)), " ")
+	if len(s) > 120 {
+		s = s[:120] + "…"
+	}
+	return s
+}
+
+// number writes three significant digits, and whole numbers with separators; "" for none.
+func number(v float64) string {
+	switch {
+	case math.IsNaN(v) || v == 0:
+		return ""
+	case math.Abs(v) >= 1000:
+		return thousands(int64(math.Round(v)))
+	case math.Abs(v) >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case math.Abs(v) >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+func thousands(n int64) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"boxgate/bench/field"
+	"boxgate/bench/peer"
+	"boxgate/bench/proc"
+	"boxgate/bench/report"
+	"boxgate/bench/scenario"
+)
+
+// options are the flags that both commands have.
+type options struct {
+	form              scenario.Form
+	only, cases, root string
+	samples           string
+}
+
+// parse reads the flags of a command; more adds its own.
+func parse(name string, args []string, more func(*flag.FlagSet)) (options, error) {
+	var o options
+	var long, tiny bool
+	var rounds int
+	fs := flag.NewFlagSet(name, flag.ContinueOnError)
+	fs.BoolVar(&long, "long", false, "the long form: some 45 minutes in the place of 5")
+	fs.BoolVar(&tiny, "tiny", false, "hardly measure: to see that everything works")
+	fs.IntVar(&rounds, "rounds", 0, "rounds, if not those of the form")
+	fs.StringVar(&o.only, "scenarios", "", "the scenarios to run, as S1,S6; empty: all")
+	fs.StringVar(&o.root, "peers", "/var/lib/boxgate/peers", "where dist/peers.sh has unpacked the peers")
+	fs.StringVar(&o.samples, "samples", "bin/bench-"+name+".jsonl", "file that every sample is written to")
+	more(fs)
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	if fs.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	o.form = scenario.Short
+	if long {
+		o.form = scenario.Long
+	}
+	if tiny {
+		o.form = scenario.Tiny
+	}
+	if rounds > 0 {
+		o.form.Rounds = rounds
+	}
+	if o.only != "" && len(o.scenarios()) != len(strings.Split(o.only, ",")) {
+		return o, fmt.Errorf("no such scenarios: %s", o.only)
+	}
+	return o, nil
+}
+
+// scenarios are those that were asked for.
+func (o options) scenarios() (out []scenario.Scenario) {
+	for _, s := range scenario.All(o.form) {
+		if o.only == "" || strings.Contains(","+o.only+",", ","+s.ID+",") {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// ours is the name of the gateway among its peers.
+const ours = "boxgate"
+
+// runCommand measures the gateway and its peers, and writes the report.
+func runCommand(ctx context.Context, args []string) error {
+	var binary, out string
+	o, err := parse("run", args, func(fs *flag.FlagSet) {
+		fs.StringVar(&binary, "gateway", "bin/gateway", "the gateway to measure")
+		fs.StringVar(&out, "o", "docs/benchmarks.md", "the report; its plots are in a directory beside it")
+	})
+	if err != nil {
+		return err
+	}
+	peers := peer.Root(o.root).All()
+	r := o.report(ctx, ours)
+	r.Programs = []report.Version{{Name: ours, Version: version(ctx, binary)}}
+	for _, p := range peers {
+		r.Programs = append(r.Programs, report.Version{Name: p.Name, Version: p.Version})
+	}
+	r.Programs = append(r.Programs, report.Version{Name: scenario.Direct, Version: "at all: the load generator and the origin by themselves"})
+	b := &bench{options: o, builds: []build{{ours, binary}}, peers: peers}
+	r.Samples, err = b.run(ctx)
+	if len(r.Samples) == 0 || ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	return errors.Join(err, write(r, out))
+}
+
+// report is what is known of a run before it begins.
+func (o options) report(ctx context.Context, ours string) *report.Report {
+	return &report.Report{
+		Date: time.Now().UTC().Format("2 January 2006 15:04 MST"), Revision: revision(ctx), Machine: proc.Machine(), Load: proc.Load(),
+		Form: o.form, Scenarios: o.scenarios(), Ours: ours,
+	}
+}
+
+// write writes the page and its plots.
+func write(r *report.Report, path string) error {
+	dir := strings.TrimSuffix(path, filepath.Ext(path))
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // documentation
+		return err
+	}
+	err := os.WriteFile(path, []byte(r.Markdown()), 0o644) //nolint:gosec // documentation
+	for name, svg := range r.Plots() {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), []byte(svg), 0o644)) //nolint:gosec // documentation
+	}
+	if err == nil {
+		fmt.Println("written:", path)
+	}
+	return err
+}
+
+// revision names what the working tree is at.
+func revision(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func version(ctx context.Context, gateway string) string {
+	out, err := exec.CommandContext(ctx, gateway, "--version").Output()
+	if err != nil || len(out) == 0 {
+		return revision(ctx)
+	}
+	first, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimPrefix(first, "gateway version ")
+}
+
+// build is one gateway to measure.
+type build struct{ name, binary string }
+
+// bench is one run: the builds and the peers in the scenarios that were asked for.
+type bench struct {
+	options
+	builds  []build
+	peers   []*peer.Peer
+	samples []scenario.Sample
+}
+
+// run measures, and ends everything that it started. What was measured before an error is returned with it.
+func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.form.Limit)
+	defer cancel()
+	if os.Geteuid() != 0 {
+		return nil, errors.New("network namespaces need root: run this with sudo")
+	}
+	if err := raiseFiles(); err != nil {
+		return nil, err
+	}
+	file, err := b.create()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	f, err := field.New(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	runner, err := b.prepare(ctx, f, file)
+	if err != nil {
+		return nil, err
+	}
+	var failed []error
+	for _, s := range b.scenarios() {
+		fmt.Printf("\n%s: %s (%s)\n", s.ID, s.Title, s.Cost)
+		if err := runner.Run(ctx, s); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", s.ID, err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return b.samples, errors.Join(failed...)
+}
+
+// raiseFiles lets the programs, which inherit it, have as many open files as this process may allow them.
+func raiseFiles() error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	limit.Cur = limit.Max
+	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)
+}
+
+// create makes the file of samples.
+func (b *bench) create() (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(b.options.samples), 0o755); err != nil { //nolint:gosec // not a secret
+		return nil, err
+	}
+	return os.Create(b.options.samples)
+}
+
+// prepare starts the origins and creates the programs.
+func (b *bench) prepare(ctx context.Context, f *field.Field, samples io.Writer) (*scenario.Runner, error) {
+	root := peer.Root(b.root)
+	encoder := json.NewEncoder(samples)
+	r := &scenario.Runner{Form: b.form, Log: os.Stdout, Out: func(s scenario.Sample) {
+		b.samples = append(b.samples, s)
+		_ = encoder.Encode(s) // the report does not need it
+	}}
+	if _, err := root.Web(ctx, f); err != nil {
+		return nil, err
+	}
+	if _, err := root.Origin(ctx, f); err != nil {
+		return nil, err
+	}
+	for _, build := range b.builds {
+		g, err := f.Gateway(ctx, build.name, build.binary)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := root.Backend(ctx, f, g.Box, build.name); err != nil {
+			return nil, err
+		}
+		r.Programs = append(r.Programs, scenario.NewGateway(build.name, g))
+	}
+	if len(b.peers) == 0 {
+		return r, nil
+	}
+	if _, err := root.Backend(ctx, f, f.Client, "peers"); err != nil {
+		return nil, err
+	}
+	for _, p := range b.peers {
+		if p.Version == "" {
+			fmt.Printf("%s is missing, and is not measured\n", p.Name)
+			continue
+		}
+		r.Programs = append(r.Programs, scenario.NewPeer(p, f, root))
+	}
+	r.Programs = append(r.Programs, scenario.NewDirect(f))
+	return r, nil
+}

@@ -1,0 +1,166 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"boxgate/bench/field"
+	"boxgate/bench/load"
+	"boxgate/bench/origin"
+	"boxgate/bench/peer"
+	"boxgate/bench/proc"
+	"boxgate/internal/testnet"
+)
+
+// Program is something that is measured.
+type Program interface {
+	Name() string
+	Plays(peer.Role) bool
+	Start(context.Context) error
+	Stop() error
+	// Target is where the load for a role comes from and how it reaches the program, which runs.
+	Target(peer.Role) (Target, error)
+}
+
+// Target is one role of a running program.
+type Target struct {
+	From *testnet.NS
+	Load load.Options // all that does not depend on the case
+}
+
+// names are the hosts that clients ask for, by role.
+var names = map[peer.Role]string{
+	peer.Intercept: "up", peer.InterceptH2: "up", peer.GRPC: "grpc", peer.Upload: "sink", peer.Splice: "hello",
+	peer.SpliceBulk: "bulk", peer.Public: "public",
+}
+
+// addresses are those of the hosts.
+var addresses = map[peer.Role]string{
+	peer.Intercept: origin.Web, peer.InterceptH2: origin.Web, peer.GRPC: origin.GRPC, peer.Upload: origin.Sink,
+	peer.Splice: origin.Hello, peer.SpliceBulk: origin.Web,
+}
+
+// paths are those that clients ask for.
+var paths = map[peer.Role]string{
+	peer.Intercept: "/1k", peer.InterceptH2: "/1k", peer.GRPC: origin.Method, peer.Upload: "/", peer.SpliceBulk: "/open/64m", peer.Public: "/1k",
+}
+
+// common is what the load of a role has whatever the program.
+func common(role peer.Role) load.Options {
+	o := load.Options{Name: names[role] + "." + origin.Suffix, Path: paths[role], Size: 1024}
+	if role == peer.Public {
+		o.Header = []string{"Authorization: " + origin.Value}
+	}
+	return o
+}
+
+// gateway is boxgate, or one build of it.
+type gateway struct {
+	*field.Gateway
+	name      string
+	furnished bool
+}
+
+// NewGateway returns the gateway as a program.
+func NewGateway(name string, g *field.Gateway) Program { return &gateway{Gateway: g, name: name} }
+
+func (g *gateway) Name() string { return g.name }
+
+func (g *gateway) Plays(peer.Role) bool { return true }
+
+// Start starts the gateway; the box is attached at the first start and is there again at others.
+func (g *gateway) Start(ctx context.Context) error {
+	if err := g.Gateway.Start(ctx); err != nil || g.furnished {
+		return err
+	}
+	g.furnished = true
+	return g.Furnish(ctx)
+}
+
+func (g *gateway) Target(role peer.Role) (Target, error) {
+	pids, err := proc.Tree(g.PID())
+	o := common(role)
+	o.PIDs = pids
+	switch role {
+	case peer.Resolve:
+		o.Dial = field.Resolver
+	case peer.Public:
+		o.Dial, o.Name, o.Header = g.Public+":443", g.URL.Host, []string{"Authorization: Bearer " + g.URL.Token}
+		return Target{From: g.Upstream(), Load: o}, err
+	default:
+		o.Dial, o.Ask = addresses[role]+":443", field.Resolver
+	}
+	return Target{From: g.Box, Load: o}, err
+}
+
+// other is a peer.
+type other struct {
+	*peer.Peer
+	field   *field.Field
+	root    peer.Root
+	running *peer.Process
+}
+
+// NewPeer returns the peer as a program.
+func NewPeer(p *peer.Peer, f *field.Field, r peer.Root) Program {
+	return &other{Peer: p, field: f, root: r}
+}
+
+func (p *other) Name() string { return p.Peer.Name }
+
+func (p *other) Start(ctx context.Context) (err error) {
+	p.running, err = p.Peer.Start(ctx, p.root, p.field)
+	return err
+}
+
+func (p *other) Stop() error {
+	if p.running == nil {
+		return nil
+	}
+	err := p.running.Stop()
+	p.running = nil
+	return err
+}
+
+func (p *other) Target(role peer.Role) (Target, error) {
+	if p.running == nil {
+		return Target{}, errors.New(p.Name() + " does not run")
+	}
+	pids, err := proc.Tree(p.running.PID)
+	o := common(role)
+	o.PIDs, o.Connect = pids, p.Explicit
+	from, host := p.field.Client, origin.Web // redirected
+	switch role {
+	case peer.Resolve:
+		host = field.PeersListen
+	case peer.Public:
+		from, host = p.field.Upstream, field.PeersPublic
+	}
+	o.Dial = fmt.Sprintf("%s:%d", host, p.Port(role))
+	return Target{From: from, Load: o}, err
+}
+
+// direct is no program at all: what the load generator and the origin reach by themselves.
+type direct struct{ field *field.Field }
+
+// NewDirect returns the absence of a program as one.
+func NewDirect(f *field.Field) Program { return direct{f} }
+
+// Direct is the name of no program at all.
+const Direct = "no proxy"
+
+func (d direct) Name() string { return Direct }
+
+func (d direct) Plays(role peer.Role) bool { return addresses[role] != "" }
+
+func (d direct) Start(context.Context) error { return nil }
+
+func (d direct) Stop() error { return nil }
+
+func (d direct) Target(role peer.Role) (Target, error) {
+	o := common(role)
+	o.Dial = addresses[role] + ":443"
+	o.Header = []string{origin.Header + ": " + origin.Value}
+	return Target{From: d.field.Client, Load: o}, nil
+}

@@ -1,0 +1,204 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"boxgate/bench/load"
+)
+
+// negotiated is the TLS that every client must have got: the same work for all.
+const negotiated = "TLS 1.3 TLS_AES_128_GCM_SHA256 X25519 ECDSA"
+
+// Runner measures programs.
+type Runner struct {
+	Programs []Program
+	Form     Form
+	Out      func(Sample)
+	Log      io.Writer
+}
+
+// Run measures all cases of a scenario, round by round, in each of which the programs take turns in a random order. A
+// program that fails is told in its sample, and does not keep the others from being measured.
+func (r *Runner) Run(ctx context.Context, s Scenario) (err error) {
+	programs := r.of(s)
+	defer func() { err = errors.Join(err, stop(programs)) }()
+	for _, p := range programs {
+		if err := p.Start(ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.Name(), err)
+		}
+	}
+	for round := range r.rounds(s) {
+		for _, c := range s.Cases {
+			order := r.takePart(c)
+			rand.Shuffle(len(order), func(i, k int) { order[i], order[k] = order[k], order[i] })
+			for _, p := range order {
+				r.turn(ctx, s, c, p, round)
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (r *Runner) rounds(s Scenario) int {
+	if s.Cost == memoryConn {
+		return r.Form.MemoryRounds
+	}
+	return r.Form.Rounds
+}
+
+// of returns the programs that take part in any case and run throughout the scenario.
+func (r *Runner) of(s Scenario) (out []Program) {
+	for _, p := range r.Programs {
+		if slices.ContainsFunc(s.Cases, func(c Case) bool { return !c.Restart && slices.Contains(r.takePart(c), p) }) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// takePart returns the programs that do a case.
+func (r *Runner) takePart(c Case) (out []Program) {
+	for _, p := range r.Programs {
+		_, ours := p.(*gateway)
+		if ours || c.Own == nil && p.Plays(c.Role) && (c.Only == nil || slices.Contains(c.Only, p.Name())) && (!c.Restart || p.Name() != Direct) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func stop(programs []Program) error {
+	var errs []error
+	for _, p := range programs {
+		errs = append(errs, p.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// turn measures one program in one case of one round.
+func (r *Runner) turn(ctx context.Context, s Scenario, c Case, p Program, round int) {
+	samples, err := r.measure(ctx, c, p, round)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		samples = []Sample{{Error: err.Error()}}
+	}
+	for _, sample := range samples {
+		sample.Scenario, sample.Case, sample.Program, sample.Round = s.ID, c.Name, p.Name(), round
+		r.Out(sample)
+		fmt.Fprintln(r.Log, sample)
+	}
+}
+
+// String is a line for who waits.
+func (s Sample) String() string {
+	line := fmt.Sprintf("%-4s %-16s %-10s round %d", s.Scenario, s.Case, s.Program, s.Round+1)
+	if s.Error != "" {
+		return line + "  failed: " + s.Error
+	}
+	return line + fmt.Sprintf("  cost %9.3f  rate %12.1f/s  p50 %9.0f µs  p99 %9.0f µs", s.Cost, s.Rate, s.P50, s.P99)
+}
+
+func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (samples []Sample, err error) {
+	if c.Own != nil {
+		return c.Own(Turn{ctx, p.(*gateway), round})
+	}
+	if c.Restart {
+		if err := p.Start(ctx); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, p.Stop()) }()
+	}
+	target, err := p.Target(c.Role)
+	if err != nil {
+		return nil, err
+	}
+	c.Set(&target.Load, round)
+	if c.Restart { // nothing of what is set up once counts as a connection's
+		if err := r.prime(ctx, target); err != nil {
+			return nil, err
+		}
+	}
+	result, err := target.generate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if result.TLS != "" && result.TLS != negotiated {
+		return nil, fmt.Errorf("negotiated %s in the place of %s", result.TLS, negotiated)
+	}
+	if result.Errors > 0 {
+		return nil, fmt.Errorf("%d errors, one of them: %s", result.Errors, result.Error)
+	}
+	if target.Load.Kind == load.Idle {
+		return held(result), nil
+	}
+	return []Sample{{
+		Cost: cost(target.Load.Kind, result), Rate: result.Rate(), P50: result.P50, P99: result.P99,
+		Client: float64(result.Client) / 1e3 / float64(result.Units),
+	}}, nil
+}
+
+// prime sends a few requests.
+func (r *Runner) prime(ctx context.Context, t Target) error {
+	t.Load.Kind, t.Load.Conns, t.Load.Count = load.KeepAlive, 4, 200
+	_, err := t.generate(ctx)
+	return err
+}
+
+// cost is the CPU time of a unit: microseconds, or of a gigabyte in seconds.
+func cost(kind load.Kind, r load.Result) float64 {
+	if kind == load.Download || kind == load.Upload {
+		return r.PerUnit() * 1e3
+	}
+	return r.PerUnit()
+}
+
+// held is the growth of the memory at each step, in KB for a connection.
+func held(r load.Result) (out []Sample) {
+	base := r.Held[0].Bytes
+	for _, h := range r.Held[1:] {
+		out = append(out, Sample{Cost: float64(h.Bytes-base) / 1024 / float64(h.Conns), Rate: 0, Conns: float64(h.Conns)})
+	}
+	return out
+}
+
+// generate runs the load generator, which is this program, where the load comes from.
+func (t Target) generate(ctx context.Context) (r load.Result, err error) {
+	ctx, cancel := context.WithTimeout(ctx, t.Load.Warm+t.Load.Window+5*time.Minute)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		return r, err
+	}
+	options, err := json.Marshal(t.Load)
+	if err != nil {
+		return r, err
+	}
+	cmd := exec.CommandContext(ctx, self, "load")
+	var out, complaint bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(options), &out, &complaint
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := t.From.Start(cmd); err != nil {
+		return r, err
+	}
+	if err := cmd.Wait(); err != nil {
+		return r, fmt.Errorf("%w: %s", err, strings.TrimSpace(complaint.String()))
+	}
+	return r, json.Unmarshal(out.Bytes(), &r)
+}

@@ -1,0 +1,71 @@
+package stat
+
+import (
+	"math/bits"
+	"time"
+)
+
+// octave is how many buckets, as a power of two, each doubling of the latency has: a quantile is at most 1.6 % off.
+const octave = 6
+
+// Histogram counts latencies in buckets whose width grows with the value. The zero value is empty.
+type Histogram struct {
+	buckets [64 << octave]uint64
+	count   uint64
+}
+
+// Add counts one latency.
+func (h *Histogram) Add(d time.Duration) {
+	h.buckets[bucket(uint64(max(d, 0)))]++
+	h.count++
+}
+
+// Merge adds what another histogram counted.
+func (h *Histogram) Merge(o *Histogram) {
+	for i, n := range o.buckets {
+		h.buckets[i] += n
+	}
+	h.count += o.count
+}
+
+// Count is how many latencies were added.
+func (h *Histogram) Count() uint64 { return h.count }
+
+// Quantile returns the latency that the fraction q of all do not exceed, and 0 for an empty histogram.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	rank := uint64(q * float64(h.count))
+	var seen uint64
+	for i, n := range h.buckets {
+		if seen += n; seen > rank {
+			return floor(i)
+		}
+	}
+	return h.max()
+}
+
+func (h *Histogram) max() time.Duration {
+	for i := len(h.buckets) - 1; i >= 0; i-- {
+		if h.buckets[i] > 0 {
+			return floor(i)
+		}
+	}
+	return 0
+}
+
+// bucket is the place of a value: exact below 2^octave, then 2^octave places for each power of two.
+func bucket(v uint64) int {
+	if v < 1<<octave {
+		return int(v)
+	}
+	shift := bits.Len64(v) - 1 - octave
+	return (shift+1)<<octave + int(v>>shift) - 1<<octave
+}
+
+// floor is the smallest value of a bucket.
+func floor(i int) time.Duration {
+	if i < 1<<octave {
+		return time.Duration(i)
+	}
+	shift := i>>octave - 1
+	return time.Duration(i&(1<<octave-1)+1<<octave) << shift
+}

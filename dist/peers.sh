@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Unpacks the peers that boxgate is measured against, without installing them: installed, they would start and listen.
+# A peer that cannot be had is left out; the report names it as missing.
+set -euo pipefail
+root=${1:-/var/lib/boxgate/peers}
+coredns=github.com/coredns/coredns@v1.15.0
+packages=(haproxy nginx-light libnginx-mod-stream caddy unbound dnsmasq-base mitmproxy)
+
+# unpack PACKAGE: it, and what it needs that this system lacks
+unpack() {
+  local work needs
+  work=$(mktemp -d)
+  chmod 777 "$work"
+  if needs=$(apt-get install -s --no-install-recommends "$1" 2>/dev/null | awk '$1 == "Inst" {print $2}') &&
+    (cd "$work" && apt-get download -qq $needs >/dev/null); then
+    for deb in "$work"/*.deb; do dpkg -x "$deb" "$root"; done
+    touch "$root/.have-$1"
+  else
+    echo "peer $1 cannot be had from this system's packages" >&2
+  fi
+  rm -rf "$work"
+}
+
+mkdir -p "$root/bin"
+missing=()
+for p in "${packages[@]}"; do [ -e "$root/.have-$p" ] || missing+=("$p"); done
+if [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null; then
+  echo "unpacking ${missing[*]} into $root"
+  apt-get update -qq || true
+  for p in "${missing[@]}"; do unpack "$p"; done
+fi
+if [ ! -x "$root/bin/coredns" ]; then
+  echo "building ${coredns} into $root/bin"
+  CGO_ENABLED=0 GOFLAGS= GOBIN="$root/bin" go install "$coredns" || echo "peer coredns cannot be built" >&2
+fi
