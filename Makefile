@@ -12,15 +12,18 @@ PACKAGES   ?= ./...
 TESTFLAGS  ?=
 MUTANTFLAGS ?=
 FUZZTIME   ?= 10s
+PEERS_DIR  ?= /var/lib/boxgate/peers
+BASE       ?=
+BENCHFLAGS ?=
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker demo run test mutants structure conformance check fuzz bench clean
+.PHONY: help deps build image docker demo run test mutants structure conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
 
 deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
 	@dist/deps.sh
@@ -68,7 +71,18 @@ fuzz: ## run every fuzz target for FUZZTIME
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg; done; done
 
-bench: ## run the Go benchmarks
+peers: ## unpack the peers of the benchmarks, without installing them
+	@dist/peers.sh $(PEERS_DIR)
+
+bench: deps build peers ## measure the gateway against its peers, in 5 minutes, and write docs/benchmarks.md (BENCHFLAGS=-long: 45)
+	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
+	@bin/bench run -peers $(PEERS_DIR) $(BENCHFLAGS)
+
+bench-compare: deps build peers ## compare the gateway with that of another revision: make bench-compare BASE=revision
+	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
+	@bin/bench compare -base "$(BASE)" -peers $(PEERS_DIR) $(BENCHFLAGS)
+
+microbench: ## run the Go benchmarks of the packages
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime 1s ./...
 
 clean: ## remove what was built

@@ -101,7 +101,7 @@ conformance:
 internal/fault:
 internal/handshake:
 internal/memory:
-bench: policy audit firewall dns proxy certs ingress api internal/testnet
+bench: api internal/testnet
 internal/buildinfo:
 config: policy secrets
 preflight: config

@@ -79,6 +79,9 @@ func gate(r *report.Report, threshold float64) error {
 	for _, l := range lines {
 		fmt.Println(l)
 	}
+	if len(lines) == 0 {
+		return errors.New("nothing was measured")
+	}
 	if len(regressions) == 0 {
 		fmt.Printf("\nno cost grew beyond %.2f times\n", threshold)
 		return nil

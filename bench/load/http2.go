@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -123,6 +124,10 @@ func (g *generator) fields() []hpack.HeaderField {
 	if g.Kind == GRPC {
 		method = "POST"
 		more = []hpack.HeaderField{{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"}}
+	}
+	for _, line := range g.Header {
+		name, value, _ := strings.Cut(line, ": ")
+		more = append(more, hpack.HeaderField{Name: strings.ToLower(name), Value: value})
 	}
 	return append([]hpack.HeaderField{
 		{Name: ":method", Value: method}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: g.Name},

@@ -134,7 +134,7 @@ func (g *generator) measure(work func(*worker) error) (Result, error) {
 		g.pause(g.Warm)
 		clock = g.start()
 		g.recording.Store(true)
-		g.pause(g.Window)
+		g.pauseFor(clock)
 	} else {
 		workers.Wait()
 	}
@@ -144,6 +144,19 @@ func (g *generator) measure(work func(*worker) error) (Result, error) {
 	close(g.end)
 	workers.Wait()
 	return g.complete(result, all)
+}
+
+// most is how many windows a measurement may take.
+const most = 10
+
+// pauseFor waits for the window, and for further ones while less than one unit a connection is done.
+func (g *generator) pauseFor(c *clock) {
+	for range most {
+		g.pause(g.Window)
+		if g.units.Load()-c.units >= int64(g.Conns) {
+			return
+		}
+	}
 }
 
 // worker is one connection, or one after the other.

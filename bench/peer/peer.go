@@ -43,6 +43,7 @@ type Peer struct {
 	Version  string // "" if it is missing
 	Explicit bool   // it is asked by CONNECT
 	Roles    []Role
+	TLS      string // what is negotiated with it, where it cannot be told
 
 	binary string
 	base   uint16 // the port of the first role
@@ -66,7 +67,7 @@ func (r Root) All() []*Peer {
 		{Name: "nginx", binary: r.find("nginx"), args: nginx("nginx.conf"), Roles: []Role{Intercept, GRPC, Upload, Splice, SpliceBulk, Public}},
 		{Name: "net/http", binary: self, args: netHTTP, Version: runtime.Version(), Roles: []Role{Intercept, InterceptH2, GRPC, Upload}},
 		{Name: "goproxy", binary: self, args: goProxy, Version: moduleVersion(goproxy.ProxyHttpServer{}), Explicit: true, Roles: []Role{Intercept}},
-		{Name: "mitmproxy", binary: r.find("mitmdump"), args: mitmproxy, Roles: []Role{Intercept}},
+		{Name: "mitmproxy", binary: r.find("mitmdump"), args: mitmproxy, Roles: []Role{Intercept}, TLS: "TLS 1.3 TLS_AES_256_GCM_SHA384 X25519 ECDSA"},
 		{Name: "Caddy", binary: r.find("caddy"), args: caddy, Roles: []Role{Public}},
 		{Name: "unbound", binary: r.find("unbound"), args: unbound, Roles: []Role{Resolve}},
 		{Name: "dnsmasq", binary: r.find("dnsmasq"), args: dnsmasq, Roles: []Role{Resolve}},
@@ -178,7 +179,7 @@ func mitmproxy(e *environment) ([]string, error) {
 		os.WriteFile(filepath.Join(confdir, "mitmproxy-ca.pem"), slices.Concat(key, cert), 0o600))
 	return []string{
 		"-q", "--mode", fmt.Sprintf("reverse:https://%s:443", e.Web), "--listen-host", "0.0.0.0", "-p", strconv.Itoa(int(e.port(Intercept))),
-		"--set", "keep_host_header=true", "--set", "confdir=" + confdir, "--set", "ssl_verify_upstream_trusted_ca=" + e.Upstream.CA,
+		"--set", "keep_host_header=true", "--set", "connection_strategy=lazy", "--set", "confdir=" + confdir, "--set", "ssl_verify_upstream_trusted_ca=" + e.Upstream.CA,
 		"--set", fmt.Sprintf("modify_headers=|%s|%s", e.Header, e.Value), "--set", "stream_large_bodies=512k",
 	}, err
 }

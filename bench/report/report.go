@@ -22,6 +22,9 @@ type Report struct {
 	Ours                          string // the program that the others are compared with
 }
 
+// bulkUnit is the cost of scenarios that move bytes.
+const bulkUnit = "s of CPU a GB"
+
 // Version is a program that was to be measured; without a version it was missing.
 type Version struct{ Name, Version string }
 
@@ -65,6 +68,14 @@ func (w *row) add(s scenario.Sample, counts bool) {
 	}
 	w.cost[s.Round] = s.Cost
 	w.rate, w.p50, w.p99 = append(w.rate, s.Rate), append(w.p50, s.P50), append(w.p99, s.P99)
+}
+
+// costs are those of the rounds, of a program that took part.
+func (w *row) costs() map[int]float64 {
+	if w == nil {
+		return nil
+	}
+	return w.cost
 }
 
 // median is that of the costs, or NaN.
@@ -120,8 +131,8 @@ func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
 					continue
 				}
 				ours, theirs := rows[key{s.ID, c.Name, r.Ours}], rows[key{s.ID, c.Name, g.Peer}]
-				if ours != nil && theirs != nil {
-					lines = append(lines, goalLine(s, c, g, stat.Ratios(ours.cost, theirs.cost)))
+				if ours != nil || theirs != nil {
+					lines = append(lines, goalLine(s, c, g, stat.Ratios(ours.costs(), theirs.costs())))
 				}
 			}
 		}
@@ -133,7 +144,10 @@ func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
 
 func goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, ratio stat.Ratio) string {
 	verdict := "met"
-	if !(ratio.Median <= g.Ratio) { // also if there is none
+	switch {
+	case ratio.Rounds == 0:
+		verdict = "**not measured**"
+	case ratio.Median > g.Ratio:
 		verdict = "**missed**"
 	}
 	return fmt.Sprintf("| %s | %s | %s | ≤ %.2f | %s | %s |\n", s.ID, c.Name, g.Peer, g.Ratio, ratioText(ratio), verdict)
@@ -156,7 +170,11 @@ func (r *Report) scenario(b *strings.Builder, s scenario.Scenario, rows map[key]
 		return
 	}
 	fmt.Fprintf(b, "\n## %s: %s\n\n%s\n\n", s.ID, s.Title, s.Note)
-	fmt.Fprintf(b, "| case | program | %s | %s ÷ it | per second | p50 µs | p99 µs |\n|---|---|---:|---:|---:|---:|---:|\n%s", s.Cost, r.Ours, strings.Join(lines, ""))
+	perSecond := "per second"
+	if s.Cost == bulkUnit {
+		perSecond = "MB a second"
+	}
+	fmt.Fprintf(b, "| case | program | %s | %s ÷ it | %s | p50 µs | p99 µs |\n|---|---|---:|---:|---:|---:|---:|\n%s", s.Cost, r.Ours, perSecond, strings.Join(lines, ""))
 	for _, p := range r.plots(s, rows) {
 		fmt.Fprintf(b, "\n![%s](benchmarks/%s)\n", p.Title, p.file)
 	}
@@ -198,7 +216,11 @@ func (r *Report) line(c scenario.Case, program string, w, ours *row) string {
 	if len(w.failures) > 0 {
 		cost += fmt.Sprintf(" (%d failed: %s)", len(w.failures), escape(w.failures[0]))
 	}
-	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", c.Name, name, cost, ratio, number(stat.Median(w.rate)), number(stat.Median(w.p50)), number(stat.Median(w.p99)))
+	label := c.Name
+	if c.Cost != "" {
+		label += ": " + c.Cost + ", MB a second"
+	}
+	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", label, name, cost, ratio, number(stat.Median(w.rate)), number(stat.Median(w.p50)), number(stat.Median(w.p99)))
 }
 
 // escape makes a text fit for a cell.

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,11 @@ type Program interface {
 type Target struct {
 	From *testnet.NS
 	Load load.Options // all that does not depend on the case
+	TLS  string       // what must be negotiated
 }
+
+// negotiated is the TLS that clients must get: the same work for all.
+const negotiated = "TLS 1.3 TLS_AES_128_GCM_SHA256 X25519 ECDSA"
 
 // names are the hosts that clients ask for, by role.
 var names = map[peer.Role]string{
@@ -87,11 +92,11 @@ func (g *gateway) Target(role peer.Role) (Target, error) {
 		o.Dial = field.Resolver
 	case peer.Public:
 		o.Dial, o.Name, o.Header = g.Public+":443", g.URL.Host, []string{"Authorization: Bearer " + g.URL.Token}
-		return Target{From: g.Upstream(), Load: o}, err
+		return Target{From: g.Upstream(), Load: o, TLS: negotiated}, err
 	default:
 		o.Dial, o.Ask = addresses[role]+":443", field.Resolver
 	}
-	return Target{From: g.Box, Load: o}, err
+	return Target{From: g.Box, Load: o, TLS: negotiated}, err
 }
 
 // other is a peer.
@@ -138,7 +143,7 @@ func (p *other) Target(role peer.Role) (Target, error) {
 		from, host = p.field.Upstream, field.PeersPublic
 	}
 	o.Dial = fmt.Sprintf("%s:%d", host, p.Port(role))
-	return Target{From: from, Load: o}, err
+	return Target{From: from, Load: o, TLS: cmp.Or(p.TLS, negotiated)}, err
 }
 
 // direct is no program at all: what the load generator and the origin reach by themselves.
@@ -162,5 +167,5 @@ func (d direct) Target(role peer.Role) (Target, error) {
 	o := common(role)
 	o.Dial = addresses[role] + ":443"
 	o.Header = []string{origin.Header + ": " + origin.Value}
-	return Target{From: d.field.Client, Load: o}, nil
+	return Target{From: d.field.Client, Load: o, TLS: negotiated}, nil
 }

@@ -18,9 +18,6 @@ import (
 	"boxgate/bench/load"
 )
 
-// negotiated is the TLS that every client must have got: the same work for all.
-const negotiated = "TLS 1.3 TLS_AES_128_GCM_SHA256 X25519 ECDSA"
-
 // Runner measures programs.
 type Runner struct {
 	Programs []Program
@@ -139,8 +136,8 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 	if err != nil {
 		return nil, err
 	}
-	if result.TLS != "" && result.TLS != negotiated {
-		return nil, fmt.Errorf("negotiated %s in the place of %s", result.TLS, negotiated)
+	if result.TLS != "" && result.TLS != target.TLS {
+		return nil, fmt.Errorf("negotiated %s in the place of %s", result.TLS, target.TLS)
 	}
 	if result.Errors > 0 {
 		return nil, fmt.Errorf("%d errors, one of them: %s", result.Errors, result.Error)
@@ -148,10 +145,7 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 	if target.Load.Kind == load.Idle {
 		return held(result), nil
 	}
-	return []Sample{{
-		Cost: cost(target.Load.Kind, result), Rate: result.Rate(), P50: result.P50, P99: result.P99,
-		Client: float64(result.Client) / 1e3 / float64(result.Units),
-	}}, nil
+	return []Sample{sample(target.Load.Kind, result)}, nil
 }
 
 // prime sends a few requests.
@@ -161,19 +155,20 @@ func (r *Runner) prime(ctx context.Context, t Target) error {
 	return err
 }
 
-// cost is the CPU time of a unit: microseconds, or of a gigabyte in seconds.
-func cost(kind load.Kind, r load.Result) float64 {
-	if kind == load.Download || kind == load.Upload {
-		return r.PerUnit() * 1e3
+// sample is the cost of a unit: microseconds of CPU, or of a gigabyte in seconds.
+func sample(kind load.Kind, r load.Result) Sample {
+	s := Sample{Cost: r.PerUnit(), Rate: r.Rate(), P50: r.P50, P99: r.P99, Client: float64(r.Client) / 1e3 / float64(r.Units)}
+	if kind == load.Download || kind == load.Upload { // a latency of whole bodies says nothing that the rate does not
+		s.Cost, s.Rate, s.P50, s.P99 = s.Cost*1e3, s.Rate/1e6, 0, 0
 	}
-	return r.PerUnit()
+	return s
 }
 
 // held is the growth of the memory at each step, in KB for a connection.
 func held(r load.Result) (out []Sample) {
 	base := r.Held[0].Bytes
 	for _, h := range r.Held[1:] {
-		out = append(out, Sample{Cost: float64(h.Bytes-base) / 1024 / float64(h.Conns), Rate: 0, Conns: float64(h.Conns)})
+		out = append(out, Sample{Cost: float64(h.Bytes-base) / 1024 / float64(h.Conns), Conns: float64(h.Conns)})
 	}
 	return out
 }

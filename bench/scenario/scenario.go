@@ -34,7 +34,7 @@ var (
 // Scenario is a kind of work with its cases.
 type Scenario struct {
 	ID, Title string
-	Cost      string // what the cost of a case is: its unit
+	Cost      string // the unit of the costs
 	Note      string
 	Cases     []Case
 	Targets   []Goal
@@ -49,6 +49,7 @@ type Goal struct {
 // Case is one measurement.
 type Case struct {
 	Name    string
+	Cost    string  // the unit, if it is not that of the scenario
 	X       float64 // where it is on a plot; 0: not plotted
 	Role    peer.Role
 	Only    []string // the programs that can do it, but for boxgate; nil: all that play the role
@@ -62,7 +63,7 @@ type Sample struct {
 	Scenario, Case, Program string
 	Round                   int
 	Cost                    float64 // CPU time or memory, in the scenario's unit
-	Rate                    float64 // units per second
+	Rate                    float64 // units per second; of bytes, millions
 	P50, P99                float64 // µs
 	Client                  float64 // CPU of the generator per unit, µs
 	Conns                   float64 `json:",omitempty"` // where memory was read
@@ -103,10 +104,10 @@ func connections(n int) string {
 func intercept(f Form) Scenario {
 	s := Scenario{
 		ID: "S1", Title: "Intercepted requests, HTTP/1.1 kept alive", Cost: perRequest,
-		Note: "Intercept, verify the upstream, set one header, 1 KiB of answer; the upstream is kept alive. The certificates of HAProxy, nginx and net/http are fixed; the others make one for the name.",
+		Note: "Intercept, verify the upstream, set one header, 1 KiB of answer; the upstream is kept alive. The certificates of HAProxy, nginx and net/http are fixed; the others make one for the name. mitmproxy cannot be told to use AES-128, and uses AES-256.",
 		Targets: []Goal{
 			{connections(32), "HAProxy", 1}, {connections(256), "HAProxy", 1},
-			{connections(32), "goproxy", 0.4}, {connections(256), "goproxy", 0.4}, {connections(32), "mitmproxy", 0.02},
+			{connections(32), "goproxy", 0.4}, {connections(256), "goproxy", 0.4}, {connections(32), "mitmproxy", 0.02}, {connections(256), "mitmproxy", 0.02},
 		},
 	}
 	for _, n := range []int{1, 32, 256} {
@@ -156,11 +157,11 @@ func freshNames(f Form) func(*load.Options, int) {
 
 func splice(f Form) Scenario {
 	return Scenario{
-		ID: "S4", Title: "Connections passed on by server name", Cost: "µs of CPU a connection, s of CPU a GB",
+		ID: "S4", Title: "Connections passed on by server name", Cost: perConn,
 		Note: "New: a ClientHello, 1 KiB of answer without TLS, 16 at a time. Bulk: 64 MiB over TLS, 2 at a time.",
 		Cases: []Case{
 			{Name: "new", Role: peer.Splice, Set: window(f, load.Tunnel, 16, 0)},
-			{Name: "bulk", Role: peer.SpliceBulk, Set: download(f)},
+			{Name: "bulk", Cost: perByte, Role: peer.SpliceBulk, Set: download(f)},
 		},
 		Targets: []Goal{{"", "HAProxy", 1}, {"", "nginx", 1}},
 	}

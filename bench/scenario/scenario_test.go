@@ -1,0 +1,78 @@
+package scenario
+
+import (
+	"slices"
+	"testing"
+
+	"boxgate/bench/load"
+	"boxgate/bench/peer"
+)
+
+// Every target, and every list of programs, must name what is there: a slip would be a comparison that is never made.
+func TestScenariosNameWhatExists(t *testing.T) {
+	peers := peer.Root("/nonexistent").All()
+	known := []string{Direct}
+	for _, p := range peers {
+		known = append(known, p.Name)
+	}
+	for _, s := range All(Short) {
+		for _, g := range s.Targets {
+			if g.Case != "" && !slices.ContainsFunc(s.Cases, func(c Case) bool { return c.Name == g.Case }) {
+				t.Errorf("%s has a target for the case %q, which it lacks", s.ID, g.Case)
+			}
+			if !slices.Contains(known, g.Peer) {
+				t.Errorf("%s has a target against %q, which is not there", s.ID, g.Peer)
+			}
+		}
+		for _, c := range s.Cases {
+			for _, name := range c.Only {
+				i := slices.IndexFunc(peers, func(p *peer.Peer) bool { return p.Name == name })
+				if name != Direct && (i < 0 || !peers[i].Plays(c.Role)) {
+					t.Errorf("%s, %s: %s does not play the role %s", s.ID, c.Name, name, c.Role)
+				}
+			}
+		}
+	}
+}
+
+// Every program gets the same load: what a case sets does not depend on who is measured, and rounds differ only in names.
+func TestCasesAreComplete(t *testing.T) {
+	for _, s := range All(Short) {
+		for _, c := range s.Cases {
+			if (c.Set == nil) == (c.Own == nil) {
+				t.Errorf("%s, %s: exactly one of Set and Own is needed", s.ID, c.Name)
+				continue
+			}
+			if c.Set == nil {
+				continue
+			}
+			a, b := common(c.Role), common(c.Role)
+			c.Set(&a, 0)
+			c.Set(&b, 1)
+			if a.Kind == "" || a.Kind != b.Kind || a.Conns != b.Conns || a.Window != b.Window || a.Size != b.Size {
+				t.Errorf("%s, %s: %+v and %+v", s.ID, c.Name, a, b)
+			}
+			if a.Count > 0 && a.First+a.Names > b.First {
+				t.Errorf("%s, %s: names of one round are used again in the next", s.ID, c.Name)
+			}
+		}
+	}
+}
+
+func TestSampleUnits(t *testing.T) {
+	r := load.Result{Units: 2_000_000_000, Seconds: 4, CPU: 3_000_000_000}
+	if s := sample(load.Download, r); s.Cost != 1.5 || s.Rate != 500 {
+		t.Errorf("3 s of CPU for 2 GB in 4 s are %+v", s)
+	}
+	r.Units = 1000
+	if s := sample(load.KeepAlive, r); s.Cost != 3000 || s.Rate != 250 {
+		t.Errorf("3 s of CPU for 1,000 requests in 4 s are %+v", s)
+	}
+}
+
+func TestMemoryIsThatOfTheConnections(t *testing.T) {
+	got := held(load.Result{Held: []load.Held{{Conns: 0, Bytes: 10 << 20}, {Conns: 512, Bytes: 18 << 20}}})
+	if len(got) != 1 || got[0].Cost != 16 || got[0].Conns != 512 {
+		t.Errorf("got %+v", got)
+	}
+}
