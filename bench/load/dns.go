@@ -28,7 +28,7 @@ func (g *generator) dns(w *worker) error {
 			return err
 		}
 	}
-	for q.open > 0 && !g.stopped.Load() && g.ctx.Err() == nil {
+	for q.open > 0 && !g.aborted() {
 		if err := q.receive(); err != nil {
 			return err
 		}

@@ -197,7 +197,7 @@ func (g *generator) complete(r Result, workers []worker) (Result, error) {
 // repeat calls work until the measurement is over. A worker whose connection fails tries again, less and less eagerly.
 func (g *generator) repeat(work func() error) {
 	for failures := 0; !g.over(); {
-		if err := work(); err != nil && !g.over() {
+		if err := work(); err != nil && !g.aborted() {
 			g.fail(err)
 			failures++
 			g.pause(min(time.Duration(failures)*10*time.Millisecond, time.Second))
@@ -207,8 +207,11 @@ func (g *generator) repeat(work func() error) {
 
 // over reports whether the workers are to end.
 func (g *generator) over() bool {
-	return g.stopped.Load() || g.ctx.Err() != nil || g.Count > 0 && g.taken.Load() >= g.Count
+	return g.aborted() || g.Count > 0 && g.taken.Load() >= g.Count
 }
+
+// aborted reports whether what is under way is given up, so that its errors mean nothing.
+func (g *generator) aborted() bool { return g.stopped.Load() || g.ctx.Err() != nil }
 
 // take claims one unit of a counted measurement; of others there is always one more.
 func (g *generator) take() bool {
