@@ -86,7 +86,7 @@ func runCommand(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	peers := peer.Root(o.root).All()
+	peers := peer.Root(o.root).All(ctx)
 	r := o.report(ctx, ours)
 	r.Programs = []report.Version{{Name: ours, Version: version(ctx, binary)}}
 	for _, p := range peers {

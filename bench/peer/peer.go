@@ -3,6 +3,7 @@
 package peer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -45,9 +46,10 @@ type Peer struct {
 	Roles    []Role
 	TLS      string // what is negotiated with it, where it cannot be told
 
-	binary string
-	base   uint16 // the port of the first role
-	args   func(e *environment) ([]string, error)
+	binary      string
+	versionFlag string
+	base        uint16 // the port of the first role
+	args        func(e *environment) ([]string, error)
 }
 
 // Port is where a peer plays a role.
@@ -60,26 +62,33 @@ func (p *Peer) Plays(r Role) bool { return slices.Contains(p.Roles, r) }
 type Root string
 
 // All returns the peers; those that cannot be found have no version.
-func (r Root) All() []*Peer {
+func (r Root) All(ctx context.Context) []*Peer {
 	self, _ := os.Executable() // as it was started
+	mitm := r.program("mitmproxy", "mitmdump", "--version", mitmproxy, Intercept)
+	mitm.TLS = "TLS 1.3 TLS_AES_256_GCM_SHA384 X25519 ECDSA"
 	peers := []*Peer{
-		{Name: "HAProxy", binary: r.find("haproxy"), args: haproxy, Roles: []Role{Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public}},
-		{Name: "nginx", binary: r.find("nginx"), args: nginx("nginx.conf"), Roles: []Role{Intercept, GRPC, Upload, Splice, SpliceBulk, Public}},
+		r.program("HAProxy", "haproxy", "-v", haproxy, Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public),
+		r.program("nginx", "nginx", "-v", nginx("nginx.conf"), Intercept, GRPC, Upload, Splice, SpliceBulk, Public),
 		{Name: "net/http", binary: self, args: netHTTP, Version: runtime.Version(), Roles: []Role{Intercept, InterceptH2, GRPC, Upload}},
 		{Name: "goproxy", binary: self, args: goProxy, Version: moduleVersion(goproxy.ProxyHttpServer{}), Explicit: true, Roles: []Role{Intercept}},
-		{Name: "mitmproxy", binary: r.find("mitmdump"), args: mitmproxy, Roles: []Role{Intercept}, TLS: "TLS 1.3 TLS_AES_256_GCM_SHA384 X25519 ECDSA"},
-		{Name: "Caddy", binary: r.find("caddy"), args: caddy, Roles: []Role{Public}},
-		{Name: "unbound", binary: r.find("unbound"), args: unbound, Roles: []Role{Resolve}},
-		{Name: "dnsmasq", binary: r.find("dnsmasq"), args: dnsmasq, Roles: []Role{Resolve}},
-		{Name: "CoreDNS", binary: r.find("coredns"), args: coredns, Roles: []Role{Resolve}},
+		mitm,
+		r.program("Caddy", "caddy", "version", caddy, Public),
+		r.program("unbound", "unbound", "-V", unbound, Resolve),
+		r.program("dnsmasq", "dnsmasq", "--version", dnsmasq, Resolve),
+		r.program("CoreDNS", "coredns", "-version", coredns, Resolve),
 	}
 	for i, p := range peers {
 		p.base = uint16(9100 + 100*i)
 		if p.Version == "" && p.binary != "" {
-			p.Version = r.version(p.binary)
+			p.Version = r.version(ctx, p.binary, p.versionFlag)
 		}
 	}
 	return peers
+}
+
+// program is a peer that is not part of this program.
+func (r Root) program(name, command, versionFlag string, args func(*environment) ([]string, error), roles ...Role) *Peer {
+	return &Peer{Name: name, Roles: roles, binary: r.find(command), versionFlag: versionFlag, args: args}
 }
 
 // find returns the path of a program, unpacked or installed; "" if there is none.
@@ -110,15 +119,15 @@ func (r Root) environ() []string {
 // versionNumber is what a version looks like in any program's answer.
 var versionNumber = regexp.MustCompile(`\d+\.\d+(\.\d+)*`)
 
-// version asks a program for its version, in the ways of programs; "unknown" if it answers to none of them.
-func (r Root) version(binary string) string {
-	for _, flag := range []string{"--version", "-version", "-v", "-V", "version"} {
-		cmd := exec.Command(binary, flag)
-		cmd.Env = r.environ()
-		out, err := cmd.CombinedOutput()
-		if number := versionNumber.FindString(string(out)); err == nil && number != "" {
-			return number
-		}
+// version asks a program for its version; "unknown" if it does not answer in time.
+func (r Root) version(ctx context.Context, binary, flag string) string {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, flag)
+	cmd.Env = r.environ()
+	out, err := cmd.CombinedOutput()
+	if number := versionNumber.FindString(string(out)); err == nil && number != "" {
+		return number
 	}
 	return "unknown"
 }

@@ -12,7 +12,7 @@ import (
 func TestMissingPeersHaveNoVersion(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	missing := map[string]bool{}
-	for _, p := range Root(t.TempDir()).All() {
+	for _, p := range Root(t.TempDir()).All(t.Context()) {
 		missing[p.Name] = p.Version == ""
 	}
 	for _, name := range []string{"HAProxy", "nginx", "Caddy", "unbound", "dnsmasq", "CoreDNS", "mitmproxy"} {
@@ -37,14 +37,14 @@ func TestVersionOfAProgram(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "haproxy"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if p := Root(root).All()[0]; p.Name != "HAProxy" || p.Version != "2.6.12" {
+	if p := Root(root).All(t.Context())[0]; p.Name != "HAProxy" || p.Version != "2.6.12" {
 		t.Errorf("got %s %q", p.Name, p.Version)
 	}
 }
 
 func TestPortsDiffer(t *testing.T) {
 	seen := map[uint16]string{}
-	for _, p := range Root(t.TempDir()).All() {
+	for _, p := range Root(t.TempDir()).All(t.Context()) {
 		for _, r := range p.Roles {
 			port := p.Port(r)
 			if seen[port] != "" || port < 9000 || port > 9999 { // the range that the field redirects

@@ -10,7 +10,7 @@ import (
 
 // Every target, and every list of programs, must name what is there: a slip would be a comparison that is never made.
 func TestScenariosNameWhatExists(t *testing.T) {
-	peers := peer.Root("/nonexistent").All()
+	peers := peer.Root("/nonexistent").All(t.Context())
 	known := []string{Direct}
 	for _, p := range peers {
 		known = append(known, p.Name)
