@@ -47,12 +47,20 @@ func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow
 	}
 	f.mu.Lock()
 	b, ok := f.boxes.byID[id]
+	idle := ok && f.isIdle(b)
 	f.mu.Unlock()
 	if !ok {
 		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
 	}
-	if err := f.flows.Cut(b.Mark, b.Sources, keep); err != nil {
+	if idle {
+		return nil
+	}
+	kept, err := f.flows.Cut(b.Mark, b.Sources, keep)
+	if err != nil {
 		return fmt.Errorf("firewall: box %s: %w", id, err)
+	}
+	if kept == 0 {
+		f.verifyIdle(b)
 	}
 	return nil
 }

@@ -34,8 +34,10 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	if err != nil {
 		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
 	}
-	_, known := f.boxes.byID[a.Box]
-	if !known {
+	before, known := f.boxes.byID[a.Box]
+	if b.noted = f.idle.noted(b.Entry); known {
+		b.noted = before.noted
+	} else {
 		f.leftover[b.Link] = b.Entry // so that RemoveBox finds it, whether or not this succeeds
 	}
 	at, err := f.links.Attach(ctx, &b.Attachment)
@@ -114,7 +116,8 @@ func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 // remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
 func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) error {
 	e, known := f.leftover[link]
-	if b, ok := f.boxes.byID[id]; ok {
+	b, ok := f.boxes.byID[id]
+	if ok {
 		b.plan = policy.KernelPlan{}
 		e, known = b.Entry, true
 	}
@@ -124,6 +127,10 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 	}
 	// The link first: rules without a link do no harm, and a link without rules is closed.
 	err := f.links.Delete(e.Link)
+	idle := false
+	if ok {
+		idle, b.noted = f.isIdle(b), false // its note is erased with its entry
+	}
 	err = errors.Join(err, fault.At(ctx, "remove: link deleted"))
 	if known {
 		err = errors.Join(err, f.unregister(e))
@@ -134,7 +141,13 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 	f.untrackBox(id)
 	f.boxes.remove(id)
 	delete(f.leftover, link)
-	return f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false })
+	if idle {
+		return nil
+	}
+	if _, err = f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false }); err != nil {
+		f.idle.suspect(e)
+	}
+	return err
 }
 
 // unregister takes the box out of the table.

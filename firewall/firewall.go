@@ -34,6 +34,7 @@ type Firewall struct {
 	table    *nft.Table
 	boxes    roster
 	leftover map[string]nft.Entry // by interface: boxes of an earlier run, not added again yet
+	idle     idle
 	closed   bool
 }
 
@@ -41,9 +42,10 @@ type Firewall struct {
 type box struct {
 	Attachment
 	nft.Entry
-	at   link.Place
-	plan policy.KernelPlan
-	gone bool // its network namespace is gone, and that has been logged
+	at    link.Place
+	plan  policy.KernelPlan
+	noted bool // connections that are forwarded for it have been noted: see idle
+	gone  bool // its network namespace is gone, and that has been logged
 
 	repairs repairs
 }
@@ -88,6 +90,7 @@ func (f *Firewall) open(ctx context.Context) error {
 	}
 	steps := []func() error{
 		func() error { return f.install(keep) },
+		func() error { f.findOwners(); return nil },
 		func() error { f.table.Collect(); return nil },
 		func() error { return fault.At(ctx, "open: table written") },
 		f.routing.SetAddresses,
@@ -116,8 +119,10 @@ func (f *Firewall) install(keep bool) error {
 	err := f.table.Install(keep)
 	if err == nil && !keep {
 		f.leftover = map[string]nft.Entry{}
+		f.idle.tables++
 		for _, b := range f.boxes.byID {
 			b.Forget()
+			b.noted = false
 		}
 	}
 	return err
@@ -162,6 +167,7 @@ func (f *Firewall) Close() error {
 		return nil
 	}
 	f.closed = true
+	f.idle.stop()
 	var err error
 	if f.watcher != nil {
 		f.watcher.Close()

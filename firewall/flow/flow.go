@@ -3,6 +3,7 @@ package flow
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -27,20 +28,50 @@ type Flow struct {
 type Cutter struct {
 	ns netns.NsHandle
 
-	mu   sync.Mutex      // guards the following
-	conn *conntrack.Conn // nil until needed
+	mu     sync.Mutex      // guards the following
+	conn   *conntrack.Conn // nil until needed
+	closed bool
 }
 
 // New returns one for the namespace, which stays the caller's.
 func New(ns netns.NsHandle) *Cutter { return &Cutter{ns: ns} }
 
-// Cut ends the connections with the mark that the kernel forwards from one of the sources and that keep does not want.
-func (k *Cutter) Cut(mark uint32, sources []netip.Addr, keep func(Flow) bool) error {
+// Owner is whose connection it is: boxes may share a mark.
+type Owner struct {
+	Mark uint32     // without network.FlowForwarded
+	Addr netip.Addr // its source
+}
+
+// Cut ends the connections with the mark that the kernel forwards from one of the sources and that keep does not want. It
+// returns how many it kept.
+func (k *Cutter) Cut(mark uint32, sources []netip.Addr, keep func(Flow) bool) (kept int, err error) {
+	err = k.with(func(c *conntrack.Conn) error {
+		kept, err = cutFlows(c, mark, sources, keep)
+		return err
+	})
+	return kept, err
+}
+
+// Owners returns whose connections the kernel forwards at present.
+func (k *Cutter) Owners() (map[Owner]bool, error) {
+	owners := map[Owner]bool{}
+	err := k.with(func(c *conntrack.Conn) error {
+		flows, err := c.DumpFilter(conntrack.NewFilter().Mark(network.FlowForwarded).MarkMask(network.FlowForwarded), nil)
+		for _, flow := range flows {
+			owners[Owner{flow.Mark &^ network.FlowForwarded, flow.TupleOrig.IP.SourceAddress.Unmap()}] = true
+		}
+		return err
+	})
+	return owners, err
+}
+
+// with runs what needs the connection to conntrack, and drops that after an error: it may have unread answers.
+func (k *Cutter) with(do func(*conntrack.Conn) error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c, err := k.dial()
 	if err == nil {
-		err = cutFlows(c, mark, sources, keep)
+		err = do(c)
 	}
 	if err != nil {
 		k.conn = nil
@@ -57,6 +88,9 @@ func (k *Cutter) dial() (*conntrack.Conn, error) {
 	if k.conn != nil {
 		return k.conn, nil
 	}
+	if k.closed {
+		return nil, net.ErrClosed
+	}
 	c, err := conntrack.Dial(&netlink.Config{NetNS: int(k.ns)})
 	if err != nil {
 		return nil, err
@@ -69,6 +103,7 @@ func (k *Cutter) dial() (*conntrack.Conn, error) {
 func (k *Cutter) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.closed = true
 	if k.conn == nil {
 		return nil
 	}
@@ -77,35 +112,35 @@ func (k *Cutter) Close() error {
 	return c.Close()
 }
 
-func cutFlows(c *conntrack.Conn, mark uint32, sources []netip.Addr, keep func(Flow) bool) error {
+func cutFlows(c *conntrack.Conn, mark uint32, sources []netip.Addr, keep func(Flow) bool) (kept int, err error) {
 	flows, err := c.DumpFilter(conntrack.NewFilter().Mark(mark|network.FlowForwarded), nil)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var errs []error
 	for _, flow := range flows {
-		// Another box may have the same mark.
 		seen, ok := Of(&flow)
-		if !ok || !slices.Contains(sources, seen.Src.Addr()) || keep(seen) {
+		if !slices.Contains(sources, seen.Src.Addr()) { // another box may have the same mark
+			continue
+		}
+		if !ok || keep(seen) {
+			kept++
 			continue
 		}
 		if err := c.Delete(flow); err != nil && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return kept, errors.Join(errs...)
 }
 
 // Of translates a connection into what the box sees; false for protocols that boxes may not use.
 func Of(c *conntrack.Flow) (Flow, bool) {
 	t := c.TupleOrig
 	f := Flow{Protocol: ProtocolOf(t.Proto.Protocol)}
-	if f.Protocol == "" {
-		return f, false
-	}
 	f.Src = netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort)
 	f.Dst = netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort)
-	return f, true
+	return f, f.Protocol != ""
 }
 
 // ProtocolOf names a protocol number; empty for one that boxes may not use.

@@ -114,7 +114,7 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	}
 	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
 
-	forwarded := match{ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
+	forwarded := match{meta(expr.MetaKeyIIFNAME), note(s.notes), ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
 		Mask: native32(^network.FlowForwarded), Xor: native32(network.FlowForwarded)},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}}
 	t.rule(chainPass, "", proto(unix.IPPROTO_ICMP), jumpTo(chainPassICMP))

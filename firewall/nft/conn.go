@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
@@ -18,6 +19,7 @@ import (
 type conn struct {
 	ns   netns.NsHandle
 	open *nftables.Conn // see get; one goroutine at a time
+	asks *netlink.Conn  // see queries; one goroutine at a time
 
 	portsMu sync.Mutex      // guards ports
 	ports   map[uint32]bool // netlink ports of our connections, by which our own changes are known
@@ -44,6 +46,19 @@ func (k *conn) get() (*nftables.Conn, error) {
 	c, err := k.dial()
 	k.open = c
 	return c, err
+}
+
+// queries returns the connection for questions that the library does not ask.
+func (k *conn) queries() (*netlink.Conn, error) {
+	if k.asks != nil {
+		return k.asks, nil
+	}
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(k.ns)})
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	k.asks = c
+	return c, nil
 }
 
 // drop drops the connection after an error: it may have unread answers.

@@ -81,6 +81,7 @@ func (tbl *Table) Unregister(e Entry, sharedMark bool) error {
 		for _, a := range e.Sources {
 			t.deleteElements(s.sources[network.FamilyOf(a)], sourceKey(e.Link, a))
 		}
+		t.eraseNote(e.Link)
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c)
 		_, there := targets[e.Link]

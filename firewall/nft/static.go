@@ -72,6 +72,7 @@ type staticSets struct {
 	flows    *nftables.Set                    // connection marks of forwarded connections
 	pings    *nftables.Set                    // echo requests per interface
 	forwards *nftables.Set                    // forwarded connections per interface
+	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
 }
 
@@ -86,6 +87,7 @@ func newStaticSets() *staticSets {
 		replies: &nftables.Set{Name: "replies", Concatenation: true,
 			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)},
 		flows: &nftables.Set{Name: "flows", KeyType: nftables.TypeMark, KeyByteOrder: host},
+		notes: notesSet(),
 	}
 	for _, f := range network.Families {
 		s.sources[f] = &nftables.Set{Name: "sources" + suffix(f), Concatenation: true,
@@ -110,7 +112,7 @@ func (t *txn) declareSets() *staticSets {
 		t.set(set)
 	}
 	s.pings = t.meter("pings")
-	s.forwards, s.accepts = t.census("forwards"), t.census("accepts")
+	s.forwards, s.accepts, s.notes = t.census("forwards"), t.census("accepts"), t.set(notesSet())
 	return s
 }
 

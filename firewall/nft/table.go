@@ -2,6 +2,7 @@ package nft
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -53,18 +54,22 @@ func (tbl *Table) Remove() error {
 	})
 }
 
-// Close gives the connection back. The table stays.
+// Close gives the connections back. The table stays.
 func (tbl *Table) Close() error {
-	if tbl.open == nil {
-		return nil
+	var err error
+	if tbl.open != nil {
+		err = tbl.open.CloseLasting()
 	}
-	return tbl.open.CloseLasting()
+	if tbl.asks != nil {
+		err = errors.Join(err, tbl.asks.Close())
+	}
+	return err
 }
 
 // layout changes whenever a hook, a set's type, a pool or the contents of a meter change: such a table is replaced, not
 // updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 4, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	return fmt.Sprintf("layout 5, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
 // Install writes the static part in one transaction; no interval set belongs to it. A table of the same layout keeps its

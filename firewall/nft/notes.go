@@ -1,0 +1,90 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+)
+
+// The first packet of a connection that the kernel forwards for a box notes the box's interface in a set, before the
+// connection is marked as forwarded: without room for the note, it is not, and its answers are dropped. Who erases a note
+// must look for the connections that it stood for.
+
+// notesSet names the set of noted interfaces.
+func notesSet() *nftables.Set {
+	return &nftables.Set{Table: table(), Name: "notes", Dynamic: true, Size: 65535, KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian}
+}
+
+// note notes the interface in register 1. It ends the rule if that is not possible.
+func note(s *nftables.Set) expr.Any {
+	return &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_ADD}
+}
+
+// eraseNote erases the note of an interface, whether or not there is one.
+func (t *txn) eraseNote(link string) {
+	key := nftables.SetElement{Key: ifname(link)}
+	t.addElements(notesSet(), []nftables.SetElement{key})
+	t.deleteElements(notesSet(), key)
+}
+
+// EraseNotes erases the notes of interfaces.
+func (tbl *Table) EraseNotes(links []string) error {
+	return tbl.transact(func(t *txn) {
+		for _, link := range links {
+			t.eraseNote(link)
+		}
+	}, func(*nftables.Conn) (bool, error) { return false, nil })
+}
+
+// Noted reports whether a connection has been forwarded for the interface since its note was erased last, or since the
+// table was made. It asks for that one element: the answer does not take longer the more boxes there are.
+func (tbl *Table) Noted(link string) (bool, error) {
+	c, err := tbl.queries()
+	if err != nil {
+		return true, err
+	}
+	request, err := askForNote(link)
+	if err != nil {
+		return true, err
+	}
+	_, err = c.Execute(request)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	}
+	tbl.asks = nil
+	go func() { _ = c.Close() }()
+	return true, fmt.Errorf("nftables: %w", err)
+}
+
+// askForNote is the request for one element, which the library does not have.
+func askForNote(link string) (netlink.Message, error) {
+	e := netlink.NewAttributeEncoder()
+	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, network.TableName)
+	e.String(unix.NFTA_SET_ELEM_LIST_SET, notesSet().Name)
+	e.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(e *netlink.AttributeEncoder) error {
+		e.Nested(unix.NFTA_LIST_ELEM, func(e *netlink.AttributeEncoder) error {
+			e.Nested(unix.NFTA_SET_ELEM_KEY, func(e *netlink.AttributeEncoder) error {
+				e.Bytes(unix.NFTA_DATA_VALUE, ifname(link))
+				return nil
+			})
+			return nil
+		})
+		return nil
+	})
+	attrs, err := e.Encode()
+	return netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM, Flags: netlink.Request},
+		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	}, err
+}
