@@ -42,6 +42,15 @@ func (f repairer) BoxOf(a netip.Addr, visit func(watch.Box)) {
 	f.boxes.byAddr[a].show(visit)
 }
 
+// BoxesOf does the same for all boxes that have the addresses.
+func (f repairer) BoxesOf(addrs map[netip.Addr]bool, visit func(netip.Addr, watch.Box)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for a := range addrs {
+		f.boxes.byAddr[a].show(func(b watch.Box) { visit(a, b) })
+	}
+}
+
 // show has a box visited, if there is one.
 func (b *box) show(visit func(watch.Box)) {
 	if b != nil {

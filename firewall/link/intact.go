@@ -53,8 +53,25 @@ func (l *Links) SysctlsIntact(name string) bool {
 	}) == nil
 }
 
-// RouteIntact reports whether the route to a box's address leads to its interface.
-func (l *Links) RouteIntact(index int, a netip.Addr) bool {
-	routes, err := l.nl.RouteListFiltered(network.RouteFamily(network.FamilyOf(a)), &netlink.Route{Dst: network.HostNet(a)}, netlink.RT_FILTER_DST)
-	return err == nil && len(routes) > 0 && routes[0].LinkIndex == index
+// Routes returns the index of the interface that the route to each single address leads to. Of routes that cannot be read
+// there are none.
+func (l *Links) Routes() map[netip.Addr]int {
+	leads := map[netip.Addr]int{}
+	for _, f := range network.Families {
+		routes, err := l.nl.RouteList(nil, network.RouteFamily(f))
+		if err != nil {
+			return map[netip.Addr]int{}
+		}
+		for _, r := range routes {
+			if r.Dst == nil {
+				continue
+			}
+			a, _ := netip.AddrFromSlice(r.Dst.IP)
+			ones, bits := r.Dst.Mask.Size()
+			if _, known := leads[a]; !known && ones == bits { // the first one counts
+				leads[a] = r.LinkIndex
+			}
+		}
+	}
+	return leads
 }

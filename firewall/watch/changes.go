@@ -111,12 +111,29 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 		d.all()
 	case table == unix.RT_TABLE_MAIN && dst.IsValid() && prefix.IsSingleIP():
 		w.owner.BoxOf(dst, func(b Box) {
-			leads := !deleted && out == b.Index // as after a change of our own
-			if !leads && !w.links.RouteIntact(b.Index, dst) {
-				d.add(false, b.ID)
+			if deleted || out != b.Index { // else it leads where it should, as after a change of our own
+				d.suspectRoute(dst)
 			}
 		})
 	}
+}
+
+// checkRoutes checks the routes to boxes' addresses that events have put in doubt: all of them at once, since the kernel
+// lists every route that there is, and when the events have ended.
+func (w *Watcher) checkRoutes(d *damage) {
+	suspects := d.takeSuspects()
+	if len(suspects) == 0 {
+		return
+	}
+	var leads map[netip.Addr]int
+	w.owner.BoxesOf(suspects, func(a netip.Addr, b Box) {
+		if leads == nil {
+			leads = w.links.Routes()
+		}
+		if leads[a] != b.Index {
+			d.add(false, b.ID)
+		}
+	})
 }
 
 func (w *Watcher) isPool(p netip.Prefix) bool { return p == w.routing.PoolV4 || p == w.routing.PoolV6 }

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"net/netip"
 	"sync"
 	"time"
 
@@ -11,13 +12,14 @@ import (
 type damage struct {
 	wake chan struct{} // holds one
 
-	mu    sync.Mutex // guards the following
-	whole bool       // damage to what all boxes share
-	boxes map[policy.BoxID]bool
+	mu       sync.Mutex // guards the following
+	whole    bool       // damage to what all boxes share
+	boxes    map[policy.BoxID]bool
+	suspects map[netip.Addr]bool // routes there may be damaged: see checkRoutes
 }
 
 func newDamage() *damage {
-	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}}
+	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}, suspects: map[netip.Addr]bool{}}
 }
 
 // all notes that everything must be rewritten.
@@ -31,10 +33,31 @@ func (d *damage) add(whole bool, boxes ...policy.BoxID) {
 	for _, id := range boxes {
 		d.boxes[id] = true
 	}
+	d.wakeUp()
+}
+
+// suspectRoute notes that the route to an address must be checked, and wakes the repair.
+func (d *damage) suspectRoute(a netip.Addr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.suspects[a] = true
+	d.wakeUp()
+}
+
+func (d *damage) wakeUp() {
 	select {
 	case d.wake <- struct{}{}:
 	default: // already woken
 	}
+}
+
+// takeSuspects returns the addresses to which routes must be checked and resets them.
+func (d *damage) takeSuspects() map[netip.Addr]bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	suspects := d.suspects
+	d.suspects = map[netip.Addr]bool{}
+	return suspects
 }
 
 // take returns the damage and resets it.

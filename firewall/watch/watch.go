@@ -44,6 +44,8 @@ type Owner interface {
 	// one. It does not change meanwhile: what a change has done by half would be taken for damage.
 	BoxAt(index int, visit func(Box))
 	BoxOf(a netip.Addr, visit func(Box))
+	// BoxesOf visits the boxes that have the addresses. None changes until all have been visited.
+	BoxesOf(addrs map[netip.Addr]bool, visit func(netip.Addr, Box))
 	// RestoreAll rewrites everything. It returns the errors of single boxes, and an error if what they share could not
 	// be restored.
 	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)
@@ -109,6 +111,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		}
 		retry = nil
 		d.settle()
+		w.checkRoutes(d)
 		if whole, boxes := w.repair(ctx, d); whole || len(boxes) > 0 {
 			d.mu.Lock()
 			d.whole = d.whole || whole
