@@ -53,7 +53,8 @@ func (k *conn) queries() (*netlink.Conn, error) {
 	if k.asks != nil {
 		return k.asks, nil
 	}
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(k.ns)})
+	const answer = 4 << 10 // one element, several times over
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(k.ns), MessageBufferSize: answer})
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}

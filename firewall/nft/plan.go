@@ -54,6 +54,10 @@ func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, 
 		t.rule(chain, why, transport, what)
 	case len(ports.Ports) > 0:
 		list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
+		if len(list) == 1 {
+			t.rule(chain, why, transport, destPort(list[0]), what)
+			return
+		}
 		var elements []nftables.SetElement
 		for _, p := range list {
 			elements = append(elements, nftables.SetElement{Key: big16(p)})

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/google/nftables"
@@ -29,6 +30,9 @@ type Table struct {
 	serial  uint64             // the last one used by a version or by protected ranges
 	shields map[string]*shield // the protected ranges that versions use, by their text
 	garbage []*version         // no element points there; to be deleted
+
+	lastRanges []netip.Prefix // see text
+	lastText   string
 }
 
 // New returns the table of the namespace, which stays the caller's. It is as it was until Install.

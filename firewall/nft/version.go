@@ -108,9 +108,10 @@ func (tbl *Table) Restore(e *Entry, plan policy.KernelPlan) error {
 // draft gives the plan names that were never used before.
 func (tbl *Table) draft(e *Entry, plan policy.KernelPlan) *draft {
 	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
-	s, known := tbl.shields[fmt.Sprint(plan.Protected)]
+	ranges := tbl.text(plan.Protected)
+	s, known := tbl.shields[ranges]
 	if !known {
-		s = &shield{serial: tbl.nextSerial(), ranges: fmt.Sprint(plan.Protected)}
+		s = &shield{serial: tbl.nextSerial(), ranges: ranges}
 		all := append([]netip.Prefix{tbl.cfg.PoolV4, tbl.cfg.PoolV6}, plan.Protected...)
 		for _, fam := range network.Families { // each has its pool
 			d.missing = append(d.missing, &addressSet{s.set(fam), fam, intervals(spans(fam, all))})
@@ -123,6 +124,14 @@ func (tbl *Table) draft(e *Entry, plan policy.KernelPlan) *draft {
 		d.denied[fam] = d.own("_deny", fam, plan.Denied)
 	}
 	return d
+}
+
+// text returns the ranges as text. They are nearly always those of the time before.
+func (tbl *Table) text(ranges []netip.Prefix) string {
+	if tbl.lastText == "" || !slices.Equal(tbl.lastRanges, ranges) {
+		tbl.lastRanges, tbl.lastText = slices.Clone(ranges), fmt.Sprint(ranges)
+	}
+	return tbl.lastText
 }
 
 func (tbl *Table) nextSerial() uint64 {

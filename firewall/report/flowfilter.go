@@ -15,7 +15,8 @@ import (
 // The others, of the host and those that the proxy takes, are told apart in the kernel: they never wake the gateway, nor
 // fill the socket's buffer.
 func openFlows(ns int) (*netlink.Conn, error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns})
+	const longest = 16 << 10 // of an event, several times over
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns, MessageBufferSize: longest})
 	if err != nil {
 		return nil, err
 	}
