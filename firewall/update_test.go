@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -63,6 +64,7 @@ func TestReplacingAThousandPrefixesLosesNoPacket(t *testing.T) {
 	sent := 0
 	go func() {
 		for ; !stop.Load(); sent++ {
+			_ = c.SetDeadline(time.Now().Add(5 * time.Second)) // for this packet, however long the changes take
 			if _, err := ask(c, "ping"); err != nil {
 				failed <- fmt.Errorf("packet %d: %w", sent, err)
 				return
