@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	mdns "github.com/miekg/dns"
-
 	"boxgate/audit"
 	"boxgate/policy"
 )
@@ -44,7 +42,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 	if !ok {
 		return nil, false
 	}
-	ev.Name, ev.Method = a.host.String(), mdns.TypeToString[a.qtype]
+	ev.Name, ev.Method = a.host.String(), a.kind
 	queryRead(ctx)
 	describe(&ev, a.verdict)
 	if a.cached == nil {
@@ -69,7 +67,7 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 	if v.box == nil || !v.admitted {
 		return a, false
 	}
-	if a.plainQuery, ok = parsePlain(wire, d.name[:]); !ok || mdns.TypeToString[a.qtype] == "" {
+	if a.plainQuery, ok = parsePlain(wire, d.name[:]); !ok {
 		return a, false
 	}
 	var err error

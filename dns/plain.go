@@ -32,6 +32,7 @@ type plainQuery struct {
 	asked []byte // the question as the client spelled it
 	mixed bool   // not all of it in lower case
 	qtype uint16
+	kind  string // qtype for the log
 	edns  bool
 	do    bool
 	limit int // of the answer over UDP
@@ -50,8 +51,21 @@ func parsePlain(wire, buf []byte) (q plainQuery, ok bool) {
 	}
 	q.qtype = binary.BigEndian.Uint16(wire[end:])
 	q.asked = wire[headerSize : end+4]
-	return q, q.readEDNS(wire[end+4:], extra == 1) && !isMeta(q.qtype)
+	if q.qtype < uint16(len(kinds)) {
+		q.kind = kinds[q.qtype]
+	}
+	return q, q.readEDNS(wire[end+4:], extra == 1) && q.kind != ""
 }
+
+// kinds are the names of the types below the range of those that are not for records. All that hosts ask for is there.
+var kinds = func() (names [128]string) {
+	for t := range uint16(len(names)) {
+		if !isMeta(t) {
+			names[t] = mdns.TypeToString[t]
+		}
+	}
+	return names
+}()
 
 // readName reads labels of letters, digits, hyphens and underscores, and returns where they end.
 func (q *plainQuery) readName(wire, buf []byte) (end int, ok bool) {
