@@ -16,7 +16,7 @@ const coalesceInterval = time.Second
 // event with their count. The memory for telling destinations apart is bounded per box. Events beyond it are only
 // counted, but none goes uncounted. Safe for concurrent use.
 type coalescer struct {
-	emit func(Event)
+	emit func(*Event)
 
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*coalesced
@@ -53,7 +53,7 @@ func (c *coalescer) admit(e *Event) bool {
 	if isFlow(e) {
 		return b.flows.admit(e)
 	}
-	return b.refusals.admit(*e)
+	return b.refusals.admit(e)
 }
 
 // due ends an interval of a box, and begins the next one if anything was emitted.
@@ -81,8 +81,8 @@ func (c *coalescer) due(box policy.BoxID, b *coalesced) {
 // emitAll emits events in the order of their times.
 func (c *coalescer) emitAll(events []Event) {
 	slices.SortStableFunc(events, func(x, y Event) int { return x.Time.Compare(y.Time) })
-	for _, e := range events {
-		c.emit(e)
+	for i := range events {
+		c.emit(&events[i])
 	}
 }
 

@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -9,8 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/zap/zapcore"
-
+	"boxgate/audit/lines"
 	"boxgate/policy"
 )
 
@@ -71,7 +69,7 @@ func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var w written
-		l := New(Options{Logger: logger(&w, false, zapcore.InfoLevel), PerBox: 100000})
+		l := New(Options{Lines: lines.New(&w), PerBox: 100000})
 		const kinds, seconds = 5000, 3
 		for s := range seconds {
 			for i := range kinds {
@@ -94,7 +92,7 @@ func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 			t.Errorf("another box's refusal was not told at once: %+v", e)
 		}
 		l.Flush()
-		lines := bytes.Count(w.buf.Bytes(), []byte("\n"))
+		lines := strings.Count(w.by(t, l), "\n")
 		if lines > refusalBurst*2+seconds*(2*refusalKinds+4) {
 			t.Errorf("%d lines in %d seconds", lines, seconds)
 		}

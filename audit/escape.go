@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"net/netip"
 	"unicode/utf8"
 
 	"boxgate/policy"
@@ -57,6 +58,11 @@ func escape(s string, limit int, lowest byte) string {
 
 // isPlain reports whether s has only bytes from lowest to '~', as nearly every name and path has.
 func isPlain(s string, lowest byte) bool {
+	for ; len(s) >= 8; s = s[8:] {
+		if !arePlain(eight(s), lowest) {
+			return false
+		}
+	}
 	for i := range len(s) {
 		if s[i] < lowest || s[i] > '~' {
 			return false
@@ -65,9 +71,24 @@ func isPlain(s string, lowest byte) bool {
 	return true
 }
 
-// safe returns the event with every text in it escaped and truncated. Texts that the gateway chose do not change; they
-// are escaped too, so that a part of the gateway that passes on a box's text by mistake does no harm.
-func (e Event) safe() Event {
+// eight returns the first eight bytes of s.
+func eight(s string) uint64 {
+	_ = s[7]
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+}
+
+const ones, highest = 0x0101010101010101, 0x8080808080808080
+
+// arePlain is isPlain for eight bytes. A byte is not plain if its highest bit is set, or is after adding 1 or subtracting
+// lowest. A byte that carries into the next one, or borrows from it, is not plain itself.
+func arePlain(w uint64, lowest byte) bool {
+	return (w|(w+ones)|(w-ones*uint64(lowest)))&highest == 0
+}
+
+// safe escapes and truncates every text in the event. Texts that the gateway chose do not change; they are escaped too,
+// so that a part of the gateway that passes on a box's text by mistake does no harm.
+func (e *Event) safe() {
 	e.Box = policy.BoxID(escapeWord(string(e.Box), maxText))
 	e.Stage = policy.Stage(escapeWord(string(e.Stage), maxText))
 	e.Protocol = policy.Protocol(escapeWord(string(e.Protocol), maxText))
@@ -80,15 +101,26 @@ func (e Event) safe() Event {
 	e.Method = escapeWord(e.Method, maxMethod)
 	e.Rule = Escape(e.Rule, maxText)
 	e.Error = Escape(e.Error, maxText)
-	e.Addr = e.Addr.WithZone("")
+	e.Addr, e.Claimed, e.Peer = unzoned(e.Addr), unzoned(e.Claimed), unzoned(e.Peer)
 	e.Headers = safeHeaders(e.Headers)
-	return e
 }
 
-// safeHeaders copies the slice, because the log keeps the event longer than its maker does.
+// unzoned returns the address without its zone, which is text.
+func unzoned(a netip.Addr) netip.Addr {
+	if a.Is6() {
+		return a.WithZone("")
+	}
+	return a
+}
+
+// safeHeaders returns the names themselves if they are safe, as nearly always: the slice is the maker's.
 func safeHeaders(names []string) []string {
-	if len(names) == 0 {
-		return nil
+	safe := len(names) <= maxHeaders
+	for i := 0; safe && i < len(names); i++ {
+		safe = len(names[i]) <= maxName && isPlain(names[i], '!')
+	}
+	if safe {
+		return names
 	}
 	out := make([]string, min(len(names), maxHeaders))
 	for i := range out {

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -119,6 +120,7 @@ type unnamed struct {
 
 func (s *flowSum) add(e *Event) {
 	s.like = *e
+	s.like.Headers = slices.Clone(e.Headers)
 	s.n += max(e.Count, 1)
 	s.in, s.out = s.in+e.BytesIn, s.out+e.BytesOut
 }

@@ -14,7 +14,7 @@ import (
 // known. The end of what was allowed before has "end" instead of the verdict. The line has no control bytes, whatever
 // the event contains.
 func Line(e Event) string {
-	e = e.safe()
+	e.safe()
 	verdict := "DENY"
 	switch {
 	case e.Verdict == policy.Allow && e.Phase == PhaseEnd:

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"crypto/rand"
 	"slices"
@@ -9,19 +10,25 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-
+	"boxgate/audit/lines"
 	"boxgate/policy"
 )
 
 // Options configure a [Log]. The zero value keeps events and counts them, and writes no log.
 type Options struct {
-	Logger       *zap.Logger   // one line per decision, with the message "decision"; nil: none
-	AllowedLevel zapcore.Level // level of allowing decisions; the zero value is info. Denials are always at info
-	PerBox       int           // events kept per box; 0: 256
-	MaxBoxes     int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
-	Buffer       int           // events that a subscription buffers for a slow reader; 0: 2048
+	Lines    *lines.Writer // takes one line per decision, with the message "decision"; nil: none
+	Console  bool          // lines for humans rather than JSON
+	PerBox   int           // events kept per box; 0: 256
+	MaxBoxes int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
+	Buffer   int           // events that a subscription buffers for a slow reader; 0: 2048
+}
+
+// lost returns how many lines of the log were lost.
+func (o *Options) lost() uint64 {
+	if o.Lines == nil {
+		return 0
+	}
+	return o.Lines.Lost()
 }
 
 // Log is where every decision of the gateway goes: to the log, to what is remembered, to the subscriptions and to the
@@ -39,98 +46,109 @@ type Log struct {
 	seq       uint64 // of the latest event
 	forgotten uint64 // of the latest event that was forgotten with its box
 	boxes     map[policy.BoxID]*ring
+	used      list.List // of box IDs, by their latest events
+	encoder   encoder
 	subs      map[*Subscription]struct{}
 }
 
 // New makes a log.
 func New(opts Options) *Log {
-	if opts.Logger == nil {
-		opts.Logger = zap.NewNop()
-	}
 	opts.PerBox = cmp.Or(opts.PerBox, 256)
 	opts.MaxBoxes = cmp.Or(opts.MaxBoxes, 4096)
 	opts.Buffer = cmp.Or(opts.Buffer, 2048)
 	l := &Log{
-		opts: opts, metrics: newMetrics(), id: strings.ToLower(rand.Text()[:10]),
+		opts: opts, metrics: newMetrics(opts.lost), id: strings.ToLower(rand.Text()[:10]),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
 	l.coal = coalescer{emit: l.emit, boxes: map[policy.BoxID]*coalesced{}}
 	return l
 }
 
-// Record records one decision. It never waits for a reader. An event without a time gets the current one. Repeated
-// refusals of a box, and flows that the kernel forwards to one destination, are coalesced into one event per second
-// with their count; the metrics count each at once.
+// Record records one decision. It never waits for a reader, and keeps nothing of the event that its maker could change.
+// An event without a time gets the current one. Repeated refusals of a box, and flows that the kernel forwards to one
+// destination, are coalesced into one event per second with their count; the metrics count each at once.
+//
+// The line of a refusal is written before Record returns if nothing was written for a while and that does not block;
+// other lines within 10 ms (see [lines.Writer]).
 func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	e = e.safe()
+	e.safe()
 	l.selfTests.mark(&e)
-	l.metrics.observe(e)
-	if !coalesces(&e) || l.coal.admit(&e) {
-		l.emit(e)
+	l.metrics.observe(&e)
+	if coalesces(&e) && !l.coal.admit(&e) {
+		return
+	}
+	l.emit(&e)
+	if e.Verdict != policy.Allow && l.opts.Lines != nil {
+		l.opts.Lines.Push()
 	}
 }
 
 // Flush emits the pending coalesced events. Call it before the process exits.
 func (l *Log) Flush() { l.coal.flushAll() }
 
-// emit passes an event, escaped and counted, to the readers and the log.
-func (l *Log) emit(e Event) {
+// emit numbers an event, escaped and counted, and passes it to memory, the subscriptions that want it and the log, in
+// the same order to all of them.
+func (l *Log) emit(e *Event) {
 	if e.Destinations > 0 {
 		l.metrics.unnamed.Add(float64(max(e.Count, 1)))
 	}
-	e.Seq = l.keep(e)
-	level := zapcore.InfoLevel
-	if e.Verdict == policy.Allow {
-		level = l.opts.AllowedLevel
-	}
-	if line := l.opts.Logger.Check(level, "decision"); line != nil {
-		line.Time = e.Time
-		line.Write(zap.Inline(fields{&e}))
-	}
-}
-
-// keep numbers the event, stores it and passes it to the subscriptions that want it.
-func (l *Log) keep(e Event) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seq++
 	e.Seq = l.seq
-	r := l.boxes[e.Box]
-	if r == nil {
-		l.makeRoomLocked()
-		r = &ring{}
-		l.boxes[e.Box] = r
-	}
+	r := l.ringLocked(e.Box)
 	r.add(e, l.opts.PerBox)
 	for s := range l.subs {
 		if s.filter.matches(e) && !s.offer(e) {
 			l.metrics.lost.Inc()
 		}
 	}
-	return e.Seq
+	if l.opts.Lines != nil {
+		l.writeLocked(e, r)
+	}
 }
 
-// makeRoomLocked forgets the box that has been idle longest if the limit of boxes is reached.
-func (l *Log) makeRoomLocked() {
-	if len(l.boxes) < l.opts.MaxBoxes {
-		return
+// writeLocked adds the line of an event to those to be written. If the log is read too slowly, what is cheap to cause
+// leaves room for the rest, and a box for the others.
+func (l *Log) writeLocked(e *Event, r *ring) {
+	l.opts.Lines.Add(l.encoder.line(e, l.opts.Console), lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.share})
+}
+
+// roomOf returns how many quarters of a buffer events of a weight may fill: a burst of what is cheap to cause does not
+// displace more important events.
+func roomOf(w weight) int {
+	switch w {
+	case heavy:
+		return 4
+	case middle:
+		return 3
+	default:
+		return 2
 	}
-	var oldest policy.BoxID
-	var at time.Time
-	for id, r := range l.boxes {
-		if at.IsZero() || r.last.Before(at) {
-			oldest, at = id, r.last
-		}
+}
+
+// ringLocked returns the events of a box, which has one more now.
+func (l *Log) ringLocked(box policy.BoxID) *ring {
+	r := l.boxes[box]
+	if r != nil {
+		l.used.MoveToBack(r.used)
+		return r
 	}
-	l.dropLocked(oldest)
+	if len(l.boxes) >= l.opts.MaxBoxes {
+		l.dropLocked(l.used.Front().Value.(policy.BoxID))
+	}
+	r = &ring{used: l.used.PushBack(box)}
+	l.boxes[box] = r
+	return r
 }
 
 func (l *Log) dropLocked(box policy.BoxID) {
 	if r := l.boxes[box]; r != nil {
-		l.forgotten = max(l.forgotten, r.newest.Seq)
+		l.forgotten = max(l.forgotten, r.latest.Seq)
+		l.used.Remove(r.used)
 		delete(l.boxes, box)
 	}
 }
@@ -183,7 +201,7 @@ type Filter struct {
 	Denied bool         // only denials
 }
 
-func (f Filter) matches(e Event) bool {
+func (f *Filter) matches(e *Event) bool {
 	return (f.Box == "" || f.Box == e.Box) && !e.Time.Before(f.Since) && e.Seq > f.After && (!f.Denied || e.Verdict != policy.Allow)
 }
 

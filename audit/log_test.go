@@ -13,16 +13,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
+	"boxgate/audit/lines"
 	"boxgate/policy"
 )
 
 // nasty is text that a box might send to confuse readers of the log.
 const nasty = "a\x1b[31mb\r\nc\x00d\u202ee\u2066f\x9bg\u009bh\x7fi\u2028j\"k\\l\xffשm"
 
-// written collects what a logger writes.
+// written collects what a log writes.
 type written struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -34,14 +33,20 @@ func (w *written) Write(p []byte) (int, error) {
 	return w.buf.Write(p)
 }
 
-func (w *written) Sync() error { return nil }
+func (w *written) TryWrite(p []byte) (int, bool, error) {
+	n, err := w.Write(p)
+	return n, true, err
+}
 
-func logger(w *written, console bool, level zapcore.Level) *zap.Logger {
-	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
-	if console {
-		enc = zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig())
+// by returns what l has written, with what was pending.
+func (w *written) by(t *testing.T, l *Log) string {
+	t.Helper()
+	if err := l.opts.Lines.Sync(); err != nil {
+		t.Fatal(err)
 	}
-	return zap.New(zapcore.NewCore(enc, w, level))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
 }
 
 // full is an event in which every field is set, the texts to something nasty.
@@ -73,11 +78,11 @@ func TestNothingABoxSaysReachesTheTerminal(t *testing.T) {
 	}
 	for _, console := range []bool{false, true} {
 		var w written
-		l := New(Options{Logger: logger(&w, console, zapcore.InfoLevel)})
+		l := New(Options{Lines: lines.New(&w), Console: console})
 		l.Record(full())
-		line, rest, found := strings.Cut(w.buf.String(), "\n")
+		line, rest, found := strings.Cut(w.by(t, l), "\n")
 		if !found || rest != "" {
-			t.Errorf("console %v: not one line: %q", console, w.buf.String())
+			t.Errorf("console %v: not one line: %q", console, w.by(t, l))
 		}
 		assertHarmless(t, fmt.Sprintf("console %v", console), strings.ReplaceAll(line, "\t", " "))
 		event := l.Recent(Filter{})[0]
@@ -92,52 +97,6 @@ func TestNothingABoxSaysReachesTheTerminal(t *testing.T) {
 		if Line(event) != Line(full()) {
 			t.Errorf("escaped twice:\n%s\n%s", Line(event), Line(full()))
 		}
-	}
-}
-
-func TestLogLineHasTheFieldsOfTheJSON(t *testing.T) {
-	t.Parallel()
-	var w written
-	l := New(Options{Logger: logger(&w, false, zapcore.InfoLevel)})
-	l.Record(full())
-	var line, event map[string]any
-	if err := json.Unmarshal(w.buf.Bytes(), &line); err != nil {
-		t.Fatal(err)
-	}
-	if line["msg"] != "decision" || line["level"] != "info" {
-		t.Errorf("msg %v, level %v", line["msg"], line["level"])
-	}
-	data, err := json.Marshal(l.Recent(Filter{})[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &event); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range event {
-		if got := line[name]; name != "time" && fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("%s is %v in the log, %v in JSON", name, got, want)
-		}
-	}
-	if ts, _ := line["ts"].(float64); int64(ts) != full().Time.Unix() {
-		t.Errorf("the line's time is %v, not the event's", line["ts"])
-	}
-}
-
-func TestAllowedLevel(t *testing.T) {
-	t.Parallel()
-	var w written
-	l := New(Options{Logger: logger(&w, false, zapcore.InfoLevel), AllowedLevel: zapcore.DebugLevel})
-	l.Record(Event{Stage: policy.StageConn, Verdict: policy.Allow, Reason: policy.ReasonAllowAll})
-	if w.buf.Len() != 0 {
-		t.Errorf("an allowed decision was logged at debug: %s", w.buf.String())
-	}
-	l.Record(Event{Stage: policy.StageConn, Reason: policy.ReasonDenyAll})
-	if !strings.Contains(w.buf.String(), "deny_all") {
-		t.Error("a denial was not logged")
-	}
-	if len(l.Recent(Filter{})) != 2 {
-		t.Error("an event that is not logged was not kept")
 	}
 }
 

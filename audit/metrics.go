@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,14 +18,16 @@ type metrics struct {
 	decisions *prometheus.CounterVec
 	selfTests *prometheus.CounterVec
 	bytes     *prometheus.CounterVec
+	in, out   func() prometheus.Counter // of bytes
 	duration  *prometheus.HistogramVec
 	lost      prometheus.Counter
+	unlogged  prometheus.CounterFunc
 	unnamed   prometheus.Counter
 	known     known
 }
 
-func newMetrics() *metrics {
-	return &metrics{
+func newMetrics(unlogged func() uint64) *metrics {
+	m := &metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_decisions_total", Help: "Decisions made.",
 		}, []string{"stage", "verdict", "reason", "action"}),
@@ -41,10 +44,16 @@ func newMetrics() *metrics {
 		lost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "boxgate_lost_total", Help: "Events that slow readers of the stream lost.",
 		}),
+		unlogged: prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "boxgate_log_lost_total", Help: "Lines that the log lost because it was read too slowly or could not be written.",
+		}, func() float64 { return float64(unlogged()) }),
 		unnamed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "boxgate_unnamed_flows_total", Help: "Flows forwarded by the kernel whose destination the log does not name.",
 		}),
 	}
+	m.in = sync.OnceValue(func() prometheus.Counter { return m.bytes.WithLabelValues("in") })
+	m.out = sync.OnceValue(func() prometheus.Counter { return m.bytes.WithLabelValues("out") })
+	return m
 }
 
 // Describe implements [prometheus.Collector].
@@ -62,32 +71,49 @@ func (l *Log) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.decisions, m.selfTests, m.bytes, m.duration, m.lost, m.unnamed}
+	return []prometheus.Collector{m.decisions, m.selfTests, m.bytes, m.duration, m.lost, m.unlogged, m.unnamed}
 }
 
 // observe counts one event.
-func (m *metrics) observe(e Event) {
+func (m *metrics) observe(e *Event) {
 	if e.Phase == PhaseOngoing {
 		return // it was counted when it opened
 	}
-	s := m.known.admit(series{e.Stage, e.Verdict, e.Reason, e.Action})
+	c := m.of(series{e.Stage, e.Verdict, e.Reason, e.Action})
 	if e.SelfTest {
-		m.selfTests.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).Inc()
+		c.selfTests().Inc()
 		return
 	}
 	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // otherwise it was counted when it opened
-		m.decisions.WithLabelValues(string(s.stage), s.verdict.String(), string(s.reason), string(s.action)).
-			Add(float64(max(e.Count, 1)))
+		c.decisions().Add(float64(max(e.Count, 1)))
 	}
 	if e.BytesIn > 0 {
-		m.bytes.WithLabelValues("in").Add(float64(e.BytesIn))
+		m.in().Add(float64(e.BytesIn))
 	}
 	if e.BytesOut > 0 {
-		m.bytes.WithLabelValues("out").Add(float64(e.BytesOut))
+		m.out().Add(float64(e.BytesOut))
 	}
 	if e.Duration > 0 {
-		m.duration.WithLabelValues(string(s.stage)).Observe(float64(e.Duration) / float64(time.Second))
+		c.duration().Observe(float64(e.Duration) / float64(time.Second))
 	}
+}
+
+// counters are the metrics of one series. Each appears with its first event.
+type counters struct {
+	decisions, selfTests func() prometheus.Counter
+	duration             func() prometheus.Observer
+}
+
+// of returns the metrics of a series, or of the one that stands for it.
+func (m *metrics) of(s series) *counters {
+	return m.known.get(s, func(s series) *counters {
+		stage, labels := string(s.stage), []string{string(s.stage), s.verdict.String(), string(s.reason), string(s.action)}
+		return &counters{
+			decisions: sync.OnceValue(func() prometheus.Counter { return m.decisions.WithLabelValues(labels...) }),
+			selfTests: sync.OnceValue(func() prometheus.Counter { return m.selfTests.WithLabelValues(labels...) }),
+			duration:  sync.OnceValue(func() prometheus.Observer { return m.duration.WithLabelValues(stage) }),
+		}
+	})
 }
 
 // series is one combination of labels.

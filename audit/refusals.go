@@ -2,6 +2,7 @@ package audit
 
 import (
 	"net/netip"
+	"slices"
 
 	"golang.org/x/time/rate"
 
@@ -17,9 +18,9 @@ const (
 
 // refusals are those of one box in the current interval. The zero value is empty.
 type refusals struct {
-	room  map[budget]*rate.Limiter // for new kinds
-	known map[refusal]*repeats     // kinds already logged; at most refusalBurst + refusalKinds of each budget
-	rest  map[class]*repeats       // kinds for which there was no room
+	room  [budgets]*rate.Limiter // for new kinds
+	known map[refusal]*repeats   // kinds already logged; at most refusalBurst + refusalKinds of each budget
+	rest  map[class]*repeats     // kinds for which there was no room
 }
 
 // budget is a group of refusals that share a limit in the log. Those of one budget do not crowd out those of another: a
@@ -87,8 +88,9 @@ func refusalOf(e *Event) refusal {
 	}
 }
 
-func (r *repeats) add(e Event) {
-	r.latest = e
+func (r *repeats) add(e *Event) {
+	r.latest = *e
+	r.latest.Headers = slices.Clone(e.Headers)
 	r.n += max(e.Count, 1)
 	r.in, r.out = r.in+e.BytesIn, r.out+e.BytesOut
 }
@@ -107,19 +109,19 @@ func (r *repeats) take() (e Event, ok bool) {
 }
 
 // admit reports whether to emit the refusal now. If not, it is counted and emitted later.
-func (r *refusals) admit(e Event) bool {
+func (r *refusals) admit(e *Event) bool {
 	if r.known == nil {
-		r.room, r.known, r.rest = map[budget]*rate.Limiter{}, map[refusal]*repeats{}, map[class]*repeats{}
+		r.known, r.rest = map[refusal]*repeats{}, map[class]*repeats{}
 	}
-	kind := refusalOf(&e)
+	kind := refusalOf(e)
 	if like := r.known[kind]; like != nil {
 		like.add(e)
 		return false
 	}
-	room := r.room[budgetOf(&e)]
+	room := r.room[budgetOf(e)]
 	if room == nil {
 		room = rate.NewLimiter(refusalKinds, refusalBurst)
-		r.room[budgetOf(&e)] = room
+		r.room[budgetOf(e)] = room
 	}
 	if e.SelfTest || room.Allow() { // their number is bounded
 		r.known[kind] = &repeats{}
@@ -166,7 +168,7 @@ func (r *refusals) take() []Event {
 // quiet reports whether nothing has to be remembered any more.
 func (r *refusals) quiet() bool {
 	for _, room := range r.room {
-		if room.Tokens() < refusalBurst {
+		if room != nil && room.Tokens() < refusalBurst {
 			return false
 		}
 	}

@@ -1,21 +1,24 @@
 package audit
 
 import (
-	"time"
+	"container/list"
+	"slices"
 
+	"boxgate/audit/lines"
 	"boxgate/policy"
 )
 
 // ring keeps the last events of one box. When it is full, events that are like a later one are evicted first: what a
 // box does repeatedly does not push out what it did once. After that come those of a weight that has more than its
-// share: what is cheap to do does not push out what is not.
+// share: what is cheap to do does not push out what is not. Adding takes the same time however many there are.
 type ring struct {
-	oldest, newest *remembered
-	n              int
-	weights        [weights]int // how many of each weight there are
-	kinds          map[kind]*likes
-	last           time.Time
-	forgotten      uint64 // number of the latest event that was evicted
+	lists     [weights + 1]events // each event is in one of them
+	n         int
+	kinds     kinds
+	latest    *remembered
+	forgotten uint64        // number of the latest event that was evicted
+	used      *list.Element // of the boxes, by their latest events
+	share     lines.Share   // of what is to be written to the log
 }
 
 // weight says how much an event matters when not all can be kept.
@@ -26,6 +29,7 @@ const (
 	middle               // TCP forwarded by the kernel with an incomplete handshake
 	light                // datagrams and refusals
 	weights
+	repeated = weights // index of the list of events that are like a later one, whatever their weight
 )
 
 func weightOf(e *Event) weight {
@@ -45,110 +49,88 @@ func weightOf(e *Event) weight {
 	}
 }
 
-// kind is the key by which two events of a box are considered alike.
-type kind struct {
-	refusal
-	allowed bool
-	conn    string
-}
-
-// likes are the events of one kind in the ring.
-type likes struct {
-	n              int
-	oldest, newest *remembered
-}
-
-// remembered is an event in the list of all events, and in that of its kind.
+// remembered is an event in one of the lists of a ring, and among those of its kind.
 type remembered struct {
 	Event
-	kind         kind
-	likes        *likes
+	in           *events
 	before, next *remembered
+	likes        *likes
 	nextLike     *remembered
 }
 
-func (r *ring) add(e Event, limit int) {
-	r.last = e.Time
-	k := kind{refusalOf(&e), e.Verdict == policy.Allow, e.Conn}
+func (r *ring) add(e *Event, limit int) {
+	hash, like := r.find(e)
 	var m *remembered
-	if r.n >= limit {
-		m = r.least(k, weightOf(&e), limit)
-		r.forget(m)
-	} else {
+	if r.n < limit {
 		m = &remembered{}
-	}
-	*m = remembered{Event: e, kind: k, before: r.newest, likes: r.kinds[k]}
-	if r.newest == nil {
-		r.oldest = m
 	} else {
-		r.newest.next = m
+		m = r.least(like, weightOf(e), limit)
+		if r.forget(m); like != nil && like.n == 0 {
+			like = nil
+		}
 	}
-	r.newest = m
-	r.n++
-	r.weights[weightOf(&e)]++
+	if like == nil {
+		like = r.kinds.add(hash)
+	}
+	names := append(m.Headers[:0], e.Headers...) // the maker of the event may change its own
+	m.Event, m.likes, m.nextLike = *e, like, nil
+	m.Headers = names
 	r.join(m)
+	r.lists[weightOf(e)].push(m)
+	r.n++
+	r.latest = m
 }
 
-// join counts an event with those of its kind.
+// find returns the hash of the kind of an event, and the events that are like it, or nil. Often the latest one is.
+func (r *ring) find(e *Event) (uint64, *likes) {
+	if r.latest != nil && alike(&r.latest.Event, e) {
+		return r.latest.likes.hash, r.latest.likes
+	}
+	hash := hashOf(e)
+	return hash, r.kinds.find(hash, e)
+}
+
+// join adds an event to those of its kind. The one before it is repeated now.
 func (r *ring) join(m *remembered) {
-	if m.likes == nil {
-		if r.kinds == nil {
-			r.kinds = map[kind]*likes{}
-		}
-		m.likes = &likes{oldest: m}
-		r.kinds[m.kind] = m.likes
+	if before := m.likes.newest; before == nil {
+		m.likes.oldest = m
 	} else {
-		m.likes.newest.nextLike = m
+		before.nextLike = m
+		before.in.remove(before)
+		r.lists[repeated].push(before)
 	}
 	m.likes.newest = m
 	m.likes.n++
 }
 
-// least returns the event to evict for one of kind k and weight w: the oldest of its kind if there are several, or else
-// the oldest that is like a later one, or else the oldest of its own weight if that has its share, or else the oldest
-// of the weight that has most.
-func (r *ring) least(k kind, w weight, limit int) *remembered {
-	if same := r.kinds[k]; same != nil && same.n > 1 {
-		return same.oldest
+// least returns the event to evict for one that is like those given, or none, and has weight w: the oldest of its kind
+// if there are several, or else that which has been repeated for longest, or else the oldest of its own weight if that
+// has its share, or else the oldest of the weight that has most.
+func (r *ring) least(like *likes, w weight, limit int) *remembered {
+	if like != nil && like.n > 1 {
+		return like.oldest
 	}
-	for m := r.oldest; m != nil; m = m.next {
-		if m.likes.n > 1 {
-			return m
-		}
+	if m := r.lists[repeated].oldest; m != nil {
+		return m
 	}
-	if r.weights[w] < max(limit/int(weights), 1) {
-		for other, n := range r.weights {
-			if n > r.weights[w] {
-				w = weight(other)
+	if r.lists[w].n < max(limit/int(weights), 1) {
+		for other := range weights {
+			if r.lists[other].n > r.lists[w].n {
+				w = other
 			}
 		}
 	}
-	for m := r.oldest; m != nil; m = m.next {
-		if weightOf(&m.Event) == w {
-			return m
-		}
-	}
-	return r.oldest
+	return r.lists[w].oldest
 }
 
 // forget drops an event. If a later one is like it, that one counts it.
 func (r *ring) forget(m *remembered) {
-	if m.before == nil {
-		r.oldest = m.next
-	} else {
-		m.before.next = m.next
-	}
-	if m.next == nil {
-		r.newest = m.before
-	} else {
-		m.next.before = m.before
-	}
+	m.in.remove(m)
 	r.n--
 	r.forgotten = max(r.forgotten, m.Seq)
-	r.weights[weightOf(&m.Event)]--
 	// It is the oldest of its kind: only those are ever evicted.
 	if m.likes.n--; m.likes.n == 0 {
-		delete(r.kinds, m.kind)
+		r.kinds.drop(m.likes)
 		return
 	}
 	m.likes.oldest = m.nextLike
@@ -158,12 +140,47 @@ func (r *ring) forget(m *remembered) {
 	like.BytesOut += m.BytesOut
 }
 
-// appendMatching appends the selected events, oldest first.
+// appendMatching appends the selected events, in no particular order.
 func (r *ring) appendMatching(out []Event, f Filter) []Event {
-	for m := r.oldest; m != nil; m = m.next {
-		if f.matches(m.Event) {
-			out = append(out, m.Event)
+	for i := range r.lists {
+		for m := r.lists[i].oldest; m != nil; m = m.next {
+			if f.matches(&m.Event) {
+				e := m.Event
+				e.Headers = slices.Clone(e.Headers)
+				out = append(out, e)
+			}
 		}
 	}
 	return out
+}
+
+// events is a list in the order in which its events were pushed.
+type events struct {
+	oldest, newest *remembered
+	n              int
+}
+
+func (l *events) push(m *remembered) {
+	m.in, m.before, m.next = l, l.newest, nil
+	if l.newest == nil {
+		l.oldest = m
+	} else {
+		l.newest.next = m
+	}
+	l.newest = m
+	l.n++
+}
+
+func (l *events) remove(m *remembered) {
+	if m.before == nil {
+		l.oldest = m.next
+	} else {
+		m.before.next = m.next
+	}
+	if m.next == nil {
+		l.newest = m.before
+	} else {
+		m.next.before = m.before
+	}
+	l.n--
 }

@@ -1,33 +1,42 @@
 package audit
 
-import "sync"
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+)
 
-// known is the set of label combinations seen so far. The zero value is empty. Safe for concurrent use.
+// known is the set of label combinations seen so far, with their metrics. The zero value is empty. Safe for concurrent
+// use.
 type known struct {
-	mu   sync.RWMutex
-	seen map[series]struct{}
+	seen atomic.Pointer[map[series]*counters] // replaced, never changed
+	mu   sync.Mutex                           // guards replacing it
 }
 
-// admit returns s if it is or may become a series of its own, else the series that stands for all others.
-func (k *known) admit(s series) series {
-	k.mu.RLock()
-	_, ok := k.seen[s]
-	full := len(k.seen) >= maxSeries
-	k.mu.RUnlock()
-	if ok {
-		return s
-	}
-	other := series{stage: "other", verdict: s.verdict, reason: "other", action: "other"}
-	if full || !isLabel(string(s.stage)) || !isLabel(string(s.reason)) || !isLabel(string(s.action)) {
-		return other
+// get returns the metrics of s if it is or may become a series of its own, else those of the series that stands for all
+// others. The first time they are made.
+func (k *known) get(s series, make func(series) *counters) *counters {
+	if seen := k.seen.Load(); seen != nil {
+		if c := (*seen)[s]; c != nil {
+			return c
+		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.seen == nil {
-		k.seen = map[series]struct{}{}
+	seen := map[series]*counters{}
+	if old := k.seen.Load(); old != nil {
+		seen = *old
 	}
-	k.seen[s] = struct{}{}
-	return s
+	if len(seen) >= maxSeries || !isLabel(string(s.stage)) || !isLabel(string(s.reason)) || !isLabel(string(s.action)) {
+		s = series{stage: "other", verdict: s.verdict, reason: "other", action: "other"}
+	}
+	if c := seen[s]; c != nil {
+		return c
+	}
+	seen = maps.Clone(seen)
+	seen[s] = make(s)
+	k.seen.Store(&seen)
+	return seen[s]
 }
 
 // isLabel reports whether s has the form of a reason, stage or action: a short word in lower case, or nothing.

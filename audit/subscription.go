@@ -1,6 +1,9 @@
 package audit
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // Subscription is one reader of the events, made by [Log.Subscribe].
 type Subscription struct {
@@ -15,23 +18,17 @@ func (s *Subscription) Events() <-chan Event { return s.events }
 // Lost returns how many events this reader has lost so far because it was too slow.
 func (s *Subscription) Lost() uint64 { return s.lost.Load() }
 
-// offer delivers e if there is room, and reports whether there was. Refusals and datagrams get half of the room, and
-// TCP connections with an incomplete handshake three quarters: a burst of those does not make a reader lose more
-// important events.
-func (s *Subscription) offer(e Event) bool {
-	room := cap(s.events)
-	switch weightOf(&e) {
-	case light:
-		room /= 2
-	case middle:
-		room -= room / 4
-	}
+// offer delivers a copy of e if there is room, and reports whether there was.
+func (s *Subscription) offer(e *Event) bool {
+	room := cap(s.events) * roomOf(weightOf(e)) / 4
 	if len(s.events) >= max(room, 1) {
 		s.lost.Add(1)
 		return false
 	}
+	own := *e
+	own.Headers = slices.Clone(e.Headers)
 	select {
-	case s.events <- e:
+	case s.events <- own:
 		return true
 	default:
 		s.lost.Add(1)

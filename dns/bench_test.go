@@ -17,9 +17,9 @@ import (
 
 	mdns "github.com/miekg/dns"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"boxgate/audit"
+	"boxgate/audit/lines"
 	"boxgate/policy"
 )
 
@@ -50,18 +50,17 @@ const benchNames = 1000
 
 // newServed makes a server whose upstream knows benchNames names, and whose events go to a log as in production.
 func newServed(b *testing.B) *bench {
-	var lines []string
+	var records []string
 	for i := range benchNames {
-		lines = append(lines, fmt.Sprintf("n%d.example.com. 86400 IN A %s", i, goodV4))
+		records = append(records, fmt.Sprintf("n%d.example.com. 86400 IN A %s", i, goodV4))
 	}
 	out, err := os.Create(filepath.Join(b.TempDir(), "log"))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { out.Close() })
-	core := zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), out, zap.InfoLevel)
-	s := newBench(b, domains("*.example.com"), newZone(b, lines...), Limits{QueriesPerSecond: 1e9, Burst: 1 << 30})
-	log := audit.New(audit.Options{Logger: zap.New(core)})
+	s := newBench(b, domains("*.example.com"), newZone(b, records...), Limits{QueriesPerSecond: 1e9, Burst: 1 << 30})
+	log := audit.New(audit.Options{Lines: lines.New(lines.File(out))})
 	b.Cleanup(log.Flush)
 	s.audit = log
 	for i := range benchNames {

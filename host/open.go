@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"boxgate/audit/lines"
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/host/enforce"
@@ -21,7 +22,8 @@ type Options struct {
 	Addresses config.Addresses
 	Listeners *Listeners // the caller closes them
 	Log       *zap.Logger
-	NoWatch   bool // for tests: kernel rules that other programs change stay changed
+	Decisions *lines.Writer // takes a line per decision; nil: none
+	NoWatch   bool          // for tests: kernel rules that other programs change stay changed
 }
 
 // Open builds the parts of a gateway. It knows no box yet ([Host.Recover]), and the protected ranges are in force. When it
@@ -38,7 +40,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 // open is Open but for panics.
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
-		cfg: o.Config, log: o.Log, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
+		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
 		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{},
 	}
 	var err error

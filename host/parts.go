@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/audit/lines"
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/dns"
@@ -27,6 +28,7 @@ import (
 type parts struct {
 	cfg       config.Config
 	log       *zap.Logger
+	lines     *lines.Writer // of the decisions; nil: none
 	addrs     config.Addresses
 	listeners *Listeners
 	metrics   *prometheus.Registry

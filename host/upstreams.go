@@ -8,8 +8,6 @@ import (
 	"os"
 	"slices"
 
-	"go.uber.org/zap"
-
 	"boxgate/audit"
 	"boxgate/config"
 	"boxgate/dns"
@@ -52,7 +50,7 @@ func NeedResolvers(cfg config.Config) error {
 	}
 	var errs []error
 	for _, u := range upstreams {
-		if _, err := dns.New(dns.Config{Boxes: &enforce.Registry{}, Audit: audit.New(audit.Options{Logger: zap.NewNop()}),
+		if _, err := dns.New(dns.Config{Boxes: &enforce.Registry{}, Audit: audit.New(audit.Options{}),
 			SinkV4: netip.IPv4Unspecified(), SinkV6: netip.IPv6Unspecified(), Upstreams: []string{u}}); err != nil {
 			errs = append(errs, fmt.Errorf("dns.upstreams: %w", err))
 		}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command/cli"
@@ -73,18 +72,23 @@ func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
 	if err := hostError(ctx, cfg); err != nil {
 		return err
 	}
-	log, err := newLogger(cfg.Log)
+	log, out, err := openLog(cfg.Log, os.Stderr)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = log.Sync() }()
+	defer syncOnSignals(ctx, out)()
+	defer func() { _ = out.Sync() }()
 	// Libraries that cannot be given a logger, such as the HTTP/2 client, log lines that servers can provoke.
 	restore, err := zap.RedirectStdLogAt(log, zap.DebugLevel)
 	if err != nil {
 		return err
 	}
 	defer restore()
-	return runHost(ctx, host.Options{Config: cfg, Log: log, NoWatch: noWatch})
+	o := host.Options{Config: cfg, Log: log, NoWatch: noWatch}
+	if log.Core().Enabled(zap.InfoLevel) { // at which decisions are logged
+		o.Decisions = out
+	}
+	return runHost(ctx, o)
 }
 
 // turnCoreDumpsOff keeps header values and keys, which a core dump would contain, out of files.
@@ -116,23 +120,4 @@ func runHost(ctx context.Context, o host.Options) error {
 		return errors.Join(err, h.Close())
 	}
 	return errors.Join(h.Serve(ctx), h.Close())
-}
-
-// newLogger makes the log on standard error.
-func newLogger(c config.Log) (*zap.Logger, error) {
-	cfg := zap.NewProductionConfig()
-	if c.Format == "console" {
-		cfg.Encoding = "console"
-		cfg.EncoderConfig = zap.NewDevelopmentEncoderConfig()
-	}
-	cfg.EncoderConfig.TimeKey = "time"
-	cfg.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	cfg.Sampling = nil // every decision is logged
-	cfg.DisableStacktrace = true
-	level, err := zap.ParseAtomicLevel(c.Level)
-	if err != nil {
-		return nil, fmt.Errorf("log.level: %w", err)
-	}
-	cfg.Level = level
-	return cfg.Build()
 }

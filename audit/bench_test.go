@@ -1,0 +1,128 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit/lines"
+	"boxgate/policy"
+)
+
+// cpu reports the processor time that each operation takes, in all threads: the figure that holds on a busy machine.
+func cpu(b *testing.B) (report func()) {
+	spent := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	b.ReportAllocs()
+	before := spent()
+	return func() { b.ReportMetric(float64(spent()-before)/float64(b.N), "cpu-ns/op") }
+}
+
+// request is an intercepted request, as the proxy records it.
+func request() Event {
+	return Event{
+		Time: time.Now(), Box: "0a1b2c-sandbox", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: "api.example.com",
+		Addr: netip.MustParseAddr("198.51.100.7"), Claimed: netip.MustParseAddr("198.51.100.8"), Port: 443, Method: "GET",
+		Path: "/v1/models/some/path", Verdict: policy.Allow, Action: ActionIntercept, Reason: policy.ReasonAllowedDomain,
+		Rule: "*.example.com", Version: 7, Headers: []string{"Authorization"}, BytesIn: 1024, BytesOut: 100,
+		Duration: 513 * time.Microsecond, Status: 200,
+	}
+}
+
+// BenchmarkRecord is an event through all that the gateway does with it, down to a file, or a pipe that another process
+// reads.
+func BenchmarkRecord(b *testing.B) {
+	b.Run("file", func(b *testing.B) {
+		f, err := os.Create(filepath.Join(b.TempDir(), "log"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer f.Close()
+		benchmarkRecord(b, f)
+	})
+	b.Run("pipe", func(b *testing.B) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		reader := exec.Command("cat")
+		reader.Stdin = r
+		if err := errors.Join(reader.Start(), r.Close()); err != nil {
+			b.Fatal(err)
+		}
+		benchmarkRecord(b, w)
+		if err := errors.Join(w.Close(), reader.Wait()); err != nil {
+			b.Fatal(err)
+		}
+	})
+}
+
+func benchmarkRecord(b *testing.B, to *os.File) {
+	out := lines.New(lines.File(to))
+	l := New(Options{Lines: out})
+	e := request()
+	for range 256 {
+		l.Record(e)
+	}
+	report, n := cpu(b), 0
+	for b.Loop() {
+		l.Record(e)
+		if n++; n%200 == 0 { // some 80 KB, as a busy gateway writes at once
+			for out.Sync() != nil {
+			}
+		}
+	}
+	report()
+	if out.Lost() > 0 {
+		b.Errorf("%d lines were lost", out.Lost())
+	}
+}
+
+// BenchmarkRing adds events that all differ to a full ring.
+func BenchmarkRing(b *testing.B) {
+	for _, size := range []int{256, 1000, 100_000} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			names := make([]string, 2*size)
+			for i := range names {
+				names[i] = fmt.Sprintf("name-%d.example.com", i)
+			}
+			r, e, i := &ring{}, request(), 0
+			add := func() {
+				e.Name = names[i%len(names)]
+				e.Seq++
+				r.add(&e, size)
+				i++
+			}
+			for range names {
+				add()
+			}
+			report := cpu(b)
+			for b.Loop() {
+				add()
+			}
+			report()
+		})
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	e := request()
+	var c encoder
+	report := cpu(b)
+	for b.Loop() {
+		c.line(&e, false)
+	}
+	report()
+}

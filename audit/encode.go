@@ -1,0 +1,203 @@
+package audit
+
+import (
+	"net/netip"
+	"strconv"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// What a line of the log begins with, around the time of the event. The log of the gateway itself has the same form; it
+// is written by zap.
+const (
+	jsonHead     = `{"level":"info","time":"`
+	jsonDecision = `","msg":"decision",`
+	consoleHead  = "\tINFO\tdecision\t{"
+)
+
+// encoder makes the lines of events. The zero value is ready to use.
+type encoder struct {
+	buf []byte
+
+	// The second of the latest event, because the next one is likely to be in it as well.
+	second int64
+	where  *time.Location // nil: there was no event
+	date   []byte
+	zone   []byte
+}
+
+// line returns the event as a line of JSON, with the names of its JSON encoding, or for humans: columns, then the fields
+// as JSON. It is valid until the next call.
+func (c *encoder) line(e *Event, console bool) []byte {
+	b := c.buf[:0]
+	if console {
+		b = append(c.appendTime(b, e.Time), consoleHead...)
+	} else {
+		b = append(c.appendTime(append(b, jsonHead...), e.Time), jsonDecision...)
+	}
+	c.buf = append(appendFields(b, e), '\n')
+	return c.buf
+}
+
+// appendTime appends the time in the format of [time.RFC3339Nano].
+func (c *encoder) appendTime(b []byte, t time.Time) []byte {
+	if s, where := t.Unix(), t.Location(); s != c.second || where != c.where {
+		c.second, c.where = s, where
+		c.date, c.zone = t.AppendFormat(c.date[:0], "2006-01-02T15:04:05"), t.AppendFormat(c.zone[:0], "Z07:00")
+	}
+	b = append(b, c.date...)
+	if nanos := t.Nanosecond(); nanos != 0 {
+		b = strconv.AppendInt(b, int64(1e9+nanos), 10)
+		b[len(b)-len("1000000000")] = '.'
+		for b[len(b)-1] == '0' {
+			b = b[:len(b)-1]
+		}
+	}
+	return append(b, c.zone...)
+}
+
+// appendFields appends the fields but for the time, and the closing brace. Fields that the event does not have are left
+// out.
+func appendFields(b []byte, e *Event) []byte {
+	b = appendNumber(b, `"seq":`, e.Seq)
+	b = appendWord(b, `"box":"`, string(e.Box))
+	b = appendText(b, `"stage":"`, string(e.Stage))
+	b = appendWord(b, `"protocol":"`, string(e.Protocol))
+	b = appendWord(b, `"name":"`, e.Name)
+	b = appendAddr(b, `"addr":"`, e.Addr)
+	b = appendAddr(b, `"claimed_addr":"`, e.Claimed)
+	b = appendNumber(b, `"port":`, uint64(e.Port))
+	b = appendAddr(b, `"peer":"`, e.Peer)
+	b = appendWord(b, `"method":"`, e.Method)
+	b = appendWord(b, `"path":"`, e.Path)
+	b = appendText(b, `"verdict":"`, e.Verdict.String())
+	b = appendWord(b, `"action":"`, string(e.Action))
+	b = appendText(b, `"reason":"`, string(e.Reason))
+	b = appendWord(b, `"rule":"`, e.Rule)
+	b = appendCounts(b, e)
+	b = appendWord(b, `"phase":"`, string(e.Phase))
+	b = appendWord(b, `"conn":"`, e.Conn)
+	b = appendWord(b, `"error":"`, e.Error)
+	if e.SelfTest {
+		b = append(b, `"selftest":true,`...)
+	}
+	b = appendNames(b, `"headers":[`, e.Headers)
+	b[len(b)-1] = '}' // for the comma after the last field
+	return b
+}
+
+func appendCounts(b []byte, e *Event) []byte {
+	b = appendNumber(b, `"policy_version":`, e.Version)
+	b = appendNumber(b, `"count":`, e.Count)
+	b = appendNumber(b, `"destinations":`, e.Destinations)
+	b = appendSigned(b, `"bytes_in":`, e.BytesIn)
+	b = appendSigned(b, `"bytes_out":`, e.BytesOut)
+	b = appendSigned(b, `"duration_ns":`, int64(e.Duration))
+	return appendSigned(b, `"status":`, int64(e.Status))
+}
+
+// appendText appends a field. Its name includes the punctuation up to the value.
+func appendText(b []byte, name, value string) []byte {
+	b = append(b, name...)
+	b = appendEscaped(b, value)
+	return append(b, `",`...)
+}
+
+// appendWord is appendText for a field that is left out when it is empty.
+func appendWord(b []byte, name, value string) []byte {
+	if value == "" {
+		return b
+	}
+	return appendText(b, name, value)
+}
+
+func appendAddr(b []byte, name string, a netip.Addr) []byte {
+	if !a.IsValid() {
+		return b
+	}
+	b = append(b, name...)
+	if zone := a.Zone(); zone != "" {
+		b = a.WithZone("").AppendTo(b)
+		b = appendEscaped(append(b, '%'), zone)
+	} else {
+		b = a.AppendTo(b)
+	}
+	return append(b, `",`...)
+}
+
+func appendNumber(b []byte, name string, n uint64) []byte {
+	if n == 0 {
+		return b
+	}
+	return append(strconv.AppendUint(append(b, name...), n, 10), ',')
+}
+
+func appendSigned(b []byte, name string, n int64) []byte {
+	if n == 0 {
+		return b
+	}
+	return append(strconv.AppendInt(append(b, name...), n, 10), ',')
+}
+
+// appendNames appends a field with a list of texts, if there are any.
+func appendNames(b []byte, name string, list []string) []byte {
+	if len(list) == 0 {
+		return b
+	}
+	b = append(b, name...)
+	for _, s := range list {
+		b = append(appendEscaped(append(b, '"'), s), `",`...)
+	}
+	b[len(b)-1] = ']'
+	return append(b, ',')
+}
+
+// appendEscaped appends text as it stands within quotes in JSON, in printable ASCII whatever the text is. Texts of events
+// are printable already ([Event.safe]); should one not be, it breaks no line either. A byte that is not UTF-8 becomes
+// U+FFFD.
+func appendEscaped(b []byte, s string) []byte {
+	if isVerbatim(s) {
+		return append(b, s...)
+	}
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == '"' || r == '\\':
+			b = append(b, '\\', byte(r))
+		case r >= ' ' && r <= '~':
+			b = append(b, byte(r))
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			b = appendUnit(appendUnit(b, high), low)
+		default:
+			b = appendUnit(b, r)
+		}
+		i += size
+	}
+	return b
+}
+
+// isVerbatim reports whether s stands for itself in JSON, and is printable ASCII.
+func isVerbatim(s string) bool {
+	for ; len(s) >= 8; s = s[8:] {
+		// Some byte is zero after the XOR if subtracting 1 sets a highest bit that was not set.
+		w := eight(s)
+		quote, backslash := w^ones*'"', w^ones*'\\'
+		if !arePlain(w, ' ') || ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest != 0 {
+			return false
+		}
+	}
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// appendUnit appends a UTF-16 code unit as \uXXXX.
+func appendUnit(b []byte, r rune) []byte {
+	const hex = "0123456789abcdef"
+	return append(b, '\\', 'u', hex[r>>12&15], hex[r>>8&15], hex[r>>4&15], hex[r&15])
+}

@@ -1,0 +1,178 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/audit/lines"
+	"boxgate/policy"
+)
+
+// childVariable makes this test binary a process that logs decisions to its standard error, to be killed.
+const childVariable = "BOXGATE_AUDIT_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		logUntilKilled()
+	}
+	os.Exit(m.Run())
+}
+
+// logUntilKilled does what its standard input says, and says when that is done: "refuse" and "allow" record a decision,
+// "flood" records allowing ones without end and says which were recorded before the log was last synced.
+func logUntilKilled() {
+	out := lines.New(lines.File(os.Stderr))
+	l := New(Options{Lines: out})
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		what, name, _ := strings.Cut(in.Text(), " ")
+		switch what {
+		case "refuse":
+			l.Record(denial(name))
+		case "allow":
+			l.Record(Event{Box: "b", Name: name, Verdict: policy.Allow})
+		case "flood":
+			for i := 1; ; i++ {
+				l.Record(Event{Box: "b", Name: fmt.Sprint(i), Verdict: policy.Allow})
+				if i%1000 == 0 && out.Sync() == nil {
+					fmt.Println(i)
+				}
+			}
+		}
+		fmt.Println("done")
+	}
+	os.Exit(0)
+}
+
+// child is such a process.
+type child struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	in     io.Writer
+	out    *bufio.Scanner
+	logged func() string // what it has logged; all of it if it was killed
+}
+
+// newChild starts one that logs to a file or to a pipe.
+func newChild(t *testing.T, pipe bool) *child {
+	c := &child{t: t, cmd: exec.CommandContext(t.Context(), os.Args[0])}
+	c.cmd.Env = append(os.Environ(), childVariable+"=1")
+	in, err := c.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.in, c.out = in, bufio.NewScanner(out)
+	path := filepath.Join(t.TempDir(), "log")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	c.logged = func() string {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	if c.cmd.Stderr = f; pipe {
+		var read bytes.Buffer
+		c.cmd.Stderr = &read // by a goroutine, through a pipe
+		c.logged = read.String
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// do gives an order, and returns when it was carried out.
+func (c *child) do(order string) {
+	c.t.Helper()
+	fmt.Fprintln(c.in, order)
+	if !c.out.Scan() || c.out.Text() != "done" {
+		c.t.Fatalf("%s: %q %v", order, c.out.Text(), c.out.Err())
+	}
+}
+
+// kill kills the process and returns the events it has logged.
+func (c *child) kill() (events []Event) {
+	c.t.Helper()
+	if err := c.cmd.Process.Kill(); err != nil {
+		c.t.Fatal(err)
+	}
+	_ = c.cmd.Wait()
+	for line := range strings.Lines(c.logged()) {
+		var e Event
+		if err := json.Unmarshal([]byte(line), &e); err != nil || !strings.HasSuffix(line, "\n") {
+			c.t.Fatalf("a torn line: %q %v", line, err)
+		}
+		events = append(events, e)
+	}
+	return events
+}
+
+// A refusal after a while of silence is in the log as soon as it has been recorded, whatever happens to the process then.
+func TestAKilledGatewayHasLoggedItsRefusal(t *testing.T) {
+	t.Parallel()
+	for _, pipe := range []bool{false, true} {
+		c := newChild(t, pipe)
+		c.do("refuse evil.example.net")
+		if events := c.kill(); len(events) != 1 || events[0].Name != "evil.example.net" {
+			t.Errorf("pipe %v: logged %+v", pipe, events)
+		}
+	}
+}
+
+// An allowing decision is logged without anything further happening.
+func TestAKilledGatewayHasLoggedWhatItAllowed(t *testing.T) {
+	t.Parallel()
+	c := newChild(t, false)
+	c.do("allow api.example.com")
+	for deadline := time.Now().Add(time.Minute); c.logged() == "" && time.Now().Before(deadline); {
+		c.do("nothing") // asks whether it has been, and gives it time
+	}
+	if events := c.kill(); len(events) != 1 || events[0].Name != "api.example.com" {
+		t.Errorf("logged %+v", events)
+	}
+}
+
+// In the middle of a flood of events, what is logged is everything up to some event: whole lines, in order, no gap, and
+// at least to where the log was last synced.
+func TestAKilledGatewayLosesOnlyTheLatest(t *testing.T) {
+	t.Parallel()
+	for _, pipe := range []bool{false, true} {
+		c := newChild(t, pipe)
+		fmt.Fprintln(c.in, "flood")
+		synced := 0
+		for range 7 {
+			if !c.out.Scan() {
+				t.Fatal(c.out.Err())
+			}
+			if _, err := fmt.Sscan(c.out.Text(), &synced); err != nil {
+				t.Fatal(err)
+			}
+		}
+		events := c.kill()
+		for i, e := range events {
+			if e.Seq != uint64(i+1) || e.Name != fmt.Sprint(i+1) {
+				t.Fatalf("pipe %v: event %d is %+v", pipe, i+1, e)
+			}
+		}
+		if len(events) < synced {
+			t.Errorf("pipe %v: %d events are logged of %d that were synced", pipe, len(events), synced)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit/lines"
+	"boxgate/config"
+)
+
+// openLog makes the log: what the gateway writes itself, by the logger, and through the same writer the decisions.
+func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
+	level, err := zap.ParseAtomicLevel(c.Level)
+	if err != nil {
+		return nil, nil, fmt.Errorf("log.level: %w", err)
+	}
+	enc, encoder := zap.NewProductionEncoderConfig(), zapcore.NewJSONEncoder
+	if c.Format == "console" {
+		enc, encoder = zap.NewDevelopmentEncoderConfig(), zapcore.NewConsoleEncoder
+	}
+	enc.TimeKey = "time"
+	enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	out := lines.New(lines.File(to))
+	log := zap.New(zapcore.NewCore(encoder(enc), out, level), zap.AddCaller())
+	out.OnLost(func(n uint64) {
+		log.Warn("lines of the log were lost: it is read too slowly, or could not be written", zap.Uint64("lost", n))
+	})
+	return log, out, nil
+}
+
+// deadly are the signals that end a Go program that does not catch them, but for SIGINT and SIGTERM.
+var deadly = []os.Signal{
+	syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGSTKFLT, syscall.SIGSYS,
+}
+
+// syncOnSignals makes signals that end the process write the lines that are pending first. A SIGINT or SIGTERM is one of
+// them after ctx has ended: until then it asks for an orderly stop.
+func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, deadly...)
+	unwatch := context.AfterFunc(ctx, func() { signal.Notify(signals, os.Interrupt, syscall.SIGTERM) })
+	done := make(chan struct{})
+	go syncOn(signals, done, out)
+	return func() {
+		unwatch()
+		signal.Stop(signals)
+		close(done)
+	}
+}
+
+// syncOn writes the pending lines when a signal arrives, and lets that have its usual effect then.
+func syncOn(signals <-chan os.Signal, done <-chan struct{}, out *lines.Writer) {
+	for {
+		select {
+		case s := <-signals:
+			_ = out.Sync()
+			signal.Reset(s)
+			_ = unix.Kill(unix.Getpid(), s.(syscall.Signal))
+		case <-done:
+			return
+		}
+	}
+}
