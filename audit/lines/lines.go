@@ -72,7 +72,7 @@ type Share struct {
 // Claim says what a line may take of the buffer when the sink is slow.
 type Claim struct {
 	Quarters int    // of the buffer; 0 means all four
-	By       *Share // may take up half of that; nil: all
+	By       *Share // may have no more of that than it leaves to others; nil: all of it
 }
 
 // Add adds a line, with its newline, and reports whether there was room for it. It does not write.
@@ -94,7 +94,7 @@ func (w *Writer) claim(n int, c Claim) bool {
 	if c.Quarters > 0 {
 		room = limit / 4 * c.Quarters
 	}
-	if len(w.pending)+n > room {
+	if room -= len(w.pending); n > room {
 		return false
 	}
 	if c.By == nil {
@@ -103,7 +103,7 @@ func (w *Writer) claim(n int, c Claim) bool {
 	if c.By.batch != w.batch {
 		*c.By = Share{batch: w.batch}
 	}
-	if c.By.bytes+n > room/2 {
+	if c.By.bytes+n > room {
 		return false
 	}
 	c.By.bytes += n
