@@ -42,43 +42,74 @@ func request() Event {
 }
 
 // BenchmarkRecord is an event through all that the gateway does with it, down to a file, or a pipe that another process
-// reads.
+// reads: a request like the one before it, a lookup of another name each time, and one that is refused.
 func BenchmarkRecord(b *testing.B) {
-	b.Run("file", func(b *testing.B) {
-		f, err := os.Create(filepath.Join(b.TempDir(), "log"))
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer f.Close()
-		benchmarkRecord(b, f)
-	})
-	b.Run("pipe", func(b *testing.B) {
-		r, w, err := os.Pipe()
-		if err != nil {
-			b.Fatal(err)
-		}
-		reader := exec.Command("cat")
-		reader.Stdin = r
-		if err := errors.Join(reader.Start(), r.Close()); err != nil {
-			b.Fatal(err)
-		}
-		benchmarkRecord(b, w)
-		if err := errors.Join(w.Close(), reader.Wait()); err != nil {
-			b.Fatal(err)
-		}
-	})
+	names := make([]string, 4096)
+	for i := range names {
+		names[i] = fmt.Sprintf("name-%d.example.com", i)
+	}
+	n := 0
+	lookup := func(e *Event) {
+		e.Stage, e.Protocol, e.Action, e.Name = policy.StageDNS, policy.UDP, ActionForward, names[n%len(names)]
+		e.Method, e.Path, e.Headers, e.Status = "", "", nil, 0
+		n++
+	}
+	for _, what := range []struct {
+		name   string
+		change func(*Event)
+	}{
+		{"request", func(*Event) {}}, {"names", lookup},
+		{"refusals", func(e *Event) {
+			lookup(e)
+			e.Verdict, e.Action, e.Reason = policy.Deny, ActionSink, policy.ReasonNotAllowed
+		}},
+	} {
+		b.Run(what.name+"/file", func(b *testing.B) { benchmarkRecord(b, toFile(b), what.change) })
+		b.Run(what.name+"/pipe", func(b *testing.B) { benchmarkRecord(b, toReader(b), what.change) })
+	}
 }
 
-func benchmarkRecord(b *testing.B, to *os.File) {
+func toFile(b *testing.B) *os.File {
+	f, err := os.Create(filepath.Join(b.TempDir(), "log"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { f.Close() })
+	return f
+}
+
+func toReader(b *testing.B) *os.File {
+	r, w, err := os.Pipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	reader := exec.Command("cat")
+	reader.Stdin = r
+	if err := errors.Join(reader.Start(), r.Close()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := errors.Join(w.Close(), reader.Wait()); err != nil {
+			b.Error(err)
+		}
+	})
+	return w
+}
+
+func benchmarkRecord(b *testing.B, to *os.File, change func(*Event)) {
 	out := lines.New(lines.File(to))
 	l := New(Options{Lines: out})
 	e := request()
-	for range 256 {
+	record := func() {
+		change(&e)
 		l.Record(e)
+	}
+	for range 512 {
+		record()
 	}
 	report, n := cpu(b), 0
 	for b.Loop() {
-		l.Record(e)
+		record()
 		if n++; n%200 == 0 { // some 80 KB, as a busy gateway writes at once
 			for out.Sync() != nil {
 			}

@@ -131,13 +131,18 @@ func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 				time.Sleep(coalesceInterval / 10)
 			}
 		}
+		l.coal.mu.Lock()
 		known := l.coal.boxes["b"].flows.lanes[laneAnswered].known
+		l.coal.mu.Unlock()
 		if n := len(known.new) + len(known.old); n > 2*flowRoom[laneAnswered].burst {
 			t.Errorf("%d destinations are remembered", n)
 		}
 		time.Sleep(3 * flowMemory)
 		synctest.Wait()
-		if len(l.coal.boxes) != 0 {
+		l.coal.mu.Lock()
+		boxes := len(l.coal.boxes)
+		l.coal.mu.Unlock()
+		if boxes != 0 {
 			t.Error("a box that is silent is not forgotten")
 		}
 		l.Record(flow(policy.UDP, PhaseOpen, 7))

@@ -93,7 +93,7 @@ func anyEvent(seq uint64, variety int) Event {
 // The ring keeps the same events as one that is easy to read.
 func TestRingAgainstAPlainOne(t *testing.T) {
 	t.Parallel()
-	for run := range 60 {
+	for run := range 30 {
 		limit, variety := 1+rand.IntN(40), 1+rand.IntN(300)
 		var r ring
 		var p plain
@@ -106,7 +106,10 @@ func TestRingAgainstAPlainOne(t *testing.T) {
 			}
 			got := r.appendMatching(nil, Filter{})
 			slices.SortFunc(got, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
-			if fmt.Sprint(got) != fmt.Sprint(p.events) || r.n != len(got) || r.latest.Seq != seq {
+			same := func(a, b Event) bool {
+				return a.Seq == b.Seq && a.Count == b.Count && a.BytesIn == b.BytesIn && alike(&a, &b)
+			}
+			if !slices.EqualFunc(got, p.events, same) || r.n != len(got) || r.latest.Seq != seq {
 				t.Fatalf("run %d, event %d, limit %d: got\n%v\nwant\n%v", run, seq, limit, got, p.events)
 			}
 		}
