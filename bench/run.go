@@ -140,7 +140,7 @@ func version(ctx context.Context, gateway string) string {
 		return revision(ctx)
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
-	return strings.TrimPrefix(first, "gateway version ")
+	return strings.TrimPrefix(first, "gateway ")
 }
 
 // build is one gateway to measure.

@@ -42,6 +42,9 @@ func New(ctx context.Context) (*Field, error) {
 	if err := removeStale(); err != nil {
 		return nil, fmt.Errorf("removing what an earlier run has left: %w", err)
 	}
+	if err := errors.Join(os.MkdirAll(parent, 0o755), os.MkdirAll(runRoot, 0o755)); err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp(parent, prefix)
 	if err != nil {
 		return nil, err

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where runs keep their files, and the gateways of runs their pins of namespaces.
+// Where runs keep their files, where nobody but root can put any, and the gateways of runs their pins of namespaces.
 const (
-	parent  = "/var/tmp"
-	prefix  = "boxgate-bench-"
-	runRoot = "/run"
+	parent  = "/var/lib/boxgate/bench"
+	prefix  = "run-"
+	runRoot = "/run/boxgate-bench"
 )
 
 // lock marks the directory of a run as in use, for the life of this process.

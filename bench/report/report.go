@@ -132,7 +132,7 @@ func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
 				}
 				ours, theirs := rows[key{s.ID, c.Name, r.Ours}], rows[key{s.ID, c.Name, g.Peer}]
 				if ours != nil || theirs != nil {
-					lines = append(lines, goalLine(s, c, g, stat.Ratios(ours.costs(), theirs.costs())))
+					lines = append(lines, goalLine(s, c, g, ours, theirs))
 				}
 			}
 		}
@@ -142,15 +142,20 @@ func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
 	}
 }
 
-func goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, ratio stat.Ratio) string {
+func goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, ours, theirs *row) string {
+	ratio := stat.Ratios(ours.costs(), theirs.costs())
+	against, measured, text := g.Peer, ratio.Median, ratioText(ratio)
+	if g.Peer == "" {
+		against, measured, text = s.Cost, ours.median(), number(ours.median())
+	}
 	verdict := "met"
 	switch {
-	case ratio.Rounds == 0:
+	case math.IsNaN(measured):
 		verdict = "**not measured**"
-	case ratio.Median > g.Ratio:
+	case measured > g.Most:
 		verdict = "**missed**"
 	}
-	return fmt.Sprintf("| %s | %s | %s | ≤ %.2f | %s | %s |\n", s.ID, c.Name, g.Peer, g.Ratio, ratioText(ratio), verdict)
+	return fmt.Sprintf("| %s | %s | %s | ≤ %s | %s | %s |\n", s.ID, c.Name, against, number(g.Most), text, verdict)
 }
 
 func ratioText(r stat.Ratio) string {
