@@ -2,8 +2,12 @@ package firewall
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
+	"boxgate/firewall/flow"
+	"boxgate/firewall/nft"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -12,29 +16,74 @@ import (
 // packet that both allow is lost. The protected ranges are part of the plan. On error the old plan is still in force.
 // Connections that the new plan refuses lose their next packet; [Firewall.CutFlows] ends them.
 func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+	return f.ApplyAll(ctx, []Plan{{id, plan}})[0]
+}
+
+// Plan is what a box is to get.
+type Plan struct {
+	Box policy.BoxID
+	policy.KernelPlan
+}
+
+// ApplyAll puts the plans of boxes in force as Apply does, and returns the errors in their order. The table is changed
+// for many boxes at once: those in a transaction that fails share its error, and keep their old plans.
+func (f *Firewall) ApplyAll(ctx context.Context, plans []Plan) []error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b, ok := f.boxes.byID[id]
-	if !ok {
-		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
+	errs := make([]error, 0, len(plans))
+	for chunk := range slices.Chunk(plans, boxesAtOnce) {
+		errs = append(errs, f.applyChunk(ctx, chunk)...)
 	}
-	// A plan that allows something and protects nothing was not compiled from a policy.
-	if (plan.DefaultAllow || len(plan.Allowed) > 0) && len(plan.Protected) == 0 {
-		return fmt.Errorf("firewall: box %s: the plan protects no address", id)
+	for i, p := range plans {
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("firewall: box %s: %w", p.Box, errs[i])
+		}
+	}
+	return errs
+}
+
+// applyChunk is ApplyAll for as many boxes as one transaction is about.
+func (f *Firewall) applyChunk(ctx context.Context, chunk []Plan) []error {
+	errs := make([]error, len(chunk))
+	var changes []nft.Change
+	for i, p := range chunk {
+		if errs[i] = f.checkPlan(ctx, p); errs[i] == nil {
+			changes = append(changes, nft.Change{Entry: &f.boxes.byID[p.Box].Entry, Plan: p.KernelPlan})
+		}
+	}
+	if len(changes) == 0 {
+		return errs
 	}
 	err := fault.At(ctx, "plan: to be written")
 	if err == nil {
-		err = f.table.Replace(ctx, &b.Entry, plan)
+		err = f.table.Replace(ctx, changes...)
 	}
 	f.table.Collect()
-	if err != nil {
-		return fmt.Errorf("firewall: box %s: %w", id, err)
+	for i, p := range chunk {
+		if errs[i] != nil {
+			continue
+		}
+		if errs[i] = err; err == nil {
+			b := f.boxes.byID[p.Box]
+			b.plan = p.KernelPlan
+			f.trackBox(b)
+		}
 	}
-	b.plan = plan
-	f.trackBox(b)
+	return errs
+}
+
+// checkPlan refuses a plan that cannot be put in force, or must not be.
+func (f *Firewall) checkPlan(ctx context.Context, p Plan) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if _, ok := f.boxes.byID[p.Box]; !ok {
+		return errUnknownBox
+	}
+	// A plan that allows something and protects nothing was not compiled from a policy.
+	if (p.DefaultAllow || len(p.Allowed) > 0) && len(p.Protected) == 0 {
+		return errors.New("the plan protects no address")
+	}
 	return nil
 }
 
@@ -61,6 +110,24 @@ func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow
 	}
 	if kept == 0 {
 		f.verifyIdle(b)
+	}
+	return nil
+}
+
+// CutAllFlows does what CutFlows does for all boxes, and reads the connection table once for that. keep is called once
+// per connection of a box.
+func (f *Firewall) CutAllFlows(ctx context.Context, keep func(policy.BoxID, Flow) bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.flows.CutAll(func(owner flow.Owner, seen Flow) bool {
+		b := f.boxes.byAddr[owner.Addr]
+		return b == nil || b.Mark != owner.Mark || keep(b.Box, seen)
+	})
+	if err != nil {
+		return fmt.Errorf("firewall: %w", err)
 	}
 	return nil
 }

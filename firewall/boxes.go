@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
-	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 	"boxgate/firewall/nft"
 	"boxgate/firewall/report"
@@ -15,91 +13,6 @@ import (
 )
 
 var errUnknownBox = errors.New("unknown box")
-
-// AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only once the kernel
-// knows it with a plan that refuses everything, so nothing gets out before the first [Firewall.Apply]. A box of an
-// earlier run is adopted: its link and its rules stay in force until Apply. Calling AddBox again for an attached box
-// repairs what is missing. The first packets may still be lost; [Firewall.AwaitBox] waits until the link passes
-// packets.
-func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
-	if err := f.cfg.checkAttachment(a); err != nil {
-		return fmt.Errorf("firewall: %w", err)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := f.checkFree(a); err != nil {
-		return fmt.Errorf("firewall: %w", err)
-	}
-	b, err := f.registerBox(a)
-	if err != nil {
-		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
-	}
-	before, known := f.boxes.byID[a.Box]
-	if b.noted = f.idle.noted(b.Entry); known {
-		b.noted = before.noted
-	} else {
-		f.leftover[b.Link] = b.Entry // so that RemoveBox finds it, whether or not this succeeds
-	}
-	at, err := f.links.Attach(ctx, &b.Attachment)
-	if err != nil {
-		if !known {
-			err = errors.Join(err, f.links.Delete(b.Link), f.unregister(b.Entry))
-			delete(f.leftover, b.Link)
-		}
-		return fmt.Errorf("firewall: box %s: %w", a.Box, err)
-	}
-	f.boxes.put(b, at)
-	delete(f.leftover, b.Link)
-	f.trackBox(b)
-	if f.reports != nil && len(f.leftover) == 0 {
-		f.reports.Begin()
-	}
-	return nil
-}
-
-// checkFree refuses addresses and a namespace that another box has.
-func (f *Firewall) checkFree(a Attachment) error {
-	if f.closed {
-		return errors.New("closed")
-	}
-	for _, addr := range []netip.Addr{a.V4, a.V6} {
-		if other := f.boxes.byAddr[addr]; other != nil && other.Box != a.Box {
-			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, other.Box)
-		}
-	}
-	if id, ok := f.holder(a.NetNS, a.Box); ok {
-		return fmt.Errorf("box %s: its network namespace belongs to box %s", a.Box, id)
-	}
-	return nil
-}
-
-// holder returns the box other than the given one that has the network namespace. It does not look for the interface in
-// it: a box that controls its own network may have moved that away.
-func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
-	ns, err := namespace.IDAt(path)
-	if err != nil {
-		return "", false // and cannot be attached
-	}
-	b := f.boxes.byNS[ns]
-	if b == nil || b.Box == but {
-		return "", false
-	}
-	if now, err := namespace.IDAt(b.NetNS); err != nil || now != ns {
-		return "", false // the box's is gone, and the kernel uses its number again
-	}
-	return b.Box, true
-}
-
-// registerBox registers the box's interface in the table. The box may reach what an earlier run left in force, else
-// nothing.
-func (f *Firewall) registerBox(a Attachment) (*box, error) {
-	b := &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}
-	old := f.leftover[b.Link]
-	if known, ok := f.boxes.byID[a.Box]; ok {
-		old, b.plan = known.Entry, known.plan
-	}
-	return b, f.table.Register(&b.Entry, old)
-}
 
 // RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. It goes
 // through with that even if ctx ends, because a half-removed box is of no use. After an error the box can be removed again;

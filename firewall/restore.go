@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/firewall/namespace"
+	"boxgate/firewall/nft"
 	"boxgate/firewall/watch"
 	"boxgate/policy"
 )
@@ -125,10 +126,10 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 // rules hear of the box.
 func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 	defer f.table.Collect()
-	if err := f.table.Restore(&b.Entry, b.plan); err != nil {
+	if err := f.table.Restore(nft.Change{Entry: &b.Entry, Plan: b.plan}); err != nil {
 		return err
 	}
-	at, err := f.links.Attach(ctx, &b.Attachment)
+	at, err := f.links.Attach(ctx, &b.Attachment, nil)
 	if err != nil {
 		return err
 	}

@@ -36,9 +36,21 @@ func (k *fakeKernel) Apply(ctx context.Context, id policy.BoxID, plan policy.Ker
 	return k.before(id, plan)
 }
 
-func (*fakeKernel) AddBox(context.Context, firewall.Attachment) error { return nil }
-func (*fakeKernel) AwaitBox(context.Context, policy.BoxID) error      { return nil }
-func (*fakeKernel) RemoveBox(context.Context, policy.BoxID) error     { return nil }
+func (k *fakeKernel) ApplyAll(ctx context.Context, plans []firewall.Plan) (errs []error) {
+	for _, p := range plans {
+		errs = append(errs, k.Apply(ctx, p.Box, p.KernelPlan))
+	}
+	return errs
+}
+
+func (*fakeKernel) AddBoxes(_ context.Context, list []firewall.Attachment) []error {
+	return make([]error, len(list))
+}
+func (*fakeKernel) AwaitBox(context.Context, policy.BoxID) error  { return nil }
+func (*fakeKernel) RemoveBox(context.Context, policy.BoxID) error { return nil }
+func (*fakeKernel) CutAllFlows(context.Context, func(policy.BoxID, firewall.Flow) bool) error {
+	return nil
+}
 func (*fakeKernel) CutFlows(context.Context, policy.BoxID, func(firewall.Flow) bool) error {
 	return nil
 }

@@ -21,7 +21,8 @@ import (
 type provisioning struct {
 	*lifecycle
 	box     *box
-	foreign *os.File // the network namespace to attach; nil unless the box is attached now
+	foreign *os.File                         // the network namespace to attach; nil unless the box is attached now
+	running map[policy.BoxID]launcher.Status // what was launched by an earlier run; nil unless the box is recovered
 
 	compiled *policy.Compiled
 	ca       *certs.Authority
@@ -43,10 +44,10 @@ var (
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
 		(*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
 	}
-	recoverSteps = []step{
-		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).addAuthority,
-		(*provisioning).connect, (*provisioning).cutFlows, (*provisioning).showIdle,
+	recoverSteps = []step{ // until the network, which boxes get together
+		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).addAuthority, (*provisioning).findURLs,
 	}
+	rejoinSteps = []step{(*provisioning).connect, (*provisioning).cutFlows} // if it failed for some of them
 )
 
 // leftoverError is a failure whose rollback failed as well.
@@ -146,15 +147,34 @@ func (p *provisioning) pinNamespace(ctx context.Context) (err error) {
 }
 
 // findNamespace finds the network namespace of a box that runs.
-func (p *provisioning) findNamespace(ctx context.Context) (err error) {
-	p.netns, err = p.sandboxes.namespace(ctx, p.box)
+func (p *provisioning) findNamespace(context.Context) (err error) {
+	if p.box.attached != nil {
+		p.netns, err = p.sandboxes.AttachedNamespace(p.box.ID)
+		return err
+	}
+	status, found := p.running[p.box.ID]
+	if !found {
+		return launcher.ErrNotFound
+	}
+	p.netns, err = namespaceOf(status)
 	return err
+}
+
+// findURLs makes the box's public URLs known. Nobody is served yet.
+func (p *provisioning) findURLs(context.Context) error {
+	p.undo.add(func(context.Context) error { p.urls.drop(p.box.ID); return nil })
+	return p.urls.recover(p.box)
 }
 
 // connect gives the box its interface, closed, and puts its policy in force.
 func (p *provisioning) connect(ctx context.Context) error {
 	p.undo.add(func(ctx context.Context) error { return p.net.Disconnect(ctx, &p.box.Box) })
-	return p.net.Connect(ctx, &p.box.Box, enforce.Interface{NetNS: p.netns, GuestStack: p.box.hasGuestStack()}, p.compiled)
+	return p.net.Connect(ctx, &p.box.Box, p.at(), p.compiled)
+}
+
+// at is where the box gets its interface.
+func (p *provisioning) at() enforce.Interface {
+	return enforce.Interface{NetNS: p.netns, GuestStack: p.box.hasGuestStack()}
 }
 
 // await waits until no first packet of the box would be lost.
@@ -189,13 +209,6 @@ func (p *provisioning) storeIdle(context.Context) error {
 	if err := p.setState(p.box, api.StatusIdle, ""); err != nil {
 		return notStored(p.log, "its state could not be stored", err)
 	}
-	return nil
-}
-
-// showIdle completes a recovered box, which is stored already.
-func (p *provisioning) showIdle(context.Context) error {
-	p.box.status, p.box.problem = api.StatusIdle, ""
-	p.box.publish()
 	return nil
 }
 

@@ -10,8 +10,10 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/enforce"
 	"boxgate/internal/fault"
 	"boxgate/launcher"
+	"boxgate/policy"
 	"boxgate/store"
 )
 
@@ -27,11 +29,11 @@ func (l *lifecycle) recoverBoxes(ctx context.Context) error {
 	if err = errors.Join(err, fault.At(ctx, "recover: containers known")); err != nil {
 		return err
 	}
-	for _, r := range records {
-		if err := l.recoverBox(ctx, r); err != nil {
-			return fmt.Errorf("recovering box %s: %w", r.ID, err)
-		}
+	statuses := map[policy.BoxID]launcher.Status{}
+	for _, status := range running {
+		statuses[status.ID] = status
 	}
+	l.pickUp(ctx, records, statuses)
 	if err := fault.At(ctx, "recover: boxes picked up"); err != nil {
 		return err
 	}
@@ -58,31 +60,92 @@ func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status
 	}
 }
 
-// recoverBox picks up one box. A box that cannot be recovered is closed and in state error; it does not keep the gateway
-// from starting.
-func (l *lifecycle) recoverBox(ctx context.Context, r store.Box) error {
-	b, err := l.stored(r)
-	if err != nil {
-		return err
+// pickUp makes the stored boxes known and gives them their network. A box that cannot be recovered is closed and in state
+// error; it keeps neither the others nor the gateway from starting.
+func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map[policy.BoxID]launcher.Status) {
+	var ready []*provisioning
+	for _, r := range records {
+		b, err := l.stored(r)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		l.boxes.add(b)
+		if b.status == api.StatusCreating || b.status == api.StatusDeleted {
+			l.reapOrphan(ctx, b)
+			continue
+		}
+		l.expireLater(b, time.Until(b.record.ExpiresAt))
+		p := &provisioning{box: b, running: running}
+		if err == nil {
+			err = l.provision(ctx, p, recoverSteps)
+		}
+		if err != nil {
+			l.giveUp(b, err)
+			continue
+		}
+		ready = append(ready, p)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l.boxes.add(b)
-	if b.status == api.StatusCreating || b.status == api.StatusDeleted {
-		l.reapOrphan(ctx, b)
-		return nil
-	}
-	l.expireLater(b, time.Until(b.record.ExpiresAt))
-	if err := l.provision(ctx, &provisioning{box: b}, recoverSteps); err != nil {
-		l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
-		b.showError("it could not be recovered after a restart of the gateway: " + err.Error())
-		return nil
-	}
-	return l.urls.recover(b)
+	l.rejoin(ctx, ready)
 }
 
-// stored makes a box of what the store holds of it.
+// rejoin gives boxes their network: all of them together, and then those for which that failed one by one, since the fault
+// may have been another's. The caller holds the locks of all.
+func (l *lifecycle) rejoin(ctx context.Context, ready []*provisioning) {
+	connected := map[policy.BoxID]bool{}
+	err := contained(l.log, func() error { return l.rejoinTogether(ctx, ready, connected) })
+	if err != nil {
+		l.log.Warn("some boxes could not be connected together, and are connected one by one", zap.Error(err))
+	}
+	for _, p := range ready {
+		if !connected[p.box.ID] {
+			if err := l.provision(ctx, p, rejoinSteps); err != nil {
+				l.giveUp(p.box, err)
+				continue
+			}
+		}
+		p.box.status, p.box.problem = api.StatusIdle, ""
+		p.box.publish()
+	}
+}
+
+// rejoinTogether connects boxes, cuts connections that the kernel may have let through under a policy that was never
+// committed, and notes for which boxes that succeeded.
+func (l *lifecycle) rejoinTogether(ctx context.Context, ready []*provisioning, connected map[policy.BoxID]bool) error {
+	var list []enforce.Joining
+	for _, p := range ready {
+		list = append(list, enforce.Joining{Box: &p.box.Box, At: p.at(), Compiled: p.compiled})
+	}
+	errs := l.net.ConnectAll(ctx, list)
+	var joined []*policy.Box
+	for i, err := range errs {
+		if err == nil {
+			joined = append(joined, list[i].Box)
+		}
+	}
+	if err := l.net.CutAllFlows(ctx, joined); err != nil {
+		return err
+	}
+	for _, b := range joined {
+		connected[b.ID] = true
+	}
+	return errors.Join(errs...)
+}
+
+// giveUp shows that a box could not be recovered. The caller holds b.mu.
+func (l *lifecycle) giveUp(b *box, err error) {
+	l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
+	b.showError("it could not be recovered after a restart of the gateway: " + err.Error())
+}
+
+// stored makes a box of what the store holds of it. After an error it is one that may reach nothing, to be shown and deleted.
 func (l *lifecycle) stored(r store.Box) (*box, error) {
+	b, err := l.readStored(r)
+	if err != nil {
+		b = newBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{})
+	}
+	return b, err
+}
+
+func (l *lifecycle) readStored(r store.Box) (*box, error) {
 	p, err := l.store.Policy(r.ID)
 	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
 	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {

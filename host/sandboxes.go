@@ -23,6 +23,11 @@ func (s sandboxes) namespace(ctx context.Context, b *box) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return namespaceOf(status)
+}
+
+// namespaceOf is the path of the network namespace of a launched box that runs.
+func namespaceOf(status launcher.Status) (string, error) {
 	if status.State == launcher.StateError || status.State == launcher.StateCreating {
 		return "", errors.New("its first process has ended")
 	}

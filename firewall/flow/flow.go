@@ -45,18 +45,32 @@ type Owner struct {
 // Cut ends the connections with the mark that the kernel forwards from one of the sources and that keep does not want. It
 // returns how many it kept.
 func (k *Cutter) Cut(mark uint32, sources []netip.Addr, keep func(Flow) bool) (kept int, err error) {
+	mine := func(o Owner) bool { return slices.Contains(sources, o.Addr) } // another box may have the same mark
 	err = k.with(func(c *conntrack.Conn) error {
-		kept, err = cutFlows(c, mark, sources, keep)
+		kept, err = cutFlows(c, conntrack.NewFilter().Mark(mark|network.FlowForwarded), mine, func(_ Owner, f Flow) bool { return keep(f) })
 		return err
 	})
 	return kept, err
+}
+
+// CutAll ends the connections that the kernel forwards for any box and that keep does not want.
+func (k *Cutter) CutAll(keep func(Owner, Flow) bool) error {
+	return k.with(func(c *conntrack.Conn) error {
+		_, err := cutFlows(c, forwarded(), func(Owner) bool { return true }, keep)
+		return err
+	})
+}
+
+// forwarded finds the connections that the kernel forwards for boxes.
+func forwarded() conntrack.Filter {
+	return conntrack.NewFilter().Mark(network.FlowForwarded).MarkMask(network.FlowForwarded)
 }
 
 // Owners returns whose connections the kernel forwards at present.
 func (k *Cutter) Owners() (map[Owner]bool, error) {
 	owners := map[Owner]bool{}
 	err := k.with(func(c *conntrack.Conn) error {
-		flows, err := c.DumpFilter(conntrack.NewFilter().Mark(network.FlowForwarded).MarkMask(network.FlowForwarded), nil)
+		flows, err := c.DumpFilter(forwarded(), nil)
 		for _, flow := range flows {
 			owners[Owner{flow.Mark &^ network.FlowForwarded, flow.TupleOrig.IP.SourceAddress.Unmap()}] = true
 		}
@@ -112,18 +126,19 @@ func (k *Cutter) Close() error {
 	return c.Close()
 }
 
-func cutFlows(c *conntrack.Conn, mark uint32, sources []netip.Addr, keep func(Flow) bool) (kept int, err error) {
-	flows, err := c.DumpFilter(conntrack.NewFilter().Mark(mark|network.FlowForwarded), nil)
+func cutFlows(c *conntrack.Conn, which conntrack.Filter, mine func(Owner) bool, keep func(Owner, Flow) bool) (kept int, err error) {
+	flows, err := c.DumpFilter(which, nil)
 	if err != nil {
 		return 0, err
 	}
 	var errs []error
 	for _, flow := range flows {
 		seen, ok := Of(&flow)
-		if !slices.Contains(sources, seen.Src.Addr()) { // another box may have the same mark
+		owner := Owner{flow.Mark &^ network.FlowForwarded, seen.Src.Addr()}
+		if !mine(owner) {
 			continue
 		}
-		if !ok || keep(seen) {
+		if !ok || keep(owner, seen) {
 			kept++
 			continue
 		}

@@ -39,12 +39,14 @@ type Attachment struct {
 // name is the name of the box's interface on the host.
 func (a *Attachment) name() string { return network.LinkName(a.Box) }
 
-// Links are the interface pairs of boxes in the gateway's network namespace.
+// Links are the interface pairs of boxes in the gateway's network namespace. What changes them is for one goroutine at a
+// time.
 type Links struct {
 	network.Addresses
-	ns   netns.NsHandle
-	nl   *netlink.Handle
-	gate int // the program that marks what boxes send
+	ns      netns.NsHandle
+	nl      *netlink.Handle
+	gate    int // the program that marks what boxes send
+	sysctls namespace.Sysctls
 }
 
 // New returns those of the namespace that the handle is in. Both stay the caller's.
@@ -57,7 +59,10 @@ func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*L
 }
 
 // Close gives the program back. What is on the interfaces stays there.
-func (l *Links) Close() error { return unix.Close(l.gate) }
+func (l *Links) Close() error {
+	l.sysctls.Close()
+	return unix.Close(l.gate)
+}
 
 // Place is where a box's interface pair is.
 type Place struct {
@@ -67,7 +72,7 @@ type Place struct {
 
 // Attach creates, adopts or repairs the interface pair of a box and returns where it is. The host side comes up last:
 // until then nothing that the box sends arrives.
-func (l *Links) Attach(ctx context.Context, b *Attachment) (at Place, err error) {
+func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, err error) {
 	if err := fault.At(ctx, "link: box registered"); err != nil {
 		return at, err
 	}
@@ -80,7 +85,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment) (at Place, err error)
 	if at.Namespace, err = namespace.IDOf(ns); err != nil {
 		return at, err
 	}
-	link, err := l.findLink(b, inside)
+	link, err := l.findLink(b, inside, v)
 	if err != nil {
 		return at, err
 	}
@@ -106,7 +111,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment) (at Place, err error)
 	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
 		return at, err
 	}
-	if err := l.raiseHostSide(b, link, made); err != nil {
+	if err := l.raiseHostSide(b, link, made, v); err != nil {
 		return at, err
 	}
 	return at, fault.At(ctx, "link: host's end up")
@@ -114,10 +119,13 @@ func (l *Links) Attach(ctx context.Context, b *Attachment) (at Place, err error)
 
 // findLink returns the host side of a pair that leads into this very namespace, if there is one. A pair that leads
 // elsewhere is left from an earlier incarnation of the box and is deleted.
-func (l *Links) findLink(b *Attachment, inside *netlink.Handle) (netlink.Link, error) {
-	host, err := l.nl.LinkByName(b.name())
+func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlink.Link, error) {
+	host, err := l.linkNamed(b.name(), v)
+	if err != nil {
+		return nil, err
+	}
 	peer, peerErr := inside.LinkByName(Inside)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
+	if host == nil {
 		// Only the box's end: the host side was renamed or moved away.
 		if peerErr == nil && bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
 			if err := inside.LinkDel(peer); err != nil {
@@ -125,9 +133,6 @@ func (l *Links) findLink(b *Attachment, inside *netlink.Handle) (netlink.Link, e
 			}
 		}
 		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("interface %s: %w", b.name(), err)
 	}
 	if peerErr == nil && peer.Attrs().ParentIndex == host.Attrs().Index && host.Attrs().ParentIndex == peer.Attrs().Index &&
 		bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
@@ -157,16 +162,20 @@ func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, erro
 // prepareHostSide sets what is needed before the first packet: the group by which rules recognise the interface, the
 // gate, and sysctls that keep the box from learning addresses of the host or changing its tables.
 func (l *Links) prepareHostSide(b *Attachment, link netlink.Link) error {
-	if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
-		return fmt.Errorf("interface %s: group: %w", b.name(), err)
+	if link.Attrs().Group != network.LinkGroup {
+		if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
+			return fmt.Errorf("interface %s: group: %w", b.name(), err)
+		}
 	}
-	if err := l.nl.LinkSetAlias(link, aliasPrefix+string(b.Box)); err != nil {
-		return fmt.Errorf("interface %s: alias: %w", b.name(), err)
+	if alias := aliasPrefix + string(b.Box); link.Attrs().Alias != alias {
+		if err := l.nl.LinkSetAlias(link, alias); err != nil {
+			return fmt.Errorf("interface %s: alias: %w", b.name(), err)
+		}
 	}
 	if err := l.setGate(link); err != nil {
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
-	return namespace.Do(l.ns, func() error { return namespace.WriteSysctls(linkSysctls(b.name())) })
+	return namespace.Do(l.ns, func() error { return l.sysctls.Write(linkSysctls(b.name())) })
 }
 
 // linkSysctls are the values of a host-side interface.
@@ -195,19 +204,25 @@ func linkSysctls(link string) []namespace.Sysctl {
 
 // raiseHostSide brings the interface up and routes the box's addresses to it. The preferred source keeps the host's
 // own addresses from the box. Only an interface that was not made just now can have other routes.
-func (l *Links) raiseHostSide(b *Attachment, link netlink.Link, made bool) error {
-	if err := l.nl.LinkSetUp(link); err != nil {
-		return fmt.Errorf("interface %s: %w", b.name(), err)
+func (l *Links) raiseHostSide(b *Attachment, link netlink.Link, made bool, v *View) error {
+	if link.Attrs().RawFlags&unix.IFF_UP == 0 {
+		if err := l.nl.LinkSetUp(link); err != nil {
+			return fmt.Errorf("interface %s: %w", b.name(), err)
+		}
 	}
 	for _, p := range []struct{ box, gateway netip.Addr }{{b.V4, l.GatewayV4}, {b.V6, l.GatewayV6}} {
+		routed := false
 		if !made {
-			if err := l.dropForeignRoutes(link, p.box); err != nil {
+			var err error
+			if routed, err = l.dropForeignRoutes(link, p.box, p.gateway, v); err != nil {
 				return err
 			}
 		}
-		if err := l.nl.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: network.HostNet(p.box),
-			Src: p.gateway.AsSlice(), Scope: unix.RT_SCOPE_LINK, Protocol: network.KernelProtocol}); err != nil {
-			return fmt.Errorf("route to %v: %w", p.box, err)
+		if !routed {
+			if err := l.nl.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: network.HostNet(p.box),
+				Src: p.gateway.AsSlice(), Scope: unix.RT_SCOPE_LINK, Protocol: network.KernelProtocol}); err != nil {
+				return fmt.Errorf("route to %v: %w", p.box, err)
+			}
 		}
 		if err := l.nl.NeighSet(neighbour(link.Attrs().Index, p.box, linkMAC(b.Box, "box"))); err != nil {
 			return fmt.Errorf("neighbour %v: %w", p.box, err)
@@ -217,21 +232,22 @@ func (l *Links) raiseHostSide(b *Attachment, link netlink.Link, made bool) error
 }
 
 // dropForeignRoutes removes routes of the interface to other addresses than the box's, left from when the box had
-// another address.
-func (l *Links) dropForeignRoutes(link netlink.Link, keep netip.Addr) error {
-	routes, err := l.nl.RouteList(link, network.RouteFamily(network.FamilyOf(keep)))
+// another address. It reports whether the route to the box's is there.
+func (l *Links) dropForeignRoutes(link netlink.Link, keep, gateway netip.Addr, v *View) (routed bool, err error) {
+	routes, err := l.routesTo(link, keep, v)
 	if err != nil {
-		return fmt.Errorf("routes of %s: %w", link.Attrs().Name, err)
+		return false, err
 	}
 	for _, r := range routes {
+		routed = routed || isRoute(r, keep, gateway)
 		if r.Dst == nil || r.Dst.IP.IsMulticast() || r.Dst.IP.IsLinkLocalUnicast() || r.Dst.String() == network.HostNet(keep).String() {
 			continue
 		}
 		if err := l.nl.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("delete route %v: %w", r.Dst, err)
+			return false, fmt.Errorf("delete route %v: %w", r.Dst, err)
 		}
 	}
-	return nil
+	return routed, nil
 }
 
 func neighbour(link int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {

@@ -73,16 +73,55 @@ func ReadSysctl(path string) (string, error) {
 // WriteSysctls only writes values that differ, in the namespace of the calling thread: writing some sysctls resets
 // others even if the value does not change.
 func WriteSysctls(values []Sysctl) error {
-	for _, s := range values {
-		have, err := ReadSysctl(s.Path)
-		if err == nil && have != s.Value {
-			err = os.WriteFile(filepath.Join("/proc/sys/net", s.Path), []byte(s.Value), 0)
+	var s Sysctls
+	defer s.Close()
+	return s.Write(values)
+}
+
+// Sysctls keeps the directories open in which it has written sysctls: to find one by its path, the kernel looks through
+// those of the same name of every namespace. The zero value has none open. It is for threads in one namespace, one at a
+// time.
+type Sysctls struct{ dirs map[string]*os.Root }
+
+// Write does the same as WriteSysctls.
+func (s *Sysctls) Write(values []Sysctl) error {
+	for _, v := range values {
+		dir, name := filepath.Dir(v.Path), filepath.Base(v.Path)
+		if conf, link := filepath.Split(dir); filepath.Base(conf) == "conf" { // of an interface, which may go
+			dir, name = filepath.Clean(conf), filepath.Join(link, name)
 		}
-		if err != nil && (!s.Optional || !errors.Is(err, os.ErrNotExist)) {
-			return fmt.Errorf("sysctl net/%s: %w", s.Path, err)
+		if err := s.write(dir, name, v.Value); err != nil && (!v.Optional || !errors.Is(err, os.ErrNotExist)) {
+			return fmt.Errorf("sysctl net/%s: %w", v.Path, err)
 		}
 	}
 	return nil
+}
+
+func (s *Sysctls) write(path, name, value string) error {
+	dir := s.dirs[path]
+	if dir == nil {
+		var err error
+		if dir, err = os.OpenRoot(filepath.Join("/proc/sys/net", path)); err != nil {
+			return err
+		}
+		if s.dirs == nil {
+			s.dirs = map[string]*os.Root{}
+		}
+		s.dirs[path] = dir
+	}
+	have, err := dir.ReadFile(name)
+	if err == nil && strings.TrimSpace(string(have)) != value {
+		err = dir.WriteFile(name, []byte(value), 0)
+	}
+	return err
+}
+
+// Close closes the directories.
+func (s *Sysctls) Close() {
+	for _, d := range s.dirs {
+		_ = d.Close()
+	}
+	s.dirs = nil
 }
 
 // ID tells network namespaces apart. The kernel uses the number of one that is gone again.

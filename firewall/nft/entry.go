@@ -42,28 +42,38 @@ func (e *Entry) Chain() string {
 // Forget notes that the table was replaced, and knows the box no more.
 func (e *Entry) Forget() { e.live = nil }
 
-// Register makes the kernel know the box's interface. What the box may reach is what its entry of before leads to, else
-// nothing.
-func (tbl *Table) Register(e *Entry, old Entry) error {
-	e.live = closed()
-	if old.live != nil {
-		e.live = old.live
+// Registration is an entry that the kernel is to know, and the one of before, if there was one.
+type Registration struct {
+	*Entry
+	Old Entry
+}
+
+// Register makes the kernel know the boxes' interfaces, in one transaction. What a box may reach is what its entry of
+// before leads to, else nothing.
+func (tbl *Table) Register(list ...Registration) error {
+	for _, r := range list {
+		r.live = closed()
+		if r.Old.live != nil {
+			r.live = r.Old.live
+		}
 	}
 	return tbl.transact(func(t *txn) {
 		s := newStaticSets()
-		for _, addr := range old.Sources {
-			if !slices.Contains(e.Sources, addr) {
-				t.deleteElements(s.sources[network.FamilyOf(addr)], sourceKey(e.Link, addr))
+		for _, r := range list {
+			for _, addr := range r.Old.Sources {
+				if !slices.Contains(r.Sources, addr) {
+					t.deleteElements(s.sources[network.FamilyOf(addr)], sourceKey(r.Link, addr))
+				}
 			}
+			t.register(r.Entry)
+			t.addElements(boxesMap(), []nftables.SetElement{leadTo(r.Link, r.live.chain)})
 		}
-		t.register(e)
-		t.addElements(boxesMap(), []nftables.SetElement{leadTo(e.Link, e.live.chain)})
 	}, func(c *nftables.Conn) (bool, error) {
-		if old.live != nil {
-			return false, nil
-		}
 		targets, err := readTargets(c)
-		return targets[e.Link] == e.live.chain, err
+		done := !slices.ContainsFunc(list, func(r Registration) bool {
+			return r.Old.live != nil || targets[r.Link] != r.live.chain
+		})
+		return done, err
 	})
 }
 

@@ -47,17 +47,21 @@ func (t *txn) steer(chain string, ports policy.PortSet) {
 	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
 }
 
+// fewPorts is how many ports have a rule each. A set for them would cost as much for each packet, and the kernel looks
+// through the names of all sets of the table to name one more.
+const fewPorts = 4
+
 // onPorts applies pieces to the packets of a transport protocol to the ports.
 func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, what match) {
+	list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
 	switch {
 	case ports.All:
 		t.rule(chain, why, transport, what)
-	case len(ports.Ports) > 0:
-		list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
-		if len(list) == 1 {
-			t.rule(chain, why, transport, destPort(list[0]), what)
-			return
+	case len(list) <= fewPorts:
+		for _, p := range list {
+			t.rule(chain, why, transport, destPort(p), what)
 		}
+	default:
 		var elements []nftables.SetElement
 		for _, p := range list {
 			elements = append(elements, nftables.SetElement{Key: big16(p)})

@@ -27,7 +27,7 @@ func newTable(t *testing.T) (*Table, *Entry) {
 	}, DNSPort: 5300, ProxyPort: 3129, ExplicitPort: 3128, LogGroup: 1, FlowLimit: 100, Log: zap.NewNop()})
 	t.Cleanup(func() { _ = tbl.Close() })
 	box := NewEntry("one", netip.MustParseAddr("10.77.0.10"), netip.MustParseAddr("fd77::a"))
-	if err := errors.Join(tbl.Install(false), tbl.Register(&box, Entry{})); err != nil {
+	if err := errors.Join(tbl.Install(false), tbl.Register(Registration{Entry: &box})); err != nil {
 		t.Fatal(err)
 	}
 	return tbl, &box
@@ -86,14 +86,14 @@ func chainsAndSets(t *testing.T, tbl *Table, box *Entry) (there []string, target
 // A version that is not written completely changes nothing: the previous plan stays in force.
 func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 	tbl, box := newTable(t)
-	if err := tbl.Replace(t.Context(), box, opening("198.51.100.0/28")); err != nil {
+	if err := tbl.Replace(t.Context(), Change{box, opening("198.51.100.0/28")}); err != nil {
 		t.Fatal(err)
 	}
 	before, target := chainsAndSets(t, tbl, box)
-	d := tbl.draft(box, opening("198.51.100.0/24"))
+	d := tbl.draft(box, opening("198.51.100.0/24"), map[string]*shield{})
 	d.missing = append(d.missing, &addressSet{d.chain + "_deny4", network.V4, intervals(spans(network.V4, parsed("192.0.2.0/24")))})
 	d.missing[len(d.missing)-1].elements = append(d.missing[len(d.missing)-1].elements, nftables.SetElement{Key: []byte{1}})
-	if err := tbl.build(d); err == nil {
+	if err := tbl.build([]*draft{d}); err == nil {
 		t.Fatal("a malformed set was taken")
 	}
 	tbl.Collect()
@@ -108,19 +108,19 @@ func TestALostAnswerIsFoundOut(t *testing.T) {
 	tbl, box := newTable(t)
 	replace := func() {
 		t.Helper()
-		if err := tbl.Replace(t.Context(), box, opening("198.51.100.0/28")); err != nil {
+		if err := tbl.Replace(t.Context(), Change{box, opening("198.51.100.0/28")}); err != nil {
 			t.Fatal(err)
 		}
 		tbl.Collect()
 	}
 	replace()
 	for _, happened := range []bool{true, false} {
-		d := tbl.draft(box, opening("198.51.100.0/29"))
-		if err := tbl.build(d); err != nil {
+		d := tbl.draft(box, opening("198.51.100.0/29"), map[string]*shield{})
+		if err := tbl.build([]*draft{d}); err != nil {
 			t.Fatal(err)
 		}
 		if old := box.live; happened {
-			if err := tbl.lead(box, d.version); err != nil {
+			if err := tbl.lead([]move{{box, d.version}}); err != nil {
 				t.Fatal(err)
 			}
 			box.live = old

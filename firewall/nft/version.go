@@ -79,39 +79,70 @@ type draft struct {
 	missing         []*addressSet // all sets that do not exist yet
 }
 
-// Replace writes a version next to the one in force, and then switches the box's packets to it. An error means that the
-// version before is still in force.
-func (tbl *Table) Replace(ctx context.Context, e *Entry, plan policy.KernelPlan) error {
-	d, old := tbl.draft(e, plan), e.live
-	if err := errors.Join(tbl.build(d), fault.At(ctx, "plan: built")); err != nil {
+// Change is a plan that a box is to get.
+type Change struct {
+	*Entry
+	Plan policy.KernelPlan
+}
+
+// move is a box whose packets are to be switched to a version.
+type move struct {
+	*Entry
+	to *version
+}
+
+// Replace writes versions next to those in force, and then switches the boxes' packets to them, in as many transactions
+// as for one box. An error means that the versions before are still in force, of all the boxes.
+func (tbl *Table) Replace(ctx context.Context, changes ...Change) error {
+	drafts, there, back := tbl.drafts(changes)
+	if err := errors.Join(tbl.build(drafts), fault.At(ctx, "plan: built")); err != nil {
 		return err
 	}
-	if err := tbl.lead(e, d.version); err != nil {
+	if err := tbl.lead(there); err != nil {
 		return err
 	}
 	if err := fault.At(ctx, "plan: written"); err != nil {
-		return errors.Join(err, tbl.lead(e, old))
+		return errors.Join(err, tbl.lead(back))
 	}
 	return nil
 }
 
-// Restore writes the plan of a box and what makes its interface known. Where the table is new, that is the first its
-// rules hear of the box.
-func (tbl *Table) Restore(e *Entry, plan policy.KernelPlan) error {
-	d := tbl.draft(e, plan)
-	if err := tbl.build(d); err != nil {
+// Restore writes the plans of boxes and what makes their interfaces known. Where the table is new, that is the first its
+// rules hear of the boxes.
+func (tbl *Table) Restore(changes ...Change) error {
+	drafts, there, _ := tbl.drafts(changes)
+	if err := tbl.build(drafts); err != nil {
 		return err
 	}
-	return tbl.lead(e, d.version, func(t *txn) { t.register(e) })
+	return tbl.lead(there, func(t *txn) {
+		for _, c := range changes {
+			t.register(c.Entry)
+		}
+	})
 }
 
-// draft gives the plan names that were never used before.
-func (tbl *Table) draft(e *Entry, plan policy.KernelPlan) *draft {
+// drafts returns the drafts of the plans, and how the boxes are switched to them and back.
+func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move) {
+	made := map[string]*shield{}
+	for _, c := range changes {
+		d := tbl.draft(c.Entry, c.Plan, made)
+		drafts = append(drafts, d)
+		there, back = append(there, move{c.Entry, d.version}), append(back, move{c.Entry, c.live})
+	}
+	return drafts, there, back
+}
+
+// draft gives the plan names that were never used before. What protected ranges the drafts before it have made is in made.
+func (tbl *Table) draft(e *Entry, plan policy.KernelPlan, made map[string]*shield) *draft {
 	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
 	ranges := tbl.text(plan.Protected)
-	s, known := tbl.shields[ranges]
-	if !known {
+	s := tbl.shields[ranges]
+	if s == nil {
+		s = made[ranges]
+	}
+	if s == nil {
 		s = &shield{serial: tbl.nextSerial(), ranges: ranges}
+		made[ranges] = s
 		all := append([]netip.Prefix{tbl.cfg.PoolV4, tbl.cfg.PoolV6}, plan.Protected...)
 		for _, fam := range network.Families { // each has its pool
 			d.missing = append(d.missing, &addressSet{s.set(fam), fam, intervals(spans(fam, all))})
@@ -151,22 +182,31 @@ func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addre
 	return s
 }
 
-// build writes a version that no packet can reach yet, and reads back what may be incomplete. Until the box's element
-// points to it, it is among the garbage.
-func (tbl *Table) build(d *draft) error {
-	tbl.garbage = append(tbl.garbage, d.version)
-	stamp := newStamp(d.plan.Version)
-	err := tbl.transact(func(t *txn) {
-		for _, s := range d.missing {
-			t.addElements(t.addressSet(s), s.elements)
-		}
-		t.writePlan(d, stamp)
-	}, func(c *nftables.Conn) (bool, error) { return stamped(c, d.chain, stamp) })
-	if err == nil {
-		err = tbl.verify(d.missing)
+// build writes versions that no packet can reach yet, and reads back what may be incomplete. Until a box's element
+// points to it, a version is among the garbage.
+func (tbl *Table) build(drafts []*draft) error {
+	var missing []*addressSet
+	for _, d := range drafts {
+		tbl.garbage = append(tbl.garbage, d.version)
+		missing = append(missing, d.missing...)
 	}
-	if err == nil && d.shield.ranges != "" {
-		tbl.shields[d.shield.ranges] = d.shield
+	var chain, stamp string // of the last one: the kernel has all of a transaction or nothing
+	err := tbl.transact(func(t *txn) {
+		for _, d := range drafts {
+			for _, s := range d.missing {
+				t.addElements(t.addressSet(s), s.elements)
+			}
+			chain, stamp = d.chain, newStamp(d.plan.Version)
+			t.writePlan(d, stamp)
+		}
+	}, func(c *nftables.Conn) (bool, error) { return stamped(c, chain, stamp) })
+	if err == nil {
+		err = tbl.verify(missing)
+	}
+	if err == nil {
+		for _, d := range drafts {
+			tbl.shields[d.shield.ranges] = d.shield
+		}
 	}
 	return err
 }
@@ -202,30 +242,38 @@ func (tbl *Table) countElements(set string, want int) error {
 	return nil
 }
 
-// lead switches the box's packets to the version. It exchanges the box's element, in a transaction of its own, which
+// lead switches the packets of boxes to versions. It exchanges the boxes' elements, in a transaction of its own, which
 // must not change interval sets or rules.
-func (tbl *Table) lead(e *Entry, v *version, also ...func(*txn)) error {
-	if err := tbl.settle(e); err != nil {
+func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
+	if err := tbl.settle(moves); err != nil {
 		return err
 	}
 	err := tbl.transact(func(t *txn) {
 		for _, change := range also {
 			change(t)
 		}
-		if e.live != nil {
-			t.deleteElements(boxesMap(), nftables.SetElement{Key: ifname(e.Link)})
+		var before, after []nftables.SetElement
+		for _, m := range moves {
+			if m.live != nil {
+				before = append(before, nftables.SetElement{Key: ifname(m.Link)})
+			}
+			after = append(after, leadTo(m.Link, m.to.chain))
 		}
-		t.addElements(boxesMap(), []nftables.SetElement{leadTo(e.Link, v.chain)})
+		t.deleteElements(boxesMap(), before...)
+		t.addElements(boxesMap(), after)
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c)
-		return targets[e.Link] == v.chain, err
+		led := !slices.ContainsFunc(moves, func(m move) bool { return targets[m.Link] != m.to.chain })
+		return led, err
 	})
-	if err != nil {
-		e.doubt = true
-		return err
+	for _, m := range moves {
+		if err != nil {
+			m.doubt = true
+			continue
+		}
+		tbl.ledTo(m.Entry, m.to)
 	}
-	tbl.ledTo(e, v)
-	return nil
+	return err
 }
 
 // ledTo notes where the box's element points now. What it pointed to before becomes garbage.
@@ -237,9 +285,9 @@ func (tbl *Table) ledTo(e *Entry, v *version) {
 	e.live, e.doubt = v, false
 }
 
-// settle finds out where the box's element points, if that could not be read after a failure.
-func (tbl *Table) settle(e *Entry) error {
-	if !e.doubt {
+// settle finds out where the boxes' elements point, if that could not be read after a failure.
+func (tbl *Table) settle(moves []move) error {
+	if !slices.ContainsFunc(moves, func(m move) bool { return m.doubt }) {
 		return nil
 	}
 	c, err := tbl.get()
@@ -250,6 +298,16 @@ func (tbl *Table) settle(e *Entry) error {
 	if err != nil {
 		return err
 	}
+	for _, m := range moves {
+		if m.doubt {
+			tbl.settleAs(m.Entry, targets)
+		}
+	}
+	return nil
+}
+
+// settleAs notes where the box's element points, as read.
+func (tbl *Table) settleAs(e *Entry, targets map[string]string) {
 	v := closed()
 	for _, g := range append(tbl.garbage, e.live) {
 		if g != nil && g.chain == targets[e.Link] {
@@ -260,7 +318,6 @@ func (tbl *Table) settle(e *Entry) error {
 		v = nil
 	}
 	tbl.ledTo(e, v)
-	return nil
 }
 
 // Collect deletes what no element points to any more. What cannot be deleted does no harm, and is retried the next

@@ -15,23 +15,51 @@ type Interface struct {
 	GuestStack bool   // the box speaks on the interface with a network stack of its own
 }
 
+// Joining is a box that gets its network.
+type Joining struct {
+	Box      *policy.Box
+	At       Interface
+	Compiled *policy.Compiled
+}
+
 // Connect gives the box its interface, closed, makes it known to DNS and proxy, and opens what its policy allows. After an
 // error the caller must [Enforcer.Disconnect] it.
 func (e *Enforcer) Connect(ctx context.Context, b *policy.Box, at Interface, compiled *policy.Compiled) error {
-	e.judged.take(b.ID) // an earlier run may have let connections through
-	err := e.Kernel.AddBox(ctx, firewall.Attachment{Box: b.ID, NetNS: at.NetNS, V4: b.V4, V6: b.V6, GuestStack: at.GuestStack})
-	if err != nil {
-		return fmt.Errorf("its network: %w", err)
+	return e.ConnectAll(ctx, []Joining{{b, at, compiled}})[0]
+}
+
+// ConnectAll does so for many boxes, each step for all of them before the next, and returns the errors in their order. A
+// failure of one may be another's as well: connected one by one, only those fail that must.
+func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
+	var attachments []firewall.Attachment
+	for _, j := range list {
+		e.judged.take(j.Box.ID) // an earlier run may have let connections through
+		attachments = append(attachments, firewall.Attachment{
+			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack,
+		})
 	}
-	b.Policy.Store(compiled)
-	e.Boxes.add(b)
-	if err := fault.At(ctx, "connect: known to DNS and proxy"); err != nil {
-		return err
+	errs := e.Kernel.AddBoxes(ctx, attachments)
+	var plans []firewall.Plan
+	var known []int
+	for i, j := range list {
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("its network: %w", errs[i])
+			continue
+		}
+		j.Box.Policy.Store(j.Compiled)
+		e.Boxes.add(j.Box)
+		if errs[i] = fault.At(ctx, "connect: known to DNS and proxy"); errs[i] == nil {
+			plans, known = append(plans, firewall.Plan{Box: j.Box.ID, KernelPlan: j.Compiled.Kernel()}), append(known, i)
+		}
 	}
-	if err := e.Kernel.Apply(ctx, b.ID, compiled.Kernel()); err != nil {
-		return fmt.Errorf("its kernel rules: %w", err)
+	for n, err := range e.Kernel.ApplyAll(ctx, plans) {
+		if err != nil {
+			errs[known[n]] = fmt.Errorf("its kernel rules: %w", err)
+			continue
+		}
+		errs[known[n]] = fault.At(ctx, "connect: policy in force")
 	}
-	return fault.At(ctx, "connect: policy in force")
+	return errs
 }
 
 // Await returns once no first packet of the box would be lost.

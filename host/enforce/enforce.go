@@ -17,10 +17,12 @@ import (
 
 // Kernel is what the enforcer needs of [firewall.Firewall].
 type Kernel interface {
-	AddBox(ctx context.Context, a firewall.Attachment) error
+	AddBoxes(ctx context.Context, list []firewall.Attachment) []error
 	AwaitBox(ctx context.Context, id policy.BoxID) error
 	Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error
+	ApplyAll(ctx context.Context, plans []firewall.Plan) []error
 	CutFlows(ctx context.Context, id policy.BoxID, keep func(firewall.Flow) bool) error
+	CutAllFlows(ctx context.Context, keep func(policy.BoxID, firewall.Flow) bool) error
 	RemoveBox(ctx context.Context, id policy.BoxID) error
 }
 
@@ -121,5 +123,24 @@ func (e *Enforcer) CutFlows(ctx context.Context, b *policy.Box) error {
 		return fmt.Errorf("cutting connections: %w", err)
 	}
 	e.judged.add(b.ID)
+	return nil
+}
+
+// CutAllFlows does what CutFlows does for many boxes, and reads the connection table once for that.
+func (e *Enforcer) CutAllFlows(ctx context.Context, boxes []*policy.Box) error {
+	policies := map[policy.BoxID]*policy.Compiled{}
+	for _, b := range boxes {
+		policies[b.ID] = b.Policy.Load()
+	}
+	err := e.Kernel.CutAllFlows(ctx, func(id policy.BoxID, f firewall.Flow) bool {
+		c, asked := policies[id]
+		return !asked || c.Forwards(f.Dst.Addr(), f.Dst.Port(), f.Protocol)
+	})
+	if err != nil {
+		return fmt.Errorf("cutting connections: %w", err)
+	}
+	for _, b := range boxes {
+		e.judged.add(b.ID)
+	}
 	return nil
 }

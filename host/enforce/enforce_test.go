@@ -47,9 +47,26 @@ func (f *fakes) step(name string) error {
 	return nil
 }
 
-func (f *fakes) AddBox(context.Context, firewall.Attachment) error { return f.step("add") }
-func (f *fakes) AwaitBox(context.Context, policy.BoxID) error      { return f.step("await") }
-func (f *fakes) RemoveBox(context.Context, policy.BoxID) error     { return f.step("remove") }
+func (f *fakes) AwaitBox(context.Context, policy.BoxID) error  { return f.step("await") }
+func (f *fakes) RemoveBox(context.Context, policy.BoxID) error { return f.step("remove") }
+
+func (f *fakes) AddBoxes(_ context.Context, list []firewall.Attachment) (errs []error) {
+	for range list {
+		errs = append(errs, f.step("add"))
+	}
+	return errs
+}
+
+func (f *fakes) ApplyAll(ctx context.Context, plans []firewall.Plan) (errs []error) {
+	for _, p := range plans {
+		errs = append(errs, f.Apply(ctx, p.Box, p.KernelPlan))
+	}
+	return errs
+}
+
+func (f *fakes) CutAllFlows(context.Context, func(policy.BoxID, firewall.Flow) bool) error {
+	return f.step("cut all")
+}
 
 func (f *fakes) Apply(_ context.Context, _ policy.BoxID, plan policy.KernelPlan) error {
 	return f.step(width(plan) + " kernel")

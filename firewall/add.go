@@ -1,0 +1,168 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"boxgate/firewall/link"
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/nft"
+	"boxgate/policy"
+)
+
+// AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only once the kernel
+// knows it with a plan that refuses everything, so nothing gets out before the first [Firewall.Apply]. A box of an
+// earlier run is adopted: its link and its rules stay in force until Apply. Calling AddBox again for an attached box
+// repairs what is missing. The first packets may still be lost; [Firewall.AwaitBox] waits until the link passes
+// packets.
+func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
+	return f.AddBoxes(ctx, []Attachment{a})[0]
+}
+
+// boxesAtOnce is how many boxes a transaction is about. The kernel checks each transaction against the rules of all
+// boxes, so there should be few of them; and of a transaction that it refuses, it does not say which box is to blame.
+const boxesAtOnce = 100
+
+// AddBoxes attaches boxes as AddBox does, and returns the errors in their order. The table is changed for many boxes at
+// once, and the host's links and routes are read once for all. Boxes in a transaction that fails share its error: added
+// one by one, only those fail that must.
+func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var view *link.View
+	if len(list) > 1 {
+		view, _ = f.links.Look() // without it, each box's own are read
+	}
+	all := f.admit(list)
+	for chunk := range slices.Chunk(all, boxesAtOnce) {
+		f.register(chunk)
+		for _, j := range chunk {
+			if j.err == nil {
+				j.err = f.join(ctx, j, view)
+			}
+		}
+	}
+	if f.reports != nil && len(f.leftover) == 0 {
+		f.reports.Begin()
+	}
+	errs := make([]error, len(list))
+	for i, j := range all {
+		if j.err != nil {
+			errs[i] = fmt.Errorf("firewall: %w", j.err)
+		}
+	}
+	return errs
+}
+
+// joining is a box that is being added.
+type joining struct {
+	*box
+	old   nft.Entry // what the table has of it
+	known bool      // it is attached
+	err   error
+}
+
+// fail notes that the box cannot be added.
+func (j *joining) fail(err error) { j.err = fmt.Errorf("box %s: %w", j.Box, err) }
+
+// admit refuses boxes whose place is not theirs.
+func (f *Firewall) admit(list []Attachment) []*joining {
+	var all []*joining
+	wanted := map[netip.Addr]policy.BoxID{}
+	for _, a := range list {
+		j := &joining{box: &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}}
+		all = append(all, j)
+		if j.err = f.cfg.checkAttachment(a); j.err != nil {
+			continue
+		}
+		if j.err = f.checkFree(a, wanted); j.err != nil {
+			continue
+		}
+		wanted[a.V4], wanted[a.V6] = a.Box, a.Box
+		j.old = f.leftover[j.Link]
+		if known, ok := f.boxes.byID[a.Box]; ok {
+			j.old, j.plan, j.noted, j.known = known.Entry, known.plan, known.noted, true
+		}
+	}
+	return all
+}
+
+// checkFree refuses addresses and a namespace that another box has, and addresses that another is about to get.
+func (f *Firewall) checkFree(a Attachment, wanted map[netip.Addr]policy.BoxID) error {
+	if f.closed {
+		return errors.New("closed")
+	}
+	for _, addr := range []netip.Addr{a.V4, a.V6} {
+		id, held := wanted[addr]
+		if other := f.boxes.byAddr[addr]; other != nil {
+			id, held = other.Box, true
+		}
+		if held && id != a.Box {
+			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, id)
+		}
+	}
+	if id, ok := f.holder(a.NetNS, a.Box); ok {
+		return fmt.Errorf("box %s: its network namespace belongs to box %s", a.Box, id)
+	}
+	return nil
+}
+
+// holder returns the box other than the given one that has the network namespace. It does not look for the interface in
+// it: a box that controls its own network may have moved that away.
+func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
+	ns, err := namespace.IDAt(path)
+	if err != nil {
+		return "", false // and cannot be attached
+	}
+	b := f.boxes.byNS[ns]
+	if b == nil || b.Box == but {
+		return "", false
+	}
+	if now, err := namespace.IDAt(b.NetNS); err != nil || now != ns {
+		return "", false // the box's is gone, and the kernel uses its number again
+	}
+	return b.Box, true
+}
+
+// register registers the boxes' interfaces in the table. Each may reach what an earlier run left in force, else nothing.
+func (f *Firewall) register(chunk []*joining) {
+	var list []nft.Registration
+	for _, j := range chunk {
+		if j.err == nil {
+			list = append(list, nft.Registration{Entry: &j.Entry, Old: j.old})
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	err := f.table.Register(list...)
+	for _, j := range chunk {
+		switch {
+		case j.err != nil:
+		case err != nil:
+			j.fail(err)
+		case !j.known:
+			j.noted = f.idle.noted(j.Entry)
+			f.leftover[j.Link] = j.Entry // so that RemoveBox finds it, whether or not its link can be made
+		}
+	}
+}
+
+// join gives a registered box its link.
+func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error {
+	at, err := f.links.Attach(ctx, &j.Attachment, view)
+	if err != nil {
+		if !j.known {
+			err = errors.Join(err, f.links.Delete(j.Link), f.unregister(j.Entry))
+			delete(f.leftover, j.Link)
+		}
+		return fmt.Errorf("box %s: %w", j.Box, err)
+	}
+	f.boxes.put(j.box, at)
+	delete(f.leftover, j.Link)
+	f.trackBox(j.box)
+	return nil
+}

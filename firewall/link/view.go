@@ -1,0 +1,78 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+)
+
+// View is the links and routes of the host as they were at one moment, for many boxes that are attached at once. Without
+// one (nil) each box's own are read.
+type View struct {
+	links  map[string]netlink.Link
+	routes map[int][]netlink.Route // by the link they lead to
+}
+
+// Look reads the links and routes of the host.
+func (l *Links) Look() (*View, error) {
+	v := &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}}
+	links, err := l.nl.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	for _, link := range links {
+		v.links[link.Attrs().Name] = link
+	}
+	for _, fam := range network.Families {
+		routes, err := l.nl.RouteList(nil, network.RouteFamily(fam))
+		if err != nil {
+			return nil, fmt.Errorf("routes: %w", err)
+		}
+		for _, r := range routes {
+			v.routes[r.LinkIndex] = append(v.routes[r.LinkIndex], r)
+		}
+	}
+	return v, nil
+}
+
+// linkNamed returns the host's link of that name; nil if there is none.
+func (l *Links) linkNamed(name string, v *View) (netlink.Link, error) {
+	if v != nil {
+		return v.links[name], nil
+	}
+	link, err := l.nl.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", name, err)
+	}
+	return link, nil
+}
+
+// routesTo returns the routes of the address's family that lead to the link.
+func (l *Links) routesTo(link netlink.Link, a netip.Addr, v *View) (found []netlink.Route, err error) {
+	all, family := []netlink.Route(nil), network.RouteFamily(network.FamilyOf(a))
+	if v != nil {
+		all = v.routes[link.Attrs().Index]
+	} else if all, err = l.nl.RouteList(link, family); err != nil {
+		return nil, fmt.Errorf("routes of %s: %w", link.Attrs().Name, err)
+	}
+	for _, r := range all {
+		if r.Family == family {
+			found = append(found, r)
+		}
+	}
+	return found, nil
+}
+
+// isRoute reports whether a route of the link is the one to the box's address.
+func isRoute(r netlink.Route, box, gateway netip.Addr) bool {
+	return r.Dst != nil && r.Dst.String() == network.HostNet(box).String() && r.Src.Equal(gateway.AsSlice()) && r.Gw == nil &&
+		r.Protocol == network.KernelProtocol && r.Type == unix.RTN_UNICAST && len(r.MultiPath) == 0
+}
