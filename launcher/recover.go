@@ -31,11 +31,15 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Mounts left on the host from the creation of boxes are in nobody's way.
+	if err := overlay.Unmount(l.dirs.allMounts()); err != nil {
+		l.log.Error("a mount of a box is left on the host", zap.Error(err))
+	}
 	var errs []error
 	stuck := map[policy.BoxID]bool{}
 	for id := range known {
 		if r, err := l.load(id); err == nil && r.Created {
-			errs = append(errs, l.adoptBox(r))
+			errs = append(errs, namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID)))
 			continue
 		}
 		if err := l.Delete(ctx, id); err != nil {
@@ -50,14 +54,6 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 		list = append(list, Status{ID: id, State: StateError, NetNS: l.dirs.pin(id)})
 	}
 	return list, errors.Join(append(errs, err)...)
-}
-
-// adoptBox makes sure that a box keeps what is its own. A mount left on the host from its creation is in nobody's way.
-func (l *Launcher) adoptBox(r record) error {
-	if err := overlay.Unmount(l.dirs.mounts(r.ID)); err != nil {
-		l.log.Error("a mount of a box is left on the host", zap.String("box", string(r.ID)), zap.Error(err))
-	}
-	return namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID))
 }
 
 // clearExecFiles removes what a process that was killed while it started commands left behind.
