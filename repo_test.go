@@ -39,10 +39,10 @@ proxy/contain: policy
 proxy/exchange: policy audit internal/fault internal/handshake proxy/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/socket proxy/tunnel proxy/usage internal/memory
 proxy/h1: internal/memory
 proxy/h2: internal/memory proxy/buffers proxy/h1
-proxy/h2connect:
+proxy/h2/downstream: internal/memory proxy/buffers proxy/h2
 proxy/header: policy proxy/h1 proxy/scrub
 proxy/http1: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
-proxy/http2: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/h2 proxy/h2connect proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
+proxy/http2: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/h2 proxy/h2/downstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
 proxy/live: policy proxy/route proxy/socket proxy/usage
 proxy/origin: policy internal/fault internal/memory proxy/h1 proxy/h2 proxy/problem proxy/route proxy/socket proxy/usage
 proxy/peek: policy internal/memory

@@ -12,17 +12,17 @@ const (
 	h2PaddingMax    = 1 + 255 // the longest DATA frame that may be all padding
 )
 
-// emptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty and
+// EmptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty and
 // which the library does not limit as long as the header block stays small, and DATA without content (CVE-2019-9518,
 // RFC 9113, 10.5) unless it ends its stream. The zero value has counted none. Not safe for concurrent use.
-type emptyFrames struct {
+type EmptyFrames struct {
 	continuations int           // of the current header block
 	data          *rate.Limiter // nil until the first one
 }
 
-// excessive counts a frame with the given bytes of content, and reports whether the peer has exceeded a limit: the
+// Excessive counts a frame with the given bytes of content, and reports whether the peer has exceeded a limit: the
 // connection must then end with ENHANCE_YOUR_CALM.
-func (e *emptyFrames) excessive(h http2.FrameHeader, content int) bool {
+func (e *EmptyFrames) Excessive(h http2.FrameHeader, content int) bool {
 	switch {
 	case h.Type == http2.FrameHeaders:
 		e.continuations = 0

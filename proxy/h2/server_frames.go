@@ -24,7 +24,7 @@ const (
 // serverFrames checks the heads of the frames that a server sends, before the HTTP/2 library reads them. It ends the
 // connection where RFC 9113 requires it and the library does not, or does not send the server a reason: frames of
 // streams that were never opened or that the server has ended, frames longer than agreed, window overflows, pushes; and
-// too many frames without content ([emptyFrames]). Frames of unknown types (5.5) and priorities, which mean nothing to
+// too many frames without content ([EmptyFrames]). Frames of unknown types (5.5) and priorities, which mean nothing to
 // a client, are dropped: the library would log each of them to the process's log.
 //
 // Read is called by one goroutine, sent and opened by the writing one.
@@ -44,7 +44,7 @@ type serverFrames struct {
 	block uint32              // stream of a header block that has not ended; 0: none
 
 	ended []uint32 // streams that the server ended most recently, oldest first
-	empty emptyFrames
+	empty EmptyFrames
 }
 
 func newServerFrames(source io.Reader, refused func(http2.ErrCode)) *serverFrames {
@@ -133,7 +133,7 @@ func (f *serverFrames) padded(h http2.FrameHeader) error {
 	if _, err := io.ReadFull(f.source, padding); err != nil {
 		return h1.NoEOF(err)
 	}
-	if f.empty.excessive(h, int(h.Length)-1-int(padding[0])) {
+	if f.empty.Excessive(h, int(h.Length)-1-int(padding[0])) {
 		return f.refuse(http2.ErrCodeEnhanceYourCalm)
 	}
 	f.out, f.pass = f.buf[:FrameHead+1], int(h.Length)-1
@@ -182,7 +182,7 @@ func (f *serverFrames) judge(h http2.FrameHeader) http2.ErrCode {
 		return http2.ErrCodeProtocol
 	case h.Type == http2.FramePing && h.Length != 8:
 		return http2.ErrCodeFrameSize
-	case !mayBePadding(h) && f.empty.excessive(h, int(h.Length)):
+	case !mayBePadding(h) && f.empty.Excessive(h, int(h.Length)):
 		return http2.ErrCodeEnhanceYourCalm
 	}
 	code := f.stream(h)

@@ -18,7 +18,6 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/buffers"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
@@ -303,8 +302,6 @@ func resetCode(err error) (http2.ErrCode, bool) {
 
 // resetWith resets the stream with a code. It does not return.
 func (st *stream) resetWith(code http2.ErrCode) {
-	if id, ok := h2.StreamID(st.w); ok {
-		st.c.client.ResetWith(id, code)
-	}
+	st.reset = code
 	panic(http.ErrAbortHandler)
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
-	"log"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -20,8 +18,7 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/h1"
-	"boxgate/proxy/h2"
-	"boxgate/proxy/h2connect"
+	"boxgate/proxy/h2/downstream"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
@@ -29,26 +26,18 @@ import (
 	"boxgate/proxy/socket"
 )
 
-//lint:file-ignore SA1019 net/http serves listeners; this serves one connection, peeked at and with a context of its own.
-
-func init() { h2connect.Restore() }
-
 const (
-	streamWindow = 64 << 10 // of an upload, per stream: small, as boxes are near
-	connWindow   = 1 << 20  // of all uploads of a connection
-
 	// ConnCost is the most memory that a connection uses, in bytes: a frame in each direction, header tables,
 	// goroutines.
 	ConnCost    = 80 << 10
-	refusalCost = 24 << 10                          // memory of a stream that the gateway itself answers
-	streamCost  = origin.ResponseWindow + 72<<10    // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
-	uploadCost  = streamWindow + replayMax + 32<<10 // memory for the body of its request
+	refusalCost = 24 << 10                                     // memory of a stream that the gateway itself answers
+	streamCost  = origin.ResponseWindow + 72<<10               // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
+	uploadCost  = downstream.StreamWindow + replayMax + 32<<10 // memory for the body of its request
 )
 
 // conn is the state of one HTTP/2 client connection.
 type conn struct {
-	s      *exchange.Session
-	client *h2.ClientConn
+	s *exchange.Session
 
 	mu      sync.Mutex
 	flights map[*exchange.Inflight]*stream
@@ -65,17 +54,9 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 		_ = s.Client.Close()
 		return origin.ErrNoName // HTTP/2 is only negotiated in a TLS handshake
 	}
-	server := &http2.Server{
-		MaxConcurrentStreams: h2.Streams, IdleTimeout: exchange.ClientIdle, MaxReadFrameSize: h2.FrameMax,
-		MaxUploadBufferPerStream: streamWindow, MaxUploadBufferPerConnection: connWindow,
-	}
-	c.client = h2.NewClientConn(conn, s.Usage.Memory, c.malformedRequest, c.refusedByLibrary, c.flooded)
-	defer c.client.Release()
-	server.ServeConn(c.client, &http2.ServeConnOpts{
-		Context: ctx,
-		// The library's messages quote what a client sent: none is logged. Every refusal of ours is an event.
-		BaseConfig: &http.Server{MaxHeaderBytes: h2.HeadRead, ErrorLog: log.New(io.Discard, "", 0)},
-		Handler:    http.HandlerFunc(c.serve),
+	downstream.Serve(ctx, conn, downstream.Config{
+		Handler: c.serve, Refused: c.refused, Memory: s.Usage.Memory, Idle: exchange.ClientIdle,
+		Panicked: func(v any) { contain.Log(s.Core.Log, "panic in an HTTP/2 connection", s.Box.ID, v) },
 	})
 	return nil
 }
@@ -127,6 +108,7 @@ func (c *conn) publish(st *stream, old, now *exchange.Inflight) {
 type stream struct {
 	c      *conn
 	s      *exchange.Session
+	client *downstream.Stream
 	w      http.ResponseWriter
 	r      *http.Request
 	x      exchange.Exchange
@@ -141,19 +123,23 @@ type stream struct {
 	expects  bool         // the client waits for 100 before it sends the body
 	uploaded atomic.Int64 // bytes of the request's body
 	watch    placeholder.Watch
-	leaked   atomic.Bool // its body or trailers contain a placeholder
+	leaked   atomic.Bool   // its body or trailers contain a placeholder
+	reset    http2.ErrCode // how the stream is reset if its handler breaks off
 }
 
 // serve handles one request.
-func (c *conn) serve(w http.ResponseWriter, r *http.Request) {
-	defer c.give(w, r)()
-	ctx, cancel := context.WithCancel(r.Context())
+func (c *conn) serve(client *downstream.Stream) {
+	r, expects := newRequest(client)
+	ctx, cancel := context.WithCancel(client.Context())
 	defer cancel()
-	st := &stream{c: c, s: c.s, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: h2.ExpectsContinue(r)}
+	w := &response{s: client, header: http.Header{}}
+	st := &stream{
+		c: c, s: c.s, client: client, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: expects,
+		reset: http2.ErrCodeInternal,
+	}
 	defer close(st.done)
 	st.x.Begin(c.s)
-	defer st.end()
-	w.Header()["Date"] = nil // only the upstream's
+	defer st.end(w)
 	if !st.admit() {
 		return
 	}
@@ -210,9 +196,9 @@ func (st *stream) cost() int {
 	return streamCost + uploadCost
 }
 
-// end records the request. Any panic other than http.ErrAbortHandler is our own bug: it is logged and fails only this
-// stream.
-func (st *stream) end() {
+// end records the request and ends the response. Any panic other than http.ErrAbortHandler is our own bug: it is logged
+// and fails only this stream.
+func (st *stream) end(w *response) {
 	v := recover()
 	st.c.publish(st, st.flight, nil)
 	st.x.Event.BytesOut = st.uploaded.Load()
@@ -224,12 +210,13 @@ func (st *stream) end() {
 	}
 	st.x.End()
 	if v == nil {
+		w.finish()
 		return
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
 		contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
 	}
-	panic(http.ErrAbortHandler) // the library resets the stream
+	st.client.Reset(st.reset)
 }
 
 // judge decides the request, as [http1.judge] does, and answers it if refused.
@@ -317,11 +304,13 @@ func (st *stream) refuse(p *problem.Problem) {
 	h := st.w.Header()
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
-	st.w.WriteHeader(p.Status)
+	body := p.Body()
 	if st.r.Method != http.MethodHead {
-		_, err := st.w.Write(p.Body())
-		st.x.Failed(err)
+		h.Set("Content-Length", strconv.Itoa(len(body)))
 	}
+	st.w.WriteHeader(p.Status)
+	_, err := st.w.Write(body)
+	st.x.Failed(err)
 }
 
 // refuseUpstream reports to the client why the upstream could not be used.
@@ -341,56 +330,22 @@ func (st *stream) refuseUpstream(err error) {
 	st.refuse(p)
 }
 
-// malformedRequest records a request that was refused as malformed before the handler could see it. It counts as a
-// request, as in refusedByLibrary.
-func (c *conn) malformedRequest(method, authority, path string) {
-	c.client.Handed(c.client.Refusing()) // the library is about to reset it
-	var x exchange.Exchange
-	x.Begin(c.s)
-	x.Event.Method, x.Event.Path, x.Event.Reason = method, exchange.WithoutQuery(path), policy.ReasonBadRequest
-	if authority != "" {
-		x.Event.Name = authority
-	}
-	if !c.s.Usage.Requests.Allow() {
-		x.Event.Reason = policy.ReasonLimit
-		socket.Abort(c.s.Client)
-	}
-	x.End()
-}
-
-// refusedByLibrary records a request that never reached the handler. It counts as a request. A client over its rate
-// limit may lose the connection for it, as it cannot be told to wait.
-func (c *conn) refusedByLibrary(why string) {
+// refused records a request that never reached its handler, or the end of a connection whose client broke the protocol.
+// It counts as a request. A client over its rate limit loses the connection for it, as it cannot be told to wait.
+func (c *conn) refused(r downstream.Refusal) {
 	var x exchange.Exchange
 	x.Begin(c.s)
 	x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
-	x.Event.Error = why
-	if !c.s.Usage.Requests.Allow() {
+	x.Event.Error = r.Why
+	if h1.ValidMethod(r.Method) {
+		x.Event.Method = r.Method
+	}
+	if h1.ValidTarget(r.Path) {
+		x.Event.Path = exchange.WithoutQuery(r.Path)
+	}
+	if over := !c.s.Usage.Requests.Allow(); over || r.Flood {
 		x.Event.Reason = policy.ReasonLimit
 		socket.Abort(c.s.Client)
 	}
 	x.End()
-}
-
-// flooded records that the client lost the connection because it sent requests faster than they could be refused.
-func (c *conn) flooded() {
-	var x exchange.Exchange
-	x.Begin(c.s)
-	x.Refused(&problem.Problem{Reason: policy.ReasonLimit})
-	x.Event.Error = "requests came faster than they could be refused"
-	x.End()
-}
-
-// give notes that the handler has the stream of w, until the client has ended it.
-func (c *conn) give(w http.ResponseWriter, r *http.Request) (done func()) {
-	id, ok := h2.StreamID(w)
-	if !ok {
-		return func() {}
-	}
-	c.client.Handed(id)
-	return func() {
-		if r.Context().Err() != nil {
-			c.client.Over(id)
-		}
-	}
 }

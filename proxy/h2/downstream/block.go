@@ -1,0 +1,166 @@
+package downstream
+
+import (
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy/h2"
+)
+
+const (
+	headMax   = h2.HeadRead + 10*32 // of a header list, by the measure of RFC 9113, 6.5.2
+	headsCost = 384 << 10           // memory of a header block in several frames: decoded, up to headMax
+	usualHead = 16                  // fields
+)
+
+// block is a header block as it is decoded.
+type block struct {
+	frame   http2.FrameHeader // HEADERS
+	selfish bool              // the stream depends on itself
+	fields  []hpack.HeaderField
+	pseudo  int // how many of fields are pseudo-header fields: they come first
+	size    int
+	large   bool   // larger than headMax; fields are incomplete
+	fault   string // the first reason why it is malformed
+}
+
+// add is told each field.
+func (b *block) add(f hpack.HeaderField) {
+	if b.size += int(f.Size()); b.size > headMax {
+		b.large = true
+		return
+	}
+	if b.fault == "" {
+		b.fault = b.check(f)
+	}
+	if b.fields == nil {
+		b.fields = make([]hpack.HeaderField, 0, usualHead)
+	}
+	b.fields = append(b.fields, f)
+}
+
+// check returns why a field makes its block malformed (8.1 to 8.3), or nothing.
+func (b *block) check(f hpack.HeaderField) string {
+	if !httpguts.ValidHeaderFieldValue(f.Value) {
+		return "a field value that is not allowed"
+	}
+	if strings.HasPrefix(f.Name, ":") {
+		return b.checkPseudo(f.Name)
+	}
+	if !validName(f.Name) {
+		return "a field name that is not allowed"
+	}
+	switch f.Name {
+	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+		return "a field of HTTP/1.1 connections"
+	case "te":
+		if f.Value != "trailers" {
+			return "a field of HTTP/1.1 connections"
+		}
+	}
+	return ""
+}
+
+func (b *block) checkPseudo(name string) string {
+	switch name {
+	case ":method", ":scheme", ":authority", ":path", ":protocol":
+	default:
+		return "an unknown pseudo-header field"
+	}
+	if b.pseudo != len(b.fields) {
+		return "a pseudo-header field behind other fields"
+	}
+	if slices.ContainsFunc(b.fields, func(f hpack.HeaderField) bool { return f.Name == name }) {
+		return "a pseudo-header field twice"
+	}
+	b.pseudo++
+	return ""
+}
+
+// validName reports whether a name is a token without capital letters (8.2.1).
+func validName(name string) bool {
+	for i := range len(name) {
+		if c := name[i]; 'A' <= c && c <= 'Z' || !httpguts.IsTokenRune(rune(c)) {
+			return false
+		}
+	}
+	return name != ""
+}
+
+func (b *block) value(name string) string {
+	for i := range b.fields[:min(b.pseudo, len(b.fields))] {
+		if b.fields[i].Name == name {
+			return b.fields[i].Value
+		}
+	}
+	return ""
+}
+
+// headers handles a HEADERS frame.
+func (c *conn) headers(h http2.FrameHeader, payload []byte) error {
+	if h.StreamID%2 == 0 {
+		return errProtocol
+	}
+	payload, err := split(h, payload)
+	if err != nil {
+		return err
+	}
+	selfish := false
+	if h.Flags.Has(http2.FlagHeadersPriority) {
+		if len(payload) < prioritySize {
+			return errFrameSize
+		}
+		selfish = dependsOnItself(h, payload)
+		payload = payload[prioritySize:]
+	}
+	c.block = block{frame: h, selfish: selfish}
+	whole := h.Flags.Has(http2.FlagHeadersEndHeaders)
+	if !whole && !c.heads.Grow(headsCost) {
+		return errCalm
+	}
+	return c.fragment(payload, whole)
+}
+
+// fragment decodes a part of a header block.
+func (c *conn) fragment(payload []byte, last bool) error {
+	if c.block.large {
+		return errProtocol // no end in sight
+	}
+	if _, err := c.hpack.Write(payload); err != nil {
+		return errCompression
+	}
+	if !last {
+		return nil
+	}
+	c.heads.Release()
+	if c.hpack.Close() != nil {
+		return errCompression
+	}
+	b := c.block
+	c.block = block{}
+	return c.decoded(&b)
+}
+
+// decoded handles a complete header block.
+func (c *conn) decoded(b *block) error {
+	id := b.frame.StreamID
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.streams[id]; s != nil {
+		return s.receiveTrailers(b)
+	}
+	switch {
+	case id > c.last && !c.draining:
+		return c.open(b)
+	case id > c.last, slices.Contains(c.reset, id): // sent before the client knew
+		if !c.budget.Spend() {
+			return errCalm
+		}
+		return nil
+	}
+	return errProtocol
+}

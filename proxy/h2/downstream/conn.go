@@ -1,0 +1,261 @@
+package downstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/memory"
+	"boxgate/proxy/buffers"
+	"boxgate/proxy/h2"
+)
+
+const (
+	// StreamWindow is how much of a request's body may arrive before the handler reads it: little, as clients are near.
+	StreamWindow = 64 << 10
+	// ConnWindow is the same for all requests of a connection.
+	ConnWindow = 1 << 20
+
+	prefaceTime = 10 * time.Second // for the preface and the first SETTINGS
+	goAwayTime  = time.Second      // from a GOAWAY to the end of the connection
+	lingerMax   = 1 << 20          // bytes read and dropped meanwhile
+	waitingMax  = 4 * h2.Streams   // requests reset before their handler began, while no handler ends
+	resetMax    = 128              // streams remembered as reset by the server
+	tableSize   = 4096             // of HPACK, in both directions: the default
+)
+
+// Config is how a connection is served. All fields are required.
+type Config struct {
+	Handler  func(*Stream)   // serves one request; the stream ends when it returns
+	Refused  func(Refusal)   // called for each request or connection that is refused here; must not block
+	Panicked func(v any)     // told of a panic outside the handler; the connection has ended
+	Memory   *memory.Account // for header blocks in several frames
+	Idle     time.Duration   // after so long without a request, the connection ends
+}
+
+// Refusal is a request that no handler sees, or a connection that ends because its client broke the protocol.
+type Refusal struct {
+	Method, Path string // of the request, if they are known
+	Why          string
+	Flood        bool // the client sends without reading what it is sent
+}
+
+var (
+	errClosed = errors.New("the client's connection is closed")
+	errEnded  = errors.New("the stream has ended")
+	errFlood  = errors.New("the client does not read the answers to what it sends")
+)
+
+// conn is one connection.
+type conn struct {
+	cfg    Config
+	net    net.Conn
+	ctx    context.Context
+	framer *http2.Framer // reads the heads of frames
+	run    sync.WaitGroup
+
+	// Owned by the goroutine that reads.
+	hpack   *hpack.Decoder
+	block   block
+	heads   memory.Claim // of a header block in several frames
+	empty   h2.EmptyFrames
+	settled bool // the first SETTINGS have come
+	small   [64]byte
+
+	mu       sync.Mutex // guards what follows, and the streams
+	streams  map[uint32]*Stream
+	last     uint32   // the highest stream that the client has opened
+	reset    []uint32 // streams reset by the server most recently
+	running  int      // handlers
+	waiting  []*Stream
+	early    int // streams reset while they waited, since a handler ended
+	budget   h2.Budget
+	unacked  int // SETTINGS of ours
+	draining bool
+	ended    error // the connection
+	quiet    time.Time
+	idle     *time.Timer
+
+	recv h2.ReceiveWindow
+	out  output
+}
+
+// Serve serves a connection until it ends, and closes it. All handlers have returned when Serve does.
+func Serve(ctx context.Context, nc net.Conn, cfg Config) {
+	c := &conn{cfg: cfg, net: nc, ctx: ctx, streams: map[uint32]*Stream{}, quiet: time.Now()}
+	c.framer = http2.NewFramer(nil, nc)
+	c.framer.SetMaxReadFrameSize(h2.FrameMax)
+	c.hpack = hpack.NewDecoder(tableSize, c.block.add)
+	c.hpack.SetMaxStringLength(headMax)
+	c.heads.Open(cfg.Memory, memory.HTTP2)
+	c.out.open(c)
+	defer c.run.Wait()
+	defer c.heads.Close()
+	defer c.end(errClosed)
+	c.mu.Lock()
+	c.idle = time.AfterFunc(cfg.Idle, c.onIdle)
+	c.greet()
+	c.mu.Unlock()
+	c.close(c.read())
+}
+
+// greet sends the first SETTINGS and raises the connection's window.
+func (c *conn) greet() {
+	c.unacked++
+	c.out.settings(
+		http2.Setting{ID: http2.SettingMaxFrameSize, Val: h2.FrameMax},
+		http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: h2.Streams},
+		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: headMax},
+		http2.Setting{ID: http2.SettingInitialWindowSize, Val: StreamWindow},
+		http2.Setting{ID: http2.SettingEnableConnectProtocol, Val: 1},
+		http2.Setting{ID: http2.SettingNoRFC7540Priorities, Val: 1},
+	)
+	c.recv = h2.NewReceiveWindow(ConnWindow, ConnWindow/4)
+	c.out.windowUpdate(0, ConnWindow-h2.FirstWindow)
+	c.out.kick()
+}
+
+// read reads frames until the connection ends, and returns why.
+func (c *conn) read() error {
+	_ = c.net.SetReadDeadline(time.Now().Add(prefaceTime))
+	preface := c.small[:len(http2.ClientPreface)]
+	if _, err := io.ReadFull(c.net, preface); err != nil {
+		return err
+	}
+	if !bytes.Equal(preface, []byte(http2.ClientPreface)) {
+		return http2.ConnectionError(http2.ErrCodeProtocol)
+	}
+	for {
+		h, err := c.framer.ReadFrameHeader()
+		if err == nil {
+			err = c.frame(h)
+		}
+		var stream http2.StreamError
+		switch {
+		case err == nil:
+		case errors.As(err, &stream):
+			c.refuseStream(stream)
+		case errors.Is(err, http2.ErrFrameTooLarge):
+			return http2.ConnectionError(http2.ErrCodeFrameSize)
+		default:
+			return err
+		}
+	}
+}
+
+// close ends the connection, with a GOAWAY if the client broke the protocol.
+func (c *conn) close(err error) {
+	var code http2.ConnectionError
+	if errors.As(err, &code) {
+		c.goAway(http2.ErrCode(code))
+		c.linger()
+	}
+	c.mu.Lock()
+	flood := errors.Is(c.ended, errFlood)
+	c.mu.Unlock()
+	if flood {
+		c.cfg.Refused(Refusal{Why: errFlood.Error(), Flood: true})
+	}
+}
+
+// goAway tells the client why the connection ends. Streams end without another frame.
+func (c *conn) goAway(code http2.ErrCode) {
+	c.mu.Lock()
+	over := c.ended != nil
+	for _, s := range c.streams {
+		c.closeStream(s, errClosed)
+	}
+	if !over {
+		c.draining = true
+		c.out.goAway(c.last, code)
+		c.out.kick()
+	}
+	c.mu.Unlock()
+	if !over {
+		c.cfg.Refused(Refusal{Why: "the connection is ended with " + code.String()})
+	}
+}
+
+// linger drops what the client still sends for a while. Closing at once would reset the TCP connection, and the GOAWAY
+// might not arrive.
+func (c *conn) linger() {
+	_ = c.net.SetReadDeadline(time.Now().Add(goAwayTime))
+	buf := frameBuffers.Get()
+	defer frameBuffers.Put(buf)
+	for n := 0; n < lingerMax; {
+		m, err := c.net.Read(*buf)
+		if n += m; err != nil {
+			return
+		}
+	}
+}
+
+// end closes the connection and ends its streams.
+func (c *conn) end(why error) {
+	c.mu.Lock()
+	c.endLocked(why)
+	c.mu.Unlock()
+}
+
+func (c *conn) endLocked(why error) {
+	if c.ended != nil {
+		return
+	}
+	c.ended = why
+	for _, s := range c.streams {
+		c.closeStream(s, why)
+	}
+	c.idle.Stop()
+	c.out.close()
+	// Closing TLS may wait for the client to read, and for a write in progress.
+	c.run.Go(func() { _ = c.net.Close() })
+	_ = c.net.SetReadDeadline(time.Unix(1, 0))
+}
+
+// onIdle drains a connection that has been without requests for long enough.
+func (c *conn) onIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	left := c.cfg.Idle - time.Since(c.quiet)
+	switch {
+	case c.ended != nil || c.draining:
+	case len(c.streams) > 0:
+		c.idle.Reset(c.cfg.Idle)
+	case left > 0:
+		c.idle.Reset(left)
+	default:
+		c.drain()
+	}
+}
+
+// drain accepts no more requests and ends the connection once those in progress have ended.
+func (c *conn) drain() {
+	if c.draining || c.ended != nil {
+		return
+	}
+	c.draining = true
+	c.out.goAway(c.last, http2.ErrCodeNo)
+	c.out.kick()
+	c.rest()
+}
+
+// rest notes that there are no requests in progress, if so.
+func (c *conn) rest() {
+	if len(c.streams) > 0 {
+		return
+	}
+	if c.quiet = time.Now(); c.draining {
+		_ = c.net.SetReadDeadline(c.quiet.Add(goAwayTime))
+	}
+	c.out.idle()
+}
+
+// frameBuffers hold the payloads of frames.
+var frameBuffers = buffers.NewPool(h2.FrameMax)

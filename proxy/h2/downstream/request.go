@@ -1,0 +1,242 @@
+package downstream
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy/h2"
+)
+
+// Head is the head of a request, as its client sent it.
+type Head struct {
+	Method, Scheme, Path string // of the pseudo-header fields; empty if missing
+	Authority            string // or Host
+	Protocol             string // of an extended CONNECT (RFC 8441)
+	Fields               []hpack.HeaderField
+	// Length is that of the body: as declared, -1 if it is not, 0 without a body.
+	Length int64
+}
+
+// open begins a request, or refuses it.
+func (c *conn) open(b *block) error {
+	id := b.frame.StreamID
+	c.last = id
+	c.budget.Earn(earnedByRequest)
+	if b.large {
+		c.tooLarge(b)
+		return nil
+	}
+	head, fault := b.request()
+	if fault == "" && b.selfish {
+		fault = "a stream that depends on itself"
+	}
+	if fault != "" {
+		c.refuse(b, http2.ErrCodeProtocol, fault)
+		return nil
+	}
+	if len(c.streams) >= h2.Streams {
+		c.refuse(b, http2.ErrCodeRefusedStream, "more requests at a time than allowed")
+		return nil
+	}
+	s := &Stream{Head: head, c: c, id: id, remoteEnded: b.ended(), recv: h2.NewReceiveWindow(StreamWindow, StreamWindow/4)}
+	s.send.Add(c.out.first)
+	s.ctx, s.cancel = context.WithCancel(c.ctx)
+	s.readable.L, s.writable.L = &c.mu, &c.mu
+	c.streams[id] = s
+	if c.running < h2.Streams {
+		c.begin(s)
+	} else {
+		c.waiting = append(c.waiting, s)
+	}
+	return nil
+}
+
+const earnedByRequest = 4
+
+func (b *block) ended() bool { return b.frame.Flags.Has(http2.FlagHeadersEndStream) }
+
+// refuse resets the stream of a request that no handler sees. The caller holds mu, which is not held while it is told of.
+func (c *conn) refuse(b *block, code http2.ErrCode, why string) {
+	c.resetStream(b.frame.StreamID, code)
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.cfg.Refused(Refusal{
+		Method: b.value(":method"), Path: b.value(":path"), Why: "the stream is reset with " + code.String() + ": " + why,
+	})
+}
+
+// tooLarge answers a request whose head is larger than is read.
+func (c *conn) tooLarge(b *block) {
+	id := b.frame.StreamID
+	c.out.head(id, 431, nil, true)
+	if !b.ended() {
+		c.resetStream(id, http2.ErrCodeNo)
+	}
+	c.out.control()
+	c.out.kick()
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.cfg.Refused(Refusal{Method: b.value(":method"), Path: b.value(":path"), Why: "the request head is too large"})
+}
+
+// request returns the request of a header block, or why it is malformed.
+func (b *block) request() (h Head, fault string) {
+	if b.fault != "" {
+		return h, b.fault
+	}
+	h = Head{
+		Method: b.value(":method"), Scheme: b.value(":scheme"), Authority: b.value(":authority"), Path: b.value(":path"),
+		Protocol: b.value(":protocol"), Fields: b.fields[b.pseudo:],
+	}
+	if !h.complete() {
+		return h, "pseudo-header fields that make no request"
+	}
+	if !h.ownAuthority() {
+		return h, "an authority that is not allowed"
+	}
+	if !b.ended() {
+		h.Length = h.declared()
+	}
+	return h, ""
+}
+
+// complete reports whether the pseudo-header fields are those that a request has (8.3.1, 8.5; RFC 8441, 4).
+func (h *Head) complete() bool {
+	if h.Method == "CONNECT" && h.Protocol == "" {
+		return h.Path == "" && h.Scheme == "" && h.Authority != ""
+	}
+	if h.Method != "CONNECT" && h.Scheme != "https" && h.Scheme != "http" {
+		return false
+	}
+	return h.Method != "" && (h.Path == "*" || strings.HasPrefix(h.Path, "/"))
+}
+
+// ownAuthority takes the authority from Host if need be, and reports whether there is only one, without user names.
+func (h *Head) ownAuthority() bool {
+	hosts := 0
+	for _, f := range h.Fields {
+		if f.Name != "host" {
+			continue
+		}
+		if hosts++; h.Authority == "" {
+			h.Authority = f.Value
+		}
+		if hosts > 1 || f.Value != h.Authority {
+			return false
+		}
+	}
+	return !strings.Contains(h.Authority, "@") && httpguts.ValidHostHeader(h.Authority)
+}
+
+// declared returns the length of a body that follows. One that makes no sense allows none.
+func (h *Head) declared() int64 {
+	for _, f := range h.Fields {
+		if f.Name == "content-length" {
+			n, err := strconv.ParseUint(f.Value, 10, 63)
+			if err != nil {
+				return 0
+			}
+			return int64(n)
+		}
+	}
+	return -1
+}
+
+// begin starts the handler of a stream. The caller holds mu.
+func (c *conn) begin(s *Stream) {
+	s.begun = true
+	c.running++
+	c.run.Go(func() {
+		defer c.done(s)
+		defer c.contain()
+		c.cfg.Handler(s)
+	})
+}
+
+// contain ends the connection after a panic.
+func (c *conn) contain() {
+	if v := recover(); v != nil {
+		c.cfg.Panicked(v)
+		c.end(errClosed)
+	}
+}
+
+// done ends a stream whose handler has returned, and begins the next one that waits.
+func (c *conn) done(s *Stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case s.closed:
+	case !s.localEnded: // the response must not look complete
+		c.resetStream(s.id, http2.ErrCodeInternal)
+	case !s.remoteEnded: // the rest of the body is not wanted (8.1)
+		c.resetStream(s.id, http2.ErrCodeNo)
+	}
+	c.closeStream(s, errEnded)
+	s.drop()
+	s.cancel()
+	c.running--
+	c.early = 0
+	if len(c.waiting) > 0 && c.ended == nil {
+		next := c.waiting[0]
+		c.waiting = slices.Delete(c.waiting, 0, 1)
+		c.begin(next)
+	}
+}
+
+// closeStream ends a stream for both sides. Without a reason it has ended well, and its handler may go on. The caller
+// holds mu.
+func (c *conn) closeStream(s *Stream, why error) {
+	if s.closed {
+		return
+	}
+	s.closed, s.err = true, why
+	delete(c.streams, s.id)
+	if why != nil {
+		s.drop()
+		s.cancel()
+	}
+	s.readable.Broadcast()
+	s.writable.Broadcast()
+	if !s.begun {
+		c.waiting = slices.DeleteFunc(c.waiting, func(w *Stream) bool { return w == s })
+	}
+	c.rest()
+}
+
+// Stream is one request and its response. Its methods may be called by several goroutines: one may read, one may write.
+type Stream struct {
+	Head
+	c      *conn
+	id     uint32
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	// Guarded by the connection's mu.
+	begun       bool  // has a handler
+	closed      bool  // is not among the connection's streams any more
+	err         error // why, if closed
+	remoteEnded bool  // the client has ended the request
+	localEnded  bool  // the response has ended
+	answered    bool  // the final head of the response was written
+	unread      bool  // the body is not wanted
+
+	recv     h2.ReceiveWindow
+	in       inbox
+	received int64
+	trailers []hpack.HeaderField
+	readable sync.Cond
+
+	send     h2.SendWindow
+	queued   bool
+	last     int    // where its last frame begins in the batch
+	batch    uint64 // in which that frame is
+	writable sync.Cond
+}

@@ -1,0 +1,137 @@
+package downstream
+
+import (
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// WriteHeader sends the head of a response: any number of interim ones (1xx), then the final one. Names of fields are in
+// small letters. end says that the response consists of its head. Nothing reaches the client before [Stream.Flush], the
+// end of the response, or a full batch.
+func (s *Stream) WriteHeader(status int, fields []hpack.HeaderField, end bool) error {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.awaitRoom(); err != nil {
+		return err
+	}
+	if s.answered {
+		return errEnded
+	}
+	s.answered = status >= 200
+	s.last, s.batch = c.out.head(s.id, status, fields, end)
+	s.localEnd(end)
+	return nil
+}
+
+// Write sends a part of the body. It waits until the client has let the gateway send it.
+func (s *Stream) Write(p []byte) (int, error) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer c.out.pass()
+	sent := 0
+	for sent < len(p) {
+		switch {
+		case s.sendErr() != nil:
+			return sent, s.sendErr()
+		case !s.answered:
+			return sent, errEnded
+		case s.send.Left() <= 0:
+			c.out.await(s, nil)
+			continue
+		case c.out.send.Left() <= 0:
+			c.out.await(s, &c.out.forWindow)
+			continue
+		case !c.out.room():
+			c.out.await(s, &c.out.forRoom)
+			continue
+		}
+		n := min(len(p)-sent, s.send.Left(), c.out.send.Left(), dataMax)
+		s.last, s.batch = c.out.data(s.id, p[sent:sent+n], false)
+		s.send.Take(n)
+		c.out.send.Take(n)
+		c.budget.Earn(earnedByData)
+		sent += n
+	}
+	return sent, nil
+}
+
+const earnedByData = 16 // WINDOW_UPDATE frames of a client that answers each 2 KiB with two
+
+// Flush sends what was written, without waiting until it is sent.
+func (s *Stream) Flush() error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	s.c.out.kick()
+	return nil
+}
+
+// CloseWrite ends the response, with trailer fields if there are any.
+func (s *Stream) CloseWrite(trailers []hpack.HeaderField) error {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(trailers) > 0 {
+		if err := s.awaitRoom(); err != nil {
+			return err
+		}
+	}
+	switch {
+	case s.sendErr() != nil:
+		return s.sendErr()
+	case !s.answered:
+		return errEnded
+	case len(trailers) > 0:
+		c.out.head(s.id, 0, trailers, true)
+	case s.batch == c.out.batch: // its last frame is not on its way yet
+		c.out.pending[s.last+4] |= byte(http2.FlagDataEndStream) // the same bit in HEADERS
+	default:
+		c.out.data(s.id, nil, true)
+	}
+	s.localEnd(true)
+	return nil
+}
+
+// Reset resets the stream unless it has ended.
+func (s *Stream) Reset(code http2.ErrCode) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if !s.closed {
+		s.c.resetStream(s.id, code)
+		s.c.closeStream(s, errEnded)
+	}
+}
+
+// sendErr returns why no more can be sent, if so.
+func (s *Stream) sendErr() error {
+	if s.err == nil && s.localEnded {
+		return errEnded
+	}
+	return s.err
+}
+
+// awaitRoom waits until the client has read enough of what was sent before.
+func (s *Stream) awaitRoom() error {
+	c := s.c
+	defer c.out.pass()
+	for s.sendErr() == nil && !c.out.room() {
+		c.out.await(s, &c.out.forRoom)
+	}
+	return s.sendErr()
+}
+
+// localEnd notes whether the response has ended.
+func (s *Stream) localEnd(end bool) {
+	if !end {
+		return
+	}
+	s.localEnded = true
+	s.c.out.kick()
+	if s.remoteEnded {
+		s.c.closeStream(s, nil)
+	}
+}
