@@ -22,6 +22,7 @@ import (
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/conformance"
+	_ "boxgate/conformance/h2connect"
 	"boxgate/e2e/harness"
 )
 

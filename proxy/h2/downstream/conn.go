@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -67,6 +68,7 @@ type conn struct {
 	heads   memory.Claim // of a header block in several frames
 	empty   h2.EmptyFrames
 	settled bool // the first SETTINGS have come
+	crowded bool // there are many frames to write that answer the client's
 	small   [64]byte
 
 	mu       sync.Mutex // guards what follows, and the streams
@@ -136,6 +138,10 @@ func (c *conn) read() error {
 		h, err := c.framer.ReadFrameHeader()
 		if err == nil {
 			err = c.frame(h)
+		}
+		if c.crowded { // the writing goroutine has a chance before there is too much to write
+			c.crowded = false
+			runtime.Gosched()
 		}
 		var stream http2.StreamError
 		switch {

@@ -63,6 +63,7 @@ func (c *conn) handle(h http2.FrameHeader, payload []byte) error {
 	if !c.budget.Spend() {
 		return errCalm
 	}
+	c.crowded = c.out.controls > controlMax/10
 	switch h.Type {
 	case http2.FrameSettings:
 		return c.settings(h, payload)

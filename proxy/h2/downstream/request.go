@@ -28,6 +28,7 @@ type Head struct {
 func (c *conn) open(b *block) error {
 	id := b.frame.StreamID
 	c.last = id
+	c.crowded = c.out.controls > controlMax/10
 	c.budget.Earn(earnedByRequest)
 	if b.large {
 		c.tooLarge(b)
