@@ -56,9 +56,11 @@ func (s *Stream) remoteEnd() {
 // receiveTrailers takes a header block that is not the first of its stream.
 func (s *Stream) receiveTrailers(b *block) error {
 	switch {
+	case b.fault != "":
+		return streamError(s.id, http2.ErrCodeProtocol)
 	case s.remoteEnded:
 		return streamError(s.id, http2.ErrCodeStreamClosed)
-	case !b.ended(), b.fault != "", b.large, b.pseudo > 0, b.selfish, s.Length >= 0 && s.received != s.Length:
+	case !b.ended(), b.large, b.pseudo > 0, b.selfish, s.Length >= 0 && s.received != s.Length:
 		return streamError(s.id, http2.ErrCodeProtocol)
 	}
 	for _, f := range b.fields {

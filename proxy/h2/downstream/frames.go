@@ -137,9 +137,13 @@ func (c *conn) consumed(n int) {
 func (c *conn) settings(h http2.FrameHeader, payload []byte) error {
 	ack := h.Flags.Has(http2.FlagSettingsAck)
 	switch {
-	case ack && len(payload) > 0, len(payload)%settingSize != 0:
+	case ack && len(payload) > 0:
 		return errFrameSize
-	case h.StreamID != 0, len(payload) > settingsMax*settingSize:
+	case h.StreamID != 0:
+		return errProtocol
+	case len(payload)%settingSize != 0:
+		return errFrameSize
+	case len(payload) > settingsMax*settingSize:
 		return errProtocol
 	case ack:
 		if c.unacked--; c.unacked < 0 {

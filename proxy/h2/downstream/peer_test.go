@@ -32,6 +32,7 @@ type peer struct {
 	ended   bool // Serve has returned
 	dec     *hpack.Decoder
 	partial []byte
+	opened  uint32 // the highest stream of a program
 }
 
 // counted counts the writes of the server.
