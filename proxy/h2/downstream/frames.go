@@ -236,14 +236,22 @@ func (c *conn) rstStream(h http2.FrameHeader, payload []byte) error {
 	}
 	if s := c.streams[h.StreamID]; s != nil {
 		code := http2.ErrCode(binary.BigEndian.Uint32(payload))
-		if !s.begun {
-			c.early++
-		}
 		c.closeStream(s, http2.StreamError{StreamID: s.id, Code: code})
-		if c.early > waitingMax { // CVE-2023-44487
-			return errCalm
+		if !s.begun {
+			return c.cancelled(s)
 		}
 	}
+	return nil
+}
+
+// cancelled tells of a request that its client has reset before a handler was free for it.
+func (c *conn) cancelled(s *Stream) error {
+	if c.early++; c.early > waitingMax { // CVE-2023-44487
+		return errCalm
+	}
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.cfg.Refused(Refusal{Method: s.Method, Path: s.Path, Why: "the client reset the stream before it was handled"})
 	return nil
 }
 

@@ -357,6 +357,9 @@ func TestRapidReset(t *testing.T) {
 			id += 2
 		}
 		p.expect(fmt.Sprintf("GOAWAY %d ENHANCE_YOUR_CALM", id-2))
+		if len(p.refused) != waitingMax+1 { // and one for the connection
+			t.Errorf("%d refusals", len(p.refused))
+		}
 		if most != h2.Streams {
 			t.Errorf("%d handlers at a time", most)
 		}
