@@ -335,7 +335,9 @@ func visible(frames []string, ended map[uint32]bool) string {
 		if strings.HasPrefix(f, "GOAWAY") {
 			f = f[:6] + f[strings.LastIndex(f, " "):] // not the last stream: a malformed one does not count there
 		}
-		out = append(out, strings.Replace(strings.Replace(f, "DATA answer end", "DATA answer", 1), "DATA  end", "end", 1))
+		if f = strings.Replace(f, "DATA answer end", "DATA answer", 1); !strings.HasSuffix(f, "DATA  end") {
+			out = append(out, f) // the end may come with the last content or behind it
+		}
 	}
 	sort.Strings(out)
 	return strings.Join(out, ", ")
