@@ -150,6 +150,9 @@ func (c *conn) decoded(b *block) error {
 	id := b.frame.StreamID
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ended != nil {
+		return c.ended
+	}
 	if s := c.streams[id]; s != nil {
 		return s.receiveTrailers(b)
 	}

@@ -163,30 +163,32 @@ func (c *conn) close(err error) {
 		c.goAway(http2.ErrCode(code))
 		c.linger()
 	}
-	c.mu.Lock()
-	flood := errors.Is(c.ended, errFlood)
-	c.mu.Unlock()
-	if flood {
+	if errors.Is(c.over(), errFlood) {
 		c.cfg.Refused(Refusal{Why: errFlood.Error(), Flood: true})
 	}
 }
 
 // goAway tells the client why the connection ends. Streams end without another frame.
 func (c *conn) goAway(code http2.ErrCode) {
+	if c.sendGoAway(code) {
+		c.cfg.Refused(Refusal{Why: "the connection is ended with " + code.String()})
+	}
+}
+
+// sendGoAway reports whether the connection had not ended before.
+func (c *conn) sendGoAway(code http2.ErrCode) bool {
 	c.mu.Lock()
-	over := c.ended != nil
+	defer c.mu.Unlock()
+	if c.ended != nil {
+		return false
+	}
 	for _, s := range c.streams {
 		c.closeStream(s, errClosed)
 	}
-	if !over {
-		c.draining = true
-		c.out.goAway(c.last, code)
-		c.out.kick()
-	}
-	c.mu.Unlock()
-	if !over {
-		c.cfg.Refused(Refusal{Why: "the connection is ended with " + code.String()})
-	}
+	c.draining = true
+	c.out.goAway(c.last, code)
+	c.out.kick()
+	return true
 }
 
 // linger drops what the client still sends for a while. Closing at once would reset the TCP connection, and the GOAWAY
@@ -203,11 +205,18 @@ func (c *conn) linger() {
 	}
 }
 
+// over returns why the connection has ended, if it has.
+func (c *conn) over() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
 // end closes the connection and ends its streams.
 func (c *conn) end(why error) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.endLocked(why)
-	c.mu.Unlock()
 }
 
 func (c *conn) endLocked(why error) {

@@ -109,6 +109,9 @@ func (c *conn) data(h http2.FrameHeader, payload []byte) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ended != nil {
+		return c.ended
+	}
 	if !c.recv.Take(len(payload)) {
 		return errFlowControl
 	}
@@ -302,17 +305,22 @@ func (c *conn) clientLeaves(h http2.FrameHeader, payload []byte) error {
 // refuseStream resets a stream whose client broke the protocol. It is told of unless the stream has a handler, which
 // fails, or had one.
 func (c *conn) refuseStream(e http2.StreamError) {
-	c.mu.Lock()
-	s := c.streams[e.StreamID]
-	handled := s != nil && s.begun
-	c.resetStream(e.StreamID, e.Code)
-	if s != nil {
-		c.closeStream(s, e)
-	}
-	c.mu.Unlock()
-	if !handled && e.Code != http2.ErrCodeStreamClosed {
+	if !c.abort(e) && e.Code != http2.ErrCodeStreamClosed {
 		c.cfg.Refused(Refusal{Why: "the stream is reset with " + e.Code.String()})
 	}
+}
+
+// abort resets a stream, and reports whether it has a handler.
+func (c *conn) abort(e http2.StreamError) (handled bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resetStream(e.StreamID, e.Code)
+	s := c.streams[e.StreamID]
+	if s == nil {
+		return false
+	}
+	c.closeStream(s, e)
+	return s.begun
 }
 
 // resetStream sends a reset, and remembers it: the client may have sent more in the meantime (5.4.2).
