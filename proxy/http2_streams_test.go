@@ -14,8 +14,8 @@ import (
 	"boxgate/proxy/h2"
 )
 
-// What the library refuses without asking anybody leaves an event too.
-func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
+// What is refused before it reaches its handler leaves an event too.
+func TestRefusedStreamsAreTold(t *testing.T) {
 	t.Parallel()
 	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { t.Error("it reached the server") })

@@ -440,9 +440,6 @@ func TestExtendedConnect(t *testing.T) {
 	if e := l.events.wait(t, 1)[0]; e.Verdict != policy.Allow || e.BytesOut != 8 || e.BytesIn < 18 {
 		t.Errorf("event %+v", e)
 	}
-	if strings.Contains(os.Getenv("GODEBUG"), "http2xconnect") {
-		t.Error("the setting is left in the environment")
-	}
 }
 
 // TestCurl is a client that shares no code with us, over both versions.

@@ -76,8 +76,8 @@ func shakeHands(conn net.Conn, host, offer string) (io.ReadWriteCloser, string, 
 	return hijacked{conn, r}, res.Header.Get("Sec-WebSocket-Extensions"), nil
 }
 
-// HTTP2 opens the WebSockets as streams of one connection, by extended CONNECT (RFC 8441). The HTTP/2 library supports
-// that only if GODEBUG contains http2xconnect=1 when the program starts.
+// HTTP2 opens the WebSockets as streams of one connection, by extended CONNECT (RFC 8441). Go's servers support
+// that only with package h2connect.
 func HTTP2(host string) Dialer {
 	client := sync.OnceValues(func() (*http2.ClientConn, error) {
 		conn, err := dialTLS(context.Background(), host, "h2")

@@ -105,7 +105,7 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	result := make(chan uploadRead, 1)
 	s.read = result
 	buf := make([]byte, min(size, 16<<10))
-	go func() { // ends at the latest when the handler returns and the library closes the body
+	go func() { // ends at the latest when the handler returns and the stream ends
 		r := uploadRead{err: contain.ErrFault}
 		defer func() { result <- r }()
 		defer contain.Panic(s.st.s.Core.Log, s.st.s.Box.ID, func() {})

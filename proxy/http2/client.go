@@ -1,6 +1,7 @@
 package http2
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -27,9 +28,9 @@ type requestBody struct {
 }
 
 // newRequest returns the request of a stream, and whether its client waits for a 100 before it sends the body.
-func newRequest(s *downstream.Stream) (r *http.Request, expects bool) {
+func newRequest(ctx context.Context, s *downstream.Stream) (r *http.Request, expects bool) {
 	h := &s.Head
-	r = (&http.Request{}).WithContext(s.Context())
+	r = (&http.Request{}).WithContext(ctx)
 	r.Method, r.Host, r.RequestURI, r.ContentLength = h.Method, h.Authority, h.Path, h.Length
 	r.Proto, r.ProtoMajor = "HTTP/2.0", 2
 	if r.RequestURI == "" { // CONNECT
@@ -213,13 +214,33 @@ func fieldsOf(h http.Header, interim bool) []hpack.HeaderField {
 			interim && name == "Content-Length" {
 			continue
 		}
-		lower := strings.ToLower(name)
+		lower := lowerName(name)
 		for _, v := range values {
 			fields = append(fields, hpack.HeaderField{Name: lower, Value: v})
 		}
 	}
 	return fields
 }
+
+// lowerName returns a name in small letters, as HTTP/2 has it. Names that most responses have need no memory.
+func lowerName(name string) string {
+	if lower, ok := lowerNames[name]; ok {
+		return lower
+	}
+	return strings.ToLower(name)
+}
+
+var lowerNames = func() map[string]string {
+	names := map[string]string{}
+	for _, lower := range []string{
+		"accept-ranges", "access-control-allow-origin", "age", "cache-control", "content-disposition", "content-encoding", "content-language",
+		"content-length", "content-type", "date", "etag", "expires", "grpc-message", "grpc-status", "last-modified", "link", "location", "server",
+		"set-cookie", "strict-transport-security", "trailer", "vary", "via", "x-content-type-options", "x-frame-options", "x-request-id",
+	} {
+		names[http.CanonicalHeaderKey(lower)] = lower
+	}
+	return names
+}()
 
 // trailersOf returns the trailer fields.
 func trailersOf(h http.Header) (fields []hpack.HeaderField) {
@@ -228,7 +249,7 @@ func trailersOf(h http.Header) (fields []hpack.HeaderField) {
 		if !ok || !httpguts.ValidTrailerHeader(http.CanonicalHeaderKey(name)) {
 			continue
 		}
-		lower := strings.ToLower(name)
+		lower := lowerName(name)
 		for _, v := range values {
 			fields = append(fields, hpack.HeaderField{Name: lower, Value: v})
 		}

@@ -129,12 +129,12 @@ type stream struct {
 
 // serve handles one request.
 func (c *conn) serve(client *downstream.Stream) {
-	r, expects := newRequest(client)
 	ctx, cancel := context.WithCancel(client.Context())
 	defer cancel()
+	r, expects := newRequest(ctx, client)
 	w := &response{s: client, header: http.Header{}}
 	st := &stream{
-		c: c, s: c.s, client: client, w: w, r: r.WithContext(ctx), cancel: cancel, done: make(chan struct{}), expects: expects,
+		c: c, s: c.s, client: client, w: w, r: r, cancel: cancel, done: make(chan struct{}), expects: expects,
 		reset: http2.ErrCodeInternal,
 	}
 	defer close(st.done)

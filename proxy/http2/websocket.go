@@ -99,7 +99,7 @@ func (d *downgrade) tunnel() error {
 	_ = d.up.NetConn.SetReadDeadline(time.Time{})
 	d.up.In.Source = d.up.NetConn
 	var ended atomic.Bool
-	go func() { // ends at the latest when the handler closes the body it reads
+	go func() { // ends at the latest when the handler returns and the stream ends
 		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, d.up.Abort)
 		if err := d.fromClient(); err != nil {
 			d.up.Abort()
