@@ -135,6 +135,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 				if n := len(p.refused); n == 0 || !p.refused[n-1].Flood {
 					t.Errorf("%d refusals, none of a flood", n)
 				}
+				p.leave()
 			})
 		})
 	}
