@@ -4,7 +4,7 @@ SHELL      := /bin/bash
 # sudo drops /usr/local/go/bin from PATH; look there before giving up.
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin:/usr/sbin:/sbin
 GO         ?= go
-# With Go 1.27 and newer this tag keeps the HTTP/2 implementation that the proxy is written for; it does not compile without.
+# With Go 1.27 and newer this tag keeps the HTTP/2 implementation of golang.org/x/net that some tests compare with.
 # One set of flags for the gateway and the tests, so that nothing is compiled twice.
 export GOFLAGS := $(GOFLAGS) -tags=http2legacy -trimpath
 IMAGE_DIR  ?= /var/lib/boxgate/images

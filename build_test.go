@@ -1,43 +1,27 @@
 package boxgate_test
 
 import (
-	"os"
-	"os/exec"
+	"go/ast"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// filesOf lists the Go files that a build with the tags compiles of a package.
-func filesOf(t *testing.T, pkg, tags string) []string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", `{{join .GoFiles "\n"}}`, pkg).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Fields(string(out))
-}
-
-// TestNoBuildWithoutTheHTTP2Implementation looks at a build with Go 1.27 or newer, whatever Go runs the test: without the
-// tag http2legacy it has a file that does not compile, and with it golang.org/x/net/http2 is the implementation that the
-// proxy is written for. A version of the module without that choice fails here.
-func TestNoBuildWithoutTheHTTP2Implementation(t *testing.T) {
-	const guard, http2 = "build_tag.go", "golang.org/x/net/http2"
-	if !slices.Contains(filesOf(t, "./proxy/h2", "go1.27"), guard) {
-		t.Errorf("a build without the tag does not compile proxy/h2/%s", guard)
-	}
-	if slices.Contains(filesOf(t, "./proxy/h2", "go1.27,http2legacy"), guard) {
-		t.Errorf("a build with the tag compiles proxy/h2/%s", guard)
-	}
-	files := filesOf(t, http2, "go1.27,http2legacy")
-	if !slices.Contains(files, "server.go") || !slices.Contains(files, "transport.go") || slices.Contains(files, "server_wrap.go") {
-		t.Errorf("with the tag %s consists of %v", http2, files)
-	}
-	makefile, err := os.ReadFile("Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(makefile), "\nexport GOFLAGS := $(GOFLAGS) -tags=http2legacy -trimpath\n") {
-		t.Error("the Makefile does not set the tag for every build")
+// TestHTTP2IsOurOwn holds that the gateway takes frames and HPACK from golang.org/x/net/http2, and nothing that speaks
+// HTTP/2 on its own: with Go 1.27 or newer that wraps net/http, unless the build tag http2legacy is set.
+func TestHTTP2IsOurOwn(t *testing.T) {
+	speakers := []string{"Server", "Transport", "ClientConn", "ConfigureServer", "ConfigureTransport", "ConfigureTransports"}
+	for _, s := range sources(t) {
+		if strings.HasSuffix(s.path, "_test.go") || s.pkg == "conformance" {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			if sel, ok := n.(*ast.SelectorExpr); ok && slices.Contains(speakers, sel.Sel.Name) {
+				if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "http2" {
+					t.Errorf("%s uses http2.%s", s.path, sel.Sel.Name)
+				}
+			}
+			return true
+		})
 	}
 }

@@ -40,11 +40,12 @@ proxy/exchange: policy audit internal/fault internal/handshake proxy/h1 proxy/he
 proxy/h1: internal/memory
 proxy/h2: internal/memory proxy/buffers proxy/h1
 proxy/h2/downstream: internal/memory proxy/buffers proxy/h2
+proxy/h2/upstream: proxy/buffers proxy/h1 proxy/h2 proxy/socket
 proxy/header: policy proxy/h1 proxy/scrub
 proxy/http1: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
-proxy/http2: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/h2 proxy/h2/downstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
+proxy/http2: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/h2 proxy/h2/downstream proxy/h2/upstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
 proxy/live: policy proxy/route proxy/socket proxy/usage
-proxy/origin: policy internal/fault internal/memory proxy/h1 proxy/h2 proxy/problem proxy/route proxy/socket proxy/usage
+proxy/origin: policy internal/fault internal/memory proxy/h1 proxy/h2/upstream proxy/problem proxy/route proxy/socket proxy/usage
 proxy/peek: policy internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy proxy/h1

@@ -19,7 +19,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/h2"
-	"boxgate/proxy/origin"
+	"boxgate/proxy/h2/upstream"
 )
 
 // rogue is an origin server that writes single frames. A request for /bad is answered by a misdeed, any other with
@@ -150,7 +150,7 @@ var misdeeds = map[string]struct {
 	"DATA before HEADERS":           {func(s *rogue, id uint32) { _ = s.WriteData(id, true, []byte("x")) }, "502"},
 	"more DATA than the window": {func(s *rogue, id uint32) {
 		s.head(id, false, ":status", "200")
-		for range 2 * origin.ResponsesMax / h2.FrameMax {
+		for range 2 * upstream.ConnWindow / h2.FrameMax {
 			if s.WriteData(id, false, make([]byte, h2.FrameMax)) != nil {
 				return
 			}

@@ -80,7 +80,7 @@ func (x *Exchange) Refused(p *problem.Problem) {
 // Failed notes why an exchange failed after it had begun.
 func (x *Exchange) Failed(err error) {
 	if err != nil && x.Event.Error == "" {
-		x.Event.Error = problem.Text(err)
+		x.Event.Error = err.Error()
 	}
 }
 

@@ -42,6 +42,15 @@ func all(b []byte, want uint8) bool {
 	return true
 }
 
+func allText(s string, want uint8) bool {
+	for i := range len(s) {
+		if class[s[i]]&want == 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // EqualFold reports whether b equals lower, ignoring the case of ASCII letters. lower must be in lower case.
 func EqualFold(b []byte, lower string) bool {
 	if len(b) != len(lower) {

@@ -207,11 +207,17 @@ func (f Field) Forbidden() bool { return f.Kind != Other && f.Kind != AltSvc }
 // ValidField reports whether a field of another HTTP version may be written into an HTTP/1.1 message: its name is a
 // token, its value has no control bytes, and it is not disguised framing.
 func ValidField(name, v string) bool {
-	if name == "" || !all([]byte(name), token) || !all([]byte(v), value) {
+	if name == "" || !allText(name, token) || !allText(v, value) {
 		return false
 	}
 	return strings.IndexByte(name, '_') < 0 || !disguised([]byte(name))
 }
+
+// ValidToken reports whether a field name of another HTTP version is a token.
+func ValidToken(name string) bool { return name != "" && allText(name, token) }
+
+// ValidValue reports whether a field value of another HTTP version has no control bytes.
+func ValidValue(v string) bool { return allText(v, value) }
 
 // ValidMethod reports whether a :method may become the method of an HTTP/1.1 request.
 func ValidMethod(method string) bool {

@@ -6,15 +6,14 @@ import (
 )
 
 const (
-	h2Continuations = 32      // CONTINUATION frames per header block; a head of 64 KiB needs three
-	h2EmptyRate     = 50      // DATA frames without content a second, sustained
-	h2EmptyBurst    = 500     // and in a burst
-	h2PaddingMax    = 1 + 255 // the longest DATA frame that may be all padding
+	h2Continuations = 32  // CONTINUATION frames per header block; a head of 64 KiB needs three
+	h2EmptyRate     = 50  // DATA frames without content a second, sustained
+	h2EmptyBurst    = 500 // and in a burst
 )
 
-// EmptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty and
-// which the library does not limit as long as the header block stays small, and DATA without content (CVE-2019-9518,
-// RFC 9113, 10.5) unless it ends its stream. The zero value has counted none. Not safe for concurrent use.
+// EmptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty,
+// and DATA without content (CVE-2019-9518, RFC 9113, 10.5) unless it ends its stream. The zero value has counted none. Not
+// safe for concurrent use.
 type EmptyFrames struct {
 	continuations int           // of the current header block
 	data          *rate.Limiter // nil until the first one
@@ -36,9 +35,4 @@ func (e *EmptyFrames) Excessive(h http2.FrameHeader, content int) bool {
 		return !e.data.Allow()
 	}
 	return false
-}
-
-// mayBePadding reports whether a frame is DATA for which only the first payload byte tells whether it has content.
-func mayBePadding(h http2.FrameHeader) bool {
-	return h.Type == http2.FrameData && h.Flags.Has(http2.FlagDataPadded) && 0 < h.Length && h.Length <= h2PaddingMax
 }

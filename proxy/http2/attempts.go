@@ -3,70 +3,95 @@ package http2
 import (
 	"context"
 	"net/http"
+	"time"
 
-	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/contain"
+	"boxgate/proxy/h2/upstream"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 )
 
-//lint:file-ignore SA1019 as for upstream_h2.go
-
 // attempts is one request over HTTP/2 with its attempts. It is retried where that is safe: the server said that it did
-// not process the stream (by refusing it or by GOAWAY), or the request was never sent. The library decides that and
-// requests a connection for each attempt.
+// not process the stream (by refusing it or by GOAWAY), or the request was never sent.
 type attempts struct {
-	st   *stream
-	ctx  context.Context
-	up   *origin.H2Conn // of the attempt in progress
-	used bool           // a request was sent on up
-	n    int
-	err  error // why there is no further attempt
+	st     *stream
+	ctx    context.Context
+	up     *origin.H2Conn // of the attempt in progress
+	used   bool           // a stream was opened on up
+	n      int
+	fields []hpack.HeaderField
+	source *uploadSource // nil if the request has no body
 }
 
-const maxAttempts = 3
-
-type attemptsKey struct{}
+const (
+	maxAttempts  = 3
+	attemptPause = time.Second // before the last one
+)
 
 // errRepeat fails a request that could be retried, but whose body is no longer available.
 var errRepeat = error(problem.Fixed("the upstream did not handle the request, and its body is no longer available to retry it"))
 
-// h2Attempts sends requests that carry their attempts in their context. Its connections come from the pool.
-var h2Attempts = &http2.Transport{ConnPool: attemptPool{}, DisableCompression: true}
-
-type attemptPool struct{}
-
-// GetClientConn returns the connection for the next attempt, with one stream reserved.
-func (attemptPool) GetClientConn(r *http.Request, _ string) (*http2.ClientConn, error) {
-	a, ok := r.Context().Value(attemptsKey{}).(*attempts)
-	if !ok {
-		return nil, contain.ErrFault
+// attempts prepares the request for its first attempt, on up.
+func (st *stream) attempts(ctx context.Context, up *origin.H2Conn) *attempts {
+	a := &attempts{st: st, ctx: ctx, up: up}
+	if st.r.ContentLength != 0 {
+		a.source = st.newUploadSource()
 	}
-	return a.next()
+	a.fields = st.requestFields(a.source)
+	return a
 }
 
-// MarkDead does nothing: the pool learns of the end from the connection.
-func (attemptPool) MarkDead(*http2.ClientConn) {}
-
-func (a *attempts) next() (*http2.ClientConn, error) {
-	if a.n++; a.n > 1 {
-		a.leave()
-		if a.err = a.another(); a.err != nil {
-			return nil, a.err
+// send sends the request until the server handles it. The response's body may still be arriving, and so may the
+// request's, until the response's body is closed.
+func (a *attempts) send() (*http.Response, error) {
+	for {
+		a.n++
+		res, err := a.try()
+		if err == nil || !upstream.Unprocessed(err) {
+			return res, err
+		}
+		if err := a.another(); err != nil {
+			return nil, err
 		}
 	}
-	if a.err = a.st.goesTo(a.up.Addr()); a.err != nil {
-		return nil, a.err
-	}
-	a.used = true
-	return a.up.Client, nil
 }
 
-// another acquires another connection.
+// try makes one attempt.
+func (a *attempts) try() (*http.Response, error) {
+	if err := a.st.goesTo(a.up.Addr()); err != nil {
+		return nil, err
+	}
+	a.used = true
+	s, err := a.up.Client.Open(a.ctx, a.fields, a.source == nil)
+	if err != nil {
+		return nil, err
+	}
+	body := &responseBody{Stream: s}
+	if a.source != nil {
+		body.upload = a.st.upload(s, a.source.attempt())
+	}
+	res, err := a.st.response(body)
+	if err != nil {
+		_ = body.Close()
+		return nil, err
+	}
+	return res, nil
+}
+
+// another acquires a connection for another attempt.
 func (a *attempts) another() error {
-	if a.n > maxAttempts {
+	if a.source != nil && a.source.lost() {
 		return errRepeat
+	}
+	a.leave()
+	switch a.n {
+	case maxAttempts:
+		return errRepeat
+	case maxAttempts - 1:
+		if err := pause(a.ctx, attemptPause); err != nil {
+			return err
+		}
 	}
 	up, err := a.st.s.Core.Origins.Any(a.ctx, a.st.s.Origin, a.st.ruling.Target(a.st.s))
 	if err != nil {
@@ -78,6 +103,17 @@ func (a *attempts) another() error {
 	}
 	a.up = up.H2
 	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (a *attempts) leave() {

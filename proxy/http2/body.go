@@ -4,9 +4,14 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 
+	"golang.org/x/net/http2/hpack"
+
 	"boxgate/proxy/contain"
+	"boxgate/proxy/h1"
+	"boxgate/proxy/header"
 )
 
 // replayMax is how much of a request's body is kept for a retry until the response begins.
@@ -17,7 +22,7 @@ const replayMax = 64 << 10
 type uploadSource struct {
 	st      *stream
 	body    io.ReadCloser
-	trailer http.Header // filled in at the end
+	trailer []string // the names of the trailer fields that may follow
 
 	mu      sync.Mutex
 	kept    []byte          // data read so far, unless gone
@@ -40,18 +45,36 @@ type uploadBody struct {
 	closed chan struct{}
 }
 
+func (st *stream) newUploadSource() *uploadSource {
+	s := &uploadSource{st: st, body: watchedBody{st.r.Body, st}}
+	for name := range st.r.Trailer {
+		if f := h1.NewField(name, ""); !f.Forbidden() && !header.IsSet(name, st.ruling.Set) {
+			s.trailer = append(s.trailer, name)
+		}
+	}
+	slices.Sort(s.trailer)
+	return s
+}
+
+// trailers returns the trailer fields, once the end was read.
+func (s *uploadSource) trailers() (fields []hpack.HeaderField) {
+	for _, name := range s.trailer {
+		for _, v := range s.st.r.Trailer[name] {
+			fields = append(fields, hpack.HeaderField{Name: lower(name), Value: v})
+		}
+	}
+	return fields
+}
+
 func (s *uploadSource) attempt() *uploadBody {
 	return &uploadBody{source: s, closed: make(chan struct{})}
 }
 
-// again returns the body for another attempt, or errRepeat.
-func (s *uploadSource) again() (io.ReadCloser, error) {
+// lost reports whether the body is not available for another attempt.
+func (s *uploadSource) lost() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone {
-		return nil, errRepeat
-	}
-	return s.attempt(), nil
+	return s.gone
 }
 
 // forget drops the kept data: the response has begun.
@@ -65,6 +88,11 @@ func (s *uploadSource) forget() {
 
 // Read returns data kept from earlier attempts, then reads from the client.
 func (b *uploadBody) Read(p []byte) (int, error) {
+	select {
+	case <-b.closed:
+		return 0, http.ErrBodyReadAfterClose
+	default:
+	}
 	s := b.source
 	s.mu.Lock()
 	if b.at < len(s.kept) {
@@ -146,13 +174,10 @@ func (s *uploadSource) finish(n int, err error) error {
 	return err
 }
 
-// end passes the trailers on.
+// end checks the trailers.
 func (s *uploadSource) end() error {
 	if leak := s.st.checkTrailers(); leak != nil {
 		return leak
-	}
-	for name := range s.trailer {
-		s.trailer[name] = s.st.r.Trailer[name]
 	}
 	return io.EOF
 }

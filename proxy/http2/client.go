@@ -77,7 +77,7 @@ func announced(lists []string) (trailer http.Header) {
 		for name := range strings.SplitSeq(list, ",") {
 			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
 			switch name {
-			case "Transfer-Encoding", "Trailer", "Content-Length":
+			case "", "Transfer-Encoding", "Trailer", "Content-Length":
 				continue
 			}
 			if trailer == nil {

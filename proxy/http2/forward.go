@@ -5,12 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"net/netip"
-	"net/textproto"
-	"net/url"
-	"strings"
-	"sync"
 
 	"golang.org/x/net/http2"
 
@@ -18,11 +13,11 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/buffers"
 	"boxgate/proxy/exchange"
+	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/scrub"
 )
 
 // forward sends an allowed request over the version that the upstream speaks, and relays its response.
@@ -55,8 +50,8 @@ func (st *stream) repeatable() bool {
 }
 
 // failed2 reports to the client that there is no response. If the upstream reset the stream, the client gets the same
-// reset and may retry an unprocessed request that cannot be retried from here (RFC 9113, 8.7). PROTOCOL_ERROR is not
-// passed on: most likely we raised it.
+// reset and may retry an unprocessed request that cannot be retried from here (RFC 9113, 8.7). PROTOCOL_ERROR and
+// FLOW_CONTROL_ERROR are not passed on: they concern the connection to the upstream, not the client's.
 func (st *stream) failed2(ctx context.Context, err error) {
 	code, reset := resetCode(err)
 	if errors.Is(err, errRepeat) {
@@ -73,46 +68,22 @@ func (st *stream) failed2(ctx context.Context, err error) {
 
 // forward2 sends the request over HTTP/2 and relays the response. On an error nothing was sent to the client yet.
 func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
-	a := &attempts{st: st, ctx: ctx, up: up}
+	a := st.attempts(ctx, up)
 	defer a.leave()
-	res, err := st.roundTrip(ctx, a)
+	res, err := a.send()
 	if err != nil {
 		return err
 	}
+	defer res.Body.Close()
 	if !st.holds.Grow(header.SizeFactor * header.Size(res.Header)) {
-		_ = res.Body.Close()
 		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
 		return nil
 	}
 	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {
-		_ = res.Body.Close()
 		return nil
 	}
 	st.respond(res)
 	return nil
-}
-
-// roundTrip sends the request. The response's body may still be arriving, and so may the request's.
-func (st *stream) roundTrip(ctx context.Context, a *attempts) (*http.Response, error) {
-	var interim interimWriter
-	interim.w, interim.scrub = st.w, st.ruling.Scrub
-	defer interim.end()
-	ctx = context.WithValue(ctx, attemptsKey{}, a)
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: interim.write})
-	req := st.request(ctx)
-	body, _ := req.Body.(*uploadBody)
-	if body != nil {
-		req.GetBody = body.source.again
-	}
-	//lint:ignore SA1019 net/http has no way to see a refused stream
-	res, err := h2Attempts.RoundTrip(req)
-	if a.err != nil {
-		return nil, a.err
-	}
-	if body != nil && err == nil {
-		body.source.forget()
-	}
-	return res, err
 }
 
 // goesTo adds the address to what the policy must keep allowing, and checks it once more.
@@ -126,49 +97,6 @@ func (st *stream) goesTo(addr netip.Addr) error {
 	return nil
 }
 
-// request builds the upstream request: the path byte for byte, the box's fields without any variant of a header that is
-// set, then the headers that are set.
-func (st *stream) request(ctx context.Context) *http.Request {
-	set := st.ruling.Set
-	fields := make(http.Header, len(st.r.Header)+len(set)+1)
-	for name, values := range st.r.Header {
-		if strings.HasPrefix(name, "Proxy-") || strings.HasPrefix(name, ":") || header.IsSet(name, set) {
-			continue
-		}
-		fields[name] = values
-	}
-	if st.expects { // removed by the library
-		fields["Expect"] = []string{"100-continue"}
-	}
-	if _, ok := fields["User-Agent"]; !ok {
-		fields["User-Agent"] = []string{""} // else the transport sends its own
-	}
-	for i := range set {
-		fields[set[i].Name] = []string{set[i].Value.Reveal()}
-	}
-	out := (&http.Request{
-		Method: st.r.Method, Host: st.r.Host, Header: fields, ContentLength: st.r.ContentLength,
-		URL: &url.URL{Scheme: "https", Host: st.r.Host, Opaque: "//" + st.r.Host + st.r.RequestURI},
-	}).WithContext(ctx)
-	if st.r.RequestURI == "*" {
-		out.URL = &url.URL{Scheme: "https", Host: st.r.Host, Path: "*"}
-	}
-	if st.r.ContentLength != 0 {
-		source := &uploadSource{st: st, body: watchedBody{st.r.Body, st}}
-		if len(st.r.Trailer) > 0 {
-			source.trailer = make(http.Header, len(st.r.Trailer))
-			for name := range st.r.Trailer {
-				if !header.IsSet(name, set) {
-					source.trailer[name] = nil
-				}
-			}
-			out.Trailer = source.trailer
-		}
-		out.Body = source.attempt()
-	}
-	return out
-}
-
 // checkTrailers aborts the request if its trailers, available once the body has been read, contain a placeholder.
 func (st *stream) checkTrailers() error {
 	err := placeholder.InHTTP2Trailer(st.r.Trailer)
@@ -178,43 +106,8 @@ func (st *stream) checkTrailers() error {
 	return err
 }
 
-// interimWriter forwards 1xx responses until the final one arrives.
-type interimWriter struct {
-	w     http.ResponseWriter
-	scrub *scrub.Set
-
-	mu   sync.Mutex
-	over bool
-	n    int
-}
-
-func (i *interimWriter) write(code int, fields textproto.MIMEHeader) error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.n++; i.n > exchange.InterimMax {
-		return exchange.ErrProtocol
-	}
-	if i.over || code == http.StatusContinue { // our server already sent a 100 when the body was first read
-		return nil
-	}
-	h := i.w.Header()
-	header.Copy(h, http.Header(fields))
-	exchange.MaskHeader(i.scrub, h)
-	i.w.WriteHeader(code)
-	clear(h)
-	h["Date"] = nil
-	return nil
-}
-
-func (i *interimWriter) end() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.over = true
-}
-
 // respond relays an HTTP/2 response to the client as it arrives.
 func (st *stream) respond(res *http.Response) {
-	defer res.Body.Close()
 	st.x.Event.Status = res.StatusCode
 	header.Copy(st.w.Header(), res.Header)
 	for name := range res.Trailer {
@@ -291,10 +184,10 @@ func (st *stream) trailers(t http.Header) {
 // bodyBuffers are for bodies over HTTP/2.
 var bodyBuffers = buffers.NewPool(32 << 10)
 
-// resetCode returns the code if the stream to the upstream ended with a reset.
+// resetCode returns the code if the upstream reset the stream.
 func resetCode(err error) (http2.ErrCode, bool) {
-	var reset http2.StreamError
-	if errors.As(err, &reset) {
+	var reset *h2.StreamError
+	if errors.As(err, &reset) && reset.Peer {
 		return reset.Code, true
 	}
 	return http2.ErrCodeInternal, false

@@ -3,59 +3,30 @@ package origin
 import (
 	"context"
 	"crypto/tls"
-	"net/http"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
-	"golang.org/x/net/http2"
-
 	"boxgate/policy"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/h2"
+	"boxgate/proxy/h2/upstream"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/socket"
 )
 
-//lint:file-ignore SA1019 net/http speaks HTTP/2 on a *tls.Conn alone; what is sent here is rewritten below it (neverIndexed).
+// ExpectWait is how long a server has to answer an expectation before the body is sent anyway (RFC 9110, 10.1.1).
+const ExpectWait = time.Second
 
-const (
-	h2Ping     = 30 * time.Second
-	h2PingWait = 15 * time.Second
-
-	// ExpectWait is how long a server has to answer an expectation before the body is sent anyway (RFC 9110, 10.1.1).
-	ExpectWait = time.Second
-
-	ResponseWindow = 256 << 10 // per stream: what an upstream may send ahead of a client that does not read
-	ResponsesMax   = 64 << 20  // per connection, large so that no stream blocks the others
-)
-
-// h2Transport creates HTTP/2 client connections on connections already dialled and verified. It never dials, follows
-// redirects or decompresses.
-var h2Transport = sync.OnceValues(func() (*http2.Transport, error) {
-	t, err := http2.ConfigureTransports(&http.Transport{ExpectContinueTimeout: ExpectWait, HTTP2: &http.HTTP2Config{
-		MaxReceiveBufferPerStream: ResponseWindow, MaxReceiveBufferPerConnection: ResponsesMax, MaxReadFrameSize: h2.FrameMax,
-	}})
-	if err != nil {
-		return nil, err
-	}
-	t.DisableCompression = true
-	t.MaxHeaderListSize = h1.MaxHead
-	t.MaxEncoderHeaderTableSize = 1 // see neverIndexed
-	t.ReadIdleTimeout, t.PingTimeout = h2Ping, h2PingWait
-	return t, nil
-})
+// ResponseWindow is what a server may send ahead on a stream whose response is not read.
+const ResponseWindow = upstream.StreamWindow
 
 // H2Conn is one HTTP/2 connection to an origin server, used by many streams at once.
 type H2Conn struct {
 	place  *place
-	Client *http2.ClientConn
+	Client *upstream.Conn
 	dial   policy.Request // for its address
 
 	// Guarded by the pool's mu.
-	users int  // streams that share it
-	spent bool // not available for further streams
+	users int // streams that share it
 }
 
 // Addr is the address that the connection leads to.
@@ -141,16 +112,9 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *H2Conn, err e
 	if err != nil {
 		return nil, err
 	}
-	t, err := h2Transport()
-	if err != nil {
-		return nil, err
-	}
-	client, err := t.NewClientConn(h2.NewServerConn(conn, pl.release))
-	if err != nil {
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name, Err: err}
-	}
-	if !client.ReserveNewRequest() {
-		_ = client.Close()
+	client := upstream.New(conn, pl.release)
+	if !client.Reserve() {
+		client.Close()
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name}
 	}
 	return &H2Conn{place: pl, Client: client, dial: dial, users: 1}, nil
@@ -166,8 +130,7 @@ type h2Offer struct {
 
 // reserve makes the offer. It returns an error if the box may have no more connections.
 //
-// Nothing here may block on a write to an upstream that does not read: of the library's methods only those are called
-// that inspect a connection without taking its write lock.
+// Nothing here may block on a write to an upstream that does not read: a connection's Reserve never does.
 func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -201,7 +164,7 @@ func (p *boxPool) shareLocked(host *h2Host, c *policy.Compiled) *H2Conn {
 		switch {
 		case !c.Decide(u.dial).Allowed():
 			p.dropLocked(u.place)
-		case u.Client.ReserveNewRequest():
+		case u.Client.Reserve():
 			p.wakeLocked(u.place)
 			u.users++
 			return u
@@ -275,20 +238,17 @@ func (p *boxPool) tidyLocked(key key, host *h2Host) {
 	}
 }
 
-// Leave ends one stream's use of the connection. used says that the stream sent a request on it: a stream that was
-// reserved and never used cannot be returned to the library, so the connection then accepts no further streams.
+// Leave ends one stream's use of the connection. used says that the stream was opened; else its reservation is given
+// back.
 func (u *H2Conn) Leave(used bool) {
+	if !used {
+		u.Client.Release()
+	}
 	p := u.place.pool
 	p.mu.Lock()
 	defer p.unlock()
 	u.users--
-	u.spent = u.spent || !used
-	switch {
-	case u.spent && u.users == 0:
-		p.dropLocked(u.place)
-	case u.spent:
-		p.forgetLocked(u)
-	case u.users == 0 && u.place.held:
+	if u.users == 0 && u.place.held {
 		p.restLocked(u.place)
 	}
 }

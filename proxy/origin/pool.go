@@ -82,7 +82,7 @@ func (pl *place) hangUp() {
 		pl.h1.Close()
 	}
 	if pl.h2 != nil {
-		_ = pl.h2.Client.Close()
+		pl.h2.Client.Close()
 	}
 }
 

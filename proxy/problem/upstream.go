@@ -9,10 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"syscall"
-
-	"golang.org/x/net/http2"
 
 	"boxgate/internal/handshake"
 	"boxgate/policy"
@@ -35,7 +32,7 @@ func (e *Upstream) Error() string {
 	if e.Err == nil {
 		return e.about()
 	}
-	return e.about() + ": " + Text(e.Err)
+	return e.about() + ": " + e.Err.Error()
 }
 
 // Unwrap returns the cause.
@@ -114,9 +111,8 @@ func tlsFault(err error) string {
 // httpFault returns what was wrong with a response. The texts of h1 never quote the message.
 func httpFault(err error) string {
 	var malformed *h1.Error
-	var reset http2.StreamError
-	//lint:ignore SA1019 it is what the library returns
-	var away http2.GoAwayError //nolint:staticcheck // as above
+	var reset *h2.StreamError
+	var away *h2.GoAwayError
 	switch {
 	case errors.As(err, &malformed):
 		return "the response is malformed: " + malformed.What
@@ -147,23 +143,4 @@ func netFault(err error) string {
 		return "the server closed the connection"
 	}
 	return ""
-}
-
-// Text returns the text of an error without what the HTTP/2 library quotes from a server: text from a server that knows
-// a secret must not get into the log, nor into an answer that is not scrubbed.
-func Text(err error) string {
-	var up *Upstream
-	var reset http2.StreamError
-	//lint:ignore SA1019 it is what the library returns
-	var away http2.GoAwayError //nolint:staticcheck // as above
-	switch {
-	case errors.As(err, &up): // its Error calls Text for its cause
-		return err.Error()
-	case errors.As(err, &away):
-		return fmt.Sprintf("the server ended the connection by GOAWAY (%v)", away.ErrCode)
-	case errors.As(err, &reset):
-		text, _, _ := strings.Cut(reset.Error(), `"`)
-		return strings.TrimSpace(text)
-	}
-	return err.Error()
 }

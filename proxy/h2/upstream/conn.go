@@ -1,0 +1,256 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy/h1"
+	"boxgate/proxy/h2"
+	"boxgate/proxy/socket"
+)
+
+const (
+	// StreamWindow is what a server may send ahead on a stream whose response is not read.
+	StreamWindow = 256 << 10
+	// ConnWindow is the same for a connection: more than all of its streams together, so that none blocks the others.
+	ConnWindow = 64 << 20
+	// MaxStreams is the number of concurrent streams of a connection, if the server allows as many.
+	MaxStreams = 250
+
+	firstStreams = 100      // before the server has told its limit
+	streamBatch  = 64 << 10 // of window updates
+	connBatch    = 1 << 20
+)
+
+var (
+	// errUnusable refuses a stream on a connection that has ended or is about to.
+	errUnusable = errors.New("the HTTP/2 connection takes no more streams")
+	errClosed   = errors.New("the HTTP/2 connection was closed")
+	errHeadSize = errors.New("the request's head is larger than the server accepts")
+)
+
+// Conn is the client side of one HTTP/2 connection, used by many streams at once. Create it with [New]. Safe for
+// concurrent use. No method except Open and those of its streams waits for anything.
+type Conn struct {
+	conn   net.Conn
+	ended  func()
+	over   sync.Once     // runs ended
+	wake   chan struct{} // tells the writer that there is output; capacity 1
+	framer *http2.Framer // of the reader, and under mu for writing
+	last   atomic.Int64  // when the last frame arrived, since began
+	began  time.Time
+
+	mu       sync.Mutex
+	err      error // why the connection ends; set once
+	streams  map[uint32]*Stream
+	reserved int             // streams that may be opened
+	next     uint32          // the number of the next stream
+	away     *h2.GoAwayError // that has come
+	spent    bool            // takes no more streams, and is closed after those it has
+	settings settings
+	send     h2.SendWindow
+	recv     h2.ReceiveWindow
+	out      output
+	crowd    waiters     // for room in the output
+	stalled  waiters     // for a window
+	unacked  bool        // our SETTINGS have not been acknowledged
+	alive    *time.Timer // see check
+	pinged   bool        // a PING of check is out
+}
+
+// New starts the client side of a connection on which HTTP/2 was agreed, and takes ownership of it. ended is called once
+// when the connection has been closed, whoever closed it, without a lock held.
+func New(conn net.Conn, ended func()) *Conn {
+	c := &Conn{
+		conn: conn, ended: ended, wake: make(chan struct{}, 1), began: time.Now(),
+		streams: map[uint32]*Stream{}, next: 1, settings: firstSettings, unacked: true,
+		recv: h2.NewReceiveWindow(ConnWindow, connBatch),
+	}
+	c.send.Add(h2.FirstWindow)
+	c.framer = http2.NewFramer(&c.out, conn)
+	c.framer.SetMaxReadFrameSize(h2.FrameMax)
+	c.mu.Lock()
+	c.out.text(http2.ClientPreface) // goes out with the first request
+	_ = c.framer.WriteSettings(
+		http2.Setting{ID: http2.SettingEnablePush, Val: 0},
+		http2.Setting{ID: http2.SettingInitialWindowSize, Val: StreamWindow},
+		http2.Setting{ID: http2.SettingMaxFrameSize, Val: h2.FrameMax},
+		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: h1.MaxHead},
+	)
+	_ = c.framer.WriteWindowUpdate(0, ConnWindow-h2.FirstWindow)
+	c.alive = time.AfterFunc(pingAfter, c.check)
+	c.mu.Unlock()
+	go c.write()
+	go c.read()
+	return c
+}
+
+// Reserve reserves a stream and reports whether there was one. The stream must be opened, or released.
+func (c *Conn) Reserve() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.usableLocked() != nil || len(c.streams)+c.reserved >= c.settings.streams {
+		return false
+	}
+	c.reserved++
+	return true
+}
+
+// Release gives a reserved stream back.
+func (c *Conn) Release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reserved--
+	c.restLocked()
+}
+
+// usableLocked returns why no stream can be opened, or nil.
+func (c *Conn) usableLocked() error {
+	if c.err != nil || c.spent || c.next > math.MaxInt32 {
+		return errUnusable
+	}
+	return nil
+}
+
+// restLocked closes a spent connection once nobody uses it.
+func (c *Conn) restLocked() {
+	if c.spent && len(c.streams) == 0 && c.reserved == 0 {
+		c.failLocked(errClosed)
+	}
+}
+
+// Open sends a request's head on a stream that was reserved. It waits while the server does not read. If there is
+// content to follow, the head may be kept back until some is written, or until the response is awaited.
+func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (*Stream, error) {
+	block := encode(fields)
+	defer block.free()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reserved--
+	s := &Stream{c: c, ctx: ctx, news: make(chan struct{}, 1), left: -1, sent: end}
+	if err := c.admitLocked(s, block.size); err != nil {
+		c.restLocked()
+		return nil, err
+	}
+	s.id, s.bodiless = c.next, isHead(fields)
+	s.send.Add(c.settings.window)
+	s.recv = h2.NewReceiveWindow(StreamWindow, streamBatch)
+	c.streams[s.id] = s
+	c.next += 2
+	c.out.head(c.framer, s.id, end, block.bytes(s.id == 1))
+	if end {
+		c.flushLocked()
+	}
+	return s, nil
+}
+
+// admitLocked waits for room in the output and reports whether a stream can be opened.
+func (c *Conn) admitLocked(s *Stream, size int) error {
+	for c.usableLocked() == nil && c.out.full() {
+		if err := s.waitLocked(&c.crowd); err != nil {
+			return err
+		}
+	}
+	switch err := c.usableLocked(); {
+	case err != nil:
+		return err
+	case len(c.streams) >= c.settings.streams: // the limit was lowered in the meantime
+		return errUnusable
+	case size > c.settings.headSize:
+		return errHeadSize
+	}
+	return nil
+}
+
+func isHead(fields []hpack.HeaderField) bool {
+	return slices.Contains(fields, hpack.HeaderField{Name: ":method", Value: "HEAD"})
+}
+
+// Close closes the connection at once, unless it is about to end on its own. Its streams fail.
+func (c *Conn) Close() {
+	c.mu.Lock()
+	ending := c.err != nil // the writer tells the server why, and closes it
+	c.failLocked(errClosed)
+	c.mu.Unlock()
+	if !ending {
+		c.hangUp()
+	}
+}
+
+// fail ends the connection. The server is told the reason if it takes it at once.
+func (c *Conn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failLocked(err)
+}
+
+// goAwayTime is how long writing what is left may take once the connection ends.
+const goAwayTime = 100 * time.Millisecond
+
+func (c *Conn) failLocked(err error) {
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	c.alive.Stop()
+	for _, s := range c.streams {
+		s.failLocked(err)
+	}
+	var broken *protocolError
+	if errors.As(err, &broken) {
+		_ = c.framer.WriteGoAway(0, broken.code, nil)
+	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(goAwayTime))
+	c.flushLocked()
+}
+
+// hangUp closes the connection below. A TLS close_notify could wait for a peer that does not read.
+func (c *Conn) hangUp() {
+	socket.Abort(c.conn)
+	c.over.Do(c.ended)
+}
+
+const (
+	pingAfter = 30 * time.Second // without a frame from the server
+	pingWait  = 15 * time.Second // for any frame
+)
+
+// check sends a PING if the server has been silent, and ends the connection if it stays silent.
+func (c *Conn) check() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return
+	}
+	silent := time.Since(c.began) - time.Duration(c.last.Load())
+	switch {
+	case silent < pingAfter:
+		c.pinged = false
+		c.alive.Reset(pingAfter - silent)
+	case c.pinged:
+		c.failLocked(errLost)
+	default:
+		_ = c.framer.WritePing(false, [8]byte{})
+		c.flushLocked()
+		c.pinged = true
+		c.alive.Reset(pingWait)
+	}
+}
+
+// errLost ends a connection whose server is silent; it counts as a timeout.
+var errLost = error(lost{})
+
+type lost struct{}
+
+func (lost) Error() string   { return "the HTTP/2 connection was lost" }
+func (lost) Timeout() bool   { return true }
+func (lost) Temporary() bool { return false }

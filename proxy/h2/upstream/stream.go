@@ -1,0 +1,319 @@
+package upstream
+
+import (
+	"context"
+	"io"
+	"slices"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy/h2"
+)
+
+// Head is the head of a response.
+type Head struct {
+	Status int
+	Fields []hpack.HeaderField // without pseudo-headers, in the order sent, names in lower case
+	Length int64               // of the content, if the head tells; else -1
+	End    bool                // the response ends with it
+}
+
+// Interim reports whether another head follows.
+func (h *Head) Interim() bool { return h.Status < 200 }
+
+// Stream is one request with its response. One goroutine may write while another reads. It must be closed.
+type Stream struct {
+	c    *Conn
+	ctx  context.Context // of the request
+	id   uint32
+	news chan struct{} // tells the reader that something has come; capacity 1
+	room chan struct{} // tells the goroutine that waits to append to the output; capacity 1; nil until one does
+
+	// Guarded by c.mu.
+	send     h2.SendWindow
+	recv     h2.ReceiveWindow
+	heads    []Head // that have not been read
+	one      [1]Head
+	queued   int   // the size of the interim ones
+	interims int   // how many have come
+	bodiless bool  // the response has no content
+	begun    bool  // the final head has come
+	left     int64 // content still to come by the response's length, or -1
+	body     content
+	trailers []hpack.HeaderField
+	ended    bool  // the server has ended the stream
+	sent     bool  // we have
+	stopped  bool  // no more content is to be sent
+	err      error // why the stream failed; what has come before can be read
+	last     mark  // of its last DATA frame
+	closed   bool
+}
+
+// wait waits for something to read.
+func (s *Stream) wait() error {
+	select {
+	case <-s.news:
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// tellLocked tells the reader that something has come.
+func (s *Stream) tellLocked() {
+	select {
+	case s.news <- struct{}{}:
+	default:
+	}
+}
+
+// Head returns the next head of the response: interim ones, then the final one.
+func (s *Stream) Head() (Head, error) {
+	for first := true; ; first = false {
+		h, ok, err := s.nextHead(first)
+		if ok || err != nil {
+			return h, err
+		}
+		if err := s.wait(); err != nil {
+			return Head{}, err
+		}
+	}
+}
+
+func (s *Stream) nextHead(flush bool) (Head, bool, error) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case len(s.heads) > 0:
+		h := s.heads[0]
+		s.heads[0] = Head{}
+		if s.heads = s.heads[1:]; len(s.heads) == 0 {
+			s.heads, s.queued = nil, 0
+		}
+		return h, true, nil
+	case s.err != nil:
+		return Head{}, false, s.err
+	case flush && !s.sent:
+		c.flushLocked()
+	}
+	return Head{}, false, nil
+}
+
+// Read reads the content of the response. It returns io.EOF at its end, and only then are the trailers known.
+func (s *Stream) Read(p []byte) (int, error) {
+	for {
+		n, err := s.take(p)
+		if n > 0 || err != nil || len(p) == 0 {
+			return n, err
+		}
+		if err := s.wait(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (s *Stream) take(p []byte) (int, error) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := s.body.take(p); n > 0 {
+		c.consumedLocked(s, n)
+		return n, nil
+	}
+	if s.ended {
+		return 0, io.EOF
+	}
+	return 0, s.err
+}
+
+// Trailers returns the trailer fields, once Read has returned io.EOF.
+func (s *Stream) Trailers() []hpack.HeaderField {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.trailers
+}
+
+// errStopped ends writing to a stream that needs no more content.
+var errStopped = &h2.StreamError{Code: http2.ErrCodeNo, Why: "the server needs no more content"}
+
+// waiters are streams that wait to append to the output.
+type waiters []*Stream
+
+// remove removes a stream and reports whether it was there.
+func (w *waiters) remove(s *Stream) bool {
+	i := slices.Index(*w, s)
+	if i >= 0 {
+		*w = slices.Delete(*w, i, i+1)
+	}
+	return i >= 0
+}
+
+// resume lets all of them go on.
+func (w *waiters) resume() {
+	for _, s := range *w {
+		s.room <- struct{}{}
+	}
+	clear(*w)
+	*w = (*w)[:0]
+}
+
+// waitLocked joins those that wait, and releases the lock until it is told to go on.
+func (s *Stream) waitLocked(w *waiters) error {
+	if s.room == nil {
+		s.room = make(chan struct{}, 1)
+	}
+	*w = append(*w, s)
+	s.c.flushLocked()
+	s.c.mu.Unlock()
+	var err error
+	select {
+	case <-s.room:
+	case <-s.ctx.Done():
+		err = s.ctx.Err()
+	}
+	s.c.mu.Lock()
+	if err != nil && !w.remove(s) {
+		<-s.room // it was told as well
+	}
+	return err
+}
+
+// goOnLocked lets a writer go on that waits.
+func (s *Stream) goOnLocked() {
+	if s.c.crowd.remove(s) || s.c.stalled.remove(s) {
+		s.room <- struct{}{}
+	}
+}
+
+// Write sends content. It waits for the server's windows, and while the server does not read.
+func (s *Stream) Write(p []byte) (n int, err error) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer c.flushLocked()
+	for len(p) > 0 {
+		room, err := s.roomLocked()
+		if err != nil {
+			return n, err
+		}
+		m := min(len(p), room, h2.FrameMax)
+		c.send.Take(m)
+		s.send.Take(m)
+		s.last = c.out.data(s.id, p[:m])
+		n, p = n+m, p[m:]
+	}
+	return n, nil
+}
+
+// roomLocked waits until at least one byte may be sent.
+func (s *Stream) roomLocked() (int, error) {
+	for {
+		if err := s.writableLocked(); err != nil {
+			return 0, err
+		}
+		room, wait := min(s.c.send.Left(), s.send.Left()), &s.c.stalled
+		if s.c.out.full() {
+			wait = &s.c.crowd
+		} else if room > 0 {
+			return room, nil
+		}
+		if err := s.waitLocked(wait); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (s *Stream) writableLocked() error {
+	switch {
+	case s.err != nil:
+		return s.err
+	case s.stopped || s.sent || s.closed:
+		return errStopped
+	}
+	return nil
+}
+
+// CloseWrite ends the request's content, with trailer fields if there are any.
+func (s *Stream) CloseWrite(trailers []hpack.HeaderField) error {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.writableLocked(); err != nil {
+		return err
+	}
+	if len(trailers) == 0 {
+		c.out.end(s.id, s.last)
+	} else {
+		block := encode(trailers)
+		defer block.free()
+		if block.size > c.settings.headSize {
+			return errHeadSize
+		}
+		c.out.head(c.framer, s.id, true, block.bytes(false))
+	}
+	s.sent = true
+	if s.ended {
+		c.removeLocked(s)
+	}
+	c.flushLocked()
+	return nil
+}
+
+// StopWrite makes writes in progress and further ones fail: the server needs no more content.
+func (s *Stream) StopWrite() {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.stopped = true
+	s.goOnLocked()
+}
+
+// Fail ends the stream with an error: the server is told by a reset that the request is cancelled, and a reader gets
+// the error.
+func (s *Stream) Fail(err error) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.resetLocked(http2.ErrCodeCancel, err)
+}
+
+// Close ends the use of the stream. If the server has not ended the response, or was not sent all of the request, the
+// stream is reset.
+func (s *Stream) Close() {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	code := http2.ErrCodeCancel
+	if s.ended {
+		code = http2.ErrCodeNo
+	}
+	s.resetLocked(code, errClosed)
+	if n := s.body.drop(); n > 0 {
+		c.consumedLocked(nil, n)
+	}
+	s.heads = nil
+}
+
+// resetLocked resets the stream if it has not ended.
+func (s *Stream) resetLocked(code http2.ErrCode, err error) {
+	if s.err != nil || s.c.streams[s.id] != s {
+		return
+	}
+	_ = s.c.framer.WriteRSTStream(s.id, code)
+	s.failLocked(err)
+	s.c.removeLocked(s)
+	s.c.flushLocked()
+}
+
+// failLocked fails what is in progress on the stream. What has come can still be read.
+func (s *Stream) failLocked(err error) {
+	if s.err == nil && !(s.ended && s.sent) {
+		s.err = err
+	}
+	s.tellLocked()
+	s.goOnLocked()
+}
