@@ -33,30 +33,27 @@ firewall/report: policy audit firewall/flow firewall/namespace firewall/network 
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/memory
-proxy: policy audit internal/fault internal/handshake internal/memory
-proxy/buffers:
+proxy: policy audit internal/fault internal/handshake internal/memory internal/h1 internal/buffers internal/socket
 proxy/contain: policy
-proxy/exchange: policy audit internal/fault internal/handshake proxy/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/socket proxy/tunnel proxy/usage internal/memory
-proxy/h1: internal/memory
-proxy/h2: internal/memory proxy/buffers proxy/h1
-proxy/h2/downstream: internal/memory proxy/buffers proxy/h2
-proxy/h2/upstream: proxy/buffers proxy/h1 proxy/h2 proxy/socket
-proxy/header: policy proxy/h1 proxy/scrub
-proxy/http1: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
-proxy/http2: policy internal/memory proxy/buffers proxy/contain proxy/exchange proxy/h1 proxy/h2 proxy/h2/downstream proxy/h2/upstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub proxy/socket proxy/tunnel
-proxy/live: policy proxy/route proxy/socket proxy/usage
-proxy/origin: policy internal/fault internal/memory proxy/h1 proxy/h2/upstream proxy/problem proxy/route proxy/socket proxy/usage
+proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory
+proxy/h2: internal/memory internal/buffers internal/h1
+proxy/h2/downstream: internal/memory internal/buffers proxy/h2
+proxy/h2/upstream: internal/buffers internal/h1 proxy/h2 internal/socket
+proxy/header: policy internal/h1 proxy/scrub
+proxy/http1: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
+proxy/http2: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/h2 proxy/h2/downstream proxy/h2/upstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
+proxy/live: policy proxy/route internal/socket proxy/usage
+proxy/origin: policy internal/fault internal/memory internal/h1 proxy/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
 proxy/peek: policy internal/memory
 proxy/peek/peektest:
-proxy/placeholder: policy proxy/h1
-proxy/problem: policy internal/handshake proxy/h1 proxy/h2 proxy/scrub
+proxy/placeholder: policy internal/h1
+proxy/problem: policy internal/handshake internal/h1 proxy/h2 proxy/scrub
 proxy/route: policy
 proxy/scrub: policy
-proxy/socket:
-proxy/tunnel: policy proxy/buffers proxy/contain proxy/h1 proxy/socket
+proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault
-ingress: policy audit internal/handshake proxy/buffers proxy/h1 proxy/header proxy/socket
+ingress: policy audit internal/handshake internal/buffers internal/h1 internal/socket
 launcher: policy audit internal/fault
 launcher/cgroup:
 launcher/container: launcher/namespace
@@ -100,8 +97,11 @@ internal/mutants:
 internal/structure:
 conformance:
 internal/fault:
+internal/buffers:
+internal/h1: internal/memory
 internal/handshake:
 internal/memory:
+internal/socket:
 bench: api internal/testnet
 internal/buildinfo:
 config: policy secrets

@@ -12,10 +12,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"boxgate/proxy/buffers"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/header"
-	"boxgate/proxy/socket"
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 )
 
 // client is one HTTP/1.x connection of a client. One goroutine handles its requests in turn; a second one exists only
@@ -260,16 +259,16 @@ func (c *client) reply(status int, fields [][2]string, body []byte) {
 	}
 	c.answered = true
 	c.visit.event.Status = status
-	out := header.AppendStatus(c.takeOut(), status, []byte(http.StatusText(status)))
+	out := h1.AppendStatus(c.takeOut(), status, []byte(http.StatusText(status)))
 	for _, f := range fields {
-		out = header.AppendPair(out, f[0], f[1])
+		out = h1.AppendPair(out, f[0], f[1])
 	}
-	out = header.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
+	out = h1.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
 	switch {
 	case !c.keeps():
-		out = header.AppendPair(out, "Connection", "close")
+		out = h1.AppendPair(out, "Connection", "close")
 	case c.req.Minor == 0:
-		out = header.AppendPair(out, "Connection", "keep-alive")
+		out = h1.AppendPair(out, "Connection", "keep-alive")
 	}
 	out = append(out, "\r\n"...)
 	if string(c.req.Method) != http.MethodHead {

@@ -3,8 +3,7 @@ package ingress
 import (
 	"strings"
 
-	"boxgate/proxy/h1"
-	"boxgate/proxy/header"
+	"boxgate/internal/h1"
 )
 
 // forwarding says how a request is forwarded.
@@ -25,10 +24,10 @@ func appendRequest(dst []byte, r *h1.Request, how *forwarding) []byte {
 		f := &r.Fields[i]
 		switch f.Kind {
 		case h1.Host, h1.ContentLength:
-			dst = header.AppendField(dst, f)
+			dst = h1.AppendField(dst, f)
 		case h1.Expect:
 			if r.Minor > 0 && !r.Body.Empty() {
-				dst = header.AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		case h1.TE:
 			if connection == "" && !how.upgrade && h1.Lists(f.Value, "trailers") {
@@ -56,10 +55,10 @@ func appendField(dst []byte, r *h1.Request, f *h1.Field, open bool) []byte {
 	case h1.EqualFold(f.Name, "authorization") && !open:
 	case h1.EqualFold(f.Name, "cookie"):
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
-			dst = header.AppendPair(dst, "Cookie", kept)
+			dst = h1.AppendPair(dst, "Cookie", kept)
 		}
 	default:
-		dst = header.AppendField(dst, f)
+		dst = h1.AppendField(dst, f)
 	}
 	return dst
 }
@@ -71,10 +70,10 @@ func appendForwarded(dst []byte, client, host string, secure bool) []byte {
 	if secure {
 		proto = "https"
 	}
-	dst = header.AppendPair(dst, "X-Forwarded-For", client)
-	dst = header.AppendPair(dst, "X-Forwarded-Host", host)
-	dst = header.AppendPair(dst, "X-Forwarded-Proto", proto)
-	dst = header.AppendPair(dst, "X-Real-Ip", client)
+	dst = h1.AppendPair(dst, "X-Forwarded-For", client)
+	dst = h1.AppendPair(dst, "X-Forwarded-Host", host)
+	dst = h1.AppendPair(dst, "X-Forwarded-Proto", proto)
+	dst = h1.AppendPair(dst, "X-Real-Ip", client)
 	dst = append(dst, "Forwarded: "...)
 	dst = appendForwardedValue(dst, client, host, proto)
 	return append(dst, "\r\n"...)
@@ -107,17 +106,17 @@ var claimedNames = []string{
 // that turn fields into variables.
 func claimed[S []byte | string](name S) bool {
 	for _, n := range claimedNames {
-		if header.IsVariant(name, n) {
+		if h1.IsVariant(name, n) {
 			return true
 		}
 	}
 	const forwarded = "x-forwarded"
-	return len(name) >= len(forwarded) && header.IsVariant(name[:len(forwarded)], forwarded)
+	return len(name) >= len(forwarded) && h1.IsVariant(name[:len(forwarded)], forwarded)
 }
 
 // credentialOf reports whether a field can only be a key of the gateway, sent here by mistake.
 func credentialOf[S []byte | string](name S) bool {
-	return header.IsVariant(name, "x-box-api-key") || header.IsVariant(name, "proxy-authorization")
+	return h1.IsVariant(name, "x-box-api-key") || h1.IsVariant(name, "proxy-authorization")
 }
 
 // cookiePrefix is the prefix of all cookies of the gateway.
@@ -137,34 +136,42 @@ func withoutOwnCookies(line string) string {
 	return strings.Join(kept, "; ")
 }
 
+// framed is how a response is sent to the client.
+type framed struct {
+	minor   uint8 // of the client's version of HTTP/1
+	close   bool  // the connection closes after it
+	chunked bool  // the body is written in chunks
+	upgrade bool  // 101
+}
+
 // appendResponse appends the head of a response for the client: without fields of one hop, without Alt-Svc, and with
 // cookies that stay on the URL's own host.
-func appendResponse(dst []byte, r *h1.Response, a header.Answer) []byte {
-	dst = header.AppendStatus(dst, r.Status, r.Reason)
+func appendResponse(dst []byte, r *h1.Response, a framed) []byte {
+	dst = h1.AppendStatus(dst, r.Status, r.Reason)
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		switch {
-		case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && a.Chunked:
-			dst = header.AppendField(dst, f)
+		case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && a.chunked:
+			dst = h1.AppendField(dst, f)
 		case f.Kind != h1.Other || r.Named(f.Name):
 		case h1.EqualFold(f.Name, "set-cookie"):
 			if cookie := string(f.Value); ownHost(&cookie) {
-				dst = header.AppendPair(dst, "Set-Cookie", cookie)
+				dst = h1.AppendPair(dst, "Set-Cookie", cookie)
 			}
 		default:
-			dst = header.AppendField(dst, f)
+			dst = h1.AppendField(dst, f)
 		}
 	}
 	switch {
-	case a.Upgrade:
+	case a.upgrade:
 		dst = append(dst, "Connection: Upgrade\r\nUpgrade: websocket\r\n"...)
 	case r.Status < 200:
-	case a.Close:
+	case a.close:
 		dst = append(dst, "Connection: close\r\n"...)
-	case a.Minor == 0:
+	case a.minor == 0:
 		dst = append(dst, "Connection: keep-alive\r\n"...)
 	}
-	if a.Chunked {
+	if a.chunked {
 		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
 	}
 	return append(dst, "\r\n"...)

@@ -9,9 +9,8 @@ import (
 	"net/http"
 	"time"
 
-	"boxgate/proxy/buffers"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/header"
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 )
 
 // forward sends an admitted request to the box and relays its response. A nil error means that the connection can carry
@@ -155,8 +154,8 @@ func (u *upload) append(out, content []byte, last bool) []byte {
 	if !u.body.Chunked() {
 		return append(out, content...)
 	}
-	if out = header.AppendChunk(out, content); last {
-		out = header.AppendLastChunk(out, nil, nil)
+	if out = h1.AppendChunk(out, content); last {
+		out = h1.AppendLastChunk(out, nil, nil)
 	}
 	return out
 }

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/socket"
 
 	"go.uber.org/zap"
 )

@@ -10,7 +10,7 @@ import (
 	"net/http/httputil"
 	"time"
 
-	"boxgate/proxy/buffers"
+	"boxgate/internal/buffers"
 
 	"go.uber.org/zap"
 )

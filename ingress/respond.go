@@ -5,10 +5,9 @@ import (
 	"io"
 	"net/http"
 
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
-	"boxgate/proxy/buffers"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/header"
 )
 
 // interimMax is how many 1xx responses to one request are relayed.
@@ -28,16 +27,16 @@ func (c *client) respond(upgrade bool) error {
 		return c.noResponse(err)
 	}
 	whole := c.upload.finished()
-	a := header.Answer{Minor: c.req.Minor, Close: c.req.Close || !whole || c.g.stopping.Load()}
+	a := framed{minor: c.req.Minor, close: c.req.Close || !whole || c.g.stopping.Load()}
 	if c.res.Body.Chunked || c.res.Body.UntilClose {
-		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
+		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
 	}
 	c.answered = true
 	c.visit.event.Status = c.res.Status
 	c.out = appendResponse(c.takeOut(), &c.res, a)
 	c.up.in.Take(n)
 	reuse := whole && !c.res.Close
-	if err := c.relay(a.Chunked); err != nil {
+	if err := c.relay(a.chunked); err != nil {
 		c.upload.stop(c)
 		c.received()
 		c.visit.event.Error = err.Error()
@@ -51,7 +50,7 @@ func (c *client) respond(upgrade bool) error {
 	if reuse && len(c.up.in.Bytes()) == 0 && c.ctx.Err() == nil {
 		c.keepUpstream()
 	}
-	if a.Close {
+	if a.close {
 		return errLinger
 	}
 	return nil
@@ -81,7 +80,7 @@ func (c *client) field(name string) []string { return fieldValues(c.req.Fields, 
 
 func fieldValues(fields []h1.Field, name string) (values []string) {
 	for i := range fields {
-		if f := &fields[i]; header.IsVariant(f.Name, name) {
+		if f := &fields[i]; h1.IsVariant(f.Name, name) {
 			values = append(values, string(f.Value))
 		}
 	}
@@ -98,7 +97,7 @@ func (c *client) finalHead() (int, error) {
 		}
 		// 100 answers an expectation; HTTP/1.0 has no 1xx (RFC 9110, 15.2).
 		if c.req.Minor > 0 && (c.res.Status != http.StatusContinue || c.req.Continue) {
-			c.out = appendResponse(c.takeOut(), &c.res, header.Answer{Minor: 1})
+			c.out = appendResponse(c.takeOut(), &c.res, framed{minor: 1})
 			if err := c.flush(); err != nil {
 				return 0, errGone
 			}
@@ -150,7 +149,7 @@ func (c *client) relay(chunked bool) error {
 			return err
 		}
 		if done && chunked {
-			c.out = header.AppendLastChunk(c.out, c.resBody.Trailers, nil)
+			c.out = h1.AppendLastChunk(c.out, c.resBody.Trailers, nil)
 		}
 		in.Take(n)
 		if done {
@@ -174,7 +173,7 @@ func (c *client) untilClose(err error, chunked bool) error {
 		return h1.NoEOF(err)
 	}
 	if chunked {
-		c.out = header.AppendLastChunk(c.out, nil, nil)
+		c.out = h1.AppendLastChunk(c.out, nil, nil)
 	}
 	return c.flush()
 }
@@ -184,7 +183,7 @@ func (c *client) put(content []byte, chunked bool) error {
 	c.visit.event.BytesOut += int64(len(content))
 	switch {
 	case chunked:
-		c.out = header.AppendChunk(c.out, content)
+		c.out = h1.AppendChunk(c.out, content)
 	case len(c.out)+len(content) <= 2*buffers.OutSize:
 		c.out = append(c.out, content...)
 	default:

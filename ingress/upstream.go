@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/proxy/h1"
-	"boxgate/proxy/socket"
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 )
 
 const (

@@ -9,9 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"boxgate/proxy/h1"
-	"boxgate/proxy/header"
-	"boxgate/proxy/socket"
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 )
 
 const (
@@ -24,7 +23,7 @@ const (
 func (c *client) tunnel(n int) error {
 	c.answered = true
 	c.visit.event.Status = c.res.Status
-	c.out = appendResponse(c.takeOut(), &c.res, header.Answer{Minor: 1, Upgrade: true})
+	c.out = appendResponse(c.takeOut(), &c.res, framed{minor: 1, upgrade: true})
 	c.up.in.Take(n)
 	err := c.flush()
 	c.giveOut()

@@ -13,6 +13,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
@@ -23,7 +24,6 @@ import (
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
-	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
 )

@@ -17,12 +17,12 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 )
 
 // This file implements the explicit proxy, for clients that only support HTTPS_PROXY. goproxy parses CONNECT; tunnelled

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/proxy/socket"
+	"boxgate/internal/socket"
 )
 
 // ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules steer there. Their

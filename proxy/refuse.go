@@ -10,10 +10,10 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 )
 
 const (

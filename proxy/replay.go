@@ -5,8 +5,8 @@ import (
 	"net"
 
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/proxy/live"
-	"boxgate/proxy/socket"
 )
 
 // replayConn returns the peeked bytes before reading more, and counts the bytes in both directions. Safe for one reader

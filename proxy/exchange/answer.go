@@ -1,8 +1,8 @@
 package exchange
 
 import (
+	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/problem"
 )
 

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"io"
 
-	"boxgate/proxy/h1"
+	"boxgate/internal/h1"
 	"boxgate/proxy/scrub"
 )
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"boxgate/internal/fault"
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"

@@ -4,9 +4,9 @@ import (
 	"net/http"
 	"strings"
 
+	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 	"boxgate/proxy/usage"

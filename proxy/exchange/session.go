@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/route"
-	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
 )

@@ -1,6 +1,6 @@
 package h2
 
-import "boxgate/proxy/h1"
+import "boxgate/internal/h1"
 
 const (
 	// FrameHead is the length of a frame's header (RFC 9113, 4.1).

@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"strings"
 
-	"boxgate/proxy/h1"
+	"boxgate/internal/h1"
 )
 
 // Copy copies a response's fields, without those of the upstream hop.

@@ -4,38 +4,14 @@ import (
 	"bytes"
 	"strings"
 
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 )
-
-// IsVariant reports whether an origin server might take name for the header called want: equal except for case and for
-// "_" in place of "-".
-func IsVariant[S []byte | string](name S, want string) bool {
-	if len(name) != len(want) {
-		return false
-	}
-	for i := range len(want) {
-		if plain(name[i]) != plain(want[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-func plain(c byte) byte {
-	switch {
-	case 'A' <= c && c <= 'Z':
-		return c + 'a' - 'A'
-	case c == '_':
-		return '-'
-	}
-	return c
-}
 
 // IsSet reports whether the gateway sets the header itself, so that the box's field of that name must be dropped.
 func IsSet[S []byte | string](name S, set []policy.Header) bool {
 	for i := range set {
-		if IsVariant(name, set[i].Name) {
+		if h1.IsVariant(name, set[i].Name) {
 			return true
 		}
 	}

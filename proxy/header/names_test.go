@@ -2,6 +2,8 @@ package header
 
 import (
 	"testing"
+
+	"boxgate/internal/h1"
 )
 
 func TestVariants(t *testing.T) {
@@ -10,7 +12,7 @@ func TestVariants(t *testing.T) {
 		"X-Api-Key": true, "x-api-key": true, "X_API_KEY": true, "x-api_KEY": true,
 		"X-Api-Keys": false, "X-Api.Key": false, "XApi-Key": false, "": false,
 	} {
-		if IsVariant(name, "X-Api-Key") != want {
+		if h1.IsVariant(name, "X-Api-Key") != want {
 			t.Errorf("%q: %v", name, !want)
 		}
 	}

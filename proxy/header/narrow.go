@@ -4,19 +4,19 @@ import (
 	"net/http"
 	"strings"
 
-	"boxgate/proxy/h1"
+	"boxgate/internal/h1"
 	"boxgate/proxy/scrub"
 )
 
 // narrowed returns what is left of a field if the response will be scrubbed.
 func narrowed(name, value string) (v string, keep bool) {
 	switch {
-	case IsVariant(name, "Accept-Encoding"):
+	case h1.IsVariant(name, "Accept-Encoding"):
 		return scrub.AcceptEncoding(value), true
-	case IsVariant(name, "Range"), IsVariant(name, "If-Range"), // parts of a secret would not be found
-		IsVariant(name, "A-IM"), IsVariant(name, "Available-Dictionary"), // nor would deltas
-		IsVariant(name, "Sec-WebSocket-Extensions"),
-		IsVariant(name, "Grpc-Accept-Encoding"), IsVariant(name, "Connect-Accept-Encoding"):
+	case h1.IsVariant(name, "Range"), h1.IsVariant(name, "If-Range"), // parts of a secret would not be found
+		h1.IsVariant(name, "A-IM"), h1.IsVariant(name, "Available-Dictionary"), // nor would deltas
+		h1.IsVariant(name, "Sec-WebSocket-Extensions"),
+		h1.IsVariant(name, "Grpc-Accept-Encoding"), h1.IsVariant(name, "Connect-Accept-Encoding"):
 		return "", false
 	}
 	return value, true

@@ -5,8 +5,8 @@ import (
 	"strconv"
 	"strings"
 
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 )
 
 // AppendRequest appends the head of r for the upstream: origin-form target, one Host, the box's fields without
@@ -24,14 +24,14 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 		f := &r.Fields[i]
 		switch f.Kind {
 		case h1.Host, h1.ContentLength:
-			dst = AppendField(dst, f)
+			dst = h1.AppendField(dst, f)
 		case h1.Expect:
 			if r.Minor > 0 && !r.Body.Empty() {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		case h1.Trailer:
 			if r.Body.Chunked && !listsSet(f.Value, set) {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		case h1.TE:
 			if connection == "" && !upgrade && h1.Lists(f.Value, "trailers") {
@@ -40,7 +40,7 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 			}
 		default:
 			if passes(f, r.Named) && !IsSet(f.Name, set) {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		}
 	}
@@ -53,24 +53,8 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 		dst = append(dst, "Connection: TE\r\n"...)
 	}
 	for i := range set {
-		dst = AppendPair(dst, set[i].Name, set[i].Value.Reveal())
+		dst = h1.AppendPair(dst, set[i].Name, set[i].Value.Reveal())
 	}
-	return append(dst, "\r\n"...)
-}
-
-// AppendField appends one field line.
-func AppendField(dst []byte, f *h1.Field) []byte {
-	dst = append(dst, f.Name...)
-	dst = append(dst, ": "...)
-	dst = append(dst, f.Value...)
-	return append(dst, "\r\n"...)
-}
-
-// AppendPair appends one field line.
-func AppendPair(dst []byte, name, value string) []byte {
-	dst = append(dst, name...)
-	dst = append(dst, ": "...)
-	dst = append(dst, value...)
 	return append(dst, "\r\n"...)
 }
 

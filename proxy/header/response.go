@@ -1,9 +1,7 @@
 package header
 
 import (
-	"strconv"
-
-	"boxgate/proxy/h1"
+	"boxgate/internal/h1"
 )
 
 // Answer is how a response is sent to an HTTP/1.x client.
@@ -16,26 +14,26 @@ type Answer struct {
 
 // AppendResponse appends the head of r for the client.
 func AppendResponse(dst []byte, r *h1.Response, a Answer) []byte {
-	dst = AppendStatus(dst, r.Status, r.Reason)
+	dst = h1.AppendStatus(dst, r.Status, r.Reason)
 	bodiless := r.Status < 200 || r.Status == 204
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		switch f.Kind {
 		case h1.ContentLength:
 			if !bodiless {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		case h1.Trailer:
 			if a.Chunked {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		case h1.AltSvc:
 			if passes(f, r.Named) && !offersHTTP3(f.Value) {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		default:
 			if passes(f, r.Named) {
-				dst = AppendField(dst, f)
+				dst = h1.AppendField(dst, f)
 			}
 		}
 	}
@@ -51,14 +49,5 @@ func AppendResponse(dst []byte, r *h1.Response, a Answer) []byte {
 	if a.Chunked {
 		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
 	}
-	return append(dst, "\r\n"...)
-}
-
-// AppendStatus appends a status line.
-func AppendStatus(dst []byte, status int, reason []byte) []byte {
-	dst = append(dst, "HTTP/1.1 "...)
-	dst = strconv.AppendInt(dst, int64(status), 10)
-	dst = append(dst, ' ')
-	dst = append(dst, reason...)
 	return append(dst, "\r\n"...)
 }

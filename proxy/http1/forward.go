@@ -3,10 +3,10 @@ package http1
 import (
 	"errors"
 
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/buffers"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"testing"
 
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/buffers"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 )
 
@@ -57,7 +57,7 @@ func FuzzForward(f *testing.F) {
 			t.Fatalf("%q forwarded as %q: body of %d bytes, we counted %d: %v", in, out, len(body), up.sent, err)
 		}
 		for name, values := range theirs.Header {
-			if header.IsVariant(name, "X-Key") && (name != "X-Key" || len(values) != 1 || values[0] != "s3cret") {
+			if h1.IsVariant(name, "X-Key") && (name != "X-Key" || len(values) != 1 || values[0] != "s3cret") {
 				t.Fatalf("%q forwarded as %q: %s %q", in, out, name, values)
 			}
 		}

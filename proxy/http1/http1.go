@@ -11,10 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 )

@@ -8,14 +8,13 @@ import (
 	"strconv"
 	"time"
 
+	"boxgate/internal/h1"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 )
 
 // refuse answers the request with a problem. A nil error means that the whole request was read and the connection can
@@ -68,17 +67,17 @@ func (h *conn) refuseBody(err error) error {
 
 func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
 	body := p.Body()
-	out := header.AppendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
-	out = header.AppendPair(out, "Content-Type", "application/problem+json")
-	out = header.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
-	out = header.AppendPair(out, "Cache-Control", "no-store")
+	out := h1.AppendStatus(h.takeOut(), p.Status, []byte(http.StatusText(p.Status)))
+	out = h1.AppendPair(out, "Content-Type", "application/problem+json")
+	out = h1.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
+	out = h1.AppendPair(out, "Cache-Control", "no-store")
 	if p.Status == http.StatusTooManyRequests {
-		out = header.AppendPair(out, "Retry-After", exchange.RetryAfter)
+		out = h1.AppendPair(out, "Retry-After", exchange.RetryAfter)
 	}
 	if !keep {
-		out = header.AppendPair(out, "Connection", "close")
+		out = h1.AppendPair(out, "Connection", "close")
 	} else if h.req.Minor == 0 {
-		out = header.AppendPair(out, "Connection", "keep-alive")
+		out = h1.AppendPair(out, "Connection", "keep-alive")
 	}
 	out = append(out, "\r\n"...)
 	if h.method != "HEAD" {

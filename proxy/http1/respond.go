@@ -4,16 +4,16 @@ import (
 	"errors"
 	"io"
 
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/buffers"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 )
 
 // respond relays the response to the client. A nil error means that the connection can carry another request.
@@ -190,7 +190,7 @@ func (h *conn) put(content []byte, chunked bool) error {
 	h.x.Event.BytesIn += int64(len(content))
 	switch {
 	case chunked:
-		h.out = header.AppendChunk(h.out, content)
+		h.out = h1.AppendChunk(h.out, content)
 	case len(h.out)+len(content) <= 2*buffers.OutSize:
 		h.out = append(h.out, content...)
 	default:

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"time"
 
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/buffers"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
@@ -54,7 +54,7 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 func (u *upload) append(out, content []byte) []byte {
 	u.sent += int64(len(content))
 	if u.body.Chunked() {
-		return header.AppendChunk(out, content)
+		return h1.AppendChunk(out, content)
 	}
 	return append(out, content...)
 }

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/h1"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 )
 

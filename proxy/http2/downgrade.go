@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"time"
 
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/buffers"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
@@ -177,7 +177,7 @@ func (d *downgrade) upload() error {
 			}
 		}
 		if chunked {
-			out = header.AppendChunk(out[:0], content)
+			out = h1.AppendChunk(out[:0], content)
 			if errors.Is(err, io.EOF) {
 				out = header.AppendLastChunk(out, d.trailers(), d.st.ruling.Set)
 			}

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"boxgate/internal/buffers"
 	"boxgate/internal/memory"
 	"boxgate/policy"
-	"boxgate/proxy/buffers"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/h2"
 	"boxgate/proxy/header"

@@ -13,17 +13,17 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"boxgate/internal/h1"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/h2/downstream"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 )
 
 const (

@@ -10,12 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 	"boxgate/proxy/tunnel"
 )
 

@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/route"
-	"boxgate/proxy/socket"
 	"boxgate/proxy/usage"
 )
 

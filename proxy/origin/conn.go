@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/h1"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/socket"
 )
 
 // Conn is one HTTP/1.1 connection to an origin server. One goroutine uses it at a time, except that one may write while

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/h2/upstream"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/socket"
 )
 
 // ExpectWait is how long a server has to answer an expectation before the body is sent anyway (RFC 9110, 10.1.1).

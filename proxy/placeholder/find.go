@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"strings"
 
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 )
 
 // place is where in a request a token was found.

@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"strings"
 
+	"boxgate/internal/h1"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 )
 
 // Of returns the placeholder in list with a token, or nil.

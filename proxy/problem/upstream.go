@@ -11,9 +11,9 @@ import (
 	"os"
 	"syscall"
 
+	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
 	"boxgate/policy"
-	"boxgate/proxy/h1"
 	"boxgate/proxy/h2"
 	"boxgate/proxy/scrub"
 )

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/proxy/buffers"
+	"boxgate/internal/buffers"
 )
 
 // spliceMost is the most that is moved at once, and the size requested for a pipe.

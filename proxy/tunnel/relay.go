@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/h1"
-	"boxgate/proxy/socket"
 )
 
 const (

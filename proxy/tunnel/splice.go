@@ -10,9 +10,9 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/socket"
 )
 
 // Counters are updated while a tunnel is open.

@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/proxy/socket"
+	"boxgate/internal/socket"
 )
 
 func newCounters() Counters {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/buffers"
+	"boxgate/internal/buffers"
 )
 
 // ErrUnread fails a read of a body after [Stream.CloseRead].

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/buffers"
 	"boxgate/internal/memory"
-	"boxgate/proxy/buffers"
 	"boxgate/proxy/h2"
 )
 

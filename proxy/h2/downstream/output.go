@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/buffers"
+	"boxgate/internal/buffers"
 	"boxgate/proxy/h2"
 )
 

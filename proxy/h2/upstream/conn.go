@@ -13,9 +13,9 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h1"
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 	"boxgate/proxy/h2"
-	"boxgate/proxy/socket"
 )
 
 const (

@@ -1,7 +1,7 @@
 package upstream
 
 import (
-	"boxgate/proxy/buffers"
+	"boxgate/internal/buffers"
 )
 
 const (

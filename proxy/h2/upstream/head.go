@@ -6,7 +6,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h1"
+	"boxgate/internal/h1"
 )
 
 const (

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/buffers"
-	"boxgate/proxy/h1"
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/proxy/h2"
 )
 
