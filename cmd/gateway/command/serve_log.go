@@ -44,7 +44,11 @@ var deadly = []os.Signal{
 // them after ctx has ended: until then it asks for an orderly stop.
 func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, deadly...)
+	for _, s := range deadly {
+		if !signal.Ignored(s) { // as nohup ignores SIGHUP
+			signal.Notify(signals, s)
+		}
+	}
 	unwatch := context.AfterFunc(ctx, func() { signal.Notify(signals, os.Interrupt, syscall.SIGTERM) })
 	done := make(chan struct{})
 	go syncOn(signals, done, out)
