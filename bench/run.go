@@ -23,9 +23,9 @@ import (
 
 // options are the flags that both commands have.
 type options struct {
-	form              scenario.Form
-	only, cases, root string
-	samples           string
+	form       scenario.Form
+	only, root string
+	samples    string
 }
 
 // parse reads the flags of a command; more adds its own.

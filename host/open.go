@@ -89,7 +89,7 @@ func (h *Host) wire(context.Context) error {
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands,
 	}
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
-	return h.policies.loadGlobal()
+	return h.loadGlobal()
 }
 
 // protect puts the protected ranges in force before any box is known.
@@ -99,7 +99,7 @@ func (h *Host) protect(ctx context.Context) error { return h.protection.update(c
 // the gateway. A panic is an error.
 func (h *Host) Recover(ctx context.Context) error {
 	err := contained(h.parts.log, func() error {
-		if err := h.lifecycle.recoverBoxes(ctx); err != nil {
+		if err := h.recoverBoxes(ctx); err != nil {
 			return err
 		}
 		return fault.At(ctx, "start: boxes known")

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -105,6 +104,3 @@ func (g *Ingress) failed(_ http.ResponseWriter, r *http.Request, err error) {
 		v.unavailable(err)
 	}
 }
-
-// isWebSocket reports whether a value of Upgrade asks for a WebSocket.
-func isWebSocket(upgrade string) bool { return strings.EqualFold(upgrade, "websocket") }

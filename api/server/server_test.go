@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -17,7 +16,6 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"boxgate/api/rest"
-	"boxgate/policy"
 )
 
 const testKey = "key-0123456789"
@@ -39,9 +37,6 @@ func (f *fixture) secondServer(t testing.TB) *http.Server {
 	}
 	return a.Server()
 }
-
-// boxID is the ID of the ith box.
-func boxID(i int) policy.BoxID { return policy.BoxID(strconv.Itoa(i)) }
 
 func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	t.Helper()

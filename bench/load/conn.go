@@ -69,7 +69,7 @@ func connect(c net.Conn, host string) error {
 		return err
 	}
 	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // has none
 	if err != nil {
 		return err
 	}

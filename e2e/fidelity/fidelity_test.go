@@ -84,7 +84,7 @@ func fidelityOf(w *harness.World) *fidelity {
 }
 
 // on returns the same for a subtest.
-func (f *fidelity) on(t *testing.T) *fidelity { return &fidelity{f.Intruder.On(t), f.pages} }
+func (f *fidelity) on(t *testing.T) *fidelity { return &fidelity{f.On(t), f.pages} }
 
 // serve answers with the page of the path's first part.
 func (f *fidelity) serve(w http.ResponseWriter, r *http.Request) {

@@ -26,10 +26,10 @@ const (
 )
 
 const (
-	nlaTypeMask  = 1<<14 - 1 // without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h)
-	nfgenmsgLen  = 4         // family, version, resource (linux/netfilter/nfnetlink.h)
-	ctMessageNew = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
-	ctMessageDel = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+	nlaTypeMask  = 1<<14 - 1                       // without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h)
+	nfgenmsgLen  = 4                               // family, version, resource (linux/netfilter/nfnetlink.h)
+	ctMessageNew = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
+	ctMessageDel = ctMessageNew | 2                // IPCTNL_MSG_CT_DELETE
 )
 
 // decodeFlow reads of an event what is recorded of a connection, and not the rest: there can be tens of thousands a second.

@@ -41,7 +41,7 @@ func containerPID(ctx context.Context, container string) (int, error) {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("Docker knows no container %q (%s)", container, res.Status)
+		return 0, fmt.Errorf("there is no container %q in Docker (%s)", container, res.Status)
 	}
 	var answer struct{ State struct{ Pid int } }
 	if err := json.NewDecoder(io.LimitReader(res.Body, 4<<20)).Decode(&answer); err != nil {

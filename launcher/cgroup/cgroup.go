@@ -72,7 +72,7 @@ func (g Group) Clear(ctx context.Context) error {
 func (g Group) Kill() error {
 	dirs, err := g.Dirs()
 	if err != nil {
-		return nil // the runtime has its own way
+		return nil //nolint:nilerr // without a group of ours, the runtime ends the processes
 	}
 	for _, dir := range dirs {
 		if err := killAll(dir); err != nil {

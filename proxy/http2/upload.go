@@ -118,7 +118,7 @@ type responseBody struct {
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.Stream.Read(p)
 	if errors.Is(err, io.EOF) {
-		maps.Copy(b.trailer, headerOf(b.Stream.Trailers()))
+		maps.Copy(b.trailer, headerOf(b.Trailers()))
 	}
 	return n, err
 }

@@ -15,6 +15,8 @@ import (
 	"boxgate/proxy/h2"
 )
 
+//lint:file-ignore SA1019 the deprecated server is what ours is compared with
+
 // BenchmarkServe is one request without a body and an answer of 1 KiB, 32 at a time on one connection, by our server and
 // golang.org/x/net/http2's.
 func BenchmarkServe(b *testing.B) {

@@ -24,12 +24,13 @@ const (
 	// ConnWindow is the same for all requests of a connection.
 	ConnWindow = 1 << 20
 
-	prefaceTime = 10 * time.Second // for the preface and the first SETTINGS
-	goAwayTime  = time.Second      // from a GOAWAY to the end of the connection
-	lingerMax   = 1 << 20          // bytes read and dropped meanwhile
-	waitingMax  = 4 * h2.Streams   // requests reset before their handler began, while no handler ends
-	resetMax    = 128              // streams remembered as reset by the server
-	tableSize   = 4096             // of HPACK, in both directions: the default
+	prefaceTime = 10 * time.Second       // for the preface and the first SETTINGS
+	goAwayTime  = time.Second            // from a GOAWAY to the end of the connection
+	lingerMax   = 1 << 20                // bytes read and dropped meanwhile
+	bodyGrace   = 100 * time.Millisecond // for the rest of a body whose request is answered
+	waitingMax  = 4 * h2.Streams         // requests reset before their handler began, while no handler ends
+	resetMax    = 128                    // streams remembered as reset by the server
+	tableSize   = 4096                   // of HPACK, in both directions: the default
 )
 
 // Config is how a connection is served. All fields are required.

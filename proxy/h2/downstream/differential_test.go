@@ -154,12 +154,12 @@ func theirServer(o *outcome) func(net.Conn) {
 			MaxConcurrentStreams: h2.Streams, IdleTimeout: time.Minute, MaxReadFrameSize: h2.FrameMax,
 			MaxUploadBufferPerStream: StreamWindow, MaxUploadBufferPerConnection: ConnWindow,
 		}
-		if err := http2.ConfigureServer(&http.Server{}, server); err != nil { // else it shares channels with other bubbles
+		if err := http2.ConfigureServer(&http.Server{}, server); err != nil { //nolint:staticcheck // SA1019, as above; else it shares channels with other bubbles
 			panic(err)
 		}
 		server.ServeConn(nc, &http2.ServeConnOpts{
 			BaseConfig: &http.Server{MaxHeaderBytes: h2.HeadRead, ErrorLog: log.New(io.Discard, "", 0)},
-			Handler:    http.HandlerFunc(theirHandler(o)),
+			Handler:    theirHandler(o),
 		})
 	}
 }

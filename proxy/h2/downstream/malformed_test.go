@@ -261,8 +261,16 @@ func TestClosedStreams(t *testing.T) {
 		_ = p.framer.WriteData(1, false, []byte("x"))
 		p.expect("1 RST_STREAM STREAM_CLOSED")
 		p.ask(3, false, get()...) // the answer does not wait for the body
-		p.expect("3 HEADERS :status=200", "3 DATA hello end", "3 RST_STREAM NO_ERROR")
+		p.expect("3 HEADERS :status=200", "3 DATA hello end")
+		time.Sleep(bodyGrace)
+		p.expect("3 RST_STREAM NO_ERROR")
 		_ = p.framer.WriteData(3, true, []byte("x"))
+		p.expect()
+		p.ask(5, false, get()...) // a client that goes on sending is not disturbed
+		p.expect("5 HEADERS :status=200", "5 DATA hello end")
+		_ = p.framer.WriteData(5, false, []byte("x"))
+		_ = p.framer.WriteData(5, true, []byte("y"))
+		time.Sleep(2 * bodyGrace)
 		p.expect()
 		p.expectRefused()
 	})

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
@@ -175,12 +176,13 @@ func (c *conn) done(s *Stream) {
 	defer c.mu.Unlock()
 	switch {
 	case s.closed:
-	case !s.localEnded: // the response must not look complete
+	case s.localEnded && !s.remoteEnded:
+		s.unread = true
+		time.AfterFunc(bodyGrace, func() { c.abandon(s) })
+	default: // the response must not look complete
 		c.resetStream(s.id, http2.ErrCodeInternal)
-	case !s.remoteEnded: // the rest of the body is not wanted (8.1)
-		c.resetStream(s.id, http2.ErrCodeNo)
+		c.closeStream(s, errEnded)
 	}
-	c.closeStream(s, errEnded)
 	s.drop()
 	s.cancel()
 	c.running--
@@ -190,6 +192,18 @@ func (c *conn) done(s *Stream) {
 		c.waiting = slices.Delete(c.waiting, 0, 1)
 		c.begin(next)
 	}
+}
+
+// abandon tells the client that the rest of a body is not wanted (8.1), if it has not sent it by now. The response is
+// complete, but some clients take a reset while they upload for a failure, whatever its code.
+func (c *conn) abandon(s *Stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.closed {
+		return
+	}
+	c.resetStream(s.id, http2.ErrCodeNo)
+	c.closeStream(s, errEnded)
 }
 
 // closeStream ends a stream for both sides. Without a reason it has ended well, and its handler may go on. The caller

@@ -214,8 +214,10 @@ func TestLimitOfStreams(t *testing.T) {
 	}
 	c.Release()
 	second.Close()
-	if !c.Reserve() || !c.Reserve() || c.Reserve() {
-		t.Error("one ended stream does not make room for one more")
+	for i, want := range []bool{true, true, false} { // the one released, and the one ended
+		if c.Reserve() != want {
+			t.Errorf("reservation %d: %v", i, !want)
+		}
 	}
 }
 
@@ -296,7 +298,7 @@ func TestOurResets(t *testing.T) {
 	st = open(t, c, false, request("POST", "/"))
 	want := errors.New("why")
 	st.Fail(want)
-	if _, err := st.Head(); err != want {
+	if _, err := st.Head(); !errors.Is(err, want) {
 		t.Errorf("failed: %v", err)
 	}
 	if code := reset(); code != http2.ErrCodeCancel {

@@ -20,6 +20,8 @@ import (
 	"boxgate/proxy/h2"
 )
 
+//lint:file-ignore SA1019 the deprecated transport is what this package is compared with
+
 // scripted is a connection to a server that says the same whatever it is told: once it has read the head of a request,
 // or at once if eager. Then it closes.
 type scripted struct {
@@ -333,7 +335,6 @@ func sortedHeader(h http.Header) string {
 }
 
 func library(t *testing.T, script []byte) (o outcome) {
-	//lint:ignore SA1019 what this package is compared with
 	tr := &http2.Transport{DisableCompression: true} //nolint:staticcheck // as above
 	c, err := tr.NewClientConn(newScripted(script))
 	if err != nil {

@@ -311,7 +311,7 @@ func (s *Stream) resetLocked(code http2.ErrCode, err error) {
 
 // failLocked fails what is in progress on the stream. What has come can still be read.
 func (s *Stream) failLocked(err error) {
-	if s.err == nil && !(s.ended && s.sent) {
+	if s.err == nil && (!s.ended || !s.sent) {
 		s.err = err
 	}
 	s.tellLocked()

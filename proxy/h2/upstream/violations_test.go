@@ -128,7 +128,7 @@ func TestBodilessResponses(t *testing.T) {
 		if h, err := st.Head(); err != nil || !h.End || h.Length != 5 {
 			t.Errorf("%v: %+v, %v", answer, h, err)
 		}
-		if n, err := st.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		if n, err := st.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("%v: %d, %v", answer, n, err)
 		}
 	}
