@@ -157,6 +157,7 @@ func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error 
 	if err != nil {
 		if !j.known {
 			err = errors.Join(err, f.links.Delete(j.Link), f.unregister(j.Entry))
+			f.idle.suspect(j.Entry) // its note is gone, the connections that an earlier run's plan let through are not
 			delete(f.leftover, j.Link)
 		}
 		return fmt.Errorf("box %s: %w", j.Box, err)

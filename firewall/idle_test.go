@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"boxgate/policy"
 )
@@ -100,5 +101,102 @@ func TestBoxWithoutConnectionsIsNotLookedUp(t *testing.T) {
 		if err := w.fw.CutFlows(t.Context(), id, func(Flow) bool { return false }); !errors.Is(err, want) {
 			t.Errorf("box %s: %v, want %v", id, err, want)
 		}
+	}
+}
+
+// talker begins a flow from the box to a UDP server outside, and returns a function that reports whether the server still
+// reaches the box by it.
+func (w *world) talker(id policy.BoxID) (reaches func() bool) {
+	w.t.Helper()
+	var server net.PacketConn
+	w.must(w.in(w.outside, func() (err error) { server, err = net.ListenPacket("udp", "198.51.100.9:0"); return err }))
+	w.t.Cleanup(func() { _ = server.Close() })
+	c := w.openUDP(id, addrPort(server.LocalAddr()), 1)[0]
+	b := make([]byte, 100)
+	_ = server.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_, peer, err := server.ReadFrom(b)
+	w.must(err)
+	return func() bool {
+		_, _ = server.WriteTo([]byte("pushed"), peer)
+		_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		n, _ := c.Read(b)
+		return n > 0
+	}
+}
+
+// A flow of an earlier run, which began before its box is known again, is cut by the next policy although the first
+// attempts to attach the box fail: a box can make them fail.
+func TestConnectionsOfABoxThatFailsToAttach(t *testing.T) {
+	for name, attempt := range map[string]func(*world, Attachment){
+		"its namespace cannot be opened": func(w *world, a Attachment) {
+			a.NetNS = "/proc/self/fd/9999"
+			if w.fw.AddBox(w.t.Context(), a) == nil {
+				w.t.Fatal("it was attached")
+			}
+		},
+		"and it is removed": func(w *world, a Attachment) {
+			a.NetNS = "/proc/self/fd/9999"
+			if w.fw.AddBox(w.t.Context(), a) == nil {
+				w.t.Fatal("it was attached")
+			}
+			w.must(w.fw.RemoveBox(w.t.Context(), a.Box))
+		},
+		"the box has renamed its interface": func(w *world, a Attachment) {
+			w.shell(w.boxNS[a.Box], "ip link set eth0 down; ip link set eth0 name was; ip link set was up; ip link add eth0 type veth peer name other")
+			if errs := w.fw.AddBoxes(w.t.Context(), []Attachment{a}); errs[0] == nil {
+				w.t.Fatal("it was attached")
+			}
+			w.shell(w.boxNS[a.Box], "ip link del eth0")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a := w.addBox("one", 10)
+			w.apply("one", allow("198.51.100.0/28"))
+			w.must(w.fw.Close())
+			w.open()
+			reaches := w.talker("one") // under the plan of the earlier run
+			attempt(w, a)
+			w.addBox("one", 10)
+			w.apply("one", allow("203.0.113.0/24"))
+			if w.cut("one"); reaches() {
+				t.Error("a denied server reaches the box")
+			}
+		})
+	}
+}
+
+// While another program has taken the table or the notes away, no box is taken for one without connections.
+func TestConnectionsWhileTheRulesAreGone(t *testing.T) {
+	for name, gone := range map[string]string{"the table": "nft flush ruleset", "the notes": "nft flush set inet boxgate notes"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.addBox("one", 10)
+			w.apply("one", allow("198.51.100.0/28"))
+			reaches := w.talker("one")
+			w.apply("one", allow("203.0.113.0/24"))
+			w.shell(w.gateway, gone)
+			w.cut("one")
+			w.must(w.fw.Restore(t.Context()))
+			if reaches() {
+				t.Error("a denied server reaches the box")
+			}
+		})
+	}
+}
+
+// A box that is removed while the notes are gone leaves no connection to its successor.
+func TestConnectionsOfABoxRemovedWithoutNotes(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	reaches := w.talker("one")
+	w.shell(w.gateway, "nft flush set inet boxgate notes")
+	w.must(w.fw.RemoveBox(t.Context(), "one"))
+	w.must(w.fw.Restore(t.Context()))
+	w.addBox("one", 10)
+	w.apply("one", allow("203.0.113.0/24"))
+	if w.cut("one"); reaches() {
+		t.Error("a denied server reaches the box")
 	}
 }

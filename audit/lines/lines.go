@@ -39,6 +39,7 @@ type Writer struct {
 	spare   []byte    // empty, for the next batch
 	batch   uint64    // number of the batch that is pending
 	writing bool      // a batch is being written
+	inWrite int       // its bytes, which come back if the write fails
 	urgent  bool      // what is pending is to be written as soon as possible
 	failing bool      // the last write failed
 	last    time.Time // when the last write ended
@@ -93,6 +94,9 @@ func (w *Writer) claim(n int, c Claim) bool {
 	room := limit
 	if c.Quarters > 0 {
 		room = limit / 4 * c.Quarters
+	}
+	if w.failing {
+		room -= w.inWrite // which is likely to come back
 	}
 	if room -= len(w.pending); n > room {
 		return false
@@ -199,13 +203,15 @@ func (w *Writer) Sync() error {
 func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 	b, waiting := w.pending, w.waiting
 	w.pending, w.spare, w.waiting = w.spare, nil, nil
-	w.batch++
-	w.writing, w.urgent = true, false
+	if !w.failing { // what is tried again is still there, and counts in the shares
+		w.batch++
+	}
+	w.writing, w.inWrite, w.urgent = true, len(b), false
 	began := time.Now()
 	w.mu.Unlock()
 	n, ok, err := write(b)
 	w.mu.Lock()
-	w.writing, w.failing, w.last = false, err != nil, time.Now()
+	w.writing, w.inWrite, w.failing, w.last = false, 0, err != nil, time.Now()
 	if !ok {
 		w.putBack(b, 0)
 		w.waiting, w.urgent = append(waiting, w.waiting...), true
@@ -213,6 +219,9 @@ func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 		return
 	}
 	w.putBack(b, n)
+	if len(w.pending) == 0 { // who began to wait during the write waits for nothing else
+		waiting, w.waiting = append(waiting, w.waiting...), nil
+	}
 	for _, done := range waiting {
 		done <- err
 	}

@@ -205,7 +205,7 @@ func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
 	t.Cleanup(func() { t.Logf("%d sockets and %d pipes more than before", s-sockets, p-pipes) })
 	w.UntilEvery(20*time.Millisecond, "idle tunnels hold two sockets each and no pipe", func() bool {
 		s, p = descriptors(w)
-		return s-sockets >= 2*most && s-sockets <= 2*most+60 && p-pipes <= 64
+		return s-sockets >= 2*most-60 && s-sockets <= 2*most+60 && p-pipes <= 64 // others come and go
 	})
 	if n, _ := stop(); n < 4 {
 		t.Errorf("the other box made %d requests", n)

@@ -88,6 +88,7 @@ func (tbl *Table) Install(keep bool) error {
 			t.c.AddTable(t.table)
 		}
 		s := t.declareSets()
+		t.addElements(s.notes, []nftables.SetElement{{Key: ifname(notesKeeper)}})
 		t.chain(chainAbout)
 		t.declareCounters()
 		t.declareChains()
