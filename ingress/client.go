@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/audit"
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
@@ -37,6 +38,7 @@ type client struct {
 	out  []byte // pending output, to either side
 
 	visit    visit
+	opening  audit.Opening // of the visit
 	res      h1.Response
 	resBody  h1.Body
 	up       *upstream                // of the current request
@@ -152,12 +154,13 @@ func (c *client) serveOne() (err error) {
 	}
 	c.answered, c.upload = false, upload{}
 	v := &c.visit
-	*v = newVisit(c.asked(), c, c.cutNow)
+	*v = newVisit(c.asked(), c, c.cutNow, &c.opening)
 	defer func() {
 		if recover() != nil {
 			c.g.panicked(v)
 			err = errAbort
 		}
+		c.upload.stop(c)
 		c.dropUpstream()
 		c.g.record(v)
 	}()
@@ -234,7 +237,7 @@ func (c *client) permits(v *visit) bool {
 
 // unreadable refuses a request whose head could not be read, and ends the connection.
 func (c *client) unreadable(began time.Time, err error) error {
-	c.head = 0
+	c.head, c.visit.method = 0, ""
 	var malformed *h1.Error
 	switch {
 	case errors.As(err, &malformed):
@@ -271,7 +274,7 @@ func (c *client) reply(status int, fields [][2]string, body []byte) {
 		out = h1.AppendPair(out, "Connection", "keep-alive")
 	}
 	out = append(out, "\r\n"...)
-	if string(c.req.Method) != http.MethodHead {
+	if c.visit.method != http.MethodHead { // what c.req points to may be overwritten by now
 		out = append(out, body...)
 		c.visit.event.BytesOut += int64(len(body))
 	}

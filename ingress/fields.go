@@ -177,6 +177,12 @@ func appendResponse(dst []byte, r *h1.Response, a framed) []byte {
 	return append(dst, "\r\n"...)
 }
 
+// withheld reports whether a trailer field of a box is kept from the client. In a head these are rewritten or dropped;
+// nobody needs them in a trailer.
+func withheld(name []byte) bool {
+	return h1.EqualFold(name, "set-cookie") || h1.EqualFold(name, "alt-svc")
+}
+
 // ownHost reports whether a box may set a cookie, from which it removes the Domain attribute: with it a box could set
 // cookies for the URLs of all others.
 func ownHost(cookie *string) bool {

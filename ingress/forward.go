@@ -128,13 +128,14 @@ type upload struct {
 	body     h1.Body
 	received int64
 	dry      bool          // all that arrived is sent
+	stopped  bool          // it was interrupted here, not by the client
 	done     chan struct{} // nil when everything was sent with the head
 	err      error         // valid once done is closed
 }
 
 // gather appends what has arrived of the body to out, up to a limit, and reports whether that is all of it.
 func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
-	for len(out) < buffers.OutFlush {
+	for first := true; first || len(out) < buffers.OutFlush; first = false {
 		content, n, done, err := u.body.Next(in.Bytes())
 		if err != nil {
 			return out, false, err
@@ -229,7 +230,10 @@ func (u *upload) stop(c *client) {
 	select {
 	case <-u.done:
 	default:
-		c.up.abort()
+		u.stopped = true
+		if c.up != nil {
+			c.up.abort()
+		}
 		_ = c.conn.SetReadDeadline(time.Unix(1, 0))
 		<-u.done
 	}
@@ -240,7 +244,7 @@ func (u *upload) stop(c *client) {
 func (u *upload) clientFault() error {
 	var malformed *h1.Error
 	switch {
-	case u.err == nil || errors.Is(u.err, errUpstream):
+	case u.err == nil || u.stopped || errors.Is(u.err, errUpstream):
 		return nil
 	case errors.As(u.err, &malformed):
 		return malformed

@@ -11,11 +11,13 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/handshake"
 	"boxgate/policy"
 )
 
@@ -465,4 +467,105 @@ type zeros struct{}
 func (zeros) Read(b []byte) (int, error) {
 	clear(b)
 	return len(b), nil
+}
+
+// A box that breaks off, or makes no sense, while the client still uploads is at fault, not the client.
+func TestBoxFailsDuringAnUpload(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]string{"it closes": "", "it speaks another protocol": "SMTP ready\r\n"} {
+		for _, body := range []string{"Expect: 100-continue\r\n\r\n", "\r\n" + strings.Repeat("HEAD", 1000)} {
+			f := start(t, nil)
+			f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+				_, _ = http.ReadRequest(in)
+				_, _ = io.WriteString(c, answer)
+			})
+			c := f.connectTo(t, "one"+domain)
+			_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: one.preview.test\r\nContent-Length: 1000000\r\n"+body)
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			text, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "does not answer") {
+				t.Errorf("%s: %s, %q", name, resp.Status, text)
+			}
+			f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonURLUnavailable && e.Status == 502 })
+		}
+	}
+}
+
+// A handshake with a large head, and with bytes behind it, becomes a WebSocket like any other.
+func TestWebSocketWithALargeHead(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		r, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: "+handshake.Accept(r.Header.Get("Sec-WebSocket-Key"))+"\r\n\r\n")
+		_, _ = io.Copy(c, in)
+	})
+	for range 10 {
+		c := f.connectTo(t, "one"+domain)
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.preview.test\r\nX-Large: "+strings.Repeat("x", 40000)+
+			"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\nearly")
+		in := bufio.NewReader(c)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatal(resp, err)
+		}
+		got := make([]byte, 5)
+		if _, err := io.ReadFull(in, got); err != nil || string(got) != "early" {
+			t.Errorf("%q, %v", got, err)
+		}
+		c.Close()
+	}
+}
+
+// What a box may not set in a head it may not set in a trailer.
+func TestTrailersOfABox(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.script(t, "one", answers("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nSet-Cookie: a=b; Domain=preview.test\r\nAlt-Svc: h3=\":1\"\r\nX-Sum: 1\r\n\r\n"))
+	c := f.connectTo(t, "one"+domain)
+	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.preview.test\r\nConnection: close\r\n\r\n")
+	answer, _ := io.ReadAll(c)
+	if text := string(answer); !strings.HasSuffix(text, "0\r\nX-Sum: 1\r\n\r\n") {
+		t.Errorf("answered %q", text)
+	}
+}
+
+// Responses that end just when a request is recorded as open leave the requests behind them intact.
+func TestRequestsThatEndWhenTheyAreRecorded(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	const opens = 250 * time.Millisecond // in package audit
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		for i := 0; ; i++ {
+			if _, err := http.ReadRequest(in); err != nil {
+				return
+			}
+			time.Sleep(opens - 2*time.Millisecond + time.Duration(i)*500*time.Microsecond)
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		}
+	})
+	var all sync.WaitGroup
+	for range 50 {
+		c := f.connectTo(t, "one"+domain)
+		all.Go(func() {
+			_, _ = io.WriteString(c, strings.Repeat("GET / HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", 8))
+			in := bufio.NewReader(c)
+			for range 8 {
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+			}
+		})
+	}
+	all.Wait()
+	f.CloseURL("one")
 }

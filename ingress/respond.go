@@ -149,7 +149,7 @@ func (c *client) relay(chunked bool) error {
 			return err
 		}
 		if done && chunked {
-			c.out = h1.AppendLastChunk(c.out, c.resBody.Trailers, nil)
+			c.out = h1.AppendLastChunk(c.out, c.resBody.Trailers, withheld)
 		}
 		in.Take(n)
 		if done {

@@ -17,7 +17,7 @@ func (g *Ingress) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &answer{ResponseWriter: rw}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	v := newVisit(ofRequest(r), w, func() { cancel(errCut) })
+	v := newVisit(ofRequest(r), w, func() { cancel(errCut) }, new(audit.Opening))
 	defer g.ended(&v, w)
 	if g.admit(ctx, &v, (*visit).permits) {
 		g.forward(ctx, &v, w, r)
@@ -66,7 +66,7 @@ func (g *Ingress) redirector(httpsPort uint16, challenge func(http.ResponseWrite
 			return
 		}
 		w := &answer{ResponseWriter: rw}
-		v := newVisit(ofRequest(r), w, func() {})
+		v := newVisit(ofRequest(r), w, func() {}, new(audit.Opening))
 		defer g.ended(&v, w)
 		host, ok := hostOf(&v.asked)
 		if !ok {

@@ -20,7 +20,7 @@ type visit struct {
 	cut     func() // makes the request end soon, as in [active.begin]
 	began   time.Time
 	event   audit.Event
-	opening audit.Opening
+	opening *audit.Opening
 	target  Target
 	entry   *request // nil until it is admitted
 }
@@ -31,10 +31,11 @@ type replier interface {
 	reply(status int, fields [][2]string, body []byte)
 }
 
-// newVisit opens the event of a request. Unless something else is noted, it records a denial.
-func newVisit(q asked, client replier, cut func()) visit {
+// newVisit opens the event of a request. Unless something else is noted, it records a denial. opening is no other request's
+// at this time; it must not be copied or overwritten, as its timer may still be running.
+func newVisit(q asked, client replier, cut func(), opening *audit.Opening) visit {
 	now := time.Now()
-	return visit{asked: q, client: client, cut: cut, began: now, event: audit.Event{
+	return visit{asked: q, client: client, cut: cut, opening: opening, began: now, event: audit.Event{
 		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Method: q.method, Path: q.path,
 		Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
 	}}

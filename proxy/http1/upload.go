@@ -27,7 +27,7 @@ type upload struct {
 
 // gather appends received body content to out, up to a limit, and reports whether that is the whole body.
 func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
-	for len(out) < buffers.OutFlush {
+	for first := true; first || len(out) < buffers.OutFlush; first = false { // a head may be as large as that
 		content, n, done, err := u.body.Next(in.Bytes())
 		if err != nil {
 			return out, false, err

@@ -205,6 +205,7 @@ func (c *Conn) failLocked(err error) {
 	for _, s := range c.streams {
 		s.failLocked(err)
 	}
+	c.crowd.resume() // what waits in Open is not among the streams yet
 	var broken *protocolError
 	if errors.As(err, &broken) {
 		_ = c.framer.WriteGoAway(0, broken.code, nil)

@@ -458,3 +458,35 @@ func TestClosingWaitsForNobody(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestOpenEndsWithTheConnection lets a server break off while requests wait for room to be sent.
+func TestOpenEndsWithTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe() // nobody reads at its far end
+		c := New(near, func() {})
+		results := make(chan error, 3)
+		for range cap(results) {
+			if !c.Reserve() {
+				t.Fatal("no room for a stream")
+			}
+			go func() {
+				_, err := c.Open(t.Context(), request("GET", "/", "x", strings.Repeat("{", 20000)), true)
+				results <- err
+			}()
+			synctest.Wait()
+		}
+		waiting := cap(results) - len(results)
+		if waiting == 0 {
+			t.Fatal("no request waits")
+		}
+		_ = far.Close()
+		for range cap(results) {
+			if err := <-results; err != nil {
+				waiting--
+			}
+		}
+		if waiting != 0 {
+			t.Errorf("%d requests are taken for sent", waiting)
+		}
+	})
+}
