@@ -198,6 +198,7 @@ func (c *client) asked() asked {
 // values returns the values of a field of the request.
 func (c *client) values(name string) []string { return valuesOf(c.req.Fields, name) }
 
+// valuesOf returns the values of a field, whose name is given in lower case, one for each of its lines.
 func valuesOf(fields []h1.Field, name string) (values []string) {
 	for i := range fields {
 		if f := &fields[i]; h1.EqualFold(f.Name, name) {

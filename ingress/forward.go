@@ -11,6 +11,7 @@ import (
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
+	"boxgate/policy"
 )
 
 // forward sends an admitted request to the box and relays its response. A nil error means that the connection can carry
@@ -116,9 +117,8 @@ func (c *client) unserved(err error) error {
 
 // badBody refuses a request whose body makes no sense. The rest of it is not read.
 func (c *client) badBody(err error) error {
-	status := http.StatusBadRequest
 	c.visit.event.Error = err.Error()
-	c.visit.refuse(status, "bad_request", "The body of the request is malformed.")
+	c.visit.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The body of the request is malformed.")
 	return errLinger
 }
 

@@ -37,10 +37,10 @@ func TestForwardedHeadersAreReplaced(t *testing.T) {
 	}
 	for name, edit := range edits {
 		for _, h2 := range []bool{false, true} {
+			if h2 && name == "named by Connection" {
+				continue // HTTP/2 has no Connection
+			}
 			t.Run(fmt.Sprint(name, ", h2 ", h2), func(t *testing.T) {
-				if h2 && name == "named by Connection" {
-					t.Skip("HTTP/2 has no Connection")
-				}
 				resp, _ := get(t, f.client(t, h2), "https://one"+domain+"/", edit)
 				if resp.StatusCode != 200 {
 					t.Fatal(resp.Status)

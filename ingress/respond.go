@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
@@ -61,30 +62,15 @@ func (c *client) received() { c.visit.event.BytesIn = c.upload.received }
 
 // upgraded checks a 101.
 func (c *client) upgraded(asked bool) error {
-	if !asked || !h1.Lists([]byte(c.upgradeOf()), "websocket") {
+	if !asked || c.res.Minor == 0 || !h1.EqualFold(c.res.Upgrade, "websocket") { // which is nil unless Connection names it
 		return errProtocol
 	}
-	return handshake.Verify(c.field, func(name string) []string { return fieldValues(c.res.Fields, name) })
+	return handshake.Verify(valuesIn(c.req.Fields), valuesIn(c.res.Fields))
 }
 
-// upgradeOf returns the value of Upgrade in the response.
-func (c *client) upgradeOf() string {
-	if values := fieldValues(c.res.Fields, "Upgrade"); len(values) == 1 {
-		return values[0]
-	}
-	return ""
-}
-
-// field is values for names in any case.
-func (c *client) field(name string) []string { return fieldValues(c.req.Fields, name) }
-
-func fieldValues(fields []h1.Field, name string) (values []string) {
-	for i := range fields {
-		if f := &fields[i]; h1.IsVariant(f.Name, name) {
-			values = append(values, string(f.Value))
-		}
-	}
-	return values
+// valuesIn returns the function that finds the values of a field by its name, in any case.
+func valuesIn(fields []h1.Field) handshake.Fields {
+	return func(name string) []string { return valuesOf(fields, strings.ToLower(name)) }
 }
 
 // finalHead reads response heads up to the final one, whose length it returns, and relays the interim ones.

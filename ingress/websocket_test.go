@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/handshake"
 	"boxgate/policy"
 
 	"github.com/coder/websocket"
@@ -126,5 +127,23 @@ func TestShutdownCutsWebSockets(t *testing.T) {
 	}
 	if _, _, err := c.Read(t.Context()); err == nil {
 		t.Error("the socket outlived the shutdown")
+	}
+}
+
+// Only a whole handshake becomes a tunnel: by the very fields of RFC 6455, under their own names.
+func TestHalfHandshakesOfABox(t *testing.T) {
+	t.Parallel()
+	accept := handshake.Accept("AAAAAAAAAAAAAAAAAAAAAA==")
+	for name, head := range map[string]string{
+		"another name":  "Connection: Upgrade\r\nUpgrade: websocket\r\nSec_WebSocket_Accept: " + accept + "\r\n",
+		"no Connection": "Upgrade: websocket\r\nSec-WebSocket-Accept: " + accept + "\r\n",
+		"two protocols": "Connection: Upgrade\r\nUpgrade: websocket, h2c\r\nSec-WebSocket-Accept: " + accept + "\r\n",
+	} {
+		f := start(t, nil)
+		f.script(t, "one", answers("HTTP/1.1 101 Switching Protocols\r\n"+head+"\r\n"))
+		resp := f.raw(t, "GET / HTTP/1.1\r\nHost: one.preview.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
+		if resp.StatusCode != http.StatusBadGateway {
+			t.Errorf("%s: %s", name, resp.Status)
+		}
 	}
 }

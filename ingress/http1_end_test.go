@@ -1,0 +1,195 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// The box sees that its client has gone, and is not kept busy by one that gave up.
+func TestDisconnectsReachTheBox(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	gone := make(chan error, 2)
+	f.script(t, "one", func(_ net.Conn, in *bufio.Reader) {
+		_, _ = http.ReadRequest(in)
+		_, err := in.ReadByte()
+		gone <- err
+	})
+	f.script(t, "upload", func(_ net.Conn, in *bufio.Reader) {
+		r, _ := http.ReadRequest(in)
+		_, err := io.Copy(io.Discard, r.Body)
+		gone <- err
+	})
+	for host, more := range map[string]string{"one": "", "upload": "Content-Length: 100\r\n"} {
+		c := f.connectTo(t, host+domain)
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+domain+"\r\n"+more+"\r\n")
+		if host == "upload" {
+			_, _ = io.WriteString(c, "some of it")
+		} else {
+			f.await(t, "a connection to the box", func() bool { return f.active.count() == 1 })
+		}
+		c.Close()
+		select {
+		case err := <-gone:
+			if err == nil {
+				t.Errorf("%s: the box takes what it has for the whole", host)
+			}
+		case <-time.After(15 * time.Second):
+			t.Errorf("%s: the box was not told", host)
+		}
+	}
+}
+
+// Revocation cuts a request whatever it is waiting for: the box's dial, its answer, or the client's body.
+func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		dial func(context.Context, Target) (net.Conn, error)
+		head string
+		want string
+	}{
+		"the dial":   {dial: func(ctx context.Context, _ Target) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }, want: "401"},
+		"the answer": {want: "401"},
+		"the body":   {head: "Content-Length: 100\r\n", want: "401"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := start(t, func(c *Config) { c.Dial = tt.dial })
+			f.script(t, "one", func(_ net.Conn, in *bufio.Reader) { _, _ = io.Copy(io.Discard, in) })
+			c := f.connectTo(t, "one"+domain)
+			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.preview.test\r\n"+tt.head+"\r\n")
+			f.await(t, "the request", func() bool { return f.active.count() == 1 })
+			f.remove("one" + domain)
+			f.CloseURL("one")
+			answer, err := io.ReadAll(c)
+			if err == nil && len(answer) > 0 && !strings.HasPrefix(string(answer), "HTTP/1.1 "+tt.want) {
+				t.Errorf("%q, %v", answer, err)
+			}
+			e := f.event(t, reason(policy.ReasonURLAuth))
+			if e.Verdict != policy.Deny || e.Error != errCut.Error() {
+				t.Errorf("%+v", e)
+			}
+		})
+	}
+}
+
+// A graceful shutdown lets a response end, closes idle connections at once, and tells the client not to come back.
+func TestShutdownLetsResponsesEnd(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	begun, proceed := make(chan struct{}), make(chan struct{})
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		_, _ = http.ReadRequest(in)
+		close(begun)
+		<-proceed
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		_, _ = in.ReadByte()
+	})
+	idle := f.connectTo(t, "one"+domain)
+	c := f.connectTo(t, "one"+domain)
+	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.preview.test\r\n\r\n")
+	<-begun
+	ended := make(chan error, 1)
+	go func() { ended <- f.Shutdown(t.Context()) }()
+	if _, err := idle.Read(make([]byte, 1)); err == nil {
+		t.Error("an idle connection stays open")
+	}
+	close(proceed)
+	answer, err := io.ReadAll(c)
+	if err != nil || !strings.HasSuffix(string(answer), "hi") || !strings.Contains(string(answer), "Connection: close") {
+		t.Errorf("%q, %v", answer, err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// Half a head, and a client that says nothing, hold a connection for ReadHeaderTimeout only.
+func TestSlowHeadsAreCut(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.ReadHeaderTimeout = 50 * time.Millisecond })
+	for _, secure := range []bool{true, false} {
+		for _, text := range []string{"", "GET / HTTP/1.1\r\nHost: on"} {
+			c, err := net.Dial("tcp", map[bool]string{true: f.https, false: f.plain}[secure])
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.WriteString(c, text)
+			_ = c.SetReadDeadline(time.Now().Add(15 * time.Second))
+			if _, err := io.ReadAll(c); errors.Is(err, context.DeadlineExceeded) || err != nil && strings.Contains(err.Error(), "timeout") {
+				t.Errorf("TLS %v, %q: the connection stays open", secure, text)
+			}
+			c.Close()
+		}
+	}
+}
+
+// A box that breaks off, or makes no sense, while the client still uploads is at fault, not the client.
+func TestBoxFailsDuringAnUpload(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]string{"it closes": "", "it speaks another protocol": "SMTP ready\r\n"} {
+		for _, body := range []string{"Expect: 100-continue\r\n\r\n", "\r\n" + strings.Repeat("HEAD", 1000)} {
+			f := start(t, nil)
+			f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+				_, _ = http.ReadRequest(in)
+				_, _ = io.WriteString(c, answer)
+			})
+			c := f.connectTo(t, "one"+domain)
+			_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: one.preview.test\r\nContent-Length: 1000000\r\n"+body)
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			text, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "does not answer") {
+				t.Errorf("%s: %s, %q", name, resp.Status, text)
+			}
+			f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonURLUnavailable && e.Status == 502 })
+		}
+	}
+}
+
+// Responses that end just when a request is recorded as open leave the requests behind them intact.
+func TestRequestsThatEndWhenTheyAreRecorded(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	const opens = 250 * time.Millisecond // in package audit
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		for i := 0; ; i++ {
+			if _, err := http.ReadRequest(in); err != nil {
+				return
+			}
+			time.Sleep(opens - 2*time.Millisecond + time.Duration(i)*500*time.Microsecond)
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		}
+	})
+	var all sync.WaitGroup
+	for range 50 {
+		c := f.connectTo(t, "one"+domain)
+		all.Go(func() {
+			_, _ = io.WriteString(c, strings.Repeat("GET / HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", 8))
+			in := bufio.NewReader(c)
+			for range 8 {
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+			}
+		})
+	}
+	all.Wait()
+	f.CloseURL("one")
+}
