@@ -153,9 +153,13 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 			since := time.Now()
 			c := in.Dial(endless.to)
 			_ = c.SetDeadline(time.Now().Add(harness.Patience))
-			text := endless.first + strings.Repeat(endless.rest, 1+(1<<20)/len(endless.rest))
-			if n, err := io.WriteString(c, text); err == nil {
-				t.Errorf("%d bytes were taken", n)
+			n, err := io.WriteString(c, endless.first)
+			more := strings.Repeat(endless.rest, 1+(64<<10)/len(endless.rest))
+			for taken := n; err == nil; taken += n {
+				if taken > 64<<20 { // more than the buffers of both sockets can hold
+					t.Fatalf("%d bytes were taken", taken)
+				}
+				n, err = io.WriteString(c, more)
 			}
 			in.Denied(since, policy.StageConn, endless.reason)
 		})
