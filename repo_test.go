@@ -33,21 +33,18 @@ firewall/report: policy audit firewall/flow firewall/namespace firewall/network 
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/memory
-proxy: policy audit internal/fault internal/handshake internal/memory internal/h1 internal/buffers internal/socket
+proxy: policy audit internal/fault internal/handshake internal/memory internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
 proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory
-proxy/h2: internal/memory internal/buffers internal/h1
-proxy/h2/downstream: internal/memory internal/buffers proxy/h2
-proxy/h2/upstream: internal/buffers internal/h1 proxy/h2 internal/socket
 proxy/header: policy internal/h1 proxy/scrub
 proxy/http1: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
-proxy/http2: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/h2 proxy/h2/downstream proxy/h2/upstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
+proxy/http2: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy internal/fault internal/memory internal/h1 proxy/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
+proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
 proxy/peek: policy internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy internal/h1
-proxy/problem: policy internal/handshake internal/h1 proxy/h2 proxy/scrub
+proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub
 proxy/route: policy
 proxy/scrub: policy
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
@@ -99,6 +96,9 @@ conformance:
 internal/fault:
 internal/buffers:
 internal/h1: internal/memory
+internal/h2: internal/memory internal/buffers internal/h1
+internal/h2/downstream: internal/memory internal/buffers internal/h2
+internal/h2/upstream: internal/buffers internal/h1 internal/h2 internal/socket
 internal/handshake:
 internal/memory:
 internal/socket:

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/audit"
+	"boxgate/internal/h2"
 	"boxgate/policy"
-	"boxgate/proxy/h2"
 )
 
 // What is refused before it reaches its handler leaves an event too.

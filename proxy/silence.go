@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // This file handles clients that stay silent. On most ports they are let through to the address, as the server may

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/h2"
+	"boxgate/internal/h2/upstream"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h2"
-	"boxgate/proxy/h2/upstream"
 )
 
 // rogue is an origin server that writes single frames. A request for /bad is answered by a misdeed, any other with

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h2/upstream"
+	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 )

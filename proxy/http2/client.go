@@ -12,7 +12,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h2/downstream"
+	"boxgate/internal/h2/downstream"
 )
 
 // This file puts the streams of a client into the terms of net/http.

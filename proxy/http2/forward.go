@@ -10,10 +10,10 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/internal/buffers"
+	"boxgate/internal/h2"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h2"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"

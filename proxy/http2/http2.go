@@ -14,12 +14,12 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/internal/h1"
+	"boxgate/internal/h2/downstream"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h2/downstream"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"

@@ -7,9 +7,9 @@ import (
 	"net/http"
 	"time"
 
+	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/h2/upstream"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 )

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"boxgate/internal/h2/upstream"
 	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/h2/upstream"
 	"boxgate/proxy/problem"
 )
 

@@ -12,9 +12,9 @@ import (
 	"syscall"
 
 	"boxgate/internal/h1"
+	"boxgate/internal/h2"
 	"boxgate/internal/handshake"
 	"boxgate/policy"
-	"boxgate/proxy/h2"
 	"boxgate/proxy/scrub"
 )
 

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
+	"boxgate/internal/h2"
 	"boxgate/internal/socket"
-	"boxgate/proxy/h2"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // protocolError ends a connection whose server broke the protocol. The server is told the code.

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // reset, one refusal is told, and the HPACK state stays what the client thinks it is.

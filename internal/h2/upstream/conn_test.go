@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // TestRequestAndResponse sends a request with content and trailers and reads a response with everything it can have.

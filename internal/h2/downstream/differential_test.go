@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 //lint:file-ignore SA1019 the deprecated server is what ours is compared with

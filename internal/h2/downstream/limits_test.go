@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // be repeated once others have ended.

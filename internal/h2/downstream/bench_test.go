@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/h2"
 	"boxgate/internal/memory"
-	"boxgate/proxy/h2"
 )
 
 //lint:file-ignore SA1019 the deprecated server is what ours is compared with

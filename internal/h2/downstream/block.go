@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 const (

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
+	"boxgate/internal/h2"
 	"boxgate/internal/memory"
-	"boxgate/proxy/h2"
 )
 
 const (

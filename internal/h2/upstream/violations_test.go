@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // TestMalformedResponses sends heads and content that a response must not have: the stream ends, the connection does not.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 //lint:file-ignore SA1019 the deprecated transport is what this package is compared with

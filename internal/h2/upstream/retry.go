@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // Unprocessed reports whether the server did not process the request that failed with err, so that sending it again is

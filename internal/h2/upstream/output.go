@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 const (

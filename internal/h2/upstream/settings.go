@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/proxy/h2"
+	"boxgate/internal/h2"
 )
 
 // settings are a server's.
