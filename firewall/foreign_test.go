@@ -36,14 +36,14 @@ func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	for i := range 20 {
 		began := time.Now()
 		w.apply("two", allow(fmt.Sprintf("198.51.100.%d/32", 7+i%2)))
-		if took := time.Since(began); took > 2*time.Second {
+		if took := time.Since(began); took > 20*time.Second {
 			t.Fatalf("the policy of another box took %v", took)
 		}
 	}
 	began := time.Now()
 	w.must(w.fw.AddBox(t.Context(), hostile)) // as when the gateway starts again
 	w.addBox("three", 12)
-	if took := time.Since(began); took > 2*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the hostile box and one that comes after took %v", took)
 	}
 	w.must(w.fw.AwaitBox(t.Context(), "one"))

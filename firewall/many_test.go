@@ -23,7 +23,7 @@ func (w *world) transactions(f func()) (n int) {
 	w.must(errors.Join(c.SetReadBuffer(namespace.SocketBuffer), c.JoinGroup(unix.NFNLGRP_NFTABLES)))
 	f()
 	w.shell(w.gateway, "nft add table ip end; nft delete table ip end")
-	w.must(c.SetReadDeadline(time.Now().Add(10 * time.Second)))
+	w.must(c.SetReadDeadline(time.Now().Add(time.Minute)))
 	for {
 		batch, err := c.Receive()
 		w.must(err)

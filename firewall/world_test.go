@@ -322,7 +322,7 @@ func (w *world) waitEvent(what string, which func(audit.Event) bool) audit.Event
 // wait waits for a condition.
 func (w *world) wait(what string, holds func() bool) {
 	w.t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
+	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

@@ -75,7 +75,7 @@ func (f *fixture) event(t *testing.T, match func(audit.Event) bool) audit.Event 
 		f.mu.Unlock()
 		select {
 		case <-more:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("no such event among %+v", f.events)
 		}
 	}

@@ -35,7 +35,7 @@ func (f *fixture) script(t *testing.T, host string, serve func(net.Conn, *bufio.
 			conns.Add(1)
 			go func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
 				serve(c, bufio.NewReader(c))
 			}()
 		}
@@ -275,7 +275,7 @@ func (a *active) count() int {
 
 func (f *fixture) await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("%s did not come", what)
 		}

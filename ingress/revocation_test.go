@@ -30,7 +30,7 @@ func TestRevocationCutsOpenSockets(t *testing.T) {
 	if _, _, err := c.Read(t.Context()); err == nil {
 		t.Fatal("the socket still delivers")
 	}
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("cut only after %v", took)
 	}
 	if err := echo(t.Context(), other, "still here"); err != nil {
@@ -69,7 +69,7 @@ func TestRevocationCutsStalledDownload(t *testing.T) {
 		go func() { f.CloseURL(target.ID); close(cut) }()
 		select {
 		case <-cut:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("CloseURL hangs on a client that does not read")
 		}
 		if _, err := io.Copy(io.Discard, resp.Body); err == nil {

@@ -41,7 +41,7 @@ func echoServer(t *testing.T) *httptest.Server {
 
 func dialWebSocket(t *testing.T, f *fixture, host, token string) (*websocket.Conn, *http.Response, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	header := http.Header{}
 	if token != "" {

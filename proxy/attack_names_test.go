@@ -85,7 +85,7 @@ func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 	if n, _ := c.Read(b); n > 0 {
 		t.Errorf("%q came through", b[:n])
 	}
-	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 	_, _ = io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	if got, _ := io.ReadAll(c); len(got) > 0 {
 		t.Errorf("%q came through", got)

@@ -150,7 +150,7 @@ func closedOnArrival(t *testing.T, addr string) {
 		return
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if got := closedWithout(t, c); len(got) > 0 {
 		t.Errorf("%q came before the end", got)
 	}
@@ -364,7 +364,7 @@ func TestUnknownBoxIsClosed(t *testing.T) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	if c, err := d.Dial("tcp", addr); err == nil { // the reset may come that early
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		closedWithout(t, c)
 	}
 	if e := r.wantReason(policy.ReasonUnknownBox); e.Verdict != policy.Deny || e.Box != "" {

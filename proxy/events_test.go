@@ -31,7 +31,7 @@ func (e *events) Record(ev audit.Event) {
 // recorded only for what lasts.
 func (e *events) wait(t testing.TB, n int) []audit.Event {
 	t.Helper()
-	limit := time.After(10 * time.Second)
+	limit := time.After(time.Minute)
 	for {
 		e.mu.Lock()
 		got := slices.DeleteFunc(slices.Clone(e.all), func(e audit.Event) bool {
@@ -58,7 +58,7 @@ func (e *events) list() []audit.Event {
 // want waits for an event that matches, and returns it.
 func (r *rig) want(what string, is func(audit.Event) bool) audit.Event {
 	r.t.Helper()
-	limit := time.After(15 * time.Second)
+	limit := time.After(time.Minute)
 	for {
 		r.events.mu.Lock()
 		i := slices.IndexFunc(r.events.all, is)

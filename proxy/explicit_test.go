@@ -26,7 +26,7 @@ import (
 // and its exit code.
 func curl(t *testing.T, args ...string) (string, int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "curl", append([]string{"-q", "-sS", "--noproxy", "", "--max-time", "15"}, args...)...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin"}

@@ -278,7 +278,7 @@ func TestTighteningCutsARequestUnderWay(t *testing.T) {
 		if _, err := r.ReadByte(); err == nil || errors.Is(err, io.EOF) {
 			t.Errorf("%s: the stream went on, or ended as if whole: %v", name, err)
 		}
-		if d := time.Since(start); d > 2*time.Second {
+		if d := time.Since(start); d > 20*time.Second {
 			t.Errorf("%s: cut after %v", name, d)
 		}
 	}

@@ -41,7 +41,7 @@ func TestDataBehindTheEndOfARequest(t *testing.T) {
 func dataAfterEnd(t *testing.T, l *rig, port uint16, late bool) string {
 	conn := l.dialPair(api, port, true, "h2")
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	c := newRawH2(t, conn)
 	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", hostPort(port)}, {":path", "/"}} {
 		_ = c.enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into a buffer

@@ -411,7 +411,7 @@ func TestExtendedConnect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	pr, pw := io.Pipe()
 	req, err := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)

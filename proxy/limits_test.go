@@ -25,7 +25,7 @@ func (r *rig) second() (dial func(addr string) net.Conn) {
 			r.t.Fatal(err)
 		}
 		r.t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		return c
 	}
 }

@@ -318,7 +318,7 @@ func TestWebSocketWithPlaceholder(t *testing.T) {
 	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}}}`)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
 		HTTPClient: l.httpClient(port, false), HTTPHeader: http.Header{"Authorization": {"Bearer " + tokenFor("KEY")}}})

@@ -167,7 +167,7 @@ func TestShutdownEndsWhenTheLastConnectionDoes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	c := r.open(r.tlsServer("a.example"), "a.example")
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- r.p.Shutdown(ctx) }()

@@ -173,7 +173,7 @@ func dialTo(t testing.TB, addr string) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // a broken proxy fails the test instead of hanging it
+	_ = c.SetDeadline(time.Now().Add(time.Minute)) // a broken proxy fails the test instead of hanging it
 	return c.(*net.TCPConn)
 }
 
@@ -248,7 +248,7 @@ func firstLine(c io.Reader) (string, error) {
 // await waits until a condition holds.
 func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("%s did not come", what)
 		}

@@ -153,7 +153,7 @@ func TestReflectedSecretsInWebSockets(t *testing.T) {
 		echoWebSocket(w, r)
 	})
 	l.scrub(port)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
 		HTTPClient: l.httpClient(port, false), CompressionMode: websocket.CompressionContextTakeover})

@@ -270,7 +270,7 @@ func fetch(t *testing.T, c *http.Client, port uint16, path string) string {
 	select {
 	case word := <-done:
 		return word
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		return "silence"
 	}
 }

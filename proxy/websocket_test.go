@@ -37,7 +37,7 @@ func TestWebSocket(t *testing.T) {
 	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.policy(allowAll, secretFor(api, port))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
 	if err != nil {
@@ -67,7 +67,7 @@ func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
 	l := newRig(t, allowAll, patient)
 	_, port := l.httpsServer(false, echoWebSocket)
 	l.policy(allowAll, intercepted(port))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
 	if err != nil {

@@ -96,7 +96,7 @@ func replace(t *testing.T, path, text string) {
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for !is() {
 		select {
 		case <-deadline:

@@ -161,7 +161,7 @@ func TestRawEcho(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
 			if _, err := c.Write([]byte("ping")); err != nil {
 				t.Fatal(err)
 			}
@@ -195,7 +195,7 @@ func ask(t *testing.T, n *Net, network, server, name string, qtype uint16) *dns.
 	}
 	conn := &dns.Conn{Conn: c}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	if err := conn.WriteMsg(new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype)); err != nil {
 		t.Fatal(err)
 	}
@@ -427,7 +427,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	defer socket.CloseNow()
 	done := make(chan error, 1)
 	go func() { done <- n.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, _, err := socket.Read(ctx); err == nil || ctx.Err() != nil {
 		t.Errorf("the WebSocket was not ended: %v", err)

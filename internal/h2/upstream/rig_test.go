@@ -38,7 +38,7 @@ func newServer(t testing.TB, settings ...http2.Setting) (*Conn, *server) {
 	s.AllowIllegalWrites = true
 	s.enc = hpack.NewEncoder(&s.block)
 	s.dec = hpack.NewDecoder(4096, func(f hpack.HeaderField) { s.got = append(s.got, f) })
-	_ = far.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = far.SetDeadline(time.Now().Add(time.Minute))
 	if err := s.WriteSettings(settings...); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func open(t testing.TB, c *Conn, end bool, fields []hpack.HeaderField) *Stream {
 // await waits until a condition holds.
 func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(15 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("%s did not come", what)
 		}
