@@ -2,9 +2,7 @@ package dns
 
 import (
 	"encoding/binary"
-	"net"
 	"net/netip"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,31 +20,22 @@ type datagram struct {
 // batch reads and sends datagrams by recvmmsg(2) and sendmmsg(2). It allocates nothing: a [net.UDPConn] has no such calls,
 // and golang.org/x/net allocates an address for each datagram. Not safe for concurrent use.
 type batch struct {
-	raw      syscall.RawConn
-	receive  func(fd uintptr) bool // recvmmsg
-	transmit func(fd uintptr) bool // sendmmsg
+	socket *socket
 
 	in       [batchSize]datagram
 	inParts  [batchSize]unix.Iovec
 	peers    [batchSize]unix.RawSockaddrInet6 // large enough for both families
 	bufs     [batchSize]*[maxQuery]byte       // nil: taken
 	received int
-	err      error
 
 	out      [batchSize]datagram
 	outParts [batchSize]unix.Iovec
 	replies  [batchSize][udpSize]byte
-	waiting  int // in out, of which the first are sent
-	sent     int
+	waiting  int // in out
 }
 
-func newBatch(c *net.UDPConn) (*batch, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	b := &batch{raw: raw}
-	b.receive, b.transmit = b.recvmmsg, b.sendmmsg
+func newBatch(s *socket) *batch {
+	b := &batch{socket: s}
 	for i := range batchSize {
 		b.in[i].header = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&b.peers[i])), Iov: &b.inParts[i]}
 		b.in[i].header.SetIovlen(1)
@@ -54,7 +43,7 @@ func newBatch(c *net.UDPConn) (*batch, error) {
 		b.out[i].header.SetIovlen(1)
 	}
 	b.received = batchSize // prepares all
-	return b, nil
+	return b
 }
 
 // read waits for datagrams and returns their number.
@@ -68,25 +57,15 @@ func (b *batch) read() (int, error) {
 		b.in[i].header.Namelen = unix.SizeofSockaddrInet6
 	}
 	b.received = 0
-	if err := b.raw.Read(b.receive); err != nil {
-		return 0, err
-	}
-	return b.received, b.err
-}
-
-// recvmmsg reports false when there is nothing to read.
-func (b *batch) recvmmsg(fd uintptr) bool {
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_DONTWAIT, 0, 0)
-	b.err = nil
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_WAITFORONE, 0, 0)
 	switch errno {
 	case 0:
 		b.received = int(n)
-	case unix.EAGAIN, unix.EINTR:
-		return false
+	case unix.EINTR:
 	default:
-		b.err = errno
+		return 0, errno
 	}
-	return true
+	return b.received, nil
 }
 
 // query returns a datagram that has been read, which is overwritten by the next read, and where it came from.
@@ -122,25 +101,17 @@ func (b *batch) add(i int, answer []byte) {
 }
 
 // flush sends the answers. It does not wait: one that cannot be sent is lost like any datagram, and the client asks again.
+// The socket's queue may be full of answers to one box that takes none: those to others do not wait for it.
 func (b *batch) flush() {
-	for b.sent = 0; b.sent < b.waiting; {
-		if b.raw.Write(b.transmit) != nil {
-			break
+	for sent := 0; sent < b.waiting; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.out[sent])), uintptr(b.waiting-sent), unix.MSG_DONTWAIT, 0, 0)
+		switch errno {
+		case 0:
+			sent += int(n)
+		case unix.EINTR:
+		default:
+			sent++ // the first of them could not be sent
 		}
 	}
 	b.waiting = 0
-}
-
-// sendmmsg sends some of the answers. The socket's queue may be full of answers to one box that takes none: those to
-// others do not wait for it.
-func (b *batch) sendmmsg(fd uintptr) bool {
-	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.out[b.sent])), uintptr(b.waiting-b.sent), unix.MSG_DONTWAIT, 0, 0)
-	switch errno {
-	case 0:
-		b.sent += int(n)
-	case unix.EINTR:
-	default:
-		b.sent++ // the first of them could not be sent
-	}
-	return true
 }

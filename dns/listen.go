@@ -92,14 +92,3 @@ func control(c *net.UDPConn, f func(fd int) error) error {
 	ctlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) })
 	return errors.Join(ctlErr, err)
 }
-
-// receiveBuffer holds what arrives while the server is not scheduled.
-const receiveBuffer = 4 << 20
-
-// enlarge gives the socket a receive buffer beyond the system's limit, which takes privilege, or up to that limit.
-func enlarge(c *net.UDPConn) {
-	err := control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) })
-	if err != nil {
-		_ = c.SetReadBuffer(receiveBuffer) // as it is otherwise
-	}
-}

@@ -2,8 +2,6 @@ package dns
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -21,29 +19,22 @@ const maxQuery = 4096
 // ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends; then it returns nil once the queries
 // in flight are answered. pc is a *net.UDPConn bound to the address that boxes ask, so replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
-	r := &reader{Server: s}
 	defer s.usages.flush()
-	defer pc.Close()
-	var ok bool
-	if r.conn, ok = pc.(*net.UDPConn); !ok {
-		return fmt.Errorf("dns: cannot serve queries on a %T", pc)
-	}
-	var err error
-	if r.batch, err = newBatch(r.conn); err != nil {
+	sock, err := takeOver(pc)
+	if err != nil {
 		return err
 	}
-	enlarge(r.conn)
+	defer func() { _ = sock.close() }()
+	sock.enlarge()
+	r := &reader{Server: s, socket: sock, batch: newBatch(sock)}
 	defer r.answering.Wait()
-	defer context.AfterFunc(ctx, func() { _ = pc.SetReadDeadline(time.Unix(1, 0)) })() // fails if pc is closed, which ends the read as well
+	defer context.AfterFunc(ctx, sock.interrupt)()
 	for {
 		n, err := r.batch.read()
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			if errors.Is(err, net.ErrClosed) {
-				return err
-			}
 			s.pause(ctx, "cannot read DNS queries", err)
 			continue
 		}
@@ -60,7 +51,7 @@ var queryBuffers = sync.Pool{New: func() any { return new([maxQuery]byte) }}
 // reader answers the queries of one socket.
 type reader struct {
 	*Server
-	conn      *net.UDPConn
+	socket    *socket
 	batch     *batch
 	desk      desk
 	answering sync.WaitGroup
@@ -83,7 +74,7 @@ func (r *reader) take(ctx context.Context, i int, now time.Time) {
 			defer queryBuffers.Put(buf)
 			defer v.leave()
 			if out := r.answer(ctx, v, policy.UDP, wire); out != nil {
-				_, _ = r.conn.WriteToUDPAddrPort(out, from) // lost like any datagram if it fails: the client asks again
+				r.socket.send(out, from)
 			}
 		})
 		return

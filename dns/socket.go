@@ -1,0 +1,80 @@
+package dns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// socket is a UDP socket that the runtime's poller does not know. The poller is woken for every datagram that arrives and
+// for every one that has left, whether anybody waits for it or not, which costs more than the queries do. A read blocks a
+// thread instead.
+type socket struct {
+	fd int
+
+	mu     sync.Mutex
+	closed bool
+}
+
+// takeOver returns the socket of pc, which it closes.
+func takeOver(pc net.PacketConn) (*socket, error) {
+	defer pc.Close()
+	conn, ok := pc.(*net.UDPConn)
+	if !ok {
+		return nil, fmt.Errorf("dns: cannot serve queries on a %T", pc)
+	}
+	s := &socket{}
+	err := control(conn, func(fd int) (err error) {
+		s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dns: take over a socket: %w", err)
+	}
+	if err := unix.SetNonblock(s.fd, false); err != nil {
+		return nil, errors.Join(fmt.Errorf("dns: make a socket block: %w", err), s.close())
+	}
+	return s, nil
+}
+
+// interrupt makes reads return at once, from now on.
+func (s *socket) interrupt() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		_ = unix.Shutdown(s.fd, unix.SHUT_RD) // ENOTCONN, but it has its effect
+	}
+}
+
+func (s *socket) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return unix.Close(s.fd)
+}
+
+// send sends a datagram, which is lost like any other if that fails.
+func (s *socket) send(wire []byte, to netip.AddrPort) {
+	_ = unix.Sendto(s.fd, wire, unix.MSG_DONTWAIT, sockaddr(to))
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+// receiveBuffer holds what arrives while the server is not scheduled.
+const receiveBuffer = 4 << 20
+
+// enlarge gives the socket a receive buffer beyond the system's limit, which takes privilege, or up to that limit.
+func (s *socket) enlarge() {
+	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // as it is otherwise
+	}
+}
