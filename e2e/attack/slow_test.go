@@ -190,7 +190,7 @@ func TestAttackBoxThatFlapsItsLink(t *testing.T) {
 		t.Errorf("a flapping box had its link repaired %d times within moments", n)
 	}
 	w.SetPolicy(quiet, harness.Custom("plain.example.com"))
-	if out, code := w.Sh(quiet, "curl -sS --max-time 20 http://plain.example.com/seen"); code != 0 {
+	if out, code := w.Sh(quiet, "curl -sS --max-time 60 http://plain.example.com/seen"); code != 0 {
 		t.Errorf("the other box: %d %s", code, out)
 	}
 	w.NFT("flush ruleset")

@@ -62,7 +62,7 @@ func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 	v4, v6 := w.Net.GatewayAddrs()
 	check := func(what, url string, reason policy.Reason, says string) {
 		t.Helper()
-		out, code := w.Sh(box, "curl -sS --max-time 20 "+what+" -w ' %{http_code}' "+url)
+		out, code := w.Sh(box, "curl -sS --max-time 60 "+what+" -w ' %{http_code}' "+url)
 		if code != 0 || !strings.HasSuffix(out, " 502") || !strings.Contains(out, `"`+string(reason)+`"`) || !strings.Contains(out, says) {
 			t.Errorf("curl %s %s: %d %s", what, url, code, out)
 		}
@@ -116,7 +116,7 @@ func TestAttackDenialsShowNoProtectedRange(t *testing.T) {
 			"--resolve " + name + ":443:198.51.100.10 https://" + name + "/",
 			"--http1.1 --resolve " + name + ":443:[2001:db8:1::10] https://" + name + "/",
 		} {
-			out, _ := w.Sh(box, "curl -sS --max-time 20 "+line)
+			out, _ := w.Sh(box, "curl -sS --max-time 60 "+line)
 			if !strings.Contains(out, `"protected_range"`) {
 				t.Errorf("curl %s: %s", line, out)
 			}

@@ -61,12 +61,20 @@ func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 		t.Errorf("began %+v\nended %+v", begin, end)
 	}
 
-	w.Kill()
-	log := w.ReadLog()
-	for id, e := range opened {
-		if !strings.Contains(log, `"phase":"open","conn":"`+id+`"`) {
-			t.Errorf("not in the log: %s", audit.Line(e))
+	missing := func() []string {
+		log := w.ReadLog()
+		var out []string
+		for id, e := range opened {
+			if !strings.Contains(log, `"phase":"open","conn":"`+id+`"`) {
+				out = append(out, audit.Line(e))
+			}
 		}
+		return out
+	}
+	w.Until("the log has them", func() bool { return len(missing()) == 0 }) // some milliseconds after the API told of them
+	w.Kill()
+	for _, line := range missing() {
+		t.Errorf("not in the log: %s", line)
 	}
 }
 

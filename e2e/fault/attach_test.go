@@ -61,7 +61,7 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 		w.Died(step)
 		w.Up()
 		if step == "delete: begun" || step == "remove: link deleted" { // the box is as it was: nothing says that it should go
-			if out, code := f.Sh("curl -sS --max-time 20 http://plain.example.com/"); code != 0 {
+			if out, code := f.Sh("curl -sS --max-time 60 http://plain.example.com/"); code != 0 {
 				t.Errorf("die at %s: %s", step, out)
 			}
 			if out, code := w.GatewayCommand("box", "detach", "guest"); code != 0 {

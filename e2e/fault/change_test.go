@@ -46,7 +46,7 @@ func TestDeletedWhileItIsMade(t *testing.T) {
 			return w.Client.Get(t.Context(), "/v2/box", &boxes) == nil && len(boxes) == 0
 		})
 		next := w.Create(map[string]any{"name": "short-lived"})
-		w.MustSh(next, "curl -sS --max-time 20 http://plain.example.com/seen")
+		w.MustSh(next, "curl -sS --max-time 60 http://plain.example.com/seen")
 		w.MustDelete(next)
 		nothingLeft(w, step)
 	}

@@ -196,7 +196,7 @@ func TestFidelityBodiless(t *testing.T) {
 	})
 	f.eachRoute(intercepted, func(f *fidelity, r route) {
 		// One curl, so one connection: a body read where there is none would swallow the next response.
-		out := f.run(fmt.Sprintf(`curl -sS %[1]s --max-time 20 -w '%%{http_code} %%{size_download} %%{num_connects} %%header{content-length} %%header{etag}\n' -o /dev/null \
+		out := f.run(fmt.Sprintf(`curl -sS %[1]s --max-time 60 -w '%%{http_code} %%{size_download} %%{num_connects} %%header{content-length} %%header{etag}\n' -o /dev/null \
 -I %[2]s/thing --next -sS %[1]s -w '%%{http_code} %%{size_download} %%{num_connects} %%header{content-length}\n' -o /dev/null -X DELETE %[2]s/thing \
 --next -sS %[1]s -w '%%{http_code} %%{size_download} %%{num_connects} %%header{etag}\n' -o /dev/null -H 'If-None-Match: "v1"' %[2]s/thing \
 --next -sS %[1]s -w '%%{http_code} %%{size_download} %%{num_connects}\n' -o /dev/null %[2]s/thing`, r.curl, r.url))

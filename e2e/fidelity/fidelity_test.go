@@ -113,7 +113,7 @@ func (f *fidelity) run(line string) string {
 // try runs a line in the box.
 func (f *fidelity) try(line string) (out, errs string, code int) {
 	f.T.Helper()
-	ctx, cancel := context.WithTimeout(f.T.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(f.T.Context(), harness.ExecMost)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	code, err := f.Client.Exec(ctx, f.Box, api.ExecRequest{Command: []string{"sh", "-c", line}}, &stdout, &stderr)
@@ -126,7 +126,7 @@ func (f *fidelity) try(line string) (out, errs string, code int) {
 // curl runs curl on a route; the line holds its options and at last the path.
 func (f *fidelity) curl(r route, options, path string) string {
 	f.T.Helper()
-	return f.run("curl -sS --max-time 60 " + r.curl + " " + options + " '" + r.url + path + "'")
+	return f.run("curl -sS --max-time 300 " + r.curl + " " + options + " '" + r.url + path + "'")
 }
 
 // program puts a program into the box's home and returns its path there.

@@ -109,7 +109,7 @@ func TestScrubbedEventsComeAtOnce(t *testing.T) {
 		}
 	})
 	f.eachRoute(intercepted, func(f *fidelity, r route) {
-		ask := "curl -sS --max-time 30 " + r.curl + " " + r.url
+		ask := "curl -sS --max-time 60 " + r.curl + " " + r.url
 		out := f.run(ask + "/events -N | for i in 0 1 2; do read -r line; read -r empty; echo \"$line\"; " + ask + "/next; done")
 		want := ""
 		for i := range 3 {

@@ -114,7 +114,7 @@ func TestFidelityLongPoll(t *testing.T) {
 	})
 	f.eachRoute(intercepted, func(f *fidelity, r route) {
 		var out strings.Builder
-		wait := f.Background(f.Box, "curl -sS --max-time 30 "+r.curl+" "+r.url+"/poll", &out)
+		wait := f.Background(f.Box, "curl -sS --max-time 60 "+r.curl+" "+r.url+"/poll", &out)
 		<-waiting
 		answer <- "news"
 		if code, err := wait(); code != 0 || err != nil || out.String() != "news" {

@@ -59,9 +59,9 @@ func (w *World) SecretBox() string {
 	})
 }
 
-// execMost is how long a command in a box may take. It only ends what hangs: a gibibyte through a busy machine takes
+// ExecMost is how long a command in a box may take. It only ends what hangs: a gibibyte through a busy machine takes
 // minutes.
-const execMost = 10 * time.Minute
+const ExecMost = 10 * time.Minute
 
 // Sh runs a shell line in a box and returns everything it printed and its exit code.
 func (w *World) Sh(box, line string) (string, int) {
@@ -69,7 +69,7 @@ func (w *World) Sh(box, line string) (string, int) {
 	if f, ok := w.foreign.Load(box); ok {
 		return f.(*ForeignBox).Sh(line)
 	}
-	ctx, cancel := context.WithTimeout(w.T.Context(), execMost)
+	ctx, cancel := context.WithTimeout(w.T.Context(), ExecMost)
 	defer cancel()
 	var out bytes.Buffer
 	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, &out, &out)
@@ -96,7 +96,7 @@ func (w *World) Background(box, line string, out io.Writer) (wait func() (int, e
 		err  error
 	}
 	done := make(chan ended, 1)
-	ctx, cancel := context.WithTimeout(context.Background(), execMost)
+	ctx, cancel := context.WithTimeout(context.Background(), ExecMost)
 	w.T.Cleanup(cancel)
 	go func() {
 		code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, out, out)

@@ -45,15 +45,15 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	works := func(when string) {
 		t.Helper()
 		for _, family := range []string{"-4", "-6"} {
-			out, code := f.Sh("curl -sS --max-time 20 " + family + " --cacert " + bundle + " https://api.example.com/echo")
+			out, code := f.Sh("curl -sS --max-time 60 " + family + " --cacert " + bundle + " https://api.example.com/echo")
 			if code != 0 || !strings.Contains(out, harness.Canary) {
 				t.Errorf("%s: curl %s: %d %s", when, family, code, out)
 			}
-			if out, code := f.Sh("curl -sS --max-time 20 " + family + " https://evil.example.net/"); code != 35 {
+			if out, code := f.Sh("curl -sS --max-time 60 " + family + " https://evil.example.net/"); code != 35 {
 				t.Errorf("%s: a host that is not allowed: %d %s", when, code, out)
 			}
 		}
-		if out, code := f.Sh("curl -sS --max-time 20 --resolve evil.example.net:443:" + w.V4("evil.example.net").String() + " https://evil.example.net/"); code != 35 {
+		if out, code := f.Sh("curl -sS --max-time 60 --resolve evil.example.net:443:" + w.V4("evil.example.net").String() + " https://evil.example.net/"); code != 35 {
 			t.Errorf("%s: its address: %d %s", when, code, out)
 		}
 	}
@@ -79,7 +79,7 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	}
 	works("after a crash of the gateway")
 	w.SetPolicy(box.ID, map[string]any{"mode": "deny-all"})
-	if out, code := f.Sh("curl -sS --max-time 20 https://api.example.com/echo"); code != 35 {
+	if out, code := f.Sh("curl -sS --max-time 60 https://api.example.com/echo"); code != 35 {
 		t.Errorf("after its policy was tightened: %d %s", code, out)
 	}
 
@@ -181,7 +181,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	if out, code := w.GatewayCommand("box", "attach", "--container", "guest", "--policy", "allow-all"); code != 0 {
 		t.Fatalf("%d %s", code, out)
 	}
-	if out, code := f.Sh("curl -sS --max-time 20 http://plain.example.com/seen"); code != 0 || !strings.Contains(out, "GET /seen") {
+	if out, code := f.Sh("curl -sS --max-time 60 http://plain.example.com/seen"); code != 0 || !strings.Contains(out, "GET /seen") {
 		t.Errorf("from the container: %d %s", code, out)
 	}
 	docker.Close()

@@ -49,7 +49,7 @@ func attachGuests(t *testing.T, w *harness.World, n int) (guests []guest) {
 
 // reaches reports whether the box reaches the host that it may reach.
 func (g guest) reaches() bool {
-	_, code := g.Sh("curl -sSk --max-time 20 -o /dev/null https://api.example.com/")
+	_, code := g.Sh("curl -sSk --max-time 60 -o /dev/null https://api.example.com/")
 	return code == 0
 }
 

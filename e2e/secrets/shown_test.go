@@ -23,7 +23,7 @@ func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
 		"X-Amz-Tagging", "X-Amz-Website-Redirect-Location", "Content-Disposition", "Upload-Metadata", "Sec-WebSocket-Protocol", "Anthropic-Version",
 	} {
 		for _, way := range append([]string{socket}, everyWay...) {
-			out, code := w.Sh(box, `curl -sS --max-time 5 -w ' %{http_code}' `+way+` -H "`+header+`: x, $API_KEY" https://api.example.com/ws`)
+			out, code := w.Sh(box, `curl -sS --max-time 60 -w ' %{http_code}' `+way+` -H "`+header+`: x, $API_KEY" https://api.example.com/ws`)
 			if code != 0 || !strings.HasSuffix(out, " 403") || !strings.Contains(out, `"placeholder_leak"`) {
 				t.Errorf("curl %s, %s: exit %d: %s", way, header, code, out)
 			}
