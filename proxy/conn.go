@@ -3,7 +3,6 @@ package proxy
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
@@ -18,7 +17,6 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/http1"
-	"boxgate/proxy/http2"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
@@ -49,10 +47,11 @@ type conn struct {
 	// opening records the decision when the allowed traffic begins; nil while nothing is allowed.
 	opening *audit.Opening
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
-	explicit bool
-	handed   bool // another goroutine owns the connection now
-	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
-	quiet    bool // no event for the connection: each request records its own
+	explicit    bool
+	handed      bool // another goroutine owns the connection now: see handOver
+	intercepted bool // it counts against the box's limit of interceptions
+	last        bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
+	quiet       bool // no event for the connection: each request records its own
 	// mustSpeak is set once the server has had its chance to speak first.
 	mustSpeak bool
 }
@@ -122,20 +121,27 @@ func (c *conn) admit() bool {
 	return c.live.Attach(c.tcp)
 }
 
-// end closes the connection and records its event. It recovers from panics of the handler, so that only this connection
-// fails. The panic's text is not logged, as it might quote traffic.
+// end ends the connection unless it was handed over. It must be deferred.
 func (c *conn) end() {
-	if c.handed {
-		return
+	if !c.handed {
+		c.close(recover())
 	}
-	if v := recover(); v != nil {
-		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, v)
+}
+
+// close closes the connection and records its event. panicked is what its handler panicked with, or nil: only this
+// connection fails. The panic's text is not logged, as it might quote traffic.
+func (c *conn) close(panicked any) {
+	if panicked != nil {
+		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
 		c.event.Error = "fault of the gateway"
 		c.quiet = false
 		c.refuse(peek.Other, policy.ReasonInternal)
 	}
 	c.event.Duration = time.Since(c.event.Time)
 	c.first.Release()
+	if c.intercepted {
+		c.usage.EndIntercept()
+	}
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.In.Load(), c.live.Out.Load()
 		if why := c.live.Stopped(); why != nil {
@@ -233,20 +239,30 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 	}
 }
 
-// peek reads the first message. Where the policy requires the client to speak first, silence is a timeout.
+// peek reads the first message. Where the policy requires the client to speak first, silence is a timeout. Most clients
+// have spoken when their connection is accepted, so the policy is asked about silence once there is some.
 func (c *conn) peek() (peek.First, error) {
-	var silence time.Time
-	if c.mayBeSilent() {
-		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) {
+	deadline, silence := c.since.Add(c.p.cfg.PeekTimeout), time.Time{}
+	if !c.mustSpeak {
+		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) && c.mayBeSilent() {
 			return peek.First{Kind: peek.Silent}, nil
 		}
 		silence = c.since.Add(c.p.cfg.SilenceTimeout)
 	}
-	f, err := peek.Read(c.tcp, &c.first, c.head, c.since.Add(c.p.cfg.PeekTimeout), silence)
-	if errors.Is(err, os.ErrDeadlineExceeded) && f.Kind == peek.Partial && !f.BeginsTLS() {
+	f, err := peek.Read(c.tcp, &c.first, c.head, deadline, silence)
+	silent := err == nil && f.Kind == peek.Silent && !f.Ended
+	if (silent || pausedInLine(f, err)) && !c.mayBeSilent() {
+		f, err = peek.Read(c.tcp, &c.first, f.Data, deadline, time.Time{})
+	}
+	if pausedInLine(f, err) {
 		return f, nil // perhaps a protocol that begins like a request line and whose server speaks next
 	}
 	return f, err
+}
+
+// pausedInLine reports whether reading f ended in a pause after the beginning of a request line.
+func pausedInLine(f peek.First, err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) && f.Kind == peek.Partial && !f.BeginsTLS()
 }
 
 // mayBeSilent reports whether a client that sends nothing may be waiting for its server to speak first.
@@ -264,51 +280,6 @@ func (c *conn) forward(f peek.First) {
 	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.Data))
 	s.Orig, s.Port, s.Explicit = c.orig, c.port, c.explicit
 	c.finish(s, http1.Serve(c.ctx, s))
-}
-
-// intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
-func (c *conn) intercept(f peek.First, rt route.Routed) {
-	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
-		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
-		return
-	}
-	defer c.usage.EndIntercept()
-	tlsConn, err := c.p.terminate(c.ctx, c.box, newReplay(c, f.Data), rt.Request.Name, nil)
-	if err != nil {
-		c.event.Error = err.Error()
-		c.refuse(peek.Other, policy.ReasonClientTLS)
-		return
-	}
-	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
-		if !c.usage.Memory.Acquire(memory.HTTP2, http2.ConnCost) {
-			c.refuse(peek.Other, policy.ReasonLimit)
-			return
-		}
-		defer c.usage.Memory.Release(memory.HTTP2, http2.ConnCost)
-	}
-	c.open()
-	s := c.p.core.NewSession(c.box, c.usage, c.live, tlsConn)
-	s.Name, s.Orig, s.Port, s.Secure = rt.Request.Name, c.orig, c.port, true
-	if tlsConn.ConnectionState().NegotiatedProtocol == "h2" {
-		c.finish(s, http2.Serve(c.ctx, s))
-		return
-	}
-	c.finish(s, http1.Serve(c.ctx, s))
-}
-
-// finish closes a connection gracefully after its message loop: the last response must arrive.
-func (c *conn) finish(s *exchange.Session, err error) {
-	if c.live.Denied() != nil {
-		return
-	}
-	if err != nil {
-		c.event.Error = err.Error()
-	}
-	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	if t, ok := s.Client.(*tls.Conn); ok {
-		_ = t.CloseWrite() // a disconnected client needs no close_notify
-	}
-	c.last = true
 }
 
 // splice dials the upstream and forwards the bytes unread, starting with those that were peeked.
@@ -351,7 +322,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 	c.first.Release()
 	exchange.Dialled(&c.event, addrPort(upstream.RemoteAddr()).Addr(), c.orig.Addr())
 	c.open()
-	c.handOver(upstream)
+	c.handOver(func() { c.tunnelTo(upstream) })
 }
 
 // open records that the allowed traffic begins.
@@ -360,20 +331,26 @@ func (c *conn) open() {
 	c.opening.Begin(c.p.cfg.Audit, c.event)
 }
 
-// handOver moves the tunnel to a new goroutine: the stack of the one that read a ClientHello has grown to several times
-// the initial size, and would keep it for the life of the connection.
-func (c *conn) handOver(upstream *net.TCPConn) {
-	t := &conn{p: c.p, tcp: c.tcp, box: c.box, usage: c.usage, live: c.live, ctx: c.ctx, event: c.event, opening: c.opening}
+// handOver continues an allowed connection in a new goroutine, which carry runs in. The stack of the one that read the
+// first bytes or made a handshake has grown to several times the initial size, and would keep it for as long as the
+// connection lives. The caller must not use the connection any more.
+func (c *conn) handOver(carry func()) {
+	c.head = nil
 	c.handed = true
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	go func() {
-		defer t.p.running.Done()
-		defer t.end()
-		count := tunnel.Counters{In: &t.live.In, Out: &t.live.Out, Pipes: &t.usage.Pipes}
-		if err := t.p.core.Tunnels.Splice(t.tcp, upstream, count, t.box.ID); err != nil && t.live.Denied() == nil {
-			t.event.Error = err.Error()
-		}
+		defer c.p.running.Done()
+		defer func() { c.close(recover()) }()
+		carry()
 	}()
+}
+
+// tunnelTo forwards the bytes of both sides until they have ended.
+func (c *conn) tunnelTo(upstream *net.TCPConn) {
+	count := tunnel.Counters{In: &c.live.In, Out: &c.live.Out, Pipes: &c.usage.Pipes}
+	if err := c.p.core.Tunnels.Splice(c.tcp, upstream, count, c.box.ID); err != nil && c.live.Denied() == nil {
+		c.event.Error = err.Error()
+	}
 }
 
 // failed refuses an allowed connection because its upstream could not be reached, or its address was denied.

@@ -25,16 +25,31 @@ func ListenTransparent(ctx context.Context, addr string) (net.Listener, error) {
 	if to.Addr().Is4() {
 		network, level, option = "tcp4", unix.SOL_IP, unix.IP_TRANSPARENT
 	}
-	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var set error
-		err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), level, option, 1) })
-		return errors.Join(err, set)
-	}}
+	lc := net.ListenConfig{
+		KeepAlive: -1, // the listener's own options are those of every connection, without a call for each
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			var set error
+			err := raw.Control(func(fd uintptr) {
+				set = errors.Join(unix.SetsockoptInt(int(fd), level, option, 1), keepAlive(int(fd)))
+			})
+			return errors.Join(err, set)
+		},
+	}
 	ln, err := lc.Listen(ctx, network, addr)
 	if err != nil {
 		return nil, fmt.Errorf("transparent listener: %w", err)
 	}
 	return ln, nil
+}
+
+// keepAlive makes the kernel probe whether silent clients are still there, as the net package does by default.
+func keepAlive(fd int) error {
+	return errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
+		unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_KEEPIDLE, 15),
+		unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_KEEPINTVL, 15),
+		unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_KEEPCNT, 9),
+	)
 }
 
 // ServeTransparent serves connections whose local address is the original destination. It returns nil when ctx ends or
@@ -104,10 +119,10 @@ func (p *Proxy) start(c net.Conn, handle func(*net.TCPConn)) {
 		socket.Reset(c)
 		return
 	}
-	go func() {
+	p.crew.run(func() {
 		defer p.running.Done()
 		handle(tcp)
-	}()
+	})
 }
 
 // enter adds a running handler, unless the proxy is shutting down. The caller must call running.Done.

@@ -112,6 +112,7 @@ type Proxy struct {
 	live   live.Table
 	usages *usage.Table
 	tls    tlsConfigs
+	crew   crew
 
 	front *goproxy.ProxyHttpServer // parses CONNECT for the explicit proxy
 	core  exchange.Core            // shared by the exchanges of all connections
@@ -136,6 +137,7 @@ func New(cfg Config) (*Proxy, error) {
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
 	p.base, p.cancel = context.WithCancel(context.Background())
+	p.crew = crew{jobs: make(chan func()), stop: p.base.Done()}
 	router := route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
 	p.usages = usage.New(usage.Config{
 		Record: p.cfg.Audit.Record, Memory: p.cfg.Memory, Arrivals: p.cfg.MaxNewConns, Requests: p.cfg.MaxRequests,

@@ -1,11 +1,11 @@
 package proxy
 
 import (
-	"context"
 	"crypto/tls"
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -81,22 +81,24 @@ func (p *Proxy) isHosts(n policy.Name) bool {
 }
 
 // terminate performs the TLS handshake with the box using a leaf for name. It fails unless the handshake has the SNI
-// that was peeked: the decision was made for that name only.
-func (p *Proxy) terminate(ctx context.Context, box *policy.Box, client net.Conn, name policy.Name, alpn []string) (*tls.Conn, error) {
+// that was peeked: the decision was made for that name only. A cut of the connection closes its socket, which ends the
+// handshake; its deadline is the socket's, as a context's would cost a timer and a callback for each connection.
+func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, alpn []string) (*tls.Conn, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {
 		cfg = cfg.Clone()
 		cfg.NextProtos = alpn
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.HandshakeTimeout)
-	defer cancel()
+	if err := client.SetDeadline(time.Now().Add(p.cfg.HandshakeTimeout)); err != nil {
+		return nil, err
+	}
 	conn := tls.Server(client, cfg)
-	if err := conn.HandshakeContext(ctx); err != nil {
+	if err := conn.Handshake(); err != nil {
 		return nil, err
 	}
 	got, err := policy.ParseName(conn.ConnectionState().ServerName)
 	if err != nil || got != name {
 		return nil, origin.ErrNoName
 	}
-	return conn, nil
+	return conn, client.SetDeadline(time.Time{})
 }

@@ -29,7 +29,7 @@ func (r *rig) terminated(cfg *tls.Config, name policy.Name) (client tls.Connecti
 			return
 		}
 		defer raw.Close()
-		c, err := r.p.terminate(context.Background(), r.box, raw, name, nil)
+		c, err := r.p.terminate(r.box, raw, name, nil)
 		if err == nil {
 			_, err = c.Write([]byte("x")) // carries the session ticket of TLS 1.3 with it
 		}
