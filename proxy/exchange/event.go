@@ -141,6 +141,14 @@ type Inflight struct {
 	Way route.Routed
 }
 
+// Set makes it that of a ruling, for the request to an address, the zero Addr if not yet known.
+func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
+	f.s, f.Way = s, r.way
+	if to.IsValid() {
+		f.Way.Asked, f.Way.Known = r.way.At(to)
+	}
+}
+
 // Stands asks a policy whether the request may continue.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
 	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)

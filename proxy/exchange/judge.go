@@ -104,10 +104,8 @@ func (r *Ruling) Target(s *Session) origin.Target { return origin.To(r.way, s.Se
 
 // Inflight returns what the policy must keep allowing for the request to an address, the zero Addr if not yet known.
 func (r *Ruling) Inflight(s *Session, to netip.Addr) *Inflight {
-	f := &Inflight{s: s, Way: r.way}
-	if to.IsValid() {
-		f.Way.Asked, f.Way.Known = r.way.At(to)
-	}
+	f := &Inflight{}
+	f.Set(s, r, to)
 	return f
 }
 

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 
+	"golang.org/x/net/http2/hpack"
+
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/policy"
@@ -152,22 +154,27 @@ func MaskFields(set *scrub.Set, fields []h1.Field) {
 	}
 }
 
-// MaskHeader masks HTTP/2 fields. Names are matched in lower case, as they are sent.
-func MaskHeader(set *scrub.Set, h http.Header) {
+// MaskHTTP2 masks HTTP/2 fields in place.
+func MaskHTTP2(set *scrub.Set, fields []hpack.HeaderField) {
 	if set == nil {
 		return
 	}
-	for name, values := range h {
-		for i, v := range values {
-			if name != "Content-Length" {
-				values[i] = set.MaskString(v)
+	for i := range fields {
+		if f := &fields[i]; f.Name != "content-length" {
+			f.Name, f.Value = set.MaskString(f.Name), set.MaskString(f.Value)
+		}
+	}
+}
+
+// HTTP2Values returns a lookup function for the values in fields of HTTP/2.
+func HTTP2Values(fields []hpack.HeaderField) func(string) []string {
+	return func(name string) (values []string) {
+		for i := range fields {
+			if f := &fields[i]; strings.EqualFold(f.Name, name) {
+				values = append(values, f.Value)
 			}
 		}
-		lower := strings.ToLower(name)
-		if masked := set.MaskString(lower); masked != lower {
-			delete(h, name)
-			h[masked] = values
-		}
+		return values
 	}
 }
 

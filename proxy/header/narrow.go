@@ -1,8 +1,7 @@
 package header
 
 import (
-	"net/http"
-	"strings"
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
 	"boxgate/proxy/scrub"
@@ -38,19 +37,14 @@ func NarrowFields(r *h1.Request) {
 	r.Fields = kept
 }
 
-// Narrow is [NarrowFields] for HTTP/2.
-func Narrow(h http.Header) {
-	for name, values := range h {
-		if strings.HasPrefix(name, ":") {
-			continue
-		}
-		for i, v := range values {
-			narrow, keep := narrowed(name, v)
-			if !keep {
-				delete(h, name)
-				break
-			}
-			values[i] = narrow
+// NarrowHTTP2 is [NarrowFields] for HTTP/2: it narrows fields in place.
+func NarrowHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
+	kept := fields[:0]
+	for _, f := range fields {
+		v, keep := narrowed(f.Name, f.Value)
+		if f.Value = v; keep {
+			kept = append(kept, f)
 		}
 	}
+	return kept
 }

@@ -1,10 +1,6 @@
 package header
 
 import (
-	"net/http"
-	"strconv"
-	"strings"
-
 	"boxgate/internal/h1"
 	"boxgate/policy"
 )
@@ -56,39 +52,4 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 		dst = h1.AppendPair(dst, set[i].Name, set[i].Value.Reveal())
 	}
 	return append(dst, "\r\n"...)
-}
-
-// FromHTTP2 converts the head of an HTTP/2 request to HTTP/1.1, for [AppendRequest]: one Host, the framing for its
-// length, the trailers it announces. expects says that the client waits for a 100; upgrade says that the request is an
-// extended CONNECT to be forwarded as an upgrade to WebSocket (RFC 8441).
-func FromHTTP2(r *http.Request, expects, upgrade bool) (out h1.Request) {
-	out.Method, out.Path, out.Host, out.Hostless, out.Minor = []byte(r.Method), []byte(r.RequestURI), []byte(r.Host), true, 1
-	out.Fields = make([]h1.Field, 0, len(r.Header)+len(r.Trailer)+2)
-	for name, values := range r.Header {
-		if strings.HasPrefix(name, ":") {
-			continue
-		}
-		for _, v := range values {
-			if f := h1.NewField(name, v); f.Kind == h1.Other || f.Kind == h1.TE {
-				out.Fields = append(out.Fields, f)
-			}
-		}
-	}
-	if upgrade {
-		out.Method = []byte(http.MethodGet)
-		return out
-	}
-	out.Body = h1.Framing{Chunked: r.ContentLength < 0, Length: max(0, r.ContentLength)}
-	if r.ContentLength > 0 || r.ContentLength == 0 && r.Header["Content-Length"] != nil {
-		out.Fields = append(out.Fields, h1.NewField("Content-Length", strconv.FormatInt(r.ContentLength, 10)))
-	}
-	for name := range r.Trailer {
-		if h1.ValidField(name, "") {
-			out.Fields = append(out.Fields, h1.NewField("Trailer", name))
-		}
-	}
-	if expects {
-		out.Fields = append(out.Fields, h1.NewField("Expect", "100-continue"))
-	}
-	return out
 }

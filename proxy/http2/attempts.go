@@ -2,7 +2,6 @@ package http2
 
 import (
 	"context"
-	"net/http"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -16,7 +15,6 @@ import (
 // not process the stream (by refusing it or by GOAWAY), or the request was never sent.
 type attempts struct {
 	st     *stream
-	ctx    context.Context
 	up     *origin.H2Conn // of the attempt in progress
 	used   bool           // a stream was opened on up
 	n      int
@@ -33,50 +31,56 @@ const (
 var errRepeat = error(problem.Fixed("the upstream did not handle the request, and its body is no longer available to retry it"))
 
 // attempts prepares the request for its first attempt, on up.
-func (st *stream) attempts(ctx context.Context, up *origin.H2Conn) *attempts {
-	a := &attempts{st: st, ctx: ctx, up: up}
-	if st.r.ContentLength != 0 {
+func (st *stream) attempts(up *origin.H2Conn) *attempts {
+	a := &attempts{st: st, up: up, fields: st.requestFields()}
+	if st.client.Length != 0 {
 		a.source = st.newUploadSource()
 	}
-	a.fields = st.requestFields(a.source)
 	return a
 }
 
 // send sends the request until the server handles it. The response's body may still be arriving, and so may the
 // request's, until the response's body is closed.
-func (a *attempts) send() (*http.Response, error) {
+func (a *attempts) send(res *result) error {
 	for {
 		a.n++
-		res, err := a.try()
+		err := a.try(res)
 		if err == nil || !upstream.Unprocessed(err) {
-			return res, err
+			return err
 		}
 		if err := a.another(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
 
 // try makes one attempt.
-func (a *attempts) try() (*http.Response, error) {
-	if err := a.st.goesTo(a.up.Addr()); err != nil {
-		return nil, err
+func (a *attempts) try(res *result) error {
+	if err := a.st.goesTo(a.up); err != nil {
+		return err
+	}
+	if a.source != nil {
+		if err := a.source.inspect(); err != nil {
+			return err
+		}
 	}
 	a.used = true
-	s, err := a.up.Client.Open(a.ctx, a.fields, a.source == nil)
+	s, err := a.up.Client.Open(a.st.ctx, a.fields, a.source == nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	body := &responseBody{Stream: s}
+	*res = result{Stream: s}
 	if a.source != nil {
-		body.upload = a.st.upload(s, a.source.attempt())
+		res.source = a.source
+		if !s.Complete(a.source.known()) {
+			res.upload = a.st.upload(s, a.source.attempt())
+		}
 	}
-	res, err := a.st.response(body)
-	if err != nil {
-		_ = body.Close()
-		return nil, err
+	if err := a.st.receive(res); err != nil {
+		res.close()
+		return err
 	}
-	return res, nil
+	return nil
 }
 
 // another acquires a connection for another attempt.
@@ -89,11 +93,11 @@ func (a *attempts) another() error {
 	case maxAttempts:
 		return errRepeat
 	case maxAttempts - 1:
-		if err := pause(a.ctx, attemptPause); err != nil {
+		if err := pause(a.st.ctx, attemptPause); err != nil {
 			return err
 		}
 	}
-	up, err := a.st.s.Core.Origins.Any(a.ctx, a.st.s.Origin, a.st.ruling.Target(a.st.s))
+	up, err := a.st.s.Core.Origins.Any(a.st.ctx, a.st.s.Origin, a.st.ruling.Target(a.st.s))
 	if err != nil {
 		return err
 	}

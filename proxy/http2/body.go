@@ -3,13 +3,10 @@ package http2
 import (
 	"errors"
 	"io"
-	"net/http"
-	"slices"
 	"sync"
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
 )
@@ -20,15 +17,14 @@ const replayMax = 64 << 10
 // uploadSource is the body of a request, shared by successive attempts. Until the response begins, or more than
 // replayMax has arrived, an abandoned attempt leaves its data, and a read in progress, to the next one.
 type uploadSource struct {
-	st      *stream
-	body    io.ReadCloser
-	trailer []string // the names of the trailer fields that may follow
+	st *stream
 
 	mu      sync.Mutex
 	kept    []byte          // data read so far, unless gone
 	gone    bool            // cannot be read from the beginning any more
 	whole   bool            // EOF was reached
 	drained bool            // an attempt has read it to EOF
+	watched bool            // what was kept from the beginning has been searched for placeholders
 	read    chan uploadRead // result of a read in progress that no attempt has taken, or nil
 }
 
@@ -37,7 +33,7 @@ type uploadRead struct {
 	err  error
 }
 
-// uploadBody is the body as read by one attempt. Only one goroutine reads at a time; Close may be called by another.
+// uploadBody is the body as read by one attempt. Only one goroutine reads at a time; close may be called by another.
 type uploadBody struct {
 	source *uploadSource
 	at     int // offset in source.kept
@@ -45,25 +41,47 @@ type uploadBody struct {
 	closed chan struct{}
 }
 
+// newUploadSource returns the body of the request. If all of it has arrived, it is taken at once.
 func (st *stream) newUploadSource() *uploadSource {
-	s := &uploadSource{st: st, body: watchedBody{st.r.Body, st}}
-	for name := range st.r.Trailer {
-		if f := h1.NewField(name, ""); !f.Forbidden() && !header.IsSet(name, st.ruling.Set) {
-			s.trailer = append(s.trailer, name)
-		}
+	s := &uploadSource{st: st}
+	n, whole := st.client.Whole()
+	if !whole || st.expects || n > replayMax {
+		return s
 	}
-	slices.Sort(s.trailer)
+	s.kept, s.whole = make([]byte, n), true
+	if _, err := io.ReadFull(st.client, s.kept); err != nil { // reset meanwhile
+		s.kept, s.whole = nil, false
+		return s
+	}
+	st.uploaded.Add(int64(n))
 	return s
 }
 
-// trailers returns the trailer fields, once the end was read.
-func (s *uploadSource) trailers() (fields []hpack.HeaderField) {
-	for _, name := range s.trailer {
-		for _, v := range s.st.r.Trailer[name] {
-			fields = append(fields, hpack.HeaderField{Name: lower(name), Value: v})
-		}
+// inspect searches a body that is known from the beginning, and its trailers, for placeholders.
+func (s *uploadSource) inspect() error {
+	if !s.whole || s.watched {
+		return nil
 	}
-	return fields
+	s.watched = true
+	if leak := s.st.watched(s.kept); leak != nil {
+		return leak
+	}
+	return s.st.checkTrailers()
+}
+
+// known returns the whole body with its trailers, if it is.
+func (s *uploadSource) known() (content []byte, trailers []hpack.HeaderField, whole bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.whole {
+		return nil, nil, false
+	}
+	return s.kept, s.trailers(), true
+}
+
+// trailers returns the trailer fields, once the end was read.
+func (s *uploadSource) trailers() []hpack.HeaderField {
+	return header.PassTrailers(s.st.client.Trailers(), s.st.ruling.Set)
 }
 
 func (s *uploadSource) attempt() *uploadBody {
@@ -90,7 +108,7 @@ func (s *uploadSource) forget() {
 func (b *uploadBody) Read(p []byte) (int, error) {
 	select {
 	case <-b.closed:
-		return 0, http.ErrBodyReadAfterClose
+		return 0, errUnread
 	default:
 	}
 	s := b.source
@@ -112,7 +130,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 	if s.gone && s.read == nil {
 		s.kept, b.at = nil, 0
 		s.mu.Unlock()
-		n, err := s.body.Read(p)
+		n, err := s.readClient(p)
 		return n, s.finish(n, err)
 	}
 	result := s.begin(len(p))
@@ -121,7 +139,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 	case r := <-result:
 		return b.take(p, r)
 	case <-b.closed:
-		return 0, http.ErrBodyReadAfterClose
+		return 0, errUnread
 	}
 }
 
@@ -131,13 +149,13 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 		return s.read
 	}
 	result := make(chan uploadRead, 1)
-	s.read = result
+	s.read, s.st.shared = result, true
 	buf := make([]byte, min(size, 16<<10))
 	go func() { // ends at the latest when the handler returns and the stream ends
 		r := uploadRead{err: contain.ErrFault}
 		defer func() { result <- r }()
 		defer contain.Panic(s.st.s.Core.Log, s.st.s.Box.ID, func() {})
-		n, err := s.body.Read(buf)
+		n, err := s.readClient(buf)
 		r = uploadRead{buf[:n], err}
 	}()
 	return result
@@ -182,27 +200,23 @@ func (s *uploadSource) end() error {
 	return io.EOF
 }
 
-// Close ends the attempt's reads. The client's body itself ends with the handler.
-func (b *uploadBody) Close() error {
+// close ends the attempt's reads. The client's body itself ends with the handler.
+func (b *uploadBody) close() {
 	b.once.Do(func() { close(b.closed) })
 	b.source.mu.Lock()
 	defer b.source.mu.Unlock()
 	if b.source.gone && b.source.read == nil {
-		return b.source.body.Close() // which ends a read that was not left to a goroutine
+		b.source.st.client.CloseRead() // which ends a read that was not left to a goroutine
 	}
-	return nil
 }
 
-// watchedBody is the body of a stream, searched for placeholders.
-type watchedBody struct {
-	io.ReadCloser
-	st *stream
-}
+// errUnread fails the reads of an attempt that has ended.
+var errUnread = errors.New("the attempt has ended")
 
-// Read fails where a token ends.
-func (b watchedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if leak := b.st.watched(p[:n]); leak != nil {
+// readClient reads from the client, and fails where a placeholder ends.
+func (s *uploadSource) readClient(p []byte) (int, error) {
+	n, err := s.st.Read(p)
+	if leak := s.st.watched(p[:n]); leak != nil {
 		return 0, leak
 	}
 	return n, err

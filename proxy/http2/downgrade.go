@@ -5,7 +5,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/textproto"
+	"strings"
 	"time"
+
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
@@ -22,7 +26,6 @@ import (
 type downgrade struct {
 	st      *stream
 	up      *origin.Conn
-	ctx     context.Context
 	res     h1.Response
 	body    h1.Body
 	sent    chan struct{} // closed when the upload has ended; nil if there is no body
@@ -34,8 +37,8 @@ type downgrade struct {
 func clientStays() bool { return false }
 
 // forward1 sends the request over HTTP/1.1 and relays the response.
-func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
-	d := &downgrade{st: st, ctx: ctx}
+func (st *stream) forward1(up *origin.Conn, again bool) {
+	ctx, d := st.ctx, &downgrade{st: st}
 	head := st.head(false)
 	kept := false
 	defer func() { // a closure: a second attempt replaces up
@@ -48,7 +51,7 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 		used := up.Again()
 		// A cut, or a reset of the stream by the client, cancels the context, which must interrupt the reads as well.
 		stop = context.AfterFunc(ctx, up.Abort)
-		err := d.send(ctx, up, head)
+		err := d.send(up, head)
 		if err == nil {
 			break
 		}
@@ -69,7 +72,7 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 	defer func() {
 		if !d.sentAll() {
 			up.Abort()
-			_ = st.r.Body.Close() // interrupts a read in progress
+			st.client.CloseRead() // interrupts a read in progress
 			<-d.sent
 			reuse = false
 		}
@@ -83,17 +86,17 @@ func (st *stream) forward1(ctx context.Context, up *origin.Conn, again bool) {
 }
 
 // send writes the head, starts the upload and, for a request without a body, waits for the first byte of the response.
-func (d *downgrade) send(ctx context.Context, up *origin.Conn, head []byte) error {
+func (d *downgrade) send(up *origin.Conn, head []byte) error {
 	d.up = up
-	if err := d.st.goesTo(up.Addr()); err != nil {
+	if err := d.st.goesTo(up); err != nil {
 		return err
 	}
 	up.Begin()
-	up.ReadFor(d.ctx, clientStays)
+	up.ReadFor(d.st.ctx, clientStays)
 	if _, err := up.NetConn.Write(head); err != nil {
 		return err
 	}
-	if d.st.r.ContentLength == 0 {
+	if d.st.client.Length == 0 {
 		return up.In.Fill()
 	}
 	d.sent, d.outcome = make(chan struct{}), contain.ErrFault
@@ -130,8 +133,8 @@ func (d *downgrade) awaitContinue() error {
 			return errUnwanted
 		}
 	case <-limit.C:
-	case <-d.st.r.Context().Done():
-		return d.st.r.Context().Err()
+	case <-d.st.ctx.Done():
+		return d.st.ctx.Err()
 	}
 	return nil
 }
@@ -159,13 +162,13 @@ func (d *downgrade) sentAll() bool {
 
 // upload sends the request's body: unchanged if its length is known, else in chunks with its trailers.
 func (d *downgrade) upload() error {
-	chunked := d.st.r.ContentLength < 0
+	chunked := d.st.client.Length < 0
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	out := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(out) }()
 	for {
-		n, err := d.st.r.Body.Read(*buf)
+		n, err := d.st.Read(*buf)
 		d.st.uploaded.Add(int64(n))
 		content := (*buf)[:n]
 		if leak := d.st.watched(content); leak != nil {
@@ -196,20 +199,20 @@ func (d *downgrade) upload() error {
 }
 
 func (d *downgrade) trailers() []h1.Field {
-	var fields []h1.Field
-	for name, values := range d.st.r.Trailer {
-		for _, v := range values {
-			if h1.ValidField(name, v) {
-				fields = append(fields, h1.NewField(name, v))
-			}
-		}
+	fields := header.PassTrailers(d.st.client.Trailers(), d.st.ruling.Set)
+	out := make([]h1.Field, 0, len(fields))
+	for _, f := range fields {
+		out = append(out, h1.NewField(textproto.CanonicalMIMEHeaderKey(f.Name), f.Value))
 	}
-	return fields
+	return out
 }
 
 // head returns the request's head as HTTP/1.1.
 func (st *stream) head(upgrade bool) []byte {
-	r := header.FromHTTP2(st.r, st.expects, upgrade)
+	h := &st.client.Head
+	r := (&header.HTTP2Request{
+		Method: h.Method, Path: st.target, Authority: h.Authority, Fields: st.fields, Length: h.Length, Expects: st.expects, Upgrade: upgrade,
+	}).HTTP1()
 	return header.AppendRequest(nil, &r, st.ruling.Set, upgrade)
 }
 
@@ -228,9 +231,7 @@ func (d *downgrade) respond() bool {
 		return false
 	}
 	st.x.Event.Status = d.res.Status
-	header.CopyFields(st.w.Header(), &d.res)
-	st.maskHead()
-	st.w.WriteHeader(d.res.Status)
+	st.answer(d.res.Status, header.ToHTTP2(&d.res))
 	reuse := !d.res.Close
 	d.body.Begin(d.res.Body, true)
 	d.up.In.Take(n)
@@ -238,11 +239,12 @@ func (d *downgrade) respond() bool {
 		st.abort(err)
 	}
 	exchange.MaskFields(st.ruling.Scrub, d.body.Trailers)
+	fields := make([]hpack.HeaderField, 0, len(d.body.Trailers))
 	for i := range d.body.Trailers {
-		if f := &d.body.Trailers[i]; !f.Forbidden() {
-			st.w.Header().Add(http.TrailerPrefix+string(f.Name), string(f.Value))
-		}
+		f := &d.body.Trailers[i]
+		fields = append(fields, hpack.HeaderField{Name: strings.ToLower(string(f.Name)), Value: string(f.Value)})
 	}
+	st.w.trailers = header.PassTrailers(fields, nil)
 	return reuse
 }
 
@@ -251,12 +253,12 @@ func (d *downgrade) finalHead() (int, error) {
 	in := &d.up.In
 	for range exchange.InterimMax {
 		d.res.Reset()
-		n, err := d.res.Parse(in.Bytes(), d.st.r.Method)
+		n, err := d.res.Parse(in.Bytes(), d.st.client.Method)
 		for errors.Is(err, h1.ErrShort) {
 			if err = in.Fill(); err != nil {
 				return 0, h1.NoEOF(err)
 			}
-			n, err = d.res.Parse(in.Bytes(), d.st.r.Method)
+			n, err = d.res.Parse(in.Bytes(), d.st.client.Method)
 		}
 		if err != nil || !d.res.Interim() {
 			d.told(false)
@@ -265,12 +267,9 @@ func (d *downgrade) finalHead() (int, error) {
 		if d.res.Status == http.StatusContinue {
 			d.told(true)
 		} else {
-			h := d.st.w.Header()
-			header.CopyFields(h, &d.res)
-			exchange.MaskHeader(d.st.ruling.Scrub, h)
-			d.st.w.WriteHeader(d.res.Status)
-			clear(h)
-			h["Date"] = nil
+			fields := header.ToHTTP2(&d.res)
+			exchange.MaskHTTP2(d.st.ruling.Scrub, fields)
+			d.st.w.interim(d.res.Status, fields)
 		}
 		in.Take(n)
 	}
@@ -282,7 +281,6 @@ func (d *downgrade) relay(untilClose bool) error {
 	if d.st.scrub != nil {
 		return d.st.relayScrubbed(&exchange.Arriving{In: &d.up.In, Body: &d.body, UntilClose: untilClose})
 	}
-	controller := http.NewResponseController(d.st.w)
 	in := &d.up.In
 	for {
 		content, n, done, err := d.body.Next(in.Bytes())
@@ -302,7 +300,7 @@ func (d *downgrade) relay(untilClose bool) error {
 		if n > 0 && len(in.Bytes()) > 0 {
 			continue
 		}
-		if err := controller.Flush(); err != nil {
+		if err := d.st.w.Flush(); err != nil {
 			return err
 		}
 		if err := in.Fill(); err != nil {

@@ -1,16 +1,15 @@
 package http2
 
 import (
-	"context"
 	"errors"
 	"io"
-	"net/http"
 	"net/netip"
 
 	"golang.org/x/net/http2"
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h2"
+	"boxgate/internal/h2/upstream"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
@@ -22,23 +21,21 @@ import (
 
 // forward sends an allowed request over the version that the upstream speaks, and relays its response.
 func (st *stream) forward() {
-	ctx, cancel := context.WithCancel(st.r.Context())
-	defer cancel()
 	for again := st.repeatable(); ; again = false {
-		up, err := st.s.Core.Origins.Any(ctx, st.s.Origin, st.ruling.Target(st.s))
+		up, err := st.s.Core.Origins.Any(st.ctx, st.s.Origin, st.ruling.Target(st.s))
 		if err != nil {
 			st.refuseUpstream(err)
 			return
 		}
 		if up.H1 != nil {
-			st.forward1(ctx, up.H1, again)
+			st.forward1(up.H1, again)
 			return
 		}
-		if err = st.forward2(ctx, up.H2); err == nil {
+		if err = st.forward2(up.H2); err == nil {
 			return
 		}
-		if !again || ctx.Err() != nil || errors.Is(err, errRepeat) {
-			st.failed2(ctx, err)
+		if !again || st.ctx.Err() != nil || errors.Is(err, errRepeat) {
+			st.failed2(err)
 			return
 		}
 	}
@@ -46,19 +43,19 @@ func (st *stream) forward() {
 
 // repeatable reports whether a request may be retried once after a failure on a pooled connection.
 func (st *stream) repeatable() bool {
-	return st.r.ContentLength == 0 && exchange.Idempotent(st.r.Method)
+	return st.client.Length == 0 && exchange.Idempotent(st.client.Method)
 }
 
 // failed2 reports to the client that there is no response. If the upstream reset the stream, the client gets the same
 // reset and may retry an unprocessed request that cannot be retried from here (RFC 9113, 8.7). PROTOCOL_ERROR and
 // FLOW_CONTROL_ERROR are not passed on: they concern the connection to the upstream, not the client's.
-func (st *stream) failed2(ctx context.Context, err error) {
+func (st *stream) failed2(err error) {
 	code, reset := resetCode(err)
 	if errors.Is(err, errRepeat) {
 		code, reset = http2.ErrCodeRefusedStream, true
 	}
 	failure := &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err}
-	if ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
+	if st.ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
 		st.refuseUpstream(failure)
 		return
 	}
@@ -67,31 +64,40 @@ func (st *stream) failed2(ctx context.Context, err error) {
 }
 
 // forward2 sends the request over HTTP/2 and relays the response. On an error nothing was sent to the client yet.
-func (st *stream) forward2(ctx context.Context, up *origin.H2Conn) error {
-	a := st.attempts(ctx, up)
-	defer a.leave()
-	res, err := a.send()
-	if err != nil {
+func (st *stream) forward2(up *origin.H2Conn) error {
+	a := st.attempts(up)
+	defer func() { a.leave() }() // another attempt may have replaced it
+	var res result
+	if err := a.send(&res); err != nil {
 		return err
 	}
-	defer res.Body.Close()
-	if !st.holds.Grow(header.SizeFactor * header.Size(res.Header)) {
+	defer res.close()
+	if !st.holds.Grow(header.SizeFactor * header.SizeHTTP2(res.Fields)) {
 		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
 		return nil
 	}
-	if !st.scrubbable(res.StatusCode, withoutBody(res, st.r.Method), func(name string) []string { return res.Header[name] }) {
+	if !st.scrubbable(res.Status, st.bodiless(&res.Head), exchange.HTTP2Values(res.Fields)) {
 		return nil
 	}
-	st.respond(res)
+	st.respond(&res)
 	return nil
 }
 
-// goesTo adds the address to what the policy must keep allowing, and checks it once more.
-func (st *stream) goesTo(addr netip.Addr) error {
-	f := st.ruling.Inflight(st.s, addr)
-	st.setFlight(f)
-	if err := f.Stands(st.s.Box.Policy.Load()).Err(f.Way.Asked); err != nil {
-		return err
+// connection is one to an origin server.
+type connection interface {
+	Addr() netip.Addr
+	AllowedBy(c *policy.Compiled) bool
+}
+
+// goesTo adds the address of a connection to what the policy must keep allowing, and checks it once more unless the
+// policy that the request was judged by has allowed it.
+func (st *stream) goesTo(up connection) error {
+	addr := up.Addr()
+	st.setFlight(addr)
+	if c := st.s.Box.Policy.Load(); c != st.ruling.Policy || !up.AllowedBy(c) {
+		if err := st.flight.Stands(c).Err(st.flight.Way.Asked); err != nil {
+			return err
+		}
 	}
 	st.x.Under(addr, st.ruling.Request)
 	return nil
@@ -99,35 +105,24 @@ func (st *stream) goesTo(addr netip.Addr) error {
 
 // checkTrailers aborts the request if its trailers, available once the body has been read, contain a placeholder.
 func (st *stream) checkTrailers() error {
-	err := placeholder.InHTTP2Trailer(st.r.Trailer)
+	err := placeholder.InHTTP2Trailer(st.client.Trailers())
 	if err != nil {
 		st.leaked.Store(true)
 	}
 	return err
 }
 
-// respond relays an HTTP/2 response to the client as it arrives.
-func (st *stream) respond(res *http.Response) {
-	st.x.Event.Status = res.StatusCode
-	header.Copy(st.w.Header(), res.Header)
-	for name := range res.Trailer {
-		st.w.Header().Add("Trailer", name)
-	}
-	st.maskHead()
-	// A response without a body is sent in a single frame with END_STREAM: what gRPC calls "Trailers-Only".
-	if res.ContentLength == 0 && len(res.Trailer) == 0 && st.r.Method != http.MethodHead {
-		n, err := io.Copy(io.Discard, res.Body)
-		if err == nil && n == 0 && len(res.Trailer) == 0 {
-			st.w.WriteHeader(res.StatusCode)
-			return
-		}
+// respond relays an HTTP/2 response to the client as it arrives. A response without content is sent in a single frame
+// with END_STREAM: what gRPC calls "Trailers-Only".
+func (st *stream) respond(res *result) {
+	st.x.Event.Status = res.Status
+	st.answer(res.Status, header.PassResponse(res.Fields, false))
+	if err := st.relay(res.Stream); err != nil {
+		_ = st.w.sendHead(false) // the client may have left
 		st.abort(err)
 	}
-	st.w.WriteHeader(res.StatusCode)
-	if err := st.relay(res.Body); err != nil {
-		st.abort(err)
-	}
-	st.trailers(res.Trailer)
+	st.w.trailers = header.PassTrailers(res.Trailers(), nil)
+	exchange.MaskHTTP2(st.ruling.Scrub, st.w.trailers)
 }
 
 // abort resets the stream: a truncated body must not look complete.
@@ -141,24 +136,17 @@ func (st *stream) abort(err error) {
 }
 
 // relay copies a body, flushing before it waits for more.
-func (st *stream) relay(body io.Reader) error {
+func (st *stream) relay(body *upstream.Stream) error {
 	if st.scrub != nil {
 		return st.relayScrubbed(http2Body{body})
-	}
-	controller := http.NewResponseController(st.w)
-	if err := controller.Flush(); err != nil {
-		return err
 	}
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	for {
-		n, err := body.Read(*buf)
+		n, err := http2Body{body}.Read(*buf, st.w.Flush)
 		if n > 0 {
 			st.x.Event.BytesIn += int64(n)
 			if _, err := st.w.Write((*buf)[:n]); err != nil {
-				return err
-			}
-			if err := controller.Flush(); err != nil {
 				return err
 			}
 		}
@@ -167,16 +155,6 @@ func (st *stream) relay(body io.Reader) error {
 		}
 		if err != nil {
 			return err
-		}
-	}
-}
-
-// trailers sends the trailer fields, announced or not.
-func (st *stream) trailers(t http.Header) {
-	exchange.MaskHeader(st.ruling.Scrub, t)
-	for name, values := range t {
-		for _, v := range values {
-			st.w.Header().Add(http.TrailerPrefix+name, v)
 		}
 	}
 }
@@ -196,5 +174,5 @@ func resetCode(err error) (http2.ErrCode, bool) {
 // resetWith resets the stream with a code. It does not return.
 func (st *stream) resetWith(code http2.ErrCode) {
 	st.reset = code
-	panic(http.ErrAbortHandler)
+	panic(errAbort)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
 	"boxgate/internal/h2/downstream"
@@ -40,13 +41,13 @@ type conn struct {
 	s *exchange.Session
 
 	mu      sync.Mutex
-	flights map[*exchange.Inflight]*stream
+	flights map[*stream]struct{} // the requests in progress that were allowed
 }
 
 // Serve handles the streams of one connection until it ends. Each request is judged under the policy in force at the
 // time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client.
 func Serve(ctx context.Context, s *exchange.Session) error {
-	c := &conn{s: s, flights: map[*exchange.Inflight]*stream{}}
+	c := &conn{s: s, flights: map[*stream]struct{}{}}
 	s.Live.Watch(c.watch)
 	defer s.Live.Watch(nil)
 	conn, ok := s.Client.(*tls.Conn)
@@ -70,38 +71,54 @@ const streamCut = 50 * time.Millisecond
 func (c *conn) watch(pol *policy.Compiled) policy.Decision {
 	limit := time.NewTimer(streamCut)
 	defer limit.Stop()
-	for _, st := range c.denied(pol) {
-		st.cancel()
+	for _, cut := range c.cut(pol) {
 		select {
-		case <-st.done:
+		case <-cut.done:
 		case <-limit.C:
-			return *st.cut.Load()
+			return cut.why
 		}
 	}
 	return policy.Decision{Verdict: policy.Allow}
 }
 
-// denied returns the streams that a policy denies, noting the denial in each.
-func (c *conn) denied(pol *policy.Compiled) (cut []*stream) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for f, st := range c.flights {
-		if d := f.Stands(pol); !d.Allowed() {
-			st.cut.CompareAndSwap(nil, &d)
-			cut = append(cut, st)
-		}
-	}
-	return cut
+// cutting is a stream that a policy denies.
+type cutting struct {
+	done chan struct{} // closed when it has ended
+	why  policy.Decision
 }
 
-// publish updates what is known of a request in progress; either argument may be nil.
-func (c *conn) publish(st *stream, old, now *exchange.Inflight) {
+// cut cancels the streams that a policy denies, noting the denial in each.
+func (c *conn) cut(pol *policy.Compiled) (all []cutting) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.flights, old)
-	if now != nil {
-		c.flights[now] = st
+	for st := range c.flights {
+		d := st.flight.Stands(pol)
+		if d.Allowed() {
+			continue
+		}
+		if st.cut == nil {
+			st.cut, st.done = &d, make(chan struct{})
+		}
+		st.client.Cancel()
+		all = append(all, cutting{st.done, *st.cut})
 	}
+	return all
+}
+
+// setFlight updates what the policy must keep allowing while the request to an address is in progress.
+func (st *stream) setFlight(to netip.Addr) {
+	st.c.mu.Lock()
+	defer st.c.mu.Unlock()
+	st.flight.Set(st.s, &st.ruling, to)
+	st.c.flights[st] = struct{}{}
+}
+
+// land ends the flight of a request that has ended, and returns why it was cut, if it was.
+func (st *stream) land() *policy.Decision {
+	st.c.mu.Lock()
+	defer st.c.mu.Unlock()
+	delete(st.c.flights, st)
+	return st.cut
 }
 
 // stream is one request of an HTTP/2 connection.
@@ -109,54 +126,80 @@ type stream struct {
 	c      *conn
 	s      *exchange.Session
 	client *downstream.Stream
-	w      http.ResponseWriter
-	r      *http.Request
+	ctx    context.Context // of the client's stream
+	target string          // :path, or the authority of a CONNECT
+	fields []hpack.HeaderField
+	w      response
 	x      exchange.Exchange
 	ruling exchange.Ruling
 	scrub  *exchange.Scrubbing // of the response; nil if it is not scrubbed
-	flight *exchange.Inflight
-	holds  memory.Claim // memory reserved for it
-	cancel context.CancelFunc
-	done   chan struct{}                   // closed when the request has ended
-	cut    atomic.Pointer[policy.Decision] // of a later policy that denies it
+	holds  memory.Claim        // memory reserved for it
+	sent   []hpack.HeaderField // the head sent to the upstream; kept for its memory
 
-	expects  bool         // the client waits for 100 before it sends the body
-	uploaded atomic.Int64 // bytes of the request's body
+	// Guarded by c.mu while the request is among c.flights.
+	flight exchange.Inflight
+	cut    *policy.Decision // of a later policy that denies it
+	done   chan struct{}    // closed when the request has ended; nil unless cut
+
+	expects  bool        // the client waits for 100 before it sends the body
+	asked    atomic.Bool // it was sent that
+	uploaded atomic.Int64
 	watch    placeholder.Watch
 	leaked   atomic.Bool   // its body or trailers contain a placeholder
 	reset    http2.ErrCode // how the stream is reset if its handler breaks off
+	shared   bool          // another goroutine may still know it when it has ended
 }
+
+// errAbort is the panic that ends a handler whose stream is to be reset.
+var errAbort = errors.New("the stream is reset")
+
+var streams = sync.Pool{New: func() any { return &stream{} }}
 
 // serve handles one request.
 func (c *conn) serve(client *downstream.Stream) {
-	ctx, cancel := context.WithCancel(client.Context())
-	defer cancel()
-	r, expects := newRequest(ctx, client)
-	w := &response{s: client, header: http.Header{}}
-	st := &stream{
-		c: c, s: c.s, client: client, w: w, r: r, cancel: cancel, done: make(chan struct{}), expects: expects,
-		reset: http2.ErrCodeInternal,
+	st, ok := streams.Get().(*stream)
+	if !ok {
+		panic("http2: a foreign value among the streams")
 	}
-	defer close(st.done)
+	st.c, st.s, st.client, st.ctx, st.w.s, st.reset = c, c.s, client, client.Context(), client, http2.ErrCodeInternal
+	defer st.recycle()
+	st.begin()
 	st.x.Begin(c.s)
-	defer st.end(w)
+	defer st.end()
+	st.handle()
+}
+
+// recycle keeps the memory of a request that has ended for another one.
+func (st *stream) recycle() {
+	if st.done != nil {
+		close(st.done)
+	}
+	if st.shared {
+		return
+	}
+	clear(st.sent)
+	*st = stream{x: st.x, sent: st.sent[:0]}
+	streams.Put(st)
+}
+
+func (st *stream) handle() {
 	if !st.admit() {
 		return
 	}
 	defer st.holds.Release()
-	if !c.s.Usage.Requests.Allow() {
+	taken := st.s.Usage
+	if !taken.Requests.Allow() {
 		m := st.message()
 		st.x.Named(&m)
-		w.Header().Set("Retry-After", exchange.RetryAfter)
-		st.refuse(exchange.TooMany())
+		st.refuse(exchange.TooMany(), hpack.HeaderField{Name: "retry-after", Value: exchange.RetryAfter})
 		return
 	}
-	if !c.s.Usage.Streams.Enter(c.s.Core.MaxStreams) {
+	if !taken.Streams.Enter(st.s.Core.MaxStreams) {
 		st.refuse(&problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has reached its limit of requests in progress."})
 		return
 	}
-	defer c.s.Usage.Streams.Leave()
+	defer taken.Streams.Leave()
 	if !st.holds.Grow(st.cost()) {
 		st.refuse(exchange.NoMemory())
 		return
@@ -166,7 +209,7 @@ func (c *conn) serve(client *downstream.Stream) {
 	}
 	defer func() { st.scrub.End() }()
 	if st.ruling.Scrub != nil {
-		header.Narrow(st.r.Header)
+		st.fields = header.NarrowHTTP2(st.fields)
 	}
 	if st.isWebSocket() {
 		st.serveWebSocket()
@@ -180,7 +223,7 @@ func (c *conn) serve(client *downstream.Stream) {
 // is not available, the stream is reset.
 func (st *stream) admit() bool {
 	st.holds.Open(st.s.Usage.Memory, memory.Streams)
-	if st.holds.Grow(refusalCost + header.SizeFactor*headSize(st.r)) {
+	if st.holds.Grow(refusalCost + header.SizeFactor*st.headSize()) {
 		return true
 	}
 	st.x.Refused(exchange.NoMemory())
@@ -190,30 +233,30 @@ func (st *stream) admit() bool {
 
 // cost is the additional memory that a forwarded stream may use.
 func (st *stream) cost() int {
-	if st.r.ContentLength == 0 {
+	if st.client.Length == 0 {
 		return streamCost
 	}
 	return streamCost + uploadCost
 }
 
-// end records the request and ends the response. Any panic other than http.ErrAbortHandler is our own bug: it is logged
-// and fails only this stream.
-func (st *stream) end(w *response) {
+// end records the request and ends the response. Any panic other than errAbort is our own bug: it is logged and fails
+// only this stream.
+func (st *stream) end() {
 	v := recover()
-	st.c.publish(st, st.flight, nil)
+	cut := st.land()
 	st.x.Event.BytesOut = st.uploaded.Load()
-	if d := st.cut.Load(); d != nil {
-		st.x.Cut(*d)
+	if cut != nil {
+		st.x.Cut(*cut)
 	}
 	if st.leaked.Load() {
 		st.x.Leaked()
 	}
 	st.x.End()
 	if v == nil {
-		w.finish()
+		st.w.end()
 		return
 	}
-	if err, ok := v.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+	if err, ok := v.(error); !ok || !errors.Is(err, errAbort) {
 		contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
 	}
 	st.client.Reset(st.reset)
@@ -223,8 +266,8 @@ func (st *stream) end(w *response) {
 func (st *stream) judge() bool {
 	m := st.message()
 	for {
-		st.ruling = st.s.Judge(st.r.Context(), &m)
-		if st.ruling.Refused == nil && headSize(st.r) > h1.MaxHead {
+		st.ruling = st.s.Judge(st.ctx, &m)
+		if st.ruling.Refused == nil && st.headSize() > h1.MaxHead {
 			st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
 			st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
 			st.ruling.Reason = policy.ReasonBadRequest
@@ -238,77 +281,24 @@ func (st *stream) judge() bool {
 			st.refuse(p)
 			return false
 		}
-		st.setFlight(st.ruling.Inflight(st.s, netip.Addr{}))
+		st.setFlight(netip.Addr{})
 		if st.s.Box.Policy.Load() == st.ruling.Policy {
-			placeholder.SwapHeader(st.r.Header, st.ruling.Swaps)
+			placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
 			return true
 		}
 	}
 }
 
-func (st *stream) setFlight(f *exchange.Inflight) {
-	st.c.publish(st, st.flight, f)
-	st.flight = f
-}
-
-func (st *stream) message() exchange.Message {
-	scheme := "https"
-	if st.r.TLS == nil { // :scheme was not https
-		scheme = "http"
-	}
-	return exchange.Message{
-		Method: st.r.Method, Authority: st.r.Host, Scheme: scheme, Path: st.r.RequestURI, Websocket: st.isWebSocket(),
-		Tokens: placeholder.InHTTP2Request(st.r),
-	}
-}
-
-func (st *stream) isWebSocket() bool {
-	return st.r.Method == http.MethodConnect && st.r.Header.Get(":protocol") == "websocket"
-}
-
-// headSize returns about how long a request's head is when written as HTTP/1.1.
-func headSize(r *http.Request) int {
-	return len(r.Method) + len(r.RequestURI) + len(r.Host) + 32 + header.Size(r.Header)
-}
-
-// wellFormed validates a request by the rules of the HTTP/1.1 parser, so that it means the same on every path.
-func (st *stream) wellFormed() bool {
-	if !h1.ValidMethod(st.r.Method) || !h1.ValidTarget(st.r.RequestURI) || len(st.r.Header) > h1.MaxFields {
-		return false
-	}
-	if st.r.RequestURI == "*" && st.r.Method != http.MethodOptions {
-		return false
-	}
-	if _, ok := st.r.Header[":protocol"]; ok && st.r.Method != http.MethodConnect {
-		return false // RFC 8441, 4
-	}
-	if length, ok := st.r.Header["Content-Length"]; ok && (len(length) != 1 || length[0] != strconv.FormatInt(st.r.ContentLength, 10)) {
-		return false // RFC 9113, 8.1.1: it must match the body
-	}
-	for name, values := range st.r.Header {
-		if name == ":protocol" {
-			continue
-		}
-		for _, v := range values {
-			if !h1.ValidField(name, v) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
 // refuse answers with a problem.
-func (st *stream) refuse(p *problem.Problem) {
+func (st *stream) refuse(p *problem.Problem, more ...hpack.HeaderField) {
 	st.x.Refused(p)
-	h := st.w.Header()
-	h.Set("Content-Type", "application/problem+json")
-	h.Set("Cache-Control", "no-store")
 	body := p.Body()
-	if st.r.Method != http.MethodHead {
-		h.Set("Content-Length", strconv.Itoa(len(body)))
+	fields := append(more, hpack.HeaderField{Name: "content-type", Value: "application/problem+json"},
+		hpack.HeaderField{Name: "cache-control", Value: "no-store"})
+	if st.client.Method != http.MethodHead {
+		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
 	}
-	st.w.WriteHeader(p.Status)
+	st.w.begin(p.Status, fields)
 	_, err := st.w.Write(body)
 	st.x.Failed(err)
 }
@@ -320,8 +310,8 @@ func (st *stream) refuseUpstream(err error) {
 		st.refuse(exchange.LeakProblem())
 		return
 	}
-	if st.r.Context().Err() != nil {
-		panic(http.ErrAbortHandler) // the client disconnected, or the connection was cut
+	if st.ctx.Err() != nil {
+		panic(errAbort) // the client disconnected, or the connection was cut
 	}
 	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {

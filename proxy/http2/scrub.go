@@ -1,38 +1,38 @@
 package http2
 
 import (
-	"io"
 	"net/http"
+	"slices"
 
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/scrub"
 )
 
 // http2Sink is the client of an HTTP/2 response.
-type http2Sink struct {
-	st *stream
-	flushWriter
-}
+type http2Sink struct{ st *stream }
 
 func (s http2Sink) Write(p []byte) (int, error) {
 	s.st.x.Event.BytesIn += int64(len(p))
-	return s.w.Write(p)
+	return s.st.w.Write(p)
 }
 
-func (s http2Sink) Flush() error { return s.controller.Flush() }
+func (s http2Sink) Flush() error { return s.st.w.Flush() }
 
-func (st *stream) sink() http2Sink {
-	return http2Sink{st, flushWriter{st.w, http.NewResponseController(st.w)}}
-}
+// http2Body is the body of a response on an HTTP/2 connection.
+type http2Body struct{ *upstream.Stream }
 
-// http2Body is the body of a response on an HTTP/2 connection, where it is not known whether a read will block.
-type http2Body struct{ io.Reader }
-
+// Read calls wait before it blocks on the server.
 func (b http2Body) Read(p []byte, wait func() error) (int, error) {
+	if n, err := b.ReadArrived(p); n > 0 || err != nil {
+		return n, err
+	}
 	if err := wait(); err != nil {
 		return 0, err
 	}
-	return b.Reader.Read(p)
+	return b.Stream.Read(p)
 }
 
 // scrubbable inspects the head of a final response to an HTTP/2 client; if the response is refused the client has been
@@ -49,28 +49,24 @@ func (st *stream) scrubbable(status int, bodiless bool, field func(string) []str
 	return true
 }
 
-// maskHead masks the head before it is sent to the client.
-func (st *stream) maskHead() {
-	if st.scrub == nil {
-		return
+// answer sets the head of the response, masked.
+func (st *stream) answer(status int, fields []hpack.HeaderField) {
+	if st.scrub != nil {
+		exchange.MaskHTTP2(st.scrub.Set, fields)
+		if st.scrub.Resized {
+			fields = slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return f.Name == "content-length" })
+		}
 	}
-	exchange.MaskHeader(st.scrub.Set, st.w.Header())
-	if st.scrub.Resized {
-		st.w.Header()["Content-Length"] = nil
-	}
+	st.w.begin(status, fields)
 }
 
 // relayScrubbed relays a body that is scrubbed.
 func (st *stream) relayScrubbed(src scrub.Source) error {
-	dst := st.sink()
-	if err := st.scrub.Relay(dst, src); err != nil {
-		return err
-	}
-	return dst.Flush()
+	return st.scrub.Relay(http2Sink{st}, src)
 }
 
-// withoutBody reports whether a response has no body.
-func withoutBody(res *http.Response, method string) bool {
-	return res.ContentLength == 0 || method == http.MethodHead ||
-		res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified
+// bodiless reports whether a response has no body.
+func (st *stream) bodiless(h *upstream.Head) bool {
+	return h.Length == 0 || h.Length < 0 && h.End || st.client.Method == http.MethodHead ||
+		h.Status == http.StatusNoContent || h.Status == http.StatusNotModified
 }

@@ -3,7 +3,6 @@ package http2
 import (
 	"errors"
 	"io"
-	"maps"
 	"net/http"
 	"time"
 
@@ -91,7 +90,7 @@ func (u *upload) send() error {
 		switch {
 		case errors.Is(err, io.EOF):
 			return u.to.CloseWrite(u.body.source.trailers())
-		case errors.Is(err, http.ErrBodyReadAfterClose):
+		case errors.Is(err, errUnread):
 			return nil
 		case err != nil:
 			return err
@@ -103,85 +102,58 @@ func (u *upload) send() error {
 func (u *upload) stop() {
 	if u != nil {
 		u.to.StopWrite()
-		_ = u.body.Close()
+		u.body.close()
 	}
 }
 
-// responseBody is the body of a response over HTTP/2.
-type responseBody struct {
+// result is the response to an attempt: its final head, and what comes of its content.
+type result struct {
 	*upstream.Stream
-	upload  *upload     // nil if the request has no body
-	trailer http.Header // of the response: filled in at the end
+	upstream.Head
+	source *uploadSource // nil if the request has no body
+	upload *upload       // nil if the request has no body, or all of it was sent at once
 }
 
-// Read implements io.Reader.
-func (b *responseBody) Read(p []byte) (int, error) {
-	n, err := b.Stream.Read(p)
-	if errors.Is(err, io.EOF) {
-		maps.Copy(b.trailer, headerOf(b.Trailers()))
+// close ends the exchange, and waits for the end of the upload.
+func (r *result) close() {
+	r.Stream.Close()
+	if r.upload != nil {
+		r.upload.stop()
+		<-r.upload.done
 	}
-	return n, err
 }
 
-// Close ends the exchange, and waits for the end of the upload.
-func (b *responseBody) Close() error {
-	b.Stream.Close()
-	if b.upload != nil {
-		b.upload.stop()
-		<-b.upload.done
+// receive waits for the final head of a response, and passes interim ones on. A server that answers with an error or a
+// redirect is taken to need no more of the request.
+func (st *stream) receive(r *result) (err error) {
+	for {
+		if r.Head, err = r.Stream.Head(); err != nil {
+			return err
+		}
+		if !r.Interim() {
+			break
+		}
+		st.interim(&r.Head, r.upload)
+	}
+	if r.source != nil {
+		r.source.forget()
+	}
+	if r.upload != nil {
+		r.upload.told(r.Status <= 299)
+		if r.Status > 299 {
+			r.upload.stop()
+		}
 	}
 	return nil
 }
 
-// response waits for the final head of a response, and passes interim ones on.
-func (st *stream) response(body *responseBody) (*http.Response, error) {
-	for {
-		h, err := body.Head()
-		if err != nil {
-			return nil, err
-		}
-		if h.Interim() {
-			st.interim(&h, body.upload)
-			continue
-		}
-		return st.final(&h, body), nil
-	}
-}
-
 // interim passes a 1xx response on, but for a 100: the client was sent one when its body was first read.
-func (st *stream) interim(head *upstream.Head, u *upload) {
-	if head.Status == http.StatusContinue {
+func (st *stream) interim(h *upstream.Head, u *upload) {
+	if h.Status == http.StatusContinue {
 		u.told(true)
 		return
 	}
-	h := st.w.Header()
-	header.Copy(h, headerOf(head.Fields))
-	exchange.MaskHeader(st.ruling.Scrub, h)
-	st.w.WriteHeader(head.Status)
-	clear(h)
-	h["Date"] = nil
-}
-
-// final returns the response with its final head. A server that answers with an error or a redirect is taken to need no
-// more of the request.
-func (st *stream) final(h *upstream.Head, body *responseBody) *http.Response {
-	if u := body.upload; u != nil {
-		u.body.source.forget()
-		u.told(h.Status <= 299)
-		if h.Status > 299 {
-			u.stop()
-		}
-	}
-	res := &http.Response{StatusCode: h.Status, Header: headerOf(h.Fields), ContentLength: h.Length, Body: body}
-	if length := res.Header["Content-Length"]; len(length) > 1 { // of equal ones
-		res.Header["Content-Length"] = length[:1]
-	}
-	if res.Trailer = announced(res.Header["Trailer"]); res.Trailer == nil {
-		res.Trailer = http.Header{}
-	}
-	body.trailer = res.Trailer
-	if h.Length < 0 && h.End && st.r.Method != http.MethodHead {
-		res.ContentLength = 0
-	}
-	return res
+	fields := header.PassResponse(h.Fields, true)
+	exchange.MaskHTTP2(st.ruling.Scrub, fields)
+	st.w.interim(h.Status, fields)
 }

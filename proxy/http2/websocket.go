@@ -7,8 +7,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -22,17 +25,15 @@ import (
 // serveWebSocket forwards an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
 // server supports, and then relays bytes both ways between the client and that upstream.
 func (st *stream) serveWebSocket() {
-	ctx, cancel := context.WithCancel(st.r.Context())
-	defer cancel()
-	up, err := st.s.Core.Origins.HTTP1(ctx, st.s.Origin, st.ruling.Target(st.s))
+	up, err := st.s.Core.Origins.HTTP1(st.ctx, st.s.Origin, st.ruling.Target(st.s))
 	if err != nil {
 		st.refuseUpstream(err)
 		return
 	}
 	defer up.Close()
-	stop := context.AfterFunc(ctx, up.Abort)
+	stop := context.AfterFunc(st.ctx, up.Abort)
 	defer stop()
-	d := &downgrade{st: st, up: up, ctx: ctx}
+	d := &downgrade{st: st, up: up}
 	n, err := d.shakeHands()
 	if err != nil {
 		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
@@ -46,11 +47,9 @@ func (st *stream) serveWebSocket() {
 		return
 	}
 	st.x.Event.Status = http.StatusOK
-	header.CopyFields(st.w.Header(), &d.res)
-	st.maskHead()
-	st.w.Header().Del("Sec-Websocket-Accept")
+	fields := slices.DeleteFunc(header.ToHTTP2(&d.res), func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-accept" })
+	st.answer(http.StatusOK, fields)
 	up.In.Take(n)
-	st.w.WriteHeader(http.StatusOK)
 	if err := d.tunnel(); err != nil {
 		st.abort(err) // not a graceful close
 	}
@@ -58,18 +57,23 @@ func (st *stream) serveWebSocket() {
 
 // shakeHands sends the upgrade request and returns the length of the final head of the response.
 func (d *downgrade) shakeHands() (int, error) {
-	if err := d.st.goesTo(d.up.Addr()); err != nil {
+	if err := d.st.goesTo(d.up); err != nil {
 		return 0, err
 	}
 	key := make([]byte, 16)
 	_, _ = rand.Read(key) // never fails
 	nonce := base64.StdEncoding.EncodeToString(key)
-	d.st.r.Header.Set("Sec-Websocket-Key", nonce)
-	if d.st.r.Header.Get("Sec-Websocket-Version") == "" {
-		d.st.r.Header.Set("Sec-Websocket-Version", "13")
+	isVersion := func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-version" && f.Value != "" }
+	versioned := slices.ContainsFunc(d.st.fields, isVersion)
+	d.st.fields = slices.DeleteFunc(d.st.fields, func(f hpack.HeaderField) bool {
+		return f.Name == "sec-websocket-key" || !versioned && f.Name == "sec-websocket-version"
+	})
+	d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-key", Value: nonce})
+	if !versioned {
+		d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-version", Value: "13"})
 	}
 	d.up.Begin()
-	d.up.ReadFor(d.ctx, clientStays)
+	d.up.ReadFor(d.st.ctx, clientStays)
 	if _, err := d.up.NetConn.Write(d.st.head(true)); err != nil {
 		return 0, err
 	}
@@ -77,15 +81,13 @@ func (d *downgrade) shakeHands() (int, error) {
 	if err != nil || d.res.Status != http.StatusSwitchingProtocols {
 		return n, err
 	}
-	return n, exchange.Upgraded(d.st.r.Header.Values, &d.res)
+	return n, exchange.Upgraded(exchange.HTTP2Values(d.st.fields), &d.res)
 }
 
 // pass relays a response that is not an upgrade to the client.
 func (d *downgrade) pass(n int) {
 	d.st.x.Event.Status = d.res.Status
-	header.CopyFields(d.st.w.Header(), &d.res)
-	d.st.maskHead()
-	d.st.w.WriteHeader(d.res.Status)
+	d.st.answer(d.res.Status, header.ToHTTP2(&d.res))
 	d.body.Begin(d.res.Body, true)
 	d.up.In.Take(n)
 	if err := d.relay(d.res.Body.UntilClose); err != nil {
@@ -99,6 +101,7 @@ func (d *downgrade) tunnel() error {
 	_ = d.up.NetConn.SetReadDeadline(time.Time{})
 	d.up.In.Source = d.up.NetConn
 	var ended atomic.Bool
+	d.st.shared = true
 	go func() { // ends at the latest when the handler returns and the stream ends
 		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, d.up.Abort)
 		if err := d.fromClient(); err != nil {
@@ -112,8 +115,8 @@ func (d *downgrade) tunnel() error {
 	var in atomic.Int64
 	idle := d.st.s.Core.Tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
 	defer idle.Stop()
-	w := flushWriter{d.st.w, http.NewResponseController(d.st.w)}
-	_, err := w.Write(nil) // the head
+	w := flushWriter{&d.st.w}
+	err := w.Flush() // the head
 	if err == nil {
 		err = tunnel.Pump(d.st.ruling.Masking(w), tunnel.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
 	}
@@ -125,24 +128,21 @@ func (d *downgrade) tunnel() error {
 }
 
 // flushWriter flushes after every write.
-type flushWriter struct {
-	w          http.ResponseWriter
-	controller *http.ResponseController
-}
+type flushWriter struct{ *response }
 
 func (f flushWriter) Write(b []byte) (int, error) {
-	n, err := f.w.Write(b)
+	n, err := f.response.Write(b)
 	if err != nil {
 		return n, err
 	}
-	return n, f.controller.Flush()
+	return n, f.Flush()
 }
 
 func (d *downgrade) fromClient() error {
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	for {
-		n, err := d.st.r.Body.Read(*buf)
+		n, err := d.st.Read(*buf)
 		d.st.uploaded.Add(int64(n))
 		if failed := d.up.Write((*buf)[:n]); failed != nil {
 			return failed

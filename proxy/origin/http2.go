@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"boxgate/internal/h2/upstream"
@@ -23,7 +24,8 @@ const ResponseWindow = upstream.StreamWindow
 type H2Conn struct {
 	place  *place
 	Client *upstream.Conn
-	dial   policy.Request // for its address
+	dial   policy.Request                  // for its address
+	judged atomic.Pointer[policy.Compiled] // the last policy that allowed dial
 
 	// Guarded by the pool's mu.
 	users int // streams that share it
@@ -31,6 +33,20 @@ type H2Conn struct {
 
 // Addr is the address that the connection leads to.
 func (u *H2Conn) Addr() netip.Addr { return u.dial.Addr }
+
+// AllowedBy reports whether a policy has been asked about the address and allowed it.
+func (u *H2Conn) AllowedBy(c *policy.Compiled) bool { return u.judged.Load() == c }
+
+// allowedBy asks a policy about the address, once.
+func (u *H2Conn) allowedBy(c *policy.Compiled) bool {
+	if u.judged.Load() != c {
+		if !c.Decide(u.dial).Allowed() {
+			return false
+		}
+		u.judged.Store(c)
+	}
+	return true
+}
 
 // h2Host is a pool's state for one host. It is kept while there is a connection, a dial or a protocol to remember.
 type h2Host struct {
@@ -160,19 +176,30 @@ func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 // shareLocked returns a connection that accepts another stream, or nil. It drops those whose address is now denied:
 // their streams are judged, and cut, separately.
 func (p *boxPool) shareLocked(host *h2Host, c *policy.Compiled) *H2Conn {
-	for _, u := range slices.Clone(host.conns) {
+	u, unfit := pick(host.conns, c)
+	for _, u := range unfit {
+		p.dropLocked(u.place)
+	}
+	if u != nil {
+		p.wakeLocked(u.place)
+		u.users++
+	}
+	return u
+}
+
+// pick reserves a stream on one of the connections, and returns those found to be of no more use.
+func pick(conns []*H2Conn, c *policy.Compiled) (u *H2Conn, unfit []*H2Conn) {
+	for _, u := range conns {
 		switch {
-		case !c.Decide(u.dial).Allowed():
-			p.dropLocked(u.place)
+		case !u.allowedBy(c):
+			unfit = append(unfit, u)
 		case u.Client.Reserve():
-			p.wakeLocked(u.place)
-			u.users++
-			return u
+			return u, unfit
 		case u.users == 0: // accepts no stream while unused: the server is about to close it
-			p.dropLocked(u.place)
+			unfit = append(unfit, u)
 		}
 	}
-	return nil
+	return nil, unfit
 }
 
 // hostLocked returns the state of a host, creating it if needed. Each host that cannot be forgotten has at least one

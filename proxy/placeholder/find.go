@@ -3,8 +3,10 @@ package placeholder
 import (
 	"errors"
 	"fmt"
-	"net/http"
+	"net/textproto"
 	"strings"
+
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
 	"boxgate/policy"
@@ -128,20 +130,33 @@ func hasBasic(r *h1.Request) bool {
 	return false
 }
 
-// InHTTP2Request returns the tokens in an HTTP/2 request, including its announced trailers.
-func InHTTP2Request(r *http.Request) (t Scan) {
-	t.look(r.Method, inTarget, "")
-	t.look(r.RequestURI, inTarget, "")
-	t.look(r.Host, inTarget, "")
-	for name, values := range r.Header {
-		for _, v := range values {
-			t.field(name, v, !strings.HasPrefix(name, ":") && !strings.HasPrefix(name, "Proxy-"))
+// InHTTP2Request returns the tokens in an HTTP/2 request: line has its pseudo-header fields.
+func InHTTP2Request(fields []hpack.HeaderField, line ...string) (t Scan) {
+	for _, part := range line {
+		t.look(part, inTarget, "")
+	}
+	for i := range fields {
+		f := &fields[i]
+		if !suspect(f) {
+			continue
+		}
+		switch f := h1.NewField(f.Name, f.Value); f.Kind {
+		case h1.Trailer:
+			t.look(strings.ToLower(string(f.Value)), inTrailer, "")
+		case h1.HopByHop, h1.Expect:
+			t.field(string(f.Name), string(f.Value), false)
+		default:
+			t.field(textproto.CanonicalMIMEHeaderKey(string(f.Name)), string(f.Value), true)
 		}
 	}
-	for name := range r.Trailer {
-		t.look(strings.ToLower(name), inTrailer, "")
-	}
 	return t
+}
+
+// suspect reports whether a field may have a token: credentials of basic authentication hide it.
+func suspect(f *hpack.HeaderField) bool {
+	name, _ := policy.FindToken(f.Name)
+	value, _ := policy.FindToken(f.Value)
+	return name >= 0 || value >= 0 || f.Name == "authorization"
 }
 
 // InTrailer returns [ErrLate] if a trailer section contains a token.
@@ -157,12 +172,12 @@ func InTrailer(fields []h1.Field) error {
 }
 
 // InHTTP2Trailer is [InTrailer] for HTTP/2.
-func InHTTP2Trailer(fields http.Header) error {
-	for name, values := range fields {
-		for _, v := range append([]string{strings.ToLower(name)}, values...) {
-			if start, _ := policy.FindToken(v); start >= 0 {
-				return ErrLate
-			}
+func InHTTP2Trailer(fields []hpack.HeaderField) error {
+	for i := range fields {
+		name, _ := policy.FindToken(fields[i].Name)
+		value, _ := policy.FindToken(fields[i].Value)
+		if name >= 0 || value >= 0 {
+			return ErrLate
 		}
 	}
 	return nil

@@ -2,8 +2,9 @@ package placeholder
 
 import (
 	"encoding/base64"
-	"net/http"
 	"strings"
+
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
 	"boxgate/policy"
@@ -73,14 +74,15 @@ func SwapFields(fields []h1.Field, swaps []Swap) {
 	}
 }
 
-// SwapHeader is [SwapFields] for HTTP/2.
-func SwapHeader(h http.Header, swaps []Swap) {
+// SwapHTTP2 is [SwapFields] for HTTP/2.
+func SwapHTTP2(fields []hpack.HeaderField, swaps []Swap) {
 	if len(swaps) == 0 {
 		return
 	}
-	for name, values := range h {
-		for i, v := range values {
-			values[i] = swapField(name, v, swaps)
+	for i := range fields {
+		f := &fields[i]
+		if v := swapField(f.Name, f.Value, swaps); v != f.Value {
+			f.Value, f.Sensitive = v, true
 		}
 	}
 }

@@ -87,6 +87,16 @@ func (s *Stream) refill(n int) {
 // Context ends when the client has reset the stream, the connection has ended or the handler has returned.
 func (s *Stream) Context() context.Context { return s.ctx }
 
+// Cancel ends the stream's context.
+func (s *Stream) Cancel() { s.cancel() }
+
+// Whole returns how much of the body has not been read, and whether all of it has arrived.
+func (s *Stream) Whole() (int, bool) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.in.n, s.remoteEnded && s.err == nil
+}
+
 // Read reads the body. Behind it, [Stream.Trailers] are known.
 func (s *Stream) Read(p []byte) (int, error) {
 	c := s.c

@@ -104,7 +104,7 @@ func (s *Stream) nextHead(flush bool) (Head, bool, error) {
 // Read reads the content of the response. It returns io.EOF at its end, and only then are the trailers known.
 func (s *Stream) Read(p []byte) (int, error) {
 	for {
-		n, err := s.take(p)
+		n, err := s.ReadArrived(p)
 		if n > 0 || err != nil || len(p) == 0 {
 			return n, err
 		}
@@ -114,7 +114,8 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 }
 
-func (s *Stream) take(p []byte) (int, error) {
+// ReadArrived is [Stream.Read] without waiting: it returns 0 and no error if nothing more has come.
+func (s *Stream) ReadArrived(p []byte) (int, error) {
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,6 +260,24 @@ func (s *Stream) CloseWrite(trailers []hpack.HeaderField) error {
 	}
 	c.flushLocked()
 	return nil
+}
+
+// Complete sends all of the request's content and its trailer fields, if they are known and this takes no waiting. It
+// reports whether it did; else nothing was sent.
+func (s *Stream) Complete(content []byte, trailers []hpack.HeaderField, known bool) bool {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(content)
+	if !known || len(trailers) > 0 || n > min(c.send.Left(), s.send.Left(), h2.FrameMax) || c.out.full() || s.writableLocked() != nil {
+		return false
+	}
+	c.send.Take(n)
+	s.send.Take(n)
+	c.out.end(s.id, c.out.data(s.id, content))
+	s.sent = true
+	c.flushLocked()
+	return true
 }
 
 // StopWrite makes writes in progress and further ones fail: the server needs no more content.

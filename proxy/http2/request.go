@@ -1,0 +1,131 @@
+package http2
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h1"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
+)
+
+// begin takes the head of the request.
+func (st *stream) begin() {
+	h := &st.client.Head
+	st.fields, st.target = h.Fields, h.Path
+	if st.target == "" { // CONNECT
+		st.target = h.Authority
+	}
+	for i := range st.fields {
+		if f := &st.fields[i]; f.Name == "expect" && lists(f.Value, "100-continue") {
+			st.expects = true
+		}
+	}
+}
+
+// lists reports whether a comma-separated list contains a token in lower case.
+func lists(list, token string) bool {
+	for element := range strings.SplitSeq(list, ",") {
+		if strings.EqualFold(strings.TrimSpace(element), token) {
+			return true
+		}
+	}
+	return false
+}
+
+// message is what the judge sees. An expectation is one of the gateway's own from here on.
+func (st *stream) message() exchange.Message {
+	h := &st.client.Head
+	scheme := "https"
+	if h.Scheme != "https" {
+		scheme = "http"
+	}
+	return exchange.Message{
+		Method: h.Method, Authority: h.Authority, Scheme: scheme, Path: st.target, Websocket: st.isWebSocket(),
+		Tokens: placeholder.InHTTP2Request(st.fields, h.Method, st.target, h.Authority, h.Protocol),
+	}
+}
+
+func (st *stream) isWebSocket() bool {
+	return st.client.Method == http.MethodConnect && st.client.Protocol == "websocket"
+}
+
+// headSize returns about how long the request's head is when written as HTTP/1.1.
+func (st *stream) headSize() int {
+	h := &st.client.Head
+	return len(h.Method) + len(st.target) + len(h.Authority) + 32 + len(h.Protocol) + header.SizeHTTP2(st.fields)
+}
+
+// wellFormed validates the request by the rules of the HTTP/1.1 parser, so that it means the same on every path.
+func (st *stream) wellFormed() bool {
+	h := &st.client.Head
+	if !h1.ValidMethod(h.Method) || !h1.ValidTarget(st.target) || !st.fieldsWellFormed() {
+		return false
+	}
+	if st.target == "*" && h.Method != http.MethodOptions {
+		return false
+	}
+	return h.Protocol == "" || h.Method == http.MethodConnect // RFC 8441, 4
+}
+
+// fieldsWellFormed validates the fields. Cookies count as one: HTTP/1.1 has them so (RFC 9113, 8.2.3).
+func (st *stream) fieldsWellFormed() bool {
+	lines, lengths, cookies := 0, 0, 0
+	for i := range st.fields {
+		f := &st.fields[i]
+		if !h1.ValidField(f.Name, f.Value) {
+			return false
+		}
+		switch f.Name {
+		case "cookie":
+			cookies = 1
+			continue
+		case "content-length": // RFC 9113, 8.1.1: it must match the body
+			if lengths++; lengths > 1 || f.Value != strconv.FormatInt(st.client.Length, 10) {
+				return false
+			}
+		}
+		lines++
+	}
+	return lines+cookies <= h1.MaxFields
+}
+
+// requestFields returns the head of the request for an upstream that speaks HTTP/2: the path byte for byte, the box's
+// fields without any variant of a header that is set, then the headers that are set.
+func (st *stream) requestFields() []hpack.HeaderField {
+	h, set := &st.client.Head, st.ruling.Set
+	out := append(st.sent[:0],
+		hpack.HeaderField{Name: ":method", Value: h.Method}, hpack.HeaderField{Name: ":scheme", Value: "https"},
+		hpack.HeaderField{Name: ":authority", Value: h.Authority}, hpack.HeaderField{Name: ":path", Value: st.target})
+	out = header.PassRequest(out, st.fields, set, h.Length != 0)
+	if n := h.Length; n > 0 || n == 0 && expectsLength(h.Method) {
+		out = append(out, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(n, 10)})
+	}
+	if st.expects {
+		out = append(out, hpack.HeaderField{Name: "expect", Value: "100-continue"})
+	}
+	for i := range set {
+		out = append(out, hpack.HeaderField{Name: strings.ToLower(set[i].Name), Value: set[i].Value.Reveal(), Sensitive: true})
+	}
+	st.sent = out
+	return out
+}
+
+// expectsLength reports whether servers expect a length of a request without content (RFC 9110, 8.6).
+func expectsLength(method string) bool {
+	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
+}
+
+// Read reads the body of the request. The first read asks a client that waits for a 100 to send it.
+func (st *stream) Read(p []byte) (int, error) {
+	if st.expects && st.asked.CompareAndSwap(false, true) {
+		if st.client.WriteHeader(http.StatusContinue, nil, false) == nil { // else it is answered
+			_ = st.client.Flush()
+		}
+	}
+	return st.client.Read(p)
+}

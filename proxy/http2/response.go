@@ -1,0 +1,100 @@
+package http2
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h2/downstream"
+)
+
+// response writes the response of a stream. Its head is sent with the first content, by Flush or at the end.
+type response struct {
+	s        *downstream.Stream
+	fields   []hpack.HeaderField // of the final head, until it is sent
+	trailers []hpack.HeaderField
+	status   int   // of the final head; 0: there is none yet
+	sent     bool  // the final head
+	empty    bool  // there is no content
+	left     int64 // content that may still be written; -1: any
+}
+
+var (
+	errTooLong = errors.New("the response is longer than its Content-Length")
+	errEmpty   = errors.New("the response has no content")
+)
+
+// interim sends a 1xx head, unless there is a final one.
+func (w *response) interim(status int, fields []hpack.HeaderField) {
+	if w.status == 0 && w.s.WriteHeader(status, fields, false) == nil {
+		_ = w.s.Flush()
+	}
+}
+
+// begin sets the final head. Only the first one counts.
+func (w *response) begin(status int, fields []hpack.HeaderField) {
+	if w.status != 0 {
+		return
+	}
+	w.status, w.fields, w.left = status, fields, -1
+	w.empty = w.s.Method == http.MethodHead || status == http.StatusNoContent || status == http.StatusNotModified
+	for i := range fields {
+		if fields[i].Name == "content-length" {
+			if n, err := strconv.ParseUint(fields[i].Value, 10, 63); err == nil {
+				w.left = int64(n)
+			}
+		}
+	}
+}
+
+// Write sends content.
+func (w *response) Write(p []byte) (int, error) {
+	switch {
+	case w.s.Method == http.MethodHead:
+		return len(p), nil
+	case w.empty && len(p) > 0:
+		return 0, errEmpty
+	case w.left >= 0 && int64(len(p)) > w.left:
+		return 0, errTooLong
+	case w.left >= 0:
+		w.left -= int64(len(p))
+	}
+	if err := w.sendHead(false); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	return w.s.Write(p)
+}
+
+func (w *response) sendHead(end bool) error {
+	if w.sent {
+		return nil
+	}
+	w.sent = true
+	err := w.s.WriteHeader(w.status, w.fields, end)
+	w.fields = nil
+	return err
+}
+
+// Flush sends what was written.
+func (w *response) Flush() error {
+	if err := w.sendHead(w.empty); err != nil {
+		return err
+	}
+	return w.s.Flush()
+}
+
+// end ends the response. Without a head there is none to end: the stream is reset.
+func (w *response) end() {
+	if w.status == 0 {
+		return
+	}
+	if !w.sent && (w.empty || len(w.trailers) == 0) {
+		_ = w.sendHead(true) // the client may have left
+		return
+	}
+	if w.sendHead(false) == nil {
+		_ = w.s.CloseWrite(w.trailers) // likewise
+	}
+}
