@@ -16,7 +16,6 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/http1"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
@@ -279,7 +278,7 @@ func (c *conn) forward(f peek.First) {
 	c.quiet = true
 	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.Data))
 	s.Orig, s.Port, s.Explicit = c.orig, c.port, c.explicit
-	c.finish(s, http1.Serve(c.ctx, s))
+	c.serveHTTP1(s)
 }
 
 // splice dials the upstream and forwards the bytes unread, starting with those that were peeked.
@@ -332,8 +331,8 @@ func (c *conn) open() {
 }
 
 // handOver continues an allowed connection in a new goroutine, which carry runs in. The stack of the one that read the
-// first bytes or made a handshake has grown to several times the initial size, and would keep it for as long as the
-// connection lives. The caller must not use the connection any more.
+// first bytes, made a handshake and handled requests has grown to several times the initial size, and would keep it for as
+// long as the connection lives. The caller must not use the connection any more.
 func (c *conn) handOver(carry func()) {
 	c.head = nil
 	c.handed = true

@@ -5,8 +5,8 @@ import "sync/atomic"
 // idleCrew is the most goroutines of a crew that wait for work.
 const idleCrew = 64
 
-// crew runs the openings of connections: what happens until a connection is refused or handed over. First bytes and
-// handshakes grow a stack to several times its initial size, so the goroutines that have done one wait for the next.
+// crew runs the handlers of connections until these are done or handed over. First bytes and handshakes grow a stack to
+// several times its initial size, so the goroutines that have done one wait for the next.
 type crew struct {
 	jobs chan func()     // unbuffered: only idle goroutines receive
 	stop <-chan struct{} // closed when no more jobs come

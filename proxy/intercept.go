@@ -14,7 +14,7 @@ import (
 	"boxgate/proxy/route"
 )
 
-// intercept terminates TLS and hands the connection over to the message loop of the negotiated protocol.
+// intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
 func (c *conn) intercept(f peek.First, rt route.Routed) {
 	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
 		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
@@ -27,25 +27,35 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, policy.ReasonClientTLS)
 		return
 	}
-	name := rt.Request.Name
-	c.handOver(func() { c.converse(client, name) })
-}
-
-// converse runs the message loop on an intercepted connection.
-func (c *conn) converse(client *tls.Conn, name policy.Name) {
-	serve := http1.Serve
+	s := c.p.core.NewSession(c.box, c.usage, c.live, client)
+	s.Name, s.Orig, s.Port, s.Secure = rt.Request.Name, c.orig, c.port, true
 	if client.ConnectionState().NegotiatedProtocol == "h2" {
-		if !c.usage.Memory.Acquire(memory.HTTP2, http2.ConnCost) {
-			c.refuse(peek.Other, policy.ReasonLimit)
-			return
-		}
-		defer c.usage.Memory.Release(memory.HTTP2, http2.ConnCost)
-		serve = http2.Serve
+		c.handOver(func() { c.serveHTTP2(s) })
+		return
 	}
 	c.open()
-	s := c.p.core.NewSession(c.box, c.usage, c.live, client)
-	s.Name, s.Orig, s.Port, s.Secure = name, c.orig, c.port, true
-	c.finish(s, serve(c.ctx, s))
+	c.serveHTTP1(s)
+}
+
+// serveHTTP1 runs the message loop of HTTP/1.x. A connection that rests is handed over.
+func (c *conn) serveHTTP1(s *exchange.Session) {
+	rest, err := http1.Serve(c.ctx, s)
+	if rest != nil {
+		c.handOver(func() { c.finish(s, rest()) })
+		return
+	}
+	c.finish(s, err)
+}
+
+// serveHTTP2 runs the message loop of HTTP/2.
+func (c *conn) serveHTTP2(s *exchange.Session) {
+	if !c.usage.Memory.Acquire(memory.HTTP2, http2.ConnCost) {
+		c.refuse(peek.Other, policy.ReasonLimit)
+		return
+	}
+	defer c.usage.Memory.Release(memory.HTTP2, http2.ConnCost)
+	c.open()
+	c.finish(s, http2.Serve(c.ctx, s))
 }
 
 // finish closes a connection gracefully after its message loop: the last response must arrive.

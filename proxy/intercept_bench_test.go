@@ -2,12 +2,16 @@ package proxy
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // BenchmarkIntercept is one request of 1 KiB through an intercepted connection kept alive: client, proxy and upstream in
@@ -56,6 +60,10 @@ func BenchmarkIntercept(b *testing.B) {
 			exchange(b, c, buf)
 		}
 	})
+	b.Run("h1 new connections", func(b *testing.B) { l.newConnections(b, port, exchange, nil) })
+	b.Run("h1 resumed connections", func(b *testing.B) {
+		l.newConnections(b, port, exchange, tls.NewLRUClientSessionCache(1))
+	})
 	b.Run("h1 parallel", func(b *testing.B) {
 		b.SetParallelism(16)
 		b.ReportAllocs()
@@ -84,4 +92,41 @@ func BenchmarkIntercept(b *testing.B) {
 			}
 		})
 	})
+}
+
+// newConnections makes a connection for each request.
+func (r *rig) newConnections(b *testing.B, port uint16, exchange func(testing.TB, net.Conn, []byte), sessions tls.ClientSessionCache) {
+	r.with(func(c *Config) { c.MaxNewConns = 1 << 30 })
+	conf := &tls.Config{
+		ServerName: api, RootCAs: r.boxCA.pool(), NextProtos: []string{"http/1.1"}, ClientSessionCache: sessions,
+		CurvePreferences: []tls.CurveID{tls.X25519},
+	}
+	r.names.setOthers(loopback)
+	front := r.front(netip.AddrPortFrom(r.orig, port))
+	b.ReportAllocs()
+	before := cpuTime(b)
+	b.SetParallelism(4)
+	b.RunParallel(func(pb *testing.PB) {
+		buf := make([]byte, 4096)
+		from := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(r.box.V4, 0))}
+		for pb.Next() {
+			raw, err := from.Dial("tcp", front)
+			if err != nil {
+				b.Fatal(err)
+			}
+			c := tls.Client(raw, conf)
+			exchange(b, c, buf)
+			_ = c.Close()
+		}
+	})
+	b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op")
+}
+
+// cpuTime returns the CPU time that this process has used, in nanoseconds.
+func cpuTime(b *testing.B) int64 {
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return used.Utime.Nano() + used.Stime.Nano()
 }

@@ -40,6 +40,7 @@ type conn struct {
 	scrub   *exchange.Scrubbing // of the response; nil if it is not scrubbed
 	up      *origin.Conn        // kept between requests to the same destination
 	gone    func() bool         // reports whether the client disconnected
+	rested  bool                // it has been idle for parkAfter
 
 	flight atomic.Pointer[exchange.Inflight]
 	x      exchange.Exchange
@@ -53,26 +54,42 @@ var (
 	errClose = errors.New("connection ends")
 	// errLinger does so after the client has had time to read the last response.
 	errLinger = errors.New("connection ends when the client has read the answer")
+	// errRest hands an idle connection over.
+	errRest = errors.New("connection rests")
 )
 
-// Serve handles the requests of one connection until it ends. Each is judged under the policy in force at the time. It
-// returns nil when the connection ended gracefully. It does not close s.client.
-func Serve(ctx context.Context, s *exchange.Session) error {
+// Serve handles the requests of one connection until it ends or, for the first time, rests: then it returns rest, which
+// handles the further requests, and which the caller must call in a goroutine that has not grown its stack. Each request
+// is judged under the policy in force at the time. The error of both is nil when the connection ended gracefully. Neither
+// closes s.client.
+func Serve(ctx context.Context, s *exchange.Session) (rest func() error, err error) {
 	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}, gone: exchange.ClientGone(s)}
 	h.holds.Open(s.Usage.Memory, memory.Buffers)
 	h.in.Memory = memory.Doubled{Claim: &h.holds}
-	defer h.finish()
 	s.Live.Watch(h.watch)
+	if err := h.run(); !errors.Is(err, errRest) {
+		return nil, quiet(err)
+	}
+	return func() error { return quiet(h.run()) }, nil
+}
+
+// run handles requests until the connection ends or rests, and releases everything if it has ended.
+func (h *conn) run() (err error) {
+	defer func() {
+		if !errors.Is(err, errRest) {
+			h.finish()
+		}
+	}()
 	for {
 		if err := h.await(); err != nil {
-			return quiet(err)
+			return err
 		}
 		if err := h.serveOne(); err != nil {
 			if errors.Is(err, errLinger) {
 				h.park() // others need not wait for the client to read its response
 				h.linger()
 			}
-			return quiet(err)
+			return err
 		}
 	}
 }
@@ -128,7 +145,7 @@ func (h *conn) drop() {
 }
 
 // await returns when the first byte of a request arrives. While it waits it keeps no buffer and, after parkAfter, no
-// upstream connection.
+// upstream connection. The first time that parkAfter passes it returns errRest.
 func (h *conn) await() error {
 	if len(h.in.Bytes()) > 0 {
 		return nil // pipelined
@@ -137,13 +154,17 @@ func (h *conn) await() error {
 	if h.up != nil && h.up.Crowded() {
 		h.park()
 	}
-	if h.up != nil {
+	if h.up != nil || !h.rested {
 		_ = h.s.Client.SetReadDeadline(time.Now().Add(parkAfter))
 		err := h.in.Wait()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
 		h.park()
+		if !h.rested {
+			h.rested = true
+			return errRest
+		}
 	}
 	_ = h.s.Client.SetReadDeadline(time.Now().Add(exchange.ClientIdle))
 	return h.in.Wait()
