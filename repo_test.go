@@ -33,6 +33,7 @@ firewall/report: policy audit firewall/flow firewall/namespace firewall/network 
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/memory
+dns/outbound:
 proxy: policy audit internal/fault internal/handshake internal/memory internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
 proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory

@@ -30,6 +30,7 @@ type batch struct {
 
 	out      [batchSize]datagram
 	outParts [batchSize]unix.Iovec
+	outPeers [batchSize]unix.RawSockaddrInet6
 	replies  [batchSize][udpSize]byte
 	waiting  int // in out
 }
@@ -39,15 +40,15 @@ func newBatch(s *socket) *batch {
 	for i := range batchSize {
 		b.in[i].header = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&b.peers[i])), Iov: &b.inParts[i]}
 		b.in[i].header.SetIovlen(1)
-		b.out[i].header = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&b.peers[i])), Iov: &b.outParts[i]}
+		b.out[i].header = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&b.outPeers[i])), Iov: &b.outParts[i]}
 		b.out[i].header.SetIovlen(1)
 	}
 	b.received = batchSize // prepares all
 	return b
 }
 
-// read waits for datagrams and returns their number.
-func (b *batch) read() (int, error) {
+// read waits for datagrams and returns their number. With [unix.MSG_DONTWAIT] it does not wait.
+func (b *batch) read(flags uintptr) (int, error) {
 	for i := range b.received { // what the last ones have changed
 		if b.bufs[i] == nil {
 			b.bufs[i] = queryBuffers.Get().(*[maxQuery]byte)
@@ -57,11 +58,11 @@ func (b *batch) read() (int, error) {
 		b.in[i].header.Namelen = unix.SizeofSockaddrInet6
 	}
 	b.received = 0
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_WAITFORONE, 0, 0)
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_WAITFORONE|flags, 0, 0)
 	switch errno {
 	case 0:
 		b.received = int(n)
-	case unix.EINTR:
+	case unix.EINTR, unix.EAGAIN:
 	default:
 		return 0, errno
 	}
@@ -89,15 +90,32 @@ func addrPort(sa *unix.RawSockaddrInet6) netip.AddrPort {
 }
 
 // room is where the next answer can be written.
-func (b *batch) room() []byte { return b.replies[b.waiting][:0] }
+func (b *batch) room() []byte {
+	if b.waiting == batchSize {
+		b.flush()
+	}
+	return b.replies[b.waiting][:0]
+}
 
-// add puts the answer to datagram i among those to be sent. It must not change until flush.
-func (b *batch) add(i int, answer []byte) {
+// add puts an answer, for which there is room, among those to be sent. It must not change until flush.
+func (b *batch) add(answer []byte, to netip.AddrPort) {
 	n := b.waiting
 	b.outParts[n].Base = &answer[0]
 	b.outParts[n].SetLen(len(answer))
-	b.out[n].header.Name, b.out[n].header.Namelen = b.in[i].header.Name, b.in[i].header.Namelen
+	b.out[n].header.Namelen = putAddrPort(&b.outPeers[n], to)
 	b.waiting++
+}
+
+func putAddrPort(sa *unix.RawSockaddrInet6, a netip.AddrPort) (size uint32) {
+	if a.Addr().Is4() {
+		*(*unix.RawSockaddrInet4)(unsafe.Pointer(sa)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.Addr().As4()}
+		size = unix.SizeofSockaddrInet4
+	} else {
+		*sa = unix.RawSockaddrInet6{Family: unix.AF_INET6, Addr: a.Addr().As16()}
+		size = unix.SizeofSockaddrInet6
+	}
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&sa.Port))[:], a.Port())
+	return size
 }
 
 // flush sends the answers. It does not wait: one that cannot be sent is lost like any datagram, and the client asks again.

@@ -78,10 +78,11 @@ func BenchmarkServeUDP(b *testing.B) {
 	}
 	b.Run("forwarded", func(b *testing.B) {
 		s := newServed(b)
-		var err error
-		if s.cache.up, err = newForwarder(Config{Upstreams: []string{startUpstream(b)}, Log: zap.NewNop()}); err != nil {
+		f, err := newForwarder(Config{Upstreams: []string{startUpstream(b)}, Log: zap.NewNop()})
+		if err != nil {
 			b.Fatal(err)
 		}
+		s.cache.up, s.up = f, f
 		s.measure(b, b.N, fmt.Sprintf("%d.example.com", b.N))
 	})
 }

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"sync"
 	"time"
 
 	mdns "github.com/miekg/dns"
-	"golang.org/x/sync/singleflight"
 
 	"boxgate/policy"
 )
@@ -36,8 +35,16 @@ var errBusy = errors.New("too many DNS lookups are in flight")
 type cache struct {
 	up      exchanger
 	answers *lru[cacheKey, *answer]
-	flights singleflight.Group
 	lookups chan struct{} // a slot for each lookup under way
+
+	mu      sync.Mutex
+	flights map[cacheKey]*flight
+}
+
+// flight is a lookup under way, which all wait for that ask the same.
+type flight struct {
+	done   chan struct{} // closed at the end; made for the first who waits
+	answer *answer       // set before; nil: nothing came of it, look it up again
 }
 
 type cacheKey struct {
@@ -46,7 +53,7 @@ type cacheKey struct {
 }
 
 func newCache(up exchanger, bytes, lookups int) *cache {
-	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups)}
+	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups), flights: map[cacheKey]*flight{}}
 }
 
 // ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to use. A
@@ -57,17 +64,77 @@ func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16
 		if a := c.fresh(k); a != nil {
 			return a, a.err
 		}
-		flight := c.flights.DoChan(n.String()+" "+strconv.Itoa(int(qtype)), func() (any, error) { return c.lookupFor(use, k), nil })
+		f, first := c.join(k)
+		if first {
+			go func() { c.land(k, f, c.lookupFor(use, k)) }()
+		}
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case r := <-flight:
-			a := r.Val.(*answer)
-			if a.refused == nil || a.refused == use { // otherwise it was another box that reached its limit
+		case <-f.done:
+			a := f.answer
+			if a != nil && (a.refused == nil || a.refused == use) { // otherwise it was another box that reached its limit
 				return a, a.err
 			}
 		}
 	}
+}
+
+// join returns the flight for k, and whether it is new: then the caller has to land it.
+func (c *cache) join(k cacheKey) (f *flight, first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f = c.flights[k]; f == nil {
+		f, first = &flight{}, true
+		c.flights[k] = f
+	}
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	return f, first
+}
+
+// board starts a flight for k that the caller has to land, or returns nil if there is one.
+func (c *cache) board(k cacheKey) *flight {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.flights[k] != nil {
+		return nil
+	}
+	f := &flight{}
+	c.flights[k] = f
+	return f
+}
+
+// land ends a flight.
+func (c *cache) land(k cacheKey, f *flight, a *answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.flights, k)
+	f.answer = a
+	if f.done != nil {
+		close(f.done)
+	}
+}
+
+// reserve counts a lookup in, and reports whether there may be one more: of the box, and at all. If so, the caller counts
+// it out with release.
+func (c *cache) reserve(use *usage) bool {
+	if !use.look() {
+		return false
+	}
+	select {
+	case c.lookups <- struct{}{}:
+		return true
+	default:
+		use.lookups.Add(-1)
+		return false
+	}
+}
+
+func (c *cache) release(use *usage) {
+	<-c.lookups
+	use.lookups.Add(-1)
 }
 
 // lookupFor is lookup within the limit of a box.
@@ -105,10 +172,15 @@ func (c *cache) lookup(k cacheKey) *answer {
 	if err != nil {
 		a, size = &answer{err: err, stored: time.Now(), life: failureTTL}, 0
 	}
+	c.keep(k, a, size)
+	return a
+}
+
+// keep keeps an answer whose message had a size, if it may be kept.
+func (c *cache) keep(k cacheKey, a *answer, size int) {
 	if a.life > 0 {
 		c.answers.put(k, a, 2*size+len(k.name.String())+entryOverhead) // as records, and packed
 	}
-	return a
 }
 
 // lookupUpstream turns a panic into an error: it runs on a goroutine of its own.

@@ -10,8 +10,9 @@ import (
 
 // desk is what one goroutine needs to answer queries directly, one after the other, without allocating.
 type desk struct {
-	name  [maxName]byte
-	names names
+	name    [maxName]byte
+	names   names
+	missing cacheKey // what the query last declined needs from upstream; zero: it was declined for another reason
 }
 
 // direct is an answer that can be given at once: from the cache, or the policy's refusal.
@@ -57,13 +58,14 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 		ev.Addr = a.packed.addrs[0]
 	}
 	out = append(dst, a.packed.message...)
-	life := a.packed.age(out[len(dst):], v.arrived.Sub(a.cached.stored), a.cached.life)
-	s.remember(a.box, a.host, a.packed.addrs, v.arrived.Add(life+grantGrace))
+	life := a.packed.age(out[len(dst):], v.now.Sub(a.cached.stored), a.cached.life)
+	s.remember(a.box, a.host, a.packed.addrs, v.now.Add(life+grantGrace))
 	return a.finish(out, len(dst), wire), true
 }
 
 // findDirect decides whether a query can be answered directly. It changes nothing.
 func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *desk) (a direct, ok bool) {
+	d.missing = cacheKey{}
 	if v.box == nil || !v.admitted {
 		return a, false
 	}
@@ -79,8 +81,12 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 	if !a.verdict.Allowed() && !resolvesAnyway(a.policy, a.host, a.verdict, a.qtype) {
 		return a, a.sinkSize() < a.maxSize(transport)
 	}
+	found := s.findCached(&a, v.now)
+	if a.cached == nil {
+		d.missing = cacheKey{a.host, a.qtype}
+	}
 	// An answer that comes close to the limit is left to the library, which decides what to truncate.
-	return a, s.findCached(&a, v.arrived) && a.packed.size+optSize < a.maxSize(transport) && a.box.Policy.Load() == a.policy
+	return a, found && a.packed.size+optSize < a.maxSize(transport) && a.box.Policy.Load() == a.policy
 }
 
 // findCached finds the answer, if it is in the cache, complete, and all of it may be shown to the box.

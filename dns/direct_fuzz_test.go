@@ -48,7 +48,7 @@ func outcomeOf(b *bench, reply []byte) outcome {
 	defer b.grants.mu.Unlock()
 	if known := b.grants.boxes[b.box.ID]; known != nil {
 		for e := known.order.Front(); e != nil; e = e.Next() {
-			o.grants = append(o.grants, *e.Value.(*Grant))
+			o.grants = append(o.grants, e.Value.(*held).Grant)
 		}
 	}
 	return o

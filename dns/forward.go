@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 
 	mdns "github.com/miekg/dns"
 	"go.uber.org/zap"
@@ -35,9 +36,26 @@ func newForwarder(c Config) (*forwarder, error) {
 		if err != nil {
 			return nil, err
 		}
+		if c.Dial != nil {
+			u.direct = netip.AddrPort{}
+		}
 		f.upstreams = append(f.upstreams, u)
 	}
 	return f, nil
+}
+
+// direct returns the upstream to ask first, if it can be asked over UDP without exchange, or nil.
+func (f *forwarder) direct() *upstream {
+	for _, u := range f.upstreams {
+		if u.held() {
+			continue
+		}
+		if u.direct.IsValid() {
+			return u
+		}
+		break
+	}
+	return nil
 }
 
 // exchange implements exchanger. It tries each upstream, then each once more if any did not answer at all.

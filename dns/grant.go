@@ -33,9 +33,15 @@ type grants struct {
 
 // boxGrants are the grants of one box: known and byAddr to find them, order (least recently granted first) to drop them.
 type boxGrants struct {
-	known  map[granted]*list.Element      // of *Grant
-	byAddr map[netip.Addr][]*list.Element // of *Grant
+	known  map[granted]*list.Element // of *held
+	byAddr map[netip.Addr][]*held
 	order  list.List
+}
+
+// held is a grant, and its place among those of its address.
+type held struct {
+	Grant
+	at int
 }
 
 // granted is what a grant is known by.
@@ -59,13 +65,13 @@ func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, e
 	b := g.boxes[box]
 	if b == nil {
 		first = true
-		b = &boxGrants{known: map[granted]*list.Element{}, byAddr: map[netip.Addr][]*list.Element{}}
+		b = &boxGrants{known: map[granted]*list.Element{}, byAddr: map[netip.Addr][]*held{}}
 		g.boxes[box] = b
 	}
 	for _, a := range addrs {
 		k := granted{n, a.Unmap()}
 		if e := b.known[k]; e != nil {
-			old := e.Value.(*Grant)
+			old := e.Value.(*held)
 			old.Expires = later(old.Expires, expires)
 			b.order.MoveToBack(e)
 		} else {
@@ -78,7 +84,7 @@ func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, e
 // addLocked adds a grant, and drops those that have expired and those beyond the limits.
 func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 	now := time.Now()
-	for b.order.Len() > 0 && b.order.Front().Value.(*Grant).Expires.Before(now) {
+	for b.order.Len() > 0 && b.order.Front().Value.(*held).Expires.Before(now) {
 		g.dropOldestLocked(b)
 	}
 	if b.order.Len() >= g.perBox {
@@ -87,9 +93,10 @@ func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 	if g.total >= g.max {
 		g.dropOldestLocked(g.largestLocked())
 	}
-	e := b.order.PushBack(&Grant{Name: k.name, Addr: k.addr, Expires: expires})
-	b.known[k] = e
-	b.byAddr[k.addr] = append(b.byAddr[k.addr], e)
+	same := b.byAddr[k.addr]
+	gr := &held{Grant{Name: k.name, Addr: k.addr, Expires: expires}, len(same)}
+	b.known[k] = b.order.PushBack(gr)
+	b.byAddr[k.addr] = append(same, gr)
 	g.total++
 }
 
@@ -105,14 +112,15 @@ func (g *grants) largestLocked() *boxGrants {
 }
 
 func (g *grants) dropOldestLocked(b *boxGrants) {
-	e := b.order.Front()
-	gr := b.order.Remove(e).(*Grant)
+	gr := b.order.Remove(b.order.Front()).(*held)
 	delete(b.known, granted{gr.Name, gr.Addr})
-	rest := slices.DeleteFunc(b.byAddr[gr.Addr], func(o *list.Element) bool { return o == e })
-	if len(rest) == 0 {
+	same := b.byAddr[gr.Addr]
+	last := len(same) - 1
+	same[gr.at] = same[last]
+	same[gr.at].at = gr.at
+	same[last] = nil
+	if b.byAddr[gr.Addr] = same[:last]; last == 0 {
 		delete(b.byAddr, gr.Addr)
-	} else {
-		b.byAddr[gr.Addr] = rest
 	}
 	g.total--
 }
@@ -126,9 +134,9 @@ func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []policy.N
 	var live []Grant
 	g.mu.Lock()
 	if b := g.boxes[box]; b != nil {
-		for _, e := range b.byAddr[a.Unmap()] {
-			if gr := e.Value.(*Grant); now.Before(gr.Expires) {
-				live = append(live, *gr)
+		for _, gr := range b.byAddr[a.Unmap()] {
+			if now.Before(gr.Expires) {
+				live = append(live, gr.Grant)
 			}
 		}
 	}

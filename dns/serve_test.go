@@ -29,9 +29,15 @@ type live struct {
 
 func newLive(t *testing.T, spec policy.Spec, z *zone, limits ...Limits) *live {
 	t.Helper()
-	l := &live{box: newBox(t, "box1", spec), upstream: newRealUpstream(t, z, nil), events: &events{}}
+	return newLiveBehind(t, spec, newRealUpstream(t, z, nil), nil, limits...)
+}
+
+// newLiveBehind is newLive for a given upstream, which is asked after others.
+func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []string, limits ...Limits) *live {
+	t.Helper()
+	l := &live{box: newBox(t, "box1", spec), upstream: up, events: &events{}}
 	c := testConfig(t, l.box, l.events, limits...)
-	c.Upstreams = []string{l.upstream.addr}
+	c.Upstreams = append(others, up.addr)
 	var err error
 	if l.Server, err = New(c); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -28,21 +29,17 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	sock.enlarge()
 	r := &reader{Server: s, socket: sock, batch: newBatch(sock)}
 	defer r.answering.Wait()
+	defer r.batch.flush()
+	defer r.giveUp(ctx)
 	defer context.AfterFunc(ctx, sock.interrupt)()
 	for {
-		n, err := r.batch.read()
+		err := r.serve(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
 			s.pause(ctx, "cannot read DNS queries", err)
-			continue
 		}
-		now := time.Now()
-		for i := range n {
-			r.take(ctx, i, now)
-		}
-		r.batch.flush()
 	}
 }
 
@@ -54,12 +51,34 @@ type reader struct {
 	socket    *socket
 	batch     *batch
 	desk      desk
+	asked     asked
 	answering sync.WaitGroup
 }
 
-// take answers a query of the batch now, or starts a goroutine for it. What is not admitted is refused now: one box cannot
-// start goroutines without bound. In a flood, most is dropped without an answer, so that the queries of other boxes, which
-// arrive on the same socket, are not lost.
+// serve waits for queries, and for answers from upstream if any are due, and answers what it can.
+func (r *reader) serve(ctx context.Context) error {
+	defer r.batch.flush()
+	flags := uintptr(0)
+	if r.asked.sockets != nil {
+		if readable, err := r.await(ctx); err != nil || !readable {
+			return err
+		}
+		flags = unix.MSG_DONTWAIT
+	}
+	n, err := r.batch.read(flags)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	now := time.Now()
+	for i := range n {
+		r.take(ctx, i, now)
+	}
+	return nil
+}
+
+// take answers a query of the batch now, has upstream asked for what it needs, or starts a goroutine for it. What is not
+// admitted is refused now: one box cannot start goroutines without bound. In a flood, most is dropped without an answer, so
+// that the queries of other boxes, which arrive on the same socket, are not lost.
 func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	wire, from := r.batch.query(i)
 	v := r.usages.enter(r.boxAt(from.Addr()), now)
@@ -69,14 +88,10 @@ func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	}
 	out, ok := r.answerDirectly(ctx, v, policy.UDP, wire, &r.desk, r.batch.room())
 	if !ok && v.admitted {
-		buf := r.batch.take(i)
-		r.answering.Go(func() {
-			defer queryBuffers.Put(buf)
-			defer v.leave()
-			if out := r.answer(ctx, v, policy.UDP, wire); out != nil {
-				r.socket.send(out, from)
-			}
-		})
+		w := waiting{visit: v, wire: wire, from: from, buf: r.batch.take(i)}
+		if !r.ask(w, r.desk.missing) {
+			r.answerApart(ctx, w)
+		}
 		return
 	}
 	defer v.leave()
@@ -84,8 +99,35 @@ func (r *reader) take(ctx context.Context, i int, now time.Time) {
 		out = r.answer(ctx, v, policy.UDP, wire)
 	}
 	if out != nil {
-		r.batch.add(i, out)
+		r.batch.add(out, from)
 	}
+}
+
+// waiting is a query that is not answered yet.
+type waiting struct {
+	visit
+	wire []byte
+	from netip.AddrPort
+	buf  *[maxQuery]byte // that wire is in
+	done func()          // to be called at the end; may be nil
+}
+
+func (w *waiting) leave() {
+	if w.done != nil {
+		w.done()
+	}
+	w.visit.leave()
+	queryBuffers.Put(w.buf)
+}
+
+// answerApart answers a query the general way, on a goroutine of its own.
+func (r *reader) answerApart(ctx context.Context, w waiting) {
+	r.answering.Go(func() {
+		defer w.leave()
+		if out := r.answer(ctx, w.visit, policy.UDP, w.wire); out != nil {
+			r.socket.send(out, w.from)
+		}
+	})
 }
 
 // drop counts a query that gets no answer.

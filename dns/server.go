@@ -25,6 +25,7 @@ type Server struct {
 	cache  *cache
 	grants *grants
 	usages *usages
+	up     *forwarder // for the readers' own questions; nil: they ask none
 }
 
 // New returns a server that is ready to answer. It opens no socket.
@@ -39,7 +40,9 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServer(c, fwd), nil
+	s := newServer(c, fwd)
+	s.up = fwd
+	return s, nil
 }
 
 // newServer is New with the upstream side given and the configuration already checked.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -33,8 +34,9 @@ type upstream struct {
 	name   string // as configured
 	addr   string
 	dial   Dial
-	tls    *tls.Config // nil: UDP, and TCP as needed
-	idle   idleConns   // TLS connections kept for the next question
+	tls    *tls.Config    // nil: UDP, and TCP as needed
+	idle   idleConns      // TLS connections kept for the next question
+	direct netip.AddrPort // for questions without dial; zero: there are none
 	made   time.Time
 	heldTo atomic.Int64 // in nanoseconds since it was made, so that setting the clock does not matter
 }
@@ -52,10 +54,14 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 	if err != nil {
 		host, p = strings.Trim(addr, "[]"), port
 	}
-	if n, err := strconv.ParseUint(p, 10, 16); err != nil || n == 0 || host == "" || strings.ContainsAny(host, "/[] ") || named && !secure {
+	n, err := strconv.ParseUint(p, 10, 16)
+	if err != nil || n == 0 || host == "" || strings.ContainsAny(host, "/[] ") || named && !secure {
 		return nil, fmt.Errorf("dns: upstream %q is not an address, host:port or tls://host:port", s)
 	}
 	u.addr = net.JoinHostPort(host, p)
+	if a, err := netip.ParseAddr(host); err == nil && a.Zone() == "" && !secure {
+		u.direct = netip.AddrPortFrom(a, uint16(n))
+	}
 	if secure {
 		if serverName == "" {
 			serverName = host

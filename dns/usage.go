@@ -43,6 +43,7 @@ const lookupsPerQuery = 4
 type visit struct {
 	box      *policy.Box
 	arrived  time.Time
+	now      time.Time // when it is answered directly
 	usage    *usage
 	admitted bool
 	held     int
@@ -98,7 +99,7 @@ func isServed(boxes Boxes, box *policy.Box) bool {
 // has used up its memory.
 func (u *usages) enter(box *policy.Box, now time.Time) visit {
 	use := u.of(box)
-	v := visit{box: box, arrived: now, usage: use}
+	v := visit{box: box, arrived: now, now: now, usage: use}
 	inFlight := use.inFlight.Add(1)
 	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.AllowN(now, 1) && use.memory.Acquire(memory.DNS, queryCost)
 	if v.admitted {

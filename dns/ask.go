@@ -1,0 +1,179 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	"go.uber.org/zap"
+
+	"boxgate/dns/outbound"
+	"boxgate/policy"
+)
+
+const (
+	// maxAsked is how many questions one reader has open. Beyond it, queries take the general way.
+	maxAsked = 512
+	// sweepInterval is how often it looks for those that it has waited for too long.
+	sweepInterval = 50 * time.Millisecond
+	// askedIdle is how long a reader keeps the sockets when no question is open.
+	askedIdle = time.Second
+)
+
+// asked are the questions that a reader itself has sent upstream. For the queries that wait for nothing but one answer
+// over UDP, it needs no goroutine: when the answer is in the cache, they are answered directly like any other. Whatever
+// else happens, they take the general way.
+type asked struct {
+	sockets *outbound.Sockets[lookup] // nil: nothing was asked lately
+	open    map[cacheKey]*outbound.Question[lookup]
+	swept   time.Time
+	used    time.Time // when a question was open last
+}
+
+// lookup is what one question is for.
+type lookup struct {
+	key     cacheKey
+	server  *upstream
+	flight  *flight
+	usage   *usage // that it is charged to
+	waiting []waiting
+}
+
+// ask has a query wait for the answer that it misses, which upstream is asked for, and reports false if it has to take the
+// general way.
+func (r *reader) ask(w waiting, missing cacheKey) bool {
+	if missing.name.IsZero() || r.up == nil {
+		return false
+	}
+	if q := r.asked.open[missing]; q != nil {
+		q.For.waiting = append(q.For.waiting, w)
+		return true
+	}
+	server := r.up.direct()
+	if server == nil || !r.prepare() || !r.cache.reserve(w.usage) {
+		return false
+	}
+	l := lookup{key: missing, server: server, usage: w.usage}
+	if l.flight = r.cache.board(missing); l.flight == nil {
+		r.cache.release(w.usage)
+		return false
+	}
+	q, err := r.asked.sockets.Ask(server.direct, missing.name.String(), missing.qtype, w.now)
+	if err != nil {
+		r.land(l, nil)
+		return false
+	}
+	l.waiting = append(l.waiting, w)
+	q.For = l
+	r.asked.open[missing] = q
+	return true
+}
+
+// prepare opens what is needed to ask.
+func (r *reader) prepare() bool {
+	if r.asked.sockets != nil {
+		return true
+	}
+	sockets, err := outbound.New[lookup](maxAsked, r.socket.fd)
+	if err != nil {
+		r.log.Warn("cannot ask upstream from the reader of a DNS socket", zap.Error(err))
+		return false
+	}
+	now := time.Now()
+	r.asked = asked{sockets: sockets, open: map[cacheKey]*outbound.Question[lookup]{}, swept: now, used: now}
+	return true
+}
+
+// await waits until an answer has arrived or the socket is readable, which it reports.
+func (r *reader) await(ctx context.Context) (readable bool, err error) {
+	readable, err = r.asked.sockets.Wait(sweepInterval, func(q *outbound.Question[lookup], message []byte) {
+		r.end(ctx, q, message)
+	})
+	r.sweep(ctx, time.Now())
+	return readable && err == nil, err
+}
+
+// sweep ends what has waited for too long, and closes the sockets when they are not needed.
+func (r *reader) sweep(ctx context.Context, now time.Time) {
+	if now.Sub(r.asked.swept) < sweepInterval {
+		return
+	}
+	r.asked.swept = now
+	r.asked.sockets.Each(func(q *outbound.Question[lookup]) {
+		r.asked.used = now
+		if now.Sub(q.Sent) >= tryTimeout {
+			r.up.failed(q.For.server, context.DeadlineExceeded)
+			r.end(ctx, q, nil)
+		}
+	})
+	if now.Sub(r.asked.used) >= askedIdle {
+		r.giveUp(ctx)
+	}
+}
+
+// giveUp closes the sockets. What is waiting takes the general way.
+func (r *reader) giveUp(ctx context.Context) {
+	if r.asked.sockets == nil {
+		return
+	}
+	r.asked.sockets.Each(func(q *outbound.Question[lookup]) { r.end(ctx, q, nil) })
+	_ = r.asked.sockets.Close()
+	r.asked = asked{}
+}
+
+// end ends a question with an answer or, if message is nil, without, and answers the queries that wait for it.
+func (r *reader) end(ctx context.Context, q *outbound.Question[lookup], message []byte) {
+	l := q.For
+	r.asked.sockets.End(q)
+	delete(r.asked.open, l.key)
+	r.land(l, message)
+	now := time.Now()
+	for _, w := range l.waiting {
+		w.now = now
+		out, ok := r.answerDirectly(ctx, w.visit, policy.UDP, w.wire, &r.desk, r.batch.room())
+		if !ok {
+			r.answerInTime(ctx, w)
+			continue
+		}
+		r.batch.add(out, w.from)
+		w.leave()
+	}
+}
+
+// answerInTime answers a query the general way, in what is left of the time that a lookup may take.
+func (r *reader) answerInTime(ctx context.Context, w waiting) {
+	ctx, cancel := context.WithDeadline(ctx, w.arrived.Add(lookupTimeout))
+	w.done = cancel
+	r.answerApart(ctx, w)
+}
+
+// land puts the answer into the cache, and ends the flight for it.
+func (r *reader) land(l lookup, message []byte) {
+	defer r.cache.release(l.usage)
+	var a *answer
+	if message != nil {
+		var err error
+		if a, err = digestMessage(message, l.key, time.Now()); err == nil {
+			r.cache.keep(l.key, a, len(message))
+		}
+	}
+	r.cache.land(l.key, l.flight, a)
+}
+
+// digestMessage is digest for a message on the wire. It turns a panic into an error: it runs where nothing else would.
+func digestMessage(message []byte, k cacheKey, now time.Time) (a *answer, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			a, err = nil, fmt.Errorf("panic over an answer: %v", p)
+		}
+	}()
+	m := new(mdns.Msg)
+	if err := m.Unpack(message); err != nil {
+		return nil, err
+	}
+	if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // of which the OPT record has a part
+		return nil, rcodeError(m.Rcode)
+	}
+	return digest(m, k.name, k.qtype, now)
+}

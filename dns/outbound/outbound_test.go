@@ -1,0 +1,258 @@
+package outbound
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+)
+
+// server is a socket that a test answers from.
+type server struct {
+	*net.UDPConn
+	t testing.TB
+}
+
+func newServer(t testing.TB, address string) server {
+	t.Helper()
+	pc, err := net.ListenPacket("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pc.Close() })
+	return server{pc.(*net.UDPConn), t}
+}
+
+func (s server) at() netip.AddrPort { return s.LocalAddr().(*net.UDPAddr).AddrPort() }
+
+// next reads a question.
+func (s server) next() (*mdns.Msg, netip.AddrPort) {
+	s.t.Helper()
+	buf := make([]byte, 4096)
+	_ = s.SetReadDeadline(time.Now().Add(time.Minute))
+	n, from, err := s.ReadFromUDPAddrPort(buf)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m := new(mdns.Msg)
+	if err := m.Unpack(buf[:n]); err != nil {
+		s.t.Fatalf("the question %x: %v", buf[:n], err)
+	}
+	return m, from
+}
+
+func (s server) send(m *mdns.Msg, to netip.AddrPort) {
+	s.t.Helper()
+	wire, err := m.Pack()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.WriteToUDPAddrPort(wire, to); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func newSockets(t testing.TB, most int) *Sockets[string] {
+	t.Helper()
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New[string](most, ends[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = s.Close()
+		_ = unix.Close(ends[0])
+		_ = unix.Close(ends[1])
+	})
+	return s
+}
+
+func ask(t testing.TB, s *Sockets[string], to server, name string) *Question[string] {
+	t.Helper()
+	q, err := s.Ask(to.at(), name, mdns.TypeA, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.For = name
+	return q
+}
+
+// wait waits for the end of a question, and returns what it was for and the answer.
+func wait(t testing.TB, s *Sockets[string]) (about string, answer []byte) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); about == ""; {
+		if time.Now().After(deadline) {
+			t.Fatal("no question has ended")
+		}
+		if _, err := s.Wait(time.Second, func(q *Question[string], m []byte) {
+			about, answer = q.For, slices.Clone(m)
+			s.End(q)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return about, answer
+}
+
+func reply(q *mdns.Msg, a string) *mdns.Msg {
+	m := new(mdns.Msg).SetReply(q)
+	rr, err := mdns.NewRR(q.Question[0].Name + " 60 IN A " + a)
+	if err != nil {
+		panic(err)
+	}
+	m.Answer = []mdns.RR{rr}
+	return m
+}
+
+// TestQuestionsCannotBePredicted: sockets that are used again have other ports, IDs and spellings.
+func TestQuestionsCannotBePredicted(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		up := newServer(t, address)
+		s := newSockets(t, 1)
+		ids, ports, spellings := map[uint16]bool{}, map[uint16]bool{}, map[string]bool{}
+		const rounds = 40
+		name := "abcdefghijklmnopqrstuvwxyz.example.com"
+		for range rounds {
+			ask(t, s, up, name)
+			m, from := up.next()
+			opt := m.IsEdns0()
+			if len(m.Question) != 1 || !strings.EqualFold(m.Question[0].Name, name+".") || m.Question[0].Qtype != mdns.TypeA ||
+				!m.RecursionDesired || opt == nil || opt.Do() || opt.UDPSize() != udpSize || len(opt.Option) > 0 {
+				t.Fatalf("the question is\n%v", m)
+			}
+			ids[m.Id], ports[from.Port()], spellings[m.Question[0].Name] = true, true, true
+			up.send(reply(m, "192.0.2.1"), from)
+			if about, answer := wait(t, s); about != name || answer == nil {
+				t.Fatalf("%s: %x", about, answer)
+			}
+		}
+		if len(ids) < rounds-2 || len(ports) < rounds-8 || len(spellings) < rounds-2 {
+			t.Errorf("of %d questions %d IDs, %d ports and %d spellings differ", rounds, len(ids), len(ports), len(spellings))
+		}
+	}
+}
+
+// TestAttackForgedAnswers: what is not about the question, or arrives at a port that is not its own, is not believed.
+func TestAttackForgedAnswers(t *testing.T) {
+	t.Parallel()
+	up, other := newServer(t, "127.0.0.1:0"), newServer(t, "127.0.0.1:0")
+	s := newSockets(t, 1)
+	ask(t, s, up, "a.example.com")
+	m, from := up.next()
+	forged := reply(m, "6.6.6.6")
+	other.send(forged, from) // from another address
+	forged.Id++
+	up.send(forged, from)
+	query := m.Copy()
+	up.send(query, from)
+	_, _ = up.WriteToUDPAddrPort([]byte("junk"), from)
+	up.send(reply(m, "192.0.2.1"), from)
+	_, answer := wait(t, s)
+	got := new(mdns.Msg)
+	if err := got.Unpack(answer); err != nil || got.Answer[0].(*mdns.A).A.String() != "192.0.2.1" {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for what, change := range map[string]func(*mdns.Msg){
+		"folded":       func(m *mdns.Msg) { m.Question[0].Name = strings.ToLower(m.Question[0].Name) + "x." },
+		"another type": func(m *mdns.Msg) { m.Question[0].Qtype = mdns.TypeAAAA },
+		"two":          func(m *mdns.Msg) { m.Question = append(m.Question, m.Question[0]) },
+		"none":         func(m *mdns.Msg) { m.Question = nil },
+		"truncated":    func(m *mdns.Msg) { m.Truncated = true },
+		"failure":      func(m *mdns.Msg) { m.Rcode = mdns.RcodeServerFailure },
+		"opcode":       func(m *mdns.Msg) { m.Opcode = mdns.OpcodeNotify },
+	} {
+		ask(t, s, up, "a.example.com")
+		m, from := up.next()
+		forged := reply(m, "6.6.6.6")
+		change(forged)
+		up.send(forged, from)
+		if _, answer := wait(t, s); answer != nil {
+			t.Errorf("%s: believed %x", what, answer)
+		}
+	}
+}
+
+// TestLateAnswersAreDropped: what arrives after the end is neither the next question's nor keeps anything busy.
+func TestLateAnswersAreDropped(t *testing.T) {
+	t.Parallel()
+	up := newServer(t, "127.0.0.1:0")
+	s := newSockets(t, 1)
+	q := ask(t, s, up, "a.example.com")
+	late, from := up.next()
+	up.send(reply(late, "6.6.6.6"), from)
+	up.send(reply(late, "6.6.6.6"), from)
+	s.End(q) // with both in its queue
+	if s.Open() != 0 {
+		t.Errorf("%d are open", s.Open())
+	}
+	ask(t, s, up, "b.example.com")
+	m, from := up.next()
+	up.send(reply(m, "192.0.2.1"), from)
+	if about, answer := wait(t, s); about != "b.example.com" || answer == nil || answer[0] != byte(m.Id>>8) {
+		t.Errorf("%s: %x", about, answer)
+	}
+	if _, err := s.Wait(0, func(*Question[string], []byte) { t.Error("a question without an end") }); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNobodyListens ends the question at once.
+func TestNobodyListens(t *testing.T) {
+	t.Parallel()
+	up := newServer(t, "127.0.0.1:0")
+	s := newSockets(t, 2)
+	up.Close()
+	ask(t, s, up, "a.example.com")
+	if _, answer := wait(t, s); answer != nil {
+		t.Errorf("got %x", answer)
+	}
+}
+
+func TestOpenQuestionsAreBounded(t *testing.T) {
+	t.Parallel()
+	up := newServer(t, "127.0.0.1:0")
+	s := newSockets(t, 2)
+	ask(t, s, up, "a.example.com")
+	ask(t, s, up, "b.example.com")
+	if _, err := s.Ask(up.at(), "c.example.com", mdns.TypeA, time.Now()); err != ErrBusy {
+		t.Errorf("got %v", err)
+	}
+	s.Each(func(q *Question[string]) { s.End(q) })
+	ask(t, s, up, "c.example.com")
+}
+
+// FuzzJudge: what is believed is, for the DNS library too, a whole answer to the question, letter for letter.
+func FuzzJudge(f *testing.F) {
+	q := &Question[string]{}
+	q.write("a.example.com", mdns.TypeA, make([]byte, 15))
+	asked := new(mdns.Msg)
+	if err := asked.Unpack(q.wire[:q.size]); err != nil {
+		f.Fatal(err)
+	}
+	for _, m := range []*mdns.Msg{asked, reply(asked, "192.0.2.1"), new(mdns.Msg).SetRcode(asked, mdns.RcodeNameError)} {
+		wire, _ := m.Pack()
+		f.Add(wire)
+	}
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		answer, over := q.judge(wire)
+		if answer == nil {
+			return
+		}
+		m := new(mdns.Msg)
+		if !over || m.Unpack(wire) != nil {
+			return // which whoever unpacks it notices
+		}
+		if m.Id != asked.Id || !m.Response || m.Truncated || m.Opcode != mdns.OpcodeQuery || len(m.Question) != 1 || m.Question[0] != asked.Question[0] {
+			t.Errorf("%x was believed:\n%v", wire, m)
+		}
+	})
+}

@@ -1,0 +1,167 @@
+// Package outbound asks DNS servers over UDP, many questions at a time, without a goroutine, a timer or an allocation for
+// each. What an off-path forger must guess is what it is for a socket of its own for each question (RFC 5452): a port that
+// the kernel picks at random for it, a random ID, and the random case of its letters.
+package outbound
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxAnswer = 4096
+	// maxReady is how many descriptors one call of [Sockets.Wait] looks at.
+	maxReady = 64
+	// watched stands for the descriptor that is not a question's.
+	watched = -1
+)
+
+// ErrBusy is returned when as many questions are open as may be.
+var ErrBusy = errors.New("too many questions are open")
+
+// Sockets are the sockets of open questions, each about a T. They belong to one goroutine.
+type Sockets[T any] struct {
+	epoll  int
+	most   int
+	all    []*Question[T]
+	unused []*Question[T]
+	coins  [512]byte
+	spent  int // of coins
+	ready  [maxReady]unix.EpollEvent
+	answer [maxAnswer]byte
+}
+
+// New returns sockets for so many questions at a time. [Sockets.Wait] also waits for another descriptor to be readable.
+func New[T any](most, watch int) (*Sockets[T], error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("outbound: %w", err)
+	}
+	s := &Sockets[T]{epoll: epoll, most: most}
+	s.spent = len(s.coins)
+	if err := s.add(watch, watched); err != nil {
+		return nil, errors.Join(err, unix.Close(epoll))
+	}
+	return s, nil
+}
+
+func (s *Sockets[T]) add(fd int, index int32) error {
+	err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: index})
+	if err != nil {
+		return fmt.Errorf("outbound: watch a socket: %w", err)
+	}
+	return nil
+}
+
+// Open is the number of open questions.
+func (s *Sockets[T]) Open() int { return len(s.all) - len(s.unused) }
+
+// Close closes all sockets. What is open is not answered any more.
+func (s *Sockets[T]) Close() error {
+	err := unix.Close(s.epoll)
+	for _, q := range s.all {
+		err = errors.Join(err, unix.Close(q.fd))
+	}
+	s.all, s.unused = nil, nil
+	return err
+}
+
+// Each calls f for each open question. f may end it.
+func (s *Sockets[T]) Each(f func(*Question[T])) {
+	for _, q := range s.all {
+		if q.open {
+			f(q)
+		}
+	}
+}
+
+// Ask sends a question about a name in lower case, in presentation format without the final dot.
+func (s *Sockets[T]) Ask(server netip.AddrPort, name string, qtype uint16, now time.Time) (*Question[T], error) {
+	q, err := s.take()
+	if err != nil {
+		return nil, err
+	}
+	q.write(name, qtype, s.toss(2+len(name)))
+	if err := q.send(server); err != nil {
+		s.End(q)
+		return nil, fmt.Errorf("outbound: ask %s: %w", server, err)
+	}
+	q.Sent = now
+	return q, nil
+}
+
+// take returns a question without a port.
+func (s *Sockets[T]) take() (*Question[T], error) {
+	if n := len(s.unused); n > 0 {
+		q := s.unused[n-1]
+		s.unused = s.unused[:n-1]
+		q.open = true
+		return q, nil
+	}
+	if len(s.all) >= s.most {
+		return nil, ErrBusy
+	}
+	q := &Question[T]{fd: -1, open: true, index: int32(len(s.all)), watch: s.add}
+	s.all = append(s.all, q)
+	return q, nil
+}
+
+// toss returns random bytes, which are valid until the next call.
+func (s *Sockets[T]) toss(n int) []byte {
+	if len(s.coins)-s.spent < n {
+		_, _ = rand.Read(s.coins[:]) // never fails
+		s.spent = 0
+	}
+	s.spent += n
+	return s.coins[s.spent-n : s.spent]
+}
+
+// End ends a question, and gives its port back.
+func (s *Sockets[T]) End(q *Question[T]) {
+	q.release()
+	var zero T
+	q.For, q.open = zero, false
+	s.unused = append(s.unused, q)
+}
+
+// Wait waits until the descriptor is readable, which it reports, or for a time. It calls done for each question that was
+// answered, with the message, which is overwritten by the next, or with nil for an answer that cannot be used: it is
+// truncated, a failure of the server, or about something else. done must end the question.
+func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer []byte)) (readable bool, err error) {
+	n, err := unix.EpollWait(s.epoll, s.ready[:], int(wait/time.Millisecond))
+	if err != nil && err != unix.EINTR {
+		return false, fmt.Errorf("outbound: wait: %w", err)
+	}
+	for _, event := range s.ready[:max(n, 0)] {
+		if event.Fd == watched {
+			readable = true
+			continue
+		}
+		q := s.all[event.Fd]
+		if !q.open {
+			q.drain() // something was late
+		} else if answer, over := q.receive(s.answer[:]); over {
+			done(q, answer)
+		}
+	}
+	return readable, nil
+}
+
+// rawSockaddr returns an address as connect(2) takes it.
+func rawSockaddr(a netip.AddrPort, to *unix.RawSockaddrInet6) (size uintptr) {
+	*to = unix.RawSockaddrInet6{Family: unix.AF_INET6, Addr: a.Addr().As16()}
+	size = unix.SizeofSockaddrInet6
+	if a.Addr().Is4() {
+		*(*unix.RawSockaddrInet4)(unsafe.Pointer(to)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.Addr().As4()}
+		size = unix.SizeofSockaddrInet4
+	}
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&to.Port))[:], a.Port())
+	return size
+}
