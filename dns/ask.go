@@ -2,10 +2,8 @@ package dns
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	mdns "github.com/miekg/dns"
 	"go.uber.org/zap"
 
 	"boxgate/dns/outbound"
@@ -159,21 +157,4 @@ func (r *reader) land(l lookup, message []byte) {
 		}
 	}
 	r.cache.land(l.key, l.flight, a)
-}
-
-// digestMessage is digest for a message on the wire. It turns a panic into an error: it runs where nothing else would.
-func digestMessage(message []byte, k cacheKey, now time.Time) (a *answer, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			a, err = nil, fmt.Errorf("panic over an answer: %v", p)
-		}
-	}()
-	m := new(mdns.Msg)
-	if err := m.Unpack(message); err != nil {
-		return nil, err
-	}
-	if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // of which the OPT record has a part
-		return nil, rcodeError(m.Rcode)
-	}
-	return digest(m, k.name, k.qtype, now)
 }

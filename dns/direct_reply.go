@@ -48,7 +48,7 @@ func (s *Server) appendSink(dst, wire []byte, a *direct, sink netip.Addr) []byte
 	out = append(out, a.asked...)
 	if sink.IsValid() {
 		out[len(dst)+7] = 1
-		out = appendAddress(out, sink)
+		out = appendAddress(out, sink, sinkTTL)
 	}
 	out = a.finish(out, len(dst), wire)
 	if !a.edns {
@@ -64,8 +64,8 @@ func (s *Server) appendSink(dst, wire []byte, a *direct, sink netip.Addr) []byte
 	return out
 }
 
-// appendAddress appends the record of the sink.
-func appendAddress(out []byte, a netip.Addr) []byte {
+// appendAddress appends a record of the name in the question.
+func appendAddress(out []byte, a netip.Addr, ttl uint32) []byte {
 	qtype := mdns.TypeA
 	if a.Is6() {
 		qtype = mdns.TypeAAAA
@@ -73,7 +73,7 @@ func appendAddress(out []byte, a netip.Addr) []byte {
 	out = binary.BigEndian.AppendUint16(out, questionName)
 	out = binary.BigEndian.AppendUint16(out, qtype)
 	out = binary.BigEndian.AppendUint16(out, mdns.ClassINET)
-	out = binary.BigEndian.AppendUint32(out, sinkTTL)
+	out = binary.BigEndian.AppendUint32(out, ttl)
 	out = binary.BigEndian.AppendUint16(out, uint16(a.BitLen()/8))
 	if a.Is4() {
 		b := a.As4()
