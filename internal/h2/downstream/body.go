@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/textproto"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
@@ -15,6 +16,9 @@ import (
 
 // ErrUnread fails a read of a body after [Stream.CloseRead].
 var ErrUnread = errors.New("the body of the request is closed")
+
+// ErrLate fails a read of a body whose next part did not come in time ([Stream.Limit]).
+var ErrLate = errors.New("the body of the request did not come in time")
 
 // receive takes the content of a DATA frame that has size bytes in all. The caller holds the connection's mu.
 func (s *Stream) receive(content []byte, size int, last bool) error {
@@ -104,6 +108,8 @@ func (s *Stream) Read(p []byte) (int, error) {
 	defer c.mu.Unlock()
 	for {
 		switch {
+		case s.late:
+			return 0, ErrLate
 		case s.unread:
 			return 0, ErrUnread
 		case s.in.n > 0:
@@ -118,8 +124,41 @@ func (s *Stream) Read(p []byte) (int, error) {
 		case len(p) == 0:
 			return 0, nil
 		}
-		s.readable.Wait()
+		s.waitReadable()
 	}
+}
+
+// waitReadable waits for more of the body, for as long as the handler has allowed.
+func (s *Stream) waitReadable() {
+	if s.readLimit > 0 {
+		defer time.AfterFunc(s.readLimit, s.closeReadLate).Stop()
+	}
+	s.readable.Wait()
+}
+
+// closeReadLate ends the wait for more of a body.
+func (s *Stream) closeReadLate() {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if !s.closed && !s.remoteEnded && s.in.n == 0 {
+		s.late, s.unread = true, true
+		s.readable.Broadcast()
+	}
+}
+
+// Limit bounds how long a read waits for the next part of the body, which is then closed ([ErrLate]), and a write for the
+// client to let the gateway send more, when the stream is reset. 0: no limit, as for a new stream.
+func (s *Stream) Limit(read, write time.Duration) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.readLimit, s.writeLimit = read, write
+}
+
+// Arrived returns how much of the body can be read without waiting, and whether that is the rest of it.
+func (s *Stream) Arrived() (n int, whole bool) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.in.n, s.remoteEnded && !s.unread && s.err == nil
 }
 
 // Trailers are the trailer fields of the request. They are known once Read has returned io.EOF.

@@ -33,13 +33,14 @@ const (
 	tableSize   = 4096                   // of HPACK, in both directions: the default
 )
 
-// Config is how a connection is served. All fields are required.
+// Config is how a connection is served. All fields but Drain are required.
 type Config struct {
 	Handler  func(*Stream)   // serves one request; the stream ends when it returns
 	Refused  func(Refusal)   // called for each request or connection that is refused here; must not block
 	Panicked func(v any)     // told of a panic outside the handler; the connection has ended
 	Memory   *memory.Account // for header blocks in several frames
 	Idle     time.Duration   // after so long without a request, the connection ends
+	Drain    context.Context // when it ends, the connection takes no more requests, and ends after the last one
 }
 
 // Refusal is a request that no handler sees, or a connection that ends because its client broke the protocol.
@@ -106,6 +107,9 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	c.idle = time.AfterFunc(cfg.Idle, c.onIdle)
 	c.greet()
 	c.mu.Unlock()
+	if cfg.Drain != nil {
+		defer context.AfterFunc(cfg.Drain, c.onDrain)()
+	}
 	c.close(c.read())
 }
 
@@ -249,6 +253,12 @@ func (c *conn) onIdle() {
 	default:
 		c.drain()
 	}
+}
+
+func (c *conn) onDrain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drain()
 }
 
 // drain accepts no more requests and ends the connection once those in progress have ended.

@@ -132,7 +132,7 @@ func (o *output) await(s *Stream, queue *[]*Stream) {
 		o.pass()
 	}
 	o.kick()
-	s.writable.Wait()
+	s.waitWritable()
 	if s.queued {
 		s.queued = false
 		o.forRoom, o.forWindow = without(o.forRoom, s), without(o.forWindow, s)

@@ -2,6 +2,7 @@ package downstream
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -33,6 +34,7 @@ type peer struct {
 	dec     *hpack.Decoder
 	partial []byte
 	opened  uint32 // the highest stream of a program
+	drain   context.Context
 }
 
 // counted counts the writes of the server.
@@ -68,6 +70,7 @@ func unserved(t *testing.T) *peer { return &peer{t: t, dec: hpack.NewDecoder(tab
 func (p *peer) serve(handler func(*Stream)) {
 	p.serveBy(func(nc net.Conn) {
 		Serve(p.t.Context(), nc, Config{
+			Drain:   p.drain,
 			Handler: handler, Refused: p.told, Panicked: func(v any) { p.t.Errorf("panic: %v", v) },
 			Memory: memory.New(1<<30, 1<<30).Account("box"), Idle: time.Minute,
 		})

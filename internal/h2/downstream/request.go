@@ -242,6 +242,9 @@ type Stream struct {
 	localEnded  bool  // the response has ended
 	answered    bool  // the final head of the response was written
 	unread      bool  // the body is not wanted
+	late        bool  // because it did not come in time
+
+	readLimit, writeLimit time.Duration // 0: none
 
 	recv     h2.ReceiveWindow
 	in       inbox

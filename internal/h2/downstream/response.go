@@ -1,6 +1,8 @@
 package downstream
 
 import (
+	"time"
+
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -134,4 +136,12 @@ func (s *Stream) localEnd(end bool) {
 	if s.remoteEnded {
 		s.c.closeStream(s, nil)
 	}
+}
+
+// waitWritable waits until more can be sent, for as long as the handler has allowed.
+func (s *Stream) waitWritable() {
+	if s.writeLimit > 0 {
+		defer time.AfterFunc(s.writeLimit, func() { s.Reset(http2.ErrCodeCancel) }).Stop()
+	}
+	s.writable.Wait()
 }
