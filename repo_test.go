@@ -51,7 +51,7 @@ proxy/scrub: policy
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault
-ingress: policy audit internal/handshake internal/buffers internal/h1 internal/socket
+ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket
 launcher: policy audit internal/fault
 launcher/cgroup:
 launcher/container: launcher/namespace

@@ -2,8 +2,8 @@ package ingress
 
 import (
 	"net"
-	"net/http"
 	"net/netip"
+	"strconv"
 	"strings"
 )
 
@@ -19,18 +19,6 @@ type asked struct {
 	values func(name string) []string
 }
 
-// ofRequest returns the head of a request that net/http has read.
-func ofRequest(r *http.Request) asked {
-	q := asked{
-		method: r.Method, host: r.Host, path: r.URL.EscapedPath(), secure: r.TLS != nil, values: r.Header.Values,
-		direct: r.ProtoMajor != 1 || strings.HasPrefix(r.RequestURI, "/"),
-	}
-	if r.TLS != nil {
-		q.sni = r.TLS.ServerName
-	}
-	return q
-}
-
 // first returns the first value of a field, or "".
 func (q *asked) first(name string) string {
 	if values := q.values(name); len(values) > 0 {
@@ -40,13 +28,16 @@ func (q *asked) first(name string) string {
 }
 
 // hostOf returns the host a request is for, in lower case without port and trailing dot. It refuses what others could
-// read as another host: an IP address, an absolute-form target (it overrides the Host header), CONNECT, and a Host that
+// read as another host: an IP address, an absolute-form target (it overrides the Host header), a plain CONNECT, and a Host that
 // differs from the server name of the TLS connection.
 func hostOf(q *asked) (string, bool) {
-	if !q.direct || q.method == http.MethodConnect {
+	if !q.direct {
 		return "", false
 	}
-	host := bareHost(q.host)
+	host, ok := splitHost(q.host)
+	if !ok {
+		return "", false
+	}
 	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil || host == "" {
 		return "", false
 	}
@@ -54,6 +45,16 @@ func hostOf(q *asked) (string, bool) {
 		return "", false
 	}
 	return host, true
+}
+
+// splitHost is [bareHost] for a host that must have a port that is a number, or none.
+func splitHost(hostport string) (host string, ok bool) {
+	if i := strings.LastIndexByte(hostport, ':'); i >= 0 && !strings.HasSuffix(hostport, "]") {
+		if _, err := strconv.ParseUint(hostport[i+1:], 10, 16); err != nil {
+			return "", false
+		}
+	}
+	return bareHost(hostport), true
 }
 
 func bareHost(hostport string) string {

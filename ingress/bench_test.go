@@ -11,9 +11,15 @@ import (
 	"boxgate/audit"
 )
 
-// BenchmarkKeepAlive is a request with a bearer token and an answer of 1 KiB, on connections that are kept. Client and
-// application are in the same process and count as well.
+// BenchmarkKeepAlive is a request with a bearer token and an answer of 1 KiB, on connections that are kept, over HTTP/1.1
+// and HTTP/2. Client and application are in the same process and count as well.
 func BenchmarkKeepAlive(b *testing.B) {
+	for _, version := range []string{"http/1.1", "h2"} {
+		b.Run(version, func(b *testing.B) { benchmarkKeepAlive(b, version) })
+	}
+}
+
+func benchmarkKeepAlive(b *testing.B, version string) {
 	f := start(b, func(c *Config) { c.Audit = audit.New(audit.Options{}) })
 	answer := []byte(strings.Repeat("x", 1024))
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(answer) }))
@@ -23,7 +29,8 @@ func BenchmarkKeepAlive(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		client := &http.Client{Transport: &http.Transport{
-			TLSClientConfig: &tls.Config{RootCAs: f.roots, ServerName: "box1-8080" + domain, NextProtos: []string{"http/1.1"}},
+			TLSClientConfig:   &tls.Config{RootCAs: f.roots, ServerName: "box1-8080" + domain, NextProtos: []string{version}},
+			ForceAttemptHTTP2: version == "h2",
 		}}
 		defer client.CloseIdleConnections()
 		for pb.Next() {

@@ -8,12 +8,9 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	"boxgate/audit"
-	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 )
@@ -21,49 +18,19 @@ import (
 // client is one HTTP/1.x connection of a client. One goroutine handles its requests in turn; a second one exists only
 // while a body is uploaded that had not fully arrived.
 type client struct {
-	g      *Ingress
+	exchange
 	conn   net.Conn // TLS or plain
 	tcp    *net.TCPConn
-	peer   string // address of the client
-	secure bool
-	sni    string
-	busy   *atomic.Bool // a request has begun: see [listener]
+	busy   *atomic.Bool            // a request has begun: see [listener]
+	cancel context.CancelCauseFunc // of ctx: when a request is cut, the connection ends
+	move   *redirection            // nil: requests are forwarded
 
-	ctx    context.Context // ends with errCut when a request is cut; the connection then ends
-	cancel context.CancelCauseFunc
-
-	in   h1.Reader
-	head int // length of the current request's head in the buffer
-	req  h1.Request
-	out  []byte // pending output, to either side
-
-	visit    visit
-	opening  audit.Opening // of the visit
-	res      h1.Response
-	resBody  h1.Body
-	up       *upstream                // of the current request
-	cuts     atomic.Pointer[upstream] // the same, for cut
-	answered bool                     // a final response has begun
-	upload   upload
-	accepted credential
+	in       h1.Reader
+	headLen  int       // of the current request's head in the buffer
+	answered bool      // a final response has begun
+	body     arriving  // of the current request
+	until    time.Time // the deadline for writing
 }
-
-// credential is the Authorization of an earlier request, which need not be hashed again.
-type credential struct {
-	value string
-	auth  Auth
-}
-
-var (
-	// errEnd ends a connection gracefully.
-	errEnd = errors.New("connection ends")
-	// errLinger does so after the client has had time to read the last response.
-	errLinger = errors.New("connection ends when the client has read the answer")
-	// errAbort resets it: what the client has of a response must not look whole.
-	errAbort = errors.New("connection is reset")
-	// errGone is the client's disconnect.
-	errGone = errors.New("the client disconnected")
-)
 
 // serve handles the requests of the connection until it ends.
 func (c *client) serve() {
@@ -84,7 +51,7 @@ func (c *client) serve() {
 		case errors.Is(err, errAbort):
 			socket.Reset(c.conn)
 			return
-		case err != nil || c.ctx.Err() != nil || c.g.stopping.Load():
+		case err != nil || c.ctx.Err() != nil || c.g.draining.Err() != nil:
 			return
 		}
 		wait = c.g.IdleTimeout
@@ -105,10 +72,8 @@ func (c *client) cutNow() {
 	now := time.Now()
 	_ = c.conn.SetReadDeadline(now)
 	// Leave a moment to refuse a request that has no answer yet.
-	_ = c.conn.SetWriteDeadline(now.Add(50 * time.Millisecond))
-	if up := c.cuts.Load(); up != nil {
-		up.abort()
-	}
+	_ = c.conn.SetWriteDeadline(now.Add(cutTime))
+	c.abortUpstream()
 }
 
 // await returns when the first byte of a request arrives. It keeps no buffer while it waits.
@@ -127,7 +92,7 @@ func (c *client) await(limit time.Duration) error {
 // readHead reads the rest of a request head. The head stays in the buffer until it has been forwarded.
 func (c *client) readHead() error {
 	c.req.Reset()
-	c.head = 0
+	c.headLen = 0
 	for tries := 0; ; tries++ {
 		n, err := c.req.Parse(c.in.Bytes())
 		short := errors.Is(err, h1.ErrShort)
@@ -135,7 +100,7 @@ func (c *client) readHead() error {
 		case n > c.g.MaxHeaderBytes || short && len(c.in.Bytes()) > c.g.MaxHeaderBytes:
 			return &h1.Error{Status: http.StatusRequestHeaderFieldsTooLarge, What: "its head is too large"}
 		case !short:
-			c.head = n
+			c.headLen = n
 			return err
 		case tries == 0:
 			_ = c.conn.SetReadDeadline(time.Now().Add(c.g.ReadHeaderTimeout))
@@ -152,7 +117,8 @@ func (c *client) serveOne() (err error) {
 	if err := c.readHead(); err != nil {
 		return c.unreadable(began, err)
 	}
-	c.answered, c.upload = false, upload{}
+	c.answered = false
+	c.upload.reset()
 	v := &c.visit
 	*v = newVisit(c.asked(), c, c.cutNow, &c.opening)
 	defer func() {
@@ -160,11 +126,14 @@ func (c *client) serveOne() (err error) {
 			c.g.panicked(v)
 			err = errAbort
 		}
-		c.upload.stop(c)
+		c.upload.stop(c.up)
 		c.dropUpstream()
 		c.g.record(v)
 	}()
-	if c.g.admit(c.ctx, v, c.permits) {
+	switch {
+	case c.move != nil:
+		c.move.answer(c.g, v, string(c.req.Target))
+	case c.g.admit(c.ctx, v, c.visitor.permits):
 		return c.forward()
 	}
 	return c.refused()
@@ -175,70 +144,19 @@ func (c *client) refused() error {
 	if c.ctx.Err() != nil || !c.keeps() {
 		return errLinger
 	}
-	c.in.Take(c.head)
+	c.in.Take(c.headLen)
 	return nil
 }
 
 // keeps reports whether the connection can carry another request after a response of the gateway's own: if nothing of
 // this one is left to be read.
 func (c *client) keeps() bool {
-	return c.head > 0 && c.req.Body.Empty() && !c.req.Close && c.ctx.Err() == nil
-}
-
-// asked returns the head of the request for the checks.
-func (c *client) asked() asked {
-	r := &c.req
-	path, _, _ := strings.Cut(string(r.Target), "?")
-	return asked{
-		method: method(r.Method), host: string(r.Host), path: path, sni: c.sni, secure: c.secure,
-		direct: r.Form == h1.Origin, values: c.values,
-	}
-}
-
-// values returns the values of a field of the request.
-func (c *client) values(name string) []string { return valuesOf(c.req.Fields, name) }
-
-// valuesOf returns the values of a field, whose name is given in lower case, one for each of its lines.
-func valuesOf(fields []h1.Field, name string) (values []string) {
-	for i := range fields {
-		if f := &fields[i]; h1.EqualFold(f.Name, name) {
-			values = append(values, string(f.Value))
-		}
-	}
-	return values
-}
-
-// method converts a method without allocating for the common ones.
-func method(m []byte) string {
-	switch string(m) {
-	case http.MethodGet:
-		return http.MethodGet
-	case http.MethodPost:
-		return http.MethodPost
-	case http.MethodHead:
-		return http.MethodHead
-	}
-	return string(m)
-}
-
-// permits is [visit.permits], which hashes a credential once for all requests of the connection that repeat it.
-func (c *client) permits(v *visit) bool {
-	values := v.values("authorization")
-	if len(values) == 1 && values[0] == c.accepted.value && c.accepted.value != "" && v.target.Auth.same(c.accepted.auth) {
-		return true
-	}
-	if !v.target.Auth.permits(values) {
-		return false
-	}
-	if len(values) == 1 {
-		c.accepted = credential{values[0], v.target.Auth}
-	}
-	return true
+	return c.headLen > 0 && c.req.Body.Empty() && !c.req.Close && c.ctx.Err() == nil
 }
 
 // unreadable refuses a request whose head could not be read, and ends the connection.
 func (c *client) unreadable(began time.Time, err error) error {
-	c.head, c.visit.method = 0, ""
+	c.headLen, c.visit.method = 0, ""
 	var malformed *h1.Error
 	switch {
 	case errors.As(err, &malformed):
@@ -283,26 +201,27 @@ func (c *client) reply(status int, fields [][2]string, body []byte) {
 	_ = c.flush() // the client may have gone
 }
 
-// takeOut returns the output buffer, emptied.
-func (c *client) takeOut() []byte {
-	if c.out == nil {
-		c.out = buffers.BorrowOut()
-	}
-	return c.out[:0]
-}
-
-func (c *client) giveOut() {
-	buffers.ReturnOut(c.out)
-	c.out = nil
-}
-
 // flush writes the output buffer to the client.
 func (c *client) flush() error {
 	if len(c.out) == 0 {
 		return nil
 	}
-	_, err := c.conn.Write(c.out)
+	err := c.write(c.out)
 	c.out = c.out[:0]
+	return err
+}
+
+// write writes to the client, who must take some of it in time. The deadline is renewed as in [arriving.wait].
+func (c *client) write(b []byte) error {
+	limit := c.g.BodyTimeout
+	if now := time.Now(); c.until.Sub(now) < limit/2 {
+		c.until = now.Add(limit)
+		_ = c.conn.SetWriteDeadline(c.until)
+		if c.ctx.Err() != nil { // a cut may have set an earlier one
+			_ = c.conn.SetWriteDeadline(now.Add(cutTime))
+		}
+	}
+	_, err := c.conn.Write(b)
 	return err
 }
 

@@ -96,11 +96,25 @@ func appendForwardedValue(dst []byte, client, host, proto string) []byte {
 	return append(append(dst, `";proto=`...), proto...)
 }
 
-// claimedNames are the fields in which clients say who they are or what they asked for.
+// claimedNames are the fields in which clients, or proxies before a server, say who the client is or what it asked for
+// (docs/urls.md lists them).
 var claimedNames = []string{
 	"forwarded", "x-real-ip", "x-client-ip", "client-ip", "true-client-ip", "x-cluster-client-ip",
 	"x-original-forwarded-for", "x-original-host", "x-host", "x-remote-user", "remote-user",
+	"x-remote-addr", "remote-addr", "x-remote-ip", "x-originating-ip", "x-original-url", "x-rewrite-url",
+	"x-envoy-external-address", "x-envoy-original-path", "x-envoy-original-host",
+	"cf-connecting-ip", "cf-connecting-ipv6", "cf-pseudo-ipv4", "cf-ipcountry", "cf-visitor",
+	"fastly-client-ip", "fastly-ssl", "x-azure-clientip", "x-azure-socketip", "x-appengine-user-ip",
+	"x-proxyuser-ip", "wl-proxy-client-ip", "x-nf-client-connection-ip", "fly-client-ip",
+	"x-vercel-forwarded-for", "x-vercel-ip-country", "x-vercel-proxied-for", "akamai-origin-hop",
+	"front-end-https", "x-ssl-client-verify", "x-ssl-client-s-dn", "client-cert",
+	"client-cert-chain", "x-goog-authenticated-user-email",
+	"x-goog-authenticated-user-id", "x-goog-iap-jwt-assertion", "cf-access-authenticated-user-email",
+	"cf-access-jwt-assertion",
 }
+
+// claimedBeginnings begin the names of such fields.
+var claimedBeginnings = []string{"x-forwarded", "x-auth-request-", "x-amzn-oidc-"}
 
 // claimed reports whether a field says who the client is or what it asked for. "_" counts as "-", as in the many servers
 // that turn fields into variables.
@@ -110,8 +124,12 @@ func claimed[S []byte | string](name S) bool {
 			return true
 		}
 	}
-	const forwarded = "x-forwarded"
-	return len(name) >= len(forwarded) && h1.IsVariant(name[:len(forwarded)], forwarded)
+	for _, b := range claimedBeginnings {
+		if len(name) >= len(b) && h1.IsVariant(name[:len(b)], b) {
+			return true
+		}
+	}
+	return false
 }
 
 // credentialOf reports whether a field can only be a key of the gateway, sent here by mistake.
@@ -144,22 +162,28 @@ type framed struct {
 	upgrade bool  // 101
 }
 
-// appendResponse appends the head of a response for the client: without fields of one hop, without Alt-Svc, and with
-// cookies that stay on the URL's own host.
+// shown returns the value of a field of a box's response for the client: none of one hop, no Alt-Svc, and cookies that stay
+// on the URL's own host.
+func shown(r *h1.Response, f *h1.Field, chunked bool) (value []byte, ok bool) {
+	switch {
+	case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && chunked:
+	case f.Kind != h1.Other || r.Named(f.Name):
+		return nil, false
+	case h1.EqualFold(f.Name, "set-cookie"):
+		cookie := string(f.Value)
+		ok := ownHost(&cookie)
+		return []byte(cookie), ok
+	}
+	return f.Value, true
+}
+
+// appendResponse appends the head of a response for a client of HTTP/1.x.
 func appendResponse(dst []byte, r *h1.Response, a framed) []byte {
 	dst = h1.AppendStatus(dst, r.Status, r.Reason)
 	for i := range r.Fields {
 		f := &r.Fields[i]
-		switch {
-		case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && a.chunked:
-			dst = h1.AppendField(dst, f)
-		case f.Kind != h1.Other || r.Named(f.Name):
-		case h1.EqualFold(f.Name, "set-cookie"):
-			if cookie := string(f.Value); ownHost(&cookie) {
-				dst = h1.AppendPair(dst, "Set-Cookie", cookie)
-			}
-		default:
-			dst = h1.AppendField(dst, f)
+		if value, ok := shown(r, f, a.chunked); ok {
+			dst = h1.AppendField(dst, &h1.Field{Name: f.Name, Value: value})
 		}
 	}
 	switch {

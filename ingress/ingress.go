@@ -2,57 +2,24 @@ package ingress
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"boxgate/audit"
 	"boxgate/policy"
 
 	"go.uber.org/zap"
 )
 
-// URLs finds public URLs. Lookup is called twice for every request, concurrently, and must be fast.
-type URLs interface {
-	// Lookup finds the target of a host name, given in lower case without port and trailing dot.
-	Lookup(host string) (Target, bool)
-}
-
-// Config is what [New] needs. URLs is required, and GetCertificate for [Ingress.ServeTLS].
-type Config struct {
-	URLs URLs
-	// GetCertificate returns the certificate of a server name. It is called before anything else is known about a
-	// client, so it must not issue certificates for names that are not URLs.
-	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Dial connects to the target's address and nowhere else. nil: plain TCP.
-	Dial func(ctx context.Context, t Target) (net.Conn, error)
-	// Wake is called before a box is dialled, and only for requests that passed all checks. nil: boxes never sleep.
-	Wake  func(ctx context.Context, box policy.BoxID) error
-	Audit audit.Recorder // nil: no events
-	Log   *zap.Logger    // nil: no log
-
-	DialTimeout       time.Duration // 0: 10 s
-	ReadHeaderTimeout time.Duration // 0: 10 s
-	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
-	MaxHeaderBytes    int           // 0: 64 KiB, which is also the most over HTTP/1.x
-}
-
 // Ingress serves public URLs. Safe for concurrent use.
 type Ingress struct {
-	Config
-	proxy     *httputil.ReverseProxy // of requests over HTTP/2
-	transport *http.Transport        // of proxy
-	upstreams pool                   // of requests over HTTP/1.x
-	active    active
-	stopping  atomic.Bool
+	core
+	drain context.CancelFunc // of draining
 
 	mu        sync.Mutex
-	servers   []*http.Server
 	listeners []*listener
 	closed    bool
 }
@@ -77,14 +44,19 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.MaxHeaderBytes == 0 {
 		cfg.MaxHeaderBytes = 64 << 10
 	}
+	if cfg.BodyTimeout == 0 {
+		cfg.BodyTimeout = time.Minute
+	}
+	if cfg.ResponseTimeout == 0 {
+		cfg.ResponseTimeout = 5 * time.Minute
+	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	g := &Ingress{Config: cfg}
-	g.transport = g.newTransport()
-	g.proxy = g.newProxy()
+	g := &Ingress{core: core{Config: cfg, heads: newHeads()}}
+	g.draining, g.drain = context.WithCancel(context.Background())
 	return g, nil
 }
 
@@ -93,21 +65,9 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 	if g.GetCertificate == nil {
 		return errors.New("ingress: GetCertificate is required for HTTPS")
 	}
-	srv := g.server(g)
-	srv.TLSConfig = &tls.Config{
-		MinVersion:     tls.VersionTLS12,
-		GetCertificate: g.GetCertificate,
-		NextProtos:     []string{"h2", "http/1.1"},
-	}
-	h2 := newHandOver(ln.Addr())
-	served := make(chan error, 1)
-	go func() { served <- g.serve(srv, func() error { return srv.Serve(h2) }) }()
-	err := g.listen(&listener{ln: ln, tls: srv.TLSConfig, h2: h2})
-	_ = h2.Close()
-	if failed := <-served; !errors.Is(failed, net.ErrClosed) {
-		err = errors.Join(err, failed)
-	}
-	return err
+	settings := tlsConfig(g.GetCertificate)
+	defer keepTicketsFresh(settings)()
+	return g.listen(&listener{ln: ln, tls: settings})
 }
 
 // ServePlain serves public URLs over plain HTTP. Credentials would be sent in the clear, so the listener must be on a
@@ -120,39 +80,10 @@ func (g *Ingress) ServePlain(ln net.Listener) error {
 	return g.listen(&listener{ln: ln})
 }
 
-// ServeRedirect answers plain HTTP with redirects to the HTTPS URL at httpsPort. challenge, if not nil, sees each request
-// first and reports whether it has answered it (ACME HTTP-01).
-func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge func(http.ResponseWriter, *http.Request) bool) error {
-	srv := g.server(g.redirector(httpsPort, challenge))
-	return g.serve(srv, func() error { return srv.Serve(ln) })
-}
-
-func (g *Ingress) server(h http.Handler) *http.Server {
-	srv := &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: g.ReadHeaderTimeout,
-		IdleTimeout:       g.IdleTimeout,
-		MaxHeaderBytes:    g.MaxHeaderBytes,
-		ErrorLog:          audit.ServerLog(g.Log, nil),
-		// "OPTIONS *" is refused like every request without a host and path, and recorded.
-		DisableGeneralOptionsHandler: true,
-	}
-	g.tellUnread(srv)
-	return srv
-}
-
-func (g *Ingress) serve(srv *http.Server, run func() error) error {
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
-		return http.ErrServerClosed
-	}
-	g.servers = append(g.servers, srv)
-	g.mu.Unlock()
-	if err := run(); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+// ServeRedirect answers plain HTTP with redirects to the HTTPS URL at httpsPort. challenge, if not nil, answers first
+// (ACME HTTP-01).
+func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge Challenge) error {
+	return g.listen(&listener{ln: ln, move: &redirection{httpsPort, challenge}})
 }
 
 // listen serves a listener until Shutdown.
@@ -177,21 +108,12 @@ func (g *Ingress) listen(l *listener) error {
 func (g *Ingress) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	g.closed = true
-	servers, listeners := g.servers, g.listeners
+	listeners := g.listeners
 	g.mu.Unlock()
-	g.stopping.Store(true)
-	var wait sync.WaitGroup
+	g.drain()
 	for _, l := range listeners {
-		wait.Go(l.close)
+		l.close()
 	}
-	for _, srv := range servers {
-		wait.Go(func() {
-			if srv.Shutdown(ctx) != nil {
-				_ = srv.Close()
-			}
-		})
-	}
-	wait.Wait()
 	err := g.active.drain(ctx)
 	for _, l := range listeners {
 		l.wait(ctx)
@@ -210,7 +132,6 @@ func (g *Ingress) CloseURL(id string) {
 
 // closeIdle closes the connections to boxes that no request uses.
 func (g *Ingress) closeIdle() {
-	g.transport.CloseIdleConnections()
 	g.upstreams.close(func(*upstream) bool { return true })
 }
 

@@ -23,16 +23,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// listener accepts the connections of clients. Those that speak HTTP/1.x are served here, those that chose HTTP/2 are
-// handed to net/http.
+// listener accepts the connections of clients, which speak HTTP/1.x or HTTP/2.
 type listener struct {
 	g   *Ingress
 	ln  net.Listener
 	tls *tls.Config // nil: plain HTTP
-	h2  *handOver
+	// move is how requests are answered that are not forwarded.
+	move *redirection
 
 	mu     sync.Mutex
-	conns  map[net.Conn]*atomic.Bool // of HTTP/1.x and of handshakes; whether a request has begun
+	conns  map[net.Conn]*atomic.Bool // whether a request has begun
 	closed bool
 	done   sync.WaitGroup
 }
@@ -85,9 +85,9 @@ func (l *listener) start(conn net.Conn) {
 	}
 	l.conns[conn] = busy
 	l.done.Go(func() {
-		var c *client
-		l.contained(conn, func() { c = l.accept(conn, busy) })
-		if c == nil {
+		var serve func()
+		l.contained(conn, func() { serve = l.accept(conn, busy) })
+		if serve == nil {
 			l.forget(conn)
 			return
 		}
@@ -95,7 +95,7 @@ func (l *listener) start(conn net.Conn) {
 		// connection.
 		l.done.Go(func() {
 			defer l.forget(conn)
-			l.contained(conn, c.serve)
+			l.contained(conn, serve)
 		})
 	})
 }
@@ -117,30 +117,33 @@ func (l *listener) forget(conn net.Conn) {
 	delete(l.conns, conn)
 }
 
-// accept makes the TLS handshake, if there is one. It returns nil if the connection has ended or speaks HTTP/2.
-func (l *listener) accept(conn net.Conn, busy *atomic.Bool) *client {
+// accept makes the TLS handshake, if there is one. It returns what serves the connection, or nil if that has ended.
+func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 	tcp, ok := socket.TCP(conn)
 	if !ok {
 		_ = conn.Close()
 		return nil
 	}
-	peer, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-	c := &client{g: l.g, conn: conn, tcp: tcp, peer: peer, busy: busy}
+	c := &client{conn: conn, tcp: tcp, busy: busy, move: l.move}
+	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
+	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
+	version := ""
 	if l.tls != nil {
 		secure := l.handshake(conn)
 		if secure == nil {
 			return nil
 		}
 		state := secure.ConnectionState()
-		if state.NegotiatedProtocol == "h2" {
-			l.h2.give(secure)
-			return nil
-		}
-		c.conn, c.secure, c.sni = secure, true, state.ServerName
+		version = state.NegotiatedProtocol
+		c.conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
+	}
+	if version == "h2" {
+		busy.Store(true) // it is told to end, and does so when its requests have
+		return (&session{&l.g.core, c.visitor, c.conn}).run
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.in = h1.Reader{Source: c.conn}
-	return c
+	return c.serve
 }
 
 // handshake returns nil if it fails.
@@ -204,46 +207,6 @@ func (l *listener) wait(ctx context.Context) {
 	<-ended
 }
 
-// handOver is a listener of connections that were accepted elsewhere.
-type handOver struct {
-	addr   net.Addr
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newHandOver(addr net.Addr) *handOver {
-	return &handOver{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
-}
-
-// give hands a connection over, or closes it if nobody takes it any more.
-func (h *handOver) give(c net.Conn) {
-	select {
-	case h.conns <- c:
-	case <-h.closed:
-		_ = c.Close()
-	}
-}
-
-// Accept implements net.Listener.
-func (h *handOver) Accept() (net.Conn, error) {
-	select {
-	case c := <-h.conns:
-		return c, nil
-	case <-h.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements net.Listener.
-func (h *handOver) Close() error {
-	h.once.Do(func() { close(h.closed) })
-	return nil
-}
-
-// Addr implements net.Listener.
-func (h *handOver) Addr() net.Addr { return h.addr }
-
 // gone reports whether the client has closed its connection, as a client does that no longer wants the response. One that
 // only has nothing more to send (a half-closed connection without TLS) is still there.
 func (c *client) gone() bool {
@@ -254,13 +217,13 @@ func (c *client) gone() bool {
 	gone := true
 	_ = raw.Control(func(fd uintptr) {
 		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		gone = err != nil || info.State == unix.BPF_TCP_CLOSE || c.secure && info.State == unix.BPF_TCP_CLOSE_WAIT
+		gone = err != nil || info.State == unix.BPF_TCP_CLOSE || c.visitor.secure && info.State == unix.BPF_TCP_CLOSE_WAIT
 	})
 	return gone
 }
 
 // refusedHandshake records a TLS handshake that failed, or a connection that was closed before one.
-func (g *Ingress) refusedHandshake(conn net.Conn, err error) {
+func (g *core) refusedHandshake(conn net.Conn, err error) {
 	if g.Audit == nil {
 		return
 	}

@@ -45,7 +45,7 @@ func isSafe(method string) bool {
 
 // opensWebSocket reports whether a request is the handshake of a WebSocket (RFC 6455; RFC 8441 over HTTP/2).
 func opensWebSocket(q *asked) bool {
-	return strings.EqualFold(q.first("upgrade"), "websocket") || q.method == http.MethodConnect || q.first(":protocol") != ""
+	return strings.EqualFold(q.first("upgrade"), "websocket") || q.method == http.MethodConnect
 }
 
 // isOwnOrigin reports whether an Origin is that of the URL the request is for (RFC 6454). Plain HTTP is only served on

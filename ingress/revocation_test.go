@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 )
@@ -83,28 +84,30 @@ func TestRevocationCutsStalledDownload(t *testing.T) {
 func TestRevocationBetweenCheckAndStart(t *testing.T) {
 	t.Parallel()
 	box := record(t)
-	urls := &onceURLs{}
-	g, err := New(Config{URLs: urls})
-	if err != nil {
-		t.Fatal(err)
-	}
-	urls.target = Target{ID: "u", Auth: Auth{Open: true}}
-	w := httptest.NewRecorder()
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
-	r.Host = "u" + domain
-	g.ServeHTTP(w, r)
-	if w.Code != 401 || box.count() != 0 {
-		t.Errorf("status %d", w.Code)
+	for _, h2 := range []bool{false, true} {
+		urls := &onceURLs{}
+		f := start(t, func(c *Config) { c.URLs = urls })
+		target := f.expose("u", box.Server, Auth{Open: true})
+		urls.mu.Lock()
+		urls.target = target
+		urls.mu.Unlock()
+		resp, _ := get(t, f.client(t, h2), "https://u"+domain+"/", nil)
+		if resp.StatusCode != 401 || box.count() != 0 {
+			t.Errorf("h2 %v: status %d", h2, resp.StatusCode)
+		}
 	}
 }
 
 // onceURLs finds its target once.
 type onceURLs struct {
+	mu     sync.Mutex
 	target Target
 	asked  int
 }
 
 func (u *onceURLs) Lookup(string) (Target, bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	u.asked++
 	return u.target, u.asked == 1
 }

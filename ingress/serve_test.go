@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"os/exec"
 	"strings"
 	"testing"
@@ -57,12 +56,8 @@ func TestRedirect(t *testing.T) {
 	box := record(t)
 	f.expose("one", box.Server, Auth{Bearer: digest(BearerDigest("tok"))})
 	f.plain = f.listen(t, func(ln net.Listener) error {
-		return f.ServeRedirect(ln, 8443, func(w http.ResponseWriter, r *http.Request) bool {
-			if r.URL.Path != "/.well-known/acme-challenge/x" {
-				return false
-			}
-			w.WriteHeader(http.StatusTeapot)
-			return true
+		return f.ServeRedirect(ln, 8443, func(host, path string) (string, bool) {
+			return "key", host == "one"+domain && path == "/.well-known/acme-challenge/x"
 		})
 	})
 	tests := []struct {
@@ -72,7 +67,8 @@ func TestRedirect(t *testing.T) {
 		{"GET /a?b=c HTTP/1.1\r\nHost: one.preview.test:80\r\n\r\n", "https://one.preview.test:8443/a?b=c", 308},
 		{"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", "", 404},
 		{"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "", 421},
-		{"GET /.well-known/acme-challenge/x HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", "", 418},
+		{"GET /.well-known/acme-challenge/x HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", "", 200},
+		{"GET /.well-known/acme-challenge/x HTTP/1.1\r\nHost: two.preview.test\r\n\r\n", "", 404},
 	}
 	for _, tt := range tests {
 		resp := f.raw(t, tt.request)

@@ -105,7 +105,7 @@ func TestMalformedHTTP2IsTold(t *testing.T) {
 	if err := framer.WriteRSTStream(1, http2.ErrCodeCancel); err != nil { // of a stream that was never opened
 		t.Fatal(err)
 	}
-	if e := f.event(t, reason(policy.ReasonBadRequest)); !strings.Contains(e.Error, "reset_idle_stream") {
+	if e := f.event(t, reason(policy.ReasonBadRequest)); !strings.Contains(e.Error, "PROTOCOL_ERROR") {
 		t.Errorf("%+v", e)
 	}
 }

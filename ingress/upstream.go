@@ -18,7 +18,7 @@ const (
 	idleMax     = 256 // connections kept for one URL
 	idleAll     = 1024
 	idleTime    = 90 * time.Second
-	goneCheck   = time.Second // how often a read from a box checks that the client is still there
+	goneCheck   = time.Second // how often a read from a box checks whether its response is still expected
 	sweepPeriod = 15 * time.Second
 )
 
@@ -31,25 +31,25 @@ type upstream struct {
 	used  bool            // it has carried a request before this one
 	since time.Time       // when it was put back
 	until time.Time       // its read deadline
-	gone  func() bool     // reports whether the client of the request has disconnected
+	check func() error    // tells what ends the wait for a response
 }
 
-// Read reads from the box while the client is there.
+// Read reads from the box while its response is expected.
 func (u *upstream) Read(b []byte) (int, error) {
 	for {
 		n, err := u.conn.Read(b)
 		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
 		}
-		if u.gone() {
-			return 0, errGone
+		if err := u.check(); err != nil {
+			return 0, err
 		}
 		u.until = time.Time{}
 		u.patience()
 	}
 }
 
-// patience limits how long a read may take before it looks for the client. Setting a deadline costs more than reading the
+// patience limits how long a read may take before it checks that. Setting a deadline costs more than reading the
 // clock, so it is renewed only when most of it has passed.
 func (u *upstream) patience() {
 	if now := time.Now(); u.until.Sub(now) < goneCheck/4 {
@@ -135,7 +135,7 @@ func (p *pool) pop(key incarnation) *upstream {
 // put keeps a connection whose exchange has ended cleanly, if there is room.
 func (p *pool) put(u *upstream) {
 	u.in.Release()
-	u.gone = nil
+	u.check = nil
 	p.mu.Lock()
 	full := p.n >= idleAll || len(p.idle[u.key]) >= idleMax
 	if !full {

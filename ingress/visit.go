@@ -43,7 +43,7 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening) visit
 
 // admit runs the checks in order: name, lookup, credential, origin, wake. Each refusal ends them, and the client has been
 // answered. ctx must end when the request is cut.
-func (g *Ingress) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
+func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	host, ok := hostOf(&v.asked)
 	if !ok {
 		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This address is not a public URL.")
@@ -85,7 +85,7 @@ func (g *Ingress) admit(ctx context.Context, v *visit, permits func(*visit) bool
 }
 
 // record ends a visit.
-func (g *Ingress) record(v *visit) {
+func (g *core) record(v *visit) {
 	if v.entry != nil {
 		defer v.entry.end()
 	}
@@ -97,7 +97,7 @@ func (g *Ingress) record(v *visit) {
 }
 
 // panicked notes and logs that serving the request panicked. The panic's text is not logged, as it might quote traffic.
-func (g *Ingress) panicked(v *visit) {
+func (g *core) panicked(v *visit) {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Deny, policy.ReasonInternal, audit.ActionRefuse
 	g.Log.Error("panic while serving a public URL", zap.String("box", string(v.target.Box)), zap.ByteString("stack", debug.Stack()))
 }
@@ -134,4 +134,15 @@ type problem struct {
 	Status int           `json:"status"`
 	Detail string        `json:"detail"`
 	Reason policy.Reason `json:"reason"`
+}
+
+// refusedUnread records a refusal about which nothing else is known.
+func (g *core) refusedUnread(began time.Time, why string) {
+	if g.Audit == nil {
+		return
+	}
+	g.Audit.Record(audit.Event{
+		Time: began, Stage: policy.StageURL, Protocol: policy.TCP, Verdict: policy.Deny, Action: audit.ActionRefuse,
+		Reason: policy.ReasonBadRequest, Duration: time.Since(began), Error: why,
+	})
 }

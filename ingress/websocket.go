@@ -31,7 +31,7 @@ func (c *client) tunnel(n int) error {
 		err = c.pump()
 	}
 	switch {
-	case c.ctx.Err() != nil:
+	case c.wasCut():
 		c.visit.event.Error = errCut.Error()
 	case err != nil:
 		c.visit.event.Error = err.Error()
@@ -59,6 +59,10 @@ func (c *client) pump() error {
 		err = pass(dst, src, in, n)
 	}
 	c.up.in.Source = c.up.conn
+	_ = c.conn.SetWriteDeadline(time.Time{})
+	if c.ctx.Err() != nil {
+		socket.Abort(c.conn)
+	}
 	go copyTo(c.up.conn, c.conn, &c.in, &received)
 	go copyTo(c.conn, c.up.conn, &c.up.in, &sent)
 	first := <-ended

@@ -140,7 +140,7 @@ func (s *Stream) waitReadable() {
 func (s *Stream) closeReadLate() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if !s.closed && !s.remoteEnded && s.in.n == 0 {
+	if s.readLimit > 0 && !s.closed && !s.remoteEnded && s.in.n == 0 {
 		s.late, s.unread = true, true
 		s.readable.Broadcast()
 	}

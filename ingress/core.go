@@ -1,0 +1,59 @@
+package ingress
+
+import (
+	"boxgate/audit"
+	"boxgate/internal/memory"
+	"boxgate/policy"
+	"context"
+	"crypto/tls"
+	"net"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// URLs finds public URLs. Lookup is called twice for every request, concurrently, and must be fast.
+type URLs interface {
+	// Lookup finds the target of a host name, given in lower case without port and trailing dot.
+	Lookup(host string) (Target, bool)
+}
+
+// Config is what [New] needs. URLs is required, and GetCertificate for [Ingress.ServeTLS].
+type Config struct {
+	URLs URLs
+	// GetCertificate returns the certificate of a server name. It is called before anything else is known about a
+	// client, so it must not issue certificates for names that are not URLs.
+	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// Dial connects to the target's address and nowhere else. nil: plain TCP.
+	Dial func(ctx context.Context, t Target) (net.Conn, error)
+	// Wake is called before a box is dialled, and only for requests that passed all checks. nil: boxes never sleep.
+	Wake  func(ctx context.Context, box policy.BoxID) error
+	Audit audit.Recorder // nil: no events
+	Log   *zap.Logger    // nil: no log
+
+	DialTimeout       time.Duration // 0: 10 s
+	ReadHeaderTimeout time.Duration // 0: 10 s
+	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
+	MaxHeaderBytes    int           // 0: 64 KiB, which is also the most
+	// BodyTimeout is how long a client may send nothing of a body before its box has answered, and take nothing of a
+	// response. 0: 1 min. WebSockets have no such limit.
+	BodyTimeout time.Duration
+	// ResponseTimeout is how long a box may take to answer a request that it has whole. 0: 5 min.
+	ResponseTimeout time.Duration
+}
+
+// core is what the connections of clients share.
+type core struct {
+	Config
+	upstreams pool
+	active    active
+	heads     *memory.Account // of HTTP/2
+	draining  context.Context // ends when the ingress stops
+}
+
+const (
+	// headsAll is the memory for header blocks in several frames, of all connections together.
+	headsAll = 64 << 20
+)
+
+func newHeads() *memory.Account { return memory.New(headsAll, headsAll).Account("visitors") }

@@ -1,0 +1,349 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
+	"boxgate/internal/handshake"
+	"boxgate/policy"
+)
+
+// interimMax is how many 1xx responses to one request are relayed.
+const interimMax = 32
+
+var (
+	errProtocol = errors.New("the response is not one to this request")
+	// errLate is a box that takes too long to answer.
+	errLate = errors.New("the box did not answer in time")
+)
+
+var (
+	// errEnd ends a connection gracefully.
+	errEnd = errors.New("connection ends")
+	// errLinger does so after the client has had time to read the last response.
+	errLinger = errors.New("connection ends when the client has read the answer")
+	// errAbort resets it: what the client has of a response must not look whole.
+	errAbort = errors.New("connection is reset")
+	// errGone is the client's disconnect.
+	errGone = errors.New("the client disconnected")
+)
+
+// cutTime is how long a request that is cut has to be refused, if it has no answer yet.
+const cutTime = 50 * time.Millisecond
+
+// visitor is who is at the other end of a connection.
+type visitor struct {
+	peer     string // address
+	secure   bool   // it speaks TLS
+	sni      string
+	accepted atomic.Pointer[credential]
+}
+
+// credential is the Authorization of an earlier request, which need not be hashed again.
+type credential struct {
+	value string
+	auth  Auth
+}
+
+// permits reports whether a request carries a credential of its URL. It hashes one once for all requests of the
+// connection that repeat it.
+func (w *visitor) permits(v *visit) bool {
+	values := v.values("authorization")
+	have := w.accepted.Load()
+	if have != nil && len(values) == 1 && values[0] == have.value && v.target.Auth.same(have.auth) {
+		return true
+	}
+	if !v.target.Auth.permits(values) {
+		return false
+	}
+	if len(values) == 1 {
+		w.accepted.Store(&credential{values[0], v.target.Auth})
+	}
+	return true
+}
+
+// exchange is one request to a box and its response: what is the same for clients of HTTP/1.x and HTTP/2. The request is
+// one of HTTP/1.1, as the box gets it.
+type exchange struct {
+	g       *core
+	visitor *visitor
+	client  side
+	// ctx ends with errCut when the request is cut, and when the client has ended it.
+	ctx context.Context
+
+	req     h1.Request
+	out     []byte // pending output, to either side
+	visit   visit
+	opening audit.Opening // of the visit
+	res     h1.Response
+	resBody h1.Body
+	up      *upstream                // of the current request
+	cuts    atomic.Pointer[upstream] // the same, for cuts
+	upload  upload
+}
+
+// side is the client's side of an exchange.
+type side interface {
+	replier
+	// interim forwards a 1xx response.
+	interim(r *h1.Response) error
+	// gone reports whether the client no longer wants the response.
+	gone() bool
+}
+
+// wasCut reports whether the URL, its credential or its box has gone meanwhile.
+func (e *exchange) wasCut() bool { return errors.Is(context.Cause(e.ctx), errCut) }
+
+// asked returns the head of the request for the checks.
+func (e *exchange) asked() asked {
+	r := &e.req
+	path, _, _ := strings.Cut(string(r.Target), "?")
+	return asked{
+		method: method(r.Method), host: string(r.Host), path: path, sni: e.visitor.sni, secure: e.visitor.secure,
+		direct: r.Form == h1.Origin, values: e.values,
+	}
+}
+
+// values returns the values of a field of the request.
+func (e *exchange) values(name string) []string { return valuesOf(e.req.Fields, name) }
+
+// valuesOf returns the values of a field, whose name is given in lower case, one for each of its lines.
+func valuesOf(fields []h1.Field, name string) (values []string) {
+	for i := range fields {
+		if f := &fields[i]; h1.EqualFold(f.Name, name) {
+			values = append(values, string(f.Value))
+		}
+	}
+	return values
+}
+
+// method converts a method without allocating for the common ones.
+func method(m []byte) string {
+	switch string(m) {
+	case http.MethodGet:
+		return http.MethodGet
+	case http.MethodPost:
+		return http.MethodPost
+	case http.MethodHead:
+		return http.MethodHead
+	}
+	return string(m)
+}
+
+// upgrades reports whether the request opens a WebSocket.
+func (e *exchange) upgrades() bool {
+	r := &e.req
+	return r.Upgrade != nil && r.Minor > 0 && r.Body.Empty() && h1.EqualFold(r.Upgrade, "websocket")
+}
+
+// takeOut returns the output buffer, emptied.
+func (e *exchange) takeOut() []byte {
+	if e.out == nil {
+		e.out = buffers.BorrowOut()
+	}
+	return e.out[:0]
+}
+
+func (e *exchange) giveOut() {
+	buffers.ReturnOut(e.out)
+	e.out = nil
+}
+
+// head writes the request's head for the box to the output buffer.
+func (e *exchange) head(upgrade bool) {
+	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, open: e.visit.target.Auth.open(), upgrade: upgrade}
+	e.out = appendRequest(e.takeOut(), &e.req, &how)
+}
+
+// send writes the output buffer to the box and, if that is the whole request, waits for the first byte of the response.
+// The box may just have closed a connection that was kept: a request that may be repeated is then tried once on a new
+// one.
+func (e *exchange) send(whole bool) error {
+	again := whole && e.upload.received == 0 && (isSafe(e.visit.method) || e.visit.method == http.MethodPut || e.visit.method == http.MethodDelete)
+	for {
+		if err := e.connect(); err != nil {
+			return err
+		}
+		_, err := e.up.conn.Write(e.out)
+		if err == nil && whole {
+			err = e.up.in.Fill()
+		}
+		if err == nil || errors.Is(err, errGone) || errors.Is(err, errLate) || e.ctx.Err() != nil {
+			return err
+		}
+		if !whole && !e.up.used {
+			return nil // the upload meets the same error; the box may have answered before it closed
+		}
+		if !e.up.used || !again {
+			return err
+		}
+		e.dropUpstream()
+	}
+}
+
+// connect takes a connection to the box's port, one that was kept or a new one.
+func (e *exchange) connect() error {
+	up, err := e.g.upstreams.get(e.visit.target, e.dial)
+	if err != nil {
+		return err
+	}
+	up.check = e.expected(time.Now())
+	e.up = up
+	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before it was there
+		return context.Cause(e.ctx)
+	}
+	return nil
+}
+
+// expected returns what ends the wait for a response: a client that has gone, or a box that takes too long. While the box
+// takes more of the request's body, the time does not count.
+func (e *exchange) expected(since time.Time) func() error {
+	return func() error {
+		if e.client.gone() {
+			return errGone
+		}
+		if last := e.upload.last.Load(); last > since.UnixNano() {
+			since = time.Unix(0, last)
+		}
+		if e.res.Status < 200 && time.Since(since) > e.g.ResponseTimeout {
+			return errLate
+		}
+		return nil
+	}
+}
+
+// dial connects to the box's port. It ends when the request is cut.
+func (e *exchange) dial(t Target) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(e.ctx, e.g.DialTimeout)
+	defer cancel()
+	return e.g.Dial(ctx, t)
+}
+
+// abortUpstream interrupts what is waited for from the box. It never blocks.
+func (e *exchange) abortUpstream() {
+	if up := e.cuts.Load(); up != nil {
+		up.abort()
+	}
+}
+
+// dropUpstream closes the connection to the box, unless it was kept.
+func (e *exchange) dropUpstream() {
+	if e.up != nil {
+		e.cuts.Store(nil)
+		e.up.close()
+		e.up = nil
+	}
+}
+
+// keepUpstream leaves the connection to the box, whose exchange has ended, for other requests.
+func (e *exchange) keepUpstream() {
+	e.cuts.Store(nil)
+	e.g.upstreams.put(e.up)
+	e.up = nil
+}
+
+// upgraded checks a 101.
+func (e *exchange) upgraded(asked bool) error {
+	if !asked || e.res.Minor == 0 || !h1.EqualFold(e.res.Upgrade, "websocket") { // which is nil unless Connection names it
+		return errProtocol
+	}
+	return handshake.Verify(valuesIn(e.req.Fields), valuesIn(e.res.Fields))
+}
+
+// valuesIn returns the function that finds the values of a field by its name, in any case.
+func valuesIn(fields []h1.Field) handshake.Fields {
+	return func(name string) []string { return valuesOf(fields, strings.ToLower(name)) }
+}
+
+// finalHead reads response heads up to the final one, whose length it returns, and relays the interim ones.
+func (e *exchange) finalHead() (int, error) {
+	for range interimMax {
+		e.res.Reset()
+		n, err := e.responseHead()
+		if err != nil || !e.res.Interim() {
+			return n, err
+		}
+		// 100 answers an expectation; HTTP/1.0 has no 1xx (RFC 9110, 15.2).
+		if e.req.Minor > 0 && (e.res.Status != http.StatusContinue || e.req.Continue) {
+			if err := e.client.interim(&e.res); err != nil {
+				return 0, errGone
+			}
+		}
+		e.up.in.Take(n)
+	}
+	return 0, errProtocol
+}
+
+func (e *exchange) responseHead() (int, error) {
+	for {
+		n, err := e.res.Parse(e.up.in.Bytes(), e.visit.method)
+		if !errors.Is(err, h1.ErrShort) {
+			return n, err
+		}
+		if err := e.up.in.Fill(); err != nil {
+			return 0, h1.NoEOF(err)
+		}
+	}
+}
+
+// received notes how much of the request's body came.
+func (e *exchange) received() { e.visit.event.BytesIn = e.upload.received }
+
+// noResponse ends an exchange without a final response.
+func (e *exchange) noResponse(err error) error {
+	e.upload.stop(e.up)
+	e.received()
+	fault := e.upload.clientFault()
+	var malformed *h1.Error
+	switch {
+	case e.ctx.Err() != nil:
+	case errors.As(fault, &malformed):
+		return e.badBody(malformed)
+	case errors.Is(fault, os.ErrDeadlineExceeded):
+		return e.stalledBody(fault)
+	case fault != nil:
+		err = errGone
+	}
+	return e.unserved(err)
+}
+
+// unserved answers when the box could not be reached or closed the connection before its answer.
+func (e *exchange) unserved(err error) error {
+	v := &e.visit
+	switch {
+	case e.wasCut():
+		v.revoked()
+	case errors.Is(err, errGone), e.ctx.Err() != nil:
+		v.event.Error = errGone.Error()
+		return errEnd
+	case errors.Is(err, errLate):
+		v.event.Error = err.Error()
+		v.refuse(http.StatusGatewayTimeout, policy.ReasonURLUnavailable, "The box has not answered in time.")
+	default:
+		v.unavailable(err)
+	}
+	return errLinger
+}
+
+// badBody refuses a request whose body makes no sense. The rest of it is not read.
+func (e *exchange) badBody(err error) error {
+	e.visit.event.Error = err.Error()
+	e.visit.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The body of the request is malformed.")
+	return errLinger
+}
+
+// stalledBody refuses a request whose body has stopped coming.
+func (e *exchange) stalledBody(err error) error {
+	e.visit.event.Error = err.Error()
+	e.visit.refuse(http.StatusRequestTimeout, policy.ReasonBadRequest, "The body of the request has not come in time.")
+	return errLinger
+}

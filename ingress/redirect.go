@@ -1,0 +1,46 @@
+package ingress
+
+import (
+	"net"
+	"net/http"
+	"strconv"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Challenge answers the HTTP-01 challenges of ACME: it returns the body for a path at a host, if there is one.
+type Challenge func(host, path string) (body string, ok bool)
+
+// redirection sends plain HTTP requests of known URLs to HTTPS. It neither checks credentials nor forwards anything.
+type redirection struct {
+	httpsPort uint16
+	challenge Challenge // may be nil
+}
+
+// answer answers a request for a target.
+func (r *redirection) answer(g *core, v *visit, target string) {
+	host, ok := hostOf(&v.asked)
+	if ok && r.challenge != nil && v.method == http.MethodGet {
+		if body, ok := r.challenge(host, v.path); ok {
+			v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+			v.client.reply(http.StatusOK, [][2]string{{"Content-Type", "application/octet-stream"}}, []byte(body))
+			return
+		}
+	}
+	if !ok {
+		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This address is not a public URL.")
+		return
+	}
+	to, ok := g.URLs.Lookup(host)
+	if !ok {
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
+		return
+	}
+	v.event.Name, v.event.Box = host, to.Box
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+	if r.httpsPort != 443 {
+		host = net.JoinHostPort(host, strconv.Itoa(int(r.httpsPort)))
+	}
+	v.client.reply(http.StatusPermanentRedirect, [][2]string{{"Location", "https://" + host + target}}, nil)
+}

@@ -1,0 +1,32 @@
+package ingress
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/internal/h2/downstream"
+)
+
+// session is one HTTP/2 connection of a client.
+type session struct {
+	g       *core
+	visitor *visitor
+	conn    net.Conn
+}
+
+// run serves the connection until it ends.
+func (s *session) run() {
+	downstream.Serve(context.Background(), s.conn, downstream.Config{
+		Handler: s.serve, Refused: s.refused, Panicked: s.panicked, Memory: s.g.heads, Idle: s.g.IdleTimeout, Drain: s.g.draining,
+	})
+}
+
+// refused records what the HTTP/2 connection refuses by itself.
+func (s *session) refused(r downstream.Refusal) { s.g.refusedUnread(time.Now(), "HTTP/2: "+r.Why) }
+
+func (s *session) panicked(any) {
+	s.g.Log.Error("panic in an HTTP/2 connection to a public URL", zap.Stack("stack"))
+}

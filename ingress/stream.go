@@ -1,0 +1,233 @@
+package ingress
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
+	"boxgate/internal/h2/downstream"
+)
+
+// stream is one request over HTTP/2.
+type stream struct {
+	exchange
+	in       *downstream.Stream
+	cancel   context.CancelCauseFunc // of ctx
+	answered bool                    // a final response has begun
+	fields   []hpack.HeaderField
+}
+
+// serve handles one request. If it returns before the response is complete, the stream is reset.
+func (c *session) serve(in *downstream.Stream) {
+	began := time.Now()
+	s := &stream{in: in}
+	s.exchange.g, s.visitor, s.client = c.g, c.visitor, s
+	s.ctx, s.cancel = context.WithCancelCause(in.Context())
+	defer s.cancel(nil)
+	text := buffers.BorrowOut()
+	defer func() { buffers.ReturnOut(text) }()
+	err := error(nil)
+	if text, err = appendHTTP1(text, &in.Head); err == nil {
+		err = s.read(text)
+	}
+	if err != nil {
+		s.unreadable(began, err)
+		return
+	}
+	s.visit = newVisit(s.asked(), s, s.cutNow, &s.opening)
+	defer s.ended()
+	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)
+	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) {
+		s.forward()
+	}
+}
+
+// ended records the request. A panic ends its stream, nothing else.
+func (s *stream) ended() {
+	if recover() != nil {
+		s.g.panicked(&s.visit)
+	}
+	s.upload.stop(s.up)
+	s.dropUpstream()
+	s.giveOut()
+	s.g.record(&s.visit)
+}
+
+// asked is [exchange.asked]; an extended CONNECT is what the client sent.
+func (s *stream) asked() asked {
+	q := s.exchange.asked()
+	q.method = method([]byte(s.in.Method))
+	return q
+}
+
+// cutNow makes the request end, whatever it waits for. It never blocks.
+func (s *stream) cutNow() {
+	s.cancel(errCut) // interrupts what is waited for from the box
+	s.in.CloseRead()
+	time.AfterFunc(cutTime, func() { s.in.Reset(resetCut) })
+}
+
+// gone implements [side].
+func (s *stream) gone() bool { return s.ctx.Err() != nil }
+
+// read parses the request in the form of HTTP/1.1.
+func (s *stream) read(text []byte) error {
+	if len(text) > s.g.MaxHeaderBytes {
+		return &h1.Error{Status: http.StatusRequestHeaderFieldsTooLarge, What: "its head is too large"}
+	}
+	n, err := s.req.Parse(text)
+	if err != nil {
+		return err
+	}
+	if string(s.req.Host) != s.in.Authority {
+		return &h1.Error{Status: http.StatusBadRequest, What: "the authority is not a host"}
+	}
+	if n != len(text) || !s.req.Body.Chunked && s.in.Protocol == "" && s.req.Body.Length != s.in.Length {
+		return &h1.Error{Status: http.StatusBadRequest, What: "Content-Length is not the length of the body"}
+	}
+	return nil
+}
+
+// unreadable refuses a request that could not be read.
+func (s *stream) unreadable(began time.Time, err error) {
+	var malformed *h1.Error
+	if !errors.As(err, &malformed) {
+		malformed = &h1.Error{Status: http.StatusBadRequest, What: "no request could be read"}
+	}
+	s.g.refusedUnread(began, malformed.What)
+	s.reply(malformed.Status, [][2]string{{"Content-Type", "text/plain; charset=utf-8"}}, []byte(http.StatusText(malformed.Status)+": "+malformed.What+"\n"))
+}
+
+// reply implements [replier].
+func (s *stream) reply(status int, fields [][2]string, body []byte) {
+	if s.answered {
+		return
+	}
+	s.answered = true
+	s.visit.event.Status = status
+	list := s.fields[:0]
+	for _, f := range fields {
+		list = append(list, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
+	}
+	list = append(list, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
+	empty := s.in.Method == http.MethodHead || len(body) == 0
+	if s.in.WriteHeader(status, list, empty) == nil && !empty { // else the client has gone
+		_, _ = s.in.Write(body)
+		_ = s.in.CloseWrite(nil)
+		s.visit.event.BytesOut += int64(len(body))
+	}
+	s.in.CloseRead()
+}
+
+// forward sends an admitted request to the box and relays its response.
+func (s *stream) forward() {
+	defer context.AfterFunc(s.ctx, s.abortUpstream)()
+	upgrade := s.upgrades()
+	s.head(upgrade)
+	body := &streamBody{in: s.in, chunked: s.req.Body.Chunked}
+	whole := s.req.Body.Empty()
+	if !whole {
+		n, err := 0, error(nil)
+		if s.out, n, whole, err = body.gather(s.out); err != nil {
+			_ = s.noBody(err)
+			return
+		}
+		s.upload.received = int64(n)
+	}
+	if err := s.send(whole); err != nil {
+		_ = s.unserved(err)
+		return
+	}
+	if !whole {
+		s.upload.start(body, s.up)
+	}
+	s.respond(upgrade)
+}
+
+// noBody ends a request whose body could not be read.
+func (s *stream) noBody(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return s.stalledBody(err)
+	}
+	return s.unserved(errGone)
+}
+
+// appendHTTP1 appends the head of a request in the form of HTTP/1.1, so that the same parser judges requests of both
+// versions. An extended CONNECT becomes the handshake of a WebSocket.
+func appendHTTP1(dst []byte, h *downstream.Head) ([]byte, error) {
+	verb, target := h.Method, h.Path
+	switch {
+	case h.Protocol != "" && !strings.EqualFold(h.Protocol, "websocket"):
+		return dst, &h1.Error{Status: http.StatusNotImplemented, What: "a CONNECT to something other than a WebSocket"}
+	case h.Protocol != "":
+		verb = http.MethodGet
+	case h.Method == http.MethodConnect:
+		target = h.Authority
+	case !h1.ValidTarget(target):
+		return dst, &h1.Error{Status: http.StatusBadRequest, What: ":path is neither a path nor an asterisk"}
+	}
+	if !h1.ValidMethod(verb) {
+		return dst, &h1.Error{Status: http.StatusBadRequest, What: "the method is not a token"}
+	}
+	dst = append(append(append(append(dst, verb...), ' '), target...), " HTTP/1.1\r\n"...)
+	dst = h1.AppendPair(dst, "Host", h.Authority)
+	dst = appendFields(dst, h)
+	switch {
+	case h.Protocol != "":
+		dst = appendHandshake(dst)
+	case h.Length < 0:
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+	}
+	return append(dst, "\r\n"...), nil
+}
+
+// appendFields appends the fields of a request. Those that only HTTP/1.1 has cannot be among them: downstream resets streams
+// that have any.
+func appendFields(dst []byte, h *downstream.Head) []byte {
+	crumbs := 0
+	for i := range h.Fields {
+		switch f := &h.Fields[i]; f.Name {
+		case "host": // is the authority
+		case "cookie":
+			crumbs++
+		case "sec-websocket-key":
+			if h.Protocol == "" {
+				dst = h1.AppendPair(dst, f.Name, f.Value)
+			}
+		default:
+			dst = h1.AppendPair(dst, f.Name, f.Value)
+		}
+	}
+	if crumbs == 0 {
+		return dst
+	}
+	dst = append(dst, "cookie: "...) // in one line (RFC 9113, 8.2.3)
+	for i := range h.Fields {
+		if f := &h.Fields[i]; f.Name == "cookie" {
+			dst = append(dst, f.Value...)
+			if crumbs--; crumbs > 0 {
+				dst = append(dst, "; "...)
+			}
+		}
+	}
+	return append(dst, "\r\n"...)
+}
+
+// appendHandshake appends what the handshake of a WebSocket has over HTTP/1.1 only (RFC 6455, 4.1).
+func appendHandshake(dst []byte) []byte {
+	key := make([]byte, 16)
+	_, _ = rand.Read(key) // never fails
+	dst = h1.AppendPair(dst, "Connection", "Upgrade")
+	dst = h1.AppendPair(dst, "Upgrade", "websocket")
+	return h1.AppendPair(dst, "Sec-WebSocket-Key", base64.StdEncoding.EncodeToString(key))
+}
