@@ -36,12 +36,12 @@ func compareCommand(ctx context.Context, args []string) error {
 	}
 	defer os.RemoveAll(dir)
 	fmt.Println("building", revision)
-	older, err := buildRevision(ctx, revision, dir)
+	older, source, err := buildRevision(ctx, revision, dir)
 	if err != nil {
 		return err
 	}
 	r := o.report(ctx, head)
-	b := &bench{options: o, builds: []build{{head, binary}, {base, older}}}
+	b := &bench{options: o, builds: []build{{head, binary, "."}, {base, older, source}}}
 	if r.Samples, err = b.run(ctx); err != nil || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
@@ -49,15 +49,15 @@ func compareCommand(ctx context.Context, args []string) error {
 }
 
 // buildRevision builds the gateway of another revision, from an export of it: the working tree stays as it is.
-func buildRevision(ctx context.Context, revision, dir string) (binary string, err error) {
+func buildRevision(ctx context.Context, revision, dir string) (binary, source string, err error) {
 	if revision == "" {
-		return "", errors.New("say what to compare with: make bench-compare BASE=revision")
+		return "", "", errors.New("say what to compare with: make bench-compare BASE=revision")
 	}
 	archive := filepath.Join(dir, "source.tar")
-	source := filepath.Join(dir, "source")
+	source = filepath.Join(dir, "source")
 	binary = filepath.Join(dir, "gateway")
 	if err := os.Mkdir(source, 0o700); err != nil {
-		return "", err
+		return "", "", err
 	}
 	for _, step := range []*exec.Cmd{
 		exec.CommandContext(ctx, "git", "archive", "--format=tar", "-o", archive, "--end-of-options", revision),
@@ -66,10 +66,10 @@ func buildRevision(ctx context.Context, revision, dir string) (binary string, er
 	} {
 		step.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := step.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w: %s", step, err, out)
+			return "", "", fmt.Errorf("%s: %w: %s", step, err, out)
 		}
 	}
-	return binary, nil
+	return binary, source, nil
 }
 
 // gate prints the comparison and returns an error if there is a regression.

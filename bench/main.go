@@ -43,6 +43,12 @@ func command(ctx context.Context, args []string) error {
 		return generate(ctx)
 	case name == "origin" && len(args) == 2:
 		return origin.Serve(ctx, args[0], args[1], func() {})
+	case name == "peer" && len(args) == 2 && args[0] == "echo":
+		return origin.Echo(args[1])
+	case name == "peer" && len(args) == 2 && args[0] == "steer":
+		return peer.Steered(ctx, args[1])
+	case name == "peer" && len(args) > 4 && args[0] == "minimal":
+		return peer.Minimal(args[1], args[2], args[3], args[4:])
 	case name == "peer" && len(args) == 5 && args[0] == "goproxy":
 		return peer.Goproxy(args[1], args[2], args[3], args[4])
 	case name == "peer" && len(args) > 4 && args[0] == "net/http":

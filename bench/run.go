@@ -26,6 +26,7 @@ type options struct {
 	form       scenario.Form
 	only, root string
 	samples    string
+	images     string
 }
 
 // parse reads the flags of a command; more adds its own.
@@ -40,6 +41,7 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	fs.StringVar(&o.only, "scenarios", "", "the scenarios to run, as S1,S6; empty: all")
 	fs.StringVar(&o.root, "peers", "/var/lib/boxgate/peers", "where dist/peers.sh has unpacked the peers")
 	fs.StringVar(&o.samples, "samples", "bin/bench-"+name+".jsonl", "file that every sample is written to")
+	fs.StringVar(&o.images, "images", "/var/lib/boxgate/images", "where `gateway image build` has unpacked the debian image")
 	more(fs)
 	if err := fs.Parse(args); err != nil {
 		return o, err
@@ -92,8 +94,10 @@ func runCommand(ctx context.Context, args []string) error {
 	for _, p := range peers {
 		r.Programs = append(r.Programs, report.Version{Name: p.Name, Version: p.Version})
 	}
-	r.Programs = append(r.Programs, report.Version{Name: scenario.Direct, Version: "at all: the load generator and the origin by themselves"})
-	b := &bench{options: o, builds: []build{{ours, binary}}, peers: peers}
+	r.Programs = append(r.Programs,
+		report.Version{Name: scenario.Tproxy, Version: "before a listener of a few lines"}, report.Version{Name: scenario.Bare, Version: "of the kernel"},
+		report.Version{Name: scenario.Direct, Version: "at all: the load generator and the origin by themselves"})
+	b := &bench{options: o, builds: []build{{ours, binary, "."}}, peers: peers}
 	r.Samples, err = b.run(ctx)
 	if len(r.Samples) == 0 || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
@@ -144,7 +148,7 @@ func version(ctx context.Context, gateway string) string {
 }
 
 // build is one gateway to measure.
-type build struct{ name, binary string }
+type build struct{ name, binary, source string }
 
 // bench is one run: the builds and the peers in the scenarios that were asked for.
 type bench struct {
@@ -169,7 +173,7 @@ func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	f, err := field.New(ctx)
+	f, err := field.New(ctx, b.images)
 	if err != nil {
 		return nil, err
 	}
@@ -228,15 +232,15 @@ func (b *bench) prepare(ctx context.Context, f *field.Field, samples io.Writer) 
 		if err != nil {
 			return nil, err
 		}
-		if _, err := root.Backend(ctx, f, g.Box, build.name); err != nil {
+		if err := root.Backend(ctx, f, g.Box, build.name); err != nil {
 			return nil, err
 		}
-		r.Programs = append(r.Programs, scenario.NewGateway(build.name, g))
+		r.Programs = append(r.Programs, scenario.NewGateway(build.name, build.source, g))
 	}
 	if len(b.peers) == 0 {
 		return r, nil
 	}
-	if _, err := root.Backend(ctx, f, f.Client, "peers"); err != nil {
+	if err := root.Backend(ctx, f, f.Client, "peers"); err != nil {
 		return nil, err
 	}
 	for _, p := range b.peers {
@@ -246,6 +250,6 @@ func (b *bench) prepare(ctx context.Context, f *field.Field, samples io.Writer) 
 		}
 		r.Programs = append(r.Programs, scenario.NewPeer(p, f, root))
 	}
-	r.Programs = append(r.Programs, scenario.NewDirect(f))
+	r.Programs = append(r.Programs, scenario.NewTproxy(f, root), scenario.NewBare(f), scenario.NewDirect(f))
 	return r, nil
 }

@@ -4,14 +4,14 @@
 set -euo pipefail
 root=${1:-/var/lib/boxgate/peers}
 coredns=github.com/coredns/coredns@v1.15.0
-packages=(haproxy nginx-light libnginx-mod-stream caddy unbound dnsmasq-base mitmproxy)
+packages=(haproxy nginx-light libnginx-mod-stream caddy squid-openssl unbound dnsmasq-base mitmproxy)
 
-# unpack PACKAGE: it, and what it needs that this system lacks
+# unpack PACKAGE: it, and what it needs that this system lacks, but for what only its maintenance scripts need
 unpack() {
   local work needs
   work=$(mktemp -d)
   chmod 777 "$work"
-  if needs=$(apt-get install -s --no-install-recommends "$1" 2>/dev/null | awk '$1 == "Inst" {print $2}') &&
+  if needs=$(apt-get install -s --no-install-recommends "$1" 2>/dev/null | awk '$1 == "Inst" && $2 !~ /perl|logrotate/ {print $2}') &&
     (cd "$work" && apt-get download -qq $needs >/dev/null); then
     for deb in "$work"/*.deb; do dpkg -x "$deb" "$root"; done
     touch "$root/.have-$1"

@@ -2,44 +2,67 @@ package field
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 
 	"boxgate/api"
+	"boxgate/bench/load"
 	"boxgate/bench/origin"
 )
 
 // boxName is the box that the load comes from.
 const boxName = "load"
 
-// Furnish attaches the box that the load comes from, with the policy and the header rules of all scenarios, and opens a
-// public URL on it.
-func (g *Gateway) Furnish(ctx context.Context) error {
+// routedName is the box whose traffic the kernel forwards.
+const routedName = "routed"
+
+// The policies of the two boxes.
+var (
+	named  = map[string]any{"mode": "custom", "allowed_domains": []string{"*." + origin.Suffix}}
+	routed = map[string]any{"mode": "custom", "allowed_cidrs": []string{origin.Network}}
+)
+
+// Furnish attaches the boxes that the load comes from, with the policies and the header rules of all scenarios, and opens
+// public URLs on the one.
+func (g *Gateway) Furnish(ctx context.Context) (err error) {
 	headers := map[string]any{}
 	for _, pattern := range []string{"up", "sink", "grpc", "*.fresh"} {
 		headers[pattern+"."+origin.Suffix] = map[string]string{origin.Header: origin.Value}
 	}
-	err := g.Client.Do(ctx, "POST", "/v2/box/attach", map[string]any{
-		"netns": g.Box.Path(), "name": boxName, "attach_headers": headers,
-		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"*." + origin.Suffix}},
-	}, nil)
-	if err != nil {
-		return fmt.Errorf("attaching the box: %w", err)
+	for _, box := range []map[string]any{
+		{"netns": g.Box.Path(), "name": boxName, "attach_headers": headers, "network_policy": named},
+		{"netns": g.Routed.Path(), "name": routedName, "network_policy": routed},
+	} {
+		if err := g.Client.Do(ctx, "POST", "/v2/box/attach", box, nil); err != nil {
+			return fmt.Errorf("attaching a box: %w", err)
+		}
 	}
+	if g.URL, err = g.publish(ctx, BackendPort); err != nil {
+		return err
+	}
+	g.Echo, err = g.publish(ctx, EchoPort)
+	return err
+}
+
+// publish opens a public URL on a port of the box.
+func (g *Gateway) publish(ctx context.Context, port int) (Public, error) {
 	var opened struct{ URL, Token string }
-	if err := g.Client.Do(ctx, "POST", api.BoxPath(boxName, "preview"), map[string]any{"port": BackendPort, "bearer_token": true}, &opened); err != nil {
-		return fmt.Errorf("opening a public URL: %w", err)
+	if err := g.Client.Do(ctx, "POST", api.BoxPath(boxName, "preview"), map[string]any{"port": port, "bearer_token": true}, &opened); err != nil {
+		return Public{}, fmt.Errorf("opening a public URL: %w", err)
 	}
 	u, err := url.Parse(opened.URL)
 	if err != nil {
-		return err
+		return Public{}, err
 	}
-	g.URL = Public{Host: u.Hostname(), Token: opened.Token}
-	return nil
+	return Public{Host: u.Hostname(), Token: opened.Token}, nil
 }
 
-// BackendPort is the port of the server behind public URLs.
-const BackendPort = 8080
+// The ports of the servers behind public URLs: one for requests, one that echoes WebSocket messages.
+const (
+	BackendPort = 8080
+	EchoPort    = 8090
+)
 
 // Populate attaches further boxes, up to so many.
 func (g *Gateway) Populate(ctx context.Context, count int) error {
@@ -61,8 +84,26 @@ func crowdName(i int) string { return fmt.Sprintf("crowd%d", i) }
 
 // PutPolicy replaces the policy of one of the further boxes by another of so many rules.
 func (g *Gateway) PutPolicy(ctx context.Context, box, rules, seed int) error {
-	return g.Client.Do(ctx, "PUT", api.BoxPath(crowdName(box%len(g.boxes)), "config", "network-policy"), policy(rules, seed), nil)
+	return g.Client.Do(ctx, "PUT", policyPath(crowdName(box%len(g.boxes))), policy(rules, seed), nil)
 }
+
+// Restore gives the two boxes their policies again.
+func (g *Gateway) Restore(ctx context.Context) error {
+	return errors.Join(
+		g.Client.Do(ctx, "PUT", policyPath(boxName), named, nil), g.Client.Do(ctx, "PUT", policyPath(routedName), routed, nil))
+}
+
+// Denial is the request that cuts all connections of the box that the load comes from, or of the routed one.
+func (g *Gateway) Denial(ofRouted bool) (*load.Put, error) {
+	key, err := g.key()
+	name := boxName
+	if ofRouted {
+		name = routedName
+	}
+	return &load.Put{Socket: g.socket(), Key: key, Path: policyPath(name), Policy: map[string]any{"mode": "deny-all"}}, err
+}
+
+func policyPath(box string) string { return api.BoxPath(box, "config", "network-policy") }
 
 // policy allows domains and networks, half of each, that another seed does not.
 func policy(rules, seed int) map[string]any {

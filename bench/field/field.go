@@ -24,13 +24,17 @@ const (
 	PeersListen = "172.31.2.1" // the peers', on the client's side
 	PeersPublic = "172.31.1.2" // the peers', on the upstream's side
 	ClientAddr  = "172.31.2.2"
+
+	steererListen, steererPublic, steeredAddr = "172.31.4.1", "172.31.3.2", "172.31.4.2"
 )
 
 // Field is the namespaces of a run. They are unnamed and end with this process, however it ends.
 type Field struct {
 	Dir                     string // of files; removed at the end
 	Upstream, Peers, Client *testnet.NS
+	Steerer, Steered        *testnet.NS // a host whose nftables lead a client's connections to a listener, and that client
 	Certificates            Certificates
+	Images                  string // where the gateway unpacks images
 
 	lock     *os.File
 	gateways []*Gateway
@@ -38,7 +42,7 @@ type Field struct {
 }
 
 // New creates the namespaces but for those of gateways.
-func New(ctx context.Context) (*Field, error) {
+func New(ctx context.Context, images string) (*Field, error) {
 	if err := removeStale(); err != nil {
 		return nil, fmt.Errorf("removing what an earlier run has left: %w", err)
 	}
@@ -49,7 +53,7 @@ func New(ctx context.Context) (*Field, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Field{Dir: dir}
+	f := &Field{Dir: dir, Images: images}
 	if f.lock, err = lock(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -66,14 +70,16 @@ func (f *Field) build(ctx context.Context) (err error) {
 	if f.Certificates, err = newCertificates(f.Dir); err != nil {
 		return err
 	}
-	for _, ns := range []**testnet.NS{&f.Upstream, &f.Peers, &f.Client} {
+	for _, ns := range []**testnet.NS{&f.Upstream, &f.Peers, &f.Client, &f.Steerer, &f.Steered} {
 		if *ns, err = f.Namespace(ctx); err != nil {
 			return err
 		}
 	}
 	if err := errors.Join(
 		connect(ctx, f.Upstream, "172.31.1.1", f.Peers, PeersPublic, "peers"),
-		connect(ctx, f.Client, ClientAddr, f.Peers, PeersListen, "client")); err != nil {
+		connect(ctx, f.Client, ClientAddr, f.Peers, PeersListen, "client"),
+		connect(ctx, f.Upstream, "172.31.3.1", f.Steerer, steererPublic, "steerer"),
+		connect(ctx, f.Steered, steeredAddr, f.Steerer, steererListen, "steered")); err != nil {
 		return err
 	}
 	var addresses strings.Builder
@@ -83,8 +89,26 @@ func (f *Field) build(ctx context.Context) (err error) {
 	return errors.Join(
 		run(ctx, f.Upstream, addresses.String()),
 		run(ctx, f.Peers, "ip route add default via 172.31.1.1\n"+redirect),
-		run(ctx, f.Client, "ip route add default via "+PeersListen))
+		run(ctx, f.Client, "ip route add default via "+PeersListen),
+		run(ctx, f.Steerer, "ip route add default via 172.31.3.1\n"+steer),
+		run(ctx, f.Steered, "ip route add default via "+steererListen))
 }
+
+// SteeredPort is where connections arrive that nftables lead to a transparent listener.
+const SteeredPort = 8998
+
+// steer leads connections to a transparent listener, as the kernel's documentation of TPROXY says: those of known sockets
+// by one lookup, new ones to the listener.
+const steer = `
+ip rule add fwmark 1 lookup 100
+ip route add local default dev lo table 100
+nft 'table ip steer {
+  chain divert { type filter hook prerouting priority mangle; iifname "steered" jump known; }
+  chain known {
+    meta l4proto tcp socket transparent 1 meta mark set 1 accept
+    tcp dport 443 tproxy to :8998 meta mark set 1 accept
+  }
+}'`
 
 // redirect leads the client's connections to the peers and masquerades theirs.
 const redirect = `

@@ -46,7 +46,7 @@ func TestFieldLeavesNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("namespaces need root: run the tests as make test does")
 	}
-	f, err := New(t.Context())
+	f, err := New(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,8 +29,10 @@ type Gateway struct {
 	Name    string
 	Public  string // its address on the upstream's side
 	NS, Box *testnet.NS
+	Routed  *testnet.NS // a box whose traffic the kernel forwards
 	Client  *api.Client
 	URL     Public
+	Echo    Public // that of the server that echoes WebSocket messages
 
 	field  *Field
 	binary string
@@ -59,7 +61,7 @@ limits:
   upstreams: 16000
   kernel_flows: 65536
   dns_queries_per_second: 1000000
-launcher: {images: {default: %[1]s/root}, run_dir: %[4]s}
+launcher: {images: {default: %[5]q}, image_dir: %[6]q, run_dir: %[4]s}
 metrics: {listen: ""}
 log: {level: info, format: json}
 `
@@ -73,13 +75,13 @@ func (f *Field) Gateway(ctx context.Context, name, binary string) (*Gateway, err
 	number := 10 + len(f.gateways)
 	g := &Gateway{Name: name, Public: fmt.Sprintf("172.31.%d.2", number), field: f, binary: binary, dir: dir}
 	f.gateways = append(f.gateways, g)
-	for _, ns := range []**testnet.NS{&g.NS, &g.Box} {
+	for _, ns := range []**testnet.NS{&g.NS, &g.Box, &g.Routed} {
 		if *ns, err = f.Namespace(ctx); err != nil {
 			return nil, err
 		}
 	}
 	upstream := fmt.Sprintf("172.31.%d.1", number)
-	config := fmt.Sprintf(settings, dir, origin.Name, f.Certificates.Upstream.CA, g.runDir())
+	config := fmt.Sprintf(settings, dir, origin.Name, f.Certificates.Upstream.CA, g.runDir(), f.image(dir), f.Images)
 	return g, errors.Join(
 		os.MkdirAll(filepath.Join(dir, "root", "bin"), 0o755), // an image that nothing is launched from
 		connect(ctx, f.Upstream, upstream, g.NS, g.Public, fmt.Sprintf("gateway%d", number)),
@@ -164,12 +166,19 @@ func (g *Gateway) awaitReady(ctx context.Context, ready *net.UnixConn) error {
 		return fmt.Errorf("%s did not become ready: %w", g.Name, ctx.Err())
 	case <-reported:
 	}
-	key, err := os.ReadFile(filepath.Join(g.dir, "state", "api-key"))
+	key, err := g.key()
 	if err != nil {
 		return err
 	}
-	g.Client = api.NewClient(filepath.Join(g.dir, "admin.sock"), strings.TrimSpace(string(key)))
+	g.Client = api.NewClient(g.socket(), key)
 	return g.Client.Do(ctx, "GET", "/readyz", nil, nil)
+}
+
+func (g *Gateway) socket() string { return filepath.Join(g.dir, "admin.sock") }
+
+func (g *Gateway) key() (string, error) {
+	key, err := os.ReadFile(filepath.Join(g.dir, "state", "api-key"))
+	return strings.TrimSpace(string(key)), err
 }
 
 // logEnd is the end of what the gateway wrote.

@@ -96,6 +96,14 @@ func (g *generator) open(t target) (*tls.Conn, error) {
 	return c, raw.SetDeadline(time.Time{})
 }
 
+// reach is open, or the connection alone if there is no TLS.
+func (g *generator) reach(t target) (net.Conn, error) {
+	if g.Plain {
+		return g.dial(t.host)
+	}
+	return g.open(t)
+}
+
 // note keeps what the first handshake negotiated, and refuses another certificate than one for the name.
 func (g *generator) note(s tls.ConnectionState) error {
 	leaf := s.PeerCertificates[0]

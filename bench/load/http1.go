@@ -3,10 +3,10 @@ package load
 import (
 	"bufio"
 	"bytes"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -15,7 +15,7 @@ import (
 // keepAlive sends one request after the other over one connection.
 func (g *generator) keepAlive(w *worker) error {
 	t := g.next()
-	c, err := g.open(t)
+	c, err := g.reach(t)
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (g *generator) keepAlive(w *worker) error {
 
 // interrupt ends a connection when the measurement is over: a large body is not waited for. The function it returns ends
 // the watch.
-func (g *generator) interrupt(c *tls.Conn) (stop func()) {
+func (g *generator) interrupt(c net.Conn) (stop func()) {
 	closed := make(chan struct{})
 	go func() {
 		select {

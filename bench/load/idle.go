@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"sync"
@@ -19,12 +20,8 @@ const opening = 16
 // idle opens connections, sends one request over each, and reads the memory of the program under test at every step,
 // once it has rested.
 func (g *generator) idle() (Result, error) {
-	var held []*tls.Conn
-	defer func() {
-		for _, c := range held {
-			_ = c.NetConn().Close()
-		}
-	}()
+	var held []net.Conn
+	defer func() { abandon(held) }()
 	steps := []Held{}
 	for _, goal := range append([]int{0}, g.Steps...) {
 		more, err := g.hold(goal - len(held))
@@ -45,8 +42,18 @@ func (g *generator) idle() (Result, error) {
 	return Result{Units: int64(len(held)), Seconds: 1, TLS: g.tlsText, Held: steps}, g.ctx.Err()
 }
 
+// abandon closes connections without a word of TLS.
+func abandon(conns []net.Conn) {
+	for _, c := range conns {
+		if t, ok := c.(*tls.Conn); ok {
+			c = t.NetConn()
+		}
+		_ = c.Close()
+	}
+}
+
 // hold opens so many further connections.
-func (g *generator) hold(count int) (held []*tls.Conn, err error) {
+func (g *generator) hold(count int) (held []net.Conn, err error) {
 	var mu sync.Mutex
 	var workers sync.WaitGroup
 	free := make(chan struct{}, opening)
@@ -69,9 +76,9 @@ func (g *generator) hold(count int) (held []*tls.Conn, err error) {
 }
 
 // rest opens one connection and leaves it idle after one request.
-func (g *generator) rest() (*tls.Conn, error) {
+func (g *generator) rest() (net.Conn, error) {
 	t := g.next()
-	c, err := g.open(t)
+	c, err := g.reach(t)
 	if err != nil {
 		return nil, err
 	}
@@ -83,8 +90,8 @@ func (g *generator) rest() (*tls.Conn, error) {
 }
 
 // alive reports an error unless all connections are still open: memory that was given back by closing them does not count.
-func alive(conns []*tls.Conn) error {
-	closed := slices.IndexFunc(conns, func(c *tls.Conn) bool {
+func alive(conns []net.Conn) error {
+	closed := slices.IndexFunc(conns, func(c net.Conn) bool {
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Microsecond))
 		_, err := c.Read(make([]byte, 1))
 		return !errors.Is(err, os.ErrDeadlineExceeded)

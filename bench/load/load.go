@@ -27,6 +27,8 @@ const (
 	Tunnel    Kind = "tunnel"    // connections over which a ClientHello is sent, and 1 KiB comes back
 	Idle      Kind = "idle"      // connections held open after one request
 	DNS       Kind = "dns"       // queries
+	WebSocket Kind = "websocket" // messages, each returned
+	Cut       Kind = "cut"       // connections held open until a policy cuts them
 )
 
 // Options describe one measurement.
@@ -51,6 +53,9 @@ type Options struct {
 	Refused bool   // for DNS: the answer is no, or an address that leads nowhere
 	Ask     string // resolver that is asked for the names beforehand
 
+	Plain bool // HTTP without TLS
+	Put   *Put // for Cut
+
 	PIDs []int // of the program under test
 }
 
@@ -66,6 +71,9 @@ type Result struct {
 	P99     float64 // in microseconds
 	TLS     string  // what was negotiated
 	Held    []Held  // for Idle
+	Last    float64 // for Cut: when the last connection was cut, in microseconds after the policy was sent
+	Softirq int64   // nanoseconds of the whole machine in softirqs, as coarse as the kernel counts them
+	Packets int64   // at the generator's interfaces, both ways
 }
 
 // Held is the memory of the program under test with so many connections open.
@@ -86,12 +94,15 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err := g.ask(); err != nil {
 		return Result{}, fmt.Errorf("asking for the names beforehand: %w", err)
 	}
-	if o.Kind == Idle {
+	switch o.Kind {
+	case Idle:
 		return g.idle()
+	case Cut:
+		return g.cut()
 	}
 	work, ok := map[Kind]func(*worker) error{
 		KeepAlive: g.keepAlive, Fresh: g.fresh, HTTP2: g.http2, GRPC: g.http2, Download: g.keepAlive, Upload: g.keepAlive,
-		Tunnel: g.tunnel, DNS: g.dns,
+		Tunnel: g.tunnel, DNS: g.dns, WebSocket: g.webSocket,
 	}[o.Kind]
 	if !ok {
 		return Result{}, fmt.Errorf("no load of kind %q", o.Kind)

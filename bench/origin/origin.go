@@ -32,13 +32,17 @@ const (
 // Addresses of the origins, and the names that lead there. Every other name below bench.test is that of the web server,
 // but for names below denied.test, which no box may ask for.
 const (
-	Web    = "203.0.113.10"
-	Hello  = "203.0.113.11"
-	Sink   = "203.0.113.12"
-	GRPC   = "203.0.113.13"
-	Name   = "203.0.113.53"
-	Suffix = "bench.test"
+	Web     = "203.0.113.10"
+	Hello   = "203.0.113.11"
+	Sink    = "203.0.113.12"
+	GRPC    = "203.0.113.13"
+	Name    = "203.0.113.53"
+	Network = "203.0.113.0/24" // of them all
+	Suffix  = "bench.test"
 )
+
+// Plain is the port at which the web server answers without TLS, and asks for no header.
+const Plain = "8080"
 
 // Method is the gRPC method that echoes its message.
 const Method = "/bench.Echo/Unary"

@@ -32,11 +32,15 @@ const (
 	Splice      Role = "splice"       // connections passed on by their server name
 	SpliceBulk  Role = "splice-bulk"  // the same, to the web server
 	Public      Role = "public"       // a TLS front with a bearer check before a plain server
+	PublicH2    Role = "public-h2"    // the same for clients that speak HTTP/2
+	WebSocket   Role = "websocket"    // the same before a server that echoes WebSocket messages
+	Routed      Role = "routed"       // HTTP without TLS that the kernel forwards, with the address masqueraded
+	RoutedNew   Role = "routed-new"   // new connections that it forwards
 	Resolve     Role = "dns"          // a resolver that caches, forwards and refuses
 )
 
 // roles are all of them; the place of one says which port it has.
-var roles = []Role{Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public, Resolve}
+var roles = []Role{Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public, PublicH2, WebSocket, Routed, RoutedNew, Resolve}
 
 // Peer is a program to compare with.
 type Peer struct {
@@ -47,6 +51,7 @@ type Peer struct {
 	TLS      string // what is negotiated with it, where it cannot be told
 
 	binary      string
+	start       string // what it is started by, if not itself
 	versionFlag string
 	base        uint16 // the port of the first role
 	args        func(e *environment) ([]string, error)
@@ -58,6 +63,9 @@ func (p *Peer) Port(r Role) uint16 { return p.base + uint16(slices.Index(roles, 
 // Plays reports whether the peer has a role.
 func (p *Peer) Plays(r Role) bool { return slices.Contains(p.Roles, r) }
 
+// Anchor is the peer that shows what the machine allows a program in Go.
+const Anchor = "minimal Go"
+
 // Root is where the packages are unpacked.
 type Root string
 
@@ -67,18 +75,20 @@ func (r Root) All(ctx context.Context) []*Peer {
 	mitm := r.program("mitmproxy", "mitmdump", "--version", mitmproxy, Intercept)
 	mitm.TLS = "TLS 1.3 TLS_AES_256_GCM_SHA384 X25519 ECDSA"
 	peers := []*Peer{
-		r.program("HAProxy", "haproxy", "-v", haproxy, Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public),
-		r.program("nginx", "nginx", "-v", nginx("nginx.conf"), Intercept, GRPC, Upload, Splice, SpliceBulk, Public),
+		{Name: Anchor, binary: self, args: minimalGo, Version: runtime.Version(), Roles: []Role{Intercept, InterceptH2, GRPC}},
+		r.program("HAProxy", "haproxy", "-v", haproxy, Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public, PublicH2, WebSocket),
+		r.program("nginx", "nginx", "-v", nginx("nginx.conf"), Intercept, GRPC, Upload, Splice, SpliceBulk, Public, PublicH2, WebSocket),
 		{Name: "net/http", binary: self, args: netHTTP, Version: runtime.Version(), Roles: []Role{Intercept, InterceptH2, GRPC, Upload}},
 		{Name: "goproxy", binary: self, args: goProxy, Version: moduleVersion(goproxy.ProxyHttpServer{}), Explicit: true, Roles: []Role{Intercept}},
 		mitm,
-		r.program("Caddy", "caddy", "version", caddy, Public),
+		r.squid(),
+		r.program("Caddy", "caddy", "version", caddy, Public, PublicH2, WebSocket),
 		r.program("unbound", "unbound", "-V", unbound, Resolve),
 		r.program("dnsmasq", "dnsmasq", "--version", dnsmasq, Resolve),
 		r.program("CoreDNS", "coredns", "-version", coredns, Resolve),
 	}
 	for i, p := range peers {
-		p.base = uint16(9100 + 100*i)
+		p.base = uint16(9100 + 50*i)
 		if p.Version == "" && p.binary != "" {
 			p.Version = r.version(ctx, p.binary, p.versionFlag)
 		}
@@ -137,7 +147,9 @@ type environment struct {
 	field.Certificates
 	Dir, Header, Value, Suffix string
 	Web, Sink, GRPC, Name      string
-	Listen, Backend, Kilobyte  string
+	Listen, Backend, Echo      string
+	Kilobyte                   string
+	Squid, SquidShare          string // its helpers, its other files
 	NginxModules               string
 	Processors, MaxConns       int
 	Splices                    map[Role]string
@@ -182,15 +194,31 @@ func dnsmasq(e *environment) ([]string, error) {
 
 func mitmproxy(e *environment) ([]string, error) {
 	confdir := filepath.Join(e.Dir, "mitmproxy")
-	key, errKey := os.ReadFile(e.Peers.CAKey)
-	cert, errCert := os.ReadFile(e.Peers.CA)
-	err := errors.Join(errKey, errCert, os.MkdirAll(confdir, 0o755),
-		os.WriteFile(filepath.Join(confdir, "mitmproxy-ca.pem"), slices.Concat(key, cert), 0o600))
+	err := errors.Join(os.MkdirAll(confdir, 0o755), e.joinCA(filepath.Join(confdir, "mitmproxy-ca.pem")))
 	return []string{
 		"-q", "--mode", fmt.Sprintf("reverse:https://%s:443", e.Web), "--listen-host", "0.0.0.0", "-p", strconv.Itoa(int(e.port(Intercept))),
 		"--set", "keep_host_header=true", "--set", "connection_strategy=lazy", "--set", "confdir=" + confdir, "--set", "ssl_verify_upstream_trusted_ca=" + e.Upstream.CA,
 		"--set", fmt.Sprintf("modify_headers=|%s|%s", e.Header, e.Value), "--set", "stream_large_bodies=512k",
 	}, err
+}
+
+func minimalGo(e *environment) ([]string, error) {
+	return []string{
+		"peer", "minimal", e.Peers.Leaf, e.Peers.LeafKey, e.Upstream.CA,
+		endpoint(e, Intercept, e.Web), endpoint(e, InterceptH2, e.Web), endpoint(e, GRPC, e.GRPC),
+	}, nil
+}
+
+// endpoint is a role as a peer of this program is told it: the role, where it listens, and the server behind it.
+func endpoint(e *environment, r Role, to string) string {
+	return fmt.Sprintf("%s=0.0.0.0:%d=%s:443", r, e.port(r), to)
+}
+
+// joinCA writes the peers' authority with its key into one file.
+func (e *environment) joinCA(path string) error {
+	key, errKey := os.ReadFile(e.Peers.CAKey)
+	cert, errCert := os.ReadFile(e.Peers.CA)
+	return errors.Join(errKey, errCert, os.WriteFile(path, slices.Concat(key, cert), 0o600))
 }
 
 func goProxy(e *environment) ([]string, error) {
@@ -201,7 +229,7 @@ func netHTTP(e *environment) ([]string, error) {
 	args := []string{"peer", "net/http", e.Peers.Leaf, e.Peers.LeafKey, e.Upstream.CA}
 	to := map[Role]string{Intercept: e.Web, InterceptH2: e.Web, GRPC: e.GRPC, Upload: e.Sink}
 	for _, r := range slices.Sorted(maps.Keys(to)) {
-		args = append(args, fmt.Sprintf("%s=0.0.0.0:%d=%s:443", r, e.port(r), to[r]))
+		args = append(args, endpoint(e, r, to[r]))
 	}
 	return args, nil
 }

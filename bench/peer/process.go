@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -49,7 +50,7 @@ func (p *Peer) Start(ctx context.Context, r Root, f *field.Field) (*Process, err
 	if err != nil {
 		return nil, err
 	}
-	process, err := r.start(f.Peers, e, p.Name, p.binary, args)
+	process, err := r.start(f.Peers, e, p.Name, cmp.Or(p.start, p.binary), args)
 	if err != nil {
 		return nil, err
 	}
@@ -73,13 +74,30 @@ func (r Root) Web(ctx context.Context, f *field.Field) (*Process, error) {
 	return r.nginx(ctx, f.Upstream, e, "web.conf", origin.Web+":443")
 }
 
-// Backend runs nginx as the server behind public URLs, in the namespace of a box or the client.
-func (r Root) Backend(ctx context.Context, f *field.Field, ns *testnet.NS, name string) (*Process, error) {
+// Backend runs the servers behind public URLs, in the namespace of a box or the client: nginx, and one for WebSockets.
+func (r Root) Backend(ctx context.Context, f *field.Field, ns *testnet.NS, name string) error {
 	e, err := r.environment(f, "backend-"+name, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := r.nginx(ctx, ns, e, "backend.conf", fmt.Sprintf("127.0.0.1:%d", field.BackendPort)); err != nil {
+		return err
+	}
+	_, err = r.own(ctx, ns, e, fmt.Sprintf("127.0.0.1:%d", field.EchoPort), "peer", "echo", fmt.Sprintf("0.0.0.0:%d", field.EchoPort))
+	return err
+}
+
+// own runs a server of this program and waits until it listens.
+func (r Root) own(ctx context.Context, ns *testnet.NS, e *environment, address string, args ...string) (*Process, error) {
+	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	return r.nginx(ctx, ns, e, "backend.conf", fmt.Sprintf("127.0.0.1:%d", field.BackendPort))
+	process, err := r.start(ns, e, filepath.Base(e.Dir), self, args)
+	if err == nil {
+		err = process.await(ctx, ns, address, false)
+	}
+	return process, err
 }
 
 func (r Root) nginx(ctx context.Context, ns *testnet.NS, e *environment, config, address string) (*Process, error) {
@@ -104,15 +122,11 @@ func (r Root) Origin(ctx context.Context, f *field.Field) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	self, err := os.Executable()
+	process, err := r.own(ctx, f.Upstream, e, origin.GRPC+":443", "origin", e.Upstream.Leaf, e.Upstream.LeafKey)
 	if err != nil {
 		return nil, err
 	}
-	process, err := r.start(f.Upstream, e, "origin", self, []string{"origin", e.Upstream.Leaf, e.Upstream.LeafKey})
-	if err != nil {
-		return nil, err
-	}
-	return process, errors.Join(process.await(ctx, f.Upstream, origin.GRPC+":443", false), process.await(ctx, f.Upstream, origin.Name+":53", true))
+	return process, process.await(ctx, f.Upstream, origin.Name+":53", true)
 }
 
 func (r Root) environment(f *field.Field, name string, port func(Role) uint16) (*environment, error) {
@@ -120,8 +134,8 @@ func (r Root) environment(f *field.Field, name string, port func(Role) uint16) (
 	return &environment{
 		Certificates: f.Certificates, Dir: dir, Header: origin.Header, Value: origin.Value, Suffix: origin.Suffix,
 		Web: origin.Web, Sink: origin.Sink, GRPC: origin.GRPC, Name: origin.Name, Listen: field.PeersListen,
-		Backend: fmt.Sprintf("%s:%d", field.ClientAddr, field.BackendPort), Kilobyte: fmt.Sprintf(`{"data":"%s"}`, strings.Repeat("x", 1024-len(`{"data":""}`))),
-		NginxModules: r.modules(), Processors: runtime.NumCPU(), MaxConns: maxConns(), Splices: map[Role]string{Splice: origin.Hello, SpliceBulk: origin.Web},
+		Backend: fmt.Sprintf("%s:%d", field.ClientAddr, field.BackendPort), Echo: fmt.Sprintf("%s:%d", field.ClientAddr, field.EchoPort), Kilobyte: fmt.Sprintf(`{"data":"%s"}`, strings.Repeat("x", 1024-len(`{"data":""}`))),
+		NginxModules: r.modules(), Squid: r.share("usr/lib/squid"), SquidShare: r.share("usr/share/squid"), Processors: runtime.NumCPU(), MaxConns: maxConns(), Splices: map[Role]string{Splice: origin.Hello, SpliceBulk: origin.Web},
 		port: port, root: r,
 	}, err
 }
@@ -137,10 +151,15 @@ func maxConns() int {
 
 // modules is where nginx keeps its modules.
 func (r Root) modules() string {
-	if dir := filepath.Join(string(r), "usr/lib/nginx/modules"); isDir(dir) {
-		return dir
+	return r.share("usr/lib/nginx/modules")
+}
+
+// share is a directory of a package, unpacked or installed.
+func (r Root) share(dir string) string {
+	if path := filepath.Join(string(r), dir); isDir(path) {
+		return path
 	}
-	return "/usr/lib/nginx/modules"
+	return "/" + dir
 }
 
 func isDir(path string) bool {
@@ -195,7 +214,8 @@ func (p *Process) await(ctx context.Context, ns *testnet.NS, address string, nam
 		}
 		select {
 		case <-p.exited:
-			return fmt.Errorf("%s did not start: %s", p.Name, p.output.String())
+			said := p.output.String()
+			return fmt.Errorf("%s did not start: %s", p.Name, said[max(0, len(said)-500):])
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not listen on %s: %w", p.Name, address, err)
 		case <-time.After(20 * time.Millisecond):

@@ -4,6 +4,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -22,9 +23,6 @@ type Report struct {
 	Ours                          string // the program that the others are compared with
 }
 
-// bulkUnit is the cost of scenarios that move bytes.
-const bulkUnit = "s of CPU a GB"
-
 // Version is a program that was to be measured; without a version it was missing.
 type Version struct{ Name, Version string }
 
@@ -33,10 +31,15 @@ type key struct{ scenario, name, program string }
 
 // row is what the rounds of one program in one case have in common.
 type row struct {
-	cost           map[int]float64 // by round
-	rate, p50, p99 []float64
-	failures       []string
-	points         map[float64][]float64 // memory: cost by connections
+	cost, rate, p50, p99 map[int]float64 // by round
+	failures             []string
+	points               map[float64][]float64 // memory: cost by connections
+}
+
+func newRow() *row {
+	return &row{
+		cost: map[int]float64{}, rate: map[int]float64{}, p50: map[int]float64{}, p99: map[int]float64{}, points: map[float64][]float64{},
+	}
 }
 
 // rows collects the samples. Of a memory's steps, the one with the most connections is that of the tables.
@@ -46,7 +49,7 @@ func (r *Report) rows() map[key]*row {
 	for _, s := range r.Samples {
 		k := key{s.Scenario, s.Case, s.Program}
 		if out[k] == nil {
-			out[k] = &row{cost: map[int]float64{}, points: map[float64][]float64{}}
+			out[k] = newRow()
 		}
 		most[k] = max(most[k], s.Conns)
 	}
@@ -67,15 +70,25 @@ func (w *row) add(s scenario.Sample, counts bool) {
 		return
 	}
 	w.cost[s.Round] = s.Cost
-	w.rate, w.p50, w.p99 = append(w.rate, s.Rate), append(w.p50, s.P50), append(w.p99, s.P99)
+	w.rate[s.Round], w.p50[s.Round], w.p99[s.Round] = s.Rate, s.P50, s.P99
 }
 
-// costs are those of the rounds, of a program that took part.
-func (w *row) costs() map[int]float64 {
-	if w == nil {
+// figures are those of the rounds that a goal is about, of a program that took part.
+func (w *row) figures(of scenario.Measure) map[int]float64 {
+	switch {
+	case w == nil:
 		return nil
+	case of == scenario.P99:
+		return w.p99
+	case of == scenario.Rate:
+		return w.rate
 	}
 	return w.cost
+}
+
+// over is the median of the rounds, or NaN for none.
+func over(rounds map[int]float64) float64 {
+	return stat.Median(slices.Collect(maps.Values(rounds)))
 }
 
 // median is that of the costs, or NaN.
@@ -83,11 +96,7 @@ func (w *row) median() float64 {
 	if w == nil {
 		return math.NaN()
 	}
-	var all []float64
-	for _, c := range w.cost {
-		all = append(all, c)
-	}
-	return stat.Median(all)
+	return over(w.cost)
 }
 
 // Markdown returns the page.
@@ -121,43 +130,6 @@ func (r *Report) preface(b *strings.Builder) {
 		"round by round; the median is given, with the lowest and the highest. Below 1, %s costs less.\n", r.Ours, r.Ours)
 }
 
-// goals lists the aims, met or not.
-func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
-	var lines []string
-	for _, s := range r.Scenarios {
-		for _, g := range s.Targets {
-			for _, c := range s.Cases {
-				if g.Case != "" && g.Case != c.Name {
-					continue
-				}
-				ours, theirs := rows[key{s.ID, c.Name, r.Ours}], rows[key{s.ID, c.Name, g.Peer}]
-				if ours != nil || theirs != nil {
-					lines = append(lines, goalLine(s, c, g, ours, theirs))
-				}
-			}
-		}
-	}
-	if len(lines) > 0 {
-		fmt.Fprintf(b, "\n## Targets\n\n| scenario | case | against | target | measured | |\n|---|---|---|---|---|---|\n%s", strings.Join(lines, ""))
-	}
-}
-
-func goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, ours, theirs *row) string {
-	ratio := stat.Ratios(ours.costs(), theirs.costs())
-	against, measured, text := g.Peer, ratio.Median, ratioText(ratio)
-	if g.Peer == "" {
-		against, measured, text = s.Cost, ours.median(), number(ours.median())
-	}
-	verdict := "met"
-	switch {
-	case math.IsNaN(measured):
-		verdict = "**not measured**"
-	case measured > g.Most:
-		verdict = "**missed**"
-	}
-	return fmt.Sprintf("| %s | %s | %s | ≤ %s | %s | %s |\n", s.ID, c.Name, against, number(g.Most), text, verdict)
-}
-
 func ratioText(r stat.Ratio) string {
 	if r.Rounds == 0 {
 		return "–"
@@ -175,11 +147,7 @@ func (r *Report) scenario(b *strings.Builder, s scenario.Scenario, rows map[key]
 		return
 	}
 	fmt.Fprintf(b, "\n## %s: %s\n\n%s\n\n", s.ID, s.Title, s.Note)
-	perSecond := "per second"
-	if s.Cost == bulkUnit {
-		perSecond = "MB a second"
-	}
-	fmt.Fprintf(b, "| case | program | %s | %s ÷ it | %s | p50 µs | p99 µs |\n|---|---|---:|---:|---:|---:|---:|\n%s", s.Cost, r.Ours, perSecond, strings.Join(lines, ""))
+	fmt.Fprintf(b, "| case | program | %s | %s ÷ it | per second | p50 µs | p99 µs |\n|---|---|---:|---:|---:|---:|---:|\n%s", s.Cost, r.Ours, strings.Join(lines, ""))
 	for _, p := range r.plots(s, rows) {
 		fmt.Fprintf(b, "\n![%s](benchmarks/%s)\n", p.Title, p.file)
 	}
@@ -209,7 +177,7 @@ func (r *Report) caseLines(s scenario.Scenario, c scenario.Case, rows map[key]*r
 }
 
 func (r *Report) line(c scenario.Case, program string, w, ours *row) string {
-	cost, ratio, name := number(w.median()), "", program
+	cost, ratio, name := costText(w.median()), "", program
 	switch {
 	case program == scenario.Direct:
 		cost = "–"
@@ -222,10 +190,12 @@ func (r *Report) line(c scenario.Case, program string, w, ours *row) string {
 		cost += fmt.Sprintf(" (%d failed: %s)", len(w.failures), escape(w.failures[0]))
 	}
 	label := c.Name
-	if c.Cost != "" {
-		label += ": " + c.Cost + ", MB a second"
+	for _, unit := range []string{c.Cost, c.Rate} {
+		if unit != "" {
+			label += ", " + unit
+		}
 	}
-	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", label, name, cost, ratio, number(stat.Median(w.rate)), number(stat.Median(w.p50)), number(stat.Median(w.p99)))
+	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", label, name, cost, ratio, number(over(w.rate)), number(over(w.p50)), number(over(w.p99)))
 }
 
 // escape makes a text fit for a cell.
@@ -250,6 +220,14 @@ func number(v float64) string {
 		return fmt.Sprintf("%.1f", v)
 	}
 	return fmt.Sprintf("%.2f", v)
+}
+
+// costText writes a cost, which may be none at all.
+func costText(v float64) string {
+	if v == 0 {
+		return "0"
+	}
+	return number(v)
 }
 
 func thousands(n int64) string {

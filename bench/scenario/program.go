@@ -37,38 +37,63 @@ const negotiated = "TLS 1.3 TLS_AES_128_GCM_SHA256 X25519 ECDSA"
 // names are the hosts that clients ask for, by role.
 var names = map[peer.Role]string{
 	peer.Intercept: "up", peer.InterceptH2: "up", peer.GRPC: "grpc", peer.Upload: "sink", peer.Splice: "hello",
-	peer.SpliceBulk: "bulk", peer.Public: "public",
+	peer.SpliceBulk: "bulk", peer.Public: "public", peer.PublicH2: "public", peer.WebSocket: "public",
+	peer.Routed: "up", peer.RoutedNew: "hello",
 }
 
 // addresses are those of the hosts.
 var addresses = map[peer.Role]string{
 	peer.Intercept: origin.Web, peer.InterceptH2: origin.Web, peer.GRPC: origin.GRPC, peer.Upload: origin.Sink,
-	peer.Splice: origin.Hello, peer.SpliceBulk: origin.Web,
+	peer.Splice: origin.Hello, peer.SpliceBulk: origin.Web, peer.Routed: origin.Web, peer.RoutedNew: origin.Hello,
+}
+
+// at is where a role's host is reached.
+func at(role peer.Role) string {
+	if role == peer.Routed {
+		return addresses[role] + ":" + origin.Plain
+	}
+	return addresses[role] + ":443"
 }
 
 // paths are those that clients ask for.
 var paths = map[peer.Role]string{
-	peer.Intercept: "/1k", peer.InterceptH2: "/1k", peer.GRPC: origin.Method, peer.Upload: "/", peer.SpliceBulk: "/open/64m", peer.Public: "/1k",
+	peer.Intercept: "/1k", peer.InterceptH2: "/1k", peer.GRPC: origin.Method, peer.Upload: "/", peer.SpliceBulk: "/open/64m",
+	peer.Public: "/1k", peer.PublicH2: "/1k", peer.WebSocket: "/", peer.Routed: "/1k",
 }
 
 // common is what the load of a role has whatever the program.
 func common(role peer.Role) load.Options {
-	o := load.Options{Name: names[role] + "." + origin.Suffix, Path: paths[role], Size: 1024}
-	if role == peer.Public {
+	o := load.Options{Name: names[role] + "." + origin.Suffix, Path: paths[role], Size: 1024, Plain: role == peer.Routed}
+	if public(role) {
 		o.Header = []string{"Authorization: " + origin.Value}
 	}
 	return o
 }
 
+// public reports whether a role is played before public URLs.
+func public(role peer.Role) bool {
+	return role == peer.Public || role == peer.PublicH2 || role == peer.WebSocket
+}
+
+// kernel reports whether a role is that of a router.
+func kernel(role peer.Role) bool { return role == peer.Routed || role == peer.RoutedNew }
+
 // gateway is boxgate, or one build of it.
 type gateway struct {
 	*field.Gateway
 	name      string
+	source    string // the directory of its module
 	furnished bool
+	decision  struct {
+		round           int
+		ns, allocations float64
+	}
 }
 
-// NewGateway returns the gateway as a program.
-func NewGateway(name string, g *field.Gateway) Program { return &gateway{Gateway: g, name: name} }
+// NewGateway returns the gateway that was built from a source as a program.
+func NewGateway(name, source string, g *field.Gateway) Program {
+	return &gateway{Gateway: g, name: name, source: source}
+}
 
 func (g *gateway) Name() string { return g.name }
 
@@ -87,14 +112,21 @@ func (g *gateway) Target(role peer.Role) (Target, error) {
 	pids, err := proc.Tree(g.PID())
 	o := common(role)
 	o.PIDs = pids
-	switch role {
-	case peer.Resolve:
+	switch {
+	case role == peer.Resolve:
 		o.Dial = field.Resolver
-	case peer.Public:
-		o.Dial, o.Name, o.Header = g.Public+":443", g.URL.Host, []string{"Authorization: Bearer " + g.URL.Token}
+	case public(role):
+		url := g.URL
+		if role == peer.WebSocket {
+			url = g.Echo
+		}
+		o.Dial, o.Name, o.Header = g.Public+":443", url.Host, []string{"Authorization: Bearer " + url.Token}
 		return Target{From: g.Upstream(), Load: o, TLS: negotiated}, err
+	case kernel(role):
+		o.Dial = at(role)
+		return Target{From: g.Routed, Load: o}, err
 	default:
-		o.Dial, o.Ask = addresses[role]+":443", field.Resolver
+		o.Dial, o.Ask = at(role), field.Resolver
 	}
 	return Target{From: g.Box, Load: o, TLS: negotiated}, err
 }
@@ -136,10 +168,10 @@ func (p *other) Target(role peer.Role) (Target, error) {
 	o := common(role)
 	o.PIDs, o.Connect = pids, p.Explicit
 	from, host := p.field.Client, origin.Web // redirected
-	switch role {
-	case peer.Resolve:
+	switch {
+	case role == peer.Resolve:
 		host = field.PeersListen
-	case peer.Public:
+	case public(role):
 		from, host = p.field.Upstream, field.PeersPublic
 	}
 	o.Dial = fmt.Sprintf("%s:%d", host, p.Port(role))
@@ -157,7 +189,7 @@ const Direct = "no proxy"
 
 func (d direct) Name() string { return Direct }
 
-func (d direct) Plays(role peer.Role) bool { return addresses[role] != "" }
+func (d direct) Plays(role peer.Role) bool { return addresses[role] != "" && !kernel(role) }
 
 func (d direct) Start(context.Context) error { return nil }
 
@@ -165,7 +197,7 @@ func (d direct) Stop() error { return nil }
 
 func (d direct) Target(role peer.Role) (Target, error) {
 	o := common(role)
-	o.Dial = addresses[role] + ":443"
+	o.Dial = at(role)
 	o.Header = []string{origin.Header + ": " + origin.Value}
 	return Target{From: d.field.Client, Load: o, TLS: negotiated}, nil
 }

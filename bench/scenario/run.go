@@ -24,17 +24,22 @@ type Runner struct {
 	Form     Form
 	Out      func(Sample)
 	Log      io.Writer
+
+	broken map[Program]error // why those of this scenario did not start
 }
 
-// Run measures all cases of a scenario, round by round, in each of which the programs take turns in a random order. A
-// program that fails is told in its sample, and does not keep the others from being measured.
+// Run measures all cases of a scenario, round by round, in each of which the programs take turns in a random order. A peer
+// that fails is told in its samples, and does not keep the others from being measured.
 func (r *Runner) Run(ctx context.Context, s Scenario) (err error) {
 	programs := r.of(s)
 	defer func() { err = errors.Join(err, stop(programs)) }()
+	r.broken = map[Program]error{}
 	for _, p := range programs {
-		if err := p.Start(ctx); err != nil {
+		err := p.Start(ctx)
+		if _, ours := p.(*gateway); ours && err != nil {
 			return fmt.Errorf("%s: %w", p.Name(), err)
 		}
+		r.broken[p] = err
 	}
 	for round := range r.rounds(s) {
 		for _, c := range s.Cases {
@@ -89,6 +94,9 @@ func stop(programs []Program) error {
 
 // turn measures one program in one case of one round.
 func (r *Runner) turn(ctx context.Context, s Scenario, c Case, p Program, round int) {
+	if c.Cost == "" {
+		c.Cost = s.Cost
+	}
 	samples, err := r.measure(ctx, c, p, round)
 	if ctx.Err() != nil {
 		return
@@ -113,6 +121,14 @@ func (s Sample) String() string {
 }
 
 func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (samples []Sample, err error) {
+	if err := r.broken[p]; err != nil {
+		return nil, err
+	}
+	if g, ours := p.(*gateway); ours && c.Boxes > 0 {
+		if err := g.Populate(ctx, c.Boxes); err != nil {
+			return nil, err
+		}
+	}
 	if c.Own != nil {
 		return c.Own(Turn{ctx, p.(*gateway), round})
 	}
@@ -145,7 +161,7 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 	if target.Load.Kind == load.Idle {
 		return held(result), nil
 	}
-	return []Sample{sample(target.Load.Kind, result)}, nil
+	return []Sample{sample(c.Cost, target.Load.Kind, result)}, nil
 }
 
 // prime sends a few requests.
@@ -155,11 +171,14 @@ func (r *Runner) prime(ctx context.Context, t Target) error {
 	return err
 }
 
-// sample is the cost of a unit: microseconds of CPU, or of a gigabyte in seconds.
-func sample(kind load.Kind, r load.Result) Sample {
+// sample is the cost of a unit: microseconds of CPU, or of a gigabyte in seconds; or that of a packet.
+func sample(unit string, kind load.Kind, r load.Result) Sample {
 	s := Sample{Cost: r.PerUnit(), Rate: r.Rate(), P50: r.P50, P99: r.P99, Client: float64(r.Client) / 1e3 / float64(r.Units)}
 	if kind == load.Download || kind == load.Upload { // a latency of whole bodies says nothing that the rate does not
 		s.Cost, s.Rate, s.P50, s.P99 = s.Cost*1e3, s.Rate/1e6, 0, 0
+	}
+	if unit == perPacket {
+		s.Cost = float64(r.Softirq) / 1e3 / float64(max(r.Packets, 1))
 	}
 	return s
 }

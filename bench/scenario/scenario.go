@@ -20,15 +20,18 @@ type Form struct {
 	Rest         time.Duration // before memory is read
 	MemoryRounds int
 	Boxes        int // attached, where their number matters
+	Few          int // the same, where there are to be few
 	Puts         int // policies put in one measurement
+	Cut          int // open connections that a policy cuts
+	Creates      int // boxes created in one measurement
 	Limit        time.Duration
 }
 
 // The forms. Tiny is for trying the bench itself.
 var (
-	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 4, 3, 10 * time.Minute}
-	Short = Form{"short", 5, 150 * time.Millisecond, 300 * time.Millisecond, 200, 600, time.Second, 1, 50, 20, 10 * time.Minute}
-	Long  = Form{"long", 6, 700 * time.Millisecond, 3 * time.Second, 1000, 5000, 5 * time.Second, 2, 1000, 100, 75 * time.Minute}
+	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 8, 4, 3, 20, 1, 10 * time.Minute}
+	Short = Form{"short", 5, 150 * time.Millisecond, 300 * time.Millisecond, 200, 600, time.Second, 1, 100, 10, 20, 200, 1, 15 * time.Minute}
+	Long  = Form{"long", 6, 700 * time.Millisecond, 3 * time.Second, 1000, 5000, 5 * time.Second, 2, 1000, 10, 100, 1000, 3, 90 * time.Minute}
 )
 
 // Scenario is a kind of work with its cases.
@@ -36,23 +39,42 @@ type Scenario struct {
 	ID, Title string
 	Cost      string // the unit of the costs
 	Note      string
+	Coarse    bool // the costs are too coarse, or too little of boxgate's own, to tell two builds apart
 	Cases     []Case
 	Targets   []Goal
 }
 
-// Goal is the ratio of boxgate's cost to a peer's that is aimed at or, without a peer, the cost itself.
+// Measure is which figure of a measurement a goal is about.
+type Measure string
+
+// The measures.
+const (
+	Cost  Measure = ""     // at most: the median of the rounds, or of their ratios
+	Worst Measure = "most" // at most: the highest cost of any round
+	P99   Measure = "p99"  // at most
+	Rate  Measure = "rate" // at least
+)
+
+// Goal is the ratio of a figure of boxgate's to the same of a peer that is aimed at, or to that of another case of its own,
+// or, without either, the figure itself.
 type Goal struct {
-	Case, Peer string // an empty case is every case
-	Most       float64
+	Case, Peer, Than string // an empty case is every case
+	Of               Measure
+	Bound            float64
 }
+
+// atMost is the goal of a cost.
+func atMost(name, peer string, most float64) Goal { return Goal{Case: name, Peer: peer, Bound: most} }
 
 // Case is one measurement.
 type Case struct {
 	Name    string
 	Cost    string  // the unit, if it is not that of the scenario
+	Rate    string  // the unit of the rate, if it is not units per second
 	X       float64 // where it is on a plot; 0: not plotted
 	Role    peer.Role
 	Only    []string // the programs that can do it, but for boxgate; nil: all that play the role
+	Boxes   int      // attached to boxgate at least; 0: it does not matter
 	Restart bool     // each program is measured right after its start, by itself
 	Set     func(*load.Options, int)
 	Own     func(Turn) ([]Sample, error) // in the place of a load: boxgate only
@@ -78,12 +100,20 @@ const (
 	memoryConn = "KB a connection"
 	perPut     = "ms of CPU a PUT"
 	perStart   = "ms of CPU a start"
+	perMessage = "µs of CPU a message"
+	perPacket  = "µs of softirq a packet"
+	untilCut   = "ms until the last is cut"
+	perCreate  = "ms until a command has run"
+	perCall    = "ns a call"
+	perAlloc   = "allocations a call"
+	megabytes  = "MB a second"
 )
 
 // All returns the scenarios in the order of their worth.
 func All(f Form) []Scenario {
 	return []Scenario{
-		intercept(f), interceptHTTP2(f), newConnections(f), splice(f), names6(f), publicURL(f), memory(f), bulk(f), policyPut(f), start(f),
+		intercept(f), interceptHTTP2(f), newConnections(f), splice(f), names6(f), publicURL(f), memory(f), bulk(f),
+		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), policyPut(f), router(f, "S8b", f.Boxes, 0.95), start(f),
 	}
 }
 
@@ -105,10 +135,11 @@ func intercept(f Form) Scenario {
 	s := Scenario{
 		ID: "S1", Title: "Intercepted requests, HTTP/1.1 kept alive", Cost: perRequest,
 		Note: "Intercept, verify the upstream, set one header, 1 KiB of answer; the upstream is kept alive. The certificates of HAProxy, nginx and net/http are fixed; the others make one for the name. mitmproxy cannot be told to use AES-128, and uses AES-256.",
-		Targets: []Goal{
-			{connections(32), "HAProxy", 1}, {connections(256), "HAProxy", 1},
-			{connections(32), "goproxy", 0.4}, {connections(256), "goproxy", 0.4}, {connections(32), "mitmproxy", 0.02}, {connections(256), "mitmproxy", 0.02},
-		},
+	}
+	for _, n := range []int{32, 256} {
+		at := connections(n)
+		s.Targets = append(s.Targets, atMost(at, "HAProxy", 1), Goal{Case: at, Peer: "HAProxy", Of: P99, Bound: 1},
+			atMost(at, "goproxy", 0.4), atMost(at, "squid", 0.3), atMost(at, "mitmproxy", 0.02))
 	}
 	for _, n := range []int{1, 32, 256} {
 		s.Cases = append(s.Cases, Case{Name: connections(n), X: float64(n), Role: peer.Intercept, Set: window(f, load.KeepAlive, n, 0)})
@@ -124,7 +155,7 @@ func interceptHTTP2(f Form) Scenario {
 			{Name: "requests", Role: peer.InterceptH2, Set: window(f, load.HTTP2, 4, 32)},
 			{Name: "gRPC unary", Role: peer.GRPC, Set: window(f, load.GRPC, 4, 32)},
 		},
-		Targets: []Goal{{"", "HAProxy", 1.2}, {"", "net/http", 0.3}},
+		Targets: []Goal{atMost("", "HAProxy", 1.2), atMost("", "net/http", 0.3)},
 	}
 }
 
@@ -134,10 +165,10 @@ func newConnections(f Form) Scenario {
 		Note: "A TLS connection for each request, 8 at a time. Fresh names: each connection is to a host never seen before, so that a certificate is made for it; only programs that make certificates take part. boxgate has been asked for the addresses of these names beforehand, as by any client.",
 		Cases: []Case{
 			{Name: "full handshake", Role: peer.Intercept, Set: window(f, load.Fresh, 8, 0)},
-			{Name: "resumed", Role: peer.Intercept, Only: []string{"HAProxy", "nginx", "net/http", Direct}, Set: resumed(f)},
+			{Name: "resumed", Role: peer.Intercept, Only: []string{peer.Anchor, "HAProxy", "nginx", "net/http", "squid", Direct}, Set: resumed(f)},
 			{Name: "fresh names", Role: peer.Intercept, Only: []string{"goproxy"}, Set: freshNames(f)},
 		},
-		Targets: []Goal{{"full handshake", "HAProxy", 0.8}, {"resumed", "HAProxy", 0.8}, {"full handshake", "goproxy", 0.85}, {"fresh names", "goproxy", 0.85}},
+		Targets: []Goal{atMost("full handshake", "HAProxy", 0.8), atMost("resumed", "HAProxy", 0.8), atMost("full handshake", "goproxy", 0.85), atMost("fresh names", "goproxy", 0.85), {Case: "fresh names", Than: "full handshake", Bound: 1.3}},
 	}
 }
 
@@ -160,10 +191,10 @@ func splice(f Form) Scenario {
 		ID: "S4", Title: "Connections passed on by server name", Cost: perConn,
 		Note: "New: a ClientHello, 1 KiB of answer without TLS, 16 at a time. Bulk: 64 MiB over TLS, 2 at a time.",
 		Cases: []Case{
-			{Name: "new", Role: peer.Splice, Set: window(f, load.Tunnel, 16, 0)},
-			{Name: "bulk", Cost: perByte, Role: peer.SpliceBulk, Set: download(f)},
+			{Name: "new", Role: peer.Splice, Only: []string{"HAProxy", "nginx", Direct}, Set: window(f, load.Tunnel, 16, 0)},
+			{Name: "bulk", Cost: perByte, Rate: megabytes, Role: peer.SpliceBulk, Only: []string{"HAProxy", "nginx", Direct}, Set: download(f)},
 		},
-		Targets: []Goal{{"", "HAProxy", 1}, {"", "nginx", 1}},
+		Targets: []Goal{atMost("", "HAProxy", 1), atMost("", "nginx", 1)},
 	}
 }
 
@@ -194,7 +225,8 @@ func names6(f Form) Scenario {
 			{Name: "forwarded", Role: peer.Resolve, Set: forwarded},
 		},
 		Targets: []Goal{
-			{"cached", "unbound", 1.2}, {"refused", "unbound", 1.2}, {"cached", "CoreDNS", 0.4}, {"refused", "CoreDNS", 0.4}, {"forwarded", "dnsmasq", 0.5},
+			atMost("cached", "unbound", 1.2), atMost("refused", "unbound", 1.2), atMost("cached", "CoreDNS", 0.4), atMost("refused", "CoreDNS", 0.4),
+			atMost("forwarded", "dnsmasq", 0.5),
 		},
 	}
 }
@@ -203,12 +235,16 @@ func publicURL(f Form) Scenario {
 	s := Scenario{
 		ID: "S7", Title: "Public URLs with a bearer token", Cost: perRequest,
 		Note:    "TLS in front, a bearer check, a plain HTTP/1.1 server behind, which for boxgate is inside the box.",
-		Targets: []Goal{{connections(32), "Caddy", 0.7}, {connections(256), "Caddy", 0.7}, {connections(32), "HAProxy", 1.3}, {connections(256), "HAProxy", 1.3}},
+		Targets: []Goal{atMost(connections(32), "Caddy", 0.7), atMost(connections(256), "Caddy", 0.7), atMost(connections(32), "HAProxy", 1.3), atMost(connections(256), "HAProxy", 1.3)},
 	}
 	for _, n := range []int{1, 32, 256} {
 		s.Cases = append(s.Cases, Case{Name: connections(n), X: float64(n), Role: peer.Public, Set: window(f, load.KeepAlive, n, 0)})
 	}
-	s.Cases = append(s.Cases, Case{Name: "new connections", Role: peer.Public, Set: window(f, load.Fresh, 8, 0)})
+	s.Cases = append(s.Cases,
+		Case{Name: "new connections", Cost: perConn, Role: peer.Public, Set: window(f, load.Fresh, 8, 0)},
+		Case{Name: "HTTP/2", Role: peer.PublicH2, Set: window(f, load.HTTP2, 4, 32)},
+		Case{Name: "WebSocket messages", Cost: perMessage, Role: peer.WebSocket, Set: window(f, load.WebSocket, 32, 0)})
+	s.Targets = append(s.Targets, atMost("WebSocket messages", "HAProxy", 0.8))
 	return s
 }
 
@@ -226,7 +262,7 @@ func memory(f Form) Scenario {
 			{Name: "intercepted", Role: peer.Intercept, Only: []string{"HAProxy", "nginx", "net/http", "goproxy"}, Restart: true, Set: idle},
 			{Name: "passed on", Role: peer.SpliceBulk, Only: []string{"HAProxy", "nginx"}, Restart: true, Set: idle},
 		},
-		Targets: []Goal{{"intercepted", "", 16}, {"passed on", "", 6}},
+		Targets: []Goal{atMost("intercepted", "", 16), atMost("passed on", "", 6)},
 	}
 }
 
@@ -242,28 +278,9 @@ func bulk(f Form) Scenario {
 	return Scenario{
 		ID: "S3", Title: "Large intercepted bodies", Cost: perByte, Note: "64 MiB a body, 2 at a time.",
 		Cases: []Case{
-			{Name: "down", Role: peer.Intercept, Only: []string{"HAProxy", "nginx", "net/http", "goproxy", Direct}, Set: down},
-			{Name: "up", Role: peer.Upload, Set: upload},
+			{Name: "down", Rate: megabytes, Role: peer.Intercept, Only: []string{"HAProxy", "nginx", "net/http", "goproxy", Direct}, Set: down},
+			{Name: "up", Rate: megabytes, Role: peer.Upload, Set: upload},
 		},
-		Targets: []Goal{{"", "HAProxy", 1}},
-	}
-}
-
-func policyPut(f Form) Scenario {
-	s := Scenario{
-		ID: "S9", Title: "Policy updates", Cost: perPut,
-		Note: fmt.Sprintf("PUT of a policy until it is in force, with %d boxes attached.", f.Boxes),
-	}
-	for _, rules := range []int{10, 100, 1000} {
-		s.Cases = append(s.Cases, Case{Name: fmt.Sprintf("%d rules", rules), Own: put(f, rules)})
-	}
-	return s
-}
-
-func start(f Form) Scenario {
-	return Scenario{
-		ID: "S12", Title: "Start", Cost: perStart,
-		Note:  fmt.Sprintf("From the start of the process until it is ready, with %d boxes attached.", f.Boxes),
-		Cases: []Case{{Name: fmt.Sprintf("%d boxes", f.Boxes), Own: restart(f)}},
+		Targets: []Goal{atMost("", "HAProxy", 1)},
 	}
 }

@@ -11,7 +11,8 @@ import (
 // Every target, and every list of programs, must name what is there: a slip would be a comparison that is never made.
 func TestScenariosNameWhatExists(t *testing.T) {
 	peers := peer.Root("/nonexistent").All(t.Context())
-	known := []string{Direct}
+	others := []string{Direct, Bare, Tproxy}
+	known := slices.Clone(others)
 	for _, p := range peers {
 		known = append(known, p.Name)
 	}
@@ -23,11 +24,14 @@ func TestScenariosNameWhatExists(t *testing.T) {
 			if g.Peer != "" && !slices.Contains(known, g.Peer) {
 				t.Errorf("%s has a target against %q, which is not there", s.ID, g.Peer)
 			}
+			if g.Than != "" && !slices.ContainsFunc(s.Cases, func(c Case) bool { return c.Name == g.Than }) {
+				t.Errorf("%s has a target against the case %q, which it lacks", s.ID, g.Than)
+			}
 		}
 		for _, c := range s.Cases {
 			for _, name := range c.Only {
 				i := slices.IndexFunc(peers, func(p *peer.Peer) bool { return p.Name == name })
-				if name != Direct && (i < 0 || !peers[i].Plays(c.Role)) {
+				if !slices.Contains(others, name) && (i < 0 || !peers[i].Plays(c.Role)) {
 					t.Errorf("%s, %s: %s does not play the role %s", s.ID, c.Name, name, c.Role)
 				}
 			}
@@ -61,12 +65,29 @@ func TestCasesAreComplete(t *testing.T) {
 
 func TestSampleUnits(t *testing.T) {
 	r := load.Result{Units: 2_000_000_000, Seconds: 4, CPU: 3_000_000_000}
-	if s := sample(load.Download, r); s.Cost != 1.5 || s.Rate != 500 {
+	if s := sample(perByte, load.Download, r); s.Cost != 1.5 || s.Rate != 500 {
 		t.Errorf("3 s of CPU for 2 GB in 4 s are %+v", s)
 	}
 	r.Units = 1000
-	if s := sample(load.KeepAlive, r); s.Cost != 3000 || s.Rate != 250 {
+	if s := sample(perRequest, load.KeepAlive, r); s.Cost != 3000 || s.Rate != 250 {
 		t.Errorf("3 s of CPU for 1,000 requests in 4 s are %+v", s)
+	}
+}
+
+func TestSoftirqsAreCountedByPacket(t *testing.T) {
+	r := load.Result{Units: 1, Seconds: 1, CPU: 1, Softirq: 30_000_000, Packets: 10_000}
+	if s := sample(perPacket, load.KeepAlive, r); s.Cost != 3 {
+		t.Errorf("30 ms for 10,000 packets are %+v", s)
+	}
+}
+
+func TestParseBenchmark(t *testing.T) {
+	const text = "goos: linux\nBenchmarkDecide/name-2 \t 100\t 120.5 ns/op\t 0 B/op\t 0 allocs/op\nBenchmarkDecide/dns-2 \t 100\t 80 ns/op\t 16 B/op\t 2 allocs/op\nPASS\n"
+	if ns, n, err := parseBenchmark(text); err != nil || ns != 120.5 || n != 2 {
+		t.Errorf("%v ns, %v allocations, %v", ns, n, err)
+	}
+	if _, _, err := parseBenchmark("PASS\n"); err == nil {
+		t.Error("no benchmark ran, and it is no error")
 	}
 }
 

@@ -1,0 +1,129 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"boxgate/api"
+	"boxgate/bench/stat"
+)
+
+// Put is a policy that cuts what is open, and how the gateway is told.
+type Put struct {
+	Socket, Key, Path string
+	Policy            map[string]any
+}
+
+// cut opens connections, puts the policy, and measures when each was cut.
+func (g *generator) cut() (Result, error) {
+	conns, err := g.hold(g.Conns)
+	defer func() { abandon(conns) }()
+	if err != nil {
+		return Result{}, fmt.Errorf("at %d connections: %w", len(conns), err)
+	}
+	watch := watchSilent
+	if g.Plain {
+		watch = g.watchTalking
+	}
+	ends := make([]time.Time, len(conns))
+	var watchers sync.WaitGroup
+	var sent atomic.Bool
+	for i, c := range conns {
+		watchers.Go(func() { ends[i] = watch(c, &sent) })
+	}
+	g.pause(2 * beat)
+	begun := time.Now()
+	sent.Store(true)
+	if err := g.put(); err != nil {
+		return Result{}, err
+	}
+	watchers.Wait()
+	return g.cutResult(begun, ends)
+}
+
+func (g *generator) put() error {
+	ctx, cancel := context.WithTimeout(g.ctx, patience)
+	defer cancel()
+	return api.NewClient(g.Put.Socket, g.Put.Key).Do(ctx, "PUT", g.Put.Path, g.Put.Policy, nil)
+}
+
+func (g *generator) cutResult(begun time.Time, ends []time.Time) (Result, error) {
+	var all stat.Histogram
+	var last time.Duration
+	for i, end := range ends {
+		switch {
+		case end.IsZero():
+			return Result{}, fmt.Errorf("connection %d was not cut", i)
+		case !g.Plain && end.Before(begun):
+			return Result{}, fmt.Errorf("connection %d ended before the policy was put", i)
+		}
+		took := max(end.Sub(begun), 0)
+		last = max(last, took)
+		all.Add(took)
+	}
+	micros := float64(last) / 1e3
+	return Result{
+		Units: int64(len(ends)), Seconds: max(last.Seconds(), 1e-9), TLS: g.tlsText, Last: micros,
+		P50: float64(all.Quantile(0.5)) / 1e3, P99: float64(all.Quantile(0.99)) / 1e3,
+	}, g.ctx.Err()
+}
+
+// watchSilent returns when a connection on which nothing is said ends; zero if it does not.
+func watchSilent(c net.Conn, _ *atomic.Bool) (end time.Time) {
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		return end
+	}
+	return time.Now()
+}
+
+// beat is how often a request is sent over each connection that the kernel forwards: nobody ends such a connection, it just
+// brings no answers any more. silence is after how long that is certain.
+const (
+	beat    = 100 * time.Millisecond
+	silence = 2 * time.Second
+)
+
+// watchTalking returns when the last answer came over a connection; zero if they do not stop.
+func (g *generator) watchTalking(c net.Conn, sent *atomic.Bool) (end time.Time) {
+	stop := make(chan struct{})
+	defer close(stop)
+	go g.talk(c, stop)
+	answer := make([]byte, 4096)
+	limit := time.Now().Add(patience)
+	for end = time.Now(); time.Now().Before(limit); end = time.Now() {
+		_ = c.SetReadDeadline(time.Now().Add(silence))
+		_, err := c.Read(answer)
+		if err != nil && sent.Load() {
+			return end
+		}
+		if err != nil {
+			break // it should be open still
+		}
+	}
+	return time.Time{}
+}
+
+// talk sends requests until it is stopped or the connection is gone. Connections take turns within a beat.
+func (g *generator) talk(c net.Conn, stop <-chan struct{}) {
+	request := g.request(g.Name)
+	wait := rand.N(beat)
+	for {
+		select {
+		case <-stop:
+			return
+		case <-time.After(wait):
+		}
+		wait = beat
+		if _, err := c.Write(request); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package peer
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+
+	"boxgate/bench/origin"
+)
+
+// Minimal serves what the machine allows a program in Go: it intercepts, verifies the upstream and sets one header, and
+// does nothing else of what a proxy has to. Its endpoints are given as those of [NetHTTP].
+func Minimal(certificate, key, roots string, endpoints []string) error {
+	pair, err := tls.LoadX509KeyPair(certificate, key)
+	if err != nil {
+		return err
+	}
+	pool, err := readRoots(roots)
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, len(endpoints))
+	for _, e := range endpoints {
+		part := strings.Split(e, "=")
+		if len(part) != 3 {
+			return fmt.Errorf("not an endpoint: %q", e)
+		}
+		m := newMinimal(Role(part[0]), part[2], pair, pool)
+		ln, err := net.Listen("tcp", part[1])
+		if err != nil {
+			return err
+		}
+		go func() { failed <- m.accept(ln) }()
+	}
+	return <-failed
+}
+
+// minimal is one role of the anchor.
+type minimal struct {
+	server, client *tls.Config
+	to             string
+	serve          func(*wire)
+
+	mu   sync.Mutex
+	idle []*wire // to the upstream
+}
+
+func newMinimal(role Role, to string, pair tls.Certificate, pool *x509.CertPool) *minimal {
+	m := &minimal{to: to}
+	name, protocol := "up", "http/1.1"
+	m.serve = m.requests
+	if role == GRPC {
+		name = "grpc"
+	}
+	if role == InterceptH2 || role == GRPC {
+		protocol, m.serve = "h2", m.frames
+	}
+	m.server = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{protocol}, MinVersion: tls.VersionTLS13}
+	m.client = &tls.Config{
+		RootCAs: pool, ServerName: name + "." + origin.Suffix, NextProtos: []string{protocol}, ClientSessionCache: tls.NewLRUClientSessionCache(8),
+	}
+	return m
+}
+
+func (m *minimal) accept(ln net.Listener) error {
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			w := newWire(c)
+			w.Conn = tls.Server(w.records, m.server)
+			if w.Handshake() == nil {
+				m.serve(w)
+			}
+		}()
+	}
+}
+
+// wire is one TLS connection that reads ahead of its records.
+type wire struct {
+	*tls.Conn
+	records *records
+	in      *bufio.Reader // of what is decrypted
+}
+
+// records is a connection with a buffer before it.
+type records struct {
+	net.Conn
+	ahead *bufio.Reader
+}
+
+func (r *records) Read(p []byte) (int, error) { return r.ahead.Read(p) }
+
+func newWire(c net.Conn) *wire {
+	return &wire{records: &records{c, bufio.NewReaderSize(c, 16<<10)}}
+}
+
+// more reports whether a whole record is there to be read without a system call.
+func (w *wire) more() bool {
+	a := w.records.ahead
+	if a.Buffered() < 5 {
+		return false
+	}
+	header, err := a.Peek(5)
+	return err == nil && a.Buffered() >= 5+(int(header[3])<<8|int(header[4]))
+}
+
+// upstream is a connection that another client has left, or a new one.
+func (m *minimal) upstream() (*wire, error) {
+	m.mu.Lock()
+	if last := len(m.idle) - 1; last >= 0 {
+		w := m.idle[last]
+		m.idle = m.idle[:last]
+		m.mu.Unlock()
+		return w, nil
+	}
+	m.mu.Unlock()
+	c, err := net.Dial("tcp", m.to)
+	if err != nil {
+		return nil, err
+	}
+	w := newWire(c)
+	w.Conn = tls.Client(w.records, m.client)
+	if err := w.Handshake(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return w, nil
+}
+
+func (m *minimal) leave(w *wire) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.idle = append(m.idle, w)
+}
+
+// requests forwards the requests of a client, without bodies, over one upstream connection.
+func (m *minimal) requests(client *wire) {
+	up, err := m.upstream()
+	if err != nil {
+		return
+	}
+	client.in = bufio.NewReaderSize(client, 4<<10)
+	if up.in == nil {
+		up.in = bufio.NewReaderSize(up, 4<<10)
+	}
+	var out []byte
+	for {
+		head, err := readHead(client.in)
+		if err != nil { // the client has gone, between two requests
+			m.leave(up)
+			return
+		}
+		if out, err = rewrite(out[:0], head); err != nil {
+			break
+		}
+		if _, err = up.Write(out); err != nil {
+			break
+		}
+		if out, err = respond(out[:0], client, up.in); err != nil {
+			break
+		}
+	}
+	_ = up.Close()
+}
+
+var errHead = errors.New("not a head that this proxy understands")
+
+// readHead returns a head, which is valid until the next read, and reads past it.
+func readHead(r *bufio.Reader) ([]byte, error) {
+	for n := 1; n <= r.Size(); n = r.Buffered() + 1 {
+		if _, err := r.Peek(n); err != nil {
+			return nil, err
+		}
+		seen, _ := r.Peek(r.Buffered())
+		if end := bytes.Index(seen, []byte("\r\n\r\n")); end >= 0 {
+			_, err := r.Discard(end + 4)
+			return seen[:end+4], err
+		}
+	}
+	return nil, errHead
+}
+
+// injected is the header that is set.
+var injected = []byte(origin.Header + ": " + origin.Value + "\r\n\r\n")
+
+// rewrite appends a request's head with the header set, and without what concerns one hop.
+func rewrite(out, head []byte) ([]byte, error) {
+	for len(head) > 2 {
+		line := head[:bytes.IndexByte(head, '\n')+1]
+		head = head[len(line):]
+		name, _, field := bytes.Cut(line, []byte(":"))
+		switch {
+		case len(line) == 0, bytes.EqualFold(name, []byte("Content-Length")), bytes.EqualFold(name, []byte("Transfer-Encoding")):
+			return nil, errHead
+		case field && (bytes.EqualFold(name, []byte("Connection")) || bytes.EqualFold(name, []byte(origin.Header))):
+			continue
+		}
+		out = append(out, line...)
+	}
+	return append(out, injected...), nil
+}
+
+// respond passes one response with a Content-Length on: in one write with its head, if it is short.
+func respond(out []byte, client io.Writer, up *bufio.Reader) ([]byte, error) {
+	head, err := readHead(up)
+	if err != nil {
+		return nil, err
+	}
+	left, err := contentLength(head)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, head...)
+	for {
+		if _, err := up.Peek(min(left, 1)); err != nil {
+			return nil, err
+		}
+		body, _ := up.Peek(min(left, up.Buffered()))
+		out = append(out, body...)
+		left -= len(body)
+		if _, err := up.Discard(len(body)); err != nil {
+			return nil, err
+		}
+		if left > 0 && len(out) < 16<<10 {
+			continue
+		}
+		if _, err := client.Write(out); err != nil || left == 0 {
+			return out, err
+		}
+		out = out[:0]
+	}
+}
+
+// contentLength is that of a response's head; one without is not understood.
+func contentLength(head []byte) (int, error) {
+	for line := range bytes.Lines(head) {
+		if name, value, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Content-Length")) {
+			return strconv.Atoi(string(bytes.TrimSpace(value)))
+		}
+	}
+	return 0, errHead
+}

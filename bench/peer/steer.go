@@ -1,0 +1,65 @@
+package peer
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/bench/field"
+	"boxgate/bench/origin"
+)
+
+// Steer runs the listener that nftables lead connections to, in the namespace made for it.
+func (r Root) Steer(ctx context.Context, f *field.Field) (*Process, error) {
+	e, err := r.environment(f, "steer", nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.own(ctx, f.Steerer, e, fmt.Sprintf("127.0.0.1:%d", field.SteeredPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.SteeredPort))
+}
+
+// Steered accepts connections to other addresses than its own, and joins each to where it wanted to go.
+func Steered(ctx context.Context, address string) error {
+	transparent := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) })
+		if failed != nil {
+			return failed
+		}
+		return err
+	}}
+	ln, err := transparent.Listen(ctx, "tcp4", address)
+	if err != nil {
+		return err
+	}
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go join(c)
+	}
+}
+
+// join copies both ways between a connection and the address that it was for, among the origins.
+func join(c net.Conn) {
+	defer c.Close()
+	if !origins.Contains(c.LocalAddr().(*net.TCPAddr).IP) {
+		return
+	}
+	up, err := net.Dial("tcp", c.LocalAddr().String())
+	if err != nil {
+		return
+	}
+	defer up.Close()
+	go func() {
+		_, _ = io.Copy(up, c)
+		_ = up.(*net.TCPConn).CloseWrite()
+	}()
+	_, _ = io.Copy(c, up)
+}
+
+var _, origins, _ = net.ParseCIDR(origin.Network) // is valid

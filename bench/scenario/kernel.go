@@ -1,0 +1,110 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"boxgate/bench/field"
+	"boxgate/bench/load"
+	"boxgate/bench/peer"
+	"boxgate/bench/proc"
+)
+
+// The programs that boxgate's way through the kernel is compared with.
+const (
+	Bare   = "bare routing" // a veth, a route and a masquerade
+	Tproxy = "plain TPROXY" // a handful of nftables rules before a listener that copies
+)
+
+// bare is no program at all: what the kernel forwards by itself.
+type bare struct{ direct }
+
+// NewBare returns bare routing as a program.
+func NewBare(f *field.Field) Program { return bare{direct{f}} }
+
+func (bare) Name() string { return Bare }
+
+func (bare) Plays(role peer.Role) bool { return kernel(role) }
+
+func (b bare) Target(role peer.Role) (Target, error) {
+	o := common(role)
+	o.Dial = at(role)
+	return Target{From: b.field.Client, Load: o}, nil
+}
+
+// steered is a listener that nftables lead connections to.
+type steered struct {
+	field   *field.Field
+	root    peer.Root
+	running *peer.Process
+}
+
+// NewTproxy returns a transparent listener as a program.
+func NewTproxy(f *field.Field, r peer.Root) Program { return &steered{field: f, root: r} }
+
+func (*steered) Name() string { return Tproxy }
+
+func (*steered) Plays(role peer.Role) bool { return role == peer.Splice || role == peer.SpliceBulk }
+
+func (s *steered) Start(ctx context.Context) (err error) {
+	s.running, err = s.root.Steer(ctx, s.field)
+	return err
+}
+
+func (s *steered) Stop() error {
+	if s.running == nil {
+		return nil
+	}
+	err := s.running.Stop()
+	s.running = nil
+	return err
+}
+
+func (s *steered) Target(role peer.Role) (Target, error) {
+	if s.running == nil {
+		return Target{}, errors.New(Tproxy + " does not run")
+	}
+	pids, err := proc.Tree(s.running.PID)
+	o := common(role)
+	o.Dial, o.PIDs = at(role), pids
+	return Target{From: s.field.Steered, Load: o, TLS: negotiated}, err
+}
+
+// router is the scenario of what the kernel forwards, with so many boxes attached; least is how much of bare routing's
+// throughput is aimed at.
+func router(f Form, id string, boxes int, least float64) Scenario {
+	wide := f
+	wide.Window *= 2 // softirqs are counted in ticks
+	plainBulk := func(o *load.Options, round int) {
+		download(wide)(o, round)
+		o.Path = "/64m"
+	}
+	return Scenario{
+		ID: id, Title: fmt.Sprintf("Forwarded by the kernel, %d boxes attached", boxes), Cost: perPacket, Coarse: true,
+		Note: "What a policy allows by address is forwarded in the kernel and never reaches the gateway's process. The cost is the time that the whole machine spends in softirqs, " +
+			"divided by the packets at the client, as coarse as the kernel counts it; what matters is the throughput beside bare routing: a veth, a route and a masquerade. " +
+			"Requests: HTTP, 1 KiB, 16 connections. New: 16 at a time. Bulk: 64 MiB, 2 at a time.",
+		Cases: []Case{
+			{Name: "requests", Role: peer.Routed, Only: []string{Bare}, Boxes: boxes, Set: window(wide, load.KeepAlive, 16, 0)},
+			{Name: "new connections", Role: peer.RoutedNew, Only: []string{Bare}, Boxes: boxes, Set: window(wide, load.Tunnel, 16, 0)},
+			{Name: "bulk", Rate: megabytes, Role: peer.Routed, Only: []string{Bare}, Boxes: boxes, Set: plainBulk},
+		},
+		Targets: []Goal{{Peer: Bare, Of: Rate, Bound: least}},
+	}
+}
+
+// steering is the scenario of connections that the kernel leads to the gateway.
+func steering(f Form) Scenario {
+	wide := f
+	wide.Window *= 2
+	return Scenario{
+		ID: "S8c", Title: "Led to the gateway by the kernel", Cost: perPacket, Coarse: true,
+		Note: "The same cost for connections that nftables lead to the gateway's process, which passes them on by their server name, beside the least that does so: " +
+			"two rules of TPROXY before a listener that copies what it accepts, unread. New: 16 at a time. Bulk: 64 MiB over TLS, 2 at a time.",
+		Cases: []Case{
+			{Name: "new connections", Role: peer.Splice, Only: []string{Tproxy}, Set: window(wide, load.Tunnel, 16, 0)},
+			{Name: "bulk", Rate: megabytes, Role: peer.SpliceBulk, Only: []string{Tproxy}, Set: download(wide)},
+		},
+	}
+}
