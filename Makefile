@@ -76,11 +76,13 @@ peers: ## unpack the peers of the benchmarks, without installing them
 
 bench: deps build peers ## measure the gateway against its peers, in 5 minutes, and write docs/benchmarks.md (BENCHFLAGS=-long: 45)
 	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
-	@bin/bench run -peers $(PEERS_DIR) $(BENCHFLAGS)
+	@bin/gateway image build debian --dir $(IMAGE_DIR)
+	@bin/bench run -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)
 
 bench-compare: deps build peers ## compare the gateway with that of another revision: make bench-compare BASE=revision
 	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
-	@bin/bench compare -base "$(BASE)" -peers $(PEERS_DIR) $(BENCHFLAGS)
+	@bin/gateway image build debian --dir $(IMAGE_DIR)
+	@bin/bench compare -base "$(BASE)" -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)
 
 microbench: ## run the Go benchmarks of the packages
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime 1s ./...

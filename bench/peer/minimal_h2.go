@@ -122,6 +122,9 @@ func (f *forwarder) frame(frame []byte) error {
 	if _, err := f.decoder.Write(frame[frameHeader:]); err != nil {
 		return err
 	}
+	if err := f.decoder.Close(); err != nil { // ends the block
+		return err
+	}
 	length := len(frame) - frameHeader + len(literal)
 	f.out = append(f.out, byte(length>>16), byte(length>>8), byte(length))
 	f.out = append(append(f.out, frame[3:]...), literal...)

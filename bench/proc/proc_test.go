@@ -65,3 +65,24 @@ func TestCPUAndMemoryOfThisProcess(t *testing.T) {
 		t.Errorf("memory is %d, %v", n, err)
 	}
 }
+
+func TestParseSoftirq(t *testing.T) {
+	if n, err := parseSoftirq("cpu  1 2 3 4 5 6 77 8 9 10\ncpu0 0 0 0 0 0 0 0 0\n"); err != nil || n != 77 {
+		t.Errorf("got %d, %v", n, err)
+	}
+	for _, bad := range []string{"", "cpu 1 2", "intr 1 2 3 4 5 6 7 8"} {
+		if _, err := parseSoftirq(bad); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestParsePackets(t *testing.T) {
+	const text = "Inter-|   Receive |  Transmit\n face |bytes packets errs\n    lo: 1 1000 0 0 0 0 0 0 1 1000 0 0 0 0 0 0\n  eth0: 1 20 0 0 0 0 0 0 1 3 0 0 0 0 0 0\n"
+	if n, err := parsePackets(text); err != nil || n != 23 {
+		t.Errorf("got %d, %v", n, err)
+	}
+	if _, err := parsePackets("eth0: 1 2\n"); err == nil {
+		t.Error("a line without counters was accepted")
+	}
+}

@@ -104,13 +104,16 @@ const (
 // program that costs fifty times as much would press all others flat.
 const outlier = 6
 
+// colours is how many lines can be told apart: by colour, and by dashes.
+const colours = 10
+
 // style draws in the colours of the reader's scheme.
 const style = `<style>
 svg{background:#fff;font:13px sans-serif}text{fill:#222}.axis{stroke:#888;stroke-width:1}.grid{stroke:#ddd;stroke-width:1}
-.line{fill:none;stroke-width:2}.s0{stroke:#c2410c;fill:#c2410c}.s1{stroke:#1d4ed8;fill:#1d4ed8}.s2{stroke:#15803d;fill:#15803d}.s3{stroke:#7e22ce;fill:#7e22ce}.s4{stroke:#0e7490;fill:#0e7490}.s5{stroke:#a16207;fill:#a16207}.s6{stroke:#be185d;fill:#be185d}
-text.name{stroke:none}.line.s0{stroke-width:3.5}
+.line{fill:none;stroke-width:2}.s0{stroke:#c2410c;fill:#c2410c}.s1{stroke:#1d4ed8;fill:#1d4ed8}.s2{stroke:#15803d;fill:#15803d}.s3{stroke:#7e22ce;fill:#7e22ce}.s4{stroke:#0e7490;fill:#0e7490}.s5{stroke:#a16207;fill:#a16207}.s6{stroke:#be185d;fill:#be185d}.s7{stroke:#4d7c0f;fill:#4d7c0f}.s8{stroke:#57534e;fill:#57534e}.s9{stroke:#4338ca;fill:#4338ca}
+text.name{stroke:none}.line.s0{stroke-width:3.5}.line.s5,.line.s6{stroke-dasharray:7 3}.line.s7,.line.s8,.line.s9{stroke-dasharray:2 3}
 @media(prefers-color-scheme:dark){svg{background:#111}text{fill:#eee}.axis{stroke:#999}.grid{stroke:#333}
-.s0{stroke:#fb923c;fill:#fb923c}.s1{stroke:#93c5fd;fill:#93c5fd}.s2{stroke:#86efac;fill:#86efac}.s3{stroke:#d8b4fe;fill:#d8b4fe}.s4{stroke:#67e8f9;fill:#67e8f9}.s5{stroke:#fde047;fill:#fde047}.s6{stroke:#f9a8d4;fill:#f9a8d4}}
+.s0{stroke:#fb923c;fill:#fb923c}.s1{stroke:#93c5fd;fill:#93c5fd}.s2{stroke:#86efac;fill:#86efac}.s3{stroke:#d8b4fe;fill:#d8b4fe}.s4{stroke:#67e8f9;fill:#67e8f9}.s5{stroke:#fde047;fill:#fde047}.s6{stroke:#f9a8d4;fill:#f9a8d4}.s7{stroke:#bef264;fill:#bef264}.s8{stroke:#d6d3d1;fill:#d6d3d1}.s9{stroke:#a5b4fc;fill:#a5b4fc}}
 .line{fill:none!important}
 </style>`
 
@@ -194,15 +197,25 @@ func (p plot) draw(b *strings.Builder, i int, l line, ceiling float64, taken []f
 	for _, at := range l.Points {
 		x, y := p.xPlace(at.X), yPlace(at.Y, ceiling)
 		path = append(path, fmt.Sprintf("%.1f,%.1f", x, y))
-		fmt.Fprintf(b, `<circle class="s%d" cx="%.1f" cy="%.1f" r="3.5"/>`, i%7, x, y)
+		fmt.Fprintf(b, `<circle class="s%d" cx="%.1f" cy="%.1f" r="3.5"/>`, i%colours, x, y)
 	}
-	fmt.Fprintf(b, `<polyline class="line s%d" points="%s"/>`, i%7, strings.Join(path, " "))
-	y := yPlace(l.Points[len(l.Points)-1].Y, ceiling)
-	for slices.ContainsFunc(taken, func(t float64) bool { return math.Abs(t-y) < 15 }) {
-		y -= 5
-	}
-	fmt.Fprintf(b, `<text class="name s%d" x="%d" y="%.1f">%s</text>`+"\n", i%7, width-right+10, y+4, html.EscapeString(l.Name))
+	fmt.Fprintf(b, `<polyline class="line s%d" points="%s"/>`, i%colours, strings.Join(path, " "))
+	y := free(yPlace(l.Points[len(l.Points)-1].Y, ceiling), taken)
+	fmt.Fprintf(b, `<text class="name s%d" x="%d" y="%.1f">%s</text>`+"\n", i%colours, width-right+10, y+4, html.EscapeString(l.Name))
 	return y
+}
+
+// free is the nearest height to the wanted one at which a name overlaps no other and stays beside the chart.
+func free(wanted float64, taken []float64) float64 {
+	for off := 0.; off < height; off += 5 {
+		for _, y := range []float64{wanted - off, wanted + off} {
+			inside := y >= top && y <= height-bottom
+			if inside && !slices.ContainsFunc(taken, func(t float64) bool { return math.Abs(t-y) < 15 }) {
+				return y
+			}
+		}
+	}
+	return wanted
 }
 
 // xs are the places of the horizontal axis at which anything was measured.

@@ -111,8 +111,15 @@ func (r *Report) Markdown() string {
 	return b.String()
 }
 
+// introduction is for readers who know nothing of the project.
+const introduction = `boxgate is the gateway through which the sandboxes ("boxes") of AI agents reach the network. It decides about each
+connection by a policy of names and addresses. Then it forwards it in the kernel, passes it on unread, or intercepts it: it
+ends the TLS with a certificate of its own and sets headers, such as an API key that the box must not see. It answers the
+boxes' DNS queries and publishes their servers. Here it is measured as it ships, from inside a box, beside programs that do
+one of these things each.`
+
 func (r *Report) preface(b *strings.Builder) {
-	fmt.Fprintf(b, "# Benchmarks\n\nWritten by `make bench`: change nothing here. [How it measures](benchmarking.md).\n\n")
+	fmt.Fprintf(b, "# Benchmarks\n\n%s\n\nWritten by `make bench`: change nothing here. [How it measures](benchmarking.md).\n\n", introduction)
 	fmt.Fprintf(b, "- %s, revision %s, %s form: %d rounds\n- %s; load average at the start %s\n", r.Date, r.Revision, r.Form.Name, r.Form.Rounds, r.Machine, r.Load)
 	var have, missing []string
 	for _, v := range r.Programs {
@@ -127,7 +134,10 @@ func (r *Report) preface(b *strings.Builder) {
 		fmt.Fprintf(b, "- **Missing, and so not measured:** %s\n", strings.Join(missing, ", "))
 	}
 	fmt.Fprintf(b, "\nOnly the ratios are results: absolute figures are those of one machine in one hour. A ratio is %s's cost divided by the other's, "+
-		"round by round; the median is given, with the lowest and the highest. Below 1, %s costs less.\n", r.Ours, r.Ours)
+		"round by round; the median is given, with the lowest and the highest. Below 1, %s costs less. "+
+		"CPU is that of the program alone; the time of the kernel's interrupts, the load generator and the origin is not in it. "+
+		"The rows of each case are in the order of their costs, so that whatever stands above **%s** beats it. "+
+		"Throughput, p50 and p99 are those of the whole chain on shared processors.\n", r.Ours, r.Ours, r.Ours)
 }
 
 func ratioText(r stat.Ratio) string {

@@ -134,7 +134,7 @@ func connections(n int) string {
 func intercept(f Form) Scenario {
 	s := Scenario{
 		ID: "S1", Title: "Intercepted requests, HTTP/1.1 kept alive", Cost: perRequest,
-		Note: "Intercept, verify the upstream, set one header, 1 KiB of answer; the upstream is kept alive. The certificates of HAProxy, nginx and net/http are fixed; the others make one for the name. mitmproxy cannot be told to use AES-128, and uses AES-256.",
+		Note: "A client speaks HTTPS to a server and gets 1 KiB of answer; the program in between ends its TLS, verifies the server, sets one header, and keeps its own connection to the server. The certificates of HAProxy, nginx, net/http and minimal Go are fixed; the others make one for the name. mitmproxy cannot be told to use AES-128, and uses AES-256.",
 	}
 	for _, n := range []int{32, 256} {
 		at := connections(n)
@@ -150,7 +150,7 @@ func intercept(f Form) Scenario {
 func interceptHTTP2(f Form) Scenario {
 	return Scenario{
 		ID: "S1b", Title: "Intercepted requests, HTTP/2 on both sides", Cost: perRequest,
-		Note: "4 connections with 32 streams each. nginx speaks HTTP/2 to servers for gRPC only.",
+		Note: "The same, with many requests at a time over one connection: 4 connections with 32 streams each. gRPC unary: calls with a message of 100 bytes that comes back. nginx speaks HTTP/2 to servers for gRPC only.",
 		Cases: []Case{
 			{Name: "requests", Role: peer.InterceptH2, Set: window(f, load.HTTP2, 4, 32)},
 			{Name: "gRPC unary", Role: peer.GRPC, Set: window(f, load.GRPC, 4, 32)},
@@ -189,7 +189,7 @@ func freshNames(f Form) func(*load.Options, int) {
 func splice(f Form) Scenario {
 	return Scenario{
 		ID: "S4", Title: "Connections passed on by server name", Cost: perConn,
-		Note: "New: a ClientHello, 1 KiB of answer without TLS, 16 at a time. Bulk: 64 MiB over TLS, 2 at a time.",
+		Note: "The program reads the server's name from the first message of TLS, decides, and then copies both ways without decrypting anything. New: a ClientHello, 1 KiB of answer without TLS, 16 at a time. Bulk: 64 MiB over TLS, 2 at a time.",
 		Cases: []Case{
 			{Name: "new", Role: peer.Splice, Only: []string{"HAProxy", "nginx", Direct}, Set: window(f, load.Tunnel, 16, 0)},
 			{Name: "bulk", Cost: perByte, Rate: megabytes, Role: peer.SpliceBulk, Only: []string{"HAProxy", "nginx", Direct}, Set: download(f)},
@@ -218,7 +218,7 @@ func names6(f Form) Scenario {
 	}
 	return Scenario{
 		ID: "S6", Title: "Name resolution over UDP", Cost: perQuery,
-		Note: "1,000 names; 8 sockets with 12 queries each. Refused: names that may not be asked for, which boxgate answers with the address of its sink and the others deny. Forwarded: every name is new.",
+		Note: "The program answers the box's DNS queries. Cached: answers that it has had before, to 1,000 names; 8 sockets with 12 queries each. Refused: names that may not be asked for, which boxgate answers with the address of its sink and the others deny. Forwarded: every name is new.",
 		Cases: []Case{
 			{Name: "cached", Role: peer.Resolve, Set: cached("n%04d.bench.test", 1000, false)},
 			{Name: "refused", Role: peer.Resolve, Set: cached("n%04d.denied.test", 1000, true)},
@@ -234,7 +234,8 @@ func names6(f Form) Scenario {
 func publicURL(f Form) Scenario {
 	s := Scenario{
 		ID: "S7", Title: "Public URLs with a bearer token", Cost: perRequest,
-		Note:    "TLS in front, a bearer check, a plain HTTP/1.1 server behind, which for boxgate is inside the box.",
+		Note: "The other direction: a server inside the box is published under a URL. TLS in front, a bearer check, a plain HTTP/1.1 server behind, which for boxgate is inside the box. " +
+			"HTTP/2: that of the client, 4 connections with 32 streams. WebSocket messages: 100 bytes that come back, over 32 connections.",
 		Targets: []Goal{atMost(connections(32), "Caddy", 0.7), atMost(connections(256), "Caddy", 0.7), atMost(connections(32), "HAProxy", 1.3), atMost(connections(256), "HAProxy", 1.3)},
 	}
 	for _, n := range []int{1, 32, 256} {
@@ -276,7 +277,7 @@ func bulk(f Form) Scenario {
 		o.Path = "/64m"
 	}
 	return Scenario{
-		ID: "S3", Title: "Large intercepted bodies", Cost: perByte, Note: "64 MiB a body, 2 at a time.",
+		ID: "S3", Title: "Large intercepted bodies", Cost: perByte, Note: "As S1, with bodies of 64 MiB, 2 at a time: what decrypting, copying and encrypting costs.",
 		Cases: []Case{
 			{Name: "down", Rate: megabytes, Role: peer.Intercept, Only: []string{"HAProxy", "nginx", "net/http", "goproxy", Direct}, Set: down},
 			{Name: "up", Rate: megabytes, Role: peer.Upload, Set: upload},
