@@ -16,7 +16,7 @@ func TestScenariosNameWhatExists(t *testing.T) {
 	for _, p := range peers {
 		known = append(known, p.Name)
 	}
-	for _, s := range All(Short) {
+	for _, s := range All(Long) {
 		for _, g := range s.Targets {
 			if g.Case != "" && !slices.ContainsFunc(s.Cases, func(c Case) bool { return c.Name == g.Case }) {
 				t.Errorf("%s has a target for the case %q, which it lacks", s.ID, g.Case)
@@ -41,7 +41,7 @@ func TestScenariosNameWhatExists(t *testing.T) {
 
 // Every program gets the same load: what a case sets does not depend on who is measured, and rounds differ only in names.
 func TestCasesAreComplete(t *testing.T) {
-	for _, s := range All(Short) {
+	for _, s := range All(Long) {
 		for _, c := range s.Cases {
 			if (c.Set == nil) == (c.Own == nil) {
 				t.Errorf("%s, %s: exactly one of Set and Own is needed", s.ID, c.Name)
