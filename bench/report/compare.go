@@ -22,7 +22,7 @@ func (r *Report) Compare(base string, threshold float64) (lines, regressions []s
 				line += fmt.Sprintf("  %d failed: %s", len(ours.failures), ours.failures[0])
 			}
 			lines = append(lines, line)
-			if ratio.Median > threshold && !s.Coarse || len(ours.failures) > len(theirs.failures) {
+			if ratio.Median > threshold && !c.Coarse || len(ours.failures) > len(theirs.failures) {
 				regressions = append(regressions, line)
 			}
 		}

@@ -107,6 +107,10 @@ func TestCompare(t *testing.T) {
 			t.Errorf("%+v: %q, regressions %q", test, lines, regressions)
 		}
 	}
+	r.Scenarios[0].Cases[0].Coarse = true
+	if lines, regressions := r.Compare("cheap", 1.1); len(lines) != 2 || len(regressions) != 1 {
+		t.Errorf("a coarse cost is shown and fails nothing: %q, regressions %q", lines, regressions)
+	}
 	r.Samples = append(r.Samples, scenario.Sample{Scenario: "S1", Case: "few", Program: "boxgate", Round: 7, Error: "broken"})
 	if _, regressions := r.Compare("dear", 1.1); len(regressions) != 1 {
 		t.Errorf("a failure of ours alone is no regression: %q", regressions)

@@ -11,10 +11,10 @@ import (
 
 func decide() Scenario {
 	return Scenario{
-		ID: "S10", Title: "The decision itself", Cost: perCall, Coarse: true,
+		ID: "S10", Title: "The decision itself", Cost: perCall,
 		Note: "The function that every verdict comes from, without anything around it, against a policy of 1,000 names and 1,000 networks: the Go benchmark beside it in package policy, the slowest of its requests. Not measured where the source is not at hand.",
 		Cases: []Case{
-			{Name: "policy.Decide", Own: decisions},
+			{Name: "policy.Decide", Coarse: true, Own: decisions},
 			{Name: "its allocations", Cost: perAlloc, Own: allocations},
 		},
 		Targets: []Goal{atMost("policy.Decide", "", 300), atMost("its allocations", "", 0)},

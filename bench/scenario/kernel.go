@@ -81,14 +81,14 @@ func router(f Form, id string, boxes int, least float64) Scenario {
 		o.Path = "/64m"
 	}
 	return Scenario{
-		ID: id, Title: fmt.Sprintf("Forwarded by the kernel, %d boxes attached", boxes), Cost: perPacket, Coarse: true,
+		ID: id, Title: fmt.Sprintf("Forwarded by the kernel, %d boxes attached", boxes), Cost: perPacket,
 		Note: "What a policy allows by address is forwarded in the kernel and never reaches the gateway's process. The cost is the time that the whole machine spends in softirqs, " +
 			"divided by the packets at the client, as coarse as the kernel counts it; what matters is the throughput beside bare routing: a veth, a route and a masquerade. " +
 			"Requests: HTTP, 1 KiB, 16 connections. New: 16 at a time. Bulk: 64 MiB, 2 at a time.",
 		Cases: []Case{
-			{Name: "requests", Role: peer.Routed, Only: []string{Bare}, Boxes: boxes, Set: window(wide, load.KeepAlive, 16, 0)},
-			{Name: "new connections", Role: peer.RoutedNew, Only: []string{Bare}, Boxes: boxes, Set: window(wide, load.Tunnel, 16, 0)},
-			{Name: "bulk", Rate: megabytes, Role: peer.Routed, Only: []string{Bare}, Boxes: boxes, Set: plainBulk},
+			{Name: "requests", Role: peer.Routed, Only: []string{Bare}, Coarse: true, Boxes: boxes, Set: window(wide, load.KeepAlive, 16, 0)},
+			{Name: "new connections", Role: peer.RoutedNew, Only: []string{Bare}, Coarse: true, Boxes: boxes, Set: window(wide, load.Tunnel, 16, 0)},
+			{Name: "bulk", Rate: megabytes, Role: peer.Routed, Only: []string{Bare}, Coarse: true, Boxes: boxes, Set: plainBulk},
 		},
 		Targets: []Goal{{Peer: Bare, Of: Rate, Bound: least}},
 	}
@@ -99,12 +99,12 @@ func steering(f Form) Scenario {
 	wide := f
 	wide.Window *= 2
 	return Scenario{
-		ID: "S8c", Title: "Led to the gateway by the kernel", Cost: perPacket, Coarse: true,
+		ID: "S8c", Title: "Led to the gateway by the kernel", Cost: perPacket,
 		Note: "The same cost for connections that nftables lead to the gateway's process, which passes them on by their server name, beside the least that does so: " +
 			"two rules of TPROXY before a listener that copies what it accepts, unread. New: 16 at a time. Bulk: 64 MiB over TLS, 2 at a time.",
 		Cases: []Case{
-			{Name: "new connections", Role: peer.Splice, Only: []string{Tproxy}, Set: window(wide, load.Tunnel, 16, 0)},
-			{Name: "bulk", Rate: megabytes, Role: peer.SpliceBulk, Only: []string{Tproxy}, Set: download(wide)},
+			{Name: "new connections", Role: peer.Splice, Only: []string{Tproxy}, Coarse: true, Set: window(wide, load.Tunnel, 16, 0)},
+			{Name: "bulk", Rate: megabytes, Role: peer.SpliceBulk, Only: []string{Tproxy}, Coarse: true, Set: download(wide)},
 		},
 	}
 }

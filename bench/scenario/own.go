@@ -66,7 +66,7 @@ func start(f Form) Scenario {
 			"First command: from the request to create a box, whose image is unpacked, until /bin/true has run in it.", f.Boxes),
 		Cases: []Case{
 			{Name: boxes, Boxes: f.Boxes, Own: restart(f)},
-			{Name: "first command", Cost: perCreate, Own: create(f)},
+			{Name: "first command", Cost: perCreate, Coarse: true, Own: create(f)},
 		},
 		Targets: []Goal{{Case: boxes, Of: P99, Bound: 2_000_000}, {Case: "first command", Bound: 150}},
 	}
@@ -117,7 +117,7 @@ func create(f Form) func(Turn) ([]Sample, error) {
 
 func cuts(f Form) Scenario {
 	s := Scenario{
-		ID: "S11", Title: "A tightened policy cuts what is open", Cost: untilCut, Coarse: true,
+		ID: "S11", Title: "A tightened policy cuts what is open", Cost: untilCut,
 		Note: fmt.Sprintf("%d open connections, and a PUT of a policy that allows none of them: from its sending until the last connection is cut; p50 and p99 are those of the connections of one PUT. "+
 			"Forwarded by the kernel: each of them sends ten requests a second, and has been cut when its last answer has come.", f.Cut),
 	}
@@ -125,7 +125,7 @@ func cuts(f Form) Scenario {
 		name string
 		role peer.Role
 	}{{"intercepted", peer.Intercept}, {"passed on", peer.SpliceBulk}, {"forwarded by the kernel", peer.Routed}} {
-		s.Cases = append(s.Cases, Case{Name: c.name, Own: cut(f, c.role)})
+		s.Cases = append(s.Cases, Case{Name: c.name, Coarse: true, Own: cut(f, c.role)})
 		s.Targets = append(s.Targets, Goal{Case: c.name, Of: Worst, Bound: 50})
 	}
 	return s

@@ -39,7 +39,6 @@ type Scenario struct {
 	ID, Title string
 	Cost      string // the unit of the costs
 	Note      string
-	Coarse    bool // the costs are too coarse, or too little of boxgate's own, to tell two builds apart
 	Cases     []Case
 	Targets   []Goal
 }
@@ -75,6 +74,7 @@ type Case struct {
 	Role    peer.Role
 	Only    []string // the programs that can do it, but for boxgate; nil: all that play the role
 	Boxes   int      // attached to boxgate at least; 0: it does not matter
+	Coarse  bool     // the cost is too coarse, or too little of boxgate's own, to tell two builds apart
 	Restart bool     // each program is measured right after its start, by itself
 	Set     func(*load.Options, int)
 	Own     func(Turn) ([]Sample, error) // in the place of a load: boxgate only
