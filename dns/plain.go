@@ -135,7 +135,7 @@ func (q *plainQuery) maxSize(transport policy.Protocol) int {
 // names keeps the names that were asked for lately, so that no memory is needed to ask again. The zero value is ready.
 // Not safe for concurrent use.
 type names struct {
-	known [512]policy.Name
+	known [4096]policy.Name
 }
 
 var nameSeed = maphash.MakeSeed()
