@@ -126,7 +126,14 @@ func (g *grants) dropOldestLocked(b *boxGrants) {
 }
 
 func (g *grants) has(box policy.BoxID, n policy.Name, a netip.Addr, now time.Time) bool {
-	return !n.IsZero() && slices.Contains(g.names(box, a, now), n)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	b := g.boxes[box]
+	if b == nil || n.IsZero() {
+		return false
+	}
+	e := b.known[granted{n, a.Unmap()}]
+	return e != nil && now.Before(e.Value.(*held).Expires)
 }
 
 // names returns the names granted with a, the latest expiry first.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"testing"
@@ -87,6 +88,43 @@ func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
 	r.box = &policy.Box{ID: "box2"}
 	if state, err, _ := r.terminated(cfg, mustName(t, "a.example")); err != nil || state.DidResume {
 		t.Errorf("resumed %v, %v", state.DidResume, err)
+	}
+}
+
+// TestATicketOutlivesNoPolicy resumes an intercepted session under later policies: one that splices the name leads to its
+// owner, one that denies it to the alert.
+func TestATicketOutlivesNoPolicy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, allow("a.example"))
+	owner := r.tlsServer("a.example")
+	r.names.set("a.example", owner.Addr())
+	cfg := &tls.Config{
+		ServerName: "a.example", InsecureSkipVerify: true, NextProtos: []string{"http/1.1"},
+		ClientSessionCache: &oneSession{ClientSessionCache: tls.NewLRUClientSessionCache(1)},
+	}
+	connect := func() (tls.ConnectionState, error) {
+		c := tls.Client(r.dial(owner), cfg)
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"); err != nil {
+			return tls.ConnectionState{}, err
+		}
+		_, err := c.Read(make([]byte, 1)) // carries the ticket with it
+		_ = c.NetConn().Close()
+		return c.ConnectionState(), err
+	}
+	r.policy(allow("a.example"), map[string]map[string]string{"a.example": {"X-Key": "k"}})
+	for i := range 2 {
+		if state, err := connect(); err != nil || state.DidResume != (i > 0) || state.PeerCertificates[0].CheckSignatureFrom(r.boxCA.cert) != nil {
+			t.Fatalf("intercepted connection %d: resumed %v, %v", i+1, state.DidResume, err)
+		}
+	}
+	r.policy(policy.Spec{Mode: policy.ModeDenyAll}, map[string]map[string]string{"a.example": {"X-Key": "k"}})
+	if _, err := connect(); !accessDeniedAlert(err) {
+		t.Errorf("with a ticket to a name that is denied now: %v", err)
+	}
+	r.policy(allow("a.example"), nil)
+	state, err := connect()
+	if err != nil || state.DidResume || state.PeerCertificates[0].CheckSignatureFrom(r.upstream.cert) != nil {
+		t.Errorf("with a ticket to a name that is spliced now: resumed %v, %v", state.DidResume, err)
 	}
 }
 
