@@ -16,8 +16,10 @@ func (p *parts) openIngress(context.Context) error {
 	if err != nil {
 		return err
 	}
+	connections, requests := p.shares.Visits()
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: getCertificate, Audit: p.audit, Log: p.log,
+		Connections: connections, Requests: requests,
 	})
 	return err
 }

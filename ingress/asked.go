@@ -9,12 +9,13 @@ import (
 
 // asked is the head of a request as the checks see it, whatever the version of HTTP. Nothing in it can be trusted.
 type asked struct {
-	method string
-	host   string // Host or :authority
-	path   string // as sent, without the query
-	sni    string // server name of the TLS connection; "" without one
-	secure bool   // the client speaks TLS
-	direct bool   // the target is a path, not the URL of an absolute-form request, an authority or an asterisk
+	method  string
+	host    string       // Host or :authority
+	path    string       // as sent, without the query
+	sni     string       // server name of the TLS connection; "" without one
+	secure  bool         // the client speaks TLS
+	network netip.Prefix // of the client; zero: unknown
+	direct  bool         // the target is a path, not the URL of an absolute-form request, an authority or an asterisk
 	// values returns the values of a field, one for each of its lines. Names are in lower case.
 	values func(name string) []string
 }

@@ -31,6 +31,11 @@ type Config struct {
 	Audit audit.Recorder // nil: no events
 	Log   *zap.Logger    // nil: no log
 
+	// Connections is how many connections of visitors each listener holds, and Requests how many requests are forwarded at a
+	// time, each of which may take a connection to a box; a third as many are kept for later. One network of visitors has a
+	// quarter at most, one URL half. 0: 4096.
+	Connections, Requests int
+
 	DialTimeout       time.Duration // 0: 10 s
 	ReadHeaderTimeout time.Duration // 0: 10 s
 	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
@@ -46,6 +51,7 @@ type Config struct {
 type core struct {
 	Config
 	upstreams pool
+	places    places // of requests
 	active    active
 	heads     *memory.Account // of HTTP/2
 	draining  context.Context // ends when the ingress stops

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -42,8 +43,9 @@ const cutTime = 50 * time.Millisecond
 
 // visitor is who is at the other end of a connection.
 type visitor struct {
-	peer     string // address
-	secure   bool   // it speaks TLS
+	peer     string       // address
+	network  netip.Prefix // by which its requests are counted; zero: they are not
+	secure   bool         // it speaks TLS
 	sni      string
 	accepted atomic.Pointer[credential]
 }
@@ -109,7 +111,7 @@ func (e *exchange) asked() asked {
 	path, _, _ := strings.Cut(string(r.Target), "?")
 	return asked{
 		method: method(r.Method), host: string(r.Host), path: path, sni: e.visitor.sni, secure: e.visitor.secure,
-		direct: r.Form == h1.Origin, values: e.values,
+		direct: r.Form == h1.Origin, values: e.values, network: e.visitor.network,
 	}
 }
 
@@ -168,6 +170,7 @@ func (e *exchange) head(upgrade bool) {
 // The box may just have closed a connection that was kept: a request that may be repeated is then tried once on a new
 // one.
 func (e *exchange) send(whole bool) error {
+	e.res.Reset()
 	again := whole && e.upload.received == 0 && (isSafe(e.visit.method) || e.visit.method == http.MethodPut || e.visit.method == http.MethodDelete)
 	for {
 		if err := e.connect(); err != nil {

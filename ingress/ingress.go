@@ -50,12 +50,19 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.ResponseTimeout == 0 {
 		cfg.ResponseTimeout = 5 * time.Minute
 	}
+	if cfg.Connections == 0 {
+		cfg.Connections = 4096
+	}
+	if cfg.Requests == 0 {
+		cfg.Requests = 4096
+	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
 	g := &Ingress{core: core{Config: cfg, heads: newHeads()}}
+	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/3)
 	g.draining, g.drain = context.WithCancel(context.Background())
 	return g, nil
 }
@@ -89,6 +96,7 @@ func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge Cha
 // listen serves a listener until Shutdown.
 func (g *Ingress) listen(l *listener) error {
 	l.g, l.conns = g, map[net.Conn]*atomic.Bool{}
+	l.places.most = g.Connections
 	g.mu.Lock()
 	if g.closed {
 		g.mu.Unlock()

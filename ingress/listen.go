@@ -35,6 +35,16 @@ type listener struct {
 	conns  map[net.Conn]*atomic.Bool // whether a request has begun
 	closed bool
 	done   sync.WaitGroup
+	places places // of connections
+}
+
+// network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
+// of a proxy before the gateway have one address.
+func (l *listener) network(conn net.Conn) netip.Prefix {
+	if l.tls == nil && l.move == nil {
+		return netip.Prefix{}
+	}
+	return networkOf(conn.RemoteAddr())
 }
 
 // run accepts until the listener is closed.
@@ -83,6 +93,11 @@ func (l *listener) start(conn net.Conn) {
 		_ = conn.Close()
 		return
 	}
+	if !l.places.take("", l.network(conn)) {
+		l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
+		_ = conn.Close()
+		return
+	}
 	l.conns[conn] = busy
 	l.done.Go(func() {
 		var serve func()
@@ -115,6 +130,7 @@ func (l *listener) forget(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.conns, conn)
+	l.places.leave("", l.network(conn))
 }
 
 // accept makes the TLS handshake, if there is one. It returns what serves the connection, or nil if that has ended.
@@ -126,6 +142,7 @@ func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 	}
 	c := &client{conn: conn, tcp: tcp, busy: busy, move: l.move}
 	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
+	c.visitor.network = l.network(conn)
 	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 	version := ""
 	if l.tls != nil {
@@ -155,7 +172,7 @@ func (l *listener) handshake(conn net.Conn) *tls.Conn {
 		_ = conn.SetDeadline(time.Time{})
 		return secure
 	}
-	l.g.refusedHandshake(conn, err)
+	l.g.refusedConn(conn, policy.ReasonClientTLS, err)
 	var plain tls.RecordHeaderError
 	if errors.As(err, &plain) && plain.Conn != nil && looksLikeHTTP(plain.RecordHeader[:]) {
 		_, _ = io.WriteString(plain.Conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks HTTPS.\n")
@@ -222,14 +239,17 @@ func (c *client) gone() bool {
 	return gone
 }
 
-// refusedHandshake records a TLS handshake that failed, or a connection that was closed before one.
-func (g *core) refusedHandshake(conn net.Conn, err error) {
+// errCrowded is a visitor with more connections than one may have.
+var errCrowded = errors.New("the address has too many connections")
+
+// refusedConn records a connection that comes to no request: such as by a TLS handshake that fails.
+func (g *core) refusedConn(conn net.Conn, reason policy.Reason, err error) {
 	if g.Audit == nil {
 		return
 	}
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
 	g.Audit.Record(audit.Event{
 		Time: time.Now(), Stage: policy.StageURL, Protocol: policy.TCP, Peer: from.Addr().Unmap(), Verdict: policy.Deny,
-		Action: audit.ActionRefuse, Reason: policy.ReasonClientTLS, Error: err.Error(),
+		Action: audit.ActionRefuse, Reason: reason, Error: err.Error(),
 	})
 }

@@ -34,6 +34,7 @@ func (c *session) serve(in *downstream.Stream) {
 	s.exchange.g, s.visitor, s.client = c.g, c.visitor, s
 	s.ctx, s.cancel = context.WithCancelCause(in.Context())
 	defer s.cancel(nil)
+	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)
 	text := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(text) }()
 	err := error(nil)
@@ -46,7 +47,6 @@ func (c *session) serve(in *downstream.Stream) {
 	}
 	s.visit = newVisit(s.asked(), s, s.cutNow, &s.opening)
 	defer s.ended()
-	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)
 	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) {
 		s.forward()
 	}

@@ -16,7 +16,6 @@ import (
 
 const (
 	idleMax     = 256 // connections kept for one URL
-	idleAll     = 1024
 	idleTime    = 90 * time.Second
 	goneCheck   = time.Second // how often a read from a box checks whether its response is still expected
 	sweepPeriod = 15 * time.Second
@@ -80,8 +79,10 @@ func (u *upstream) usable() bool {
 	return err == nil && quiet
 }
 
-// pool keeps idle connections to boxes. The zero value is ready to use. Safe for concurrent use.
+// pool keeps idle connections to boxes. Safe for concurrent use.
 type pool struct {
+	most int // kept in all
+
 	mu    sync.Mutex
 	idle  map[incarnation][]*upstream // most recently used last
 	n     int
@@ -137,7 +138,7 @@ func (p *pool) put(u *upstream) {
 	u.in.Release()
 	u.check = nil
 	p.mu.Lock()
-	full := p.n >= idleAll || len(p.idle[u.key]) >= idleMax
+	full := p.n >= p.most || len(p.idle[u.key]) >= idleMax
 	if !full {
 		if p.idle == nil {
 			p.idle = map[incarnation][]*upstream{}

@@ -23,6 +23,7 @@ type visit struct {
 	opening *audit.Opening
 	target  Target
 	entry   *request // nil until it is admitted
+	placed  bool     // it has a place
 }
 
 // replier answers a request.
@@ -63,6 +64,10 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password that your browser keeps for this URL.")
 		return false
 	}
+	if v.placed = g.places.take(v.target.ID, v.network); !v.placed {
+		v.tooMany()
+		return false
+	}
 	v.entry = g.active.begin(v.target, v.cut)
 	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
@@ -89,6 +94,9 @@ func (g *core) record(v *visit) {
 	if v.entry != nil {
 		defer v.entry.end()
 	}
+	if v.placed {
+		g.places.leave(v.target.ID, v.network)
+	}
 	v.event.Duration = time.Since(v.began)
 	v.opening.End(&v.event)
 	if g.Audit != nil {
@@ -104,16 +112,27 @@ func (g *core) panicked(v *visit) {
 
 // refuse answers with problem details (RFC 9457).
 func (v *visit) refuse(status int, reason policy.Reason, detail string, challenges ...string) {
+	var fields [][2]string
+	for _, c := range challenges {
+		fields = append(fields, [2]string{"Www-Authenticate", c})
+	}
+	v.refuseWith(status, reason, detail, fields...)
+}
+
+// tooMany answers that there are as many requests as there may be.
+func (v *visit) tooMany() {
+	v.refuseWith(http.StatusTooManyRequests, policy.ReasonLimit, "There are too many requests at this time.", [2]string{"Retry-After", "1"})
+}
+
+// refuseWith is refuse with further fields.
+func (v *visit) refuseWith(status int, reason policy.Reason, detail string, more ...[2]string) {
 	v.event.Verdict, v.event.Action, v.event.Reason = policy.Deny, audit.ActionRefuse, reason
 	body, err := json.Marshal(problem{Title: http.StatusText(status), Status: status, Detail: detail, Reason: reason})
 	if err != nil {
 		body = []byte("{}")
 	}
 	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}, {"X-Content-Type-Options", "nosniff"}}
-	for _, c := range challenges {
-		fields = append(fields, [2]string{"Www-Authenticate", c})
-	}
-	v.client.reply(status, fields, body)
+	v.client.reply(status, append(fields, more...), body)
 }
 
 // unavailable answers that the box cannot be reached. The cause is only logged: the client may be anybody.

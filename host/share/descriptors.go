@@ -55,6 +55,12 @@ func (d Descriptors) Bound(ln net.Listener) net.Listener {
 	return newVisitors(ln, d.visitors)
 }
 
+// Visits returns how many connections each of the two listeners of public URLs may hold, and how many requests may be
+// forwarded to boxes at a time if a third as many connections to boxes are kept for later.
+func (d Descriptors) Visits() (connections, requests int) {
+	return d.visitors, d.visitors * 3 / 2
+}
+
 // Keyless bounds the connections to a listener that have shown no key. They come out of the reserve, of which the three such
 // listeners use three eighths at most.
 func (d Descriptors) Keyless(ln net.Listener) net.Listener {

@@ -1,0 +1,67 @@
+package ingress
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+)
+
+// places bounds what visitors hold at a time: no URL has more than half of it, and no network of visitors more than a
+// quarter, so that neither keeps the others out.
+type places struct {
+	most int
+
+	mu    sync.Mutex
+	taken int
+	urls  map[string]int
+	peers map[netip.Prefix]int
+}
+
+// take takes a place for a URL and a network of visitors, and reports whether there was one. Either may be its zero value,
+// and is not counted then.
+func (p *places) take(url string, peer netip.Prefix) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.taken >= p.most || p.urls[url] >= max(1, p.most/2) || p.peers[peer] >= max(1, p.most/4) {
+		return false
+	}
+	if p.urls == nil {
+		p.urls, p.peers = map[string]int{}, map[netip.Prefix]int{}
+	}
+	p.taken++
+	if url != "" {
+		p.urls[url]++
+	}
+	if peer.IsValid() {
+		p.peers[peer]++
+	}
+	return true
+}
+
+// leave gives a place back.
+func (p *places) leave(url string, peer netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken--
+	if p.urls[url]--; p.urls[url] <= 0 {
+		delete(p.urls, url)
+	}
+	if p.peers[peer]--; p.peers[peer] <= 0 {
+		delete(p.peers, peer)
+	}
+}
+
+// networkOf returns what counts as one visitor: an IPv4 address, or the /64 network of an IPv6 address.
+func networkOf(at net.Addr) netip.Prefix {
+	tcp, ok := at.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	a := tcp.AddrPort().Addr().Unmap().WithZone("")
+	bits := a.BitLen()
+	if a.Is6() {
+		bits = 64
+	}
+	network, _ := a.Prefix(bits) // the zero Prefix of an invalid address
+	return network
+}

@@ -1,0 +1,123 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// from connects as a visitor at another address.
+func (f *fixture) from(t *testing.T, address string) *http.Client {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	transport := &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: f.roots},
+		ForceAttemptHTTP2: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", f.https) },
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// A visitor with many requests to a box that never answers gets no more than a quarter of what there is for all, and a URL
+// no more than half. The others are answered.
+func TestOneVisitorDoesNotTakeAllRequests(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Requests = 16 })
+	arrived := make(chan struct{}, 100)
+	f.script(t, "silent", func(_ net.Conn, in *bufio.Reader) {
+		if _, err := http.ReadRequest(in); err == nil {
+			arrived <- struct{}{}
+			_, _ = io.Copy(io.Discard, in)
+		}
+	})
+	box := record(t)
+	f.expose("good", box.Server, Auth{Open: true})
+	v := f.frames(t, "silent")
+	for range 4 {
+		v.ask(true, to("GET", "silent", "/")...)
+		<-arrived
+	}
+	r := v.answer(v.ask(true, to("GET", "silent", "/")...))
+	if r.status() != "429" || !strings.Contains(r.body, string(policy.ReasonLimit)) {
+		t.Fatalf("%+v", r)
+	}
+	retry := ""
+	for _, h := range r.heads[0].Fields {
+		if h.Name == "retry-after" {
+			retry = h.Value
+		}
+	}
+	if retry != "1" {
+		t.Errorf("Retry-After %q", retry)
+	}
+	if resp, _ := get(t, f.from(t, "127.0.0.2"), "https://good"+domain+"/", nil); resp.StatusCode != 200 {
+		t.Errorf("another visitor: %s", resp.Status)
+	}
+	f.expose("silent", box.Server, Auth{Open: true})
+	f.CloseURL("silent")
+	if r := v.answer(v.ask(true, to("GET", "silent", "/")...)); r.status() != "200" {
+		t.Errorf("the places were not given back: %+v", r)
+	}
+}
+
+// A stranger with many connections gets no more than a quarter of what a listener holds. The others are served.
+func TestOneVisitorDoesNotTakeAllConnections(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Connections = 16 })
+	box := record(t)
+	f.expose("one", box.Server, Auth{Bearer: digest(BearerDigest("tok"))})
+	var open []net.Conn
+	for range 4 {
+		c := f.connectTo(t, "one"+domain)
+		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: one"+domain+"\r\nContent-Length: 5\r\n")
+		open = append(open, c)
+	}
+	c := f.dial(t, f.https)
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Error("a fifth connection is served")
+	}
+	f.event(t, func(e audit.Event) bool {
+		return e.Reason == policy.ReasonLimit && e.Peer == netip.MustParseAddr("127.0.0.1") && e.Verdict == policy.Deny
+	})
+	if resp, _ := get(t, f.from(t, "127.0.0.3"), "https://one"+domain+"/", nil); resp.StatusCode != 401 {
+		t.Errorf("another visitor: %s", resp.Status)
+	}
+	for _, c := range open {
+		c.Close()
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		c := f.dial(t, f.https)
+		s := tls.Client(c, &tls.Config{RootCAs: f.roots, ServerName: "one" + domain})
+		err := s.Handshake()
+		c.Close()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the places were not given back: ", err)
+		}
+	}
+}
+
+// TestNetworks: an address in one notation is the same in another, and a /64 is one visitor.
+func TestNetworks(t *testing.T) {
+	t.Parallel()
+	for at, want := range map[string]string{
+		"192.0.2.1": "192.0.2.1/32", "::ffff:192.0.2.1": "192.0.2.1/32", "2001:db8::1": "2001:db8::/64", "2001:db8::ffff:0:0:1": "2001:db8::/64",
+	} {
+		if got := networkOf(&net.TCPAddr{IP: net.ParseIP(at)}); got.String() != want {
+			t.Errorf("%s: %v", at, got)
+		}
+	}
+}
