@@ -16,12 +16,15 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 	t.rule(chainGuard, "", fromBox(), jumpTo(chainGuardBox))
 	t.rule(chainGuard, "the host's own packets", fromLoopback(), accept())
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
-		t.rule(chainGuard, "pool addresses belong to boxes", sourceIn(pool), counted(countForeign), drop())
-		t.rule(chainGuard, "nothing outside opens connections into the pool", destIn(pool), counted(countForeign), drop())
+		f := network.FamilyOf(pool.Addr())
+		foreign := chainForeign + suffix(f)
+		t.rule(chainGuard, "", ofFamily(f), jumpTo(foreign))
+		t.rule(foreign, "pool addresses belong to boxes", within(pool, true), counted(countForeign), drop())
+		t.rule(foreign, "nothing outside opens connections into the pool", within(pool, false), counted(countForeign), drop())
 	}
 	for _, f := range network.Families {
 		t.rule(chainGuardBox, "", ofFamily(f), ifaceAnd(expr.MetaKeyIIFNAME, addr(f, true, r2)),
-			match{lookup(s.sources[f])}, jumpTo(chainShape))
+			match{lookup(s.sources[f])}, jumpTo(chainShape+suffix(f)))
 	}
 	for _, p := range []string{"::/128", "fe80::/10"} {
 		t.rule(chainGuardBox, "not needed: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
@@ -29,13 +32,11 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 	}
 	t.rule(chainGuardBox, "", refuse(policy.ReasonSpoofed))
 
-	header := expr.PayloadBaseNetworkHeader
-	t.rule(chainShape, "fragments", ofFamily(network.V4), field(header, 6, []byte{0x3f, 0xff}, neq([]byte{0, 0})),
-		refuse(policy.ReasonProtocol))
-	t.rule(chainShape, "IP options", ofFamily(network.V4), field(header, 0, []byte{0x0f}, neq([]byte{5})),
-		refuse(policy.ReasonProtocol))
+	// The first eight bytes of the header: its length, and behind it the flag and the offset of a fragment.
+	t.rule(chainShape+suffix(network.V4), "fragments and IP options", field(expr.PayloadBaseNetworkHeader, 0,
+		[]byte{0x0f, 0, 0, 0, 0, 0, 0x3f, 0xff}, neq([]byte{5, 0, 0, 0, 0, 0, 0, 0})), refuse(policy.ReasonProtocol))
 	for _, h := range []uint8{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS} {
-		t.rule(chainShape, "extension header or fragment", hasExtension(h), refuse(policy.ReasonProtocol))
+		t.rule(chainShape+suffix(network.V6), "extension header or fragment", hasExtension(h), refuse(policy.ReasonProtocol))
 	}
 }
 
@@ -53,34 +54,44 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 		unix.IPPROTO_ICMPV6))
 	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
 		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(policy.ReasonProtocol))
+	t.rule(chain, "", ctState(stateEstablished), jump(chainKnown))
 	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
 	t.rule(chain, "", ctState(stateRelated), jump(chainRelated))
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
-	t.rule(chain, "connections that the proxy has accepted", tcp, ctState(stateEstablished),
-		transparentSocket(), admit(network.MarkProxy))
 	t.rule(chain, "", ctState(stateNew), match{meta(expr.MetaKeyIIFNAME),
 		&expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: s.marks.Name, SetID: s.marks.ID},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}})
-	t.judgeGatewayPorts(c)
-	for _, a := range []netip.Addr{c.SinkV4, c.SinkV6} {
-		t.rule(chain, "sink: the proxy reads the name and refuses it", destIs(a), tcp, jumpTo(chainProxy))
-		t.rule(chain, "", destIs(a), refuse(policy.ReasonNotAllowed))
+	for _, l4 := range []match{tcp, udp} {
+		t.rule(chain, "DNS, to any server: see chain dns", l4, destPort(53), jumpTo(chainGateway))
 	}
-	for _, kind := range []uint32{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST} {
-		t.rule(chain, "the host's own addresses", toLocal(kind), refuse(policy.ReasonHostPort))
-	}
-	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), &expr.Lookup{SourceRegister: r1, DestRegister: 0, IsDestRegSet: true,
-		SetName: s.boxes.Name, SetID: s.boxes.ID}})
+	t.judgeOwn(c)
+	local := t.anonymous(nftables.TypeFIBAddr, []nftables.SetElement{{Key: native32(unix.RTN_LOCAL)},
+		{Key: native32(unix.RTN_BROADCAST)}, {Key: native32(unix.RTN_ANYCAST)}})
+	t.rule(chain, "the host's own addresses", match{destType(), lookup(local)}, refuse(policy.ReasonHostPort))
+	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), leadBy(s.boxes)})
 	t.rule(chain, "", refuse(policy.ReasonUnknownBox))
 
+	t.judgeKnown(c, s)
+	t.judgeRelated(c, s)
+}
+
+// judgeKnown writes what most packets meet. A connection that is forwarded for the box was let into the rules of its plan
+// by those for all boxes, which do not change, and is judged by the plan in force with each packet.
+func (t *txn) judgeKnown(c *Config, s *staticSets) {
+	t.rule(chainKnown, "", isReply(), jumpTo(chainAnswer))
+	t.rule(chainKnown, "connections that are forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
+		match{lookup(s.replies), leadBy(s.boxes)})
+	t.rule(chainKnown, "connections that the proxy has accepted", tcp, transparentSocket(), admit(network.MarkProxy))
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
 		t.rule(chainAnswer, "answers to connections that the gateway opened", ctState(stateEstablished),
 			destIs(a), admit(network.MarkLocal))
 	}
 	t.rule(chainAnswer, "", counted(countStray), drop())
+}
 
-	// An ICMP error quotes a packet of the connection that it is about, and a box can quote any packet, even another
-	// box's.
+// judgeRelated writes which ICMP errors pass. One quotes a packet of the connection that it is about, and a box can quote any
+// packet, even another box's.
+func (t *txn) judgeRelated(c *Config, s *staticSets) {
 	t.rule(chainRelated, "about a connection that is forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
 		match{lookup(s.replies)}, verdict(expr.VerdictReturn, ""))
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
@@ -90,16 +101,19 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chainRelated, "", refuse(policy.ReasonProtocol))
 }
 
-// judgeGatewayPorts opens the only ports of the host that boxes can reach.
-func (t *txn) judgeGatewayPorts(c *Config) {
-	for _, l4 := range []match{tcp, udp} {
-		t.rule(chainJudgeBox, "DNS, to any server: see chain dns", l4, destPort(53), jumpTo(chainGateway))
-		for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-			t.rule(chainJudgeBox, "the gateway's DNS", destIs(a), l4, destPort(c.DNSPort), jumpTo(chainGateway))
+// judgeOwn opens the only ports of the host that boxes can reach, besides DNS, and leads what is for the sink to the proxy.
+func (t *txn) judgeOwn(c *Config) {
+	for _, own := range [][2]netip.Addr{{c.GatewayV4, c.SinkV4}, {c.GatewayV6, c.SinkV6}} {
+		f := network.FamilyOf(own[0])
+		set := t.anonymous(addrType(f), []nftables.SetElement{{Key: own[0].AsSlice()}, {Key: own[1].AsSlice()}})
+		t.rule(chainJudgeBox, "", ofFamily(f), match{addr(f, false, r1), lookup(set)}, jump(chainOwn))
+		gateway, sink := destIs(own[0]), destIs(own[1])
+		for _, l4 := range []match{tcp, udp} {
+			t.rule(chainOwn, "the gateway's DNS", gateway, l4, destPort(c.DNSPort), jumpTo(chainGateway))
 		}
-	}
-	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-		t.rule(chainJudgeBox, "the explicit proxy", destIs(a), tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
+		t.rule(chainOwn, "the explicit proxy", gateway, tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
+		t.rule(chainOwn, "sink: the proxy reads the name and refuses it", sink, tcp, jumpTo(chainProxy))
+		t.rule(chainOwn, "", sink, refuse(policy.ReasonNotAllowed))
 	}
 }
 
@@ -117,11 +131,12 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	forwarded := match{meta(expr.MetaKeyIIFNAME), note(s.notes), ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
 		Mask: native32(^network.FlowForwarded), Xor: native32(network.FlowForwarded)},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}}
-	t.rule(chainPass, "", proto(unix.IPPROTO_ICMP), jumpTo(chainPassICMP))
-	t.rule(chainPass, "", proto(unix.IPPROTO_ICMPV6), jumpTo(chainPassICMP))
-	t.rule(chainPass, "", jump(chainAdmit))
-	t.rule(chainPass, "", ctState(stateNew), forwarded)
+	icmp := t.anonymous(nftables.TypeInetProto, bytesOf(unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6))
+	t.rule(chainPass, "", match{meta(expr.MetaKeyL4PROTO), lookup(icmp)}, jumpTo(chainPassICMP))
+	t.rule(chainPass, "", ctState(stateNew), jump(chainPassNew))
 	t.rule(chainPass, "", admit(network.MarkForward))
+	t.rule(chainPassNew, "", jump(chainAdmit))
+	t.rule(chainPassNew, "", forwarded)
 
 	for _, p := range []struct {
 		f      network.Family
@@ -209,14 +224,16 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainInput, "", fromBox(), marked(network.MarkProxy), accept())
 	t.rule(chainInput, "", fromBox(), counted(countUnjudged), drop())
 
-	t.rule(chainForward, "", fromBox(), notMarked(network.MarkForward), counted(countUnjudged), drop())
-	t.rule(chainForward, "boxes never reach each other", fromBox(), toBox(), counted(countUnsolicited), drop())
-	t.rule(chainForward, "answers", toBox(), ctState(stateEstablished|stateRelated), isReply(),
+	t.rule(chainForward, "", fromBox(), jumpTo(chainForwardOut))
+	t.rule(chainForward, "", toBox(), jumpTo(chainForwardIn))
+	t.rule(chainForwardOut, "", notMarked(network.MarkForward), counted(countUnjudged), drop())
+	t.rule(chainForwardOut, "boxes never reach each other", toBox(), counted(countUnsolicited), drop())
+	t.rule(chainForwardIn, "answers", ctState(stateEstablished|stateRelated), isReply(),
 		ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
-	t.rule(chainForward, "", toBox(), counted(countUnsolicited), drop())
+	t.rule(chainForwardIn, "", counted(countUnsolicited), drop())
 
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
 		t.rule(chainHide, "", marked(network.MarkForward), notToBox(), sourceIn(pool), match{&expr.Masq{}})
-		t.rule(chainLeak, "pool addresses stay inside", notToBox(), notToLoopback(), sourceIn(pool), counted(countLeak), drop())
+		t.rule(chainLeak, "pool addresses stay inside", sourceIn(pool), notToBox(), notToLoopback(), counted(countLeak), drop())
 	}
 }

@@ -93,16 +93,15 @@ func addr(f network.Family, source bool, reg uint32) *expr.Payload {
 	return p
 }
 
-// within matches an address inside the prefix.
+// within matches an address inside the prefix, in a packet of its family.
 func within(p netip.Prefix, source bool) match {
-	f := network.FamilyOf(p.Addr())
-	m := append(ofFamily(f), addr(f, source, r1))
-	if bits := p.Addr().BitLen(); p.Bits() < bits {
-		size := bits / 8
-		m = append(m, &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: uint32(size),
-			Mask: prefixMask(p.Bits(), size), Xor: make([]byte, size)})
+	load, first := addr(network.FamilyOf(p.Addr()), source, r1), p.Masked().Addr().AsSlice()
+	if p.Bits() > 0 && p.Bits()%8 == 0 {
+		load.Len = uint32(p.Bits() / 8)
+		return match{load, eq(first[:load.Len])}
 	}
-	return append(m, eq(p.Masked().Addr().AsSlice()))
+	return match{load, &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: load.Len,
+		Mask: prefixMask(p.Bits(), len(first)), Xor: make([]byte, len(first))}, eq(first)}
 }
 
 func prefixMask(bits, size int) []byte {
@@ -113,13 +112,22 @@ func prefixMask(bits, size int) []byte {
 	return mask
 }
 
-func sourceIn(p netip.Prefix) match { return within(p, true) }
-func destIn(p netip.Prefix) match   { return within(p, false) }
-func destIs(a netip.Addr) match     { return within(netip.PrefixFrom(a, a.BitLen()), false) }
+func sourceIn(p netip.Prefix) match {
+	return append(ofFamily(network.FamilyOf(p.Addr())), within(p, true)...)
+}
+
+func destIs(a netip.Addr) match {
+	return append(ofFamily(network.FamilyOf(a)), within(netip.PrefixFrom(a, a.BitLen()), false)...)
+}
 
 // destInSet matches a destination in an address set of the family.
 func destInSet(f network.Family, set string) match {
 	return append(ofFamily(f), addr(f, false, r1), &expr.Lookup{SourceRegister: r1, SetName: set})
+}
+
+// leadBy sends the packet where the map leads the interface in register 1. It ends the rule if that is nowhere.
+func leadBy(m *nftables.Set) *expr.Lookup {
+	return &expr.Lookup{SourceRegister: r1, DestRegister: 0, IsDestRegSet: true, SetName: m.Name, SetID: m.ID}
 }
 
 func lookup(s *nftables.Set) *expr.Lookup {
@@ -157,12 +165,10 @@ func isReply() match {
 
 func ctMark(reg uint32) *expr.Ct { return &expr.Ct{Key: expr.CtKeyMARK, Register: reg} }
 
-// toLocal matches a destination that is the host itself, by the kernel's own routing, or a broadcast to it.
-func toLocal(kind uint32) match {
-	return match{&expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true}, eq(native32(kind))}
-}
+// destType loads what the destination is by the kernel's own routing: the host itself, a broadcast to it, or elsewhere.
+func destType() *expr.Fib { return &expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true} }
 
-// field compares one byte of the network or transport header after masking it.
+// field compares bytes of the network or transport header after masking them.
 func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match {
 	n := uint32(len(mask))
 	return match{
@@ -172,10 +178,10 @@ func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match
 	}
 }
 
-// hasExtension matches an IPv6 packet with the extension header.
+// hasExtension matches the extension header in an IPv6 packet.
 func hasExtension(header uint8) match {
-	return append(ofFamily(network.V6), &expr.Exthdr{DestRegister: r1, Type: header, Len: 1,
-		Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6}, eq([]byte{1}))
+	return match{&expr.Exthdr{DestRegister: r1, Type: header, Len: 1,
+		Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6}, eq([]byte{1})}
 }
 
 func verdict(kind expr.VerdictKind, chain string) match {

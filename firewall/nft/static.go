@@ -14,28 +14,34 @@ import (
 
 // Static chains.
 const (
-	chainAbout    = "about"       // says which gateway wrote the table
-	chainGuard    = "guard"       // prerouting, before defragmentation and conntrack
-	chainGuardBox = "guard_box"   // is the source the box's own?
-	chainShape    = "guard_shape" // fragments, options, extension headers
-	chainJudge    = "judge"       // prerouting, after conntrack
-	chainJudgeBox = "judge_box"   // rules for every box
-	chainAnswer   = "judge_answer"
-	chainRelated  = "judge_related" // ICMP errors
-	chainProxy    = "to_proxy"
-	chainPass     = "pass"
-	chainPassICMP = "pass_icmp"
-	chainPing     = "pass_ping"
-	chainGateway  = "to_gateway"
-	chainAdmit    = "admit"         // is there room for one more forwarded connection?
-	chainAdmitOwn = "admit_gateway" // … and for one more to the gateway?
-	chainDNS      = "dns"
-	chainInput    = "input"
-	chainForward  = "forward"
-	chainHide     = "hide"
-	chainLeak     = "leak"
-	chainClosed   = "closed"         // boxes without a plan
-	chainReject   = "answer_refusal" // not an nft keyword, so that a saved ruleset loads again
+	chainAbout      = "about"         // says which gateway wrote the table
+	chainGuard      = "guard"         // prerouting, before defragmentation and conntrack
+	chainGuardBox   = "guard_box"     // is the source the box's own?
+	chainShape      = "guard_shape"   // … of IPv4 and IPv6: fragments, options, extension headers
+	chainForeign    = "guard_foreign" // … what is no box's, of each family
+	chainJudge      = "judge"         // prerouting, after conntrack
+	chainJudgeBox   = "judge_box"     // rules for every box
+	chainKnown      = "judge_known"   // of connections that have been answered
+	chainAnswer     = "judge_answer"
+	chainRelated    = "judge_related" // ICMP errors
+	chainOwn        = "judge_own"     // to the gateway's addresses and the sink
+	chainProxy      = "to_proxy"
+	chainPass       = "pass"
+	chainPassNew    = "pass_new" // the first packets of a connection
+	chainPassICMP   = "pass_icmp"
+	chainPing       = "pass_ping"
+	chainGateway    = "to_gateway"
+	chainAdmit      = "admit"         // is there room for one more forwarded connection?
+	chainAdmitOwn   = "admit_gateway" // … and for one more to the gateway?
+	chainDNS        = "dns"
+	chainInput      = "input"
+	chainForward    = "forward"
+	chainForwardOut = "forward_out" // from a box
+	chainForwardIn  = "forward_in"  // to a box
+	chainHide       = "hide"
+	chainLeak       = "leak"
+	chainClosed     = "closed"         // boxes without a plan
+	chainReject     = "answer_refusal" // not an nft keyword, so that a saved ruleset loads again
 )
 
 // Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". For a packet that
@@ -68,7 +74,7 @@ type staticSets struct {
 	sources  map[network.Family]*nftables.Set // interface . address: what a box may use as its source
 	boxes    *nftables.Set                    // interface → the chain of the box's plan
 	marks    *nftables.Set                    // interface → connection mark
-	replies  *nftables.Set                    // interface . connection mark: answers that may go in
+	replies  *nftables.Set                    // interface . connection mark of what is forwarded for its box
 	flows    *nftables.Set                    // connection marks of forwarded connections
 	pings    *nftables.Set                    // echo requests per interface
 	forwards *nftables.Set                    // forwarded connections per interface
@@ -144,9 +150,14 @@ func (t *txn) declareCounters() {
 
 // declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
-	for _, name := range []string{chainGuardBox, chainShape, chainJudgeBox, chainAnswer, chainRelated, chainProxy, chainPass,
-		chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainClosed, chainReject} {
+	for _, name := range []string{chainGuardBox, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
+		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainForwardOut, chainForwardIn,
+		chainClosed, chainReject} {
 		t.chain(name)
+	}
+	for _, f := range network.Families {
+		t.chain(chainShape + suffix(f))
+		t.chain(chainForeign + suffix(f))
 	}
 	for _, r := range Refusals {
 		t.chain("refuse_" + string(r))
