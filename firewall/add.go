@@ -71,17 +71,17 @@ func (j *joining) fail(err error) { j.err = fmt.Errorf("box %s: %w", j.Box, err)
 // admit refuses boxes whose place is not theirs.
 func (f *Firewall) admit(list []Attachment) []*joining {
 	var all []*joining
-	wanted := map[netip.Addr]policy.BoxID{}
+	taken := places{addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
 	for _, a := range list {
 		j := &joining{box: &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}}
 		all = append(all, j)
 		if j.err = f.cfg.checkAttachment(a); j.err != nil {
 			continue
 		}
-		if j.err = f.checkFree(a, wanted); j.err != nil {
+		if j.err = f.checkFree(a, taken); j.err != nil {
 			continue
 		}
-		wanted[a.V4], wanted[a.V6] = a.Box, a.Box
+		taken.take(a)
 		j.old = f.leftover[j.Link]
 		if known, ok := f.boxes.byID[a.Box]; ok {
 			j.old, j.plan, j.noted, j.known = known.Entry, known.plan, known.noted, true
@@ -90,13 +90,26 @@ func (f *Firewall) admit(list []Attachment) []*joining {
 	return all
 }
 
-// checkFree refuses addresses and a namespace that another box has, and addresses that another is about to get.
-func (f *Firewall) checkFree(a Attachment, wanted map[netip.Addr]policy.BoxID) error {
+// places are what boxes get that are added together.
+type places struct {
+	addrs  map[netip.Addr]policy.BoxID
+	spaces map[namespace.ID]policy.BoxID
+}
+
+func (p *places) take(a Attachment) {
+	p.addrs[a.V4], p.addrs[a.V6] = a.Box, a.Box
+	if ns, err := namespace.IDAt(a.NetNS); err == nil { // else it cannot be attached
+		p.spaces[ns] = a.Box
+	}
+}
+
+// checkFree refuses addresses and a namespace that another box has or is about to get.
+func (f *Firewall) checkFree(a Attachment, taken places) error {
 	if f.closed {
 		return errors.New("closed")
 	}
 	for _, addr := range []netip.Addr{a.V4, a.V6} {
-		id, held := wanted[addr]
+		id, held := taken.addrs[addr]
 		if other := f.boxes.byAddr[addr]; other != nil {
 			id, held = other.Box, true
 		}
@@ -104,7 +117,11 @@ func (f *Firewall) checkFree(a Attachment, wanted map[netip.Addr]policy.BoxID) e
 			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, id)
 		}
 	}
-	if id, ok := f.holder(a.NetNS, a.Box); ok {
+	id, held := f.holder(a.NetNS, a.Box)
+	if ns, err := namespace.IDAt(a.NetNS); err == nil && !held {
+		id, held = taken.spaces[ns]
+	}
+	if held && id != a.Box {
 		return fmt.Errorf("box %s: its network namespace belongs to box %s", a.Box, id)
 	}
 	return nil

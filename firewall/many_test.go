@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,10 +52,10 @@ func (w *world) attachments(n int) (list []Attachment, plans []Plan) {
 	return list, plans
 }
 
-// Many boxes take as many transactions as few, at a start as when they are new: each is checked by the kernel against the
+// Many boxes take as many transactions as few, when they are new, at a start, and when all is restored: each is checked by the kernel against the
 // rules of all.
 func TestManyBoxesTakeFewTransactions(t *testing.T) {
-	var counts [2][2]int
+	var counts [2][3]int
 	t.Run("worlds", func(t *testing.T) {
 		for i, n := range []int{5, 50} {
 			t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -76,27 +77,34 @@ func TestManyBoxesTakeFewTransactions(t *testing.T) {
 					w.must(w.fw.Close())
 					w.open()
 				}
+				w.must(errors.Join(append(w.fw.AddBoxes(t.Context(), list), w.fw.ApplyAll(t.Context(), plans)...)...))
+				counts[i][2] = w.transactions(func() { w.must(w.fw.Restore(t.Context())) })
+				w.wait("the way of "+string(list[n-1].Box), func() bool { return w.reaches(list[n-1].Box, netip.AddrPortFrom(outside4, server.Port())) })
 			})
 		}
 	})
 	if counts[0] != counts[1] || counts[0][0] == 0 {
-		t.Errorf("transactions for 5 boxes and for 50, when they are new and at a start: %v", counts)
+		t.Errorf("transactions for 5 boxes and for 50, when they are new, at a start, and when all is restored: %v", counts)
 	}
 }
 
 // A box that cannot be added, or whose plan must not be put in force, keeps no other from its network.
 func TestOneOfManyBoxesFailsAlone(t *testing.T) {
 	w := newWorld(t)
-	list, plans := w.attachments(4)
+	list, plans := w.attachments(5)
 	list[1].NetNS = "/proc/self/fd/9999"
 	list[2].V4 = list[0].V4
 	plans[3].Protected = nil
+	list[4].NetNS = list[0].NetNS
 	added := w.fw.AddBoxes(t.Context(), list)
 	applied := w.fw.ApplyAll(t.Context(), plans)
-	for i, want := range [][2]bool{{true, true}, {false, false}, {false, false}, {true, false}} {
+	for i, want := range [][2]bool{{true, true}, {false, false}, {false, false}, {true, false}, {false, false}} {
 		if (added[i] == nil) != want[0] || (applied[i] == nil) != want[1] {
 			t.Errorf("%s: %v, %v", list[i].Box, added[i], applied[i])
 		}
+	}
+	if err := added[4]; err == nil || !strings.Contains(err.Error(), "belongs to box box0") {
+		t.Errorf("a box in the namespace of another: %v", err)
 	}
 }
 

@@ -59,6 +59,11 @@ func TestNoPacketMeetsAMixture(t *testing.T) {
 			alternately(nested(), nested("192.0.2.0/24", "2001:db8:3::/48"))},
 		"allowed swapped": {victims, now, alternately(allow("198.51.100.16/29", "2001:db8:2::20/124"),
 			allow("198.51.100.64/28", "2001:db8:2::40/124"))},
+		"shared with another box": {victims, now, func(w *world) func(int) {
+			w.addBox("two", 11)
+			w.apply("two", denied)
+			return alternately(denyAll, denied, allow("198.51.100.16/29", "2001:db8:2::20/124"))(w)
+		}},
 		"protected ranges": {metadata, always, alternately(protecting(1), protecting(2))},
 		"flush and restore": {metadata, itself, func(w *world) func(int) {
 			w.apply("one", allowAll)

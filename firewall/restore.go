@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
+	"boxgate/firewall/link"
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/nft"
 	"boxgate/firewall/watch"
@@ -113,13 +116,30 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 			return nil, fmt.Errorf("firewall: restore: %w", err)
 		}
 	}
+	view, _ := f.links.Look() // without it, each box's own are read
 	problems := map[policy.BoxID]error{}
-	for id, b := range f.boxes.byID {
-		if err := f.restoreBox(ctx, b); err != nil {
-			problems[id] = err
+	for chunk := range slices.Chunk(slices.Collect(maps.Values(f.boxes.byID)), boxesAtOnce) {
+		f.restoreChunk(ctx, chunk, view, problems)
+	}
+	f.table.Collect()
+	return problems, nil
+}
+
+// restoreChunk restores as many boxes as one transaction is about. If it fails, they are restored one by one.
+func (f *Firewall) restoreChunk(ctx context.Context, chunk []*box, view *link.View, problems map[policy.BoxID]error) {
+	var changes []nft.Change
+	for _, b := range chunk {
+		changes = append(changes, nft.Change{Entry: &b.Entry, Plan: b.plan})
+	}
+	restore := func(b *box) error { return f.restoreLink(ctx, b, view) }
+	if f.table.Restore(changes...) != nil {
+		restore = func(b *box) error { return f.restoreBox(ctx, b) }
+	}
+	for _, b := range chunk {
+		if err := restore(b); err != nil {
+			problems[b.ID] = err
 		}
 	}
-	return problems, nil
 }
 
 // restoreBox writes the plan of a box and what makes its interface known. Where the table is new, that is the first its
@@ -129,7 +149,12 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 	if err := f.table.Restore(nft.Change{Entry: &b.Entry, Plan: b.plan}); err != nil {
 		return err
 	}
-	at, err := f.links.Attach(ctx, &b.Attachment, nil)
+	return f.restoreLink(ctx, b, nil)
+}
+
+// restoreLink puts the interface pair of a box back.
+func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) error {
+	at, err := f.links.Attach(ctx, &b.Attachment, view)
 	if err != nil {
 		return err
 	}

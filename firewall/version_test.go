@@ -22,7 +22,7 @@ func (w *world) versions() []string {
 		listing, err := exec.Command("nft", "list", "table", "inet", network.TableName).CombinedOutput()
 		for line := range strings.Lines(string(listing)) {
 			f := strings.Fields(line)
-			if len(f) > 1 && (strings.HasPrefix(f[1], "box_") || strings.HasPrefix(f[1], "protected_")) {
+			if len(f) > 1 && (strings.HasPrefix(f[1], "plan_") || strings.HasPrefix(f[1], "protected_")) {
 				out = append(out, f[1])
 			}
 		}
@@ -102,11 +102,60 @@ func TestReplacedPlansAndRangesAreDeleted(t *testing.T) {
 		p.Protected = append(p.Protected, manyPrefixes(i+1, 1)...)
 		w.apply("one", p)
 		w.apply("two", p)
-		// Two chains and two sets for each box, and the ranges that they share.
-		if got := w.versions(); len(got) != 2*4+2 {
+		// Two chains and two sets for the plan that the boxes share, and two for its ranges.
+		if got := w.versions(); len(got) != 4+2 {
 			t.Fatalf("after change %d: %v", i, got)
 		}
 	}
+}
+
+// Boxes with the same plan share what the table holds of it. It stays as it is until the last of them has another one, also
+// over a start, and what one of them may do changes for no other.
+func TestBoxesWithOnePlanShareItsRules(t *testing.T) {
+	w := newWorld(t)
+	server := w.serveTCP(w.outside, ":0", nil)
+	to := netip.AddrPortFrom(outside4, server.Port())
+	w.addBox("one", 10)
+	w.addBox("two", 11)
+	w.addBox("three", 12)
+	expect := func(what string, shared int, reach ...policy.BoxID) {
+		t.Helper()
+		if got := w.versions(); len(got) != shared {
+			t.Errorf("%s: the table holds %v", what, got)
+		}
+		for _, id := range []policy.BoxID{"one", "two", "three"} {
+			if w.reaches(id, to) != slices.Contains(reach, id) {
+				t.Errorf("%s: what %s reaches is wrong", what, id)
+			}
+		}
+	}
+	for i, id := range []policy.BoxID{"one", "two"} {
+		p := allow("198.51.100.0/28")
+		p.Version = uint64(i)
+		w.apply(id, p)
+	}
+	w.apply("three", allow("198.51.100.32/28"))
+	const plan, ranges = 3, 2 // two chains and a set; both families
+	expect("two have one plan", 2*plan+ranges, "one", "two")
+	w.apply("one", allow("198.51.100.32/28"))
+	expect("one has left", 2*plan+ranges, "two")
+	w.apply("two", allow("198.51.100.32/28"))
+	expect("both have left", plan+ranges)
+	w.apply("one", allow("198.51.100.0/28"))
+	w.must(w.fw.RemoveBox(t.Context(), "three"))
+	w.addBox("three", 12)
+	expect("one is back, and three without a plan", 2*plan+ranges, "one")
+	w.apply("three", allow("198.51.100.0/28"))
+	w.must(w.fw.Close())
+	w.open()
+	w.addBox("one", 10)
+	w.addBox("two", 11)
+	w.apply("one", allow("198.51.100.32/28"))
+	expect("one has left after a start", 3*plan+2*ranges, "three") // a start writes ranges of its own
+	w.addBox("three", 12)
+	w.apply("two", allow("198.51.100.32/28"))
+	w.apply("three", allow("198.51.100.32/28"))
+	expect("all have left after a start", plan+ranges)
 }
 
 // Another program's rule refers to a garbage chain: that chain stays, the rest is deleted, and nothing waits for it.

@@ -71,7 +71,7 @@ func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	for _, damage := range []string{
 		"nft flush ruleset", "nft delete table inet boxgate",
 		"nft flush set inet boxgate $(nft list sets inet | grep -o 'protected_[0-9]*_v4')",
-		"nft insert rule inet boxgate $(nft list chains inet | grep -o 'box_one_[0-9]*_[0-9]*\\b') accept",
+		"nft insert rule inet boxgate $(nft list chains inet | grep -o 'plan_[0-9]*_[0-9]*\\b') accept",
 		"ip rule flush; ip rule add pref 32766 table main", "ip -6 rule flush", "ip route flush table 45253",
 		"ip link set dev LINK group 0", "ip link set dev LINK down", "ip link del LINK",
 		"ip link set dev LINK name other0 || { ip link set dev LINK down; ip link set dev LINK name other0; } || true",
@@ -106,7 +106,7 @@ func (w *world) state(names *strings.Replacer) string {
 	var out []byte
 	w.must(w.in(w.gateway, func() (err error) {
 		out, err = exec.Command("sh", "-c", names.Replace(`
-			nft -s list chains inet boxgate | sed -E 's/(box_one)_[0-9]+_[0-9]+/\1/'
+			nft -s list chains inet boxgate | sed -E 's/(plan)_[0-9]+_[0-9]+/\1/'
 			nft -s list table inet boxgate | grep -A4 'set protected_' | sed -E 's/_[0-9]+_v/_v/'
 			(ip rule; ip -6 rule) | grep '^[1-9]:'; ip -br addr show lo
 			tc filter show dev LINK ingress; (ip route; ip -6 route) | grep -E '10.77|fd77' | sort
@@ -218,5 +218,23 @@ func TestABoxThatCouldNotBeRemovedStaysClosed(t *testing.T) {
 	w.must(w.fw.RemoveBox(t.Context(), "one"))
 	if w.reaches("one", server) {
 		t.Error("the box has a network after its removal")
+	}
+}
+
+// A box can be removed while another program has taken the table away, and does not come back with it.
+func TestABoxIsRemovedWhileTheTableIsGone(t *testing.T) {
+	w := newWorld(t)
+	server := w.serveTCP(w.outside, ":0", nil)
+	for i, id := range []policy.BoxID{"one", "two"} {
+		w.addBox(id, byte(10+i))
+		w.apply(id, allow("198.51.100.0/28"))
+	}
+	w.flushRuleset()
+	w.must(w.fw.RemoveBox(t.Context(), "one"))
+	w.must(w.fw.Restore(t.Context()))
+	w.wait("the way of two", func() bool { return w.reaches("two", netip.AddrPortFrom(outside4, server.Port())) })
+	w.addBox("one", 10)
+	if w.reaches("one", netip.AddrPortFrom(outside4, server.Port())) {
+		t.Error("a box that was removed has its plan again")
 	}
 }

@@ -32,7 +32,7 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 		if pins, err := os.ReadDir(filepath.Join(lab.RunDir(w.Dir), "attached")); err != nil || len(pins) != 0 {
 			t.Errorf("%s: left pinned: %v %v", when, pins, err)
 		}
-		if rules, err := w.Net.Gateway().Run(t.Context(), "nft", "list", "chains"); err != nil || strings.Contains(rules, "chain box_") {
+		if rules, err := w.Net.Gateway().Run(t.Context(), "nft", "list", "chains"); err != nil || strings.Contains(rules, "chain plan_") {
 			t.Errorf("%s: left in the rules (%v): %s", when, err, rules)
 		}
 	}

@@ -258,7 +258,7 @@ func nothingLeft(w *harness.World, what string) {
 		w.T.Errorf("%s: links are left: %v %s", what, err, links)
 	}
 	chains, err := w.Net.Gateway().Run(w.T.Context(), "nft", "list", "chains", "inet")
-	if err != nil || strings.Contains(chains, "chain box_") {
+	if err != nil || strings.Contains(chains, "chain plan_") {
 		w.T.Errorf("%s: chains are left: %v %s", what, err, chains)
 	}
 	for _, dir := range []string{filepath.Join(w.Dir, "state", "boxes"), filepath.Join(lab.RunDir(w.Dir), "netns")} {

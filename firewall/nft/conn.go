@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/google/nftables"
@@ -116,6 +117,12 @@ func (k *conn) remember(c *netlink.Conn) error {
 
 func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: network.TableName}
+}
+
+// gone reports whether somebody has taken the table away.
+func gone(c *nftables.Conn) (bool, error) {
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	return !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == network.TableName }), err
 }
 
 // stamped reports whether a rule of the chain has the comment. Each transaction writes a unique comment to one chain,

@@ -94,15 +94,16 @@ func (tbl *Table) Unregister(e Entry, sharedMark bool) error {
 		t.eraseNote(e.Link)
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c)
+		if err != nil {
+			return gone(c)
+		}
 		_, there := targets[e.Link]
-		return !there, err
+		return !there, nil
 	})
 	if err != nil {
 		return err
 	}
-	if e.live != nil && e.live.chain != chainClosed {
-		tbl.garbage = append(tbl.garbage, e.live)
-	}
+	tbl.leave(e.live)
 	tbl.Collect()
 	return nil
 }

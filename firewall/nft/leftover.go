@@ -61,10 +61,12 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 			v = closed()
 		}
 		left[link] = Entry{Link: link, live: v}
-		delete(versions, chain)
+		v.users++
 	}
 	for _, v := range versions {
-		tbl.garbage = append(tbl.garbage, v)
+		if v.users == 0 {
+			tbl.garbage = append(tbl.garbage, v)
+		}
 	}
 	return true, readRegistrations(c, left)
 }

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"crypto/rand"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -12,14 +11,13 @@ import (
 	"boxgate/policy"
 )
 
-// writePlan writes what the version lets the box reach. The zero plan refuses everything except DNS and the sink.
+// writePlan writes what the version lets its boxes reach. The zero plan refuses everything except DNS and the sink.
 func (t *txn) writePlan(d *draft, stamp string) {
 	chain, open := d.chain, d.openChain()
 	t.chain(chain)
 	t.chain(open)
-	t.rule(chain, stamp, counter())
 	for _, f := range network.Families {
-		t.rule(chain, "", destInSet(f, d.shield.set(f)), refuse(policy.ReasonProtectedRange))
+		t.rule(chain, stamp, destInSet(f, d.shield.set(f)), refuse(policy.ReasonProtectedRange))
 	}
 	for _, f := range network.Families {
 		if s := d.denied[f]; s != nil {
@@ -71,7 +69,5 @@ func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, 
 	}
 }
 
-// newStamp is the comment in a box's chain that says what it enforces.
-func newStamp(version uint64) string {
-	return fmt.Sprintf("policy version %d, write %s", version, strings.ToLower(rand.Text()[:10]))
-}
+// newStamp is the comment in a plan's chain by which its writing is found.
+func newStamp() string { return "write " + strings.ToLower(rand.Text()[:10]) }

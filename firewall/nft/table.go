@@ -31,13 +31,15 @@ type Table struct {
 	shields map[string]*shield // the protected ranges that versions use, by their text
 	garbage []*version         // no element points there; to be deleted
 
+	versions map[digest]*version // those that boxes have, by their plans
+
 	lastRanges []netip.Prefix // see text
 	lastText   string
 }
 
 // New returns the table of the namespace, which stays the caller's. It is as it was until Install.
 func New(ns netns.NsHandle, cfg Config) *Table {
-	return &Table{conn: conn{ns: ns}, cfg: cfg, shields: map[string]*shield{}}
+	return &Table{conn: conn{ns: ns}, cfg: cfg, shields: map[string]*shield{}, versions: map[digest]*version{}}
 }
 
 // IsOwn reports whether a netlink port is one of our connections to nftables: what came from it is no other program's
@@ -73,7 +75,7 @@ func (tbl *Table) Close() error {
 // layout changes whenever a hook, a set's type, a pool or the contents of a meter change: such a table is replaced, not
 // updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 5, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	return fmt.Sprintf("layout 6, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
 // Install writes the static part in one transaction; no interval set belongs to it. A table of the same layout keeps its
@@ -101,7 +103,7 @@ func (tbl *Table) Install(keep bool) error {
 		t.rule(chainAbout, stamp, counter())
 	}, func(c *nftables.Conn) (bool, error) { return stamped(c, chainAbout, stamp) })
 	if err == nil && !keep {
-		tbl.shields, tbl.garbage = map[string]*shield{}, nil
+		tbl.shields, tbl.versions, tbl.garbage = map[string]*shield{}, map[digest]*version{}, nil
 	}
 	return err
 }

@@ -90,7 +90,7 @@ func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, target := chainsAndSets(t, tbl, box)
-	d := tbl.draft(box, opening("198.51.100.0/24"), map[string]*shield{})
+	d := tbl.draft(opening("198.51.100.0/24"), map[string]*shield{})
 	d.missing = append(d.missing, &addressSet{d.chain + "_deny4", network.V4, intervals(spans(network.V4, parsed("192.0.2.0/24")))})
 	d.missing[len(d.missing)-1].elements = append(d.missing[len(d.missing)-1].elements, nftables.SetElement{Key: []byte{1}})
 	if err := tbl.build([]*draft{d}); err == nil {
@@ -115,7 +115,7 @@ func TestALostAnswerIsFoundOut(t *testing.T) {
 	}
 	replace()
 	for _, happened := range []bool{true, false} {
-		d := tbl.draft(box, opening("198.51.100.0/29"), map[string]*shield{})
+		d := tbl.draft(opening("198.51.100.0/29"), map[string]*shield{})
 		if err := tbl.build([]*draft{d}); err != nil {
 			t.Fatal(err)
 		}
@@ -123,9 +123,7 @@ func TestALostAnswerIsFoundOut(t *testing.T) {
 			if err := tbl.lead([]move{{box, d.version}}); err != nil {
 				t.Fatal(err)
 			}
-			box.live = old
-			tbl.garbage = slices.DeleteFunc(tbl.garbage, func(v *version) bool { return v == old })
-			tbl.garbage = append(tbl.garbage, d.version)
+			tbl.ledTo(box, old)
 		}
 		box.doubt = true
 		tbl.Collect()

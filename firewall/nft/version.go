@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -23,11 +24,14 @@ import (
 // the map of boxes, a hash in which old and new elements carry the generation they belong to, is then exchanged in a
 // transaction of its own; and the version that it pointed to before is deleted.
 
-// version is a box's plan as written to the table. It never changes.
+// version is a plan as written to the table. It never changes. Boxes that have the same plan share one: what a transaction
+// costs the kernel rises with the sets and rules of the table.
 type version struct {
-	chain  string   // what the box's element points to
+	chain  string   // what the elements of its boxes point to
 	sets   []string // addresses that the chain uses; families without any have no set
 	shield *shield  // the protected ranges that the plan was compiled with; nil in a closed version
+	plan   digest   // by which it is found; zero: unknown, from an earlier run
+	users  int      // boxes whose elements point to it, as far as is known
 }
 
 // shield is a set of protected ranges as written to the table. Versions of boxes use its sets directly, so that a box's
@@ -42,7 +46,7 @@ type shield struct {
 func closed() *version { return &version{chain: chainClosed} }
 
 const (
-	versionPrefix = "box_"       // box_{id}_{serial}_{serial of the protected ranges}
+	versionPrefix = "plan_"      // plan_{serial}_{serial of the protected ranges}
 	shieldPrefix  = "protected_" // protected_{serial}
 	openSuffix    = "_allowed"
 )
@@ -56,11 +60,11 @@ func (s *shield) set(f network.Family) string {
 // serialsOf reads the two serials at the end of a version's chain.
 func serialsOf(chain string) (own, shield uint64, ok bool) {
 	parts := strings.Split(chain, "_")
-	if len(parts) != 4 || parts[0]+"_" != versionPrefix {
+	if len(parts) != 3 || parts[0]+"_" != versionPrefix {
 		return 0, 0, false
 	}
-	own, err := strconv.ParseUint(parts[2], 10, 64)
-	shield, err2 := strconv.ParseUint(parts[3], 10, 64)
+	own, err := strconv.ParseUint(parts[1], 10, 64)
+	shield, err2 := strconv.ParseUint(parts[2], 10, 64)
 	return own, shield, err == nil && err2 == nil
 }
 
@@ -92,7 +96,8 @@ type move struct {
 }
 
 // Replace writes versions next to those in force, and then switches the boxes' packets to them, in as many transactions
-// as for one box. An error means that the versions before are still in force, of all the boxes.
+// as for one box. A version that another box has is used as it is. An error means that the versions before are still in
+// force, of all the boxes.
 func (tbl *Table) Replace(ctx context.Context, changes ...Change) error {
 	drafts, there, back := tbl.drafts(changes)
 	if err := errors.Join(tbl.build(drafts), fault.At(ctx, "plan: built")); err != nil {
@@ -121,19 +126,27 @@ func (tbl *Table) Restore(changes ...Change) error {
 	})
 }
 
-// drafts returns the drafts of the plans, and how the boxes are switched to them and back.
+// drafts returns the drafts of the plans that no box has yet, and how the boxes are switched to theirs and back.
 func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move) {
-	made := map[string]*shield{}
+	shields, made := map[string]*shield{}, map[digest]*version{}
 	for _, c := range changes {
-		d := tbl.draft(c.Entry, c.Plan, made)
-		drafts = append(drafts, d)
-		there, back = append(there, move{c.Entry, d.version}), append(back, move{c.Entry, c.live})
+		plan := tbl.digest(c.Plan)
+		v := tbl.versions[plan]
+		if v == nil {
+			v = made[plan]
+		}
+		if v == nil {
+			d := tbl.draft(c.Plan, shields)
+			v, made[plan] = d.version, d.version
+			drafts = append(drafts, d)
+		}
+		there, back = append(there, move{c.Entry, v}), append(back, move{c.Entry, c.live})
 	}
 	return drafts, there, back
 }
 
 // draft gives the plan names that were never used before. What protected ranges the drafts before it have made is in made.
-func (tbl *Table) draft(e *Entry, plan policy.KernelPlan, made map[string]*shield) *draft {
+func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft {
 	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
 	ranges := tbl.text(plan.Protected)
 	s := tbl.shields[ranges]
@@ -149,20 +162,12 @@ func (tbl *Table) draft(e *Entry, plan policy.KernelPlan, made map[string]*shiel
 		}
 	}
 	s.users++
-	d.version = &version{chain: fmt.Sprintf("%s%s_%d_%d", versionPrefix, e.ID, tbl.nextSerial(), s.serial), shield: s}
+	d.version = &version{chain: fmt.Sprintf("%s%d_%d", versionPrefix, tbl.nextSerial(), s.serial), shield: s, plan: tbl.digest(plan)}
 	for _, fam := range network.Families {
 		d.allowed[fam] = d.own("_allow", fam, plan.Allowed)
 		d.denied[fam] = d.own("_deny", fam, plan.Denied)
 	}
 	return d
-}
-
-// text returns the ranges as text. They are nearly always those of the time before.
-func (tbl *Table) text(ranges []netip.Prefix) string {
-	if tbl.lastText == "" || !slices.Equal(tbl.lastRanges, ranges) {
-		tbl.lastRanges, tbl.lastText = slices.Clone(ranges), fmt.Sprint(ranges)
-	}
-	return tbl.lastText
 }
 
 func (tbl *Table) nextSerial() uint64 {
@@ -185,6 +190,9 @@ func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addre
 // build writes versions that no packet can reach yet, and reads back what may be incomplete. Until a box's element
 // points to it, a version is among the garbage.
 func (tbl *Table) build(drafts []*draft) error {
+	if len(drafts) == 0 {
+		return nil
+	}
 	var missing []*addressSet
 	for _, d := range drafts {
 		tbl.garbage = append(tbl.garbage, d.version)
@@ -196,7 +204,7 @@ func (tbl *Table) build(drafts []*draft) error {
 			for _, s := range d.missing {
 				t.addElements(t.addressSet(s), s.elements)
 			}
-			chain, stamp = d.chain, newStamp(d.plan.Version)
+			chain, stamp = d.chain, newStamp()
 			t.writePlan(d, stamp)
 		}
 	}, func(c *nftables.Conn) (bool, error) { return stamped(c, chain, stamp) })
@@ -243,10 +251,16 @@ func (tbl *Table) countElements(set string, want int) error {
 }
 
 // lead switches the packets of boxes to versions. It exchanges the boxes' elements, in a transaction of its own, which
-// must not change interval sets or rules.
+// must not change interval sets or rules. Without another change, boxes are left out that have their version already.
 func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	if err := tbl.settle(moves); err != nil {
 		return err
+	}
+	if len(also) == 0 {
+		moves = slices.DeleteFunc(slices.Clone(moves), func(m move) bool { return m.live == m.to })
+	}
+	if len(moves) == 0 {
+		return nil
 	}
 	err := tbl.transact(func(t *txn) {
 		for _, change := range also {
@@ -276,15 +290,6 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	return err
 }
 
-// ledTo notes where the box's element points now. What it pointed to before becomes garbage.
-func (tbl *Table) ledTo(e *Entry, v *version) {
-	tbl.garbage = slices.DeleteFunc(tbl.garbage, func(g *version) bool { return g == v })
-	if e.live != nil && e.live != v && e.live.chain != chainClosed {
-		tbl.garbage = append(tbl.garbage, e.live)
-	}
-	e.live, e.doubt = v, false
-}
-
 // settle finds out where the boxes' elements point, if that could not be read after a failure.
 func (tbl *Table) settle(moves []move) error {
 	if !slices.ContainsFunc(moves, func(m move) bool { return m.doubt }) {
@@ -309,7 +314,7 @@ func (tbl *Table) settle(moves []move) error {
 // settleAs notes where the box's element points, as read.
 func (tbl *Table) settleAs(e *Entry, targets map[string]string) {
 	v := closed()
-	for _, g := range append(tbl.garbage, e.live) {
+	for _, g := range slices.Concat(tbl.garbage, slices.Collect(maps.Values(tbl.versions)), []*version{e.live}) {
 		if g != nil && g.chain == targets[e.Link] {
 			v = g
 		}

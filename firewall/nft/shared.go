@@ -1,0 +1,87 @@
+package nft
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"boxgate/policy"
+)
+
+// digest identifies a plan by what the table holds of it, which is all but the version of the policy.
+type digest [sha256.Size]byte
+
+// digest returns that of the plan.
+func (tbl *Table) digest(p policy.KernelPlan) digest {
+	b := make([]byte, 0, 1024)
+	for _, list := range [][]netip.Prefix{p.Allowed, p.Denied} {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(list)))
+		for _, prefix := range list {
+			a := prefix.Addr().As16()
+			b = append(append(b, a[:]...), byte(prefix.Addr().BitLen()), byte(prefix.Bits()))
+		}
+	}
+	for _, ports := range []policy.PortSet{p.SteerAllowed, p.SteerOther, p.RejectUDP} {
+		b = append(binary.BigEndian.AppendUint32(b, uint32(len(ports.Ports))), flag(ports.All))
+		for _, port := range ports.Ports {
+			b = binary.BigEndian.AppendUint16(b, port)
+		}
+	}
+	b = append(b, flag(p.DefaultAllow))
+	return sha256.Sum256(append(b, tbl.text(p.Protected)...))
+}
+
+func flag(set bool) byte {
+	if set {
+		return 1
+	}
+	return 0
+}
+
+// text returns the ranges as text. They are nearly always those of the time before.
+func (tbl *Table) text(ranges []netip.Prefix) string {
+	if tbl.lastText == "" || !slices.Equal(tbl.lastRanges, ranges) {
+		tbl.lastRanges, tbl.lastText = slices.Clone(ranges), fmt.Sprint(ranges)
+	}
+	return tbl.lastText
+}
+
+// ledTo notes where the box's element points now.
+func (tbl *Table) ledTo(e *Entry, v *version) {
+	if e.live != v {
+		tbl.enter(v)
+		tbl.leave(e.live)
+	}
+	e.live, e.doubt = v, false
+}
+
+// enter notes that one more element points to the version. From now on other boxes can have it: it is whole, and it stays
+// as long as one has it.
+func (tbl *Table) enter(v *version) {
+	if v == nil || v.chain == chainClosed {
+		return
+	}
+	if v.users++; v.users > 1 {
+		return
+	}
+	tbl.garbage = slices.DeleteFunc(tbl.garbage, func(g *version) bool { return g == v })
+	if v.plan != (digest{}) {
+		tbl.versions[v.plan] = v
+	}
+}
+
+// leave notes that one element less points to the version. After the last it is garbage.
+func (tbl *Table) leave(v *version) {
+	if v == nil || v.chain == chainClosed {
+		return
+	}
+	if v.users--; v.users > 0 {
+		return
+	}
+	if tbl.versions[v.plan] == v {
+		delete(tbl.versions, v.plan)
+	}
+	tbl.garbage = append(tbl.garbage, v)
+}
