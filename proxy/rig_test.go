@@ -168,13 +168,21 @@ func (r *rig) dial(dst netip.AddrPort) *net.TCPConn {
 
 func dialTo(t testing.TB, addr string) *net.TCPConn {
 	t.Helper()
-	c, err := net.Dial("tcp", addr)
+	c, err := tryDial(t, addr)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+func tryDial(t testing.TB, addr string) (*net.TCPConn, error) {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(time.Minute)) // a broken proxy fails the test instead of hanging it
-	return c.(*net.TCPConn)
+	return c.(*net.TCPConn), nil
 }
 
 // server listens on the port at a loopback address of its own and hands each connection to handle, which closes it.
