@@ -278,9 +278,8 @@ func TestFidelityRefusedStreams(t *testing.T) {
 func TestFidelityStaleConnection(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
-	const host = "raw1.example.com"
 	var posts, gets atomic.Int32
-	err := f.Net.ServeConns(host, 443, func(c net.Conn) {
+	handle := func(c net.Conn) {
 		defer c.Close()
 		for n := 0; ; n++ {
 			buf := make([]byte, 4096)
@@ -298,11 +297,11 @@ func TestFidelityStaleConnection(t *testing.T) {
 			}
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		}
-	}, "http/1.1")
-	if err != nil {
-		t.Fatal(err)
 	}
-	for _, h2 := range []bool{false, true} {
+	for host, h2 := range map[string]bool{"raw1.example.com": false, "raw2.example.com": true} { // no connection of the one is there for the other
+		if err := f.Net.ServeConns(host, 443, handle, "http/1.1"); err != nil {
+			t.Fatal(err)
+		}
 		client := f.client(route{host, "https://" + host, "", h2})
 		do := func(method string) (int, error) {
 			req, _ := http.NewRequest(method, "https://"+host+"/", nil)
