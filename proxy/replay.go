@@ -12,7 +12,7 @@ import (
 // replayConn returns the peeked bytes before reading more, and counts the bytes in both directions. Safe for one reader
 // and one writer at a time.
 type replayConn struct {
-	net.Conn // bare TCP
+	net.Conn // TCP, read and written directly
 	head     []byte
 	holds    *memory.Claim // for head
 	live     *live.Conn
@@ -20,7 +20,7 @@ type replayConn struct {
 
 // newReplay returns a replayConn that takes ownership of head, the first bytes of a connection.
 func newReplay(c *conn, head []byte) *replayConn {
-	return &replayConn{Conn: c.tcp, head: head, holds: &c.first, live: c.live}
+	return &replayConn{Conn: socket.NewDirect(c.tcp), head: head, holds: &c.first, live: c.live}
 }
 
 // Read returns the peeked bytes first.

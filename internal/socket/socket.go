@@ -1,5 +1,5 @@
 // Package socket finds the TCP connection below a net.Conn and closes it so that the peer sees the right end:
-// gracefully, by a reset, or after it could read the last message.
+// gracefully, by a reset, or after it could read the last message. [Direct] reads and writes one.
 package socket
 
 import (

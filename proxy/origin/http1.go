@@ -123,7 +123,8 @@ func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, erro
 
 func (p *Origins) dial1(ctx context.Context, box *policy.Box, to Target) (net.Conn, error) {
 	if !to.secure {
-		return p.Dial(ctx, box, to)
+		conn, err := p.Dial(ctx, box, to)
+		return direct(conn), err
 	}
 	conn, err := p.DialTLS(ctx, box, to, alpnHTTP1)
 	if err != nil {

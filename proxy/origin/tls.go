@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 
 	"boxgate/internal/fault"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
 )
@@ -23,7 +25,7 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(raw, &tls.Config{
+	conn := tls.Client(direct(raw), &tls.Config{
 		ServerName:         d.name.String(),
 		RootCAs:            p.cfg.Roots,
 		NextProtos:         alpn,
@@ -38,6 +40,14 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.name, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
 	return conn, nil
+}
+
+// direct returns a connection that was dialled with direct reads and writes.
+func direct(c net.Conn) net.Conn {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		return socket.NewDirect(tcp)
+	}
+	return c
 }
 
 // ErrNoName refuses TLS without a name, or with one that was not judged.
