@@ -33,8 +33,10 @@ type Opening struct {
 	to      Recorder
 	event   Event // as decided
 	timer   *time.Timer
-	waiting bool   // for openAfter to pass
-	conn    string // the Conn of the open event; empty if none has been recorded
+	armed   bool      // the timer runs, perhaps since an earlier decision: starting and stopping it for each would cost more
+	waiting bool      // for due
+	due     time.Time // when the event is recorded
+	conn    string    // the Conn of the open event; empty if none has been recorded
 }
 
 // Begin records e, an allowing decision, with [PhaseOpen] unless End is called soon. The caller keeps e and records it
@@ -45,19 +47,31 @@ func (o *Opening) Begin(to Recorder, e Event) {
 	if o.conn != "" {
 		return // the same decision again, such as after a retry
 	}
-	o.to, o.event, o.waiting = to, e, true
-	if o.timer == nil {
-		o.timer = time.AfterFunc(openAfter, o.open)
-	} else {
-		o.timer.Reset(openAfter)
+	o.to, o.event, o.waiting, o.due = to, e, true, time.Now().Add(openAfter)
+	if !o.armed {
+		o.armLocked(openAfter)
 	}
 }
 
-// open may run late, when the next decision is already waiting: then that one is recorded early, which does no harm.
+func (o *Opening) armLocked(after time.Duration) {
+	o.armed = true
+	if o.timer == nil {
+		o.timer = time.AfterFunc(after, o.open)
+	} else {
+		o.timer.Reset(after)
+	}
+}
+
+// open records the decision that is waiting, unless the timer was started for an earlier one.
 func (o *Opening) open() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.armed = false
 	if !o.waiting {
+		return
+	}
+	if left := time.Until(o.due); left > 0 {
+		o.armLocked(left)
 		return
 	}
 	o.waiting = false
@@ -72,10 +86,7 @@ func (o *Opening) open() {
 func (o *Opening) End(e *Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.waiting {
-		o.waiting = false
-		o.timer.Stop()
-	}
+	o.waiting = false
 	if o.conn == "" {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -212,6 +213,51 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 	if readAll(t, res.Body); res.StatusCode != 502 {
 		t.Errorf("a POST was repeated: %s", res.Status)
 	}
+}
+
+// TestPostIsNotSentOnAClosedConnection lets the server close a kept connection before it is used: what may not be sent
+// twice goes to another, once.
+func TestPostIsNotSentOnAClosedConnection(t *testing.T) {
+	t.Parallel()
+	l := newRig(t, allowAll, patient)
+	var posts atomic.Int32
+	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+		req, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		if body, _ := io.ReadAll(req.Body); len(body) > 0 {
+			posts.Add(1)
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	})
+	l.policy(allowAll, secretFor(api, port))
+	c := l.dialPair(api, port, true)
+	r := bufio.NewReader(c)
+	for i := range 3 {
+		if got := readAll(t, ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET").Body); got != "ok" {
+			t.Fatalf("%q", got)
+		}
+		await(t, "the end of the server's connection", func() bool { return halfClosed(t, port) == 1 || idleUpstreams(l) == 1 })
+		res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 1\r\n\r\nx", "POST")
+		if got := readAll(t, res.Body); got != "ok" || posts.Load() != int32(i)+1 {
+			t.Errorf("%s %q; the server read %d POSTs", res.Status, got, posts.Load())
+		}
+	}
+}
+
+// halfClosed returns how many connections to a port their server has closed, and the proxy has not.
+func halfClosed(t *testing.T, port uint16) (n int) {
+	table, err := os.ReadFile("/proc/self/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); strings.HasSuffix(f[2], fmt.Sprintf(":%04X", port)) && f[3] == "08" { // CLOSE_WAIT
+			n++
+		}
+	}
+	return n
 }
 
 // TestUpstreamConnectionIsShared counts connections over several clients of one box, and none over boxes.

@@ -143,6 +143,13 @@ func (r *Reader) grow() {
 	r.buf = next
 }
 
+// Relax gives up a buffer larger than the smallest if it is empty: none is held between messages for the sake of the next.
+func (r *Reader) Relax() {
+	if r.r == r.w && r.buf != nil && weight(r.buf) > 0 {
+		r.Release()
+	}
+}
+
 // Release returns the buffer to its pool and discards its contents.
 func (r *Reader) Release() {
 	if r.buf != nil {

@@ -17,6 +17,7 @@ type Exchange struct {
 	s       *Session
 	Event   audit.Event
 	opening *audit.Opening
+	named   named
 }
 
 // Begin opens the event before the first check: unless something else is noted, it records a denial.
@@ -25,7 +26,7 @@ func (x *Exchange) Begin(s *Session) {
 	if opening == nil {
 		opening = &audit.Opening{}
 	}
-	*x = Exchange{s: s, opening: opening, Event: audit.Event{
+	*x = Exchange{s: s, opening: opening, named: x.named, Event: audit.Event{
 		Time: time.Now(), Box: s.Box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.Name.String(),
 		Addr: s.Orig.Addr(), Port: s.Port, Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
 	}}
@@ -63,7 +64,7 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 		}
 		return
 	}
-	e.Verdict, e.Headers = policy.Allow, headerNames(r.Set, r.Swaps)
+	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
 	e.Action = audit.ActionForward
 	if x.s.Secure {
 		e.Action = audit.ActionIntercept

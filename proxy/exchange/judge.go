@@ -102,13 +102,6 @@ func (s *Session) routeRequest(ctx context.Context, r *Ruling) *problem.Problem 
 // Target returns the destination of a request that was not refused.
 func (r *Ruling) Target(s *Session) origin.Target { return origin.To(r.way, s.Secure) }
 
-// Inflight returns what the policy must keep allowing for the request to an address, the zero Addr if not yet known.
-func (r *Ruling) Inflight(s *Session, to netip.Addr) *Inflight {
-	f := &Inflight{}
-	f.Set(s, r, to)
-	return f
-}
-
 // judgeForm refuses requests that are not in a form for origin servers.
 func (s *Session) judgeForm(m *Message) *problem.Problem {
 	// Methods are case-sensitive (RFC 9110, 9.1), but not every server keeps to that.

@@ -101,6 +101,23 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	}
 }
 
+// named is the list of headers set for the latest request, for requests to which the same are set.
+type named struct {
+	set   []policy.Header
+	names []string
+}
+
+// headers is [headerNames], without a new list if the previous request had the very same headers set.
+func (n *named) headers(set []policy.Header, swaps []placeholder.Swap) []string {
+	if len(set) == 0 || len(swaps) > 0 {
+		return headerNames(set, swaps)
+	}
+	if len(n.set) != len(set) || &n.set[0] != &set[0] {
+		n.set, n.names = set, headerNames(set, nil)
+	}
+	return n.names
+}
+
 // headerNames lists what was set or changed, for the decision log.
 func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 	if len(set)+len(swaps) == 0 {

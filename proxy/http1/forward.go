@@ -36,7 +36,8 @@ func (h *conn) forward() error {
 	h.out = header.AppendRequest(h.takeOut(), &h.req, h.ruling.Set, upgrade)
 	h.in.Take(h.head)
 
-	var up upload
+	up := &h.upload
+	*up = upload{body: up.body}
 	up.body.Begin(h.req.Body, false)
 	up.set, up.watch = h.ruling.Set, placeholder.NewWatch(h.ruling.Policy)
 	out, whole, err := up.gather(&h.in, h.out)
@@ -51,7 +52,7 @@ func (h *conn) forward() error {
 	if !whole {
 		up.start(h)
 	}
-	return h.respond(&up, upgrade)
+	return h.respond(up, upgrade)
 }
 
 func (h *conn) wantsWebSocket() bool {
@@ -60,12 +61,12 @@ func (h *conn) wantsWebSocket() bool {
 }
 
 // send flushes the output buffer to the upstream and, if the request is complete, waits for the first byte of the
-// response. The server may have just closed a pooled connection: an idempotent request without a body is then retried
-// once on a new one.
+// response. The server may have just closed a kept connection: an idempotent request without a body is then retried on
+// another (RFC 9110, 9.2.2), so it is sent without asking first whether the connection is still open.
 func (h *conn) send(whole bool) error {
 	again := whole && h.req.Body.Empty() && exchange.Idempotent(h.ruling.Request.Method)
 	for {
-		if err := h.connect(); err != nil {
+		if err := h.connect(again); err != nil {
 			return err
 		}
 		used := h.up.Begin()
@@ -94,10 +95,11 @@ func (h *conn) firstByte() error {
 	return h.up.In.Fill()
 }
 
-// connect ensures that there is an upstream connection, judged under the policy in force.
-func (h *conn) connect() error {
+// connect ensures that there is an upstream connection, judged under the policy in force. again says that the request may
+// be sent again: then one that was used just now is taken to be open.
+func (h *conn) connect(again bool) error {
 	c := h.s.Box.Policy.Load()
-	if h.up != nil && !h.up.Usable(c) {
+	if h.up != nil && !(h.up.Ready(c) && (again || h.up.Quiet())) {
 		h.drop()
 	}
 	if h.up == nil {
@@ -121,12 +123,12 @@ func (h *conn) connect() error {
 
 // publish adds the address to what the policy must keep allowing, and checks it once more.
 func (h *conn) publish() error {
-	f := h.ruling.Inflight(h.s, h.up.Addr())
-	h.flight.Store(f)
+	h.flight.set(h.s, &h.ruling, h.up.Addr())
 	c := h.s.Box.Policy.Load()
 	if c == h.ruling.Policy && h.up.AllowedBy(c) {
 		return nil
 	}
+	f, _ := h.flight.load()
 	if d := f.Stands(c); !d.Allowed() {
 		h.drop()
 		return d.Err(f.Way.Asked)

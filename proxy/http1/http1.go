@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"boxgate/internal/h1"
@@ -24,29 +24,40 @@ const (
 	parkAfter  = 250 * time.Millisecond // idle time after which the upstream connection returns to the pool
 )
 
+// keepText is the length up to which texts of one request are kept for the next, which often has the same.
+const keepText = 256
+
 // conn is the state of one HTTP/1.x client connection. One goroutine handles its requests in turn; a second one exists
 // only while a body is uploaded that had not fully arrived.
 type conn struct {
 	s   *exchange.Session
 	ctx context.Context
 
-	in    h1.Reader
-	holds memory.Claim // for in
-	req   h1.Request
-	out   []byte // pending output, to either side; from [buffers.BorrowOut]
+	in       h1.Reader
+	deadline time.Time    // the read deadline that the client's connection has, unless it has expired; zero: none
+	holds    memory.Claim // for in
+	out      []byte       // pending output, to either side; from [buffers.BorrowOut]
+	up       *origin.Conn // kept between requests to the same destination
+	gone     func() bool  // reports whether the client disconnected
+	rested   bool         // it has been idle for parkAfter
+	flight   flight
+	*work    // nil while it rests
+}
+
+// work is what a connection needs for its requests. It serves one after the other.
+type work struct {
+	req    h1.Request
+	method string // "" while the head is not known
+	head   int    // length of the head in the client's buffer
+	upload upload
+	x      exchange.Exchange
+	ruling exchange.Ruling
 
 	res     h1.Response
 	resBody h1.Body
 	scrub   *exchange.Scrubbing // of the response; nil if it is not scrubbed
-	up      *origin.Conn        // kept between requests to the same destination
-	gone    func() bool         // reports whether the client disconnected
-	rested  bool                // it has been idle for parkAfter
 
-	flight atomic.Pointer[exchange.Inflight]
-	x      exchange.Exchange
-	ruling exchange.Ruling
-	method string // of the current request; "" while its head is not known
-	head   int    // length of the head of the current request in the client's buffer
+	authority, path string // of the latest request, up to keepText
 }
 
 var (
@@ -84,6 +95,9 @@ func (h *conn) run() (err error) {
 		if err := h.await(); err != nil {
 			return err
 		}
+		if h.work == nil {
+			h.work = &work{}
+		}
 		if err := h.serveOne(); err != nil {
 			if errors.Is(err, errLinger) {
 				h.park() // others need not wait for the client to read its response
@@ -105,11 +119,38 @@ func quiet(err error) error {
 
 // watch is called on every policy change to check whether the request in progress may continue.
 func (h *conn) watch(c *policy.Compiled) policy.Decision {
-	f := h.flight.Load()
-	if f == nil {
+	f, some := h.flight.load()
+	if !some {
 		return policy.Decision{Verdict: policy.Allow}
 	}
 	return f.Stands(c)
+}
+
+// flight is the request in progress that the policy must keep allowing, if there is one. Safe for concurrent use.
+type flight struct {
+	mu   sync.Mutex
+	is   exchange.Inflight
+	some bool
+}
+
+func (f *flight) load() (exchange.Inflight, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.is, f.some
+}
+
+// set publishes the request that was ruled on, to an address once that is known.
+func (f *flight) set(s *exchange.Session, r *exchange.Ruling, to netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.is.Set(s, r, to)
+	f.some = true
+}
+
+func (f *flight) clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.is, f.some = exchange.Inflight{}, false
 }
 
 // finish releases everything.
@@ -144,19 +185,19 @@ func (h *conn) drop() {
 	h.up = nil
 }
 
-// await returns when the first byte of a request arrives. While it waits it keeps no buffer and, after parkAfter, no
-// upstream connection. The first time that parkAfter passes it returns errRest.
+// await returns when the beginning of a request has arrived. When it has waited for parkAfter it keeps neither buffers nor
+// an upstream connection; the first time it returns errRest then.
 func (h *conn) await() error {
 	if len(h.in.Bytes()) > 0 {
 		return nil // pipelined
 	}
-	h.giveOut()
 	if h.up != nil && h.up.Crowded() {
 		h.park()
 	}
+	since := time.Now()
 	if h.up != nil || !h.rested {
-		_ = h.s.Client.SetReadDeadline(time.Now().Add(parkAfter))
-		err := h.in.Wait()
+		h.in.Relax()
+		err := h.readUntil(since.Add(parkAfter), h.in.Fill)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
@@ -166,24 +207,48 @@ func (h *conn) await() error {
 			return errRest
 		}
 	}
-	_ = h.s.Client.SetReadDeadline(time.Now().Add(exchange.ClientIdle))
-	return h.in.Wait()
+	h.rest()
+	return h.readUntil(since.Add(exchange.ClientIdle), h.in.Wait)
+}
+
+// rest gives up what a connection without a request does not need.
+func (h *conn) rest() {
+	h.giveOut()
+	h.in.Release()
+	h.flight.clear()
+	h.work = nil
+}
+
+// readUntil calls read, which reads from the client, until it succeeds, fails, or the time has come. An earlier deadline
+// is left to expire: setting one for each read would cost more.
+func (h *conn) readUntil(until time.Time, read func() error) error {
+	for {
+		if h.deadline.IsZero() || h.deadline.After(until) {
+			_ = h.s.Client.SetReadDeadline(until)
+			h.deadline = until
+		}
+		err := read()
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		h.deadline = time.Time{}
+		if !time.Now().Before(until) {
+			return err
+		}
+	}
 }
 
 // readHead reads the rest of a request head. The head stays in the buffer until it has been forwarded.
 func (h *conn) readHead() error {
 	h.req.Reset()
 	h.method, h.head = "", 0
-	for tries := 0; ; tries++ {
+	for {
 		n, err := h.req.Parse(h.in.Bytes())
 		if !errors.Is(err, h1.ErrShort) {
 			h.head = n
 			return err
 		}
-		if tries == 0 {
-			_ = h.s.Client.SetReadDeadline(time.Now().Add(clientHead))
-		}
-		if err := h.in.Fill(); err != nil {
+		if err := h.readUntil(h.x.Event.Time.Add(clientHead), h.in.Fill); err != nil {
 			return err
 		}
 	}
@@ -196,7 +261,7 @@ func (h *conn) serveOne() error {
 	if err := h.readHead(); err != nil {
 		return h.refuseHead(err)
 	}
-	if !h.s.Usage.Requests.Allow() {
+	if !h.s.Usage.Requests.AllowN(h.x.Event.Time, 1) {
 		m := h.message()
 		h.method = m.Method
 		h.x.Named(&m)
@@ -205,7 +270,7 @@ func (h *conn) serveOne() error {
 	if allowed, err := h.judge(); !allowed {
 		return err
 	}
-	defer h.flight.Store(nil)
+	defer h.flight.clear()
 	if h.up != nil && !h.up.Serves(h.ruling.Target(h.s)) {
 		h.park()
 	}
@@ -222,10 +287,10 @@ func (h *conn) judge() (allowed bool, err error) {
 		h.ruling = h.s.Judge(h.ctx, &m)
 		h.x.Judged(&m, &h.ruling)
 		if p := h.ruling.Refused; p != nil {
-			h.flight.Store(nil)
+			h.flight.clear()
 			return false, h.refuse(p)
 		}
-		h.flight.Store(h.ruling.Inflight(h.s, netip.Addr{}))
+		h.flight.set(h.s, &h.ruling, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.ruling.Policy {
 			placeholder.SwapFields(h.req.Fields, h.ruling.Swaps)
 			return true, nil
@@ -238,12 +303,26 @@ func (h *conn) message() exchange.Message {
 	if r.Hostless {
 		r.Host = hostOf(h.s, r)
 	}
-	m := exchange.Message{Method: methodString(r.Method), Authority: string(r.Host), Path: string(r.Path), Scheme: string(r.Scheme)}
+	m := exchange.Message{
+		Method: methodString(r.Method), Authority: recall(&h.authority, r.Host), Path: recall(&h.path, r.Path), Scheme: string(r.Scheme),
+	}
 	if r.Form == h1.Absolute {
 		m.Target = string(r.Authority)
 	}
 	m.Tokens = placeholder.InRequest(h.in.Bytes()[:h.head], r)
 	return m
+}
+
+// recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
+func recall(last *string, b []byte) string {
+	if string(b) == *last {
+		return *last
+	}
+	s := string(b)
+	if len(s) <= keepText {
+		*last = s
+	}
+	return s
 }
 
 // hostOf returns the authority of an HTTP/1.0 request without a Host: that of its target, else the name that a TLS

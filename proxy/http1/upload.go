@@ -70,6 +70,7 @@ func (u *upload) last(out []byte) []byte {
 func (u *upload) start(h *conn) {
 	u.done = make(chan struct{})
 	up := h.up
+	h.deadline = time.Time{}
 	_ = h.s.Client.SetReadDeadline(time.Time{}) // a body may take its time; the box's connection limit bounds what waits
 	go func() {
 		defer close(u.done)

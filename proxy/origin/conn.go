@@ -57,6 +57,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 		return nil, err
 	}
 	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, raw: raw, dial: dial}
+	u.reader.conn = conn
 	u.holds.Open(pl.pool.memory, memory.Buffers)
 	u.In.Memory = memory.Doubled{Claim: &u.holds}
 	pl.h1 = u
@@ -102,28 +103,37 @@ func (u *Conn) Again() bool { return u.served > 0 }
 // Done marks an exchange as cleanly ended.
 func (u *Conn) Done() {
 	u.dirty = false
-	u.In.Release()
+	u.In.Relax()
 }
 
 // ReadFor limits the following reads: they continue until ctx ends or gone, polled now and then, reports true. Reads
 // then fail with the error of ctx, or ErrClientGone.
 func (u *Conn) ReadFor(ctx context.Context, gone func() bool) {
-	u.reader = clientAwareReader{conn: u.NetConn, ctx: ctx, gone: gone}
+	u.reader.begin(ctx, gone)
 	u.In.Source = &u.reader
-	u.reader.begin()
 }
 
 // Uncount releases the place of a connection that from now on counts with its client's, as every tunnel does.
 func (u *Conn) Uncount() { u.place.release() }
 
-// Usable reports whether an idle connection can carry another request: the server has sent neither data nor EOF, and
-// the policy in force still allows its address.
-func (u *Conn) Usable(c *policy.Compiled) bool {
+// Usable reports whether an idle connection can carry another request: it is [Conn.Ready], and its server is
+// [Conn.Quiet].
+func (u *Conn) Usable(c *policy.Compiled) bool { return u.Ready(c) && u.Quiet() }
+
+// Ready reports whether nothing is known that keeps the connection from carrying another request: its last exchange ended
+// cleanly, and the policy in force still allows its address.
+func (u *Conn) Ready(c *policy.Compiled) bool {
 	if u.judged != c && !c.Decide(u.dial).Allowed() {
 		return false
 	}
-	u.judged, u.quiet = c, false
-	return !u.dirty && len(u.In.Bytes()) == 0 && u.raw.Control(u.look) == nil && u.quiet
+	u.judged = c
+	return !u.dirty && len(u.In.Bytes()) == 0
+}
+
+// Quiet asks the kernel whether the server has sent neither data nor EOF since the last exchange.
+func (u *Conn) Quiet() bool {
+	u.quiet = false
+	return u.raw.Control(u.look) == nil && u.quiet
 }
 
 // Keep returns the connection to the pool if its last exchange ended cleanly, else closes it: leftover data from the
@@ -134,7 +144,7 @@ func (u *Conn) Keep() {
 		return
 	}
 	u.In.Release()
-	u.In.Source = nil
+	u.In.Source, u.reader.ctx, u.reader.gone = nil, nil, nil // which would keep the client's state
 	u.place.pool.rest(u.place)
 }
 
