@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -296,10 +298,21 @@ func TestFidelityConnections(t *testing.T) {
 				n, workers = 1000, 5
 			}
 			var group sync.WaitGroup
+			var conns atomic.Int32 // of the client, which takes a new one if its goroutines have to wait for the processor
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+				if !c.Reused {
+					conns.Add(1)
+				}
+			}})
 			for w := range workers {
 				group.Go(func() {
 					for i := w; i < n; i += workers {
-						res, err := client.Get(fmt.Sprintf("%s/n?%d", r.url, i))
+						req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s/n?%d", r.url, i), nil)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						res, err := client.Do(req)
 						if err != nil {
 							t.Error(err)
 							return
@@ -313,7 +326,10 @@ func TestFidelityConnections(t *testing.T) {
 			}
 			group.Wait()
 			limit := 1
-			if r == overDowngrade {
+			switch r {
+			case overHTTP1:
+				limit = int(conns.Load())
+			case overDowngrade:
 				limit = workers
 			}
 			if made := len(f.Net.Received(host, testnet.Of(testnet.Connection))) - before; made > limit {
