@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -172,15 +173,28 @@ func (f *First) classifyTLS() {
 	if f.Kind = f.scan.next(f.Data); f.Kind != TLS {
 		return
 	}
-	hello, err := parseHello(f.Data)
-	if err != nil || !offers(hello, lowestTLSOffered) || beginsRequest(f.Data) {
+	sni, ok := serverName(f.Data)
+	if !ok || beginsRequest(f.Data) {
 		f.Kind = BadTLS
 		return
 	}
-	f.SNI = hello.ServerName
-	if name, err := policy.ParseName(hello.ServerName); err == nil {
+	f.SNI = sni
+	if name, err := policy.ParseName(sni); err == nil {
 		f.Name = name
 	}
+}
+
+// serverName returns the server name in a whole ClientHello, empty if it has none. It reports false unless crypto/tls
+// understands the hello and TLS 1.2 or a later version is offered.
+func serverName(data []byte) (name string, ok bool) {
+	if name, ok := readHello(data); ok {
+		return string(name), true
+	}
+	hello, err := parseHello(data)
+	if err != nil || !slices.ContainsFunc(hello.SupportedVersions, isOffer) {
+		return "", false
+	}
+	return hello.ServerName, true
 }
 
 // helloScan finds the end of a ClientHello that may span records. It resumes where it stopped, so a hello in one-byte
@@ -243,8 +257,8 @@ func (s *helloScan) message(n int) Kind {
 // errPeeked aborts the handshake of parseHello once the ClientHello is parsed.
 var errPeeked = errors.New("peeked")
 
-// parseHello parses the ClientHello with crypto/tls, which parses it again if TLS is terminated: there is no second
-// parser that could see another name. An encrypted ClientHello shows its outer name.
+// parseHello parses the ClientHello with crypto/tls, which parses it again if TLS is terminated. An encrypted
+// ClientHello shows its outer name.
 func parseHello(data []byte) (*tls.ClientHelloInfo, error) {
 	var hello *tls.ClientHelloInfo
 	server := tls.Server(readOnly{bytes.NewReader(data)}, &tls.Config{
@@ -259,15 +273,8 @@ func parseHello(data []byte) (*tls.ClientHelloInfo, error) {
 	return hello, nil
 }
 
-// offers reports whether the client supports version or a later one. GREASE values (RFC 8701) do not count.
-func offers(hello *tls.ClientHelloInfo, version uint16) bool {
-	for _, v := range hello.SupportedVersions {
-		if v >= version && v <= tls.VersionTLS13 {
-			return true
-		}
-	}
-	return false
-}
+// isOffer reports whether a version is TLS 1.2 or later. GREASE values (RFC 8701) are not.
+func isOffer(version uint16) bool { return version >= lowestTLSOffered && version <= tls.VersionTLS13 }
 
 // maxMethod is longer than any registered HTTP method.
 const maxMethod = 32
