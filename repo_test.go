@@ -42,7 +42,7 @@ proxy/http1: policy internal/memory internal/buffers proxy/contain proxy/exchang
 proxy/http2: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
-proxy/peek: policy internal/memory
+proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy internal/h1
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub

@@ -15,13 +15,9 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
-	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
-	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
-	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
 )
 
@@ -47,10 +43,11 @@ type conn struct {
 	opening *audit.Opening
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit    bool
-	handed      bool // another goroutine owns the connection now: see handOver
+	handed      bool // another goroutine or a tunnel owns the connection now: see handOver and passOn
 	intercepted bool // it counts against the box's limit of interceptions
 	last        bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
 	quiet       bool // no event for the connection: each request records its own
+	spliced     spliced
 	// mustSpeak is set once the server has had its chance to speak first.
 	mustSpeak bool
 }
@@ -281,49 +278,6 @@ func (c *conn) forward(f peek.First) {
 	c.serveHTTP1(s)
 }
 
-// splice dials the upstream and forwards the bytes unread, starting with those that were peeked.
-func (c *conn) splice(f peek.First, rt route.Routed) {
-	up, err := c.p.core.Origins.Dial(c.ctx, c.box, origin.To(rt, false))
-	if err != nil {
-		c.failed(f, err)
-		return
-	}
-	upstream, ok := socket.TCP(up)
-	if !ok || !c.live.Attach(upstream) {
-		_ = up.Close()
-		return
-	}
-	rt.Asked, rt.Known = rt.At(addrPort(upstream.RemoteAddr()).Addr())
-	if c.live.Settle(rt); c.p.recheck(c.live) {
-		return // which closed both
-	}
-	if rt.Action == policy.AwaitServer {
-		if !c.serverSpoke(upstream) {
-			c.live.Detach(upstream)
-			socket.Reset(upstream)
-			c.live.Settle(route.Routed{})
-			c.since, c.mustSpeak = time.Now(), true
-			c.proceed(c.peek()) // judged by what the client sends now, if anything
-			return
-		}
-		rt.Action, rt.Known.Greeted = policy.Splice, true
-		if c.live.Settle(rt); c.p.recheck(c.live) {
-			return
-		}
-	}
-	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout)) // the tunnel sets its own
-	if _, err := upstream.Write(f.Data); err != nil {
-		_ = upstream.Close()
-		c.failed(f, err)
-		return
-	}
-	c.live.Out.Add(int64(len(f.Data)))
-	c.first.Release()
-	exchange.Dialled(&c.event, addrPort(upstream.RemoteAddr()).Addr(), c.orig.Addr())
-	c.open()
-	c.handOver(func() { c.tunnelTo(upstream) })
-}
-
 // open records that the allowed traffic begins.
 func (c *conn) open() {
 	c.opening = &audit.Opening{}
@@ -342,32 +296,6 @@ func (c *conn) handOver(carry func()) {
 		defer func() { c.close(recover()) }()
 		carry()
 	}()
-}
-
-// tunnelTo forwards the bytes of both sides until they have ended.
-func (c *conn) tunnelTo(upstream *net.TCPConn) {
-	count := tunnel.Counters{In: &c.live.In, Out: &c.live.Out, Pipes: &c.usage.Pipes}
-	if err := c.p.core.Tunnels.Splice(c.tcp, upstream, count, c.box.ID); err != nil && c.live.Denied() == nil {
-		c.event.Error = err.Error()
-	}
-}
-
-// failed refuses an allowed connection because its upstream could not be reached, or its address was denied.
-func (c *conn) failed(f peek.First, err error) {
-	var denied *policy.DeniedError
-	if errors.As(err, &denied) {
-		d := denied.Decision
-		c.event.Addr, c.event.Rule, c.event.Version = denied.Request.Addr, d.Rule, d.Version
-		c.refuse(f.Kind, d.Reason)
-		return
-	}
-	reason := policy.ReasonUnreachable
-	var up *problem.Upstream
-	if errors.As(err, &up) {
-		reason = up.Reason
-	}
-	c.event.Error = err.Error()
-	c.refuse(peek.Other, reason) // as the kernel of an absent server would
 }
 
 // find looks up the box by source address, and its counters. A box removed in the meantime is unknown, and what

@@ -5,7 +5,9 @@ package live
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +41,8 @@ type Conn struct {
 	mu      sync.Mutex
 	cut     *policy.DeniedError // set once the gateway closed it; nothing can be attached any more
 	stop    error               // the reason, if it is not the policy
-	sockets map[net.Conn]struct{}
+	sockets []net.Conn
+	relay   io.Closer    // owns the sockets now
 	passes  route.Routed // its route; the zero value while it has none, or when each request is routed separately
 	watcher func(*policy.Compiled) policy.Decision
 }
@@ -58,7 +61,7 @@ func (t *Table) Add(box *policy.Box, max int, cancel context.CancelFunc) *Conn {
 	if t.boxes[box.ID] == nil {
 		t.boxes[box.ID] = map[*Conn]struct{}{}
 	}
-	l := &Conn{Box: box, cancel: cancel, done: make(chan struct{}), sockets: map[net.Conn]struct{}{}}
+	l := &Conn{Box: box, cancel: cancel, done: make(chan struct{})}
 	t.boxes[box.ID][l] = struct{}{}
 	t.open++
 	return l
@@ -110,7 +113,20 @@ func (l *Conn) Attach(c net.Conn) bool {
 		socket.Reset(c)
 		return false
 	}
-	l.sockets[c] = struct{}{}
+	l.sockets = append(l.sockets, c)
+	return true
+}
+
+// Relay makes a cut of the connection close r, which owns all sockets attached so far from now on. It reports false, and
+// closes r, if the connection was already cut. Closing r must not wait for the handler of the connection.
+func (l *Conn) Relay(r io.Closer) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut != nil {
+		_ = r.Close()
+		return false
+	}
+	l.sockets, l.relay = nil, r
 	return true
 }
 
@@ -118,7 +134,7 @@ func (l *Conn) Attach(c net.Conn) bool {
 func (l *Conn) Detach(c net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.sockets, c)
+	l.sockets = slices.DeleteFunc(l.sockets, func(o net.Conn) bool { return o == c })
 }
 
 // Settle sets the route of the connection; the zero value means that it has none.
@@ -190,8 +206,9 @@ func (l *Conn) Close(why *policy.DeniedError, stop error) bool {
 	}
 	l.cut, l.stop = why, stop
 	l.cancel()
-	for c := range l.sockets {
-		socket.Reset(c)
+	socket.Reset(l.sockets...)
+	if l.relay != nil {
+		_ = l.relay.Close()
 	}
 	return true
 }

@@ -73,10 +73,15 @@ func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
 func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
-	addrs, err := p.candidates(ctx, box, d)
+	addrs, err := p.Candidates(ctx, box, d)
 	if err != nil {
 		return nil, err
 	}
+	return p.DialFirst(ctx, box, d, addrs)
+}
+
+// DialFirst connects box to the first of the candidates that accepts. It is [Origins.Dial] after [Origins.Candidates].
+func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addrs []netip.Addr) (net.Conn, error) {
 	var failed error
 	for i, a := range addrs {
 		c, err := p.DialAddr(ctx, box, d, a, i < len(addrs)-1)
@@ -95,9 +100,9 @@ func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn
 	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.name, Err: failed}
 }
 
-// candidates returns the addresses of d that the policy allows, in the order to try them, or an error if there are
-// none.
-func (p *Origins) candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
+// Candidates returns the addresses of d that the policy in force allows, in the order to try them. If there are none the
+// error is of type *[policy.DeniedError] or *[problem.Upstream].
+func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
 	addrs, err := p.addresses(ctx, box, d)
 	if err != nil {
 		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name, Err: err}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/internal/buffers"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 )
@@ -46,7 +47,18 @@ type First struct {
 	Ended bool        // the client has closed its sending side
 	scan  helloScan
 
-	holds *memory.Claim // for what data takes beyond peekStart
+	holds  *memory.Claim // for what data takes beyond peekStart
+	buffer *[]byte       // which data began in
+}
+
+var firstBuffers = buffers.NewPool(peekStart)
+
+// Recycle gives the buffer back. Nothing may use Data any more, nor any copy of f.
+func (f *First) Recycle() {
+	if f.buffer != nil {
+		firstBuffers.Put(f.buffer)
+	}
+	f.buffer, f.Data = nil, nil
 }
 
 // Read reads from c until the first message can be classified. The deadline applies to the whole message, so that a
@@ -59,7 +71,12 @@ func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 	if len(head) > peekStart && !holds.Grow(len(head)) {
 		return f, memory.ErrFull
 	}
-	f.Data = append(make([]byte, 0, max(peekStart, len(head))), head...)
+	if len(head) > peekStart {
+		f.Data = bytes.Clone(head)
+	} else {
+		f.buffer = firstBuffers.Get()
+		f.Data = append((*f.buffer)[:0], head...)
+	}
 	defer func() { _ = c.SetReadDeadline(time.Time{}) }() // fails only on a closed socket; the next use reports it
 	for {
 		if f.classify(); f.Kind != Partial && f.Kind != Silent {

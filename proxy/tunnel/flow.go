@@ -3,185 +3,184 @@ package tunnel
 import (
 	"errors"
 	"io"
-	"net"
-	"os"
-	"sync/atomic"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/buffers"
 )
 
-// spliceMost is the most that is moved at once, and the size requested for a pipe.
-const spliceMost = 1 << 20
+const (
+	spliceMost = 1 << 20  // the most that is moved at once, and the size requested for a pipe
+	turnMost   = 2 << 20  // what a flow may move before others have their turn
+	bulkAfter  = 64 << 10 // what a flow has moved before it may take a pipe: little data costs less when it is copied
+	copySize   = 16 << 10
+)
 
-// flow is one direction of a tunnel. It keeps a pipe or a buffer only while it has bytes in transit.
+// flow is one direction of a tunnel. It keeps a pipe or a buffer only while it has bytes in transit. It is guarded by
+// the tunnel's mutex, and nothing that it does blocks.
 type flow struct {
-	s        *splicing
-	dst, src *net.TCPConn
-	in, out  syscall.RawConn // of src and dst
-	reader   func(fd uintptr) bool
-	writer   func(fd uintptr) bool
-	patience [2]time.Time // the current read and write deadlines
-
-	pipe *pipe
-	buf  *[]byte
-	held int   // bytes in the pipe or the buffer
-	sent int   // of those in the buffer
-	err  error // error of the last system call
-
-	count *atomic.Int64 // bytes that dst took
+	pipe   *pipe
+	buf    *[]byte
+	held   int   // bytes in the pipe or the buffer
+	sent   int   // of those in the buffer
+	total  int64 // bytes that were written
+	bulk   bool  // bytes come faster than one buffer takes them
+	ended  bool  // the source has ended
+	passed bool  // and the destination was told
 }
 
-// copy relays one direction until EOF, which it passes on while the other direction stays open.
-func (s *splicing) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
-	f := &flow{s: s, dst: dst, src: src, count: count}
-	f.reader, f.writer = f.read, f.write
-	var err1, err2 error
-	f.in, err1 = src.SyscallConn()
-	f.out, err2 = dst.SyscallConn()
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
-	defer f.drop()
-	for {
-		n, err := f.fill()
+// run moves what one side sends to the other, and reports whether there may be more.
+func (t *Tunnel) run(side int) (more bool, err error) {
+	f, src, dst := &t.flows[side], &t.ends[side], &t.ends[1-side]
+	for stop := f.total + turnMost; f.total < stop; {
+		switch {
+		case f.held > 0 && !dst.out:
+			return false, nil
+		case f.held > 0:
+			err = t.drain(side, dst)
+		case f.ended:
+			return false, t.pass(side, dst)
+		case !src.in:
+			f.drop(t)
+			return false, nil
+		default:
+			err = t.fill(f, src)
+		}
 		if err != nil {
-			return err
-		}
-		if n == 0 {
-			return gone(dst.CloseWrite())
-		}
-		if err := f.drain(); err != nil {
-			return err
+			return false, err
 		}
 	}
+	return true, nil
 }
 
-// fill waits for bytes from src and takes up to spliceMost of them; none means EOF.
-func (f *flow) fill() (int, error) {
-	err := f.whileBytesMove(0, f.src.SetReadDeadline, func() error { return f.in.Read(f.reader) })
-	if err == nil {
-		err = f.err
+// fill takes up to a pipe or a buffer of what src has.
+func (t *Tunnel) fill(f *flow, src *end) error {
+	if f.pipe == nil && f.bulk {
+		f.recycle()
+		f.pipe = t.pool.pipes.get(t.Count.Pipes)
 	}
-	if err == nil && f.held > 0 {
-		f.s.progressed()
+	if f.pipe == nil && f.buf == nil {
+		f.buf = copyBuffers.Get()
 	}
-	return f.held, err
-}
-
-// drain writes the bytes taken to dst.
-func (f *flow) drain() error {
-	for f.held > 0 {
-		if err := f.whileBytesMove(1, f.dst.SetWriteDeadline, func() error { return f.out.Write(f.writer) }); err != nil {
-			return err
-		}
-		if f.err != nil {
-			return f.err
-		}
-		f.s.progressed()
+	n, err := f.take(src)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		src.in = false
+		f.drop(t)
+		return nil
+	case err != nil:
+		return err
+	case n == 0:
+		f.ended = true
+		f.drop(t)
+		return nil
 	}
-	f.drop()
+	f.held = n
+	if f.pipe == nil && n < copySize && !src.alert {
+		src.in = false // the socket is empty (epoll(7)): the next byte is an event
+	}
+	f.bulk = n >= copySize && f.total+int64(n) >= bulkAfter
 	return nil
 }
 
-// whileBytesMove retries until bytes have moved, or none have moved in either direction for the idle timeout. An
-// attempt that hits its deadline loses nothing. Setting a deadline costs more than reading the clock, so it is renewed
-// only when half of it has passed.
-func (f *flow) whileBytesMove(which int, setDeadline func(time.Time) error, try func() error) error {
+// take reads once.
+func (f *flow) take(src *end) (int, error) {
 	for {
-		now := time.Now()
-		if f.patience[which].Sub(now) < f.s.idle/2 {
-			until := f.s.moved().Add(f.s.idle)
-			if !until.After(now) {
-				return ErrIdle
-			}
-			if err := setDeadline(until); err != nil {
-				return err
-			}
-			f.patience[which] = until
-		}
-		err := try()
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-		f.patience[which] = time.Time{}
-	}
-}
-
-// read takes what src has, and reports false if nothing is available yet.
-func (f *flow) read(fd uintptr) bool {
-	if f.pipe = f.s.pipes.get(f.s.held); f.pipe == nil {
-		f.buf = copyBuffers.Get()
-	}
-	for {
-		if f.pipe != nil {
-			var n int64
-			n, f.err = unix.Splice(int(fd), nil, f.pipe.w, nil, spliceMost, unix.SPLICE_F_NONBLOCK)
-			f.held = max(int(n), 0)
-		} else {
-			f.held, f.err = unix.Read(int(fd), *f.buf)
-			f.held = max(f.held, 0)
-		}
-		switch f.err {
-		case unix.EINTR: //nolint:errorlint // a bare system call
-		case unix.EAGAIN:
-			f.drop()
-			return false
-		default:
-			return true
-		}
-	}
-}
-
-// write writes what dst accepts, and reports false if that is nothing yet.
-func (f *flow) write(fd uintptr) bool {
-	for f.held > 0 {
 		var n int
+		var err error
 		if f.pipe != nil {
 			var moved int64
-			moved, f.err = unix.Splice(f.pipe.r, nil, int(fd), nil, f.held, unix.SPLICE_F_NONBLOCK)
+			moved, err = unix.Splice(src.fd, nil, f.pipe.w, nil, spliceMost, unix.SPLICE_F_NONBLOCK)
 			n = int(moved)
 		} else {
-			n, f.err = unix.Write(int(fd), (*f.buf)[f.sent:f.sent+f.held])
+			n, err = unix.Read(src.fd, *f.buf)
 		}
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+// drain writes what was taken, until dst has no room.
+func (t *Tunnel) drain(side int, dst *end) error {
+	f := &t.flows[side]
+	for f.held > 0 {
+		if dst.delays && f.total > 0 {
+			dst.delays = false
+			_ = unix.SetsockoptInt(dst.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		}
+		n, err := f.give(dst)
 		switch {
-		case f.err == unix.EINTR: //nolint:errorlint // a bare system call
+		case errors.Is(err, unix.EINTR):
 			continue
-		case f.err == unix.EAGAIN: //nolint:errorlint // likewise
-			f.err = nil
-			return false
-		case f.err == nil && n <= 0:
-			f.err = io.ErrNoProgress
-		}
-		if f.err != nil {
-			return true
+		case errors.Is(err, unix.EAGAIN):
+			dst.out = false
+			return nil
+		case err != nil:
+			return err
+		case n <= 0:
+			return io.ErrNoProgress
 		}
 		f.held -= n
 		f.sent += n
-		f.count.Add(int64(n)) // at once, so that aborted tunnels are counted too
+		t.wrote(side, n) // at once, so that aborted tunnels are counted too
 	}
-	return true
+	f.sent = 0
+	return nil
+}
+
+// give writes once.
+func (f *flow) give(dst *end) (int, error) {
+	if f.pipe != nil {
+		n, err := unix.Splice(f.pipe.r, nil, dst.fd, nil, f.held, unix.SPLICE_F_NONBLOCK)
+		return int(n), err
+	}
+	return unix.Write(dst.fd, (*f.buf)[f.sent:f.sent+f.held])
+}
+
+// wrote counts bytes from one side that the other took.
+func (t *Tunnel) wrote(side, n int) {
+	t.flows[side].total += int64(n)
+	if side == client {
+		t.Count.Out.Add(int64(n))
+	} else {
+		t.Count.In.Add(int64(n))
+	}
+}
+
+// pass tells the destination that the source has ended. The last flow leaves that to closing.
+func (t *Tunnel) pass(side int, dst *end) error {
+	f := &t.flows[side]
+	if f.passed {
+		return nil
+	}
+	if !t.flows[1-side].passed {
+		err := unix.Shutdown(dst.fd, unix.SHUT_WR)
+		if err != nil && !errors.Is(err, unix.ENOTCONN) { // of a peer that has already disconnected
+			return err
+		}
+	}
+	f.passed = true
+	return nil
 }
 
 // drop releases the pipe or buffer once it is empty, or when the tunnel has failed and its bytes are lost.
-func (f *flow) drop() {
+func (f *flow) drop(t *Tunnel) {
 	if f.pipe != nil {
-		f.s.pipes.put(f.s.held, f.pipe, f.held == 0)
+		t.pool.pipes.put(t.Count.Pipes, f.pipe, f.held == 0)
+		f.pipe = nil
 	}
-	if f.buf != nil {
-		copyBuffers.Put(f.buf)
-	}
-	f.pipe, f.buf, f.held, f.sent = nil, nil, 0, 0
+	f.recycle()
+	f.held, f.sent = 0, 0
 }
 
-// progressed notes that bytes have moved.
-func (s *splicing) progressed() { s.progress.Store(int64(time.Since(s.began))) }
+// recycle releases the buffer.
+func (f *flow) recycle() {
+	if f.buf != nil {
+		copyBuffers.Put(f.buf)
+		f.buf = nil
+	}
+}
 
-// moved returns when bytes last moved in either direction.
-func (s *splicing) moved() time.Time { return s.began.Add(time.Duration(s.progress.Load())) }
-
-// copyBuffers are for tunnels that get no pipe.
-var copyBuffers = buffers.NewPool(16 << 10)
+// copyBuffers are for small data, and for tunnels that get no pipe.
+var copyBuffers = buffers.NewPool(copySize)

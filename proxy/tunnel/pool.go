@@ -1,6 +1,8 @@
 package tunnel
 
 import (
+	"runtime"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,6 +13,11 @@ type Pool struct {
 	idle  time.Duration
 	log   *zap.Logger
 	pipes pipePool
+
+	mu     sync.Mutex
+	loops  []*loop // started when they are first needed, at most one for each processor
+	next   int     // the loop that gets the next tunnel
+	closed bool
 }
 
 // NewPool returns a pool whose tunnels end after being idle for idle. At most pipes pipes, two descriptors each, are in
@@ -27,4 +34,49 @@ func (p *Pool) Pipes() int {
 }
 
 // Close closes the unused pipes and lends no more. Open tunnels continue by copying.
-func (p *Pool) Close() { p.pipes.close() }
+func (p *Pool) Close() {
+	p.pipes.close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, l := range p.loops {
+		l.retire()
+	}
+	p.loops = nil
+}
+
+// join hands a tunnel to a loop, which watches it from then on.
+func (p *Pool) join(t *Tunnel) error {
+	if err := p.assign(t); err != nil {
+		return err
+	}
+	if t.dial == nil {
+		if err := t.loop.watch(t, client); err != nil {
+			return err
+		}
+	}
+	return t.loop.watch(t, server)
+}
+
+// assign gives a tunnel a slot in the loop whose turn it is.
+func (p *Pool) assign(t *Tunnel) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := runtime.GOMAXPROCS(0); len(p.loops) < n || p.closed {
+		l, err := newLoop()
+		if err != nil && len(p.loops) == 0 {
+			return err
+		}
+		if err == nil && p.closed {
+			l.add(t)
+			l.retire() // with this tunnel
+			return nil
+		}
+		if err == nil {
+			p.loops = append(p.loops, l)
+		}
+	}
+	p.next = (p.next + 1) % len(p.loops)
+	p.loops[p.next].add(t)
+	return nil
+}

@@ -3,14 +3,13 @@ package tunnel
 import (
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 )
@@ -22,76 +21,226 @@ type Counters struct {
 	Pipes *atomic.Int64 // pipes in use by the client's box; at most a quarter of all
 }
 
-// Splice relays bytes both ways until both sides have closed, one has reset, or the tunnel has been idle for the idle
-// timeout. The kernel moves the bytes (splice(2)): both must be plain sockets. An idle tunnel uses no other
-// descriptors. When it returns both are closed. The error is nil after a graceful close.
-func (p *Pool) Splice(client, upstream *net.TCPConn, count Counters, box policy.BoxID) error {
-	s := &splicing{
-		began: time.Now(), idle: p.idle, log: p.log, pipes: &p.pipes, held: count.Pipes, box: box,
-		client: client, upstream: upstream,
-	}
-	var both sync.WaitGroup
-	both.Go(func() { s.guard(func() error { return s.copy(client, upstream, count.In) }) })
-	s.guard(func() error { return s.copy(upstream, client, count.Out) })
-	both.Wait()
-	_ = client.Close()
-	_ = upstream.Close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
+// Spec describes a tunnel.
+type Spec struct {
+	Client *net.TCPConn // nobody else may close it or read from it while the tunnel is open
+	Box    policy.BoxID
+	Owner  Owner
+	Count  Counters
 }
 
-// splicing is one tunnel.
-type splicing struct {
-	idle             time.Duration
-	log              *zap.Logger
-	pipes            *pipePool
-	held             *atomic.Int64 // pipes in use by the box
-	box              policy.BoxID
-	client, upstream *net.TCPConn
-	began            time.Time
-	progress         atomic.Int64 // when bytes last moved, in nanoseconds since the tunnel began (monotonic)
-	ended            atomic.Bool  // one direction has ended gracefully
-
-	mu  sync.Mutex
-	err error // the first error
+// Owner is told what becomes of a tunnel: either Ended or Failed is called, once and from any goroutine.
+type Owner interface {
+	// Ended says that both sides are closed; the error is nil after a graceful close. It must not block.
+	Ended(error)
+	// Opened says that a server to which the tunnel has connected by itself has taken the first bytes. It must not block
+	// nor use the tunnel.
+	Opened()
+	// Failed says that such a server cannot be reached. The client is left as it was. It has a goroutine of its own.
+	Failed(error)
 }
+
+// Tunnel relays bytes both ways until both sides have closed, one has reset, or it has been idle for the idle timeout. An
+// event loop moves the bytes, many of them in the kernel (splice(2)), so that an idle tunnel has two sockets and neither
+// a goroutine nor a buffer.
+type Tunnel struct {
+	Spec
+	pool *Pool
+	loop *loop // set by Start
+	slot slot  // in loop
+
+	mu     sync.Mutex
+	ends   [2]end  // the client and the server
+	flows  [2]flow // what is read from each of them
+	dial   *dial   // nil once connected
+	moved  time.Time
+	timer  *time.Timer
+	kept   bool // keep-alive is set
+	closed bool
+	report func() // tells how the tunnel closed; nil once it was called
+}
+
+// end is one side of a tunnel.
+type end struct {
+	conn    *net.TCPConn // nil if the tunnel made the socket
+	fd      int
+	in, out bool // there may be something to read, room to write
+	alert   bool // a short read does not mean that nothing is left: the end is near, or urgent data
+	delays  bool // small writes still wait for acknowledgements (Nagle)
+}
+
+// The indices of the ends.
+const client, server = 0, 1
 
 // ErrIdle ends a tunnel that has been idle for the idle timeout.
 var ErrIdle = errors.New("idle timeout")
 
-// guard runs one direction. An error resets both sides, so that neither takes a partial transfer for a complete one.
-func (s *splicing) guard(direction func() error) {
-	defer func() {
-		if v := recover(); v != nil {
-			contain.Log(s.log, "panic in a tunnel", s.box, v)
-			s.abort(contain.ErrFault)
-		}
-	}()
-	err := direction()
-	switch {
-	case err == nil:
-		s.ended.Store(true)
-	case s.ended.Load() && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)):
-		s.abort(nil) // the side that had closed first did not wait for the other's last data
-	default:
-		s.abort(err)
+// errClosed ends a tunnel that was cut.
+var errClosed = errors.New("the tunnel was cut")
+
+// Splice returns a tunnel between two sockets, which it owns from now on: both must be plain. It relays once
+// [Tunnel.Start] was called.
+func (p *Pool) Splice(s Spec, upstream *net.TCPConn) *Tunnel {
+	t := &Tunnel{Spec: s, pool: p}
+	t.ends[client] = end{conn: s.Client, fd: descriptor(s.Client), out: true}
+	t.ends[server] = end{conn: upstream, fd: descriptor(upstream), out: true}
+	return t
+}
+
+// descriptor returns the descriptor of a socket, valid until it is closed, or -1.
+func descriptor(c *net.TCPConn) int {
+	fd := -1
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(d uintptr) { fd = int(d) })
+	}
+	return fd
+}
+
+// Start begins to relay.
+func (t *Tunnel) Start() {
+	defer t.settle()
+	t.mu.Lock()
+	if t.closed {
+		return
+	}
+	t.moved = time.Now()
+	wait := t.pool.idle
+	if t.dial != nil {
+		wait = t.dial.timeout
+	}
+	t.timer = time.AfterFunc(wait, t.expire)
+	if err := t.pool.join(t); err != nil {
+		t.shut(err, true)
 	}
 }
 
-func (s *splicing) abort(err error) {
-	s.mu.Lock()
-	if s.err == nil {
-		s.err = err // keep the first error
-	}
-	s.mu.Unlock()
-	socket.Reset(s.client, s.upstream)
-}
-
-// gone returns nil for the error of closing towards a peer that has already disconnected.
-func gone(err error) error {
-	if errors.Is(err, unix.ENOTCONN) {
+// Close cuts the tunnel: both sides see a reset. It does not wait for [Owner.Ended].
+func (t *Tunnel) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
 		return nil
 	}
-	return err
+	t.shut(errClosed, true)
+	go t.report() // the caller may hold a lock that it needs
+	t.report = nil
+	return nil
+}
+
+// expire ends the tunnel if it was idle, or did not connect in time.
+func (t *Tunnel) expire() {
+	defer t.settle()
+	t.mu.Lock()
+	if t.closed {
+		return
+	}
+	if t.dial != nil {
+		t.unreachable(os.ErrDeadlineExceeded)
+		return
+	}
+	if left := t.pool.idle - time.Since(t.moved); left > 0 {
+		t.keepAlive()
+		t.timer.Reset(left)
+		return
+	}
+	t.shut(ErrIdle, true)
+}
+
+// turn reacts to an event of one end, and reports whether the tunnel has more to do that needs no further event.
+func (t *Tunnel) turn(side int, what uint32) (again bool) {
+	defer t.settle()
+	t.mu.Lock()
+	if t.closed {
+		return false
+	}
+	if t.dial != nil && !t.connected(what) {
+		return false
+	}
+	e := &t.ends[side]
+	e.in = e.in || what&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	e.out = e.out || what&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	e.alert = e.alert || what&(unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	return t.relay()
+}
+
+// relay moves what can be moved at once, but no more than one turn of it.
+func (t *Tunnel) relay() (again bool) {
+	before := t.flows[client].total + t.flows[server].total
+	for side := range t.flows {
+		more, err := t.run(side)
+		if err != nil {
+			t.broken(side, err)
+			return false
+		}
+		again = again || more
+	}
+	if t.flows[client].total+t.flows[server].total != before {
+		t.moved = time.Now()
+	}
+	if t.flows[client].passed && t.flows[server].passed {
+		t.shut(nil, false)
+		return false
+	}
+	return again
+}
+
+// broken ends the tunnel after an error of the flow from one side. Both sides are reset, so that neither takes a partial
+// transfer for a complete one.
+func (t *Tunnel) broken(side int, err error) {
+	if t.flows[1-side].passed && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)) {
+		err = nil // the side that had closed first did not wait for the other's last data
+	}
+	t.shut(err, true)
+}
+
+// shut closes both sides. What is to be reported is left to the caller.
+func (t *Tunnel) shut(err error, reset bool) {
+	t.leave()
+	for i := range t.ends {
+		t.ends[i].close(reset)
+	}
+	t.report = func() { t.Owner.Ended(err) }
+}
+
+// leave ends everything but the sockets.
+func (t *Tunnel) leave() {
+	t.closed = true
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	for i := range t.flows {
+		t.flows[i].drop(t)
+	}
+	if t.loop != nil {
+		t.loop.remove(t)
+	}
+}
+
+// settle contains a panic, unlocks the tunnel and reports its end. It must be deferred before the tunnel is locked.
+func (t *Tunnel) settle() {
+	if v := recover(); v != nil {
+		contain.Log(t.pool.log, "panic in a tunnel", t.Box, v)
+		if !t.closed {
+			t.shut(contain.ErrFault, true)
+		}
+	}
+	report := t.report
+	t.report = nil
+	t.mu.Unlock()
+	if report != nil {
+		report()
+	}
+}
+
+// close closes the socket, so that its peer sees a reset or the end.
+func (e *end) close(reset bool) {
+	if reset {
+		_ = unix.SetsockoptLinger(e.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	}
+	if e.conn != nil {
+		_ = e.conn.Close()
+	} else {
+		_ = unix.Close(e.fd)
+	}
+	e.fd = -1
 }

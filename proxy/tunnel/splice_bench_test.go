@@ -19,7 +19,7 @@ func BenchmarkSplice(b *testing.B) {
 			client, c := tcpPair(b)
 			s, server := tcpPair(b)
 			done := make(chan error, 1)
-			go func() { done <- p.Splice(c, s, newCounters(), "bench") }()
+			go func() { done <- splice(p, c, s, newCounters()) }()
 			go func() {
 				if name == "stream" {
 					_, _ = io.Copy(io.Discard, struct{ io.Reader }{server})

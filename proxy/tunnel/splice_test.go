@@ -16,6 +16,20 @@ func newCounters() Counters {
 	return Counters{In: new(atomic.Int64), Out: new(atomic.Int64), Pipes: new(atomic.Int64)}
 }
 
+// splice runs a tunnel to its end.
+func splice(p *Pool, client, upstream *net.TCPConn, count Counters) error {
+	o := make(ending, 1)
+	p.Splice(Spec{Client: client, Box: "box1", Owner: o, Count: count}, upstream).Start()
+	return <-o
+}
+
+// ending is the owner of a tunnel between connected sockets.
+type ending chan error
+
+func (e ending) Ended(err error) { e <- err }
+func (e ending) Opened()         {}
+func (e ending) Failed(error)    {}
+
 // TestAttackBytesOfATunnelThatBreaksOff: what a server took before it broke off counts.
 func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	t.Parallel()
@@ -31,7 +45,7 @@ func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = p.Splice(client, upstream, counters, "box1")
+		_ = splice(p, client, upstream, counters)
 	}()
 	const taken = 64 << 10
 	if _, err := io.ReadFull(server, make([]byte, taken)); err != nil {

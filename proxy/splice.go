@@ -1,0 +1,175 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+
+	"boxgate/internal/socket"
+	"boxgate/policy"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/origin"
+	"boxgate/proxy/peek"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
+	"boxgate/proxy/tunnel"
+)
+
+// This file passes connections on unread.
+
+// splice connects to the server and forwards the bytes unread, starting with those that were peeked.
+func (c *conn) splice(f peek.First, rt route.Routed) {
+	ctx, cancel := context.WithTimeout(c.ctx, c.p.cfg.DialTimeout)
+	defer cancel()
+	to := origin.To(rt, false)
+	addrs, err := c.p.core.Origins.Candidates(ctx, c.box, to)
+	if err != nil {
+		c.failed(f.Kind, err)
+		return
+	}
+	if len(addrs) == 1 && rt.Action == policy.Splice && c.passOn(f, rt, addrs[0]) {
+		return
+	}
+	up, err := c.p.core.Origins.DialFirst(ctx, c.box, to, addrs)
+	if err != nil {
+		c.failed(f.Kind, err)
+		return
+	}
+	upstream, ok := socket.TCP(up)
+	if !ok || !c.live.Attach(upstream) {
+		_ = up.Close()
+		return
+	}
+	c.relay(f, rt, upstream)
+}
+
+// relay forwards between the client and a server that is connected.
+func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn) {
+	at := addrPort(upstream.RemoteAddr()).Addr()
+	rt.Asked, rt.Known = rt.At(at)
+	if c.live.Settle(rt); c.p.recheck(c.live) {
+		return // which closed both
+	}
+	if rt.Action == policy.AwaitServer {
+		if !c.serverSpoke(upstream) {
+			c.live.Detach(upstream)
+			socket.Reset(upstream)
+			c.live.Settle(route.Routed{})
+			c.since, c.mustSpeak = time.Now(), true
+			c.proceed(c.peek()) // judged by what the client sends now, if anything
+			return
+		}
+		rt.Action, rt.Known.Greeted = policy.Splice, true
+		if c.live.Settle(rt); c.p.recheck(c.live) {
+			return
+		}
+	}
+	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout))
+	if _, err := upstream.Write(f.Data); err != nil {
+		_ = upstream.Close()
+		c.failed(f.Kind, err)
+		return
+	}
+	_ = upstream.SetWriteDeadline(time.Time{}) // fails only on a closed socket
+	c.live.Out.Add(int64(len(f.Data)))
+	c.spliced = spliced{first: f, at: at}
+	(*owner)(c).Opened()
+	if t := c.p.core.Tunnels.Splice(c.tunnelled(), upstream); c.leaveTo(t) {
+		t.Start()
+	}
+}
+
+// passOn makes a tunnel that connects to the only address by itself. It reports false if that is to be done otherwise.
+func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr) bool {
+	rt.Asked, rt.Known = rt.At(to)
+	if c.live.Settle(rt); c.p.recheck(c.live) {
+		return true // it is closed
+	}
+	c.spliced = spliced{first: f, at: to, name: rt.Request.Name}
+	t, err := c.p.core.Tunnels.Dial(c.tunnelled(), netip.AddrPortFrom(to, rt.Asked.Port), f.Data, c.p.cfg.DialTimeout)
+	if err != nil {
+		return false
+	}
+	if c.leaveTo(t) {
+		t.Start()
+	}
+	return true
+}
+
+// spliced is what a connection needs to know once a tunnel owns it.
+type spliced struct {
+	first peek.First // until the server has taken it
+	at    netip.Addr // of the server
+	name  policy.Name
+}
+
+// tunnelled describes the tunnel of the connection.
+func (c *conn) tunnelled() tunnel.Spec {
+	return tunnel.Spec{
+		Client: c.tcp, Box: c.box.ID, Owner: (*owner)(c),
+		Count: tunnel.Counters{In: &c.live.In, Out: &c.live.Out, Pipes: &c.usage.Pipes},
+	}
+}
+
+// leaveTo leaves the connection to a tunnel that is to be started, and the handler's goroutine ends: a tunnel needs none.
+// It reports false if the connection was cut.
+func (c *conn) leaveTo(t *tunnel.Tunnel) bool {
+	c.handed = true
+	c.p.running.Add(1) // this handler still counts, so the count is not zero
+	return c.live.Relay(t)
+}
+
+// owner is a connection that a tunnel tells what becomes of it.
+type owner conn
+
+// Opened records that the server has taken the first bytes.
+func (o *owner) Opened() {
+	c := (*conn)(o)
+	c.spliced.first.Recycle()
+	c.spliced.first = peek.First{}
+	c.first.Release()
+	exchange.Dialled(&c.event, c.spliced.at, c.orig.Addr())
+	c.open()
+}
+
+// Ended concludes the connection.
+func (o *owner) Ended(err error) {
+	c := (*conn)(o)
+	defer c.p.running.Done()
+	switch {
+	case c.opening == nil: // cut before the server had accepted
+		c.event.Error = err.Error()
+		c.refuse(peek.Other, policy.ReasonUnreachable)
+	case err != nil && c.live.Denied() == nil:
+		c.event.Error = err.Error()
+	}
+	c.close(nil)
+}
+
+// Failed refuses the connection.
+func (o *owner) Failed(err error) {
+	c := (*conn)(o)
+	defer c.p.running.Done()
+	defer func() { c.close(recover()) }()
+	c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: c.spliced.name, Err: err})
+}
+
+// failed refuses an allowed connection because its upstream could not be reached, or its address was denied.
+func (c *conn) failed(k peek.Kind, err error) {
+	var denied *policy.DeniedError
+	if errors.As(err, &denied) {
+		d := denied.Decision
+		c.event.Addr, c.event.Rule, c.event.Version = denied.Request.Addr, d.Rule, d.Version
+		c.refuse(k, d.Reason)
+		return
+	}
+	reason := policy.ReasonUnreachable
+	var up *problem.Upstream
+	if errors.As(err, &up) {
+		reason = up.Reason
+	}
+	c.event.Error = err.Error()
+	c.refuse(peek.Other, reason) // as the kernel of an absent server would
+}

@@ -1,0 +1,145 @@
+package tunnel
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file connects tunnels to their servers without a goroutine that waits: a connection that is passed on needs none
+// of what net.Dialer arranges.
+
+// dial is a connection attempt.
+type dial struct {
+	to      netip.AddrPort
+	first   []byte // what the server is sent first
+	timeout time.Duration
+}
+
+// FirstMost is the most that a tunnel may send first: what the buffer of any new socket takes.
+const FirstMost = 4 << 10
+
+// Dial returns a tunnel that connects to an address, sends it first, and then relays once [Tunnel.Start] was called. If
+// the server does not accept within timeout, or refuses, the owner is told. first must not change before it was told of
+// the one or the other. After an error there is no tunnel: the attempt could not even be made.
+func (p *Pool) Dial(s Spec, to netip.AddrPort, first []byte, timeout time.Duration) (*Tunnel, error) {
+	if len(first) == 0 || len(first) > FirstMost {
+		return nil, errors.ErrUnsupported
+	}
+	fd, err := connect(to)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tunnel{Spec: s, pool: p, dial: &dial{to: to, first: first, timeout: timeout}}
+	t.ends[client] = end{conn: s.Client, fd: descriptor(s.Client), out: true}
+	t.ends[server] = end{fd: fd, out: true, delays: true}
+	return t, nil
+}
+
+// connect begins to connect a new socket.
+func connect(to netip.AddrPort) (fd int, err error) {
+	a := to.Addr().Unmap()
+	var sa unix.Sockaddr
+	family := unix.AF_INET
+	switch {
+	case a.Is4():
+		sa = &unix.SockaddrInet4{Port: int(to.Port()), Addr: a.As4()}
+	case a.Is6() && a.Zone() == "":
+		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(to.Port()), Addr: a.As16()}
+	default:
+		return -1, errors.ErrUnsupported
+	}
+	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	err = unix.Connect(fd, sa)
+	if err == nil || errors.Is(err, unix.EINPROGRESS) {
+		return fd, nil
+	}
+	_ = unix.Close(fd)
+	return -1, os.NewSyscallError("connect", err)
+}
+
+// connected sends the first bytes once the server has accepted, and reports whether the tunnel relays now.
+func (t *Tunnel) connected(what uint32) bool {
+	e := &t.ends[server]
+	if what&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		t.unreachable(os.NewSyscallError("connect", refusal(e.fd)))
+		return false
+	}
+	if what&unix.EPOLLOUT == 0 {
+		return false
+	}
+	n, err := unix.Write(e.fd, t.dial.first)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Write(e.fd, t.dial.first)
+	}
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return false // the next event comes when there is room
+	case err != nil:
+		t.unreachable(os.NewSyscallError("write", err))
+		return false
+	}
+	t.begin(n)
+	if err := t.loop.watch(t, client); err != nil {
+		t.shut(err, true)
+		return false
+	}
+	return true
+}
+
+// refusal returns why a socket could not connect.
+func refusal(fd int) error {
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	switch {
+	case err != nil:
+		return err
+	case code == 0:
+		return unix.ECONNRESET
+	default:
+		return unix.Errno(code)
+	}
+}
+
+// begin makes a connection attempt a tunnel: n of the first bytes were sent.
+func (t *Tunnel) begin(n int) {
+	first := t.dial.first
+	t.dial = nil
+	t.wrote(client, n)
+	if n < len(first) {
+		f := &t.flows[client]
+		f.buf = copyBuffers.Get()
+		f.held = copy(*f.buf, first[n:])
+	}
+	t.moved = time.Now()
+	t.timer.Reset(min(t.pool.idle, keepAliveAfter))
+	t.Owner.Opened()
+}
+
+// keepAliveAfter is how old a tunnel is when keep-alive is set: few get so old.
+const keepAliveAfter = 10 * time.Second
+
+// keepAlive makes the kernel notice a server that is gone.
+func (t *Tunnel) keepAlive() {
+	if e := t.ends[server]; e.conn == nil && !t.kept {
+		t.kept = true
+		_ = unix.SetsockoptInt(e.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+		_ = unix.SetsockoptInt(e.fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 60)
+		_ = unix.SetsockoptInt(e.fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15)
+		_ = unix.SetsockoptInt(e.fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4)
+	}
+}
+
+// unreachable ends an attempt. The client is left as it was.
+func (t *Tunnel) unreachable(err error) {
+	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(t.dial.to), Err: err}
+	t.leave()
+	t.ends[server].close(true)
+	t.report = func() { go t.Owner.Failed(failed) }
+}
