@@ -21,10 +21,9 @@ import (
 
 // splice connects to the server and forwards the bytes unread, starting with those that were peeked.
 func (c *conn) splice(f peek.First, rt route.Routed) {
-	ctx, cancel := context.WithTimeout(c.ctx, c.p.cfg.DialTimeout)
-	defer cancel()
+	deadline := time.Now().Add(c.p.cfg.DialTimeout)
 	to := origin.To(rt, false)
-	addrs, err := c.p.core.Origins.Candidates(ctx, c.box, to)
+	addrs, err := c.p.core.Origins.Candidates(c.ctx, c.box, to)
 	if err != nil {
 		c.failed(f.Kind, err)
 		return
@@ -32,6 +31,8 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 	if len(addrs) == 1 && rt.Action == policy.Splice && c.passOn(f, rt, addrs[0]) {
 		return
 	}
+	ctx, cancel := context.WithDeadline(c.ctx, deadline)
+	defer cancel()
 	up, err := c.p.core.Origins.DialFirst(ctx, c.box, to, addrs)
 	if err != nil {
 		c.failed(f.Kind, err)

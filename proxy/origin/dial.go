@@ -142,6 +142,8 @@ func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]n
 	if orig.IsValid() && p.cfg.Resolver.Granted(box.ID, d.name, orig) {
 		return []netip.Addr{orig}, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
+	defer cancel()
 	addrs, err := p.cfg.Resolver.Lookup(ctx, box, d.name)
 	if err != nil {
 		return nil, err

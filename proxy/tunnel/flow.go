@@ -78,6 +78,7 @@ func (t *Tunnel) fill(f *flow, src *end) error {
 	f.held = n
 	if f.pipe == nil && n < copySize && !src.alert {
 		src.in = false // the socket is empty (epoll(7)): the next byte is an event
+		f.ended = src.fin
 	}
 	f.bulk = n >= copySize && f.total+int64(n) >= bulkAfter
 	return nil

@@ -65,7 +65,8 @@ type end struct {
 	conn    *net.TCPConn // nil if the tunnel made the socket
 	fd      int
 	in, out bool // there may be something to read, room to write
-	alert   bool // a short read does not mean that nothing is left: the end is near, or urgent data
+	fin     bool // its peer sends no more than what is there
+	alert   bool // a short read does not mean that nothing is left: there is an error, or urgent data
 	delays  bool // small writes still wait for acknowledgements (Nagle)
 }
 
@@ -159,7 +160,8 @@ func (t *Tunnel) turn(side int, what uint32) (again bool) {
 	e := &t.ends[side]
 	e.in = e.in || what&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 	e.out = e.out || what&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
-	e.alert = e.alert || what&(unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	e.fin = e.fin || what&unix.EPOLLRDHUP != 0
+	e.alert = e.alert || what&(unix.EPOLLPRI|unix.EPOLLERR) != 0
 	return t.relay()
 }
 
