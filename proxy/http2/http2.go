@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	// ConnCost is the most memory that a connection uses, in bytes: a frame that is read, a batch that is written and the
-	// next one, answers to the client's own frames, header tables, goroutines.
-	ConnCost    = 112 << 10
+	// ConnCost is the most memory that a connection uses, in bytes: what has been read, a frame in several records, a batch
+	// that is written and the next one, answers to the client's own frames, a header table, goroutines.
+	ConnCost    = 128 << 10
 	refusalCost = 24 << 10                                     // memory of a stream that the gateway itself answers
 	streamCost  = origin.ResponseWindow + 72<<10               // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
 	uploadCost  = downstream.StreamWindow + replayMax + 32<<10 // memory for the body of its request

@@ -109,7 +109,7 @@ func (st *stream) requestFields() []hpack.HeaderField {
 		out = append(out, hpack.HeaderField{Name: "expect", Value: "100-continue"})
 	}
 	for i := range set {
-		out = append(out, hpack.HeaderField{Name: strings.ToLower(set[i].Name), Value: set[i].Value.Reveal(), Sensitive: true})
+		out = append(out, hpack.HeaderField{Name: set[i].Name, Value: set[i].Value.Reveal(), Sensitive: true})
 	}
 	st.sent = out
 	return out

@@ -3,6 +3,7 @@ package downstream
 import (
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
@@ -22,10 +23,24 @@ type block struct {
 	frame   http2.FrameHeader // HEADERS
 	selfish bool              // the stream depends on itself
 	fields  []hpack.HeaderField
-	pseudo  int // how many of fields are pseudo-header fields: they come first
+	memory  *usualFields // of fields, unless there are more
+	pseudo  int          // how many of fields are pseudo-header fields: they come first
 	size    int
 	large   bool   // larger than headMax; fields are incomplete
 	fault   string // the first reason why it is malformed
+}
+
+// usualFields is memory for the fields of a head.
+type usualFields [usualHead]hpack.HeaderField
+
+var fieldLists = sync.Pool{New: func() any { return &usualFields{} }}
+
+func borrowFields() *usualFields {
+	f, ok := fieldLists.Get().(*usualFields)
+	if !ok {
+		panic("downstream: a foreign value among the lists of fields")
+	}
+	return f
 }
 
 // add is told each field.
@@ -38,7 +53,8 @@ func (b *block) add(f hpack.HeaderField) {
 		b.fault = b.check(f)
 	}
 	if b.fields == nil {
-		b.fields = make([]hpack.HeaderField, 0, usualHead)
+		b.memory = borrowFields()
+		b.fields = b.memory[:0]
 	}
 	b.fields = append(b.fields, f)
 }
@@ -105,24 +121,17 @@ func (c *conn) headers(h http2.FrameHeader, payload []byte) error {
 	if h.StreamID%2 == 0 {
 		return errProtocol
 	}
-	payload, err := split(h, payload)
+	priority, fragment, err := h2.HeadFragment(h, payload)
 	if err != nil {
 		return err
 	}
-	selfish := false
-	if h.Flags.Has(http2.FlagHeadersPriority) {
-		if len(payload) < prioritySize {
-			return errFrameSize
-		}
-		selfish = dependsOnItself(h, payload)
-		payload = payload[prioritySize:]
-	}
+	selfish := priority != nil && dependsOnItself(h, priority)
 	c.block = block{frame: h, selfish: selfish}
 	whole := h.Flags.Has(http2.FlagHeadersEndHeaders)
 	if !whole && !c.heads.Grow(headsCost) {
 		return errCalm
 	}
-	return c.fragment(payload, whole)
+	return c.fragment(fragment, whole)
 }
 
 // fragment decodes a part of a header block.

@@ -25,6 +25,8 @@ const (
 	ConnWindow = 1 << 20
 
 	prefaceTime = 10 * time.Second       // for the preface and the first SETTINGS
+	stackCost   = 16 << 10               // of a goroutine that has run a handler
+	lullTime    = time.Second            // without requests, after which goroutines are not kept for them
 	goAwayTime  = time.Second            // from a GOAWAY to the end of the connection
 	lingerMax   = 1 << 20                // bytes read and dropped meanwhile
 	bodyGrace   = 100 * time.Millisecond // for the rest of a body whose request is answered
@@ -62,6 +64,7 @@ type conn struct {
 	net    net.Conn
 	ctx    context.Context
 	framer *http2.Framer // reads the heads of frames
+	in     h2.Input
 	run    sync.WaitGroup
 
 	// Owned by the goroutine that reads.
@@ -79,7 +82,11 @@ type conn struct {
 	reset    []uint32 // streams reset by the server most recently
 	running  int      // handlers
 	waiting  []*Stream
-	early    int // streams reset while they waited, since a handler ended
+	spare    []chan *Stream // goroutines without a handler; nil ends one
+	kept     int            // how many have memory in stacks
+	stacks   memory.Claim
+	lull     *time.Timer // runs once there are some and no streams
+	early    int         // streams reset while they waited, since a handler ended
 	budget   h2.Budget
 	unacked  int // SETTINGS of ours
 	draining bool
@@ -94,14 +101,18 @@ type conn struct {
 // Serve serves a connection until it ends, and closes it. All handlers have returned when Serve does.
 func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	c := &conn{cfg: cfg, net: nc, ctx: ctx, streams: map[uint32]*Stream{}, quiet: time.Now()}
-	c.framer = http2.NewFramer(nil, nc)
+	c.in.Open(nc, c.caughtUp)
+	defer c.in.Close()
+	c.framer = http2.NewFramer(nil, &c.in)
 	c.framer.SetMaxReadFrameSize(h2.FrameMax)
 	c.hpack = hpack.NewDecoder(tableSize, c.block.add)
 	c.hpack.SetMaxStringLength(headMax)
 	c.heads.Open(cfg.Memory, memory.HTTP2)
+	c.stacks.Open(cfg.Memory, memory.HTTP2)
 	c.out.open(c)
 	defer c.run.Wait()
 	defer c.heads.Close()
+	defer c.stacks.Close()
 	defer c.end(errClosed)
 	c.mu.Lock()
 	c.idle = time.AfterFunc(cfg.Idle, c.onIdle)
@@ -110,7 +121,18 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	if cfg.Drain != nil {
 		defer context.AfterFunc(cfg.Drain, c.onDrain)()
 	}
-	c.close(c.read())
+	err := c.read()
+	c.caughtUp()
+	c.close(err)
+}
+
+// caughtUp is called before the goroutine that reads may have to wait: requests begin with as much of their bodies as has
+// arrived. It reports whether there are any.
+func (c *conn) caughtUp() (busy bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.beginWaiting()
+	return len(c.streams) > 0
 }
 
 // greet sends the first SETTINGS and raises the connection's window.
@@ -133,7 +155,7 @@ func (c *conn) greet() {
 func (c *conn) read() error {
 	_ = c.net.SetReadDeadline(time.Now().Add(prefaceTime))
 	preface := c.small[:len(http2.ClientPreface)]
-	if _, err := io.ReadFull(c.net, preface); err != nil {
+	if _, err := io.ReadFull(&c.in, preface); err != nil {
 		return err
 	}
 	if !bytes.Equal(preface, []byte(http2.ClientPreface)) {
@@ -148,17 +170,26 @@ func (c *conn) read() error {
 			c.crowded = false
 			runtime.Gosched()
 		}
-		var stream http2.StreamError
-		switch {
-		case err == nil:
-		case errors.As(err, &stream):
-			c.refuseStream(stream)
-		case errors.Is(err, http2.ErrFrameTooLarge):
-			return http2.ConnectionError(http2.ErrCodeFrameSize)
-		default:
+		if err == nil {
+			continue
+		}
+		if err := c.survives(err); err != nil {
 			return err
 		}
 	}
+}
+
+// survives resets the stream that an error concerns, or returns the error if it ends the connection.
+func (c *conn) survives(err error) error {
+	var stream http2.StreamError
+	switch {
+	case errors.As(err, &stream):
+		c.refuseStream(stream)
+		return nil
+	case errors.Is(err, http2.ErrFrameTooLarge):
+		return http2.ConnectionError(http2.ErrCodeFrameSize)
+	}
+	return err
 }
 
 // close ends the connection, with a GOAWAY if the client broke the protocol.
@@ -233,6 +264,7 @@ func (c *conn) endLocked(why error) {
 		c.closeStream(s, why)
 	}
 	c.idle.Stop()
+	c.dismiss()
 	c.out.close()
 	// Closing TLS may wait for the client to read, and for a write in progress.
 	c.run.Go(func() { _ = c.net.Close() })
@@ -280,7 +312,48 @@ func (c *conn) rest() {
 	if c.quiet = time.Now(); c.draining {
 		_ = c.net.SetReadDeadline(c.quiet.Add(goAwayTime))
 	}
+	if c.lull == nil && len(c.spare) > 0 {
+		c.lull = time.AfterFunc(lullTime, c.onLull)
+	}
 	c.out.idle()
+}
+
+// onLull ends the goroutines of handlers on a connection that has been without requests for a while.
+func (c *conn) onLull() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lull = nil
+	if len(c.streams) > 0 {
+		return // it is set again when they have ended
+	}
+	if left := lullTime - time.Since(c.quiet); left > 0 {
+		c.lull = time.AfterFunc(left, c.onLull)
+		return
+	}
+	c.dismiss()
+}
+
+// dismiss ends the goroutines without a handler.
+func (c *conn) dismiss() {
+	for _, spare := range c.spare {
+		spare <- nil
+	}
+	c.spare, c.kept = nil, 0
+	c.stacks.Release()
+}
+
+// keep reports whether one more goroutine may be kept without a handler.
+func (c *conn) keep() bool {
+	if c.ended != nil {
+		return false
+	}
+	if len(c.spare) == c.kept {
+		if !c.stacks.Grow(stackCost) {
+			return false
+		}
+		c.kept++
+	}
+	return true
 }
 
 // frameBuffers hold the payloads of frames.

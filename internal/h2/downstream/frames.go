@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"boxgate/internal/h2"
 )
 
 const (
@@ -22,16 +24,19 @@ func streamError(stream uint32, code http2.ErrCode) error {
 	return http2.StreamError{StreamID: stream, Code: code}
 }
 
-// frame reads the payload of a frame and handles it. Between frames no buffer is held.
+// frame reads the payload of a frame and handles it.
 func (c *conn) frame(h http2.FrameHeader) error {
-	payload := c.small[:min(int(h.Length), len(c.small))]
-	if int(h.Length) > len(c.small) {
-		buf := frameBuffers.Get()
-		defer frameBuffers.Put(buf)
-		payload = (*buf)[:h.Length]
-	}
-	if _, err := io.ReadFull(c.net, payload); err != nil {
-		return err
+	payload := c.in.Arrived(int(h.Length))
+	if payload == nil {
+		payload = c.small[:min(int(h.Length), len(c.small))]
+		if int(h.Length) > len(c.small) {
+			buf := frameBuffers.Get()
+			defer frameBuffers.Put(buf)
+			payload = (*buf)[:h.Length]
+		}
+		if _, err := io.ReadFull(&c.in, payload); err != nil {
+			return err
+		}
 	}
 	if !c.settled {
 		if h.Type != http2.FrameSettings {
@@ -81,26 +86,11 @@ func (c *conn) handle(h http2.FrameHeader, payload []byte) error {
 	return nil // unknown types are ignored (5.5)
 }
 
-// split returns the payload of a DATA or HEADERS frame without its padding (6.1, 6.2).
-func split(h http2.FrameHeader, payload []byte) ([]byte, error) {
-	if !h.Flags.Has(http2.FlagDataPadded) { // the same bit in HEADERS
-		return payload, nil
-	}
-	if len(payload) == 0 {
-		return nil, errFrameSize
-	}
-	content := len(payload) - 1 - int(payload[0])
-	if content < 0 {
-		return nil, errProtocol
-	}
-	return payload[1 : 1+content], nil
-}
-
 func (c *conn) data(h http2.FrameHeader, payload []byte) error {
 	if h.StreamID == 0 {
 		return errProtocol
 	}
-	content, err := split(h, payload)
+	content, err := h2.Unpadded(h, payload)
 	if err != nil {
 		return err
 	}
@@ -163,8 +153,6 @@ func (c *conn) settings(h http2.FrameHeader, payload []byte) error {
 		switch s.ID {
 		case http2.SettingInitialWindowSize:
 			first = int(s.Val) // of several the last one counts (6.5.3)
-		case http2.SettingHeaderTableSize:
-			c.out.fields.SetMaxDynamicTableSize(s.Val) // no more than its limit
 		case http2.SettingNoRFC7540Priorities:
 			if s.Val > 1 {
 				return errProtocol
@@ -238,6 +226,7 @@ func (c *conn) rstStream(h http2.FrameHeader, payload []byte) error {
 		return errProtocol
 	}
 	if s := c.streams[h.StreamID]; s != nil {
+		c.beginWaiting() // it counts as handled if it can be
 		code := http2.ErrCode(binary.BigEndian.Uint32(payload))
 		c.closeStream(s, http2.StreamError{StreamID: s.id, Code: code})
 		if !s.begun {
@@ -276,15 +265,13 @@ func priority(h http2.FrameHeader, payload []byte) error {
 	switch {
 	case h.StreamID == 0:
 		return errProtocol
-	case len(payload) != prioritySize:
+	case len(payload) != h2.PrioritySize:
 		return errFrameSize
 	case dependsOnItself(h, payload):
 		return streamError(h.StreamID, http2.ErrCodeProtocol)
 	}
 	return nil
 }
-
-const prioritySize = 5
 
 func dependsOnItself(h http2.FrameHeader, priority []byte) bool {
 	return binary.BigEndian.Uint32(priority)&math.MaxInt32 == h.StreamID

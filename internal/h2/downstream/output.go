@@ -1,8 +1,8 @@
 package downstream
 
 import (
-	"bytes"
 	"encoding/binary"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -31,7 +31,7 @@ type output struct {
 	kicked   bool   // it is to be written
 	writing  bool   // there is a goroutine that writes
 	wake     sync.Cond
-	fields   *hpack.Encoder
+	begun    bool // a header block was sent
 
 	first     int           // the window that a stream begins with
 	send      h2.SendWindow // of the connection
@@ -43,18 +43,10 @@ func (o *output) open(c *conn) {
 	o.c, o.first = c, h2.FirstWindow
 	o.send.Add(h2.FirstWindow)
 	o.wake.L = &c.mu
-	o.fields = hpack.NewEncoder(o)
 }
 
 // room reports whether a batch may take more DATA and heads.
 func (o *output) room() bool { return len(o.pending) < batchMax }
-
-// Write appends to the batch.
-func (o *output) Write(p []byte) (int, error) {
-	o.grow()
-	o.pending = append(o.pending, p...)
-	return len(p), nil
-}
 
 func (o *output) grow() {
 	if o.pending == nil {
@@ -82,9 +74,16 @@ func (o *output) kick() {
 func (o *output) write() {
 	defer o.c.contain()
 	for {
-		batch := o.next()
-		if batch == nil {
+		due, urgent := o.due()
+		if !due {
 			return
+		}
+		if !urgent {
+			runtime.Gosched() // what others are about to append goes out in the same write
+		}
+		batch := o.take()
+		if len(batch) == 0 {
+			continue
 		}
 		_, err := o.c.net.Write(batch)
 		buffers.ReturnOut(batch)
@@ -94,8 +93,9 @@ func (o *output) write() {
 	}
 }
 
-// next waits for a batch.
-func (o *output) next() []byte {
+// due waits for a batch, and reports whether there is one to write, and whether it answers frames of the client: they count
+// until they are taken.
+func (o *output) due() (due, urgent bool) {
 	c := o.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,16 +103,23 @@ func (o *output) next() []byte {
 		switch {
 		case c.ended != nil, len(o.pending) == 0 && len(c.streams) == 0:
 			o.writing = false
-			return nil
+			return false, false
 		case len(o.pending) > 0 && (o.kicked || len(c.streams) == 0):
-			batch := o.pending
-			o.pending, o.controls, o.kicked = nil, 0, false
-			o.batch++
-			o.pass()
-			return batch
+			return true, o.controls > 0
 		}
 		o.wake.Wait()
 	}
+}
+
+// take returns the batch, which is empty if the connection has ended meanwhile.
+func (o *output) take() []byte {
+	o.c.mu.Lock()
+	defer o.c.mu.Unlock()
+	batch := o.pending
+	o.pending, o.controls, o.kicked = nil, 0, false
+	o.batch++
+	o.pass()
+	return batch
 }
 
 // idle lets the writing goroutine end.
@@ -172,8 +179,7 @@ func (o *output) frame(t http2.FrameType, flags http2.Flags, stream uint32, payl
 func (o *output) frameHead(length int, t http2.FrameType, flags http2.Flags, stream uint32) int {
 	o.grow()
 	at := len(o.pending)
-	o.pending = append(o.pending, byte(length>>16), byte(length>>8), byte(length), byte(t), byte(flags))
-	o.pending = binary.BigEndian.AppendUint32(o.pending, stream)
+	o.pending = h2.AppendFrameHead(o.pending, length, t, flags, stream)
 	return at
 }
 
@@ -239,32 +245,20 @@ func (o *output) head(stream uint32, status int, fields []hpack.HeaderField, end
 		flags = http2.FlagHeadersEndStream
 	}
 	at := o.frameHead(0, http2.FrameHeaders, flags, stream)
+	if !o.begun {
+		o.begun, o.pending = true, append(o.pending, h2.NoTable)
+	}
 	if status != 0 {
-		o.field(hpack.HeaderField{Name: ":status", Value: statusText(status)})
+		o.pending = h2.AppendField(o.pending, &hpack.HeaderField{Name: ":status", Value: statusText(status)})
 	}
 	for i := range fields {
 		if f := &fields[i]; validName(f.Name) && httpguts.ValidHeaderFieldValue(f.Value) {
-			o.field(*f)
+			o.pending = h2.AppendField(o.pending, f)
 		}
 	}
-	start := at + h2.FrameHead
-	length := len(o.pending) - start
-	if length <= h2.FrameMax {
-		o.pending[at], o.pending[at+1], o.pending[at+2] = byte(length>>16), byte(length>>8), byte(length)
-		o.pending[at+4] |= byte(http2.FlagHeadersEndHeaders)
-		return at, o.batch
-	}
-	rest := bytes.Clone(o.pending[start:])
-	o.pending = o.pending[:at]
-	o.frame(http2.FrameHeaders, flags, stream, rest[:h2.FrameMax])
-	for rest = rest[h2.FrameMax:]; len(rest) > h2.FrameMax; rest = rest[h2.FrameMax:] {
-		o.frame(http2.FrameContinuation, 0, stream, rest[:h2.FrameMax])
-	}
-	o.frame(http2.FrameContinuation, http2.FlagContinuationEndHeaders, stream, rest)
+	o.pending = h2.EndHead(o.pending, at)
 	return at, o.batch
 }
-
-func (o *output) field(f hpack.HeaderField) { _ = o.fields.WriteField(f) } // into memory
 
 // statusText returns a status as digits.
 func statusText(status int) string {

@@ -22,6 +22,7 @@ import (
 type peer struct {
 	t      *testing.T
 	conn   net.Conn
+	memory *memory.Account
 	framer *http2.Framer // writes
 	block  bytes.Buffer
 	enc    *hpack.Encoder
@@ -68,11 +69,12 @@ func unserved(t *testing.T) *peer { return &peer{t: t, dec: hpack.NewDecoder(tab
 
 // serve starts the server.
 func (p *peer) serve(handler func(*Stream)) {
+	p.memory = memory.New(1<<30, 1<<30).Account("box")
 	p.serveBy(func(nc net.Conn) {
 		Serve(p.t.Context(), nc, Config{
 			Drain:   p.drain,
 			Handler: handler, Refused: p.told, Panicked: func(v any) { p.t.Errorf("panic: %v", v) },
-			Memory: memory.New(1<<30, 1<<30).Account("box"), Idle: time.Minute,
+			Memory: p.memory, Idle: time.Minute,
 		})
 	})
 }

@@ -47,16 +47,12 @@ func (c *conn) open(b *block) error {
 		c.refuse(b, http2.ErrCodeRefusedStream, "more requests at a time than allowed")
 		return nil
 	}
-	s := &Stream{Head: head, c: c, id: id, remoteEnded: b.ended(), recv: h2.NewReceiveWindow(StreamWindow, StreamWindow/4)}
+	s := &Stream{Head: head, memory: b.memory, c: c, id: id, remoteEnded: b.ended(), recv: h2.NewReceiveWindow(StreamWindow, StreamWindow/4)}
 	s.send.Add(c.out.first)
 	s.ctx, s.cancel = context.WithCancel(c.ctx)
 	s.readable.L, s.writable.L = &c.mu, &c.mu
 	c.streams[id] = s
-	if c.running < h2.Streams {
-		c.begin(s)
-	} else {
-		c.waiting = append(c.waiting, s)
-	}
+	c.waiting = append(c.waiting, s)
 	return nil
 }
 
@@ -151,15 +147,41 @@ func (h *Head) declared() int64 {
 	return -1
 }
 
-// begin starts the handler of a stream. The caller holds mu.
+// beginWaiting starts the handlers of streams that wait, as many as may run. The caller holds mu.
+func (c *conn) beginWaiting() {
+	n := min(len(c.waiting), h2.Streams-c.running)
+	if n <= 0 || c.ended != nil {
+		return
+	}
+	for _, s := range c.waiting[:n] {
+		c.begin(s)
+	}
+	c.waiting = slices.Delete(c.waiting, 0, n)
+}
+
+// begin starts the handler of a stream: in a goroutine that has run one before, whose stack has grown, if there is one. The
+// caller holds mu.
 func (c *conn) begin(s *Stream) {
 	s.begun = true
 	c.running++
+	if n := len(c.spare); n > 0 {
+		c.spare[n-1] <- s
+		c.spare = c.spare[:n-1]
+		return
+	}
 	c.run.Go(func() {
-		defer c.done(s)
-		defer c.contain()
-		c.cfg.Handler(s)
+		next := make(chan *Stream, 1)
+		for s := s; s != nil; s = <-next {
+			c.serve(s)
+			c.done(s, next)
+		}
 	})
+}
+
+// serve runs the handler of a stream.
+func (c *conn) serve(s *Stream) {
+	defer c.contain()
+	c.cfg.Handler(s)
 }
 
 // contain ends the connection after a panic.
@@ -170,8 +192,8 @@ func (c *conn) contain() {
 	}
 }
 
-// done ends a stream whose handler has returned, and begins the next one that waits.
-func (c *conn) done(s *Stream) {
+// done ends a stream whose handler has returned. Its goroutine is told later what to run next.
+func (c *conn) done(s *Stream, next chan *Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -187,10 +209,24 @@ func (c *conn) done(s *Stream) {
 	s.cancel()
 	c.running--
 	c.early = 0
-	if len(c.waiting) > 0 && c.ended == nil {
-		next := c.waiting[0]
-		c.waiting = slices.Delete(c.waiting, 0, 1)
-		c.begin(next)
+	s.forget()
+	if !c.keep() {
+		next <- nil
+		c.beginWaiting()
+		return
+	}
+	if c.spare = append(c.spare, next); len(c.streams) == 0 {
+		c.rest()
+	}
+	c.beginWaiting()
+}
+
+// forget gives back the memory of a head whose handler has returned.
+func (s *Stream) forget() {
+	if s.Fields = nil; s.memory != nil {
+		*s.memory = usualFields{}
+		fieldLists.Put(s.memory)
+		s.memory = nil
 	}
 }
 
@@ -228,7 +264,8 @@ func (c *conn) closeStream(s *Stream, why error) {
 
 // Stream is one request and its response. Its methods may be called by several goroutines: one may read, one may write.
 type Stream struct {
-	Head
+	Head                // its Fields are valid until the handler returns
+	memory *usualFields // of Fields; nil if they have other memory
 	c      *conn
 	id     uint32
 	ctx    context.Context

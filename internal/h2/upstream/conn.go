@@ -45,6 +45,7 @@ type Conn struct {
 	ended  func()
 	over   sync.Once     // runs ended
 	wake   chan struct{} // tells the writer that there is output; capacity 1
+	in     h2.Input      // of the reader
 	framer *http2.Framer // of the reader, and under mu for writing
 	last   atomic.Int64  // when the last frame arrived, since began
 	began  time.Time
@@ -52,6 +53,7 @@ type Conn struct {
 	mu       sync.Mutex
 	err      error // why the connection ends; set once
 	streams  map[uint32]*Stream
+	told     []*Stream       // something has come for them, of which their readers are not told yet
 	reserved int             // streams that may be opened
 	next     uint32          // the number of the next stream
 	away     *h2.GoAwayError // that has come
@@ -76,7 +78,8 @@ func New(conn net.Conn, ended func()) *Conn {
 		recv: h2.NewReceiveWindow(ConnWindow, connBatch),
 	}
 	c.send.Add(h2.FirstWindow)
-	c.framer = http2.NewFramer(&c.out, conn)
+	c.in.Open(conn, c.caughtUp)
+	c.framer = http2.NewFramer(&c.out, &c.in)
 	c.framer.SetMaxReadFrameSize(h2.FrameMax)
 	c.mu.Lock()
 	c.out.text(http2.ClientPreface) // goes out with the first request
@@ -131,13 +134,11 @@ func (c *Conn) restLocked() {
 // Open sends a request's head on a stream that was reserved. It waits while the server does not read. If there is
 // content to follow, the head may be kept back until some is written, or until the response is awaited.
 func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (*Stream, error) {
-	block := encode(fields)
-	defer block.free()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reserved--
 	s := &Stream{c: c, ctx: ctx, news: make(chan struct{}, 1), left: -1, sent: end}
-	if err := c.admitLocked(s, block.size); err != nil {
+	if err := c.admitLocked(s, headSize(fields)); err != nil {
 		c.restLocked()
 		return nil, err
 	}
@@ -146,7 +147,7 @@ func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (
 	s.recv = h2.NewReceiveWindow(StreamWindow, streamBatch)
 	c.streams[s.id] = s
 	c.next += 2
-	c.out.head(c.framer, s.id, end, block.bytes(s.id == 1))
+	c.out.head(s.id, end, fields)
 	if end {
 		c.flushLocked()
 	}

@@ -156,7 +156,7 @@ func (c *Conn) headLocked(s *Stream, b *block) string {
 		s.heads = s.one[:0]
 	}
 	s.heads = append(s.heads, h)
-	s.tellLocked()
+	s.comeLocked()
 	if b.end {
 		c.endLocked(s)
 	}

@@ -1,10 +1,7 @@
 package upstream
 
 import (
-	"bytes"
-	"encoding/binary"
 	"runtime"
-	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -24,7 +21,8 @@ type output struct {
 	buf   []byte // borrowed while there is output
 	taken uint64 // how often the writer took it
 
-	answers int // frames in it that the server has asked for
+	begun   bool // a header block was sent
+	answers int  // frames in it that the server has asked for
 }
 
 // Write appends p: a frame of the framer.
@@ -66,8 +64,7 @@ func (o *output) data(stream uint32, content []byte) mark {
 	o.grow()
 	m := mark{len(o.buf) + 1, o.taken}
 	n := len(content)
-	o.buf = append(o.buf, byte(n>>16), byte(n>>8), byte(n), byte(http2.FrameData), 0)
-	o.buf = binary.BigEndian.AppendUint32(o.buf, stream)
+	o.buf = h2.AppendFrameHead(o.buf, n, http2.FrameData, 0, stream)
 	o.buf = append(o.buf, content...)
 	return m
 }
@@ -80,16 +77,31 @@ func (o *output) end(stream uint32, last mark) {
 	o.buf[last.at-1+4] |= byte(http2.FlagDataEndStream)
 }
 
-// head appends a header block as HEADERS and CONTINUATION.
-func (o *output) head(f *http2.Framer, stream uint32, end bool, block []byte) {
-	first := block[:min(len(block), h2.FrameMax)]
-	block = block[len(first):]
-	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: first, EndStream: end, EndHeaders: len(block) == 0})
-	for len(block) > 0 {
-		next := block[:min(len(block), h2.FrameMax)]
-		block = block[len(next):]
-		_ = f.WriteContinuation(stream, len(block) == 0, next)
+// head appends a header block. What is not in the static table is marked as never to be indexed.
+func (o *output) head(stream uint32, end bool, fields []hpack.HeaderField) {
+	var flags http2.Flags
+	if end {
+		flags = http2.FlagHeadersEndStream
 	}
+	o.grow()
+	at := len(o.buf)
+	o.buf = h2.AppendFrameHead(o.buf, 0, http2.FrameHeaders, flags, stream)
+	if !o.begun {
+		o.begun, o.buf = true, append(o.buf, h2.NoTable)
+	}
+	for _, f := range fields {
+		f.Sensitive = f.Sensitive || !h2.Static(&f)
+		o.buf = h2.AppendField(o.buf, &f)
+	}
+	o.buf = h2.EndHead(o.buf, at)
+}
+
+// headSize returns the size of fields as RFC 9113, 6.5.2 counts it.
+func headSize(fields []hpack.HeaderField) (n int) {
+	for i := range fields {
+		n += int(fields[i].Size())
+	}
+	return n
 }
 
 // flushLocked tells the writer that there is output.
@@ -133,71 +145,4 @@ func (c *Conn) takeOutput() ([]byte, bool) {
 	b := c.out.take()
 	c.crowd.resume()
 	return b, c.err != nil
-}
-
-// headBlock is an encoded header block.
-type headBlock struct {
-	enc  *hpack.Encoder
-	buf  bytes.Buffer
-	size int // as RFC 9113, 6.5.2 counts it
-}
-
-// noTable is a change of the size of the compression table to zero (RFC 7541, 6.3).
-const noTable = 0x20
-
-// encoders hold encoders without a table, and therefore without a state.
-var encoders = sync.Pool{New: func() any {
-	b := &headBlock{}
-	b.enc = hpack.NewEncoder(&b.buf)
-	b.enc.SetMaxDynamicTableSizeLimit(0)
-	_ = b.enc.WriteField(hpack.HeaderField{Name: ":method", Value: "GET"}) // takes the change of the table's size
-	return b
-}}
-
-// encode encodes fields. What is not in the static table is marked as never indexed.
-func encode(fields []hpack.HeaderField) *headBlock {
-	b, ok := encoders.Get().(*headBlock)
-	if !ok {
-		panic("upstream: a foreign value in the encoders")
-	}
-	b.buf.Reset()
-	b.buf.WriteByte(noTable)
-	b.size = 0
-	for _, f := range fields {
-		b.size += int(f.Size())
-		f.Sensitive = f.Sensitive || !static(f)
-		_ = b.enc.WriteField(f) // into a buffer
-	}
-	return b
-}
-
-// bytes returns the block. The first one of a connection tells that no table is used.
-func (b *headBlock) bytes(first bool) []byte {
-	if first {
-		return b.buf.Bytes()
-	}
-	return b.buf.Bytes()[1:]
-}
-
-// blockKeep is the largest buffer of an encoder that is kept.
-const blockKeep = 16 << 10
-
-func (b *headBlock) free() {
-	if b.buf.Cap() <= blockKeep {
-		encoders.Put(b)
-	}
-}
-
-// static reports whether a pseudo-header is in the static table (RFC 7541, appendix A) with its value, which then is one
-// that everybody knows.
-func static(f hpack.HeaderField) bool {
-	switch f.Name {
-	case ":method":
-		return f.Value == "GET" || f.Value == "POST"
-	case ":scheme":
-		return f.Value == "https" || f.Value == "http"
-	case ":path":
-		return f.Value == "/" || f.Value == "/index.html"
-	}
-	return false
 }

@@ -45,7 +45,23 @@ func (c *Conn) read() {
 	for err == nil {
 		err = r.frame()
 	}
+	c.caughtUp()
+	c.in.Close()
 	c.fail(c.readError(err))
+}
+
+// caughtUp is called before the goroutine that reads may have to wait: the readers of streams are told what has come. It
+// reports whether there are streams.
+func (c *Conn) caughtUp() (busy bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.told {
+		s.told = false
+		s.tellLocked()
+	}
+	clear(c.told)
+	c.told = c.told[:0]
+	return len(c.streams) > 0
 }
 
 // readError returns why the connection ends when it cannot be read.
@@ -73,6 +89,8 @@ func (r *reader) frame() error {
 		return r.skip(int(h.Length))
 	case h.Type == http2.FrameData:
 		return r.data(h)
+	case h.Type == http2.FrameHeaders, h.Type == http2.FrameContinuation:
+		return r.head(h)
 	}
 	frame, err := r.framer.ReadFrameForHeader(h)
 	if err != nil {
@@ -152,19 +170,41 @@ func (r *reader) opened(id uint32) bool {
 }
 
 func (r *reader) skip(n int) error {
-	_, err := io.CopyN(io.Discard, r.conn, int64(n))
+	_, err := io.CopyN(io.Discard, &r.in, int64(n))
 	return h1.NoEOF(err)
 }
 
-// handle handles any frame but DATA.
-func (r *reader) handle(frame http2.Frame) error {
-	switch f := frame.(type) {
-	case *http2.HeadersFrame:
-		r.block.begin(f.StreamID, f.StreamEnded())
-		return r.fragment(f.HeaderBlockFragment(), f.HeadersEnded())
-	case *http2.ContinuationFrame:
-		return r.fragment(f.HeaderBlockFragment(), f.HeadersEnded())
+// head reads and handles a HEADERS or CONTINUATION frame.
+func (r *reader) head(h http2.FrameHeader) error {
+	part := r.in.Arrived(int(h.Length))
+	if part == nil {
+		buf := frames.Get()
+		defer frames.Put(buf)
+		part = (*buf)[:h.Length]
+		if _, err := io.ReadFull(&r.in, part); err != nil {
+			return h1.NoEOF(err)
+		}
 	}
+	last := h.Flags.Has(http2.FlagHeadersEndHeaders) // the same bit in CONTINUATION
+	if h.Type == http2.FrameContinuation {
+		if !r.block.open || r.block.stream != h.StreamID {
+			return broken(http2.ErrCodeProtocol)
+		}
+		return r.fragment(part, last)
+	}
+	if h.StreamID == 0 {
+		return broken(http2.ErrCodeProtocol)
+	}
+	_, part, err := h2.HeadFragment(h, part)
+	if err != nil {
+		return framingError(err)
+	}
+	r.block.begin(h.StreamID, h.Flags.Has(http2.FlagHeadersEndStream))
+	return r.fragment(part, last)
+}
+
+// handle handles any frame but DATA, HEADERS and CONTINUATION.
+func (r *reader) handle(frame http2.Frame) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch f := frame.(type) {
@@ -267,30 +307,26 @@ func (r *reader) data(h http2.FrameHeader) error {
 	if h.StreamID == 0 {
 		return broken(http2.ErrCodeProtocol)
 	}
-	size, padding := int(h.Length), 0
+	if part := r.in.Arrived(int(h.Length)); part != nil {
+		return r.content(h, part)
+	}
 	buf := frames.Get()
 	defer frames.Put(buf)
-	if h.Flags.Has(http2.FlagDataPadded) {
-		if size == 0 {
-			return broken(http2.ErrCodeFrameSize)
-		}
-		if _, err := io.ReadFull(r.conn, (*buf)[:1]); err != nil {
-			return h1.NoEOF(err)
-		}
-		size--
-		if padding = int((*buf)[0]); padding > size {
-			return broken(http2.ErrCodeProtocol)
-		}
-	}
-	piece := (*buf)[:size-padding]
-	if r.empty.Excessive(h, len(piece)) {
-		return broken(http2.ErrCodeEnhanceYourCalm)
-	}
-	if _, err := io.ReadFull(r.conn, piece); err != nil {
+	part := (*buf)[:h.Length]
+	if _, err := io.ReadFull(&r.in, part); err != nil {
 		return h1.NoEOF(err)
 	}
-	if err := r.skip(padding); err != nil {
-		return err
+	return r.content(h, part)
+}
+
+// content handles the payload of a DATA frame.
+func (r *reader) content(h http2.FrameHeader, payload []byte) error {
+	piece, err := h2.Unpadded(h, payload)
+	if err != nil {
+		return framingError(err)
+	}
+	if r.empty.Excessive(h, len(piece)) {
+		return broken(http2.ErrCodeEnhanceYourCalm)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -322,7 +358,7 @@ func (c *Conn) dataLocked(h http2.FrameHeader, piece []byte) error {
 	if padding := size - len(piece); padding > 0 {
 		c.consumedLocked(s, padding)
 	}
-	s.tellLocked()
+	s.comeLocked()
 	return nil
 }
 
@@ -354,7 +390,7 @@ func (c *Conn) endLocked(s *Stream) {
 	if s.sent {
 		c.removeLocked(s)
 	}
-	s.tellLocked()
+	s.comeLocked()
 }
 
 // consumedLocked gives back the windows for n bytes that came on a stream; s may be nil if it has ended.

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h2"
 )
 
 // server is the other side of a connection, frame by frame.
@@ -107,9 +109,12 @@ func (s *server) fields(pairs ...string) []byte {
 
 func (s *server) head(stream uint32, end bool, pairs ...string) {
 	s.t.Helper()
-	var out output
-	out.head(http2.NewFramer(&out, nil), stream, end, s.fields(pairs...))
-	if _, err := s.conn.Write(out.buf); err != nil {
+	var flags http2.Flags
+	if end {
+		flags = http2.FlagHeadersEndStream
+	}
+	head := append(h2.AppendFrameHead(nil, 0, http2.FrameHeaders, flags, stream), s.fields(pairs...)...)
+	if _, err := s.conn.Write(h2.EndHead(head, 0)); err != nil {
 		s.t.Error(err)
 	}
 }

@@ -28,6 +28,7 @@ type Stream struct {
 	ctx  context.Context // of the request
 	id   uint32
 	news chan struct{} // tells the reader that something has come; capacity 1
+	told bool          // it is about to be told; guarded by c.mu
 	room chan struct{} // tells the goroutine that waits to append to the output; capacity 1; nil until one does
 
 	// Guarded by c.mu.
@@ -65,6 +66,14 @@ func (s *Stream) tellLocked() {
 	select {
 	case s.news <- struct{}{}:
 	default:
+	}
+}
+
+// comeLocked notes that something has come. The reader is told once no more has arrived, which may be for it as well.
+func (s *Stream) comeLocked() {
+	if !s.told {
+		s.told = true
+		s.c.told = append(s.c.told, s)
 	}
 }
 
@@ -247,12 +256,10 @@ func (s *Stream) CloseWrite(trailers []hpack.HeaderField) error {
 	if len(trailers) == 0 {
 		c.out.end(s.id, s.last)
 	} else {
-		block := encode(trailers)
-		defer block.free()
-		if block.size > c.settings.headSize {
+		if headSize(trailers) > c.settings.headSize {
 			return errHeadSize
 		}
-		c.out.head(c.framer, s.id, true, block.bytes(false))
+		c.out.head(s.id, true, trailers)
 	}
 	s.sent = true
 	if s.ended {

@@ -185,14 +185,14 @@ func TestServerIsToldWhy(t *testing.T) {
 			t.Parallel()
 			conn, s := newServer(t)
 			s.preface()
-			st := open(t, conn, true, request("GET", "/"))
+			bystander := open(t, conn, true, request("GET", "/")) // fails with the connection, not before
+			s.request()
+			open(t, conn, true, request("GET", "/"))
 			id := s.request().StreamID
 			go func() {
-				for err := error(nil); err == nil; {
-					_, err = st.Head()
-				}
+				_, _ = bystander.Head()
 				conn.Close()
-				st.Close()
+				bystander.Close()
 			}()
 			go c.do(s, id)
 			for {

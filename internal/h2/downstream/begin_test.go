@@ -1,0 +1,87 @@
+package downstream
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// TestGoroutinesAreKeptForAWhile: those of requests that have ended wait for others, for which memory is accounted, until
+// none have come for a while.
+func TestGoroutinesAreKeptForAWhile(t *testing.T) {
+	served(t, func(s *Stream) { time.Sleep(time.Millisecond); hello(s) }, func(p *peer) {
+		id := uint32(1)
+		for _, n := range []int64{5, 3, 5} {
+			for range n {
+				p.ask(id, true, get()...)
+				id += 2
+			}
+			time.Sleep(lullTime / 2)
+			if got := ends(p.frames()); got != int(n) {
+				t.Errorf("%d responses of %d", got, n)
+			}
+			if held := p.memory.Held(); held != 5*stackCost {
+				t.Errorf("%d bytes are accounted for after %d requests", held, n)
+			}
+		}
+		time.Sleep(2 * lullTime)
+		if held := p.memory.Held(); held != 0 {
+			t.Errorf("%d bytes are accounted for later", held)
+		}
+		p.ask(id, true, get()...)
+		time.Sleep(time.Second)
+		p.expect(fmt.Sprintf("%d HEADERS :status=200", id), fmt.Sprintf("%d DATA hello end", id))
+	})
+}
+
+// TestGoroutinesAreNotKeptWithoutMemory: requests are served all the same.
+func TestGoroutinesAreNotKeptWithoutMemory(t *testing.T) {
+	served(t, hello, func(p *peer) {
+		taken := 1 << 30
+		for ; !p.memory.Acquire(0, taken); taken /= 2 {
+		}
+		for p.memory.Acquire(0, stackCost/2) {
+			taken += stackCost / 2
+		}
+		before := p.memory.Held()
+		for id := uint32(1); id < 20; id += 2 {
+			p.ask(id, true, get()...)
+			p.expect(fmt.Sprintf("%d HEADERS :status=200", id), fmt.Sprintf("%d DATA hello end", id))
+		}
+		if held := p.memory.Held(); held != before {
+			t.Errorf("%d bytes more are accounted for", held-before)
+		}
+	})
+}
+
+// TestRequestBeginsWithItsBody: what arrives in one piece is there when the handler begins.
+func TestRequestBeginsWithItsBody(t *testing.T) {
+	type seen struct {
+		n     int
+		whole bool
+	}
+	got := make(chan seen, 2)
+	served(t, func(s *Stream) {
+		n, whole := s.Whole()
+		got <- seen{n, whole}
+		hello(s)
+	}, func(p *peer) {
+		var both bytes.Buffer
+		w := http2.NewFramer(&both, nil)
+		_ = w.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.encode(get()...), EndHeaders: true})
+		_ = w.WriteData(1, true, []byte("body"))
+		_ = w.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: p.encode(get()...), EndHeaders: true})
+		_, _ = p.conn.Write(both.Bytes())
+		p.frames()
+		first, second := <-got, <-got
+		if !first.whole {
+			first, second = second, first
+		}
+		if first != (seen{4, true}) || second != (seen{0, false}) {
+			t.Errorf("%v, %v", first, second)
+		}
+	})
+}
