@@ -114,7 +114,10 @@ func (r *rig) connect(addr, authority, early string) (*net.TCPConn, string) {
 // tryConnect is connect for a proxy that may end the connection without an answer.
 func (r *rig) tryConnect(addr, authority, early string) (*net.TCPConn, string, error) {
 	r.t.Helper()
-	c := dialTo(r.t, addr)
+	c, err := tryDial(r.t, addr)
+	if err != nil {
+		return nil, "", err
+	}
 	_, _ = io.WriteString(c, "CONNECT "+authority+" HTTP/1.1\r\nHost: "+authority+"\r\n\r\n"+early)
 	status, err := firstLine(c)
 	if strings.Contains(status, " 200 ") {
