@@ -74,7 +74,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 
 func TestIdleTunnelIsClosedAndABusyOneIsNot(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.IdleTimeout = time.Second })
+	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.IdleTimeout = 3 * time.Second })
 	echo := r.server(7004, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)

@@ -284,7 +284,7 @@ func TestFidelityIdle(t *testing.T) {
 // response that waits.
 func TestFidelityIdleLimit(t *testing.T) {
 	t.Parallel()
-	f := newFidelity(t, func(c *config.Config) { c.Proxy.IdleTimeout = time.Second })
+	f := newFidelity(t, func(c *config.Config) { c.Proxy.IdleTimeout = 5 * time.Second })
 	f.echoPage()
 	hold := make(chan struct{})
 	f.page("/quiet", func(w http.ResponseWriter, r *http.Request) {
