@@ -2,6 +2,7 @@ package config
 
 import (
 	"path/filepath"
+	"time"
 
 	"boxgate/policy"
 )
@@ -11,6 +12,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if _, err := policy.ParseName(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
 	}
+	c.Ingress.HSTS.check(fail)
 	for key, path := range map[string]string{
 		"admin.socket": c.Admin.Socket, "launcher.run_dir": c.Launcher.RunDir, "launcher.image_dir": c.Launcher.ImageDir,
 	} {
@@ -23,6 +25,16 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	}
 	if c.Launcher.IdleTimeout < 0 {
 		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)
+	}
+}
+
+// check finds values that browsers would ignore, or remember for longer than anybody plans.
+func (h HSTS) check(fail func(key, format string, args ...any)) {
+	if h.MaxAge < 0 || h.MaxAge > 17520*time.Hour || h.MaxAge%time.Second != 0 {
+		fail("ingress.hsts.max_age", "%v is out of range; use whole seconds up to 17520h, or 0s for no Strict-Transport-Security", h.MaxAge)
+	}
+	if h.IncludeSubdomains && h.MaxAge == 0 {
+		fail("ingress.hsts.include_subdomains", "has no effect without max_age; set ingress.hsts.max_age")
 	}
 }
 

@@ -76,6 +76,13 @@ type Ingress struct {
 	Domain      string `yaml:"domain"`
 	TLS         TLS    `yaml:"tls"`
 	RequireAuth bool   `yaml:"require_auth"`
+	HSTS        HSTS   `yaml:"hsts"`
+}
+
+// HSTS is what public URLs send as Strict-Transport-Security.
+type HSTS struct {
+	MaxAge            time.Duration `yaml:"max_age"`
+	IncludeSubdomains bool          `yaml:"include_subdomains"`
 }
 
 // TLS is where the certificates of public URLs come from.
@@ -116,6 +123,7 @@ func Default() Config {
 		Limits:   DefaultLimits(),
 		Ingress: Ingress{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal"},
+			HSTS: HSTS{MaxAge: 8760 * time.Hour},
 		},
 		Launcher: Launcher{
 			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute,

@@ -20,6 +20,7 @@ func (p *parts) openIngress(context.Context) error {
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: getCertificate, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
+		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS),
 	})
 	return err
 }

@@ -185,6 +185,9 @@ func (c *client) reply(status int, fields [][2]string, body []byte) {
 	for _, f := range fields {
 		out = h1.AppendPair(out, f[0], f[1])
 	}
+	if hsts := c.hsts(); hsts != "" {
+		out = h1.AppendPair(out, "Strict-Transport-Security", hsts)
+	}
 	out = h1.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
 	switch {
 	case !c.keeps():

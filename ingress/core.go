@@ -36,6 +36,8 @@ type Config struct {
 	// quarter at most, one URL half. 0: 4096.
 	Connections, Requests int
 
+	HSTS HSTS
+
 	DialTimeout       time.Duration // 0: 10 s
 	ReadHeaderTimeout time.Duration // 0: 10 s
 	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
@@ -54,6 +56,7 @@ type core struct {
 	places    places // of requests
 	active    active
 	heads     *memory.Account // of HTTP/2
+	transport string          // the value of Strict-Transport-Security, or ""
 	draining  context.Context // ends when the ingress stops
 }
 

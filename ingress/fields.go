@@ -160,14 +160,15 @@ type framed struct {
 	close   bool  // the connection closes after it
 	chunked bool  // the body is written in chunks
 	upgrade bool  // 101
+	hsts    string
 }
 
-// shown returns the value of a field of a box's response for the client: none of one hop, no Alt-Svc, and cookies that stay
-// on the URL's own host.
+// shown returns the value of a field of a box's response for the client: none of one hop, no Alt-Svc, nothing about the
+// transport, which is the gateway's, and cookies that stay on the URL's own host.
 func shown(r *h1.Response, f *h1.Field, chunked bool) (value []byte, ok bool) {
 	switch {
 	case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && chunked:
-	case f.Kind != h1.Other || r.Named(f.Name):
+	case f.Kind != h1.Other || r.Named(f.Name) || h1.EqualFold(f.Name, hstsName):
 		return nil, false
 	case h1.EqualFold(f.Name, "set-cookie"):
 		cookie := string(f.Value)
@@ -185,6 +186,9 @@ func appendResponse(dst []byte, r *h1.Response, a framed) []byte {
 		if value, ok := shown(r, f, a.chunked); ok {
 			dst = h1.AppendField(dst, &h1.Field{Name: f.Name, Value: value})
 		}
+	}
+	if a.hsts != "" {
+		dst = h1.AppendPair(dst, "Strict-Transport-Security", a.hsts)
 	}
 	switch {
 	case a.upgrade:
@@ -204,7 +208,7 @@ func appendResponse(dst []byte, r *h1.Response, a framed) []byte {
 // withheld reports whether a trailer field of a box is kept from the client. In a head these are rewritten or dropped;
 // nobody needs them in a trailer.
 func withheld(name []byte) bool {
-	return h1.EqualFold(name, "set-cookie") || h1.EqualFold(name, "alt-svc")
+	return h1.EqualFold(name, "set-cookie") || h1.EqualFold(name, "alt-svc") || h1.EqualFold(name, hstsName)
 }
 
 // ownHost reports whether a box may set a cookie, from which it removes the Domain attribute: with it a box could set

@@ -61,7 +61,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	g := &Ingress{core: core{Config: cfg, heads: newHeads()}}
+	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value()}}
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/3)
 	g.draining, g.drain = context.WithCancel(context.Background())
 	return g, nil

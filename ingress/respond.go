@@ -21,7 +21,7 @@ func (c *client) respond(upgrade bool) error {
 		return c.noResponse(err)
 	}
 	whole := c.upload.finished()
-	a := framed{minor: c.req.Minor, close: c.req.Close || !whole || c.g.draining.Err() != nil}
+	a := framed{minor: c.req.Minor, hsts: c.hsts(), close: c.req.Close || !whole || c.g.draining.Err() != nil}
 	if c.res.Body.Chunked || c.res.Body.UntilClose {
 		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
 	}

@@ -119,6 +119,7 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 	for _, f := range fields {
 		list = append(list, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
 	}
+	list = s.appendHSTS(list)
 	list = append(list, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
 	empty := s.in.Method == http.MethodHead || len(body) == 0
 	if s.in.WriteHeader(status, list, empty) == nil && !empty { // else the client has gone

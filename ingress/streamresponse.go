@@ -170,7 +170,18 @@ func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
 			s.fields = append(s.fields, field(f.Name, value))
 		}
 	}
+	if !r.Interim() {
+		s.fields = s.appendHSTS(s.fields)
+	}
 	return s.fields
+}
+
+// appendHSTS appends Strict-Transport-Security, if it is sent.
+func (s *stream) appendHSTS(list []hpack.HeaderField) []hpack.HeaderField {
+	if value := s.hsts(); value != "" {
+		list = append(list, hpack.HeaderField{Name: hstsName, Value: value})
+	}
+	return list
 }
 
 // trailers returns the trailer fields of the response for the client.

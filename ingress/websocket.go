@@ -23,7 +23,7 @@ const (
 func (c *client) tunnel(n int) error {
 	c.answered = true
 	c.visit.event.Status = c.res.Status
-	c.out = appendResponse(c.takeOut(), &c.res, framed{minor: 1, upgrade: true})
+	c.out = appendResponse(c.takeOut(), &c.res, framed{minor: 1, hsts: c.hsts(), upgrade: true})
 	c.up.in.Take(n)
 	err := c.flush()
 	c.giveOut()
