@@ -212,6 +212,7 @@ func TestABoxThatCouldNotBeRemovedStaysClosed(t *testing.T) {
 	w.dieAt("remove: link deleted", func(ctx context.Context) { _ = w.fw.RemoveBox(ctx, "one") })
 	w.must(w.fw.Restore(t.Context()))
 	w.wait("the other box is open", func() bool { return w.reaches("two", server) })
+	w.must(w.fw.AwaitBox(t.Context(), "one"))
 	if w.reaches("one", server) {
 		t.Error("the box has its network again")
 	}
