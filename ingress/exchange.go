@@ -84,6 +84,7 @@ type exchange struct {
 
 	req     h1.Request
 	out     []byte // pending output, to either side
+	method  string // of the request that the box gets; that of an extended CONNECT is not the client's
 	visit   visit
 	opening audit.Opening // of the visit
 	res     h1.Response
@@ -163,6 +164,7 @@ func (e *exchange) giveOut() {
 // head writes the request's head for the box to the output buffer.
 func (e *exchange) head(upgrade bool) {
 	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, open: e.visit.target.Auth.open(), upgrade: upgrade}
+	e.method = method(e.req.Method)
 	e.out = appendRequest(e.takeOut(), &e.req, &how)
 }
 
@@ -171,7 +173,7 @@ func (e *exchange) head(upgrade bool) {
 // one.
 func (e *exchange) send(whole bool) error {
 	e.res.Reset()
-	again := whole && e.upload.received == 0 && (isSafe(e.visit.method) || e.visit.method == http.MethodPut || e.visit.method == http.MethodDelete)
+	again := whole && e.upload.received == 0 && (isSafe(e.method) || e.method == http.MethodPut || e.method == http.MethodDelete)
 	for {
 		if err := e.connect(); err != nil {
 			return err
@@ -288,7 +290,7 @@ func (e *exchange) finalHead() (int, error) {
 
 func (e *exchange) responseHead() (int, error) {
 	for {
-		n, err := e.res.Parse(e.up.in.Bytes(), e.visit.method)
+		n, err := e.res.Parse(e.up.in.Bytes(), e.method)
 		if !errors.Is(err, h1.ErrShort) {
 			return n, err
 		}

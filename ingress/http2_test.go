@@ -137,6 +137,8 @@ func TestOddRequestsOverHTTP2(t *testing.T) {
 		"an authority with a blank":    {[]string{":method", "GET", ":scheme", "https", ":authority", " " + one, ":path", "/"}, "reset PROTOCOL_ERROR"},
 		"a plain CONNECT":              {[]string{":method", "CONNECT", ":authority", one + ":443"}, "421"},
 		"a CONNECT to something else":  {append([]string{":protocol", "connect-udp"}, to("CONNECT", "one", "/")...), "501"},
+		"a CONNECT with a length":      {append([]string{":protocol", "websocket"}, to("CONNECT", "one", "/", "content-length", "5")...), "400"},
+		"a WebSocket by HEAD":          {append([]string{":protocol", "websocket"}, to("HEAD", "one", "/")...), "reset PROTOCOL_ERROR"},
 		"two lengths":                  {to("POST", "one", "/", "content-length", "5", "content-length", "6"), "400"},
 		"a length without a body":      {to("POST", "one", "/", "content-length", "5"), "400"},
 		"a length that is none":        {to("POST", "one", "/", "content-length", "+5"), "400"},

@@ -21,10 +21,12 @@ import (
 // stream is one request over HTTP/2.
 type stream struct {
 	exchange
-	in       *downstream.Stream
-	cancel   context.CancelCauseFunc // of ctx
-	answered bool                    // a final response has begun
-	fields   []hpack.HeaderField
+	in     *downstream.Stream
+	cancel context.CancelCauseFunc // of ctx
+	// stopAbort reports whether the end of ctx will not end the connection to the box.
+	stopAbort func() bool
+	answered  bool // a final response has begun
+	fields    []hpack.HeaderField
 }
 
 // serve handles one request. If it returns before the response is complete, the stream is reset.
@@ -92,6 +94,9 @@ func (s *stream) read(text []byte) error {
 	if string(s.req.Host) != s.in.Authority {
 		return &h1.Error{Status: http.StatusBadRequest, What: "the authority is not a host"}
 	}
+	if s.in.Protocol != "" && !s.req.Body.Empty() {
+		return &h1.Error{Status: http.StatusBadRequest, What: "a CONNECT with a body"}
+	}
 	if n != len(text) || !s.req.Body.Chunked && s.in.Protocol == "" && s.req.Body.Length != s.in.Length {
 		return &h1.Error{Status: http.StatusBadRequest, What: "Content-Length is not the length of the body"}
 	}
@@ -132,7 +137,8 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 
 // forward sends an admitted request to the box and relays its response.
 func (s *stream) forward() {
-	defer context.AfterFunc(s.ctx, s.abortUpstream)()
+	s.stopAbort = context.AfterFunc(s.ctx, s.abortUpstream)
+	defer s.stopAbort()
 	upgrade := s.upgrades()
 	s.head(upgrade)
 	body := &streamBody{in: s.in, chunked: s.req.Body.Chunked}

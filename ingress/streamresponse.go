@@ -76,7 +76,7 @@ func (s *stream) respond(upgrade bool) {
 			return
 		}
 	}
-	if err == nil && upgrade && s.res.Status < 300 {
+	if err == nil && s.in.Protocol != "" && s.res.Status < 300 {
 		err = errProtocol // the client would take it for the handshake's success
 	}
 	if err != nil {
@@ -98,7 +98,8 @@ func (s *stream) respond(upgrade bool) {
 	reuse := s.upload.finished() && !s.res.Close
 	s.upload.stop(s.up)
 	s.received()
-	if reuse && len(s.up.in.Bytes()) == 0 && s.ctx.Err() == nil {
+	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.
+	if reuse && len(s.up.in.Bytes()) == 0 && s.stopAbort() {
 		s.keepUpstream()
 	}
 }

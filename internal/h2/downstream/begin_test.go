@@ -37,6 +37,56 @@ func TestGoroutinesAreKeptForAWhile(t *testing.T) {
 	})
 }
 
+// TestGoroutinesEndBesideALongRequest: one request that goes on keeps none for others that do not come.
+func TestGoroutinesEndBesideALongRequest(t *testing.T) {
+	long := func(s *Stream) {
+		if s.Path == "/long" {
+			<-s.Context().Done()
+			return
+		}
+		time.Sleep(time.Millisecond)
+		hello(s)
+	}
+	served(t, long, func(p *peer) {
+		p.ask(1, true, ":method", "GET", ":scheme", "https", ":authority", "example.com", ":path", "/long")
+		for id := uint32(3); id < 50; id += 2 {
+			p.ask(id, true, get()...)
+		}
+		time.Sleep(3 * lullTime)
+		if held := p.memory.Held(); held > stackCost {
+			t.Errorf("%d bytes are accounted for beside one request", held)
+		}
+	})
+}
+
+// TestHeaderBlocksMustEnd: one that does not holds its memory for a limited time, whatever else the connection does.
+func TestHeaderBlocksMustEnd(t *testing.T) {
+	half := func(p *peer, id uint32) {
+		block := p.encode(get()...)
+		_ = p.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:4], EndStream: true})
+		time.Sleep(blockTime / 2)
+		if id == 3 {
+			_ = p.framer.WriteContinuation(id, true, block[4:])
+		}
+	}
+	served(t, func(s *Stream) { <-s.Context().Done() }, func(p *peer) {
+		p.ask(1, true, get()...) // is under way meanwhile
+		half(p, 3)
+		time.Sleep(2 * blockTime)
+		if held := p.memory.Held(); held != 0 {
+			t.Errorf("%d bytes are accounted for after the end", held)
+		}
+		half(p, 5)
+		if held := p.memory.Held(); held == 0 {
+			t.Error("nothing is accounted for before the end")
+		}
+		time.Sleep(blockTime)
+		if held := p.memory.Held(); held != 0 {
+			t.Errorf("%d bytes are accounted for without an end", held)
+		}
+	})
+}
+
 // TestGoroutinesAreNotKeptWithoutMemory: requests are served all the same.
 func TestGoroutinesAreNotKeptWithoutMemory(t *testing.T) {
 	served(t, hello, func(p *peer) {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
@@ -128,10 +129,21 @@ func (c *conn) headers(h http2.FrameHeader, payload []byte) error {
 	selfish := priority != nil && dependsOnItself(h, priority)
 	c.block = block{frame: h, selfish: selfish}
 	whole := h.Flags.Has(http2.FlagHeadersEndHeaders)
-	if !whole && !c.heads.Grow(headsCost) {
-		return errCalm
+	if !whole {
+		if !c.heads.Grow(headsCost) {
+			return errCalm
+		}
+		c.awaitEnd(time.Now())
 	}
 	return c.fragment(fragment, whole)
+}
+
+// awaitEnd notes when a header block began whose end has not come, or that there is none.
+func (c *conn) awaitEnd(since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unended = since
+	c.limitRead()
 }
 
 // fragment decodes a part of a header block.
@@ -145,7 +157,10 @@ func (c *conn) fragment(payload []byte, last bool) error {
 	if !last {
 		return nil
 	}
-	c.heads.Release()
+	if !c.unended.IsZero() { // written by this goroutine only
+		c.heads.Release()
+		c.awaitEnd(time.Time{})
+	}
 	if c.hpack.Close() != nil {
 		return errCompression
 	}

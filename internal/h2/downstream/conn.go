@@ -26,7 +26,8 @@ const (
 
 	prefaceTime = 10 * time.Second       // for the preface and the first SETTINGS
 	stackCost   = 16 << 10               // of a goroutine that has run a handler
-	lullTime    = time.Second            // without requests, after which goroutines are not kept for them
+	lullTime    = time.Second            // in which a goroutine was not needed for requests, after which it is not kept for them
+	blockTime   = 30 * time.Second       // for a header block in several frames
 	goAwayTime  = time.Second            // from a GOAWAY to the end of the connection
 	lingerMax   = 1 << 20                // bytes read and dropped meanwhile
 	bodyGrace   = 100 * time.Millisecond // for the rest of a body whose request is answered
@@ -85,13 +86,15 @@ type conn struct {
 	spare    []chan *Stream // goroutines without a handler; nil ends one
 	kept     int            // how many have memory in stacks
 	stacks   memory.Claim
-	lull     *time.Timer // runs once there are some and no streams
+	busiest  int         // most handlers at once since lull last ran
+	lull     *time.Timer // runs while there are spare ones
 	early    int         // streams reset while they waited, since a handler ended
 	budget   h2.Budget
 	unacked  int // SETTINGS of ours
 	draining bool
 	ended    error // the connection
 	quiet    time.Time
+	unended  time.Time // when a header block began whose end has not come; zero: none
 	idle     *time.Timer
 
 	recv h2.ReceiveWindow
@@ -264,7 +267,7 @@ func (c *conn) endLocked(why error) {
 		c.closeStream(s, why)
 	}
 	c.idle.Stop()
-	c.dismiss()
+	c.dismiss(len(c.spare))
 	c.out.close()
 	// Closing TLS may wait for the client to read, and for a write in progress.
 	c.run.Go(func() { _ = c.net.Close() })
@@ -310,36 +313,47 @@ func (c *conn) rest() {
 		return
 	}
 	if c.quiet = time.Now(); c.draining {
-		_ = c.net.SetReadDeadline(c.quiet.Add(goAwayTime))
-	}
-	if c.lull == nil && len(c.spare) > 0 {
-		c.lull = time.AfterFunc(lullTime, c.onLull)
+		c.limitRead()
 	}
 	c.out.idle()
 }
 
-// onLull ends the goroutines of handlers on a connection that has been without requests for a while.
+// limitRead sets until when the client must have sent more: the end of a header block, or of a connection that is drained.
+// The caller holds mu.
+func (c *conn) limitRead() {
+	if c.ended != nil {
+		return // nothing is read any more
+	}
+	var until time.Time
+	if c.draining && len(c.streams) == 0 {
+		until = c.quiet.Add(goAwayTime)
+	}
+	if end := c.unended.Add(blockTime); !c.unended.IsZero() && (until.IsZero() || end.Before(until)) {
+		until = end
+	}
+	_ = c.net.SetReadDeadline(until)
+}
+
+// onLull ends the goroutines without a handler that were not needed for a while.
 func (c *conn) onLull() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lull = nil
-	if len(c.streams) > 0 {
-		return // it is set again when they have ended
+	needed := max(0, c.busiest-c.running)
+	c.lull, c.busiest = nil, c.running
+	if c.dismiss(len(c.spare) - needed); len(c.spare) > 0 {
+		c.lull = time.AfterFunc(lullTime, c.onLull)
 	}
-	if left := lullTime - time.Since(c.quiet); left > 0 {
-		c.lull = time.AfterFunc(left, c.onLull)
-		return
-	}
-	c.dismiss()
 }
 
-// dismiss ends the goroutines without a handler.
-func (c *conn) dismiss() {
-	for _, spare := range c.spare {
-		spare <- nil
+// dismiss ends n of the goroutines without a handler.
+func (c *conn) dismiss(n int) {
+	for range n {
+		last := len(c.spare) - 1
+		c.spare[last] <- nil
+		c.spare = c.spare[:last]
+		c.kept--
+		c.stacks.Shrink(stackCost)
 	}
-	c.spare, c.kept = nil, 0
-	c.stacks.Release()
 }
 
 // keep reports whether one more goroutine may be kept without a handler.

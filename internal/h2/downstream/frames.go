@@ -5,7 +5,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"time"
 
 	"golang.org/x/net/http2"
 
@@ -43,7 +42,9 @@ func (c *conn) frame(h http2.FrameHeader) error {
 			return errProtocol
 		}
 		c.settled = true
-		_ = c.net.SetReadDeadline(time.Time{})
+		c.mu.Lock()
+		c.limitRead()
+		c.mu.Unlock()
 	}
 	if h.Type != http2.FrameData && c.empty.Excessive(h, len(payload)) {
 		return errCalm

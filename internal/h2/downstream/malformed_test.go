@@ -39,6 +39,7 @@ func TestMalformedRequests(t *testing.T) {
 		"another Host": with("host", "evil.example.com"), "two Hosts": with("host", "example.com", "host", "example.com"),
 		"a user": append(without(":authority"), ":authority", "user@example.com"), "spaces in the authority": append(without(":authority"), ":authority", "a b"),
 		"CONNECT with a path": {":method", "CONNECT", ":authority", "example.com:443", ":path", "/"}, "CONNECT to nowhere": {":method", "CONNECT"},
+		"a protocol without CONNECT":      append([]string{":protocol", "websocket"}, get()...),
 		"extended CONNECT without a path": {":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":authority", "example.com"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -110,6 +110,9 @@ func (h *Head) complete() bool {
 	if h.Method == "CONNECT" && h.Protocol == "" {
 		return h.Path == "" && h.Scheme == "" && h.Authority != ""
 	}
+	if h.Protocol != "" && h.Method != "CONNECT" {
+		return false
+	}
 	if h.Method != "CONNECT" && h.Scheme != "https" && h.Scheme != "http" {
 		return false
 	}
@@ -164,6 +167,7 @@ func (c *conn) beginWaiting() {
 func (c *conn) begin(s *Stream) {
 	s.begun = true
 	c.running++
+	c.busiest = max(c.busiest, c.running)
 	if n := len(c.spare); n > 0 {
 		c.spare[n-1] <- s
 		c.spare = c.spare[:n-1]
@@ -215,8 +219,9 @@ func (c *conn) done(s *Stream, next chan *Stream) {
 		c.beginWaiting()
 		return
 	}
-	if c.spare = append(c.spare, next); len(c.streams) == 0 {
-		c.rest()
+	c.spare = append(c.spare, next)
+	if c.lull == nil {
+		c.lull = time.AfterFunc(lullTime, c.onLull)
 	}
 	c.beginWaiting()
 }
