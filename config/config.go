@@ -71,12 +71,13 @@ type Proxy struct {
 
 // Ingress is where public URLs are served, and how.
 type Ingress struct {
-	HTTPS       string `yaml:"https"`
-	HTTP        string `yaml:"http"`
-	Domain      string `yaml:"domain"`
-	TLS         TLS    `yaml:"tls"`
-	RequireAuth bool   `yaml:"require_auth"`
-	HSTS        HSTS   `yaml:"hsts"`
+	HTTPS       string    `yaml:"https"`
+	HTTP        string    `yaml:"http"`
+	Domain      string    `yaml:"domain"`
+	TLS         TLS       `yaml:"tls"`
+	RequireAuth bool      `yaml:"require_auth"`
+	HSTS        HSTS      `yaml:"hsts"`
+	Limits      URLLimits `yaml:"limits"`
 }
 
 // HSTS is what public URLs send as Strict-Transport-Security.
@@ -123,7 +124,7 @@ func Default() Config {
 		Limits:   DefaultLimits(),
 		Ingress: Ingress{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal"},
-			HSTS: HSTS{MaxAge: 8760 * time.Hour},
+			HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
 			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute,

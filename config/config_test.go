@@ -38,6 +38,13 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"hasty HSTS":         {"ingress: {hsts: {max_age: 500ms}}", "ingress.hsts.max_age: 500ms is out of range; use whole seconds"},
 		"endless HSTS":       {"ingress: {hsts: {max_age: 17521h}}", "ingress.hsts.max_age: 17521h0m0s is out of range"},
 		"HSTS of subdomains": {"ingress: {hsts: {max_age: 0s, include_subdomains: true}}", "ingress.hsts.include_subdomains: has no effect without max_age"},
+		"no visits":          {"ingress: {limits: {requests_per_second: 0}}", "ingress.limits.requests_per_second: 0 is out of range; use 1 to 1000000"},
+		"large heads":        {"ingress: {limits: {header_bytes: 65KiB}}", "ingress.limits.header_bytes: 65KiB is out of range; use 4KiB to 64KiB"},
+		"hasty heads":        {"ingress: {limits: {header_timeout: 0s}}", "ingress.limits.header_timeout: 0s is out of range; use 1s to 5m0s"},
+		"idle for ever":      {"ingress: {limits: {idle_timeout: 2h}}", "ingress.limits.idle_timeout: 2h0m0s is out of range; use 1s to 1h0m0s"},
+		"stalled bodies":     {"ingress: {limits: {body_timeout: -1s}}", "ingress.limits.body_timeout: -1s is out of range"},
+		"hasty connects":     {"ingress: {limits: {connect_timeout: 1ms}}", "ingress.limits.connect_timeout: 1ms is out of range"},
+		"endless responses":  {"ingress: {limits: {response_timeout: 25h}}", "ingress.limits.response_timeout: 25h0m0s is out of range"},
 		"not YAML":           {"a: [", "line 1"},
 		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: cannot unmarshal"},
 	} {

@@ -17,10 +17,13 @@ func (p *parts) openIngress(context.Context) error {
 		return err
 	}
 	connections, requests := p.shares.Visits()
+	limits := p.cfg.Ingress.Limits
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: getCertificate, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
-		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS),
+		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, MaxHeaderBytes: int(limits.HeaderBytes),
+		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
+		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
 	return err
 }

@@ -20,7 +20,7 @@ func BenchmarkKeepAlive(b *testing.B) {
 }
 
 func benchmarkKeepAlive(b *testing.B, version string) {
-	f := start(b, func(c *Config) { c.Audit = audit.New(audit.Options{}) })
+	f := start(b, func(c *Config) { c.Audit, c.RequestRate = audit.New(audit.Options{}), 1_000_000 })
 	answer := []byte(strings.Repeat("x", 1024))
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(answer) }))
 	b.Cleanup(app.Close)

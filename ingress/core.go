@@ -38,6 +38,10 @@ type Config struct {
 
 	HSTS HSTS
 
+	// RequestRate is how many requests a second one network of visitors may make to one URL, sustained; twice as many at
+	// once. 0: 2000.
+	RequestRate int
+
 	DialTimeout       time.Duration // 0: 10 s
 	ReadHeaderTimeout time.Duration // 0: 10 s
 	IdleTimeout       time.Duration // of a connection without request; 0: 2 min
@@ -54,6 +58,7 @@ type core struct {
 	Config
 	upstreams pool
 	places    places // of requests
+	tallies   tallies
 	active    active
 	heads     *memory.Account // of HTTP/2
 	transport string          // the value of Strict-Transport-Security, or ""

@@ -12,6 +12,7 @@ import (
 	"boxgate/policy"
 
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 )
 
 // Ingress serves public URLs. Safe for concurrent use.
@@ -56,6 +57,9 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.Requests == 0 {
 		cfg.Requests = 4096
 	}
+	if cfg.RequestRate == 0 {
+		cfg.RequestRate = 2000
+	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
@@ -63,6 +67,7 @@ func New(cfg Config) (*Ingress, error) {
 	}
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value()}}
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/3)
+	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
 	g.draining, g.drain = context.WithCancel(context.Background())
 	return g, nil
 }

@@ -42,7 +42,7 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening) visit
 	}}
 }
 
-// admit runs the checks in order: name, lookup, credential, origin, wake. Each refusal ends them, and the client has been
+// admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. Each refusal ends them, and the client has been
 // answered. ctx must end when the request is cut.
 func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	host, ok := hostOf(&v.asked)
@@ -56,6 +56,10 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	v.event.Box, v.event.Addr, v.event.Port = v.target.Box, v.target.Addr.Addr(), v.target.Addr.Port()
+	if g.tallies.of(v.target.ID, v.network).request(time.Now()) {
+		v.tooMany()
+		return false
+	}
 	if !permits(v) {
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "This public URL needs a credential.", v.target.Auth.challenges()...)
 		return false

@@ -61,6 +61,7 @@ limits:
   upstreams: 16000
   kernel_flows: 65536
   dns_queries_per_second: 1000000
+ingress: {limits: {requests_per_second: 1000000}}
 launcher: {images: {default: %[5]q}, image_dir: %[6]q, run_dir: %[4]s}
 metrics: {listen: ""}
 log: {level: info, format: json}

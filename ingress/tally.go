@@ -1,0 +1,63 @@
+package ingress
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// talliesMost is how many tallies are kept. They are keyed by addresses, of which there are many: beyond it, one is
+// forgotten for each that is new.
+const talliesMost = 1 << 16
+
+// tallies has what each network of visitors does at each URL. Safe for concurrent use.
+type tallies struct {
+	refill rate.Limit // requests a second
+	burst  int
+
+	mu   sync.Mutex
+	kept map[pair]*tally
+}
+
+// pair is a URL and a network of visitors.
+type pair struct {
+	url     string
+	network netip.Prefix
+}
+
+// tally is what a network of visitors does at a URL. A nil one counts nothing.
+type tally struct {
+	requests *rate.Limiter
+}
+
+// of returns the tally of a network at a URL, or nil for a network that is not known.
+func (t *tallies) of(url string, network netip.Prefix) *tally {
+	if !network.IsValid() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := pair{url, network}
+	if known := t.kept[p]; known != nil {
+		return known
+	}
+	if t.kept == nil {
+		t.kept = map[pair]*tally{}
+	}
+	for other := range t.kept {
+		if len(t.kept) < talliesMost {
+			break
+		}
+		delete(t.kept, other)
+	}
+	made := &tally{requests: rate.NewLimiter(t.refill, t.burst)}
+	t.kept[p] = made
+	return made
+}
+
+// request counts a request, and reports whether it is one too many.
+func (t *tally) request(now time.Time) (excess bool) {
+	return t != nil && !t.requests.AllowN(now, 1)
+}
