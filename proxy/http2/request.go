@@ -123,9 +123,7 @@ func expectsLength(method string) bool {
 // Read reads the body of the request. The first read asks a client that waits for a 100 to send it.
 func (st *stream) Read(p []byte) (int, error) {
 	if st.expects && st.asked.CompareAndSwap(false, true) {
-		if st.client.WriteHeader(http.StatusContinue, nil, false) == nil { // else it is answered
-			_ = st.client.Flush()
-		}
+		st.client.Continue() // unless it is answered
 	}
 	return st.client.Read(p)
 }

@@ -3,6 +3,7 @@ package downstream
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -132,6 +133,36 @@ func TestRequestBeginsWithItsBody(t *testing.T) {
 		}
 		if first != (seen{4, true}) || second != (seen{0, false}) {
 			t.Errorf("%v, %v", first, second)
+		}
+	})
+}
+
+// TestContinueDoesNotWait asks for the body while the response waits for its window, and its batch is full.
+func TestContinueDoesNotWait(t *testing.T) {
+	const part = 16375
+	asked, wrote := make(chan struct{}), make(chan error, 1)
+	served(t, func(s *Stream) {
+		s.Continue()
+		_ = s.WriteHeader(200, nil, false)
+		_, _ = s.Write(make([]byte, part))
+		_, _ = s.Write(make([]byte, part))
+		go func() {
+			defer close(asked)
+			s.Continue()
+		}()
+		_, err := s.Write(make([]byte, 1000)) // beyond the client's window
+		wrote <- err
+		_ = s.CloseWrite(nil)
+	}, func(p *peer) {
+		_ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2 * part})
+		p.ask(1, false, get()...)
+		<-asked
+		_ = p.framer.WriteWindowUpdate(1, 1<<20)
+		if err := <-wrote; err != nil {
+			t.Error(err)
+		}
+		if got := p.frames(); len(got) == 0 || !slices.Contains(got, "1 HEADERS :status=100") {
+			t.Errorf("%.300q", got)
 		}
 	})
 }

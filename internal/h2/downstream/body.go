@@ -57,6 +57,11 @@ func (s *Stream) remoteEnd() {
 	}
 }
 
+const (
+	trailersMax   = 16 << 10 // as HPACK counts the size of fields
+	trailerFields = 128
+)
+
 // receiveTrailers takes a header block that is not the first of its stream.
 func (s *Stream) receiveTrailers(b *block) error {
 	switch {
@@ -64,6 +69,8 @@ func (s *Stream) receiveTrailers(b *block) error {
 		return streamError(s.id, http2.ErrCodeProtocol)
 	case s.remoteEnded:
 		return streamError(s.id, http2.ErrCodeStreamClosed)
+	case b.size > trailersMax || len(b.fields) > trailerFields:
+		return streamError(s.id, http2.ErrCodeEnhanceYourCalm)
 	case !b.ended(), b.large, b.pseudo > 0, b.selfish, s.Length >= 0 && s.received != s.Length:
 		return streamError(s.id, http2.ErrCodeProtocol)
 	}

@@ -111,6 +111,9 @@ func (c *conn) data(h http2.FrameHeader, payload []byte) error {
 	case h.StreamID > c.last && !c.draining || h.StreamID%2 == 0:
 		return errProtocol // never opened
 	case s == nil || s.remoteEnded:
+		if len(payload) == 0 && !c.budget.Spend() {
+			return errCalm
+		}
 		c.consumed(len(payload))
 		if slices.Contains(c.reset, h.StreamID) || h.StreamID > c.last {
 			return nil

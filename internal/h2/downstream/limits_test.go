@@ -70,11 +70,14 @@ func TestFloods(t *testing.T) {
 		"RST_STREAM":    func(p *peer) error { return p.framer.WriteRSTStream(1, http2.ErrCodeCancel) },
 		"unknown":       func(p *peer) error { return p.framer.WriteRawFrame(0xbe, 0, 0, nil) },
 		"DATA":          func(p *peer) error { return p.framer.WriteData(3, false, nil) },
+		"DATA at the end of a stream that was reset": func(p *peer) error { return p.framer.WriteData(5, true, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			served(t, func(s *Stream) { <-s.Context().Done() }, func(p *peer) {
 				p.ask(1, true, get()...)
 				p.ask(3, false, get()...)
+				p.ask(5, false, get("connection", "close")...) // is reset
+				p.refused = nil
 				for range 20_000 {
 					if send(p) != nil {
 						break
@@ -83,7 +86,7 @@ func TestFloods(t *testing.T) {
 				// Which of the two limits is met first is up to the scheduler.
 				got := p.frames()
 				if len(p.refused) != 1 || !p.refused[0].Flood && (p.refused[0].Why != "the connection is ended with ENHANCE_YOUR_CALM" ||
-					got[len(got)-1] != "GOAWAY 3 ENHANCE_YOUR_CALM") {
+					got[len(got)-1] != "GOAWAY 5 ENHANCE_YOUR_CALM") {
 					t.Errorf("%v %.200q", p.refused, got)
 				}
 			})

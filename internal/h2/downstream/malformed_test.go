@@ -188,7 +188,7 @@ func TestEndsOfStreams(t *testing.T) {
 		"trailers too large": {func(p *peer) {
 			p.ask(1, false, post...)
 			p.ask(1, true, "x", strings.Repeat("y", headMax-3000), "z", strings.Repeat("y", 4000))
-		}, "PROTOCOL_ERROR"},
+		}, "ENHANCE_YOUR_CALM"},
 		"more than declared": {func(p *peer) {
 			p.ask(1, false, get("content-length", "1")...)
 			_ = p.framer.WriteData(1, false, []byte("xy"))
@@ -197,6 +197,15 @@ func TestEndsOfStreams(t *testing.T) {
 			p.ask(1, false, get("content-length", "3")...)
 			_ = p.framer.WriteData(1, true, []byte("xy"))
 		}, "PROTOCOL_ERROR"},
+		"many trailers": {func(p *peer) {
+			var fields []string
+			for i := range 129 {
+				fields = append(fields, fmt.Sprint("x-", i), "y")
+			}
+			p.ask(1, false, post...)
+			p.ask(1, true, fields...)
+		}, "ENHANCE_YOUR_CALM"},
+		"large trailers":              {func(p *peer) { p.ask(1, false, post...); p.ask(1, true, "x", strings.Repeat("y", 16<<10)) }, "ENHANCE_YOUR_CALM"},
 		"trailers before the content": {func(p *peer) { p.ask(1, false, get("content-length", "3")...); p.ask(1, true, "x", "y") }, "PROTOCOL_ERROR"},
 		"a length that makes no sense": {func(p *peer) {
 			p.ask(1, false, get("content-length", "x")...)

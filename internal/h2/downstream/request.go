@@ -283,6 +283,7 @@ type Stream struct {
 	remoteEnded bool  // the client has ended the request
 	localEnded  bool  // the response has ended
 	answered    bool  // the final head of the response was written
+	continued   bool  // the client was asked for the body
 	unread      bool  // the body is not wanted
 	late        bool  // because it did not come in time
 

@@ -1,6 +1,7 @@
 package downstream
 
 import (
+	"net/http"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -24,6 +25,20 @@ func (s *Stream) WriteHeader(status int, fields []hpack.HeaderField, end bool) e
 	s.last, s.batch = c.out.head(s.id, status, fields, end)
 	s.localEnd(end)
 	return nil
+}
+
+// Continue asks for the body with an interim response, 100, unless the final one has begun. It never waits, so that it may be
+// called while another goroutine writes. Only the first call has an effect.
+func (s *Stream) Continue() {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.sendErr() != nil || s.answered || s.continued {
+		return
+	}
+	s.continued = true
+	c.out.head(s.id, http.StatusContinue, nil, false)
+	c.out.kick()
 }
 
 // Write sends a part of the body. It waits until the client has let the gateway send it.
