@@ -39,6 +39,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"endless HSTS":       {"ingress: {hsts: {max_age: 17521h}}", "ingress.hsts.max_age: 17521h0m0s is out of range"},
 		"HSTS of subdomains": {"ingress: {hsts: {max_age: 0s, include_subdomains: true}}", "ingress.hsts.include_subdomains: has no effect without max_age"},
 		"no visits":          {"ingress: {limits: {requests_per_second: 0}}", "ingress.limits.requests_per_second: 0 is out of range; use 1 to 1000000"},
+		"no attempts":        {"ingress: {limits: {failed_credentials_per_minute: 0}}", "ingress.limits.failed_credentials_per_minute: 0 is out of range"},
 		"large heads":        {"ingress: {limits: {header_bytes: 65KiB}}", "ingress.limits.header_bytes: 65KiB is out of range; use 4KiB to 64KiB"},
 		"hasty heads":        {"ingress: {limits: {header_timeout: 0s}}", "ingress.limits.header_timeout: 0s is out of range; use 1s to 5m0s"},
 		"idle for ever":      {"ingress: {limits: {idle_timeout: 2h}}", "ingress.limits.idle_timeout: 2h0m0s is out of range; use 1s to 1h0m0s"},

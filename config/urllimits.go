@@ -4,19 +4,20 @@ import "time"
 
 // URLLimits bounds what visitors of public URLs may do, and how long they may take.
 type URLLimits struct {
-	Requests        int           `yaml:"requests_per_second"`
-	HeaderBytes     Size          `yaml:"header_bytes"`
-	HeaderTimeout   time.Duration `yaml:"header_timeout"`
-	IdleTimeout     time.Duration `yaml:"idle_timeout"`
-	BodyTimeout     time.Duration `yaml:"body_timeout"`
-	ConnectTimeout  time.Duration `yaml:"connect_timeout"`
-	ResponseTimeout time.Duration `yaml:"response_timeout"`
+	Requests          int           `yaml:"requests_per_second"`
+	FailedCredentials int           `yaml:"failed_credentials_per_minute"`
+	HeaderBytes       Size          `yaml:"header_bytes"`
+	HeaderTimeout     time.Duration `yaml:"header_timeout"`
+	IdleTimeout       time.Duration `yaml:"idle_timeout"`
+	BodyTimeout       time.Duration `yaml:"body_timeout"`
+	ConnectTimeout    time.Duration `yaml:"connect_timeout"`
+	ResponseTimeout   time.Duration `yaml:"response_timeout"`
 }
 
 // DefaultURLLimits are the limits if the configuration sets none.
 func DefaultURLLimits() URLLimits {
 	return URLLimits{
-		Requests: 2000, HeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		Requests: 2000, FailedCredentials: 20, HeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
 		BodyTimeout: time.Minute, ConnectTimeout: 10 * time.Second, ResponseTimeout: 5 * time.Minute,
 	}
 }
@@ -25,6 +26,9 @@ func DefaultURLLimits() URLLimits {
 func (l *URLLimits) check(fail func(key, format string, args ...any)) {
 	if l.Requests < 1 || l.Requests > MostOfAnything {
 		fail("ingress.limits.requests_per_second", "%d is out of range; use 1 to %d", l.Requests, MostOfAnything)
+	}
+	if l.FailedCredentials < 1 || l.FailedCredentials > MostOfAnything {
+		fail("ingress.limits.failed_credentials_per_minute", "%d is out of range; use 1 to %d", l.FailedCredentials, MostOfAnything)
 	}
 	if l.HeaderBytes < 4<<10 || l.HeaderBytes > 64<<10 {
 		fail("ingress.limits.header_bytes", "%v is out of range; use 4KiB to 64KiB", l.HeaderBytes)

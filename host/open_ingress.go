@@ -21,7 +21,7 @@ func (p *parts) openIngress(context.Context) error {
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: getCertificate, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
-		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, MaxHeaderBytes: int(limits.HeaderBytes),
+		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})

@@ -41,6 +41,9 @@ type Config struct {
 	// RequestRate is how many requests a second one network of visitors may make to one URL, sustained; twice as many at
 	// once. 0: 2000.
 	RequestRate int
+	// FailedCredentials is how many credentials of one network of visitors one URL refuses in a minute. Then it looks at none,
+	// and answers 429, until the minute is over. 0: 20.
+	FailedCredentials int
 
 	DialTimeout       time.Duration // 0: 10 s
 	ReadHeaderTimeout time.Duration // 0: 10 s

@@ -60,6 +60,9 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.RequestRate == 0 {
 		cfg.RequestRate = 2000
 	}
+	if cfg.FailedCredentials == 0 {
+		cfg.FailedCredentials = 20
+	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
@@ -67,6 +70,7 @@ func New(cfg Config) (*Ingress, error) {
 	}
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value()}}
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/3)
+	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
 	g.draining, g.drain = context.WithCancel(context.Background())
 	return g, nil

@@ -14,8 +14,10 @@ const talliesMost = 1 << 16
 
 // tallies has what each network of visitors does at each URL. Safe for concurrent use.
 type tallies struct {
-	refill rate.Limit // requests a second
-	burst  int
+	refill   rate.Limit // requests a second
+	burst    int
+	failures int           // credentials refused in a minute, before none is looked at
+	window   time.Duration // a minute
 
 	mu   sync.Mutex
 	kept map[pair]*tally
@@ -30,6 +32,12 @@ type pair struct {
 // tally is what a network of visitors does at a URL. A nil one counts nothing.
 type tally struct {
 	requests *rate.Limiter
+	most     int // failures in a window
+	window   time.Duration
+
+	mu       sync.Mutex
+	failures int       // of the window that ends at until
+	until    time.Time // since the first of them
 }
 
 // of returns the tally of a network at a URL, or nil for a network that is not known.
@@ -52,7 +60,7 @@ func (t *tallies) of(url string, network netip.Prefix) *tally {
 		}
 		delete(t.kept, other)
 	}
-	made := &tally{requests: rate.NewLimiter(t.refill, t.burst)}
+	made := &tally{requests: rate.NewLimiter(t.refill, t.burst), most: t.failures, window: t.window}
 	t.kept[p] = made
 	return made
 }
@@ -60,4 +68,30 @@ func (t *tallies) of(url string, network netip.Prefix) *tally {
 // request counts a request, and reports whether it is one too many.
 func (t *tally) request(now time.Time) (excess bool) {
 	return t != nil && !t.requests.AllowN(now, 1)
+}
+
+// failed counts a credential that was refused.
+func (t *tally) failed(now time.Time) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !now.Before(t.until) {
+		t.failures, t.until = 0, now.Add(t.window)
+	}
+	t.failures++
+}
+
+// barred returns how long no credential of the network is looked at, since it has had too many refused; 0 if they are.
+func (t *tally) barred(now time.Time) time.Duration {
+	if t == nil {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.failures < t.most {
+		return 0
+	}
+	return max(0, t.until.Sub(now))
 }

@@ -2,10 +2,12 @@ package ingress
 
 import (
 	"fmt"
+	"net/http"
 	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/policy"
 )
@@ -51,6 +53,87 @@ func TestRequestsASecond(t *testing.T) {
 		}
 	}
 	f.event(t, reason(policy.ReasonLimit))
+}
+
+// Once an address has sent so many wrong credentials, its right one is not looked at for the rest of a minute. Requests
+// without a credential do not count, and others and other URLs are unharmed.
+func TestWrongCredentialsBarAnAddress(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
+	f.tallies.mu.Lock()
+	f.tallies.window = time.Hour // which the test does not outlast
+	f.tallies.mu.Unlock()
+	box := record(t)
+	for _, host := range []string{"one", "two"} {
+		f.expose(host, box.Server, Auth{Bearer: digest(BearerDigest("right")), Basic: digest(BasicDigest("u", "right"))})
+	}
+	f.expose("open", box.Server, Auth{Open: true})
+	h1, h2 := f.client(t, false), f.client(t, true)
+	ask := func(c *http.Client, host string, edit func(*http.Request)) *http.Response {
+		resp, _ := get(t, c, "https://"+host+domain+"/", edit)
+		return resp
+	}
+	with := func(authorization string) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set("Authorization", authorization) }
+	}
+	right := with("Bearer right")
+	for range 5 {
+		if got := ask(h2, "one", nil).StatusCode; got != 401 {
+			t.Fatalf("without a credential: %d", got)
+		}
+	}
+	if got := ask(h2, "one", right).StatusCode; got != 200 {
+		t.Fatalf("the right one: %d", got)
+	}
+	for i, wrong := range []string{"Bearer wrong", "Basic dTp3cm9uZw==", "nonsense"} {
+		c := h1
+		if i == 1 {
+			c = h2
+		}
+		if got := ask(c, "one", with(wrong)).StatusCode; got != 401 {
+			t.Fatalf("%s: %d", wrong, got)
+		}
+	}
+	before := box.count()
+	for _, c := range []*http.Client{h1, h2} { // on h2 the right one was accepted before
+		for what, edit := range map[string]func(*http.Request){"right": right, "wrong": with("Bearer wrong"), "none": nil} {
+			resp := ask(c, "one", edit)
+			wait, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+			if resp.StatusCode != 429 || err != nil || wait < 1 || wait > 3600 || resp.Header["Www-Authenticate"] != nil {
+				t.Errorf("%s: %s, %v", what, resp.Status, resp.Header)
+			}
+		}
+	}
+	if box.count() != before {
+		t.Error("a barred address reached the box")
+	}
+	if got := ask(f.from(t, "127.0.0.2"), "one", right).StatusCode; got != 200 {
+		t.Errorf("another visitor: %d", got)
+	}
+	for host, edit := range map[string]func(*http.Request){"two": right, "open": with("Bearer wrong")} {
+		if got := ask(h2, host, edit).StatusCode; got != 200 {
+			t.Errorf("%s: %d", host, got)
+		}
+	}
+}
+
+// An address is barred for the rest of the minute, and then has all its attempts again.
+func TestBarEndsWithTheMinute(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1000, 0)
+	y := &tally{most: 2, window: time.Minute}
+	y.failed(at)
+	y.failed(at.Add(50 * time.Second))
+	if got := y.barred(at.Add(55 * time.Second)); got != 5*time.Second {
+		t.Errorf("barred for %v", got)
+	}
+	if got := y.barred(at.Add(time.Minute)); got != 0 {
+		t.Errorf("after a minute, barred for %v", got)
+	}
+	y.failed(at.Add(61 * time.Second))
+	if got := y.barred(at.Add(61 * time.Second)); got != 0 {
+		t.Errorf("after one failure of a new minute, barred for %v", got)
+	}
 }
 
 // However many addresses come, only so many are remembered, and none is let through uncounted.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	"boxgate/audit"
@@ -56,12 +57,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	v.event.Box, v.event.Addr, v.event.Port = v.target.Box, v.target.Addr.Addr(), v.target.Addr.Port()
-	if g.tallies.of(v.target.ID, v.network).request(time.Now()) {
-		v.tooMany()
-		return false
-	}
-	if !permits(v) {
-		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "This public URL needs a credential.", v.target.Auth.challenges()...)
+	if !g.authenticate(v, permits) {
 		return false
 	}
 	if v.target.Auth.ambient(&v.asked) && foreign(&v.asked) {
@@ -91,6 +87,29 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.opening.Begin(g.Audit, v.event)
 	}
 	return true
+}
+
+// authenticate checks the rate of a visitor's requests and its credential. A request without a credential is no attempt at
+// one: browsers send many.
+func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
+	now, tally := time.Now(), g.tallies.of(v.target.ID, v.network)
+	if tally.request(now) {
+		v.tooMany()
+		return false
+	}
+	if wait := tally.barred(now); wait > 0 && !v.target.Auth.open() {
+		v.refuseWith(http.StatusTooManyRequests, policy.ReasonLimit, "Too many wrong credentials have come from this address.",
+			[2]string{"Retry-After", strconv.Itoa(int(wait/time.Second) + 1)})
+		return false
+	}
+	if permits(v) {
+		return true
+	}
+	if len(v.values("authorization")) > 0 {
+		tally.failed(now)
+	}
+	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "This public URL needs a credential.", v.target.Auth.challenges()...)
+	return false
 }
 
 // record ends a visit.
