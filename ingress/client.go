@@ -69,10 +69,8 @@ func (c *client) finish() {
 // hold it up. It never blocks.
 func (c *client) cutNow() {
 	c.cancel(errCut)
-	now := time.Now()
-	_ = c.conn.SetReadDeadline(now)
-	// Leave a moment to refuse a request that has no answer yet.
-	_ = c.conn.SetWriteDeadline(now.Add(cutTime))
+	_ = c.conn.SetReadDeadline(time.Now())
+	_ = c.conn.SetWriteDeadline(c.cutBy())
 	c.abortUpstream()
 }
 
@@ -118,6 +116,7 @@ func (c *client) serveOne() (err error) {
 		return c.unreadable(began, err)
 	}
 	c.answered = false
+	c.begun.Store(false)
 	c.upload.reset()
 	v := &c.visit
 	*v = newVisit(c.asked(), c, c.cutNow, &c.opening)
@@ -221,7 +220,7 @@ func (c *client) write(b []byte) error {
 		c.until = now.Add(limit)
 		_ = c.conn.SetWriteDeadline(c.until)
 		if c.ctx.Err() != nil { // a cut may have set an earlier one
-			_ = c.conn.SetWriteDeadline(now.Add(cutTime))
+			_ = c.conn.SetWriteDeadline(c.cutBy())
 		}
 	}
 	_, err := c.conn.Write(b)

@@ -62,6 +62,7 @@ type core struct {
 	upstreams pool
 	places    places // of requests
 	tallies   tallies
+	grace     time.Duration // cutTime
 	active    active
 	heads     *memory.Account // of HTTP/2
 	transport string          // the value of Strict-Transport-Security, or ""

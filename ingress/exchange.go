@@ -92,6 +92,7 @@ type exchange struct {
 	up      *upstream                // of the current request
 	cuts    atomic.Pointer[upstream] // the same, for cuts
 	upload  upload
+	begun   atomic.Bool // the box's response is relayed: nothing else can be said
 }
 
 // side is the client's side of an exchange.
@@ -101,6 +102,15 @@ type side interface {
 	interim(r *h1.Response) error
 	// gone reports whether the client no longer wants the response.
 	gone() bool
+}
+
+// cutBy returns when a request that is cut now ends at the latest: at once if the box's response has begun. The client may
+// be one that does not read.
+func (e *exchange) cutBy() time.Time {
+	if e.begun.Load() {
+		return time.Now()
+	}
+	return time.Now().Add(e.g.grace)
 }
 
 // wasCut reports whether the URL, its credential or its box has gone meanwhile.

@@ -68,7 +68,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value()}}
+	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime}}
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/3)
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate

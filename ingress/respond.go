@@ -26,6 +26,7 @@ func (c *client) respond(upgrade bool) error {
 		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
 	}
 	c.answered = true
+	c.begun.Store(true)
 	if c.upload.done != nil {
 		c.body.answered()
 	}

@@ -1,12 +1,16 @@
 package ingress
 
 import (
+	"bufio"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // Revoking a URL, or changing its credential, cuts its open connections; others stay.
@@ -77,6 +81,70 @@ func TestRevocationCutsStalledDownload(t *testing.T) {
 			t.Error("the download ended as if it were whole")
 		}
 		resp.Body.Close()
+	}
+}
+
+// Readers that do not read are cut without the moment that is left to refuse requests without a response: here it never
+// ends.
+func TestRevocationDoesNotWaitForReaders(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.grace = time.Hour
+	f.script(t, "big", func(c net.Conn, in *bufio.Reader) {
+		if _, err := http.ReadRequest(in); err != nil {
+			return
+		}
+		_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
+		for chunk := make([]byte, 64<<10); err == nil; {
+			_, err = c.Write(chunk)
+		}
+	})
+	const each = 40
+	var responses []*http.Response
+	for range each {
+		resp, err := f.client(t, false).Get("https://big" + domain + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		responses = append(responses, resp)
+	}
+	v := f.frames(t, "big")
+	for range each {
+		v.ask(true, to("GET", "big", "/")...)
+	}
+	v.until(each, http2.FrameHeaders)
+	cut := make(chan struct{})
+	began := time.Now()
+	go func() { f.CloseURL("big"); close(cut) }()
+	select {
+	case <-cut:
+		t.Log("cut in ", time.Since(began))
+	case <-time.After(time.Minute):
+		t.Fatalf("%d of %d requests are not cut", f.active.count(), 2*each)
+	}
+	if n := f.active.count(); n != 0 {
+		t.Errorf("%d are still open", n)
+	}
+	v.until(each, http2.FrameRSTStream)
+	for _, resp := range responses {
+		if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+			t.Error("a download ended as if it were whole")
+		}
+	}
+}
+
+// until reads frames until n of a type have come.
+func (v *frames) until(n int, want http2.FrameType) {
+	v.t.Helper()
+	for n > 0 {
+		f, err := v.ReadFrame()
+		if err != nil {
+			v.t.Fatalf("%v, with %d to come of %v", err, n, want)
+		}
+		if f.Header().Type == want {
+			n--
+		}
 	}
 }
 

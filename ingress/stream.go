@@ -76,7 +76,11 @@ func (s *stream) asked() asked {
 func (s *stream) cutNow() {
 	s.cancel(errCut) // interrupts what is waited for from the box
 	s.in.CloseRead()
-	time.AfterFunc(cutTime, func() { s.in.Reset(resetCut) })
+	if s.begun.Load() {
+		s.in.Reset(resetCut)
+		return
+	}
+	time.AfterFunc(s.g.grace, func() { s.in.Reset(resetCut) })
 }
 
 // gone implements [side].

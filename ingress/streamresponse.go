@@ -84,6 +84,7 @@ func (s *stream) respond(upgrade bool) {
 		return
 	}
 	s.answered = true
+	s.begun.Store(true)
 	s.in.Limit(0, s.g.BodyTimeout) // the box has answered: the two may talk to each other
 	s.visit.event.Status = s.res.Status
 	err = s.in.WriteHeader(s.res.Status, s.headFields(&s.res), s.res.Body.Empty())
@@ -203,6 +204,7 @@ func field(name, value []byte) hpack.HeaderField {
 // tunnel accepts a WebSocket and relays bytes both ways, as [client.tunnel] does.
 func (s *stream) tunnel(n int) {
 	s.answered = true
+	s.begun.Store(true)
 	s.in.Limit(0, 0)
 	s.visit.event.Status = http.StatusOK
 	fields := s.headFields(&s.res)

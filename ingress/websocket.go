@@ -22,6 +22,7 @@ const (
 // silent. n is the length of the response's head.
 func (c *client) tunnel(n int) error {
 	c.answered = true
+	c.begun.Store(true)
 	c.visit.event.Status = c.res.Status
 	c.out = appendResponse(c.takeOut(), &c.res, framed{minor: 1, hsts: c.hsts(), upgrade: true})
 	c.up.in.Take(n)
