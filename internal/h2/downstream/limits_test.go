@@ -76,7 +76,8 @@ func TestFloods(t *testing.T) {
 			served(t, func(s *Stream) { <-s.Context().Done() }, func(p *peer) {
 				p.ask(1, true, get()...)
 				p.ask(3, false, get()...)
-				p.ask(5, false, get("connection", "close")...) // is reset
+				p.ask(5, false, get("connection", "close")...)
+				p.expect("5 RST_STREAM PROTOCOL_ERROR")
 				p.refused = nil
 				for range 20_000 {
 					if send(p) != nil {
