@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/audit"
@@ -151,5 +152,35 @@ func TestURLWithoutAuthenticationIsRefusedWhereRequired(t *testing.T) {
 	}
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// The operator's limits and its Strict-Transport-Security are those of public URLs.
+func TestURLsFollowTheConfiguration(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) {
+		c.Ingress.HSTS = config.HSTS{MaxAge: time.Minute}
+		c.Ingress.Limits.FailedCredentials = 1
+	})
+	box := w.Create(map[string]any{})
+	var opened harness.PublicURL
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, &opened); err != nil {
+		t.Fatal(err)
+	}
+	c := visitor(w)
+	for _, want := range []int{http.StatusUnauthorized, http.StatusTooManyRequests} {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", opened.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer wrong")
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if hsts := resp.Header.Get("Strict-Transport-Security"); resp.StatusCode != want || hsts != "max-age=60" {
+			t.Errorf("%s, %q; want %d", resp.Status, hsts, want)
+		}
 	}
 }
