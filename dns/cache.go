@@ -27,6 +27,9 @@ type exchanger interface {
 	exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error)
 }
 
+// exchange is the method of an exchanger.
+type exchange func(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error)
+
 // errBusy is returned when too many lookups are in flight.
 var errBusy = errors.New("too many DNS lookups are in flight")
 
@@ -36,6 +39,7 @@ type cache struct {
 	up      exchanger
 	answers *lru[cacheKey, *answer]
 	lookups chan struct{} // a slot for each lookup under way
+	timeout time.Duration // of a lookup; lookupTimeout
 
 	mu      sync.Mutex
 	flights map[cacheKey]*flight
@@ -53,20 +57,29 @@ type cacheKey struct {
 }
 
 func newCache(up exchanger, bytes, lookups int) *cache {
-	return &cache{up: up, answers: newLRU[cacheKey, *answer](bytes), lookups: make(chan struct{}, lookups), flights: map[cacheKey]*flight{}}
+	return &cache{
+		up:      up,
+		answers: newLRU[cacheKey, *answer](bytes),
+		lookups: make(chan struct{}, lookups),
+		timeout: lookupTimeout,
+		flights: map[cacheKey]*flight{},
+	}
 }
 
 // ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to use. A
-// lookup in flight outlives the caller's ctx: others may be waiting for it.
+// lookup in flight outlives the caller's ctx: others may be waiting for it. A query that has waited for a flight before gets
+// what came of that one (onFlight).
 func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
-	for {
-		if a := c.fresh(k); a != nil {
-			return a, a.err
-		}
-		f, first := c.join(k)
-		if first {
-			go func() { c.land(k, f, c.lookupFor(use, k)) }()
+	for f := flightOf(ctx, k); ; f = nil {
+		if f == nil {
+			if a := c.fresh(k); a != nil {
+				return a, a.err
+			}
+			var first bool
+			if f, first = c.join(k); first {
+				go func() { c.land(k, f, c.lookupFor(use, k)) }()
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -78,6 +91,26 @@ func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16
 			}
 		}
 	}
+}
+
+type flightKey struct{}
+
+type passenger struct {
+	key    cacheKey
+	flight *flight
+}
+
+// onFlight returns a context for a query that waits for a flight, which join returned.
+func onFlight(ctx context.Context, k cacheKey, f *flight) context.Context {
+	return context.WithValue(ctx, flightKey{}, passenger{k, f})
+}
+
+// flightOf returns the flight for k that the query waits for, or nil.
+func flightOf(ctx context.Context, k cacheKey) *flight {
+	if p, ok := ctx.Value(flightKey{}).(passenger); ok && p.key == k {
+		return p.flight
+	}
+	return nil
 }
 
 // join returns the flight for k, and whether it is new: then the caller has to land it.
@@ -168,13 +201,21 @@ func (c *cache) lookup(k cacheKey) *answer {
 	default:
 		return &answer{err: errBusy}
 	}
-	a, size, err := c.lookupUpstream(k)
+	return c.lookupBy(k, time.Now().Add(c.timeout), c.up.exchange)
+}
+
+// lookupBy asks upstream in the way given, and keeps the answer or the failure.
+func (c *cache) lookupBy(k cacheKey, deadline time.Time, exchange exchange) *answer {
+	a, size, err := lookupUpstream(k, deadline, exchange)
 	if err != nil {
-		a, size = &answer{err: err, stored: time.Now(), life: failureTTL}, 0
+		a, size = failure(err), 0
 	}
 	c.keep(k, a, size)
 	return a
 }
+
+// failure is the answer that is kept of a lookup that failed.
+func failure(err error) *answer { return &answer{err: err, stored: time.Now(), life: failureTTL} }
 
 // keep keeps an answer whose message had a size, if it may be kept.
 func (c *cache) keep(k cacheKey, a *answer, size int) {
@@ -184,15 +225,15 @@ func (c *cache) keep(k cacheKey, a *answer, size int) {
 }
 
 // lookupUpstream turns a panic into an error: it runs on a goroutine of its own.
-func (c *cache) lookupUpstream(k cacheKey) (a *answer, size int, err error) {
+func lookupUpstream(k cacheKey, deadline time.Time, exchange exchange) (a *answer, size int, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			a, err = nil, fmt.Errorf("panic in a DNS lookup: %v", p)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	m, err := c.up.exchange(ctx, k.name.String()+".", k.qtype)
+	m, err := exchange(ctx, k.name.String()+".", k.qtype)
 	if err != nil {
 		return nil, 0, err
 	}

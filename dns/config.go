@@ -57,6 +57,7 @@ type Limits struct {
 	Grants           int     // of all boxes; default 262144
 	CacheBytes       int     // wire size of the cached answers, roughly; default 32 MiB
 	Lookups          int     // upstream lookups under way, of all boxes; default 4096
+	Sockets          int     // kept open to ask upstream over UDP, for all boxes; beyond them each lookup opens its own; default 4096
 }
 
 func (l Limits) withDefaults() Limits {
@@ -75,6 +76,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.Grants, 1<<18)
 	set(&l.CacheBytes, 32<<20)
 	set(&l.Lookups, 4096)
+	set(&l.Sockets, 4096)
 	return l
 }
 

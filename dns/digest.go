@@ -121,7 +121,8 @@ func appendName(m []byte, name string) []byte {
 	return m
 }
 
-// digestMessage is digest for a message on the wire, of which the header and the question are right. It turns a panic into
+// digestMessage is digest for a message on the wire, of which the header and the question are right: rcodeError if the server
+// failed, errUseStream if the message is malformed. It turns a panic into
 // an error: it runs where nothing else would.
 func digestMessage(message []byte, k cacheKey, now time.Time) (a *answer, err error) {
 	defer func() {
@@ -136,7 +137,7 @@ func digestMessage(message []byte, k cacheKey, now time.Time) (a *answer, err er
 	}
 	m := new(mdns.Msg)
 	if err := m.Unpack(message); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errUseStream, err)
 	}
 	if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // of which the OPT record has a part
 		return nil, rcodeError(m.Rcode)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	mdns "github.com/miekg/dns"
 	"go.uber.org/zap"
@@ -58,21 +59,39 @@ func (f *forwarder) direct() *upstream {
 	return nil
 }
 
+// attempt is one that a reader has made, and that failed. The zero value is none.
+type attempt struct {
+	at   *upstream
+	sent time.Time
+	err  error
+}
+
 // exchange implements exchanger. It tries each upstream, then each once more if any did not answer at all.
 func (f *forwarder) exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
+	return f.exchangeAfter(ctx, name, qtype, attempt{})
+}
+
+// exchangeAfter is exchange of which the first attempt has been made.
+func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16, first attempt) (*mdns.Msg, error) {
 	var errs []error
 	for range rounds {
 		silent := false
-		for _, u := range f.order() {
-			m, err := u.exchange(ctx, name, qtype)
+		for _, u := range f.order(first.at) {
+			a := attempt{at: u, sent: time.Now()}
+			if u == first.at {
+				a, first = first, attempt{}
+			}
+			m, err := u.exchange(ctx, name, qtype, a.err)
 			if err == nil {
-				u.succeeded()
+				u.answered()
 				return m, nil
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", u.name, err))
-			if _, answered := errors.AsType[rcodeError](err); !answered {
+			if _, failed := errors.AsType[rcodeError](err); failed {
+				u.answered()
+			} else {
 				silent = true
-				f.failed(u, err)
+				f.failed(u, a.sent, err)
 			}
 			if ctx.Err() != nil {
 				return nil, errors.Join(errs...)
@@ -85,18 +104,24 @@ func (f *forwarder) exchange(ctx context.Context, name string, qtype uint16) (*m
 	return nil, errors.Join(errs...)
 }
 
-// failed skips u for a while, and logs that once.
-func (f *forwarder) failed(u *upstream, err error) {
-	if u.failed() {
+// failed skips u for a while, if it answers nothing, and logs that once.
+func (f *forwarder) failed(u *upstream, sent time.Time, err error) {
+	if u.failed(sent) {
 		f.log.Warn("upstream DNS server does not answer; skipping it for a while",
 			zap.String("upstream", u.name), zap.Duration("for", holdDown), zap.Error(err))
 	}
 }
 
-// order is the configured order, with the upstreams that failed recently last.
-func (f *forwarder) order() []*upstream {
+// order is the configured order, with the upstreams that failed recently last. If first is not nil, it comes first.
+func (f *forwarder) order(first *upstream) []*upstream {
 	var good, held []*upstream
+	if first != nil {
+		good = append(good, first)
+	}
 	for _, u := range f.upstreams {
+		if u == first {
+			continue
+		}
 		if u.held() {
 			held = append(held, u)
 		} else {

@@ -32,7 +32,7 @@ func newLive(t *testing.T, spec policy.Spec, z *zone, limits ...Limits) *live {
 	return newLiveBehind(t, spec, newRealUpstream(t, z, nil), nil, limits...)
 }
 
-// newLiveBehind is newLive for a given upstream, which is asked after others.
+// newLiveBehind is newLive for a given upstream, which is asked after others. It has the time that a busy machine takes.
 func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []string, limits ...Limits) *live {
 	t.Helper()
 	l := &live{box: newBox(t, "box1", spec), upstream: up, events: &events{}}
@@ -42,6 +42,7 @@ func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []st
 	if l.Server, err = New(c); err != nil {
 		t.Fatal(err)
 	}
+	l.up.upstreams[len(others)].try, l.cache.timeout = time.Minute, 2*time.Minute
 	ln, pc := listenBoth(t)
 	l.addr = ln.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -61,7 +62,7 @@ func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []st
 
 func (l *live) ask(t *testing.T, network, name string, qtype uint16) *mdns.Msg {
 	t.Helper()
-	m, _, err := (&mdns.Client{Net: network}).Exchange(newQuery(name, qtype), l.addr)
+	m, _, err := (&mdns.Client{Net: network, Timeout: time.Minute}).Exchange(newQuery(name, qtype), l.addr)
 	if err != nil {
 		t.Fatal(err)
 	}

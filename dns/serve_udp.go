@@ -52,6 +52,7 @@ type reader struct {
 	batch     *batch
 	desk      desk
 	asked     asked
+	retry     time.Time // when prepare may try again
 	answering sync.WaitGroup
 }
 

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/dns/outbound"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -25,7 +26,8 @@ type Server struct {
 	cache  *cache
 	grants *grants
 	usages *usages
-	up     *forwarder // for the readers' own questions; nil: they ask none
+	budget *outbound.Budget // of sockets, for the readers' own questions
+	up     *forwarder       // for the readers' own questions; nil: they ask none
 }
 
 // New returns a server that is ready to answer. It opens no socket.
@@ -56,6 +58,7 @@ func newServer(c Config, up exchanger) *Server {
 		log:    c.Log,
 		limits: limits,
 		cache:  newCache(up, limits.CacheBytes, limits.Lookups),
+		budget: outbound.NewBudget(limits.Sockets),
 		grants: newGrants(limits.GrantsPerBox, limits.Grants),
 		usages: newUsages(limits, c.Memory, c.Boxes, c.Audit.Record),
 	}

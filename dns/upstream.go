@@ -16,6 +16,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
+	"boxgate/dns/outbound"
 	"boxgate/internal/fault"
 )
 
@@ -27,7 +28,7 @@ const (
 )
 
 // errUseStream says that the question must be asked again over a stream.
-var errUseStream = errors.New("answer over UDP is truncated or suspect")
+var errUseStream = outbound.ErrSuspect
 
 // upstream is one upstream DNS server.
 type upstream struct {
@@ -37,13 +38,15 @@ type upstream struct {
 	tls    *tls.Config    // nil: UDP, and TCP as needed
 	idle   idleConns      // TLS connections kept for the next question
 	direct netip.AddrPort // for questions without dial; zero: there are none
+	try    time.Duration  // bounds one attempt; tryTimeout
 	made   time.Time
 	heldTo atomic.Int64 // in nanoseconds since it was made, so that setting the clock does not matter
+	heard  atomic.Int64 // when it last answered anything, counted alike
 }
 
 // newUpstream reads one entry of Config.Upstreams.
 func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
-	u := &upstream{name: s, dial: dial, made: time.Now()}
+	u := &upstream{name: s, dial: dial, try: tryTimeout, made: time.Now()}
 	addr, secure := strings.CutPrefix(s, "tls://")
 	addr, serverName, named := strings.Cut(addr, "#")
 	port := "53"
@@ -73,23 +76,37 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 
 func (u *upstream) held() bool { return int64(time.Since(u.made)) < u.heldTo.Load() }
 
-// failed holds u down and reports whether it was up.
-func (u *upstream) failed() bool {
+// failed holds u down after a question without an answer, and reports whether it was up. If u has answered anything since
+// the question was sent, it is that question which has no answer, and u stays up.
+func (u *upstream) failed(sent time.Time) bool {
+	if u.heard.Load() > int64(sent.Sub(u.made)) {
+		return false
+	}
 	now := time.Since(u.made)
 	return u.heldTo.Swap(int64(now+holdDown)) < int64(now)
 }
 
-func (u *upstream) succeeded() { u.heldTo.Store(0) }
+// answered notes that u has answered, whatever it said.
+func (u *upstream) answered() {
+	u.heard.Store(int64(time.Since(u.made)))
+	if u.heldTo.Load() != 0 {
+		u.heldTo.Store(0)
+	}
+}
 
-// exchange asks once, over UDP with a stream to fall back to, or over TLS.
-func (u *upstream) exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+// exchange asks once, over UDP with a stream to fall back to, or over TLS. before is how asking over UDP has ended already,
+// or nil.
+func (u *upstream) exchange(ctx context.Context, name string, qtype uint16, before error) (*mdns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, u.try)
 	defer cancel()
-	m, err := (*mdns.Msg)(nil), errUseStream
-	if u.tls == nil {
+	m, err := (*mdns.Msg)(nil), before
+	if err == nil && u.tls == nil {
 		m, err = u.overUDP(ctx, name, qtype)
 	}
 	if errors.Is(err, errUseStream) {
+		u.answered()
+	}
+	if u.tls != nil || errors.Is(err, errUseStream) {
 		m, err = u.overStream(ctx, name, qtype)
 	}
 	if err != nil {

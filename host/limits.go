@@ -3,12 +3,13 @@ package host
 import (
 	"boxgate/config"
 	"boxgate/dns"
+	"boxgate/host/share"
 	"boxgate/proxy"
 )
 
 // dnsLimits returns the limits for the DNS server; what is not configured stays as it is there.
-func dnsLimits(l config.Limits) dns.Limits {
-	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries}
+func dnsLimits(l config.Limits, shares share.Descriptors) dns.Limits {
+	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries, Sockets: shares.Questions()}
 }
 
 // limitProxy sets the limits of the proxy.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"boxgate/config"
+	"boxgate/host/share"
 	"boxgate/proxy"
 )
 
@@ -16,7 +17,11 @@ func TestLimitsReachTheServerAndTheProxy(t *testing.T) {
 		p.PeekTimeout != 5*time.Second {
 		t.Errorf("proxy %+v", p)
 	}
-	if d := dnsLimits(l); d.QueriesPerSecond != 4 || d.Burst != 8 {
+	shares, err := share.RaiseDescriptors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := dnsLimits(l, shares); d.QueriesPerSecond != 4 || d.Burst != 8 || d.Sockets != shares.Questions() || d.Sockets == 0 {
 		t.Errorf("DNS %+v", d)
 	}
 }

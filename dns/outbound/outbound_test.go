@@ -59,11 +59,16 @@ func (s server) send(m *mdns.Msg, to netip.AddrPort) {
 
 func newSockets(t testing.TB, most int) *Sockets[string] {
 	t.Helper()
+	return newSocketsWithin(t, most, NewBudget(most))
+}
+
+func newSocketsWithin(t testing.TB, most int, budget *Budget) *Sockets[string] {
+	t.Helper()
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	s, err := New[string](most, ends[0])
+	s, err := New[string](most, budget, ends[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,21 +90,28 @@ func ask(t testing.TB, s *Sockets[string], to server, name string) *Question[str
 	return q
 }
 
-// wait waits for the end of a question, and returns what it was for and the answer.
+// wait waits for the end of a question, and returns what it was for and the answer, or nil.
 func wait(t testing.TB, s *Sockets[string]) (about string, answer []byte) {
+	t.Helper()
+	about, answer, _ = waitForEnd(t, s)
+	return about, answer
+}
+
+// waitForEnd is wait with the reason why there is no answer.
+func waitForEnd(t testing.TB, s *Sockets[string]) (about string, answer []byte, reason error) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); about == ""; {
 		if time.Now().After(deadline) {
 			t.Fatal("no question has ended")
 		}
-		if _, err := s.Wait(time.Second, func(q *Question[string], m []byte) {
-			about, answer = q.For, slices.Clone(m)
+		if _, err := s.Wait(time.Second, func(q *Question[string], m []byte, err error) {
+			about, answer, reason = q.For, slices.Clone(m), err
 			s.End(q)
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return about, answer
+	return about, answer, reason
 }
 
 func reply(q *mdns.Msg, a string) *mdns.Msg {
@@ -167,16 +179,18 @@ func TestAttackForgedAnswers(t *testing.T) {
 		"two":          func(m *mdns.Msg) { m.Question = append(m.Question, m.Question[0]) },
 		"none":         func(m *mdns.Msg) { m.Question = nil },
 		"truncated":    func(m *mdns.Msg) { m.Truncated = true },
-		"failure":      func(m *mdns.Msg) { m.Rcode = mdns.RcodeServerFailure },
-		"opcode":       func(m *mdns.Msg) { m.Opcode = mdns.OpcodeNotify },
+		"a failure to answer another question": func(m *mdns.Msg) {
+			m.Rcode, m.Question[0].Name = mdns.RcodeServerFailure, "b.example.com."
+		},
+		"opcode": func(m *mdns.Msg) { m.Opcode = mdns.OpcodeNotify },
 	} {
 		ask(t, s, up, "a.example.com")
 		m, from := up.next()
 		forged := reply(m, "6.6.6.6")
 		change(forged)
 		up.send(forged, from)
-		if _, answer := wait(t, s); answer != nil {
-			t.Errorf("%s: believed %x", what, answer)
+		if _, answer, err := waitForEnd(t, s); answer != nil || err != ErrSuspect {
+			t.Errorf("%s: believed %x, %v", what, answer, err)
 		}
 	}
 }
@@ -200,8 +214,78 @@ func TestLateAnswersAreDropped(t *testing.T) {
 	if about, answer := wait(t, s); about != "b.example.com" || answer == nil || answer[0] != byte(m.Id>>8) {
 		t.Errorf("%s: %x", about, answer)
 	}
-	if _, err := s.Wait(0, func(*Question[string], []byte) { t.Error("a question without an end") }); err != nil {
+	if _, err := s.Wait(0, func(*Question[string], []byte, error) { t.Error("a question without an end") }); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFailuresAreAnswers: of which a server may leave out the question.
+func TestFailuresAreAnswers(t *testing.T) {
+	t.Parallel()
+	up := newServer(t, "127.0.0.1:0")
+	s := newSockets(t, 1)
+	for _, withQuestion := range []bool{true, false} {
+		ask(t, s, up, "a.example.com")
+		m, from := up.next()
+		failure := new(mdns.Msg).SetRcode(m, mdns.RcodeRefused)
+		if !withQuestion {
+			failure.Question = nil
+		}
+		up.send(failure, from)
+		if _, answer, err := waitForEnd(t, s); answer == nil || err != nil || answer[3]&maskRcode != mdns.RcodeRefused {
+			t.Errorf("got %x, %v", answer, err)
+		}
+	}
+}
+
+// TestAttackManyLateAnswers: more than are read from the queue of a socket before it is used again, and which would fit the
+// next question.
+func TestAttackManyLateAnswers(t *testing.T) {
+	t.Parallel()
+	up := newServer(t, "127.0.0.1:0")
+	s := newSockets(t, 1)
+	q := ask(t, s, up, "a.example.com")
+	_, from := up.next()
+	guessed := new(mdns.Msg).SetQuestion("b.example.com.", mdns.TypeA)
+	guessed.Id = 0
+	for range 3 * maxLate {
+		up.send(reply(guessed, "6.6.6.6"), from)
+	}
+	s.End(q)
+	clear(s.coins[:]) // the guess is right
+	s.spent = 0
+	ask(t, s, up, "b.example.com")
+	m, from := up.next()
+	if m.Id != guessed.Id || m.Question[0] != guessed.Question[0] {
+		t.Fatalf("asked\n%v", m)
+	}
+	up.send(reply(m, "192.0.2.1"), from)
+	_, answer := wait(t, s)
+	got := new(mdns.Msg)
+	if err := got.Unpack(answer); err != nil || got.Answer[0].(*mdns.A).A.String() != "192.0.2.1" {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// TestSocketsShareABudget, and give back what they have taken.
+func TestSocketsShareABudget(t *testing.T) {
+	t.Parallel()
+	up := newServer(t, "127.0.0.1:0")
+	budget := NewBudget(3)
+	one, other := newSocketsWithin(t, 2, budget), newSocketsWithin(t, 2, budget)
+	ask(t, one, up, "a.example.com")
+	ask(t, one, up, "b.example.com")
+	ask(t, other, up, "c.example.com")
+	if _, err := other.Ask(up.at(), "d.example.com", mdns.TypeA, time.Now()); err != ErrBusy {
+		t.Errorf("got %v", err)
+	}
+	if err := one.Close(); err != nil {
+		t.Error(err)
+	}
+	one.epoll = -1 // so that it is not closed again
+	ask(t, other, up, "d.example.com")
+	if left := budget.left.Load(); left != 1 {
+		t.Errorf("%d are left", left)
 	}
 }
 
@@ -212,8 +296,8 @@ func TestNobodyListens(t *testing.T) {
 	s := newSockets(t, 2)
 	up.Close()
 	ask(t, s, up, "a.example.com")
-	if _, answer := wait(t, s); answer != nil {
-		t.Errorf("got %x", answer)
+	if _, answer, err := waitForEnd(t, s); answer != nil || err != unix.ECONNREFUSED {
+		t.Errorf("got %x, %v", answer, err)
 	}
 }
 
@@ -230,7 +314,7 @@ func TestOpenQuestionsAreBounded(t *testing.T) {
 	ask(t, s, up, "c.example.com")
 }
 
-// FuzzJudge: what is believed is, for the DNS library too, a whole answer to the question, letter for letter.
+// FuzzJudge: what is believed is, for the DNS library too, a whole answer to the question, letter for letter, or a failure.
 func FuzzJudge(f *testing.F) {
 	q := &Question[string]{}
 	q.write("a.example.com", mdns.TypeA, make([]byte, 15))
@@ -238,20 +322,22 @@ func FuzzJudge(f *testing.F) {
 	if err := asked.Unpack(q.wire[:q.size]); err != nil {
 		f.Fatal(err)
 	}
-	for _, m := range []*mdns.Msg{asked, reply(asked, "192.0.2.1"), new(mdns.Msg).SetRcode(asked, mdns.RcodeNameError)} {
+	for _, m := range []*mdns.Msg{asked, reply(asked, "192.0.2.1"), new(mdns.Msg).SetRcode(asked, mdns.RcodeNameError), new(mdns.Msg).SetRcode(asked, mdns.RcodeRefused)} {
 		wire, _ := m.Pack()
 		f.Add(wire)
 	}
 	f.Fuzz(func(t *testing.T, wire []byte) {
-		answer, over := q.judge(wire)
-		if answer == nil {
-			return
+		answer, err := q.judge(wire)
+		if (answer == nil) == (err == nil) {
+			t.Fatalf("%x: %x, %v", wire, answer, err)
 		}
 		m := new(mdns.Msg)
-		if !over || m.Unpack(wire) != nil {
-			return // which whoever unpacks it notices
+		if err != nil || m.Unpack(wire) != nil {
+			return // whoever unpacks it notices
 		}
-		if m.Id != asked.Id || !m.Response || m.Truncated || m.Opcode != mdns.OpcodeQuery || len(m.Question) != 1 || m.Question[0] != asked.Question[0] {
+		silent := len(m.Question) == 0 && m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError
+		if m.Id != asked.Id || !m.Response || m.Truncated || m.Opcode != mdns.OpcodeQuery ||
+			!silent && (len(m.Question) != 1 || m.Question[0] != asked.Question[0]) {
 			t.Errorf("%x was believed:\n%v", wire, m)
 		}
 	})

@@ -3,6 +3,7 @@ package outbound
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"strings"
 	"time"
@@ -72,26 +73,40 @@ func (q *Question[T]) write(name string, qtype uint16, coins []byte) {
 // send sends the question from a port that the kernel picks at random now, as it does for each socket that connects
 // without one.
 func (q *Question[T]) send(server netip.AddrPort) error {
-	if err := q.socket(server.Addr().Is6()); err != nil {
+	if err := q.connectTo(server); err != nil {
 		return err
 	}
-	var to unix.RawSockaddrInet6
-	if err := q.connect(&to, rawSockaddr(server, &to)); err != nil {
-		return err
+	if !q.drain() { // a new socket has no queue from another port
+		q.close()
+		if err := q.connectTo(server); err != nil {
+			return err
+		}
 	}
-	q.drain()
 	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(q.fd), uintptr(unsafe.Pointer(&q.wire[0])), uintptr(q.size), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	return errOf(errno)
 }
 
-// drain reads what arrived at the port that the socket had before: neither that nor an error is about this question.
-func (q *Question[T]) drain() {
+func (q *Question[T]) connectTo(server netip.AddrPort) error {
+	if err := q.socket(server.Addr().Is6()); err != nil {
+		return err
+	}
+	var to unix.RawSockaddrInet6
+	return q.connect(&to, rawSockaddr(server, &to))
+}
+
+// maxLate is how many datagrams are read from the queue of a socket that is used again. One with more is replaced.
+const maxLate = 64
+
+// drain reads what arrived at the port that the socket had before: neither that nor an error is about this question. It
+// reports whether nothing is left.
+func (q *Question[T]) drain() bool {
 	var old [1]byte
-	for range 64 {
+	for range maxLate {
 		if _, err := q.recv(old[:]); err == unix.EAGAIN {
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // socket opens the question's socket, unless it has one of that family.
@@ -111,11 +126,17 @@ func (q *Question[T]) socket(v6 bool) error {
 		_ = unix.Close(fd)
 		return err
 	}
-	if q.fd >= 0 {
-		_ = unix.Close(q.fd)
-	}
+	q.close()
 	q.fd, q.v6 = fd, v6
 	return nil
+}
+
+// close closes the question's socket, if it has one.
+func (q *Question[T]) close() {
+	if q.fd >= 0 {
+		_ = unix.Close(q.fd)
+		q.fd = -1
+	}
 }
 
 // release disconnects the socket, which unbinds it from its port.
@@ -143,28 +164,40 @@ func errOf(errno unix.Errno) error {
 	return nil
 }
 
-// receive reads a datagram, and reports whether the question is over; if it is answered, it returns the answer.
-func (q *Question[T]) receive(buf []byte) (answer []byte, over bool) {
+// ErrSuspect ends a question whose answer is truncated, malformed, or not about the question letter for letter: it comes
+// from a server that folds case, or from a forger. A stream tells.
+var ErrSuspect = errors.New("answer over UDP is truncated or suspect")
+
+// errForeign is returned for a message that does not end the question.
+var errForeign = errors.New("not an answer to this question")
+
+// receive reads a datagram. It returns the answer, or why there will be none, or errForeign to keep waiting.
+func (q *Question[T]) receive(buf []byte) ([]byte, error) {
 	n, err := q.recv(buf)
 	switch err {
 	case nil:
 		return q.judge(buf[:n])
 	case unix.EAGAIN, unix.EINTR:
-		return nil, false
+		return nil, errForeign
 	}
-	return nil, true // nobody listens there
+	return nil, err // nobody listens there
 }
 
-// judge reports whether a message from the server's address ends the question. What does not have its ID is a forgery, or
-// late. If anything else is wrong, it may be a server that folds case or a forger, and the answer is not returned.
-func (q *Question[T]) judge(m []byte) (answer []byte, over bool) {
+// judge returns a message from the server's address if it answers the question. What does not have its ID is a forgery, or
+// late. A server that fails before it parses the question may leave that out.
+func (q *Question[T]) judge(m []byte) ([]byte, error) {
 	if len(m) < headerSize || m[0] != q.wire[0] || m[1] != q.wire[1] || m[2]&flagResponse == 0 {
-		return nil, false
+		return nil, errForeign
 	}
-	code := m[3] & maskRcode
-	if m[2]&(maskOpcode|flagTruncated) != 0 || code != mdns.RcodeSuccess && code != mdns.RcodeNameError ||
-		binary.BigEndian.Uint16(m[4:]) != 1 || len(m) < q.end || !bytes.Equal(m[headerSize:q.end], q.wire[headerSize:q.end]) {
-		return nil, true
+	code, questions := m[3]&maskRcode, binary.BigEndian.Uint16(m[4:])
+	if m[2]&(maskOpcode|flagTruncated) != 0 {
+		return nil, ErrSuspect
 	}
-	return m, true
+	if questions == 0 && code != mdns.RcodeSuccess && code != mdns.RcodeNameError {
+		return m, nil
+	}
+	if questions != 1 || len(m) < q.end || !bytes.Equal(m[headerSize:q.end], q.wire[headerSize:q.end]) {
+		return nil, ErrSuspect
+	}
+	return m, nil
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -26,10 +27,31 @@ const (
 // ErrBusy is returned when as many questions are open as may be.
 var ErrBusy = errors.New("too many questions are open")
 
+// Budget bounds the sockets that several [Sockets] keep together. It is safe for concurrent use.
+type Budget struct{ left atomic.Int64 }
+
+// NewBudget returns a budget of n sockets.
+func NewBudget(n int) *Budget {
+	b := &Budget{}
+	b.left.Store(int64(n))
+	return b
+}
+
+func (b *Budget) take() bool {
+	if b.left.Add(-1) >= 0 {
+		return true
+	}
+	b.left.Add(1)
+	return false
+}
+
+func (b *Budget) give(n int) { b.left.Add(int64(n)) }
+
 // Sockets are the sockets of open questions, each about a T. They belong to one goroutine.
 type Sockets[T any] struct {
 	epoll  int
 	most   int
+	budget *Budget
 	all    []*Question[T]
 	unused []*Question[T]
 	coins  [512]byte
@@ -38,13 +60,13 @@ type Sockets[T any] struct {
 	answer [maxAnswer]byte
 }
 
-// New returns sockets for so many questions at a time. [Sockets.Wait] also waits for another descriptor to be readable.
-func New[T any](most, watch int) (*Sockets[T], error) {
+// New returns sockets for so many questions at a time, or fewer if the budget has no more. [Sockets.Wait] also waits for another descriptor to be readable.
+func New[T any](most int, budget *Budget, watch int) (*Sockets[T], error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("outbound: %w", err)
 	}
-	s := &Sockets[T]{epoll: epoll, most: most}
+	s := &Sockets[T]{epoll: epoll, most: most, budget: budget}
 	s.spent = len(s.coins)
 	if err := s.add(watch, watched); err != nil {
 		return nil, errors.Join(err, unix.Close(epoll))
@@ -65,12 +87,12 @@ func (s *Sockets[T]) Open() int { return len(s.all) - len(s.unused) }
 
 // Close closes all sockets. What is open is not answered any more.
 func (s *Sockets[T]) Close() error {
-	err := unix.Close(s.epoll)
 	for _, q := range s.all {
-		err = errors.Join(err, unix.Close(q.fd))
+		q.close()
 	}
+	s.budget.give(len(s.all))
 	s.all, s.unused = nil, nil
-	return err
+	return unix.Close(s.epoll)
 }
 
 // Each calls f for each open question. f may end it.
@@ -105,7 +127,7 @@ func (s *Sockets[T]) take() (*Question[T], error) {
 		q.open = true
 		return q, nil
 	}
-	if len(s.all) >= s.most {
+	if len(s.all) >= s.most || !s.budget.take() {
 		return nil, ErrBusy
 	}
 	q := &Question[T]{fd: -1, open: true, index: int32(len(s.all)), watch: s.add}
@@ -131,10 +153,10 @@ func (s *Sockets[T]) End(q *Question[T]) {
 	s.unused = append(s.unused, q)
 }
 
-// Wait waits until the descriptor is readable, which it reports, or for a time. It calls done for each question that was
-// answered, with the message, which is overwritten by the next, or with nil for an answer that cannot be used: it is
-// truncated, a failure of the server, or about something else. done must end the question.
-func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer []byte)) (readable bool, err error) {
+// Wait waits until the descriptor is readable, which it reports, or for a time. It calls done for each question that is
+// over, which done must end: with the answer, of any response code, which is overwritten by the next, or with an error,
+// [ErrSuspect] or that of the socket.
+func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer []byte, err error)) (readable bool, err error) {
 	n, err := unix.EpollWait(s.epoll, s.ready[:], int(wait/time.Millisecond))
 	if err != nil && err != unix.EINTR {
 		return false, fmt.Errorf("outbound: wait: %w", err)
@@ -147,8 +169,8 @@ func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer [
 		q := s.all[event.Fd]
 		if !q.open {
 			q.drain() // something was late
-		} else if answer, over := q.receive(s.answer[:]); over {
-			done(q, answer)
+		} else if answer, err := q.receive(s.answer[:]); err != errForeign { //nolint:errorlint // it is never wrapped
+			done(q, answer, err)
 		}
 	}
 	return readable, nil

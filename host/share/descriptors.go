@@ -67,6 +67,9 @@ func (d Descriptors) Keyless(ln net.Listener) net.Listener {
 	return keyless.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
+// Questions returns how many sockets DNS may keep open to ask upstream from. They come out of the reserve.
+func (d Descriptors) Questions() int { return d.reserve / 8 }
+
 // descriptorLimit returns how many descriptors the process may raise its limit to.
 func descriptorLimit() (int, error) {
 	var limit unix.Rlimit

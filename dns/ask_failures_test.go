@@ -1,0 +1,274 @@
+package dns
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"boxgate/dns/outbound"
+	"boxgate/policy"
+)
+
+// networks are those over which the upstream was asked, in order.
+func (u *realUpstream) networks() []string {
+	var out []string
+	for _, q := range u.queries() {
+		out = append(out, q.network)
+	}
+	return out
+}
+
+// TestReaderAsksOnceWhateverTheAnswer: what cannot be kept, or is a failure, is not asked for again by those who wait.
+func TestReaderAsksOnceWhateverTheAnswer(t *testing.T) {
+	t.Parallel()
+	for what, tc := range map[string]struct {
+		change func(m *mdns.Msg)
+		rcode  int
+	}{
+		"a failure":                      {func(m *mdns.Msg) { m.Rcode = mdns.RcodeServerFailure }, mdns.RcodeServerFailure},
+		"a refusal without the question": {func(m *mdns.Msg) { m.Rcode, m.Question = mdns.RcodeRefused, nil }, mdns.RcodeServerFailure},
+		"no such name, without SOA":      {func(m *mdns.Msg) { m.Rcode, m.Ns = mdns.RcodeNameError, nil }, mdns.RcodeNameError},
+		"no address, without SOA":        {func(m *mdns.Msg) { m.Rcode, m.Ns = mdns.RcodeSuccess, nil }, mdns.RcodeSuccess},
+		"a chain that leads to no host": {func(m *mdns.Msg) {
+			m.Rcode, m.Answer = 0, []mdns.RR{mustRR("a.example.com. 60 IN CNAME a\\.b.cdn.net.")}
+		}, mdns.RcodeServerFailure},
+		"no such name at the end of a chain": {func(m *mdns.Msg) { m.Ns, m.Answer = nil, []mdns.RR{mustRR("a.example.com. 60 IN CNAME x.cdn.net.")} }, mdns.RcodeNameError},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			up := newRealUpstream(t, newZone(t), func(_ string, m *mdns.Msg) { tc.change(m) })
+			l := newLiveBehind(t, domains("a.example.com"), up, nil)
+			if m := l.patient(t, "a.example.com", mdns.TypeA); m.Rcode != tc.rcode {
+				t.Errorf("got\n%v", m)
+			}
+			if got := up.networks(); !slices.Equal(got, []string{"udp"}) {
+				t.Errorf("upstream was asked over %v", got)
+			}
+		})
+	}
+}
+
+// TestReaderAsksOnceResolvingOthers: a denied name whose addresses decide, and that has none.
+func TestReaderAsksOnceResolvingOthers(t *testing.T) {
+	t.Parallel()
+	up := newRealUpstream(t, newZone(t), func(_ string, m *mdns.Msg) { m.Rcode, m.Ns = mdns.RcodeSuccess, nil })
+	l := newLiveBehind(t, policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{"93.184.216.0/24"}}, up, nil)
+	l.patient(t, "a.example.com", mdns.TypeA)
+	if got := up.networks(); !slices.Equal(got, []string{"udp"}) {
+		t.Errorf("upstream was asked over %v", got)
+	}
+}
+
+// TestReaderLeavesSuspectAnswersToAStream, without asking over UDP again: a forger would have another try.
+func TestReaderLeavesSuspectAnswersToAStream(t *testing.T) {
+	t.Parallel()
+	const letters = "abcdefghijklmnopqrstuvwxyz.example.com" // not all in lower case by chance
+	for what, change := range map[string]func(m *mdns.Msg){
+		"truncated":    func(m *mdns.Msg) { m.Truncated = true },
+		"folded":       func(m *mdns.Msg) { m.Question[0].Name = strings.ToLower(m.Question[0].Name) },
+		"another type": func(m *mdns.Msg) { m.Question[0].Qtype = mdns.TypeTXT },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			up := newRealUpstream(t, newZone(t, letters+". 60 IN A "+goodV4), func(network string, m *mdns.Msg) {
+				if network == "udp" {
+					m.Question = slices.Clone(m.Question)
+					change(m)
+				}
+			})
+			l := newLiveBehind(t, domains("*.example.com"), up, nil)
+			wantAddresses(t, l.patient(t, letters, mdns.TypeA), goodV4)
+			if got := up.networks(); !slices.Equal(got, []string{"udp", "tcp"}) {
+				t.Errorf("upstream was asked over %v", got)
+			}
+			if l.up.upstreams[0].heldTo.Load() != 0 {
+				t.Error("a server that answers is held down")
+			}
+		})
+	}
+}
+
+// TestReaderGoesOnAfterAFailure with the other servers, and does not ask the one that failed again.
+func TestReaderGoesOnAfterAFailure(t *testing.T) {
+	t.Parallel()
+	bad := newRealUpstream(t, newZone(t), nil)
+	bad.zone.fail(errDown) // answers SERVFAIL
+	good := newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4), nil)
+	l := newLiveBehind(t, domains("a.example.com"), good, []string{bad.addr})
+	wantAddresses(t, l.patient(t, "a.example.com", mdns.TypeA), goodV4)
+	if n := len(bad.queries()); n != 1 {
+		t.Errorf("the server that failed was asked %d times", n)
+	}
+}
+
+// byHand is a reader whose steps a test takes.
+type byHand struct {
+	*reader
+	t   *testing.T
+	box *policy.Box
+}
+
+func newByHand(t *testing.T, upstreams ...string) byHand {
+	t.Helper()
+	box := newBox(t, "box1", domains("*.example.com"))
+	c := testConfig(t, box, &events{})
+	c.Upstreams = upstreams
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cache.timeout = time.Hour
+	for _, u := range s.up.upstreams {
+		u.try = time.Minute
+	}
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sock, err := takeOver(pc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &reader{Server: s, socket: sock, batch: newBatch(sock)}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		r.giveUp(ctx)
+		r.answering.Wait()
+		if err := sock.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return byHand{r, t, box}
+}
+
+// query has a query that arrives now wait for an answer from upstream.
+func (r byHand) query(host string) {
+	r.t.Helper()
+	now := time.Now()
+	wire, err := newQuery(host, mdns.TypeA).Pack()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	w := waiting{visit: r.usages.enter(r.box, now), wire: wire, from: netip.MustParseAddrPort("127.0.0.1:9"), buf: new([maxQuery]byte)}
+	if !r.ask(w, cacheKey{name(r.t, host), mdns.TypeA}) {
+		r.t.Fatalf("%s is not asked for", host)
+	}
+}
+
+// TestOneSilentNameDoesNotHoldTheServer: a name whose authority never answers would hold the preferred upstream down for all
+// boxes, although it answers everything else. A server that answers nothing is held.
+func TestOneSilentNameDoesNotHoldTheServer(t *testing.T) {
+	t.Parallel()
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, &mdns.Server{PacketConn: pc, Handler: mdns.HandlerFunc(func(w mdns.ResponseWriter, q *mdns.Msg) {
+		if asked := strings.ToLower(q.Question[0].Name); asked != "silent.example.com." {
+			m := new(mdns.Msg).SetReply(q)
+			m.Answer = []mdns.RR{mustRR(q.Question[0].Name + " 60 IN A " + goodV4)}
+			w.WriteMsg(m)
+		}
+	})})
+	other := newRealUpstream(t, newZone(t, "silent.example.com. 0 IN A "+goodV4b), nil)
+	r := newByHand(t, pc.LocalAddr().String(), other.addr)
+	preferred := r.up.upstreams[0]
+
+	r.query("silent.example.com")
+	r.query("a.example.com")
+	for r.asked.sockets.Open() > 1 {
+		if _, err := r.await(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.sweep(t.Context(), time.Now().Add(time.Minute))
+	r.answering.Wait() // the other server has answered
+	if preferred.heldTo.Load() != 0 {
+		t.Fatal("a server that answers is held down")
+	}
+
+	r.cache.answers = newLRU[cacheKey, *answer](1 << 20)
+	r.query("silent.example.com")
+	r.sweep(t.Context(), time.Now().Add(2*time.Minute))
+	r.answering.Wait()
+	if preferred.heldTo.Load() == 0 {
+		t.Error("a server that answers nothing is asked first again")
+	}
+	if n := len(other.queries()); n != 2 {
+		t.Errorf("the other server was asked %d times for two names", n)
+	}
+	preferred.answered()
+	if preferred.held() {
+		t.Error("a server that answers again stays held down")
+	}
+}
+
+// TestHeldServerThatAnswersIsAskedAgain: an answer that a reader gets ends the hold.
+func TestHeldServerThatAnswersIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	up := newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4), nil)
+	r := newByHand(t, up.addr)
+	r.query("a.example.com")
+	r.up.upstreams[0].failed(time.Now()) // another reader's question
+	for r.asked.sockets.Open() > 0 {
+		if _, err := r.await(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.up.upstreams[0].heldTo.Load() != 0 {
+		t.Error("a server that answers is held down")
+	}
+}
+
+// TestReaderWithoutDescriptorsSaysSoOnceASecond and tries no more often.
+func TestReaderWithoutDescriptorsSaysSoOnceASecond(t *testing.T) {
+	t.Parallel()
+	core, logs := observer.New(zapcore.WarnLevel)
+	r := newByHand(t, "127.0.0.1:9")
+	r.log = zap.New(core)
+	fd := r.socket.fd
+	r.socket.fd = -1 // cannot be waited for
+	start := time.Now()
+	for i := range 250 {
+		if r.prepare(start.Add(time.Duration(i) * 10 * time.Millisecond)) {
+			t.Fatal("prepared")
+		}
+	}
+	if n := logs.Len(); n != 3 {
+		t.Errorf("%d warnings in two and a half seconds", n)
+	}
+	r.socket.fd = fd
+	if !r.prepare(start.Add(time.Hour)) {
+		t.Error("it does not recover")
+	}
+}
+
+// TestReadersShareTheirSockets: what needs more than all of them may keep takes the general way, and what one gives up is
+// there for the others.
+func TestReadersShareTheirSockets(t *testing.T) {
+	t.Parallel()
+	one, other := newByHand(t, "127.0.0.1:9"), newByHand(t, "127.0.0.1:9")
+	one.budget = outbound.NewBudget(1)
+	other.Server = one.Server
+	one.query("a.example.com")
+	w := waiting{visit: one.usages.enter(one.box, time.Now())}
+	missing := cacheKey{name(t, "b.example.com"), mdns.TypeA}
+	if other.ask(w, missing) {
+		t.Error("the other reader has a socket beyond the budget")
+	}
+	w.visit.leave()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	one.giveUp(ctx)
+	other.query("b.example.com")
+}
