@@ -28,7 +28,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		c.failed(f.Kind, err)
 		return
 	}
-	if len(addrs) == 1 && rt.Action == policy.Splice && c.passOn(f, rt, addrs[0]) {
+	if len(addrs) == 1 && rt.Action == policy.Splice && c.passOn(f, rt, addrs[0], deadline) {
 		return
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, deadline)
@@ -82,14 +82,14 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn) {
 	}
 }
 
-// passOn makes a tunnel that connects to the only address by itself. It reports false if that is to be done otherwise.
-func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr) bool {
+// passOn makes a tunnel that connects to the only address by itself until the deadline. It reports false if that is to be done otherwise.
+func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline time.Time) bool {
 	rt.Asked, rt.Known = rt.At(to)
 	if c.live.Settle(rt); c.p.recheck(c.live) {
 		return true // it is closed
 	}
 	c.spliced = spliced{first: f, at: to, name: rt.Request.Name}
-	t, err := c.p.core.Tunnels.Dial(c.tunnelled(), netip.AddrPortFrom(to, rt.Asked.Port), f.Data, c.p.cfg.DialTimeout)
+	t, err := c.p.core.Tunnels.Dial(c.tunnelled(), netip.AddrPortFrom(to, rt.Asked.Port), f.Data, time.Until(deadline))
 	if err != nil {
 		return false
 	}
@@ -117,6 +117,7 @@ func (c *conn) tunnelled() tunnel.Spec {
 // leaveTo leaves the connection to a tunnel that is to be started, and the handler's goroutine ends: a tunnel needs none.
 // It reports false if the connection was cut.
 func (c *conn) leaveTo(t *tunnel.Tunnel) bool {
+	c.head = nil
 	c.handed = true
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	return c.live.Relay(t)

@@ -9,9 +9,10 @@ import (
 	"unsafe"
 )
 
-// Direct is a TCP connection whose reads and writes are system calls that the Go scheduler is not told of. They never
-// block: the socket is in non-blocking mode, and where it is not ready the goroutine waits in the network poller as
-// always, deadlines included. The scheduler need not be told what takes microseconds: when it is, it wakes its monitor
+// Direct is a TCP connection whose reads and writes are system calls that the Go scheduler is not told of. None waits for
+// the peer: the socket is in non-blocking mode, and where it is not ready the goroutine waits in the network poller as
+// always, deadlines included. A call can still take its time, as when the kernel delivers a large write over loopback
+// itself, or needs memory; the monitor thread then cannot hand the processor to another thread. The scheduler need not be told what takes microseconds: when it is, it wakes its monitor
 // thread for nearly every request, which takes the processor from a goroutine that is longer than 20 µs in sending, as
 // over loopback or a veth, where the sender does the receiver's work.
 //
@@ -20,6 +21,8 @@ type Direct struct {
 	*net.TCPConn
 	raw     syscall.RawConn
 	in, out transfer
+	more    bool // the last read got all that it had room for
+	held    bool
 }
 
 // transfer is one direction of a [Direct].
@@ -49,7 +52,11 @@ func (d *Direct) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
+	if d.held {
+		return 0, os.ErrDeadlineExceeded
+	}
 	n, err := d.in.move(b, d.raw.Read)
+	d.more = n == len(b)
 	if err != nil {
 		return n, d.failed("read", err)
 	}
@@ -58,6 +65,13 @@ func (d *Direct) Read(b []byte) (int, error) {
 	}
 	return n, nil
 }
+
+// More reports whether the last read may have left something in the socket: it got all that it had room for.
+func (d *Direct) More() bool { return d.more }
+
+// Hold makes reads fail with [os.ErrDeadlineExceeded] at once, until it is taken back. What a layer above returns
+// meanwhile is what it had already read.
+func (d *Direct) Hold(held bool) { d.held = held }
 
 // Write implements [net.Conn].
 func (d *Direct) Write(b []byte) (int, error) {

@@ -1,6 +1,7 @@
 package http1
 
 import (
+	"context"
 	"errors"
 
 	"boxgate/internal/buffers"
@@ -62,11 +63,12 @@ func (h *conn) wantsWebSocket() bool {
 
 // send flushes the output buffer to the upstream and, if the request is complete, waits for the first byte of the
 // response. The server may have just closed a kept connection: an idempotent request without a body is then retried on
-// another (RFC 9110, 9.2.2), so it is sent without asking first whether the connection is still open.
+// a new one (RFC 9110, 9.2.2), so it is sent without asking first whether one just used is still open.
 func (h *conn) send(whole bool) error {
 	again := whole && h.req.Body.Empty() && exchange.Idempotent(h.ruling.Request.Method)
+	connect := h.s.Core.Origins.HTTP1
 	for {
-		if err := h.connect(again); err != nil {
+		if err := h.connect(again, connect); err != nil {
 			return err
 		}
 		used := h.up.Begin()
@@ -81,6 +83,7 @@ func (h *conn) send(whole bool) error {
 			return nil // the upload meets the same error; the server may have answered before it closed
 		}
 		h.drop()
+		connect = h.s.Core.Origins.Fresh1
 		if !used || !again || h.ctx.Err() != nil {
 			return &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
 		}
@@ -95,15 +98,18 @@ func (h *conn) firstByte() error {
 	return h.up.In.Fill()
 }
 
-// connect ensures that there is an upstream connection, judged under the policy in force. again says that the request may
-// be sent again: then one that was used just now is taken to be open.
-func (h *conn) connect(again bool) error {
+// connector is [origin.Origins.HTTP1] or [origin.Origins.Fresh1].
+type connector func(context.Context, origin.Client, origin.Target) (*origin.Conn, error)
+
+// connect ensures that there is an upstream connection, judged under the policy in force; a new one comes from another.
+// again says that the request may be sent again: then one that was used just now is taken to be open.
+func (h *conn) connect(again bool, another connector) error {
 	c := h.s.Box.Policy.Load()
-	if h.up != nil && !(h.up.Ready(c) && (again || h.up.Quiet())) {
+	if h.up != nil && !(h.up.Ready(c) && (again && h.up.Fresh(parkAfter) || h.up.Quiet())) {
 		h.drop()
 	}
 	if h.up == nil {
-		up, err := h.s.Core.Origins.HTTP1(h.ctx, h.s.Origin, h.ruling.Target(h.s))
+		up, err := another(h.ctx, h.s.Origin, h.ruling.Target(h.s))
 		if err != nil {
 			return err
 		}

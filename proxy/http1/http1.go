@@ -156,6 +156,9 @@ func (f *flight) clear() {
 // finish releases everything.
 func (h *conn) finish() {
 	h.s.Live.Watch(nil)
+	if h.work != nil {
+		h.upload.stop(h) // which uses in, if the handler panicked
+	}
 	h.in.Release()
 	h.giveOut()
 	h.park()

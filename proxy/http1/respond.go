@@ -70,9 +70,7 @@ func (h *conn) uploaded(u *upload) {
 func (h *conn) settle(u *upload, a header.Answer, reuse bool) error {
 	u.stop(h)
 	h.uploaded(u)
-	if reuse && len(h.up.In.Bytes()) == 0 {
-		h.up.Done()
-	} else {
+	if !reuse || !h.up.Done(h.res.Body) {
 		h.drop()
 	}
 	if a.Close {

@@ -132,7 +132,9 @@ func (u *upload) stop(h *conn) {
 	select {
 	case <-u.done:
 	default:
-		h.up.Abort()
+		if h.up != nil {
+			h.up.Abort()
+		}
 		_ = h.s.Client.SetReadDeadline(time.Unix(1, 0))
 		<-u.done
 	}

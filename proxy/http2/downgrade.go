@@ -61,7 +61,7 @@ func (st *stream) forward1(up *origin.Conn, again bool) {
 			return
 		}
 		up.Close()
-		next, err := st.s.Core.Origins.HTTP1(ctx, st.s.Origin, st.ruling.Target(st.s))
+		next, err := st.s.Core.Origins.Fresh1(ctx, st.s.Origin, st.ruling.Target(st.s))
 		if err != nil {
 			st.refuseUpstream(err)
 			return
@@ -76,8 +76,7 @@ func (st *stream) forward1(up *origin.Conn, again bool) {
 			<-d.sent
 			reuse = false
 		}
-		if stop() && reuse && len(up.In.Bytes()) == 0 {
-			up.Done()
+		if stop() && reuse && up.Done(d.res.Body) {
 			up.Keep()
 			kept = true
 		}

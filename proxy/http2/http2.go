@@ -257,6 +257,7 @@ func (st *stream) end() {
 		return
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, errAbort) {
+		st.shared = true // an upload may go on for a moment
 		contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
 	}
 	st.client.Reset(st.reset)

@@ -2,10 +2,13 @@ package origin
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,10 +33,14 @@ type Conn struct {
 	poll   [1]unix.PollFd
 	quiet  bool
 	look   func(fd uintptr)
+	direct *socket.Direct   // what NetConn is or wraps
 	dial   policy.Request   // the address it goes to
 	judged *policy.Compiled // the last policy that allowed dial
 	served int              // requests sent before this one
-	dirty  bool             // an exchange has begun and not ended cleanly: the connection must not be reused
+	ended  time.Time        // when the last exchange did
+	framed bool             // its response had content, whose end the framing told
+	spare  [1]byte
+	dirty  bool // an exchange has begun and not ended cleanly: the connection must not be reused
 }
 
 // newUpstream takes ownership of a newly dialled connection and its place. On an error both are released.
@@ -48,6 +55,10 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	if !ok {
 		return nil, errors.New("upstream is not a TCP connection")
 	}
+	direct, ok := directOf(conn)
+	if !ok {
+		return nil, errors.New("upstream is not read directly")
+	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -56,7 +67,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	if err != nil {
 		return nil, err
 	}
-	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, raw: raw, dial: dial}
+	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, direct: direct, raw: raw, dial: dial}
 	u.reader.conn = conn
 	u.holds.Open(pl.pool.memory, memory.Buffers)
 	u.In.Memory = memory.Doubled{Claim: &u.holds}
@@ -100,10 +111,27 @@ func (u *Conn) Begin() (again bool) {
 // Again reports whether the connection has carried an exchange before.
 func (u *Conn) Again() bool { return u.served > 0 }
 
-// Done marks an exchange as cleanly ended.
-func (u *Conn) Done() {
-	u.dirty = false
+// Done ends an exchange whose response, framed by f, was read whole, and reports whether the connection can carry
+// another: nothing behind the response has been read already.
+func (u *Conn) Done(f h1.Framing) bool {
+	u.dirty = len(u.In.Bytes()) > 0 || u.ahead()
+	u.framed = f.Chunked || f.Length > 0
+	u.ended = time.Now()
 	u.In.Relax()
+	return !u.dirty
+}
+
+// ahead reports whether TLS has read more than it has returned: further content, or the end. The beginning of a record is
+// not noticed.
+func (u *Conn) ahead() bool {
+	secure, ok := u.NetConn.(*tls.Conn)
+	if !ok {
+		return false
+	}
+	u.direct.Hold(true)
+	defer u.direct.Hold(false)
+	n, err := secure.Read(u.spare[:])
+	return n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // ReadFor limits the following reads: they continue until ctx ends or gone, polled now and then, reports true. Reads
@@ -128,6 +156,14 @@ func (u *Conn) Ready(c *policy.Compiled) bool {
 	}
 	u.judged = c
 	return !u.dirty && len(u.In.Bytes()) == 0
+}
+
+// Fresh reports whether [Conn.Quiet] need not be asked for a request that may be sent again: the last exchange ended less
+// than within ago, and took all that had arrived. A server that takes a response to HEAD, or one of status 204 or 304,
+// to have a body sends it next, and one that has waited for a request for long says so: both would be taken for the next
+// response.
+func (u *Conn) Fresh(within time.Duration) bool {
+	return u.framed && !u.direct.More() && time.Since(u.ended) < within
 }
 
 // Quiet asks the kernel whether the server has sent neither data nor EOF since the last exchange.

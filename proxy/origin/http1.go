@@ -105,6 +105,20 @@ func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, erro
 	if u := pool.take(to.key(), who.Box.Policy.Load()); u != nil {
 		return u, nil
 	}
+	return p.fresh(ctx, pool, who, to)
+}
+
+// Fresh1 is [Origins.HTTP1] for a request that a kept connection has failed: others kept were probably closed as well.
+func (p *Origins) Fresh1(ctx context.Context, who Client, to Target) (*Conn, error) {
+	pool, err := p.poolOf(who)
+	if err != nil {
+		return nil, err
+	}
+	return p.fresh(ctx, pool, who, to)
+}
+
+// fresh dials an HTTP/1.1 connection.
+func (p *Origins) fresh(ctx context.Context, pool *boxPool, who Client, to Target) (*Conn, error) {
 	pl, err := pool.acquire(to.key())
 	if err != nil {
 		return nil, err

@@ -50,5 +50,14 @@ func direct(c net.Conn) net.Conn {
 	return c
 }
 
+// directOf returns what [direct] made, below TLS or without.
+func directOf(c net.Conn) (*socket.Direct, bool) {
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
+	}
+	d, ok := c.(*socket.Direct)
+	return d, ok
+}
+
 // ErrNoName refuses TLS without a name, or with one that was not judged.
 var ErrNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))

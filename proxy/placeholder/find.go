@@ -142,7 +142,7 @@ func InHTTP2Request(fields []hpack.HeaderField, line ...string) (t Scan) {
 		}
 		switch f := h1.NewField(f.Name, f.Value); f.Kind {
 		case h1.Trailer:
-			t.look(strings.ToLower(string(f.Value)), inTrailer, "")
+			t.look(string(f.Value), inTrailer, "")
 		case h1.HopByHop, h1.Expect:
 			t.field(string(f.Name), string(f.Value), false)
 		default:

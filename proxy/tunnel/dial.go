@@ -25,17 +25,20 @@ const FirstMost = 4 << 10
 
 // Dial returns a tunnel that connects to an address, sends it first, and then relays once [Tunnel.Start] was called. If
 // the server does not accept within timeout, or refuses, the owner is told. first must not change before it was told of
-// the one or the other. After an error there is no tunnel: the attempt could not even be made.
+// the one or the other. After an error there is no tunnel: the attempt could not even be made, or no time is left for it.
 func (p *Pool) Dial(s Spec, to netip.AddrPort, first []byte, timeout time.Duration) (*Tunnel, error) {
 	if len(first) == 0 || len(first) > FirstMost {
 		return nil, errors.ErrUnsupported
+	}
+	if timeout <= 0 {
+		return nil, os.ErrDeadlineExceeded
 	}
 	fd, err := connect(to)
 	if err != nil {
 		return nil, err
 	}
 	t := &Tunnel{Spec: s, pool: p, dial: &dial{to: to, first: first, timeout: timeout}}
-	t.ends[client] = end{conn: s.Client, fd: descriptor(s.Client), out: true}
+	t.ends[client] = end{conn: s.Client, fd: -1, out: true}
 	t.ends[server] = end{fd: fd, out: true, delays: true}
 	return t, nil
 }

@@ -55,14 +55,11 @@ func (t *Tunnel) run(side int) (more bool, err error) {
 
 // fill takes up to a pipe or a buffer of what src has.
 func (t *Tunnel) fill(f *flow, src *end) error {
-	if f.pipe == nil && f.bulk {
+	if f.pipe == nil && f.bulk && !src.alert {
 		f.recycle()
 		f.pipe = t.pool.pipes.get(t.Count.Pipes)
 	}
-	if f.pipe == nil && f.buf == nil {
-		f.buf = copyBuffers.Get()
-	}
-	n, err := f.take(src)
+	n, err := t.take(f, src)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		src.in = false
@@ -84,19 +81,29 @@ func (t *Tunnel) fill(f *flow, src *end) error {
 	return nil
 }
 
-// take reads once.
-func (f *flow) take(src *end) (int, error) {
-	for {
-		var n int
-		var err error
-		if f.pipe != nil {
-			var moved int64
-			moved, err = unix.Splice(src.fd, nil, f.pipe.w, nil, spliceMost, unix.SPLICE_F_NONBLOCK)
-			n = int(moved)
-		} else {
-			n, err = unix.Read(src.fd, *f.buf)
+// take reads once. splice(2) does not get past urgent data: it stops there as if there were nothing, or at the end. So
+// only a read is believed that.
+func (t *Tunnel) take(f *flow, src *end) (int, error) {
+	if f.pipe != nil {
+		n, err := untilDone(func() (int, error) {
+			n, err := unix.Splice(src.fd, nil, f.pipe.w, nil, spliceMost, unix.SPLICE_F_NONBLOCK)
+			return int(n), err
+		})
+		if n > 0 || err != nil && !errors.Is(err, unix.EAGAIN) {
+			return n, err
 		}
-		if !errors.Is(err, unix.EINTR) {
+		f.drop(t)
+	}
+	if f.buf == nil {
+		f.buf = copyBuffers.Get()
+	}
+	return untilDone(func() (int, error) { return unix.Read(src.fd, *f.buf) })
+}
+
+// untilDone makes a system call again when a signal has interrupted it.
+func untilDone(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // loop moves the bytes of many tunnels in one goroutine. It has an epoll instance of its own, which the runtime's
 // poller watches: so no thread waits, and idle tunnels have no goroutine.
 type loop struct {
-	fd   int
+	fd   int      // not to be used once the loop may have ended
 	file *os.File // of fd
 	raw  syscall.RawConn
 
@@ -54,15 +54,16 @@ func newLoop() (*loop, error) {
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, 128)
 	var busy, still []*Tunnel // with more to do
+	var n int
+	look := func(fd uintptr) { n = poll(fd, events) }
+	wait := func(fd uintptr) bool { look(fd); return n != 0 }
 	for {
-		n := l.poll(events)
-		if n == 0 && len(busy) == 0 {
-			if err := l.raw.Read(func(uintptr) bool { n = l.poll(events); return n != 0 }); err != nil {
-				return
-			}
+		err := l.raw.Control(look)
+		if err == nil && n == 0 && len(busy) == 0 {
+			err = l.raw.Read(wait)
 		}
-		if n < 0 {
-			return
+		if err != nil || n < 0 {
+			return // it has ended
 		}
 		for _, e := range events[:n] {
 			if t := l.at(slot{e.Fd >> 1, e.Pad}); t != nil && t.turn(int(e.Fd&1), e.Events) {
@@ -82,10 +83,10 @@ func (l *loop) run() {
 	}
 }
 
-// poll returns the number of events that are there, or -1 once the loop has ended.
-func (l *loop) poll(events []unix.EpollEvent) int {
+// poll returns the number of events that are there, or -1 on an error.
+func poll(fd uintptr, events []unix.EpollEvent) int {
 	for {
-		n, err := unix.EpollWait(l.fd, events, 0)
+		n, err := unix.EpollWait(int(fd), events, 0)
 		switch err {
 		case nil:
 			return n

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 )
@@ -63,11 +64,11 @@ type Tunnel struct {
 // end is one side of a tunnel.
 type end struct {
 	conn    *net.TCPConn // nil if the tunnel made the socket
-	fd      int
-	in, out bool // there may be something to read, room to write
-	fin     bool // its peer sends no more than what is there
-	alert   bool // a short read does not mean that nothing is left: there is an error, or urgent data
-	delays  bool // small writes still wait for acknowledgements (Nagle)
+	fd      int          // -1 until Start: until then others may close conn
+	in, out bool         // there may be something to read, room to write
+	fin     bool         // its peer sends no more than what is there
+	alert   bool         // a short read does not mean that nothing is left: there is an error, or urgent data
+	delays  bool         // small writes still wait for acknowledgements (Nagle)
 }
 
 // The indices of the ends.
@@ -83,12 +84,12 @@ var errClosed = errors.New("the tunnel was cut")
 // [Tunnel.Start] was called.
 func (p *Pool) Splice(s Spec, upstream *net.TCPConn) *Tunnel {
 	t := &Tunnel{Spec: s, pool: p}
-	t.ends[client] = end{conn: s.Client, fd: descriptor(s.Client), out: true}
-	t.ends[server] = end{conn: upstream, fd: descriptor(upstream), out: true}
+	t.ends[client] = end{conn: s.Client, fd: -1, out: true}
+	t.ends[server] = end{conn: upstream, fd: -1, out: true}
 	return t
 }
 
-// descriptor returns the descriptor of a socket, valid until it is closed, or -1.
+// descriptor returns the descriptor of a socket, valid until that is closed, or -1.
 func descriptor(c *net.TCPConn) int {
 	fd := -1
 	if raw, err := c.SyscallConn(); err == nil {
@@ -97,12 +98,17 @@ func descriptor(c *net.TCPConn) int {
 	return fd
 }
 
-// Start begins to relay.
+// Start begins to relay. From now on nobody but the tunnel may close its sockets.
 func (t *Tunnel) Start() {
 	defer t.settle()
 	t.mu.Lock()
 	if t.closed {
 		return
+	}
+	for i := range t.ends {
+		if e := &t.ends[i]; e.conn != nil {
+			e.fd = descriptor(e.conn)
+		}
 	}
 	t.moved = time.Now()
 	wait := t.pool.idle
@@ -236,13 +242,17 @@ func (t *Tunnel) settle() {
 
 // close closes the socket, so that its peer sees a reset or the end.
 func (e *end) close(reset bool) {
-	if reset {
-		_ = unix.SetsockoptLinger(e.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	}
-	if e.conn != nil {
-		_ = e.conn.Close()
-	} else {
-		_ = unix.Close(e.fd)
-	}
+	fd := e.fd
 	e.fd = -1
+	switch {
+	case e.conn != nil && reset:
+		socket.Reset(e.conn) // not by its number: it may have been closed, and the number be another's
+	case e.conn != nil:
+		_ = e.conn.Close()
+	default:
+		if reset {
+			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		}
+		_ = unix.Close(fd)
+	}
 }
