@@ -136,6 +136,17 @@ func TestTunnelToASilentServerFailsInTime(t *testing.T) {
 	}
 }
 
+// TestTunnelWithoutTimeLeft: nothing is dialled when the time for it was spent on the name.
+func TestTunnelWithoutTimeLeft(t *testing.T) {
+	t.Parallel()
+	_, far := tcpPair(t)
+	to := netip.MustParseAddrPort(listen(t).Addr().String())
+	tun, err := newPool(t).Dial(Spec{Client: far, Box: "box1", Owner: newOwned(), Count: newCounters()}, to, []byte("hello"), 0)
+	if tun != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v, %v", tun, err)
+	}
+}
+
 // TestAttackCutWhileATunnelConnects: a cut ends a tunnel whenever it comes, once.
 func TestAttackCutWhileATunnelConnects(t *testing.T) {
 	t.Parallel()
@@ -216,7 +227,7 @@ func TestBytesBehindUrgentOnesArrive(t *testing.T) {
 	p := newPool(t)
 	box, far := tcpPair(t)
 	upstream, srv := tcpPair(t)
-	sendUrgent(t, box, "ab!cd")
+	sendUrgent(t, box, "ab!", "cd")
 	_, _ = io.WriteString(box, "ef")
 	_ = box.CloseWrite()
 	o := make(ending, 1)
@@ -228,16 +239,22 @@ func TestBytesBehindUrgentOnesArrive(t *testing.T) {
 	<-o
 }
 
-func sendUrgent(t testing.TB, c *net.TCPConn, s string) {
+// sendUrgent sends a few bytes, the last of them urgent, and then the rest.
+func sendUrgent(t testing.TB, c *net.TCPConn, urgent, rest string) {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte(s[:3]), unix.MSG_OOB, nil) }), err)
-	}
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return
 	}
-	_, _ = io.WriteString(c, s[3:])
+	failed := raw.Write(func(fd uintptr) bool {
+		err = unix.Sendto(int(fd), []byte(urgent), unix.MSG_OOB, nil)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if err := errors.Join(failed, err); err != nil {
+		t.Error(err)
+	}
+	_, _ = io.WriteString(c, rest)
 }
 
 func TestLoopsEndWithTheirLastTunnel(t *testing.T) {
