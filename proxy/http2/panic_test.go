@@ -1,0 +1,32 @@
+package http2
+
+import (
+	"testing"
+
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/live"
+)
+
+type recorder struct{}
+
+func (recorder) Record(audit.Event) {}
+
+// TestStreamOfAPanicIsNotUsedAgain: an upload may go on for a moment after the handler has panicked.
+func TestStreamOfAPanicIsNotUsedAgain(t *testing.T) {
+	t.Parallel()
+	s := &exchange.Session{Box: &policy.Box{}, Live: &live.Conn{}, Core: &exchange.Core{Log: zap.NewNop(), Audit: recorder{}}}
+	st := &stream{s: s, c: &conn{s: s, flights: map[*stream]struct{}{}}}
+	st.x.Begin(s)
+	func() {
+		defer func() { _ = recover() }() // there is no client to reset
+		defer st.end()
+		panic("a fault")
+	}()
+	if st.recycle(); st.s != s || !st.shared {
+		t.Error("another request may get the stream")
+	}
+}
