@@ -36,7 +36,7 @@ func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
 	if len(list) > 1 {
 		view, _ = f.links.Look() // without it, each box's own are read
 	}
-	all := f.admit(list)
+	all := f.admit(ctx, list)
 	for chunk := range slices.Chunk(all, boxesAtOnce) {
 		f.register(chunk)
 		for _, j := range chunk {
@@ -69,9 +69,9 @@ type joining struct {
 func (j *joining) fail(err error) { j.err = fmt.Errorf("box %s: %w", j.Box, err) }
 
 // admit refuses boxes whose place is not theirs.
-func (f *Firewall) admit(list []Attachment) []*joining {
+func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
 	var all []*joining
-	taken := places{addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
+	taken := places{boxes: map[policy.BoxID]bool{}, addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
 	for _, a := range list {
 		j := &joining{box: &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}}
 		all = append(all, j)
@@ -82,6 +82,9 @@ func (f *Firewall) admit(list []Attachment) []*joining {
 			continue
 		}
 		taken.take(a)
+		if j.err = f.finishRemoval(ctx, a.Box); j.err != nil {
+			continue
+		}
 		j.old = f.leftover[j.Link]
 		if known, ok := f.boxes.byID[a.Box]; ok {
 			j.old, j.plan, j.noted, j.known = known.Entry, known.plan, known.noted, true
@@ -92,21 +95,26 @@ func (f *Firewall) admit(list []Attachment) []*joining {
 
 // places are what boxes get that are added together.
 type places struct {
+	boxes  map[policy.BoxID]bool
 	addrs  map[netip.Addr]policy.BoxID
 	spaces map[namespace.ID]policy.BoxID
 }
 
 func (p *places) take(a Attachment) {
+	p.boxes[a.Box] = true
 	p.addrs[a.V4], p.addrs[a.V6] = a.Box, a.Box
 	if ns, err := namespace.IDAt(a.NetNS); err == nil { // else it cannot be attached
 		p.spaces[ns] = a.Box
 	}
 }
 
-// checkFree refuses addresses and a namespace that another box has or is about to get.
+// checkFree refuses a box that is being added already, and addresses and a namespace that another box has or is about to get.
 func (f *Firewall) checkFree(a Attachment, taken places) error {
 	if f.closed {
 		return errors.New("closed")
+	}
+	if taken.boxes[a.Box] {
+		return fmt.Errorf("box %s: it is being added already", a.Box)
 	}
 	for _, addr := range []netip.Addr{a.V4, a.V6} {
 		id, held := taken.addrs[addr]
@@ -173,9 +181,7 @@ func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error 
 	at, err := f.links.Attach(ctx, &j.Attachment, view)
 	if err != nil {
 		if !j.known {
-			err = errors.Join(err, f.links.Delete(j.Link), f.unregister(j.Entry))
-			f.idle.suspect(j.Entry) // its note is gone, the connections that an earlier run's plan let through are not
-			delete(f.leftover, j.Link)
+			err = errors.Join(err, f.abandon(j))
 		}
 		return fmt.Errorf("box %s: %w", j.Box, err)
 	}
@@ -183,4 +189,15 @@ func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error 
 	delete(f.leftover, j.Link)
 	f.trackBox(j.box)
 	return nil
+}
+
+// abandon takes back the registration of a box that cannot be attached. What could not be taken back is left for
+// [Firewall.RemoveBox].
+func (f *Firewall) abandon(j *joining) error {
+	err := f.unregister(&j.Entry)
+	f.idle.suspect(j.Entry) // its note is gone, the connections that an earlier run's plan let through are not
+	if err == nil {
+		delete(f.leftover, j.Link)
+	}
+	return errors.Join(f.links.Delete(j.Link), err)
 }

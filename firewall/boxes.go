@@ -28,15 +28,17 @@ func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 
 // remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
 func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) error {
-	e, known := f.leftover[link]
+	f.removing[link] = true
+	left, known := f.leftover[link]
+	e := &left
 	b, ok := f.boxes.byID[id]
-	if ok {
+	switch {
+	case ok:
 		b.plan = policy.KernelPlan{}
-		e, known = b.Entry, true
-	}
-	if !known {
-		e = nft.NewEntry(id)
-		e.Link = link
+		e = &b.Entry
+	case !known:
+		left = nft.NewEntry(id)
+		left.Link = link
 	}
 	// The link first: rules without a link do no harm, and a link without rules is closed.
 	err := f.links.Delete(e.Link)
@@ -45,29 +47,46 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 		idle, b.noted = f.isIdle(b), false // its note is erased with its entry
 	}
 	err = errors.Join(err, fault.At(ctx, "remove: link deleted"))
-	if known {
+	if ok || known {
 		err = errors.Join(err, f.unregister(e))
 	}
 	if err != nil {
+		if known {
+			f.leftover[link] = left // which may be out of the table by now
+		}
 		return err
 	}
 	f.untrackBox(id)
 	f.boxes.remove(id)
 	delete(f.leftover, link)
+	delete(f.removing, link)
 	if idle {
 		return nil
 	}
 	if _, err = f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false }); err != nil {
-		f.idle.suspect(e)
+		f.idle.suspect(*e)
 	}
 	return err
 }
 
+// finishRemoval goes through with a removal that has failed, so that what the box was allowed before does not come back
+// with a box of the same name.
+func (f *Firewall) finishRemoval(ctx context.Context, id policy.BoxID) error {
+	link := network.LinkName(id)
+	if !f.removing[link] {
+		return nil
+	}
+	if err := f.remove(context.WithoutCancel(ctx), link, id); err != nil {
+		return fmt.Errorf("box %s: its removal: %w", id, err)
+	}
+	return nil
+}
+
 // unregister takes the box out of the table.
-func (f *Firewall) unregister(e nft.Entry) error { return f.table.Unregister(e, f.sharesMark(e)) }
+func (f *Firewall) unregister(e *nft.Entry) error { return f.table.Unregister(e, f.sharesMark(e)) }
 
 // sharesMark reports whether another box has the same mark.
-func (f *Firewall) sharesMark(e nft.Entry) bool {
+func (f *Firewall) sharesMark(e *nft.Entry) bool {
 	for _, b := range f.boxes.byID {
 		if b.Link != e.Link && b.Mark == e.Mark {
 			return true

@@ -34,6 +34,7 @@ type Firewall struct {
 	table    *nft.Table
 	boxes    roster
 	leftover map[string]nft.Entry // by interface: boxes of an earlier run, not added again yet
+	removing map[string]bool      // by interface: boxes whose removal has failed
 	idle     idle
 	closed   bool
 }
@@ -63,7 +64,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
 	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()),
-		leftover: map[string]nft.Entry{}}
+		leftover: map[string]nft.Entry{}, removing: map[string]bool{}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)

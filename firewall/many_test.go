@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -96,12 +97,17 @@ func TestOneOfManyBoxesFailsAlone(t *testing.T) {
 	list[2].V4 = list[0].V4
 	plans[3].Protected = nil
 	list[4].NetNS = list[0].NetNS
-	added := w.fw.AddBoxes(t.Context(), list)
+	twice := append(slices.Clone(list), list[0])
+	twice[5].V4, twice[5].V6 = netip.MustParseAddr("10.77.0.99"), netip.MustParseAddr("fd77::99")
+	added := w.fw.AddBoxes(t.Context(), twice)
 	applied := w.fw.ApplyAll(t.Context(), plans)
 	for i, want := range [][2]bool{{true, true}, {false, false}, {false, false}, {true, false}, {false, false}} {
 		if (added[i] == nil) != want[0] || (applied[i] == nil) != want[1] {
 			t.Errorf("%s: %v, %v", list[i].Box, added[i], applied[i])
 		}
+	}
+	if err := added[5]; err == nil {
+		t.Error("a box was added twice")
 	}
 	if err := added[4]; err == nil || !strings.Contains(err.Error(), "belongs to box box0") {
 		t.Errorf("a box in the namespace of another: %v", err)

@@ -132,7 +132,8 @@ func (f *Firewall) restoreChunk(ctx context.Context, chunk []*box, view *link.Vi
 		changes = append(changes, nft.Change{Entry: &b.Entry, Plan: b.plan})
 	}
 	restore := func(b *box) error { return f.restoreLink(ctx, b, view) }
-	if f.table.Restore(changes...) != nil {
+	if err := f.table.Restore(changes...); err != nil {
+		f.cfg.Log.Warn("boxes could not be restored together; they are restored one by one", zap.Int("boxes", len(chunk)), zap.Error(err))
 		restore = func(b *box) error { return f.restoreBox(ctx, b) }
 	}
 	for _, b := range chunk {

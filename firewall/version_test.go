@@ -2,6 +2,7 @@ package firewall
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -35,10 +36,16 @@ func (w *world) versions() []string {
 // dying marks a context in which the gateway dies at a step.
 type dying struct{}
 
+// failing marks a context in which a step fails.
+type failing struct{}
+
 func TestMain(m *testing.M) {
 	fault.Inject(func(ctx context.Context, step string) error {
 		if ctx.Value(dying{}) == step {
 			panic(dying{})
+		}
+		if ctx.Value(failing{}) == step {
+			return errors.New("failed for the test")
 		}
 		return nil
 	}, nil)
@@ -180,5 +187,78 @@ func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 	w.apply("one", allow("198.51.100.0/28"))
 	if n := w.fw.table.Replaced(); n != 0 {
 		t.Errorf("%d versions are left", n)
+	}
+}
+
+// A removal that fails half-way, however often, leaves the box closed and takes nothing from a box with the same plan. What
+// is added under its name afterwards begins with nothing.
+func TestARemovalThatFailsTakesAndLeavesNothing(t *testing.T) {
+	const step = "remove: link deleted"
+	for name, fail := range map[string]func(*world){
+		"error": func(w *world) {
+			if err := w.fw.RemoveBox(context.WithValue(w.t.Context(), failing{}, step), "one"); err == nil {
+				t.Error("the step was not reached")
+			}
+		},
+		"panic": func(w *world) {
+			w.dieAt(step, func(ctx context.Context) { _ = w.fw.RemoveBox(ctx, "one") })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			to := netip.AddrPortFrom(outside4, w.serveTCP(w.outside, ":0", nil).Port())
+			for i, id := range []policy.BoxID{"one", "two"} {
+				w.addBox(id, byte(10+i))
+				w.apply(id, allow("198.51.100.0/28"))
+			}
+			want := w.versions()
+			for range 3 {
+				fail(w)
+			}
+			w.wait("two keeps its network", func() bool { return w.reaches("two", to) })
+			w.addBox("one", 10)
+			w.flushWire("two")
+			if w.reaches("one", to) {
+				t.Error("one has the plan of before its removal")
+			}
+			w.apply("one", allow("198.51.100.0/28"))
+			w.wait("one has a plan", func() bool { return w.reaches("one", to) })
+			if got := w.versions(); !slices.Equal(got, want) || w.fw.table.Replaced() != 0 {
+				t.Errorf("the table holds %v, of which %d are to be deleted, want %v", got, w.fw.table.Replaced(), want)
+			}
+			for _, id := range []policy.BoxID{"one", "two"} {
+				w.must(w.fw.RemoveBox(t.Context(), id))
+			}
+			if got := w.versions(); len(got) > 0 {
+				t.Errorf("%v is left without boxes", got)
+			}
+		})
+	}
+}
+
+// The same for a box of an earlier run, which nobody has added again.
+func TestAPruningThatFailsLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	to := netip.AddrPortFrom(outside4, w.serveTCP(w.outside, ":0", nil).Port())
+	for i, id := range []policy.BoxID{"one", "two"} {
+		w.addBox(id, byte(10+i))
+		w.apply(id, allow("198.51.100.0/28"))
+	}
+	w.must(w.fw.Close())
+	w.open()
+	w.addBox("two", 11)
+	for range 3 {
+		if err := w.fw.Prune(context.WithValue(t.Context(), failing{}, "remove: link deleted")); err == nil {
+			t.Error("the step was not reached")
+		}
+	}
+	w.wait("two keeps its network", func() bool { return w.reaches("two", to) })
+	w.addBox("one", 10)
+	if w.reaches("one", to) {
+		t.Error("one has the plan of before its removal")
+	}
+	w.must(errors.Join(w.fw.RemoveBox(t.Context(), "one"), w.fw.RemoveBox(t.Context(), "two")))
+	if got := w.versions(); len(got) > 0 || w.fw.table.Replaced() != 0 {
+		t.Errorf("%v is left without boxes, %d to be deleted", got, w.fw.table.Replaced())
 	}
 }

@@ -78,8 +78,8 @@ func (tbl *Table) Register(list ...Registration) error {
 }
 
 // Unregister takes a box out of the table; with sharedMark, another box has the same mark, and keeps it. When someone else
-// has taken the table away, that is done already.
-func (tbl *Table) Unregister(e Entry, sharedMark bool) error {
+// has taken the table away, that is done already. Afterwards the entry leads nowhere: registered again, it is closed.
+func (tbl *Table) Unregister(e *Entry, sharedMark bool) error {
 	err := tbl.transact(func(t *txn) {
 		s := newStaticSets()
 		t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(e.Link)})
@@ -103,7 +103,7 @@ func (tbl *Table) Unregister(e Entry, sharedMark bool) error {
 	if err != nil {
 		return err
 	}
-	tbl.leave(e.live)
+	tbl.ledTo(e, nil)
 	tbl.Collect()
 	return nil
 }

@@ -77,11 +77,13 @@ func (tbl *Table) leave(v *version) {
 	if v == nil || v.chain == chainClosed {
 		return
 	}
-	if v.users--; v.users > 0 {
+	if v.users = max(0, v.users-1); v.users > 0 {
 		return
 	}
 	if tbl.versions[v.plan] == v {
 		delete(tbl.versions, v.plan)
 	}
-	tbl.garbage = append(tbl.garbage, v)
+	if !slices.Contains(tbl.garbage, v) {
+		tbl.garbage = append(tbl.garbage, v)
+	}
 }
