@@ -1,10 +1,13 @@
 package firewall
 
 import (
+	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 
@@ -163,4 +166,41 @@ func (w *world) snapshot() string {
 		return err
 	}))
 	return string(out)
+}
+
+// A connection was allowed before its destination became an address of the host: the host is not reached by it.
+func TestAForwardedConnectionDoesNotReachTheHost(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := w.serveUDP(w.outside, netip.AddrPortFrom(outside4, 0).String())
+	c, err := w.dial(w.boxNS["one"], "udp", server)
+	w.must(err)
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	_, err = ask(c, "outside")
+	w.must(err)
+	w.shell(w.gateway, "ip address add "+outside4.String()+"/32 dev lo")
+	var reached atomic.Uint64
+	w.must(w.in(w.gateway, func() error {
+		pc, err := net.ListenPacket("udp", server.String())
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = pc.Close() })
+		go func() {
+			for buf := make([]byte, 64); ; reached.Add(1) {
+				if _, _, err := pc.ReadFrom(buf); err != nil {
+					return
+				}
+			}
+		}()
+		return nil
+	}))
+	for range 20 {
+		_, _ = c.Write([]byte("host")) // what comes back of one does not matter
+	}
+	w.flushWire("one")
+	if n := reached.Load(); n > 0 {
+		t.Errorf("%d packets reached a program of the host", n)
+	}
 }

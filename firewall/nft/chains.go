@@ -75,8 +75,10 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.judgeRelated(c, s)
 }
 
-// judgeKnown writes what most packets meet. A connection that is forwarded for the box was let into the rules of its plan
-// by those for all boxes, which do not change, and is judged by the plan in force with each packet.
+// judgeKnown writes what most packets meet. A connection that is forwarded for the box has passed the rules for all boxes
+// with its first packet, and is judged by the plan in force with each packet. One of those rules may decide otherwise by
+// now: the destination can have become an address of the host. Until the plan protects it, the packets
+// pass here, but reach no program of the host.
 func (t *txn) judgeKnown(c *Config, s *staticSets) {
 	t.rule(chainKnown, "", isReply(), jumpTo(chainAnswer))
 	t.rule(chainKnown, "connections that are forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),

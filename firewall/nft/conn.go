@@ -125,8 +125,8 @@ func gone(c *nftables.Conn) (bool, error) {
 	return !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == network.TableName }), err
 }
 
-// stamped reports whether a rule of the chain has the comment. Each transaction writes a unique comment to one chain,
-// so finding it proves that the transaction was committed.
+// stamped reports whether a rule of the chain has the comment. A transaction that writes rules writes a unique comment to
+// one chain, so finding it proves that the transaction was committed.
 func stamped(c *nftables.Conn, chain, comment string) (bool, error) {
 	rules, err := c.GetRules(table(), &nftables.Chain{Name: chain, Table: table()})
 	if err != nil {

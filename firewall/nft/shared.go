@@ -67,7 +67,7 @@ func (tbl *Table) enter(v *version) {
 		return
 	}
 	tbl.garbage = slices.DeleteFunc(tbl.garbage, func(g *version) bool { return g == v })
-	if v.plan != (digest{}) {
+	if v.plan != (digest{}) && tbl.versions[v.plan] == nil {
 		tbl.versions[v.plan] = v
 	}
 }

@@ -278,7 +278,8 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c)
 		led := !slices.ContainsFunc(moves, func(m move) bool { return targets[m.Link] != m.to.chain })
-		return led, err
+		// Elements that were to stay as they are prove nothing.
+		return led && slices.ContainsFunc(moves, func(m move) bool { return m.Chain() != m.to.chain }), err
 	})
 	for _, m := range moves {
 		if err != nil {
