@@ -144,5 +144,5 @@ func (t *Tunnel) unreachable(err error) {
 	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(t.dial.to), Err: err}
 	t.leave()
 	t.ends[server].close(true)
-	t.report = func() { go t.Owner.Failed(failed) }
+	t.report = func() { go t.tell(func() { t.Owner.Failed(failed) }) }
 }

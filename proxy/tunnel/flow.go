@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	spliceMost = 1 << 20  // the most that is moved at once, and the size requested for a pipe
-	turnMost   = 2 << 20  // what a flow may move before others have their turn
-	bulkAfter  = 64 << 10 // what a flow has moved before it may take a pipe: little data costs less when it is copied
+	spliceMost = 1 << 20   // the most that is moved at once, and the size requested for a pipe
+	turnMost   = 512 << 10 // what a flow may move before others have their turn
+	bulkAfter  = 64 << 10  // what a flow has moved before it may take a pipe: little data costs less when it is copied
 	copySize   = 16 << 10
 )
 

@@ -55,6 +55,12 @@ func (l *loop) run() {
 	events := make([]unix.EpollEvent, 128)
 	var busy, still []*Tunnel // with more to do
 	var n int
+	again := func(t *Tunnel) {
+		if !t.queued {
+			t.queued = true
+			still = append(still, t)
+		}
+	}
 	look := func(fd uintptr) { n = poll(fd, events) }
 	wait := func(fd uintptr) bool { look(fd); return n != 0 }
 	for {
@@ -67,12 +73,13 @@ func (l *loop) run() {
 		}
 		for _, e := range events[:n] {
 			if t := l.at(slot{e.Fd >> 1, e.Pad}); t != nil && t.turn(int(e.Fd&1), e.Events) {
-				still = append(still, t)
+				again(t)
 			}
 		}
 		for _, t := range busy {
+			t.queued = false
 			if t.turn(client, 0) {
-				still = append(still, t)
+				again(t)
 			}
 		}
 		clear(busy)

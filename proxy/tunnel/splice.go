@@ -50,6 +50,8 @@ type Tunnel struct {
 	loop *loop // set by Start
 	slot slot  // in loop
 
+	queued bool // it has another turn without an event; the loop's own
+
 	mu     sync.Mutex
 	ends   [2]end  // the client and the server
 	flows  [2]flow // what is read from each of them
@@ -129,7 +131,7 @@ func (t *Tunnel) Close() error {
 		return nil
 	}
 	t.shut(errClosed, true)
-	go t.report() // the caller may hold a lock that it needs
+	go t.tell(t.report) // the caller may hold a lock that it needs
 	t.report = nil
 	return nil
 }
@@ -236,8 +238,18 @@ func (t *Tunnel) settle() {
 	t.report = nil
 	t.mu.Unlock()
 	if report != nil {
-		report()
+		t.tell(report)
 	}
+}
+
+// tell reports how the tunnel closed. A panic of its owner ends nothing else.
+func (t *Tunnel) tell(report func()) {
+	defer func() {
+		if v := recover(); v != nil {
+			contain.Log(t.pool.log, "panic at the end of a tunnel", t.Box, v)
+		}
+	}()
+	report()
 }
 
 // close closes the socket, so that its peer sees a reset or the end.
