@@ -38,8 +38,8 @@ proxy: policy audit internal/fault internal/handshake internal/memory internal/h
 proxy/contain: policy
 proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory
 proxy/header: policy internal/h1 proxy/scrub
-proxy/http1: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
-proxy/http2: policy internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
+proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
+proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
 proxy/peek: policy internal/buffers internal/memory
