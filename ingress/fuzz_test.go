@@ -99,7 +99,7 @@ func FuzzHTTP1Form(f *testing.F) {
 			return
 		}
 		s := &stream{in: &downstream.Stream{Head: h}}
-		s.exchange.g = &core{Config: Config{MaxHeaderBytes: 64 << 10}}
+		s.g = &core{Config: Config{MaxHeaderBytes: 64 << 10}}
 		if s.read(text) != nil {
 			return
 		}

@@ -37,8 +37,8 @@ func (f *fixture) frames(t *testing.T, host string) *frames {
 	v := &frames{t: t, Conn: f.handshake(t, f.dial(t, f.https), host+domain, "h2"), next: 1}
 	_ = v.SetDeadline(time.Now().Add(time.Minute))
 	v.Framer = http2.NewFramer(v.Conn, v.Conn)
-	v.Framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	v.Framer.AllowIllegalWrites = true
+	v.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	v.AllowIllegalWrites = true
 	v.enc = hpack.NewEncoder(&v.text)
 	_, _ = io.WriteString(v.Conn, http2.ClientPreface)
 	if err := v.WriteSettings(); err != nil {

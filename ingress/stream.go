@@ -33,7 +33,7 @@ type stream struct {
 func (c *session) serve(in *downstream.Stream) {
 	began := time.Now()
 	s := &stream{in: in}
-	s.exchange.g, s.visitor, s.client = c.g, c.visitor, s
+	s.g, s.visitor, s.client = c.g, c.visitor, s
 	s.ctx, s.cancel = context.WithCancelCause(in.Context())
 	defer s.cancel(nil)
 	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)

@@ -237,7 +237,7 @@ func (s *stream) pump() error {
 	ended := make(chan error, 1)
 	s.up.in.Source = s.up.conn
 	go func() {
-		err := error(errGone)
+		err := errGone
 		defer func() {
 			if recover() != nil || err != nil {
 				s.up.abort()

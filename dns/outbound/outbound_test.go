@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -189,7 +190,7 @@ func TestAttackForgedAnswers(t *testing.T) {
 		forged := reply(m, "6.6.6.6")
 		change(forged)
 		up.send(forged, from)
-		if _, answer, err := waitForEnd(t, s); answer != nil || err != ErrSuspect {
+		if _, answer, err := waitForEnd(t, s); answer != nil || !errors.Is(err, ErrSuspect) {
 			t.Errorf("%s: believed %x, %v", what, answer, err)
 		}
 	}
@@ -276,7 +277,7 @@ func TestSocketsShareABudget(t *testing.T) {
 	ask(t, one, up, "a.example.com")
 	ask(t, one, up, "b.example.com")
 	ask(t, other, up, "c.example.com")
-	if _, err := other.Ask(up.at(), "d.example.com", mdns.TypeA, time.Now()); err != ErrBusy {
+	if _, err := other.Ask(up.at(), "d.example.com", mdns.TypeA, time.Now()); !errors.Is(err, ErrBusy) {
 		t.Errorf("got %v", err)
 	}
 	if err := one.Close(); err != nil {
@@ -296,7 +297,7 @@ func TestNobodyListens(t *testing.T) {
 	s := newSockets(t, 2)
 	up.Close()
 	ask(t, s, up, "a.example.com")
-	if _, answer, err := waitForEnd(t, s); answer != nil || err != unix.ECONNREFUSED {
+	if _, answer, err := waitForEnd(t, s); answer != nil || !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("got %x, %v", answer, err)
 	}
 }
@@ -307,7 +308,7 @@ func TestOpenQuestionsAreBounded(t *testing.T) {
 	s := newSockets(t, 2)
 	ask(t, s, up, "a.example.com")
 	ask(t, s, up, "b.example.com")
-	if _, err := s.Ask(up.at(), "c.example.com", mdns.TypeA, time.Now()); err != ErrBusy {
+	if _, err := s.Ask(up.at(), "c.example.com", mdns.TypeA, time.Now()); !errors.Is(err, ErrBusy) {
 		t.Errorf("got %v", err)
 	}
 	s.Each(func(q *Question[string]) { s.End(q) })

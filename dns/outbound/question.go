@@ -102,7 +102,7 @@ const maxLate = 64
 func (q *Question[T]) drain() bool {
 	var old [1]byte
 	for range maxLate {
-		if _, err := q.recv(old[:]); err == unix.EAGAIN {
+		if _, err := q.recv(old[:]); errors.Is(err, unix.EAGAIN) {
 			return true
 		}
 	}
@@ -174,10 +174,10 @@ var errForeign = errors.New("not an answer to this question")
 // receive reads a datagram. It returns the answer, or why there will be none, or errForeign to keep waiting.
 func (q *Question[T]) receive(buf []byte) ([]byte, error) {
 	n, err := q.recv(buf)
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		return q.judge(buf[:n])
-	case unix.EAGAIN, unix.EINTR:
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		return nil, errForeign
 	}
 	return nil, err // nobody listens there

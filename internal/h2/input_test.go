@@ -2,6 +2,7 @@ package h2
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"testing"
 	"testing/iotest"
@@ -34,7 +35,7 @@ func FuzzInput(f *testing.F) {
 			}
 			p := make([]byte, size)
 			n, err := in.Read(p)
-			if got = append(got, p[:n]...); err == io.EOF {
+			if got = append(got, p[:n]...); errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

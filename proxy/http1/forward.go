@@ -105,7 +105,7 @@ type connector func(context.Context, origin.Client, origin.Target) (*origin.Conn
 // again says that the request may be sent again: then one that was used just now is taken to be open.
 func (h *conn) connect(again bool, another connector) error {
 	c := h.s.Box.Policy.Load()
-	if h.up != nil && !(h.up.Ready(c) && (again && h.up.Fresh(parkAfter) || h.up.Quiet())) {
+	if h.up != nil && (!h.up.Ready(c) || (!again || !h.up.Fresh(parkAfter)) && !h.up.Quiet()) {
 		h.drop()
 	}
 	if h.up == nil {

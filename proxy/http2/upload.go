@@ -116,7 +116,7 @@ type result struct {
 
 // close ends the exchange, and waits for the end of the upload.
 func (r *result) close() {
-	r.Stream.Close()
+	r.Close()
 	if r.upload != nil {
 		r.upload.stop()
 		<-r.upload.done

@@ -129,7 +129,7 @@ func (w wire) serverName() (name []byte, ok bool) {
 		return nil, false
 	}
 	for _, b := range host {
-		if !('a' <= b && b <= 'z' || 'A' <= b && b <= 'Z' || '0' <= b && b <= '9' || b == '-' || b == '_' || b == '.') {
+		if !inHostName(b) {
 			return nil, false
 		}
 	}
@@ -211,4 +211,9 @@ func (w wire) items(before, size, after int) bool {
 		}
 	}
 	return true
+}
+
+// inHostName reports whether a byte is one of those that host names have.
+func inHostName(b byte) bool {
+	return 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z' || '0' <= b && b <= '9' || b == '-' || b == '_' || b == '.'
 }
