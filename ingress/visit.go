@@ -43,8 +43,8 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening) visit
 	}}
 }
 
-// admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. Each refusal ends them, and the client has been
-// answered. ctx must end when the request is cut.
+// admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. Each refusal ends them, and the
+// client has been answered. ctx must end when the request is cut.
 func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	host, ok := hostOf(&v.asked)
 	if !ok {

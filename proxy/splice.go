@@ -82,7 +82,8 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn) {
 	}
 }
 
-// passOn makes a tunnel that connects to the only address by itself until the deadline. It reports false if that is to be done otherwise.
+// passOn makes a tunnel that connects to the only address by itself, until the deadline. It reports false if that is to be
+// done otherwise.
 func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline time.Time) bool {
 	rt.Asked, rt.Known = rt.At(to)
 	if c.live.Settle(rt); c.p.recheck(c.live) {
@@ -140,6 +141,7 @@ func (o *owner) Opened() {
 func (o *owner) Ended(err error) {
 	c := (*conn)(o)
 	defer c.p.running.Done()
+	defer func() { c.close(recover()) }()
 	switch {
 	case c.opening == nil: // cut before the server had accepted
 		c.event.Error = err.Error()
@@ -147,7 +149,6 @@ func (o *owner) Ended(err error) {
 	case err != nil && c.live.Denied() == nil:
 		c.event.Error = err.Error()
 	}
-	c.close(nil)
 }
 
 // Failed refuses the connection.

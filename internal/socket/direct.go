@@ -12,9 +12,11 @@ import (
 // Direct is a TCP connection whose reads and writes are system calls that the Go scheduler is not told of. None waits for
 // the peer: the socket is in non-blocking mode, and where it is not ready the goroutine waits in the network poller as
 // always, deadlines included. A call can still take its time, as when the kernel delivers a large write over loopback
-// itself, or needs memory; the monitor thread then cannot hand the processor to another thread. The scheduler need not be told what takes microseconds: when it is, it wakes its monitor
-// thread for nearly every request, which takes the processor from a goroutine that is longer than 20 µs in sending, as
-// over loopback or a veth, where the sender does the receiver's work.
+// itself, or needs memory; the monitor thread then cannot hand the processor to another thread.
+//
+// The scheduler need not be told what takes microseconds: when it is, it wakes its monitor thread for nearly every
+// request, which takes the processor from a goroutine that is longer than 20 µs in sending, as over loopback or a veth,
+// where the sender does the receiver's work.
 //
 // Create it with [NewDirect]. Safe for one reader and one writer at a time.
 type Direct struct {

@@ -1,0 +1,47 @@
+package proxy
+
+import (
+	"strings"
+	"testing"
+)
+
+// table is one of a page of Markdown: the heads of its columns but the first, and its cells by the first of their row.
+type table struct {
+	head  []string
+	cells map[string][]string
+}
+
+// section returns what stands below a heading.
+func section(page, heading string) string {
+	_, below, _ := strings.Cut(page, heading+"\n")
+	below, _, _ = strings.Cut(below, "\n## ")
+	return below
+}
+
+// tableOf reads the table whose first line begins as told, without the backquotes in it.
+func tableOf(t *testing.T, page, begin string) table {
+	t.Helper()
+	_, rest, found := strings.Cut(page, "\n"+begin)
+	if !found {
+		t.Fatalf("no table %q", begin)
+	}
+	rest, _, _ = strings.Cut(rest, "\n\n")
+	out := table{cells: map[string][]string{}}
+	for i, line := range strings.Split(strings.TrimSpace(begin+rest), "\n") {
+		cells := strings.Split(strings.Trim(strings.ReplaceAll(line, "`", ""), "| "), "|")
+		for j := range cells {
+			cells[j] = strings.TrimSpace(cells[j])
+		}
+		switch i {
+		case 0:
+			out.head = cells[1:]
+		case 1:
+		default:
+			if len(cells) != len(out.head)+1 {
+				t.Fatalf("the row %q has %d cells", line, len(cells))
+			}
+			out.cells[cells[0]] = cells[1:]
+		}
+	}
+	return out
+}
