@@ -12,6 +12,8 @@ type asked struct {
 	method  string
 	host    string       // Host or :authority
 	path    string       // as sent, without the query
+	query   string       // as sent
+	html    bool         // the client is shown pages: it is a browser that navigates
 	sni     string       // server name of the TLS connection; "" without one
 	secure  bool         // the client speaks TLS
 	network netip.Prefix // of the client; zero: unknown

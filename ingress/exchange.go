@@ -119,11 +119,21 @@ func (e *exchange) wasCut() bool { return errors.Is(context.Cause(e.ctx), errCut
 // asked returns the head of the request for the checks.
 func (e *exchange) asked() asked {
 	r := &e.req
-	path, _, _ := strings.Cut(string(r.Target), "?")
+	path, query, _ := strings.Cut(string(r.Target), "?")
 	return asked{
-		method: method(r.Method), host: string(r.Host), path: path, sni: e.visitor.sni, secure: e.visitor.secure,
+		method: method(r.Method), host: string(r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
 		direct: r.Form == h1.Origin, values: e.values, network: e.visitor.network,
 	}
+}
+
+// takesHTML reports whether a request asks for HTML by name, as browsers do when they navigate.
+func takesHTML(fields []h1.Field) bool {
+	for i := range fields {
+		if f := &fields[i]; h1.EqualFold(f.Name, "accept") && h1.Lists(f.Value, "text/html") {
+			return true
+		}
+	}
+	return false
 }
 
 // values returns the values of a field of the request.

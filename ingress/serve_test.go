@@ -19,7 +19,7 @@ func TestWakeFails(t *testing.T) {
 	box := record(t)
 	f.expose("one", box.Server, Auth{Open: true})
 	resp, body := get(t, f.client(t, false), "https://one"+domain+"/", nil)
-	if resp.StatusCode != 502 || strings.Contains(body, "memory") || box.count() != 0 {
+	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") != "5" || strings.Contains(body, "memory") || box.count() != 0 {
 		t.Errorf("%s %s", resp.Status, body)
 	}
 }

@@ -2,13 +2,13 @@ package ingress
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"runtime/debug"
 	"strconv"
 	"time"
 
 	"boxgate/audit"
+	"boxgate/ingress/pages"
 	"boxgate/policy"
 
 	"go.uber.org/zap"
@@ -77,7 +77,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 	}
 	if g.Wake != nil {
 		if err := g.Wake(ctx, v.target.Box); err != nil {
-			v.unavailable(err)
+			v.asleep(err)
 			return false
 		}
 	}
@@ -133,7 +133,7 @@ func (g *core) panicked(v *visit) {
 	g.Log.Error("panic while serving a public URL", zap.String("box", string(v.target.Box)), zap.ByteString("stack", debug.Stack()))
 }
 
-// refuse answers with problem details (RFC 9457).
+// refuse answers with a page or problem details (RFC 9457).
 func (v *visit) refuse(status int, reason policy.Reason, detail string, challenges ...string) {
 	var fields [][2]string
 	for _, c := range challenges {
@@ -149,13 +149,24 @@ func (v *visit) tooMany() {
 
 // refuseWith is refuse with further fields.
 func (v *visit) refuseWith(status int, reason policy.Reason, detail string, more ...[2]string) {
-	v.event.Verdict, v.event.Action, v.event.Reason = policy.Deny, audit.ActionRefuse, reason
-	body, err := json.Marshal(problem{Title: http.StatusText(status), Status: status, Detail: detail, Reason: reason})
-	if err != nil {
-		body = []byte("{}")
+	v.notify(pages.Notice{Status: status, Reason: reason, Detail: detail}, more...)
+}
+
+// notify refuses with a notice: a page for a browser, problem details for a program.
+func (v *visit) notify(n pages.Notice, more ...[2]string) {
+	v.event.Verdict, v.event.Action, v.event.Reason = policy.Deny, audit.ActionRefuse, n.Reason
+	answer := n.Problem
+	if v.html {
+		answer = n.Page
 	}
-	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}, {"X-Content-Type-Options", "nosniff"}}
-	v.client.reply(status, append(fields, more...), body)
+	fields, body := answer()
+	v.client.reply(n.Status, append(fields, more...), body)
+}
+
+// asleep answers that the box could not be woken, or not yet.
+func (v *visit) asleep(err error) {
+	v.event.Error = err.Error()
+	v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The box is being started.", [2]string{"Retry-After", "5"})
 }
 
 // unavailable answers that the box cannot be reached. The cause is only logged: the client may be anybody.
@@ -168,14 +179,6 @@ func (v *visit) unavailable(err error) {
 func (v *visit) revoked() {
 	v.event.Error = errCut.Error()
 	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
-}
-
-// problem is the body of a refusal.
-type problem struct {
-	Title  string        `json:"title"`
-	Status int           `json:"status"`
-	Detail string        `json:"detail"`
-	Reason policy.Reason `json:"reason"`
 }
 
 // refusedUnread records a refusal about which nothing else is known.

@@ -1,0 +1,150 @@
+package pages
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"html"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// style is the only style of the pages. The colors have a contrast of at least 7 to 1 to their background.
+const style = `:root{color-scheme:light dark;--bg:#fff;--fg:#1c1e21;--soft:#4a4f57;--line:#767c85;--act:#0b4fb3;--on:#fff;--bad:#8f1d14}
+@media(prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#f1f2f4;--soft:#c0c5cc;--line:#8a9099;--act:#a9c8ff;--on:#0c1524;--bad:#ffb4aa}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--fg);font:1.0625rem/1.55 system-ui,sans-serif}
+main{max-width:34rem;margin:12vh auto;padding:0 1.5rem}
+h1{font-size:1.75rem;line-height:1.2;margin:0 0 .75rem}
+p{margin:0 0 1rem}.soft{color:var(--soft)}.bad{color:var(--bad);font-weight:600}
+label{display:block;margin:1rem 0 .25rem;font-weight:600}
+fieldset{border:0;margin:0;padding:0}legend{padding:0;margin-top:1.5rem;color:var(--soft)}
+input{width:100%;padding:.6rem .7rem;font:inherit;color:inherit;background:transparent;border:1px solid var(--line);border-radius:.4rem}
+button,.act{display:inline-block;margin-top:1.25rem;padding:.6rem 1.2rem;font:inherit;font-weight:600;color:var(--on);background:var(--act);border:0;border-radius:.4rem;text-decoration:none;cursor:pointer}
+:focus-visible{outline:3px solid var(--act);outline-offset:2px}
+footer{margin-top:2.5rem;color:var(--soft);font-size:.9375rem}`
+
+// policyOfContent lets a page use its own style, send its form to its own origin, and nothing else.
+var policyOfContent = func() string {
+	sum := sha256.Sum256([]byte(style))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
+		"'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+}()
+
+// reloadAfter is how many seconds a page waits that tries again by itself.
+const reloadAfter = "5"
+
+// Page returns the fields and the body of the answer to a browser.
+func (n Notice) Page() (fields [][2]string, body []byte) {
+	return [][2]string{
+		{"Content-Type", "text/html; charset=utf-8"}, {"Cache-Control", "no-store"}, {"X-Content-Type-Options", "nosniff"},
+		{"Content-Security-Policy", policyOfContent}, {"X-Frame-Options", "DENY"},
+		// not no-referrer, with which the form's Origin would be "null"
+		{"Referrer-Policy", "same-origin"}, {"X-Robots-Tag", "noindex"},
+	}, []byte(n.html())
+}
+
+func (n Notice) html() string {
+	var b strings.Builder
+	if n.Form != nil {
+		n.Form.write(&b)
+	}
+	if n.Detail != "" && (n.Form == nil || !n.Form.Failed) {
+		b.WriteString("<p>" + html.EscapeString(n.Detail) + "</p>\n")
+	}
+	if r := n.remedy(); r != "" {
+		b.WriteString("<p class=\"soft\">" + html.EscapeString(r) + "</p>\n")
+	}
+	b.WriteString("<footer>" + n.footer() + "</footer>\n")
+	return document(n.title(), n.Status == http.StatusServiceUnavailable, b.String())
+}
+
+// document returns a whole page with a title, its heading, and content that is HTML. A page that reloads does so without
+// a script.
+func document(title string, reloads bool, content string) string {
+	refresh := ""
+	if reloads {
+		refresh = "<meta http-equiv=\"refresh\" content=\"" + reloadAfter + "\">\n"
+	}
+	title = html.EscapeString(title)
+	return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" +
+		"<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" + refresh +
+		"<title>" + title + "</title>\n<style>" + style + "</style>\n</head>\n<body>\n<main>\n<h1>" + title + "</h1>\n" +
+		content + "</main>\n</body>\n</html>\n"
+}
+
+// footer names the status and the reason, by which the operator finds the decision in the log.
+func (n Notice) footer() string {
+	text := "Answered by boxgate, not by the application"
+	if n.Status != http.StatusOK {
+		text += ": " + strconv.Itoa(n.Status) + ", " + string(n.Reason)
+	}
+	return html.EscapeString(text) + "."
+}
+
+// The paths that the gateway serves itself at every public URL.
+const (
+	Reserved    = "/.boxgate/" // begins them; none reaches an application
+	SignInPath  = Reserved + "sign-in"
+	SignOutPath = Reserved + "sign-out"
+	StartPath   = Reserved + "start"  // sends the visitor to the identity provider
+	ReturnPath  = Reserved + "return" // takes the visitor back from it
+)
+
+// The fields of the form.
+const (
+	FieldToken    = "token"
+	FieldUser     = "username"
+	FieldPassword = "password"
+	FieldNext     = "next"
+)
+
+// write writes the form and what leads to it.
+func (f *Form) write(b *strings.Builder) {
+	next := html.EscapeString(f.Next)
+	if f.Failed {
+		b.WriteString("<p class=\"bad\" role=\"alert\">That credential is wrong.</p>\n")
+	}
+	if f.Provider {
+		// A link, as a form may not lead to another origin.
+		b.WriteString("<p><a class=\"act\" href=\"" + StartPath + "?" + FieldNext + "=" + html.EscapeString(url.QueryEscape(f.Next)) + "\">Sign in with your account</a></p>\n")
+	}
+	if f.Bearer {
+		openForm(b, next)
+		field(b, FieldToken, "Access token", "password", "current-password")
+		closeForm(b)
+	}
+	if f.Basic {
+		openForm(b, next)
+		if f.Bearer {
+			b.WriteString("<fieldset>\n<legend>Or with a user name and password</legend>\n")
+		}
+		field(b, FieldUser, "User name", "text", "username")
+		field(b, FieldPassword, "Password", "password", "current-password")
+		if f.Bearer {
+			b.WriteString("</fieldset>\n")
+		}
+		closeForm(b)
+	}
+}
+
+func openForm(b *strings.Builder, next string) {
+	b.WriteString("<form method=\"post\" action=\"" + SignInPath + "\">\n<input type=\"hidden\" name=\"" + FieldNext + "\" value=\"" + next + "\">\n")
+}
+
+func closeForm(b *strings.Builder) {
+	b.WriteString("<button type=\"submit\">Sign in</button>\n</form>\n")
+}
+
+func field(b *strings.Builder, name, label, kind, autocomplete string) {
+	b.WriteString("<label for=\"" + name + "\">" + label + "</label>\n<input id=\"" + name + "\" name=\"" + name + "\" type=\"" + kind +
+		"\" autocomplete=\"" + autocomplete + "\" autocapitalize=\"none\" spellcheck=\"false\" required>\n")
+}
+
+// SignOutPage is the page that signs a visitor out when it confirms.
+func SignOutPage() (fields [][2]string, body []byte) {
+	fields, _ = Notice{Status: http.StatusOK}.Page()
+	return fields, []byte(document("Sign out", false, "<p>Connections that are open under this sign-in are closed.</p>\n"+
+		"<form method=\"post\" action=\""+SignOutPath+"\">\n<button type=\"submit\">Sign out</button>\n</form>\n"))
+}
