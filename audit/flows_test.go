@@ -183,80 +183,86 @@ func TestSlowReaderHearsOfTheConnectionAmongDatagrams(t *testing.T) {
 // The remembered events of a box include the connection, whatever came after it.
 func TestRingKeepsTheConnectionAmongDatagrams(t *testing.T) {
 	t.Parallel()
-	l := New(Options{})
-	l.Record(flow(policy.TCP, PhaseOpen, 1000))
-	for i := range 500 {
-		l.Record(flow(policy.UDP, PhaseOpen, i))
-		l.Record(denial(fmt.Sprint(i)))
-	}
-	if !isNamed(l, flow(policy.TCP, PhaseOpen, 1000)) {
-		t.Error("the connection is forgotten")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{})
+		l.Record(flow(policy.TCP, PhaseOpen, 1000))
+		for i := range 500 {
+			l.Record(flow(policy.UDP, PhaseOpen, i))
+			l.Record(denial(fmt.Sprint(i)))
+		}
+		if !isNamed(l, flow(policy.TCP, PhaseOpen, 1000)) {
+			t.Error("the connection is forgotten")
+		}
+	})
 }
 
 // Refused lookups do not hide what a box tried to connect to.
 func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
 	t.Parallel()
-	l := New(Options{PerBox: 1 << 20})
-	for i := range 5000 {
-		e := denial(fmt.Sprint(i))
-		e.Stage = policy.StageDNS
-		l.Record(e)
-		e.Stage, e.Protocol = policy.StageKernel, policy.UDP
-		l.Record(e)
-	}
-	l.Record(denial("evil"))
-	tcp := denial("")
-	tcp.Stage, tcp.Protocol, tcp.Addr = policy.StageKernel, policy.TCP, netip.MustParseAddr("192.0.2.1")
-	l.Record(tcp)
-	for _, want := range []Event{denial("evil"), tcp} {
-		if !isNamed(l, want) {
-			found := false
-			for _, e := range l.Recent(Filter{}) {
-				found = found || e.Name == want.Name && e.Stage == want.Stage && e.Addr == want.Addr
-			}
-			if !found {
-				t.Errorf("not told: %+v", want)
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{PerBox: 1 << 20})
+		for i := range 5000 {
+			e := denial(fmt.Sprint(i))
+			e.Stage = policy.StageDNS
+			l.Record(e)
+			e.Stage, e.Protocol = policy.StageKernel, policy.UDP
+			l.Record(e)
+		}
+		l.Record(denial("evil"))
+		tcp := denial("")
+		tcp.Stage, tcp.Protocol, tcp.Addr = policy.StageKernel, policy.TCP, netip.MustParseAddr("192.0.2.1")
+		l.Record(tcp)
+		for _, want := range []Event{denial("evil"), tcp} {
+			if !isNamed(l, want) {
+				found := false
+				for _, e := range l.Recent(Filter{}) {
+					found = found || e.Name == want.Name && e.Stage == want.Stage && e.Addr == want.Addr
+				}
+				if !found {
+					t.Errorf("not told: %+v", want)
+				}
 			}
 		}
-	}
-	l.Flush()
+		l.Flush()
+	})
 }
 
 // The ports and addresses of one server, or one IPv6 network, do not use up the room for others.
 func TestOneNetworkDoesNotHideAnother(t *testing.T) {
 	t.Parallel()
-	l := New(Options{PerBox: 1 << 20})
-	six := netip.MustParseAddr("2001:db8:bad::1").As16()
-	const n = 10000
-	for i := range n {
-		e := flow(policy.TCP, PhaseOpen, 1)
-		e.Port = uint16(i + 1)
-		l.Record(e)
-		six[14], six[15] = byte(i>>8), byte(i)
-		e.Addr, e.Answered = netip.AddrFrom16(six), true
-		l.Record(e)
-	}
-	hidden := flow(policy.TCP, PhaseOpen, 2)
-	l.Record(hidden)
-	if !isNamed(l, hidden) {
-		t.Error("the connection to another server is not named")
-	}
-	l.Flush()
-	lines, total, _ := sum(l, PhaseOpen)
-	if total != 2*n+1 || lines > 4*flowsOfNetwork+100 {
-		t.Errorf("%d lines stand for %d flows", lines, total)
-	}
-	for _, e := range l.Recent(Filter{}) {
-		if e.Reason == policy.ReasonUnnamed || !e.Addr.IsValid() {
-			t.Errorf("not even the network is named: %s", Line(e))
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{PerBox: 1 << 20})
+		six := netip.MustParseAddr("2001:db8:bad::1").As16()
+		const n = 10000
+		for i := range n {
+			e := flow(policy.TCP, PhaseOpen, 1)
+			e.Port = uint16(i + 1)
+			l.Record(e)
+			six[14], six[15] = byte(i>>8), byte(i)
+			e.Addr, e.Answered = netip.AddrFrom16(six), true
+			l.Record(e)
 		}
-	}
-	for _, network := range []string{"203.0.0.1", "2001:db8:bad::"} {
-		want := flow(policy.TCP, PhaseOpen, 0)
-		want.Addr, want.Port = netip.MustParseAddr(network), 0
-		if !isNamed(l, want) {
-			t.Errorf("%s is not named as a whole", network)
+		hidden := flow(policy.TCP, PhaseOpen, 2)
+		l.Record(hidden)
+		if !isNamed(l, hidden) {
+			t.Error("the connection to another server is not named")
 		}
-	}
+		l.Flush()
+		lines, total, _ := sum(l, PhaseOpen)
+		if total != 2*n+1 || lines > 4*flowsOfNetwork+100 {
+			t.Errorf("%d lines stand for %d flows", lines, total)
+		}
+		for _, e := range l.Recent(Filter{}) {
+			if e.Reason == policy.ReasonUnnamed || !e.Addr.IsValid() {
+				t.Errorf("not even the network is named: %s", Line(e))
+			}
+		}
+		for _, network := range []string{"203.0.0.1", "2001:db8:bad::"} {
+			want := flow(policy.TCP, PhaseOpen, 0)
+			want.Addr, want.Port = netip.MustParseAddr(network), 0
+			if !isNamed(l, want) {
+				t.Errorf("%s is not named as a whole", network)
+			}
+		}
+	})
 }

@@ -253,7 +253,7 @@ func (w *world) pingPong(id policy.BoxID, to []netip.Addr) (stop func() error) {
 		w.must(err)
 		go func() {
 			for i := 0; !done.Load(); i++ {
-				_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
 				if _, err := ask(c, "ping"); err != nil {
 					failed <- fmt.Errorf("packet %d to %v, which is allowed before and after, was lost: %w", i, a, err)
 					return

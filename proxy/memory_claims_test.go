@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -26,7 +25,7 @@ func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 	budget := memory.New(64<<20, 64<<20)
 	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) {
-		c.Memory, c.PeekTimeout, c.HandshakeTimeout = budget, time.Second, time.Second
+		c.Memory = budget
 	})
 	cert := r.upstream.leaf(t, cdn)
 	for _, protocol := range []string{"h2", "http/1.1"} {
