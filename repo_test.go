@@ -78,7 +78,7 @@ api/server: policy audit api api/access api/boxes api/egress api/exec api/gatewa
 api/spec: policy
 api/stream:
 api/strict: policy api/problem
-api/urls: api api/history api/problem api/rest api/strict
+api/urls: policy api api/history api/problem api/rest api/strict
 store: policy audit
 store/document: store/layout
 store/keyring: store/layout store/private

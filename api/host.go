@@ -207,15 +207,17 @@ type HeaderState struct {
 // URLRequest asks for a public URL. With neither Bearer nor Basic the URL needs no credential; with both, it accepts
 // either.
 type URLRequest struct {
-	Port   uint16 // never 0
-	Bearer bool
-	Basic  bool
+	Port      uint16 // never 0
+	Bearer    bool
+	Basic     bool
+	Hostnames []policy.Name // domains of its own that lead to it too; all different
 }
 
 // URL is a public URL. The credentials are set only in the answer of CreateURL.
 type URL struct {
 	URL                       string // "https://…"
 	Port                      uint16
+	Hostnames                 []string
 	Bearer, Basic             bool // how it may be opened
 	Token, Username, Password policy.Secret
 	CreatedAt                 time.Time

@@ -32,6 +32,13 @@ func NewIssued(ca *Authority, names ...string) (*Issued, error) {
 	return &Issued{ca: ca, names: names, now: fault.Now, cert: cert}, nil
 }
 
+// covers reports whether the certificate is valid for a host.
+func (s *Issued) covers(host string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cert.Leaf.VerifyHostname(host) == nil
+}
+
 // GetCertificate is for tls.Config. When a renewal fails, the old certificate is served for as long as it is valid.
 func (s *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()

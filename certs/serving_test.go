@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -31,6 +32,39 @@ func TestIssuedRenews(t *testing.T) {
 	s.now = func() time.Time { return time.Now().Add(21 * 24 * time.Hour) }
 	if again, _ := s.GetCertificate(nil); again == first {
 		t.Error("not replaced nine days before its end")
+	}
+}
+
+// A domain of a URL's own has a certificate of its own for as long as the URL has it; no other name does.
+func TestDomainsServeThoseOfURLs(t *testing.T) {
+	t.Parallel()
+	served := map[string]bool{"app.example.org": true, "id-80.preview.localhost": true}
+	d, err := NewDomains(newCA(t, "internal"), func(host string) bool { return served[host] }, "*.preview.localhost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(host string) string {
+		cert, err := d.GetCertificate(&tls.ClientHelloInfo{ServerName: host})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(cert.Leaf.DNSNames, " ")
+	}
+	for host, want := range map[string]string{
+		"app.example.org": "app.example.org", "APP.Example.org": "app.example.org", "www.example.org": "*.preview.localhost",
+		"id-80.preview.localhost": "*.preview.localhost", "": "*.preview.localhost", "192.0.2.1": "*.preview.localhost",
+	} {
+		if got := names(host); got != want {
+			t.Errorf("%q: the certificate of %s, want that of %s", host, got, want)
+		}
+	}
+	delete(served, "app.example.org")
+	served["www.example.org"] = true
+	if got := names("app.example.org"); got != "*.preview.localhost" {
+		t.Error("the domain of a URL that is gone has the certificate of", got)
+	}
+	if names("www.example.org"); len(d.own) != 1 {
+		t.Errorf("%d domains are remembered, one is served", len(d.own))
 	}
 }
 

@@ -45,7 +45,7 @@ func (p *parts) urlCertificates() (func(*tls.ClientHelloInfo) (*tls.Certificate,
 		return nil, err
 	}
 	p.urlCA = ca
-	issued, err := certs.NewIssued(ca, "*."+c.Domain)
+	issued, err := certs.NewDomains(ca, p.urlTable.has, "*."+c.Domain)
 	if err != nil {
 		return nil, fmt.Errorf("ingress.domain: %w", err)
 	}

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -67,7 +68,8 @@ func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error)
 
 func (u *publicURLs) urlView(r store.URL) api.URL {
 	return api.URL{
-		URL: u.urlOf(r.Box, r.Port), Port: r.Port, Bearer: r.Bearer != nil, Basic: r.Password != nil, CreatedAt: r.CreatedAt,
+		URL: u.urlOf(r.Box, r.Port), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
+		CreatedAt: r.CreatedAt,
 	}
 }
 
@@ -84,7 +86,11 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if u.cfg.RequireAuth && !req.Bearer && !req.Basic {
 		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token or basic_auth")
 	}
-	record := store.URL{Box: id, Port: req.Port, CreatedAt: time.Now()}
+	hostnames, err := u.ownDomains(req.Hostnames)
+	if err != nil {
+		return api.URL{}, err
+	}
+	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, CreatedAt: time.Now()}
 	var made api.URL
 	if req.Bearer {
 		token := randomHex(32)
@@ -97,18 +103,51 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 		record.Username, record.Password = user, &digest
 		made.Username, made.Password = policy.NewSecret(user), policy.NewSecret(password)
 	}
-	if err := u.store.SetURL(record); err != nil {
-		return api.URL{}, notStored(u.log, "the public URL could not be stored, nothing was changed", err)
+	if err := u.keep(record); err != nil {
+		return api.URL{}, err
 	}
-	name := u.urlHost(id, req.Port)
-	old, had := u.table.Lookup(name)
-	u.table.set(name, urlTarget(record, b.V4))
+	old, had := u.table.Lookup(u.urlHost(id, req.Port))
+	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
 	if had {
 		u.ingress.CloseURL(old.ID)
 	}
 	view := u.urlView(record)
 	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
 	return view, nil
+}
+
+// ownDomains returns the domains of a URL as they are stored. Names at and below the gateway's own domain belong to the
+// boxes whose IDs they begin with.
+func (u *publicURLs) ownDomains(names []policy.Name) ([]string, error) {
+	domain, err := policy.ParseName(u.cfg.Domain)
+	if err != nil {
+		return nil, err
+	}
+	var hosts []string
+	for i, n := range names {
+		if n.IsWithin(domain) {
+			return nil, invalidAt(fmt.Sprintf("/hostnames/%d", i), fmt.Sprintf("%s lies within %s, the domain of this gateway", n, domain))
+		}
+		hosts = append(hosts, n.String())
+	}
+	return hosts, nil
+}
+
+// keep stores a URL.
+func (u *publicURLs) keep(record store.URL) error {
+	err := u.store.SetURL(record)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, store.ErrHostTaken):
+		return api.Errorf(api.ErrConflict, "%v", err)
+	}
+	return notStored(u.log, "the public URL could not be stored, nothing was changed", err)
+}
+
+// hostsOf lists the host names that lead to a URL.
+func (u *publicURLs) hostsOf(r store.URL) []string {
+	return append([]string{u.urlHost(r.Box, r.Port)}, r.Hostnames...)
 }
 
 // urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID.
@@ -138,7 +177,7 @@ func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 	if err := u.store.DeleteURL(id, port); err != nil {
 		return notStored(u.log, "the deletion could not be stored; the public URL stays", err)
 	}
-	u.table.remove(u.urlHost(id, port))
+	u.table.remove(id, port)
 	u.ingress.CloseURL(target.ID)
 	return nil
 }
@@ -150,7 +189,7 @@ func (u *publicURLs) recover(b *box) error {
 		return err
 	}
 	for _, r := range records {
-		u.table.set(u.urlHost(b.ID, r.Port), urlTarget(r, b.V4))
+		u.table.set(u.hostsOf(r), urlTarget(r, b.V4))
 	}
 	return nil
 }

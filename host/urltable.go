@@ -8,7 +8,7 @@ import (
 	"boxgate/policy"
 )
 
-// urlTable finds the target of a public URL's host name. Safe for concurrent use.
+// urlTable finds the target of a public URL's host names. Safe for concurrent use.
 type urlTable struct {
 	mu     sync.RWMutex
 	byHost map[string]ingress.Target
@@ -22,19 +22,36 @@ func (t *urlTable) Lookup(host string) (ingress.Target, bool) {
 	return target, ok
 }
 
-func (t *urlTable) set(host string, target ingress.Target) {
+// has reports whether a host name leads to a public URL.
+func (t *urlTable) has(host string) bool {
+	_, ok := t.Lookup(host)
+	return ok
+}
+
+// set makes hosts lead to a target, in place of all hosts of the same port of its box.
+func (t *urlTable) set(hosts []string, target ingress.Target) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byHost == nil {
 		t.byHost = map[string]ingress.Target{}
 	}
-	t.byHost[host] = target
+	t.deleteLocked(target.Box, target.Addr.Port())
+	for _, host := range hosts {
+		t.byHost[host] = target
+	}
 }
 
-func (t *urlTable) remove(host string) {
+// remove forgets all hosts of a box's port. A host that another URL has taken over stays.
+func (t *urlTable) remove(id policy.BoxID, port uint16) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.byHost, host)
+	t.deleteLocked(id, port)
+}
+
+func (t *urlTable) deleteLocked(id policy.BoxID, port uint16) {
+	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool {
+		return target.Box == id && target.Addr.Port() == port
+	})
 }
 
 // removeBox forgets the URLs of a box.

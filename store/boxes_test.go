@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -137,6 +138,49 @@ func TestUpdateBox(t *testing.T) {
 	change.Name = "two"
 	if err := db.UpdateBox(change); !errors.Is(err, ErrNameTaken) {
 		t.Errorf("a name in use: %v", err)
+	}
+}
+
+// A host name belongs to one URL at a time, whoever asks for it at once.
+func TestHostNamesBelongToOneURL(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	allocate(t, db, Box{ID: "b1"})
+	allocate(t, db, Box{ID: "b2"})
+	const host = "app.example.org"
+	take := func(id policy.BoxID, port uint16, hosts ...string) error {
+		return db.SetURL(URL{Box: id, Port: port, Hostnames: hosts})
+	}
+	results := make(chan error)
+	for _, id := range []policy.BoxID{"b1", "b2"} {
+		for port := uint16(1); port <= 8; port++ {
+			go func() { results <- take(id, port, "other-"+string(id)+strconv.Itoa(int(port)), host) }()
+		}
+	}
+	won := 0
+	for range 16 {
+		if err := <-results; err == nil {
+			won++
+		} else if !errors.Is(err, ErrHostTaken) || !strings.Contains(err.Error(), host) {
+			t.Error(err)
+		}
+	}
+	urls, err := db.URLs("")
+	if won != 1 || len(urls) != 1 || err != nil {
+		t.Fatalf("%d of 16 got the name, stored are %+v, %v", won, urls, err)
+	}
+	owner := urls[0]
+	if err := take(owner.Box, owner.Port, host); err != nil {
+		t.Errorf("a URL replaced by one with the same name: %v", err)
+	}
+	if err := take(owner.Box, 99, host); !errors.Is(err, ErrHostTaken) {
+		t.Errorf("another port of the same box: %v", err)
+	}
+	if err := db.DeleteURL(owner.Box, owner.Port); err != nil {
+		t.Fatal(err)
+	}
+	if err := take("b1", 99, host); err != nil {
+		t.Errorf("a name that was free again: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import "errors"
 var (
 	ErrNotFound   = errors.New("not found")
 	ErrNameTaken  = errors.New("the name is in use by another box")
+	ErrHostTaken  = errors.New("the host name is in use by another public URL")
 	ErrExhausted  = errors.New("every address of the pools is in use")
 	ErrInUse      = errors.New("another gateway is using the store")
 	ErrPassphrase = errors.New("the passphrase is wrong")

@@ -88,6 +88,7 @@ type URL struct {
 	Bearer    *KeyHash     `json:"bearer,omitempty"`
 	Username  string       `json:"username,omitempty"`
 	Password  *KeyHash     `json:"password,omitempty"`
+	Hostnames []string     `json:"hostnames,omitempty"` // canonical; no other URL has them
 	CreatedAt time.Time    `json:"created_at"`
 	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
 }

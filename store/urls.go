@@ -1,9 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -12,7 +14,8 @@ import (
 	"boxgate/store/layout"
 )
 
-// SetURL stores a public URL, replacing that of the same port.
+// SetURL stores a public URL, replacing that of the same port. It returns [ErrHostTaken], with the name, if another URL
+// has one of the host names.
 func (db *DB) SetURL(u URL) error {
 	data, err := json.Marshal(u)
 	if err != nil {
@@ -26,7 +29,30 @@ func (db *DB) SetURL(u URL) error {
 		if err != nil {
 			return err
 		}
-		return urls.Put(urlKey(u.Box, u.Port), data)
+		key := urlKey(u.Box, u.Port)
+		if err := hostsFree(urls, key, u.Hostnames); err != nil {
+			return err
+		}
+		return urls.Put(key, data)
+	})
+}
+
+// hostsFree returns [ErrHostTaken] if a URL other than that of a key has one of the host names.
+func hostsFree(urls document.Table, own []byte, hosts []string) error {
+	if len(hosts) == 0 {
+		return nil
+	}
+	return urls.Each(nil, func(key, data []byte) error {
+		var other URL
+		if err := decodeURL(data, &other); err != nil || bytes.Equal(key, own) {
+			return err
+		}
+		for _, host := range hosts {
+			if slices.Contains(other.Hostnames, host) {
+				return fmt.Errorf("%s: %w", host, ErrHostTaken)
+			}
+		}
+		return nil
 	})
 }
 

@@ -11,21 +11,23 @@ import (
 
 // urlBody asks for a public URL.
 type urlBody struct {
-	Port        *int64 `json:"port"`
-	BearerToken bool   `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
-	BasicAuth   bool   `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
+	Port        *int64   `json:"port"`
+	BearerToken bool     `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
+	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
+	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway"`
 }
 
 // urlView is a public URL. Token, username and password are only in the answer that created them.
 type urlView struct {
-	URL         string `json:"url"`
-	Port        uint16 `json:"port"`
-	BearerToken bool   `json:"bearer_token"`
-	BasicAuth   bool   `json:"basic_auth"`
-	Token       string `json:"token,omitempty"`
-	Username    string `json:"username,omitempty"`
-	Password    string `json:"password,omitempty"`
-	CreatedAt   int64  `json:"created_at,omitempty"`
+	URL         string   `json:"url"`
+	Port        uint16   `json:"port"`
+	BearerToken bool     `json:"bearer_token"`
+	BasicAuth   bool     `json:"basic_auth"`
+	Hostnames   []string `json:"hostnames,omitempty"`
+	Token       string   `json:"token,omitempty"`
+	Username    string   `json:"username,omitempty"`
+	Password    string   `json:"password,omitempty"`
+	CreatedAt   int64    `json:"created_at,omitempty"`
 }
 
 // urlsView is the answer of a list of public URLs.
@@ -34,7 +36,7 @@ type urlsView struct {
 }
 
 func viewURL(u api.URL) urlView {
-	return urlView{URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, CreatedAt: max(u.CreatedAt.Unix(), 0)}
+	return urlView{URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0)}
 }
 
 func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -49,7 +51,13 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if body.Port == nil || *body.Port < 1 || *body.Port > 65535 {
 		return rest.Reply{}, problem.Invalid("/port", "must be between 1 and 65535")
 	}
-	u, err := e.Host.CreateURL(r.Context(), box.ID, api.URLRequest{Port: uint16(*body.Port), Bearer: body.BearerToken, Basic: body.BasicAuth})
+	hostnames, err := parseHostnames(body.Hostnames)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	u, err := e.Host.CreateURL(r.Context(), box.ID, api.URLRequest{
+		Port: uint16(*body.Port), Bearer: body.BearerToken, Basic: body.BasicAuth, Hostnames: hostnames,
+	})
 	if err != nil {
 		return rest.Reply{}, err
 	}

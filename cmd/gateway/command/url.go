@@ -15,6 +15,7 @@ import (
 func newURLCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("url", "Create, list and remove the public URLs of a box")
 	var bearer, basic bool
+	var hostnames []string
 	create := &cobra.Command{
 		Use: "create BOX PORT", Short: "Create the public URL of a port; credentials are shown only once", Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -23,11 +24,15 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 				return cli.Usagef("%q is not a port", args[1])
 			}
 			body := map[string]any{"port": port, "bearer_token": bearer, "basic_auth": basic}
+			if len(hostnames) > 0 {
+				body["hostnames"] = hostnames
+			}
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview"), body, cli.Decoded(renderURL))
 		},
 	}
 	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
+	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
 	cmd.AddCommand(create,
 		&cobra.Command{
 			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),
@@ -48,10 +53,14 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 // urlAnswer is a public URL with its credentials, which are only shown at its creation.
 type urlAnswer struct {
 	URL, Token, Username, Password string
+	Hostnames                      []string
 }
 
 func renderURL(w io.Writer, u urlAnswer) error {
 	rows := [][]string{{"url", u.URL}}
+	for _, name := range u.Hostnames {
+		rows = append(rows, []string{"hostname", name})
+	}
 	for _, field := range [][]string{{"token", u.Token}, {"username", u.Username}, {"password", u.Password}} {
 		if field[1] != "" {
 			rows = append(rows, field)

@@ -1,0 +1,58 @@
+package certs
+
+import (
+	"crypto/tls"
+	"maps"
+	"sync"
+
+	"boxgate/policy"
+)
+
+// Domains serves the certificates of public URLs from an authority: one for the domain that all share, and one for each
+// domain of a URL's own, made when it is first asked for. Safe for concurrent use.
+type Domains struct {
+	ca     *Authority
+	shared *Issued
+	served func(host string) bool
+
+	mu  sync.Mutex
+	own map[string]*Issued // only names that were served when they were asked for
+}
+
+// NewDomains issues the certificate for the shared names. served reports whether a public URL has a domain of its own now:
+// for no other name is a certificate made, or shown again.
+func NewDomains(ca *Authority, served func(host string) bool, shared ...string) (*Domains, error) {
+	issued, err := NewIssued(ca, shared...)
+	if err != nil {
+		return nil, err
+	}
+	return &Domains{ca: ca, shared: issued, served: served, own: map[string]*Issued{}}, nil
+}
+
+// GetCertificate is for tls.Config. Names that are no domain of a URL get the shared certificate.
+func (d *Domains) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	name, err := policy.ParseName(hello.ServerName)
+	if err != nil || d.shared.covers(name.String()) || !d.served(name.String()) {
+		return d.shared.GetCertificate(hello)
+	}
+	issued, err := d.ofDomain(name.String())
+	if err != nil {
+		return nil, err
+	}
+	return issued.GetCertificate(hello)
+}
+
+// ofDomain returns what issues for a domain. With each new one, those that are no longer served are forgotten.
+func (d *Domains) ofDomain(host string) (*Issued, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if issued, ok := d.own[host]; ok {
+		return issued, nil
+	}
+	maps.DeleteFunc(d.own, func(host string, _ *Issued) bool { return !d.served(host) })
+	issued, err := NewIssued(d.ca, host)
+	if err == nil {
+		d.own[host] = issued
+	}
+	return issued, err
+}
