@@ -15,6 +15,9 @@ import (
 	"boxgate/internal/socket"
 )
 
+// restAfter is the time after which a connection that waits for a request keeps no buffers.
+const restAfter = 250 * time.Millisecond
+
 // client is one HTTP/1.x connection of a client. One goroutine handles its requests in turn; a second one exists only
 // while a body is uploaded that had not fully arrived.
 type client struct {
@@ -30,6 +33,7 @@ type client struct {
 	answered bool      // a final response has begun
 	body     arriving  // of the current request
 	until    time.Time // the deadline for writing
+	deadline time.Time // that for reading, unless it has expired; zero: none, or not known
 }
 
 // serve handles the requests of the connection until it ends.
@@ -74,24 +78,48 @@ func (c *client) cutNow() {
 	c.abortUpstream()
 }
 
-// await returns when the first byte of a request arrives. It keeps no buffer while it waits.
+// await returns when the beginning of a request has arrived. When it has waited for a while it keeps no buffers.
 func (c *client) await(limit time.Duration) error {
 	if len(c.in.Bytes()) > 0 {
 		return nil // pipelined
 	}
-	c.giveOut()
-	_ = c.conn.SetReadDeadline(time.Now().Add(limit))
-	if c.ctx.Err() != nil { // a cut may have set an earlier deadline
-		return c.ctx.Err()
+	since := time.Now()
+	c.in.Relax()
+	if err := c.readUntil(since.Add(min(restAfter, limit)), c.in.Fill); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
 	}
-	return c.in.Wait()
+	c.giveOut()
+	c.in.Release()
+	return c.readUntil(since.Add(limit), c.in.Wait)
+}
+
+// readUntil calls read, which reads from the client, until it succeeds, fails, or the time has come. An earlier deadline
+// is left to expire: setting one for each read would cost more.
+func (c *client) readUntil(until time.Time, read func() error) error {
+	for {
+		if c.deadline.IsZero() || c.deadline.After(until) {
+			_ = c.conn.SetReadDeadline(until)
+			c.deadline = until
+		}
+		if c.ctx.Err() != nil { // a cut may have set an earlier one
+			return c.ctx.Err()
+		}
+		err := read()
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		c.deadline = time.Time{}
+		if !time.Now().Before(until) {
+			return err
+		}
+	}
 }
 
 // readHead reads the rest of a request head. The head stays in the buffer until it has been forwarded.
-func (c *client) readHead() error {
+func (c *client) readHead(began time.Time) error {
 	c.req.Reset()
 	c.headLen = 0
-	for tries := 0; ; tries++ {
+	for {
 		n, err := c.req.Parse(c.in.Bytes())
 		short := errors.Is(err, h1.ErrShort)
 		switch {
@@ -100,10 +128,8 @@ func (c *client) readHead() error {
 		case !short:
 			c.headLen = n
 			return err
-		case tries == 0:
-			_ = c.conn.SetReadDeadline(time.Now().Add(c.g.ReadHeaderTimeout))
 		}
-		if err := c.in.Fill(); err != nil {
+		if err := c.readUntil(began.Add(c.g.ReadHeaderTimeout), c.in.Fill); err != nil {
 			return err
 		}
 	}
@@ -112,7 +138,7 @@ func (c *client) readHead() error {
 // serveOne handles one request. A nil error means that the connection can carry another.
 func (c *client) serveOne() (err error) {
 	began := time.Now()
-	if err := c.readHead(); err != nil {
+	if err := c.readHead(began); err != nil {
 		return c.unreadable(began, err)
 	}
 	c.answered = false

@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 )
 
@@ -194,11 +195,14 @@ func (e *exchange) head(upgrade bool) {
 func (e *exchange) send(whole bool) error {
 	e.res.Reset()
 	again := whole && e.upload.received == 0 && (isSafe(e.method) || e.method == http.MethodPut || e.method == http.MethodDelete)
-	for {
-		if err := e.connect(); err != nil {
+	for kept := true; ; e.dropUpstream() {
+		if err := e.connect(kept); err != nil {
 			return err
 		}
-		_, err := e.up.conn.Write(e.out)
+		err := e.up.ask(e.out, whole)
+		if errors.Is(err, socket.ErrNotAsked) {
+			continue
+		}
 		if err == nil && whole {
 			err = e.up.in.Fill()
 		}
@@ -211,15 +215,22 @@ func (e *exchange) send(whole bool) error {
 		if !e.up.used || !again {
 			return err
 		}
-		e.dropUpstream()
+		kept = false
 	}
 }
 
-// connect takes a connection to the box's port, one that was kept or a new one.
-func (e *exchange) connect() error {
-	up, err := e.g.upstreams.get(e.visit.target, e.dial)
-	if err != nil {
-		return err
+// connect takes a connection to the box's port: one that was kept, if it may be one, or a new one.
+func (e *exchange) connect(kept bool) error {
+	var up *upstream
+	if kept {
+		up = e.g.upstreams.get(e.visit.target)
+	}
+	if up == nil {
+		conn, err := e.dial(e.visit.target)
+		if err != nil {
+			return err
+		}
+		up = newUpstream(e.visit.target, conn)
 	}
 	up.check = e.expected(time.Now())
 	e.up = up

@@ -25,6 +25,7 @@ func (c *client) forward() error {
 		return c.unserved(err)
 	}
 	if !whole {
+		c.deadline = time.Time{} // the upload sets its own
 		c.upload.start(&c.body, c.up)
 	}
 	return c.respond(upgrade)

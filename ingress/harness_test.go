@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 )
 
@@ -134,7 +135,7 @@ func (f *fixture) listen(t testing.TB, serve func(net.Listener) error) string {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- serve(ln) }()
+	go func() { served <- serve(socket.Listener{Listener: ln}) }()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

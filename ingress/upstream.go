@@ -23,14 +23,15 @@ const (
 
 // upstream is one connection to a port of a box. It belongs to one request at a time.
 type upstream struct {
-	key   incarnation
-	conn  net.Conn
-	in    h1.Reader
-	raw   syscall.RawConn // nil if the connection has no descriptor
-	used  bool            // it has carried a request before this one
-	since time.Time       // when it was put back
-	until time.Time       // its read deadline
-	check func() error    // tells what ends the wait for a response
+	key    incarnation
+	conn   net.Conn
+	in     h1.Reader
+	direct *socket.Direct // conn; nil if it is not one of TCP
+	raw    syscall.RawConn
+	used   bool         // it has carried a request before this one
+	since  time.Time    // when it was put back
+	until  time.Time    // its read deadline
+	check  func() error // tells what ends the wait for a response
 }
 
 // Read reads from the box while its response is expected.
@@ -65,11 +66,21 @@ func (u *upstream) close() {
 	_ = u.conn.Close()
 }
 
-// usable reports whether an idle connection can carry another request: the box has sent neither data nor EOF.
-func (u *upstream) usable() bool {
-	if u.raw == nil || len(u.in.Bytes()) > 0 {
-		return false
+// ask sends a request, of which a body may follow if it is not whole. A connection that was kept can only carry it if the
+// box has sent neither data nor EOF: else this returns [socket.ErrNotAsked] and has sent nothing.
+func (u *upstream) ask(request []byte, whole bool) error {
+	switch {
+	case u.used && whole:
+		return u.direct.Ask(request)
+	case u.used && !u.quiet():
+		return socket.ErrNotAsked
 	}
+	_, err := u.conn.Write(request)
+	return err
+}
+
+// quiet reports whether the box has sent neither data nor EOF on an idle connection.
+func (u *upstream) quiet() bool {
 	quiet := false
 	err := u.raw.Control(func(fd uintptr) {
 		poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
@@ -89,31 +100,25 @@ type pool struct {
 	sweep *time.Timer // runs while there are any
 }
 
-// get returns a connection to a target: the one used last of those that are kept, or a new one, which dial makes.
-func (p *pool) get(t Target, dial func(Target) (net.Conn, error)) (*upstream, error) {
-	for {
-		u := p.pop(t.incarnation())
-		if u == nil {
-			conn, err := dial(t)
-			if err != nil {
-				return nil, err
-			}
-			return newUpstream(t, conn), nil
-		}
-		if u.usable() {
-			u.used = true
-			u.patience()
-			return u, nil
-		}
-		u.close()
+// get returns the connection to a target that was used last of those that are kept, or nil. What the box has sent on it
+// since is not known.
+func (p *pool) get(t Target) *upstream {
+	u := p.pop(t.incarnation())
+	if u != nil {
+		u.used = true
+		u.patience()
 	}
+	return u
 }
 
 func newUpstream(t Target, conn net.Conn) *upstream {
 	u := &upstream{key: t.incarnation(), conn: conn}
 	u.in.Source = u
-	if tcp, ok := socket.TCP(conn); ok {
-		u.raw, _ = tcp.SyscallConn() // nil on a connection that is closed already
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		u.conn = socket.NewDirect(tcp)
+		if u.direct, ok = u.conn.(*socket.Direct); ok {
+			u.raw, _ = tcp.SyscallConn() // nil on a connection that is closed already
+		}
 	}
 	u.patience()
 	return u
@@ -135,6 +140,10 @@ func (p *pool) pop(key incarnation) *upstream {
 
 // put keeps a connection whose exchange has ended cleanly, if there is room.
 func (p *pool) put(u *upstream) {
+	if u.raw == nil || len(u.in.Bytes()) > 0 {
+		u.close()
+		return
+	}
 	u.in.Release()
 	u.check = nil
 	p.mu.Lock()

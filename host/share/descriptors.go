@@ -13,6 +13,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/host/keyless"
+	"boxgate/internal/socket"
 	"boxgate/preflight"
 	"boxgate/proxy"
 )
@@ -52,7 +53,7 @@ func (d Descriptors) Apply(c *proxy.Config) {
 
 // Bound accepts as many visitors as there are descriptors for; the others wait in the backlog.
 func (d Descriptors) Bound(ln net.Listener) net.Listener {
-	return newVisitors(ln, d.visitors)
+	return newVisitors(socket.Listener{Listener: ln}, d.visitors)
 }
 
 // Visits returns how many connections each of the two listeners of public URLs may hold, and how many requests may be

@@ -23,6 +23,7 @@ type Direct struct {
 	*net.TCPConn
 	raw     syscall.RawConn
 	in, out transfer
+	asking  ask
 	more    bool // the last read got all that it had room for
 	held    bool
 }
@@ -42,8 +43,20 @@ func NewDirect(c *net.TCPConn) net.Conn {
 		return c // which is no connection
 	}
 	d := &Direct{TCPConn: c, raw: raw}
-	d.in.ready, d.out.ready = d.in.read, d.out.write
+	d.in.ready, d.out.ready, d.asking.ready = d.in.read, d.out.write, d.asking.step
 	return d
+}
+
+// Listener accepts TCP connections with direct reads and writes.
+type Listener struct{ net.Listener }
+
+// Accept implements [net.Listener].
+func (l Listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if tcp, ok := c.(*net.TCPConn); ok {
+		return NewDirect(tcp), err
+	}
+	return c, err
 }
 
 // NetConn returns the TCP connection.
