@@ -107,6 +107,7 @@ bench: api internal/testnet
 internal/buildinfo:
 config: policy secrets
 preflight: config
+host/reach: policy launcher/namespace
 host: policy audit config preflight firewall dns proxy certs ingress launcher api api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab

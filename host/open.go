@@ -11,6 +11,7 @@ import (
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/host/enforce"
+	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -41,7 +42,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{},
+		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
 	}
 	var err error
 	if p.shares, err = share.RaiseDescriptors(); err != nil {
@@ -75,7 +76,7 @@ func (h *Host) wire(context.Context) error {
 	h.boxes = p.boxes
 	h.policies = &policies{log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net}
 	h.publicURLs = &publicURLs{
-		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable,
+		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
 	h.commands = &commands{log: p.log, boxes: p.boxes, sandboxes: held}
 	h.events = &events{audit: p.audit}

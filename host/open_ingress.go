@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 
 	"go.uber.org/zap"
 
@@ -23,6 +24,9 @@ func (p *parts) openIngress(context.Context) error {
 		Connections: connections, Requests: requests,
 		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
+		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
+			return p.reach.Dial(ctx, t.Box, t.Addr)
+		},
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
 	return err

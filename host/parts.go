@@ -14,6 +14,7 @@ import (
 	"boxgate/dns"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
+	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
@@ -38,6 +39,7 @@ type parts struct {
 	boxes     *boxes
 	connected *enforce.Registry
 	urlTable  *urlTable
+	reach     *reach.Boxes
 	minter    *certs.Minter
 
 	store    *store.DB

@@ -38,14 +38,14 @@ type step func(*provisioning, context.Context) error
 var (
 	launchSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).makeNamespace,
-		(*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
+		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
 	}
 	attachSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
-		(*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
+		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
 	}
 	recoverSteps = []step{ // until the network, which boxes get together
-		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).addAuthority, (*provisioning).findURLs,
+		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).makeReachable, (*provisioning).addAuthority, (*provisioning).findURLs,
 	}
 	rejoinSteps = []step{(*provisioning).connect, (*provisioning).cutFlows} // if it failed for some of them
 )
@@ -158,6 +158,16 @@ func (p *provisioning) findNamespace(context.Context) (err error) {
 	}
 	p.netns, err = namespaceOf(status)
 	return err
+}
+
+// makeReachable lets public URLs reach what listens on the box's loopback. The namespace of a sandbox with a network stack of
+// its own is not the sandbox's network: only the box's address leads into that.
+func (p *provisioning) makeReachable(context.Context) error {
+	if p.box.hasGuestStack() {
+		return nil
+	}
+	p.undo.add(func(context.Context) error { p.urls.reach.Remove(p.box.ID); return nil })
+	return p.urls.reach.Add(p.box.ID, p.box.V6, p.netns)
 }
 
 // findURLs makes the box's public URLs known. Nobody is served yet.

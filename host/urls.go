@@ -13,6 +13,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/reach"
 	"boxgate/ingress"
 	"boxgate/policy"
 	"boxgate/store"
@@ -27,6 +28,7 @@ type publicURLs struct {
 	ingress   *ingress.Ingress
 	boxes     *boxes
 	table     *urlTable
+	reach     *reach.Boxes
 }
 
 // urlHost is the host name of the public URL of a box's port.
@@ -199,4 +201,5 @@ func (u *publicURLs) recover(b *box) error {
 func (u *publicURLs) drop(id policy.BoxID) {
 	u.table.removeBox(id)
 	u.ingress.CloseBox(id)
+	u.reach.Remove(id)
 }

@@ -54,7 +54,11 @@ func (in *Intruder) On(t *testing.T) *Intruder {
 
 // InNetNS runs f in the network namespace of the box; the sockets it opens stay there.
 func (in *Intruder) InNetNS(f func() error) error {
-	pin, err := os.Open(filepath.Join(lab.RunDir(in.Dir), "netns", in.Box))
+	pins := "netns"
+	if _, attached := in.foreign.Load(in.Box); attached {
+		pins = "attached"
+	}
+	pin, err := os.Open(filepath.Join(lab.RunDir(in.Dir), pins, in.Box))
 	if err != nil {
 		return err
 	}
