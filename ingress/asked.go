@@ -41,13 +41,22 @@ func hostOf(q *asked) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil || host == "" {
+	if host == "" || isAddress(host) {
 		return "", false
 	}
 	if q.sni != "" && bareHost(q.sni) != host {
 		return "", false
 	}
 	return host, true
+}
+
+// isAddress reports whether a host is an IP address. Those that are not even look like one, which is most, are not parsed.
+func isAddress(host string) bool {
+	if last := host[len(host)-1]; strings.IndexByte(host, ':') < 0 && (last < '0' || last > '9') && last != ']' {
+		return false
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil
 }
 
 // splitHost is [bareHost] for a host that must have a port that is a number, or none.

@@ -26,6 +26,7 @@ type client struct {
 	tcp    *net.TCPConn
 	busy   *atomic.Bool            // a request has begun: see [listener]
 	cancel context.CancelCauseFunc // of ctx: when a request is cut, the connection ends
+	cut    func()                  // cutNow, made once
 	move   *redirection            // nil: requests are forwarded
 
 	in       h1.Reader
@@ -145,7 +146,7 @@ func (c *client) serveOne() (err error) {
 	c.begun.Store(false)
 	c.upload.reset()
 	v := &c.visit
-	*v = newVisit(c.asked(), c, c.cutNow, &c.opening)
+	*v = newVisit(c.asked(), c, c.cut, &c.opening)
 	defer func() {
 		if recover() != nil {
 			c.g.panicked(v)

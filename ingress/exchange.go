@@ -88,12 +88,36 @@ type exchange struct {
 	method  string // of the request that the box gets; that of an extended CONNECT is not the client's
 	visit   visit
 	opening audit.Opening // of the visit
+	texts   texts
+	find    func(name string) []string // values, made once
 	res     h1.Response
 	resBody h1.Body
 	up      *upstream                // of the current request
 	cuts    atomic.Pointer[upstream] // the same, for cuts
 	upload  upload
+	since   time.Time   // it waits for the box's answer
 	begun   atomic.Bool // the box's response is relayed: nothing else can be said
+}
+
+// texts are those of the latest request, which the next often repeats.
+type texts struct {
+	host, target  string
+	authorization [1]string
+}
+
+// keepText is the length up to which texts are kept.
+const keepText = 512
+
+// recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
+func recall(last *string, b []byte) string {
+	if string(b) == *last {
+		return *last
+	}
+	s := string(b)
+	if len(s) <= keepText {
+		*last = s
+	}
+	return s
 }
 
 // side is the client's side of an exchange.
@@ -120,10 +144,13 @@ func (e *exchange) wasCut() bool { return errors.Is(context.Cause(e.ctx), errCut
 // asked returns the head of the request for the checks.
 func (e *exchange) asked() asked {
 	r := &e.req
-	path, query, _ := strings.Cut(string(r.Target), "?")
+	if e.find == nil {
+		e.find = e.values
+	}
+	path, query, _ := strings.Cut(recall(&e.texts.target, r.Target), "?")
 	return asked{
-		method: method(r.Method), host: string(r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
-		direct: r.Form == h1.Origin, values: e.values, network: e.visitor.network,
+		method: method(r.Method), host: recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
+		direct: r.Form == h1.Origin, values: e.find, network: e.visitor.network,
 	}
 }
 
@@ -138,7 +165,32 @@ func takesHTML(fields []h1.Field) bool {
 }
 
 // values returns the values of a field of the request.
-func (e *exchange) values(name string) []string { return valuesOf(e.req.Fields, name) }
+func (e *exchange) values(name string) []string {
+	if name == "authorization" {
+		return e.authorization()
+	}
+	return valuesOf(e.req.Fields, name)
+}
+
+// authorization is values of the field that most requests of a connection repeat.
+func (e *exchange) authorization() []string {
+	var only []byte
+	for i := range e.req.Fields {
+		f := &e.req.Fields[i]
+		switch {
+		case !h1.EqualFold(f.Name, "authorization"):
+		case only != nil || len(f.Value) == 0 || len(f.Value) > keepText:
+			return valuesOf(e.req.Fields, "authorization")
+		default:
+			only = f.Value
+		}
+	}
+	if only == nil {
+		return nil
+	}
+	e.texts.authorization[0] = recall(&e.texts.authorization[0], only)
+	return e.texts.authorization[:]
+}
 
 // valuesOf returns the values of a field, whose name is given in lower case, one for each of its lines.
 func valuesOf(fields []h1.Field, name string) (values []string) {
@@ -232,7 +284,7 @@ func (e *exchange) connect(kept bool) error {
 		}
 		up = newUpstream(e.visit.target, conn)
 	}
-	up.check = e.expected(time.Now())
+	e.since, up.by = time.Now(), e
 	e.up = up
 	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before it was there
 		return context.Cause(e.ctx)
@@ -242,19 +294,17 @@ func (e *exchange) connect(kept bool) error {
 
 // expected returns what ends the wait for a response: a client that has gone, or a box that takes too long. While the box
 // takes more of the request's body, the time does not count.
-func (e *exchange) expected(since time.Time) func() error {
-	return func() error {
-		if e.client.gone() {
-			return errGone
-		}
-		if last := e.upload.last.Load(); last > since.UnixNano() {
-			since = time.Unix(0, last)
-		}
-		if e.res.Status < 200 && time.Since(since) > e.g.ResponseTimeout {
-			return errLate
-		}
-		return nil
+func (e *exchange) expected() error {
+	if e.client.gone() {
+		return errGone
 	}
+	if last := e.upload.last.Load(); last > e.since.UnixNano() {
+		e.since = time.Unix(0, last)
+	}
+	if e.res.Status < 200 && time.Since(e.since) > e.g.ResponseTimeout {
+		return errLate
+	}
+	return nil
 }
 
 // dial connects to the box's port. It ends when the request is cut.

@@ -116,16 +116,27 @@ var claimedNames = []string{
 // claimedBeginnings begin the names of such fields.
 var claimedBeginnings = []string{"x-forwarded", "x-auth-request-", "x-amzn-oidc-"}
 
+// claimedOf are the claimedNames by their lengths.
+var claimedOf = func() (of [64][]string) {
+	for _, n := range claimedNames {
+		of[len(n)] = append(of[len(n)], n)
+	}
+	return of
+}()
+
 // claimed reports whether a field says who the client is or what it asked for. "_" counts as "-", as in the many servers
 // that turn fields into variables.
 func claimed[S []byte | string](name S) bool {
-	for _, n := range claimedNames {
-		if h1.IsVariant(name, n) {
+	for _, b := range claimedBeginnings {
+		if len(name) >= len(b) && h1.IsVariant(name[:len(b)], b) {
 			return true
 		}
 	}
-	for _, b := range claimedBeginnings {
-		if len(name) >= len(b) && h1.IsVariant(name[:len(b)], b) {
+	if len(name) >= len(claimedOf) {
+		return false
+	}
+	for _, n := range claimedOf[len(name)] {
+		if h1.IsVariant(name, n) {
 			return true
 		}
 	}

@@ -270,7 +270,11 @@ func TestExpectations(t *testing.T) {
 func (a *active) count() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.open)
+	n := 0
+	for r := a.open; r != nil; r = r.next {
+		n++
+	}
+	return n
 }
 
 func (f *fixture) await(t *testing.T, what string, holds func() bool) {

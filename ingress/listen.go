@@ -159,6 +159,7 @@ func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 		return (&session{&l.g.core, c.visitor, c.conn}).run
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	c.cut = c.cutNow
 	c.in = h1.Reader{Source: c.conn}
 	return c.serve
 }

@@ -28,10 +28,12 @@ type upstream struct {
 	in     h1.Reader
 	direct *socket.Direct // conn; nil if it is not one of TCP
 	raw    syscall.RawConn
-	used   bool         // it has carried a request before this one
-	since  time.Time    // when it was put back
-	until  time.Time    // its read deadline
-	check  func() error // tells what ends the wait for a response
+	used   bool      // it has carried a request before this one
+	since  time.Time // when it was put back
+	until  time.Time // its read deadline
+	by     interface {
+		expected() error // what ends the wait for a response
+	}
 }
 
 // Read reads from the box while its response is expected.
@@ -41,7 +43,7 @@ func (u *upstream) Read(b []byte) (int, error) {
 		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
 		}
-		if err := u.check(); err != nil {
+		if err := u.by.expected(); err != nil {
 			return 0, err
 		}
 		u.until = time.Time{}
@@ -145,7 +147,7 @@ func (p *pool) put(u *upstream) {
 		return
 	}
 	u.in.Release()
-	u.check = nil
+	u.by = nil
 	p.mu.Lock()
 	full := p.n >= p.most || len(p.idle[u.key]) >= idleMax
 	if !full {

@@ -23,8 +23,8 @@ type visit struct {
 	event   audit.Event
 	opening *audit.Opening
 	target  Target
-	entry   *request // nil until it is admitted
-	placed  bool     // it has a place
+	entry   request // registered once it is admitted; must not be copied or overwritten then
+	placed  bool    // it has a place
 }
 
 // replier answers a request.
@@ -68,7 +68,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.tooMany()
 		return false
 	}
-	v.entry = g.active.begin(v.target, v.cut)
+	g.active.begin(&v.entry, v.target, v.cut)
 	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
 	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) {
@@ -92,7 +92,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 // authenticate checks the rate of a visitor's requests and its credential. A request without a credential is no attempt at
 // one: browsers send many.
 func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
-	now, tally := time.Now(), g.tallies.of(v.target.ID, v.network)
+	now, tally := v.began, g.tallies.of(v.target.ID, v.network)
 	if tally.request(now) {
 		v.tooMany()
 		return false
@@ -114,7 +114,7 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 
 // record ends a visit.
 func (g *core) record(v *visit) {
-	if v.entry != nil {
+	if v.entry.of != nil {
 		defer v.entry.end()
 	}
 	if v.placed {
