@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Unpacks what visits public URLs in tests, without installing it: Chromium with playwright-core to drive it, testssl.sh and
+# slowhttptest.
+set -euo pipefail
+root=${1:-/var/lib/boxgate/visitors}
+[ -e "$root/ready-1" ] && exit 0
+if [ "$(id -u)" -ne 0 ]; then
+  echo "the tests of public URLs need $root: run this with sudo" >&2
+  exit 1
+fi
+mkdir -p "$root"
+exec 9>"$root/.lock"
+flock 9
+[ -e "$root/ready-1" ] && exit 0
+echo "unpacking the visitors of public URLs into $root (about a minute, once)"
+packages=(chromium-headless-shell libnss3-tools testssl.sh slowhttptest)
+# What else the programs need is unpacked beside them if this system lacks it.
+apt-get update -qq
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 777 "$work"
+mapfile -t needs < <(apt-get install -s --no-install-recommends "${packages[@]}" | awk '$1 == "Inst" {print $2}')
+(cd "$work" && apt-get download -qq "${needs[@]}" >/dev/null)
+for deb in "$work"/*.deb; do dpkg -x "$deb" "$root"; done
+mkdir -p "$root/lib" # all libraries, for LD_LIBRARY_PATH
+find "$root/usr/lib" -name '*.so*' ! -type d -exec ln -sf -t "$root/lib" {} +
+
+version=1.57.0
+integrity=sha512-agTcKlMw/mjBWOnD6kFZttAAGHgi/Nw0CZ2o6JqWSbMlI219lAFLZZCyqByTsvVAJq5XA5H8cA6PrvBRpBWEuQ==
+(cd "$work" && npm pack --silent "playwright-core@$version" >/dev/null)
+got=sha512-$(openssl dgst -sha512 -binary "$work/playwright-core-$version.tgz" | base64 -w0)
+[ "$got" = "$integrity" ] || { echo "playwright-core $version is not what it was: $got" >&2; exit 1; }
+mkdir -p "$root/node_modules/playwright-core"
+tar -xzf "$work/playwright-core-$version.tgz" -C "$root/node_modules/playwright-core" --strip-components=1 --no-same-owner
+touch "$root/ready-1"

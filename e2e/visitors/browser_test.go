@@ -1,0 +1,131 @@
+package visitors
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+var (
+	//go:embed testdata/page.html
+	page string
+	//go:embed testdata/worker.js
+	worker string
+)
+
+// application is a page with a WebSocket, a stream of events and a service worker.
+func application() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", tell("text/html; charset=utf-8", page))
+	mux.HandleFunc("GET /worker.js", tell("text/javascript", worker))
+	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 3 {
+			_, _ = fmt.Fprintf(w, "data: %d\n\n", i)
+			_ = http.NewResponseController(w).Flush()
+		}
+		<-r.Context().Done()
+	})
+	mux.HandleFunc("POST /upload", func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		_, _ = fmt.Fprint(w, n, err)
+	})
+	mux.HandleFunc("GET /cookies", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, strings.Join(r.Header["Cookie"], "; "))
+	})
+	mux.HandleFunc("GET /socket", func(w http.ResponseWriter, r *http.Request) {
+		c, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			return
+		}
+		defer func() { _ = c.CloseNow() }()
+		for {
+			kind, said, err := c.Read(r.Context())
+			if err != nil || c.Write(r.Context(), kind, said) != nil {
+				return
+			}
+		}
+	})
+	return mux
+}
+
+// opened is what Chromium saw of a page.
+type opened struct {
+	Status                   int
+	Protocol, Title, Address string
+	Result                   map[string]string
+	Cookies                  []struct {
+		Name, SameSite, Domain string
+		HTTPOnly, Secure       bool
+	}
+}
+
+// browse opens an address of the site in Chromium; a token is typed into the page that asks for it.
+func (s *site) browse(url, token string) opened {
+	s.T.Helper()
+	ctx, cancel := context.WithTimeout(s.T.Context(), 3*time.Minute)
+	defer cancel()
+	home := s.T.TempDir()
+	database := "sql:" + filepath.Join(home, ".pki/nssdb")
+	for _, argv := range [][]string{
+		{"mkdir", "-p", filepath.Join(home, ".pki/nssdb")},
+		{"certutil", "-N", "-d", database, "--empty-password"},
+		{"certutil", "-A", "-d", database, "-t", "C,,", "-n", "boxgate", "-i", s.roots},
+	} {
+		if out, err := s.run(ctx, home, argv...); err != nil {
+			s.T.Fatalf("%v: %v\n%s", argv, err, out)
+		}
+	}
+	script, err := filepath.Abs("testdata/visit.js")
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	argv := []string{"node", script, filepath.Join(unpacked, "usr/lib/chromium/chromium-headless-shell"), url, s.host, s.gateway}
+	if token != "" {
+		argv = append(argv, token)
+	}
+	out, err := s.run(ctx, home, argv...)
+	if err != nil {
+		s.T.Fatalf("Chromium: %v\n%s", err, out)
+	}
+	var seen opened
+	if err := json.Unmarshal([]byte(out), &seen); err != nil {
+		s.T.Fatalf("%v\n%s", err, out)
+	}
+	return seen
+}
+
+// works checks that everything on the page worked, and that its application saw no cookie but its own.
+func (o opened) works(t *testing.T) {
+	t.Helper()
+	for what, want := range map[string]string{
+		"socket": "hello", "events": "0 1 2", "worker": "the worker answers", "upload": "1048576 <nil>", "cookie": "theirs=1",
+	} {
+		if got := o.Result[what]; got != want {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	if o.Protocol != "h2" {
+		t.Errorf("opened over %q", o.Protocol)
+	}
+}
+
+// A page with a WebSocket, events, a service worker, an upload and cookies works by an open public URL.
+func TestChromiumOpensAPage(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, application(), map[string]any{})
+	seen := s.browse(s.URL, "")
+	if seen.Status != http.StatusOK {
+		t.Errorf("status %d", seen.Status)
+	}
+	seen.works(t)
+}

@@ -1,0 +1,101 @@
+package visitors
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// full runs the programs whole, for `make conformance`.
+var full = os.Getenv("CONFORMANCE_FULL") != ""
+
+// unpacked is where `make visitors` unpacks the programs.
+const unpacked = "/var/lib/boxgate/visitors"
+
+// site is a box with an application, and the application's public URL.
+type site struct {
+	*harness.World
+	box string
+	harness.PublicURL
+	host    string
+	gateway string // the gateway's address on the internet
+	roots   string // file of the CA of public URLs
+}
+
+// newSite serves an application in a box and makes a public URL for it.
+func newSite(t *testing.T, app http.Handler, with map[string]any) *site {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(unpacked, "usr")); err != nil {
+		t.Fatalf("there is nobody to visit a public URL: run `sudo make visitors` (%v)", err)
+	}
+	w := harness.NewWorld(t, nil)
+	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
+	s := &site{World: w, box: in.Box, roots: filepath.Join(t.TempDir(), "ca.pem")}
+	var ln net.Listener
+	err := in.InNetNS(func() (err error) {
+		ln, err = net.Listen("tcp", ":8000")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: app}
+	go func() { _ = server.Serve(ln) }() // ends with Close
+	t.Cleanup(func() { _ = server.Close() })
+	with["port"] = 8000
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(s.box, "preview"), with, &s.PublicURL); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.host = u.Hostname()
+	v4, _ := w.Net.GatewayAddrs()
+	s.gateway = v4.String()
+	var pem []byte
+	if err := w.Client.Get(t.Context(), "/v2/ca", &pem); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.roots, pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// run runs an unpacked program on the internet, with a home directory of its own, and returns what it printed.
+func (s *site) run(ctx context.Context, home string, argv ...string) (string, error) {
+	s.T.Helper()
+	var out strings.Builder
+	cmd := exec.CommandContext(ctx, "env", argv...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Dir = home
+	usr := filepath.Join(unpacked, "usr")
+	cmd.Env = append(os.Environ(), "HOME="+home, "PATH="+filepath.Join(usr, "bin")+":"+os.Getenv("PATH"),
+		"LD_LIBRARY_PATH="+filepath.Join(unpacked, "lib"),
+		"NODE_PATH="+filepath.Join(unpacked, "node_modules"))
+	if err := s.Net.Internet().Start(cmd); err != nil {
+		s.T.Fatal(err)
+	}
+	err := cmd.Wait()
+	return out.String(), err
+}
+
+// tell answers with a body of a type.
+func tell(kind, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", kind)
+		_, _ = w.Write([]byte(body))
+	}
+}

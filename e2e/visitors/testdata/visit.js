@@ -1,0 +1,27 @@
+// Opens a page in Chromium and prints what it says of itself: node visit.js CHROMIUM URL HOST ADDRESS [TOKEN]
+const { chromium } = require("playwright-core");
+
+(async () => {
+  const [program, url, host, address, token] = process.argv.slice(2);
+  const browser = await chromium.launch({
+    executablePath: program, chromiumSandbox: false, timeout: 120000,
+    args: [`--host-resolver-rules=MAP ${host} ${address}`, "--disable-gpu"],
+  });
+  const page = await browser.newPage();
+  page.setDefaultTimeout(120000);
+  const requests = [];
+  page.on("websocket", (socket) => requests.push(socket.url()));
+  const opened = await page.goto(url);
+  const seen = { status: opened.status(), protocol: await page.evaluate(() => performance.getEntriesByType("navigation")[0].nextHopProtocol) };
+  if (token) {
+    seen.title = await page.title();
+    await page.fill("input[type=password]", token);
+    await page.click("button[type=submit]");
+  }
+  await page.waitForFunction(() => document.getElementById("result")?.textContent.startsWith("{"));
+  seen.result = JSON.parse(await page.textContent("#result"));
+  seen.address = page.url();
+  seen.cookies = (await page.context().cookies()).map(({ name, httpOnly, secure, sameSite, domain }) => ({ name, httpOnly, secure, sameSite, domain }));
+  console.log(JSON.stringify(seen));
+  await browser.close();
+})().catch((error) => { console.error(error); process.exit(1); });
