@@ -1,9 +1,8 @@
 package report
 
 import (
-	"errors"
+	"fmt"
 
-	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -11,23 +10,28 @@ import (
 	"boxgate/firewall/network"
 )
 
-// openFlows opens a socket that hears of connections that begin and end, those that the kernel forwards for boxes alone.
+// hearForwarded makes a socket hear of connections that begin and end, those that the kernel forwards for boxes alone.
 // The others, of the host and those that the proxy takes, are told apart in the kernel: they never wake the gateway, nor
 // fill the socket's buffer.
-func openFlows(ns int) (*netlink.Conn, error) {
-	const longest = 16 << 10 // of an event, several times over
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns, MessageBufferSize: longest})
+func hearForwarded(fd int) error {
+	raw, err := bpf.Assemble(forwardedOnly)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	filter, err := bpf.Assemble(forwardedOnly)
-	if err == nil {
-		err = errors.Join(c.SetBPF(filter), c.JoinGroup(uint32(netfilter.GroupCTNew)), c.JoinGroup(uint32(netfilter.GroupCTDestroy)))
+	var filter []unix.SockFilter
+	for _, i := range raw {
+		filter = append(filter, unix.SockFilter{Code: i.Op, Jt: i.Jt, Jf: i.Jf, K: i.K})
 	}
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}); err != nil {
+		return fmt.Errorf("filter: %w", err)
 	}
-	return c, nil
+	for _, group := range []netfilter.NetlinkGroup{netfilter.GroupCTNew, netfilter.GroupCTDestroy} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group)); err != nil {
+			return fmt.Errorf("group %d: %w", group, err)
+		}
+	}
+	return nil
 }
 
 // forwardedOnly accepts events of connections that carry the mark of one that is forwarded for a box.

@@ -3,7 +3,6 @@ package report
 import (
 	"errors"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -28,7 +27,7 @@ func TestOnlyForwardedConnectionsAreHeard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = events.Close() }()
+	defer events.release()
 	table, err := conntrack.Dial(&netlink.Config{NetNS: int(ns)})
 	if err != nil {
 		t.Fatal(err)
@@ -43,21 +42,19 @@ func TestOnlyForwardedConnectionsAreHeard(t *testing.T) {
 		}
 	}
 	var heard []uint32
-	for !slices.Equal(heard, []uint32{forwarded[0], forwarded[0], forwarded[1], forwarded[1]}) {
-		_ = events.SetReadDeadline(time.Now().Add(time.Minute))
-		messages, err := events.Receive()
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("heard of %x, want each of %x beginning and ending", heard, forwarded)
+	deadline := time.AfterFunc(time.Minute, events.close)
+	defer deadline.Stop()
+	want := []uint32{forwarded[0], forwarded[0], forwarded[1], forwarded[1]}
+	err = events.run(func(m netlink.Message) {
+		var ev conntrack.Event
+		if err := ev.Unmarshal(m); err != nil {
+			t.Error(err)
 		}
-		if err != nil {
-			t.Fatal(err)
+		if heard = append(heard, ev.Flow.Mark); len(heard) == len(want) {
+			events.close()
 		}
-		for _, m := range messages {
-			var ev conntrack.Event
-			if err := ev.Unmarshal(m); err != nil {
-				t.Fatal(err)
-			}
-			heard = append(heard, ev.Flow.Mark)
-		}
+	}, func() { t.Error("events were lost") })
+	if err != nil || !slices.Equal(heard, want) {
+		t.Errorf("heard of %x (%v), want each of %x beginning and ending", heard, err, forwarded)
 	}
 }

@@ -1,11 +1,9 @@
 package report
 
 import (
-	"syscall"
 	"time"
 	"unsafe"
 
-	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -68,7 +66,7 @@ func (r *Reports) readTable(which conntrack.Filter, wanted func(*conntrack.Flow)
 
 // tellDropped records how many reports of connections the kernel has dropped, by its own count.
 func (r *Reports) tellDropped() {
-	total, err := dropped(r.flows)
+	total, err := r.flows.dropped()
 	n := uint64(total - r.flowsDropped)
 	if err != nil || n == 0 {
 		n = 1 // at least
@@ -79,22 +77,15 @@ func (r *Reports) tellDropped() {
 		Error: "reports of connections that the kernel dropped because there were too many; open connections were looked up"})
 }
 
-// dropped returns how many messages for a socket the kernel has dropped so far.
-func dropped(c *netlink.Conn) (uint32, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
+// dropped returns how many events the kernel has dropped so far.
+func (s *flowSocket) dropped() (uint32, error) {
 	const soMeminfo, drops = 55, 8 // SO_MEMINFO, SK_MEMINFO_DROPS (asm-generic/socket.h, linux/sock_diag.h)
 	var info [drops + 1]uint32
 	size := uint32(unsafe.Sizeof(info))
-	var errno syscall.Errno
-	err = raw.Control(func(fd uintptr) {
-		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, soMeminfo, uintptr(unsafe.Pointer(&info)),
-			uintptr(unsafe.Pointer(&size)), 0)
-	})
-	if err == nil && errno != 0 {
-		err = errno
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), unix.SOL_SOCKET, soMeminfo, uintptr(unsafe.Pointer(&info)),
+		uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
 	}
-	return info[drops], err
+	return info[drops], nil
 }

@@ -25,7 +25,7 @@ import (
 type Reports struct {
 	cfg      Config
 	refusals *netfilter.Conn
-	flows    *netlink.Conn
+	flows    *flowSocket
 	table    *conntrack.Conn // reads the existing connections
 	begun    sync.Once
 	done     chan struct{}
@@ -118,7 +118,7 @@ func (r *Reports) open(ns int) (err error) {
 }
 
 // SetFlowBuffer sets how many bytes of reports about connections the kernel may hold for us.
-func (r *Reports) SetFlowBuffer(bytes int) error { return r.flows.SetReadBuffer(bytes) }
+func (r *Reports) SetFlowBuffer(bytes int) error { return r.flows.setBuffer(bytes) }
 
 // Begin starts the readers; later calls do nothing.
 func (r *Reports) Begin() {
@@ -129,38 +129,49 @@ func (r *Reports) Begin() {
 		default:
 		}
 		r.running.Add(3)
-		go r.read(r.refusals, r.refused, &r.refusalsMissed)
-		go r.read(r.flows, r.flow, &r.flowsMissed)
+		go r.readRefusals()
+		go r.readFlows()
 		go r.everySecond()
 	})
 }
 
-// read passes each message to handle until the socket is closed. When the kernel drops messages because they come too
-// fast, reading continues, and everySecond finds out what was missed.
-func (r *Reports) read(c interface {
-	Receive() ([]netlink.Message, error)
-}, handle func(netlink.Message), missed *atomic.Bool) {
+// readRefusals passes on what the kernel refused until the socket is closed. When the kernel drops messages because they
+// come too fast, reading continues, and everySecond finds out what was missed.
+func (r *Reports) readRefusals() {
 	defer r.running.Done()
 	for {
-		messages, err := c.Receive()
+		messages, err := r.refusals.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
-			missed.Store(true)
+			r.refusalsMissed.Store(true)
 			continue
 		}
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
-			select {
-			case <-r.done:
-			default:
-				r.cfg.Log.Error("firewall: reading the kernel's reports stopped", zap.Error(err))
-			}
+			r.stopped(err)
 			return
 		}
 		for _, m := range messages {
-			handle(m)
+			r.refused(m)
 		}
+	}
+}
+
+// readFlows does the same for connections.
+func (r *Reports) readFlows() {
+	defer r.running.Done()
+	if err := r.flows.run(r.flow, func() { r.flowsMissed.Store(true) }); err != nil {
+		r.stopped(err)
+	}
+}
+
+// stopped logs why a reader has ended, unless it was to.
+func (r *Reports) stopped(err error) {
+	select {
+	case <-r.done:
+	default:
+		r.cfg.Log.Error("firewall: reading the kernel's reports stopped", zap.Error(err))
 	}
 }
 
@@ -188,10 +199,13 @@ func (r *Reports) Close() error {
 		errs = append(errs, r.refusals.Close())
 	}
 	if r.flows != nil {
-		errs = append(errs, r.flows.Close())
+		r.flows.close()
 	}
 	r.begun.Do(func() {}) // the readers must not start any more
 	r.running.Wait()
+	if r.flows != nil {
+		r.flows.release()
+	}
 	if r.table != nil {
 		errs = append(errs, r.table.Close())
 	}

@@ -1,0 +1,121 @@
+package report
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+)
+
+// hear opens a socket in a network namespace of its own, with a function that makes connections begin and end there.
+func hear(t *testing.T) (s *flowSocket, connections func(count int)) {
+	t.Helper()
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatalf("network namespaces are needed, run as root: %v", err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	if s, err = openFlows(int(ns)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.release)
+	table, err := conntrack.Dial(&netlink.Config{NetNS: int(ns)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = table.Close() })
+	return s, func(count int) {
+		t.Helper()
+		for i := range count {
+			f := conntrack.NewFlow(unix.IPPROTO_UDP, 0, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), 1000,
+				uint16(i+1), 60, network.BoxMark("one")|network.FlowForwarded)
+			if err := errors.Join(table.Create(f), table.Delete(f)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// What the kernel has told before the socket is closed is recorded, more of it than one system call reads.
+func TestEventsBeforeTheCloseAreHeard(t *testing.T) {
+	t.Parallel()
+	s, connections := hear(t)
+	if err := s.setBuffer(reportBuffer); err != nil {
+		t.Fatal(err)
+	}
+	const count = 2 * eventsAtOnce
+	connections(count)
+	s.close()
+	heard := 0
+	err := s.run(func(m netlink.Message) {
+		if _, phase := decodeFlow(m); phase != "" {
+			heard++
+		}
+	}, func() { t.Error("events were lost") })
+	if err != nil || heard != 2*count {
+		t.Errorf("heard %d events of %d: %v", heard, 2*count, err)
+	}
+}
+
+// Events that the kernel drops are noticed, and those that come later are heard.
+func TestDroppedEventsAreNoticed(t *testing.T) {
+	t.Parallel()
+	s, connections := hear(t)
+	if err := s.setBuffer(1); err != nil { // the least that the kernel allows
+		t.Fatal(err)
+	}
+	connections(100)
+	missed, after := 0, 0
+	err := s.run(func(netlink.Message) {
+		if after++; missed > 0 {
+			s.close()
+		}
+	}, func() {
+		missed++
+		connections(1)
+	})
+	if err != nil || missed == 0 || after == 0 {
+		t.Errorf("noticed %d times, %d events heard: %v", missed, after, err)
+	}
+}
+
+// Whatever a datagram holds, it is read without a panic, and messages are passed on whole.
+func FuzzSplit(f *testing.F) {
+	for _, e := range recordedEvents {
+		data, err := hex.DecodeString(e.data)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, e.kind, e.flags)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, kind, flags uint16) {
+		split(data, func(netlink.Message) {})
+		m := netlink.Message{Header: netlink.Header{Length: uint32(unix.SizeofNlMsghdr + len(data)), Type: netlink.HeaderType(kind), Flags: netlink.HeaderFlags(flags)}, Data: data}
+		for len(m.Data)%unix.NLMSG_ALIGNTO != 0 {
+			m.Data = append(m.Data, 0)
+		}
+		m.Header.Length = uint32(unix.SizeofNlMsghdr + len(m.Data))
+		raw, err := m.MarshalBinary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []netlink.Message
+		split(append(raw, raw...), func(m netlink.Message) { got = append(got, m) })
+		if len(got) != 2 {
+			t.Fatalf("%d messages", len(got))
+		}
+		for _, g := range got {
+			if g.Header != m.Header || !bytes.Equal(g.Data, m.Data) {
+				t.Fatalf("read %+v, want %+v", g, m)
+			}
+		}
+	})
+}
