@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -32,37 +31,33 @@ func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error)
 	return a.issue(key, names, time.Now(), serverLifetime)
 }
 
-func newLeafKey() (*ecdsa.PrivateKey, error) {
+func newLeafKey() (*leafKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("make a leaf key: %w", err)
 	}
-	return key, nil
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		return nil, fmt.Errorf("make a leaf key: %w", err)
+	}
+	return &leafKey{key, public}, nil
 }
 
 // issue signs a leaf for exactly names. The chain is the leaf alone: clients that trust it already have the authority.
-func (a *Authority) issue(key *ecdsa.PrivateKey, names []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
+func (a *Authority) issue(key *leafKey, names []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	serial, err := newSerial()
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: commonName(names[0])},
-		NotBefore:             now.Add(-leafBackdate),
-		NotAfter:              now.Add(lifetime),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true,
-	}
+	r := &request{serial: serial, commonName: commonName(names[0]), from: now.Add(-leafBackdate), to: now.Add(lifetime)}
 	for _, name := range names {
 		if addr, err := netip.ParseAddr(name); err == nil {
-			template.IPAddresses = append(template.IPAddresses, addr.AsSlice())
+			r.addresses = append(r.addresses, addr)
 			continue
 		}
-		template.DNSNames = append(template.DNSNames, name)
+		r.dns = append(r.dns, name)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
+	der, err := a.sign(r, key.public)
 	if err != nil {
 		return nil, fmt.Errorf("issue a certificate for %s: %w", strings.Join(names, ", "), err)
 	}
@@ -70,7 +65,7 @@ func (a *Authority) issue(key *ecdsa.PrivateKey, names []string, now time.Time, 
 	if err != nil {
 		return nil, fmt.Errorf("issue a certificate for %s: %w", strings.Join(names, ", "), err)
 	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key.PrivateKey, Leaf: leaf}, nil
 }
 
 // commonName leaves the subject empty for a name that does not fit (X.520: 64 characters); the SAN carries it anyway.

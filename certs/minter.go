@@ -2,7 +2,6 @@ package certs
 
 import (
 	"context"
-	"crypto/ecdsa"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -44,7 +43,7 @@ type Minter struct {
 // boxLeaves belongs to one box, so that a box that asks for any number of names only evicts its own leaves.
 type boxLeaves struct {
 	ca      *Authority
-	key     *ecdsa.PrivateKey // shared by the box's leaves: a key per name would double the cost of minting
+	key     *leafKey // shared by the box's leaves: a key per name would double the cost of minting
 	flights singleflight.Group
 
 	mu    sync.Mutex
