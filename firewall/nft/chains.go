@@ -46,15 +46,14 @@ func ifaceAnd(name expr.MetaKey, second expr.Any) match { return match{meta(name
 // writeJudge writes the judgement of every packet of a box, whether or not its connection is known.
 func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chainJudge, "", fromBox(), jumpTo(chainJudgeBox))
-	t.rule(chainJudge, "answers to what boxes sent out", ctState(stateEstablished|stateRelated), isReply(),
-		match{ctMark(r1), lookup(s.flows)}, setMark(network.MarkForward))
+	t.rule(chainJudge, "answers to what boxes sent out", isReply(), match{ctMark(r1), lookup(s.flows)}, setMark(network.MarkForward))
 
 	chain := chainJudgeBox
 	known := t.anonymous(nftables.TypeInetProto, bytesOf(unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
 		unix.IPPROTO_ICMPV6))
+	t.rule(chain, "", ctState(stateEstablished), jump(chainKnown))
 	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
 		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(policy.ReasonProtocol))
-	t.rule(chain, "", ctState(stateEstablished), jump(chainKnown))
 	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
 	t.rule(chain, "", ctState(stateRelated), jump(chainRelated))
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
@@ -76,11 +75,11 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 }
 
 // judgeKnown writes what most packets meet. A connection that is forwarded for the box has passed the rules for all boxes
-// with its first packet, and is judged by the plan in force with each packet. One of those rules may decide otherwise by
-// now: the destination can have become an address of the host. Until the plan protects it, the packets
-// pass here, but reach no program of the host.
+// with its first packet, that about protocols too, and is judged by the plan in force with each packet. One of those rules
+// may decide otherwise by now: the destination can have become an address of the host. Until the plan protects it, the
+// packets pass here, but reach no program of the host. Answers of the box are never packets of such a connection: its first
+// packet was the box's, and none leads back to the pool.
 func (t *txn) judgeKnown(c *Config, s *staticSets) {
-	t.rule(chainKnown, "", isReply(), jumpTo(chainAnswer))
 	t.rule(chainKnown, "connections that are forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
 		match{lookup(s.replies), leadBy(s.boxes)})
 	t.rule(chainKnown, "connections that the proxy has accepted", tcp, transparentSocket(), admit(network.MarkProxy))
@@ -205,9 +204,10 @@ func toSocket(f network.Family, port uint16) match {
 
 // writeHooks writes address translation, and a second check for packets that judge did not mark.
 func (t *txn) writeHooks(c *Config, s *staticSets) {
+	t.rule(chainDNS, "", fromBox(), marked(network.MarkLocal), jumpTo(chainDNSBox))
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
 		for _, l4 := range []match{tcp, udp} {
-			t.rule(chainDNS, "", fromBox(), marked(network.MarkLocal), ofFamily(network.FamilyOf(a)), l4, destPort(53), match{
+			t.rule(chainDNSBox, "", ofFamily(network.FamilyOf(a)), l4, destPort(53), match{
 				&expr.Immediate{Register: r1, Data: a.AsSlice()},
 				&expr.Immediate{Register: r2, Data: big16(c.DNSPort)},
 				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(network.FamilyOf(a)), RegAddrMin: r1, RegProtoMin: r2}})
@@ -230,8 +230,7 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainForward, "", toBox(), jumpTo(chainForwardIn))
 	t.rule(chainForwardOut, "", notMarked(network.MarkForward), counted(countUnjudged), drop())
 	t.rule(chainForwardOut, "boxes never reach each other", toBox(), counted(countUnsolicited), drop())
-	t.rule(chainForwardIn, "answers", ctState(stateEstablished|stateRelated), isReply(),
-		ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
+	t.rule(chainForwardIn, "answers", isReply(), ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
 	t.rule(chainForwardIn, "", counted(countUnsolicited), drop())
 
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {

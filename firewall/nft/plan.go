@@ -25,9 +25,13 @@ func (t *txn) writePlan(d *draft, stamp string) {
 		}
 	}
 	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(policy.ReasonProtocol))
+	pass := jumpTo(open)
+	if ports := d.plan.SteerAllowed; !ports.All && len(ports.Ports) == 0 {
+		pass = jumpTo(chainPass)
+	}
 	for _, f := range network.Families {
 		if s := d.allowed[f]; s != nil {
-			t.rule(chain, "", destInSet(f, s.name), jumpTo(open))
+			t.rule(chain, "", destInSet(f, s.name), pass)
 		}
 	}
 	t.steer(chain, d.plan.SteerOther)

@@ -34,6 +34,7 @@ const (
 	chainAdmit      = "admit"         // is there room for one more forwarded connection?
 	chainAdmitOwn   = "admit_gateway" // … and for one more to the gateway?
 	chainDNS        = "dns"
+	chainDNSBox     = "dns_box" // to the gateway, from a box
 	chainInput      = "input"
 	chainForward    = "forward"
 	chainForwardOut = "forward_out" // from a box
@@ -151,7 +152,7 @@ func (t *txn) declareCounters() {
 // declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
-		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainForwardOut, chainForwardIn,
+		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainDNSBox, chainForwardOut, chainForwardIn,
 		chainClosed, chainReject} {
 		t.chain(name)
 	}
