@@ -1,0 +1,186 @@
+package attack
+
+import (
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+)
+
+// crowd are visitors on the internet who open one public URL, all from one address.
+type crowd struct {
+	*visited
+	gateway string
+	mu      sync.Mutex
+	conns   []net.Conn
+}
+
+// connect opens n connections by TLS, some at a time; those that the gateway does not take are left out.
+func (c *crowd) connect(n int, alpn string, begin func(i int, s *tls.Conn)) {
+	var group sync.WaitGroup
+	for worker := range 20 {
+		group.Go(func() {
+			for i := worker; i < n; i += 20 {
+				tcp, err := c.Net.Internet().DialContext(c.T.Context(), "tcp", c.gateway)
+				if err != nil {
+					continue
+				}
+				c.mu.Lock()
+				c.conns = append(c.conns, tcp)
+				c.mu.Unlock()
+				_ = tcp.SetDeadline(time.Now().Add(harness.Patience))
+				s := tls.Client(tcp, &tls.Config{ServerName: c.host, RootCAs: c.roots, NextProtos: []string{alpn}})
+				if s.Handshake() == nil {
+					begin(i, s)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+// ended waits until the gateway has ended every connection, and returns how many of them ended only because the test
+// had no more patience.
+func (c *crowd) ended() (left int) {
+	for _, conn := range c.conns {
+		_, err := io.Copy(io.Discard, conn)
+		if nerr, ok := err.(net.Error); ok && nerr.Timeout() {
+			left++
+		}
+		_ = conn.Close()
+	}
+	return left
+}
+
+// streams opens streams without a body on a connection, and reads nothing.
+func (c *crowd) streams(s *tls.Conn, n int, method string) {
+	_, _ = io.WriteString(s, http2.ClientPreface) // whatever happens to it is seen when it has ended
+	frames := http2.NewFramer(s, s)
+	_ = frames.WriteSettings()
+	var block bytes.Buffer
+	fields := hpack.NewEncoder(&block)
+	for i := range n {
+		block.Reset()
+		for _, f := range harness.Head(c.host, harness.Field{":method", method}, harness.Field{":path", "/silent"}) {
+			_ = fields.WriteField(f.HPACK())
+		}
+		if frames.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndStream: method == "GET", EndHeaders: true}) != nil {
+			return
+		}
+	}
+}
+
+// TestAttackVisitorsTakeEverything has visitors of one public URL do what takes the most of the gateway: streams that its
+// application never answers, bodies that never come, answers that nobody reads, connections on which nothing is asked.
+// Visitors of another URL, the admin API and what boxes request go on, and nothing is held for longer than its deadline.
+func TestAttackVisitorsTakeEverything(t *testing.T) {
+	t.Parallel()
+	post := "POST /swallow HTTP/1.1\r\nHost: %s\r\nContent-Length: 1000000\r\n%s\r\n"
+	for name, attack := range map[string]func(c *crowd){
+		"84 connections of 249 streams that are never answered": func(c *crowd) {
+			c.connect(84, "h2", func(_ int, s *tls.Conn) { c.streams(s, 249, "GET") })
+		},
+		"84 connections of 249 uploads that do not begin": func(c *crowd) {
+			c.connect(84, "h2", func(_ int, s *tls.Conn) { c.streams(s, 249, "POST") })
+		},
+		"1250 bodies that never come, without a credential": func(c *crowd) {
+			c.connect(1250, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, c.host, "") })
+		},
+		"1250 bodies that never come, with the credential": func(c *crowd) {
+			c.connect(1250, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, c.host, "Authorization: Bearer "+c.Token+"\r\n") })
+		},
+		"1250 bodies that never come, for no URL": func(c *crowd) {
+			c.connect(1250, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, "nobody-1.preview.localhost", "") })
+		},
+		"1000 readers who do not read": func(c *crowd) {
+			c.connect(1000, "http/1.1", func(_ int, s *tls.Conn) {
+				_, _ = fmt.Fprintf(s, "GET /large HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n\r\n", c.host, c.Token)
+			})
+		},
+		"1000 idle connections": func(c *crowd) {
+			c.connect(1000, "h2", func(_ int, s *tls.Conn) { c.streams(s, 0, "") })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			crowdedOut(t, strings.Contains(name, "credential"), attack)
+		})
+	}
+}
+
+// crowdedOut runs one attack against a gateway of its own.
+func crowdedOut(t *testing.T, secured bool, attack func(*crowd)) {
+	w := harness.NewWorld(t, func(c *config.Config) {
+		l := &c.Ingress.Limits
+		l.IdleTimeout, l.BodyTimeout, l.ResponseTimeout = 10*time.Second, 10*time.Second, 10*time.Second
+	})
+	stop := bystander(w)
+	app := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/silent":
+			<-r.Context().Done()
+		case "/swallow":
+			_, _ = io.Copy(io.Discard, r.Body)
+		case "/large":
+			_, _ = w.Write(make([]byte, 64<<20))
+		}
+	})
+	serve := func(with map[string]any) *visited {
+		in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
+		var ln net.Listener
+		if err := in.InNetNS(func() (err error) { ln, err = net.Listen("tcp", ":8000"); return err }); err != nil {
+			t.Fatal(err)
+		}
+		server := &http.Server{Handler: app}
+		go func() { _ = server.Serve(ln) }() // ends with Close
+		t.Cleanup(func() { _ = server.Close() })
+		return visitURL(w, in.Box, with)
+	}
+	target, other := serve(map[string]any{"port": 8000, "bearer_token": secured}), serve(map[string]any{"port": 8000})
+	at, _ := w.Net.GatewayAddrs()
+	c := &crowd{visited: target, gateway: net.JoinHostPort(at.String(), "443")}
+	undisturbed := func() {
+		t.Helper()
+		if status, _ := other.ask("GET", "/small"); status != http.StatusOK {
+			t.Errorf("another visitor got %d", status)
+		}
+		if err := w.Client.Get(t.Context(), api.BoxPath(other.box), new(map[string]any)); err != nil {
+			t.Errorf("the admin API: %v", err)
+		}
+	}
+	attacked := make(chan struct{})
+	go func() {
+		defer close(attacked)
+		attack(c)
+	}()
+	for done := false; !done; {
+		undisturbed()
+		select {
+		case <-attacked:
+			done = true
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	undisturbed()
+	if left := c.ended(); left > 0 {
+		t.Errorf("the gateway still holds %d of %d connections", left, len(c.conns))
+	}
+	undisturbed()
+	if n, slowest := stop(); n < 4 || slowest > heldUp {
+		t.Errorf("a box made %d requests, the slowest took %v", n, slowest)
+	}
+	w.NothingLeaks()
+}
