@@ -211,14 +211,19 @@ type URLRequest struct {
 	Bearer    bool
 	Basic     bool
 	Hostnames []policy.Name // domains of its own that lead to it too; all different
+	Protocol  string        // one of [URLProtocols]
 }
+
+// URLProtocols are what an application can be said to speak to the gateway; the first is the default.
+var URLProtocols = []string{"auto", "http1", "h2c"}
 
 // URL is a public URL. The credentials are set only in the answer of CreateURL.
 type URL struct {
 	URL                       string // "https://…"
 	Port                      uint16
 	Hostnames                 []string
-	Bearer, Basic             bool // how it may be opened
+	Bearer, Basic             bool   // how it may be opened
+	Protocol                  string // one of [URLProtocols]
 	Token, Username, Password policy.Secret
 	CreatedAt                 time.Time
 }

@@ -12,6 +12,7 @@ import (
 	orcaservice "github.com/cncf/xds/go/xds/service/orca/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/grpclog"
 	"google.golang.org/grpc/interop"
@@ -33,6 +34,15 @@ func (s *GRPCServer) Calls() (all, injected int64) { return s.calls.Load(), s.in
 // ServeGRPC serves on a listener until [GRPCServer.Stop]. It counts the calls whose metadata has exactly value under
 // key, which must be in lower case.
 func ServeGRPC(ln net.Listener, cert tls.Certificate, key, value string) *GRPCServer {
+	return serveGRPC(ln, credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}), key, value)
+}
+
+// ServePlainGRPC is [ServeGRPC] without TLS.
+func ServePlainGRPC(ln net.Listener, key, value string) *GRPCServer {
+	return serveGRPC(ln, insecure.NewCredentials(), key, value)
+}
+
+func serveGRPC(ln net.Listener, security credentials.TransportCredentials, key, value string) *GRPCServer {
 	s := &GRPCServer{}
 	count := func(ctx context.Context) {
 		s.calls.Add(1)
@@ -41,7 +51,7 @@ func ServeGRPC(ln net.Listener, cert tls.Certificate, key, value string) *GRPCSe
 		}
 	}
 	s.server = grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})),
+		grpc.Creds(security),
 		orca.CallMetricsServerOption(nil),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			count(ctx)

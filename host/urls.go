@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,7 +72,7 @@ func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error)
 func (u *publicURLs) urlView(r store.URL) api.URL {
 	return api.URL{
 		URL: u.urlOf(r.Box, r.Port), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
-		CreatedAt: r.CreatedAt,
+		Protocol: cmp.Or(r.Protocol, api.URLProtocols[0]), CreatedAt: r.CreatedAt,
 	}
 }
 
@@ -92,7 +93,7 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if err != nil {
 		return api.URL{}, err
 	}
-	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, CreatedAt: time.Now()}
+	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, Protocol: req.Protocol, CreatedAt: time.Now()}
 	var made api.URL
 	if req.Bearer {
 		token := randomHex(32)
@@ -152,11 +153,14 @@ func (u *publicURLs) hostsOf(r store.URL) []string {
 	return append([]string{u.urlHost(r.Box, r.Port)}, r.Hostnames...)
 }
 
-// urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID.
+// urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID. What a newer version has stored
+// of a protocol that this one does not know is served as the default.
 func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
+	protocol, _ := ingress.ParseProtocol(r.Protocol)
 	return ingress.Target{
-		ID:  fmt.Sprintf("%s-%d-%d", r.Box, r.Port, r.CreatedAt.UnixNano()),
-		Box: r.Box, Addr: netip.AddrPortFrom(addr, r.Port),
+		Protocol: protocol,
+		ID:       fmt.Sprintf("%s-%d-%d", r.Box, r.Port, r.CreatedAt.UnixNano()),
+		Box:      r.Box, Addr: netip.AddrPortFrom(addr, r.Port),
 		Auth: ingress.Auth{
 			Open:   r.Bearer == nil && r.Password == nil,
 			Bearer: (*ingress.Digest)(r.Bearer),

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"boxgate/audit"
+	"boxgate/ingress/h2c"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"context"
@@ -60,6 +61,7 @@ type Config struct {
 type core struct {
 	Config
 	upstreams pool
+	http2     h2c.Pool[incarnation]
 	places    places // of requests
 	tallies   tallies
 	grace     time.Duration // cutTime

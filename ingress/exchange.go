@@ -9,9 +9,11 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"boxgate/audit"
+	"boxgate/ingress/h2c"
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
@@ -85,6 +87,7 @@ type exchange struct {
 
 	req     h1.Request
 	out     []byte // pending output, to either side
+	http2   bool   // the request is sent over HTTP/2 if the application speaks it
 	method  string // of the request that the box gets; that of an extended CONNECT is not the client's
 	visit   visit
 	opening audit.Opening // of the visit
@@ -238,6 +241,7 @@ func (e *exchange) giveOut() {
 func (e *exchange) head(upgrade bool) {
 	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, open: e.visit.target.Auth.open(), upgrade: upgrade}
 	e.method = method(e.req.Method)
+	e.http2 = e.prefersHTTP2(upgrade)
 	e.out = appendRequest(e.takeOut(), &e.req, &how)
 }
 
@@ -247,7 +251,7 @@ func (e *exchange) head(upgrade bool) {
 func (e *exchange) send(whole bool) error {
 	e.res.Reset()
 	again := whole && e.upload.received == 0 && (isSafe(e.method) || e.method == http.MethodPut || e.method == http.MethodDelete)
-	for kept := true; ; e.dropUpstream() {
+	for kept, tries := true, 0; ; e.dropUpstream() {
 		if err := e.connect(kept); err != nil {
 			return err
 		}
@@ -255,8 +259,13 @@ func (e *exchange) send(whole bool) error {
 		if errors.Is(err, socket.ErrNotAsked) {
 			continue
 		}
-		if err == nil && whole {
+		sent := err == nil
+		if sent && whole {
 			err = e.up.in.Fill()
+		}
+		if (whole || !sent) && tries < 2 && h2c.Unprocessed(err) {
+			tries++
+			continue
 		}
 		if err == nil || errors.Is(err, errGone) || errors.Is(err, errLate) || e.ctx.Err() != nil {
 			return err
@@ -273,16 +282,9 @@ func (e *exchange) send(whole bool) error {
 
 // connect takes a connection to the box's port: one that was kept, if it may be one, or a new one.
 func (e *exchange) connect(kept bool) error {
-	var up *upstream
-	if kept {
-		up = e.g.upstreams.get(e.visit.target)
-	}
-	if up == nil {
-		conn, err := e.dial(e.visit.target)
-		if err != nil {
-			return err
-		}
-		up = newUpstream(e.visit.target, conn)
+	up, err := e.connection(kept)
+	if err != nil {
+		return err
 	}
 	e.since, up.by = time.Now(), e
 	e.up = up
@@ -290,6 +292,29 @@ func (e *exchange) connect(kept bool) error {
 		return context.Cause(e.ctx)
 	}
 	return nil
+}
+
+// connection returns what [exchange.connect] takes.
+func (e *exchange) connection(kept bool) (*upstream, error) {
+	if e.http2 {
+		conn, err := e.overHTTP2()
+		if err != nil {
+			return nil, err
+		}
+		if conn != nil {
+			return newUpstream(e.visit.target, conn), nil
+		}
+	}
+	if kept {
+		if up := e.g.upstreams.get(e.visit.target); up != nil {
+			return up, nil
+		}
+	}
+	conn, err := e.dial(e.visit.target)
+	if err != nil {
+		return nil, err
+	}
+	return newUpstream(e.visit.target, conn), nil
 }
 
 // expected returns what ends the wait for a response: a client that has gone, or a box that takes too long. While the box
@@ -311,7 +336,11 @@ func (e *exchange) expected() error {
 func (e *exchange) dial(t Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(e.ctx, e.g.DialTimeout)
 	defer cancel()
-	return e.g.Dial(ctx, t)
+	conn, err := e.g.Dial(ctx, t)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		e.g.http2.Refused(t.incarnation())
+	}
+	return conn, err
 }
 
 // abortUpstream interrupts what is waited for from the box. It never blocks.
@@ -411,6 +440,8 @@ func (e *exchange) unserved(err error) error {
 	case errors.Is(err, errGone), e.ctx.Err() != nil:
 		v.event.Error = errGone.Error()
 		return errEnd
+	case errors.Is(err, h2c.ErrFull):
+		v.tooMany()
 	case errors.Is(err, errLate):
 		v.event.Error = err.Error()
 		v.refuse(http.StatusGatewayTimeout, policy.ReasonURLUnavailable, "The box has not answered in time.")

@@ -69,7 +69,8 @@ func New(cfg Config) (*Ingress, error) {
 		}
 	}
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime}}
-	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/3)
+	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
+	g.http2.Idle, g.http2.Streams = max(1, cfg.Requests/6), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
 	g.draining, g.drain = context.WithCancel(context.Background())
@@ -150,6 +151,7 @@ func (g *Ingress) CloseURL(id string) {
 // closeIdle closes the connections to boxes that no request uses.
 func (g *Ingress) closeIdle() {
 	g.upstreams.close(func(*upstream) bool { return true })
+	g.http2.CloseIdle()
 }
 
 // CloseBox is [Ingress.CloseURL] for every URL of a box.

@@ -12,11 +12,13 @@ type Target struct {
 	Box  policy.BoxID
 	Addr netip.AddrPort // of the box's port
 	Auth Auth
+	// Protocol is what the application speaks.
+	Protocol Protocol
 }
 
 // same reports whether two lookups found the same target.
 func (t Target) same(o Target) bool {
-	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Auth.same(o.Auth)
+	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Protocol == o.Protocol && t.Auth.same(o.Auth)
 }
 
 // incarnation is the key of the pool: connections are never shared between URLs, nor between two incarnations of one.

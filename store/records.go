@@ -89,6 +89,7 @@ type URL struct {
 	Username  string       `json:"username,omitempty"`
 	Password  *KeyHash     `json:"password,omitempty"`
 	Hostnames []string     `json:"hostnames,omitempty"` // canonical; no other URL has them
+	Protocol  string       `json:"protocol,omitempty"`  // what the application speaks; "" is auto
 	CreatedAt time.Time    `json:"created_at"`
 	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
 }

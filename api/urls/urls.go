@@ -1,8 +1,11 @@
 package urls
 
 import (
+	"cmp"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -14,6 +17,7 @@ type urlBody struct {
 	Port        *int64   `json:"port"`
 	BearerToken bool     `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
 	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
+	Protocol    string   `json:"protocol,omitempty" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), or auto, which finds out for gRPC and is the default"`
 	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway"`
 }
 
@@ -23,6 +27,7 @@ type urlView struct {
 	Port        uint16   `json:"port"`
 	BearerToken bool     `json:"bearer_token"`
 	BasicAuth   bool     `json:"basic_auth"`
+	Protocol    string   `json:"protocol"`
 	Hostnames   []string `json:"hostnames,omitempty"`
 	Token       string   `json:"token,omitempty"`
 	Username    string   `json:"username,omitempty"`
@@ -36,7 +41,7 @@ type urlsView struct {
 }
 
 func viewURL(u api.URL) urlView {
-	return urlView{URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0)}
+	return urlView{URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Protocol: u.Protocol, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0)}
 }
 
 func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -51,12 +56,16 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if body.Port == nil || *body.Port < 1 || *body.Port > 65535 {
 		return rest.Reply{}, problem.Invalid("/port", "must be between 1 and 65535")
 	}
+	protocol := cmp.Or(body.Protocol, api.URLProtocols[0])
+	if !slices.Contains(api.URLProtocols, protocol) {
+		return rest.Reply{}, problem.Invalid("/protocol", "must be one of "+strings.Join(api.URLProtocols, ", "))
+	}
 	hostnames, err := parseHostnames(body.Hostnames)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	u, err := e.Host.CreateURL(r.Context(), box.ID, api.URLRequest{
-		Port: uint16(*body.Port), Bearer: body.BearerToken, Basic: body.BasicAuth, Hostnames: hostnames,
+		Port: uint16(*body.Port), Bearer: body.BearerToken, Basic: body.BasicAuth, Protocol: protocol, Hostnames: hostnames,
 	})
 	if err != nil {
 		return rest.Reply{}, err

@@ -22,6 +22,12 @@ type publicWorld struct {
 // newPublicWorld serves an application by plain HTTP/1.1 in a box, and makes an open public URL for it.
 func newPublicWorld(t *testing.T, app http.Handler) *publicWorld {
 	t.Helper()
+	return newPublicWorldOf(t, func(ln net.Listener) { serveHTTP(t, ln, app) })
+}
+
+// newPublicWorldOf is newPublicWorld for any application.
+func newPublicWorldOf(t *testing.T, serve func(net.Listener)) *publicWorld {
+	t.Helper()
 	w := harness.NewWorld(t, nil)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	var ln net.Listener
@@ -32,7 +38,7 @@ func newPublicWorld(t *testing.T, app http.Handler) *publicWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serveHTTP(t, ln, app)
+	serve(ln)
 	var made harness.PublicURL
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(in.Box, "preview"), map[string]any{"port": 8000}, &made); err != nil {
 		t.Fatal(err)
@@ -89,4 +95,14 @@ func TestConformancePublicURLWebSocket(t *testing.T) {
 	for _, suite := range []string{"websocket over HTTP/1.1", "websocket over HTTP/2"} {
 		w.visit(suite, 517)
 	}
+}
+
+// TestConformancePublicURLGRPC runs gRPC's interoperability cases against a public URL. Nobody has said what the application
+// speaks.
+func TestConformancePublicURLGRPC(t *testing.T) {
+	t.Parallel()
+	w := newPublicWorldOf(t, func(ln net.Listener) {
+		t.Cleanup(conformance.ServePlainGRPC(ln, "x-api-key", harness.Canary).Stop)
+	})
+	w.visit("grpc", 16)
 }

@@ -16,6 +16,7 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("url", "Create, list and remove the public URLs of a box")
 	var bearer, basic bool
 	var hostnames []string
+	var protocol string
 	create := &cobra.Command{
 		Use: "create BOX PORT", Short: "Create the public URL of a port; credentials are shown only once", Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -27,11 +28,15 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 			if len(hostnames) > 0 {
 				body["hostnames"] = hostnames
 			}
+			if protocol != "" {
+				body["protocol"] = protocol
+			}
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview"), body, cli.Decoded(renderURL))
 		},
 	}
 	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
+	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1 or h2c")
 	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
 	cmd.AddCommand(create,
 		&cobra.Command{

@@ -26,9 +26,8 @@ const (
 	// MaxStreams is the number of concurrent streams of a connection, if the server allows as many.
 	MaxStreams = 250
 
-	firstStreams = 100      // before the server has told its limit
-	streamBatch  = 64 << 10 // of window updates
-	connBatch    = 1 << 20
+	firstStreams = 100     // before the server has told its limit
+	connBatch    = 1 << 20 // of window updates
 )
 
 var (
@@ -59,6 +58,7 @@ type Conn struct {
 	away     *h2.GoAwayError // that has come
 	spent    bool            // takes no more streams, and is closed after those it has
 	settings settings
+	window   int // of the responses of new streams
 	send     h2.SendWindow
 	recv     h2.ReceiveWindow
 	out      output
@@ -71,10 +71,13 @@ type Conn struct {
 
 // New starts the client side of a connection on which HTTP/2 was agreed, and takes ownership of it. ended is called once
 // when the connection has been closed, whoever closed it, without a lock held.
-func New(conn net.Conn, ended func()) *Conn {
+func New(conn net.Conn, ended func()) *Conn { return NewWindow(conn, ended, StreamWindow) }
+
+// NewWindow is [New] with another limit than [StreamWindow].
+func NewWindow(conn net.Conn, ended func(), window int) *Conn {
 	c := &Conn{
 		conn: conn, ended: ended, wake: make(chan struct{}, 1), began: time.Now(),
-		streams: map[uint32]*Stream{}, next: 1, settings: firstSettings, unacked: true,
+		streams: map[uint32]*Stream{}, next: 1, settings: firstSettings, window: window, unacked: true,
 		recv: h2.NewReceiveWindow(ConnWindow, connBatch),
 	}
 	c.send.Add(h2.FirstWindow)
@@ -85,7 +88,7 @@ func New(conn net.Conn, ended func()) *Conn {
 	c.out.text(http2.ClientPreface) // goes out with the first request
 	_ = c.framer.WriteSettings(
 		http2.Setting{ID: http2.SettingEnablePush, Val: 0},
-		http2.Setting{ID: http2.SettingInitialWindowSize, Val: StreamWindow},
+		http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(window)},
 		http2.Setting{ID: http2.SettingMaxFrameSize, Val: h2.FrameMax},
 		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: h1.MaxHead},
 	)
@@ -144,7 +147,7 @@ func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (
 	}
 	s.id, s.bodiless = c.next, isHead(fields)
 	s.send.Add(c.settings.window)
-	s.recv = h2.NewReceiveWindow(StreamWindow, streamBatch)
+	s.recv = h2.NewReceiveWindow(c.window, c.window/4)
 	c.streams[s.id] = s
 	c.next += 2
 	c.out.head(s.id, end, fields)

@@ -3,7 +3,9 @@ package upstream
 import (
 	"context"
 	"io"
+	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -61,6 +63,19 @@ func (s *Stream) wait() error {
 	}
 }
 
+// Await waits until something may have come, or late does. It is for those who ask [Stream.HeadArrived] and
+// [Stream.ReadArrived].
+func (s *Stream) Await(late <-chan time.Time) error {
+	select {
+	case <-s.news:
+		return nil
+	case <-late:
+		return os.ErrDeadlineExceeded
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
 // tellLocked tells the reader that something has come.
 func (s *Stream) tellLocked() {
 	select {
@@ -89,6 +104,9 @@ func (s *Stream) Head() (Head, error) {
 		}
 	}
 }
+
+// HeadArrived is [Stream.Head] without waiting: it reports whether there is a head.
+func (s *Stream) HeadArrived() (Head, bool, error) { return s.nextHead(true) }
 
 func (s *Stream) nextHead(flush bool) (Head, bool, error) {
 	c := s.c

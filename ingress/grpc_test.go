@@ -1,0 +1,270 @@
+package ingress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/interop"
+	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"boxgate/audit"
+)
+
+// grpcApp is a gRPC server without TLS, as it runs in a box.
+func grpcApp(t *testing.T, options ...grpc.ServerOption) net.Addr {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(options...)
+	testgrpc.RegisterTestServiceServer(s, interop.NewTestServer())
+	go func() { _ = s.Serve(ln) }() // ends with Stop
+	t.Cleanup(s.Stop)
+	return ln.Addr()
+}
+
+// exposeAt makes a public URL for an application.
+func (f *fixture) exposeAt(host string, at net.Addr, auth Auth, p Protocol) Target {
+	t := Target{ID: host, Box: "box1", Addr: netip.MustParseAddrPort(at.String()), Auth: auth, Protocol: p}
+	f.set(host+domain, t)
+	return t
+}
+
+// grpcClient is a gRPC client of a public URL.
+func (f *fixture) grpcClient(t *testing.T, host string) *grpc.ClientConn {
+	t.Helper()
+	c, err := grpc.NewClient("passthrough:///"+host+domain,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: f.roots})),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", f.https)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestGRPC runs gRPC's own interoperability cases through a public URL, found out to be for gRPC and told to be.
+func TestGRPC(t *testing.T) {
+	t.Parallel()
+	for _, p := range []Protocol{Auto, H2C} {
+		f := start(t, nil)
+		f.exposeAt("a", grpcApp(t), Auth{Open: true}, p)
+		c := testgrpc.NewTestServiceClient(f.grpcClient(t, "a"))
+		ctx := t.Context()
+		interop.DoEmptyUnaryCall(ctx, c)
+		interop.DoLargeUnaryCall(ctx, c)
+		interop.DoClientStreaming(ctx, c)
+		interop.DoServerStreaming(ctx, c)
+		interop.DoPingPong(ctx, c)
+		interop.DoEmptyStream(ctx, c)
+		interop.DoTimeoutOnSleepingServer(ctx, c)
+		interop.DoCancelAfterBegin(ctx, c)
+		interop.DoCancelAfterFirstResponse(ctx, c)
+		interop.DoCustomMetadata(ctx, c)
+		interop.DoStatusCodeAndMessage(ctx, c)
+		interop.DoSpecialStatusMessage(ctx, c)
+		interop.DoUnimplementedService(ctx, testgrpc.NewUnimplementedServiceClient(f.grpcClient(t, "a")))
+		interop.DoUnimplementedMethod(ctx, f.grpcClient(t, "a"))
+	}
+}
+
+// TestGRPCNeedsTheCredential: without the token a call does not reach the application; with it the application does not
+// see it.
+func TestGRPCNeedsTheCredential(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	var calls atomic.Int64
+	app := grpcApp(t, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		calls.Add(1)
+		if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("authorization")) > 0 {
+			t.Error("the application sees the credential")
+		}
+		return next(ctx, req)
+	}))
+	f.exposeAt("a", app, Auth{Bearer: digest(BearerDigest("right"))}, Auto)
+	c := testgrpc.NewTestServiceClient(f.grpcClient(t, "a"))
+	for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer wrong": codes.Unauthenticated, "Bearer right": codes.OK} {
+		ctx := t.Context()
+		if token != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", token)
+		}
+		if _, err := c.EmptyCall(ctx, &testgrpc.Empty{}); status.Code(err) != want {
+			t.Errorf("%q: %v, want %v", token, err, want)
+		}
+	}
+	if calls.Load() != 1 {
+		t.Errorf("%d calls arrived", calls.Load())
+	}
+}
+
+// TestRevocationCutsGRPC: a stream that rests ends with its URL.
+func TestRevocationCutsGRPC(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.exposeAt("a", grpcApp(t), Auth{Open: true}, Auto)
+	c := testgrpc.NewTestServiceClient(f.grpcClient(t, "a"))
+	stream, err := c.FullDuplexCall(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := &testgrpc.StreamingOutputCallRequest{ResponseParameters: []*testgrpc.ResponseParameters{{Size: 1}}}
+	if err := stream.Send(ask); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	f.remove("a" + domain)
+	f.CloseURL("a")
+	if _, err := stream.Recv(); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("the stream goes on: %v", err)
+	}
+	e := f.event(t, func(e audit.Event) bool { return strings.HasSuffix(e.Path, "/FullDuplexCall") })
+	if e.Error != errCut.Error() || e.BytesIn == 0 || e.BytesOut == 0 {
+		t.Errorf("%+v", e)
+	}
+}
+
+// h2App is an application that speaks HTTP/2 without TLS.
+func h2App(t *testing.T, handler http.HandlerFunc) net.Addr {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go (&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: handler})
+		}
+	}()
+	return ln.Addr()
+}
+
+// TestApplicationsOverHTTP2 sends ordinary requests of both versions to an application that is told to speak HTTP/2: what
+// holds for others holds for it.
+func TestApplicationsOverHTTP2(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.exposeAt("a", h2App(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.ProtoMajor != 2 || r.Host != "a"+domain || r.Header.Get("X-Forwarded-For") != "127.0.0.1" || r.Header.Get("X-Real-Ip") != "127.0.0.1" {
+			t.Errorf("%s %s %v", r.Proto, r.Host, r.Header)
+		}
+		w.Header().Set("Trailer", "X-Sum")
+		w.Header().Set("Set-Cookie", "a=b; Domain=preview.test")
+		w.Header().Set("Alt-Svc", `h3=":443"`)
+		w.Header().Set("X-Method", r.Method)
+		if r.URL.Path == "/length" {
+			w.Header().Del("Trailer")
+			w.Header().Set("Content-Length", "5")
+			_, _ = io.WriteString(w, "hello")
+			return
+		}
+		_, _ = w.Write(body)
+		w.Header().Set("X-Sum", "7")
+		w.Header().Set(http.TrailerPrefix+"Set-Cookie", "evil=1")
+	}), Auth{Open: true}, H2C)
+	for _, h2 := range []bool{false, true} {
+		c := f.client(t, h2)
+		for _, method := range []string{"GET", "HEAD", "POST", "PUT"} {
+			sent := ""
+			if method == "POST" || method == "PUT" {
+				sent = strings.Repeat("x", 300_000)
+			}
+			req, err := http.NewRequest(method, "https://a"+domain+"/x", io.NopCloser(strings.NewReader(sent)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sent == "" {
+				req.Body = nil
+			}
+			req.Header.Set("X-Forwarded-For", "6.6.6.6")
+			res, err := c.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(res.Body)
+			res.Body.Close()
+			if err != nil || string(got) != sent || res.StatusCode != 200 || res.Header.Get("X-Method") != method {
+				t.Errorf("%s %s: %s %v, %d bytes, %v", res.Proto, method, res.Status, res.Header, len(got), err)
+			}
+			if res.Header.Get("Set-Cookie") != "a=b" || res.Header.Get("Alt-Svc") != "" || res.Trailer.Get("Set-Cookie") != "" {
+				t.Errorf("%s %s: %v %v", res.Proto, method, res.Header, res.Trailer)
+			}
+			if method != "HEAD" && res.Trailer.Get("X-Sum") != "7" {
+				t.Errorf("%s %s: trailers %v", res.Proto, method, res.Trailer)
+			}
+		}
+		if res, body := get(t, c, "https://a"+domain+"/length", nil); body != "hello" || res.ContentLength != 5 {
+			t.Errorf("%s: %q of %d", res.Proto, body, res.ContentLength)
+		}
+	}
+}
+
+// TestApplicationWithoutHTTP2 sends calls of gRPC to an application that speaks HTTP/1.1: it is asked once, and answers
+// itself. When another has taken its port, that one is asked anew.
+func TestApplicationWithoutHTTP2(t *testing.T) {
+	t.Parallel()
+	plain, speaks := record(t), grpcApp(t)
+	var at atomic.Value // where the application is; "" if nothing listens
+	var dials atomic.Int64
+	at.Store(plain.Listener.Addr().String())
+	f := start(t, func(cfg *Config) {
+		cfg.Dial = func(ctx context.Context, _ Target) (net.Conn, error) {
+			dials.Add(1)
+			if at.Load() == "" {
+				return nil, syscall.ECONNREFUSED
+			}
+			return new(net.Dialer).DialContext(ctx, "tcp", at.Load().(string))
+		}
+	})
+	f.expose("a", plain.Server, Auth{Open: true})
+	c := f.client(t, true)
+	call := func() int {
+		res, _ := get(t, c, "https://a"+domain+"/x", func(r *http.Request) {
+			r.Method = http.MethodPost
+			r.Header.Set("Content-Type", "application/grpc+proto")
+		})
+		return res.StatusCode
+	}
+	for range 3 {
+		if status := call(); status != 200 || plain.last(t).ProtoMajor != 1 || plain.last(t).Method != http.MethodPost {
+			t.Errorf("%d", status)
+		}
+	}
+	if n := dials.Load(); n != 2 {
+		t.Errorf("%d connections to the application", n)
+	}
+	at.Store("")
+	plain.CloseClientConnections()
+	if status := call(); status != http.StatusBadGateway {
+		t.Errorf("nothing listens: %d", status)
+	}
+	at.Store(speaks.String())
+	if _, err := testgrpc.NewTestServiceClient(f.grpcClient(t, "a")).EmptyCall(t.Context(), &testgrpc.Empty{}); err != nil {
+		t.Errorf("after the application was replaced: %v", err)
+	}
+}

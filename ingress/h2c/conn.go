@@ -1,0 +1,213 @@
+package h2c
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h1"
+	"boxgate/internal/h2/upstream"
+)
+
+var (
+	// errForm is a request that is not in the form of HTTP/1.1, or not written in whole pieces.
+	errForm = errors.New("the request is not in the form of HTTP/1.1")
+	// errReset is a response that the application did not complete.
+	errReset = errors.New("the application reset the stream")
+)
+
+// conn is one request and its response. One goroutine may write while another reads; Close may be called at any time.
+type conn struct {
+	ctx    context.Context // of the request
+	cancel context.CancelFunc
+	shared *shared
+	late   atomic.Int64 // the read deadline, in Unix nanoseconds; 0: none
+
+	mu     sync.Mutex
+	stream *upstream.Stream // nil until the head was written
+	spent  bool             // the reserved stream was opened, or could not be
+	closed bool
+
+	up   h1.Body // of the writer: the request's body
+	down response
+}
+
+var _ net.Conn = (*conn)(nil)
+
+// Write implements [net.Conn]. The first call has the whole head; each has whole chunks.
+func (c *conn) Write(b []byte) (int, error) {
+	s := c.opened()
+	rest, done := b, false
+	if s == nil {
+		var err error
+		if s, rest, done, err = c.open(b); err != nil {
+			return 0, err
+		}
+	}
+	if done {
+		return len(b), nil
+	}
+	return len(b), c.send(s, rest)
+}
+
+func (c *conn) opened() *upstream.Stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stream
+}
+
+// open sends the head. It returns what follows it, and whether that was the whole request.
+func (c *conn) open(b []byte) (s *upstream.Stream, rest []byte, done bool, err error) {
+	var req h1.Request
+	n, err := req.Parse(b)
+	if err != nil {
+		return nil, nil, false, errors.Join(errForm, err)
+	}
+	c.down.head = string(req.Method) == "HEAD"
+	c.up.Begin(req.Body, false)
+	fields := requestFields(&req)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, nil, false, net.ErrClosed
+	}
+	c.spent = true
+	done = req.Body.Empty()
+	if s, err = c.shared.conn.Open(c.ctx, fields, done); err != nil {
+		return nil, nil, false, err
+	}
+	c.stream = s
+	return s, b[n:], done, nil
+}
+
+// requestFields returns the head of a request as HTTP/2 has it (RFC 9113, 8.3.1).
+func requestFields(req *h1.Request) []hpack.HeaderField {
+	fields := make([]hpack.HeaderField, 0, len(req.Fields)+4)
+	fields = append(fields,
+		hpack.HeaderField{Name: ":method", Value: string(req.Method)}, hpack.HeaderField{Name: ":scheme", Value: "http"},
+		hpack.HeaderField{Name: ":authority", Value: string(req.Host)}, hpack.HeaderField{Name: ":path", Value: string(req.Target)})
+	for i := range req.Fields {
+		switch f := &req.Fields[i]; f.Kind {
+		case h1.Host, h1.Connection, h1.TransferEncoding, h1.HopByHop, h1.Upgrade:
+		default:
+			fields = append(fields, hpack.HeaderField{Name: lower(f.Name), Value: string(f.Value)})
+		}
+	}
+	return fields
+}
+
+// lower returns a name in lower case.
+func lower(name []byte) string {
+	b := make([]byte, len(name))
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		b[i] = c
+	}
+	return string(b)
+}
+
+// send sends what comes next of the body.
+func (c *conn) send(s *upstream.Stream, b []byte) error {
+	for len(b) > 0 {
+		content, n, done, err := c.up.Next(b)
+		if err != nil {
+			return errors.Join(errForm, err)
+		}
+		if len(content) > 0 {
+			if _, err := s.Write(content); err != nil {
+				return err
+			}
+		}
+		if b = b[n:]; done {
+			return s.CloseWrite(nil)
+		}
+		if n == 0 {
+			return errForm
+		}
+	}
+	return nil
+}
+
+// Read implements [net.Conn].
+func (c *conn) Read(b []byte) (int, error) {
+	s := c.opened()
+	if s == nil {
+		return 0, net.ErrClosed
+	}
+	for {
+		n, err := c.down.read(s, b)
+		if n > 0 || err != nil || len(b) == 0 {
+			return n, err
+		}
+		if err := c.await(s); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// await waits for more of the response until the read deadline.
+func (c *conn) await(s *upstream.Stream) error {
+	var late <-chan time.Time
+	if at := c.late.Load(); at != 0 {
+		left := time.Until(time.Unix(0, at))
+		if left <= 0 {
+			return os.ErrDeadlineExceeded
+		}
+		t := time.NewTimer(left)
+		defer t.Stop()
+		late = t.C
+	}
+	if err := s.Await(late); err != nil && c.ctx.Err() == nil {
+		return err
+	}
+	if c.ctx.Err() != nil {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// Close implements [net.Conn]. It waits for nothing: a request that has not ended is reset.
+func (c *conn) Close() error {
+	c.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	if c.stream != nil {
+		c.stream.Close()
+	}
+	c.shared.leave(c.spent)
+	return nil
+}
+
+// SetReadDeadline implements [net.Conn]. It holds for reads that begin later.
+func (c *conn) SetReadDeadline(t time.Time) error {
+	at := int64(0)
+	if !t.IsZero() {
+		at = t.UnixNano()
+	}
+	c.late.Store(at)
+	return nil
+}
+
+// SetDeadline implements [net.Conn], for reads.
+func (c *conn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
+
+// SetWriteDeadline implements [net.Conn]. Writes end with Close.
+func (c *conn) SetWriteDeadline(time.Time) error { return nil }
+
+// LocalAddr implements [net.Conn].
+func (c *conn) LocalAddr() net.Addr { return c.shared.local }
+
+// RemoteAddr implements [net.Conn].
+func (c *conn) RemoteAddr() net.Addr { return c.shared.remote }

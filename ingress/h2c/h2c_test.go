@@ -1,0 +1,211 @@
+package h2c
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// app is an application that speaks HTTP/2 without TLS, and how many connections it was sent.
+type app struct {
+	net.Listener
+	mu    sync.Mutex
+	conns int
+	ended chan struct{} // one for each connection that has ended
+}
+
+func newApp(t *testing.T, handler http.HandlerFunc) *app {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{Listener: ln, ended: make(chan struct{}, 100)}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			a.mu.Lock()
+			a.conns++
+			a.mu.Unlock()
+			go func() {
+				(&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: handler})
+				a.ended <- struct{}{}
+			}()
+		}
+	}()
+	return a
+}
+
+func (a *app) dial(ctx context.Context) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", a.Addr().String())
+}
+
+func (a *app) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.conns
+}
+
+func newPool() *Pool[string] { return &Pool[string]{Idle: 4, Streams: 8} }
+
+// ask sends a request and returns the response.
+func ask(t *testing.T, p *Pool[string], a *app, find bool) (net.Conn, *http.Response) {
+	t.Helper()
+	c, err := p.Open(t.Context(), "port", find, a.dial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "GET /x HTTP/1.1\r\nHost: a.test\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, res
+}
+
+// TestRequestsShareAConnection sends requests in turn and at once: one connection to ask, one for all of them. It is closed
+// when nobody uses it.
+func TestRequestsShareAConnection(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host+r.URL.Path) })
+	p := newPool()
+	var open []net.Conn
+	for range 3 {
+		c, res := ask(t, p, a, true)
+		if body, err := io.ReadAll(res.Body); string(body) != "a.test/x" || err != nil {
+			t.Errorf("%q, %v", body, err)
+		}
+		open = append(open, c)
+	}
+	<-a.ended // the one that asked
+	if a.count() != 2 {
+		t.Errorf("%d connections", a.count())
+	}
+	p.CloseIdle() // closes none
+	for _, c := range open {
+		c.Close()
+	}
+	p.CloseIdle()
+	<-a.ended
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.ports) != 0 || p.idle != 0 || p.streams != 0 {
+		t.Errorf("left: %d ports, %d idle, %d streams", len(p.ports), p.idle, p.streams)
+	}
+}
+
+// TestOnePortDoesNotTakeAllMemory opens requests whose responses nobody reads: one port has half of them.
+func TestOnePortDoesNotTakeAllMemory(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {})
+	p := newPool()
+	open := func(key string) (net.Conn, error) { return p.Open(t.Context(), key, false, a.dial) }
+	var first net.Conn
+	for i := range 4 {
+		c, err := open("hoarder")
+		if err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+		defer c.Close()
+		first = c
+	}
+	if _, err := open("hoarder"); !errors.Is(err, ErrFull) {
+		t.Errorf("one more: %v", err)
+	}
+	other, err := open("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.Close()
+	first.Close()
+	first.Close() // counts once
+	if c, err := open("hoarder"); err != nil {
+		t.Error(err)
+	} else {
+		c.Close()
+	}
+}
+
+// TestIdleConnectionsAreFew leaves more connections behind than are kept.
+func TestIdleConnectionsAreFew(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {})
+	p := newPool()
+	p.Idle = 1
+	for _, key := range []string{"a", "b", "c"} {
+		c, err := p.Open(t.Context(), key, false, a.dial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	<-a.ended
+	<-a.ended
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.idle != 1 || len(p.ports) != 1 {
+		t.Errorf("%d idle, %d ports", p.idle, len(p.ports))
+	}
+}
+
+// TestResetIsNoEnd: a response whose stream is reset is not one that has ended.
+func TestResetIsNoEnd(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "half")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	c, res := ask(t, newPool(), a, false)
+	defer c.Close()
+	if body, err := io.ReadAll(res.Body); !errors.Is(err, errReset) {
+		t.Errorf("%q, %v", body, err)
+	}
+}
+
+// TestWhoSpeaksHTTP2 takes nothing but SETTINGS for an answer.
+func TestWhoSpeaksHTTP2(t *testing.T) {
+	t.Parallel()
+	for said, want := range map[string]bool{
+		"\x00\x00\x00\x04\x00\x00\x00\x00\x00":                         true,
+		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64": true,
+		"\x00\x00\x00\x04\x01\x00\x00\x00\x00":                         false, // an acknowledgement
+		"\x00\x00\x00\x04\x00\x00\x00\x00\x01":                         false, // of a stream
+		"\x00\x00\x05\x04\x00\x00\x00\x00\x00":                         false, // no whole settings
+		"\x00\x00\x08\x06\x00\x00\x00\x00\x00":                         false, // a PING
+		"HTTP/1.1 400 Bad Request\r\n\r\n":                             false,
+		"220 mail ready\r\n":                                           false,
+		"":                                                             false,
+	} {
+		here, there := net.Pipe()
+		go func() {
+			_, _ = io.ReadFull(there, make([]byte, len(http2.ClientPreface)+9))
+			_, _ = io.Copy(there, strings.NewReader(said))
+			there.Close()
+		}()
+		if got := speaks(t.Context(), here); got != want {
+			t.Errorf("%q: %v", said, got)
+		}
+	}
+	here, there := net.Pipe()
+	defer there.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if speaks(ctx, here) {
+		t.Error("one that says nothing")
+	}
+}

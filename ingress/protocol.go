@@ -1,0 +1,74 @@
+package ingress
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+
+	"boxgate/ingress/h2c"
+	"boxgate/internal/h1"
+)
+
+// Protocol is what an application in a box speaks to the gateway.
+type Protocol uint8
+
+// The protocols.
+const (
+	// Auto is HTTP/1.1, and HTTP/2 without TLS for gRPC if the application is found to speak it.
+	Auto Protocol = iota
+	HTTP1
+	// H2C is HTTP/2 without TLS. WebSockets are opened by an upgrade over HTTP/1.1 all the same.
+	H2C
+)
+
+var protocols = [...]string{"auto", "http1", "h2c"}
+
+// String returns the name of a protocol as users write it.
+func (p Protocol) String() string { return protocols[p] }
+
+// ParseProtocol returns the protocol of a name; "" is auto.
+func ParseProtocol(name string) (Protocol, bool) {
+	i := slices.Index(protocols[:], cmp.Or(name, "auto"))
+	return Protocol(max(i, 0)), i >= 0
+}
+
+// http2Streams is how many requests are sent over HTTP/2 at a time. Each may hold [h2c.Window] bytes of a response.
+const http2Streams = 2048
+
+// prefersHTTP2 reports whether a request is sent over HTTP/2 if the application speaks that.
+func (e *exchange) prefersHTTP2(upgrade bool) bool {
+	switch e.visit.target.Protocol {
+	case H2C:
+		return !upgrade
+	case Auto:
+		return e.method == http.MethodPost && isGRPC(e.req.Fields)
+	default:
+		return false
+	}
+}
+
+// isGRPC reports whether a request is one of gRPC, which needs HTTP/2. What gRPC-Web sends needs none.
+func isGRPC(fields []h1.Field) bool {
+	for i := range fields {
+		if f := &fields[i]; h1.EqualFold(f.Name, "content-type") {
+			kind, _, _ := bytes.Cut(f.Value, []byte(";"))
+			kind, _, _ = bytes.Cut(bytes.TrimSpace(kind), []byte("+"))
+			return h1.EqualFold(kind, "application/grpc")
+		}
+	}
+	return false
+}
+
+// overHTTP2 returns a connection for the request to an application that speaks HTTP/2, or nil if HTTP/1.1 is to be used.
+func (e *exchange) overHTTP2() (net.Conn, error) {
+	t := e.visit.target
+	conn, err := e.g.http2.Open(e.ctx, t.incarnation(), t.Protocol == Auto, func(context.Context) (net.Conn, error) { return e.dial(t) })
+	if errors.Is(err, h2c.ErrOther) {
+		return nil, nil
+	}
+	return conn, err
+}
