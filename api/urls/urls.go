@@ -27,7 +27,7 @@ type urlView struct {
 	Port        uint16   `json:"port"`
 	BearerToken bool     `json:"bearer_token"`
 	BasicAuth   bool     `json:"basic_auth"`
-	Protocol    string   `json:"protocol"`
+	Protocol    string   `json:"protocol,omitempty"`
 	Hostnames   []string `json:"hostnames,omitempty"`
 	Token       string   `json:"token,omitempty"`
 	Username    string   `json:"username,omitempty"`
@@ -58,7 +58,7 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	protocol := cmp.Or(body.Protocol, api.URLProtocols[0])
 	if !slices.Contains(api.URLProtocols, protocol) {
-		return rest.Reply{}, problem.Invalid("/protocol", "must be one of "+strings.Join(api.URLProtocols, ", "))
+		return rest.Reply{}, problem.Invalid("/protocol", "must be one of %s", strings.Join(api.URLProtocols, ", "))
 	}
 	hostnames, err := parseHostnames(body.Hostnames)
 	if err != nil {
