@@ -213,18 +213,17 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(network.FamilyOf(a)), RegAddrMin: r1, RegProtoMin: r2}})
 		}
 	}
-	t.rule(chainInput, "answers to the gateway", fromBox(), marked(network.MarkLocal), isReply(), accept())
+	t.rule(chainInput, "", fromBox(), jumpTo(chainInputBox))
+	t.rule(chainInputBox, "", marked(network.MarkProxy), accept())
+	t.rule(chainInputBox, "", notMarked(network.MarkLocal), counted(countUnjudged), drop())
+	t.rule(chainInputBox, "answers to the gateway", isReply(), accept())
 	for _, l4 := range []match{tcp, udp} {
-		t.rule(chainInput, "a port of the gateway, not of another program that took it", fromBox(), marked(network.MarkLocal), l4,
-			transparentSocket(), accept())
+		t.rule(chainInputBox, "a port of the gateway, not of another program that took it", l4, transparentSocket(), accept())
 	}
 	for _, l4 := range []match{tcp, udp} {
-		t.rule(chainInput, "the gateway does not listen: closed", fromBox(), marked(network.MarkLocal), l4, counted(countNoProxy),
-			jumpTo(chainReject))
+		t.rule(chainInputBox, "the gateway does not listen: closed", l4, counted(countNoProxy), jumpTo(chainReject))
 	}
-	t.rule(chainInput, "", fromBox(), marked(network.MarkLocal), accept())
-	t.rule(chainInput, "", fromBox(), marked(network.MarkProxy), accept())
-	t.rule(chainInput, "", fromBox(), counted(countUnjudged), drop())
+	t.rule(chainInputBox, "", accept())
 
 	t.rule(chainForward, "", fromBox(), jumpTo(chainForwardOut))
 	t.rule(chainForward, "", toBox(), jumpTo(chainForwardIn))

@@ -36,6 +36,7 @@ const (
 	chainDNS        = "dns"
 	chainDNSBox     = "dns_box" // to the gateway, from a box
 	chainInput      = "input"
+	chainInputBox   = "input_box" // from a box
 	chainForward    = "forward"
 	chainForwardOut = "forward_out" // from a box
 	chainForwardIn  = "forward_in"  // to a box
@@ -152,7 +153,7 @@ func (t *txn) declareCounters() {
 // declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
-		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainDNSBox, chainForwardOut, chainForwardIn,
+		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainDNSBox, chainInputBox, chainForwardOut, chainForwardIn,
 		chainClosed, chainReject} {
 		t.chain(name)
 	}
