@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"maps"
 	"sync"
+	"time"
 
 	"boxgate/policy"
 )
@@ -40,6 +41,19 @@ func (d *Domains) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 		return nil, err
 	}
 	return issued.GetCertificate(hello)
+}
+
+// Expiries returns when the certificates expire that are served. They are renewed before that.
+func (d *Domains) Expiries() []time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list := []time.Time{d.shared.expires()}
+	for host, issued := range d.own {
+		if d.served(host) {
+			list = append(list, issued.expires())
+		}
+	}
+	return list
 }
 
 // ofDomain returns what issues for a domain. With each new one, those that are no longer served are forgotten.

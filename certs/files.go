@@ -57,6 +57,16 @@ func (f *Files) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return f.cert, nil
 }
 
+// Expiries returns when the certificate expires.
+func (f *Files) Expiries() []time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cert.Leaf == nil {
+		return nil
+	}
+	return []time.Time{f.cert.Leaf.NotAfter}
+}
+
 func (f *Files) refreshLocked() {
 	seen, err := f.states()
 	if err == nil && seen == f.seen {

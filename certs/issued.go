@@ -39,6 +39,14 @@ func (s *Issued) covers(host string) bool {
 	return s.cert.Leaf.VerifyHostname(host) == nil
 }
 
+// expires returns when what is served now expires.
+func (s *Issued) expires() time.Time {
+	_, _ = s.GetCertificate(nil) // renews it, if it is time
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cert.Leaf.NotAfter
+}
+
 // GetCertificate is for tls.Config. When a renewal fails, the old certificate is served for as long as it is valid.
 func (s *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()

@@ -13,6 +13,9 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
 	}
 	c.Ingress.HSTS.check(fail)
+	if c.Ingress.TLS.Mode == "acme" {
+		c.Ingress.TLS.ACME.check(fail, c.Ingress.Domain)
+	}
 	c.Ingress.Limits.check(fail)
 	for key, path := range map[string]string{
 		"admin.socket": c.Admin.Socket, "launcher.run_dir": c.Launcher.RunDir, "launcher.image_dir": c.Launcher.ImageDir,

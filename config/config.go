@@ -91,6 +91,7 @@ type TLS struct {
 	Mode string `yaml:"mode"`
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
+	ACME ACME   `yaml:"acme"`
 }
 
 // Launcher is how boxes are made on this host.
@@ -123,7 +124,7 @@ func Default() Config {
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),
 		Ingress: Ingress{
-			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal"},
+			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal", ACME: defaultACME()},
 			HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
@@ -333,6 +334,11 @@ func setField(field reflect.Value, value string) error {
 		return target.UnmarshalText([]byte(value))
 	case *[]string:
 		*target = splitList(value)
+	case *Issuers:
+		*target = nil
+		for _, directory := range splitList(value) {
+			*target = append(*target, Issuer{Directory: directory})
+		}
 	case *map[string]string:
 		m := map[string]string{}
 		for _, pair := range splitList(value) {
@@ -376,7 +382,7 @@ func (c *Config) validate() error {
 	if c.Proxy.IdleTimeout < time.Second || c.Proxy.IdleTimeout > 8760*time.Hour {
 		fail("proxy.idle_timeout", "%v is out of range; use 1s to 8760h", c.Proxy.IdleTimeout)
 	}
-	oneOf("ingress.tls.mode", c.Ingress.TLS.Mode, "internal", "files")
+	oneOf("ingress.tls.mode", c.Ingress.TLS.Mode, "internal", "acme", "files")
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", c.Log.Format, "json", "console")
 	if c.StateDir == "" || c.StateDir[0] != '/' {

@@ -29,7 +29,7 @@ func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 // IngressCA implements [api.Host].
 func (a *authorities) IngressCA(context.Context) ([]byte, error) {
 	if a.urls == nil {
-		return nil, api.Errorf(api.ErrNotFound, "the public URLs of this gateway use certificates from files, not an internal CA")
+		return nil, api.Errorf(api.ErrNotFound, "the public URLs of this gateway do not use an internal CA: ingress.tls.mode is another")
 	}
 	return a.urls.CertificatePEM(), nil
 }

@@ -142,6 +142,11 @@ func listenSocket(path string) (net.Listener, error) {
 	return ln, err
 }
 
+// redirects reports whether plain HTTP redirects to HTTPS; on a loopback address it serves the public URLs themselves.
+func (l *Listeners) redirects() bool {
+	return l.http != nil && l.https != nil && !l.http.Addr().(*net.TCPAddr).IP.IsLoopback()
+}
+
 // openFront opens what visitors of public URLs and Prometheus connect to.
 func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
 	var errs []error

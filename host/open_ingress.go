@@ -2,25 +2,25 @@ package host
 
 import (
 	"context"
-	"crypto/tls"
-	"fmt"
 	"net"
 
-	"go.uber.org/zap"
-
-	"boxgate/certs"
+	"boxgate/certs/acme"
 	"boxgate/ingress"
 )
 
 func (p *parts) openIngress(context.Context) error {
-	getCertificate, err := p.urlCertificates()
-	if err != nil {
+	if err := p.openCertificates(); err != nil {
 		return err
+	}
+	validation := ""
+	if p.acme != nil {
+		validation = acme.Protocol
 	}
 	connections, requests := p.shares.Visits()
 	limits := p.cfg.Ingress.Limits
+	var err error
 	p.ingress, err = ingress.New(ingress.Config{
-		URLs: p.urlTable, GetCertificate: getCertificate, Audit: p.audit, Log: p.log,
+		URLs: p.urlTable, GetCertificate: p.certificates.GetCertificate, Validation: validation, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
 		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
@@ -30,28 +30,4 @@ func (p *parts) openIngress(context.Context) error {
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
 	return err
-}
-
-// urlCertificates returns the certificate source that ingress.tls.mode asks for.
-func (p *parts) urlCertificates() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-	c := p.cfg.Ingress
-	if c.TLS.Mode == "files" {
-		files, err := certs.NewFiles(c.TLS.Cert, c.TLS.Key, func(err error) {
-			p.log.Error("the new certificate of the public URLs does not load; the old one stays", zap.Error(err))
-		})
-		if err != nil {
-			return nil, fmt.Errorf("ingress.tls: %w", err)
-		}
-		return files.GetCertificate, nil
-	}
-	ca, err := ensureAuthority("boxgate public URLs", p.store.InstallationCA, p.store.SetInstallationCA)
-	if err != nil {
-		return nil, err
-	}
-	p.urlCA = ca
-	issued, err := certs.NewDomains(ca, p.urlTable.has, "*."+c.Domain)
-	if err != nil {
-		return nil, fmt.Errorf("ingress.domain: %w", err)
-	}
-	return issued.GetCertificate, nil
 }

@@ -10,6 +10,7 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/lines"
 	"boxgate/certs"
+	"boxgate/certs/acme"
 	"boxgate/config"
 	"boxgate/dns"
 	"boxgate/firewall"
@@ -42,13 +43,17 @@ type parts struct {
 	reach     *reach.Boxes
 	minter    *certs.Minter
 
-	store    *store.DB
-	audit    *audit.Log
-	secrets  *secrets.Secrets
-	dns      *dns.Server
-	proxy    *proxy.Proxy
-	ingress  *ingress.Ingress
-	urlCA    *certs.Authority // nil unless the internal CA signs public URLs
+	store   *store.DB
+	audit   *audit.Log
+	secrets *secrets.Secrets
+	dns     *dns.Server
+	proxy   *proxy.Proxy
+	ingress *ingress.Ingress
+	urlCA   *certs.Authority // nil unless the internal CA signs public URLs
+	acme    *acme.Manager    // nil unless issuers do
+
+	certificates certificates // of the public URLs
+
 	launcher *launcher.Launcher
 	firewall *firewall.Firewall
 }
@@ -61,6 +66,9 @@ func (p *parts) close() error {
 	}
 	if p.audit != nil {
 		p.audit.Flush()
+	}
+	if p.acme != nil {
+		p.acme.Close()
 	}
 	if p.launcher != nil {
 		if len(p.boxes.all()) == 0 {

@@ -16,6 +16,7 @@ import (
 	"boxgate/api/server"
 	"boxgate/audit"
 	"boxgate/host/keyless"
+	"boxgate/ingress"
 	"boxgate/internal/fault"
 )
 
@@ -68,6 +69,9 @@ func (h *Host) serveParts(ctx context.Context) error {
 	for _, ln := range h.parts.listeners.admin {
 		run("admin API", func() error { return adminServer.Serve(h.parts.shares.Keyless(ln)) })
 	}
+	if h.parts.acme != nil {
+		run("certificates", func() error { h.parts.acme.Run(ctx); return nil })
+	}
 	if h.parts.listeners.metrics != nil {
 		run("metrics", func() error { return metrics.Serve(h.parts.shares.Keyless(h.parts.listeners.metrics)) })
 	}
@@ -99,6 +103,9 @@ func (h *Host) drain(adminServer, metrics *http.Server) error {
 	// The API stops first, so that no change begins; boxes and their rules stay as they are.
 	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
+	if h.parts.acme != nil {
+		h.parts.acme.Close() // before the listeners that issuers connect to
+	}
 	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
 	err = errors.Join(err, fault.At(drain, "stop: drained"))
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -136,8 +143,12 @@ func (h *Host) serveFront(run func(string, func() error)) {
 	case l.http == nil:
 	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
 		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(h.parts.shares.Bound(l.http)) })
-	case l.https != nil:
-		run("redirects", func() error { return h.parts.ingress.ServeRedirect(h.parts.shares.Bound(l.http), httpsPort, nil) })
+	case l.redirects():
+		var challenge ingress.Challenge
+		if h.parts.acme != nil {
+			challenge = h.parts.acme.Challenge
+		}
+		run("redirects", func() error { return h.parts.ingress.ServeRedirect(h.parts.shares.Bound(l.http), httpsPort, challenge) })
 	default:
 		h.parts.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}

@@ -25,6 +25,9 @@ type Config struct {
 	// GetCertificate returns the certificate of a server name. It is called before anything else is known about a
 	// client, so it must not issue certificates for names that are not URLs.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// Validation is the application protocol by which a certificate authority validates a host (TLS-ALPN-01), with the
+	// certificate that GetCertificate returns for it. A connection that negotiates it serves nothing. "": none.
+	Validation string
 	// Dial connects to the target's address and nowhere else. nil: plain TCP.
 	Dial func(ctx context.Context, t Target) (net.Conn, error)
 	// Wake is called before a box is dialled, and only for requests that passed all checks. nil: boxes never sleep.

@@ -83,6 +83,9 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 		return errors.New("ingress: GetCertificate is required for HTTPS")
 	}
 	settings := tlsConfig(g.GetCertificate)
+	if g.Validation != "" {
+		settings.NextProtos = append(settings.NextProtos, g.Validation)
+	}
 	defer keepTicketsFresh(settings)()
 	return g.listen(&listener{ln: ln, tls: settings})
 }

@@ -154,6 +154,10 @@ func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 		version = state.NegotiatedProtocol
 		c.conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
 	}
+	if version != "" && version == l.g.Validation {
+		_ = conn.Close()
+		return nil
+	}
 	if version == "h2" {
 		busy.Store(true) // it is told to end, and does so when its requests have
 		return (&session{&l.g.core, c.visitor, c.conn}).run

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -64,6 +65,7 @@ func allFindings(ctx context.Context, load func() (config.Config, error)) []pref
 		found("secrets", checkSecrets(ctx, cfg)),
 		found("kernel limits", preflight.CheckSupplies("/proc/sys")),
 	)
+	findings = append(findings, certificateFindings(ctx, cfg, time.Now())...)
 	switch {
 	case store.InUse(cfg.StateDir):
 		findings = append(findings, found("gateway", preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 
-	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/secrets"
@@ -61,15 +60,4 @@ func needPools(cfg config.Config) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// needCertificate requires the files of the public URLs' certificate.
-func needCertificate(cfg config.Config) error {
-	if cfg.Ingress.TLS.Mode != "files" {
-		return nil
-	}
-	if _, err := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil); err != nil {
-		return fmt.Errorf("ingress.tls: %w", err)
-	}
-	return nil
 }

@@ -1,0 +1,102 @@
+package acme
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+	"github.com/libdns/rfc2136"
+	"github.com/mholt/acmez/v3/acme"
+	"go.uber.org/zap"
+)
+
+// errNotServed refuses a certificate for a name that is no public URL.
+var errNotServed = errors.New("there is no such public URL")
+
+// newConfig makes a configuration with the issuers in order. solver, if not nil, is how control is proven instead of by
+// the ports of the gateway. Nothing in it is certmagic's default: those are shared by all that use the package.
+func (m *Manager) newConfig(solver *certmagic.DNS01Solver) *certmagic.Config {
+	config := certmagic.New(m.cache, certmagic.Config{
+		Storage: m.cfg.Storage, Logger: m.cfg.Log, OnEvent: m.onEvent, ShouldEmitFunc: isCounted,
+		RenewalWindowRatio: certmagic.DefaultRenewalWindowRatio, KeySource: certmagic.DefaultKeyGenerator,
+		Issuers: []certmagic.Issuer{}, // set below: an issuer needs its configuration
+	})
+	for _, i := range m.cfg.Issuers {
+		template := i.template()
+		template.Email, template.Logger = m.cfg.Email, m.cfg.Log
+		if solver != nil {
+			template.DNS01Solver = solver
+		}
+		template.listenAt(m.cfg.HTTP, m.cfg.HTTPS)
+		config.Issuers = append(config.Issuers, certmagic.NewACMEIssuer(config, template.ACMEIssuer))
+	}
+	return config
+}
+
+// template is a certmagic.ACMEIssuer that is being made.
+type template struct{ certmagic.ACMEIssuer }
+
+func (i *Issuer) template() *template {
+	t := &template{certmagic.ACMEIssuer{
+		CA: i.Directory, TrustedRoots: i.Roots, Agreed: true,
+		DisableDistributedSolvers: true, // there is one gateway: its memory has all challenges
+	}}
+	if i.KeyID != "" {
+		t.ExternalAccount = &acme.EAB{KeyID: i.KeyID, MACKey: i.HMAC.Reveal()}
+	}
+	return t
+}
+
+// listenAt names the gateway's listeners. certmagic looks whether they are open before it relies on them, and would open
+// the usual ports itself.
+func (t *template) listenAt(http, https netip.AddrPort) {
+	t.DisableHTTPChallenge, t.DisableTLSALPNChallenge = !http.IsValid(), !https.IsValid()
+	t.AltHTTPPort, t.AltTLSALPNPort = int(http.Port()), int(https.Port())
+	if https.IsValid() {
+		t.ListenHost = https.Addr().String()
+	} else if http.IsValid() {
+		t.ListenHost = http.Addr().String()
+	}
+}
+
+// ttl is the time to live of challenge records.
+const ttl = time.Minute
+
+// solver solves DNS-01 by updates of the zone. The zone is found by asking the server itself, so that no resolver needs to
+// know it; whether the zone's other servers have an update is not asked, as they may be reachable by the issuer alone.
+func (d *DNS01) solver(log *zap.Logger) *certmagic.DNS01Solver {
+	return &certmagic.DNS01Solver{DNSManager: certmagic.DNSManager{
+		DNSProvider: &rfc2136.Provider{Server: d.Server, KeyName: d.KeyName, KeyAlg: d.KeyAlgorithm, Key: d.Key.Reveal()},
+		Resolvers:   []string{d.Server},
+		TTL:         ttl, PropagationDelay: d.Propagation, PropagationTimeout: -1, Logger: log,
+	}}
+}
+
+func isCounted(event string) bool {
+	return event == "cert_obtaining" || event == "cert_obtained" || event == "cert_failed"
+}
+
+// onEvent refuses what certmagic is about to ask for, and counts what it got.
+func (m *Manager) onEvent(_ context.Context, event string, data map[string]any) error {
+	subject, _ := data["identifier"].(string)
+	switch event {
+	case "cert_obtaining":
+		if !m.wanted(subject) {
+			return certmagic.ErrNoRetry{Err: fmt.Errorf("%s: %w", subject, errNotServed)}
+		}
+	case "cert_obtained":
+		m.count(func(c *Counts) { c.Obtained++ })
+	case "cert_failed":
+		m.count(func(c *Counts) { c.Failed++ })
+	}
+	return nil
+}
+
+func (m *Manager) count(add func(*Counts)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	add(&m.counts)
+}

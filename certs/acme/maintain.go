@@ -1,0 +1,81 @@
+package acme
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+	"go.uber.org/zap"
+)
+
+// cleanTime is how often what has expired is removed from the storage, and keepTime how long after its expiry.
+const cleanTime, keepTime = 24 * time.Hour, 14 * 24 * time.Hour
+
+// Run serves what the storage has, has the wildcard obtained, and forgets the certificates of URLs that are gone,
+// until ctx ends; then it calls [Manager.Close]. Call it once the public URLs are known. Renewal is certmagic's: by a third of
+// the lifetime, or when the issuer says (ARI, RFC 9773).
+func (m *Manager) Run(ctx context.Context) {
+	defer m.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.ending, cancel)()
+	m.loadStored(ctx)
+	tick := time.NewTicker(m.cfg.check)
+	defer tick.Stop()
+	for {
+		_ = m.contained(func() error { return m.maintain(ctx) })
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// maintain is one round.
+func (m *Manager) maintain(ctx context.Context) error {
+	m.forgetUnserved()
+	if m.wildcard != "" && len(m.cache.AllMatchingCertificates(m.wildcard)) == 0 {
+		_, _ = m.request(m.wildcard) // a failure is logged where it happens
+	}
+	err := certmagic.CleanStorage(ctx, m.cfg.Storage, certmagic.CleanStorageOptions{
+		Logger: m.cfg.Log.WithOptions(zap.IncreaseLevel(zap.WarnLevel)), Interval: cleanTime,
+		OCSPStaples: true, ExpiredCerts: true, ExpiredCertGracePeriod: keepTime,
+	})
+	if err != nil {
+		m.cfg.Log.Warn("expired certificates could not be removed", zap.Error(err))
+	}
+	return nil
+}
+
+// forgetUnserved drops what is remembered of URLs that are gone. Their certificates stay in the storage until they expire:
+// a URL that is made again soon costs its issuer nothing.
+func (m *Manager) forgetUnserved() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.failed, func(subject string, _ failure) bool { return !m.wanted(subject) })
+	maps.DeleteFunc(m.held, func(subject string, _ bool) bool {
+		gone := !m.wanted(subject)
+		if gone {
+			m.forget(subject)
+		}
+		return gone
+	})
+}
+
+// loadStored puts the stored certificates of public URLs into memory, so that they are renewed before somebody visits.
+func (m *Manager) loadStored(ctx context.Context) {
+	for subject := range Stored(ctx, m.cfg.Storage) {
+		if !m.wanted(subject) {
+			continue
+		}
+		if _, err := m.configOf(subject).CacheManagedCertificate(ctx, subject); err != nil {
+			m.cfg.Log.Warn("a stored certificate cannot be served", zap.String("subject", subject), zap.Error(err))
+			continue
+		}
+		m.mu.Lock()
+		m.held[subject] = true
+		m.mu.Unlock()
+	}
+}

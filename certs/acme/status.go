@@ -1,0 +1,86 @@
+package acme
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"path"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+)
+
+// Expiries returns when each certificate that is served expires.
+func (m *Manager) Expiries() []time.Time {
+	var list []time.Time
+	for _, subject := range m.subjects() {
+		var last time.Time
+		for _, cert := range m.cache.AllMatchingCertificates(subject) {
+			if cert.Leaf != nil && cert.Leaf.NotAfter.After(last) {
+				last = cert.Leaf.NotAfter
+			}
+		}
+		if !last.IsZero() && m.wanted(subject) {
+			list = append(list, last)
+		}
+	}
+	return list
+}
+
+func (m *Manager) subjects() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []string
+	for subject := range m.held {
+		list = append(list, subject)
+	}
+	return list
+}
+
+// Counts returns how often certificates were obtained, renewals included, and how often that failed with all issuers.
+func (m *Manager) Counts() Counts {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.counts
+}
+
+// Failing returns how many hosts have no certificate because the last attempt failed.
+func (m *Manager) Failing() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for subject := range m.failed {
+		if m.wanted(subject) {
+			n++
+		}
+	}
+	return n
+}
+
+// Stored returns when the certificates in a storage expire, by subject. Of two issuers the later one counts. Files that
+// hold no certificate are left out.
+func Stored(ctx context.Context, storage certmagic.Storage) map[string]time.Time {
+	expiries := map[string]time.Time{}
+	keys, _ := storage.List(ctx, "certificates", true)
+	for _, key := range keys {
+		if path.Ext(key) != ".crt" {
+			continue
+		}
+		data, err := storage.Load(ctx, key)
+		if err != nil {
+			continue
+		}
+		block, _ := pem.Decode(data)
+		if block == nil {
+			continue
+		}
+		leaf, err := x509.ParseCertificate(block.Bytes)
+		if err != nil || len(leaf.DNSNames) == 0 {
+			continue
+		}
+		if subject := leaf.DNSNames[0]; leaf.NotAfter.After(expiries[subject]) {
+			expiries[subject] = leaf.NotAfter
+		}
+	}
+	return expiries
+}
