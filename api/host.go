@@ -212,6 +212,8 @@ type URLRequest struct {
 	Basic     bool
 	Hostnames []policy.Name // domains of its own that lead to it too; all different
 	Protocol  string        // one of [URLProtocols]
+	ExpiresIn time.Duration // 0: never
+	Origins   []string      // canonical; see URL
 }
 
 // URLProtocols are what an application can be said to speak to the gateway; the first is the default.
@@ -226,6 +228,9 @@ type URL struct {
 	Protocol                  string // one of [URLProtocols]
 	Token, Username, Password policy.Secret
 	CreatedAt                 time.Time
+	ExpiresAt                 time.Time // zero: never
+	// Origins are those, other than its own, whose pages may use the password or the session that a browser keeps for the URL.
+	Origins []string
 }
 
 // EventFilter selects decisions. The zero value selects all.

@@ -71,6 +71,7 @@ func appendFields(b []byte, e *Event) []byte {
 	b = appendAddr(b, `"peer":"`, e.Peer)
 	b = appendWord(b, `"method":"`, e.Method)
 	b = appendWord(b, `"path":"`, e.Path)
+	b = appendWord(b, `"credential":"`, string(e.Credential))
 	b = appendText(b, `"verdict":"`, e.Verdict.String())
 	b = appendWord(b, `"action":"`, string(e.Action))
 	b = appendText(b, `"reason":"`, string(e.Reason))

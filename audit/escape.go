@@ -98,6 +98,7 @@ func (e *Event) safe() {
 	e.Conn = escapeWord(e.Conn, maxText)
 	e.Name = escapeWord(e.Name, maxName)
 	e.Path = escapeWord(e.Path, maxPath)
+	e.Credential = Credential(escapeWord(string(e.Credential), maxText))
 	e.Method = escapeWord(e.Method, maxMethod)
 	e.Rule = Escape(e.Rule, maxText)
 	e.Error = Escape(e.Error, maxText)

@@ -39,20 +39,22 @@ type Event struct {
 	Addr     netip.Addr      `json:"addr,omitzero"`         // the address dialled, or if none was, the box's destination
 	Claimed  netip.Addr      `json:"claimed_addr,omitzero"` // the box's destination, if another address was dialled
 	Port     uint16          `json:"port,omitempty"`
-	Peer     netip.Addr      `json:"peer,omitzero"` // the client of a public URL, if no request could be read
+	Peer     netip.Addr      `json:"peer,omitzero"` // the client of a public URL
 	Method   string          `json:"method,omitempty"`
 	Path     string          `json:"path,omitempty"` // without the query
-	Verdict  policy.Verdict  `json:"verdict"`
-	Action   Action          `json:"action,omitempty"`
-	Reason   policy.Reason   `json:"reason"`
-	Rule     string          `json:"rule,omitempty"`
-	Version  uint64          `json:"policy_version,omitempty"`
-	Headers  []string        `json:"headers,omitempty"`   // names of the headers set, never values
-	BytesIn  int64           `json:"bytes_in,omitempty"`  // towards the box
-	BytesOut int64           `json:"bytes_out,omitempty"` // from the box
-	Duration time.Duration   `json:"duration_ns,omitempty"`
-	Status   int             `json:"status,omitempty"` // HTTP status given to the client
-	Count    uint64          `json:"count,omitempty"`  // decisions this one stands for, when more than one
+	// Credential is what let a request to a public URL in; empty if nothing did.
+	Credential Credential     `json:"credential,omitempty"`
+	Verdict    policy.Verdict `json:"verdict"`
+	Action     Action         `json:"action,omitempty"`
+	Reason     policy.Reason  `json:"reason"`
+	Rule       string         `json:"rule,omitempty"`
+	Version    uint64         `json:"policy_version,omitempty"`
+	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values
+	BytesIn    int64          `json:"bytes_in,omitempty"`  // towards the box
+	BytesOut   int64          `json:"bytes_out,omitempty"` // from the box
+	Duration   time.Duration  `json:"duration_ns,omitempty"`
+	Status     int            `json:"status,omitempty"` // HTTP status given to the client
+	Count      uint64         `json:"count,omitempty"`  // decisions this one stands for, when more than one
 	// Destinations is roughly how many different destinations an event stands for without naming them.
 	Destinations uint64 `json:"destinations,omitempty"`
 	Phase        Phase  `json:"phase,omitempty"` // empty: the whole decision

@@ -10,7 +10,7 @@ func alike(a, b *Event) bool {
 	return a.Name == b.Name && a.Path == b.Path && a.Addr == b.Addr && a.Port == b.Port && a.Conn == b.Conn &&
 		a.Method == b.Method && a.Verdict == b.Verdict && a.Stage == b.Stage && a.Reason == b.Reason &&
 		a.Protocol == b.Protocol && a.Action == b.Action && a.Rule == b.Rule && a.Peer == b.Peer && a.Status == b.Status &&
-		a.SelfTest == b.SelfTest
+		a.Credential == b.Credential && a.SelfTest == b.SelfTest
 }
 
 // kindSeed makes the hashes unpredictable for a box, which chooses some of the texts.
@@ -33,6 +33,7 @@ func hashOf(e *Event) uint64 {
 	text(string(e.Reason))
 	text(string(e.Protocol))
 	text(string(e.Action))
+	text(string(e.Credential))
 	var n [40]byte
 	addr, peer := e.Addr.As16(), e.Peer.As16()
 	copy(n[:], addr[:])

@@ -66,6 +66,9 @@ func extras(e Event) []string {
 	if e.Peer.IsValid() {
 		add("peer", e.Peer.String())
 	}
+	if e.Credential != "" {
+		add("by", string(e.Credential))
+	}
 	if e.Status != 0 {
 		add("status", strconv.Itoa(e.Status))
 	}

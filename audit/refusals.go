@@ -62,6 +62,7 @@ type refusal struct {
 	addr, peer   netip.Addr
 	port         uint16
 	method, path string
+	credential   Credential
 	action       Action
 	rule         string
 	status       int
@@ -84,7 +85,7 @@ type repeats struct {
 func refusalOf(e *Event) refusal {
 	return refusal{
 		class: class{e.Stage, e.Reason, e.SelfTest}, protocol: e.Protocol, name: e.Name, addr: e.Addr, peer: e.Peer, port: e.Port, method: e.Method,
-		path: e.Path, action: e.Action, rule: e.Rule, status: e.Status,
+		path: e.Path, credential: e.Credential, action: e.Action, rule: e.Rule, status: e.Status,
 	}
 }
 
@@ -156,7 +157,7 @@ func (r *refusals) take() []Event {
 	for _, rest := range r.rest {
 		if e, ok := rest.take(); ok {
 			e.Name, e.Addr, e.Peer, e.Port = "", netip.Addr{}, netip.Addr{}, 0
-			e.Method, e.Path, e.Rule, e.Status = "", "", "", 0
+			e.Method, e.Path, e.Credential, e.Rule, e.Status = "", "", "", "", 0
 			e.Error = "refusals of other kinds, reported by count"
 			events = append(events, e)
 		}

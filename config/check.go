@@ -16,6 +16,9 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if c.Ingress.TLS.Mode == "acme" {
 		c.Ingress.TLS.ACME.check(fail, c.Ingress.Domain)
 	}
+	if t := c.Ingress.SessionTime; t < time.Minute || t > 720*time.Hour {
+		fail("ingress.session_time", "%v is out of range; use 1m to 720h", t)
+	}
 	c.Ingress.Limits.check(fail)
 	for key, path := range map[string]string{
 		"admin.socket": c.Admin.Socket, "launcher.run_dir": c.Launcher.RunDir, "launcher.image_dir": c.Launcher.ImageDir,

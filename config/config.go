@@ -71,13 +71,15 @@ type Proxy struct {
 
 // Ingress is where public URLs are served, and how.
 type Ingress struct {
-	HTTPS       string    `yaml:"https"`
-	HTTP        string    `yaml:"http"`
-	Domain      string    `yaml:"domain"`
-	TLS         TLS       `yaml:"tls"`
-	RequireAuth bool      `yaml:"require_auth"`
-	HSTS        HSTS      `yaml:"hsts"`
-	Limits      URLLimits `yaml:"limits"`
+	HTTPS       string `yaml:"https"`
+	HTTP        string `yaml:"http"`
+	Domain      string `yaml:"domain"`
+	TLS         TLS    `yaml:"tls"`
+	RequireAuth bool   `yaml:"require_auth"`
+	// SessionTime is how long a browser stays signed in.
+	SessionTime time.Duration `yaml:"session_time"`
+	HSTS        HSTS          `yaml:"hsts"`
+	Limits      URLLimits     `yaml:"limits"`
 }
 
 // HSTS is what public URLs send as Strict-Transport-Security.
@@ -125,7 +127,7 @@ func Default() Config {
 		Limits:   DefaultLimits(),
 		Ingress: Ingress{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal", ACME: defaultACME()},
-			HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
+			SessionTime: 12 * time.Hour, HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
 			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute,

@@ -35,6 +35,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"no size":            {"limits: {memory: much}", `"much" is not a size; use one such as 256MiB`},
 		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
 		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
+		"endless session":    {"ingress: {session_time: 721h}", "ingress.session_time: 721h0m0s is out of range"},
 		"hasty HSTS":         {"ingress: {hsts: {max_age: 500ms}}", "ingress.hsts.max_age: 500ms is out of range; use whole seconds"},
 		"endless HSTS":       {"ingress: {hsts: {max_age: 17521h}}", "ingress.hsts.max_age: 17521h0m0s is out of range"},
 		"HSTS of subdomains": {"ingress: {hsts: {max_age: 0s, include_subdomains: true}}", "ingress.hsts.include_subdomains: has no effect without max_age"},

@@ -73,6 +73,7 @@ func (u *publicURLs) urlView(r store.URL) api.URL {
 	return api.URL{
 		URL: u.urlOf(r.Box, r.Port), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
 		Protocol: cmp.Or(r.Protocol, api.URLProtocols[0]), CreatedAt: r.CreatedAt,
+		ExpiresAt: r.ExpiresAt, Origins: r.Origins,
 	}
 }
 
@@ -93,7 +94,10 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if err != nil {
 		return api.URL{}, err
 	}
-	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, Protocol: req.Protocol, CreatedAt: time.Now()}
+	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey()}
+	if req.ExpiresIn > 0 {
+		record.ExpiresAt = record.CreatedAt.Add(req.ExpiresIn)
+	}
 	var made api.URL
 	if req.Bearer {
 		token := randomHex(32)
@@ -101,7 +105,7 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 		record.Bearer, made.Token = &digest, policy.NewSecret(token)
 	}
 	if req.Basic {
-		user, password := "box", randomHex(24)
+		user, password := "box", randomHex(32)
 		digest := store.KeyHash(ingress.BasicDigest(user, password))
 		record.Username, record.Password = user, &digest
 		made.Username, made.Password = policy.NewSecret(user), policy.NewSecret(password)
@@ -166,6 +170,7 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 			Bearer: (*ingress.Digest)(r.Bearer),
 			Basic:  (*ingress.Digest)(r.Password),
 		},
+		Access: urlAccess(r),
 	}
 }
 
@@ -195,6 +200,11 @@ func (u *publicURLs) recover(b *box) error {
 		return err
 	}
 	for _, r := range records {
+		if r.Key.Reveal() == "" { // of an older version
+			if r, err = u.store.ChangeURL(r.Box, r.Port, r.CreatedAt, func(r *store.URL) { r.Key = newURLKey() }); err != nil {
+				return err
+			}
+		}
 		u.table.set(u.hostsOf(r), urlTarget(r, b.V4))
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 )
 
 // errCut is the cause when a request is cut because its URL, credential or box has gone.
@@ -21,6 +22,8 @@ type request struct {
 
 	// Guarded by of.mu.
 	target         Target
+	by             admission
+	expiry         *time.Timer   // nil: what let it in does not end
 	cut            func()        // makes it end soon; may be called more than once, and after it has ended
 	ended          chan struct{} // closed at its end, if anybody waits for that; else nil
 	next, previous *request
@@ -32,22 +35,41 @@ type doomed struct {
 	ended <-chan struct{}
 }
 
-// begin registers a request. cut is called, from another goroutine, when its URL, credential or box has gone; it must not
-// block. [request.end] must be called when the request is over, and not before another begin.
-func (a *active) begin(r *request, t Target, cut func()) {
+// begin registers a request. cut is called, from another goroutine, when its URL, credential, session or box has gone, or
+// the time of its admission is over; it must not block. [request.end] must be called when the request is over, and not before another begin.
+func (a *active) begin(r *request, t Target, by admission, cut func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	*r = request{of: a, target: t, cut: cut, next: a.open}
+	*r = request{of: a, target: t, by: by, cut: cut, next: a.open}
 	if r.next != nil {
 		r.next.previous = r
 	}
 	a.open = r
+	if !by.until.IsZero() {
+		r.expire(time.Until(by.until))
+	}
+}
+
+// expire cuts the request after a time. The lock of the list is held, then too: in the meantime r may have become another request.
+func (r *request) expire(after time.Duration) {
+	a, timer := r.of, (*time.Timer)(nil)
+	timer = time.AfterFunc(after, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if r.expiry == timer {
+			r.cut()
+		}
+	})
+	r.expiry = timer
 }
 
 // end says that the request is over.
 func (r *request) end() {
 	r.of.mu.Lock()
 	defer r.of.mu.Unlock()
+	if r.expiry != nil {
+		r.expiry.Stop()
+	}
 	if r.next != nil {
 		r.next.previous = r.previous
 	}
@@ -62,8 +84,8 @@ func (r *request) end() {
 	*r = request{}
 }
 
-// cut ends every request whose target matches and waits until they are gone.
-func (a *active) cut(match func(Target) bool) {
+// cut ends every request that matches and waits until they are gone.
+func (a *active) cut(match func(*request) bool) {
 	all := a.matching(match)
 	for _, d := range all {
 		d.cut()
@@ -75,7 +97,7 @@ func (a *active) cut(match func(Target) bool) {
 
 // drain waits for all requests until ctx ends, then cuts the rest. The error is ctx's if any had to be cut.
 func (a *active) drain(ctx context.Context) error {
-	all := func(Target) bool { return true }
+	all := func(*request) bool { return true }
 	for _, d := range a.matching(all) {
 		select {
 		case <-d.ended:
@@ -87,11 +109,11 @@ func (a *active) drain(ctx context.Context) error {
 	return nil
 }
 
-func (a *active) matching(match func(Target) bool) (list []doomed) {
+func (a *active) matching(match func(*request) bool) (list []doomed) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r := a.open; r != nil; r = r.next {
-		if !match(r.target) {
+		if !match(r) {
 			continue
 		}
 		if r.ended == nil {

@@ -16,6 +16,7 @@ type asked struct {
 	html    bool         // the client is shown pages: it is a browser that navigates
 	sni     string       // server name of the TLS connection; "" without one
 	secure  bool         // the client speaks TLS
+	peer    netip.Addr   // the client; zero: unknown
 	network netip.Prefix // of the client; zero: unknown
 	direct  bool         // the target is a path, not the URL of an absolute-form request, an authority or an asterisk
 	// values returns the values of a field, one for each of its lines. Names are in lower case.

@@ -5,6 +5,8 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"strings"
+
+	"boxgate/audit"
 )
 
 // Digest is the SHA-256 of a credential. The credentials are long and random, so a plain hash hides them.
@@ -48,6 +50,17 @@ func (a Auth) permits(values []string) bool {
 		return err == nil && found && a.Basic.equal(BasicDigest(user, password))
 	}
 	return false
+}
+
+// kind is the kind of the credential that permits has accepted.
+func (a Auth) kind(values []string) audit.Credential {
+	if a.open() {
+		return audit.CredentialNone
+	}
+	if scheme, _, _ := strings.Cut(values[0], " "); strings.EqualFold(scheme, "Basic") {
+		return audit.CredentialBasic
+	}
+	return audit.CredentialBearer
 }
 
 // equal compares in constant time. A nil digest equals nothing.

@@ -49,6 +49,11 @@ type Config struct {
 	// and answers 429, until the minute is over. 0: 20.
 	FailedCredentials int
 
+	// SessionTime is how long a browser that has signed in stays signed in. 0: 12 h.
+	SessionTime time.Duration
+	// SignOut stores that sessions of a target have ended, so that they stay ended. nil: they do until the gateway stops.
+	SignOut func(Target) error
+
 	DialTimeout       time.Duration // 0: 10 s
 	ReadHeaderTimeout time.Duration // 0: 10 s
 	IdleTimeout       time.Duration // of a connection without request; 0: 2 min

@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -47,6 +48,7 @@ const cutTime = 50 * time.Millisecond
 // visitor is who is at the other end of a connection.
 type visitor struct {
 	peer     string       // address
+	addr     netip.Addr   // the same; zero: unknown
 	network  netip.Prefix // by which its requests are counted; zero: they are not
 	secure   bool         // it speaks TLS
 	sni      string
@@ -57,6 +59,7 @@ type visitor struct {
 type credential struct {
 	value string
 	auth  Auth
+	kind  audit.Credential
 }
 
 // permits reports whether a request carries a credential of its URL. It hashes one once for all requests of the
@@ -65,13 +68,15 @@ func (w *visitor) permits(v *visit) bool {
 	values := v.values("authorization")
 	have := w.accepted.Load()
 	if have != nil && len(values) == 1 && values[0] == have.value && v.target.Auth.same(have.auth) {
+		v.event.Credential = have.kind
 		return true
 	}
 	if !v.target.Auth.permits(values) {
 		return false
 	}
+	v.event.Credential = v.target.Auth.kind(values)
 	if len(values) == 1 {
-		w.accepted.Store(&credential{values[0], v.target.Auth})
+		w.accepted.Store(&credential{values[0], v.target.Auth, v.event.Credential})
 	}
 	return true
 }
@@ -153,7 +158,7 @@ func (e *exchange) asked() asked {
 	path, query, _ := strings.Cut(recall(&e.texts.target, r.Target), "?")
 	return asked{
 		method: method(r.Method), host: recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
-		direct: r.Form == h1.Origin, values: e.find, network: e.visitor.network,
+		direct: r.Form == h1.Origin, values: e.find, peer: e.visitor.addr, network: e.visitor.network,
 	}
 }
 
@@ -239,9 +244,12 @@ func (e *exchange) giveOut() {
 
 // head writes the request's head for the box to the output buffer.
 func (e *exchange) head(upgrade bool) {
-	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, open: e.visit.target.Auth.open(), upgrade: upgrade}
+	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, open: e.visit.keepsAuthorization(), upgrade: upgrade}
 	e.method = method(e.req.Method)
 	e.http2 = e.prefersHTTP2(upgrade)
+	if bytes.IndexByte(e.req.Target, '?') >= 0 {
+		e.req.Target = withoutOwnParameters(e.req.Target)
+	}
 	e.out = appendRequest(e.takeOut(), &e.req, &how)
 }
 

@@ -1,8 +1,11 @@
 package ingress
 
 import (
+	"bytes"
 	"strings"
 
+	"boxgate/audit"
+	"boxgate/ingress/signin"
 	"boxgate/internal/h1"
 )
 
@@ -10,7 +13,7 @@ import (
 type forwarding struct {
 	client  string // address of the client
 	secure  bool   // it speaks TLS
-	open    bool   // the URL needs no credential: Authorization belongs to the box
+	open    bool   // Authorization belongs to the box
 	upgrade bool   // to WebSocket
 }
 
@@ -57,10 +60,30 @@ func appendField(dst []byte, r *h1.Request, f *h1.Field, open bool) []byte {
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
 			dst = h1.AppendPair(dst, "Cookie", kept)
 		}
+	case h1.EqualFold(f.Name, "referer"):
+		dst = h1.AppendField(dst, &h1.Field{Name: f.Name, Value: withoutOwnParameters(f.Value)})
 	default:
 		dst = h1.AppendField(dst, f)
 	}
 	return dst
+}
+
+// withoutOwnParameters removes the gateway's parameters from the query of a target or a URL.
+func withoutOwnParameters(target []byte) []byte {
+	if !bytes.Contains(target, []byte("boxgate_")) {
+		return target
+	}
+	return []byte(signin.Clean(string(target)))
+}
+
+// keepsAuthorization reports whether the field Authorization is the application's: where the gateway needs no credential, or
+// let the request in by something else.
+func (v *visit) keepsAuthorization() bool {
+	switch v.event.Credential {
+	case audit.CredentialNone, audit.CredentialSession:
+		return true
+	}
+	return false
 }
 
 // appendForwarded tells the box the client's address, taken from the connection, in all the fields that servers read. The

@@ -63,6 +63,9 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.FailedCredentials == 0 {
 		cfg.FailedCredentials = 20
 	}
+	if cfg.SessionTime == 0 {
+		cfg.SessionTime = 12 * time.Hour
+	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
@@ -147,7 +150,7 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 // the URL or returns its new credentials, so that later requests are judged by those. The caller must not hold a lock
 // that Lookup or Wake takes, or a request that is calling them could not end.
 func (g *Ingress) CloseURL(id string) {
-	g.active.cut(func(t Target) bool { return t.ID == id })
+	g.active.cut(func(r *request) bool { return r.target.ID == id })
 	g.closeIdle()
 }
 
@@ -159,6 +162,6 @@ func (g *Ingress) closeIdle() {
 
 // CloseBox is [Ingress.CloseURL] for every URL of a box.
 func (g *Ingress) CloseBox(box policy.BoxID) {
-	g.active.cut(func(t Target) bool { return t.Box == box })
+	g.active.cut(func(r *request) bool { return r.target.Box == box })
 	g.closeIdle()
 }

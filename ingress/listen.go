@@ -144,6 +144,8 @@ func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
 	c.visitor.network = l.network(conn)
 	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
+	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
+	c.visitor.addr = from.Addr().Unmap()
 	version := ""
 	if l.tls != nil {
 		secure := l.handshake(conn)

@@ -7,22 +7,18 @@ import (
 	"strings"
 )
 
-// Once a user has entered a user name and password, the browser sends them with every request to the URL, whichever
-// site causes the request. So a site could act on a URL on behalf of its visitors: by a WebSocket, whose messages it
+// Once a user has entered a user name and password, or has signed in, the browser sends the credential with every request
+// to the URL, whichever site causes the request. So a site could act on a URL on behalf of its visitors: by a WebSocket, whose messages it
 // can read, and by a request that changes something. Such requests are refused here. What a foreign site may read of
 // other responses is up to the application (CORS).
 
-// ambient reports whether the credential of a request that [Auth.permits] may have been added by the browser itself. A
-// bearer token was added by a script that knows it, and where no credential is needed none can be abused.
-func (a Auth) ambient(q *asked) bool {
-	scheme, _, _ := strings.Cut(q.first("authorization"), " ")
-	return !a.open() && !strings.EqualFold(scheme, "Bearer")
-}
-
 // foreign reports whether another site made a browser open a WebSocket or send a request that may change something. The
 // URLs of other boxes are other sites, although they share the gateway's domain. Clients other than browsers send
-// neither of the headers that it checks.
-func foreign(q *asked) bool {
+// neither of the headers that it checks. a lists further origins that count as the URL's own.
+func foreign(q *asked, a *Access) bool {
+	if listed(q, a) {
+		return false
+	}
 	sites := q.values("sec-fetch-site")
 	for _, s := range sites {
 		if s != "same-origin" && s != "none" { // none: by the user, from a bookmark or the address bar
@@ -36,6 +32,27 @@ func foreign(q *asked) bool {
 	}
 	origin := q.values("origin")
 	return len(origin) > 0 && (len(origin) != 1 || !isOwnOrigin(q, origin[0]))
+}
+
+// listed reports whether a request comes from a page of an origin that the URL lists.
+func listed(q *asked, a *Access) bool {
+	if a == nil || len(a.Origins) == 0 {
+		return false
+	}
+	origin := q.values("origin")
+	return len(origin) == 1 && a.lists(origin[0])
+}
+
+// foreignRead reports whether another origin made a browser load something other than a whole page: an image, a script, a
+// frame. Browsers leave out a session's cookie (SameSite) if that origin is another site, but the URLs of other boxes are
+// the same site to them.
+func foreignRead(q *asked, a *Access) bool {
+	for _, s := range q.values("sec-fetch-site") {
+		if s != "same-origin" && s != "none" {
+			return !listed(q, a) && (q.first("sec-fetch-mode") != "navigate" || q.first("sec-fetch-dest") != "document")
+		}
+	}
+	return false
 }
 
 // isSafe reports whether a method changes nothing (RFC 9110, 9.2.1).

@@ -14,6 +14,8 @@ type Target struct {
 	Auth Auth
 	// Protocol is what the application speaks.
 	Protocol Protocol
+	// Access is what it has beyond its credentials; nil: nothing.
+	Access *Access
 }
 
 // same reports whether two lookups found the same target.

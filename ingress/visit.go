@@ -24,13 +24,17 @@ type visit struct {
 	opening *audit.Opening
 	target  Target
 	entry   request // registered once it is admitted; must not be copied or overwritten then
-	placed  bool    // it has a place
+	by      admission
+	next    string // the path that a sign-in returns to, if it is not that of the request
+	placed  bool   // it has a place
 }
 
 // replier answers a request.
 type replier interface {
 	// reply sends a whole response of the gateway's own, unless a response has begun.
 	reply(status int, fields [][2]string, body []byte)
+	// form reads the body of a request that is not forwarded, up to a limit. The head can no longer be read then.
+	form(most int) ([]byte, error)
 }
 
 // newVisit opens the event of a request. Unless something else is noted, it records a denial. opening is no other request's
@@ -38,7 +42,7 @@ type replier interface {
 func newVisit(q asked, client replier, cut func(), opening *audit.Opening) visit {
 	now := time.Now()
 	return visit{asked: q, client: client, cut: cut, opening: opening, began: now, event: audit.Event{
-		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Method: q.method, Path: q.path,
+		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Peer: q.peer, Method: q.method, Path: q.path,
 		Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
 	}}
 }
@@ -60,18 +64,18 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 	if !g.authenticate(v, permits) {
 		return false
 	}
-	if v.target.Auth.ambient(&v.asked) && foreign(&v.asked) {
-		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password that your browser keeps for this URL.")
+	if v.foreign() {
+		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password or the sign-in that your browser keeps for this URL.")
 		return false
 	}
 	if v.placed = g.places.take(v.target.ID, v.network); !v.placed {
 		v.tooMany()
 		return false
 	}
-	g.active.begin(&v.entry, v.target, v.cut)
+	g.active.begin(&v.entry, v.target, v.by, v.cut)
 	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
-	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) {
+	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) || again.Access.over(v.by) {
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
@@ -102,14 +106,54 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 			[2]string{"Retry-After", strconv.Itoa(int(wait/time.Second) + 1)})
 		return false
 	}
-	if permits(v) {
+	if v.target.Access.expired(now) {
+		v.expired()
+		return false
+	}
+	if g.entrance(v, tally, now) {
+		return false
+	}
+	v.by.until = v.target.Access.ends()
+	if permits(v) || v.signedIn(now) {
 		return true
 	}
 	if len(v.values("authorization")) > 0 {
 		tally.failed(now)
 	}
-	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "This public URL needs a credential.", v.target.Auth.challenges()...)
+	g.ask(v, false)
 	return false
+}
+
+// signedIn reports whether the browser is signed in.
+func (v *visit) signedIn(now time.Time) bool {
+	s, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now)
+	if !ok {
+		return false
+	}
+	v.by = admission{session: s, until: earlier(v.by.until, s.Expires)}
+	v.event.Credential = audit.CredentialSession
+	return true
+}
+
+// foreign reports whether another site made a browser send a request with a credential that it keeps.
+func (v *visit) foreign() bool {
+	switch v.event.Credential {
+	case audit.CredentialBasic:
+		return foreign(&v.asked, v.target.Access)
+	case audit.CredentialSession:
+		return foreign(&v.asked, v.target.Access) || foreignRead(&v.asked, v.target.Access)
+	}
+	return false
+}
+
+// expired refuses a request to a URL whose time is over: like a wrong credential, if it had one, or else like a URL that does
+// not exist.
+func (v *visit) expired() {
+	if v.target.Auth.open() {
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
+		return
+	}
+	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The credential of this public URL has expired.", v.target.Auth.challenges()...)
 }
 
 // record ends a visit.

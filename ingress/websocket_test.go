@@ -41,13 +41,18 @@ func echoServer(t *testing.T) *httptest.Server {
 
 func dialWebSocket(t *testing.T, f *fixture, host, token string) (*websocket.Conn, *http.Response, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	header := http.Header{}
 	if token != "" {
 		header.Set("Authorization", "Bearer "+token)
 	}
-	c, resp, err := websocket.Dial(ctx, "wss://"+host+domain+"/ws?token=tok", &websocket.DialOptions{HTTPClient: f.client(t, false), HTTPHeader: header})
+	return dialWith(t, f, host, header)
+}
+
+func dialWith(t *testing.T, f *fixture, host string, header http.Header) (*websocket.Conn, *http.Response, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, resp, err := websocket.Dial(ctx, "wss://"+host+domain+"/ws?token=tok&boxgate_token=tok", &websocket.DialOptions{HTTPClient: f.client(t, false), HTTPHeader: header})
 	if err == nil {
 		t.Cleanup(func() { _ = c.CloseNow() })
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -210,5 +211,34 @@ func TestURLs(t *testing.T) {
 	}
 	if u, err := db.URL("b1", 8000); err != nil || u.Port != 8000 {
 		t.Errorf("the other URL: %+v, %v", u, err)
+	}
+}
+
+// A change that was made for a URL does not reach the one that has replaced it.
+func TestChangeURL(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	allocate(t, db, Box{ID: "b1"})
+	first := time.Unix(1000, 1).UTC()
+	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first, Key: policy.NewSecret("key")}); err != nil {
+		t.Fatal(err)
+	}
+	end := func(u *URL) { u.SignedOut = append(u.SignedOut, SignedOut{Session: "s"}) }
+	if u, err := db.ChangeURL("b1", 80, first, end); err != nil || len(u.SignedOut) != 1 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if u, err := db.URL("b1", 80); err != nil || len(u.SignedOut) != 1 || u.Key.Reveal() != "key" {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first.Add(1)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range []uint16{80, 81} {
+		if _, err := db.ChangeURL("b1", port, first, end); !errors.Is(err, ErrNotFound) {
+			t.Errorf("port %d: %v", port, err)
+		}
+	}
+	if u, err := db.URL("b1", 80); err != nil || u.SignedOut != nil {
+		t.Errorf("%+v, %v", u, err)
 	}
 }

@@ -37,7 +37,7 @@ func fullStore(t *testing.T) string {
 		if err := errors.Join(
 			db.StagePolicy(id, spec, 1), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
 			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key")}),
-			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC()}),
+			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: policy.NewSecret("url-key-" + string(id))}),
 		); err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +84,11 @@ func meaning(db *DB) (string, error) {
 	say(db.Staged())
 	staged, err := db.StagedHeaders()
 	rules(staged["b1"], err)
-	say(db.URLs(""))
+	urls, err := db.URLs("")
+	say(urls, err)
+	for _, u := range urls {
+		say(u.Key.Reveal(), nil)
+	}
 	say(db.APIKeys())
 	return out.String(), errors.Join(errs...)
 }

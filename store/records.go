@@ -92,6 +92,21 @@ type URL struct {
 	Protocol  string       `json:"protocol,omitempty"`  // what the application speaks; "" is auto
 	CreatedAt time.Time    `json:"created_at"`
 	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
+
+	// Origins are those whose pages may use what browsers keep for this URL, as browsers write them.
+	Origins []string `json:"origins,omitempty"`
+	// SignedOut are the sessions that were ended before their time.
+	SignedOut []SignedOut `json:"signed_out,omitempty"`
+	// SignedOutBefore: all sessions that began earlier were ended as well.
+	SignedOutBefore time.Time `json:"signed_out_before,omitzero"`
+	// Key authenticates the sessions and links of this URL, sealed; empty in URLs of older versions.
+	Key policy.Secret `json:"-"`
+}
+
+// SignedOut is a session of a public URL that was ended before its time.
+type SignedOut struct {
+	Session string    `json:"session"` // its ID
+	Until   time.Time `json:"until"`   // when it would have ended
 }
 
 // APIKey is a key of the admin API. The key itself is not stored.

@@ -157,6 +157,8 @@ func resealed(old, next *document.Key, bucket, owner, document []byte) ([]byte, 
 		return again(document)
 	case bytes.Equal(bucket, layout.CAs):
 		return resealCA(document, again)
+	case bytes.Equal(bucket, layout.URLs):
+		return resealURL(document, again)
 	}
 	return document, nil
 }
@@ -169,6 +171,22 @@ func resealCA(data []byte, again func([]byte) ([]byte, error)) ([]byte, error) {
 	}
 	var err error
 	if rec.Key, err = again(rec.Key); err != nil {
+		return nil, err
+	}
+	return json.Marshal(rec)
+}
+
+// resealURL reseals the key of a public URL; the rest of its record is not sealed.
+func resealURL(data []byte, again func([]byte) ([]byte, error)) ([]byte, error) {
+	var rec urlRecord
+	if err := document.Decode(data, &rec); err != nil {
+		return nil, fmt.Errorf("the record of a public URL is damaged: %w", err)
+	}
+	if rec.Sealed == nil {
+		return data, nil
+	}
+	var err error
+	if rec.Sealed, err = again(rec.Sealed); err != nil {
 		return nil, err
 	}
 	return json.Marshal(rec)

@@ -56,6 +56,7 @@ func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 	if err := errors.Join(
 		db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", rotated), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", rotated), 1),
 		db.SetCA("b1", CA{CertPEM: []byte("cert"), KeyPEM: s}), db.SetInstallationCA(CA{CertPEM: []byte("cert"), KeyPEM: s}),
+		db.SetURL(URL{Box: "b1", Port: 80, Key: s}), db.SetURL(URL{Box: "b1", Port: 81}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -82,6 +83,9 @@ func flaw(db *DB) string {
 		if err != nil || ca.KeyPEM.Reveal() != rotated || string(ca.CertPEM) != "cert" {
 			return fmt.Sprint(name, ": ", err)
 		}
+	}
+	if urls, err := db.URLs("b1"); err != nil || len(urls) != 2 || urls[0].Key.Reveal() != rotated || urls[1].Key.Reveal() != "" {
+		return fmt.Sprint("URLs: ", err)
 	}
 	return ""
 }

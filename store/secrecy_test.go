@@ -35,6 +35,7 @@ func TestTheFileHoldsNoSecret(t *testing.T) {
 			if err := errors.Join(
 				db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", secret), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", secret), 1),
 				db.SetCA("b1", CA{KeyPEM: s}), db.SetInstallationCA(CA{KeyPEM: s}), db.AddAPIKey("k", key),
+				db.SetURL(URL{Box: "b1", Port: 80, Key: s}),
 				db.SetHeaders("b1", nil, 2), // what is replaced stays in free pages
 			); err != nil {
 				t.Fatal(err)

@@ -50,7 +50,6 @@ func plainReaders(boxes map[string]Box) []reader {
 			return same(key, string(b.ID))
 		})},
 		{layout.Policies, reading(understandPolicy)},
-		{layout.URLs, reading(func(key string, u URL) error { return same(key, string(urlKey(u.Box, u.Port))) })},
 		{layout.APIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
 	}
 }
@@ -70,6 +69,12 @@ func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 			}
 			return s.OpenJSON(tx, layout.Staged, string(key), value, new(headersRecord))
 		}},
+		{layout.URLs, reading(func(key string, u urlRecord) error {
+			if err := same(key, string(urlKey(u.Box, u.Port))); err != nil || u.Sealed == nil {
+				return err
+			}
+			return s.OpenJSON(tx, layout.URLs, key, u.Sealed, new([]byte))
+		})},
 		{layout.CAs, reading(func(key string, rec caRecord) error {
 			return s.OpenJSON(tx, layout.CAs, key, rec.Key, new(string))
 		})},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -14,13 +15,15 @@ import (
 	"boxgate/store/layout"
 )
 
+// urlRecord is a stored public URL: its key is sealed.
+type urlRecord struct {
+	URL
+	Sealed []byte `json:"key,omitempty"`
+}
+
 // SetURL stores a public URL, replacing that of the same port. It returns [ErrHostTaken], with the name, if another URL
 // has one of the host names.
 func (db *DB) SetURL(u URL) error {
-	data, err := json.Marshal(u)
-	if err != nil {
-		return err
-	}
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, u.Box); err != nil {
 			return err
@@ -29,11 +32,10 @@ func (db *DB) SetURL(u URL) error {
 		if err != nil {
 			return err
 		}
-		key := urlKey(u.Box, u.Port)
-		if err := hostsFree(urls, key, u.Hostnames); err != nil {
+		if err := hostsFree(urls, urlKey(u.Box, u.Port), u.Hostnames); err != nil {
 			return err
 		}
-		return urls.Put(key, data)
+		return db.putURL(tx, u)
 	})
 }
 
@@ -43,8 +45,8 @@ func hostsFree(urls document.Table, own []byte, hosts []string) error {
 		return nil
 	}
 	return urls.Each(nil, func(key, data []byte) error {
-		var other URL
-		if err := decodeURL(data, &other); err != nil || bytes.Equal(key, own) {
+		other, err := decodeURL(data)
+		if err != nil || bytes.Equal(key, own) {
 			return err
 		}
 		for _, host := range hosts {
@@ -56,22 +58,77 @@ func hostsFree(urls document.Table, own []byte, hosts []string) error {
 	})
 }
 
-// URL returns the public URL of one port of a box, or [ErrNotFound].
-func (db *DB) URL(id policy.BoxID, port uint16) (URL, error) {
+// ChangeURL changes the public URL of one port of a box, if it is still the one that was created at that time, or returns
+// [ErrNotFound].
+func (db *DB) ChangeURL(id policy.BoxID, port uint16, created time.Time, change func(*URL)) (URL, error) {
 	var u URL
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		urls, err := db.table(tx, layout.URLs)
+	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
+		if u, err = db.getURL(tx, id, port); err != nil {
+			return err
+		}
+		if !u.CreatedAt.Equal(created) {
+			return fmt.Errorf("public URL of port %d of box %s, before it was replaced: %w", port, id, ErrNotFound)
+		}
+		change(&u)
+		return db.putURL(tx, u)
+	})
+	return u, err
+}
+
+func (db *DB) putURL(tx *bolt.Tx, u URL) error {
+	key, record := urlKey(u.Box, u.Port), urlRecord{URL: u}
+	if secret := u.Key.Reveal(); secret != "" {
+		sealed, err := db.seal.SealJSON(tx, layout.URLs, string(key), []byte(secret))
 		if err != nil {
 			return err
 		}
-		data, err := urls.Get(urlKey(id, port))
-		if err != nil {
-			return err
-		}
-		if data == nil {
-			return fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
-		}
-		return decodeURL(data, &u)
+		record.Sealed = sealed
+	}
+	data, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	urls, err := db.table(tx, layout.URLs)
+	if err != nil {
+		return err
+	}
+	return urls.Put(key, data)
+}
+
+func (db *DB) getURL(tx *bolt.Tx, id policy.BoxID, port uint16) (URL, error) {
+	urls, err := db.table(tx, layout.URLs)
+	if err != nil {
+		return URL{}, err
+	}
+	data, err := urls.Get(urlKey(id, port))
+	if err != nil {
+		return URL{}, err
+	}
+	if data == nil {
+		return URL{}, fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
+	}
+	return db.openURL(tx, urlKey(id, port), data)
+}
+
+// openURL reads a record and opens its sealed part.
+func (db *DB) openURL(tx *bolt.Tx, key, data []byte) (URL, error) {
+	record, err := decodeURL(data)
+	if err != nil || record.Sealed == nil {
+		return record.URL, err
+	}
+	var secret []byte
+	if err := db.seal.OpenJSON(tx, layout.URLs, string(key), record.Sealed, &secret); err != nil {
+		return URL{}, err
+	}
+	record.URL.Key = policy.NewSecret(string(secret))
+	return record.URL, nil
+}
+
+// URL returns the public URL of one port of a box, or [ErrNotFound].
+func (db *DB) URL(id policy.BoxID, port uint16) (u URL, err error) {
+	err = db.bolt.View(func(tx *bolt.Tx) error {
+		u, err = db.getURL(tx, id, port)
+		return err
 	})
 	return u, err
 }
@@ -84,9 +141,8 @@ func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 		if err != nil {
 			return err
 		}
-		return urls.Each(urlPrefix(id), func(_, data []byte) error {
-			var u URL
-			err := decodeURL(data, &u)
+		return urls.Each(urlPrefix(id), func(key, data []byte) error {
+			u, err := db.openURL(tx, key, data)
 			out = append(out, u)
 			return err
 		})
@@ -133,9 +189,10 @@ func urlKey(id policy.BoxID, port uint16) []byte {
 	return binary.BigEndian.AppendUint16(append([]byte(id), 0), port)
 }
 
-func decodeURL(data []byte, u *URL) error {
-	if err := document.Decode(data, u); err != nil {
-		return fmt.Errorf("the record of a public URL is damaged: %w", err)
+func decodeURL(data []byte) (urlRecord, error) {
+	var record urlRecord
+	if err := document.Decode(data, &record); err != nil {
+		return urlRecord{}, fmt.Errorf("the record of a public URL is damaged: %w", err)
 	}
-	return nil
+	return record, nil
 }

@@ -2,10 +2,12 @@ package urls
 
 import (
 	"cmp"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -19,6 +21,9 @@ type urlBody struct {
 	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
 	Protocol    string   `json:"protocol,omitempty" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), or auto, which finds out for gRPC and is the default"`
 	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway"`
+
+	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds after which the URL lets nobody in and its connections are cut; absent: never"`
+	Origins   []string `json:"origins,omitempty" doc:"origins, other than the URL's own, whose pages may use the password or sign-in that a browser keeps for it, such as https://app.example.org"`
 }
 
 // urlView is a public URL. Token, username and password are only in the answer that created them.
@@ -33,6 +38,9 @@ type urlView struct {
 	Username    string   `json:"username,omitempty"`
 	Password    string   `json:"password,omitempty"`
 	CreatedAt   int64    `json:"created_at,omitempty"`
+
+	ExpiresAt int64    `json:"expires_at,omitempty"`
+	Origins   []string `json:"origins,omitempty"`
 }
 
 // urlsView is the answer of a list of public URLs.
@@ -41,7 +49,47 @@ type urlsView struct {
 }
 
 func viewURL(u api.URL) urlView {
-	return urlView{URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Protocol: u.Protocol, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0)}
+	return urlView{
+		URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Protocol: u.Protocol, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0),
+		ExpiresAt: max(u.ExpiresAt.Unix(), 0), Origins: u.Origins,
+	}
+}
+
+// mostSeconds is the longest time for which a URL is asked, in seconds: ten years.
+const mostSeconds = 10 * 365 * 24 * 3600
+
+// mostOrigins bounds the origins of a URL.
+const mostOrigins = 32
+
+// request returns what the body asks for.
+func (b *urlBody) request() (api.URLRequest, error) {
+	if b.Port == nil || *b.Port < 1 || *b.Port > 65535 {
+		return api.URLRequest{}, problem.Invalid("/port", "must be between 1 and 65535")
+	}
+	protocol := cmp.Or(b.Protocol, api.URLProtocols[0])
+	if !slices.Contains(api.URLProtocols, protocol) {
+		return api.URLRequest{}, problem.Invalid("/protocol", "must be one of %s", strings.Join(api.URLProtocols, ", "))
+	}
+	hostnames, err := parseHostnames(b.Hostnames)
+	if err != nil {
+		return api.URLRequest{}, err
+	}
+	req := api.URLRequest{Port: uint16(*b.Port), Bearer: b.BearerToken, Basic: b.BasicAuth, Protocol: protocol, Hostnames: hostnames, Origins: b.Origins}
+	if b.ExpiresIn != nil {
+		if *b.ExpiresIn < 1 || *b.ExpiresIn > mostSeconds {
+			return api.URLRequest{}, problem.Invalid("/expires_in", "must be between 1 and %d seconds", mostSeconds)
+		}
+		req.ExpiresIn = time.Duration(*b.ExpiresIn) * time.Second
+	}
+	if len(b.Origins) > mostOrigins {
+		return api.URLRequest{}, problem.Invalid("/origins", "must be %d at most", mostOrigins)
+	}
+	for i, o := range b.Origins {
+		if err := checkOrigin(o); err != nil {
+			return api.URLRequest{}, problem.Invalid(fmt.Sprintf("/origins/%d", i), "%v", err)
+		}
+	}
+	return req, nil
 }
 
 func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -53,20 +101,11 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	if body.Port == nil || *body.Port < 1 || *body.Port > 65535 {
-		return rest.Reply{}, problem.Invalid("/port", "must be between 1 and 65535")
-	}
-	protocol := cmp.Or(body.Protocol, api.URLProtocols[0])
-	if !slices.Contains(api.URLProtocols, protocol) {
-		return rest.Reply{}, problem.Invalid("/protocol", "must be one of %s", strings.Join(api.URLProtocols, ", "))
-	}
-	hostnames, err := parseHostnames(body.Hostnames)
+	req, err := body.request()
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	u, err := e.Host.CreateURL(r.Context(), box.ID, api.URLRequest{
-		Port: uint16(*body.Port), Bearer: body.BearerToken, Basic: body.BasicAuth, Protocol: protocol, Hostnames: hostnames,
-	})
+	u, err := e.Host.CreateURL(r.Context(), box.ID, req)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -80,6 +82,13 @@ func visitURL(w *harness.World, box string, with map[string]any) *visited {
 // behind an answer of 101.
 func (v *visited) ask(method, path string, lines ...string) (status int, said string) {
 	v.T.Helper()
+	res, said := v.send(method, path, "", lines...)
+	return res.StatusCode, said
+}
+
+// send is ask with a body, and returns the whole head of the answer.
+func (v *visited) send(method, path, body string, lines ...string) (res *http.Response, said string) {
+	v.T.Helper()
 	tcp, err := v.Net.Gateway().DialContext(v.T.Context(), "tcp", "127.0.0.1:443")
 	if err != nil {
 		v.T.Fatal(err)
@@ -88,12 +97,15 @@ func (v *visited) ask(method, path string, lines ...string) (status int, said st
 	_ = tcp.SetDeadline(time.Now().Add(harness.Patience))
 	c := tls.Client(tcp, &tls.Config{ServerName: v.host, RootCAs: v.roots})
 	r := bufio.NewReader(c)
-	request := method + " " + path + " HTTP/1.1\r\nHost: " + v.host + "\r\n" + strings.Join(append(lines, "\r\n"), "\r\n")
-	res, said := harness.Exchange(v.T, c, r, request)
+	if body != "" {
+		lines = append(lines, "Content-Length: "+strconv.Itoa(len(body)))
+	}
+	request := method + " " + path + " HTTP/1.1\r\nHost: " + v.host + "\r\n" + strings.Join(append(lines, "\r\n"), "\r\n") + body
+	res, said = harness.Exchange(v.T, c, r, request)
 	if res.StatusCode == 101 {
 		said, _ = r.ReadString('i')
 	}
-	return res.StatusCode, said
+	return res, said
 }
 
 // seen returns what has arrived in the box since the last call.

@@ -25,7 +25,7 @@ var (
 	Staged   = []byte("staged")   // not committed: Policy as JSON; "headers", NUL, ID or "@": header rules, sealed
 	Headers  = []byte("headers")  // sealed: header rules; "@": the global ones
 	CAs      = []byte("cas")      // certificate, and the key sealed; "@": the installation's own
-	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON
+	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON, with its key sealed
 	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
 )
 

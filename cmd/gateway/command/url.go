@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,8 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 	var bearer, basic bool
 	var hostnames []string
 	var protocol string
+	var expires time.Duration
+	var origins []string
 	create := &cobra.Command{
 		Use: "create BOX PORT", Short: "Create the public URL of a port; credentials are shown only once", Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -31,6 +34,12 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 			if protocol != "" {
 				body["protocol"] = protocol
 			}
+			if cmd.Flags().Changed("expires-in") {
+				body["expires_in"] = int64(expires / time.Second)
+			}
+			if len(origins) > 0 {
+				body["origins"] = origins
+			}
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview"), body, cli.Decoded(renderURL))
 		},
 	}
@@ -38,6 +47,8 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
 	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1 or h2c")
 	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
+	create.Flags().DurationVar(&expires, "expires-in", 0, "time after which it lets nobody in, such as 24h (default: never)")
+	create.Flags().StringSliceVar(&origins, "origin", nil, "another origin whose pages may use the password or sign-in that a browser keeps for it (repeatable)")
 	cmd.AddCommand(create,
 		&cobra.Command{
 			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),

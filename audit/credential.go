@@ -1,0 +1,14 @@
+package audit
+
+// Credential says what let a request to a public URL in. It names a kind, never a credential itself.
+type Credential string
+
+// The kinds of credentials.
+const (
+	CredentialNone    Credential = "none" // the URL needs none
+	CredentialBearer  Credential = "bearer"
+	CredentialBasic   Credential = "basic"
+	CredentialSession Credential = "session" // a browser that signed in with a credential of the URL
+	CredentialAccount Credential = "account" // a browser that signed in with an account of the identity provider
+	CredentialLink    Credential = "link"    // a signed URL
+)

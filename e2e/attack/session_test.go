@@ -1,0 +1,80 @@
+package attack
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/e2e/harness"
+	"boxgate/policy"
+)
+
+// signedIn returns the line of the cookie with which a browser is signed in.
+func (v *visited) signedIn() string {
+	v.T.Helper()
+	form := "token=" + url.QueryEscape(v.Token)
+	head, _ := v.send("POST", "/.boxgate/sign-in", form, "Origin: https://"+v.host)
+	cookie := head.Header.Get("Set-Cookie")
+	value, _, _ := strings.Cut(cookie, ";")
+	if head.StatusCode != 303 || !strings.HasPrefix(cookie, "__Host-boxgate-session=") || !strings.Contains(cookie, "; Secure; HttpOnly; SameSite=Lax") {
+		v.T.Fatal(head.Status, cookie)
+	}
+	return "Cookie: " + value
+}
+
+// TestAttackTokenInTheQuery: whoever has only an address with the token, in a log or a history, gets no WebSocket and no answer
+// to a program's request with it. Nothing reaches the box, and the log has no token.
+func TestAttackTokenInTheQuery(t *testing.T) {
+	t.Parallel()
+	v := socketURL(harness.NewWorld(t, nil), map[string]any{"bearer_token": true})
+	for _, query := range []string{"boxgate_token=", "token=", "access_token=", "boxgate_link="} {
+		path := "/x?" + query + v.Token
+		if status, _ := v.ask("GET", path, append([]string{"Accept: text/html", "Origin: https://" + v.host}, socketLines...)...); status != 401 {
+			t.Errorf("a WebSocket at %s: %d", path, status)
+		}
+		if status, _ := v.ask("GET", path, "Accept: */*"); status != 401 {
+			t.Errorf("%s: %d", path, status)
+		}
+	}
+	if seen := v.seen(); seen != "" {
+		t.Errorf("the box saw %q", seen)
+	}
+	if e := v.Event(v.box, func(e audit.Event) bool { return e.Reason == policy.ReasonURLAuth }); strings.Contains(e.Path, v.Token) {
+		t.Errorf("decision %+v", e)
+	}
+}
+
+// TestAttackSessionOfAnotherURL: a browser's session opens one URL. It is of no use at another port or another box, with a
+// bit changed, to pages of other sites, or after the URL was created anew, and it never reaches the box.
+func TestAttackSessionOfAnotherURL(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	one, two := socketURL(w, map[string]any{"bearer_token": true}), socketURL(w, map[string]any{"bearer_token": true})
+	cookie := one.signedIn()
+	if status, _ := one.ask("GET", "/mine", cookie); status != 200 || one.seen() != "GET /mine\n" {
+		t.Fatalf("the session does not open its own URL: %d", status)
+	}
+	changed := []byte(cookie)
+	changed[len(changed)-10] ^= 1
+	refused := func(what string, v *visited, want int, lines ...string) {
+		t.Helper()
+		if status, _ := v.ask("GET", "/theirs", lines...); status != want || v.seen() != "" {
+			t.Errorf("%s: %d", what, status)
+		}
+	}
+	refused("another box's URL", two, 401, cookie)
+	refused("a bit changed", one, 401, string(changed))
+	refused("a WebSocket of another box's page", one, 403, append([]string{cookie, "Origin: https://" + two.host}, socketLines...)...)
+	refused("a WebSocket of a sandboxed page", one, 403, append([]string{cookie, "Origin: null"}, socketLines...)...)
+	refused("a script of another box's page", one, 403, cookie, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script")
+	if status, _ := one.ask("GET", "/ws", append([]string{cookie, "Origin: https://" + one.host}, socketLines...)...); status != 101 {
+		t.Errorf("its own page opens no WebSocket: %d", status)
+	}
+	one.seen()
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(one.box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	refused("the URL created anew", one, 401, cookie)
+}

@@ -1,0 +1,167 @@
+package ingress
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/ingress/access"
+	"boxgate/ingress/pages"
+	"boxgate/ingress/signin"
+	"boxgate/policy"
+)
+
+// formMost is the size of the form of a sign-in.
+const formMost = 8 << 10
+
+// entrance serves what a browser needs to sign in and out: the paths of the gateway's own, and a token in the address that is
+// exchanged for a session. It reports whether the request was answered.
+func (g *core) entrance(v *visit, tally *tally, now time.Time) (answered bool) {
+	if strings.HasPrefix(v.path, pages.Reserved) {
+		g.reserved(v, tally, now)
+		return true
+	}
+	token, ok := signin.Parameter(v.query, signin.TokenParameter)
+	if !ok || v.target.Auth.Bearer == nil || !navigates(&v.asked) {
+		return false
+	}
+	if !v.target.Auth.Bearer.equal(BearerDigest(token)) {
+		g.wrong(v, tally, now)
+		return true
+	}
+	g.begin(v, audit.CredentialBearer, signin.Clean(v.path+"?"+v.query), now)
+	return true
+}
+
+// reserved serves the paths that no application sees.
+func (g *core) reserved(v *visit, tally *tally, now time.Time) {
+	switch {
+	case v.target.Auth.open():
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+	case v.path == pages.SignInPath && v.method == http.MethodPost:
+		g.signIn(v, tally, now)
+	case v.path == pages.SignInPath && isSafe(v.method):
+		v.next = signin.Next(v.query)
+		g.ask(v, false)
+	case v.path == pages.SignOutPath && v.method == http.MethodPost:
+		g.signOut(v, now)
+	case v.path == pages.SignOutPath && isSafe(v.method):
+		v.allow(audit.CredentialNone)
+		fields, body := pages.SignOutPage()
+		v.client.reply(http.StatusOK, fields, body)
+	default:
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+	}
+}
+
+// signIn takes the form of the page. Another site cannot have a browser send it.
+func (g *core) signIn(v *visit, tally *tally, now time.Time) {
+	if foreign(&v.asked, nil) {
+		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request.")
+		return
+	}
+	body, err := v.client.form(formMost)
+	if err != nil {
+		v.event.Error = err.Error()
+		v.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The form could not be read.")
+		return
+	}
+	form, ok := signin.ParseForm(body)
+	v.next = form.Next
+	auth := v.target.Auth
+	switch {
+	case ok && form.Token != "" && auth.Bearer.equal(BearerDigest(form.Token)):
+		g.begin(v, audit.CredentialBearer, form.Next, now)
+	case ok && form.Password != "" && !strings.Contains(form.User, ":") && auth.Basic.equal(BasicDigest(form.User, form.Password)):
+		g.begin(v, audit.CredentialBasic, form.Next, now)
+	default:
+		g.wrong(v, tally, now)
+	}
+}
+
+// begin signs a browser in and sends it to a path.
+func (g *core) begin(v *visit, by audit.Credential, next string, now time.Time) {
+	a := v.target.Access
+	if !a.signsIn() {
+		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "Nobody can sign in to this public URL with a browser.", v.target.Auth.challenges()...)
+		return
+	}
+	s := access.New(false, now, earlier(now.Add(g.SessionTime), a.Expires))
+	v.allow(by)
+	v.client.reply(http.StatusSeeOther, [][2]string{
+		{"Location", signin.Local(next, pages.Reserved)}, {"Set-Cookie", a.Sessions.SetCookie(v.target.ID, s, now)},
+		{"Cache-Control", "no-store"}, {"Referrer-Policy", "no-referrer"},
+	}, nil)
+}
+
+// signOut ends the session of a browser, and what is open under it.
+func (g *core) signOut(v *visit, now time.Time) {
+	if foreign(&v.asked, nil) {
+		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request.")
+		return
+	}
+	unset := [2]string{"Set-Cookie", access.Unset}
+	s, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now)
+	if ok {
+		if err := g.end(v.target, s, now); err != nil {
+			v.event.Error = err.Error()
+			v.refuseWith(http.StatusInternalServerError, policy.ReasonInternal, "You are signed out, but that could not be stored.", unset)
+			return
+		}
+	}
+	v.allow(audit.CredentialNone)
+	fields, body := pages.Notice{Status: http.StatusOK, Detail: "You are signed out of this address."}.Page()
+	v.client.reply(http.StatusOK, append(fields, unset), body)
+}
+
+// end ends a session, and returns when all requests under it are gone.
+func (g *core) end(t Target, s access.Session, now time.Time) error {
+	t.Access.Ended.Add(s, now)
+	g.active.cut(func(r *request) bool { return r.target.ID == t.ID && t.Access.over(r.by) })
+	if g.SignOut == nil {
+		return nil
+	}
+	return g.SignOut(t)
+}
+
+// wrong refuses a credential, and counts it.
+func (g *core) wrong(v *visit, tally *tally, now time.Time) {
+	tally.failed(now)
+	g.ask(v, true)
+}
+
+// ask refuses a request for want of a credential, and asks a browser to sign in, if it can.
+func (g *core) ask(v *visit, failed bool) {
+	auth, a := v.target.Auth, v.target.Access
+	n := pages.Notice{Status: http.StatusUnauthorized, Reason: policy.ReasonURLAuth, Detail: "This public URL needs a credential."}
+	challenges := auth.challenges()
+	if v.html && a.signsIn() && (auth.Bearer != nil || auth.Basic != nil) {
+		n.Form = &pages.Form{Bearer: auth.Bearer != nil, Basic: auth.Basic != nil, Next: signin.Local(v.wanted(), pages.Reserved), Failed: failed}
+		challenges = challenges[:1] // one for Basic would have the browser ask before it shows the page, so it comes last
+	}
+	var fields [][2]string
+	for _, c := range challenges {
+		fields = append(fields, [2]string{"Www-Authenticate", c})
+	}
+	v.notify(n, fields...)
+}
+
+// wanted is the path to which a browser returns that has signed in.
+func (v *visit) wanted() string {
+	if v.next == "" && v.method == http.MethodGet {
+		return strings.TrimSuffix(signin.Clean(v.path+"?"+v.query), "?")
+	}
+	return v.next
+}
+
+// allow notes that what the visitor asked of the gateway itself was done.
+func (v *visit) allow(by audit.Credential) {
+	v.event.Verdict, v.event.Reason, v.event.Action, v.event.Credential = policy.Allow, policy.ReasonURL, audit.ActionForward, by
+}
+
+// navigates reports whether a request is a browser that goes to an address, rather than a page or a program that asks for something.
+func navigates(q *asked) bool {
+	mode := q.first("sec-fetch-mode")
+	return q.html && q.method == http.MethodGet && !opensWebSocket(q) && (mode == "" || mode == "navigate")
+}

@@ -1,0 +1,387 @@
+package ingress
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"boxgate/audit"
+	"boxgate/ingress/access"
+	"boxgate/ingress/pages"
+	"boxgate/policy"
+)
+
+// guarded makes a public URL with a credential to which browsers can sign in.
+func (f *fixture) guarded(host string, box *recorder) Target {
+	t := f.expose(host, box.Server, Auth{Bearer: digest(BearerDigest("tok")), Basic: digest(BasicDigest("box", "pass"))})
+	t.Access = &Access{Sessions: access.NewKey(), Ended: &access.Ended{}}
+	f.set(host+domain, t)
+	return t
+}
+
+func browser(r *http.Request) {
+	r.Header.Set("Accept", "text/html,*/*;q=0.8")
+	r.Header.Set("Sec-Fetch-Mode", "navigate")
+	r.Header.Set("Sec-Fetch-Dest", "document")
+	r.Header.Set("Sec-Fetch-Site", "none")
+}
+
+// submit sends a form as a page of the URL does.
+func submit(t *testing.T, c *http.Client, to string, form url.Values, edit func(*http.Request)) (*http.Response, string) {
+	t.Helper()
+	return get(t, c, to, func(r *http.Request) {
+		browser(r)
+		r.Method, r.Body, r.ContentLength = http.MethodPost, io.NopCloser(strings.NewReader(form.Encode())), int64(len(form.Encode()))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Origin", "https://"+r.URL.Host)
+		r.Header.Set("Sec-Fetch-Site", "same-origin")
+		if edit != nil {
+			edit(r)
+		}
+	})
+}
+
+// sessionOf is the cookie of a response, as a browser sends it back.
+func sessionOf(resp *http.Response) string {
+	for _, c := range resp.Cookies() {
+		if c.Name == access.Cookie && c.MaxAge > 0 {
+			return c.Name + "=" + c.Value
+		}
+	}
+	return ""
+}
+
+func with(name, value string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set(name, value) }
+}
+
+// signIn returns the cookie of a browser that has signed in.
+func signIn(t *testing.T, c *http.Client, host string) string {
+	t.Helper()
+	resp, body := submit(t, c, "https://"+host+domain+pages.SignInPath, url.Values{"token": {"tok"}}, nil)
+	cookie := sessionOf(resp)
+	if resp.StatusCode != http.StatusSeeOther || cookie == "" {
+		t.Fatalf("%s %v\n%s", resp.Status, resp.Header, body)
+	}
+	return cookie
+}
+
+// A person opens the address, is shown the page, enters the token or the password, and is where it wanted to go.
+func TestSignIn(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		f := start(t, nil)
+		box := record(t)
+		f.guarded("one", box)
+		c := f.client(t, h2)
+		page, text := get(t, c, "https://one"+domain+"/a?b=%22c", browser)
+		if page.StatusCode != 401 || !strings.Contains(text, `name="token"`) || !strings.Contains(text, `name="password"`) ||
+			!strings.Contains(text, `value="/a?b=%22c"`) || page.Header.Get("Www-Authenticate") != `Bearer realm="boxgate"` {
+			t.Fatalf("h2 %v: %s %v\n%s", h2, page.Status, page.Header, text)
+		}
+		for _, form := range []url.Values{
+			{"token": {"tok"}, "next": {"/a?b=%22c"}}, {"token": {" tok\n"}, "next": {"/a?b=%22c"}}, {"username": {"box"}, "password": {"pass"}, "next": {"/a?b=%22c"}},
+		} {
+			resp, _ := submit(t, c, "https://one"+domain+pages.SignInPath, form, nil)
+			cookie := sessionOf(resp)
+			if resp.StatusCode != 303 || resp.Header.Get("Location") != "/a?b=%22c" || cookie == "" || resp.Header.Get("Cache-Control") != "no-store" {
+				t.Fatalf("h2 %v, %v: %s %v", h2, form, resp.Status, resp.Header)
+			}
+			resp, _ = get(t, c, "https://one"+domain+"/a", func(r *http.Request) {
+				r.Header.Set("Cookie", "x=y; "+cookie)
+				r.Header.Set("Authorization", "Bearer of-the-app")
+				r.Header.Set("Referer", "https://one"+domain+"/a?boxgate_token=tok&b")
+			})
+			got := box.last(t).Header
+			if resp.StatusCode != 200 || got.Get("Cookie") != "x=y" || got.Get("Authorization") != "Bearer of-the-app" || got.Get("Referer") != "https://one"+domain+"/a?b" {
+				t.Errorf("h2 %v: %s; the box got %v", h2, resp.Status, got)
+			}
+			f.event(t, func(e audit.Event) bool { return e.Credential == audit.CredentialSession && e.Status == 200 })
+		}
+		for _, form := range []url.Values{{"x": {""}}, {"token": {"wrong"}}, {"token": {""}}, {"username": {"box"}, "password": {"tok"}}, {"password": {"pass"}}, {"username": {"bo"}, "password": {"x:pass"}}} {
+			resp, text := submit(t, c, "https://one"+domain+pages.SignInPath, form, nil)
+			if resp.StatusCode != 401 || sessionOf(resp) != "" || !strings.Contains(text, "wrong") {
+				t.Errorf("h2 %v, %v: %s", h2, form, resp.Status)
+			}
+		}
+	}
+}
+
+// The token in an address is exchanged for a session when a browser goes there, and leaves the address. It opens nothing by
+// itself.
+func TestTokenInTheAddress(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	f.guarded("one", box)
+	f.expose("open", box.Server, Auth{Open: true})
+	for _, h2 := range []bool{false, true} {
+		c := f.client(t, h2)
+		for target, want := range map[string]string{
+			"/a?boxgate_token=tok": "/a", "/a?x=1&boxgate_token=tok&y=%2F": "/a?x=1&y=%2F", "/?boxgate_token=tok": "/",
+			"//evil.example/?boxgate_token=tok": "/.//evil.example/", `/%5cevil.example?boxgate_token=tok`: "/%5cevil.example",
+		} {
+			resp, _ := get(t, c, "https://one"+domain+target, browser)
+			if resp.StatusCode != 303 || resp.Header.Get("Location") != want || resp.Header.Get("Referrer-Policy") != "no-referrer" || sessionOf(resp) == "" {
+				t.Errorf("h2 %v, %s: %s %v", h2, target, resp.Status, resp.Header)
+			}
+		}
+		for name, edit := range map[string]func(*http.Request){
+			"a program":      func(r *http.Request) {},
+			"a script":       func(r *http.Request) { browser(r); r.Header.Set("Sec-Fetch-Mode", "cors") },
+			"a POST":         func(r *http.Request) { browser(r); r.Method = http.MethodPost },
+			"a wrong token":  func(r *http.Request) { browser(r); r.URL.RawQuery = "boxgate_token=wrong" },
+			"two tokens":     func(r *http.Request) { browser(r); r.URL.RawQuery = "boxgate_token=wrong&boxgate_token=tok" },
+			"in other words": func(r *http.Request) { browser(r); r.URL.RawQuery = "token=tok&access_token=tok" },
+		} {
+			resp, _ := get(t, c, "https://one"+domain+"/?boxgate_token=tok", edit)
+			if resp.StatusCode != 401 || sessionOf(resp) != "" {
+				t.Errorf("h2 %v, %s: %s", h2, name, resp.Status)
+			}
+		}
+		// One that came along with a right credential, or to a URL that needs none, is not passed on.
+		for _, host := range []string{"one", "open"} {
+			get(t, c, "https://"+host+domain+"/p?a&boxgate_token=tok", with("Authorization", "Bearer tok"))
+			if got := box.last(t).RequestURI; got != "/p?a" {
+				t.Errorf("the box got %s", got)
+			}
+		}
+	}
+	for _, e := range f.recorded() {
+		if strings.Contains(e.Path+e.Error+e.Name, "tok") {
+			t.Errorf("the token is in the log: %+v", e)
+		}
+	}
+}
+
+func (f *fixture) recorded() []audit.Event {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]audit.Event(nil), f.events...)
+}
+
+// A session opens the URL it was begun at, and no other; not after the URL was created anew; not after its time.
+func TestSessionOfAnotherURL(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	one := f.guarded("one", box)
+	two := f.guarded("two", box)
+	two.Access = one.Access // even one with the same key
+	f.set("two"+domain, two)
+	c := f.client(t, true)
+	cookie := signIn(t, c, "one")
+	reached := box.count()
+	refused := func(what, host, cookie string) {
+		t.Helper()
+		if resp, _ := get(t, c, "https://"+host+domain+"/", with("Cookie", cookie)); resp.StatusCode != 401 || box.count() != reached {
+			t.Errorf("%s: %s", what, resp.Status)
+		}
+	}
+	refused("another URL", "two", cookie)
+	late := access.New(false, time.Now(), time.Now().Add(-time.Second))
+	refused("an old session", "one", access.Cookie+"="+one.Access.Sessions.Value(one.ID, late))
+	replaced := one
+	replaced.ID, replaced.Access = "one again", &Access{Sessions: access.NewKey(), Ended: &access.Ended{}}
+	f.set("one"+domain, replaced)
+	refused("the URL created anew", "one", cookie)
+}
+
+// Another site cannot have a browser sign in or out, nor use its session: not to open a WebSocket, to change something, or
+// to load what it could read, unless the URL lists it.
+func TestAnotherSiteUsesTheSession(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	one := f.guarded("one", box)
+	listed := *one.Access
+	listed.Origins = []string{"https://friend.example"}
+	one.Access = &listed
+	f.set("one"+domain, one)
+	c := f.client(t, false)
+	cookie := signIn(t, c, "one")
+	for _, path := range []string{pages.SignInPath, pages.SignOutPath} {
+		for name, edit := range map[string]func(*http.Request){
+			"another site":     with("Sec-Fetch-Site", "cross-site"),
+			"a sibling":        with("Sec-Fetch-Site", "same-site"),
+			"an older browser": func(r *http.Request) { r.Header.Del("Sec-Fetch-Site"); r.Header.Set("Origin", "https://two"+domain) },
+			"a sandboxed page": func(r *http.Request) { r.Header.Del("Sec-Fetch-Site"); r.Header.Set("Origin", "null") },
+			"a listed origin": func(r *http.Request) {
+				r.Header.Set("Sec-Fetch-Site", "cross-site")
+				r.Header.Set("Origin", "https://friend.example")
+			},
+		} {
+			resp, _ := submit(t, c, "https://one"+domain+path, url.Values{"token": {"tok"}}, func(r *http.Request) {
+				r.Header.Set("Cookie", cookie)
+				edit(r)
+			})
+			if resp.StatusCode != 403 || len(resp.Cookies()) != 0 {
+				t.Errorf("%s of %s: %s %v", path, name, resp.Status, resp.Header)
+			}
+		}
+	}
+	for name, r := range map[string]struct {
+		method string
+		fields []string
+		want   int
+	}{
+		"a form":                     {"POST", []string{"Sec-Fetch-Site", "same-site"}, 403},
+		"a form, older browser":      {"POST", []string{"Origin", "https://two" + domain}, 403},
+		"a script of a sibling":      {"GET", []string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "script"}, 403},
+		"a frame of a sibling":       {"GET", []string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, 403},
+		"a link on another site":     {"GET", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, 200},
+		"a fetch of a listed origin": {"GET", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "cors", "Origin", "https://friend.example"}, 200},
+		"a POST of a listed origin":  {"POST", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://friend.example"}, 200},
+		"of one listed alike":        {"POST", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://friend.example.net"}, 403},
+		"of two origins":             {"POST", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://friend.example", "Origin", "https://evil.example"}, 403},
+		"its own page":               {"POST", []string{"Sec-Fetch-Site", "same-origin", "Origin", "https://one" + domain}, 200},
+		"its own script":             {"GET", []string{"Sec-Fetch-Site", "same-origin", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "script"}, 200},
+	} {
+		resp, _ := get(t, c, "https://one"+domain+"/", func(req *http.Request) {
+			req.Method = r.method
+			req.Header.Set("Cookie", cookie)
+			for i := 0; i < len(r.fields); i += 2 {
+				req.Header.Add(r.fields[i], r.fields[i+1])
+			}
+		})
+		if resp.StatusCode != r.want {
+			t.Errorf("%s: %s, want %d", name, resp.Status, r.want)
+		}
+	}
+	f.event(t, func(e audit.Event) bool {
+		return e.Reason == policy.ReasonURLOrigin && e.Credential == audit.CredentialSession
+	})
+}
+
+// A WebSocket that a session opened ends when the session is ended, the URL's time is over, or the URL goes. Others stay.
+func TestSignOutCutsWhatIsOpen(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	target := f.expose("one", echoServer(t), Auth{Bearer: digest(BearerDigest("tok"))})
+	target.Access = &Access{Sessions: access.NewKey(), Ended: &access.Ended{}}
+	f.set("one"+domain, target)
+	c := f.client(t, true)
+	mine, theirs := signIn(t, c, "one"), signIn(t, c, "one")
+	cut, _, err := dialWith(t, f, "one", http.Header{"Cookie": {mine}, "Origin": {"https://one" + domain}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stays, _, err := dialWith(t, f, "one", http.Header{"Cookie": {theirs}, "Origin": {"https://one" + domain}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, resp, err := dialWith(t, f, "one", http.Header{"Cookie": {mine}, "Origin": {"https://two" + domain}}); err == nil || resp.StatusCode != 403 {
+		t.Error("a page of another URL opens a WebSocket with the session")
+	}
+	resp, text := submit(t, c, "https://one"+domain+pages.SignOutPath, nil, with("Cookie", mine))
+	if resp.StatusCode != 200 || !strings.Contains(text, "signed out") || !strings.Contains(resp.Header.Get("Set-Cookie"), "Max-Age=0") {
+		t.Fatalf("%s %v\n%s", resp.Status, resp.Header, text)
+	}
+	if !ends(t, cut) {
+		t.Error("the socket outlived its session")
+	}
+	if err := echo(t.Context(), stays, "still here"); err != nil {
+		t.Errorf("another session was disturbed: %v", err)
+	}
+	if resp, _ := get(t, c, "https://one"+domain+"/", with("Cookie", mine)); resp.StatusCode != 401 {
+		t.Errorf("the cookie still opens the URL: %s", resp.Status)
+	}
+}
+
+// ends waits until the gateway cuts a socket that nobody writes to, and reports whether it does.
+func ends(t *testing.T, c *websocket.Conn) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, _, err := c.Read(ctx)
+	return err != nil && ctx.Err() == nil
+}
+
+// A URL lets nobody in any more when its time is over, and what it has let in ends then.
+func TestExpiry(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	server := echoServer(t)
+	var socket *websocket.Conn
+	var soon time.Time
+	for wait := time.Second; socket == nil; wait *= 2 { // until there is time to open it
+		soon = time.Now().Add(wait)
+		for host, auth := range map[string]Auth{"bearer": {Bearer: digest(BearerDigest("tok"))}, "open": {Open: true}} {
+			target := f.expose(host, server, auth)
+			target.Access = &Access{Sessions: access.NewKey(), Ended: &access.Ended{}, Expires: soon}
+			f.set(host+domain, target)
+		}
+		socket, _, _ = dialWebSocket(t, f, "bearer", "tok")
+	}
+	if !ends(t, socket) || time.Now().Before(soon) {
+		t.Errorf("the socket does not end when its time does: %v before", time.Until(soon))
+	}
+	c := f.client(t, false)
+	for host, want := range map[string]int{"bearer": 401, "open": 404} {
+		if resp, _ := get(t, c, "https://"+host+domain+"/", with("Authorization", "Bearer tok")); resp.StatusCode != want {
+			t.Errorf("%s: %s, want %d", host, resp.Status, want)
+		}
+	}
+	if resp, _ := submit(t, c, "https://bearer"+domain+pages.SignInPath, url.Values{"token": {"tok"}}, nil); resp.StatusCode != 401 || sessionOf(resp) != "" {
+		t.Errorf("signing in after the time is over: %s", resp.Status)
+	}
+}
+
+// Guesses in the form and in the address count like those in Authorization.
+func TestGuessesAtTheForm(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) {
+		c.FailedCredentials = 3
+	})
+	box := record(t)
+	f.guarded("one", box)
+	c := f.client(t, true)
+	form := func() int {
+		resp, _ := submit(t, c, "https://one"+domain+pages.SignInPath, url.Values{"token": {"wrong"}}, nil)
+		return resp.StatusCode
+	}
+	address := func() int {
+		resp, _ := get(t, c, "https://one"+domain+"/?boxgate_token=wrong", browser)
+		return resp.StatusCode
+	}
+	if got := []int{form(), address(), form()}; got[0] != 401 || got[1] != 401 || got[2] != 401 {
+		t.Errorf("%v", got)
+	}
+	resp, text := submit(t, c, "https://one"+domain+pages.SignInPath, url.Values{"token": {"tok"}}, nil)
+	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "<h1>") {
+		t.Errorf("after three guesses: %s\n%s", resp.Status, text)
+	}
+}
+
+// The paths of the gateway's own are not the application's, nor is anything at them of use without signing in.
+func TestReservedPaths(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	f.guarded("one", box)
+	f.expose("open", box.Server, Auth{Open: true})
+	c := f.client(t, false)
+	for path, want := range map[string]int{
+		pages.SignInPath + "?next=/x": 401, pages.SignOutPath: 200, pages.Reserved: 404, pages.Reserved + "other": 404,
+	} {
+		for host, want := range map[string]int{"one": want, "open": 404} {
+			resp, _ := get(t, c, "https://"+host+domain+path, func(r *http.Request) {
+				browser(r)
+				r.Header.Set("Authorization", "Bearer tok")
+			})
+			if resp.StatusCode != want || box.count() > 0 {
+				t.Errorf("%s at %s: %s", path, host, resp.Status)
+			}
+		}
+	}
+	big, _ := submit(t, c, "https://one"+domain+pages.SignInPath, url.Values{"token": {strings.Repeat("a", 1<<20)}}, nil)
+	if big.StatusCode != 400 {
+		t.Errorf("a form of a mebibyte: %s", big.Status)
+	}
+}
