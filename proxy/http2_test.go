@@ -108,6 +108,12 @@ func (r *rawH2) ask(fields ...string) string {
 	if err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.buf.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
 		r.t.Fatal(err)
 	}
+	return r.status(id)
+}
+
+// status returns the status of a response, or the name of the error that ended its stream.
+func (r *rawH2) status(id uint32) string {
+	r.t.Helper()
 	for {
 		f, err := r.framer.ReadFrame()
 		if err != nil {

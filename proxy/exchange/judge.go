@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -49,7 +50,20 @@ type Ruling struct {
 
 // Judge decides a request under the policy in force and resolves the secrets it needs. It refuses by default.
 func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
-	r := Ruling{Request: policy.Request{
+	r, _ := s.judge(ctx, m, true)
+	return r
+}
+
+// JudgeNow is [Session.Judge] if that takes no waiting, for a lookup or a secret, and the response need not be scrubbed:
+// else it reports false.
+func (s *Session) JudgeNow(ctx context.Context, m *Message) (Ruling, bool) {
+	r, known := s.judge(ctx, m, false)
+	return r, known && r.Scrub == nil
+}
+
+// judge decides a request. If it may not wait, it reports whether the ruling is known; one that is not refuses.
+func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, known bool) {
+	r = Ruling{Request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
 		Method: m.Method, Path: WithoutQuery(m.Path),
 	}}
@@ -62,41 +76,64 @@ func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
 	if r.Refused != nil {
 		r.Refused.Host = r.Request.Name.String()
 		r.Reason = r.Refused.Reason
-		return r
+		return r, true
 	}
 	fault.Mark(ctx, "proxy: request read")
 	r.Policy = s.Box.Policy.Load()
-	if r.Refused = s.routeRequest(ctx, &r); r.Refused != nil {
-		return r
+	switch known = s.routeRequest(ctx, &r, wait); {
+	case !known:
+		return unjudged()
+	case r.Refused != nil:
+		return r, true
 	}
 	if s.Secure {
 		r.header, _ = r.Policy.Headers(r.Request.Name, r.Request.Port)
 	}
+	if !wait && !r.decided() {
+		return unjudged()
+	}
 	r.fill(ctx, s, m)
 	r.scrubbed(s)
-	return r
+	return r, true
 }
 
-// routeRequest routes the request and completes the ruling. If the request is refused it returns the problem for the
-// client.
-func (s *Session) routeRequest(ctx context.Context, r *Ruling) *problem.Problem {
+// unjudged is the ruling on a request that has not been judged: should it be taken for one, it refuses.
+func unjudged() (Ruling, bool) {
+	return Ruling{Refused: &problem.Problem{Status: 500, Reason: policy.ReasonInternal}, Reason: policy.ReasonInternal}, false
+}
+
+// decided reports whether the rest of a ruling takes no waiting: nothing has a source, and nothing has to be remembered of
+// what is masked in the response.
+func (r *Ruling) decided() bool {
+	return !r.header.Scrub && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
+		!slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+}
+
+// routeRequest routes the request and completes the ruling, which it refuses if the route does. If it may not wait, it
+// reports whether the route is known.
+func (s *Session) routeRequest(ctx context.Context, r *Ruling, wait bool) (known bool) {
 	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.Explicit}
 	if s.Secure {
 		e.Opening = policy.OpeningSecure
 	}
-	r.way = s.Core.Router.Route(ctx, r.Policy, s.Box, r.Request, e)
+	if wait {
+		r.way = s.Core.Router.Route(ctx, r.Policy, s.Box, r.Request, e)
+	} else if r.way, known = route.Now(r.Policy, r.Request, e); !known {
+		return false
+	}
 	r.Request, r.byName = r.way.Asked, r.way.ByName
 	r.Reason, r.rule = r.way.Decision.Reason, r.way.Decision.Rule
 	switch {
 	case r.way.Action == policy.Forward:
-		return nil
 	case r.Reason == policy.ReasonAuthorityMismatch:
-		return mismatch()
+		r.Refused = mismatch()
 	case r.Reason == policy.ReasonNoName:
-		return nameless()
+		r.Refused = nameless()
+	default:
+		refused := problem.Of(r.way.Err())
+		r.Refused = &refused
 	}
-	refused := problem.Of(r.way.Err())
-	return &refused
+	return true
 }
 
 // Target returns the destination of a request that was not refused.

@@ -32,8 +32,8 @@ var errRepeat = error(problem.Fixed("the upstream did not handle the request, an
 
 // attempts prepares the request for its first attempt, on up.
 func (st *stream) attempts(up *origin.H2Conn) *attempts {
-	a := &attempts{st: st, up: up, fields: st.requestFields()}
-	if st.client.Length != 0 {
+	a := &attempts{st: st, up: up, fields: st.requestFields(), source: st.early.source}
+	if st.client.Length != 0 && a.source == nil {
 		a.source = st.newUploadSource()
 	}
 	return a
@@ -56,6 +56,9 @@ func (a *attempts) send(res *result) error {
 
 // try makes one attempt.
 func (a *attempts) try(res *result) error {
+	if a.st.early.stream != nil {
+		return a.adopt(res)
+	}
 	if err := a.st.goesTo(a.up); err != nil {
 		return err
 	}
@@ -76,6 +79,19 @@ func (a *attempts) try(res *result) error {
 			res.upload = a.st.upload(s, a.source.attempt())
 		}
 	}
+	if err := a.st.receive(res); err != nil {
+		res.close()
+		return err
+	}
+	return nil
+}
+
+// adopt goes on with the attempt that was begun without a goroutine.
+func (a *attempts) adopt(res *result) error {
+	a.used = true
+	*res = result{Stream: a.st.early.stream, source: a.source}
+	a.st.early = early{}
+	res.Attend(a.st.ctx)
 	if err := a.st.receive(res); err != nil {
 		res.close()
 		return err

@@ -25,6 +25,7 @@ type uploadSource struct {
 	whole   bool            // EOF was reached
 	drained bool            // an attempt has read it to EOF
 	watched bool            // what was kept from the beginning has been searched for placeholders
+	leak    error           // what was found
 	read    chan uploadRead // result of a read in progress that no attempt has taken, or nil
 }
 
@@ -48,7 +49,7 @@ func (st *stream) newUploadSource() *uploadSource {
 	if !whole || st.expects || n > replayMax {
 		return s
 	}
-	s.kept, s.whole = make([]byte, n), true
+	s.kept, s.whole = st.scratch(n), true
 	if _, err := io.ReadFull(st.client, s.kept); err != nil { // reset meanwhile
 		s.kept, s.whole = nil, false
 		return s
@@ -57,16 +58,28 @@ func (st *stream) newUploadSource() *uploadSource {
 	return s
 }
 
+// scratch returns memory for a small body, which is kept for other requests.
+func (st *stream) scratch(n int) []byte {
+	if n > scratchMax {
+		return make([]byte, n)
+	}
+	if st.small == nil {
+		st.small = make([]byte, scratchMax)
+	}
+	return st.small[:n:n]
+}
+
+const scratchMax = 1 << 10
+
 // inspect searches a body that is known from the beginning, and its trailers, for placeholders.
 func (s *uploadSource) inspect() error {
-	if !s.whole || s.watched {
-		return nil
+	if s.whole && !s.watched {
+		s.watched = true
+		if s.leak = s.st.watched(s.kept); s.leak == nil {
+			s.leak = s.st.checkTrailers()
+		}
 	}
-	s.watched = true
-	if leak := s.st.watched(s.kept); leak != nil {
-		return leak
-	}
-	return s.st.checkTrailers()
+	return s.leak
 }
 
 // known returns the whole body with its trailers, if it is.

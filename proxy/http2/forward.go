@@ -22,7 +22,7 @@ import (
 // forward sends an allowed request over the version that the upstream speaks, and relays its response.
 func (st *stream) forward() {
 	for again := st.repeatable(); ; again = false {
-		up, err := st.s.Core.Origins.Any(st.ctx, st.s.Origin, st.ruling.Target(st.s))
+		up, err := st.connection()
 		if err != nil {
 			st.refuseUpstream(err)
 			return
@@ -39,6 +39,14 @@ func (st *stream) forward() {
 			return
 		}
 	}
+}
+
+// connection returns a connection for the request: the one on which it was begun, or any.
+func (st *stream) connection() (origin.Any, error) {
+	if st.early.stream != nil {
+		return origin.Any{H2: st.early.up}, nil
+	}
+	return st.s.Core.Origins.Any(st.ctx, st.s.Origin, st.ruling.Target(st.s))
 }
 
 // repeatable reports whether a request may be retried once after a failure on a pooled connection.
@@ -72,15 +80,19 @@ func (st *stream) forward2(up *origin.H2Conn) error {
 		return err
 	}
 	defer res.close()
+	st.pass(&res)
+	return nil
+}
+
+// pass relays a response whose head has come, or refuses it.
+func (st *stream) pass(res *result) {
 	if !st.holds.Grow(header.SizeFactor * header.SizeHTTP2(res.Fields)) {
 		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
-		return nil
+		return
 	}
-	if !st.scrubbable(res.Status, st.bodiless(&res.Head), exchange.HTTP2Values(res.Fields)) {
-		return nil
+	if st.scrubbable(res.Status, st.bodiless(&res.Head), exchange.HTTP2Values(res.Fields)) {
+		st.respond(res)
 	}
-	st.respond(&res)
-	return nil
 }
 
 // connection is one to an origin server.
@@ -117,11 +129,16 @@ func (st *stream) checkTrailers() error {
 func (st *stream) respond(res *result) {
 	st.x.Event.Status = res.Status
 	st.answer(res.Status, header.PassResponse(res.Fields, false))
-	if err := st.relay(res.Stream); err != nil {
+	st.finish(res.Stream)
+}
+
+// finish relays the content and the trailers of a response.
+func (st *stream) finish(body *upstream.Stream) {
+	if err := st.relay(body); err != nil {
 		_ = st.w.sendHead(false) // the client may have left
 		st.abort(err)
 	}
-	st.w.trailers = header.PassTrailers(res.Trailers(), nil)
+	st.w.trailers = header.PassTrailers(body.Trailers(), nil)
 	exchange.MaskHTTP2(st.ruling.Scrub, st.w.trailers)
 }
 

@@ -29,8 +29,8 @@ import (
 
 const (
 	// ConnCost is the most memory that a connection uses, in bytes: what has been read, a frame in several records, a batch
-	// that is written and the next one, answers to the client's own frames, a header table, goroutines.
-	ConnCost    = 128 << 10
+	// that is written and the next one, answers to the client's own frames, a header table and recent literals, goroutines.
+	ConnCost    = 136 << 10
 	refusalCost = 24 << 10                                     // memory of a stream that the gateway itself answers
 	streamCost  = origin.ResponseWindow + 72<<10               // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
 	uploadCost  = downstream.StreamWindow + replayMax + 32<<10 // memory for the body of its request
@@ -38,7 +38,8 @@ const (
 
 // conn is the state of one HTTP/2 client connection.
 type conn struct {
-	s *exchange.Session
+	s   *exchange.Session
+	ctx context.Context
 
 	mu      sync.Mutex
 	flights map[*stream]struct{} // the requests in progress that were allowed
@@ -47,7 +48,7 @@ type conn struct {
 // Serve handles the streams of one connection until it ends. Each request is judged under the policy in force at the
 // time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client.
 func Serve(ctx context.Context, s *exchange.Session) error {
-	c := &conn{s: s, flights: map[*stream]struct{}{}}
+	c := &conn{s: s, ctx: ctx, flights: map[*stream]struct{}{}}
 	s.Live.Watch(c.watch)
 	defer s.Live.Watch(nil)
 	conn, ok := s.Client.(*tls.Conn)
@@ -56,7 +57,7 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 		return origin.ErrNoName // HTTP/2 is only negotiated in a TLS handshake
 	}
 	downstream.Serve(ctx, conn, downstream.Config{
-		Handler: c.serve, Refused: c.refused, Memory: s.Usage.Memory, Idle: exchange.ClientIdle,
+		Start: c.start, Handler: c.serve, Refused: c.refused, Memory: s.Usage.Memory, Idle: exchange.ClientIdle,
 		Panicked: func(v any) { contain.Log(s.Core.Log, "panic in an HTTP/2 connection", s.Box.ID, v) },
 	})
 	return nil
@@ -131,10 +132,15 @@ type stream struct {
 	fields []hpack.HeaderField
 	w      response
 	x      exchange.Exchange
+	next   func(*stream)    // what is left to do of a request that was started without a goroutine
+	early  early            // what was sent of it so far
+	denial *problem.Problem // of a limit; nil if there is none
+	counts bool             // among the requests of the box
 	ruling exchange.Ruling
 	scrub  *exchange.Scrubbing // of the response; nil if it is not scrubbed
 	holds  memory.Claim        // memory reserved for it
 	sent   []hpack.HeaderField // the head sent to the upstream; kept for its memory
+	small  []byte              // of a small body, likewise
 
 	// Guarded by c.mu while the request is among c.flights.
 	flight exchange.Inflight
@@ -155,18 +161,27 @@ var errAbort = errors.New("the stream is reset")
 
 var streams = sync.Pool{New: func() any { return &stream{} }}
 
-// serve handles one request.
-func (c *conn) serve(client *downstream.Stream) {
+// open begins the event of a request.
+func (c *conn) open(client *downstream.Stream) *stream {
 	st, ok := streams.Get().(*stream)
 	if !ok {
 		panic("http2: a foreign value among the streams")
 	}
-	st.c, st.s, st.client, st.ctx, st.w.s, st.reset = c, c.s, client, client.Context(), client, http2.ErrCodeInternal
-	defer st.recycle()
+	st.c, st.s, st.client, st.w.s, st.reset, st.next = c, c.s, client, client, http2.ErrCodeInternal, (*stream).handle
 	st.begin()
 	st.x.Begin(c.s)
+	return st
+}
+
+// serve handles one request, none of which has been handled.
+func (c *conn) serve(client *downstream.Stream) { c.open(client).Serve() }
+
+// Serve handles what is left of a request, in a goroutine.
+func (st *stream) Serve() {
+	defer st.recycle()
 	defer st.end()
-	st.handle()
+	st.ctx = st.client.Context()
+	st.next(st)
 }
 
 // recycle keeps the memory of a request that has ended for another one.
@@ -178,36 +193,25 @@ func (st *stream) recycle() {
 		return
 	}
 	clear(st.sent)
-	*st = stream{x: st.x, sent: st.sent[:0]}
+	clear(st.small)
+	*st = stream{x: st.x, sent: st.sent[:0], small: st.small}
 	streams.Put(st)
 }
 
+// handle handles a request.
 func (st *stream) handle() {
-	if !st.admit() {
+	if st.admit(); st.denial != nil {
+		st.deny()
 		return
 	}
-	defer st.holds.Release()
-	taken := st.s.Usage
-	if !taken.Requests.Allow() {
-		m := st.message()
-		st.x.Named(&m)
-		st.refuse(exchange.TooMany(), hpack.HeaderField{Name: "retry-after", Value: exchange.RetryAfter})
-		return
-	}
-	if !taken.Streams.Enter(st.s.Core.MaxStreams) {
-		st.refuse(&problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
-			Detail: "The box has reached its limit of requests in progress."})
-		return
-	}
-	defer taken.Streams.Leave()
-	if !st.holds.Grow(st.cost()) {
-		st.refuse(exchange.NoMemory())
-		return
-	}
+	st.decide()
+}
+
+// decide judges a request within the limits of its box, and forwards it.
+func (st *stream) decide() {
 	if !st.judge() {
 		return
 	}
-	defer func() { st.scrub.End() }()
 	if st.ruling.Scrub != nil {
 		st.fields = header.NarrowHTTP2(st.fields)
 	}
@@ -219,16 +223,50 @@ func (st *stream) handle() {
 	st.forward()
 }
 
-// admit reserves the memory to refuse a request with a response, which may wait for a client that does not read. If it
-// is not available, the stream is reset.
-func (st *stream) admit() bool {
-	st.holds.Open(st.s.Usage.Memory, memory.Streams)
-	if st.holds.Grow(refusalCost + header.SizeFactor*st.headSize()) {
-		return true
+// admit counts a request, and sets its denial if it is beyond a limit of its box. It reserves the memory to refuse it with
+// a response, which may wait for a client that does not read. If that is not available, the stream is reset.
+func (st *stream) admit() {
+	taken := st.s.Usage
+	st.holds.Open(taken.Memory, memory.Streams)
+	if !st.holds.Grow(refusalCost + header.SizeFactor*st.headSize()) {
+		st.x.Refused(exchange.NoMemory())
+		st.resetWith(http2.ErrCodeRefusedStream)
 	}
-	st.x.Refused(exchange.NoMemory())
-	st.resetWith(http2.ErrCodeRefusedStream)
-	return false
+	if !taken.Requests.Allow() {
+		m := st.message()
+		st.x.Named(&m)
+		st.denial = exchange.TooMany()
+		return
+	}
+	if !taken.Streams.Enter(st.s.Core.MaxStreams) {
+		st.denial = &problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
+			Detail: "The box has reached its limit of requests in progress."}
+		return
+	}
+	st.counts = true
+	if !st.holds.Grow(st.cost()) {
+		st.denial = exchange.NoMemory()
+	}
+}
+
+// deny refuses a request that is beyond a limit.
+func (st *stream) deny() {
+	var more []hpack.HeaderField
+	if st.denial.Status == http.StatusTooManyRequests {
+		more = []hpack.HeaderField{{Name: "retry-after", Value: exchange.RetryAfter}}
+	}
+	st.refuse(st.denial, more...)
+}
+
+// leave gives back what a request that has ended used.
+func (st *stream) leave() {
+	st.early.leave()
+	st.scrub.End()
+	if st.counts {
+		st.s.Usage.Streams.Leave()
+		st.counts = false
+	}
+	st.holds.Release()
 }
 
 // cost is the additional memory that a forwarded stream may use.
@@ -241,8 +279,10 @@ func (st *stream) cost() int {
 
 // end records the request and ends the response. Any panic other than errAbort is our own bug: it is logged and fails
 // only this stream.
-func (st *stream) end() {
-	v := recover()
+func (st *stream) end() { st.conclude(recover()) }
+
+func (st *stream) conclude(v any) {
+	st.leave()
 	cut := st.land()
 	st.x.Event.BytesOut = st.uploaded.Load()
 	if cut != nil {
@@ -268,26 +308,40 @@ func (st *stream) judge() bool {
 	m := st.message()
 	for {
 		st.ruling = st.s.Judge(st.ctx, &m)
-		if st.ruling.Refused == nil && st.headSize() > h1.MaxHead {
-			st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
-			st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
-			st.ruling.Reason = policy.ReasonBadRequest
-		}
-		if (st.ruling.Refused == nil || st.ruling.Reason == policy.ReasonAmbiguousPath) && !st.wellFormed() {
-			st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
-			st.ruling.Reason = policy.ReasonBadRequest
-		}
+		st.judgeHead()
 		st.x.Judged(&m, &st.ruling)
 		if p := st.ruling.Refused; p != nil {
 			st.refuse(p)
 			return false
 		}
-		st.setFlight(netip.Addr{})
-		if st.s.Box.Policy.Load() == st.ruling.Policy {
-			placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+		if st.takeOff() {
 			return true
 		}
 	}
+}
+
+// judgeHead refuses a request whose head means something else to other programs.
+func (st *stream) judgeHead() {
+	if st.ruling.Refused == nil && st.headSize() > h1.MaxHead {
+		st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
+		st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
+		st.ruling.Reason = policy.ReasonBadRequest
+	}
+	if (st.ruling.Refused == nil || st.ruling.Reason == policy.ReasonAmbiguousPath) && !st.wellFormed() {
+		st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
+		st.ruling.Reason = policy.ReasonBadRequest
+	}
+}
+
+// takeOff begins the flight of a request that was allowed, and reports whether the policy is still in force that has allowed
+// it: else it has to be judged again.
+func (st *stream) takeOff() bool {
+	st.setFlight(netip.Addr{})
+	if st.s.Box.Policy.Load() != st.ruling.Policy {
+		return false
+	}
+	placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	return true
 }
 
 // refuse answers with a problem.

@@ -19,6 +19,7 @@ type response struct {
 	sent     bool  // the final head
 	empty    bool  // there is no content
 	left     int64 // content that may still be written; -1: any
+	now      bool  // its end may not wait
 }
 
 var (
@@ -77,6 +78,25 @@ func (w *response) sendHead(end bool) error {
 	return err
 }
 
+// writeNow sends the head, if it was not sent, and content. If that would take waiting, or is not allowed, it sends nothing
+// and reports false.
+func (w *response) writeNow(p []byte) bool {
+	if w.empty || w.left >= 0 && int64(len(p)) > w.left {
+		return false
+	}
+	status := w.status
+	if w.sent {
+		status = 0
+	}
+	if !w.s.WriteNow(status, w.fields, p) {
+		return false
+	}
+	if w.sent, w.fields = true, nil; w.left >= 0 {
+		w.left -= int64(len(p))
+	}
+	return true
+}
+
 // Flush sends what was written.
 func (w *response) Flush() error {
 	if err := w.sendHead(w.empty); err != nil {
@@ -90,11 +110,32 @@ func (w *response) end() {
 	if w.status == 0 {
 		return
 	}
+	if w.now {
+		w.endNow()
+		return
+	}
 	if !w.sent && (w.empty || len(w.trailers) == 0) {
 		_ = w.sendHead(true) // the client may have left
 		return
 	}
 	if w.sendHead(false) == nil {
 		_ = w.s.CloseWrite(w.trailers) // likewise
+	}
+}
+
+// closable reports whether the response, all of whose content was written, can be ended without waiting.
+func (w *response) closable() bool {
+	if !w.sent && !w.empty && len(w.trailers) > 0 && !w.writeNow(nil) {
+		return false
+	}
+	return w.sent && len(w.trailers) == 0 || w.s.Ready()
+}
+
+// endNow is end for a response that is closable.
+func (w *response) endNow() {
+	if w.sent {
+		w.s.CloseNow(0, w.trailers)
+	} else {
+		w.s.CloseNow(w.status, w.fields)
 	}
 }

@@ -95,6 +95,21 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 	}
 }
 
+// Shared returns a share of an open HTTP/2 connection for one request, or nil if there is none. It waits for nothing.
+func (p *Origins) Shared(who Client, to Target) *H2Conn {
+	pool, err := p.poolOf(who)
+	if err != nil {
+		return nil
+	}
+	pool.mu.Lock()
+	defer pool.unlock()
+	host := pool.hosts[to.key()]
+	if host == nil {
+		return nil
+	}
+	return pool.shareLocked(host, who.Box.Policy.Load())
+}
+
 // dialAny dials and lets the server choose the protocol.
 func (p *Origins) dialAny(ctx context.Context, pl *place, box *policy.Box, to Target) (up Any, err error) {
 	plain := false

@@ -18,7 +18,7 @@ const (
 	idleTime = 60 * time.Second // how long idle connections are kept; servers commonly close them after 60 to 75 s
 	MaxIdle  = 64               // maximum idle connections of a box, over all hosts
 
-	originCost = 112 << 10 // memory for a connection: TLS, its certificates, a record or frame each way, one frame in several records
+	originCost = 120 << 10 // memory for a connection: TLS, its certificates, a record or frame each way, one frame in several records
 )
 
 var errLimit = error(problem.Fixed("the box has reached its limit of connections to servers"))

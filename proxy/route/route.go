@@ -89,6 +89,13 @@ func (g *Router) Route(ctx context.Context, c *policy.Compiled, box *policy.Box,
 	return g.gather(ctx, c, box, Routed{Asked: r, Known: e}, false)
 }
 
+// Now is [Router.Route] for a route that the policy knows without any further evidence: else it reports false.
+func Now(c *policy.Compiled, r policy.Request, e policy.Evidence) (Routed, bool) {
+	rt := Routed{Asked: r, Known: e}
+	rt.Route = c.Route(r, e)
+	return rt, rt.Needs == policy.NeedNothing
+}
+
 // Reroute routes open traffic again under a policy, for which other hosts may have rules by now. A change of the policy
 // waits for the result, so recent lookups suffice, and no unknown address is looked up.
 func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy.Route {

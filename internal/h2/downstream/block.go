@@ -44,13 +44,13 @@ func borrowFields() *usualFields {
 	return f
 }
 
-// add is told each field.
-func (b *block) add(f hpack.HeaderField) {
+// add is told each field, and reports whether it is sound in itself. A known one has been.
+func (b *block) add(f hpack.HeaderField, known bool) (sound bool) {
 	if b.size += int(f.Size()); b.size > headMax {
 		b.large = true
-		return
+		return false
 	}
-	if b.fault == "" {
+	if b.fault == "" && (!known || f.Name[0] == ':') {
 		b.fault = b.check(f)
 	}
 	if b.fields == nil {
@@ -58,6 +58,7 @@ func (b *block) add(f hpack.HeaderField) {
 		b.fields = b.memory[:0]
 	}
 	b.fields = append(b.fields, f)
+	return b.fault == ""
 }
 
 // check returns why a field makes its block malformed (8.1 to 8.3), or nothing.
@@ -151,7 +152,7 @@ func (c *conn) fragment(payload []byte, last bool) error {
 	if c.block.large {
 		return errProtocol // no end in sight
 	}
-	if _, err := c.hpack.Write(payload); err != nil {
+	if c.hpack.Write(payload) != nil {
 		return errCompression
 	}
 	if !last {

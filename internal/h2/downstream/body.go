@@ -1,7 +1,6 @@
 package downstream
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net/textproto"
@@ -94,12 +93,6 @@ func (s *Stream) refill(n int) {
 		s.c.out.kick()
 	}
 }
-
-// Context ends when the client has reset the stream, the connection has ended or the handler has returned.
-func (s *Stream) Context() context.Context { return s.ctx }
-
-// Cancel ends the stream's context.
-func (s *Stream) Cancel() { s.cancel() }
 
 // Whole returns how much of the body has not been read, and whether all of it has arrived.
 func (s *Stream) Whole() (int, bool) {
@@ -194,9 +187,10 @@ func (s *Stream) drop() {
 // inbox is a queue of bytes. It holds memory only while there are any.
 type inbox struct {
 	chunks []*[]byte
-	from   int // bytes read of the first chunk
-	to     int // bytes written of the last chunk
-	n      int // bytes in all
+	one    [1]*[]byte // memory of chunks, if there is one
+	from   int        // bytes read of the first chunk
+	to     int        // bytes written of the last chunk
+	n      int        // bytes in all
 }
 
 var chunks = buffers.NewPool(16 << 10)
@@ -204,6 +198,9 @@ var chunks = buffers.NewPool(16 << 10)
 func (q *inbox) put(p []byte) {
 	q.n += len(p)
 	for len(p) > 0 {
+		if q.chunks == nil {
+			q.chunks = q.one[:0]
+		}
 		if len(q.chunks) == 0 || q.to == len(*q.chunks[len(q.chunks)-1]) {
 			q.chunks, q.to = append(q.chunks, chunks.Get()), 0
 		}

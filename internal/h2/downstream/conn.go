@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h2"
@@ -33,12 +32,12 @@ const (
 	bodyGrace   = 100 * time.Millisecond // for the rest of a body whose request is answered
 	waitingMax  = 4 * h2.Streams         // requests reset before their handler began, while no handler ends
 	resetMax    = 128                    // streams remembered as reset by the server
-	tableSize   = 4096                   // of HPACK, in both directions: the default
 )
 
-// Config is how a connection is served. All fields but Drain are required.
+// Config is how a connection is served. All fields but Drain and Start are required.
 type Config struct {
 	Handler  func(*Stream)   // serves one request; the stream ends when it returns
+	Start    func(*Stream)   // begins a request in the goroutine that reads the connection; see [Stream.Take]
 	Refused  func(Refusal)   // called for each request or connection that is refused here; must not block
 	Panicked func(v any)     // told of a panic outside the handler; the connection has ended
 	Memory   *memory.Account // for header blocks in several frames
@@ -69,7 +68,7 @@ type conn struct {
 	run    sync.WaitGroup
 
 	// Owned by the goroutine that reads.
-	hpack   *hpack.Decoder
+	hpack   *h2.Decoder
 	block   block
 	heads   memory.Claim // of a header block in several frames
 	empty   h2.EmptyFrames
@@ -81,12 +80,13 @@ type conn struct {
 	streams  map[uint32]*Stream
 	last     uint32   // the highest stream that the client has opened
 	reset    []uint32 // streams reset by the server most recently
-	running  int      // handlers
+	running  int      // requests that are being served
+	working  int      // of which by goroutines
 	waiting  []*Stream
 	spare    []chan *Stream // goroutines without a handler; nil ends one
 	kept     int            // how many have memory in stacks
 	stacks   memory.Claim
-	busiest  int         // most handlers at once since lull last ran
+	busiest  int         // most of them at once since lull last ran
 	lull     *time.Timer // runs while there are spare ones
 	early    int         // streams reset while they waited, since a handler ended
 	budget   h2.Budget
@@ -108,8 +108,7 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	defer c.in.Close()
 	c.framer = http2.NewFramer(nil, &c.in)
 	c.framer.SetMaxReadFrameSize(h2.FrameMax)
-	c.hpack = hpack.NewDecoder(tableSize, c.block.add)
-	c.hpack.SetMaxStringLength(headMax)
+	c.hpack = h2.NewDecoder(headMax, c.block.add)
 	c.heads.Open(cfg.Memory, memory.HTTP2)
 	c.stacks.Open(cfg.Memory, memory.HTTP2)
 	c.out.open(c)
@@ -124,6 +123,7 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	if cfg.Drain != nil {
 		defer context.AfterFunc(cfg.Drain, c.onDrain)()
 	}
+	defer context.AfterFunc(ctx, c.cancelAll)()
 	err := c.read()
 	c.caughtUp()
 	c.close(err)
@@ -134,6 +134,9 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 func (c *conn) caughtUp() (busy bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.cfg.Start != nil {
+		c.startWaiting()
+	}
 	c.beginWaiting()
 	return len(c.streams) > 0
 }
@@ -338,8 +341,8 @@ func (c *conn) limitRead() {
 func (c *conn) onLull() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	needed := max(0, c.busiest-c.running)
-	c.lull, c.busiest = nil, c.running
+	needed := max(0, c.busiest-c.working)
+	c.lull, c.busiest = nil, c.working
 	if c.dismiss(len(c.spare) - needed); len(c.spare) > 0 {
 		c.lull = time.AfterFunc(lullTime, c.onLull)
 	}

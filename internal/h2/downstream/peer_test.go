@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/h2"
 	"boxgate/internal/memory"
 )
 
@@ -65,7 +66,7 @@ func served(t *testing.T, handler func(*Stream), test func(*peer)) {
 }
 
 // unserved is a client without a server.
-func unserved(t *testing.T) *peer { return &peer{t: t, dec: hpack.NewDecoder(tableSize, nil)} }
+func unserved(t *testing.T) *peer { return &peer{t: t, dec: hpack.NewDecoder(h2.TableSize, nil)} }
 
 // serve starts the server.
 func (p *peer) serve(handler func(*Stream)) {

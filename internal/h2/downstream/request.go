@@ -49,7 +49,6 @@ func (c *conn) open(b *block) error {
 	}
 	s := &Stream{Head: head, memory: b.memory, c: c, id: id, remoteEnded: b.ended(), recv: h2.NewReceiveWindow(StreamWindow, StreamWindow/4)}
 	s.send.Add(c.out.first)
-	s.ctx, s.cancel = context.WithCancel(c.ctx)
 	s.readable.L, s.writable.L = &c.mu, &c.mu
 	c.streams[id] = s
 	c.waiting = append(c.waiting, s)
@@ -162,12 +161,18 @@ func (c *conn) beginWaiting() {
 	c.waiting = slices.Delete(c.waiting, 0, n)
 }
 
-// begin starts the handler of a stream: in a goroutine that has run one before, whose stack has grown, if there is one. The
-// caller holds mu.
+// begin starts the handler of a stream in a goroutine: one that has run a handler before, whose stack has grown, if there is
+// one. The caller holds mu.
 func (c *conn) begin(s *Stream) {
 	s.begun = true
 	c.running++
-	c.busiest = max(c.busiest, c.running)
+	c.launch(s)
+}
+
+// launch serves a stream in a goroutine. The caller holds mu.
+func (c *conn) launch(s *Stream) {
+	c.working++
+	c.busiest = max(c.busiest, c.working)
 	if n := len(c.spare); n > 0 {
 		c.spare[n-1] <- s
 		c.spare = c.spare[:n-1]
@@ -182,9 +187,13 @@ func (c *conn) begin(s *Stream) {
 	})
 }
 
-// serve runs the handler of a stream.
+// serve runs the handler of a stream, or what is left of a request that was taken.
 func (c *conn) serve(s *Stream) {
 	defer c.contain()
+	if s.task != nil {
+		s.task.Serve()
+		return
+	}
 	c.cfg.Handler(s)
 }
 
@@ -200,20 +209,8 @@ func (c *conn) contain() {
 func (c *conn) done(s *Stream, next chan *Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case s.closed:
-	case s.localEnded && !s.remoteEnded:
-		s.unread = true
-		time.AfterFunc(bodyGrace, func() { c.abandon(s) })
-	default: // the response must not look complete
-		c.resetStream(s.id, http2.ErrCodeInternal)
-		c.closeStream(s, errEnded)
-	}
-	s.drop()
-	s.cancel()
-	c.running--
-	c.early = 0
-	s.forget()
+	c.working--
+	c.finish(s)
 	if !c.keep() {
 		next <- nil
 		c.beginWaiting()
@@ -224,6 +221,25 @@ func (c *conn) done(s *Stream, next chan *Stream) {
 		c.lull = time.AfterFunc(lullTime, c.onLull)
 	}
 	c.beginWaiting()
+}
+
+// finish ends a stream that has been served. The caller holds mu.
+func (c *conn) finish(s *Stream) {
+	switch {
+	case s.closed:
+	case s.localEnded && !s.remoteEnded:
+		s.unread = true
+		time.AfterFunc(bodyGrace, func() { c.abandon(s) })
+	default: // the response must not look complete
+		c.resetStream(s.id, http2.ErrCodeInternal)
+		c.closeStream(s, errEnded)
+	}
+	s.drop()
+	s.task, s.pending = nil, nil
+	s.cancelLocked()
+	c.running--
+	c.early = 0
+	s.forget()
 }
 
 // forget gives back the memory of a head whose handler has returned.
@@ -257,7 +273,7 @@ func (c *conn) closeStream(s *Stream, why error) {
 	delete(c.streams, s.id)
 	if why != nil {
 		s.drop()
-		s.cancel()
+		s.cancelLocked()
 	}
 	s.readable.Broadcast()
 	s.writable.Broadcast()
@@ -273,19 +289,22 @@ type Stream struct {
 	memory *usualFields // of Fields; nil if they have other memory
 	c      *conn
 	id     uint32
-	ctx    context.Context
-	cancel context.CancelFunc
 
 	// Guarded by the connection's mu.
-	begun       bool  // has a handler
-	closed      bool  // is not among the connection's streams any more
-	err         error // why, if closed
-	remoteEnded bool  // the client has ended the request
-	localEnded  bool  // the response has ended
-	answered    bool  // the final head of the response was written
-	continued   bool  // the client was asked for the body
-	unread      bool  // the body is not wanted
-	late        bool  // because it did not come in time
+	ctx         context.Context    // nil until it is asked for
+	cancel      context.CancelFunc // likewise
+	cancelled   bool               // the context has ended, or would have
+	task        Task               // that serves it without a handler
+	pending     Pending            // what the task waits for without a goroutine
+	begun       bool               // has a handler
+	closed      bool               // is not among the connection's streams any more
+	err         error              // why, if closed
+	remoteEnded bool               // the client has ended the request
+	localEnded  bool               // the response has ended
+	answered    bool               // the final head of the response was written
+	continued   bool               // the client was asked for the body
+	unread      bool               // the body is not wanted
+	late        bool               // because it did not come in time
 
 	readLimit, writeLimit time.Duration // 0: none
 

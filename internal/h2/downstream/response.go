@@ -65,13 +65,67 @@ func (s *Stream) Write(p []byte) (int, error) {
 			continue
 		}
 		n := min(len(p)-sent, s.send.Left(), c.out.send.Left(), dataMax)
-		s.last, s.batch = c.out.data(s.id, p[sent:sent+n], false)
-		s.send.Take(n)
-		c.out.send.Take(n)
-		c.budget.Earn(earnedByData)
+		s.sendLocked(p[sent : sent+n])
 		sent += n
 	}
 	return sent, nil
+}
+
+// sendLocked sends a part of the body for which there is room.
+func (s *Stream) sendLocked(p []byte) {
+	out := &s.c.out
+	s.last, s.batch = out.data(s.id, p, false)
+	s.send.Take(len(p))
+	out.send.Take(len(p))
+	s.c.budget.Earn(earnedByData)
+}
+
+// WriteNow sends the final head of a response, if there is a status, and a part of the body. If that would take waiting, or
+// is not what may be sent next, it sends nothing and reports false.
+func (s *Stream) WriteNow(status int, fields []hpack.HeaderField, p []byte) bool {
+	out := &s.c.out
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if !s.readyLocked() || s.answered == (status != 0) || len(p) > min(s.send.Left(), out.send.Left(), dataMax) {
+		return false
+	}
+	if status != 0 {
+		s.answered = true
+		s.last, s.batch = out.head(s.id, status, fields, false)
+	}
+	if len(p) > 0 {
+		s.sendLocked(p)
+	}
+	return true
+}
+
+// Ready reports whether something can be sent without waiting, and nothing else waits to be sent.
+func (s *Stream) Ready() bool {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.readyLocked()
+}
+
+func (s *Stream) readyLocked() bool {
+	out := &s.c.out
+	return s.sendErr() == nil && out.room() && len(out.forRoom) == 0 && len(out.forWindow) == 0
+}
+
+// CloseNow ends a response without waiting, whether there is room or not: with its head, if there is a status, else with
+// trailer fields, if there are any.
+func (s *Stream) CloseNow(status int, fields []hpack.HeaderField) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if status == 0 {
+		_ = s.closeLocked(fields) // the client may have left
+		return
+	}
+	if s.sendErr() == nil && !s.answered {
+		s.answered = true
+		c.out.head(s.id, status, fields, true)
+		s.localEnd(true)
+	}
 }
 
 const earnedByData = 16 // WINDOW_UPDATE frames of a client that answers each 2 KiB with two
@@ -97,6 +151,11 @@ func (s *Stream) CloseWrite(trailers []hpack.HeaderField) error {
 			return err
 		}
 	}
+	return s.closeLocked(trailers)
+}
+
+func (s *Stream) closeLocked(trailers []hpack.HeaderField) error {
+	c := s.c
 	switch {
 	case s.sendErr() != nil:
 		return s.sendErr()

@@ -53,6 +53,7 @@ type Conn struct {
 	err      error // why the connection ends; set once
 	streams  map[uint32]*Stream
 	told     []*Stream       // something has come for them, of which their readers are not told yet
+	calls    []call          // of the reader, kept for its memory
 	reserved int             // streams that may be opened
 	next     uint32          // the number of the next stream
 	away     *h2.GoAwayError // that has come
@@ -140,21 +141,26 @@ func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reserved--
-	s := &Stream{c: c, ctx: ctx, news: make(chan struct{}, 1), left: -1, sent: end}
+	s := &Stream{c: c, ctx: ctx, news: make(chan struct{}, 1)}
 	if err := c.admitLocked(s, headSize(fields)); err != nil {
 		c.restLocked()
 		return nil, err
 	}
-	s.id, s.bodiless = c.next, isHead(fields)
+	c.beginLocked(s, fields, end)
+	if end {
+		c.flushLocked()
+	}
+	return s, nil
+}
+
+// beginLocked makes s the next stream of the connection and appends its head to the output.
+func (c *Conn) beginLocked(s *Stream, fields []hpack.HeaderField, end bool) {
+	s.id, s.bodiless, s.left, s.sent = c.next, isHead(fields), -1, end
 	s.send.Add(c.settings.window)
 	s.recv = h2.NewReceiveWindow(c.window, c.window/4)
 	c.streams[s.id] = s
 	c.next += 2
 	c.out.head(s.id, end, fields)
-	if end {
-		c.flushLocked()
-	}
-	return s, nil
 }
 
 // admitLocked waits for room in the output and reports whether a stream can be opened.

@@ -76,6 +76,18 @@ func (b *content) take(p []byte) (n int) {
 	return n
 }
 
+// skip drops n bytes of the first piece.
+func (b *content) skip(n int) {
+	first := &b.pieces[0]
+	if first.read += n; first.read == first.end {
+		first.free()
+		b.pieces = b.pieces[1:]
+	}
+	if b.size -= n; b.size == 0 {
+		b.pieces = nil
+	}
+}
+
 // drop drops the content and returns its size.
 func (b *content) drop() int {
 	for i := range b.pieces {

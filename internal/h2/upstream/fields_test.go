@@ -101,3 +101,16 @@ func asciiLower(name string) string {
 	}
 	return string(b)
 }
+
+// TestUnsoundFieldsAreNotRemembered: what was malformed once is the next time as well.
+func TestUnsoundFieldsAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	var b block
+	b.init()
+	for range 3 {
+		b.begin(1, true)
+		if err := b.dec.Write([]byte{0x00, 3, 'X', '-', 'A', 1, 'v'}); err != nil || b.dec.Close() != nil || b.bad == "" {
+			t.Fatal(b.bad, err)
+		}
+	}
+}

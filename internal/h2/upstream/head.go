@@ -2,15 +2,16 @@ package upstream
 
 import (
 	"strconv"
+	"sync"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
+	"boxgate/internal/h2"
 )
 
 const (
-	tableSize   = 4096           // of HPACK: the default, which we keep
 	blockMax    = 2 * h1.MaxHead // encoded bytes of a header block; larger ones end the connection
 	interimsMax = 32             // 1xx heads of a stream
 	interimSize = 32 << 10       // of the 1xx heads of a stream that have not been read
@@ -18,7 +19,7 @@ const (
 
 // block is a header block while it arrives. It is decoded in any case: the compression state depends on it.
 type block struct {
-	dec     *hpack.Decoder
+	dec     *h2.Decoder
 	stream  uint32
 	open    bool // it has begun and not ended
 	end     bool // the stream ends with it
@@ -28,11 +29,16 @@ type block struct {
 	status  int
 	regular bool // a field that is no pseudo-header has come
 	fields  []hpack.HeaderField
+	list    *usualFields // memory of fields, unless there are more
 }
 
+// usualFields is memory for the fields of a head.
+type usualFields [12]hpack.HeaderField
+
+var fieldLists = sync.Pool{New: func() any { return &usualFields{} }}
+
 func (b *block) init() {
-	b.dec = hpack.NewDecoder(tableSize, b.field)
-	b.dec.SetMaxStringLength(h1.MaxHead)
+	b.dec = h2.NewDecoder(h1.MaxHead, b.field)
 }
 
 // begin begins the block of a HEADERS frame.
@@ -40,25 +46,35 @@ func (b *block) begin(stream uint32, end bool) {
 	*b = block{dec: b.dec, stream: stream, open: true, end: end}
 }
 
-// field is told each field.
-func (b *block) field(f hpack.HeaderField) {
+// field is told each field, and reports whether it is sound in itself. A known one has been.
+func (b *block) field(f hpack.HeaderField, known bool) (sound bool) {
 	if b.bad != "" {
-		return
+		return false
 	}
 	if b.size += int(f.Size()); b.size > h1.MaxHead {
 		b.bad, b.fields = "a head that is too large", nil
-		return
+		return false
 	}
 	if f.IsPseudo() {
 		b.pseudo(f)
-		return
+		return false
 	}
-	b.regular = true
-	if b.bad = malformed(f); b.bad != "" || connectionSpecific(f.Name) {
-		return
+	if b.regular = true; !known {
+		b.bad = malformed(f)
 	}
-	if b.fields == nil {
-		b.fields = make([]hpack.HeaderField, 0, 12)
+	if b.bad == "" && !connectionSpecific(f.Name) {
+		b.add(f)
+	}
+	return b.bad == ""
+}
+
+func (b *block) add(f hpack.HeaderField) {
+	if b.list == nil {
+		list, ok := fieldLists.Get().(*usualFields)
+		if !ok {
+			panic("upstream: a foreign value among the lists of fields")
+		}
+		b.list, b.fields = list, list[:0]
 	}
 	b.fields = append(b.fields, f)
 }
@@ -109,7 +125,7 @@ func (r *reader) fragment(part []byte, last bool) error {
 	if b.raw += len(part); b.raw > blockMax {
 		return broken(http2.ErrCodeEnhanceYourCalm)
 	}
-	if _, err := b.dec.Write(part); err != nil {
+	if b.dec.Write(part) != nil {
 		return broken(http2.ErrCodeCompression)
 	}
 	if !last {
@@ -126,7 +142,7 @@ func (r *reader) fragment(part []byte, last bool) error {
 			r.malformedLocked(s, http2.ErrCodeProtocol, why)
 		}
 	}
-	b.fields = nil
+	b.fields, b.list = nil, nil
 	return nil
 }
 
@@ -151,6 +167,8 @@ func (c *Conn) headLocked(s *Stream, b *block) string {
 		}
 	} else if why := s.begin(&h); why != "" {
 		return why
+	} else {
+		s.lists[0] = b.list
 	}
 	if s.heads == nil {
 		s.heads = s.one[:0]
@@ -191,7 +209,7 @@ func (c *Conn) trailersLocked(s *Stream, b *block) string {
 	if b.status != 0 {
 		return "a pseudo-header that does not belong there"
 	}
-	s.trailers = b.fields
+	s.trailers, s.lists[1] = b.fields, b.list
 	c.endLocked(s)
 	return ""
 }

@@ -53,15 +53,33 @@ func (c *Conn) read() {
 // caughtUp is called before the goroutine that reads may have to wait: the readers of streams are told what has come. It
 // reports whether there are streams.
 func (c *Conn) caughtUp() (busy bool) {
+	calls := c.news()
+	for i, told := range calls {
+		calls[i] = call{}
+		told.watcher.Arrived(told.stream)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return len(c.streams) > 0
+}
+
+// news tells the readers that wait for streams what has come, and returns the watchers that are to be told, once each.
+func (c *Conn) news() []call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = c.calls[:0]
 	for _, s := range c.told {
 		s.told = false
-		s.tellLocked()
+		if s.watcher == nil {
+			s.tellLocked()
+			continue
+		}
+		c.calls = append(c.calls, call{s.watcher, s})
+		s.watcher = nil
 	}
 	clear(c.told)
 	c.told = c.told[:0]
-	return len(c.streams) > 0
+	return c.calls
 }
 
 // readError returns why the connection ends when it cannot be read.

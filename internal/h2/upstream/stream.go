@@ -29,7 +29,7 @@ type Stream struct {
 	c    *Conn
 	ctx  context.Context // of the request
 	id   uint32
-	news chan struct{} // tells the reader that something has come; capacity 1
+	news chan struct{} // tells the reader that something has come; capacity 1; nil until one attends
 	told bool          // it is about to be told; guarded by c.mu
 	room chan struct{} // tells the goroutine that waits to append to the output; capacity 1; nil until one does
 
@@ -51,6 +51,8 @@ type Stream struct {
 	err      error // why the stream failed; what has come before can be read
 	last     mark  // of its last DATA frame
 	closed   bool
+	watcher  Watcher         // that waits for more; nil if none does
+	lists    [2]*usualFields // memory of the final head and of the trailers
 }
 
 // wait waits for something to read.
@@ -357,6 +359,10 @@ func (s *Stream) resetLocked(code http2.ErrCode, err error) {
 func (s *Stream) failLocked(err error) {
 	if s.err == nil && (!s.ended || !s.sent) {
 		s.err = err
+	}
+	if w := s.watcher; w != nil {
+		s.watcher = nil
+		go w.Failed(s)
 	}
 	s.tellLocked()
 	s.goOnLocked()

@@ -1,0 +1,230 @@
+package h2
+
+import (
+	"errors"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// TableSize is the size of the compression tables that peers may use: the default (RFC 7541, 4.2).
+const TableSize = 4096
+
+var (
+	errMore    = errors.New("incomplete") // never returned to users
+	errDecode  = errors.New("a header block that cannot be decoded")
+	errTooLong = errors.New("a string in a header block is too long")
+)
+
+// Decoder decodes the header blocks of one direction of a connection (RFC 7541). Strings are decoded by hpack, whose encoding
+// of them it is; the rest is its own: a table that is never searched, and a memory of recent literals, as many peers send
+// the same ones again and again. Create it with [NewDecoder]. Not safe for concurrent use.
+type Decoder struct {
+	longest int // string
+	emit    func(f hpack.HeaderField, known bool) (sound bool)
+	table   table
+	recent  recent
+	begun   bool   // something of the block was decoded
+	pending []byte // the representation that the last fragment did not complete
+}
+
+// NewDecoder returns a decoder that tells emit each field. emit reports whether the field is sound in itself, so that it can be
+// told so, by known, when the field comes again in the same form. No string may be longer than longest.
+func NewDecoder(longest int, emit func(f hpack.HeaderField, known bool) (sound bool)) *Decoder {
+	return &Decoder{longest: longest, emit: emit, table: table{max: TableSize}}
+}
+
+// Write decodes a fragment of a header block.
+func (d *Decoder) Write(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if len(d.pending) > 0 {
+		d.pending = append(d.pending, p...)
+		p = d.pending
+	}
+	for len(p) > 0 {
+		n, err := d.representation(p)
+		if errors.Is(err, errMore) {
+			return d.keep(p)
+		}
+		if err != nil {
+			return err
+		}
+		d.begun = true
+		p = p[n:]
+	}
+	d.pending = d.pending[:0]
+	return nil
+}
+
+// keep keeps an incomplete representation: at most a name and a value.
+func (d *Decoder) keep(p []byte) error {
+	const lengths = 8 // bytes of the length of a string, at most
+	if len(p) > 2*(d.longest+lengths) {
+		return errTooLong
+	}
+	d.pending = append(d.pending[:0], p...)
+	return nil
+}
+
+// Close ends a header block.
+func (d *Decoder) Close() error {
+	whole := len(d.pending) == 0
+	d.pending, d.begun = nil, false
+	if !whole {
+		return errDecode
+	}
+	return nil
+}
+
+// representation decodes what p begins with, and returns its length.
+func (d *Decoder) representation(p []byte) (n int, err error) {
+	switch b := p[0]; {
+	case b&0x80 != 0:
+		return d.indexed(p)
+	case b&0xc0 == 0x40:
+		return d.literal(p, 6)
+	case b&0xe0 == 0x20:
+		return d.resize(p)
+	}
+	return d.literal(p, 4)
+}
+
+// indexed decodes an index (6.1).
+func (d *Decoder) indexed(p []byte) (int, error) {
+	i, n, err := integer(p, 7)
+	if err != nil {
+		return 0, err
+	}
+	f, ok := d.table.at(i)
+	if !ok {
+		return 0, errDecode
+	}
+	d.emit(f, false)
+	return n, nil
+}
+
+// literal decodes a literal, whose name may be an index with a prefix of some bits (6.2).
+func (d *Decoder) literal(p []byte, bits int) (int, error) {
+	i, n, err := integer(p, bits)
+	if err != nil {
+		return 0, err
+	}
+	named, ok := d.table.at(i)
+	if i > 0 && !ok {
+		return 0, errDecode
+	}
+	var name, value text
+	if i == 0 {
+		if name, n, err = d.text(p, n); err != nil {
+			return 0, err
+		}
+	}
+	if value, n, err = d.text(p, n); err != nil {
+		return 0, err
+	}
+	raw, never := p[:n], p[0]&0xf0 == 0x10
+	lasting := !never && n <= recentBytes && i < uint64(len(static))
+	if lasting {
+		if f := d.recent.find(raw); f != nil {
+			d.add(*f, bits)
+			d.emit(*f, true)
+			return n, nil
+		}
+	}
+	f := hpack.HeaderField{Name: named.Name}
+	if i == 0 {
+		if f.Name, err = name.decode(d.longest); err != nil {
+			return 0, err
+		}
+	}
+	if f.Value, err = value.decode(d.longest); err != nil {
+		return 0, err
+	}
+	d.add(f, bits)
+	f.Sensitive = never
+	if d.emit(f, false) && lasting {
+		d.recent.add(raw, f)
+	}
+	return n, nil
+}
+
+// add puts the field of a literal into the table, if it is to be indexed.
+func (d *Decoder) add(f hpack.HeaderField, bits int) {
+	if bits == 6 {
+		d.table.add(f)
+	}
+}
+
+// resize changes the size of the table (6.3). That comes first in a block, unless the table is empty.
+func (d *Decoder) resize(p []byte) (int, error) {
+	if d.begun && d.table.size > 0 {
+		return 0, errDecode
+	}
+	size, n, err := integer(p, 5)
+	if err != nil {
+		return 0, err
+	}
+	if size > TableSize {
+		return 0, errDecode
+	}
+	d.table.max = int(size)
+	d.table.shrink(d.table.max)
+	return n, nil
+}
+
+// text is a string as it was sent.
+type text struct {
+	raw     []byte
+	huffman bool
+}
+
+// text returns the string that begins at n in p, and where it ends.
+func (d *Decoder) text(p []byte, n int) (text, int, error) {
+	if n == len(p) {
+		return text{}, 0, errMore
+	}
+	length, m, err := integer(p[n:], 7)
+	if err != nil {
+		return text{}, 0, err
+	}
+	if length > uint64(d.longest) {
+		return text{}, 0, errTooLong
+	}
+	start := n + m
+	end := start + int(length)
+	if end > len(p) {
+		return text{}, 0, errMore
+	}
+	return text{p[start:end], p[n]&0x80 != 0}, end, nil
+}
+
+func (t text) decode(longest int) (string, error) {
+	if !t.huffman {
+		return string(t.raw), nil
+	}
+	s, err := hpack.HuffmanDecodeToString(t.raw)
+	if err == nil && len(s) > longest {
+		err = errTooLong
+	}
+	return s, err
+}
+
+const integerMax = 9 // bytes behind the prefix: it cannot overflow
+
+// integer decodes an integer with a prefix of some bits, and returns its length (5.1).
+func integer(p []byte, bits int) (i uint64, n int, err error) {
+	limit := uint64(1)<<bits - 1
+	if i = uint64(p[0]) & limit; i < limit {
+		return i, 1, nil
+	}
+	for n = 1; n < len(p); n++ {
+		if i += uint64(p[n]&0x7f) << (7 * (n - 1)); p[n] < 0x80 {
+			return i, n + 1, nil
+		}
+		if n == integerMax {
+			return 0, 0, errDecode
+		}
+	}
+	return 0, 0, errMore
+}

@@ -1,0 +1,260 @@
+package http2
+
+import (
+	"runtime"
+
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h2/downstream"
+	"boxgate/internal/h2/upstream"
+	"boxgate/proxy/contain"
+	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
+	"boxgate/proxy/placeholder"
+)
+
+// This file serves requests without a goroutine of their own: the goroutine that reads the client's connection judges a
+// request and sends it on, and the one that reads the server's passes the response on. Neither may wait, so a request is left
+// to a goroutine as soon as anything about it is not quite ordinary.
+
+const (
+	bodyNow = 16 << 10 // the most content of a request that is sent so
+	headNow = 4 << 10  // the most of a head, or of trailers, that is passed on so
+)
+
+// early is what was begun of a request without a goroutine.
+type early struct {
+	up     *origin.H2Conn   // nil until there is one
+	stream *upstream.Stream // nil until the request is sent
+	source *uploadSource    // nil if the request has no body, or it was not looked at
+	head   upstream.Head    // of the response, if a goroutine is to pass it on
+	begun  bool             // the head has come
+}
+
+// leave gives the connection back.
+func (e *early) leave() {
+	if e.up == nil {
+		return
+	}
+	if e.stream != nil {
+		e.stream.Close()
+	}
+	e.up.Leave(e.stream != nil)
+	e.up, e.stream = nil, nil
+}
+
+// start begins a request in the goroutine that reads the client's connection.
+func (c *conn) start(client *downstream.Stream) {
+	st := c.open(client)
+	client.Take(st)
+	defer st.contain(client)
+	if !st.send() {
+		client.Resume()
+	}
+}
+
+// contain ends a request after a panic. It must be deferred directly.
+func (st *stream) contain(client *downstream.Stream) {
+	if v := recover(); v != nil {
+		st.over(client, v)
+	}
+}
+
+// over ends a request that no goroutine serves.
+func (st *stream) over(client *downstream.Stream, v any) {
+	st.w.now = true
+	from := st.early.stream
+	st.conclude(v)
+	client.Done()
+	st.recycle()
+	if from != nil {
+		from.Forget()
+	}
+}
+
+// send judges a request that has arrived whole and sends it, if that takes no waiting. Else it reports false, and st.next is
+// what is left to do. Once the request is sent, st belongs to who is told of the response.
+func (st *stream) send() bool {
+	if n, whole := st.client.Whole(); !whole || n > bodyNow || st.expects || st.isWebSocket() {
+		return false
+	}
+	if st.admit(); st.denial != nil {
+		st.next = (*stream).deny
+		return false
+	}
+	if st.next = (*stream).decide; !st.judgeNow() {
+		return false
+	}
+	st.watch = placeholder.NewWatch(st.ruling.Policy)
+	st.next = (*stream).forward
+	up := st.s.Core.Origins.Shared(st.s.Origin, st.ruling.Target(st.s))
+	if up == nil {
+		return false
+	}
+	if st.early.up = up; st.sendOn(up) {
+		return true
+	}
+	st.early.leave()
+	return false
+}
+
+// judgeNow is judge for a request that is allowed, if that takes no waiting. Else nothing is noted of it.
+func (st *stream) judgeNow() bool {
+	m := st.message()
+	ruling, known := st.s.JudgeNow(st.c.ctx, &m)
+	if !known {
+		return false
+	}
+	st.ruling = ruling
+	if st.judgeHead(); st.ruling.Refused != nil {
+		return false
+	}
+	st.x.Judged(&m, &st.ruling)
+	return st.takeOff()
+}
+
+// sendOn sends an allowed request on a connection.
+func (st *stream) sendOn(up *origin.H2Conn) bool {
+	if st.goesTo(up) != nil {
+		return false // it is asked again, and refused
+	}
+	var content []byte
+	if st.client.Length != 0 {
+		st.early.source = st.newUploadSource()
+		var trailers []hpack.HeaderField
+		var known bool
+		if content, trailers, known = st.early.source.known(); !known || len(trailers) > 0 || st.early.source.inspect() != nil {
+			return false
+		}
+	}
+	client, to := st.client, &upstream.Stream{}
+	st.early.stream = to
+	fields := st.requestFields()
+	if !up.Client.Begin(to, fields, content, st) {
+		runtime.Gosched() // the goroutine that writes to the server gets a chance to make room
+		if !up.Client.Begin(to, fields, content, st) {
+			st.early.stream = nil
+			return false
+		}
+	}
+	await(client, to)
+	return true
+}
+
+// await has the request go on in a goroutine if its client leaves, or it is cut, while nobody serves it.
+func await(client *downstream.Stream, to *upstream.Stream) {
+	if !client.Await(to) && to.Unwatch() {
+		client.Resume()
+	}
+}
+
+// Failed is called when the server's stream has failed.
+func (st *stream) Failed(*upstream.Stream) { st.client.Resume() }
+
+// Arrived passes on what has come of a response, as far as that takes no waiting.
+func (st *stream) Arrived(from *upstream.Stream) {
+	client := st.client
+	defer contain.Panic(st.s.Core.Log, st.s.Box.ID, func() {}) // of what follows a panic: it must not end the gateway
+	defer st.contain(client)
+	for {
+		whole, watch := st.passOn(from)
+		switch {
+		case whole:
+			st.over(client, nil)
+			return
+		case !watch:
+			client.Resume()
+			return
+		case from.Watch(st):
+			await(client, from)
+			return
+		}
+	}
+}
+
+// passOn passes on what has come. It reports whether that is all of the response, and else whether to watch for more: if not,
+// the rest takes a goroutine.
+func (st *stream) passOn(from *upstream.Stream) (whole, watch bool) {
+	if st.client.Cancelled() {
+		return false, false
+	}
+	if !st.early.begun {
+		h, ok, watch := from.FinalHead()
+		if !ok {
+			return false, watch
+		}
+		if !st.takeHead(&h) {
+			return false, false
+		}
+	}
+	for {
+		content, last, watch := from.Peek()
+		if len(content) > 0 && !st.writeNow(content) {
+			return false, false
+		}
+		if len(content) > 0 {
+			st.x.Event.BytesIn += int64(len(content))
+			from.Took(len(content))
+		}
+		switch {
+		case last:
+			return st.closable(from), false
+		case !watch && len(content) == 0:
+			return false, false
+		case len(content) == 0:
+			return false, st.writeNow(nil) && st.client.Flush() == nil
+		}
+	}
+}
+
+// writeNow passes on content, with the head if it was not yet. The goroutine that writes to the client gets a chance to make
+// room.
+func (st *stream) writeNow(content []byte) bool {
+	if st.w.writeNow(content) {
+		return true
+	}
+	runtime.Gosched()
+	return st.w.writeNow(content)
+}
+
+// takeHead takes the head of the response, and reports whether it can be passed on without waiting.
+func (st *stream) takeHead(h *upstream.Head) bool {
+	if st.early.begun = true; st.early.source != nil {
+		st.early.source.forget()
+	}
+	size := header.SizeHTTP2(h.Fields)
+	if size > headNow || !st.holds.Grow(header.SizeFactor*size) {
+		st.early.head, st.next = *h, (*stream).relayHead
+		return false
+	}
+	st.x.Event.Status = h.Status
+	st.answer(h.Status, header.PassResponse(h.Fields, false))
+	st.next = (*stream).relayRest
+	return true
+}
+
+// closable reports whether a response whose content was passed on can be ended without waiting.
+func (st *stream) closable(from *upstream.Stream) bool {
+	trailers := from.Trailers()
+	if header.SizeHTTP2(trailers) > headNow {
+		return false
+	}
+	st.w.trailers = header.PassTrailers(trailers, nil)
+	if st.w.closable() {
+		return true
+	}
+	runtime.Gosched()
+	return st.w.closable()
+}
+
+// relayHead relays a response from its head on, in a goroutine.
+func (st *stream) relayHead() {
+	st.early.stream.Attend(st.ctx)
+	st.pass(&result{Stream: st.early.stream, Head: st.early.head})
+}
+
+// relayRest relays the rest of a response, in a goroutine.
+func (st *stream) relayRest() {
+	st.early.stream.Attend(st.ctx)
+	st.finish(st.early.stream)
+}
