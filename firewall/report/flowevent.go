@@ -15,7 +15,7 @@ import (
 
 // Attributes of a connection (linux/netfilter/nfnetlink_conntrack.h).
 const (
-	ctaTupleOrig, ctaStatus, ctaMark, ctaCountersOrig, ctaCountersReply, ctaID, ctaTimestamp = 1, 3, 8, 9, 10, 12, 20
+	ctaTupleOrig, ctaStatus, ctaMark, ctaCountersOrig, ctaCountersReply, ctaID, ctaTimestamp, ctaMarkMask = 1, 3, 8, 9, 10, 12, 20, 21
 
 	ctaTupleIP, ctaTupleProto           = 1, 2
 	ctaV4Src, ctaV4Dst                  = 1, 2
@@ -29,6 +29,7 @@ const (
 	nlaTypeMask  = 1<<14 - 1                       // without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h)
 	nfgenmsgLen  = 4                               // family, version, resource (linux/netfilter/nfnetlink.h)
 	ctMessageNew = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
+	ctMessageGet = ctMessageNew | 1                // IPCTNL_MSG_CT_GET
 	ctMessageDel = ctMessageNew | 2                // IPCTNL_MSG_CT_DELETE
 )
 
@@ -46,7 +47,12 @@ func decodeFlow(m netlink.Message) (c conntrack.Flow, phase audit.Phase) {
 	default:
 		return c, ""
 	}
-	for kind, b := range attributes(m.Data[nfgenmsgLen:]) {
+	return flowIn(m.Data[nfgenmsgLen:]), phase
+}
+
+// flowIn reads the attributes of a connection.
+func flowIn(b []byte) (c conntrack.Flow) {
+	for kind, b := range attributes(b) {
 		switch kind {
 		case ctaTupleOrig:
 			decodeTuple(b, &c.TupleOrig)
@@ -64,7 +70,7 @@ func decodeFlow(m netlink.Message) (c conntrack.Flow, phase audit.Phase) {
 			c.Timestamp.Start, c.Timestamp.Stop = instant(child(b, ctaStart)), instant(child(b, ctaStop))
 		}
 	}
-	return c, phase
+	return c
 }
 
 func decodeTuple(b []byte, t *conntrack.Tuple) {

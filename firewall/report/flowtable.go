@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
-	"boxgate/firewall/network"
 	"boxgate/policy"
 )
 
@@ -22,7 +21,7 @@ const (
 // RecoverFlows reports the connections in the kernel's table that began while no gateway ran. since is when the last
 // one was known to run; zero: unknown, and all are reported.
 func (r *Reports) RecoverFlows(since time.Time) {
-	r.readTable(conntrack.NewFilter(), func(c *conntrack.Flow) bool {
+	r.readTable(0, func(c *conntrack.Flow) bool {
 		return since.IsZero() || c.Timestamp.Start.IsZero() || c.Timestamp.Start.After(since)
 	})
 }
@@ -39,28 +38,26 @@ func (r *Reports) findFlows() {
 	r.started.Store(0)
 	if missed {
 		r.tellDropped()
-		r.readTable(conntrack.NewFilter(), everyFlow)
+		r.readTable(0, everyFlow)
 		return
 	}
-	r.readTable(conntrack.NewFilter().Status(conntrack.StatusAssured), func(c *conntrack.Flow) bool {
+	r.readTable(conntrack.StatusAssured, func(c *conntrack.Flow) bool {
 		return c.TupleOrig.Proto.Protocol == unix.IPPROTO_TCP
 	})
 }
 
 func everyFlow(*conntrack.Flow) bool { return true }
 
-// readTable records the connections of boxes in the table that are wanted.
-func (r *Reports) readTable(which conntrack.Filter, wanted func(*conntrack.Flow) bool) {
-	flows, err := r.table.DumpFilter(which.Mark(network.FlowForwarded).MarkMask(network.FlowForwarded), nil)
+// readTable records the connections of boxes in the table that are wanted, of those with a status if one is given.
+func (r *Reports) readTable(status conntrack.Status, wanted func(*conntrack.Flow) bool) {
+	err := r.table.read(status, func(c *conntrack.Flow) {
+		if wanted(c) {
+			r.recordFlow(c, audit.PhaseOngoing)
+		}
+	})
 	if err != nil {
 		r.cfg.Log.Error("firewall: the connection table cannot be read; connections may be missing in the log", zap.Error(err))
 		r.flowsMissed.Store(true)
-		return
-	}
-	for i := range flows {
-		if wanted(&flows[i]) {
-			r.recordFlow(&flows[i], audit.PhaseOngoing)
-		}
 	}
 }
 

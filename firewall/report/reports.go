@@ -9,14 +9,12 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/ti-mo/conntrack"
 	"github.com/ti-mo/netfilter"
 	"github.com/vishvananda/netns"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
-	"boxgate/firewall/namespace"
 	"boxgate/firewall/nft"
 	"boxgate/policy"
 )
@@ -26,7 +24,7 @@ type Reports struct {
 	cfg      Config
 	refusals *netfilter.Conn
 	flows    *flowSocket
-	table    *conntrack.Conn // reads the existing connections
+	table    *flowTable // of the existing connections
 	begun    sync.Once
 	done     chan struct{}
 	running  sync.WaitGroup
@@ -105,13 +103,13 @@ func (r *Reports) open(ns int) (err error) {
 	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), bindLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
 		return fmt.Errorf("kernel log group %d: %w", r.cfg.LogGroup, err)
 	}
-	if r.table, err = conntrack.Dial(&netlink.Config{NetNS: ns}); err != nil {
+	if r.table, err = openTable(ns); err != nil {
 		return fmt.Errorf("connection table: %w", err)
 	}
 	if r.flows, err = openFlows(ns); err != nil {
 		return fmt.Errorf("connection events: %w", err)
 	}
-	if err = errors.Join(r.table.SetReadBuffer(namespace.SocketBuffer), r.SetFlowBuffer(reportBuffer)); err != nil {
+	if err = r.SetFlowBuffer(reportBuffer); err != nil {
 		return fmt.Errorf("connection events: %w", err)
 	}
 	return nil
@@ -207,7 +205,7 @@ func (r *Reports) Close() error {
 		r.flows.release()
 	}
 	if r.table != nil {
-		errs = append(errs, r.table.Close())
+		errs = append(errs, r.table.close())
 	}
 	if r.cfg.Counters != nil {
 		errs = append(errs, r.cfg.Counters.Close())
