@@ -217,11 +217,14 @@ type URLRequest struct {
 }
 
 // URLProtocols are what an application can be said to speak to the gateway; the first is the default.
-var URLProtocols = []string{"auto", "http1", "h2c"}
+var URLProtocols = []string{"auto", "http1", "h2c", ProtocolTCP}
+
+// ProtocolTCP is anything in TLS, passed on byte by byte.
+const ProtocolTCP = "tcp"
 
 // URL is a public URL. The credentials are set only in the answer of CreateURL.
 type URL struct {
-	URL                       string // "https://…"
+	URL                       string // "https://…", or "tls://…" for raw TCP
 	Port                      uint16
 	Hostnames                 []string
 	Bearer, Basic             bool   // how it may be opened

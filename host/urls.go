@@ -38,8 +38,11 @@ func (u *publicURLs) urlHost(id policy.BoxID, port uint16) string {
 }
 
 // urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
-func (u *publicURLs) urlOf(id policy.BoxID, port uint16) string {
+func (u *publicURLs) urlOf(id policy.BoxID, port uint16, protocol string) string {
 	scheme, listener, usual := "https", u.listeners.https, "443"
+	if protocol == api.ProtocolTCP {
+		scheme, usual = "tls", "" // which has no port of its own
+	}
 	if listener == nil {
 		scheme, listener, usual = "http", u.listeners.http, "80"
 	}
@@ -71,7 +74,7 @@ func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error)
 
 func (u *publicURLs) urlView(r store.URL) api.URL {
 	return api.URL{
-		URL: u.urlOf(r.Box, r.Port), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
+		URL: u.urlOf(r.Box, r.Port, r.Protocol), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
 		Protocol: cmp.Or(r.Protocol, api.URLProtocols[0]), CreatedAt: r.CreatedAt,
 		ExpiresAt: r.ExpiresAt, Origins: r.Origins,
 	}
@@ -87,8 +90,14 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if u.cfg.HTTPS == "" && u.cfg.HTTP == "" {
 		return api.URL{}, api.Errorf(api.ErrForbidden, "public URLs are turned off: set ingress.https")
 	}
+	if u.cfg.RequireAuth && req.Protocol == api.ProtocolTCP {
+		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs, for which raw TCP has no place")
+	}
 	if u.cfg.RequireAuth && !req.Bearer && !req.Basic {
 		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token or basic_auth")
+	}
+	if req.Protocol == api.ProtocolTCP && u.listeners.https == nil {
+		return api.URL{}, invalidAt("/protocol", "tcp needs TLS: set ingress.https")
 	}
 	hostnames, err := u.ownDomains(req.Hostnames)
 	if err != nil {

@@ -73,6 +73,7 @@ type core struct {
 	places    places // of requests
 	tallies   tallies
 	grace     time.Duration // cutTime
+	halfOpen  time.Duration // halfOpenTime
 	active    active
 	heads     *memory.Account // of HTTP/2
 	transport string          // the value of Strict-Transport-Security, or ""

@@ -71,7 +71,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime}}
+	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, halfOpen: halfOpenTime}}
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
 	g.http2.Idle, g.http2.Streams = max(1, cfg.Requests/6), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
@@ -89,6 +89,7 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 	if g.Validation != "" {
 		settings.NextProtos = append(settings.NextProtos, g.Validation)
 	}
+	settings.GetConfigForClient = g.configOf(settings)
 	defer keepTicketsFresh(settings)()
 	return g.listen(&listener{ln: ln, tls: settings})
 }

@@ -160,6 +160,10 @@ func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 		_ = conn.Close()
 		return nil
 	}
+	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
+		busy.Store(true) // it goes on until its requests would be cut
+		return newPassage(&l.g.core, c.visitor, c.conn).run
+	}
 	if version == "h2" {
 		busy.Store(true) // it is told to end, and does so when its requests have
 		return (&session{&l.g.core, c.visitor, c.conn}).run

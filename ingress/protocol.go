@@ -23,9 +23,11 @@ const (
 	HTTP1
 	// H2C is HTTP/2 without TLS. WebSockets are opened by an upgrade over HTTP/1.1 all the same.
 	H2C
+	// TCP is anything: visitors speak TLS to the gateway, and what is inside is passed on byte by byte.
+	TCP
 )
 
-var protocols = [...]string{"auto", "http1", "h2c"}
+var protocols = [...]string{"auto", "http1", "h2c", "tcp"}
 
 // String returns the name of a protocol as users write it.
 func (p Protocol) String() string { return protocols[p] }

@@ -33,7 +33,7 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 		return
 	}
 	to, ok := g.URLs.Lookup(host)
-	if !ok {
+	if !ok || to.Protocol == TCP {
 		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
 		return
 	}

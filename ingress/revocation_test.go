@@ -153,11 +153,11 @@ func TestRevocationBetweenCheckAndStart(t *testing.T) {
 	t.Parallel()
 	box := record(t)
 	for _, h2 := range []bool{false, true} {
-		urls := &onceURLs{}
+		urls := &untilBegun{}
 		f := start(t, func(c *Config) { c.URLs = urls })
 		target := f.expose("u", box.Server, Auth{Open: true})
 		urls.mu.Lock()
-		urls.target = target
+		urls.target, urls.active = target, &f.active
 		urls.mu.Unlock()
 		resp, _ := get(t, f.client(t, h2), "https://u"+domain+"/", nil)
 		if resp.StatusCode != 401 || box.count() != 0 {
@@ -166,16 +166,15 @@ func TestRevocationBetweenCheckAndStart(t *testing.T) {
 	}
 }
 
-// onceURLs finds its target once.
-type onceURLs struct {
+// untilBegun finds its target until a request for it is registered.
+type untilBegun struct {
 	mu     sync.Mutex
 	target Target
-	asked  int
+	active *active
 }
 
-func (u *onceURLs) Lookup(string) (Target, bool) {
+func (u *untilBegun) Lookup(string) (Target, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.asked++
-	return u.target, u.asked == 1
+	return u.target, u.active.count() == 0
 }

@@ -83,7 +83,7 @@ func TestRedirect(t *testing.T) {
 
 func TestPlainOnlyOnLoopback(t *testing.T) {
 	t.Parallel()
-	g, err := New(Config{URLs: &onceURLs{}})
+	g, err := New(Config{URLs: &untilBegun{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,6 +60,10 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
 		return false
 	}
+	if v.raw != (v.target.Protocol == TCP) {
+		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This public URL does not speak HTTP.")
+		return false
+	}
 	v.event.Box, v.event.Addr, v.event.Port = v.target.Box, v.target.Addr.Addr(), v.target.Addr.Port()
 	if !g.authenticate(v, permits) {
 		return false

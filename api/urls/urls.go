@@ -19,7 +19,7 @@ type urlBody struct {
 	Port        *int64   `json:"port"`
 	BearerToken bool     `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
 	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
-	Protocol    string   `json:"protocol,omitempty" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), or auto, which finds out for gRPC and is the default"`
+	Protocol    string   `json:"protocol,omitempty" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), tcp (anything in TLS, passed on byte by byte), or auto, which finds out for gRPC and is the default"`
 	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway"`
 
 	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds after which the URL lets nobody in and its connections are cut; absent: never"`
@@ -70,6 +70,9 @@ func (b *urlBody) request() (api.URLRequest, error) {
 	if !slices.Contains(api.URLProtocols, protocol) {
 		return api.URLRequest{}, problem.Invalid("/protocol", "must be one of %s", strings.Join(api.URLProtocols, ", "))
 	}
+	if err := b.checkRaw(protocol); err != nil {
+		return api.URLRequest{}, err
+	}
 	hostnames, err := parseHostnames(b.Hostnames)
 	if err != nil {
 		return api.URLRequest{}, err
@@ -114,6 +117,23 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	// The only place where credentials are shown: the caller has to learn them once.
 	view.Token, view.Username, view.Password = u.Token.Reveal(), u.Username.Reveal(), u.Password.Reveal()
 	return rest.Reply{Status: http.StatusCreated, Body: view}, nil
+}
+
+// checkRaw refuses for raw TCP what only HTTP has a place for.
+func (b *urlBody) checkRaw(protocol string) error {
+	const why = "raw TCP has no place for a credential: a URL with protocol tcp is open to everybody who knows its name, and the " +
+		"service behind it must ask for a password itself"
+	switch {
+	case protocol != api.ProtocolTCP:
+		return nil
+	case b.BearerToken:
+		return problem.Invalid("/bearer_token", why)
+	case b.BasicAuth:
+		return problem.Invalid("/basic_auth", why)
+	case len(b.Origins) > 0:
+		return problem.Invalid("/origins", "raw TCP knows no pages, and so no origins")
+	}
+	return nil
 }
 
 func (e *Endpoints) listURLs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {

@@ -45,7 +45,7 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 	}
 	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
-	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1 or h2c")
+	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1, h2c, or tcp for anything in TLS")
 	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
 	create.Flags().DurationVar(&expires, "expires-in", 0, "time after which it lets nobody in, such as 24h (default: never)")
 	create.Flags().StringSliceVar(&origins, "origin", nil, "another origin whose pages may use the password or sign-in that a browser keeps for it (repeatable)")

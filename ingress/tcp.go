@@ -1,0 +1,177 @@
+package ingress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/internal/h1"
+	"boxgate/internal/socket"
+)
+
+// halfOpenTime is how long a connection of raw TCP may pass nothing once one side has ended its direction. One that is open
+// both ways may be silent for ever.
+const halfOpenTime = 5 * time.Minute
+
+// noProtocol is offered to a visitor who offers nothing but HTTP, so that the handshake ends with the alert for that.
+const noProtocol = "boxgate-raw"
+
+// configOf returns how a visitor is spoken to: as settings say, but for public URLs of raw TCP.
+func (g *Ingress) configOf(settings *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	return func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		t, ok := g.URLs.Lookup(bareHost(hello.ServerName))
+		if !ok || t.Protocol != TCP || g.Validation != "" && slices.Contains(hello.SupportedProtos, g.Validation) {
+			return nil, nil
+		}
+		raw := settings.Clone()
+		raw.NextProtos = rawProtocol(hello.SupportedProtos)
+		return raw, nil
+	}
+}
+
+// rawProtocol chooses the application protocol of a connection of raw TCP: the first that the visitor offers that is not
+// HTTP, none for one who offers none. A browser, which offers HTTP alone, is refused: a page could otherwise have it send
+// requests to a service that reads them as something else.
+func rawProtocol(offered []string) []string {
+	for _, p := range offered {
+		if !isHTTP(p) {
+			return []string{p}
+		}
+	}
+	if len(offered) == 0 {
+		return nil
+	}
+	return []string{noProtocol}
+}
+
+// isHTTP reports whether an application protocol is a version of HTTP.
+func isHTTP(protocol string) bool {
+	return strings.HasPrefix(protocol, "http/") || strings.HasPrefix(protocol, "h2") || strings.HasPrefix(protocol, "h3") ||
+		strings.HasPrefix(protocol, "spdy/")
+}
+
+// isRaw reports whether a connection, on which a protocol was agreed, is one of raw TCP.
+func (g *core) isRaw(sni, agreed string) bool {
+	if isHTTP(agreed) {
+		return false
+	}
+	t, ok := g.URLs.Lookup(bareHost(sni))
+	return ok && t.Protocol == TCP
+}
+
+// passage is one connection to a public URL of raw TCP.
+type passage struct {
+	g       *core
+	visitor *visitor
+	conn    net.Conn // TLS
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	box     atomic.Pointer[net.Conn] // nil until it is connected
+	visit   visit
+	opening audit.Opening
+}
+
+func newPassage(g *core, who *visitor, conn net.Conn) *passage {
+	p := &passage{g: g, visitor: who, conn: conn}
+	p.ctx, p.cancel = context.WithCancelCause(context.Background())
+	return p
+}
+
+// run serves the connection until it ends. It passes the same checks as a request, and is recorded as one.
+func (p *passage) run() {
+	p.visit = newVisit(asked{
+		host: p.visitor.sni, peer: p.visitor.addr, sni: p.visitor.sni, secure: true, network: p.visitor.network, raw: true, direct: true,
+		values: func(string) []string { return nil },
+	}, p, p.cutNow, &p.opening)
+	defer p.ended()
+	if !p.g.admit(p.ctx, &p.visit, p.visitor.permits) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, p.g.DialTimeout)
+	defer cancel()
+	box, err := p.g.Dial(ctx, p.visit.target)
+	switch {
+	case p.ctx.Err() != nil && box == nil:
+		p.visit.revoked()
+	case err != nil:
+		p.visit.unavailable(err)
+	default:
+		p.pass(box)
+	}
+}
+
+// pass passes bytes between the visitor and the box.
+func (p *passage) pass(box net.Conn) {
+	p.box.Store(&box)
+	t := pipe{client: p.conn, box: box, fromClient: &h1.Reader{Source: p.conn}, fromBox: &h1.Reader{Source: box}, kill: socket.Reset}
+	if p.ctx.Err() != nil { // a cut may have looked before the box was there
+		t.abort()
+	}
+	err := t.run(p.ctx, func() func() bool { return t.watch(p.g.halfOpen) })
+	p.visit.event.BytesIn, p.visit.event.BytesOut = t.received.Load(), t.sent.Load()
+	switch {
+	case p.ctx.Err() != nil:
+		p.visit.event.Error = errCut.Error()
+	case err != nil:
+		p.visit.event.Error = err.Error()
+	default: // what was written last must arrive
+		_ = box.Close()
+		_ = p.conn.Close()
+	}
+}
+
+// watch aborts both sides when nothing has passed for as long as limit, until stop.
+func (p *pipe) watch(limit time.Duration) (stop func() bool) {
+	var timer *time.Timer
+	var passed int64
+	ready := make(chan struct{})
+	timer = time.AfterFunc(limit, func() {
+		<-ready
+		if now := p.received.Load() + p.sent.Load(); now != passed {
+			passed = now
+			timer.Reset(limit)
+			return
+		}
+		p.abort()
+	})
+	passed = p.received.Load() + p.sent.Load()
+	close(ready)
+	return timer.Stop
+}
+
+// ended closes what is left: with a reset, unless both sides have ended well.
+func (p *passage) ended() {
+	if recover() != nil {
+		p.g.panicked(&p.visit)
+	}
+	p.cancel(nil)
+	if box := p.box.Load(); box != nil {
+		socket.Reset(*box)
+	}
+	socket.Reset(p.conn)
+	p.g.record(&p.visit)
+}
+
+// cutNow ends the connection. It never blocks.
+func (p *passage) cutNow() {
+	p.cancel(errCut)
+	socket.Reset(p.conn)
+	if box := p.box.Load(); box != nil {
+		socket.Reset(*box)
+	}
+}
+
+// reply implements [replier]. There is nothing that could be said: the visitor sees the connection end.
+func (p *passage) reply(int, [][2]string, []byte) {}
+
+// form implements [replier].
+func (p *passage) form(int) ([]byte, error) { return nil, errRaw }
+
+// errRaw is raised by asking a connection of raw TCP for what only requests have.
+var errRaw = errors.New("raw TCP has no forms")
