@@ -129,3 +129,33 @@ func TestChromiumOpensAPage(t *testing.T) {
 	}
 	seen.works(t)
 }
+
+// A visitor signs in on the gateway's page, or by the token in an address that is handed on. Then the page works as an open
+// one does: its WebSocket, events and uploads are the signed-in browser's. Its application sees nothing of the sign-in.
+func TestChromiumSignsIn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, application(), map[string]any{"bearer_token": true})
+	for how, seen := range map[string]opened{
+		"on the page":    s.browse(s.URL+"/?who=cares", s.Token),
+		"by the address": s.browse(s.URL+"/?who=cares&boxgate_token="+s.Token, ""),
+	} {
+		t.Run(how, func(t *testing.T) {
+			seen.works(t)
+			if how == "on the page" && (seen.Status != http.StatusUnauthorized || !strings.Contains(seen.Title, "Sign in")) {
+				t.Errorf("the page: %d, %q", seen.Status, seen.Title)
+			}
+			if want := s.URL + "/?who=cares"; seen.Address != want {
+				t.Errorf("ended at %s, not %s", seen.Address, want)
+			}
+			session := 0
+			for _, c := range seen.Cookies {
+				if strings.HasPrefix(c.Name, "__Host-boxgate") && c.HTTPOnly && c.Secure && c.SameSite == "Lax" && c.Domain == s.host {
+					session++
+				}
+			}
+			if session != 1 {
+				t.Errorf("cookies %+v", seen.Cookies)
+			}
+		})
+	}
+}
