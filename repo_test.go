@@ -68,7 +68,7 @@ api: policy audit
 api/access: api/problem
 api/boxes: policy api api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/problem api/rest api/stream api/strict
-api/exec: policy api api/history api/problem api/rest api/stream api/strict
+api/exec: policy audit api api/history api/problem api/rest api/stream api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/history: policy api
 api/openapi: api/problem api/rest api/strict

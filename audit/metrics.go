@@ -23,6 +23,7 @@ type metrics struct {
 	lost      prometheus.Counter
 	unlogged  prometheus.CounterFunc
 	unnamed   prometheus.Counter
+	requests  *requests
 	known     known
 }
 
@@ -51,6 +52,7 @@ func newMetrics(unlogged func() uint64) *metrics {
 			Name: "boxgate_unnamed_flows_total", Help: "Flows forwarded by the kernel whose destination the log does not name.",
 		}),
 	}
+	m.requests = newRequests()
 	m.in = sync.OnceValue(func() prometheus.Counter { return m.bytes.WithLabelValues("in") })
 	m.out = sync.OnceValue(func() prometheus.Counter { return m.bytes.WithLabelValues("out") })
 	return m
@@ -71,7 +73,7 @@ func (l *Log) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.decisions, m.selfTests, m.bytes, m.duration, m.lost, m.unlogged, m.unnamed}
+	return []prometheus.Collector{m.decisions, m.selfTests, m.bytes, m.duration, m.lost, m.unlogged, m.unnamed, m.requests.vec}
 }
 
 // observe counts one event.
@@ -84,6 +86,7 @@ func (m *metrics) observe(e *Event) {
 		c.selfTests().Inc()
 		return
 	}
+	m.requests.observe(e)
 	if e.Phase != PhaseEnd || e.Verdict != policy.Allow { // otherwise it was counted when it opened
 		c.decisions().Add(float64(max(e.Count, 1)))
 	}

@@ -53,7 +53,13 @@ func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: logsView{e.History.Logs(box.ID, offset, limit)}}, nil
+	past, err := e.Host.RecentEvents(r.Context(), api.EventFilter{Box: box.ID})
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	logs := withRequests(e.History.Logs(box.ID, 0, history.MaxLogs), past.Events)
+	logs = logs[min(offset, len(logs)):]
+	return rest.Reply{Body: logsView{logs[:min(limit, len(logs))]}}, nil
 }
 
 // count reads a whole number from the query.

@@ -126,6 +126,22 @@ func TestSignInWithABrowser(t *testing.T) {
 	if e := w.Event(box, func(e audit.Event) bool { return e.Credential == audit.CredentialSession }); e.Status != 200 || !e.Peer.IsValid() {
 		t.Errorf("event %+v", e)
 	}
+	var log struct{ Logs []struct{ Message string } }
+	if err := w.Client.Get(t.Context(), api.BoxPath(box, "logs"), &log); err != nil {
+		t.Fatal(err)
+	}
+	lines := ""
+	for _, l := range log.Logs {
+		lines += l.Message + "\n"
+	}
+	for _, want := range []string{"127.0.0.1 GET port 8000 /x: 200, ", ", session\n", ", refused, url_auth"} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("the box's log lacks %q:\n%s", want, lines)
+		}
+	}
+	if strings.Contains(lines, one.Token) {
+		t.Errorf("the box's log has the token:\n%s", lines)
+	}
 }
 
 // TestURLExpires: the gateway says when, and from then on nobody is let in.
