@@ -57,6 +57,8 @@ type Host interface {
 	// CreateURL makes the public URL of a port. An existing one is replaced, with new credentials, and connections
 	// opened with the old ones are cut.
 	CreateURL(ctx context.Context, id policy.BoxID, req URLRequest) (URL, error)
+	// SignURL makes a link that permits some requests to the public URL of a port.
+	SignURL(ctx context.Context, id policy.BoxID, port uint16, req LinkRequest) (Link, error)
 	// DeleteURL removes the public URL of a port and cuts its connections.
 	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error
 
@@ -234,6 +236,22 @@ type URL struct {
 	ExpiresAt                 time.Time // zero: never
 	// Origins are those, other than its own, whose pages may use the password or the session that a browser keeps for the URL.
 	Origins []string
+}
+
+// LinkMethods are the methods that a link can permit.
+var LinkMethods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+// LinkRequest asks for a link to a public URL.
+type LinkRequest struct {
+	ExpiresIn  time.Duration
+	PathPrefix string   // as in a URL: the path itself, and all below it
+	Methods    []string // some of LinkMethods
+}
+
+// Link is a signed URL: whoever has it may do what was asked for.
+type Link struct {
+	URL       policy.Secret
+	ExpiresAt time.Time
 }
 
 // EventFilter selects decisions. The zero value selects all.

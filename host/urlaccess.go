@@ -1,12 +1,16 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"time"
 
+	"boxgate/api"
 	"boxgate/ingress"
 	"boxgate/ingress/access"
+	"boxgate/ingress/link"
+	"boxgate/ingress/signin"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -30,7 +34,8 @@ func urlAccess(r store.URL) *ingress.Access {
 		}
 	}
 	return &ingress.Access{
-		Created: r.CreatedAt, Sessions: key.For(access.Sessions), Expires: r.ExpiresAt, Origins: r.Origins, Ended: access.NewEnded(ended, r.SignedOutBefore),
+		Created: r.CreatedAt, Sessions: key.For(access.Sessions), Links: key.For(access.Links),
+		Expires: r.ExpiresAt, Origins: r.Origins, Ended: access.NewEnded(ended, r.SignedOutBefore),
 	}
 }
 
@@ -47,4 +52,28 @@ func signOut(db *store.DB, t ingress.Target) error {
 		return nil // the URL has gone or was replaced, and its sessions with it
 	}
 	return err
+}
+
+// SignURL implements [api.Host].
+func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
+	if _, err := u.boxes.find(id); err != nil {
+		return api.Link{}, err
+	}
+	target, ok := u.table.Lookup(u.urlHost(id, port))
+	if !ok {
+		return api.Link{}, api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
+	}
+	if target.Auth.Open {
+		return api.Link{}, api.Errorf(api.ErrConflict, "this public URL is open to everybody: create it with bearer_token or basic_auth to sign links to it")
+	}
+	prefix, ok := link.Canonical(req.PathPrefix)
+	if !ok {
+		return api.Link{}, invalidAt("/path_prefix", "must be a path such as /files, without . or .. segments, empty segments and encoded slashes")
+	}
+	l := link.Link{Expires: time.Now().Add(req.ExpiresIn), Prefix: prefix, Methods: req.Methods}
+	if end := target.Access.Expires; !end.IsZero() && end.Before(l.Expires) {
+		l.Expires = end
+	}
+	address := u.urlOf(id, port, "") + link.Escape(prefix) + "?" + signin.LinkParameter + "=" + link.Sign(target.Access.Links, target.ID, l)
+	return api.Link{URL: policy.NewSecret(address), ExpiresAt: l.Expires}, nil
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"boxgate/ingress/access"
+	"boxgate/ingress/link"
+	"boxgate/ingress/signin"
 )
 
 // Access is what a public URL has beyond its credentials. It does not change: a URL that changes gets another one. nil has
@@ -11,6 +13,7 @@ import (
 type Access struct {
 	Created  time.Time  // when the URL was created, for [Config.SignOut]
 	Sessions access.Key // authenticates the sessions of browsers; zero: there are none
+	Links    access.Key // authenticates signed URLs; zero: there are none
 	Expires  time.Time  // when the URL no longer lets anybody in; zero: never
 	// Origins are those, other than the URL's own, whose pages may use what browsers keep for it: a password or a session.
 	Origins []string
@@ -61,6 +64,16 @@ func (a *Access) signsIn() bool { return a != nil && a.Ended != nil && a.Session
 // over reports whether what let a request in has been taken back.
 func (a *Access) over(by admission) bool {
 	return by.session != access.Session{} && (!a.signsIn() || a.Ended.Has(by.session))
+}
+
+// link returns the signed URL that a query carries, and whether there is one, valid or not.
+func (a *Access) link(url, query string) (l link.Link, valid, sent bool) {
+	signature, sent := signin.Parameter(query, signin.LinkParameter)
+	if !sent || a == nil {
+		return link.Link{}, false, sent
+	}
+	l, valid = link.Open(a.Links, url, signature)
+	return l, valid, true
 }
 
 // admission is what let a request in, and until when. Requests are cut at that moment, and when their session is ended.

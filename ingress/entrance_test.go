@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/ingress/access"
+	"boxgate/ingress/link"
 	"boxgate/ingress/pages"
 	"boxgate/policy"
 )
@@ -383,5 +384,64 @@ func TestReservedPaths(t *testing.T) {
 	big, _ := submit(t, c, "https://one"+domain+pages.SignInPath, url.Values{"token": {strings.Repeat("a", 1<<20)}}, nil)
 	if big.StatusCode != 400 {
 		t.Errorf("a form of a mebibyte: %s", big.Status)
+	}
+}
+
+// A signed URL permits its methods at its paths until its time, at the URL that it was signed for. The application does not see
+// the signature.
+func TestSignedURLs(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
+	box := record(t)
+	one, two := f.guarded("one", box), f.guarded("two", box)
+	links := func(target Target, host string) access.Key {
+		changed := *target.Access
+		changed.Links = access.Key{1}
+		target.Access = &changed
+		f.set(host+domain, target)
+		return changed.Links
+	}
+	key := links(one, "one")
+	links(two, "two")
+	sign := func(id string, lasts time.Duration) string {
+		return "boxgate_link=" + link.Sign(key, id, link.Link{Expires: time.Now().Add(lasts), Prefix: "/files", Methods: []string{"GET"}})
+	}
+	good := sign(one.ID, time.Hour)
+	c := f.client(t, true)
+	for _, r := range []struct {
+		name, method, target string
+		want                 int
+	}{
+		{"its path", "GET", "/files/a?x=y&" + good, 200},
+		{"another method", "POST", "/files/a?" + good, 401},
+		{"another path", "GET", "/file?" + good, 401},
+		{"a path that may be another", "GET", "/files/%2e%2e/x?" + good, 401},
+		{"after its time", "GET", "/files?" + sign(one.ID, -time.Second), 401},
+		{"twice", "GET", "/files?" + good + "&" + good, 401},
+	} {
+		before := box.count()
+		resp, _ := get(t, c, "https://one"+domain+r.target, func(req *http.Request) {
+			req.Method = r.method
+			req.Header.Set("Authorization", "Bearer of-the-app")
+			req.Header.Set("Referer", "https://one"+domain+r.target)
+			if r.want != 200 {
+				req.Header.Del("Authorization") // it would count as a guess
+			}
+		})
+		if resp.StatusCode != r.want || (box.count() > before) != (r.want == 200) {
+			t.Errorf("%s: %s", r.name, resp.Status)
+		}
+		if got := box.last(t); got.RequestURI != "/files/a?x=y" || strings.Contains(dump(got), "boxgate_link") || got.Header.Get("Authorization") != "Bearer of-the-app" {
+			t.Errorf("the box got %s\n%s", got.RequestURI, dump(got))
+		}
+	}
+	if resp, _ := get(t, c, "https://two"+domain+"/files?"+good, nil); resp.StatusCode != 401 {
+		t.Errorf("at another URL: %s", resp.Status)
+	}
+	f.event(t, func(e audit.Event) bool { return e.Credential == audit.CredentialLink && e.Path == "/files/a" })
+	for _, want := range []int{401, 401, 401, 429} {
+		if resp, _ := get(t, c, "https://one"+domain+"/files?boxgate_link=forged", nil); resp.StatusCode != want {
+			t.Errorf("a forged signature: %s, want %d", resp.Status, want)
+		}
 	}
 }

@@ -80,7 +80,7 @@ func withoutOwnParameters(target []byte) []byte {
 // let the request in by something else.
 func (v *visit) keepsAuthorization() bool {
 	switch v.event.Credential {
-	case audit.CredentialNone, audit.CredentialSession:
+	case audit.CredentialNone, audit.CredentialSession, audit.CredentialLink:
 		return true
 	}
 	return false

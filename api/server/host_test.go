@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -272,6 +273,20 @@ func (h *memoryHost) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	}
 	b.urls[req.Port] = u
 	return u, nil
+}
+
+func (h *memoryHost) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Link{}, err
+	}
+	u, ok := b.urls[port]
+	if !ok {
+		return api.Link{}, api.Errorf(api.ErrNotFound, "box %s has no public URL for port %d", id, port)
+	}
+	link := fmt.Sprintf("%s%s?boxgate_link=%s", u.URL, req.PathPrefix, strings.Join(req.Methods, "-"))
+	return api.Link{URL: policy.NewSecret(link), ExpiresAt: time.Unix(0, 0).Add(req.ExpiresIn)}, nil
 }
 
 func (h *memoryHost) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {

@@ -157,13 +157,22 @@ func (e *Endpoints) deleteURL(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
-	if err != nil || port == 0 {
-		return rest.Reply{}, api.Errorf(api.ErrNotFound, "%q is not a port", problem.Clip(r.PathValue("port")))
+	port, err := portOf(r)
+	if err != nil {
+		return rest.Reply{}, err
 	}
-	if err := e.Host.DeleteURL(r.Context(), box.ID, uint16(port)); err != nil {
+	if err := e.Host.DeleteURL(r.Context(), box.ID, port); err != nil {
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "public URL of port %d deleted", port)
 	return rest.Done(), nil
+}
+
+// portOf reads the port in the path.
+func portOf(r *http.Request) (uint16, error) {
+	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
+	if err != nil || port == 0 {
+		return 0, api.Errorf(api.ErrNotFound, "%q is not a port", problem.Clip(r.PathValue("port")))
+	}
+	return uint16(port), nil
 }

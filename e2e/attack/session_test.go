@@ -1,6 +1,7 @@
 package attack
 
 import (
+	"encoding/json"
 	"net/url"
 	"strings"
 	"testing"
@@ -77,4 +78,43 @@ func TestAttackSessionOfAnotherURL(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("the URL created anew", one, 401, cookie)
+}
+
+// TestAttackSignedLinkUsedForMore: whoever has a link to some files tries other paths by other spellings, other methods, a WebSocket,
+// another URL, and the link after the URL was created anew. Only what was signed reaches the box, and without the signature.
+func TestAttackSignedLinkUsedForMore(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	one, two := socketURL(w, map[string]any{"bearer_token": true}), socketURL(w, map[string]any{"bearer_token": true})
+	out, code := w.GatewayCommand("url", "sign", one.box, "8000", "--path", "/files", "--expires-in", "1h", "--json")
+	var made struct{ URL string }
+	if err := json.Unmarshal([]byte(out), &made); code != 0 || err != nil {
+		t.Fatal(code, out)
+	}
+	path, query, _ := strings.Cut(strings.TrimPrefix(made.URL, "https://"+one.host), "?")
+	if status, _ := one.ask("GET", path+"/a?"+query+"&b=c"); status != 200 || one.seen() != "GET /files/a?b=c\n" {
+		t.Fatalf("%s does not open: %d", made.URL, status)
+	}
+	for name, c := range map[string]struct{ method, target string }{
+		"the path above": {"GET", "/?" + query}, "a path that begins alike": {"GET", "/files2?" + query}, "dot segments": {"GET", "/files/../x?" + query},
+		"encoded": {"GET", "/files/%2e%2e/x?" + query}, "with a slash": {"GET", "/files/..%2fx?" + query}, "with a backslash": {"GET", "/files/..%5cx?" + query},
+		"twice encoded": {"GET", "/files/%252e%252e/x?" + query}, "with a parameter": {"GET", "/files/..;/x?" + query}, "empty segments": {"GET", "/files//x?" + query},
+		"overlong": {"GET", "/files/%c0%ae%c0%ae/x?" + query}, "a POST": {"POST", "/files?" + query}, "a DELETE": {"DELETE", "/files?" + query},
+	} {
+		if status, _ := one.ask(c.method, c.target); status != 401 || one.seen() != "" {
+			t.Errorf("%s: %d", name, status)
+		}
+	}
+	if status, _ := one.ask("GET", "/files?"+query, socketLines...); status != 401 {
+		t.Errorf("a WebSocket: %d", status)
+	}
+	if status, _ := two.ask("GET", "/files?"+query); status != 401 || two.seen() != "" {
+		t.Errorf("another box's URL: %d", status)
+	}
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(one.box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if status, _ := one.ask("GET", "/files?"+query); status != 401 || one.seen() != "" {
+		t.Errorf("the URL created anew: %d", status)
+	}
 }

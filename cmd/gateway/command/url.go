@@ -49,7 +49,7 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
 	create.Flags().DurationVar(&expires, "expires-in", 0, "time after which it lets nobody in, such as 24h (default: never)")
 	create.Flags().StringSliceVar(&origins, "origin", nil, "another origin whose pages may use the password or sign-in that a browser keeps for it (repeatable)")
-	cmd.AddCommand(create,
+	cmd.AddCommand(create, newURLSignCommand(o),
 		&cobra.Command{
 			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {

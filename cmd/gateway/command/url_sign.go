@@ -1,0 +1,32 @@
+package command
+
+import (
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newURLSignCommand is `gateway url sign`.
+func newURLSignCommand(o *cli.Options) *cobra.Command {
+	var expires time.Duration
+	var path string
+	var methods []string
+	cmd := &cobra.Command{
+		Use: "sign BOX PORT", Short: "Sign a link to a public URL that needs no other credential", Args: cli.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for i := range methods {
+				methods[i] = strings.ToUpper(methods[i])
+			}
+			body := map[string]any{"expires_in": int64(expires / time.Second), "path_prefix": path, "methods": methods}
+			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview", args[1], "sign"), body, cli.Decoded(renderURL))
+		},
+	}
+	cmd.Flags().DurationVar(&expires, "expires-in", time.Hour, "how long it works")
+	cmd.Flags().StringVar(&path, "path", "/", "the path that it is for, and all below it")
+	cmd.Flags().StringSliceVar(&methods, "method", []string{"GET", "HEAD"}, "a method that it is for (repeatable)")
+	return cmd
+}

@@ -1,0 +1,73 @@
+package link
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"slices"
+	"strings"
+	"time"
+
+	"boxgate/ingress/access"
+)
+
+// Methods are those that a link can permit.
+var Methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+// Link is what a signed URL permits. The zero Link permits nothing.
+type Link struct {
+	Expires time.Time
+	Prefix  string   // canonical, as [Canonical] returns it: the path itself, and all below it
+	Methods []string // some of Methods
+}
+
+const (
+	version = 1
+	head    = 1 + 1 + 8
+	longest = 4 << 10 // of a signature
+)
+
+// Sign returns the signature of a link to an incarnation of a URL, whose key of links is k.
+func Sign(k access.Key, url string, l Link) string {
+	b := []byte{version, 0}
+	for i, m := range Methods {
+		if slices.Contains(l.Methods, m) {
+			b[1] |= 1 << i
+		}
+	}
+	b = binary.BigEndian.AppendUint64(b, uint64(l.Expires.Unix()))
+	b = append(b, l.Prefix...)
+	return base64.RawURLEncoding.EncodeToString(append(b, k.MAC(url, b)...))
+}
+
+// Open returns the link of a signature, if the key made it for this URL, whether or not its time has passed.
+func Open(k access.Key, url, signature string) (Link, bool) {
+	if len(signature) > longest {
+		return Link{}, false
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(signature)
+	if err != nil || len(b) < head+sha256.Size {
+		return Link{}, false
+	}
+	b, mac := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
+	if !k.Verify(url, b, mac) || b[0] != version {
+		return Link{}, false
+	}
+	l := Link{Expires: time.Unix(int64(binary.BigEndian.Uint64(b[2:])), 0), Prefix: string(b[head:])}
+	for i, m := range Methods {
+		if b[1]&(1<<i) != 0 {
+			l.Methods = append(l.Methods, m)
+		}
+	}
+	return l, true
+}
+
+// Permits reports whether a request may be made at a time. path is as it was sent.
+func (l Link) Permits(method, path string, now time.Time) bool {
+	canonical, ok := Canonical(path)
+	if !ok || l.Prefix == "" || !now.Before(l.Expires) || !slices.Contains(l.Methods, method) {
+		return false
+	}
+	rest, ok := strings.CutPrefix(canonical, l.Prefix)
+	return ok && (rest == "" || strings.HasSuffix(l.Prefix, "/") || rest[0] == '/')
+}
