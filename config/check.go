@@ -12,6 +12,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if _, err := policy.ParseName(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
 	}
+	c.Ingress.checkNames(fail)
 	c.Ingress.HSTS.check(fail)
 	if c.Ingress.TLS.Mode == "acme" {
 		c.Ingress.TLS.ACME.check(fail, c.Ingress.Domain)

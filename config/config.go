@@ -71,9 +71,11 @@ type Proxy struct {
 
 // Ingress is where public URLs are served, and how.
 type Ingress struct {
-	HTTPS       string `yaml:"https"`
-	HTTP        string `yaml:"http"`
-	Domain      string `yaml:"domain"`
+	HTTPS  string `yaml:"https"`
+	HTTP   string `yaml:"http"`
+	Domain string `yaml:"domain"`
+	// Names is where the names of public URLs have the box: see [Ingress.HostName].
+	Names       string `yaml:"names"`
 	TLS         TLS    `yaml:"tls"`
 	RequireAuth bool   `yaml:"require_auth"`
 	// SessionTime is how long a browser stays signed in.
@@ -126,7 +128,7 @@ func Default() Config {
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),
 		Ingress: Ingress{
-			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", TLS: TLS{Mode: "internal", ACME: defaultACME()},
+			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", Names: namesFlat, TLS: TLS{Mode: "internal", ACME: defaultACME()},
 			SessionTime: 12 * time.Hour, HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{

@@ -36,6 +36,8 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
 		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
 		"endless session":    {"ingress: {session_time: 721h}", "ingress.session_time: 721h0m0s is out of range"},
+		"unknown names":      {"ingress: {names: deep}", `ingress.names: "deep" is unknown; use flat for {box}-{port}.{domain}`},
+		"names of no file":   {"ingress: {names: nested, tls: {mode: files, cert: /c.pem, key: /k.pem}}", "ingress.names: a certificate from files cannot cover"},
 		"hasty HSTS":         {"ingress: {hsts: {max_age: 500ms}}", "ingress.hsts.max_age: 500ms is out of range; use whole seconds"},
 		"endless HSTS":       {"ingress: {hsts: {max_age: 17521h}}", "ingress.hsts.max_age: 17521h0m0s is out of range"},
 		"HSTS of subdomains": {"ingress: {hsts: {max_age: 0s, include_subdomains: true}}", "ingress.hsts.include_subdomains: has no effect without max_age"},

@@ -59,7 +59,7 @@ func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, re
 	if _, err := u.boxes.find(id); err != nil {
 		return api.Link{}, err
 	}
-	target, ok := u.table.Lookup(u.urlHost(id, port))
+	target, ok := u.table.Lookup(u.cfg.HostName(id, port))
 	if !ok {
 		return api.Link{}, api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}

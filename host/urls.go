@@ -32,11 +32,6 @@ type publicURLs struct {
 	reach     *reach.Boxes
 }
 
-// urlHost is the host name of the public URL of a box's port.
-func (u *publicURLs) urlHost(id policy.BoxID, port uint16) string {
-	return fmt.Sprintf("%s-%d.%s", id, port, u.cfg.Domain)
-}
-
 // urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
 func (u *publicURLs) urlOf(id policy.BoxID, port uint16, protocol string) string {
 	scheme, listener, usual := "https", u.listeners.https, "443"
@@ -46,7 +41,7 @@ func (u *publicURLs) urlOf(id policy.BoxID, port uint16, protocol string) string
 	if listener == nil {
 		scheme, listener, usual = "http", u.listeners.http, "80"
 	}
-	url := scheme + "://" + u.urlHost(id, port)
+	url := scheme + "://" + u.cfg.HostName(id, port)
 	if listener != nil {
 		if p := strconv.Itoa(int(portOf(listener))); p != usual {
 			url += ":" + p
@@ -122,7 +117,7 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if err := u.keep(record); err != nil {
 		return api.URL{}, err
 	}
-	old, had := u.table.Lookup(u.urlHost(id, req.Port))
+	old, had := u.table.Lookup(u.cfg.HostName(id, req.Port))
 	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
 	if had {
 		u.ingress.CloseURL(old.ID)
@@ -163,7 +158,7 @@ func (u *publicURLs) keep(record store.URL) error {
 
 // hostsOf lists the host names that lead to a URL.
 func (u *publicURLs) hostsOf(r store.URL) []string {
-	return append([]string{u.urlHost(r.Box, r.Port)}, r.Hostnames...)
+	return append([]string{u.cfg.HostName(r.Box, r.Port)}, r.Hostnames...)
 }
 
 // urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID. What a newer version has stored
@@ -190,7 +185,7 @@ func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 		return err
 	}
 	defer b.mu.Unlock()
-	target, ok := u.table.Lookup(u.urlHost(id, port))
+	target, ok := u.table.Lookup(u.cfg.HostName(id, port))
 	if !ok {
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}

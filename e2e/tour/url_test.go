@@ -137,6 +137,28 @@ func TestPublicURLAuthentication(t *testing.T) {
 	}
 }
 
+// A box whose URLs are nested has a domain that they share, with a certificate for each.
+func TestNestedURLs(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.Names = "nested" })
+	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
+	serveInBox(w, box, "8000")
+	var made harness.PublicURL
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000}, &made); err != nil {
+		t.Fatal(err)
+	}
+	if want := "https://8000." + box + ".preview.localhost"; made.URL != want {
+		t.Errorf("%s, want %s", made.URL, want)
+	}
+	c := visitor(w)
+	if status, body := visit(t, c, made.URL, nil); status != 200 || !bytes.Contains([]byte(body), []byte("hello from the box")) {
+		t.Errorf("%d %s", status, body)
+	}
+	if _, err := c.Get("https://8001." + box + ".preview.localhost"); err == nil {
+		t.Error("there is a certificate for a port without a URL")
+	}
+}
+
 // replaceHost puts another first label into a URL.
 func replaceHost(url, label string) string {
 	_, rest, _ := bytes.Cut([]byte(url), []byte("."))
