@@ -68,9 +68,14 @@ func openFlows(ns int) (*flowSocket, error) {
 	return s, nil
 }
 
-// setBuffer sets how many bytes of events the kernel may hold.
+// setBuffer sets how many bytes of events the kernel may hold: beyond the system's limit, which takes privilege, or up to
+// that limit.
 func (s *flowSocket) setBuffer(bytes int) error {
-	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes))
+	err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes)
+	if err != nil {
+		err = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, bytes)
+	}
+	return os.NewSyscallError("setsockopt", err)
 }
 
 // run passes every event to handle until the socket is closed, the last ones included, and calls missed whenever the
