@@ -51,6 +51,7 @@ proxy/scrub: policy
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault
+ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream
 ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket
 launcher: policy audit internal/fault

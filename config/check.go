@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/netip"
 	"path/filepath"
 	"time"
 
@@ -13,6 +14,11 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
 	}
 	c.Ingress.checkNames(fail)
+	for _, s := range c.Ingress.ProxyProtocol {
+		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() || p.Bits() == 0 {
+			fail("ingress.proxy_protocol", "%q is not a masked CIDR of load balancers such as 192.0.2.0/24", s)
+		}
+	}
 	c.Ingress.HSTS.check(fail)
 	if c.Ingress.TLS.Mode == "acme" {
 		c.Ingress.TLS.ACME.check(fail, c.Ingress.Domain)

@@ -78,6 +78,8 @@ type Ingress struct {
 	Names       string `yaml:"names"`
 	TLS         TLS    `yaml:"tls"`
 	RequireAuth bool   `yaml:"require_auth"`
+	// ProxyProtocol lists the load balancers that say in a PROXY header who the visitor is.
+	ProxyProtocol []string `yaml:"proxy_protocol"`
 	// SessionTime is how long a browser stays signed in.
 	SessionTime time.Duration `yaml:"session_time"`
 	HSTS        HSTS          `yaml:"hsts"`

@@ -38,6 +38,8 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"endless session":    {"ingress: {session_time: 721h}", "ingress.session_time: 721h0m0s is out of range"},
 		"unknown names":      {"ingress: {names: deep}", `ingress.names: "deep" is unknown; use flat for {box}-{port}.{domain}`},
 		"names of no file":   {"ingress: {names: nested, tls: {mode: files, cert: /c.pem, key: /k.pem}}", "ingress.names: a certificate from files cannot cover"},
+		"balancers of all":   {"ingress: {proxy_protocol: [0.0.0.0/0]}", "ingress.proxy_protocol: \"0.0.0.0/0\" is not a masked CIDR of load balancers"},
+		"balancer unmasked":  {"ingress: {proxy_protocol: [192.0.2.1/24]}", "ingress.proxy_protocol: \"192.0.2.1/24\" is not a masked CIDR of load balancers"},
 		"hasty HSTS":         {"ingress: {hsts: {max_age: 500ms}}", "ingress.hsts.max_age: 500ms is out of range; use whole seconds"},
 		"endless HSTS":       {"ingress: {hsts: {max_age: 17521h}}", "ingress.hsts.max_age: 17521h0m0s is out of range"},
 		"HSTS of subdomains": {"ingress: {hsts: {max_age: 0s, include_subdomains: true}}", "ingress.hsts.include_subdomains: has no effect without max_age"},

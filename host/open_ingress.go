@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"net"
+	"net/netip"
 
 	"boxgate/certs/acme"
 	"boxgate/ingress"
@@ -28,7 +29,19 @@ func (p *parts) openIngress(context.Context) error {
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
+		Balancers:   p.balancers(),
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
 	return err
+}
+
+// balancers are the load balancers before the gateway. That they can be parsed was checked with the configuration; one that
+// cannot be is trusted with nothing.
+func (p *parts) balancers() (list []netip.Prefix) {
+	for _, s := range p.cfg.Ingress.ProxyProtocol {
+		if at, err := netip.ParsePrefix(s); err == nil {
+			list = append(list, at)
+		}
+	}
+	return list
 }

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"boxgate/audit"
+	"boxgate/ingress/balancer"
 	"boxgate/ingress/h2c"
 	"boxgate/internal/memory"
 	"boxgate/policy"
@@ -39,6 +40,10 @@ type Config struct {
 	// time, each of which may take a connection to a box; a third as many are kept for later. One network of visitors has a
 	// quarter at most, one URL half. 0: 4096.
 	Connections, Requests int
+
+	// Balancers are the load balancers before the gateway. Their connections, and nobody else's, must begin with a header of
+	// the PROXY protocol, which says who the visitor is.
+	Balancers balancer.List
 
 	HSTS HSTS
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"boxgate/policy"
@@ -112,7 +111,7 @@ func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge Cha
 
 // listen serves a listener until Shutdown.
 func (g *Ingress) listen(l *listener) error {
-	l.g, l.conns = g, map[net.Conn]*atomic.Bool{}
+	l.g, l.conns = g, map[net.Conn]*held{}
 	l.places.most = g.Connections
 	g.mu.Lock()
 	if g.closed {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/ingress/balancer"
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -32,19 +33,50 @@ type listener struct {
 	move *redirection
 
 	mu     sync.Mutex
-	conns  map[net.Conn]*atomic.Bool // whether a request has begun
+	conns  map[net.Conn]*held
 	closed bool
 	done   sync.WaitGroup
 	places places // of connections
 }
 
+// held is a connection that a listener holds.
+type held struct {
+	busy    atomic.Bool  // a request has begun
+	network netip.Prefix // what it is counted by; guarded by the listener's mu
+}
+
 // network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
-// of a proxy before the gateway have one address.
+// of a proxy before the gateway have one address, and so have those of a load balancer until it has said who they are.
 func (l *listener) network(conn net.Conn) netip.Prefix {
-	if l.tls == nil && l.move == nil {
+	if l.tls == nil && l.move == nil || l.g.Balancers.Has(conn) {
 		return netip.Prefix{}
 	}
 	return networkOf(conn.RemoteAddr())
+}
+
+// visitorOf returns a connection with the address of who is at its other end: for one that a load balancer passes on, that is
+// not the balancer. It returns nil if that is not known, or has too many connections; the connection is closed then.
+func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
+	if !l.g.Balancers.Has(conn) {
+		return conn
+	}
+	told, err := balancer.Accept(conn, time.Now().Add(l.g.ReadHeaderTimeout))
+	if err != nil {
+		l.g.refusedConn(conn, policy.ReasonBadRequest, err)
+		socket.Reset(conn)
+		return nil
+	}
+	network := networkOf(told.RemoteAddr())
+	if !l.places.take("", network) {
+		l.g.refusedConn(told, policy.ReasonLimit, errCrowded)
+		_ = conn.Close()
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.places.leave("", h.network)
+	h.network = network
+	return told
 }
 
 // run accepts until the listener is closed.
@@ -86,22 +118,26 @@ func (l *listener) isClosed() bool {
 
 // start serves a connection in a goroutine of its own.
 func (l *listener) start(conn net.Conn) {
-	busy := new(atomic.Bool)
+	h := &held{network: l.network(conn)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		_ = conn.Close()
 		return
 	}
-	if !l.places.take("", l.network(conn)) {
+	if !l.places.take("", h.network) {
 		l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
 		_ = conn.Close()
 		return
 	}
-	l.conns[conn] = busy
+	l.conns[conn] = h
 	l.done.Go(func() {
 		var serve func()
-		l.contained(conn, func() { serve = l.accept(conn, busy) })
+		l.contained(conn, func() {
+			if told := l.visitorOf(conn, h); told != nil {
+				serve = l.accept(told, h)
+			}
+		})
 		if serve == nil {
 			l.forget(conn)
 			return
@@ -129,20 +165,20 @@ func (l *listener) contained(conn net.Conn, f func()) {
 func (l *listener) forget(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.places.leave("", l.conns[conn].network)
 	delete(l.conns, conn)
-	l.places.leave("", l.network(conn))
 }
 
 // accept makes the TLS handshake, if there is one. It returns what serves the connection, or nil if that has ended.
-func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
+func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	tcp, ok := socket.TCP(conn)
 	if !ok {
 		_ = conn.Close()
 		return nil
 	}
-	c := &client{conn: conn, tcp: tcp, busy: busy, move: l.move}
+	c := &client{conn: conn, tcp: tcp, busy: &h.busy, move: l.move}
 	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
-	c.visitor.network = l.network(conn)
+	c.visitor.network = l.counted(h)
 	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
 	c.visitor.addr = from.Addr().Unmap()
@@ -161,17 +197,24 @@ func (l *listener) accept(conn net.Conn, busy *atomic.Bool) (serve func()) {
 		return nil
 	}
 	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
-		busy.Store(true) // it goes on until its requests would be cut
+		h.busy.Store(true) // it goes on until its requests would be cut
 		return newPassage(&l.g.core, c.visitor, c.conn).run
 	}
 	if version == "h2" {
-		busy.Store(true) // it is told to end, and does so when its requests have
+		h.busy.Store(true) // it is told to end, and does so when its requests have
 		return (&session{&l.g.core, c.visitor, c.conn}).run
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.cut = c.cutNow
 	c.in = h1.Reader{Source: c.conn}
 	return c.serve
+}
+
+// counted returns what a connection is counted by.
+func (l *listener) counted(h *held) netip.Prefix {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return h.network
 }
 
 // handshake returns nil if it fails.
@@ -208,8 +251,8 @@ func (l *listener) close() {
 	defer l.mu.Unlock()
 	l.closed = true
 	_ = l.ln.Close()
-	for conn, busy := range l.conns {
-		if !busy.Load() {
+	for conn, h := range l.conns {
+		if !h.busy.Load() {
 			_ = conn.Close()
 		}
 	}
