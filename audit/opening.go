@@ -31,7 +31,7 @@ const openAfter = 250 * time.Millisecond
 type Opening struct {
 	mu      sync.Mutex
 	to      Recorder
-	event   Event // as decided
+	event   *Event // as decided; nil once it has been recorded
 	timer   *time.Timer
 	armed   bool      // the timer runs, perhaps since an earlier decision: starting and stopping it for each would cost more
 	waiting bool      // for due
@@ -47,7 +47,11 @@ func (o *Opening) Begin(to Recorder, e Event) {
 	if o.conn != "" {
 		return // the same decision again, such as after a retry
 	}
-	o.to, o.event, o.waiting, o.due = to, e, true, time.Now().Add(openAfter)
+	if o.event == nil {
+		o.event = new(Event)
+	}
+	*o.event = e
+	o.to, o.waiting, o.due = to, true, time.Now().Add(openAfter)
 	if !o.armed {
 		o.armLocked(openAfter)
 	}
@@ -76,9 +80,10 @@ func (o *Opening) open() {
 	}
 	o.waiting = false
 	o.conn = strings.ToLower(rand.Text()[:12])
-	e := o.event
+	e := *o.event
 	e.Phase, e.Conn = PhaseOpen, o.conn
 	o.to.Record(e)
+	o.event, o.timer = nil, nil // what has gone on for this long may go on for hours
 }
 
 // End says that the traffic has ended, and prepares its event for recording: if the open event was recorded, e becomes

@@ -59,6 +59,7 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	if rounds > 0 {
 		o.form.Rounds = rounds
 	}
+	o.form.Idle = min(o.form.Idle, raiseFiles()/6) // the gateway divides its descriptors, and others are for other things
 	if o.only != "" && len(o.scenarios()) != len(strings.Split(o.only, ",")) {
 		return o, fmt.Errorf("no such scenarios: %s", o.only)
 	}
@@ -165,9 +166,6 @@ func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) 
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root: run this with sudo")
 	}
-	if err := raiseFiles(); err != nil {
-		return nil, err
-	}
 	file, err := b.create()
 	if err != nil {
 		return nil, err
@@ -195,14 +193,20 @@ func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) 
 	return b.samples, errors.Join(failed...)
 }
 
-// raiseFiles lets the programs, which inherit it, have as many open files as this process may allow them.
-func raiseFiles() error {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return err
+// files is how many open files each program may have: as many as a service of systemd.
+const files = 1 << 19
+
+// raiseFiles lets the programs, which inherit it, have so many open files, or as many as this process may allow them, and
+// returns how many these are.
+func raiseFiles() int {
+	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files}) == nil {
+		return files
 	}
+	var limit syscall.Rlimit
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // fails for no such limit only
 	limit.Cur = limit.Max
-	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)
+	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // lowers the limit nowhere
+	return int(min(limit.Max, files))
 }
 
 // create makes the file of samples.

@@ -16,6 +16,7 @@ import (
 	"boxgate/api/server"
 	"boxgate/audit"
 	"boxgate/host/keyless"
+	"boxgate/host/share"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 )
@@ -81,6 +82,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	run("host addresses", func() error { return h.protection.follow(ctx) })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
+	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 	if err := notifySystemd("READY=1"); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))

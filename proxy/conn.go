@@ -284,18 +284,36 @@ func (c *conn) open() {
 	c.opening.Begin(c.p.cfg.Audit, c.event)
 }
 
-// handOver continues an allowed connection in a new goroutine, which carry runs in. The stack of the one that read the
-// first bytes, made a handshake and handled requests has grown to several times the initial size, and would keep it for as
-// long as the connection lives. The caller must not use the connection any more.
-func (c *conn) handOver(carry func()) {
+// step is a part of what handles a connection. It returns the next part, or nil if there is none.
+type step func() step
+
+// handOver continues an allowed connection in a new goroutine, and the steps after that each in another. The stack of the
+// one that read the first bytes, made a handshake and handled requests has grown to several times the initial size, and
+// would keep it for as long as the connection lives. The caller must not use the connection any more.
+func (c *conn) handOver(next step) {
 	c.head = nil
-	c.handed = true
-	c.p.running.Add(1) // this handler still counts, so the count is not zero
-	go func() {
-		defer c.p.running.Done()
-		defer func() { c.close(recover()) }()
-		carry()
+	c.handed = true // read once more by the caller: see end
+	c.carryOn(next)
+}
+
+// carryOn runs the next step in another goroutine.
+func (c *conn) carryOn(next step) {
+	c.p.running.Add(1) // the caller still counts, so the count is not zero
+	go c.carry(next)
+}
+
+func (c *conn) carry(next step) {
+	defer c.p.running.Done()
+	again := false
+	defer func() {
+		if !again {
+			c.close(recover())
+		}
 	}()
+	if next = next(); next != nil {
+		again = true
+		c.carryOn(next)
+	}
 }
 
 // find looks up the box by source address, and its counters. A box removed in the meantime is unknown, and what

@@ -30,7 +30,7 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	s := c.p.core.NewSession(c.box, c.usage, c.live, client)
 	s.Name, s.Orig, s.Port, s.Secure = rt.Request.Name, c.orig, c.port, true
 	if client.ConnectionState().NegotiatedProtocol == "h2" {
-		c.handOver(func() { c.serveHTTP2(s) })
+		c.handOver(func() step { c.serveHTTP2(s); return nil })
 		return
 	}
 	c.open()
@@ -39,12 +39,19 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 
 // serveHTTP1 runs the message loop of HTTP/1.x. A connection that rests is handed over.
 func (c *conn) serveHTTP1(s *exchange.Session) {
-	rest, err := http1.Serve(c.ctx, s)
-	if rest != nil {
-		c.handOver(func() { c.finish(s, rest()) })
-		return
+	if next := c.requests(s, func() (http1.Rest, error) { return http1.Serve(c.ctx, s) }); next != nil {
+		c.handOver(next)
 	}
-	c.finish(s, err)
+}
+
+// requests handles requests until the connection has ended or rests: then it returns how it goes on.
+func (c *conn) requests(s *exchange.Session, serve http1.Rest) step {
+	rest, err := serve()
+	if rest == nil {
+		c.finish(s, err)
+		return nil
+	}
+	return func() step { return c.requests(s, rest) }
 }
 
 // serveHTTP2 runs the message loop of HTTP/2.

@@ -53,6 +53,7 @@ network: {protected_exempt: [203.0.113.0/24]}
 dns: {upstreams: ["%[2]s:53"]}
 proxy: {upstream_ca_files: [%[3]s]}
 limits:
+  memory: 2GiB
   connections: 20000
   new_connections_per_second: 100000
   interceptions: 20000

@@ -30,7 +30,7 @@ type Form struct {
 // The forms. Tiny is for trying the bench itself.
 var (
 	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 8, 4, 3, 20, 1, 10 * time.Minute}
-	Short = Form{"short", 5, 100 * time.Millisecond, 200 * time.Millisecond, 200, 600, time.Second, 1, 100, 10, 20, 200, 1, 15 * time.Minute}
+	Short = Form{"short", 5, 100 * time.Millisecond, 200 * time.Millisecond, 200, 5000, 2 * time.Second, 1, 100, 10, 20, 200, 1, 15 * time.Minute}
 	Long  = Form{"long", 6, 500 * time.Millisecond, 2 * time.Second, 1000, 5000, 5 * time.Second, 2, 1000, 10, 100, 1000, 3, 90 * time.Minute}
 )
 
@@ -255,14 +255,14 @@ func publicURL(f Form) Scenario {
 
 func memory(f Form) Scenario {
 	idle := func(o *load.Options, _ int) {
-		o.Kind, o.Window, o.Steps = load.Idle, f.Rest, []int{f.Idle / 4, f.Idle / 2, f.Idle}
+		o.Kind, o.Window, o.Steps = load.Idle, f.Rest, []int{f.Idle / 4, f.Idle}
 		if o.Path == "/open/64m" {
 			o.Path = "/open/1k"
 		}
 	}
 	return Scenario{
 		ID: "S5", Title: "Memory of idle connections", Cost: memoryConn,
-		Note: fmt.Sprintf("%d connections, each after one request, both sides kept open; the growth of the whole process since its start. Every program is started afresh.", f.Idle),
+		Note: fmt.Sprintf("%d connections, each after one request, both sides kept open; the growth of the whole process since its start, once it has rested for %v. Every program is started afresh.", f.Idle, f.Rest),
 		Cases: []Case{
 			{Name: "intercepted", Role: peer.Intercept, Only: []string{"HAProxy", "nginx", "net/http", "goproxy"}, Restart: true, Set: idle},
 			{Name: "passed on", Role: peer.SpliceBulk, Only: []string{"HAProxy", "nginx"}, Restart: true, Set: idle},

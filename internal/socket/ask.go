@@ -23,7 +23,11 @@ type ask struct {
 // nothing: what has arrived, such as the end, would be taken for the answer. The look costs no system call of its own, as
 // a read would otherwise find out that there is no answer yet.
 func (d *Direct) Ask(b []byte) error {
-	a := &d.asking
+	a := d.asking
+	if a == nil {
+		a = &ask{}
+		a.ready, d.asking = a.step, a
+	}
 	a.b, a.begun, a.errno = b, false, 0
 	err := d.raw.Read(a.ready)
 	rest := a.b

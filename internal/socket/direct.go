@@ -23,7 +23,7 @@ type Direct struct {
 	*net.TCPConn
 	raw     syscall.RawConn
 	in, out transfer
-	asking  ask
+	asking  *ask // nil until there is one
 	more    bool // the last read got all that it had room for
 	held    bool
 }
@@ -43,7 +43,7 @@ func NewDirect(c *net.TCPConn) net.Conn {
 		return c // which is no connection
 	}
 	d := &Direct{TCPConn: c, raw: raw}
-	d.in.ready, d.out.ready, d.asking.ready = d.in.read, d.out.write, d.asking.step
+	d.in.ready, d.out.ready = d.in.read, d.out.write
 	return d
 }
 
@@ -57,6 +57,18 @@ func (l Listener) Accept() (net.Conn, error) {
 		return NewDirect(tcp), err
 	}
 	return c, err
+}
+
+// DirectOf returns the connection with direct reads and writes that c is or wraps.
+func DirectOf(c net.Conn) (*Direct, bool) {
+	switch c := c.(type) {
+	case *Direct:
+		return c, true
+	case interface{ NetConn() net.Conn }:
+		return DirectOf(c.NetConn())
+	default:
+		return nil, false
+	}
 }
 
 // NetConn returns the TCP connection.
@@ -87,6 +99,22 @@ func (d *Direct) More() bool { return d.more }
 // Hold makes reads fail with [os.ErrDeadlineExceeded] at once, until it is taken back. What a layer above returns
 // meanwhile is what it had already read.
 func (d *Direct) Hold(held bool) { d.held = held }
+
+// Await waits until something has arrived, data or the end, without reading it. It needs little of the stack, so that the
+// goroutine of a connection that rests can do without a larger one.
+func (d *Direct) Await() error {
+	if err := d.raw.Read(arrived); err != nil {
+		return d.failed("read", err)
+	}
+	return nil
+}
+
+// arrived reports whether a read would not have to wait.
+func arrived(fd uintptr) bool {
+	var spare [1]byte
+	_, errno := transmit(syscall.SYS_RECVFROM, fd, spare[:], syscall.MSG_PEEK)
+	return errno != syscall.EAGAIN
+}
 
 // Write implements [net.Conn].
 func (d *Direct) Write(b []byte) (int, error) {

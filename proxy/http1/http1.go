@@ -13,6 +13,7 @@ import (
 
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/origin"
@@ -39,7 +40,9 @@ type conn struct {
 	out      []byte       // pending output, to either side; from [buffers.BorrowOut]
 	up       *origin.Conn // kept between requests to the same destination
 	gone     func() bool  // reports whether the client disconnected
-	rested   bool         // it has been idle for parkAfter
+	rested   bool         // it has been idle for parkAfter since the last request
+	end      time.Time    // of a connection that rests
+	direct   *socket.Direct
 	flight   flight
 	*work    // nil while it rests
 }
@@ -69,19 +72,28 @@ var (
 	errRest = errors.New("connection rests")
 )
 
-// Serve handles the requests of one connection until it ends or, for the first time, rests: then it returns rest, which
-// handles the further requests, and which the caller must call in a goroutine that has not grown its stack. Each request
-// is judged under the policy in force at the time. The error of both is nil when the connection ended gracefully. Neither
-// closes s.client.
-func Serve(ctx context.Context, s *exchange.Session) (rest func() error, err error) {
+// Rest handles the further requests of a connection that rests. The caller must call it in a goroutine that has not grown
+// its stack: most connections rest most of the time. It returns the same as [Serve].
+type Rest func() (Rest, error)
+
+// Serve handles the requests of one connection until it ends or rests: then it returns what handles the further ones. Each
+// request is judged under the policy in force at the time. The error is nil when the connection ended gracefully. s.Client
+// is not closed.
+func Serve(ctx context.Context, s *exchange.Session) (Rest, error) {
 	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}, gone: exchange.ClientGone(s)}
 	h.holds.Open(s.Usage.Memory, memory.Buffers)
 	h.in.Memory = memory.Doubled{Claim: &h.holds}
 	s.Live.Watch(h.watch)
-	if err := h.run(); !errors.Is(err, errRest) {
+	h.direct, _ = socket.DirectOf(s.Client)
+	return h.onward(h.run())
+}
+
+// onward is what [Serve] returns when run has returned err.
+func (h *conn) onward(err error) (Rest, error) {
+	if !errors.Is(err, errRest) {
 		return nil, quiet(err)
 	}
-	return func() error { return quiet(h.run()) }, nil
+	return func() (Rest, error) { return h.onward(h.run()) }, nil
 }
 
 // run handles requests until the connection ends or rests, and releases everything if it has ended.
@@ -91,10 +103,14 @@ func (h *conn) run() (err error) {
 			h.finish()
 		}
 	}()
+	if err := h.arrival(); err != nil {
+		return err
+	}
 	for {
 		if err := h.await(); err != nil {
 			return err
 		}
+		h.rested = false
 		if h.work == nil {
 			h.work = &work{}
 		}
@@ -129,20 +145,26 @@ func (h *conn) watch(c *policy.Compiled) policy.Decision {
 // flight is the request in progress that the policy must keep allowing, if there is one. Safe for concurrent use.
 type flight struct {
 	mu   sync.Mutex
-	is   exchange.Inflight
+	is   *exchange.Inflight // nil while the connection rests
 	some bool
 }
 
 func (f *flight) load() (exchange.Inflight, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.is, f.some
+	if !f.some {
+		return exchange.Inflight{}, false
+	}
+	return *f.is, true
 }
 
 // set publishes the request that was ruled on, to an address once that is known.
 func (f *flight) set(s *exchange.Session, r *exchange.Ruling, to netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.is == nil {
+		f.is = &exchange.Inflight{}
+	}
 	f.is.Set(s, r, to)
 	f.some = true
 }
@@ -150,7 +172,14 @@ func (f *flight) set(s *exchange.Session, r *exchange.Ruling, to netip.Addr) {
 func (f *flight) clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.is, f.some = exchange.Inflight{}, false
+	f.some = false
+}
+
+// drop is clear for a connection that rests.
+func (f *flight) drop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.is, f.some = nil, false
 }
 
 // finish releases everything.
@@ -188,48 +217,52 @@ func (h *conn) drop() {
 	h.up = nil
 }
 
-// await returns when the beginning of a request has arrived. When it has waited for parkAfter it keeps neither buffers nor
-// an upstream connection; the first time it returns errRest then.
+// await returns when the beginning of a request has arrived. When it has waited for parkAfter the connection rests: it keeps
+// neither buffers nor an upstream connection, and errRest is returned.
 func (h *conn) await() error {
 	if len(h.in.Bytes()) > 0 {
 		return nil // pipelined
+	}
+	if h.rested {
+		return h.readUntil(h.end, h.in.Wait)
 	}
 	if h.up != nil && h.up.Crowded() {
 		h.park()
 	}
 	since := time.Now()
-	if h.up != nil || !h.rested {
-		h.in.Relax()
-		err := h.readUntil(since.Add(parkAfter), h.in.Fill)
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-		h.park()
-		if !h.rested {
-			h.rested = true
-			return errRest
-		}
+	h.in.Relax()
+	err := h.readUntil(since.Add(parkAfter), h.in.Fill)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
 	}
-	h.rest()
-	return h.readUntil(since.Add(exchange.ClientIdle), h.in.Wait)
+	h.park()
+	h.rest(since.Add(exchange.ClientIdle))
+	return errRest
 }
 
-// rest gives up what a connection without a request does not need.
-func (h *conn) rest() {
+// rest gives up what a connection without a request does not need, and sets its end. The next goroutine need only wait.
+func (h *conn) rest(end time.Time) {
+	h.rested, h.end = true, end
 	h.giveOut()
 	h.in.Release()
-	h.flight.clear()
+	h.flight.drop()
 	h.work = nil
+	h.limit(end)
+}
+
+// arrival waits until something arrives on a connection that rests. With so few calls the goroutine keeps its first stack.
+func (h *conn) arrival() error {
+	if !h.rested || h.direct == nil {
+		return nil
+	}
+	return h.direct.Await()
 }
 
 // readUntil calls read, which reads from the client, until it succeeds, fails, or the time has come. An earlier deadline
 // is left to expire: setting one for each read would cost more.
 func (h *conn) readUntil(until time.Time, read func() error) error {
 	for {
-		if h.deadline.IsZero() || h.deadline.After(until) {
-			_ = h.s.Client.SetReadDeadline(until)
-			h.deadline = until
-		}
+		h.limit(until)
 		err := read()
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
@@ -238,6 +271,14 @@ func (h *conn) readUntil(until time.Time, read func() error) error {
 		if !time.Now().Before(until) {
 			return err
 		}
+	}
+}
+
+// limit sets the read deadline, unless there is an earlier one.
+func (h *conn) limit(until time.Time) {
+	if h.deadline.IsZero() || h.deadline.After(until) {
+		_ = h.s.Client.SetReadDeadline(until)
+		h.deadline = until
 	}
 }
 

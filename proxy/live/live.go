@@ -42,8 +42,8 @@ type Conn struct {
 	cut     *policy.DeniedError // set once the gateway closed it; nothing can be attached any more
 	stop    error               // the reason, if it is not the policy
 	sockets []net.Conn
-	relay   io.Closer    // owns the sockets now
-	passes  route.Routed // its route; the zero value while it has none, or when each request is routed separately
+	relay   io.Closer     // owns the sockets now
+	passes  *route.Routed // its route; nil while it has none, or when each request is routed separately
 	watcher func(*policy.Compiled) policy.Decision
 }
 
@@ -141,7 +141,10 @@ func (l *Conn) Detach(c net.Conn) {
 func (l *Conn) Settle(rt route.Routed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.passes = rt
+	l.passes = nil
+	if rt.Action != policy.Refuse {
+		l.passes = &rt
+	}
 }
 
 // Watch sets the check for requests in flight on a connection whose requests are judged one by one; nil removes it. If
@@ -177,8 +180,8 @@ func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed)
 	l.mu.Lock()
 	was, watcher := l.passes, l.watcher
 	l.mu.Unlock()
-	if was.Action != policy.Refuse {
-		if why := was.OverruledBy(reroute(c, l.Box, was)); why != nil {
+	if was != nil {
+		if why := was.OverruledBy(reroute(c, l.Box, *was)); why != nil {
 			return l.Close(why, nil)
 		}
 	}
