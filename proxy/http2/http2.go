@@ -314,10 +314,20 @@ func (st *stream) judge() bool {
 			st.refuse(p)
 			return false
 		}
-		if st.takeOff() {
+		if st.setFlight(netip.Addr{}); st.confirm() {
 			return true
 		}
 	}
+}
+
+// confirm replaces the placeholders of an allowed request whose flight has begun. If the policy that has allowed it is not in
+// force any more, it reports false: the request has to be judged again.
+func (st *stream) confirm() bool {
+	if st.s.Box.Policy.Load() != st.ruling.Policy {
+		return false
+	}
+	placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	return true
 }
 
 // judgeHead refuses a request whose head means something else to other programs.
@@ -331,17 +341,6 @@ func (st *stream) judgeHead() {
 		st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
 		st.ruling.Reason = policy.ReasonBadRequest
 	}
-}
-
-// takeOff begins the flight of a request that was allowed, and reports whether the policy is still in force that has allowed
-// it: else it has to be judged again.
-func (st *stream) takeOff() bool {
-	st.setFlight(netip.Addr{})
-	if st.s.Box.Policy.Load() != st.ruling.Policy {
-		return false
-	}
-	placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
-	return true
 }
 
 // refuse answers with a problem.

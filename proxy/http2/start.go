@@ -1,6 +1,7 @@
 package http2
 
 import (
+	"net/netip"
 	"runtime"
 
 	"golang.org/x/net/http2/hpack"
@@ -85,13 +86,13 @@ func (st *stream) send() bool {
 	if st.next = (*stream).decide; !st.judgeNow() {
 		return false
 	}
-	st.watch = placeholder.NewWatch(st.ruling.Policy)
-	st.next = (*stream).forward
-	up := st.s.Core.Origins.Shared(st.s.Origin, st.ruling.Target(st.s))
-	if up == nil {
+	st.early.up = st.s.Core.Origins.Shared(st.s.Origin, st.ruling.Target(st.s))
+	if !st.depart() {
+		st.early.leave()
 		return false
 	}
-	if st.early.up = up; st.sendOn(up) {
+	st.watch = placeholder.NewWatch(st.ruling.Policy)
+	if st.next = (*stream).forward; st.early.up != nil && st.sendOn(st.early.up) {
 		return true
 	}
 	st.early.leave()
@@ -110,14 +111,22 @@ func (st *stream) judgeNow() bool {
 		return false
 	}
 	st.x.Judged(&m, &st.ruling)
-	return st.takeOff()
+	return true
+}
+
+// depart begins the flight of an allowed request, to the connection if there is one. If it reports false, the request has to be
+// judged again.
+func (st *stream) depart() bool {
+	if st.early.up == nil {
+		st.setFlight(netip.Addr{})
+	} else if st.goesTo(st.early.up) != nil {
+		return false
+	}
+	return st.confirm()
 }
 
 // sendOn sends an allowed request on a connection.
 func (st *stream) sendOn(up *origin.H2Conn) bool {
-	if st.goesTo(up) != nil {
-		return false // it is asked again, and refused
-	}
 	var content []byte
 	if st.client.Length != 0 {
 		st.early.source = st.newUploadSource()
@@ -188,20 +197,22 @@ func (st *stream) passOn(from *upstream.Stream) (whole, watch bool) {
 		}
 	}
 	for {
-		content, last, watch := from.Peek()
-		if len(content) > 0 && !st.writeNow(content) {
+		next := from.Peek()
+		n := len(next.Content)
+		if n > 0 && !st.writeNow(next.Content) {
 			return false, false
 		}
-		if len(content) > 0 {
-			st.x.Event.BytesIn += int64(len(content))
-			from.Took(len(content))
+		st.x.Event.BytesIn += int64(n)
+		if next.Last && st.closable(next.Trailers) {
+			return true, false // closing the stream takes the content
+		}
+		if n > 0 {
+			from.Took(n)
 		}
 		switch {
-		case last:
-			return st.closable(from), false
-		case !watch && len(content) == 0:
+		case next.Last, n == 0 && !next.Watch:
 			return false, false
-		case len(content) == 0:
+		case n == 0:
 			return false, st.writeNow(nil) && st.client.Flush() == nil
 		}
 	}
@@ -234,8 +245,7 @@ func (st *stream) takeHead(h *upstream.Head) bool {
 }
 
 // closable reports whether a response whose content was passed on can be ended without waiting.
-func (st *stream) closable(from *upstream.Stream) bool {
-	trailers := from.Trailers()
+func (st *stream) closable(trailers []hpack.HeaderField) bool {
 	if header.SizeHTTP2(trailers) > headNow {
 		return false
 	}

@@ -235,7 +235,7 @@ func (c *conn) finish(s *Stream) {
 		c.closeStream(s, errEnded)
 	}
 	s.drop()
-	s.task, s.pending = nil, nil
+	s.pending = nil
 	s.cancelLocked()
 	c.running--
 	c.early = 0
@@ -287,6 +287,7 @@ func (c *conn) closeStream(s *Stream, why error) {
 type Stream struct {
 	Head                // its Fields are valid until the handler returns
 	memory *usualFields // of Fields; nil if they have other memory
+	task   Task         // that serves it without a handler
 	c      *conn
 	id     uint32
 
@@ -294,7 +295,6 @@ type Stream struct {
 	ctx         context.Context    // nil until it is asked for
 	cancel      context.CancelFunc // likewise
 	cancelled   bool               // the context has ended, or would have
-	task        Task               // that serves it without a handler
 	pending     Pending            // what the task waits for without a goroutine
 	begun       bool               // has a handler
 	closed      bool               // is not among the connection's streams any more

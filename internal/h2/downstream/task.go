@@ -19,13 +19,9 @@ type Pending interface {
 	Unwatch() bool
 }
 
-// Take leaves the stream to a task. Config.Start calls it at once; then one of [Stream.Done] and [Stream.Resume] must follow,
-// by any goroutine.
-func (s *Stream) Take(t Task) {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.task = t
-}
+// Take leaves the stream to a task. Config.Start calls it before anything else; then one of [Stream.Done] and [Stream.Resume]
+// must follow, by any goroutine.
+func (s *Stream) Take(t Task) { s.task = t }
 
 // Done ends a stream whose request the task has served without a goroutine.
 func (s *Stream) Done() {

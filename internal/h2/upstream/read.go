@@ -32,6 +32,7 @@ const endedMax = 64
 type reader struct {
 	*Conn
 	started bool     // the server's first SETTINGS have come
+	unknown uint32   // streams below it have been opened
 	ended   []uint32 // streams that the server ended most recently, oldest first
 	empty   h2.EmptyFrames
 	block   block
@@ -181,10 +182,14 @@ func (r *reader) judgeStream(h http2.FrameHeader) error {
 	return nil
 }
 
+// opened reports whether we have opened a stream.
 func (r *reader) opened(id uint32) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return id < r.next
+	if id >= r.unknown {
+		r.mu.Lock()
+		r.unknown = r.next
+		r.mu.Unlock()
+	}
+	return id < r.unknown
 }
 
 func (r *reader) skip(n int) error {

@@ -94,22 +94,31 @@ func (s *Stream) FinalHead() (h Head, ok, watch bool) {
 	return h, true, false
 }
 
-// Peek returns the next content that has come, which is valid until it is taken by [Stream.Took] or read. The response ends
-// with it if last is set: then the trailers are known. watch says that there will be more to watch for.
-func (s *Stream) Peek() (content []byte, last, watch bool) {
+// Next is what has come of a response and has not been read.
+type Next struct {
+	Content  []byte              // the beginning of its content; valid until it is taken by [Stream.Took] or read
+	Last     bool                // the response ends with it
+	Trailers []hpack.HeaderField // if it does
+	Watch    bool                // there will be more to watch for
+}
+
+// Peek returns what has come.
+func (s *Stream) Peek() (n Next) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if len(s.body.pieces) > 0 {
 		first := &s.body.pieces[0]
-		content = (*first.buf)[first.read:first.end]
+		n.Content = (*first.buf)[first.read:first.end]
 	}
-	return content, s.ended && len(content) == s.body.size, !s.ended && s.err == nil
+	if n.Last = s.ended && len(n.Content) == s.body.size; n.Last {
+		n.Trailers = s.trailers
+	}
+	n.Watch = !s.ended && s.err == nil
+	return n
 }
 
-// Forget gives back the memory of the heads and trailers of a stream that was closed. None of them may be used any more.
+// Forget gives back the memory of the heads and trailers of a stream, after [Stream.Close]. None of them may be used any more.
 func (s *Stream) Forget() {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
 	for i, list := range s.lists {
 		if list != nil {
 			*list = usualFields{}

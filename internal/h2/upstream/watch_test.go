@@ -43,27 +43,27 @@ func TestWatchedResponse(t *testing.T) {
 	if h, ok, _ := s.FinalHead(); !ok || h.Status != 200 || len(h.Fields) != 1 {
 		t.Errorf("the head is %v", h)
 	}
-	if content, last, watch := s.Peek(); len(content) > 0 || last || !watch || !s.Watch(w) {
-		t.Errorf("%q has come, last %v", content, last)
+	if n := s.Peek(); len(n.Content) > 0 || n.Last || !n.Watch || !s.Watch(w) {
+		t.Errorf("%+v has come", n)
 	}
 	server.data(1, false, "answer")
 	<-w.arrived
-	if content, last, _ := s.Peek(); string(content) != "answer" || last {
-		t.Errorf("%q has come, last %v", content, last)
+	if n := s.Peek(); string(n.Content) != "answer" || n.Last {
+		t.Errorf("%+v has come", n)
 	}
 	if s.Took(4); s.Watch(w) {
 		t.Error("there is more to read")
 	}
-	if content, _, _ := s.Peek(); string(content) != "er" {
-		t.Errorf("%q is left", content)
+	if n := s.Peek(); string(n.Content) != "er" {
+		t.Errorf("%+v is left", n)
 	}
 	if s.Took(2); !s.Watch(w) {
 		t.Error("there is no more to read")
 	}
 	server.head(1, true, "t", "2")
 	<-w.arrived
-	if content, last, watch := s.Peek(); len(content) > 0 || !last || watch || s.Watch(w) || len(s.Trailers()) != 1 {
-		t.Errorf("%q has come, last %v", content, last)
+	if n := s.Peek(); len(n.Content) > 0 || !n.Last || n.Watch || s.Watch(w) || len(n.Trailers) != 1 {
+		t.Errorf("%+v has come", n)
 	}
 	s.Close()
 	s.Forget()
