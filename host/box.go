@@ -21,7 +21,7 @@ type box struct {
 
 	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
 	running  atomic.Int64            // commands
-	activity atomic.Int64            // when a command last began or ended, in Unix nanoseconds
+	activity atomic.Int64            // when a command, or a request to a public URL, last began or ended, in Unix nanoseconds
 
 	mu             sync.Mutex // serialises changes; held for as long as one takes
 	record         store.Box

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"boxgate/api"
 	"boxgate/policy"
@@ -40,6 +41,13 @@ func (t *boxes) find(id policy.BoxID) (*box, error) {
 		return b, nil
 	}
 	return nil, api.ErrNotFound
+}
+
+// touch notes that a box is in use.
+func (t *boxes) touch(id policy.BoxID) {
+	if b, err := t.find(id); err == nil {
+		b.activity.Store(time.Now().UnixNano())
+	}
 }
 
 // lock returns a box by its ID, with its lock held.

@@ -29,6 +29,7 @@ func (p *parts) openIngress(context.Context) error {
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
+		Used:        p.boxes.touch,
 		Balancers:   p.balancers(),
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})

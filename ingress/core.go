@@ -31,8 +31,12 @@ type Config struct {
 	Validation string
 	// Dial connects to the target's address and nowhere else. nil: plain TCP.
 	Dial func(ctx context.Context, t Target) (net.Conn, error)
-	// Wake is called before a box is dialled, and only for requests that passed all checks. nil: boxes never sleep.
-	Wake  func(ctx context.Context, box policy.BoxID) error
+	// Wake returns when a box can be dialled. It is called before that, only for requests that passed all checks, and once at a
+	// time for a box; a request that waits for longer than it may, or whose box does not wake, gets a 503. nil: boxes never
+	// sleep.
+	Wake func(ctx context.Context, box policy.BoxID, port uint16) error
+	// Used is told when a request that was let in begins, and when it ends: the box is in use. It must be fast. nil: nobody is.
+	Used  func(box policy.BoxID)
 	Audit audit.Recorder // nil: no events
 	Log   *zap.Logger    // nil: no log
 
@@ -77,6 +81,8 @@ type core struct {
 	http2     h2c.Pool[incarnation]
 	places    places // of requests
 	tallies   tallies
+	wakers    wakers
+	wakeWait  time.Duration // wakeWait
 	grace     time.Duration // cutTime
 	halfOpen  time.Duration // halfOpenTime
 	active    active

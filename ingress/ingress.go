@@ -70,7 +70,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, halfOpen: halfOpenTime}}
+	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime}}
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
 	g.http2.Idle, g.http2.Streams = max(1, cfg.Requests/6), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute

@@ -14,7 +14,7 @@ import (
 func TestWakeFails(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
-		c.Wake = func(context.Context, policy.BoxID) error { return errors.New("no memory") }
+		c.Wake = func(context.Context, policy.BoxID, uint16) error { return errors.New("no memory") }
 	})
 	box := record(t)
 	f.expose("one", box.Server, Auth{Open: true})
@@ -27,11 +27,11 @@ func TestWakeFails(t *testing.T) {
 func TestPanicEndsOneRequest(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
-		c.Wake = func(_ context.Context, box policy.BoxID) error {
-			if box == "bad" {
+		c.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
+			if t.Box == "bad" {
 				panic("secret detail")
 			}
-			return nil
+			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	})
 	box := record(t)

@@ -83,12 +83,11 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
-	if g.Wake != nil {
-		if err := g.Wake(ctx, v.target.Box); err != nil {
-			v.asleep(err)
-			return false
-		}
+	if err := g.wake(ctx, v.target); err != nil {
+		v.asleep(err)
+		return false
 	}
+	g.used(v.target)
 	// From here on the decision is to allow; a 502 reverses it.
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
@@ -183,6 +182,7 @@ func (v *visit) expired() {
 func (g *core) record(v *visit) {
 	if v.entry.of != nil {
 		defer v.entry.end()
+		g.used(v.target)
 	}
 	if v.placed {
 		g.places.leave(v.target.ID, v.network)

@@ -1,0 +1,90 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+const (
+	// wakeWait is how long a request waits for its box. Then its client is told to come again, and the box goes on waking.
+	wakeWait = 10 * time.Second
+	// wakeTime is how long waking a box may take.
+	wakeTime = 2 * time.Minute
+)
+
+// errWaking is a box that is not awake yet.
+var errWaking = errors.New("the box is still being started")
+
+// wakers wake boxes, each once however many requests wait for it. The zero value is ready to use.
+type wakers struct {
+	mu    sync.Mutex
+	calls map[policy.BoxID]*waking
+}
+
+// waking is an attempt to wake a box.
+type waking struct {
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// wake wakes the box of a target and waits for it for a while.
+func (g *core) wake(ctx context.Context, t Target) error {
+	if g.Wake == nil {
+		return nil
+	}
+	call := g.wakers.join(g.Wake, t)
+	limit := time.NewTimer(g.wakeWait)
+	defer limit.Stop()
+	select {
+	case <-call.done:
+		return call.err
+	case <-limit.C:
+		return errWaking
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// join returns the attempt to wake a box that is under way, or begins one. It goes on when those who wait for it have gone.
+func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t Target) *waking {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if call := w.calls[t.Box]; call != nil {
+		return call
+	}
+	if w.calls == nil {
+		w.calls = map[policy.BoxID]*waking{}
+	}
+	call := &waking{done: make(chan struct{})}
+	w.calls[t.Box] = call
+	go func() {
+		defer w.leave(t.Box, call)
+		ctx, cancel := context.WithTimeout(context.Background(), wakeTime)
+		defer cancel()
+		call.err = wake(ctx, t.Box, t.Addr.Port())
+	}()
+	return call
+}
+
+// leave ends an attempt. A panic in it is a failure.
+func (w *wakers) leave(box policy.BoxID, call *waking) {
+	if p := recover(); p != nil {
+		call.err = fmt.Errorf("panic in waking a box: %T", p)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.calls, box)
+	close(call.done)
+}
+
+// used tells that a box is in use.
+func (g *core) used(t Target) {
+	if g.Used != nil {
+		g.Used(t.Box)
+	}
+}

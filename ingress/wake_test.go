@@ -1,0 +1,112 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// TestWakeOnce has many requests wait for a box that sleeps: it is woken once, for all of them.
+func TestWakeOnce(t *testing.T) {
+	t.Parallel()
+	const many = 10
+	var woken, used atomic.Int64
+	awake := make(chan struct{})
+	f := start(t, func(c *Config) {
+		c.Wake = func(_ context.Context, box policy.BoxID, port uint16) error {
+			if woken.Add(1); box != "box1" || port == 0 {
+				t.Errorf("woke %s for port %d", box, port)
+			}
+			<-awake
+			return nil
+		}
+		c.Used = func(policy.BoxID) { used.Add(1) }
+	})
+	f.wakeWait = time.Minute
+	app := record(t)
+	f.expose("a", app.Server, Auth{Open: true})
+	c := f.client(t, true)
+	var wg sync.WaitGroup
+	for range many {
+		wg.Go(func() {
+			if res, _ := get(t, c, "https://a"+domain+"/", nil); res.StatusCode != 200 {
+				t.Error(res.Status)
+			}
+		})
+	}
+	until(t, "all wait", func() bool { return f.active.count() == many })
+	if app.count() != 0 {
+		t.Error("the application was reached before the box was awake")
+	}
+	close(awake)
+	wg.Wait()
+	if woken.Load() != 1 {
+		t.Errorf("woken %d times", woken.Load())
+	}
+	until(t, "each request was told of when it began and when it ended", func() bool { return used.Load() == 2*many })
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	hang := time.After(time.Minute)
+	for tick := time.Tick(time.Millisecond); !met(); {
+		select {
+		case <-tick:
+		case <-hang:
+			t.Fatal("still not: ", what)
+		}
+	}
+}
+
+// TestWakeTakesLong tells a client to come again while the box goes on waking, and lets it in when that is done.
+func TestWakeTakesLong(t *testing.T) {
+	t.Parallel()
+	awake := make(chan struct{})
+	var woken atomic.Int64
+	f := start(t, func(c *Config) {
+		c.Wake = func(context.Context, policy.BoxID, uint16) error {
+			woken.Add(1)
+			<-awake
+			return nil
+		}
+	})
+	f.wakeWait = 10 * time.Millisecond
+	app := record(t)
+	f.expose("a", app.Server, Auth{Open: true})
+	c := f.client(t, false)
+	for range 3 {
+		res, _ := get(t, c, "https://a"+domain+"/", nil)
+		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") != "5" {
+			t.Errorf("%s, Retry-After %q", res.Status, res.Header.Get("Retry-After"))
+		}
+	}
+	if woken.Load() != 1 || app.count() != 0 {
+		t.Errorf("woken %d times, %d requests arrived", woken.Load(), app.count())
+	}
+	close(awake)
+	until(t, "the box is awake", func() bool {
+		res, _ := get(t, c, "https://a"+domain+"/", nil)
+		return res.StatusCode == 200
+	})
+}
+
+// TestPanicInWaking is a failure to wake, for those who wait and nobody else.
+func TestPanicInWaking(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) {
+		c.Wake = func(context.Context, policy.BoxID, uint16) error { panic("no") }
+	})
+	app := record(t)
+	f.expose("a", app.Server, Auth{Open: true})
+	for range 2 {
+		if res, _ := get(t, f.client(t, false), "https://a"+domain+"/", nil); res.StatusCode != http.StatusServiceUnavailable {
+			t.Error(res.Status)
+		}
+	}
+}
