@@ -20,7 +20,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker nameserver demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -43,16 +43,19 @@ demo: deps build ## the tour: gateway, test internet, a box, every promise
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
+nameserver: ## unpack the nameserver of one test, without installing it
+	@dist/nameserver.sh
+
 docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
 
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
-test: image docker visitors ## run every test, the kernel ones included
+test: image docker nameserver visitors ## run every test, the kernel ones included
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
 
-mutants: image docker visitors ## take away each protection in turn, and demand that its tests notice
+mutants: image docker nameserver visitors ## take away each protection in turn, and demand that its tests notice
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
 
 structure: ## print the circles of files in each package, and the lengths of functions
@@ -61,7 +64,7 @@ structure: ## print the circles of files in each package, and the lengths of fun
 conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)
 	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
 
-check: deps docker visitors ## formatting, vet, linters, and the tests with the race detector
+check: deps docker nameserver visitors ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...

@@ -32,7 +32,7 @@ import (
 )
 
 // patience bounds what takes seconds on an idle machine.
-const patience = 5 * time.Minute
+const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) {
 	certmagic.RateLimitEvents, certmagic.RateLimitEventsWindow = 1000, time.Second // for 200 names at once

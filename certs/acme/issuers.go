@@ -2,6 +2,7 @@ package acme
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,16 +25,42 @@ func (m *Manager) newConfig(solver *certmagic.DNS01Solver) *certmagic.Config {
 		RenewalWindowRatio: certmagic.DefaultRenewalWindowRatio, KeySource: certmagic.DefaultKeyGenerator,
 		Issuers: []certmagic.Issuer{}, // set below: an issuer needs its configuration
 	})
-	for _, i := range m.cfg.Issuers {
+	for n, i := range m.cfg.Issuers {
 		template := i.template()
 		template.Email, template.Logger = m.cfg.Email, m.cfg.Log
 		if solver != nil {
 			template.DNS01Solver = solver
 		}
 		template.listenAt(m.cfg.HTTP, m.cfg.HTTPS)
-		config.Issuers = append(config.Issuers, certmagic.NewACMEIssuer(config, template.ACMEIssuer))
+		issuer := certmagic.NewACMEIssuer(config, template.ACMEIssuer)
+		if n == 0 {
+			config.Issuers = append(config.Issuers, issuer)
+		} else {
+			config.Issuers = append(config.Issuers, fallback{issuer})
+		}
 	}
 	return config
+}
+
+// fallback is an issuer that is asked after another. When certmagic (v0.25.6) renews, it tells it that its certificate
+// replaces that of the issuer before it, which it does not know and refuses; so it is not told.
+type fallback struct{ *certmagic.ACMEIssuer }
+
+// Issue implements [certmagic.Issuer].
+func (f fallback) Issue(ctx context.Context, request *x509.CertificateRequest) (*certmagic.IssuedCertificate, error) {
+	return f.ACMEIssuer.Issue(withoutCertificate{ctx}, request)
+}
+
+// withoutCertificate is a context that carries no certificate: certmagic puts there the one that is replaced.
+type withoutCertificate struct{ context.Context }
+
+// Value implements [context.Context].
+func (c withoutCertificate) Value(key any) any {
+	value := c.Context.Value(key)
+	if _, replaced := value.(*x509.Certificate); replaced {
+		return nil
+	}
+	return value
 }
 
 // template is a certmagic.ACMEIssuer that is being made.

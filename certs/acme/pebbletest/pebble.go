@@ -160,11 +160,19 @@ func (o *Options) settings(dir string, p *Pebble) map[string]any {
 	return map[string]any{
 		"listenAddress": p.Address, "managementListenAddress": p.management,
 		"certificate": filepath.Join(dir, "cert.pem"), "privateKey": filepath.Join(dir, "key.pem"),
-		"httpPort": o.HTTPPort, "tlsPort": o.TLSPort, "ocspResponderURL": o.OCSP, "keyAlgorithm": "ecdsa",
+		"httpPort": o.HTTPPort, "tlsPort": o.TLSPort, "ocspResponderURL": o.OCSP, "keyAlgorithm": o.keyAlgorithm(),
 		"externalAccountBindingRequired": o.Accounts != nil, "externalAccountMACKeys": o.Accounts,
 		"retryAfter": map[string]int{"authz": 0, "order": 0},
 		"profiles":   map[string]any{"default": map[string]any{"description": "test", "validityPeriod": int(o.Validity.Seconds())}},
 	}
+}
+
+// keyAlgorithm is that of the issuer's keys. pebble shows those of RSA alone, which a responder needs.
+func (o *Options) keyAlgorithm() string {
+	if o.OCSP != "" {
+		return "rsa"
+	}
+	return "ecdsa"
 }
 
 // ready waits until it answers, or reports false if it has exited.
