@@ -51,6 +51,12 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"stalled bodies":     {"ingress: {limits: {body_timeout: -1s}}", "ingress.limits.body_timeout: -1s is out of range"},
 		"hasty connects":     {"ingress: {limits: {connect_timeout: 1ms}}", "ingress.limits.connect_timeout: 1ms is out of range"},
 		"endless responses":  {"ingress: {limits: {response_timeout: 25h}}", "ingress.limits.response_timeout: 25h0m0s is out of range"},
+		"ACME for nobody":    {"ingress: {domain: p.example.org, tls: {mode: acme}}", "ingress.tls.acme.email: \"\" is not an e-mail address"},
+		"ACME of localhost":  {"ingress: {tls: {mode: acme, acme: {email: a@b.c}}}", `ingress.domain: "preview.localhost" leads each machine to itself`},
+		"ACME without TLS":   {"ingress: {domain: p.example.org, tls: {mode: acme, acme: {email: a@b.c, issuers: [{directory: \"http://ca/dir\"}]}}}", "is not an https URL"},
+		"half an account":    {"ingress: {domain: p.example.org, tls: {mode: acme, acme: {email: a@b.c, issuers: [{directory: \"https://ca/dir\", eab: {key_id: x}}]}}}", "needs both key_id and hmac_file"},
+		"unsigned updates":   {"ingress: {domain: p.example.org, tls: {mode: acme, acme: {email: a@b.c, dns01: {server: \"ns:53\", key_name: k}}}}", "ingress.tls.acme.dns01.key_file: is not set"},
+		"weak updates":       {"ingress: {domain: p.example.org, tls: {mode: acme, acme: {email: a@b.c, dns01: {server: \"ns:53\", key_name: k, key_algorithm: hmac-md5, key_file: /k}}}}", `"hmac-md5" is not a valid value`},
 		"not YAML":           {"a: [", "line 1"},
 		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: cannot unmarshal"},
 	} {

@@ -108,6 +108,7 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 			return status == 200
 		})
 	}
+	v.tells("app.example.org")
 	asked, kept := v.issuer.Asked(), v.stored()
 	for _, host := range []string{
 		"evil.example.org", "www.app.example.org", box + "-8001.preview.example.com", "preview.example.com", "localhost", gatewayIP, "",
@@ -134,6 +135,27 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 	}
 	if _, err := v.connect("app.example.org"); err == nil {
 		t.Error("the certificate of a URL that is deleted is shown")
+	}
+}
+
+// tells requires that the operator learns how long the two certificates are still valid.
+func (v *issued) tells(host string) {
+	v.T.Helper()
+	if out, _ := v.GatewayCommand("check", "--config", v.Config); !strings.Contains(out, "certificate "+host+", 59 days left") ||
+		!strings.Contains(out, "cannot be checked from here") {
+		v.T.Errorf("gateway check says\n%s", out)
+	}
+	text, err := v.Net.Gateway().Run(v.T.Context(), "curl", "-sS", "--fail", "http://127.0.0.1:9600/metrics")
+	if err != nil {
+		v.T.Fatal(err)
+	}
+	for _, line := range []string{"boxgate_certificates 2\n", "boxgate_certificate_days_left 59.9", "boxgate_certificates_failing 0\n"} {
+		if !strings.Contains(text, "\n"+line) {
+			v.T.Errorf("no %q in the metrics", line)
+		}
+	}
+	if strings.Contains(text, host) {
+		v.T.Errorf("the metrics name %s", host)
 	}
 }
 
