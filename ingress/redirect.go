@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -18,6 +19,10 @@ type redirection struct {
 	challenge Challenge // may be nil
 }
 
+// challengePath is where issuers look for the answers to HTTP-01 challenges (RFC 8555, 8.3). Requests for it are not
+// redirected: issuers follow redirects, and the box could answer, and obtain certificates of its own for the host.
+const challengePath = "/.well-known/acme-challenge/"
+
 // answer answers a request for a target.
 func (r *redirection) answer(g *core, v *visit, target string) {
 	host, ok := hostOf(&v.asked)
@@ -30,6 +35,10 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 	}
 	if !ok {
 		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This address is not a public URL.")
+		return
+	}
+	if strings.HasPrefix(v.path, challengePath) {
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "The gateway has no such challenge.")
 		return
 	}
 	to, ok := g.URLs.Lookup(host)

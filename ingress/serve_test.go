@@ -69,6 +69,7 @@ func TestRedirect(t *testing.T) {
 		{"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "", 421},
 		{"GET /.well-known/acme-challenge/x HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", "", 200},
 		{"GET /.well-known/acme-challenge/x HTTP/1.1\r\nHost: two.preview.test\r\n\r\n", "", 404},
+		{"GET /.well-known/acme-challenge/of-the-box HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", "", 404},
 	}
 	for _, tt := range tests {
 		resp := f.raw(t, tt.request)
