@@ -43,6 +43,7 @@ type listener struct {
 type held struct {
 	busy    atomic.Bool  // a request has begun
 	network netip.Prefix // what it is counted by; guarded by the listener's mu
+	url     string       // the public URL that it is for, likewise; "": not known
 }
 
 // network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
@@ -165,7 +166,8 @@ func (l *listener) contained(conn net.Conn, f func()) {
 func (l *listener) forget(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.places.leave("", l.conns[conn].network)
+	h := l.conns[conn]
+	l.places.leave(h.url, h.network)
 	delete(l.conns, conn)
 }
 
@@ -196,6 +198,11 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		_ = conn.Close()
 		return nil
 	}
+	if !l.named(c.visitor.sni, h) {
+		l.g.refusedConn(conn, policy.ReasonLimit, errCrowdedURL)
+		_ = conn.Close()
+		return nil
+	}
 	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
 		h.busy.Store(true) // it goes on until its requests would be cut
 		return newPassage(&l.g.core, c.visitor, c.conn).run
@@ -215,6 +222,25 @@ func (l *listener) counted(h *held) netip.Prefix {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return h.network
+}
+
+// named counts a connection for the public URL that a visitor names in TLS, and reports whether it may have one more. The
+// requests of the connection can be for no other.
+func (l *listener) named(sni string, h *held) bool {
+	if sni == "" {
+		return true
+	}
+	t, ok := l.g.URLs.Lookup(bareHost(sni))
+	if !ok {
+		return true
+	}
+	if !l.places.name(t.ID) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.url = t.ID
+	return true
 }
 
 // handshake returns nil if it fails.
@@ -295,6 +321,9 @@ func (c *client) gone() bool {
 
 // errCrowded is a visitor with more connections than one may have.
 var errCrowded = errors.New("the address has too many connections")
+
+// errCrowdedURL is a public URL with more connections than one may have.
+var errCrowdedURL = errors.New("the public URL has too many connections")
 
 // refusedConn records a connection that comes to no request: such as by a TLS handshake that fails.
 func (g *core) refusedConn(conn net.Conn, reason policy.Reason, err error) {

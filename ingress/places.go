@@ -22,11 +22,14 @@ type places struct {
 func (p *places) take(url string, peer netip.Prefix) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.taken >= p.most || p.urls[url] >= max(1, p.most/2) || p.peers[peer] >= max(1, p.most/4) {
+	if p.taken >= p.most || p.urls[url] >= p.ofURL() || p.peers[peer] >= max(1, p.most/4) {
 		return false
 	}
+	if p.peers == nil {
+		p.peers = map[netip.Prefix]int{}
+	}
 	if p.urls == nil {
-		p.urls, p.peers = map[string]int{}, map[netip.Prefix]int{}
+		p.urls = map[string]int{}
 	}
 	p.taken++
 	if url != "" {
@@ -37,6 +40,23 @@ func (p *places) take(url string, peer netip.Prefix) bool {
 	}
 	return true
 }
+
+// name counts a place that was taken without a URL for one, and reports whether that may have it.
+func (p *places) name(url string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.urls[url] >= p.ofURL() {
+		return false
+	}
+	if p.urls == nil {
+		p.urls = map[string]int{}
+	}
+	p.urls[url]++
+	return true
+}
+
+// ofURL is how much one URL may have.
+func (p *places) ofURL() int { return max(1, p.most/2) }
 
 // leave gives a place back.
 func (p *places) leave(url string, peer netip.Prefix) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +107,54 @@ func TestOneVisitorDoesNotTakeAllConnections(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("the places were not given back: ", err)
+		}
+	}
+}
+
+// One URL, however many visit it, has no more than half of the connections. Another URL is visited meanwhile, and it has them
+// again when they have ended.
+func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Connections = 16 })
+	box := record(t)
+	f.expose("one", box.Server, Auth{Open: true})
+	f.expose("two", box.Server, Auth{Open: true})
+	open := func(host, address string) (net.Conn, error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+		c, err := tls.DialWithDialer(&d, "tcp", f.https, &tls.Config{RootCAs: f.roots, ServerName: host + domain})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+domain+"\r\n\r\n")
+		_, err = c.Read(make([]byte, 1))
+		return c, err
+	}
+	var held []net.Conn
+	for i := range 8 {
+		c, err := open("one", "127.0.0."+strconv.Itoa(10+i/2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+	}
+	if _, err := open("one", "127.0.0.20"); err == nil {
+		t.Error("a ninth connection to one URL is served")
+	}
+	f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonLimit && e.Error == errCrowdedURL.Error() })
+	if _, err := open("two", "127.0.0.20"); err != nil {
+		t.Errorf("another URL: %v", err)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		if _, err := open("one", "127.0.0.20"); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the connections were not given back")
 		}
 	}
 }
