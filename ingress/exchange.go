@@ -271,11 +271,14 @@ func (e *exchange) send(whole bool) error {
 		if sent && whole {
 			err = e.up.in.Fill()
 		}
+		if err == nil {
+			return nil
+		}
 		if (whole || !sent) && tries < 2 && h2c.Unprocessed(err) {
 			tries++
 			continue
 		}
-		if err == nil || errors.Is(err, errGone) || errors.Is(err, errLate) || e.ctx.Err() != nil {
+		if errors.Is(err, errGone) || errors.Is(err, errLate) || e.ctx.Err() != nil {
 			return err
 		}
 		if !whole && !e.up.used {
