@@ -216,6 +216,7 @@ type URLRequest struct {
 	Protocol  string        // one of [URLProtocols]
 	ExpiresIn time.Duration // 0: never
 	Origins   []string      // canonical; see URL
+	Accounts  *URLAccounts  // nil: accounts at the identity provider are no way in
 }
 
 // URLProtocols are what an application can be said to speak to the gateway; the first is the default.
@@ -236,6 +237,14 @@ type URL struct {
 	ExpiresAt                 time.Time // zero: never
 	// Origins are those, other than its own, whose pages may use the password or the session that a browser keeps for the URL.
 	Origins []string
+	// Accounts says whose accounts at the identity provider it lets in; nil: nobody's.
+	Accounts *URLAccounts
+}
+
+// URLAccounts says whose accounts at the identity provider open a URL: those that one of the lists names.
+type URLAccounts struct {
+	Emails, Domains []string // in lower case
+	Groups          []string
 }
 
 // LinkMethods are the methods that a link can permit.

@@ -26,6 +26,10 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if t := c.Ingress.SessionTime; t < time.Minute || t > 720*time.Hour {
 		fail("ingress.session_time", "%v is out of range; use 1m to 720h", t)
 	}
+	c.Ingress.OIDC.check(fail, c.Secrets)
+	if c.Ingress.OIDC.Issuer != "" && c.Ingress.HTTPS == "" {
+		fail("ingress.oidc", "needs ingress.https")
+	}
 	c.Ingress.Limits.check(fail)
 	for key, path := range map[string]string{
 		"admin.socket": c.Admin.Socket, "launcher.run_dir": c.Launcher.RunDir, "launcher.image_dir": c.Launcher.ImageDir,

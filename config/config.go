@@ -82,6 +82,7 @@ type Ingress struct {
 	ProxyProtocol []string `yaml:"proxy_protocol"`
 	// SessionTime is how long a browser stays signed in.
 	SessionTime time.Duration `yaml:"session_time"`
+	OIDC        OIDC          `yaml:"oidc"`
 	HSTS        HSTS          `yaml:"hsts"`
 	Limits      URLLimits     `yaml:"limits"`
 }
@@ -131,7 +132,7 @@ func Default() Config {
 		Limits:   DefaultLimits(),
 		Ingress: Ingress{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", Names: namesFlat, TLS: TLS{Mode: "internal", ACME: defaultACME()},
-			SessionTime: 12 * time.Hour, HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
+			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
 			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute,

@@ -2,11 +2,18 @@ package host
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
+	"strconv"
 
 	"boxgate/certs/acme"
+	"boxgate/config"
 	"boxgate/ingress"
+	"boxgate/ingress/account"
+	"boxgate/policy"
 )
 
 func (p *parts) openIngress(context.Context) error {
@@ -19,11 +26,14 @@ func (p *parts) openIngress(context.Context) error {
 	}
 	connections, requests := p.shares.Visits()
 	limits := p.cfg.Ingress.Limits
-	var err error
+	accounts, err := p.openAccounts()
+	if err != nil {
+		return err
+	}
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: p.certificates.GetCertificate, Validation: validation, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
-		SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return signOut(p.store, t) },
+		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return signOut(p.store, t) },
 		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
@@ -45,4 +55,33 @@ func (p *parts) balancers() (list []netip.Prefix) {
 		}
 	}
 	return list
+}
+
+// openAccounts returns what ingress.oidc asks for; nil if it is not set.
+func (p *parts) openAccounts() (*ingress.Accounts, error) {
+	c := p.cfg.Ingress.OIDC
+	if c.Issuer == "" {
+		return nil, nil
+	}
+	redirect := c.RedirectURL
+	if redirect == "" {
+		if p.listeners.https == nil {
+			return nil, errors.New("ingress.oidc: needs ingress.https")
+		}
+		redirect = "https://auth." + p.cfg.Ingress.Domain
+		if port := portOf(p.listeners.https); port != 443 {
+			redirect += ":" + strconv.Itoa(int(port))
+		}
+		redirect += config.OIDCReturnPath
+	}
+	at, err := url.Parse(redirect)
+	if err != nil {
+		return nil, fmt.Errorf("ingress.oidc.redirect_url: %w", err)
+	}
+	p.urlTable.own = at.Hostname()
+	desk := account.Config{Issuer: c.Issuer, ClientID: c.ClientID, Scopes: c.Scopes, Groups: c.GroupsClaim, Redirect: redirect}
+	if c.ClientSecret != "" {
+		desk.Secret = func(ctx context.Context) (policy.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }
+	}
+	return &ingress.Accounts{Origin: "https://" + at.Host, Desk: account.NewDesk(desk, c.SessionTime)}, nil
 }

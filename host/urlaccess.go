@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/ingress"
 	"boxgate/ingress/access"
+	"boxgate/ingress/account"
 	"boxgate/ingress/link"
 	"boxgate/ingress/signin"
 	"boxgate/policy"
@@ -34,7 +35,8 @@ func urlAccess(r store.URL) *ingress.Access {
 		}
 	}
 	return &ingress.Access{
-		Created: r.CreatedAt, Sessions: key.For(access.Sessions), Links: key.For(access.Links),
+		Accounts: (*account.Rules)(r.Accounts),
+		Created:  r.CreatedAt, Sessions: key.For(access.Sessions), Links: key.For(access.Links),
 		Expires: r.ExpiresAt, Origins: r.Origins, Ended: access.NewEnded(ended, r.SignedOutBefore),
 	}
 }

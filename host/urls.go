@@ -71,7 +71,7 @@ func (u *publicURLs) urlView(r store.URL) api.URL {
 	return api.URL{
 		URL: u.urlOf(r.Box, r.Port, r.Protocol), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
 		Protocol: cmp.Or(r.Protocol, api.URLProtocols[0]), CreatedAt: r.CreatedAt,
-		ExpiresAt: r.ExpiresAt, Origins: r.Origins,
+		ExpiresAt: r.ExpiresAt, Origins: r.Origins, Accounts: (*api.URLAccounts)(r.Accounts),
 	}
 }
 
@@ -88,8 +88,11 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if u.cfg.RequireAuth && req.Protocol == api.ProtocolTCP {
 		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs, for which raw TCP has no place")
 	}
-	if u.cfg.RequireAuth && !req.Bearer && !req.Basic {
-		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token or basic_auth")
+	if u.cfg.RequireAuth && !req.Bearer && !req.Basic && req.Accounts == nil {
+		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token, basic_auth or oidc")
+	}
+	if req.Accounts != nil && u.cfg.OIDC.Issuer == "" {
+		return api.URL{}, invalidAt("/oidc", "this gateway has no identity provider: set ingress.oidc")
 	}
 	if req.Protocol == api.ProtocolTCP && u.listeners.https == nil {
 		return api.URL{}, invalidAt("/protocol", "tcp needs TLS: set ingress.https")
@@ -99,6 +102,7 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 		return api.URL{}, err
 	}
 	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey()}
+	record.Accounts = (*store.Accounts)(req.Accounts)
 	if req.ExpiresIn > 0 {
 		record.ExpiresAt = record.CreatedAt.Add(req.ExpiresIn)
 	}
@@ -170,7 +174,7 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 		ID:       fmt.Sprintf("%s-%d-%d", r.Box, r.Port, r.CreatedAt.UnixNano()),
 		Box:      r.Box, Addr: netip.AddrPortFrom(addr, r.Port),
 		Auth: ingress.Auth{
-			Open:   r.Bearer == nil && r.Password == nil,
+			Open:   r.Bearer == nil && r.Password == nil && r.Accounts == nil,
 			Bearer: (*ingress.Digest)(r.Bearer),
 			Basic:  (*ingress.Digest)(r.Password),
 		},

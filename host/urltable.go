@@ -10,6 +10,8 @@ import (
 
 // urlTable finds the target of a public URL's host names. Safe for concurrent use.
 type urlTable struct {
+	own string // a host of the gateway's own, which is no URL's; "" for none. It does not change
+
 	mu     sync.RWMutex
 	byHost map[string]ingress.Target
 }
@@ -22,8 +24,11 @@ func (t *urlTable) Lookup(host string) (ingress.Target, bool) {
 	return target, ok
 }
 
-// has reports whether a host name leads to a public URL.
+// has reports whether a host name leads to a public URL, or is the gateway's own.
 func (t *urlTable) has(host string) bool {
+	if host == t.own && host != "" {
+		return true
+	}
 	_, ok := t.Lookup(host)
 	return ok
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"boxgate/ingress/access"
+	"boxgate/ingress/account"
 	"boxgate/ingress/link"
 	"boxgate/ingress/signin"
 )
@@ -17,6 +18,8 @@ type Access struct {
 	Expires  time.Time  // when the URL no longer lets anybody in; zero: never
 	// Origins are those, other than the URL's own, whose pages may use what browsers keep for it: a password or a session.
 	Origins []string
+	// Accounts says whose accounts at the identity provider it lets in; nil: nobody's.
+	Accounts *account.Rules
 	// Ended has the sessions that were ended before their time. It is the same for all targets of one URL; nil: there are no sessions.
 	Ended *access.Ended
 }

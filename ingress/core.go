@@ -60,6 +60,8 @@ type Config struct {
 
 	// SessionTime is how long a browser that has signed in stays signed in. 0: 12 h.
 	SessionTime time.Duration
+	// Accounts lets visitors sign in with their accounts at an identity provider; nil: there is none.
+	Accounts *Accounts
 	// SignOut stores that sessions of a target have ended, so that they stay ended. nil: they do until the gateway stops.
 	SignOut func(Target) error
 

@@ -44,6 +44,10 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	case v.path == pages.SignInPath && isSafe(v.method):
 		v.next = signin.Next(v.query)
 		g.ask(v, false)
+	case v.path == pages.StartPath && v.method == http.MethodGet:
+		g.startAccount(v, now)
+	case v.path == pages.ReturnPath && v.method == http.MethodGet:
+		g.finishAccount(v, tally, now)
 	case v.path == pages.SignOutPath && v.method == http.MethodPost:
 		g.signOut(v, now)
 	case v.path == pages.SignOutPath && isSafe(v.method):
@@ -89,10 +93,7 @@ func (g *core) begin(v *visit, by audit.Credential, next string, now time.Time) 
 	}
 	s := access.New(false, now, earlier(now.Add(g.SessionTime), a.Expires))
 	v.allow(by)
-	v.client.reply(http.StatusSeeOther, [][2]string{
-		{"Location", signin.Local(next, pages.Reserved)}, {"Set-Cookie", a.Sessions.SetCookie(v.target.ID, s, now)},
-		{"Cache-Control", "no-store"}, {"Referrer-Policy", "no-referrer"},
-	}, nil)
+	v.goTo(signin.Local(next, pages.Reserved), a.Sessions.SetCookie(v.target.ID, s, now))
 }
 
 // signOut ends the session of a browser, and what is open under it.
@@ -136,8 +137,9 @@ func (g *core) ask(v *visit, failed bool) {
 	auth, a := v.target.Auth, v.target.Access
 	n := pages.Notice{Status: http.StatusUnauthorized, Reason: policy.ReasonURLAuth, Detail: "This public URL needs a credential."}
 	challenges := auth.challenges()
-	if v.html && a.signsIn() && (auth.Bearer != nil || auth.Basic != nil) {
-		n.Form = &pages.Form{Bearer: auth.Bearer != nil, Basic: auth.Basic != nil, Next: signin.Local(v.wanted(), pages.Reserved), Failed: failed}
+	accounts := g.Accounts != nil && a != nil && a.Accounts != nil
+	if v.html && a.signsIn() && (auth.Bearer != nil || auth.Basic != nil || accounts) {
+		n.Form = &pages.Form{Bearer: auth.Bearer != nil, Basic: auth.Basic != nil, Provider: accounts, Next: signin.Local(v.wanted(), pages.Reserved), Failed: failed}
 		challenges = challenges[:1] // one for Basic would have the browser ask before it shows the page, so it comes last
 	}
 	var fields [][2]string

@@ -242,6 +242,14 @@ func (e *exchange) giveOut() {
 	e.out = nil
 }
 
+// hsts returns the value of Strict-Transport-Security for the visitor, or "": browsers ignore it over plain HTTP.
+func (e *exchange) hsts() string {
+	if !e.visitor.secure {
+		return ""
+	}
+	return e.g.transport
+}
+
 // head writes the request's head for the box to the output buffer.
 func (e *exchange) head(upgrade bool) {
 	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, open: e.visit.keepsAuthorization(), upgrade: upgrade}

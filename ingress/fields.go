@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"strings"
 
-	"boxgate/audit"
+	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
 	"boxgate/internal/h1"
 )
@@ -60,6 +60,7 @@ func appendField(dst []byte, r *h1.Request, f *h1.Field, open bool) []byte {
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
 			dst = h1.AppendPair(dst, "Cookie", kept)
 		}
+	case h1.EqualFold(f.Name, "referer") && bytes.Contains(f.Value, []byte(pages.Reserved)): // a page of a sign-in
 	case h1.EqualFold(f.Name, "referer"):
 		dst = h1.AppendField(dst, &h1.Field{Name: f.Name, Value: withoutOwnParameters(f.Value)})
 	default:
@@ -74,16 +75,6 @@ func withoutOwnParameters(target []byte) []byte {
 		return target
 	}
 	return []byte(signin.Clean(string(target)))
-}
-
-// keepsAuthorization reports whether the field Authorization is the application's: where the gateway needs no credential, or
-// let the request in by something else.
-func (v *visit) keepsAuthorization() bool {
-	switch v.event.Credential {
-	case audit.CredentialNone, audit.CredentialSession, audit.CredentialLink:
-		return true
-	}
-	return false
 }
 
 // appendForwarded tells the box the client's address, taken from the connection, in all the fields that servers read. The

@@ -25,13 +25,5 @@ func (h HSTS) value() string {
 	return value
 }
 
-// hsts returns the value of Strict-Transport-Security for the visitor, or "": browsers ignore it over plain HTTP.
-func (e *exchange) hsts() string {
-	if !e.visitor.secure {
-		return ""
-	}
-	return e.g.transport
-}
-
 // hstsName is the field's name, as HTTP/2 has it.
 const hstsName = "strict-transport-security"

@@ -29,6 +29,9 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.URLs == nil {
 		return nil, errors.New("ingress: URLs is required")
 	}
+	if err := checkAccounts(cfg.Accounts); err != nil {
+		return nil, err
+	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}

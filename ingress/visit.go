@@ -56,6 +56,9 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	v.event.Name = host
+	if g.knownToProvider(ctx, v, host) {
+		return false
+	}
 	if v.target, ok = g.URLs.Lookup(host); !ok {
 		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
 		return false
@@ -105,8 +108,7 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 		return false
 	}
 	if wait := tally.barred(now); wait > 0 && !v.target.Auth.open() {
-		v.refuseWith(http.StatusTooManyRequests, policy.ReasonLimit, "Too many wrong credentials have come from this address.",
-			[2]string{"Retry-After", strconv.Itoa(int(wait/time.Second) + 1)})
+		v.barred(wait)
 		return false
 	}
 	if v.target.Access.expired(now) {
@@ -146,6 +148,12 @@ func (v *visit) byLink(now time.Time) (allowed, forged bool) {
 	return true, false
 }
 
+// barred refuses to look at the credential of a visitor who has sent too many wrong ones.
+func (v *visit) barred(wait time.Duration) {
+	v.refuseWith(http.StatusTooManyRequests, policy.ReasonLimit, "Too many wrong credentials have come from this address.",
+		[2]string{"Retry-After", strconv.Itoa(int(wait/time.Second) + 1)})
+}
+
 // signedIn reports whether the browser is signed in.
 func (v *visit) signedIn(now time.Time) bool {
 	s, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now)
@@ -153,7 +161,9 @@ func (v *visit) signedIn(now time.Time) bool {
 		return false
 	}
 	v.by = admission{session: s, until: earlier(v.by.until, s.Expires)}
-	v.event.Credential = audit.CredentialSession
+	if v.event.Credential = audit.CredentialSession; s.Account {
+		v.event.Credential = audit.CredentialAccount
+	}
 	return true
 }
 
@@ -162,8 +172,18 @@ func (v *visit) foreign() bool {
 	switch v.event.Credential {
 	case audit.CredentialBasic:
 		return foreign(&v.asked, v.target.Access)
-	case audit.CredentialSession:
+	case audit.CredentialSession, audit.CredentialAccount:
 		return foreign(&v.asked, v.target.Access) || foreignRead(&v.asked, v.target.Access)
+	}
+	return false
+}
+
+// keepsAuthorization reports whether the field Authorization is the application's: where the gateway needs no credential, or
+// let the request in by something else.
+func (v *visit) keepsAuthorization() bool {
+	switch v.event.Credential {
+	case audit.CredentialNone, audit.CredentialSession, audit.CredentialAccount, audit.CredentialLink:
+		return true
 	}
 	return false
 }

@@ -95,12 +95,21 @@ type URL struct {
 
 	// Origins are those whose pages may use what browsers keep for this URL, as browsers write them.
 	Origins []string `json:"origins,omitempty"`
+	// Accounts says whose accounts at the identity provider it lets in; nil: nobody's.
+	Accounts *Accounts `json:"accounts,omitempty"`
 	// SignedOut are the sessions that were ended before their time.
 	SignedOut []SignedOut `json:"signed_out,omitempty"`
 	// SignedOutBefore: all sessions that began earlier were ended as well.
 	SignedOutBefore time.Time `json:"signed_out_before,omitzero"`
 	// Key authenticates the sessions and links of this URL, sealed; empty in URLs of older versions.
 	Key policy.Secret `json:"-"`
+}
+
+// Accounts says whose accounts at the identity provider a public URL lets in.
+type Accounts struct {
+	Emails  []string `json:"emails,omitempty"`
+	Domains []string `json:"domains,omitempty"`
+	Groups  []string `json:"groups,omitempty"`
 }
 
 // SignedOut is a session of a public URL that was ended before its time.

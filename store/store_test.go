@@ -36,7 +36,7 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 	})
 	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"api.example.com"}}
 	url := URL{Box: "b1", Port: 8000, Bearer: new(KeyHash), Username: "box", CreatedAt: time.Unix(2000, 0).UTC(), ExpiresAt: time.Unix(4000, 0).UTC(),
-		Origins: []string{"https://example.org"}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: policy.NewSecret("url-secret")}
+		Origins: []string{"https://example.org"}, Accounts: &Accounts{Emails: []string{"a@example.org"}, Groups: []string{"g"}}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: policy.NewSecret("url-secret")}
 	ca := CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key-secret")}
 	if err := errors.Join(
 		db.StagePolicy("b1", spec, 1), db.CommitPolicy("b1"), db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),

@@ -24,6 +24,8 @@ type urlBody struct {
 
 	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds after which the URL lets nobody in and its connections are cut; absent: never"`
 	Origins   []string `json:"origins,omitempty" doc:"origins, other than the URL's own, whose pages may use the password or sign-in that a browser keeps for it, such as https://app.example.org"`
+
+	OIDC *oidcBody `json:"oidc,omitempty" doc:"accounts at the gateway's identity provider that open it, beside the other credentials"`
 }
 
 // urlView is a public URL. Token, username and password are only in the answer that created them.
@@ -41,6 +43,8 @@ type urlView struct {
 
 	ExpiresAt int64    `json:"expires_at,omitempty"`
 	Origins   []string `json:"origins,omitempty"`
+
+	OIDC *oidcBody `json:"oidc,omitempty"`
 }
 
 // urlsView is the answer of a list of public URLs.
@@ -51,7 +55,7 @@ type urlsView struct {
 func viewURL(u api.URL) urlView {
 	return urlView{
 		URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Protocol: u.Protocol, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0),
-		ExpiresAt: max(u.ExpiresAt.Unix(), 0), Origins: u.Origins,
+		ExpiresAt: max(u.ExpiresAt.Unix(), 0), Origins: u.Origins, OIDC: viewAccounts(u.Accounts),
 	}
 }
 
@@ -78,6 +82,9 @@ func (b *urlBody) request() (api.URLRequest, error) {
 		return api.URLRequest{}, err
 	}
 	req := api.URLRequest{Port: uint16(*b.Port), Bearer: b.BearerToken, Basic: b.BasicAuth, Protocol: protocol, Hostnames: hostnames, Origins: b.Origins}
+	if req.Accounts, err = b.OIDC.accounts(); err != nil {
+		return api.URLRequest{}, err
+	}
 	if b.ExpiresIn != nil {
 		if *b.ExpiresIn < 1 || *b.ExpiresIn > mostSeconds {
 			return api.URLRequest{}, problem.Invalid("/expires_in", "must be between 1 and %d seconds", mostSeconds)
@@ -130,6 +137,8 @@ func (b *urlBody) checkRaw(protocol string) error {
 		return problem.Invalid("/bearer_token", why)
 	case b.BasicAuth:
 		return problem.Invalid("/basic_auth", why)
+	case b.OIDC != nil:
+		return problem.Invalid("/oidc", why)
 	case len(b.Origins) > 0:
 		return problem.Invalid("/origins", "raw TCP knows no pages, and so no origins")
 	}

@@ -1,6 +1,7 @@
 package tour
 
 import (
+	"encoding/json"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/config"
 	"boxgate/e2e/harness"
 )
 
@@ -166,4 +168,30 @@ func TestURLExpires(t *testing.T) {
 			t.Fatalf("%s, %v after its end", status, time.Since(until))
 		}
 	}
+}
+
+// TestAccountsOpenAURL: a URL that accounts open sends a browser to the host that the provider knows. While the provider does not
+// answer nobody is let in, and the page says so.
+func TestAccountsOpenAURL(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) {
+		c.Ingress.RequireAuth = true
+		c.Ingress.OIDC.Issuer, c.Ingress.OIDC.ClientID = "http://127.0.0.1:1", "boxgate"
+	})
+	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
+	serveInBox(w, box, "8000")
+	out, code := w.GatewayCommand("url", "create", box, "8000", "--oidc-domain", "Friends.example", "--oidc-group", "staff", "--json")
+	var made struct{ URL string }
+	if err := json.Unmarshal([]byte(out), &made); code != 0 || err != nil || !strings.Contains(out, `"friends.example"`) {
+		t.Fatal(code, out)
+	}
+	b := newBrowser(w)
+	if page := b.want("at first", made.URL+"/x", "401"); !strings.Contains(page, `href="/.boxgate/start?next=%2Fx"`) || strings.Contains(page, "hello from the box") {
+		t.Errorf("no link to sign in:\n%s", page)
+	}
+	status, at, page := b.open(made.URL+"/.boxgate/start?next=/x", "--resolve", "auth.preview.localhost:443:127.0.0.1")
+	if status != "503" || !strings.HasPrefix(at, "https://auth.preview.localhost/.boxgate/start?ticket=") || !strings.Contains(page, "identity provider does not answer") {
+		t.Errorf("the provider is down: %s at %s\n%s", status, at, page)
+	}
+	b.want("with a code of one's own", made.URL+"/.boxgate/return?code=eyJ1Ijoib25lIn0", "403")
 }

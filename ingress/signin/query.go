@@ -81,13 +81,19 @@ func Local(next, reserved string) string {
 	return next
 }
 
+// Value returns the value of a parameter that is not the application's to see: of a path of the gateway's own.
+func Value(query, name string) (value string, ok bool) {
+	values, err := url.ParseQuery(query)
+	if err != nil || len(values[name]) != 1 {
+		return "", false
+	}
+	return values[name][0], true
+}
+
 // Next returns the path to return to that a query names, or "".
 func Next(query string) string {
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return ""
-	}
-	return values.Get("next")
+	next, _ := Value(query, "next")
+	return next
 }
 
 // Form is what a visitor has entered.

@@ -15,11 +15,31 @@ import (
 // newURLCommand is `gateway url`.
 func newURLCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("url", "Create, list and remove the public URLs of a box")
+	cmd.AddCommand(newURLCreateCommand(o), newURLSignCommand(o),
+		&cobra.Command{
+			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.Call(cmd, "GET", api.BoxPath(args[0], "preview"), nil, cli.Indented)
+			},
+		},
+		&cobra.Command{
+			Use: "rm BOX PORT", Short: "Delete a public URL and cut its connections", Args: cli.ExactArgs(2),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return o.Call(cmd, "DELETE", api.BoxPath(args[0], "preview", args[1]), nil, cli.Silent)
+			},
+		},
+	)
+	return cmd
+}
+
+// newURLCreateCommand is `gateway url create`.
+func newURLCreateCommand(o *cli.Options) *cobra.Command {
 	var bearer, basic bool
 	var hostnames []string
 	var protocol string
 	var expires time.Duration
 	var origins []string
+	oidc := map[string]*[]string{"emails": new([]string), "domains": new([]string), "groups": new([]string)}
 	create := &cobra.Command{
 		Use: "create BOX PORT", Short: "Create the public URL of a port; credentials are shown only once", Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -37,6 +57,15 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 			if cmd.Flags().Changed("expires-in") {
 				body["expires_in"] = int64(expires / time.Second)
 			}
+			accounts := map[string]any{}
+			for key, list := range oidc {
+				if len(*list) > 0 {
+					accounts[key] = *list
+				}
+			}
+			if len(accounts) > 0 {
+				body["oidc"] = accounts
+			}
 			if len(origins) > 0 {
 				body["origins"] = origins
 			}
@@ -48,22 +77,11 @@ func newURLCommand(o *cli.Options) *cobra.Command {
 	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1, h2c, or tcp for anything in TLS")
 	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
 	create.Flags().DurationVar(&expires, "expires-in", 0, "time after which it lets nobody in, such as 24h (default: never)")
+	create.Flags().StringSliceVar(oidc["emails"], "oidc-email", nil, "open it with the account of this e-mail address at the identity provider (repeatable)")
+	create.Flags().StringSliceVar(oidc["domains"], "oidc-domain", nil, "open it with accounts of e-mail addresses of this domain (repeatable)")
+	create.Flags().StringSliceVar(oidc["groups"], "oidc-group", nil, "open it with accounts in this group (repeatable)")
 	create.Flags().StringSliceVar(&origins, "origin", nil, "another origin whose pages may use the password or sign-in that a browser keeps for it (repeatable)")
-	cmd.AddCommand(create, newURLSignCommand(o),
-		&cobra.Command{
-			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				return o.Call(cmd, "GET", api.BoxPath(args[0], "preview"), nil, cli.Indented)
-			},
-		},
-		&cobra.Command{
-			Use: "rm BOX PORT", Short: "Delete a public URL and cut its connections", Args: cli.ExactArgs(2),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				return o.Call(cmd, "DELETE", api.BoxPath(args[0], "preview", args[1]), nil, cli.Silent)
-			},
-		},
-	)
-	return cmd
+	return create
 }
 
 // urlAnswer is a public URL with its credentials, which are only shown at its creation.

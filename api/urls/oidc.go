@@ -1,0 +1,63 @@
+package urls
+
+import (
+	"fmt"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/policy"
+)
+
+// oidcBody says whose accounts open a URL.
+type oidcBody struct {
+	Emails  []string `json:"emails,omitempty" doc:"addresses that the provider has verified"`
+	Domains []string `json:"domains,omitempty" doc:"domains of such addresses"`
+	Groups  []string `json:"groups,omitempty" doc:"groups, as the provider names them"`
+}
+
+// mostAccounts bounds each of the lists.
+const mostAccounts = 256
+
+// accounts returns what the body asks for; nil for none.
+func (b *oidcBody) accounts() (*api.URLAccounts, error) {
+	if b == nil {
+		return nil, nil
+	}
+	if len(b.Emails)+len(b.Domains)+len(b.Groups) == 0 {
+		return nil, problem.Invalid("/oidc", "must name emails, domains or groups: nobody could sign in")
+	}
+	for key, list := range map[string][]string{"emails": b.Emails, "domains": b.Domains, "groups": b.Groups} {
+		if len(list) > mostAccounts {
+			return nil, problem.Invalid("/oidc/"+key, "must be %d at most", mostAccounts)
+		}
+	}
+	out := &api.URLAccounts{Groups: b.Groups}
+	for i, e := range b.Emails {
+		name, domain, ok := strings.Cut(e, "@")
+		if !ok || name == "" || domain == "" || strings.ContainsAny(e, " \t\r\n*") || strings.Contains(domain, "@") {
+			return nil, problem.Invalid(fmt.Sprintf("/oidc/emails/%d", i), "must be an address such as ann@example.org")
+		}
+		out.Emails = append(out.Emails, strings.ToLower(e))
+	}
+	for i, d := range b.Domains {
+		name, err := policy.ParseName(d)
+		if err != nil {
+			return nil, problem.Invalid(fmt.Sprintf("/oidc/domains/%d", i), "must be a domain such as example.org")
+		}
+		out.Domains = append(out.Domains, name.String())
+	}
+	for i, g := range b.Groups {
+		if g == "" || len(g) > 256 {
+			return nil, problem.Invalid(fmt.Sprintf("/oidc/groups/%d", i), "must have 1 to 256 bytes")
+		}
+	}
+	return out, nil
+}
+
+func viewAccounts(a *api.URLAccounts) *oidcBody {
+	if a == nil {
+		return nil
+	}
+	return &oidcBody{Emails: a.Emails, Domains: a.Domains, Groups: a.Groups}
+}

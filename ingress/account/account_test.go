@@ -1,0 +1,110 @@
+package account
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAllow(t *testing.T) {
+	t.Parallel()
+	rules := &Rules{Emails: []string{"ann@example.org"}, Domains: []string{"friends.example"}, Groups: []string{"staff"}}
+	for name, c := range map[string]struct {
+		id   Identity
+		want bool
+	}{
+		"an address":            {Identity{Email: "Ann@Example.org", Verified: true}, true},
+		"a domain":              {Identity{Email: "bob@friends.example", Verified: true}, true},
+		"a group":               {Identity{Email: "eve@evil.example", Verified: true, Groups: []string{"x", "staff"}}, true},
+		"not verified":          {Identity{Email: "ann@example.org"}, false},
+		"a group, not verified": {Identity{Email: "eve@evil.example", Groups: []string{"staff"}}, false},
+		"another address":       {Identity{Email: "eve@example.org", Verified: true}, false},
+		"below the domain":      {Identity{Email: "eve@x.friends.example", Verified: true}, false},
+		"a domain alike":        {Identity{Email: "eve@evilfriends.example", Verified: true}, false},
+		"two addresses in one":  {Identity{Email: "eve@evil.example@friends.example", Verified: true}, false},
+		"a domain alone":        {Identity{Email: "@friends.example", Verified: true}, false},
+		"nobody":                {Identity{Verified: true}, false},
+		"the empty group":       {Identity{Verified: true, Groups: []string{""}}, false},
+	} {
+		if got := rules.Allow(c.id); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+		if (*Rules)(nil).Allow(c.id) || (&Rules{}).Allow(c.id) {
+			t.Errorf("%s: no rules let it in", name)
+		}
+	}
+}
+
+// claimed is a token with claims.
+type claimed string
+
+func (c claimed) Claims(v any) error { return json.Unmarshal([]byte(c), v) }
+
+func TestClaims(t *testing.T) {
+	t.Parallel()
+	p := newProvider(Config{Groups: "roles"})
+	for text, want := range map[string]Identity{
+		`{"email":"a@b","email_verified":true,"roles":["x",1,"y"],"groups":["z"]}`: {Email: "a@b", Verified: true, Groups: []string{"x", "y"}},
+		`{"email":"a@b","email_verified":"true"}`:                                  {Email: "a@b", Verified: true},
+		`{"email":"a@b","email_verified":"yes"}`:                                   {Email: "a@b"},
+		`{"email":"a@b","email_verified":1,"roles":"x"}`:                           {Email: "a@b"},
+		`{"email":["a@b"],"email_verified":null}`:                                  {},
+		`{}`: {},
+	} {
+		if got, err := p.claims(claimed(text)); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+	}
+}
+
+// A ticket is good for its own step, in the browser that it was made for, once, until its time.
+func TestTickets(t *testing.T) {
+	t.Parallel()
+	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
+	begun, cookie := d.Begin("u", "host", "/x", now)
+	code := d.seal(toURL, Ticket{URL: "u", Host: "host", Next: "/x", Bind: hash(cookie), ID: []byte("once"), Expires: now.Add(time.Minute).Unix(), Until: now.Add(time.Hour).Unix()})
+	for name, finish := range map[string]func() error{
+		"the first ticket as the last": func() error { _, _, err := d.Finish("u", begun, cookie, now); return err },
+		"another URL":                  func() error { _, _, err := d.Finish("v", code, cookie, now); return err },
+		"another browser":              func() error { _, _, err := d.Finish("u", code, newFlow(), now); return err },
+		"no cookie":                    func() error { _, _, err := d.Finish("u", code, "", now); return err },
+		"too late":                     func() error { _, _, err := d.Finish("u", code, cookie, now.Add(time.Minute)); return err },
+		"of another gateway":           func() error { _, _, err := NewDesk(Config{}, 0).Finish("u", code, cookie, now); return err },
+		"changed":                      func() error { _, _, err := d.Finish("u", "A"+code[1:], cookie, now); return err },
+		"the last as the first":        func() error { _, _, err := d.Send(code, now); return err },
+	} {
+		if err := finish(); err != ErrTicket {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if next, until, err := d.Finish("u", code, cookie, now); err != nil || next != "/x" || !until.Equal(now.Add(time.Hour)) {
+		t.Errorf("%s, %v, %v", next, until, err)
+	}
+	if _, _, err := d.Finish("u", code, cookie, now); err != ErrTicket {
+		t.Errorf("again: %v", err)
+	}
+}
+
+func TestFlowOf(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		Cookie + "=a": "a", "x=y; " + Cookie + "=a; z=": "a", Cookie + "=a; " + Cookie + "=b": "", "x" + Cookie + "=a": "", "": "",
+	} {
+		if got := FlowOf(strings.SplitAfter(line, "\n")); got != want {
+			t.Errorf("%q: %q", line, got)
+		}
+	}
+}
+
+func FuzzTicket(f *testing.F) {
+	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
+	ticket, _ := d.Begin("u", "host", "/x", now)
+	f.Add(ticket)
+	f.Fuzz(func(t *testing.T, text string) {
+		if _, err := d.open(toProvider, text, now); err == nil && text != ticket {
+			t.Errorf("%q is a ticket", text)
+		}
+	})
+}

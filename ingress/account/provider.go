@@ -1,0 +1,179 @@
+package account
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/oauth2"
+
+	"boxgate/policy"
+)
+
+// Config says which provider it is, and who the gateway is there.
+type Config struct {
+	Issuer   string
+	ClientID string
+	Secret   func(context.Context) (policy.Secret, error) // the client's secret; nil: it has none
+	Scopes   []string                                     // besides openid
+	Groups   string                                       // the claim with the groups of a visitor
+	Redirect string                                       // the gateway's address there
+}
+
+// ErrDown is a provider that cannot be reached or gives no answer.
+var ErrDown = errors.New("the identity provider does not answer")
+
+// patience is how long the provider may take for an answer.
+const patience = 10 * time.Second
+
+// retry is how long a provider that could not be reached is not asked again.
+const retry = 2 * time.Second
+
+// provider finds out about the provider when it is first needed. Safe for concurrent use.
+type provider struct {
+	cfg    Config
+	client *http.Client
+
+	mu     sync.Mutex
+	known  *oidc.Provider // nil: not yet
+	failed time.Time
+}
+
+func newProvider(cfg Config) *provider {
+	return &provider{cfg: cfg, client: &http.Client{Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}}
+}
+
+// discover returns what the provider says of itself.
+func (p *provider) discover() (*oidc.Provider, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known != nil {
+		return p.known, nil
+	}
+	if time.Since(p.failed) < retry {
+		return nil, ErrDown
+	}
+	// Its keys are fetched under the same context for as long as the gateway runs; the client has a timeout.
+	known, err := oidc.NewProvider(oidc.ClientContext(context.Background(), p.client), p.cfg.Issuer)
+	if err != nil {
+		p.failed = time.Now()
+		return nil, fmt.Errorf("%w: %w", ErrDown, err)
+	}
+	p.known = known
+	return known, nil
+}
+
+// oauth2 is the gateway as a client of the provider, without its secret.
+func (p *provider) oauth2(known *oidc.Provider) *oauth2.Config {
+	return &oauth2.Config{
+		ClientID: p.cfg.ClientID, Endpoint: known.Endpoint(), RedirectURL: p.cfg.Redirect, Scopes: append([]string{oidc.ScopeOpenID}, p.cfg.Scopes...),
+	}
+}
+
+// authURL is where the browser signs in.
+func (p *provider) authURL(state, nonce, verifier string) (string, error) {
+	known, err := p.discover()
+	if err != nil {
+		return "", err
+	}
+	return p.oauth2(known).AuthCodeURL(state, oidc.Nonce(nonce), oauth2.S256ChallengeOption(verifier)), nil
+}
+
+// exchange exchanges a code for tokens.
+func (p *provider) exchange(ctx context.Context, known *oidc.Provider, code, verifier string) (*oauth2.Token, error) {
+	c := p.oauth2(known)
+	if p.cfg.Secret != nil {
+		secret, err := p.cfg.Secret(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("%w: the client secret: %w", ErrDown, err)
+		}
+		c.ClientSecret = secret.Reveal()
+	}
+	token, err := c.Exchange(ctx, code, oauth2.VerifierOption(verifier))
+	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil && refused.Response.StatusCode < 500 {
+		return nil, fmt.Errorf("%w: the code: %s", ErrRefused, refused.ErrorCode)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDown, err)
+	}
+	return token, nil
+}
+
+// identify exchanges the code that the browser has brought for who it is, and until when the provider says so.
+func (p *provider) identify(ctx context.Context, code, nonce, verifier string) (id Identity, until time.Time, err error) {
+	known, err := p.discover()
+	if err != nil {
+		return Identity{}, time.Time{}, err
+	}
+	ctx, cancel := context.WithTimeout(oidc.ClientContext(ctx, p.client), patience)
+	defer cancel()
+	token, err := p.exchange(ctx, known, code, verifier)
+	if err != nil {
+		return Identity{}, time.Time{}, err
+	}
+	raw, ok := token.Extra("id_token").(string)
+	if !ok {
+		return Identity{}, time.Time{}, errors.New("the identity provider sent no ID token")
+	}
+	verified, err := known.Verifier(&oidc.Config{ClientID: p.cfg.ClientID}).Verify(ctx, raw)
+	if err != nil {
+		return Identity{}, time.Time{}, fmt.Errorf("the ID token: %w", err)
+	}
+	if nonce == "" || subtle.ConstantTimeCompare([]byte(verified.Nonce), []byte(nonce)) != 1 {
+		return Identity{}, time.Time{}, errors.New("the ID token is for another sign-in")
+	}
+	id, err = p.claims(verified)
+	if err == nil && id.Email == "" {
+		err = p.userInfo(ctx, known, token, verified.Subject, &id)
+	}
+	return id, verified.Expiry, err
+}
+
+// claims reads who a token is about.
+func (p *provider) claims(token interface{ Claims(any) error }) (Identity, error) {
+	var claims map[string]any
+	if err := token.Claims(&claims); err != nil {
+		return Identity{}, fmt.Errorf("the claims: %w", err)
+	}
+	var id Identity
+	id.Email, _ = claims["email"].(string)
+	switch v := claims["email_verified"].(type) {
+	case bool:
+		id.Verified = v
+	case string: // as some providers send it
+		id.Verified = v == "true"
+	}
+	list, _ := claims[p.cfg.Groups].([]any)
+	for _, g := range list {
+		if name, ok := g.(string); ok {
+			id.Groups = append(id.Groups, name)
+		}
+	}
+	return id, nil
+}
+
+// userInfo asks for the claims of a provider that has not put them into the ID token.
+func (p *provider) userInfo(ctx context.Context, known *oidc.Provider, token *oauth2.Token, subject string, id *Identity) error {
+	if known.UserInfoEndpoint() == "" {
+		return nil
+	}
+	info, err := known.UserInfo(ctx, oauth2.StaticTokenSource(token))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDown, err)
+	}
+	if info.Subject != subject {
+		return errors.New("the identity provider answers about somebody else")
+	}
+	more, err := p.claims(info)
+	if err == nil {
+		*id = Identity{Email: more.Email, Verified: more.Verified, Groups: append(id.Groups, more.Groups...)}
+	}
+	return err
+}

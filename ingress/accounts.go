@@ -1,0 +1,153 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/ingress/access"
+	"boxgate/ingress/account"
+	"boxgate/ingress/pages"
+	"boxgate/ingress/signin"
+	"boxgate/policy"
+)
+
+// Accounts lets visitors sign in with their accounts at an identity provider.
+type Accounts struct {
+	Desk *account.Desk
+	// Origin is the address of the gateway that the provider knows, such as https://auth.preview.example.org: no public URL's.
+	// The URLs are at the same port.
+	Origin string
+}
+
+// host is the host of Origin, and port what follows a host that is an URL's: ":8443", or nothing.
+func (a *Accounts) host() (host, port string) {
+	u, err := url.Parse(a.Origin)
+	if err != nil {
+		return "", ""
+	}
+	if p := u.Port(); p != "" {
+		port = ":" + p
+	}
+	return u.Hostname(), port
+}
+
+// knownToProvider serves the host that the provider knows. It reports whether the request was for that.
+func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool {
+	if g.Accounts == nil {
+		return false
+	}
+	if own, _ := g.Accounts.host(); host != own {
+		return false
+	}
+	now, tally := time.Now(), g.tallies.of("", v.network)
+	switch {
+	case tally.request(now):
+		v.tooMany()
+	case tally.barred(now) > 0:
+		v.barred(tally.barred(now))
+	case v.path == pages.StartPath && v.method == http.MethodGet:
+		g.toProvider(v, tally, now)
+	case v.path == pages.ReturnPath && v.method == http.MethodGet:
+		g.fromProvider(ctx, v, tally, now)
+	default:
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+	}
+	return true
+}
+
+// startAccount begins a sign-in with an account, at the URL.
+func (g *core) startAccount(v *visit, now time.Time) {
+	a := v.target.Access
+	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		return
+	}
+	ticket, cookie := g.Accounts.Desk.Begin(v.target.ID, v.event.Name, signin.Local(signin.Next(v.query), pages.Reserved), now)
+	v.allow(audit.CredentialNone)
+	v.goTo(g.Accounts.Origin+pages.StartPath+"?ticket="+url.QueryEscape(ticket), account.SetCookie(cookie))
+}
+
+// toProvider sends a browser on to the provider.
+func (g *core) toProvider(v *visit, tally *tally, now time.Time) {
+	ticket, _ := signin.Value(v.query, "ticket")
+	to, cookie, err := g.Accounts.Desk.Send(ticket, now)
+	if err != nil {
+		g.noAccount(v, tally, now, err)
+		return
+	}
+	v.allow(audit.CredentialNone)
+	v.goTo(to, account.SetCookie(cookie))
+}
+
+// fromProvider takes a browser back from the provider, and sends it to the URL that it came from.
+func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now time.Time) {
+	t, code, err := g.Accounts.Desk.Return(ctx, v.query, account.FlowOf(v.values("cookie")), now, func(t account.Ticket, id account.Identity) bool {
+		target, ok := g.URLs.Lookup(t.Host)
+		return ok && target.ID == t.URL && target.Access != nil && target.Access.Accounts.Allow(id)
+	})
+	if err != nil {
+		g.noAccount(v, tally, now, err)
+		return
+	}
+	_, port := g.Accounts.host()
+	v.allow(audit.CredentialAccount)
+	v.goTo("https://"+t.Host+port+pages.ReturnPath+"?code="+url.QueryEscape(code), account.SetCookie(""))
+}
+
+// finishAccount ends a sign-in with an account, at the URL.
+func (g *core) finishAccount(v *visit, tally *tally, now time.Time) {
+	a := v.target.Access
+	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
+		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		return
+	}
+	code, _ := signin.Value(v.query, "code")
+	next, until, err := g.Accounts.Desk.Finish(v.target.ID, code, account.FlowOf(v.values("cookie")), now)
+	if err != nil {
+		g.noAccount(v, tally, now, err)
+		return
+	}
+	s := access.New(true, now, earlier(until, a.Expires))
+	v.allow(audit.CredentialAccount)
+	v.goTo(signin.Local(next, pages.Reserved), account.SetCookie(""), a.Sessions.SetCookie(v.target.ID, s, now))
+}
+
+// noAccount refuses a sign-in with an account. The cause is only logged.
+func (g *core) noAccount(v *visit, tally *tally, now time.Time, err error) {
+	v.event.Error = err.Error()
+	switch {
+	case errors.Is(err, account.ErrDown):
+		v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The identity provider does not answer.", [2]string{"Retry-After", "5"})
+	case errors.Is(err, account.ErrTicket):
+		tally.failed(now)
+		v.refuse(http.StatusForbidden, policy.ReasonURLAuth, "This sign-in was begun elsewhere, has taken too long, or is complete already.")
+	default:
+		v.refuse(http.StatusForbidden, policy.ReasonURLAuth, "Your account does not open this address.")
+	}
+}
+
+// goTo sends a browser to an address, with cookies.
+func (v *visit) goTo(address string, cookies ...string) {
+	fields := [][2]string{{"Location", address}, {"Cache-Control", "no-store"}, {"Referrer-Policy", "no-referrer"}}
+	for _, c := range cookies {
+		fields = append(fields, [2]string{"Set-Cookie", c})
+	}
+	v.client.reply(http.StatusSeeOther, fields, nil)
+}
+
+// checkAccounts requires an origin that is only a scheme and a host.
+func checkAccounts(a *Accounts) error {
+	if a == nil {
+		return nil
+	}
+	u, err := url.Parse(a.Origin)
+	if err != nil || u.Scheme != "https" || u.Host == "" || a.Origin != "https://"+u.Host || net.ParseIP(u.Hostname()) != nil {
+		return errors.New("ingress: the origin that the identity provider knows must be https:// and a host name")
+	}
+	return nil
+}
