@@ -45,11 +45,11 @@ func (m *Manager) wanted(subject string) bool {
 func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	name, err := policy.ParseName(hello.ServerName)
 	if err != nil {
-		return nil, nil //nolint:nilerr,nilnil // crypto/tls sends unrecognized_name
+		return nil, nil //nolint:nilerr // crypto/tls sends unrecognized_name
 	}
 	subject := m.subject(name.String())
 	if subject == "" {
-		return nil, nil //nolint:nilnil // as above
+		return nil, nil // as above
 	}
 	if slices.Equal(hello.SupportedProtos, []string{Protocol}) {
 		return m.challengeCertificate(hello, name.String())
@@ -92,7 +92,7 @@ func (m *Manager) await(ctx context.Context, subject string) error {
 // challengeCertificate answers a TLS-ALPN-01 challenge that is under way.
 func (m *Manager) challengeCertificate(hello *tls.ClientHelloInfo, host string) (*tls.Certificate, error) {
 	if c, ok := certmagic.GetACMEChallenge(host); !ok || c.Type != acme.ChallengeTypeTLSALPN01 {
-		return nil, nil //nolint:nilnil // nobody is being asked about this name
+		return nil, nil // nobody is being asked about this name
 	}
 	return m.hosts.GetCertificate(hello)
 }
