@@ -225,6 +225,7 @@ func (c *conn) done(s *Stream, next chan *Stream) {
 
 // finish ends a stream that has been served. The caller holds mu.
 func (c *conn) finish(s *Stream) {
+	s.pending = nil // nobody is to go on with it
 	switch {
 	case s.closed:
 	case s.localEnded && !s.remoteEnded:
@@ -235,7 +236,6 @@ func (c *conn) finish(s *Stream) {
 		c.closeStream(s, errEnded)
 	}
 	s.drop()
-	s.pending = nil
 	s.cancelLocked()
 	c.running--
 	c.early = 0
