@@ -22,26 +22,14 @@ type Accounts struct {
 	// Origin is the address of the gateway that the provider knows, such as https://auth.preview.example.org: no public URL's.
 	// The URLs are at the same port.
 	Origin string
-}
 
-// host is the host of Origin, and port what follows a host that is an URL's: ":8443", or nothing.
-func (a *Accounts) host() (host, port string) {
-	u, err := url.Parse(a.Origin)
-	if err != nil {
-		return "", ""
-	}
-	if p := u.Port(); p != "" {
-		port = ":" + p
-	}
-	return u.Hostname(), port
+	host string // of Origin
+	port string // what follows the host of a URL: ":8443", or nothing
 }
 
 // knownToProvider serves the host that the provider knows. It reports whether the request was for that.
 func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool {
-	if g.Accounts == nil {
-		return false
-	}
-	if own, _ := g.Accounts.host(); host != own {
+	if g.Accounts == nil || host != g.Accounts.host {
 		return false
 	}
 	now, tally := time.Now(), g.tallies.of("", v.network)
@@ -94,9 +82,8 @@ func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now tim
 		g.noAccount(v, tally, now, err)
 		return
 	}
-	_, port := g.Accounts.host()
 	v.allow(audit.CredentialAccount)
-	v.goTo("https://"+t.Host+port+pages.ReturnPath+"?code="+url.QueryEscape(code), account.SetCookie(""))
+	v.goTo("https://"+t.Host+g.Accounts.port+pages.ReturnPath+"?code="+url.QueryEscape(code), account.SetCookie(""))
 }
 
 // finishAccount ends a sign-in with an account, at the URL.
@@ -140,7 +127,7 @@ func (v *visit) goTo(address string, cookies ...string) {
 	v.client.reply(http.StatusSeeOther, fields, nil)
 }
 
-// checkAccounts requires an origin that is only a scheme and a host.
+// checkAccounts requires an origin that is only a scheme and a host, and takes it apart.
 func checkAccounts(a *Accounts) error {
 	if a == nil {
 		return nil
@@ -148,6 +135,9 @@ func checkAccounts(a *Accounts) error {
 	u, err := url.Parse(a.Origin)
 	if err != nil || u.Scheme != "https" || u.Host == "" || a.Origin != "https://"+u.Host || net.ParseIP(u.Hostname()) != nil {
 		return errors.New("ingress: the origin that the identity provider knows must be https:// and a host name")
+	}
+	if a.host = u.Hostname(); u.Port() != "" {
+		a.port = ":" + u.Port()
 	}
 	return nil
 }
