@@ -73,7 +73,12 @@ func TestTickets(t *testing.T) {
 		"too late":                     func() error { _, _, err := d.Finish("u", code, cookie, now.Add(time.Minute)); return err },
 		"of another gateway":           func() error { _, _, err := NewDesk(Config{}, 0).Finish("u", code, cookie, now); return err },
 		"changed":                      func() error { _, _, err := d.Finish("u", "A"+code[1:], cookie, now); return err },
-		"the last as the first":        func() error { _, _, err := d.Send(code, now); return err },
+		"the provider's answer in another browser": func() error {
+			state := d.seal(fromProvider, Ticket{URL: "u", Host: "host", Flow: hash(cookie), Expires: now.Add(time.Minute).Unix()})
+			_, _, err := d.Return(t.Context(), "error=denied&state="+state, newFlow(), now, nil)
+			return err
+		},
+		"the last as the first": func() error { _, _, err := d.Send(code, now); return err },
 	} {
 		if err := finish(); err != ErrTicket {
 			t.Errorf("%s: %v", name, err)
