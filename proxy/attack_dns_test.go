@@ -56,7 +56,7 @@ func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, cidr(netip.MustParseAddr("127.9.9.9")))
 	slow := &halting{names: r.names, halted: true, waiting: make(chan struct{}, 1)}
-	r.resolver.Resolver = slow
+	r.resolver.set(slow)
 	c := dialTo(t, r.explicit())
 	_, _ = io.WriteString(c, "GET http://slow.example/ HTTP/1.1\r\nHost: slow.example\r\n\r\n")
 	<-slow.waiting
@@ -74,7 +74,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	api, other := r.tlsServer("api.example"), r.tlsServer("other.example")
 	slow := &halting{names: r.names}
-	r.resolver.Resolver = slow
+	r.resolver.set(slow)
 	r.names.set("api.example", api.Addr())
 	r.policy(judged(cidr(api.Addr(), other.Addr())), nil)
 	c := tls.Client(r.dial(other), &tls.Config{InsecureSkipVerify: true})
@@ -128,7 +128,7 @@ func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	trap := r.trap(443)
-	r.resolver.Resolver = half{r.names}
+	r.resolver.set(half{r.names})
 	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
 	r.policy(judged(cidr(trap.Addr())), nil)
 	if err := withoutName(r.dial(trap)); err == nil {

@@ -67,13 +67,13 @@ func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
 	trap := r.trap(443)
-	r.resolver.Resolver = &failing{names: r.names, err: errors.New("the server is silent")}
+	r.resolver.set(&failing{names: r.names, err: errors.New("the server is silent")})
 	r.policy(judged(cidr(trap.Addr())), nil)
 	if err := withoutName(r.dial(trap)); err == nil {
 		t.Error("the handshake succeeded")
 	}
 	r.wantReason(policy.ReasonNoName)
-	r.resolver.Resolver = &failing{names: r.names, err: notFound{}}
+	r.resolver.set(&failing{names: r.names, err: notFound{}})
 	server := r.tlsServer("api.example")
 	r.policy(judged(cidr(server.Addr())), nil)
 	await(t, "a handshake once the name is known to have no address", func() bool { return withoutName(r.dial(server)) == nil })
@@ -88,7 +88,7 @@ func TestPanicOfALookupEndsOneConnection(t *testing.T) {
 	if err := withoutName(open); err != nil {
 		t.Fatal(err)
 	}
-	r.resolver.Resolver = bursting{r.names}
+	r.resolver.set(bursting{r.names})
 	r.policy(judged(cidr(server.Addr())), nil)
 	r.p.Recheck(r.box.ID)
 	if _, err := io.Copy(io.Discard, open); !errors.Is(err, syscall.ECONNRESET) {

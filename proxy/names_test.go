@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"boxgate/policy"
 	"boxgate/proxy/route"
@@ -32,8 +33,28 @@ func (b *boxes) BoxByAddr(a netip.Addr) *policy.Box {
 	return b.all[a]
 }
 
-// changing is a resolver that a test may replace before anything is looked up.
-type changing struct{ route.Resolver }
+// changing is a resolver that a test may replace at any time.
+type changing struct {
+	now atomic.Pointer[route.Resolver]
+}
+
+func (c *changing) set(r route.Resolver) { c.now.Store(&r) }
+
+func (c *changing) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return (*c.now.Load()).Lookup(ctx, b, n)
+}
+
+func (c *changing) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return (*c.now.Load()).LookupBoth(ctx, b, n)
+}
+
+func (c *changing) Granted(id policy.BoxID, n policy.Name, a netip.Addr) bool {
+	return (*c.now.Load()).Granted(id, n, a)
+}
+
+func (c *changing) GrantedNames(id policy.BoxID, a netip.Addr) []policy.Name {
+	return (*c.now.Load()).GrantedNames(id, a)
+}
 
 // names is the resolver of a rig. Safe for concurrent use.
 type names struct {

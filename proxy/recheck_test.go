@@ -100,10 +100,10 @@ func TestAPolicySwappedWhileAConnectionIsDecidedIsSeen(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, allow("a.example"))
 	trap := r.trap(443)
-	r.resolver.Resolver = swapping{r.names, func() {
+	r.resolver.set(swapping{r.names, func() {
 		r.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
 		go r.p.Recheck("box1")
-	}}
+	}})
 	r.names.set("a.example", trap.Addr())
 	if _, err := r.hello(r.dial(trap), "a.example"); err == nil {
 		t.Error("served under a policy that is gone")

@@ -44,7 +44,8 @@ func newRig(t testing.TB, spec policy.Spec, change ...func(*Config)) *rig {
 	}
 	r.boxes.add(r.box)
 	r.policy(spec, nil)
-	r.resolver = &changing{r.names}
+	r.resolver = &changing{}
+	r.resolver.set(r.names)
 	r.cfg = Config{Boxes: r.boxes, Resolver: r.resolver, Leaves: r.boxCA, Audit: r.events, Roots: r.upstream.pool()}
 	for _, f := range change {
 		f(&r.cfg)

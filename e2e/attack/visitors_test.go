@@ -3,10 +3,12 @@ package attack
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -57,7 +59,7 @@ func (c *crowd) connect(n int, alpn string, begin func(i int, s *tls.Conn)) {
 func (c *crowd) ended() (left int) {
 	for _, conn := range c.conns {
 		_, err := io.Copy(io.Discard, conn)
-		if nerr, ok := err.(net.Error); ok && nerr.Timeout() {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
 			left++
 		}
 		_ = conn.Close()
