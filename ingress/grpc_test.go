@@ -157,6 +157,7 @@ func h2App(t *testing.T, handler http.HandlerFunc) net.Addr {
 			if err != nil {
 				return
 			}
+			//lint:ignore SA1019 the connection is the test's own
 			go (&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: handler})
 		}
 	}()

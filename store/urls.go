@@ -120,7 +120,7 @@ func (db *DB) openURL(tx *bolt.Tx, key, data []byte) (URL, error) {
 	if err := db.seal.OpenJSON(tx, layout.URLs, string(key), record.Sealed, &secret); err != nil {
 		return URL{}, err
 	}
-	record.URL.Key = policy.NewSecret(string(secret))
+	record.Key = policy.NewSecret(string(secret))
 	return record.URL, nil
 }
 

@@ -142,7 +142,7 @@ func connect(ctx context.Context, s *os.File, to netip.AddrPort) error {
 	var state error
 	err = raw.Write(func(fd uintptr) bool {
 		state = connected(int(fd))
-		return state != unix.EINPROGRESS
+		return !errors.Is(state, unix.EINPROGRESS)
 	})
 	switch {
 	case ctx.Err() != nil:

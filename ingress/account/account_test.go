@@ -2,6 +2,7 @@ package account
 
 import (
 	"encoding/json"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -80,14 +81,14 @@ func TestTickets(t *testing.T) {
 		},
 		"the last as the first": func() error { _, _, err := d.Send(code, now); return err },
 	} {
-		if err := finish(); err != ErrTicket {
+		if err := finish(); !errors.Is(err, ErrTicket) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if next, until, err := d.Finish("u", code, cookie, now); err != nil || next != "/x" || !until.Equal(now.Add(time.Hour)) {
 		t.Errorf("%s, %v, %v", next, until, err)
 	}
-	if _, _, err := d.Finish("u", code, cookie, now); err != ErrTicket {
+	if _, _, err := d.Finish("u", code, cookie, now); !errors.Is(err, ErrTicket) {
 		t.Errorf("again: %v", err)
 	}
 }

@@ -40,6 +40,7 @@ func newApp(t *testing.T, handler http.HandlerFunc) *app {
 			a.conns++
 			a.mu.Unlock()
 			go func() {
+				//lint:ignore SA1019 the connection is the test's own
 				(&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: handler})
 				a.ended <- struct{}{}
 			}()
