@@ -26,6 +26,7 @@ import (
 type downgrade struct {
 	st      *stream
 	up      *origin.Conn
+	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
 	res     h1.Response
 	body    h1.Body
 	sent    chan struct{} // closed when the upload has ended; nil if there is no body
@@ -159,24 +160,24 @@ func (d *downgrade) sentAll() bool {
 	}
 }
 
+// errShort is a body that ends before its length. The server would take what is sent next for the rest of it.
+var errShort = errors.New("the body is shorter than its length")
+
 // upload sends the request's body: unchanged if its length is known, else in chunks with its trailers.
 func (d *downgrade) upload() error {
-	chunked := d.st.client.Length < 0
+	if err := d.takeUp(); err != nil {
+		return err
+	}
+	chunked, left := d.st.client.Length < 0, d.st.client.Length
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	out := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(out) }()
 	for {
-		n, err := d.st.Read(*buf)
-		d.st.uploaded.Add(int64(n))
+		n, err := d.next(*buf)
 		content := (*buf)[:n]
-		if leak := d.st.watched(content); leak != nil {
-			return leak
-		}
-		if errors.Is(err, io.EOF) {
-			if leak := d.st.checkTrailers(); leak != nil {
-				return leak
-			}
+		if left -= int64(n); errors.Is(err, io.EOF) && !chunked && left != 0 {
+			return errShort
 		}
 		if chunked {
 			out = h1.AppendChunk(out[:0], content)
@@ -195,6 +196,34 @@ func (d *downgrade) upload() error {
 			return err
 		}
 	}
+}
+
+// takeUp goes on with a body that was taken from the client before, once all of it has been searched for placeholders.
+func (d *downgrade) takeUp() error {
+	s := d.st.early.source
+	if s == nil {
+		return nil
+	}
+	d.taken = s.attempt()
+	return s.inspect()
+}
+
+// next reads what comes next of the body, which has been searched for placeholders. At the end, so have the trailers.
+func (d *downgrade) next(p []byte) (int, error) {
+	if d.taken != nil {
+		return d.taken.Read(p)
+	}
+	n, err := d.st.Read(p)
+	d.st.uploaded.Add(int64(n))
+	if leak := d.st.watched(p[:n]); leak != nil {
+		return 0, leak
+	}
+	if errors.Is(err, io.EOF) {
+		if leak := d.st.checkTrailers(); leak != nil {
+			return 0, leak
+		}
+	}
+	return n, err
 }
 
 func (d *downgrade) trailers() []h1.Field {
