@@ -40,7 +40,7 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	case v.target.Auth.open():
 		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
 	case v.path == pages.SignInPath && v.method == http.MethodPost:
-		g.signIn(v, tally, now)
+		g.signIn(v, tally)
 	case v.path == pages.SignInPath && isSafe(v.method):
 		v.next = signin.Next(v.query)
 		g.ask(v, false)
@@ -59,8 +59,9 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	}
 }
 
-// signIn takes the form of the page. Another site cannot have a browser send it.
-func (g *core) signIn(v *visit, tally *tally, now time.Time) {
+// signIn takes the form of the page. Another site cannot have a browser send it. The form may take its time: what was
+// checked before is checked again, and a visitor with many forms in the making has no more attempts than others.
+func (g *core) signIn(v *visit, tally *tally) {
 	if foreign(&v.asked, nil) {
 		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request.")
 		return
@@ -73,14 +74,24 @@ func (g *core) signIn(v *visit, tally *tally, now time.Time) {
 	}
 	form, ok := signin.ParseForm(body)
 	v.next = form.Next
-	auth := v.target.Auth
+	now, auth := time.Now(), v.target.Auth
+	if again, found := g.URLs.Lookup(v.event.Name); !found || !again.same(v.target) || v.target.Access.expired(now) {
+		v.revoked()
+		return
+	}
+	if wait := tally.attempt(now); wait > 0 {
+		v.barred(wait)
+		return
+	}
 	switch {
 	case ok && form.Token != "" && auth.Bearer.equal(BearerDigest(form.Token)):
+		tally.right()
 		g.begin(v, audit.CredentialBearer, form.Next, now)
 	case ok && form.Password != "" && !strings.Contains(form.User, ":") && auth.Basic.equal(BasicDigest(form.User, form.Password)):
+		tally.right()
 		g.begin(v, audit.CredentialBasic, form.Next, now)
 	default:
-		g.wrong(v, tally, now)
+		g.ask(v, true)
 	}
 }
 

@@ -44,11 +44,13 @@ type fixture struct {
 	urls   map[string]Target
 	events []audit.Event
 	more   chan struct{} // closed and replaced at each event
+	looked int           // how often a host was looked up
 }
 
 func (f *fixture) Lookup(host string) (Target, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.looked++
 	t, ok := f.urls[host]
 	return t, ok
 }

@@ -77,10 +77,39 @@ func (t *tally) failed(now time.Time) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.failedLocked(now)
+}
+
+func (t *tally) failedLocked(now time.Time) {
 	if !now.Before(t.until) {
 		t.failures, t.until = 0, now.Add(t.window)
 	}
 	t.failures++
+}
+
+// attempt counts a credential as refused before it is looked at, so that of many at once no more are looked at than may be
+// wrong. It returns what barred does; unless that is 0, nothing is counted. A credential that was right is taken back by right.
+func (t *tally) attempt(now time.Time) time.Duration {
+	if t == nil {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if wait := t.barredLocked(now); wait > 0 {
+		return wait
+	}
+	t.failedLocked(now)
+	return 0
+}
+
+// right takes an attempt back.
+func (t *tally) right() {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failures = max(0, t.failures-1)
 }
 
 // barred returns how long no credential of the network is looked at, since it has had too many refused; 0 if they are.
@@ -90,6 +119,10 @@ func (t *tally) barred(now time.Time) time.Duration {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.barredLocked(now)
+}
+
+func (t *tally) barredLocked(now time.Time) time.Duration {
 	if t.failures < t.most {
 		return 0
 	}
