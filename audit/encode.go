@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
-	"unicode/utf16"
-	"unicode/utf8"
 )
 
 // What a line of the log begins with, around the time of the event. The log of the gateway itself has the same form; it
@@ -18,8 +16,6 @@ const (
 
 // encoder makes the lines of events. The zero value is ready to use.
 type encoder struct {
-	buf []byte
-
 	// The second of the latest event, because the next one is likely to be in it as well.
 	second int64
 	where  *time.Location // nil: there was no event
@@ -27,17 +23,18 @@ type encoder struct {
 	zone   []byte
 }
 
-// line returns the event as a line of JSON, with the names of its JSON encoding, or for humans: columns, then the fields
-// as JSON. It is valid until the next call.
-func (c *encoder) line(e *Event, console bool) []byte {
-	b := c.buf[:0]
+// append appends the event as a line of JSON, with the names of its JSON encoding, or for humans: columns, then the fields
+// as JSON. verbatim says that [Event.isVerbatim] holds; that it does not is always safe to say.
+func (c *encoder) append(b []byte, e *Event, verbatim, console bool) []byte {
+	if !verbatim {
+		e = e.inQuotes()
+	}
 	if console {
 		b = append(c.appendTime(b, e.Time), consoleHead...)
 	} else {
 		b = append(c.appendTime(append(b, jsonHead...), e.Time), jsonDecision...)
 	}
-	c.buf = append(appendFields(b, e), '\n')
-	return c.buf
+	return append(appendFields(b, e), '\n')
 }
 
 // appendTime appends the time in the format of [time.RFC3339Nano].
@@ -58,7 +55,7 @@ func (c *encoder) appendTime(b []byte, t time.Time) []byte {
 }
 
 // appendFields appends the fields but for the time, and the closing brace. Fields that the event does not have are left
-// out.
+// out. Texts are appended as they are.
 func appendFields(b []byte, e *Event) []byte {
 	b = appendNumber(b, `"seq":`, e.Seq)
 	b = appendWord(b, `"box":"`, string(e.Box))
@@ -100,9 +97,7 @@ func appendCounts(b []byte, e *Event) []byte {
 
 // appendText appends a field. Its name includes the punctuation up to the value.
 func appendText(b []byte, name, value string) []byte {
-	b = append(b, name...)
-	b = appendEscaped(b, value)
-	return append(b, `",`...)
+	return append(append(append(b, name...), value...), `",`...)
 }
 
 // appendWord is appendText for a field that is left out when it is empty.
@@ -110,19 +105,19 @@ func appendWord(b []byte, name, value string) []byte {
 	if value == "" {
 		return b
 	}
-	return appendText(b, name, value)
+	return append(append(append(b, name...), value...), `",`...)
 }
 
 func appendAddr(b []byte, name string, a netip.Addr) []byte {
-	if !a.IsValid() {
+	switch {
+	case !a.IsValid():
 		return b
-	}
-	b = append(b, name...)
-	if zone := a.Zone(); zone != "" {
-		b = a.WithZone("").AppendTo(b)
-		b = appendEscaped(append(b, '%'), zone)
-	} else {
-		b = a.AppendTo(b)
+	case a.Is4():
+		b = appendIPv4(append(b, name...), a.As4())
+	case a.Zone() == "":
+		b = a.AppendTo(append(b, name...))
+	default:
+		b = appendEscaped(append(a.WithZone("").AppendTo(append(b, name...)), '%'), a.Zone())
 	}
 	return append(b, `",`...)
 }
@@ -131,14 +126,14 @@ func appendNumber(b []byte, name string, n uint64) []byte {
 	if n == 0 {
 		return b
 	}
-	return append(strconv.AppendUint(append(b, name...), n, 10), ',')
+	return append(appendDecimal(append(b, name...), n), ',')
 }
 
 func appendSigned(b []byte, name string, n int64) []byte {
-	if n == 0 {
-		return b
+	if n < 0 {
+		return append(strconv.AppendInt(append(b, name...), n, 10), ',')
 	}
-	return append(strconv.AppendInt(append(b, name...), n, 10), ',')
+	return appendNumber(b, name, uint64(n))
 }
 
 // appendNames appends a field with a list of texts, if there are any.
@@ -148,57 +143,8 @@ func appendNames(b []byte, name string, list []string) []byte {
 	}
 	b = append(b, name...)
 	for _, s := range list {
-		b = append(appendEscaped(append(b, '"'), s), `",`...)
+		b = append(append(append(b, '"'), s...), `",`...)
 	}
 	b[len(b)-1] = ']'
 	return append(b, ',')
-}
-
-// appendEscaped appends text as it stands within quotes in JSON, in printable ASCII whatever the text is. Texts of events
-// are printable already ([Event.safe]); should one not be, it breaks no line either. A byte that is not UTF-8 becomes
-// U+FFFD.
-func appendEscaped(b []byte, s string) []byte {
-	if isVerbatim(s) {
-		return append(b, s...)
-	}
-	for i := 0; i < len(s); {
-		r, size := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case r == '"' || r == '\\':
-			b = append(b, '\\', byte(r))
-		case r >= ' ' && r <= '~':
-			b = append(b, byte(r))
-		case r > 0xffff:
-			high, low := utf16.EncodeRune(r)
-			b = appendUnit(appendUnit(b, high), low)
-		default:
-			b = appendUnit(b, r)
-		}
-		i += size
-	}
-	return b
-}
-
-// isVerbatim reports whether s stands for itself in JSON, and is printable ASCII.
-func isVerbatim(s string) bool {
-	for ; len(s) >= 8; s = s[8:] {
-		// Some byte is zero after the XOR if subtracting 1 sets a highest bit that was not set.
-		w := eight(s)
-		quote, backslash := w^ones*'"', w^ones*'\\'
-		if !arePlain(w, ' ') || ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest != 0 {
-			return false
-		}
-	}
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			return false
-		}
-	}
-	return true
-}
-
-// appendUnit appends a UTF-16 code unit as \uXXXX.
-func appendUnit(b []byte, r rune) []byte {
-	const hex = "0123456789abcdef"
-	return append(b, '\\', 'u', hex[r>>12&15], hex[r>>8&15], hex[r>>4&15], hex[r&15])
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,23 @@ import (
 	"boxgate/policy"
 )
 
+func TestNumbersOfEveryLength(t *testing.T) {
+	t.Parallel()
+	for _, power := range powers {
+		for _, n := range []uint64{0, power - 1, power, power + 1, 2*power - 1, -power} {
+			if got, want := string(appendDecimal([]byte("n="), n)), "n="+strconv.FormatUint(n, 10); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		}
+	}
+	for n := range 256 {
+		ip := [4]byte{byte(n), 0, byte(255 - n), byte(n)}
+		if got, want := string(appendIPv4(nil, ip)), netip.AddrFrom4(ip).String(); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
 // A line of the log: the event, between what all lines of the gateway have.
 type logged struct {
 	Level string `json:"level"`
@@ -24,7 +42,7 @@ type logged struct {
 
 func lineOf(e *Event, console bool) string {
 	var c encoder
-	return string(c.line(e, console))
+	return string(c.append(nil, e, e.isVerbatim(), console))
 }
 
 func TestLogLineIsAsDocumented(t *testing.T) {
@@ -94,6 +112,9 @@ func FuzzLogLine(f *testing.F) {
 
 func checkLine(t *testing.T, e Event) {
 	t.Helper()
+	if got, want := string(new(encoder).append(nil, &e, false, false)), lineOf(&e, false); got != want {
+		t.Errorf("got\n%sas it stands\n%s", got, want)
+	}
 	for _, line := range []string{lineOf(&e, false), lineOf(&e, true)} {
 		if body, end := strings.CutSuffix(line, "\n"); !end {
 			t.Errorf("%q is not a line", line)

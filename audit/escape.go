@@ -86,9 +86,14 @@ func arePlain(w uint64, lowest byte) bool {
 	return (w|(w+ones)|(w-ones*uint64(lowest)))&highest == 0
 }
 
-// safe escapes and truncates every text in the event. Texts that the gateway chose do not change; they are escaped too,
-// so that a part of the gateway that passes on a box's text by mistake does no harm.
-func (e *Event) safe() {
+// safe escapes and truncates every text in the event, and reports whether each stands for itself in the log as well, see
+// [Event.isVerbatim]. Texts that the gateway chose do not change; they are escaped too, so that a part of the gateway that
+// passes on a box's text by mistake does no harm.
+func (e *Event) safe() (verbatim bool) {
+	e.Addr, e.Claimed, e.Peer = unzoned(e.Addr), unzoned(e.Claimed), unzoned(e.Peer)
+	if e.isVerbatim() {
+		return true
+	}
 	e.Box = policy.BoxID(escapeWord(string(e.Box), maxText))
 	e.Stage = policy.Stage(escapeWord(string(e.Stage), maxText))
 	e.Protocol = policy.Protocol(escapeWord(string(e.Protocol), maxText))
@@ -102,8 +107,8 @@ func (e *Event) safe() {
 	e.Method = escapeWord(e.Method, maxMethod)
 	e.Rule = Escape(e.Rule, maxText)
 	e.Error = Escape(e.Error, maxText)
-	e.Addr, e.Claimed, e.Peer = unzoned(e.Addr), unzoned(e.Claimed), unzoned(e.Peer)
 	e.Headers = safeHeaders(e.Headers)
+	return false
 }
 
 // unzoned returns the address without its zone, which is text.

@@ -60,7 +60,7 @@ func New(opts Options) *Log {
 		opts: opts, metrics: newMetrics(opts.lost), id: strings.ToLower(rand.Text()[:10]),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
-	l.coal = coalescer{emit: l.emit, boxes: map[policy.BoxID]*coalesced{}}
+	l.coal = coalescer{emit: func(e *Event) { l.emit(e, e.isVerbatim()) }, boxes: map[policy.BoxID]*coalesced{}}
 	return l
 }
 
@@ -74,13 +74,16 @@ func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	e.safe()
+	verbatim := e.safe()
 	l.selfTests.mark(&e)
 	l.metrics.observe(&e)
-	if coalesces(&e) && !l.coal.admit(&e) {
-		return
+	if coalesces(&e) {
+		if !l.coal.admit(&e) {
+			return
+		}
+		verbatim = e.isVerbatim() // admit may have changed it
 	}
-	l.emit(&e)
+	l.emit(&e, verbatim)
 	if e.Verdict != policy.Allow && l.opts.Lines != nil {
 		l.opts.Lines.Push()
 	}
@@ -90,8 +93,8 @@ func (l *Log) Record(e Event) {
 func (l *Log) Flush() { l.coal.flushAll() }
 
 // emit numbers an event, escaped and counted, and passes it to memory, the subscriptions that want it and the log, in
-// the same order to all of them.
-func (l *Log) emit(e *Event) {
+// the same order to all of them. verbatim is that of [encoder.append].
+func (l *Log) emit(e *Event, verbatim bool) {
 	if e.Destinations > 0 {
 		l.metrics.unnamed.Add(float64(max(e.Count, 1)))
 	}
@@ -107,14 +110,15 @@ func (l *Log) emit(e *Event) {
 		}
 	}
 	if l.opts.Lines != nil {
-		l.writeLocked(e, r)
+		l.writeLocked(e, r, verbatim)
 	}
 }
 
 // writeLocked adds the line of an event to those to be written. If the log is read too slowly, what is cheap to cause
 // leaves room for the rest, and a box for the others.
-func (l *Log) writeLocked(e *Event, r *ring) {
-	l.opts.Lines.Add(l.encoder.line(e, l.opts.Console), lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.share})
+func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
+	encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, l.opts.Console) }
+	l.opts.Lines.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.share})
 }
 
 // roomOf returns how many quarters of a buffer events of a weight may fill: a burst of what is cheap to cause does not

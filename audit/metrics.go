@@ -103,6 +103,7 @@ func (m *metrics) observe(e *Event) {
 
 // counters are the metrics of one series. Each appears with its first event.
 type counters struct {
+	series
 	decisions, selfTests func() prometheus.Counter
 	duration             func() prometheus.Observer
 }
@@ -112,6 +113,7 @@ func (m *metrics) of(s series) *counters {
 	return m.known.get(s, func(s series) *counters {
 		stage, labels := string(s.stage), []string{string(s.stage), s.verdict.String(), string(s.reason), string(s.action)}
 		return &counters{
+			series:    s,
 			decisions: sync.OnceValue(func() prometheus.Counter { return m.decisions.WithLabelValues(labels...) }),
 			selfTests: sync.OnceValue(func() prometheus.Counter { return m.selfTests.WithLabelValues(labels...) }),
 			duration:  sync.OnceValue(func() prometheus.Observer { return m.duration.WithLabelValues(stage) }),

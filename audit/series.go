@@ -9,15 +9,26 @@ import (
 // known is the set of label combinations seen so far, with their metrics. The zero value is empty. Safe for concurrent
 // use.
 type known struct {
-	seen atomic.Pointer[map[series]*counters] // replaced, never changed
-	mu   sync.Mutex                           // guards replacing it
+	recent [64]atomic.Pointer[counters]         // found without hashing labels
+	seen   atomic.Pointer[map[series]*counters] // replaced, never changed
+	mu     sync.Mutex                           // guards replacing it
+}
+
+// slot is where s is among the recent ones, unless another series is there.
+func (k *known) slot(s *series) *atomic.Pointer[counters] {
+	return &k.recent[(7*len(s.reason)+3*len(s.action)+len(s.stage)+int(s.verdict))%len(k.recent)]
 }
 
 // get returns the metrics of s if it is or may become a series of its own, else those of the series that stands for all
 // others. The first time they are made.
 func (k *known) get(s series, make func(series) *counters) *counters {
+	slot := k.slot(&s)
+	if c := slot.Load(); c != nil && c.series == s {
+		return c
+	}
 	if seen := k.seen.Load(); seen != nil {
 		if c := (*seen)[s]; c != nil {
+			slot.Store(c)
 			return c
 		}
 	}

@@ -78,14 +78,23 @@ type Claim struct {
 
 // Add adds a line, with its newline, and reports whether there was room for it. It does not write.
 func (w *Writer) Add(line []byte, c Claim) bool {
+	return w.Append(func(b []byte) []byte { return append(b, line...) }, c)
+}
+
+// Append is Add for the line that encode appends to a buffer. encode must not use w, nor keep the buffer.
+func (w *Writer) Append(encode func([]byte) []byte, c Claim) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.claim(len(line), c) {
+	before := len(w.pending)
+	all := encode(w.pending)
+	w.pending = all[:before] // if it grew, it does not have to for the next line that there is no room for
+	if !w.claim(len(all)-before, c) {
 		w.lost++
 		w.unsaid++
 		return false
 	}
-	w.add(line)
+	w.pending = all
+	w.added(before)
 	return true
 }
 
@@ -114,15 +123,13 @@ func (w *Writer) claim(n int, c Claim) bool {
 	return true
 }
 
-// add appends a line and sees to it that it will be written.
-func (w *Writer) add(line []byte) {
-	first, full := len(w.pending) == 0, len(w.pending) >= batch
-	w.pending = append(w.pending, line...)
+// added sees to it that a line will be written. Before it, so many bytes were pending.
+func (w *Writer) added(before int) {
 	switch {
 	case w.writing || w.failing: // whoever writes goes on with it
-	case !full && len(w.pending) >= batch:
+	case before < batch && len(w.pending) >= batch:
 		w.wake(0)
-	case first:
+	case before == 0:
 		w.wake(interval)
 	}
 }

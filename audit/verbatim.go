@@ -1,0 +1,106 @@
+package audit
+
+import (
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"boxgate/policy"
+)
+
+// isVerbatim reports whether every text in the event, as nearly always, stands for itself: [Event.safe] does not change
+// it, nor does JSON.
+func (e *Event) isVerbatim() bool {
+	return isVerbatim(string(e.Box), maxText, '!') && isVerbatim(string(e.Stage), maxText, '!') &&
+		isVerbatim(string(e.Protocol), maxText, '!') && isVerbatim(string(e.Action), maxText, '!') &&
+		isVerbatim(string(e.Reason), maxText, '!') && isVerbatim(string(e.Phase), maxText, '!') &&
+		isVerbatim(e.Conn, maxText, '!') && isVerbatim(e.Name, maxName, '!') && isVerbatim(e.Path, maxPath, '!') &&
+		isVerbatim(string(e.Credential), maxText, '!') && isVerbatim(e.Method, maxMethod, '!') &&
+		isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.Error, maxText, ' ') && areVerbatim(e.Headers)
+}
+
+func areVerbatim(names []string) bool {
+	if len(names) > maxHeaders {
+		return false
+	}
+	for _, s := range names {
+		if !isVerbatim(s, maxName, '!') {
+			return false
+		}
+	}
+	return true
+}
+
+// isVerbatim reports whether s has no more than limit bytes, all of them from lowest to '~' and none that JSON escapes.
+func isVerbatim(s string, limit int, lowest byte) bool {
+	if len(s) > limit {
+		return false
+	}
+	for ; len(s) >= 8; s = s[8:] {
+		// Some byte is zero after the XOR if subtracting 1 sets a highest bit that was not set.
+		w := eight(s)
+		quote, backslash := w^ones*'"', w^ones*'\\'
+		if !arePlain(w, lowest) || ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest != 0 {
+			return false
+		}
+	}
+	for i := range len(s) {
+		if c := s[i]; c < lowest || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// inQuotes returns the event with all texts as they stand within quotes in JSON.
+func (e *Event) inQuotes() *Event {
+	q := *e
+	q.Box = policy.BoxID(inQuotes(string(e.Box)))
+	q.Stage = policy.Stage(inQuotes(string(e.Stage)))
+	q.Protocol = policy.Protocol(inQuotes(string(e.Protocol)))
+	q.Action = Action(inQuotes(string(e.Action)))
+	q.Reason = policy.Reason(inQuotes(string(e.Reason)))
+	q.Phase = Phase(inQuotes(string(e.Phase)))
+	q.Conn, q.Name, q.Path = inQuotes(e.Conn), inQuotes(e.Name), inQuotes(e.Path)
+	q.Credential = Credential(inQuotes(string(e.Credential)))
+	q.Method, q.Rule, q.Error = inQuotes(e.Method), inQuotes(e.Rule), inQuotes(e.Error)
+	q.Headers = make([]string, len(e.Headers))
+	for i, name := range e.Headers {
+		q.Headers[i] = inQuotes(name)
+	}
+	return &q
+}
+
+func inQuotes(s string) string {
+	if isVerbatim(s, len(s), ' ') {
+		return s
+	}
+	return string(appendEscaped(nil, s))
+}
+
+// appendEscaped appends text as it stands within quotes in JSON, in printable ASCII whatever the text is. Texts of events
+// are printable already ([Event.safe]); should one not be, it breaks no line either. A byte that is not UTF-8 becomes
+// U+FFFD.
+func appendEscaped(b []byte, s string) []byte {
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == '"' || r == '\\':
+			b = append(b, '\\', byte(r))
+		case r >= ' ' && r <= '~':
+			b = append(b, byte(r))
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			b = appendUnit(appendUnit(b, high), low)
+		default:
+			b = appendUnit(b, r)
+		}
+		i += size
+	}
+	return b
+}
+
+// appendUnit appends a UTF-16 code unit as \uXXXX.
+func appendUnit(b []byte, r rune) []byte {
+	const hex = "0123456789abcdef"
+	return append(b, '\\', 'u', hex[r>>12&15], hex[r>>8&15], hex[r>>4&15], hex[r&15])
+}
