@@ -188,12 +188,15 @@ type framed struct {
 	hsts    string
 }
 
-// shown returns the value of a field of a box's response for the client: none of one hop, no Alt-Svc, nothing about the
-// transport, which is the gateway's, and cookies that stay on the URL's own host.
+// clearsName is a field at which browsers delete cookies of the whole domain that the URLs share, whichever of them sends it.
+const clearsName = "clear-site-data"
+
+// shown returns the value of a field of a box's response for the client: none of one hop, no Alt-Svc, no Clear-Site-Data,
+// nothing about the transport, which is the gateway's, and cookies that stay on the URL's own host.
 func shown(r *h1.Response, f *h1.Field, chunked bool) (value []byte, ok bool) {
 	switch {
 	case f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204, f.Kind == h1.Trailer && chunked:
-	case f.Kind != h1.Other || r.Named(f.Name) || h1.EqualFold(f.Name, hstsName):
+	case f.Kind != h1.Other || r.Named(f.Name) || h1.EqualFold(f.Name, hstsName) || h1.EqualFold(f.Name, clearsName):
 		return nil, false
 	case h1.EqualFold(f.Name, "set-cookie"):
 		cookie := string(f.Value)
@@ -233,7 +236,7 @@ func appendResponse(dst []byte, r *h1.Response, a framed) []byte {
 // withheld reports whether a trailer field of a box is kept from the client. In a head these are rewritten or dropped;
 // nobody needs them in a trailer.
 func withheld(name []byte) bool {
-	return h1.EqualFold(name, "set-cookie") || h1.EqualFold(name, "alt-svc") || h1.EqualFold(name, hstsName)
+	return h1.EqualFold(name, "set-cookie") || h1.EqualFold(name, "alt-svc") || h1.EqualFold(name, hstsName) || h1.EqualFold(name, clearsName)
 }
 
 // ownHost reports whether a box may set a cookie, from which it removes the Domain attribute: with it a box could set

@@ -383,7 +383,7 @@ func TestWebSocketWithALargeHead(t *testing.T) {
 func TestTrailersOfABox(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
-	f.script(t, "one", answers("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nSet-Cookie: a=b; Domain=preview.test\r\nAlt-Svc: h3=\":1\"\r\nX-Sum: 1\r\n\r\n"))
+	f.script(t, "one", answers("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nSet-Cookie: a=b; Domain=preview.test\r\nAlt-Svc: h3=\":1\"\r\nClear-Site-Data: \"*\"\r\nX-Sum: 1\r\n\r\n"))
 	c := f.connectTo(t, "one"+domain)
 	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.preview.test\r\nConnection: close\r\n\r\n")
 	answer, _ := io.ReadAll(c)

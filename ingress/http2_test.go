@@ -180,7 +180,7 @@ func answersAll(text string) func(net.Conn, *bufio.Reader) {
 func TestNoPartOfAResponseReachesOtherURLs(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
-	foul := "Set-Cookie: a=1; Domain=preview.test\r\nSet-Cookie: __Host-boxgate-session=x; Path=/\r\nAlt-Svc: h3=\":1\"\r\nKeep-Alive: 5\r\nX-Kept: yes\r\n"
+	foul := "Set-Cookie: a=1; Domain=preview.test\r\nSet-Cookie: __Host-boxgate-session=x; Path=/\r\nAlt-Svc: h3=\":1\"\r\nClear-Site-Data: \"cookies\"\r\nKeep-Alive: 5\r\nX-Kept: yes\r\n"
 	f.script(t, "one", answersAll("HTTP/1.1 103 Early Hints\r\n"+foul+"\r\nHTTP/1.1 200 OK\r\n"+foul+
 		"Trailer: x-kept\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n"+foul+"\r\n"))
 	v := f.frames(t, "one")

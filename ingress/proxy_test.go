@@ -95,6 +95,7 @@ func TestCookiesStayOnTheirHost(t *testing.T) {
 		w.Header().Add("Set-Cookie", "b=2; domain =.preview.test")
 		w.Header().Add("Set-Cookie", "__Host-boxgate-session=stolen; Path=/")
 		w.Header().Set("Alt-Svc", `h3="attacker.example:443"`)
+		w.Header().Set("Clear-Site-Data", `"cookies"`)
 	}))
 	t.Cleanup(server.Close)
 	f.expose("one", server, Auth{Open: true})
@@ -106,6 +107,9 @@ func TestCookiesStayOnTheirHost(t *testing.T) {
 		}
 		if resp.Header.Get("Alt-Svc") != "" {
 			t.Error("Alt-Svc passed")
+		}
+		if resp.Header.Get("Clear-Site-Data") != "" {
+			t.Error("Clear-Site-Data passed")
 		}
 	}
 }

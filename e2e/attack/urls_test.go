@@ -228,7 +228,7 @@ func TestAttackOddApplications(t *testing.T) {
 	w := harness.NewWorld(t, nil)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-	const cookies = "Set-Cookie: a=1; Domain=preview.localhost\r\nSet-Cookie: __Host-boxgate-x=1\r\nAlt-Svc: h3=\":443\"\r\n"
+	const cookies = "Set-Cookie: a=1; Domain=preview.localhost\r\nSet-Cookie: __Host-boxgate-x=1\r\nAlt-Svc: h3=\":443\"\r\nClear-Site-Data: \"cookies\"\r\n"
 	answers := map[string]string{
 		"/status-000":   "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n",
 		"/status-099":   "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n",
@@ -253,7 +253,7 @@ func TestAttackOddApplications(t *testing.T) {
 				t.Errorf("%s: %.300q", path, answer)
 			}
 		case "/cookies":
-			if strings.Contains(answer, "Domain=") || strings.Contains(answer, "boxgate-x") || strings.Contains(answer, "h3=") || !strings.Contains(answer, "a=1") {
+			if strings.Contains(answer, "Domain=") || strings.Contains(answer, "boxgate-x") || strings.Contains(answer, "h3=") || strings.Contains(answer, "Clear-Site") || !strings.Contains(answer, "a=1") {
 				t.Errorf("%s: %q", path, answer)
 			}
 		default:

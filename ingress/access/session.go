@@ -148,7 +148,8 @@ func (k Key) Open(url, value string, now time.Time) (Session, bool) {
 	return s, true
 }
 
-// Find returns the session of the first valid cookie among the values of Cookie.
+// Find returns the session of the first valid cookie among the values of Cookie. Only blanks are trimmed: to browsers, a
+// name after any other kind of space lacks the prefix, and neighbours may set it.
 func (k Key) Find(url string, lines []string, now time.Time) (Session, bool) {
 	tried := 0
 	for _, line := range lines {
@@ -156,7 +157,7 @@ func (k Key) Find(url string, lines []string, now time.Time) (Session, bool) {
 			continue
 		}
 		for pair := range strings.SplitSeq(line, ";") {
-			value, ok := strings.CutPrefix(strings.TrimSpace(pair), Cookie+"=")
+			value, ok := strings.CutPrefix(strings.Trim(pair, " \t"), Cookie+"=")
 			if !ok {
 				continue
 			}

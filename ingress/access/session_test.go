@@ -66,6 +66,9 @@ func TestFind(t *testing.T) {
 		{[]string{bad + "; " + good}, true},
 		{[]string{"x" + good}, false},
 		{[]string{"a=" + good}, false},
+		{[]string{"a=b;\t " + good}, true},
+		{[]string{"\u2000" + good}, false}, // which a neighbour may set
+		{[]string{strings.Repeat("\u2000"+bad+"; ", tries) + good}, true},
 		{[]string{strings.Repeat(bad+"; ", 1000) + good}, false},
 	} {
 		if _, ok := k.Find("u", c.lines, now); ok != c.want {

@@ -97,6 +97,7 @@ func TestFlowOf(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
 		Cookie + "=a": "a", "x=y; " + Cookie + "=a; z=": "a", Cookie + "=a; " + Cookie + "=b": "", "x" + Cookie + "=a": "", "": "",
+		"\u2000" + Cookie + "=b; " + Cookie + "=a": "a", "\u2000" + Cookie + "=b": "", // which a neighbour may set
 	} {
 		if got := FlowOf(strings.SplitAfter(line, "\n")); got != want {
 			t.Errorf("%q: %q", line, got)

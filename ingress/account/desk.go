@@ -181,11 +181,12 @@ func (d *Desk) use(t Ticket, now time.Time) bool {
 	return true
 }
 
-// FlowOf returns the cookie of a sign-in among the values of Cookie; "" if there are none or several.
+// FlowOf returns the cookie of a sign-in among the values of Cookie; "" if there are none or several. Only blanks are trimmed,
+// as in [access.Key.Find].
 func FlowOf(lines []string) (value string) {
 	for _, line := range lines {
 		for pair := range strings.SplitSeq(line, ";") {
-			if v, ok := strings.CutPrefix(strings.TrimSpace(pair), Cookie+"="); ok {
+			if v, ok := strings.CutPrefix(strings.Trim(pair, " \t"), Cookie+"="); ok {
 				if value != "" {
 					return ""
 				}
