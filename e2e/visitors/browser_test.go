@@ -25,7 +25,10 @@ var (
 // application is a page with a WebSocket, a stream of events and a service worker.
 func application() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", tell("text/html; charset=utf-8", page))
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cross-Origin-Opener-Policy", "same-origin") // which lets it read windows of its origin that have the same
+		tell("text/html; charset=utf-8", page)(w, r)
+	})
 	mux.HandleFunc("GET /worker.js", tell("text/javascript", worker))
 	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -62,6 +65,7 @@ func application() http.Handler {
 type opened struct {
 	Status                   int
 	Protocol, Title, Address string
+	Popup                    string // of the gateway's own page, as the application's script reads it
 	Result                   map[string]string
 	Cookies                  []struct {
 		Name, SameSite, Domain string
@@ -113,6 +117,9 @@ func (o opened) works(t *testing.T) {
 		if got := o.Result[what]; got != want {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
+	}
+	if o.Popup != "SecurityError" {
+		t.Errorf("the application reads a page of the gateway: %q", o.Popup)
 	}
 	if o.Protocol != "h2" {
 		t.Errorf("opened over %q", o.Protocol)

@@ -42,6 +42,8 @@ func (n Notice) Page() (fields [][2]string, body []byte) {
 		{"Content-Security-Policy", policyOfContent}, {"X-Frame-Options", "DENY"},
 		// not no-referrer, with which the form's Origin would be "null"
 		{"Referrer-Policy", "same-origin"}, {"X-Robots-Tag", "noindex"},
+		// The application has the same origin, so with same-origin it could open the page and read what is typed into it.
+		{"Cross-Origin-Opener-Policy", "noopener-allow-popups"},
 	}, []byte(n.html())
 }
 

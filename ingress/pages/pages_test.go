@@ -120,7 +120,8 @@ func TestPagesAreSmallAccessibleAndSelfContained(t *testing.T) {
 			!strings.Contains(csp, "default-src 'none'") || !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") {
 			t.Errorf("%s is sent with the policy %q", name, csp)
 		}
-		if sent(fields, "Cache-Control") != "no-store" || sent(fields, "X-Content-Type-Options") != "nosniff" {
+		if sent(fields, "Cache-Control") != "no-store" || sent(fields, "X-Content-Type-Options") != "nosniff" ||
+			sent(fields, "X-Frame-Options") != "DENY" || sent(fields, "Cross-Origin-Opener-Policy") != "noopener-allow-popups" {
 			t.Errorf("%s: %v", name, fields)
 		}
 	}
