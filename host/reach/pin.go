@@ -83,7 +83,29 @@ func (p pin) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	if err := connect(ctx, s, to); err != nil {
 		return nil, fmt.Errorf("in the box's network namespace, %v: %w", to, err)
 	}
-	return net.FileConn(s)
+	conn, err := net.FileConn(s)
+	if err == nil && toItself(conn) {
+		return nil, fmt.Errorf("in the box's network namespace, %v: %w", to, refuse(conn))
+	}
+	return conn, err
+}
+
+// toItself reports whether a connection leads back to its own socket. TCP allows that (RFC 9293, 3.5, simultaneous open): where
+// nothing listens on a port that the kernel may also choose for the near end, it sometimes chooses that one.
+func toItself(conn net.Conn) bool {
+	near, _ := conn.LocalAddr().(*net.TCPAddr)
+	far, _ := conn.RemoteAddr().(*net.TCPAddr)
+	return near != nil && far != nil && near.AddrPort() == far.AddrPort()
+}
+
+// refuse closes a connection that leads to itself, and returns what the attempt comes to: nothing listens. A reset leaves
+// nothing behind that would keep an application from listening on the port.
+func refuse(conn net.Conn) error {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+	return unix.ECONNREFUSED
 }
 
 // threads bounds the threads that are in namespaces of boxes at a time.

@@ -246,6 +246,40 @@ func TestSlowBoxHoldsNoThread(t *testing.T) {
 	}
 }
 
+// TestNobodyIsReachedByChance dials a port on which nothing listens, and which is the only one that the kernel can choose for
+// the near end: the socket would be connected to itself. It is refused each time, and the port is free for an application.
+func TestNobodyIsReachedByChance(t *testing.T) {
+	t.Parallel()
+	const port = 40_001
+	ns := newNamespace(t)
+	inside(t, ns, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", port, port), 0)
+	})
+	p, err := pinAt(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"127.0.0.1", "::1"} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(address), port)
+		for range 10 {
+			c, err := p.dial(t.Context(), to)
+			if err == nil {
+				c.Close()
+			}
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Fatalf("%v: %v", to, err)
+			}
+		}
+		inside(t, ns, func() error {
+			ln, err := net.Listen("tcp", to.String())
+			if err != nil {
+				return err
+			}
+			return ln.Close()
+		})
+	}
+}
+
 func TestMain(m *testing.M) {
 	runtime.LockOSThread() // the main thread is the one that /proc/self shows
 	os.Exit(m.Run())
