@@ -140,9 +140,10 @@ func (c *Conn) restLocked() {
 func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reserved--
 	s := &Stream{c: c, ctx: ctx, news: make(chan struct{}, 1)}
-	if err := c.admitLocked(s, headSize(fields)); err != nil {
+	err := c.admitLocked(s, headSize(fields))
+	c.reserved-- // not before: while it waits, nobody else may reserve it
+	if err != nil {
 		c.restLocked()
 		return nil, err
 	}

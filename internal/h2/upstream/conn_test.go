@@ -377,7 +377,11 @@ func TestServerThatDoesNotRead(t *testing.T) {
 	if n := len(c.out.buf); n > outRoom+h2.FrameHead+h2.FrameMax {
 		t.Errorf("%d bytes of output", n)
 	}
+	c.settings.streams = 2
 	c.mu.Unlock()
+	if c.Reserve() {
+		t.Error("the stream of the request that waits is to be had again")
+	}
 	cancel()
 	for _, done := range []chan error{written, opened} {
 		if err := <-done; !errors.Is(err, context.Canceled) {
