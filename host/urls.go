@@ -131,21 +131,29 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	return view, nil
 }
 
-// ownDomains returns the domains of a URL as they are stored. Names at and below the gateway's own domain belong to the
-// boxes whose IDs they begin with.
+// ownDomains returns the domains of a URL as they are stored.
 func (u *publicURLs) ownDomains(names []policy.Name) ([]string, error) {
-	domain, err := policy.ParseName(u.cfg.Domain)
-	if err != nil {
-		return nil, err
-	}
 	var hosts []string
 	for i, n := range names {
-		if n.IsWithin(domain) {
-			return nil, invalidAt(fmt.Sprintf("/hostnames/%d", i), fmt.Sprintf("%s lies within %s, the domain of this gateway", n, domain))
+		if why := u.isGateways(n); why != "" {
+			return nil, invalidAt(fmt.Sprintf("/hostnames/%d", i), why)
 		}
 		hosts = append(hosts, n.String())
 	}
 	return hosts, nil
+}
+
+// isGateways says why a name can be no URL's own domain, or returns "". Names at and below the gateway's own domain belong to
+// the boxes whose IDs are in them, and visitors sign in at one host for all URLs.
+func (u *publicURLs) isGateways(n policy.Name) string {
+	domain, err := policy.ParseName(u.cfg.Domain)
+	switch {
+	case err != nil || n.IsWithin(domain):
+		return fmt.Sprintf("%s lies within %s, the domain of this gateway", n, u.cfg.Domain)
+	case n.String() == u.table.own:
+		return fmt.Sprintf("%s is where visitors of this gateway sign in", n)
+	}
+	return ""
 }
 
 // keep stores a URL.
@@ -160,9 +168,20 @@ func (u *publicURLs) keep(record store.URL) error {
 	return notStored(u.log, "the public URL could not be stored, nothing was changed", err)
 }
 
-// hostsOf lists the host names that lead to a URL.
+// hostsOf lists the host names that lead to a URL. Domains that it was given under another configuration, and that are the
+// gateway's now, are not among them.
 func (u *publicURLs) hostsOf(r store.URL) []string {
-	return append([]string{u.cfg.HostName(r.Box, r.Port)}, r.Hostnames...)
+	hosts := []string{u.cfg.HostName(r.Box, r.Port)}
+	for _, h := range r.Hostnames {
+		n, err := policy.ParseName(h)
+		if err != nil || u.isGateways(n) != "" {
+			u.log.Warn("a domain of a public URL is the gateway's own now, and is not served", zap.String("box", string(r.Box)),
+				zap.Uint16("port", r.Port), zap.String("domain", h))
+			continue
+		}
+		hosts = append(hosts, h)
+	}
+	return hosts
 }
 
 // urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID. What a newer version has stored

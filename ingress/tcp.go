@@ -35,19 +35,14 @@ func (g *Ingress) configOf(settings *tls.Config) func(*tls.ClientHelloInfo) (*tl
 	}
 }
 
-// rawProtocol chooses the application protocol of a connection of raw TCP: the first that the visitor offers that is not
-// HTTP, none for one who offers none. A browser, which offers HTTP alone, is refused: a page could otherwise have it send
-// requests to a service that reads them as something else.
+// rawProtocol chooses the application protocol of a connection of raw TCP: the first that the visitor offers, none for one who
+// offers none. One who offers HTTP, as browsers do, is refused, whatever else is offered beside it (as RFC 8701 has clients do):
+// a page could otherwise have a browser send requests to a service that reads them as something else.
 func rawProtocol(offered []string) []string {
-	for _, p := range offered {
-		if !isHTTP(p) {
-			return []string{p}
-		}
+	if slices.ContainsFunc(offered, isHTTP) {
+		return []string{noProtocol}
 	}
-	if len(offered) == 0 {
-		return nil
-	}
-	return []string{noProtocol}
+	return offered[:min(1, len(offered))]
 }
 
 // isHTTP reports whether an application protocol is a version of HTTP.

@@ -108,7 +108,7 @@ func TestRawTCPChoosesNoHTTP(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
 	f.exposeAt("a", rawApp(t, sendBack), Auth{Open: true}, TCP)
-	for offered, want := range map[string]string{"": "", "postgresql": "postgresql", "h2,postgresql,imap": "postgresql", "h2": "refused", "h2,http/1.1": "refused"} {
+	for offered, want := range map[string]string{"": "", "postgresql": "postgresql", "postgresql,imap": "postgresql", "h2": "refused", "h2,http/1.1": "refused", "\x0a\x0a,h2,http/1.1": "refused", "postgresql,h2": "refused"} {
 		var list []string
 		if offered != "" {
 			list = strings.Split(offered, ",")

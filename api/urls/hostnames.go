@@ -12,6 +12,9 @@ import (
 // mostHostnames bounds the domains of one URL: each may cost the gateway a certificate.
 const mostHostnames = 16
 
+// longestHostname leaves room for what the files of its certificate are called.
+const longestHostname = 240
+
 // parseHostnames returns the canonical forms of the domains that a URL is to have. It refuses what can be no domain of
 // the caller's own: single labels, and what is not a host name at all.
 func parseHostnames(list []string) ([]policy.Name, error) {
@@ -28,6 +31,8 @@ func parseHostnames(list []string) ([]policy.Name, error) {
 			problems.Add(pointer, "%v", err)
 		case !strings.Contains(name.String(), ".") || strings.Contains(name.String(), "_"):
 			problems.Add(pointer, "%q cannot be the name of a website", name)
+		case len(name.String()) > longestHostname:
+			problems.Add(pointer, "is longer than %d characters", longestHostname)
 		case slices.Contains(names, name):
 			problems.Add(pointer, "%q is listed twice", name)
 		}

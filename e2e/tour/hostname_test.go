@@ -56,6 +56,7 @@ func TestOwnDomains(t *testing.T) {
 	}
 	for name, want := range map[string]int{
 		"app.example.org": 409, "www.example.org": 409, other + "-9.preview.localhost": 422, "a.b.preview.localhost": 422, "preview.localhost": 422,
+		strings.Repeat("a.", 118) + "example.org": 422,
 	} {
 		if status := create(other, "fine.example.org", name); status != want {
 			t.Errorf("another box asks for %s: %d, want %d", name, status, want)

@@ -1,0 +1,33 @@
+package host
+
+import (
+	"slices"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"boxgate/config"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// Names that are the gateway's are no URL's own domain, nor do those lead to a URL that were one's under another configuration.
+func TestDomainsOfTheGateway(t *testing.T) {
+	t.Parallel()
+	u := &publicURLs{cfg: config.Ingress{Domain: "new.example.org"}, log: zap.NewNop(), table: &urlTable{own: "login.example.org"}}
+	for name, refused := range map[string]bool{
+		"victim-80.new.example.org": true, "new.example.org": true, "login.example.org": true, "app.example.org": false, "a.login.example.org": false,
+	} {
+		n, err := policy.ParseName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := u.ownDomains([]policy.Name{n}); (err != nil) != refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	hosts := u.hostsOf(store.URL{Box: "evil", Port: 80, Hostnames: []string{"app.example.org", "victim-80.new.example.org", "login.example.org"}})
+	if want := []string{"evil-80.new.example.org", "app.example.org"}; !slices.Equal(hosts, want) {
+		t.Errorf("%v, want %v", hosts, want)
+	}
+}
