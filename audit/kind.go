@@ -3,6 +3,7 @@ package audit
 import (
 	"encoding/binary"
 	"hash/maphash"
+	"math/bits"
 )
 
 // alike reports whether two events of a box are of one kind. [hashOf] covers the same fields.
@@ -16,25 +17,9 @@ func alike(a, b *Event) bool {
 // kindSeed makes the hashes unpredictable for a box, which chooses some of the texts.
 var kindSeed = maphash.MakeSeed()
 
-// hashOf returns the hash of the kind of an event. Texts of events have no zero bytes.
+// hashOf returns the hash of the kind of an event. Of the texts that have few values it covers only the lengths.
 func hashOf(e *Event) uint64 {
-	var h maphash.Hash
-	h.SetSeed(kindSeed)
-	text := func(s string) {
-		_, _ = h.WriteString(s)
-		_ = h.WriteByte(0)
-	}
-	text(e.Name)
-	text(e.Path)
-	text(e.Conn)
-	text(e.Method)
-	text(e.Rule)
-	text(string(e.Stage))
-	text(string(e.Reason))
-	text(string(e.Protocol))
-	text(string(e.Action))
-	text(string(e.Credential))
-	var n [40]byte
+	var n [44]byte
 	addr, peer := e.Addr.As16(), e.Peer.As16()
 	copy(n[:], addr[:])
 	copy(n[16:], peer[:])
@@ -44,8 +29,23 @@ func hashOf(e *Event) uint64 {
 	if e.SelfTest {
 		n[37] = 1
 	}
-	_, _ = h.Write(n[:])
-	return h.Sum64()
+	n[38], n[39], n[40] = byte(len(e.Stage)), byte(len(e.Reason)), byte(len(e.Protocol))
+	n[41], n[42] = byte(len(e.Action)), byte(len(e.Credential))
+	h := maphash.Bytes(kindSeed, n[:])
+	h = mix(h, e.Name)
+	h = mix(h, e.Path)
+	h = mix(h, e.Conn)
+	h = mix(h, e.Method)
+	return mix(h, e.Rule)
+}
+
+// mix makes a text part of a hash. The multiplication tells its place from that of other texts.
+func mix(h uint64, s string) uint64 {
+	h = bits.RotateLeft64(h, 29) * 0x9e3779b97f4a7c15
+	if s == "" {
+		return h
+	}
+	return h ^ maphash.String(kindSeed, s)
 }
 
 // likes are the events of one kind in a ring.

@@ -26,6 +26,9 @@ const (
 // earlier, there is one event.
 const openAfter = 250 * time.Millisecond
 
+// started is what the time of an [Opening] counts from: reading a time of day as well would cost twice as much.
+var started = time.Now()
+
 // Opening records a decision while its traffic is still going on, so that it is not lost if the gateway crashes. It can
 // be reused for one decision after another. The zero value is ready to use; it is safe for concurrent use.
 type Opening struct {
@@ -33,15 +36,15 @@ type Opening struct {
 	to      Recorder
 	event   *Event // as decided; nil once it has been recorded
 	timer   *time.Timer
-	armed   bool      // the timer runs, perhaps since an earlier decision: starting and stopping it for each would cost more
-	waiting bool      // for due
-	due     time.Time // when the event is recorded
-	conn    string    // the Conn of the open event; empty if none has been recorded
+	armed   bool          // the timer runs, perhaps since an earlier decision: starting and stopping it for each would cost more
+	waiting bool          // for due
+	due     time.Duration // when the event is recorded, since started
+	conn    string        // the Conn of the open event; empty if none has been recorded
 }
 
-// Begin records e, an allowing decision, with [PhaseOpen] unless End is called soon. The caller keeps e and records it
-// when its traffic has ended, after [Opening.End].
-func (o *Opening) Begin(to Recorder, e Event) {
+// Begin records a copy of e, an allowing decision, with [PhaseOpen] unless End is called soon. The caller keeps e and
+// records it when its traffic has ended, after [Opening.End].
+func (o *Opening) Begin(to Recorder, e *Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.conn != "" {
@@ -50,8 +53,8 @@ func (o *Opening) Begin(to Recorder, e Event) {
 	if o.event == nil {
 		o.event = new(Event)
 	}
-	*o.event = e
-	o.to, o.waiting, o.due = to, true, time.Now().Add(openAfter)
+	*o.event = *e
+	o.to, o.waiting, o.due = to, true, time.Since(started)+openAfter
 	if !o.armed {
 		o.armLocked(openAfter)
 	}
@@ -74,7 +77,7 @@ func (o *Opening) open() {
 	if !o.waiting {
 		return
 	}
-	if left := time.Until(o.due); left > 0 {
+	if left := o.due - time.Since(started); left > 0 {
 		o.armLocked(left)
 		return
 	}

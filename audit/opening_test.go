@@ -21,7 +21,7 @@ func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
 			o.End(&e)
 			l.Record(e)
 		}
-		o.Begin(l, e)
+		o.Begin(l, &e)
 		time.Sleep(openAfter - time.Nanosecond)
 		e.BytesIn = 7
 		end(e)
@@ -30,14 +30,14 @@ func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
 			t.Fatalf("what ended soon: %+v", got)
 		}
 		e.Time, e.BytesIn = time.Now(), 0
-		o.Begin(l, e)
+		o.Begin(l, &e)
 		time.Sleep(openAfter)
 		synctest.Wait()
 		open := l.Recent(Filter{})[1]
 		if open.Phase != PhaseOpen || open.Conn == "" || open.Duration != 0 || !open.Time.Equal(e.Time) {
 			t.Fatalf("what goes on: %+v", open)
 		}
-		o.Begin(l, e) // a retry
+		o.Begin(l, &e) // a retry
 		time.Sleep(time.Hour)
 		e.BytesIn = 8
 		end(e)

@@ -32,23 +32,44 @@ func areVerbatim(names []string) bool {
 
 // isVerbatim reports whether s has no more than limit bytes, all of them from lowest to '~' and none that JSON escapes.
 func isVerbatim(s string, limit int, lowest byte) bool {
-	if len(s) > limit {
+	n := len(s)
+	switch {
+	case n > limit:
 		return false
+	case n == 0:
+		return true
+	case n < 8:
+		return standVerbatim(few(s), lowest)
 	}
-	for ; len(s) >= 8; s = s[8:] {
-		// Some byte is zero after the XOR if subtracting 1 sets a highest bit that was not set.
-		w := eight(s)
-		quote, backslash := w^ones*'"', w^ones*'\\'
-		if !arePlain(w, lowest) || ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest != 0 {
+	for at := 0; at < n-8; at += 8 {
+		if !standVerbatim(eight(s[at:]), lowest) {
 			return false
 		}
 	}
-	for i := range len(s) {
-		if c := s[i]; c < lowest || c > '~' || c == '"' || c == '\\' {
-			return false
-		}
+	return standVerbatim(eight(s[n-8:]), lowest)
+}
+
+// standVerbatim is isVerbatim for eight bytes.
+func standVerbatim(w uint64, lowest byte) bool {
+	// Some byte is zero after the XOR if subtracting 1 sets a highest bit that was not set.
+	quote, backslash := w^ones*'"', w^ones*'\\'
+	return arePlain(w, lowest) && ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest == 0
+}
+
+// few returns eight bytes that are all those of s, which has one to seven, some of them several times.
+func few(s string) uint64 {
+	n := len(s)
+	if n >= 4 {
+		return uint64(four(s)) | uint64(four(s[n-4:]))<<32
 	}
-	return true
+	three := uint64(s[0]) | uint64(s[n/2])<<8 | uint64(s[n-1])<<16
+	return three | three<<24 | uint64(s[0])*(1<<48|1<<56)
+}
+
+// four returns the first four bytes of s.
+func four(s string) uint32 {
+	_ = s[3]
+	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
 }
 
 // inQuotes returns the event with all texts as they stand within quotes in JSON.

@@ -94,7 +94,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 	// From here on the decision is to allow; a 502 reverses it.
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
-		v.opening.Begin(g.Audit, v.event)
+		v.opening.Begin(g.Audit, &v.event)
 	}
 	return true
 }

@@ -281,7 +281,7 @@ func (c *conn) forward(f peek.First) {
 // open records that the allowed traffic begins.
 func (c *conn) open() {
 	c.opening = &audit.Opening{}
-	c.opening.Begin(c.p.cfg.Audit, c.event)
+	c.opening.Begin(c.p.cfg.Audit, &c.event)
 }
 
 // step is a part of what handles a connection. It returns the next part, or nil if there is none.

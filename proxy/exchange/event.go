@@ -36,7 +36,7 @@ func (x *Exchange) Begin(s *Session) {
 // this point as well.
 func (x *Exchange) Under(at netip.Addr, asked policy.Request) {
 	Dialled(&x.Event, at, asked.Addr)
-	x.opening.Begin(x.s.Core.Audit, x.Event)
+	x.opening.Begin(x.s.Core.Audit, &x.Event)
 }
 
 // Dialled notes the address that allowed traffic went to, and the address the box asked for if it differs.
