@@ -305,7 +305,8 @@ func (h *conn) serveOne() error {
 	if err := h.readHead(); err != nil {
 		return h.refuseHead(err)
 	}
-	if !h.s.Usage.Requests.AllowN(h.x.Event.Time, 1) {
+	// It counts now: the time of its event, when the head began, would set the limiter back.
+	if !h.s.Usage.Requests.Allow() {
 		m := h.message()
 		h.method = m.Method
 		h.x.Named(&m)
