@@ -38,13 +38,15 @@ type Config struct {
 	// when an answer is truncated) or "tls://host:port" (RFC 7858), optionally with "#name" for the name that the
 	// certificate must carry. Ports default to 53 and 853.
 	Upstreams      []string
-	SinkV4, SinkV6 netip.Addr // answered for names that may not be reached
-	Audit          Recorder
-	Log            *zap.Logger    // nil: nothing is logged
-	Dial           Dial           // nil: net.Dialer
-	Roots          *x509.CertPool // roots for tls:// upstreams; nil: the system's
-	Limits         Limits
-	Memory         *memory.Budget // shared by the boxes; nil: 64 MiB
+	SinkV4, SinkV6 netip.Addr // answered for names that may not be reached, and for those of URLs
+	// IsURL reports whether a name is that of a public URL of this gateway now, to which the sink leads. nil: none is.
+	IsURL  func(policy.Name) bool
+	Audit  Recorder
+	Log    *zap.Logger    // nil: nothing is logged
+	Dial   Dial           // nil: net.Dialer
+	Roots  *x509.CertPool // roots for tls:// upstreams; nil: the system's
+	Limits Limits
+	Memory *memory.Budget // shared by the boxes; nil: 64 MiB
 }
 
 // Limits bound what boxes can make the server hold or do. A zero field takes its default.

@@ -81,6 +81,9 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 	if !a.verdict.Allowed() && !resolvesAnyway(a.policy, a.host, a.verdict, a.qtype) {
 		return a, a.sinkSize() < a.maxSize(transport)
 	}
+	if s.isURL(a.host) {
+		return a, false
+	}
 	found := s.findCached(&a, v.now)
 	if a.cached == nil {
 		d.missing = cacheKey{a.host, a.qtype}

@@ -46,17 +46,30 @@ func refuse(ev *audit.Event, rcode int, reason policy.Reason, ede uint16) reply 
 // sink answers a query for a name that may not be reached; the event holds the decision.
 func (s *Server) sink(q query, ev *audit.Event) reply {
 	r := blocked(ev)
+	r.answer = s.sinkAnswer(q)
+	if r.answer != nil {
+		ev.Action = audit.ActionSink
+	}
+	return r
+}
+
+// url answers a query for a public URL of this gateway that the policy allows. The name has no records but the sink's
+// addresses.
+func (s *Server) url(q query, ev *audit.Event) reply {
+	ev.Action = audit.ActionSink
+	return reply{answer: s.sinkAnswer(q)}
+}
+
+// sinkAnswer is the sink's address, of the type that is asked for; nil for other types.
+func (s *Server) sinkAnswer(q query) []mdns.RR {
 	hdr := mdns.RR_Header{Name: q.name, Rrtype: q.qtype, Class: mdns.ClassINET, Ttl: sinkTTL}
 	switch q.qtype {
 	case mdns.TypeA:
-		r.answer = []mdns.RR{&mdns.A{Hdr: hdr, A: net.IP(s.sinkV4.AsSlice())}}
+		return []mdns.RR{&mdns.A{Hdr: hdr, A: net.IP(s.sinkV4.AsSlice())}}
 	case mdns.TypeAAAA:
-		r.answer = []mdns.RR{&mdns.AAAA{Hdr: hdr, AAAA: net.IP(s.sinkV6.AsSlice())}}
-	default:
-		return r
+		return []mdns.RR{&mdns.AAAA{Hdr: hdr, AAAA: net.IP(s.sinkV6.AsSlice())}}
 	}
-	ev.Action = audit.ActionSink
-	return r
+	return nil
 }
 
 // blocked is the empty answer that gives the policy as the reason.

@@ -20,6 +20,7 @@ type Server struct {
 	boxes  Boxes
 	sinkV4 netip.Addr
 	sinkV6 netip.Addr
+	isURL  func(policy.Name) bool
 	audit  Recorder
 	log    *zap.Logger
 	limits Limits
@@ -50,10 +51,14 @@ func New(c Config) (*Server, error) {
 // newServer is New with the upstream side given and the configuration already checked.
 func newServer(c Config, up exchanger) *Server {
 	limits := c.Limits.withDefaults()
+	if c.IsURL == nil {
+		c.IsURL = func(policy.Name) bool { return false }
+	}
 	return &Server{
 		boxes:  c.Boxes,
 		sinkV4: c.SinkV4,
 		sinkV6: c.SinkV6,
+		isURL:  c.IsURL,
 		audit:  c.Audit,
 		log:    c.Log,
 		limits: limits,
@@ -71,9 +76,10 @@ func newServer(c Config, up exchanger) *Server {
 //  2. The query is parsed.
 //  3. An unknown box, a box over its limits, and queries that boxes may not send are refused.
 //  4. The policy judges the name. Not allowed: the sink or an empty answer, and nothing goes upstream.
-//  5. The name is resolved from the cache or upstream; each name of a CNAME chain is judged before it is asked for.
-//  6. The policy, as it is now, judges each address.
-//  7. The addresses that are left are remembered for the box, then answered.
+//  5. A public URL of this gateway is answered with the sink, which leads to it by way of the proxy; nothing goes upstream.
+//  6. The name is resolved from the cache or upstream; each name of a CNAME chain is judged before it is asked for.
+//  7. The policy, as it is now, judges each address.
+//  8. The addresses that are left are remembered for the box, then answered.
 //
 // The most common queries that need nothing from upstream take a shorter way through the same steps, without the DNS
 // library (direct.go).
@@ -129,6 +135,9 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	describe(ev, d)
 	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {
 		return s.sink(q, ev)
+	}
+	if d.Allowed() && s.isURL(name) {
+		return s.url(q, ev)
 	}
 	res, err := s.resolve(ctx, box, name, q.qtype)
 	if err != nil {

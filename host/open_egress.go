@@ -20,16 +20,20 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.dns, err = dns.New(dns.Config{
-		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
-		Audit: p.audit, Log: p.log, Roots: roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
-	})
-	if err != nil {
-		return fmt.Errorf("dns.upstreams: %w", err)
-	}
 	domain, err := policy.ParseName(p.cfg.Ingress.Domain)
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)
+	}
+	p.ownURLs = &ownURLs{domain: domain, table: p.urlTable}
+	if p.listeners.https != nil {
+		p.ownURLs.port = portOf(p.listeners.https)
+	}
+	p.dns, err = dns.New(dns.Config{
+		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
+		IsURL: p.ownURLs.named, Audit: p.audit, Log: p.log, Roots: roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
+	})
+	if err != nil {
+		return fmt.Errorf("dns.upstreams: %w", err)
 	}
 	p.minter.Host = []policy.Name{domain}
 	egress := proxy.Config{
@@ -37,6 +41,7 @@ func (p *parts) openEgress(context.Context) error {
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},
 		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 		Host:     p.minter.Host,
+		URLs:     p.ownURLs,
 		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
 		Secrets: p.secrets, Memory: p.memory,
 	}

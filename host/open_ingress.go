@@ -43,6 +43,7 @@ func (p *parts) openIngress(context.Context) error {
 		Balancers:   p.balancers(),
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
+	p.ownURLs.ingress = p.ingress
 	return err
 }
 

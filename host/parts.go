@@ -40,6 +40,7 @@ type parts struct {
 	boxes     *boxes
 	connected *enforce.Registry
 	urlTable  *urlTable
+	ownURLs   *ownURLs
 	reach     *reach.Boxes
 	minter    *certs.Minter
 

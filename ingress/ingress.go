@@ -21,6 +21,7 @@ type Ingress struct {
 
 	mu        sync.Mutex
 	listeners []*listener
+	boxes     *listener // of the connections that boxes make; nil: none are taken
 	closed    bool
 }
 
@@ -93,7 +94,27 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 	}
 	settings.GetConfigForClient = g.configOf(settings)
 	defer keepTicketsFresh(settings)()
+	boxes := &listener{tls: settings}
+	if g.add(boxes, max(1, g.Connections/4)) {
+		g.mu.Lock()
+		g.boxes = boxes
+		g.mu.Unlock()
+	}
 	return g.listen(&listener{ln: ln, tls: settings})
+}
+
+// Visit serves a connection that a box has made to the public URL of a host over TLS, and to no other, as [Ingress.ServeTLS] serves others, and returns
+// when it has ended. All boxes together hold a quarter as many connections as other visitors, and one address of a box a
+// quarter of those. Without ServeTLS, the connection is closed.
+func (g *Ingress) Visit(conn net.Conn, host string) {
+	g.mu.Lock()
+	l := g.boxes
+	g.mu.Unlock()
+	if l == nil {
+		_ = conn.Close()
+		return
+	}
+	l.visit(conn, host)
 }
 
 // ServePlain serves public URLs over plain HTTP. Credentials would be sent in the clear, so the listener must be on a
@@ -114,20 +135,27 @@ func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge Cha
 
 // listen serves a listener until Shutdown.
 func (g *Ingress) listen(l *listener) error {
-	l.g, l.conns = g, map[net.Conn]*held{}
-	l.places.most = g.Connections
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
+	if !g.add(l, g.Connections) {
 		_ = l.ln.Close()
 		return http.ErrServerClosed
 	}
-	g.listeners = append(g.listeners, l)
-	g.mu.Unlock()
 	if err := l.run(); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+// add makes a listener ready for that many connections. It reports false after Shutdown has begun.
+func (g *Ingress) add(l *listener, most int) bool {
+	l.g, l.conns = g, map[net.Conn]*held{}
+	l.places.most = most
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.listeners = append(g.listeners, l)
+	return true
 }
 
 // Shutdown stops listening, lets requests finish until ctx ends, and then cuts the remaining ones, including

@@ -27,16 +27,16 @@ import (
 // listener accepts the connections of clients, which speak HTTP/1.x or HTTP/2.
 type listener struct {
 	g   *Ingress
-	ln  net.Listener
-	tls *tls.Config // nil: plain HTTP
+	ln  net.Listener // nil: it is given connections
+	tls *tls.Config  // nil: plain HTTP
 	// move is how requests are answered that are not forwarded.
 	move *redirection
 
 	mu     sync.Mutex
 	conns  map[net.Conn]*held
 	closed bool
-	done   sync.WaitGroup
-	places places // of connections
+	done   sync.WaitGroup // of connections, from enter to forget
+	places places         // of connections
 }
 
 // held is a connection that a listener holds.
@@ -44,6 +44,7 @@ type held struct {
 	busy    atomic.Bool  // a request has begun
 	network netip.Prefix // what it is counted by; guarded by the listener's mu
 	url     string       // the public URL that it is for, likewise; "": not known
+	only    string       // the one host that may be named in TLS; "": any
 }
 
 // network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
@@ -119,20 +120,11 @@ func (l *listener) isClosed() bool {
 
 // start serves a connection in a goroutine of its own.
 func (l *listener) start(conn net.Conn) {
-	h := &held{network: l.network(conn)}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		_ = conn.Close()
+	h := l.enter(conn, l.network(conn))
+	if h == nil {
 		return
 	}
-	if !l.places.take("", h.network) {
-		l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
-		_ = conn.Close()
-		return
-	}
-	l.conns[conn] = h
-	l.done.Go(func() {
+	go func() {
 		var serve func()
 		l.contained(conn, func() {
 			if told := l.visitorOf(conn, h); told != nil {
@@ -145,11 +137,48 @@ func (l *listener) start(conn net.Conn) {
 		}
 		// A new goroutine: the stack of this one has grown in the handshake, and would keep its size for the life of the
 		// connection.
-		l.done.Go(func() {
+		go func() {
 			defer l.forget(conn)
 			l.contained(conn, serve)
-		})
-	})
+		}()
+	}()
+}
+
+// enter counts a connection, until [listener.forget]. It closes the connection and returns nil if there is no place for it.
+func (l *listener) enter(conn net.Conn, network netip.Prefix) *held {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		_ = conn.Close()
+		return nil
+	}
+	if !l.places.take("", network) {
+		l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
+		_ = conn.Close()
+		return nil
+	}
+	h := &held{network: network}
+	l.conns[conn] = h
+	l.done.Add(1)
+	return h
+}
+
+// visit serves a connection of a box to a host, until it has ended. It never comes from a load balancer, whatever its address. Each
+// address counts by itself: the networks of boxes are divided among them.
+func (l *listener) visit(conn net.Conn, host string) {
+	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
+	at := from.Addr().Unmap()
+	h := l.enter(conn, netip.PrefixFrom(at, at.BitLen()))
+	if h == nil {
+		return
+	}
+	defer l.forget(conn)
+	h.only = host
+	var serve func()
+	l.contained(conn, func() { serve = l.accept(conn, h) })
+	if serve != nil {
+		l.contained(conn, serve)
+	}
 }
 
 // contained runs f; a panic in it ends this connection alone.
@@ -169,6 +198,7 @@ func (l *listener) forget(conn net.Conn) {
 	h := l.conns[conn]
 	l.places.leave(h.url, h.network)
 	delete(l.conns, conn)
+	l.done.Done()
 }
 
 // accept makes the TLS handshake, if there is one. It returns what serves the connection, or nil if that has ended.
@@ -194,7 +224,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		version = state.NegotiatedProtocol
 		c.conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
 	}
-	if version != "" && version == l.g.Validation {
+	if version != "" && version == l.g.Validation || h.only != "" && bareHost(c.visitor.sni) != h.only {
 		_ = conn.Close()
 		return nil
 	}
@@ -276,7 +306,9 @@ func (l *listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	_ = l.ln.Close()
+	if l.ln != nil {
+		_ = l.ln.Close()
+	}
 	for conn, h := range l.conns {
 		if !h.busy.Load() {
 			_ = conn.Close()

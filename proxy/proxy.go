@@ -44,6 +44,15 @@ type Recorder = exchange.Recorder
 // Secrets returns the values of the secrets that header rules name.
 type Secrets = exchange.Secrets
 
+// URLs are the gateway's public URLs, which boxes may open by name. Safe for concurrent use.
+type URLs interface {
+	// Served reports whether a name is that of a public URL now, and served over TLS on a port.
+	Served(policy.Name, uint16) bool
+	// Visit serves a connection to a public URL, which begins with a ClientHello, and returns when it has ended. It is
+	// served for no other name. The visitor is its remote address.
+	Visit(net.Conn, policy.Name)
+}
+
 // Config configures a [Proxy]. Boxes, Resolver, Leaves and Audit are required; zero durations and limits mean the
 // default given at the end of their comment.
 type Config struct {
@@ -56,6 +65,7 @@ type Config struct {
 	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
 	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: never dialled
 	Own      []netip.Addr     // addresses of the gateway itself, never dialled whatever the policy says
+	URLs     URLs             // nil: boxes cannot open the public URLs
 	Host     []policy.Name    // domains of the gateway's host, such as those of its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
@@ -21,6 +22,10 @@ import (
 
 // splice connects to the server and forwards the bytes unread, starting with those that were peeked.
 func (c *conn) splice(f peek.First, rt route.Routed) {
+	if c.isForURL(f, rt) {
+		c.visit(f, rt.Request.Name)
+		return
+	}
 	deadline := time.Now().Add(c.p.cfg.DialTimeout)
 	to := origin.To(rt, false)
 	addrs, err := c.p.core.Origins.Candidates(c.ctx, c.box, to)
@@ -44,6 +49,68 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		return
 	}
 	c.relay(f, rt, upstream)
+}
+
+// isForURL reports whether a connection is to be served as one to a public URL of this gateway: TLS whose name the policy
+// allows by itself, on the port of public URLs. No address was asked for but the sink's, or none by CONNECT, so none has to
+// be judged: nothing is dialled.
+func (c *conn) isForURL(f peek.First, rt route.Routed) bool {
+	byName := f.Kind == peek.TLS && rt.Action == policy.Splice && rt.ByName && !rt.Asked.Addr.IsValid()
+	return byName && c.p.cfg.URLs != nil && c.p.cfg.URLs.Served(rt.Request.Name, c.port)
+}
+
+// visit hands the connection over to the server of the public URLs. It stays the proxy's to count and to cut: a cut closes
+// the socket, and does not wait for the server to notice.
+func (c *conn) visit(f peek.First, name policy.Name) {
+	c.open()
+	c.handOver(func() step {
+		ended := make(chan struct{})
+		c.p.running.Add(1) // this handler still counts, so the count is not zero
+		go func() {
+			defer c.p.running.Done()
+			defer close(ended)
+			defer contain.Panic(c.p.cfg.Log, c.box.ID, func() { _ = c.tcp.Close() })
+			c.p.cfg.URLs.Visit(&visitor{Conn: c.tcp, c: c, first: f, rest: f.Data}, name)
+		}()
+		select {
+		case <-ended:
+		case <-c.ctx.Done():
+		}
+		return nil
+	})
+}
+
+// visitor is the connection of a box as the server of a public URL sees it: from its first byte.
+type visitor struct {
+	net.Conn
+	c     *conn
+	first peek.First
+	rest  []byte // of first, not read yet
+}
+
+// NetConn returns the connection below, for what is no reading or writing.
+func (v *visitor) NetConn() net.Conn { return v.Conn }
+
+// Read implements [net.Conn].
+func (v *visitor) Read(p []byte) (n int, err error) {
+	if len(v.rest) == 0 {
+		n, err = v.Conn.Read(p)
+	} else if n = copy(p, v.rest); n == len(v.rest) {
+		v.rest = nil
+		v.first.Recycle()
+		v.c.first.Release()
+	} else {
+		v.rest = v.rest[n:]
+	}
+	v.c.live.Out.Add(int64(n))
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (v *visitor) Write(p []byte) (int, error) {
+	n, err := v.Conn.Write(p)
+	v.c.live.In.Add(int64(n))
+	return n, err
 }
 
 // relay forwards between the client and a server that is connected.

@@ -113,7 +113,7 @@ func (t *txn) judgeOwn(c *Config) {
 			t.rule(chainOwn, "the gateway's DNS", gateway, l4, destPort(c.DNSPort), jumpTo(chainGateway))
 		}
 		t.rule(chainOwn, "the explicit proxy", gateway, tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
-		t.rule(chainOwn, "sink: the proxy reads the name and refuses it", sink, tcp, jumpTo(chainProxy))
+		t.rule(chainOwn, "sink: the proxy reads the name; it refuses all but public URLs", sink, tcp, jumpTo(chainProxy))
 		t.rule(chainOwn, "", sink, refuse(policy.ReasonNotAllowed))
 	}
 }

@@ -1,0 +1,108 @@
+package ingress
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"boxgate/ingress/balancer"
+)
+
+// boxConn is a connection that a box has made from an address.
+type boxConn struct {
+	net.Conn
+	from net.Addr
+}
+
+func (c boxConn) RemoteAddr() net.Addr  { return c.from }
+func (c boxConn) NetConn() net.Conn     { return c.Conn }
+func (f *fixture) url(id string) string { return id + domain }
+
+// visitFrom makes a connection of a box to a host, and a TLS handshake that names a server. It returns the box's end.
+func (f *fixture) visitFrom(t *testing.T, at, host, sni string) (*tls.Conn, error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	box, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { box.Close() })
+	_ = box.SetDeadline(time.Now().Add(time.Minute))
+	served, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.Visit(boxConn{served, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))}, host)
+	}()
+	t.Cleanup(func() { box.Close(); <-ended })
+	c := tls.Client(box, &tls.Config{ServerName: sni, RootCAs: f.roots})
+	return c, c.Handshake()
+}
+
+// TestBoxesVisitPublicURLs: a box is a visitor like any other, by its own address, also where that is in a load balancer's
+// network. Its connection serves the host that it was let through for, and no other.
+func TestBoxesVisitPublicURLs(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Balancers = balancer.List{netip.MustParsePrefix("10.200.0.0/16")} })
+	app := record(t)
+	f.expose("one", app.Server, Auth{Open: true})
+	f.expose("two", app.Server, Auth{Open: true})
+	get(t, f.client(t, false), "https://"+f.url("one")+"/", nil) // it is served now
+	c, err := f.visitFrom(t, "10.200.0.7:40000", f.url("one"), f.url("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Transport: &http.Transport{DialTLS: func(string, string) (net.Conn, error) { return c, nil }}}
+	defer client.CloseIdleConnections()
+	get(t, &client, "https://"+f.url("one")+"/", func(r *http.Request) { r.Header.Set("X-Forwarded-For", "198.51.100.66") })
+	if from := app.last(t).Header["X-Forwarded-For"]; len(from) != 1 || from[0] != "10.200.0.7" {
+		t.Errorf("the visitor is %q", from)
+	}
+	before := app.count()
+	c, err = f.visitFrom(t, "10.200.0.7:40001", f.url("one"), f.url("two"))
+	if err == nil {
+		_, _ = c.Write([]byte("GET / HTTP/1.1\r\nHost: " + f.url("two") + "\r\n\r\n"))
+		_, err = c.Read(make([]byte, 1))
+	}
+	if err == nil || app.count() != before {
+		t.Errorf("a box that was let through for another host is served: %v", err)
+	}
+}
+
+// TestBoxesLeaveRoomForOtherVisitors: boxes have a part of the connections, of which no box takes the whole. The addresses of
+// boxes are next to each other, and count apart.
+func TestBoxesLeaveRoomForOtherVisitors(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Connections, c.ReadHeaderTimeout = 64, time.Hour })
+	app := record(t)
+	f.expose("one", app.Server, Auth{Open: true})
+	f.expose("two", app.Server, Auth{Open: true})
+	outside := f.client(t, false)
+	get(t, outside, "https://"+f.url("one")+"/", nil)
+	for i, box := range []string{"[fd42::1]:1", "[fd42::2]:1", "10.200.0.1:1", "10.200.0.2:1"} {
+		host := f.url([]string{"one", "two"}[i%2])
+		for range 4 {
+			if _, err := f.visitFrom(t, box, host, host); err != nil {
+				t.Fatalf("%s: %v", box, err)
+			}
+		}
+		if _, err := f.visitFrom(t, box, host, host); err == nil {
+			t.Errorf("%s has more than a quarter of the boxes' connections", box)
+		}
+	}
+	if _, err := f.visitFrom(t, "10.200.0.3:1", f.url("one"), f.url("one")); err == nil {
+		t.Error("boxes have more than a quarter of all connections")
+	}
+	outside.CloseIdleConnections()
+	get(t, outside, "https://"+f.url("two")+"/", nil)
+}
