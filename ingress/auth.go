@@ -33,13 +33,15 @@ func (a Auth) open() bool { return a.Open && a.Bearer == nil && a.Basic == nil }
 // permits reports whether a request with these values of Authorization carries a credential of the URL: in one header,
 // never in the query.
 func (a Auth) permits(values []string) bool {
-	if a.open() {
-		return true
-	}
-	if len(values) != 1 || len(values[0]) > 4096 {
+	return a.open() || len(values) == 1 && a.accepts(values[0])
+}
+
+// accepts reports whether a value of Authorization is a credential of the URL.
+func (a Auth) accepts(value string) bool {
+	if a.Bearer == nil && a.Basic == nil || len(value) > 4096 {
 		return false
 	}
-	scheme, rest, _ := strings.Cut(values[0], " ")
+	scheme, rest, _ := strings.Cut(value, " ")
 	rest = strings.Trim(rest, " ")
 	switch {
 	case strings.EqualFold(scheme, "Bearer"):

@@ -13,7 +13,9 @@ import (
 type forwarding struct {
 	client  string // address of the client
 	secure  bool   // it speaks TLS
-	open    bool   // Authorization belongs to the box
+	open    bool   // Authorization belongs to the box, but for the credentials of the URL
+	auth    Auth   // of the URL
+	link    bool   // a signed link let the request in
 	upgrade bool   // to WebSocket
 }
 
@@ -38,7 +40,7 @@ func appendRequest(dst []byte, r *h1.Request, how *forwarding) []byte {
 				dst = append(dst, "TE: trailers\r\n"...)
 			}
 		case h1.Other, h1.AltSvc:
-			dst = appendField(dst, r, f, how.open)
+			dst = appendField(dst, r, f, how)
 		}
 	}
 	if r.Body.Chunked {
@@ -52,10 +54,11 @@ func appendRequest(dst []byte, r *h1.Request, how *forwarding) []byte {
 }
 
 // appendField appends a field of the client unless the box must not have it.
-func appendField(dst []byte, r *h1.Request, f *h1.Field, open bool) []byte {
+func appendField(dst []byte, r *h1.Request, f *h1.Field, how *forwarding) []byte {
 	switch {
 	case r.Named(f.Name) || claimed(f.Name) || credentialOf(f.Name):
-	case h1.EqualFold(f.Name, "authorization") && !open:
+	case how.link && changesMethod(f.Name):
+	case h1.EqualFold(f.Name, "authorization") && (!how.open || how.auth.accepts(string(f.Value))):
 	case h1.EqualFold(f.Name, "cookie"):
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
 			dst = h1.AppendPair(dst, "Cookie", kept)
@@ -71,7 +74,7 @@ func appendField(dst []byte, r *h1.Request, f *h1.Field, open bool) []byte {
 
 // withoutOwnParameters removes the gateway's parameters from the query of a target or a URL.
 func withoutOwnParameters(target []byte) []byte {
-	if !bytes.Contains(target, []byte("boxgate_")) {
+	if !signin.HasOwn(target) {
 		return target
 	}
 	return []byte(signin.Clean(string(target)))
@@ -160,6 +163,11 @@ func claimed[S []byte | string](name S) bool {
 // credentialOf reports whether a field can only be a key of the gateway, sent here by mistake.
 func credentialOf[S []byte | string](name S) bool {
 	return h1.IsVariant(name, "x-box-api-key") || h1.IsVariant(name, "proxy-authorization")
+}
+
+// changesMethod reports whether applications take the method of a request from a field. A signed link permits some methods.
+func changesMethod[S []byte | string](name S) bool {
+	return h1.IsVariant(name, "x-http-method-override") || h1.IsVariant(name, "x-http-method") || h1.IsVariant(name, "x-method-override")
 }
 
 // cookiePrefix is the prefix of all cookies of the gateway.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"boxgate/audit"
+	"boxgate/ingress/signin"
 	"boxgate/policy"
 )
 
@@ -23,7 +24,7 @@ type redirection struct {
 // redirected: issuers follow redirects, and the box could answer, and obtain certificates of its own for the host.
 const challengePath = "/.well-known/acme-challenge/"
 
-// answer answers a request for a target.
+// answer answers a request for a target. The gateway's parameters, which have crossed the network in the clear, do not come back.
 func (r *redirection) answer(g *core, v *visit, target string) {
 	host, ok := hostOf(&v.asked)
 	if ok && r.challenge != nil && v.method == http.MethodGet {
@@ -51,5 +52,5 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 	if r.httpsPort != 443 {
 		host = net.JoinHostPort(host, strconv.Itoa(int(r.httpsPort)))
 	}
-	v.client.reply(http.StatusPermanentRedirect, [][2]string{{"Location", "https://" + host + target}}, nil)
+	v.client.reply(http.StatusPermanentRedirect, [][2]string{{"Location", "https://" + host + signin.Clean(target)}, {"Cache-Control", "no-store"}}, nil)
 }

@@ -65,6 +65,7 @@ func TestRedirect(t *testing.T) {
 		status            int
 	}{
 		{"GET /a?b=c HTTP/1.1\r\nHost: one.preview.test:80\r\n\r\n", "https://one.preview.test:8443/a?b=c", 308},
+		{"GET /a?b=c&boxgate_token=tok HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", "https://one.preview.test:8443/a?b=c", 308},
 		{"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", "", 404},
 		{"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "", 421},
 		{"GET /.well-known/acme-challenge/x HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", "", 200},
@@ -75,6 +76,9 @@ func TestRedirect(t *testing.T) {
 		resp := f.raw(t, tt.request)
 		if resp.StatusCode != tt.status || resp.Header.Get("Location") != tt.location {
 			t.Errorf("%q: %s to %q", tt.request, resp.Status, resp.Header.Get("Location"))
+		}
+		if tt.status == 308 && resp.Header.Get("Cache-Control") != "no-store" {
+			t.Errorf("%q may be cached: %v", tt.request, resp.Header)
 		}
 	}
 	if box.count() != 0 {

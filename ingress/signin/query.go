@@ -14,10 +14,75 @@ const (
 // prefix begins the names of the gateway's parameters.
 const prefix = "boxgate_"
 
-// own reports whether a parameter of a query, as sent, is one of the gateway's.
-func own(parameter string) bool {
-	name, _, _ := strings.Cut(parameter, "=")
-	return name == TokenParameter || name == LinkParameter
+// own reports whether a parameter of a query begins, as some program reads it, like the name of one of the gateway's: in any
+// case, escaped, after blanks.
+func own[T string | []byte](parameter T) bool {
+	for matched, i := 0, 0; i < len(parameter); {
+		c, size := decode(parameter[i:])
+		i += size
+		switch {
+		case matched == 0 && (c <= ' ' || c == '+'):
+		case lower(c) != prefix[matched]:
+			return false
+		case matched == len(prefix)-1:
+			return true
+		default:
+			matched++
+		}
+	}
+	return false
+}
+
+// decode returns the first byte of a text that is escaped as in a query, and the length of what stands for it.
+func decode[T string | []byte](text T) (c byte, size int) {
+	if text[0] != '%' || len(text) < 3 {
+		return text[0], 1
+	}
+	high, low := digit(text[1]), digit(text[2])
+	if high < 0 || low < 0 {
+		return text[0], 1
+	}
+	return byte(high<<4 | low), 3
+}
+
+// digit returns the value of a hexadecimal digit, or -1.
+func digit(c byte) int { return strings.IndexByte("0123456789abcdef", lower(c)) }
+
+func lower(c byte) byte {
+	if 'A' <= c && c <= 'Z' {
+		c += 'a' - 'A'
+	}
+	return c
+}
+
+// separates reports whether a byte separates the parameters of a query for some program.
+func separates(c byte) bool { return c == '&' || c == ';' }
+
+// parameters calls do for each parameter of the query of a target or a URL, with its position, until do returns false.
+func parameters[T string | []byte](target T, do func(from, to int) bool) {
+	from := 0
+	for from < len(target) && target[from] != '?' {
+		from++
+	}
+	for from++; from <= len(target); {
+		to := from
+		for to < len(target) && !separates(target[to]) {
+			to++
+		}
+		if !do(from, to) {
+			return
+		}
+		from = to + 1
+	}
+}
+
+// HasOwn reports whether Clean would remove something.
+func HasOwn[T string | []byte](target T) (has bool) {
+	parameters(target, func(from, to int) bool {
+		has = own(target[from:to])
+		return !has
+	})
+	return has
 }
 
 // Parameter returns the value of a parameter of a query as sent. One that occurs twice has none: two readers could take
@@ -43,22 +108,28 @@ func Parameter(query, name string) (value string, ok bool) {
 	return value, err == nil
 }
 
-// Clean returns the target of a request, or a URL, without the gateway's parameters. One that has none is returned as it is.
+// Clean returns the target of a request, or a URL, without the gateway's parameters in any spelling. One that has none is
+// returned as it is.
 func Clean(target string) string {
-	path, query, ok := strings.Cut(target, "?")
-	if !ok || !strings.Contains(query, prefix) {
+	if !HasOwn(target) {
 		return target
 	}
-	var kept []string
-	for p := range strings.SplitSeq(query, "&") {
-		if !own(p) {
-			kept = append(kept, p)
+	var clean strings.Builder
+	path, _, _ := strings.Cut(target, "?")
+	clean.WriteString(path)
+	parameters(target, func(from, to int) bool {
+		if own(target[from:to]) {
+			return true
 		}
-	}
-	if len(kept) == 0 {
-		return path
-	}
-	return path + "?" + strings.Join(kept, "&")
+		separator := target[from-1]
+		if clean.Len() == len(path) {
+			separator = '?'
+		}
+		clean.WriteByte(separator)
+		clean.WriteString(target[from:to])
+		return true
+	})
+	return clean.String()
 }
 
 // longest is the longest path to which a sign-in returns.

@@ -35,12 +35,21 @@ func TestClean(t *testing.T) {
 		"/a?boxgate_token=x":                       "/a",
 		"/a?b=c&boxgate_token=x&d":                 "/a?b=c&d",
 		"/a?boxgate_link=x&boxgate_token=y&b=%20":  "/a?b=%20",
-		"/a?b=boxgate_token&boxgate_other=1":       "/a?b=boxgate_token&boxgate_other=1",
+		"/a?b=boxgate_token&boxgate_other=1":       "/a?b=boxgate_token",
 		"/boxgate_token=x":                         "/boxgate_token=x",
 		"/a?":                                      "/a?",
 		"/a?boxgate_token":                         "/a",
 		"https://h/a?x=1&boxgate_link=y":           "https://h/a?x=1",
 		"/a?boxgate_token=a&boxgate_token=b&b?c=d": "/a?b?c=d",
+		"/a?boxgate%5Ftoken=x&b":                   "/a?b",
+		"/a?boxgate%5ftok%65n=x&b":                 "/a?b",
+		"/a?%42OXGATE_token%3Dx&b":                 "/a?b",
+		"/a?b;boxgate_token=x;c&d":                 "/a?b;c&d",
+		"/a?boxgate_token=x;c&d":                   "/a?c&d",
+		"/a?Boxgate_Token=x&b=%62oxgate_&c=%zz":    "/a?b=%62oxgate_&c=%zz",
+		"/a?+%20boxgate_token=x":                   "/a",
+		"/a?boxgate_token[]=x&;":                   "/a?;",
+		"/a?b=1;boxgate=2&%&boxgate%5&boxgate-t=x": "/a?b=1;boxgate=2&%&boxgate%5&boxgate-t=x",
 	} {
 		if got := Clean(target); got != want {
 			t.Errorf("%q: %q, want %q", target, got, want)
@@ -77,13 +86,27 @@ func FuzzLocal(f *testing.F) {
 }
 
 func FuzzClean(f *testing.F) {
-	f.Add("/a?boxgate_token=x&b")
+	for _, target := range []string{"/a?boxgate_token=x&b", "/?b;Boxgate%5flink=x&+%62oxgate_token;c"} {
+		f.Add(target)
+	}
 	f.Fuzz(func(t *testing.T, target string) {
 		clean := Clean(target)
 		if _, query, _ := strings.Cut(clean, "?"); clean != Clean(clean) {
 			t.Errorf("%q is cleaned to %q", target, clean)
 		} else if value, ok := Parameter(query, TokenParameter); ok {
 			t.Errorf("%q keeps the token %q", target, value)
+		}
+		if has := HasOwn([]byte(target)); has != (len(clean) < len(target)) {
+			t.Errorf("%q has parameters of the gateway: %v; it is cleaned to %q", target, has, clean)
+		}
+		_, query, _ := strings.Cut(clean, "?")
+		for _, separators := range []string{"&", ";", "&;"} {
+			for _, p := range strings.FieldsFunc(query, func(r rune) bool { return strings.ContainsRune(separators, r) }) {
+				name, err := url.QueryUnescape(p)
+				if err == nil && strings.HasPrefix(strings.ToLower(strings.TrimLeft(name, " ")), prefix) {
+					t.Errorf("%q keeps %q", target, p)
+				}
+			}
 		}
 	})
 }
