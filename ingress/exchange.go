@@ -330,7 +330,7 @@ func (e *exchange) connection(kept bool) (*upstream, error) {
 			return up, nil
 		}
 	}
-	conn, err := e.dial(e.visit.target)
+	conn, err := e.g.dial(e.ctx, e.visit.target) // ends when the request is cut
 	if err != nil {
 		return nil, err
 	}
@@ -340,8 +340,8 @@ func (e *exchange) connection(kept bool) (*upstream, error) {
 // expected returns what ends the wait for a response: a client that has gone, or a box that takes too long. While the box
 // takes more of the request's body, the time does not count.
 func (e *exchange) expected() error {
-	if e.client.gone() {
-		return errGone
+	if err := e.left(); err != nil {
+		return err
 	}
 	if last := e.upload.last.Load(); last > e.since.UnixNano() {
 		e.since = time.Unix(0, last)
@@ -352,13 +352,13 @@ func (e *exchange) expected() error {
 	return nil
 }
 
-// dial connects to the box's port. It ends when the request is cut.
-func (e *exchange) dial(t Target) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(e.ctx, e.g.DialTimeout)
+// dial connects to a port of a box.
+func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.DialTimeout)
 	defer cancel()
-	conn, err := e.g.Dial(ctx, t)
+	conn, err := g.Dial(ctx, t)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		e.g.http2.Refused(t.incarnation())
+		g.http2.Refused(t.incarnation())
 	}
 	return conn, err
 }

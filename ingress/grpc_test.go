@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
@@ -267,5 +268,41 @@ func TestApplicationWithoutHTTP2(t *testing.T) {
 	at.Store(speaks.String())
 	if _, err := testgrpc.NewTestServiceClient(f.grpcClient(t, "a")).EmptyCall(t.Context(), &testgrpc.Empty{}); err != nil {
 		t.Errorf("after the application was replaced: %v", err)
+	}
+}
+
+// TestVisitorsWhoLeaveWaitForNoApplication has an application that does not accept: a visitor of either version who leaves
+// while the gateway tries to reach it frees its place.
+func TestVisitorsWhoLeaveWaitForNoApplication(t *testing.T) {
+	t.Parallel()
+	dialling := make(chan struct{}, 10)
+	f := start(t, func(cfg *Config) {
+		cfg.DialTimeout = time.Hour
+		cfg.Dial = func(ctx context.Context, _ Target) (net.Conn, error) {
+			dialling <- struct{}{}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	})
+	box := record(t)
+	for host, h2 := range map[string]bool{"one": false, "two": true} {
+		f.exposeAt(host, box.Listener.Addr(), Auth{Open: true}, H2C)
+		ctx, leave := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+host+domain+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := f.client(t, h2)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if res, err := c.Do(req); err == nil {
+				res.Body.Close()
+			}
+		}()
+		<-dialling
+		leave()
+		<-ended
+		f.event(t, func(e audit.Event) bool { return e.Name == host+domain && e.Error == errGone.Error() })
 	}
 }

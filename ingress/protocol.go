@@ -68,9 +68,18 @@ func isGRPC(fields []h1.Field) bool {
 // overHTTP2 returns a connection for the request to an application that speaks HTTP/2, or nil if HTTP/1.1 is to be used.
 func (e *exchange) overHTTP2() (net.Conn, error) {
 	t := e.visit.target
-	conn, err := e.g.http2.Open(e.ctx, t.incarnation(), t.Protocol == Auto, func(context.Context) (net.Conn, error) { return e.dial(t) })
+	dial := func(ctx context.Context) (net.Conn, error) { return e.g.dial(ctx, t) }
+	conn, err := e.g.http2.Open(e.ctx, t.incarnation(), t.Protocol == Auto, dial, e.left)
 	if errors.Is(err, h2c.ErrOther) {
 		return nil, nil
 	}
 	return conn, err
+}
+
+// left returns errGone if the client no longer waits.
+func (e *exchange) left() error {
+	if e.client.gone() {
+		return errGone
+	}
+	return nil
 }

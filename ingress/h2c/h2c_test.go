@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 )
@@ -59,12 +60,15 @@ func (a *app) count() int {
 	return a.conns
 }
 
-func newPool() *Pool[string] { return &Pool[string]{Idle: 4, Streams: 8} }
+// stays is a visitor who goes on waiting.
+func stays() error { return nil }
+
+func newPool() *Pool[string] { return &Pool[string]{DialTimeout: time.Minute, Idle: 4, Streams: 8} }
 
 // ask sends a request and returns the response.
 func ask(t *testing.T, p *Pool[string], a *app, find bool) (net.Conn, *http.Response) {
 	t.Helper()
-	c, err := p.Open(t.Context(), "port", find, a.dial)
+	c, err := p.Open(t.Context(), "port", find, a.dial, stays)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +118,7 @@ func TestOnePortDoesNotTakeAllMemory(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {})
 	p := newPool()
-	open := func(key string) (net.Conn, error) { return p.Open(t.Context(), key, false, a.dial) }
+	open := func(key string) (net.Conn, error) { return p.Open(t.Context(), key, false, a.dial, stays) }
 	var first net.Conn
 	for i := range 4 {
 		c, err := open("hoarder")
@@ -148,7 +152,7 @@ func TestIdleConnectionsAreFew(t *testing.T) {
 	p := newPool()
 	p.Idle = 1
 	for _, key := range []string{"a", "b", "c"} {
-		c, err := p.Open(t.Context(), key, false, a.dial)
+		c, err := p.Open(t.Context(), key, false, a.dial, stays)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ const (
 	Window = 64 << 10
 
 	idleTime  = 90 * time.Second
+	idleEach  = 32          // connections kept for one key
 	otherTime = time.Minute // before an application is asked again whether it speaks HTTP/2
 )
 
@@ -32,8 +33,9 @@ type Dial func(ctx context.Context) (net.Conn, error)
 // Pool has the connections to applications, by keys of which each stands for one port of one box. Set its fields before its
 // first use. Safe for concurrent use.
 type Pool[K comparable] struct {
-	Idle    int // connections kept without a request
-	Streams int // requests at a time, and half of them of one key: each may hold Window bytes
+	DialTimeout time.Duration // for connecting; finding out what an application speaks may take probeTime more
+	Idle        int           // connections kept without a request
+	Streams     int           // requests at a time, and half of them of one key: each may hold Window bytes
 
 	mu      sync.Mutex
 	ports   map[K]*port
@@ -44,9 +46,9 @@ type Pool[K comparable] struct {
 // port is one port of a box, while there is a connection or something to remember.
 type port struct {
 	conns   []*shared
-	dialing chan struct{} // closed when the attempt in progress has ended; nil: there is none
-	speaks  bool          // it was found to speak HTTP/2
-	other   time.Time     // until then it is known not to
+	dialing *attempt  // in progress; nil: there is none
+	speaks  bool      // it was found to speak HTTP/2
+	other   time.Time // until then it is known not to
 	streams int
 }
 
@@ -62,12 +64,13 @@ type shared struct {
 }
 
 // Open returns a connection for one request. If find is set, it is not known whether the application speaks HTTP/2: it is
-// asked once, and the error is ErrOther if it does not.
-func (p *Pool[K]) Open(ctx context.Context, key K, find bool, dial Dial) (net.Conn, error) {
+// asked once, and the error is ErrOther if it does not. gone tells why nobody waits for the request any more, if so: it is
+// asked now and then. dial may be called for other requests too, and must not depend on this one.
+func (p *Pool[K]) Open(ctx context.Context, key K, find bool, dial Dial, gone func() error) (net.Conn, error) {
 	if !p.enter(key) {
 		return nil, ErrFull
 	}
-	s, err := p.take(ctx, key, find, dial)
+	s, err := p.take(ctx, key, find, dial, gone)
 	if err != nil {
 		p.exit(key)
 		return nil, err
@@ -120,27 +123,8 @@ func (p *Pool[K]) tidyLocked(key K) {
 	}
 }
 
-// take returns a connection with a stream reserved on it: an open one, or a new one. Requests that need a new one share the
-// attempt.
-func (p *Pool[K]) take(ctx context.Context, key K, find bool, dial Dial) (*shared, error) {
-	for {
-		s, wait, err := p.reserve(key, find)
-		if s != nil || err != nil {
-			return s, err
-		}
-		if wait == nil {
-			return p.connect(ctx, key, find, dial)
-		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-// reserve returns an open connection, or what to wait for. If it returns neither, the caller connects.
-func (p *Pool[K]) reserve(key K, find bool) (*shared, <-chan struct{}, error) {
+// reserve returns an open connection, or the attempt that the request waits for from now on.
+func (p *Pool[K]) reserve(key K, find bool, dial Dial) (*shared, *attempt, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at := p.portLocked(key)
@@ -153,11 +137,11 @@ func (p *Pool[K]) reserve(key K, find bool) (*shared, <-chan struct{}, error) {
 			return s, nil, nil
 		}
 	}
-	if at.dialing != nil {
-		return nil, at.dialing, nil
+	if at.dialing == nil {
+		at.dialing = p.beginLocked(key, find, dial)
 	}
-	at.dialing = make(chan struct{})
-	return nil, nil, nil
+	at.dialing.waiters++
+	return nil, at.dialing, nil
 }
 
 func (p *Pool[K]) useLocked(s *shared) {
@@ -169,93 +153,53 @@ func (p *Pool[K]) useLocked(s *shared) {
 	}
 }
 
-// connect makes a connection, and finds out first whether it can be one if need be.
-func (p *Pool[K]) connect(ctx context.Context, key K, find bool, dial Dial) (s *shared, err error) {
-	speaks := false
-	defer func() { p.connected(key, s, speaks, err) }()
-	if find && !p.known(key) {
-		if speaks, err = probe(ctx, dial); err != nil {
-			return nil, err
-		}
-		if !speaks {
-			return nil, ErrOther
-		}
-	}
-	conn, err := dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	made := &shared{local: conn.LocalAddr(), remote: conn.RemoteAddr(), users: 1}
-	made.leave = func(used bool) { p.leave(key, made, used) }
-	made.conn = upstream.NewWindow(conn, func() { p.ended(key, made) }, Window)
-	if !made.conn.Reserve() {
-		made.conn.Close()
-		return nil, net.ErrClosed
-	}
-	return made, nil
-}
-
-func (p *Pool[K]) known(key K) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.portLocked(key).speaks
-}
-
-// probe connects and reports whether the application speaks HTTP/2.
-func probe(ctx context.Context, dial Dial) (bool, error) {
-	conn, err := dial(ctx)
-	if err != nil {
-		return false, err
-	}
-	found := speaks(ctx, conn)
-	return found, ctx.Err()
-}
-
-// connected ends an attempt to connect.
-func (p *Pool[K]) connected(key K, s *shared, speaks bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at := p.portLocked(key)
-	close(at.dialing)
-	at.dialing = nil
-	switch {
-	case errors.Is(err, ErrOther):
-		at.other = time.Now().Add(otherTime)
-	case err != nil:
-		at.speaks = false
-	case !s.gone:
-		at.speaks = at.speaks || speaks
-		at.conns = append(at.conns, s)
-	}
-	p.tidyLocked(key)
-}
-
 // leave ends the use of a connection.
 func (p *Pool[K]) leave(key K, s *shared, used bool) {
 	if !used {
 		s.conn.Release()
 	}
-	if p.rest(key, s) {
+	p.mu.Lock()
+	full := p.restLocked(key, s)
+	p.mu.Unlock()
+	if full {
 		s.conn.Close()
 	}
 	p.exit(key)
 }
 
-// rest reports whether a connection is to be closed, since nobody uses it and it cannot be kept. If it is kept, it is for a
-// while.
-func (p *Pool[K]) rest(key K, s *shared) (full bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// restLocked ends a use of a connection, and reports whether it is to be closed, since nobody uses it and it cannot be kept. If
+// it is kept, it is for a while.
+func (p *Pool[K]) restLocked(key K, s *shared) (full bool) {
 	if s.users--; s.users > 0 || s.gone {
 		return false
 	}
-	if p.idle >= p.Idle {
-		p.forgetLocked(p.portLocked(key), s)
+	at := p.portLocked(key)
+	if p.idle >= p.Idle || at.resting() >= idleEach || !s.admits() {
+		p.forgetLocked(at, s)
 		return true
 	}
 	p.idle++
 	s.rest = time.AfterFunc(idleTime, func() { p.closeIdle(func(o *shared) bool { return o == s }) })
 	return false
+}
+
+// resting is how many connections are kept without a request.
+func (at *port) resting() (n int) {
+	for _, s := range at.conns {
+		if s.rest != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// admits reports whether a connection that nobody uses takes a request: a server may allow none.
+func (s *shared) admits() bool {
+	if !s.conn.Reserve() {
+		return false
+	}
+	s.conn.Release()
+	return true
 }
 
 // forgetLocked takes a connection from those that are offered to requests.

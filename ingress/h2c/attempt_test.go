@@ -1,0 +1,214 @@
+package h2c
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/internal/h2/upstream"
+)
+
+// opened is what has come of a request for a connection.
+type opened struct {
+	net.Conn
+	err error
+}
+
+// open asks for connections at once, and returns when all of them wait for an attempt.
+func open(ctx context.Context, p *Pool[string], many int, dial Dial, gone func() error) <-chan opened {
+	out := make(chan opened, many)
+	for range many {
+		go func() {
+			c, err := p.Open(ctx, "port", false, dial, gone)
+			out <- opened{c, err}
+		}()
+	}
+	for waiting := 0; waiting < many; {
+		p.mu.Lock()
+		if at := p.ports["port"]; at != nil && at.dialing != nil {
+			waiting = at.dialing.waiters
+		}
+		p.mu.Unlock()
+		runtime.Gosched()
+	}
+	return out
+}
+
+// empty fails the test if the pool knows anything.
+func empty(t *testing.T, p *Pool[string]) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.ports) != 0 || p.idle != 0 || p.streams != 0 {
+		t.Errorf("left: %d ports, %d idle, %d streams", len(p.ports), p.idle, p.streams)
+	}
+}
+
+// TestAFailedAttemptIsEverybodys has requests wait for an application that cannot be reached: none of them tries again.
+func TestAFailedAttemptIsEverybodys(t *testing.T) {
+	t.Parallel()
+	p := newPool()
+	p.Streams = 100
+	ready, dials := make(chan struct{}), make(chan struct{}, 100)
+	got := open(t.Context(), p, 20, func(context.Context) (net.Conn, error) {
+		dials <- struct{}{}
+		<-ready
+		return nil, syscall.ECONNREFUSED
+	}, stays)
+	close(ready)
+	for range 20 {
+		if o := <-got; !errors.Is(o.err, syscall.ECONNREFUSED) {
+			t.Errorf("%v", o.err)
+		}
+	}
+	if len(dials) != 1 {
+		t.Errorf("%d attempts", len(dials))
+	}
+	empty(t, p)
+}
+
+// TestAnAttemptEnds has an application that never accepts: a request waits for it no longer than it may.
+func TestAnAttemptEnds(t *testing.T) {
+	t.Parallel()
+	p := newPool()
+	p.DialTimeout = time.Millisecond
+	ended := make(chan struct{})
+	_, err := p.Open(t.Context(), "port", false, func(ctx context.Context) (net.Conn, error) {
+		defer close(ended)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, stays)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	<-ended
+}
+
+// TestAVisitorWhoLeavesWaitsNoLonger: those who have gone free their places while the attempt goes on, which is given up when
+// the last has.
+func TestAVisitorWhoLeavesWaitsNoLonger(t *testing.T) {
+	t.Parallel()
+	p := newPool()
+	ended := make(chan struct{})
+	dial := func(ctx context.Context) (net.Conn, error) {
+		<-ctx.Done()
+		close(ended)
+		return nil, ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	left := errors.New("gone")
+	got := open(ctx, p, 1, dial, stays)
+	if _, err := p.Open(t.Context(), "port", false, dial, func() error { return left }); !errors.Is(err, left) {
+		t.Errorf("%v", err)
+	}
+	select {
+	case <-ended:
+		t.Error("the attempt ended while somebody waited for it")
+	default:
+	}
+	cancel()
+	if o := <-got; !errors.Is(o.err, context.Canceled) {
+		t.Errorf("%v", o.err)
+	}
+	<-ended
+	empty(t, p)
+}
+
+// TestAttemptThatNobodyWaitsFor has an application accept when everybody has gone: the connection is closed.
+func TestAttemptThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	p := newPool()
+	here, there := net.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	got := open(ctx, p, 3, func(ctx context.Context) (net.Conn, error) {
+		<-ctx.Done()
+		return here, nil
+	}, stays)
+	cancel()
+	for range 3 {
+		<-got
+	}
+	_, _ = io.Copy(io.Discard, there)
+	empty(t, p)
+}
+
+// TestAPanicInAnAttemptIsAFailure ends the requests, not the gateway.
+func TestAPanicInAnAttemptIsAFailure(t *testing.T) {
+	t.Parallel()
+	p := newPool()
+	if _, err := p.Open(t.Context(), "port", false, func(context.Context) (net.Conn, error) { panic("x") }, stays); err == nil {
+		t.Error("no error")
+	}
+	empty(t, p)
+}
+
+// TestAConnectionWithoutStreamsIsNotKept has an application that admits no stream at all.
+func TestAConnectionWithoutStreamsIsNotKept(t *testing.T) {
+	t.Parallel()
+	p := newPool()
+	here, there := net.Pipe()
+	c, err := p.Open(t.Context(), "port", false, func(context.Context) (net.Conn, error) { return here, nil }, stays)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.ReadFull(there, make([]byte, len(http2.ClientPreface)))
+		fr := http2.NewFramer(there, there)
+		for {
+			f, err := fr.ReadFrame()
+			if err != nil {
+				return
+			}
+			if f, ok := f.(*http2.SettingsFrame); ok && f.IsAck() {
+				close(told)
+			}
+		}
+	}()
+	if err := http2.NewFramer(there, nil).WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams}); err != nil {
+		t.Fatal(err)
+	}
+	<-told
+	c.Close()
+	<-ended
+	empty(t, p)
+}
+
+// TestOneKeyKeepsFewConnections closes a connection that nobody uses when as many are kept for its key as may be, though there
+// is room for those of others.
+func TestOneKeyKeepsFewConnections(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, func(http.ResponseWriter, *http.Request) {})
+	p := newPool()
+	p.Idle = 10 * idleEach
+	at := &port{}
+	p.ports = map[string]*port{"port": at}
+	for range idleEach {
+		here, _ := net.Pipe()
+		full := upstream.New(here, func() {})
+		full.Close()
+		at.conns = append(at.conns, &shared{conn: full, rest: time.NewTimer(time.Hour)})
+		p.idle++
+	}
+	for _, key := range []string{"port", "other"} {
+		c, err := p.Open(t.Context(), key, false, a.dial, stays)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(at.conns) != idleEach || p.idle != idleEach+1 {
+		t.Errorf("%d kept for one key, %d in all", len(at.conns), p.idle)
+	}
+}
