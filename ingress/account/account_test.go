@@ -1,6 +1,7 @@
 package account
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"reflect"
@@ -65,7 +66,7 @@ func TestTickets(t *testing.T) {
 	t.Parallel()
 	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
 	begun, cookie := d.Begin("u", "host", "/x", now)
-	code := d.seal(toURL, Ticket{URL: "u", Host: "host", Next: "/x", Bind: hash(cookie), ID: []byte("once"), Expires: now.Add(time.Minute).Unix(), Until: now.Add(time.Hour).Unix()})
+	code := d.seal(toURL, Ticket{URL: "u", Host: "host", Bind: hash(cookie), ID: []byte("once"), Expires: now.Add(time.Minute).Unix(), Until: now.Add(time.Hour).Unix()})
 	for name, finish := range map[string]func() error{
 		"the first ticket as the last": func() error { _, _, err := d.Finish("u", begun, cookie, now); return err },
 		"another URL":                  func() error { _, _, err := d.Finish("v", code, cookie, now); return err },
@@ -90,6 +91,35 @@ func TestTickets(t *testing.T) {
 	}
 	if _, _, err := d.Finish("u", code, cookie, now); !errors.Is(err, ErrTicket) {
 		t.Errorf("again: %v", err)
+	}
+}
+
+// The provider, and who sees the addresses on the way to it and back, do not learn what the visitor opens at the URL.
+func TestWhereAVisitorGoesIsNotTold(t *testing.T) {
+	t.Parallel()
+	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
+	for next, want := range map[string]string{
+		"/reset?app_secret=hunter2&x": "/reset?app_secret=hunter2&x", "": "", "/": "/",
+		"/" + strings.Repeat("&", nextMost-1): "/" + strings.Repeat("&", nextMost-1), "/" + strings.Repeat("a", nextMost): "/",
+	} {
+		ticket, cookie := d.Begin("u", "host", next, now)
+		told, err := base64.RawURLEncoding.DecodeString(ticket)
+		if err != nil || strings.Contains(string(told), "hunter2") || len(ticket) > 500 || len(SetCookie(cookie)) > 2000 {
+			t.Errorf("%.50q: %d bytes, %v: %q", next, len(ticket), err, told)
+		}
+		state, err := d.open(toProvider, ticket, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state.ID = []byte(next + "once")
+		if got, _, err := d.Finish("u", d.seal(toURL, state), FlowOf([]string{Cookie + "=" + cookie}), now); err != nil || got != want {
+			t.Errorf("%.50q: %.50q, %v", next, got, err)
+		}
+		state.ID = []byte(next + "again")
+		bare, _, _ := strings.Cut(cookie, ".")
+		if _, _, err := d.Finish("u", d.seal(toURL, state), withNext(bare, "/elsewhere"), now); !errors.Is(err, ErrTicket) {
+			t.Errorf("%.50q: the path of the cookie can be changed: %v", next, err)
+		}
 	}
 }
 

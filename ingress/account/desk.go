@@ -30,7 +30,6 @@ const (
 type Ticket struct {
 	URL  string `json:"u"`           // the incarnation of the public URL
 	Host string `json:"h"`           // the host by which the visitor opens it
-	Next string `json:"n"`           // the path to return to
 	Bind []byte `json:"b"`           // hash of the cookie at Host
 	Flow []byte `json:"f,omitempty"` // hash of the cookie at the provider's host
 	ID   []byte `json:"i,omitempty"` // of a ticket that works once
@@ -106,10 +105,31 @@ func bound(to []byte, cookie string) bool {
 	return cookie != "" && subtle.ConstantTimeCompare(to, hash(cookie)) == 1
 }
 
+// nextMost is the longest path to which a sign-in returns.
+const nextMost = 1 << 10
+
+// withNext adds the path to return to to a cookie: the tickets pass by the provider, whose business it is not.
+func withNext(cookie, next string) string {
+	if len(next) > nextMost {
+		next = "/"
+	}
+	return cookie + "." + base64.RawURLEncoding.EncodeToString([]byte(next))
+}
+
+// nextOf returns the path of a cookie that a ticket was made for.
+func nextOf(cookie string) string {
+	_, next, _ := strings.Cut(cookie, ".")
+	b, err := base64.RawURLEncoding.DecodeString(next)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
 // Begin begins a sign-in at a URL: the browser gets the cookie and goes to the host that the provider knows, with the ticket.
 func (d *Desk) Begin(id, host, next string, now time.Time) (ticket, cookie string) {
-	cookie = newFlow()
-	return d.seal(toProvider, Ticket{URL: id, Host: host, Next: next, Bind: hash(cookie), Expires: now.Add(flowTime).Unix()}), cookie
+	cookie = withNext(newFlow(), next)
+	return d.seal(toProvider, Ticket{URL: id, Host: host, Bind: hash(cookie), Expires: now.Add(flowTime).Unix()}), cookie
 }
 
 // Send sends the browser on to the provider, with another cookie.
@@ -166,7 +186,7 @@ func (d *Desk) Finish(id, code, cookie string, now time.Time) (next string, unti
 	if err != nil || t.URL != id || !bound(t.Bind, cookie) || !d.use(t, now) {
 		return "", time.Time{}, ErrTicket
 	}
-	return t.Next, time.Unix(t.Until, 0), nil
+	return nextOf(cookie), time.Unix(t.Until, 0), nil
 }
 
 // use reports whether a ticket works for the first time. Only visitors who have signed in have one, so there are few.
