@@ -27,6 +27,9 @@ type Accounts struct {
 	port string // what follows the host of a URL: ":8443", or nothing
 }
 
+// exchangesMost is how many sign-ins the provider is asked about at a time; see [places] for one visitor's share.
+const exchangesMost = 16
+
 // knownToProvider serves the host that the provider knows. It reports whether the request was for that.
 func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool {
 	if g.Accounts == nil || host != g.Accounts.host {
@@ -38,8 +41,9 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 		v.tooMany()
 	case tally.barred(now) > 0:
 		v.barred(tally.barred(now))
+	case !g.hold(v): // it is answered
 	case v.path == pages.StartPath && v.method == http.MethodGet:
-		g.toProvider(v, tally, now)
+		g.toProvider(ctx, v, now)
 	case v.path == pages.ReturnPath && v.method == http.MethodGet:
 		g.fromProvider(ctx, v, tally, now)
 	default:
@@ -61,25 +65,38 @@ func (g *core) startAccount(v *visit, now time.Time) {
 }
 
 // toProvider sends a browser on to the provider.
-func (g *core) toProvider(v *visit, tally *tally, now time.Time) {
+func (g *core) toProvider(ctx context.Context, v *visit, now time.Time) {
 	ticket, _ := signin.Value(v.query, "ticket")
-	to, cookie, err := g.Accounts.Desk.Send(ticket, now)
+	to, cookie, err := g.Accounts.Desk.Send(ctx, ticket, now)
 	if err != nil {
-		g.noAccount(v, tally, now, err)
+		g.noAccount(v, err)
 		return
 	}
 	v.allow(audit.CredentialNone)
 	v.goTo(to, account.SetCookie(cookie))
 }
 
-// fromProvider takes a browser back from the provider, and sends it to the URL that it came from.
+// fromProvider takes a browser back from the provider, and sends it to the URL that it came from. Anybody can have the gateway
+// ask the provider about a code: not often, and not many at a time.
 func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now time.Time) {
+	if !g.exchanges.take("", v.network) {
+		v.refuseWith(http.StatusServiceUnavailable, policy.ReasonLimit, "There are too many sign-ins at this time.", [2]string{"Retry-After", "5"})
+		return
+	}
+	defer g.exchanges.leave("", v.network)
+	if wait := tally.attempt(now); wait > 0 {
+		v.barred(wait)
+		return
+	}
 	t, code, err := g.Accounts.Desk.Return(ctx, v.query, account.FlowOf(v.values("cookie")), now, func(t account.Ticket, id account.Identity) bool {
 		target, ok := g.URLs.Lookup(t.Host)
 		return ok && target.ID == t.URL && target.Access != nil && target.Access.Accounts.Allow(id)
 	})
+	if !errors.Is(err, account.ErrCode) {
+		tally.right()
+	}
 	if err != nil {
-		g.noAccount(v, tally, now, err)
+		g.noAccount(v, err)
 		return
 	}
 	v.allow(audit.CredentialAccount)
@@ -87,7 +104,7 @@ func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now tim
 }
 
 // finishAccount ends a sign-in with an account, at the URL.
-func (g *core) finishAccount(v *visit, tally *tally, now time.Time) {
+func (g *core) finishAccount(v *visit, now time.Time) {
 	a := v.target.Access
 	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
 		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
@@ -96,7 +113,7 @@ func (g *core) finishAccount(v *visit, tally *tally, now time.Time) {
 	code, _ := signin.Value(v.query, "code")
 	next, until, err := g.Accounts.Desk.Finish(v.target.ID, code, account.FlowOf(v.values("cookie")), now)
 	if err != nil {
-		g.noAccount(v, tally, now, err)
+		g.noAccount(v, err)
 		return
 	}
 	s := access.New(true, now, earlier(until, a.Expires))
@@ -104,14 +121,14 @@ func (g *core) finishAccount(v *visit, tally *tally, now time.Time) {
 	v.goTo(signin.Local(next, pages.Reserved), account.SetCookie(""), a.Sessions.SetCookie(v.target.ID, s, now))
 }
 
-// noAccount refuses a sign-in with an account. The cause is only logged.
-func (g *core) noAccount(v *visit, tally *tally, now time.Time, err error) {
+// noAccount refuses a sign-in with an account. The cause is only logged. A ticket that is not one is no guess at a credential:
+// it is authenticated with 256 bits, and any web page can have a browser send one.
+func (g *core) noAccount(v *visit, err error) {
 	v.event.Error = err.Error()
 	switch {
 	case errors.Is(err, account.ErrDown):
 		v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The identity provider does not answer.", [2]string{"Retry-After", "5"})
 	case errors.Is(err, account.ErrTicket):
-		tally.failed(now)
 		v.refuse(http.StatusForbidden, policy.ReasonURLAuth, "This sign-in was begun elsewhere, has taken too long, or is complete already.")
 	default:
 		v.refuse(http.StatusForbidden, policy.ReasonURLAuth, "Your account does not open this address.")

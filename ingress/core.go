@@ -82,6 +82,7 @@ type core struct {
 	upstreams pool
 	http2     h2c.Pool[incarnation]
 	places    places // of requests
+	exchanges places // of questions to the identity provider
 	tallies   tallies
 	wakers    wakers
 	wakeWait  time.Duration // wakeWait

@@ -47,7 +47,7 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	case v.path == pages.StartPath && v.method == http.MethodGet:
 		g.startAccount(v, now)
 	case v.path == pages.ReturnPath && v.method == http.MethodGet:
-		g.finishAccount(v, tally, now)
+		g.finishAccount(v, now)
 	case v.path == pages.SignOutPath && v.method == http.MethodPost:
 		g.signOut(v, now)
 	case v.path == pages.SignOutPath && isSafe(v.method):
@@ -59,26 +59,31 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	}
 }
 
-// signIn takes the form of the page. Another site cannot have a browser send it. The form may take its time: what was
-// checked before is checked again, and a visitor with many forms in the making has no more attempts than others.
+// signIn takes the form of the page. Another site cannot have a browser send it. Whoever sends it may be a stranger who takes
+// time, so it holds a place, must be whole as soon as a head must, and can be cut. What was checked before it came is checked
+// again, and a visitor with many forms in the making has no more attempts than others.
 func (g *core) signIn(v *visit, tally *tally) {
 	if foreign(&v.asked, nil) {
 		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request.")
 		return
 	}
-	body, err := v.client.form(formMost)
-	if err != nil {
-		v.event.Error = err.Error()
-		v.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The form could not be read.")
+	v.by.until = v.target.Access.ends()
+	if !g.hold(v) {
 		return
 	}
-	form, ok := signin.ParseForm(body)
-	v.next = form.Next
+	until := v.began.Add(g.ReadHeaderTimeout)
+	body, err := v.client.form(formMost, until)
 	now, auth := time.Now(), v.target.Auth
 	if again, found := g.URLs.Lookup(v.event.Name); !found || !again.same(v.target) || v.target.Access.expired(now) {
 		v.revoked()
 		return
 	}
+	if err != nil {
+		v.formless(err, !now.Before(until))
+		return
+	}
+	form, ok := signin.ParseForm(body)
+	v.next = form.Next
 	if wait := tally.attempt(now); wait > 0 {
 		v.barred(wait)
 		return
@@ -93,6 +98,16 @@ func (g *core) signIn(v *visit, tally *tally) {
 	default:
 		g.ask(v, true)
 	}
+}
+
+// formless refuses a sign-in whose form could not be read.
+func (v *visit) formless(err error, late bool) {
+	v.event.Error = err.Error()
+	if late {
+		v.refuse(http.StatusRequestTimeout, policy.ReasonBadRequest, "The form did not come in time.")
+		return
+	}
+	v.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The form could not be read.")
 }
 
 // begin signs a browser in and sends it to a path.

@@ -3,6 +3,7 @@ package ingress
 import (
 	"errors"
 	"io"
+	"time"
 
 	"boxgate/internal/h1"
 )
@@ -11,7 +12,7 @@ import (
 var errForm = errors.New("the form is too large or has no length")
 
 // form implements [replier]. The connection ends after the response.
-func (c *client) form(most int) (content []byte, err error) {
+func (c *client) form(most int, until time.Time) (content []byte, err error) {
 	size := c.req.Body.Length
 	if c.req.Body.Chunked || size > int64(most) {
 		return nil, errForm
@@ -31,17 +32,17 @@ func (c *client) form(most int) (content []byte, err error) {
 		if n > 0 && len(c.in.Bytes()) > 0 {
 			continue
 		}
-		c.body.wait()
-		if err := c.in.Fill(); err != nil {
+		if err := c.readUntil(until, c.in.Fill); err != nil {
 			return nil, h1.NoEOF(err)
 		}
 	}
 }
 
 // form implements [replier].
-func (s *stream) form(most int) ([]byte, error) {
+func (s *stream) form(most int, until time.Time) ([]byte, error) {
 	if s.req.Body.Chunked || s.req.Body.Length > int64(most) {
 		return nil, errForm
 	}
+	defer time.AfterFunc(time.Until(until), s.in.CloseRead).Stop()
 	return io.ReadAll(io.LimitReader(s.in, int64(most)+1))
 }

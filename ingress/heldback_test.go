@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/ingress/pages"
+	"boxgate/policy"
 )
 
 // heldBack is a sign-in whose form the visitor has announced, and the gateway waits for.
@@ -99,5 +100,105 @@ func TestCredentialReplacedDuringTheForm(t *testing.T) {
 	f.set("app"+domain, target)
 	if status := h.finish(t, "token=tok"); status != 401 {
 		t.Errorf("the old token: %d", status)
+	}
+}
+
+// trickled begins a sign-in whose form comes a byte at a time and never ends. It returns the status of the answer.
+func (f *fixture) trickled(t *testing.T, host string, h2 bool) <-chan int {
+	t.Helper()
+	status := make(chan int, 1)
+	trickle := func(to io.Writer) {
+		for range time.Tick(50 * time.Millisecond) {
+			if _, err := to.Write([]byte("a")); err != nil {
+				return
+			}
+		}
+	}
+	if !h2 {
+		h := f.holdBack(t, host, formMost)
+		go trickle(h.conn)
+		go func() {
+			defer close(status)
+			if res, err := http.ReadResponse(h.in, nil); err == nil {
+				status <- res.StatusCode
+			}
+		}()
+		return status
+	}
+	body, to := io.Pipe()
+	t.Cleanup(func() { body.Close() })
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+host+pages.SignInPath, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.ContentLength = formMost
+	c := f.client(t, true)
+	go trickle(to)
+	go func() {
+		defer close(status)
+		if res, err := c.Do(req); err == nil {
+			res.Body.Close()
+			status <- res.StatusCode
+		}
+	}()
+	return status
+}
+
+// held returns how many requests are registered.
+func (f *fixture) held() (n int) {
+	f.active.mu.Lock()
+	defer f.active.mu.Unlock()
+	for r := f.active.open; r != nil; r = r.next {
+		n++
+	}
+	return n
+}
+
+// A form that comes a byte at a time must be whole in time all the same.
+func TestFormThatNeverEnds(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("h2 %v", h2), func(t *testing.T) {
+			t.Parallel()
+			f := start(t, nil)
+			f.guarded("app", record(t))
+			select {
+			case status := <-f.trickled(t, "app"+domain, h2):
+				if status != http.StatusRequestTimeout {
+					t.Errorf("answered %d", status)
+				}
+			case <-time.After(time.Minute):
+				t.Error("the form goes on")
+			}
+		})
+	}
+}
+
+// A form that is on its way holds a place, as every request does, is cut with its URL, and does not keep the box awake.
+func TestFormHoldsAPlaceAndIsCut(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		used := make(chan policy.BoxID, 16)
+		f := start(t, func(c *Config) { c.Requests, c.Used = 4, func(id policy.BoxID) { used <- id } }) // a visitor has one place
+		target := f.guarded("app", record(t))
+		status := f.trickled(t, "app"+domain, h2)
+		f.await(t, "the form", func() bool { return f.held() == 1 })
+		bearer := with("Authorization", "Bearer tok")
+		if resp, _ := get(t, f.client(t, true), "https://app"+domain+"/", bearer); resp.StatusCode != 429 {
+			t.Errorf("h2 %v: another request of the visitor: %s", h2, resp.Status)
+		}
+		f.remove("app" + domain)
+		f.CloseURL(target.ID) // returns when the form is gone
+		if got := <-status; got != 401 {
+			t.Errorf("h2 %v: answered %d", h2, got)
+		}
+		if len(used) > 0 {
+			t.Errorf("h2 %v: a stranger's form counts as use of the box", h2)
+		}
+		f.set("app"+domain, target)
+		f.await(t, "the place", func() bool {
+			resp, _ := get(t, f.client(t, true), "https://app"+domain+"/", bearer)
+			return resp.StatusCode == 200
+		})
 	}
 }

@@ -75,6 +75,7 @@ func New(cfg Config) (*Ingress, error) {
 		}
 	}
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime}}
+	g.exchanges.most = exchangesMost
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
 	g.http2.DialTimeout, g.http2.Idle, g.http2.Streams = cfg.DialTimeout, max(1, cfg.Requests/6), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute

@@ -166,7 +166,7 @@ func (p *passage) cutNow() {
 func (p *passage) reply(int, [][2]string, []byte) {}
 
 // form implements [replier].
-func (p *passage) form(int) ([]byte, error) { return nil, errRaw }
+func (p *passage) form(int, time.Time) ([]byte, error) { return nil, errRaw }
 
 // errRaw is raised by asking a connection of raw TCP for what only requests have.
 var errRaw = errors.New("raw TCP has no forms")

@@ -27,14 +27,16 @@ type visit struct {
 	by      admission
 	next    string // the path that a sign-in returns to, if it is not that of the request
 	placed  bool   // it has a place
+	uses    bool   // it was let in: the box is in use
 }
 
 // replier answers a request.
 type replier interface {
 	// reply sends a whole response of the gateway's own, unless a response has begun.
 	reply(status int, fields [][2]string, body []byte)
-	// form reads the body of a request that is not forwarded, up to a limit. The head can no longer be read then.
-	form(most int) ([]byte, error)
+	// form reads the body of a request that is not forwarded, up to a limit, and fails if it is not whole at a time. The head can
+	// no longer be read then.
+	form(most int, until time.Time) ([]byte, error)
 }
 
 // newVisit opens the event of a request. Unless something else is noted, it records a denial. opening is no other request's
@@ -75,11 +77,9 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password or the sign-in that your browser keeps for this URL.")
 		return false
 	}
-	if v.placed = g.places.take(v.target.ID, v.network); !v.placed {
-		v.tooMany()
+	if !g.hold(v) {
 		return false
 	}
-	g.active.begin(&v.entry, v.target, v.by, v.cut)
 	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
 	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) || again.Access.over(v.by) {
@@ -90,12 +90,24 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.asleep(err)
 		return false
 	}
+	v.uses = true
 	g.used(v.target)
 	// From here on the decision is to allow; a 502 reverses it.
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
 		v.opening.Begin(g.Audit, &v.event)
 	}
+	return true
+}
+
+// hold takes a place for a request, and registers it so that it can be cut. It reports whether there was a place; if not, the
+// client has been answered.
+func (g *core) hold(v *visit) bool {
+	if v.placed = g.places.take(v.target.ID, v.network); !v.placed {
+		v.tooMany()
+		return false
+	}
+	g.active.begin(&v.entry, v.target, v.by, v.cut)
 	return true
 }
 
@@ -202,6 +214,8 @@ func (v *visit) expired() {
 func (g *core) record(v *visit) {
 	if v.entry.of != nil {
 		defer v.entry.end()
+	}
+	if v.uses {
 		g.used(v.target)
 	}
 	if v.placed {

@@ -1,9 +1,13 @@
 package account
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -80,7 +84,7 @@ func TestTickets(t *testing.T) {
 			_, _, err := d.Return(t.Context(), "error=denied&state="+state, newFlow(), now, nil)
 			return err
 		},
-		"the last as the first": func() error { _, _, err := d.Send(code, now); return err },
+		"the last as the first": func() error { _, _, err := d.Send(t.Context(), code, now); return err },
 	} {
 		if err := finish(); !errors.Is(err, ErrTicket) {
 			t.Errorf("%s: %v", name, err)
@@ -144,4 +148,47 @@ func FuzzTicket(f *testing.F) {
 			t.Errorf("%q is a ticket", text)
 		}
 	})
+}
+
+// Who no longer waits for the provider returns at once, and hinders nobody.
+func TestDiscoveryWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	hold := make(chan struct{})
+	var srv *httptest.Server
+	srv = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		<-hold
+		_, _ = w.Write([]byte(`{"issuer":"` + srv.URL + `","authorization_endpoint":"` + srv.URL + `/a"}`))
+	}))
+	defer srv.Close()
+	p := newProvider(Config{Issuer: srv.URL})
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.discover(gone); !errors.Is(err, ErrDown) || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	close(hold)
+	if known, err := p.discover(t.Context()); err != nil || known.Endpoint().AuthURL != srv.URL+"/a" {
+		t.Errorf("%v, %v", known, err)
+	}
+}
+
+// A ticket is taken once, however many others are, until it has expired.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	var o once
+	if !o.first([]byte("a"), 10, 1) || o.first([]byte("a"), 10, 9) || !o.first([]byte("b"), 10, 9) || o.first(nil, 10, 9) {
+		t.Error("not the first")
+	}
+	for i := range onceMost + 100 {
+		if !o.first([]byte(fmt.Sprint(i)), 20, 10) {
+			t.Fatalf("%d is taken", i)
+		}
+	}
+	if n := len(o.taken); n != onceMost {
+		t.Errorf("%d are remembered", n)
+	}
+	o.first([]byte("c"), 40, 30)
+	if n := len(o.taken); n != 1 {
+		t.Errorf("%d are remembered although they have expired", n)
+	}
 }

@@ -8,10 +8,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"maps"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"boxgate/ingress/access"
@@ -53,19 +51,20 @@ type Desk struct {
 	key      access.Key // of tickets; those of before a restart are worthless
 	session  time.Duration
 
-	mu   sync.Mutex
-	used map[string]int64 // tickets that worked, until they expire
+	states, codes once
 }
 
 // NewDesk makes a desk. A session lasts as long as the ID token, or for the given time.
 func NewDesk(cfg Config, session time.Duration) *Desk {
-	return &Desk{provider: newProvider(cfg), key: access.NewKey(), session: session, used: map[string]int64{}}
+	return &Desk{provider: newProvider(cfg), key: access.NewKey(), session: session}
 }
 
 // Errors of a sign-in.
 var (
 	ErrTicket  = errors.New("this sign-in was begun elsewhere, has taken too long, or is complete already")
 	ErrRefused = errors.New("the identity provider has refused")
+	// ErrCode is a code that the provider has not issued, not for this sign-in, or not for the first time.
+	ErrCode = errors.New("the identity provider has refused the code")
 )
 
 func (d *Desk) seal(s step, t Ticket) string {
@@ -133,15 +132,15 @@ func (d *Desk) Begin(id, host, next string, now time.Time) (ticket, cookie strin
 }
 
 // Send sends the browser on to the provider, with another cookie.
-func (d *Desk) Send(ticket string, now time.Time) (to, cookie string, err error) {
+func (d *Desk) Send(ctx context.Context, ticket string, now time.Time) (to, cookie string, err error) {
 	t, err := d.open(toProvider, ticket, now)
 	if err != nil {
 		return "", "", err
 	}
 	cookie = newFlow()
-	t.Flow = hash(cookie)
+	t.Flow, t.ID = hash(cookie), hash(newFlow())
 	nonce, verifier := d.secrets(cookie)
-	to, err = d.provider.authURL(d.seal(fromProvider, t), nonce, verifier)
+	to, err = d.provider.authURL(ctx, d.seal(fromProvider, t), nonce, verifier)
 	return to, cookie, err
 }
 
@@ -152,7 +151,7 @@ func (d *Desk) secrets(cookie string) (nonce, verifier string) {
 }
 
 // Return takes a browser back from the provider. allow tells whether the URL of the ticket lets an identity in. The browser goes on
-// to Host with the code.
+// to Host with the code. The provider is asked about one code for each sign-in.
 func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, allow func(Ticket, Identity) bool) (t Ticket, code string, err error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -164,6 +163,9 @@ func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, 
 	}
 	if values.Get("error") != "" || values.Get("code") == "" {
 		return t, "", ErrRefused
+	}
+	if !d.states.first(t.ID, t.Expires, now.Unix()) {
+		return t, "", ErrTicket
 	}
 	nonce, verifier := d.secrets(cookie)
 	id, until, err := d.provider.identify(ctx, values.Get("code"), nonce, verifier)
@@ -183,22 +185,10 @@ func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, 
 // Finish ends a sign-in at its URL: it returns the path to go to, and until when the session lasts. A code works once.
 func (d *Desk) Finish(id, code, cookie string, now time.Time) (next string, until time.Time, err error) {
 	t, err := d.open(toURL, code, now)
-	if err != nil || t.URL != id || !bound(t.Bind, cookie) || !d.use(t, now) {
+	if err != nil || t.URL != id || !bound(t.Bind, cookie) || !d.codes.first(t.ID, t.Expires, now.Unix()) {
 		return "", time.Time{}, ErrTicket
 	}
 	return nextOf(cookie), time.Unix(t.Until, 0), nil
-}
-
-// use reports whether a ticket works for the first time. Only visitors who have signed in have one, so there are few.
-func (d *Desk) use(t Ticket, now time.Time) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	maps.DeleteFunc(d.used, func(_ string, until int64) bool { return now.Unix() >= until })
-	if _, again := d.used[string(t.ID)]; again || len(t.ID) == 0 {
-		return false
-	}
-	d.used[string(t.ID)] = t.Expires
-	return true
 }
 
 // FlowOf returns the cookie of a sign-in among the values of Cookie; "" if there are none or several. Only blanks are trimmed,

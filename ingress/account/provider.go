@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -40,34 +41,73 @@ type provider struct {
 	client *http.Client
 
 	mu     sync.Mutex
-	known  *oidc.Provider // nil: not yet
+	latest *discovery // nil: not yet asked
+}
+
+// discovery is the answer to what the provider says of itself, for all who wait for it.
+type discovery struct {
+	done chan struct{} // closed when there is one; then the others are valid
+
+	known  *oidc.Provider
+	err    error
 	failed time.Time
 }
 
+// stale reports whether the provider has to be asked again.
+func (d *discovery) stale() bool {
+	select {
+	case <-d.done:
+		return d.err != nil && time.Since(d.failed) >= retry
+	default:
+		return false
+	}
+}
+
+// connections is how many there are to the provider at a time.
+const connections = 16
+
 func newProvider(cfg Config) *provider {
-	return &provider{cfg: cfg, client: &http.Client{Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error {
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, MaxConnsPerHost: connections, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute,
+		DialContext: (&net.Dialer{Timeout: patience}).DialContext, TLSHandshakeTimeout: patience, ResponseHeaderTimeout: patience, MaxResponseHeaderBytes: 64 << 10,
+	}
+	return &provider{cfg: cfg, client: &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}}}
 }
 
-// discover returns what the provider says of itself.
-func (p *provider) discover() (*oidc.Provider, error) {
+// discover returns what the provider says of itself. However many need it, the provider is asked once.
+func (p *provider) discover(ctx context.Context) (*oidc.Provider, error) {
+	d := p.discovery()
+	select {
+	case <-d.done:
+		return d.known, d.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: %w", ErrDown, ctx.Err())
+	}
+}
+
+func (p *provider) discovery() *discovery {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.known != nil {
-		return p.known, nil
+	if p.latest == nil || p.latest.stale() {
+		d := &discovery{done: make(chan struct{})}
+		p.latest = d
+		go p.ask(d)
 	}
-	if time.Since(p.failed) < retry {
-		return nil, ErrDown
-	}
-	// Its keys are fetched under the same context for as long as the gateway runs; the client has a timeout.
+	return p.latest
+}
+
+// ask asks the provider, which has no longer than the client's timeout. Its keys are fetched under the same context for as long
+// as the gateway runs.
+func (p *provider) ask(d *discovery) {
+	defer close(d.done)
 	known, err := oidc.NewProvider(oidc.ClientContext(context.Background(), p.client), p.cfg.Issuer)
 	if err != nil {
-		p.failed = time.Now()
-		return nil, fmt.Errorf("%w: %w", ErrDown, err)
+		d.err, d.failed = fmt.Errorf("%w: %w", ErrDown, err), time.Now()
+		return
 	}
-	p.known = known
-	return known, nil
+	d.known = known
 }
 
 // oauth2 is the gateway as a client of the provider, without its secret.
@@ -78,8 +118,8 @@ func (p *provider) oauth2(known *oidc.Provider) *oauth2.Config {
 }
 
 // authURL is where the browser signs in.
-func (p *provider) authURL(state, nonce, verifier string) (string, error) {
-	known, err := p.discover()
+func (p *provider) authURL(ctx context.Context, state, nonce, verifier string) (string, error) {
+	known, err := p.discover(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -98,7 +138,7 @@ func (p *provider) exchange(ctx context.Context, known *oidc.Provider, code, ver
 	}
 	token, err := c.Exchange(ctx, code, oauth2.VerifierOption(verifier))
 	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil && refused.Response.StatusCode < 500 {
-		return nil, fmt.Errorf("%w: the code: %s", ErrRefused, refused.ErrorCode)
+		return nil, fmt.Errorf("%w: %s", ErrCode, refused.ErrorCode)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDown, err)
@@ -108,7 +148,7 @@ func (p *provider) exchange(ctx context.Context, known *oidc.Provider, code, ver
 
 // identify exchanges the code that the browser has brought for who it is, and until when the provider says so.
 func (p *provider) identify(ctx context.Context, code, nonce, verifier string) (id Identity, until time.Time, err error) {
-	known, err := p.discover()
+	known, err := p.discover(ctx)
 	if err != nil {
 		return Identity{}, time.Time{}, err
 	}
