@@ -44,7 +44,7 @@ func newPoorProvider(t *testing.T, hold chan struct{}) *poorProvider {
 		})
 	})
 	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // else the server does not notice that the gateway has gone
+		_, _ = io.Copy(io.Discard, r.Body)       // else the server does not notice that the gateway has gone
 		if r.Header.Get("Authorization") == "" { // the same code again, with the client's secret in the form
 			w.WriteHeader(http.StatusBadRequest)
 			return
