@@ -43,17 +43,24 @@ func urlAccess(r store.URL) *ingress.Access {
 
 // signOut stores the sessions of a URL that were ended before their time, so that they stay ended after a restart.
 func signOut(db *store.DB, t ingress.Target) error {
-	sessions, before := t.Access.Ended.All()
-	var list []store.SignedOut
-	for id, until := range sessions {
-		list = append(list, store.SignedOut{Session: id.String(), Until: until})
-	}
-	slices.SortFunc(list, func(a, b store.SignedOut) int { return a.Until.Compare(b.Until) })
-	_, err := db.ChangeURL(t.Box, t.Addr.Port(), t.Access.Created, func(r *store.URL) { r.SignedOut, r.SignedOutBefore = list, before })
+	_, err := db.ChangeURL(t.Box, t.Addr.Port(), t.Access.Created, func(r *store.URL) {
+		// Read here, where changes come one after the other, or an older list could be stored after a newer one.
+		r.SignedOut, r.SignedOutBefore = signedOut(t.Access.Ended)
+	})
 	if errors.Is(err, store.ErrNotFound) {
 		return nil // the URL has gone or was replaced, and its sessions with it
 	}
 	return err
+}
+
+// signedOut returns the sessions that were ended as they are stored.
+func signedOut(ended *access.Ended) (list []store.SignedOut, before time.Time) {
+	sessions, before := ended.All()
+	for id, until := range sessions {
+		list = append(list, store.SignedOut{Session: id.String(), Until: until})
+	}
+	slices.SortFunc(list, func(a, b store.SignedOut) int { return a.Until.Compare(b.Until) })
+	return list, before
 }
 
 // SignURL implements [api.Host].
@@ -68,12 +75,16 @@ func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, re
 	if target.Auth.Open {
 		return api.Link{}, api.Errorf(api.ErrConflict, "this public URL is open to everybody: create it with bearer_token or basic_auth to sign links to it")
 	}
+	now, end := time.Now(), target.Access.Expires
+	if !end.IsZero() && !now.Before(end) {
+		return api.Link{}, api.Errorf(api.ErrConflict, "this public URL has expired: create it again")
+	}
 	prefix, ok := link.Canonical(req.PathPrefix)
 	if !ok {
 		return api.Link{}, invalidAt("/path_prefix", "must be a path such as /files, without . or .. segments, empty segments and encoded slashes")
 	}
-	l := link.Link{Expires: time.Now().Add(req.ExpiresIn), Prefix: prefix, Methods: req.Methods}
-	if end := target.Access.Expires; !end.IsZero() && end.Before(l.Expires) {
+	l := link.Link{Expires: now.Add(req.ExpiresIn), Prefix: prefix, Methods: req.Methods}
+	if !end.IsZero() && end.Before(l.Expires) {
 		l.Expires = end
 	}
 	address := u.urlOf(id, port, "") + link.Escape(prefix) + "?" + signin.LinkParameter + "=" + link.Sign(target.Access.Links, target.ID, l)

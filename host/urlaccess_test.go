@@ -1,11 +1,18 @@
 package host
 
 import (
+	"net/netip"
+	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"boxgate/api"
+	"boxgate/ingress/access"
 	"boxgate/ingress/link"
+	"boxgate/store"
 )
 
 // What the API accepts as methods of a link, links can say.
@@ -13,5 +20,60 @@ func TestLinkMethods(t *testing.T) {
 	t.Parallel()
 	if !slices.Equal(api.LinkMethods, link.Methods) {
 		t.Errorf("the API has %v, links have %v", api.LinkMethods, link.Methods)
+	}
+}
+
+// A sign-out that waits for the store does not forget those that came meanwhile, and may have been stored before it.
+func TestSignOutsAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	box, err := db.AllocateBox(store.Box{ID: "box1"}, store.Pools{V4: netip.MustParsePrefix("10.0.0.0/24")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		now := time.Now()
+		if err := db.SetURL(store.URL{Box: box.ID, Port: 80, CreatedAt: now, Key: newURLKey()}); err != nil {
+			t.Fatal(err)
+		}
+		stored, err := db.URL(box.ID, 80)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target := urlTarget(stored, box.V4)
+		first, second := access.New(false, now, now.Add(time.Hour)), access.New(false, now, now.Add(time.Hour))
+		busy, release, waits := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		var done sync.WaitGroup
+		done.Go(func() {
+			_, _ = db.ChangeURL(box.ID, 80, stored.CreatedAt, func(*store.URL) {
+				close(busy)
+				<-release
+			})
+		})
+		<-busy
+		done.Go(func() {
+			target.Access.Ended.Add(first, now)
+			close(waits)
+			if err := signOut(db, target); err != nil {
+				t.Error(err)
+			}
+		})
+		<-waits
+		for range 1000 { // it should come as far as the store, but need not
+			runtime.Gosched()
+		}
+		target.Access.Ended.Add(second, now)
+		close(release)
+		done.Wait()
+		if stored, err = db.URL(box.ID, 80); err != nil {
+			t.Fatal(err)
+		}
+		if ended := urlAccess(stored).Ended; !ended.Has(first) || !ended.Has(second) {
+			t.Fatal("one is signed in again")
+		}
 	}
 }

@@ -168,6 +168,9 @@ func TestURLExpires(t *testing.T) {
 			t.Fatalf("%s, %v after its end", status, time.Since(until))
 		}
 	}
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview/8000/sign"), map[string]any{}, nil); err == nil || !strings.Contains(err.Error(), "has expired") {
+		t.Errorf("a link to it: %v", err)
+	}
 }
 
 // TestAccountsOpenAURL: a URL that accounts open sends a browser to the host that the provider knows. While the provider does not
