@@ -18,6 +18,7 @@ type asked struct {
 	secure  bool         // the client speaks TLS
 	peer    netip.Addr   // the client; zero: unknown
 	network netip.Prefix // of the client; zero: unknown
+	inside  bool         // the client is a box
 	raw     bool         // what is asked for is a connection, not a request of HTTP
 	direct  bool         // the target is a path, not the URL of an absolute-form request, an authority or an asterisk
 	// values returns the values of a field, one for each of its lines. Names are in lower case.

@@ -1,7 +1,9 @@
 package ingress
 
 import (
+	"bufio"
 	"crypto/tls"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -39,12 +41,7 @@ func (f *fixture) visitFrom(t *testing.T, at, host, sni string) (*tls.Conn, erro
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		f.Visit(boxConn{served, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))}, host)
-	}()
-	t.Cleanup(func() { box.Close(); <-ended })
+	go f.Visit(boxConn{served, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))}, host) // which Shutdown waits for
 	c := tls.Client(box, &tls.Config{ServerName: sni, RootCAs: f.roots})
 	return c, c.Handshake()
 }
@@ -105,4 +102,48 @@ func TestBoxesLeaveRoomForOtherVisitors(t *testing.T) {
 	}
 	outside.CloseIdleConnections()
 	get(t, outside, "https://"+f.url("two")+"/", nil)
+}
+
+// TestBoxesLeaveRequestsToOtherVisitors: requests of boxes that are never answered take a quarter of all, however many boxes
+// make them.
+func TestBoxesLeaveRequestsToOtherVisitors(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Requests = 64 })
+	arrived := make(chan struct{}, 100)
+	silent := func(_ net.Conn, in *bufio.Reader) {
+		if _, err := http.ReadRequest(in); err == nil {
+			arrived <- struct{}{}
+			_, _ = io.Copy(io.Discard, in)
+		}
+	}
+	f.script(t, "one", silent)
+	f.script(t, "two", silent)
+	app := record(t)
+	f.expose("good", app.Server, Auth{Open: true})
+	get(t, f.client(t, false), "https://"+f.url("good")+"/", nil)
+	ask := func(box, id string) *tls.Conn {
+		c, err := f.visitFrom(t, box, f.url(id), f.url(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+f.url(id)+"\r\n\r\n")
+		return c
+	}
+	refused := func(box, id string) {
+		t.Helper()
+		if res, err := http.ReadResponse(bufio.NewReader(ask(box, id)), nil); err != nil || res.StatusCode != http.StatusTooManyRequests {
+			t.Errorf("%s is answered %v, %v", box, res, err)
+		}
+	}
+	for i, box := range []string{"10.200.0.1:1", "10.200.0.2:1", "10.200.0.3:1", "10.200.0.4:1"} {
+		for range 4 {
+			ask(box, []string{"one", "two"}[i%2])
+			<-arrived
+		}
+		refused(box, "good")
+	}
+	refused("10.200.0.5:1", "good")
+	if res, _ := get(t, f.client(t, false), "https://"+f.url("good")+"/", nil); res.StatusCode != 200 {
+		t.Errorf("another visitor gets %d", res.StatusCode)
+	}
 }

@@ -83,6 +83,7 @@ type core struct {
 	http2     h2c.Pool[incarnation]
 	places    places // of requests
 	exchanges places // of questions to the identity provider
+	inside    places // of the requests of boxes, which have one of the others as well
 	tallies   tallies
 	wakers    wakers
 	wakeWait  time.Duration // wakeWait

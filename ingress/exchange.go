@@ -50,6 +50,7 @@ type visitor struct {
 	peer     string       // address
 	addr     netip.Addr   // the same; zero: unknown
 	network  netip.Prefix // by which its requests are counted; zero: they are not
+	inside   bool         // it is a box
 	secure   bool         // it speaks TLS
 	sni      string
 	accepted atomic.Pointer[credential]
@@ -158,7 +159,7 @@ func (e *exchange) asked() asked {
 	path, query, _ := strings.Cut(recall(&e.texts.target, r.Target), "?")
 	return asked{
 		method: method(r.Method), host: recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
-		direct: r.Form == h1.Origin, values: e.find, peer: e.visitor.addr, network: e.visitor.network,
+		direct: r.Form == h1.Origin, values: e.find, peer: e.visitor.addr, network: e.visitor.network, inside: e.visitor.inside,
 	}
 }
 

@@ -77,6 +77,7 @@ func New(cfg Config) (*Ingress, error) {
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime}}
 	g.exchanges.most = exchangesMost
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
+	g.inside.most = max(1, cfg.Requests/4)
 	g.http2.DialTimeout, g.http2.Idle, g.http2.Streams = cfg.DialTimeout, max(1, cfg.Requests/6), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
@@ -105,8 +106,8 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 }
 
 // Visit serves a connection that a box has made to the public URL of a host over TLS, and to no other, as [Ingress.ServeTLS] serves others, and returns
-// when it has ended. All boxes together hold a quarter as many connections as other visitors, and one address of a box a
-// quarter of those. Without ServeTLS, the connection is closed.
+// when it has ended. All boxes together hold a quarter as many connections and requests as other visitors, and one address
+// of a box a quarter of those. Without ServeTLS, the connection is closed.
 func (g *Ingress) Visit(conn net.Conn, host string) {
 	g.mu.Lock()
 	l := g.boxes

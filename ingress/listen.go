@@ -210,7 +210,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	}
 	c := &client{conn: conn, tcp: tcp, busy: &h.busy, move: l.move}
 	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
-	c.visitor.network = l.counted(h)
+	c.visitor.network, c.visitor.inside = l.counted(h), h.only != ""
 	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
 	c.visitor.addr = from.Addr().Unmap()

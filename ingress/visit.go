@@ -103,12 +103,35 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 // hold takes a place for a request, and registers it so that it can be cut. It reports whether there was a place; if not, the
 // client has been answered.
 func (g *core) hold(v *visit) bool {
-	if v.placed = g.places.take(v.target.ID, v.network); !v.placed {
+	if v.placed = g.takePlace(v); !v.placed {
 		v.tooMany()
 		return false
 	}
 	g.active.begin(&v.entry, v.target, v.by, v.cut)
 	return true
+}
+
+// takePlace takes a place for a request, and reports whether there was one. Boxes have a part of the places, so that they leave
+// some to visitors from elsewhere.
+func (g *core) takePlace(v *visit) bool {
+	if v.inside && !g.inside.take(v.target.ID, v.network) {
+		return false
+	}
+	if g.places.take(v.target.ID, v.network) {
+		return true
+	}
+	if v.inside {
+		g.inside.leave(v.target.ID, v.network)
+	}
+	return false
+}
+
+// leavePlace gives the place back.
+func (g *core) leavePlace(v *visit) {
+	g.places.leave(v.target.ID, v.network)
+	if v.inside {
+		g.inside.leave(v.target.ID, v.network)
+	}
 }
 
 // authenticate checks the rate of a visitor's requests and its credential. A request without a credential is no attempt at
@@ -219,7 +242,7 @@ func (g *core) record(v *visit) {
 		g.used(v.target)
 	}
 	if v.placed {
-		g.places.leave(v.target.ID, v.network)
+		g.leavePlace(v)
 	}
 	v.event.Duration = time.Since(v.began)
 	v.opening.End(&v.event)
