@@ -84,15 +84,17 @@ type core struct {
 	places    places // of requests
 	exchanges places // of questions to the identity provider
 	inside    places // of the requests of boxes, which have one of the others as well
-	tallies   tallies
-	wakers    wakers
-	wakeWait  time.Duration // wakeWait
-	grace     time.Duration // cutTime
-	halfOpen  time.Duration // halfOpenTime
-	active    active
-	heads     *memory.Account // of HTTP/2
-	transport string          // the value of Strict-Transport-Security, or ""
-	draining  context.Context // ends when the ingress stops
+	// http2Places are those of requests to applications that speak HTTP/2, counted by box instead of by URL.
+	http2Places places
+	tallies     tallies
+	wakers      wakers
+	wakeWait    time.Duration // wakeWait
+	grace       time.Duration // cutTime
+	halfOpen    time.Duration // halfOpenTime
+	active      active
+	heads       *memory.Account // of HTTP/2
+	transport   string          // the value of Strict-Transport-Security, or ""
+	draining    context.Context // ends when the ingress stops
 }
 
 const (

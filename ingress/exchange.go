@@ -318,12 +318,8 @@ func (e *exchange) connect(kept bool) error {
 // connection returns what [exchange.connect] takes.
 func (e *exchange) connection(kept bool) (*upstream, error) {
 	if e.http2 {
-		conn, err := e.overHTTP2()
-		if err != nil {
-			return nil, err
-		}
-		if conn != nil {
-			return newUpstream(e.visit.target, conn), nil
+		if up, err := e.overHTTP2(); up != nil || err != nil {
+			return up, err
 		}
 	}
 	if kept {
@@ -461,7 +457,7 @@ func (e *exchange) unserved(err error) error {
 	case errors.Is(err, errGone), e.ctx.Err() != nil:
 		v.event.Error = errGone.Error()
 		return errEnd
-	case errors.Is(err, h2c.ErrFull):
+	case errors.Is(err, errFull):
 		v.tooMany()
 	case errors.Is(err, errLate):
 		v.event.Error = err.Error()

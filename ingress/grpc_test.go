@@ -306,3 +306,48 @@ func TestVisitorsWhoLeaveWaitForNoApplication(t *testing.T) {
 		f.event(t, func(e audit.Event) bool { return e.Name == host+domain && e.Error == errGone.Error() })
 	}
 }
+
+// TestNobodyTakesAllRequestsOverHTTP2 opens requests whose responses nobody reads: a visitor has a quarter of them, a box half,
+// however many of its URLs are visited, and each gives them back.
+func TestNobodyTakesAllRequestsOverHTTP2(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.http2Places.most = 16
+	app := h2App(t, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(200)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})
+	for _, host := range []string{"one", "two", "other"} {
+		target := f.exposeAt(host, app, Auth{Open: true}, H2C)
+		if host == "other" {
+			target.Box = "box2"
+			f.set(host+domain, target)
+		}
+	}
+	clients := map[string]*http.Client{}
+	ask := func(address, host string, want int) {
+		t.Helper()
+		if clients[address+host] == nil {
+			clients[address+host] = f.from(t, address)
+		}
+		res, err := clients[address+host].Get("https://" + host + domain + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { res.Body.Close() })
+		if res.StatusCode != want {
+			t.Errorf("%s, %s: %s", address, host, res.Status)
+		}
+	}
+	for _, address := range []string{"127.0.0.31", "127.0.0.32"} {
+		for _, host := range []string{"one", "two", "one", "two"} {
+			ask(address, host, 200)
+		}
+		ask(address, "other", 429)
+	}
+	ask("127.0.0.33", "two", 429)
+	ask("127.0.0.33", "other", 200)
+	f.CloseBox("box1")
+	ask("127.0.0.33", "two", 200)
+}

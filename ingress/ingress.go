@@ -78,7 +78,7 @@ func New(cfg Config) (*Ingress, error) {
 	g.exchanges.most = exchangesMost
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
 	g.inside.most = max(1, cfg.Requests/4)
-	g.http2.DialTimeout, g.http2.Idle, g.http2.Streams = cfg.DialTimeout, max(1, cfg.Requests/6), http2Streams
+	g.http2.DialTimeout, g.http2.Idle, g.http2Places.most = cfg.DialTimeout, max(1, cfg.Requests/6), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
 	g.draining, g.drain = context.WithCancel(context.Background())

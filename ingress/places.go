@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// places bounds what visitors hold at a time: no URL has more than half of it, and no network of visitors more than a
-// quarter, so that neither keeps the others out.
+// places bounds what visitors hold at a time: no URL (or box, where that is what is counted) has more than half of it, and no
+// network of visitors more than a quarter, so that neither keeps the others out.
 type places struct {
 	most int
 

@@ -41,6 +41,9 @@ func ParseProtocol(name string) (Protocol, bool) {
 // http2Streams is how many requests are sent over HTTP/2 at a time. Each may hold [h2c.Window] bytes of a response.
 const http2Streams = 2048
 
+// errFull refuses a request since responses may use no more memory.
+var errFull = errors.New("too much of responses is waiting to be read")
+
 // prefersHTTP2 reports whether a request is sent over HTTP/2 if the application speaks that.
 func (e *exchange) prefersHTTP2(upgrade bool) bool {
 	switch e.visit.target.Protocol {
@@ -65,15 +68,26 @@ func isGRPC(fields []h1.Field) bool {
 	return false
 }
 
-// overHTTP2 returns a connection for the request to an application that speaks HTTP/2, or nil if HTTP/1.1 is to be used.
-func (e *exchange) overHTTP2() (net.Conn, error) {
-	t := e.visit.target
+// overHTTP2 returns a connection for the request to an application that speaks HTTP/2, or nil if HTTP/1.1 is to be used. The
+// place of the request is counted for the box: it may have any number of public URLs.
+func (e *exchange) overHTTP2() (*upstream, error) {
+	t, network := e.visit.target, e.visitor.network
+	if !e.g.http2Places.take(string(t.Box), network) {
+		return nil, errFull
+	}
+	leave := func() { e.g.http2Places.leave(string(t.Box), network) }
 	dial := func(ctx context.Context) (net.Conn, error) { return e.g.dial(ctx, t) }
 	conn, err := e.g.http2.Open(e.ctx, t.incarnation(), t.Protocol == Auto, dial, e.left)
-	if errors.Is(err, h2c.ErrOther) {
-		return nil, nil
+	if err != nil {
+		leave()
+		if errors.Is(err, h2c.ErrOther) {
+			return nil, nil
+		}
+		return nil, err
 	}
-	return conn, err
+	up := newUpstream(t, conn)
+	up.leave = leave
+	return up, nil
 }
 
 // left returns errGone if the client no longer waits.

@@ -34,6 +34,7 @@ type upstream struct {
 	by     interface {
 		expected() error // what ends the wait for a response
 	}
+	leave func() // gives back the place of a request over HTTP/2; nil: it has none
 }
 
 // Read reads from the box while its response is expected.
@@ -66,6 +67,9 @@ func (u *upstream) abort() { socket.Abort(u.conn) }
 func (u *upstream) close() {
 	u.in.Release()
 	_ = u.conn.Close()
+	if u.leave != nil {
+		u.leave()
+	}
 }
 
 // ask sends a request, of which a body may follow if it is not whole. A connection that was kept can only carry it if the

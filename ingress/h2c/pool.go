@@ -11,12 +11,8 @@ import (
 	"boxgate/internal/h2/upstream"
 )
 
-var (
-	// ErrOther is an application that does not speak HTTP/2.
-	ErrOther = errors.New("the application does not speak HTTP/2 without TLS")
-	// ErrFull refuses a request since responses may use no more memory.
-	ErrFull = errors.New("too much of responses is waiting to be read")
-)
+// ErrOther is an application that does not speak HTTP/2.
+var ErrOther = errors.New("the application does not speak HTTP/2 without TLS")
 
 const (
 	// Window is what an application may send ahead of what is read of a response.
@@ -35,12 +31,10 @@ type Dial func(ctx context.Context) (net.Conn, error)
 type Pool[K comparable] struct {
 	DialTimeout time.Duration // for connecting; finding out what an application speaks may take probeTime more
 	Idle        int           // connections kept without a request
-	Streams     int           // requests at a time, and half of them of one key: each may hold Window bytes
 
-	mu      sync.Mutex
-	ports   map[K]*port
-	idle    int
-	streams int
+	mu    sync.Mutex
+	ports map[K]*port
+	idle  int
 }
 
 // port is one port of a box, while there is a connection or something to remember.
@@ -49,7 +43,6 @@ type port struct {
 	dialing *attempt  // in progress; nil: there is none
 	speaks  bool      // it was found to speak HTTP/2
 	other   time.Time // until then it is known not to
-	streams int
 }
 
 // shared is a connection that requests share.
@@ -67,39 +60,13 @@ type shared struct {
 // asked once, and the error is ErrOther if it does not. gone tells why nobody waits for the request any more, if so: it is
 // asked now and then. dial may be called for other requests too, and must not depend on this one.
 func (p *Pool[K]) Open(ctx context.Context, key K, find bool, dial Dial, gone func() error) (net.Conn, error) {
-	if !p.enter(key) {
-		return nil, ErrFull
-	}
 	s, err := p.take(ctx, key, find, dial, gone)
 	if err != nil {
-		p.exit(key)
 		return nil, err
 	}
 	c := &conn{shared: s}
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	return c, nil
-}
-
-// enter counts a request.
-func (p *Pool[K]) enter(key K) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at := p.portLocked(key)
-	if p.streams >= p.Streams || at.streams >= max(1, p.Streams/2) {
-		p.tidyLocked(key)
-		return false
-	}
-	p.streams++
-	at.streams++
-	return true
-}
-
-func (p *Pool[K]) exit(key K) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.streams--
-	p.portLocked(key).streams--
-	p.tidyLocked(key)
 }
 
 func (p *Pool[K]) portLocked(key K) *port {
@@ -118,7 +85,7 @@ func (p *Pool[K]) portLocked(key K) *port {
 // connection: it may be another one by the next.
 func (p *Pool[K]) tidyLocked(key K) {
 	at := p.ports[key]
-	if at != nil && len(at.conns) == 0 && at.dialing == nil && at.streams == 0 && !time.Now().Before(at.other) {
+	if at != nil && len(at.conns) == 0 && at.dialing == nil && !time.Now().Before(at.other) {
 		delete(p.ports, key)
 	}
 }
@@ -160,11 +127,11 @@ func (p *Pool[K]) leave(key K, s *shared, used bool) {
 	}
 	p.mu.Lock()
 	full := p.restLocked(key, s)
+	p.tidyLocked(key)
 	p.mu.Unlock()
 	if full {
 		s.conn.Close()
 	}
-	p.exit(key)
 }
 
 // restLocked ends a use of a connection, and reports whether it is to be closed, since nobody uses it and it cannot be kept. If
