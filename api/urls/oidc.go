@@ -3,6 +3,7 @@ package urls
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -35,10 +36,10 @@ func (b *oidcBody) accounts() (*api.URLAccounts, error) {
 	out := &api.URLAccounts{Groups: b.Groups}
 	for i, e := range b.Emails {
 		name, domain, ok := strings.Cut(e, "@")
-		if !ok || name == "" || domain == "" || strings.ContainsAny(e, " \t\r\n*") || strings.Contains(domain, "@") {
+		if !ok || name == "" || domain == "" || strings.ContainsAny(e, " \t\r\n*") || strings.Contains(domain, "@") || strings.ContainsFunc(domain, beyondASCII) {
 			return nil, problem.Invalid(fmt.Sprintf("/oidc/emails/%d", i), "must be an address such as ann@example.org")
 		}
-		out.Emails = append(out.Emails, strings.ToLower(e))
+		out.Emails = append(out.Emails, strings.Map(lower, e))
 	}
 	for i, d := range b.Domains {
 		name, err := policy.ParseName(d)
@@ -53,6 +54,16 @@ func (b *oidcBody) accounts() (*api.URLAccounts, error) {
 		}
 	}
 	return out, nil
+}
+
+func beyondASCII(r rune) bool { return r >= utf8.RuneSelf }
+
+// lower folds ASCII alone, as addresses are compared.
+func lower(r rune) rune {
+	if 'A' <= r && r <= 'Z' {
+		return r + 'a' - 'A'
+	}
+	return r
 }
 
 func viewAccounts(a *api.URLAccounts) *oidcBody {

@@ -16,7 +16,7 @@ import (
 
 func TestAllow(t *testing.T) {
 	t.Parallel()
-	rules := &Rules{Emails: []string{"ann@example.org"}, Domains: []string{"friends.example"}, Groups: []string{"staff"}}
+	rules := &Rules{Emails: []string{"ann@example.org", "mike@example.org", "\u00fcte@example.org"}, Domains: []string{"friends.example"}, Groups: []string{"staff"}}
 	for name, c := range map[string]struct {
 		id   Identity
 		want bool
@@ -32,6 +32,9 @@ func TestAllow(t *testing.T) {
 		"two addresses in one":  {Identity{Email: "eve@evil.example@friends.example", Verified: true}, false},
 		"a domain alone":        {Identity{Email: "@friends.example", Verified: true}, false},
 		"nobody":                {Identity{Verified: true}, false},
+		"a letter that folds":   {Identity{Email: "mi\u212ae@example.org", Verified: true}, false},
+		"a domain that folds":   {Identity{Email: "bob@fr\u0130ends.example", Verified: true}, false},
+		"beyond ASCII":          {Identity{Email: "\u00fcte@example.org", Verified: true}, true},
 		"the empty group":       {Identity{Verified: true, Groups: []string{""}}, false},
 	} {
 		if got := rules.Allow(c.id); got != c.want {

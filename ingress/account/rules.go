@@ -3,6 +3,7 @@ package account
 import (
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Rules say whom a public URL lets in: accounts that one of the lists names. The zero Rules let nobody in.
@@ -25,11 +26,27 @@ func (r *Rules) Allow(id Identity) bool {
 		return false
 	}
 	if id.Verified {
-		email := strings.ToLower(id.Email)
+		email := fold(id.Email)
 		name, domain, ok := strings.Cut(email, "@")
-		if ok && name != "" && domain != "" && !strings.Contains(domain, "@") && (slices.Contains(r.Emails, email) || slices.Contains(r.Domains, domain)) {
+		if ok && isASCII(domain) && name != "" && domain != "" && !strings.Contains(domain, "@") && (slices.Contains(r.Emails, email) || slices.Contains(r.Domains, domain)) {
 			return true
 		}
 	}
 	return id.Verified && slices.ContainsFunc(id.Groups, func(g string) bool { return g != "" && slices.Contains(r.Groups, g) })
+}
+
+// fold returns an address in lower case. Letters beyond ASCII stay as they are: some of them have those of ASCII as their lower
+// case (K, the Kelvin sign), and two addresses would be one.
+func fold(address string) string {
+	return strings.Map(func(r rune) rune {
+		if 'A' <= r && r <= 'Z' {
+			return r + 'a' - 'A'
+		}
+		return r
+	}, address)
+}
+
+// isASCII reports whether a domain is in the form that DNS knows.
+func isASCII(domain string) bool {
+	return !strings.ContainsFunc(domain, func(r rune) bool { return r >= utf8.RuneSelf })
 }
