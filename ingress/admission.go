@@ -69,14 +69,13 @@ func (a *Access) over(by admission) bool {
 	return by.session != access.Session{} && (!a.signsIn() || a.Ended.Has(by.session))
 }
 
-// link returns the signed URL that a query carries, and whether there is one, valid or not.
-func (a *Access) link(url, query string) (l link.Link, valid, sent bool) {
+// link returns the signed URL that a query carries.
+func (a *Access) link(url, query string) (link.Link, bool) {
 	signature, sent := signin.Parameter(query, signin.LinkParameter)
 	if !sent || a == nil {
-		return link.Link{}, false, sent
+		return link.Link{}, false
 	}
-	l, valid = link.Open(a.Links, url, signature)
-	return l, valid, true
+	return link.Open(a.Links, url, signature)
 }
 
 // admission is what let a request in, and until when. Requests are cut at that moment, and when their session is ended.

@@ -26,6 +26,10 @@ func (g *core) entrance(v *visit, tally *tally, now time.Time) (answered bool) {
 	if !ok || v.target.Auth.Bearer == nil || !navigates(&v.asked) {
 		return false
 	}
+	if wait := tally.barred(now); wait > 0 {
+		v.barred(wait)
+		return true
+	}
 	if !v.target.Auth.Bearer.equal(BearerDigest(token)) {
 		g.wrong(v, tally, now)
 		return true

@@ -439,9 +439,9 @@ func TestSignedURLs(t *testing.T) {
 		t.Errorf("at another URL: %s", resp.Status)
 	}
 	f.event(t, func(e audit.Event) bool { return e.Credential == audit.CredentialLink && e.Path == "/files/a" })
-	for _, want := range []int{401, 401, 401, 429} {
-		if resp, _ := get(t, c, "https://one"+domain+"/files?boxgate_link=forged", nil); resp.StatusCode != want {
-			t.Errorf("a forged signature: %s, want %d", resp.Status, want)
+	for range 5 { // which is no guess, and bars nobody
+		if resp, _ := get(t, c, "https://one"+domain+"/files?boxgate_link=forged", nil); resp.StatusCode != 401 {
+			t.Errorf("a forged signature: %s", resp.Status)
 		}
 	}
 }

@@ -55,6 +55,16 @@ func foreignRead(q *asked, a *Access) bool {
 	return false
 }
 
+// elsewhere reports whether another origin made a browser send a request.
+func elsewhere(q *asked) bool {
+	for _, s := range q.values("sec-fetch-site") {
+		if s != "same-origin" && s != "none" {
+			return true
+		}
+	}
+	return false
+}
+
 // isSafe reports whether a method changes nothing (RFC 9110, 9.2.1).
 func isSafe(method string) bool {
 	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions

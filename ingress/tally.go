@@ -25,8 +25,9 @@ type tallies struct {
 
 // pair is a URL and a network of visitors.
 type pair struct {
-	url     string
-	network netip.Prefix
+	url       string
+	network   netip.Prefix
+	elsewhere bool // what other origins make browsers of the network do
 }
 
 // tally is what a network of visitors does at a URL. A nil one counts nothing.
@@ -42,12 +43,21 @@ type tally struct {
 
 // of returns the tally of a network at a URL, or nil for a network that is not known.
 func (t *tallies) of(url string, network netip.Prefix) *tally {
-	if !network.IsValid() {
+	return t.find(pair{url: url, network: network})
+}
+
+// elsewhere returns the tally of the credentials that other origins make the browsers of a network send: any web page can bar
+// these, and no others.
+func (t *tallies) elsewhere(url string, network netip.Prefix) *tally {
+	return t.find(pair{url, network, true})
+}
+
+func (t *tallies) find(p pair) *tally {
+	if !p.network.IsValid() {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := pair{url, network}
 	if known := t.kept[p]; known != nil {
 		return known
 	}

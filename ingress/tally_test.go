@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/ingress/access"
+	"boxgate/ingress/link"
 	"boxgate/policy"
 )
 
@@ -115,6 +117,54 @@ func TestWrongCredentialsBarAnAddress(t *testing.T) {
 			t.Errorf("%s: %d", host, got)
 		}
 	}
+}
+
+// Pages of other sites have a visitor's browser send wrong credentials: its address is not barred, except for further ones that
+// such pages send. Once it is barred by itself, who has signed in stays so.
+func TestAttackAnotherSiteBarsAnAddress(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
+	one := f.guarded("one", record(t))
+	one.Access.Links = access.NewKey()
+	c := f.client(t, true)
+	cookie := signIn(t, c, "one")
+	signed := "https://one" + domain + "/?boxgate_link=" + link.Sign(one.Access.Links, one.ID, link.Link{Expires: time.Now().Add(time.Hour), Prefix: "/", Methods: []string{"GET"}})
+	ask := func(what, address string, want int, edits ...func(*http.Request)) {
+		t.Helper()
+		resp, _ := get(t, c, address, func(r *http.Request) {
+			browser(r)
+			for _, edit := range edits {
+				edit(r)
+			}
+		})
+		if resp.StatusCode != want {
+			t.Errorf("%s: %s, want %d", what, resp.Status, want)
+		}
+	}
+	home, foreign := "https://one"+domain+"/", with("Sec-Fetch-Site", "cross-site")
+	bearer := with("Authorization", "Bearer tok")
+	for range 5 {
+		ask("a link in a page", home+"?boxgate_link=x", 401, foreign)
+	}
+	for i := range 5 {
+		want := 401
+		if i >= 3 {
+			want = 429
+		}
+		ask("a token in a frame", home+"?boxgate_token=x", want, foreign)
+	}
+	ask("the right token in a frame", home+"?boxgate_token=tok", 429, foreign)
+	ask("a link from another site", home, 401, foreign)
+	ask("the token", home, 200, bearer)
+	ask("a session", home, 200, with("Cookie", cookie))
+	for range 3 {
+		ask("a guess", home, 401, with("Authorization", "Bearer wrong"))
+	}
+	ask("the token of a barred address", home, 429, bearer)
+	ask("a session of one", home, 200, with("Cookie", cookie))
+	ask("a signed link of one", signed, 200)
+	ask("a guess in an address, with a session", home+"?boxgate_token=tok", 429, with("Cookie", cookie))
+	ask("another site at one", home+"?boxgate_token=tok", 429, foreign)
 }
 
 // An address is barred for the rest of the minute, and then has all its attempts again.

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/ingress/link"
 	"boxgate/ingress/pages"
+	"boxgate/ingress/signin"
 	"boxgate/policy"
 
 	"go.uber.org/zap"
@@ -142,12 +144,17 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 		v.tooMany()
 		return false
 	}
-	if wait := tally.barred(now); wait > 0 && !v.target.Auth.open() {
-		v.barred(wait)
-		return false
-	}
 	if v.target.Access.expired(now) {
 		v.expired()
+		return false
+	}
+	wait := tally.barred(now)
+	if elsewhere(&v.asked) && v.guesses() {
+		tally = g.tallies.elsewhere(v.target.ID, v.network)
+		wait = max(wait, tally.barred(now))
+	}
+	if wait > 0 && !v.target.Auth.open() && !v.proven(now) {
+		v.barred(wait)
 		return false
 	}
 	if g.entrance(v, tally, now) {
@@ -157,30 +164,48 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 	if permits(v) || v.signedIn(now) {
 		return true
 	}
-	allowed, forged := v.byLink(now)
-	if allowed {
+	if v.byLink(now) {
 		return true
 	}
-	if forged || len(v.values("authorization")) > 0 {
+	if len(v.values("authorization")) > 0 {
 		tally.failed(now)
 	}
 	g.ask(v, false)
 	return false
 }
 
-// byLink reports whether a signed URL permits the request, or carries a signature that the gateway never made. Signed URLs
-// open no WebSockets, which would outlast the one request.
-func (v *visit) byLink(now time.Time) (allowed, forged bool) {
-	l, valid, sent := v.target.Access.link(v.target.ID, v.query)
-	if !valid {
-		return false, sent
+// guesses reports whether a request carries what somebody may have guessed: a token or a password.
+func (v *visit) guesses() bool {
+	_, token := signin.Parameter(v.query, signin.TokenParameter)
+	return token || len(v.values("authorization")) > 0
+}
+
+// proven reports whether a request carries what nobody can guess, as the gateway has authenticated it: a session or a signed
+// link. It is let in even if too many wrong credentials have come from its address. One that is not valid does not count as one
+// of those: any web page can have a browser send links, and those of a URL that was created again are not valid either.
+func (v *visit) proven(now time.Time) bool {
+	if _, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now); ok {
+		return true
 	}
-	if opensWebSocket(&v.asked) || !l.Permits(v.method, v.path, now) {
-		return false, false
+	_, ok := v.link(now)
+	return ok
+}
+
+// link returns the signed URL that permits the request. Signed URLs open no WebSockets, which would outlast the one request.
+func (v *visit) link(now time.Time) (l link.Link, ok bool) {
+	l, ok = v.target.Access.link(v.target.ID, v.query)
+	return l, ok && !opensWebSocket(&v.asked) && l.Permits(v.method, v.path, now)
+}
+
+// byLink reports whether a signed URL permits the request.
+func (v *visit) byLink(now time.Time) bool {
+	l, ok := v.link(now)
+	if !ok {
+		return false
 	}
 	v.by.until = earlier(v.by.until, l.Expires)
 	v.event.Credential = audit.CredentialLink
-	return true, false
+	return true
 }
 
 // barred refuses to look at the credential of a visitor who has sent too many wrong ones.
