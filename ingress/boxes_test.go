@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"io"
 	"net"
@@ -59,7 +60,7 @@ func TestBoxesVisitPublicURLs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := http.Client{Transport: &http.Transport{DialTLS: func(string, string) (net.Conn, error) { return c, nil }}}
+	client := http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }}}
 	defer client.CloseIdleConnections()
 	get(t, &client, "https://"+f.url("one")+"/", func(r *http.Request) { r.Header.Set("X-Forwarded-For", "198.51.100.66") })
 	if from := app.last(t).Header["X-Forwarded-For"]; len(from) != 1 || from[0] != "10.200.0.7" {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"math"
 	"net/http"
@@ -47,7 +48,7 @@ func elements(t *testing.T, page string) (list []html.Token) {
 	for z := html.NewTokenizer(strings.NewReader(page)); ; {
 		switch z.Next() {
 		case html.ErrorToken:
-			if z.Err() != io.EOF || len(open) > 0 {
+			if !errors.Is(z.Err(), io.EOF) || len(open) > 0 {
 				t.Errorf("%v, with %v open", z.Err(), open)
 			}
 			return list
