@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 )
@@ -268,3 +270,6 @@ func (c *client) linger() {
 	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTime))
 	_, _ = io.CopyN(io.Discard, c.conn, lingerBytes)
 }
+
+// reset implements [side]. Over HTTP/1.1 a request cannot be reset alone.
+func (c *client) reset(http2.ErrCode) bool { return false }

@@ -1,15 +1,16 @@
 package ingress
 
 import (
+	"context"
+	"crypto/tls"
+	"net"
+	"time"
+
 	"boxgate/audit"
 	"boxgate/ingress/balancer"
 	"boxgate/ingress/h2c"
 	"boxgate/internal/memory"
 	"boxgate/policy"
-	"context"
-	"crypto/tls"
-	"net"
-	"time"
 
 	"go.uber.org/zap"
 )

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"boxgate/audit"
 	"boxgate/ingress/h2c"
 	"boxgate/internal/buffers"
@@ -136,6 +138,8 @@ type side interface {
 	interim(r *h1.Response) error
 	// gone reports whether the client no longer wants the response.
 	gone() bool
+	// reset resets the request alone, and reports whether that can be done.
+	reset(code http2.ErrCode) bool
 }
 
 // cutBy returns when a request that is cut now ends at the latest: at once if the box's response has begun. The client may
@@ -462,10 +466,24 @@ func (e *exchange) unserved(err error) error {
 	case errors.Is(err, errLate):
 		v.event.Error = err.Error()
 		v.refuse(http.StatusGatewayTimeout, policy.ReasonURLUnavailable, "The box has not answered in time.")
+	case e.passReset(err):
+		return errEnd
 	default:
 		v.unavailable(err)
 	}
 	return errLinger
+}
+
+// passReset has the visitor's request end as the application's did, if that was reset (RFC 9113, 5.4.2) and the visitor's can
+// be: clients of gRPC tell by the code what has happened.
+func (e *exchange) passReset(err error) bool {
+	code, ok := h2c.ResetCode(err)
+	if !ok || !e.client.reset(code) {
+		return false
+	}
+	v := &e.visit.event
+	v.Error, v.Verdict, v.Reason, v.Action = err.Error(), policy.Deny, policy.ReasonURLUnavailable, audit.ActionRefuse
+	return true
 }
 
 // badBody refuses a request whose body makes no sense. The rest of it is not read.

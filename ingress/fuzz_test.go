@@ -1,11 +1,12 @@
 package ingress
 
 import (
-	"boxgate/internal/h2/downstream"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"boxgate/internal/h2/downstream"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"

@@ -351,3 +351,51 @@ func TestNobodyTakesAllRequestsOverHTTP2(t *testing.T) {
 	f.CloseBox("box1")
 	ask("127.0.0.33", "two", 200)
 }
+
+// TestResetOfTheApplication: a call that the application resets before it answers ends for the visitor with the same code, and
+// one over HTTP/1.1 with a 502.
+func TestResetOfTheApplication(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go resetAll(c)
+		}
+	}()
+	f.exposeAt("a", ln.Addr(), Auth{Open: true}, H2C)
+	v := f.frames(t, "a")
+	if r := v.answer(v.ask(true, to("GET", "a", "/")...)); r.ended || r.reset != http2.ErrCodeEnhanceYourCalm {
+		t.Errorf("over HTTP/2: %+v", r)
+	}
+	if res, _ := get(t, f.client(t, false), "https://a"+domain+"/", nil); res.StatusCode != http.StatusBadGateway {
+		t.Errorf("over HTTP/1.1: %s", res.Status)
+	}
+}
+
+// resetAll resets each request.
+func resetAll(c net.Conn) {
+	defer c.Close()
+	if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+		return
+	}
+	frames := http2.NewFramer(c, c)
+	_ = frames.WriteSettings()
+	for {
+		f, err := frames.ReadFrame()
+		if err != nil {
+			return
+		}
+		if f.Header().Type == http2.FrameHeaders {
+			_ = frames.WriteRSTStream(f.Header().StreamID, http2.ErrCodeEnhanceYourCalm)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
@@ -85,6 +86,12 @@ func (s *stream) cutNow() {
 
 // gone implements [side].
 func (s *stream) gone() bool { return s.ctx.Err() != nil }
+
+// reset implements [side].
+func (s *stream) reset(code http2.ErrCode) bool {
+	s.in.Reset(code)
+	return true
+}
 
 // read parses the request in the form of HTTP/1.1.
 func (s *stream) read(text []byte) error {

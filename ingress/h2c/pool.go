@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"boxgate/internal/h2/upstream"
 )
 
@@ -233,3 +235,7 @@ func (p *Pool[K]) closeIdle(match func(*shared) bool) {
 
 // Unprocessed reports whether an application has not processed the request that failed with err, so that it may be sent again.
 func Unprocessed(err error) bool { return upstream.Unprocessed(err) }
+
+// ResetCode returns the code with which an application has reset the request that failed with err, if that can be told to the
+// visitor.
+func ResetCode(err error) (http2.ErrCode, bool) { return upstream.ResetCode(err) }
