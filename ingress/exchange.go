@@ -474,18 +474,6 @@ func (e *exchange) unserved(err error) error {
 	return errLinger
 }
 
-// passReset has the visitor's request end as the application's did, if that was reset (RFC 9113, 5.4.2) and the visitor's can
-// be: clients of gRPC tell by the code what has happened.
-func (e *exchange) passReset(err error) bool {
-	code, ok := h2c.ResetCode(err)
-	if !ok || !e.client.reset(code) {
-		return false
-	}
-	v := &e.visit.event
-	v.Error, v.Verdict, v.Reason, v.Action = err.Error(), policy.Deny, policy.ReasonURLUnavailable, audit.ActionRefuse
-	return true
-}
-
 // badBody refuses a request whose body makes no sense. The rest of it is not read.
 func (e *exchange) badBody(err error) error {
 	e.visit.event.Error = err.Error()

@@ -9,8 +9,10 @@ import (
 	"net/http"
 	"slices"
 
+	"boxgate/audit"
 	"boxgate/ingress/h2c"
 	"boxgate/internal/h1"
+	"boxgate/policy"
 )
 
 // Protocol is what an application in a box speaks to the gateway.
@@ -96,4 +98,16 @@ func (e *exchange) left() error {
 		return errGone
 	}
 	return nil
+}
+
+// passReset has the visitor's request end as the application's did, if that was reset (RFC 9113, 5.4.2) and the visitor's can
+// be: clients of gRPC tell by the code what has happened.
+func (e *exchange) passReset(err error) bool {
+	code, ok := h2c.ResetCode(err)
+	if !ok || !e.client.reset(code) {
+		return false
+	}
+	v := &e.visit.event
+	v.Error, v.Verdict, v.Reason, v.Action = err.Error(), policy.Deny, policy.ReasonURLUnavailable, audit.ActionRefuse
+	return true
 }

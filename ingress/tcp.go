@@ -19,7 +19,7 @@ import (
 // both ways may be silent for ever.
 const halfOpenTime = 5 * time.Minute
 
-// noProtocol is offered to a visitor who offers nothing but HTTP, so that the handshake ends with the alert for that.
+// noProtocol is offered to a visitor who offers HTTP, so that the handshake ends with the alert for that.
 const noProtocol = "boxgate-raw"
 
 // configOf returns how a visitor is spoken to: as settings say, but for public URLs of raw TCP.
