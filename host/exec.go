@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -17,20 +16,17 @@ import (
 // commands runs commands in boxes.
 type commands struct {
 	log       *zap.Logger
-	boxes     *boxes
+	usage     *usage
 	sandboxes sandboxes
 }
 
 // Exec implements [api.Host].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
-	b, err := c.boxes.find(id)
+	b, done, err := c.usage.use(ctx, id)
 	if err != nil {
 		return api.ExecResult{}, err
 	}
-	if err := b.begin(); err != nil {
-		return api.ExecResult{}, err
-	}
-	defer b.end()
+	defer done()
 	code, err := c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 		Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
 	})
@@ -61,26 +57,6 @@ func (b *box) environment() map[string]string {
 	}
 	maps.Copy(env, b.Policy.Load().Tokens())
 	return env
-}
-
-// begin notes that a command runs. Deleting the box ends the command.
-func (b *box) begin() error {
-	if b.attached != nil {
-		return errAttached
-	}
-	v := b.shown.Load()
-	if v.Status != api.StatusIdle {
-		return api.Errorf(api.ErrConflict, "the box is %s: %s", v.Status, v.Error)
-	}
-	b.running.Add(1)
-	b.activity.Store(time.Now().UnixNano())
-	return nil
-}
-
-// end notes that a command is over.
-func (b *box) end() {
-	b.running.Add(-1)
-	b.activity.Store(time.Now().UnixNano())
 }
 
 // runInit runs the box's init command in the background; it may be a server and never end.

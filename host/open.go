@@ -78,7 +78,7 @@ func (h *Host) wire(context.Context) error {
 	h.publicURLs = &publicURLs{
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
-	h.commands = &commands{log: p.log, boxes: p.boxes, sandboxes: held}
+	h.commands = &commands{log: p.log, usage: &usage{boxes: p.boxes}, sandboxes: held}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.keys = &keys{log: p.log, store: p.store}
