@@ -74,7 +74,7 @@ api/gateway: policy api api/problem api/rest api/strict
 api/history: policy api
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
-api/rest: api api/problem
+api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
 api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/openapi api/problem api/rest api/rules api/stream api/strict api/urls
 api/spec: policy

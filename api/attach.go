@@ -17,10 +17,10 @@ const (
 
 // Attached says what was attached and how it was named.
 type Attached struct {
-	Kind  string `json:"kind"` // one of the constants
+	Kind  string `json:"kind" enum:"netns pid docker"` // one of the constants
 	Ref   string `json:"ref"`
-	Stack string `json:"stack" doc:"host or guest"` // one of the constants
-	PID   int    `json:"-"`                         // Ref as a number, for AttachPID
+	Stack string `json:"stack" enum:"host guest"` // one of the constants
+	PID   int    `json:"-"`                       // Ref as a number, for AttachPID
 }
 
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.

@@ -103,6 +103,11 @@ const (
 	StatusDeleted  Status = "deleted"
 )
 
+// Enum lists the states for the description of the API.
+func (Status) Enum() []string {
+	return []string{string(StatusCreating), string(StatusIdle), string(StatusRunning), string(StatusPaused), string(StatusError), string(StatusDeleted)}
+}
+
 // Box is a box as the API shows it.
 type Box struct {
 	ID           policy.BoxID

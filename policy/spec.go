@@ -26,12 +26,12 @@ const (
 
 // Spec is a policy as written, in the dialect of the admin API.
 type Spec struct {
-	Mode           Mode          `json:"mode"`
+	Mode           Mode          `json:"mode" enum:"allow-all deny-all custom"`
 	AllowedDomains []string      `json:"allowed_domains,omitempty"`
 	DeniedDomains  []string      `json:"denied_domains,omitempty"`
 	AllowedCIDRs   []string      `json:"allowed_cidrs,omitempty"`
 	DeniedCIDRs    []string      `json:"denied_cidrs,omitempty"`
-	DNS            DNSMode       `json:"dns,omitempty"`
+	DNS            DNSMode       `json:"dns,omitempty" enum:"strict resolve"`
 	Rules          []RequestRule `json:"rules,omitempty"`
 }
 
@@ -46,7 +46,7 @@ type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`
 	Paths   []string `json:"paths,omitempty"`
-	Action  string   `json:"action"` // "allow" or "deny"
+	Action  string   `json:"action" enum:"allow deny"`
 }
 
 // Limits of a policy.

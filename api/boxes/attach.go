@@ -18,7 +18,7 @@ type attachBody struct {
 	NetNS         string       `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
 	PID           int          `json:"pid,omitempty" doc:"a process in the network namespace"`
 	Container     string       `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
-	Stack         string       `json:"stack,omitempty" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
+	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
 	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`

@@ -12,8 +12,17 @@ import (
 	"boxgate/policy"
 )
 
+// listQuery selects boxes.
+type listQuery struct {
+	Label string `json:"label,omitempty" doc:"only boxes with this label" example:"beta"`
+}
+
 func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	boxes, err := e.Host.Boxes(r.Context(), api.BoxFilter{Label: r.URL.Query().Get("label")})
+	var query listQuery
+	if err := rest.Query(r, &query); err != nil {
+		return rest.Reply{}, err
+	}
+	boxes, err := e.Host.Boxes(r.Context(), api.BoxFilter{Label: query.Label})
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -19,12 +19,12 @@ import (
 type createBody struct {
 	Name          string            `json:"name,omitempty"`
 	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
-	Size          string            `json:"size,omitempty" doc:"small (default), medium or large"`
+	Size          string            `json:"size,omitempty" doc:"absent: small" enum:"small medium large"`
 	Runtime       string            `json:"runtime,omitempty"`
 	KeepAlive     bool              `json:"keep_alive,omitempty"`
 	InitCommand   string            `json:"init_command,omitempty" doc:"only with keep_alive"`
 	Ephemeral     bool              `json:"ephemeral,omitempty"`
-	TTL           *int64            `json:"ttl,omitempty" doc:"seconds, at most 259200; only with ephemeral"`
+	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
 	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: allow-all"`
@@ -42,7 +42,7 @@ type createBody struct {
 // mcpBody is one MCP server of a create.
 type mcpBody struct {
 	Name         string            `json:"name"`
-	Source       string            `json:"source" doc:"npm or url"`
+	Source       string            `json:"source" enum:"npm url"`
 	PackageOrURL string            `json:"package_or_url"`
 	Args         []string          `json:"args,omitempty"`
 	Headers      map[string]string `json:"headers,omitempty" doc:"values are never read back"`

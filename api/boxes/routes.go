@@ -21,14 +21,16 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/box", Summary: "Create a box", Status: 201, Request: reflect.TypeFor[createBody](), Response: reflect.TypeFor[boxView](), Handle: e.createBox},
-		{Method: "POST", Path: "/v2/box/attach", Summary: "Attach an existing network namespace, process or container", Status: 201, Request: reflect.TypeFor[attachBody](), Response: reflect.TypeFor[boxView](), Handle: e.attachBox},
-		{Method: "POST", Path: "/v2/box/{id}/detach", Summary: "Take an attached box off the network and forget it", Response: reflect.TypeFor[deletedView](), Handle: e.detachBox},
-		{Method: "GET", Path: "/v2/box", Summary: "List the boxes", Query: []string{"label"}, Response: reflect.TypeFor[[]boxView](), Handle: e.listBoxes},
-		{Method: "DELETE", Path: "/v2/box", Summary: "Delete several boxes; if one is unknown, none is deleted", Request: reflect.TypeFor[deleteBody](), Response: reflect.TypeFor[deletedView](), Handle: e.deleteBoxes},
-		{Method: "GET", Path: "/v2/box/{id}", Summary: "One box, by ID or name", Response: reflect.TypeFor[boxView](), Handle: e.getBox},
-		{Method: "DELETE", Path: "/v2/box/{id}", Summary: "Delete a box", Response: reflect.TypeFor[deletedView](), Handle: e.deleteBox},
-		{Method: "GET", Path: "/v2/box/{id}/status", Summary: "The state of a box", Response: reflect.TypeFor[statusView](), Handle: e.getStatus},
-		{Method: "POST", Path: "/v2/box/{id}/selftest", Summary: "Attack the gateway from inside the box; answers with a scorecard after a few seconds", Response: reflect.TypeFor[selfTestView](), Handle: e.selfTest},
+		{Method: "POST", Path: "/v2/box", ID: "createBox", Summary: "Create a box", Status: 201, Request: reflect.TypeFor[createBody](),
+			Example:  `{"name":"web-1","size":"small","labels":["beta"],"env_vars":{"STAGE":"test"},"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`,
+			Response: reflect.TypeFor[boxView](), Handle: e.createBox},
+		{Method: "POST", Path: "/v2/box/attach", ID: "attachBox", Summary: "Attach an existing network namespace, process or container", Status: 201, Request: reflect.TypeFor[attachBody](), Example: `{"netns":"/run/netns/agent-1","network_policy":{"mode":"deny-all"}}`, Response: reflect.TypeFor[boxView](), Handle: e.attachBox},
+		{Method: "POST", Path: "/v2/box/{id}/detach", ID: "detachBox", Summary: "Take an attached box off the network and forget it", Response: reflect.TypeFor[deletedView](), Handle: e.detachBox},
+		{Method: "GET", Path: "/v2/box", ID: "listBoxes", Summary: "List the boxes", Query: reflect.TypeFor[listQuery](), Response: reflect.TypeFor[[]boxView](), Handle: e.listBoxes},
+		{Method: "DELETE", Path: "/v2/box", ID: "deleteBoxes", Summary: "Delete several boxes; if one is unknown, none is deleted", Request: reflect.TypeFor[deleteBody](), Example: `{"ids":["web-1","web-2"]}`, Response: reflect.TypeFor[deletedView](), Handle: e.deleteBoxes},
+		{Method: "GET", Path: "/v2/box/{id}", ID: "getBox", Summary: "One box, by ID or name", Response: reflect.TypeFor[boxView](), Handle: e.getBox},
+		{Method: "DELETE", Path: "/v2/box/{id}", ID: "deleteBox", Summary: "Delete a box", Response: reflect.TypeFor[deletedView](), Handle: e.deleteBox},
+		{Method: "GET", Path: "/v2/box/{id}/status", ID: "getBoxStatus", Summary: "The state of a box", Response: reflect.TypeFor[statusView](), Handle: e.getStatus},
+		{Method: "POST", Path: "/v2/box/{id}/selftest", ID: "testBox", Summary: "Attack the gateway from inside the box; answers with a scorecard after a few seconds", Response: reflect.TypeFor[selfTestView](), Handle: e.selfTest},
 	}
 }

@@ -12,7 +12,7 @@ import (
 type selfTestView struct {
 	Box           string              `json:"box"`
 	Tight         bool                `json:"tight" doc:"no hole was found, and every probe that could have found one was run"`
-	Status        string              `json:"status" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
+	Status        string              `json:"status" enum:"tight not_tight untestable" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
 	Reason        string              `json:"reason,omitempty" doc:"why the box is untestable"`
 	Mode          string              `json:"mode" doc:"mode of the policy in force"`
 	PolicyVersion uint64              `json:"policy_version"`
@@ -34,11 +34,11 @@ type selfTestSummaryView struct {
 type selfTestProbeView struct {
 	Group    string `json:"group"`
 	Attack   string `json:"attack"`
-	Family   string `json:"family" doc:"ipv4 or ipv6"`
+	Family   string `json:"family" enum:"ipv4 ipv6"`
 	Target   string `json:"target"`
 	Expected string `json:"expected"`
 	Seen     string `json:"seen,omitempty"`
-	Verdict  string `json:"verdict" doc:"tight, hole, not_run or skipped"`
+	Verdict  string `json:"verdict" enum:"tight hole not_run skipped"`
 	Why      string `json:"why,omitempty"`
 }
 

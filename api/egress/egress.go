@@ -17,6 +17,14 @@ import (
 // pingEvery is how often a stream without decisions shows that it lives.
 const pingEvery = 15 * time.Second
 
+// eventsQuery selects decisions.
+type eventsQuery struct {
+	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"10m"`
+	Follow bool   `json:"follow,omitempty" doc:"go on with the decisions that are made from now on"`
+	Denied bool   `json:"denied,omitempty" doc:"only what was refused"`
+	After  string `json:"after,omitempty" doc:"the header Boxgate-Run of an earlier answer, a dash, and the seq of the last decision seen" example:"k3f9x2-1234"`
+}
+
 func (e *Endpoints) boxEvents(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Host)
 	if err != nil {
@@ -120,27 +128,18 @@ func resumeAt(r *http.Request, f *api.EventFilter) (run string, err error) {
 
 func eventFilter(r *http.Request, box policy.BoxID) (api.EventFilter, bool, error) {
 	f := api.EventFilter{Box: box}
-	query := r.URL.Query()
-	follow, err := flag(query.Get("follow"))
-	if err != nil {
-		return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "follow" must be true or false`)
+	var query eventsQuery
+	if err := rest.Query(r, &query); err != nil {
+		return f, false, err
 	}
-	if f.Denied, err = flag(query.Get("denied")); err != nil {
-		return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "denied" must be true or false`)
-	}
-	if since := query.Get("since"); since != "" {
-		if f.Since, err = parseSince(since, time.Now()); err != nil {
+	f.Denied = query.Denied
+	if query.Since != "" {
+		var err error
+		if f.Since, err = parseSince(query.Since, time.Now()); err != nil {
 			return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m)`)
 		}
 	}
-	return f, follow, nil
-}
-
-func flag(text string) (bool, error) {
-	if text == "" {
-		return false, nil
-	}
-	return strconv.ParseBool(text)
+	return f, query.Follow, nil
 }
 
 func parseSince(text string, now time.Time) (time.Time, error) {

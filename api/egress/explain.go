@@ -14,15 +14,15 @@ import (
 type explainBody struct {
 	Host     string `json:"host,omitempty" doc:"name, if it is known"`
 	IP       string `json:"ip,omitempty" doc:"address, if it is known"`
-	Port     *int64 `json:"port,omitempty" doc:"443 if not given"`
-	Protocol string `json:"protocol,omitempty" doc:"tcp (default), udp or icmp"`
+	Port     *int64 `json:"port,omitempty" doc:"absent: 443" min:"1" max:"65535"`
+	Protocol string `json:"protocol,omitempty" doc:"absent: tcp" enum:"tcp udp icmp"`
 	Method   string `json:"method,omitempty" doc:"of an HTTP request"`
 	Path     string `json:"path,omitempty" doc:"of an HTTP request, without the query"`
 }
 
 // decisionView is a decision.
 type decisionView struct {
-	Verdict  string        `json:"verdict" doc:"allow or deny"`
+	Verdict  string        `json:"verdict" enum:"allow deny"`
 	Reason   policy.Reason `json:"reason"`
 	Rule     string        `json:"rule,omitempty" doc:"the rule as written that decided"`
 	Version  uint64        `json:"version"`

@@ -5,7 +5,9 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/rest"
+	"boxgate/api/stream"
 	"boxgate/api/strict"
+	"boxgate/audit"
 )
 
 // Endpoints serves decisions about egress.
@@ -17,9 +19,10 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
+	items := []reflect.Type{reflect.TypeFor[audit.Event](), reflect.TypeFor[lostView](), reflect.TypeFor[gapView]()}
 	return []rest.Route{
-		{Method: "GET", Path: "/v2/box/{id}/egress", Summary: "Decisions about a box", Query: []string{"since", "follow", "denied", "after"}, Produces: []string{"application/x-ndjson", "text/event-stream"}, Handle: e.boxEvents},
-		{Method: "GET", Path: "/v2/egress", Summary: "Decisions about every box", Query: []string{"since", "follow", "denied", "after"}, Produces: []string{"application/x-ndjson", "text/event-stream"}, Handle: e.allEvents},
-		{Method: "POST", Path: "/v2/box/{id}/egress/explain", Summary: "How the policy in force would decide; nothing is sent", Request: reflect.TypeFor[explainBody](), Response: reflect.TypeFor[decisionView](), Handle: e.explain},
+		{Method: "GET", Path: "/v2/box/{id}/egress", ID: "listBoxDecisions", Summary: "Decisions about a box", Query: reflect.TypeFor[eventsQuery](), Produces: []string{stream.NDJSON, stream.EventStream}, Items: items, Handle: e.boxEvents},
+		{Method: "GET", Path: "/v2/egress", ID: "listDecisions", Summary: "Decisions about every box", Query: reflect.TypeFor[eventsQuery](), Produces: []string{stream.NDJSON, stream.EventStream}, Items: items, Handle: e.allEvents},
+		{Method: "POST", Path: "/v2/box/{id}/egress/explain", ID: "explainDecision", Summary: "How the policy in force would decide; nothing is sent", Request: reflect.TypeFor[explainBody](), Example: `{"host":"api.example.com","port":443,"protocol":"tcp"}`, Response: reflect.TypeFor[decisionView](), Handle: e.explain},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/api/rest"
+	"boxgate/api/stream"
 	"boxgate/api/strict"
 )
 
@@ -21,13 +22,13 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/box/{id}/exec", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Response: reflect.TypeFor[execView](), Handle: e.exec},
-		{Method: "POST", Path: "/v2/box/{id}/exec-stream", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson in frames that keep the streams apart",
-			Request: reflect.TypeFor[execBody](), Produces: []string{"text/plain", "application/x-ndjson"}, Handle: e.execStream},
-		{Method: "GET", Path: "/v2/box/{id}/runs", Summary: "The latest commands, newest first", Response: reflect.TypeFor[runsView](), Handle: e.listRuns},
-		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
-		{Method: "GET", Path: "/v2/box/{id}/logs", Summary: "The log of a box", Query: []string{"offset", "limit"}, Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
-		{Method: "POST", Path: "/v2/box/{id}/run", Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
-		{Method: "POST", Path: "/v2/box/{id}/run/stream", Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
+		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.exec},
+		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson in frames that keep the streams apart",
+			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.execStream},
+		{Method: "GET", Path: "/v2/box/{id}/runs", ID: "listRuns", Summary: "The latest commands, newest first", Response: reflect.TypeFor[runsView](), Handle: e.listRuns},
+		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", ID: "cancelRun", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
+		{Method: "GET", Path: "/v2/box/{id}/logs", ID: "listLogs", Summary: "The log of a box", Query: reflect.TypeFor[logsQuery](), Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
+		{Method: "POST", Path: "/v2/box/{id}/run", ID: "runAgent", Refused: true, Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
+		{Method: "POST", Path: "/v2/box/{id}/run/stream", ID: "streamAgent", Refused: true, Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
 	}
 }

@@ -2,7 +2,6 @@ package exec
 
 import (
 	"net/http"
-	"strconv"
 
 	"boxgate/api"
 	"boxgate/api/history"
@@ -40,17 +39,19 @@ type logsView struct {
 	Logs []history.LogEntry `json:"logs"`
 }
 
+// logsQuery selects a page of the log.
+type logsQuery struct {
+	Offset int  `json:"offset,omitempty" doc:"how many lines to leave out" min:"0"`
+	Limit  *int `json:"limit,omitempty" doc:"how many lines to answer with; absent: all that are remembered, 1000 at most" min:"0" example:"50"`
+}
+
 func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Host)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	offset, err := count(r, "offset", 0, history.MaxLogs)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	limit, err := count(r, "limit", history.MaxLogs, history.MaxLogs)
-	if err != nil {
+	var query logsQuery
+	if err := rest.Query(r, &query); err != nil {
 		return rest.Reply{}, err
 	}
 	past, err := e.Host.RecentEvents(r.Context(), api.EventFilter{Box: box.ID})
@@ -58,21 +59,11 @@ func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 		return rest.Reply{}, err
 	}
 	logs := withRequests(e.History.Logs(box.ID, 0, history.MaxLogs), past.Events)
-	logs = logs[min(offset, len(logs)):]
-	return rest.Reply{Body: logsView{logs[:min(limit, len(logs))]}}, nil
-}
-
-// count reads a whole number from the query.
-func count(r *http.Request, name string, absent, most int) (int, error) {
-	text := r.URL.Query().Get(name)
-	if text == "" {
-		return absent, nil
+	logs = logs[min(query.Offset, len(logs)):]
+	if query.Limit != nil {
+		logs = logs[:min(*query.Limit, len(logs))]
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		return 0, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be a whole number", name)
-	}
-	return min(n, most), nil
+	return rest.Reply{Body: logsView{logs}}, nil
 }
 
 // runAgent is POST run and run/stream: the hosted product's agents are not part of this gateway.

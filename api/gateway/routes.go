@@ -17,11 +17,11 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "GET", Path: "/healthz", Public: true, Summary: "Whether the process runs; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.healthz},
-		{Method: "GET", Path: "/readyz", Public: true, Summary: "Whether boxes can be created and served; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
-		{Method: "GET", Path: "/v2/box/{id}/ca", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
-		{Method: "POST", Path: "/v2/store/rotate-key", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},
-		{Method: "POST", Path: "/v2/api-key/rotate", Summary: "Replace the API keys by a new one, written to the state directory", Request: reflect.TypeFor[apiKeyBody](), Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},
-		{Method: "GET", Path: "/v2/ca", Summary: "The CA that signs public URLs", Produces: []string{"application/x-pem-file"}, Handle: e.ingressCA},
+		{Method: "GET", Path: "/healthz", ID: "getHealth", Public: true, Summary: "Whether the process runs; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.healthz},
+		{Method: "GET", Path: "/readyz", ID: "getReadiness", Public: true, Summary: "Whether boxes can be created and served; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
+		{Method: "GET", Path: "/v2/box/{id}/ca", ID: "getBoxCa", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
+		{Method: "POST", Path: "/v2/store/rotate-key", ID: "rotateStoreKey", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Example: `{}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},
+		{Method: "POST", Path: "/v2/api-key/rotate", ID: "rotateApiKey", Summary: "Replace the API keys by a new one, written to the state directory", Request: reflect.TypeFor[apiKeyBody](), Example: `{"grace":"1h"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},
+		{Method: "GET", Path: "/v2/ca", ID: "getCa", Summary: "The CA that signs public URLs", Produces: []string{"application/x-pem-file"}, Handle: e.ingressCA},
 	}
 }

@@ -52,8 +52,8 @@ type RunView struct {
 	ID           string       `json:"id"`
 	BoxID        policy.BoxID `json:"box_id"`
 	CustomerID   string       `json:"customer_id"`
-	Type         string       `json:"type" doc:"shell"`
-	Status       string       `json:"status" doc:"running, completed, failed or cancelled"`
+	Type         string       `json:"type" enum:"shell"`
+	Status       string       `json:"status" enum:"running completed failed cancelled"`
 	Prompt       string       `json:"prompt" doc:"the command"`
 	Output       string       `json:"output,omitempty" doc:"how it began"`
 	ExitCode     *int         `json:"exit_code,omitempty"`
@@ -75,8 +75,8 @@ func (RunView) SchemaName() string { return "runView" }
 // LogEntry is one log line of a box in the SDK's words.
 type LogEntry struct {
 	Timestamp int64  `json:"timestamp"`
-	Level     string `json:"level" doc:"info, warn or error"`
-	Source    string `json:"source" doc:"system or user"`
+	Level     string `json:"level" enum:"info warn error"`
+	Source    string `json:"source" enum:"system user"`
 	Message   string `json:"message"`
 }
 

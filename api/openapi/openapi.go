@@ -2,14 +2,15 @@ package openapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
-	"reflect"
+	"net/http"
 	"regexp"
-	"strconv"
+	"slices"
 	"strings"
 
-	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/strict"
 )
 
 // object is a JSON object of the description.
@@ -17,27 +18,40 @@ type object = map[string]any
 
 var pathParam = regexp.MustCompile(`\{(\w+)\}`)
 
+// Subject is what a group of routes is about.
+type Subject struct {
+	Name, Description string
+	Routes            []rest.Route
+}
+
 // Describe writes the OpenAPI 3.1 description of the routes from the types they decode and encode.
-func Describe(routes []rest.Route) ([]byte, error) {
+func Describe(subjects []Subject) ([]byte, error) {
 	s := newSchemas()
 	paths := object{}
-	for _, rt := range routes {
-		item, _ := paths[rt.Path].(object)
-		if item == nil {
-			item = object{}
-			paths[rt.Path] = item
+	var tags []object
+	for _, subject := range subjects {
+		tags = append(tags, object{"name": subject.Name, "description": subject.Description})
+		for _, rt := range subject.Routes {
+			item, _ := paths[rt.Path].(object)
+			if item == nil {
+				item = object{}
+				paths[rt.Path] = item
+			}
+			item[strings.ToLower(rt.Method)] = operation(rt, subject.Name, s)
 		}
-		item[strings.ToLower(rt.Method)] = operation(rt, s)
 	}
-	if len(s.clashes) > 0 {
-		return nil, fmt.Errorf("openapi: several types go by the name %s", strings.Join(s.clashes, ", "))
+	if len(s.wrong) > 0 {
+		return nil, errors.New("openapi: " + strings.Join(s.wrong, "; "))
 	}
 	return json.MarshalIndent(object{
 		"openapi": "3.1.0",
 		"info": object{
 			"title": "boxgate admin API", "version": "2",
 			"description": "Boxes, what they may reach, the headers set for them and their public URLs.",
+			"license":     object{"name": "Apache 2.0", "identifier": "Apache-2.0"},
 		},
+		"servers":  []object{{"url": "http://127.0.0.1:8600", "description": "The default of admin.listen"}},
+		"tags":     tags,
 		"security": []object{{"key": []string{}}, {"bearer": []string{}}},
 		"paths":    paths,
 		"components": object{
@@ -50,27 +64,13 @@ func Describe(routes []rest.Route) ([]byte, error) {
 	}, "", "  ")
 }
 
-func operation(rt rest.Route, s *schemas) object {
-	success := object{"description": "done"}
-	if rt.Response != nil {
-		success["content"] = object{"application/json": object{"schema": s.of(rt.Response)}}
-	} else if len(rt.Produces) > 0 {
-		content := object{}
-		for _, media := range rt.Produces {
-			content[media] = object{}
-		}
-		success["content"] = content
-	}
-	failure := object{"description": "refused", "content": object{"application/json": object{"schema": s.of(reflect.TypeFor[problem.Body]())}}}
-	op := object{
-		"summary":   rt.Summary,
-		"responses": object{strconv.Itoa(max(rt.Status, 200)): success, "default": failure},
-	}
-	if params := parameters(rt); len(params) > 0 {
+func operation(rt rest.Route, tag string, s *schemas) object {
+	op := object{"operationId": rt.ID, "summary": rt.Summary, "tags": []string{tag}, "responses": answers(rt, s)}
+	if params := parameters(rt, s); len(params) > 0 {
 		op["parameters"] = params
 	}
-	if rt.Request != nil {
-		op["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": s.of(rt.Request)}}}
+	if body := requestBody(rt, s); body != nil {
+		op["requestBody"] = body
 	}
 	if rt.Public {
 		op["security"] = []object{}
@@ -78,13 +78,100 @@ func operation(rt rest.Route, s *schemas) object {
 	return op
 }
 
-func parameters(rt rest.Route) []object {
+func requestBody(rt rest.Route, s *schemas) object {
+	switch {
+	case rt.Request == nil && rt.Consumes == "":
+		return nil
+	case rt.Request == nil:
+		return object{"required": true, "content": object{rt.Consumes: object{"schema": object{"type": "string"}}}}
+	}
+	media := "application/json"
+	if rt.Consumes != "" {
+		media = rt.Consumes
+	}
+	content := object{"schema": s.of(rt.Request)}
+	if rt.Example != "" {
+		content["example"] = json.RawMessage(rt.Example)
+	}
+	return object{"required": true, "content": object{media: content}}
+}
+
+// pathDocs describe what stands in braces in paths.
+var pathDocs = map[string]string{
+	"id":   "ID or name of a box",
+	"port": "a port of the box",
+	"run":  "ID of a run",
+}
+
+func parameters(rt rest.Route, s *schemas) []object {
 	var params []object
 	for _, m := range pathParam.FindAllStringSubmatch(rt.Path, -1) {
-		params = append(params, object{"name": m[1], "in": "path", "required": true, "schema": object{"type": "string"}})
+		p := object{"name": m[1], "in": "path", "required": true, "schema": object{"type": "string"}}
+		if text := pathDocs[m[1]]; text != "" {
+			p["description"] = text
+		}
+		params = append(params, p)
 	}
-	for _, name := range rt.Query {
-		params = append(params, object{"name": name, "in": "query", "schema": object{"type": "string"}})
+	if rt.Query != nil {
+		for _, f := range strict.FieldsOf(rt.Query) {
+			params = append(params, queryParameter(f, s))
+		}
+	}
+	if rt.Versioned && Changes(rt) {
+		params = append(params, object{
+			"name": "If-Match", "in": "header", "required": false, "schema": object{"type": "string", "examples": []string{`"3"`}},
+			"description": "the ETag of the version to replace; if another is in force, nothing changes and the answer is 412",
+		})
 	}
 	return params
+}
+
+func queryParameter(f strict.Field, s *schemas) object {
+	schema := s.ofField(f)
+	p := object{"name": f.Name, "in": "query", "required": f.Required, "schema": schema}
+	if text, ok := schema["description"]; ok {
+		p["description"] = text
+		delete(schema, "description")
+	}
+	return p
+}
+
+// Changes reports whether a route changes something.
+func Changes(rt rest.Route) bool { return rt.Method != http.MethodGet && rt.Method != http.MethodHead }
+
+var operationID = regexp.MustCompile(`^[a-z]+([A-Z][a-z0-9]*)*$`)
+
+// Lacks lists what rows of the table need so that the description is whole, one sentence for each lack.
+func Lacks(routes []rest.Route) []string {
+	var lacks []string
+	var ids []string
+	for _, rt := range routes {
+		add := func(format string, args ...any) {
+			lacks = append(lacks, rt.Pattern()+": "+fmt.Sprintf(format, args...))
+		}
+		switch {
+		case rt.ID == "":
+			add("no operation ID: set ID to a verb and what it acts on, such as createBox")
+		case !operationID.MatchString(rt.ID):
+			add("the operation ID %q is not written like createBox", rt.ID)
+		case slices.Contains(ids, rt.ID):
+			add("another route has the operation ID %s", rt.ID)
+		}
+		ids = append(ids, rt.ID)
+		if rt.Summary == "" || strings.HasSuffix(rt.Summary, ".") {
+			add("Summary must be a phrase without a full stop")
+		}
+		if rt.Response == nil && len(rt.Produces) == 0 && !rt.Refused {
+			add("no response type: set Response to the type of the JSON answer, or Produces to the media types of another, or Refused if every request is answered with 501")
+		}
+		for _, fault := range exampleFaults(rt) {
+			add("%s", fault)
+		}
+		for _, m := range pathParam.FindAllStringSubmatch(rt.Path, -1) {
+			if pathDocs[m[1]] == "" {
+				add("{%s} is not described in pathDocs (api/openapi)", m[1])
+			}
+		}
+	}
+	return lacks
 }

@@ -25,11 +25,11 @@ func TestNamesOfSchemasAreUnique(t *testing.T) {
 		{Method: "GET", Path: "/one", Response: reflect.TypeFor[view]()},
 		{Method: "GET", Path: "/same", Response: reflect.TypeFor[[]view]()},
 	}
-	if _, err := Describe(routes); err != nil {
+	if _, err := Describe([]Subject{{Routes: routes}}); err != nil {
 		t.Errorf("one type at two routes: %v", err)
 	}
 	routes = append(routes, rest.Route{Method: "GET", Path: "/two", Response: other})
-	if _, err := Describe(routes); err == nil || !strings.Contains(err.Error(), "view") {
+	if _, err := Describe([]Subject{{Routes: routes}}); err == nil || !strings.Contains(err.Error(), "view") {
 		t.Errorf("two types of one name: %v", err)
 	}
 }

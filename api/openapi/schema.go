@@ -1,7 +1,11 @@
 package openapi
 
 import (
+	"encoding"
+	"encoding/json"
+	"fmt"
 	"reflect"
+	"time"
 
 	"boxgate/api/strict"
 )
@@ -12,20 +16,50 @@ type inForms interface{ Forms() []reflect.Type }
 // named is implemented by types whose name in the description is not that in Go.
 type named interface{ SchemaName() string }
 
+// enumerated is implemented by types that have only certain values.
+type enumerated interface{ Enum() []string }
+
 // schemas are the JSON schemas of the structs of a description, by their names there.
 type schemas struct {
 	structs object
 	types   map[string]reflect.Type
-	clashes []string // names that several types go by
+	wrong   []string // what cannot be described
 }
 
 func newSchemas() *schemas { return &schemas{structs: object{}, types: make(map[string]reflect.Type)} }
+
+var (
+	timeType      = reflect.TypeFor[time.Time]()
+	rawType       = reflect.TypeFor[json.RawMessage]()
+	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
+	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
+)
 
 // of is the JSON schema of a Go type. A struct is referred to by its name.
 func (s *schemas) of(t reflect.Type) object {
 	switch {
 	case t.Kind() == reflect.Pointer:
 		return s.of(t.Elem())
+	case t == timeType:
+		return object{"type": "string", "format": "date-time"}
+	case reflect.Zero(t).CanInterface() && isEnumerated(t) != nil:
+		return object{"type": "string", "enum": isEnumerated(t)}
+	case t.Kind() == reflect.Struct && isInForms(t):
+		return s.anyOf(reflect.Zero(t).Interface().(inForms).Forms())
+	case t.Implements(textMarshaler):
+		return object{"type": "string"}
+	case t == rawType || t.Kind() == reflect.Interface || t.Implements(jsonMarshaler):
+		s.wrong = append(s.wrong, fmt.Sprintf("%v has a JSON of its own: give it a method Forms() []reflect.Type that lists types of that form", t))
+		return object{}
+	}
+	return s.ofKind(t)
+}
+
+// ofKind is the schema of a type without methods that matter.
+func (s *schemas) ofKind(t reflect.Type) object {
+	switch {
+	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8:
+		return object{"type": "string", "contentEncoding": "base64"}
 	case t.Kind() == reflect.Slice:
 		return object{"type": "array", "items": s.of(t.Elem())}
 	case t.Kind() == reflect.Map:
@@ -42,10 +76,19 @@ func (s *schemas) of(t reflect.Type) object {
 	return object{"type": "string"}
 }
 
-func (s *schemas) ofStruct(t reflect.Type) object {
-	if read, ok := reflect.Zero(t).Interface().(inForms); ok {
-		return s.anyOf(read.Forms())
+func isEnumerated(t reflect.Type) []string {
+	if e, ok := reflect.Zero(t).Interface().(enumerated); ok {
+		return e.Enum()
 	}
+	return nil
+}
+
+func isInForms(t reflect.Type) bool {
+	_, ok := reflect.Zero(t).Interface().(inForms)
+	return ok
+}
+
+func (s *schemas) ofStruct(t reflect.Type) object {
 	name := t.Name()
 	if n, ok := reflect.Zero(t).Interface().(named); ok {
 		name = n.SchemaName()
@@ -53,7 +96,7 @@ func (s *schemas) ofStruct(t reflect.Type) object {
 	ref := object{"$ref": "#/components/schemas/" + name}
 	if known, ok := s.types[name]; ok {
 		if known != t {
-			s.clashes = append(s.clashes, name)
+			s.wrong = append(s.wrong, fmt.Sprintf("several types go by the name %s: give one a method SchemaName", name))
 		}
 		return ref
 	}
@@ -62,11 +105,7 @@ func (s *schemas) ofStruct(t reflect.Type) object {
 	properties := object{}
 	required := []string{}
 	for _, f := range strict.FieldsOf(t) {
-		property := s.of(f.Type)
-		if f.Doc != "" {
-			property["description"] = f.Doc
-		}
-		properties[f.Name] = property
+		properties[f.Name] = s.ofField(f)
 		if f.Required {
 			required = append(required, f.Name)
 		}

@@ -22,9 +22,10 @@ type Answerer struct {
 
 // Serve makes an http.Handler of a route: it runs the handler and writes what it returned.
 func (a Answerer) Serve(rt Route) http.Handler {
+	known := queryNames(rt.Query)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var rep Reply
-		err := onlyQuery(r, rt.Query)
+		err := onlyQuery(r, known)
 		if err == nil {
 			rep, err = rt.Handle(w, r)
 		}

@@ -3,10 +3,25 @@ package rest
 import (
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
+	"strconv"
 
 	"boxgate/api/problem"
+	"boxgate/api/strict"
 )
+
+// queryNames lists the parameters that a route takes.
+func queryNames(t reflect.Type) []string {
+	if t == nil {
+		return nil
+	}
+	var names []string
+	for _, f := range strict.FieldsOf(t) {
+		names = append(names, f.Name)
+	}
+	return names
+}
 
 // onlyQuery refuses query parameters that a route does not know, repeated ones, and queries that cannot be parsed:
 // nothing is silently ignored.
@@ -24,4 +39,50 @@ func onlyQuery(r *http.Request, known []string) error {
 		}
 	}
 	return nil
+}
+
+// Query reads the query of a request into v, which points to the struct that the route names as its Query. Its fields
+// are strings, booleans or integers, or pointers to them, which stay nil where a parameter is absent. An empty
+// parameter is an absent one.
+func Query(r *http.Request, v any) error {
+	query, into := r.URL.Query(), reflect.ValueOf(v).Elem()
+	for _, f := range strict.FieldsOf(into.Type()) {
+		text := query.Get(f.Name)
+		if text == "" {
+			continue
+		}
+		field := into.FieldByIndex(f.Index)
+		if field.Kind() == reflect.Pointer {
+			field.Set(reflect.New(field.Type().Elem()))
+			field = field.Elem()
+		}
+		if want := setParameter(field, text); want != "" {
+			return problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be %s", f.Name, want)
+		}
+	}
+	return nil
+}
+
+// setParameter sets a field to the value that text has for it, or says what the text should have been.
+func setParameter(field reflect.Value, text string) string {
+	switch {
+	case field.Kind() == reflect.Bool:
+		value, err := strconv.ParseBool(text)
+		if err != nil {
+			return "true or false"
+		}
+		field.SetBool(value)
+	case strict.IsInteger(field.Type()):
+		value, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || value < 0 {
+			return "a whole number"
+		}
+		if field.OverflowInt(value) {
+			return "a smaller number"
+		}
+		field.SetInt(value)
+	default:
+		field.SetString(text)
+	}
+	return ""
 }

@@ -5,16 +5,26 @@ import (
 	"reflect"
 )
 
-// Route is one endpoint: what /openapi.json says of it and what the mux serves come from the same row.
+// Route is one endpoint: what /openapi.json says of it and what the mux serves come from the same row. A test of
+// api/server fails if a row lacks what the description needs.
+//
+// The types go by their json tags. Further tags on a field describe it: doc is a sentence, example a value, enum the
+// values that there are (separated by spaces), min and max the bounds of a number, and format a format of JSON Schema.
 type Route struct {
 	Method, Path string
+	ID           string // names the operation, as generated clients do: createBox
 	Summary      string
-	Public       bool         // needs no key, and may be asked under any name: for probes
-	Request      reflect.Type // of the JSON body, which goes by its json and doc tags; nil for none
-	Response     reflect.Type // of the JSON answer; nil if it is not JSON
-	Produces     []string     // media types of an answer that is not JSON
-	Query        []string     // the parameters that it takes; any other is refused
-	Status       int          // of success; 0: 200
+	Public       bool           // needs no key, and may be asked under any name: for probes
+	Request      reflect.Type   // of the JSON body; nil for none
+	Example      string         // a request body; required where there is one
+	Consumes     string         // the media type of a body that is not JSON; with a Request, that describes its parts
+	Response     reflect.Type   // of the JSON answer; nil if it is not JSON
+	Produces     []string       // media types of an answer that is not JSON
+	Items        []reflect.Type // what the lines or events of such an answer are; empty if it is no stream of JSON
+	Query        reflect.Type   // a struct of the parameters that it takes, as [Query] reads them; any other is refused
+	Versioned    bool           // the answer has an ETag; a route that changes something takes it as If-Match
+	Refused      bool           // every request is answered with 501
+	Status       int            // of success; 0: 200
 	Handle       Handler
 }
 
@@ -34,7 +44,7 @@ type Reply struct {
 
 // OK is the answer of calls that have nothing else to report.
 type OK struct {
-	OK bool `json:"ok"`
+	OK bool `json:"ok" example:"true"`
 }
 
 // SchemaName names the type in the description of the API.

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
 
@@ -34,12 +35,18 @@ func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 				described = append(described, p.Name)
 			}
 		}
-		if !slices.Equal(described, rt.Query) {
-			t.Errorf("%s %s takes %v and describes %v", rt.Method, rt.Path, rt.Query, described)
+		var takes []string
+		if rt.Query != nil {
+			for _, f := range strict.FieldsOf(rt.Query) {
+				takes = append(takes, f.Name)
+			}
+		}
+		if !slices.Equal(described, takes) {
+			t.Errorf("%s %s takes %v and describes %v", rt.Method, rt.Path, takes, described)
 		}
 		path := strings.NewReplacer("{id}", id, "{port}", "80", "{run}", "x").Replace(rt.Path)
 		queries := map[string]string{"unknown=1": "unknown", "%zz": "cannot be parsed", "a=1;b=2": "cannot be parsed"}
-		for _, name := range rt.Query {
+		for _, name := range takes {
 			queries[name+"=1&"+name+"=1"] = "twice"
 		}
 		for query, want := range queries {

@@ -15,42 +15,49 @@ import (
 	"boxgate/api/urls"
 )
 
-// room is a package of endpoints.
-type room interface{ Routes() []rest.Route }
+// room is a package of endpoints, and what the description says they are about.
+type room struct {
+	name, about string
+	endpoints   interface{ Routes() []rest.Route }
+}
 
 // rooms are all endpoints but the description of them.
 func (a *API) rooms() []room {
 	bodies, past := strict.Bodies{Most: a.MaxBody}, history.New()
 	return []room{
-		&boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret},
-		&exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput},
-		&rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret},
-		&egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping},
-		&urls.Endpoints{Host: a.Host, History: past, Bodies: bodies},
-		&gateway.Endpoints{Host: a.Host, Bodies: bodies},
+		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
+		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
+		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
+		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies}},
 	}
 }
 
 // addRoutes puts the endpoints of every room on the mux, and the description of them all.
 func (a *API) addRoutes() error {
 	var doc []byte
-	a.routes = []rest.Route{{
-		Method: "GET", Path: "/openapi.json", Summary: "This description", Produces: []string{"application/json"},
+	self := rest.Route{
+		Method: "GET", Path: "/openapi.json", ID: "getDescription", Summary: "This description", Produces: []string{"application/json"},
 		Handle: func(w http.ResponseWriter, _ *http.Request) (rest.Reply, error) {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusOK)
 			_, _ = w.Write(doc)
 			return rest.Reply{Written: true}, nil
 		},
-	}}
+	}
+	subjects := []openapi.Subject{{Name: "description", Description: "The description of the API", Routes: []rest.Route{self}}}
 	for _, r := range a.rooms() {
-		a.routes = append(a.routes, r.Routes()...)
+		subjects = append(subjects, openapi.Subject{Name: r.name, Description: r.about, Routes: r.endpoints.Routes()})
+	}
+	for _, s := range subjects {
+		a.routes = append(a.routes, s.Routes...)
 	}
 	for _, rt := range a.routes {
 		a.mux.Handle(rt.Pattern(), a.answers.Serve(rt))
 		a.public[rt.Pattern()] = rt.Public
 	}
 	var err error
-	doc, err = openapi.Describe(a.routes)
+	doc, err = openapi.Describe(subjects)
 	return err
 }

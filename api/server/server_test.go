@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"boxgate/api/openapi"
 	"boxgate/api/rest"
 )
 
@@ -338,5 +339,13 @@ func TestOpenAPI(t *testing.T) {
 		if doc.Components.Schemas[name] == nil {
 			t.Errorf("the schema %s is referred to but missing", name)
 		}
+	}
+}
+
+// TestEveryRouteIsDescribed: each row of the table of routes has what its description needs.
+func TestEveryRouteIsDescribed(t *testing.T) {
+	t.Parallel()
+	for _, lack := range openapi.Lacks(serve(t).api.routes) {
+		t.Error(lack)
 	}
 }

@@ -2,6 +2,7 @@ package strict
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -9,8 +10,9 @@ import (
 type Field struct {
 	Name     string
 	Type     reflect.Type
-	Required bool   // in an answer: it is there whatever its value
-	Doc      string // the tag "doc", for the description of the API
+	Required bool  // in an answer: it is there whatever its value
+	Index    []int // of the field, for reflect.Value.FieldByIndex
+	Tag      reflect.StructTag
 }
 
 // FieldsOf lists the fields of a struct type that have a json tag, embedded structs included.
@@ -20,9 +22,12 @@ func FieldsOf(t reflect.Type) []Field {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case f.Anonymous && name == "":
-			fields = append(fields, FieldsOf(f.Type)...)
+			for _, inner := range FieldsOf(f.Type) {
+				inner.Index = slices.Concat(f.Index, inner.Index)
+				fields = append(fields, inner)
+			}
 		case name != "" && name != "-":
-			fields = append(fields, Field{name, f.Type, !strings.Contains(options, "omit"), f.Tag.Get("doc")})
+			fields = append(fields, Field{name, f.Type, !strings.Contains(options, "omit"), f.Index, f.Tag})
 		}
 	}
 	return fields

@@ -16,7 +16,7 @@ import (
 type signBody struct {
 	ExpiresIn  *int64   `json:"expires_in,omitempty" doc:"seconds for which it works, up to a year and no longer than the URL; absent: an hour"`
 	PathPrefix string   `json:"path_prefix,omitempty" doc:"the path that it is for, and all below it; absent: /, all paths"`
-	Methods    []string `json:"methods,omitempty" doc:"the methods that it is for: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS; absent: GET and HEAD"`
+	Methods    []string `json:"methods,omitempty" doc:"the methods that it is for; absent: GET and HEAD" enum:"GET HEAD POST PUT PATCH DELETE OPTIONS"`
 }
 
 // signView is a signed link.

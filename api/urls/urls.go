@@ -16,10 +16,10 @@ import (
 
 // urlBody asks for a public URL.
 type urlBody struct {
-	Port        *int64   `json:"port"`
+	Port        *int64   `json:"port" min:"1" max:"65535" example:"3000"`
 	BearerToken bool     `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
 	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
-	Protocol    string   `json:"protocol,omitempty" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), tcp (anything in TLS, passed on byte by byte), or auto, which finds out for gRPC and is the default"`
+	Protocol    string   `json:"protocol,omitempty" enum:"auto http1 h2c tcp" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), tcp (anything in TLS, passed on byte by byte), or auto, which finds out for gRPC and is the default"`
 	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway"`
 
 	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds after which the URL lets nobody in and its connections are cut; absent: never"`

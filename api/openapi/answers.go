@@ -1,0 +1,75 @@
+package openapi
+
+import (
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+)
+
+// answers describes what a route answers, by status.
+func answers(rt rest.Route, s *schemas) object {
+	all := object{"default": failure("The request failed; error says why", s)}
+	if !rt.Refused {
+		all[strconv.Itoa(max(rt.Status, http.StatusOK))] = success(rt, s)
+	}
+	add := func(when bool, status int, text string) {
+		if when {
+			all[strconv.Itoa(status)] = failure(text, s)
+		}
+	}
+	add(!rt.Public, http.StatusUnauthorized, "No API key, or a wrong one")
+	add(strings.Contains(rt.Path, "{"), http.StatusNotFound, "What the path names is not there")
+	add(rt.Versioned && Changes(rt), http.StatusPreconditionFailed, "Another version is in force than If-Match says; nothing was changed")
+	add(true, http.StatusUnprocessableEntity, "A field or parameter is unknown, or its value is not supported; pointer says which one")
+	add(rt.Refused, http.StatusNotImplemented, "This gateway does not serve that; error says what to use instead")
+	return all
+}
+
+func success(rt rest.Route, s *schemas) object {
+	answer := object{"description": "Done"}
+	if content := content(rt, s); content != nil {
+		answer["content"] = content
+	}
+	if rt.Versioned {
+		answer["headers"] = object{"ETag": object{
+			"description": "the version, for If-Match", "schema": object{"type": "string", "examples": []string{`"3"`}},
+		}}
+	}
+	return answer
+}
+
+func content(rt rest.Route, s *schemas) object {
+	all := object{}
+	if rt.Response != nil {
+		all["application/json"] = object{"schema": s.of(rt.Response)}
+	}
+	for _, media := range rt.Produces {
+		all[media] = object{"schema": s.ofMedia(media, rt.Items)}
+	}
+	return all
+}
+
+// ofMedia is the schema of an answer that is not JSON: of one line where each is JSON, else it is text or bytes.
+func (s *schemas) ofMedia(media string, items []reflect.Type) object {
+	switch {
+	case strings.HasSuffix(media, "ndjson") && len(items) > 0:
+		schema := s.anyOf(items)
+		schema["description"] = "of each line"
+		return schema
+	case strings.HasPrefix(media, "text/event-stream"):
+		return object{"type": "string", "description": "server-sent events; the data of each is JSON"}
+	case strings.HasPrefix(media, "text/"), media == "application/x-pem-file":
+		return object{"type": "string"}
+	case media == "application/json":
+		return object{"type": "object"}
+	}
+	return object{"type": "string", "format": "binary"}
+}
+
+func failure(text string, s *schemas) object {
+	return object{"description": text, "content": object{"application/json": object{"schema": s.of(reflect.TypeFor[problem.Body]())}}}
+}
