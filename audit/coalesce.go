@@ -11,8 +11,8 @@ import (
 // coalesceInterval is the minimum time between two events for the same refusals or flows.
 const coalesceInterval = time.Second
 
-// coalescer keeps a box from flooding the log with events that it can cause as often as it likes: refusals, and flows
-// that the kernel forwards. The first event about a destination is emitted at once; later ones are coalesced into one
+// coalescer keeps a box from flooding the log with events that it can cause as often as it likes: refusals, flows
+// that the kernel forwards, and what the gateway answers strangers. The first event about a destination is emitted at once; later ones are coalesced into one
 // event with their count. The memory for telling destinations apart is bounded per box. Events beyond it are only
 // counted, but none goes uncounted. Safe for concurrent use.
 type coalescer struct {
@@ -30,9 +30,18 @@ type coalesced struct {
 	resting  bool // nothing is pending: the timer is set to when the state may be dropped
 }
 
-// coalesces reports whether a box can cause an event as often as it likes. An open connection that is refused had to be
-// made first, and its two events belong together.
-func coalesces(e *Event) bool { return e.Verdict != policy.Allow && e.Phase == "" || isFlow(e) }
+// coalesces reports whether a box, or a stranger who visits its public URLs, can cause an event as often as they like. An open
+// connection that is refused had to be made first, and its two events belong together.
+func coalesces(e *Event) bool {
+	switch {
+	case e.Verdict != policy.Allow:
+		return e.Phase == "" || isFlow(e)
+	case e.Action == ActionAnswer:
+		return e.Credential == "" || e.Credential == CredentialNone
+	default:
+		return isFlow(e)
+	}
+}
 
 // admit reports whether to emit the event now. If not, it is counted and emitted later. admit may change the event of a
 // flow into one about its network.

@@ -12,6 +12,39 @@ import (
 	"boxgate/policy"
 )
 
+// What the gateway answers a stranger is told once a second with its number, and what a credential opened each time.
+func TestAnswersToStrangersAreToldOnceASecondWithTheirNumber(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{})
+		answer := func(name string, c Credential) {
+			l.Record(Event{Box: "b", Stage: policy.StageURL, Name: name, Action: ActionAnswer, Verdict: policy.Allow, Reason: policy.ReasonURL, Credential: c, Status: 200})
+		}
+		for range 100 {
+			answer("page", CredentialNone)
+			answer("redirect", "")
+		}
+		for range 3 {
+			answer("sign-in", CredentialBearer)
+		}
+		l.Flush()
+		synctest.Wait()
+		if got := emitted(l); got != "page×1 redirect×1 sign-in×1 sign-in×1 sign-in×1 page×99 redirect×99" {
+			t.Errorf("emitted %s", got)
+		}
+		for i := range 1000 {
+			answer(fmt.Sprint(i), CredentialNone)
+		}
+		l.Flush()
+		synctest.Wait()
+		events := l.Recent(Filter{})
+		last := events[len(events)-1]
+		if last.Verdict != policy.Allow || last.Name != "" || last.Count == 0 || last.Error != "requests of other kinds, reported by count" {
+			t.Errorf("beyond what is told apart: %+v", last)
+		}
+	})
+}
+
 // denial is a refusal of one box.
 func denial(name string) Event {
 	return Event{Box: "b", Stage: policy.StageConn, Name: name, Port: 443, Action: ActionRefuse, Reason: policy.ReasonNotAllowed}

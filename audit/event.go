@@ -16,6 +16,7 @@ const (
 	ActionSplice    Action = "splice"    // bytes passed unread
 	ActionIntercept Action = "intercept" // TLS terminated, requests handled one by one
 	ActionForward   Action = "forward"   // plain HTTP handled request by request; a DNS query answered; a public URL served
+	ActionAnswer    Action = "answer"    // a request to a public URL that the gateway answered itself: a redirect, a page, a sign-in
 	ActionSink      Action = "sink"      // a DNS name answered with the sink
 	ActionRefuse    Action = "refuse"    // alert, status, reset or drop
 )

@@ -158,12 +158,20 @@ func (r *refusals) take() []Event {
 		if e, ok := rest.take(); ok {
 			e.Name, e.Addr, e.Peer, e.Port = "", netip.Addr{}, netip.Addr{}, 0
 			e.Method, e.Path, e.Credential, e.Rule, e.Status = "", "", "", "", 0
-			e.Error = "refusals of other kinds, reported by count"
+			e.Error = otherKinds(e.Verdict)
 			events = append(events, e)
 		}
 	}
 	clear(r.rest)
 	return events
+}
+
+// otherKinds says what an event stands for that names nothing.
+func otherKinds(v policy.Verdict) string {
+	if v == policy.Allow {
+		return "requests of other kinds, reported by count"
+	}
+	return "refusals of other kinds, reported by count"
 }
 
 // quiet reports whether nothing has to be remembered any more.

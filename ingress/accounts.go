@@ -41,6 +41,8 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 		v.tooMany()
 	case tally.barred(now) > 0:
 		v.barred(tally.barred(now))
+	case !mayNavigate(&v.asked):
+		v.unnavigated()
 	case !g.hold(v): // it is answered
 	case v.path == pages.StartPath && v.method == http.MethodGet:
 		g.toProvider(ctx, v, now)

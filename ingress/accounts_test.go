@@ -176,6 +176,19 @@ func TestAccounts(t *testing.T) {
 	if resp, _ := friend.open("https://two" + domain + "/"); resp.StatusCode != 401 {
 		t.Errorf("another URL: %s", resp.Status)
 	}
+	for _, address := range []string{"https://one" + domain + pages.StartPath, "https://one" + domain + pages.ReturnPath, accountOrigin + pages.StartPath, accountOrigin + pages.ReturnPath} {
+		for what, fields := range map[string][2]string{"a script": {"no-cors", "script"}, "a fetch": {"cors", "empty"}, "a frame": {"navigate", "iframe"}} {
+			background := func(r *http.Request) {
+				browser(r)
+				r.Header.Set("Sec-Fetch-Mode", fields[0])
+				r.Header.Set("Sec-Fetch-Dest", fields[1])
+			}
+			if resp, _ := get(t, friend.Client, address, background); resp.StatusCode != 403 || resp.Header["Set-Cookie"] != nil || resp.Request.URL.String() != address {
+				t.Errorf("%s opens %s: %s %v", what, address, resp.Status, resp.Header)
+			}
+		}
+	}
+	f.event(t, reason(policy.ReasonURLOrigin))
 	before := box.count()
 	for _, user := range []string{"stranger", "unverified"} {
 		if resp, page := f.person(t).logIn("https://one"+domain+"/", user); resp.StatusCode != 403 || !strings.Contains(page, "Your account") || box.count() != before {

@@ -48,6 +48,8 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	case v.path == pages.SignInPath && isSafe(v.method):
 		v.next = signin.Next(v.query)
 		g.ask(v, false)
+	case (v.path == pages.StartPath || v.path == pages.ReturnPath) && v.method == http.MethodGet && !mayNavigate(&v.asked):
+		v.unnavigated()
 	case v.path == pages.StartPath && v.method == http.MethodGet:
 		g.startAccount(v, now)
 	case v.path == pages.ReturnPath && v.method == http.MethodGet:
@@ -189,11 +191,22 @@ func (v *visit) wanted() string {
 
 // allow notes that what the visitor asked of the gateway itself was done.
 func (v *visit) allow(by audit.Credential) {
-	v.event.Verdict, v.event.Reason, v.event.Action, v.event.Credential = policy.Allow, policy.ReasonURL, audit.ActionForward, by
+	v.event.Verdict, v.event.Reason, v.event.Action, v.event.Credential = policy.Allow, policy.ReasonURL, audit.ActionAnswer, by
 }
 
 // navigates reports whether a request is a browser that goes to an address, rather than a page or a program that asks for something.
 func navigates(q *asked) bool {
-	mode := q.first("sec-fetch-mode")
-	return q.html && q.method == http.MethodGet && !opensWebSocket(q) && (mode == "" || mode == "navigate")
+	return q.html && q.method == http.MethodGet && !opensWebSocket(q) && mayNavigate(q)
+}
+
+// mayNavigate reports whether a browser that goes to an address may have sent a request: it says so in its Fetch Metadata
+// (https://www.w3.org/TR/fetch-metadata/), or it sends none. A page cannot set these fields, nor hide them.
+func mayNavigate(q *asked) bool {
+	mode, dest := q.first("sec-fetch-mode"), q.first("sec-fetch-dest")
+	return (mode == "" || mode == "navigate") && (dest == "" || dest == "document")
+}
+
+// unnavigated refuses a step of a sign-in that a page took in the background, or in a frame, where nobody sees what happens.
+func (v *visit) unnavigated() {
+	v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "A sign-in takes place in a window of its own: open this address in the browser.")
 }

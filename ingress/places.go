@@ -7,7 +7,8 @@ import (
 )
 
 // places bounds what visitors hold at a time: no URL (or box, where that is what is counted) has more than half of it, and no
-// network of visitors more than a quarter, so that neither keeps the others out.
+// network of visitors more than a quarter, so that neither keeps the others out. One who has an IPv6 site, a /48, has as many
+// networks as he likes: a site has no more than half.
 type places struct {
 	most int
 
@@ -22,7 +23,8 @@ type places struct {
 func (p *places) take(url string, peer netip.Prefix) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.taken >= p.most || p.urls[url] >= p.ofURL() || p.peers[peer] >= max(1, p.most/4) {
+	site := siteOf(peer)
+	if p.taken >= p.most || p.urls[url] >= p.half() || p.peers[peer] >= max(1, p.most/4) || p.peers[site] >= p.half() {
 		return false
 	}
 	if p.peers == nil {
@@ -35,8 +37,10 @@ func (p *places) take(url string, peer netip.Prefix) bool {
 	if url != "" {
 		p.urls[url]++
 	}
-	if peer.IsValid() {
-		p.peers[peer]++
+	for _, network := range []netip.Prefix{peer, site} {
+		if network.IsValid() {
+			p.peers[network]++
+		}
 	}
 	return true
 }
@@ -45,7 +49,7 @@ func (p *places) take(url string, peer netip.Prefix) bool {
 func (p *places) name(url string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.urls[url] >= p.ofURL() {
+	if p.urls[url] >= p.half() {
 		return false
 	}
 	if p.urls == nil {
@@ -55,8 +59,8 @@ func (p *places) name(url string) bool {
 	return true
 }
 
-// ofURL is how much one URL may have.
-func (p *places) ofURL() int { return max(1, p.most/2) }
+// half is how much one URL, or one site, may have.
+func (p *places) half() int { return max(1, p.most/2) }
 
 // leave gives a place back.
 func (p *places) leave(url string, peer netip.Prefix) {
@@ -66,9 +70,21 @@ func (p *places) leave(url string, peer netip.Prefix) {
 	if p.urls[url]--; p.urls[url] <= 0 {
 		delete(p.urls, url)
 	}
-	if p.peers[peer]--; p.peers[peer] <= 0 {
-		delete(p.peers, peer)
+	for _, network := range []netip.Prefix{peer, siteOf(peer)} {
+		if p.peers[network]--; p.peers[network] <= 0 {
+			delete(p.peers, network)
+		}
 	}
+}
+
+// siteOf returns the /48 that an IPv6 network is a part of: what one customer of a provider has at most (RFC 6177). An IPv4
+// address has no site.
+func siteOf(network netip.Prefix) netip.Prefix {
+	if !network.Addr().Is6() || network.Bits() < 48 {
+		return netip.Prefix{}
+	}
+	site, _ := network.Addr().Prefix(48) // the zero Prefix of an invalid address
+	return site
 }
 
 // networkOf returns what counts as one visitor: an IPv4 address, or the /64 network of an IPv6 address.

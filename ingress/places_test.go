@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -156,6 +157,32 @@ func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("the connections were not given back")
 		}
+	}
+}
+
+// One who has a /48 visits from as many networks as he likes. Together they have half, and others are served.
+func TestOneSiteDoesNotTakeAll(t *testing.T) {
+	t.Parallel()
+	p := places{most: 16}
+	network := func(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("2001:db8:1:%x::/64", i)) }
+	for i := range 8 {
+		if !p.take("", network(i)) {
+			t.Fatalf("network %d had no place", i)
+		}
+	}
+	if p.take("", network(8)) {
+		t.Error("a site has more than half")
+	}
+	for _, other := range []string{"2001:db8:2::/64", "192.0.2.1/32", "192.0.2.2/32"} {
+		if !p.take("", netip.MustParsePrefix(other)) {
+			t.Errorf("%s has no place", other)
+		}
+	}
+	for i := range 8 {
+		p.leave("", network(i))
+	}
+	if !p.take("", network(9)) || len(p.peers) != 6 {
+		t.Errorf("the places were not given back: %v", p.peers)
 	}
 }
 

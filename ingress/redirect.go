@@ -29,7 +29,7 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 	host, ok := hostOf(&v.asked)
 	if ok && r.challenge != nil && v.method == http.MethodGet {
 		if body, ok := r.challenge(host, v.path); ok {
-			v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+			v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionAnswer
 			v.client.reply(http.StatusOK, [][2]string{{"Content-Type", "application/octet-stream"}}, []byte(body))
 			return
 		}
@@ -48,7 +48,11 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 		return
 	}
 	v.event.Name, v.event.Box = host, to.Box
-	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+	if g.tallies.of(to.ID, v.network).request(v.began) {
+		v.tooMany()
+		return
+	}
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionAnswer
 	if r.httpsPort != 443 {
 		host = net.JoinHostPort(host, strconv.Itoa(int(r.httpsPort)))
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/audit"
 	"boxgate/policy"
 )
 
@@ -84,6 +85,24 @@ func TestRedirect(t *testing.T) {
 	if box.count() != 0 {
 		t.Error("plain HTTP reached the box")
 	}
+	f.event(t, func(e audit.Event) bool { return e.Status == 308 && e.Action == audit.ActionAnswer })
+}
+
+// Redirects count as requests to the URL, so that a stranger has as few of them.
+func TestRedirectsASecond(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.RequestRate = 1 })
+	f.tallies.mu.Lock()
+	f.tallies.refill = 1e-9 // none within the test
+	f.tallies.mu.Unlock()
+	f.expose("one", record(t).Server, Auth{Open: true})
+	f.plain = f.listen(t, func(ln net.Listener) error { return f.ServeRedirect(ln, 443, nil) })
+	for i, status := range []int{308, 308, 429, 429} {
+		if resp := f.raw(t, "GET / HTTP/1.1\r\nHost: one.preview.test\r\n\r\n"); resp.StatusCode != status {
+			t.Errorf("request %d: %s, want %d", i, resp.Status, status)
+		}
+	}
+	f.event(t, reason(policy.ReasonLimit))
 }
 
 func TestPlainOnlyOnLoopback(t *testing.T) {

@@ -65,6 +65,9 @@ type Config struct {
 const (
 	// places bounds how many certificates are obtained at a time on behalf of visitors.
 	places = 32
+	// foreignPlaces is how many of them are for hosts outside of the gateway's domain. Whoever may make URLs can name as many of
+	// these as they like, of which each may take as long as an attempt may.
+	foreignPlaces = places / 2
 	// firstRetry is how long a host that failed is not tried again, doubled with each failure up to lastRetry.
 	firstRetry, lastRetry = time.Minute, 6 * time.Hour
 	// limitedRetry is that for a host whose issuer answered that a rate limit is reached. How long the issuer would like it to
@@ -81,10 +84,10 @@ type Manager struct {
 	cfg      Config
 	wildcard string // the subject of the certificate for all URLs below the domain; "" without DNS01
 
-	cache  *certmagic.Cache
-	hosts  *certmagic.Config
-	shared *certmagic.Config // for the wildcard; nil without one
-	places chan struct{}
+	cache           *certmagic.Cache
+	hosts           *certmagic.Config
+	shared          *certmagic.Config // for the wildcard; nil without one
+	places, foreign chan struct{}
 
 	ending context.Context
 	end    context.CancelFunc
@@ -108,7 +111,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	cfg.defaults()
 	m := &Manager{
-		cfg: cfg, places: make(chan struct{}, places), flights: map[string]*flight{}, failed: map[string]failure{}, held: map[string]bool{},
+		cfg: cfg, places: make(chan struct{}, places), foreign: make(chan struct{}, foreignPlaces), flights: map[string]*flight{}, failed: map[string]failure{}, held: map[string]bool{},
 	}
 	m.ending, m.end = context.WithCancel(context.Background())
 	m.cache = certmagic.NewCache(certmagic.CacheOptions{

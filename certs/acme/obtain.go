@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/certmagic"
@@ -86,11 +87,13 @@ func limited(err error) bool {
 
 // obtain loads a certificate from the storage, or gets it from an issuer. It waits for one of the places.
 func (m *Manager) obtain(subject string) error {
-	select {
-	case m.places <- struct{}{}:
-		defer func() { <-m.places }()
-	case <-m.ending.Done():
-		return errClosed
+	for _, places := range m.placesOf(subject) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		case <-m.ending.Done():
+			return errClosed
+		}
 	}
 	if !m.wanted(subject) { // any more
 		return errNotServed
@@ -99,6 +102,14 @@ func (m *Manager) obtain(subject string) error {
 	defer cancel()
 	m.forget(subject) // what is cached has expired
 	return m.configOf(subject).ManageSync(ctx, []string{subject})
+}
+
+// placesOf returns what a subject takes a place of, in this order.
+func (m *Manager) placesOf(subject string) []chan struct{} {
+	if strings.HasSuffix(subject, "."+m.cfg.Domain.String()) {
+		return []chan struct{}{m.places}
+	}
+	return []chan struct{}{m.foreign, m.places}
 }
 
 // forget takes a certificate out of memory.
