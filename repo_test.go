@@ -61,6 +61,7 @@ launcher/files:
 launcher/furnish: launcher/files launcher/namespace launcher/launchertest
 launcher/image: launcher/files launcher/launchertest
 launcher/launchertest:
+launcher/motion: policy
 launcher/namespace: launcher/files
 launcher/overlay:
 launcher/process: policy
@@ -72,11 +73,12 @@ api/egress: policy audit api api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/history api/problem api/rest api/stream api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/history: policy api
+api/lifecycle: policy api api/history api/rest
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/openapi api/problem api/rest api/rules api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/stream api/strict api/urls
 api/spec: policy
 api/stream:
 api/strict: policy api/problem

@@ -2,11 +2,13 @@ package host
 
 import (
 	"cmp"
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/awake"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -19,11 +21,11 @@ type box struct {
 	attached   *store.Attached          // nil: launched here
 	env        map[string]policy.Secret // given to every command
 
-	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
-	running  atomic.Int64            // commands
-	activity atomic.Int64            // when a command, or a request to a public URL, last began or ended, in Unix nanoseconds
+	shown atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
+	gate  awake.Gate              // open while the box is idle and stays so
 
-	mu             sync.Mutex // serialises changes; held for as long as one takes
+	mu             sync.Mutex    // serialises changes; held for as long as one takes
+	moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is
 	record         store.Box
 	spec           policy.Spec
 	version        uint64 // of the policy in force
@@ -43,7 +45,7 @@ func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hoste
 		spec: p.Spec, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6
-	b.activity.Store(r.UpdatedAt.UnixNano())
+	b.gate.Touch(r.UpdatedAt)
 	b.publish()
 	return b
 }
@@ -86,8 +88,42 @@ func (b *box) warnings() []policy.Problem {
 	return nil
 }
 
-// publish makes the present state what the API shows. The caller holds b.mu.
+// settled waits until no change of the box's state is under way. The caller holds b.mu, which is released meanwhile.
+func (b *box) settled(ctx context.Context) error {
+	for b.moving != nil {
+		moving := b.moving
+		err := b.unlocked(func() error {
+			select {
+			case <-moving:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return b.gone()
+}
+
+// move begins a change of the box's state, during which nobody enters, and returns what ends it. The caller holds b.mu at both
+// times.
+func (b *box) move() (end func()) {
+	b.moving = make(chan struct{})
+	b.publish()
+	return func() {
+		close(b.moving)
+		b.moving = nil
+		b.publish()
+	}
+}
+
+// publish makes the present state what the API shows, and lets users in if the box is awake. The caller holds b.mu.
 func (b *box) publish() {
+	if b.gate.Close(); b.status == api.StatusIdle && b.moving == nil && !b.deleted {
+		b.gate.Open()
+	}
 	b.shown.Store(&api.Box{
 		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
@@ -106,10 +142,10 @@ func (b *box) showError(problem string) {
 // view is the box as the API shows it.
 func (b *box) view() api.Box {
 	v := *b.shown.Load()
-	if v.Status == api.StatusIdle && b.running.Load() > 0 {
+	if v.Status == api.StatusIdle && b.gate.Users() > 0 {
 		v.Status = api.StatusRunning
 	}
-	v.LastActivity = time.Unix(0, b.activity.Load())
+	v.LastActivity = b.gate.Last()
 	return v
 }
 

@@ -46,7 +46,7 @@ func (t *boxes) find(id policy.BoxID) (*box, error) {
 // touch notes that a box is in use.
 func (t *boxes) touch(id policy.BoxID) {
 	if b, err := t.find(id); err == nil {
-		b.activity.Store(time.Now().UnixNano())
+		b.gate.Touch(time.Now())
 	}
 }
 

@@ -33,6 +33,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.move()()
 	l.boxes.add(b)
 	if err := l.provision(ctx, &provisioning{box: b}, launchSteps); err != nil {
 		return api.Box{}, l.discard(b, err)

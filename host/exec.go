@@ -22,13 +22,12 @@ type commands struct {
 
 // Exec implements [api.Host].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
-	b, done, err := c.usage.use(ctx, id)
-	if err != nil {
-		return api.ExecResult{}, err
-	}
-	defer done()
-	code, err := c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
-		Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
+	code := -1
+	err := c.usage.do(ctx, id, func(b *box) (err error) {
+		code, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
+			Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
+		})
+		return err
 	})
 	var start *launcher.StartError
 	switch {

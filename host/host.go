@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"boxgate/api"
+	"boxgate/api/server"
 )
 
 // Host is one gateway. What it does for the API lies in the types that it embeds, each with one job over the parts that
@@ -22,6 +23,7 @@ type Host struct {
 	*policies    // changes what they may do
 	*lifecycle   // makes, attaches, recovers and deletes them
 	*publicURLs  // makes and deletes their public URLs
+	*usage       // puts them to sleep and wakes them
 	*commands    // runs commands in them
 	*events      // reads decisions
 	*authorities // shows certificate authorities
@@ -34,7 +36,7 @@ type Host struct {
 	noWatch    bool // for tests: see Serve
 }
 
-var _ api.Host = (*Host)(nil)
+var _ server.Host = (*Host)(nil)
 
 // Ready implements [api.Host].
 func (h *Host) Ready(context.Context) error {

@@ -21,10 +21,10 @@ import (
 
 // lifecycle makes, attaches, recovers and deletes boxes.
 type lifecycle struct {
+	states
 	cfg         config.Config
 	addrs       config.Addresses
 	log         *zap.Logger
-	store       *store.DB
 	audit       *audit.Log
 	firewall    *firewall.Firewall
 	minter      *certs.Minter
@@ -37,8 +37,11 @@ type lifecycle struct {
 	commands    *commands
 }
 
+// states stores the states of boxes.
+type states struct{ store *store.DB }
+
 // setState stores the state of a box and takes it over. The caller holds b.mu.
-func (l *lifecycle) setState(b *box, s api.Status, problem string) error {
+func (l states) setState(b *box, s api.Status, problem string) error {
 	record := b.record
 	record.State, record.Error, record.UpdatedAt = string(s), problem, time.Now()
 	if err := l.store.UpdateBox(record); err != nil {

@@ -78,7 +78,8 @@ func (h *Host) wire(context.Context) error {
 	h.publicURLs = &publicURLs{
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
-	h.commands = &commands{log: p.log, usage: &usage{boxes: p.boxes}, sandboxes: held}
+	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held}
+	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.keys = &keys{log: p.log, store: p.store}
@@ -86,7 +87,7 @@ func (h *Host) wire(context.Context) error {
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}
 	h.lifecycle = &lifecycle{
-		cfg: p.cfg, addrs: p.addrs, log: p.log, store: p.store, audit: p.audit, firewall: p.firewall, minter: p.minter,
+		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands,
 	}
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}

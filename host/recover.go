@@ -102,9 +102,26 @@ func (l *lifecycle) rejoin(ctx context.Context, ready []*provisioning) {
 				continue
 			}
 		}
-		p.box.status, p.box.problem = api.StatusIdle, ""
-		p.box.publish()
+		l.wakeUp(ctx, p)
 	}
+}
+
+// wakeUp shows a box that has its network. What the runtime says of it counts: a gateway that died while it paused or resumed
+// the box leaves it awake, unless its sleep was stored. The caller holds b.mu.
+func (l *lifecycle) wakeUp(ctx context.Context, p *provisioning) {
+	b, asleep := p.box, p.running[p.box.ID].State == launcher.StatePaused
+	if asleep && b.status == api.StatusIdle {
+		if err := l.sandboxes.Resume(ctx, b.ID); err == nil {
+			asleep = false
+		} else {
+			l.log.Error("a box that was frozen could not be resumed", zap.String("box", string(b.ID)), zap.Error(err))
+		}
+	}
+	b.status, b.problem = api.StatusIdle, ""
+	if asleep {
+		b.status = api.StatusPaused
+	}
+	b.publish()
 }
 
 // rejoinTogether connects boxes, cuts connections that the kernel may have let through under a policy that was never

@@ -35,6 +35,7 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 // remove does the work of Delete; the caller holds the box's lock.
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 	defer l.background.Drop(id)
+	defer l.motion.GoOn(id)
 	for _, step := range []func() error{
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },

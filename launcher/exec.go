@@ -80,6 +80,11 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
+	started, err := l.motion.Begin(ctx, r.ID)
+	if err != nil {
+		return nil, fmt.Errorf("box %s: %w", r.ID, err)
+	}
+	defer started()
 	lim, err := r.Size.limits()
 	if err != nil {
 		return nil, err

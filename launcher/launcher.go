@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/image"
+	"boxgate/launcher/motion"
 	"boxgate/launcher/process"
 	"boxgate/launcher/trash"
 	"boxgate/policy"
@@ -30,7 +31,7 @@ var (
 	// ErrNotRunning: the box has no process to act on (its first process ended, or it was never created).
 	ErrNotRunning = errors.New("the box is not running")
 	// ErrPaused: the box is paused; resume it first.
-	ErrPaused = errors.New("the box is paused")
+	ErrPaused = motion.ErrStill
 )
 
 // Config says where a launcher keeps its files and what it runs boxes with. StateDir is required.
@@ -58,6 +59,7 @@ type Launcher struct {
 	background process.Background
 	trash      *trash.Trash
 	images     image.Store
+	motion     motion.Boxes
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu

@@ -49,6 +49,11 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 		}
 	}
 	list, err := l.List(ctx)
+	for _, s := range list {
+		if s.State == StatePaused {
+			l.motion.Stop(ctx, s.ID, false)
+		}
+	}
 	list = slices.DeleteFunc(list, func(s Status) bool { return stuck[s.ID] })
 	for id := range stuck {
 		list = append(list, Status{ID: id, State: StateError, NetNS: l.dirs.pin(id)})

@@ -81,39 +81,3 @@ func (l *Launcher) status(r record, c *runc.Container) Status {
 	}
 	return s
 }
-
-// Pause freezes everything in a box. It keeps its memory and answers nothing.
-func (l *Launcher) Pause(ctx context.Context, id policy.BoxID) error {
-	defer l.lock(id)()
-	st, err := l.State(ctx, id)
-	switch {
-	case err != nil:
-		return err
-	case st.State == StatePaused:
-		return nil
-	case st.Pid == 0:
-		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
-	}
-	if err := l.runc.Pause(ctx, string(id)); err != nil {
-		return fmt.Errorf("box %s cannot be paused: %w", id, err)
-	}
-	return nil
-}
-
-// Resume resumes a paused box.
-func (l *Launcher) Resume(ctx context.Context, id policy.BoxID) error {
-	defer l.lock(id)()
-	st, err := l.State(ctx, id)
-	switch {
-	case err != nil:
-		return err
-	case st.Pid == 0:
-		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
-	case st.State != StatePaused:
-		return nil
-	}
-	if err := l.runc.Resume(ctx, string(id)); err != nil {
-		return fmt.Errorf("box %s cannot be resumed: %w", id, err)
-	}
-	return nil
-}

@@ -132,7 +132,7 @@ func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 
 // busyHost is a Host whose header rules another client changes each time they are read.
 type busyHost struct {
-	api.Host
+	Host
 	others int
 }
 

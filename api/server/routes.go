@@ -8,6 +8,7 @@ import (
 	"boxgate/api/exec"
 	"boxgate/api/gateway"
 	"boxgate/api/history"
+	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
 	"boxgate/api/rules"
@@ -26,6 +27,7 @@ func (a *API) rooms() []room {
 	bodies, past := strict.Bodies{Most: a.MaxBody}, history.New()
 	return []room{
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"lifecycle", "Pausing and resuming boxes", &lifecycle.Endpoints{Host: a.Host, History: past}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},

@@ -9,13 +9,20 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
 	"boxgate/audit"
 )
 
+// Host is what the endpoints of all rooms need of the gateway.
+type Host interface {
+	api.Host
+	lifecycle.Host
+}
+
 // Config is what [New] needs. Host and CheckKey are required.
 type Config struct {
-	Host api.Host
+	Host Host
 	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
 	CheckKey func(key string) bool
 	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.

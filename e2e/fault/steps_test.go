@@ -42,6 +42,7 @@ var (
 		"change: staged", "plan: to be written", "plan: built", "plan: written", "enforce: kernel and pointer changed",
 		"enforce: connections asked again", "change: in force", "change: committed",
 	}
+	stepsOfPause  = []string{"pause: box frozen", "resume: box thawed"}
 	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...) // of a change of all boxes
 	stepsOfStart  = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
@@ -66,7 +67,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfPause, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

@@ -1,0 +1,2 @@
+// Package lifecycle serves what pauses and resumes boxes.
+package lifecycle

@@ -1,0 +1,41 @@
+package fault
+
+import (
+	"testing"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+)
+
+// The gateway fails while it pauses a box and while it resumes one. The box is paused or awake afterwards, as the API says; the
+// next command wakes it, and its policy is in force all the while.
+func TestAttackDuringFaultsOfPauseAndResume(t *testing.T) {
+	t.Parallel()
+	w, s := faultWorld(t)
+	r := w.Raid(makeNarrow(w))
+	call := func(what string) func() error {
+		return func() error { return w.Client.Do(t.Context(), "POST", api.BoxPath(r.Box, what), nil, nil) }
+	}
+	for _, step := range stepsOfPause {
+		for _, kind := range kindsOf(step) {
+			what := kind + " at " + step
+			operation := call("pause")
+			if step == "resume: box thawed" {
+				if err := operation(); err != nil {
+					t.Fatal(err)
+				}
+				operation = call("resume")
+			}
+			if err := failing(w, kind, step, operation); err == nil {
+				t.Errorf("%s: the answer was a success", what)
+			}
+			var view struct{ Status string }
+			if err := w.Client.Get(t.Context(), api.BoxPath(r.Box, "status"), &view); err != nil || view.Status != "idle" && view.Status != "paused" {
+				t.Errorf("%s: %+v %v", what, view, err)
+			}
+			harness.Contains(t, w.MustSh(r.Box, "echo awake"), "awake")
+			agrees(r, what)
+		}
+	}
+	s.holds()
+}

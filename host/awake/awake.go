@@ -1,0 +1,55 @@
+package awake
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Gate is what those who use a box pass, and what closes before the box is put to sleep. The zero value is closed. Safe for
+// concurrent use.
+//
+// Who enters is counted before the gate is looked at, and who closes it looks at the count after that, so that one of the two
+// notices the other.
+type Gate struct {
+	open  atomic.Bool
+	users atomic.Int64
+	last  atomic.Int64 // when the box was last used, in Unix nanoseconds
+}
+
+// Enter reports whether the box is awake. If so it stays awake until Leave.
+func (g *Gate) Enter() bool {
+	g.users.Add(1)
+	if !g.open.Load() {
+		g.users.Add(-1)
+		return false
+	}
+	g.Touch(time.Now())
+	return true
+}
+
+// Leave ends what began with an Enter that succeeded.
+func (g *Gate) Leave() {
+	g.Touch(time.Now())
+	g.users.Add(-1)
+}
+
+// Users returns how many use the box.
+func (g *Gate) Users() int64 { return g.users.Load() }
+
+// Touch notes that the box was in use at that time.
+func (g *Gate) Touch(at time.Time) {
+	for now := at.UnixNano(); ; {
+		if old := g.last.Load(); old >= now || g.last.CompareAndSwap(old, now) {
+			return
+		}
+	}
+}
+
+// Last returns when the box was last in use.
+func (g *Gate) Last() time.Time { return time.Unix(0, g.last.Load()) }
+
+// Open lets users in.
+func (g *Gate) Open() { g.open.Store(true) }
+
+// Close lets nobody in any more. Those who are in stay.
+func (g *Gate) Close() { g.open.Store(false) }

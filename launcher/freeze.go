@@ -1,0 +1,87 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"boxgate/internal/fault"
+	"boxgate/policy"
+)
+
+// Pause freezes everything in a box. It keeps its memory, uses no CPU and answers nothing. Commands that are being started
+// are started first, and go on when the box is resumed. Pausing a paused box does nothing.
+func (l *Launcher) Pause(ctx context.Context, id policy.BoxID) error {
+	defer l.lock(id)()
+	_, err := l.freeze(ctx, id, false)
+	return err
+}
+
+// Resume lets a paused box go on. Resuming one that runs does nothing.
+func (l *Launcher) Resume(ctx context.Context, id policy.BoxID) error {
+	defer l.lock(id)()
+	return l.thaw(ctx, id)
+}
+
+// Frozen calls f while everything in the box stands still, and returns its error. A box that was paused before stays
+// paused; any other goes on afterwards, also if f fails. Meanwhile commands and calls that change the box wait. If this
+// process dies in f, the box stays frozen: [Launcher.Recover] returns it in StatePaused.
+func (l *Launcher) Frozen(ctx context.Context, id policy.BoxID, f func() error) (err error) {
+	defer l.lock(id)()
+	was, err := l.freeze(ctx, id, true)
+	if err != nil {
+		return err
+	}
+	if !was {
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+			defer cancel()
+			err = errors.Join(err, l.thaw(ctx, id))
+		}()
+	}
+	return f()
+}
+
+// freeze freezes a box and reports whether it was frozen already. The caller holds the box's lock.
+func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (was bool, err error) {
+	st, err := l.State(ctx, id)
+	switch {
+	case err != nil:
+		return false, err
+	case st.State == StatePaused:
+		return true, nil
+	case st.Pid == 0:
+		return false, fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	l.motion.Stop(ctx, id, briefly)
+	if err = l.runc.Pause(ctx, string(id)); err == nil {
+		err = fault.At(ctx, "pause: box frozen")
+	}
+	if err == nil {
+		return false, nil
+	}
+	// A freezer may have stopped some of the processes.
+	thawing, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
+}
+
+// thaw resumes a box. The caller holds its lock.
+func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
+	st, err := l.State(ctx, id)
+	switch {
+	case err != nil:
+	case st.Pid == 0:
+		err = fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	case st.State == StatePaused:
+		if err = l.runc.Resume(ctx, string(id)); err != nil {
+			err = fmt.Errorf("box %s cannot be resumed: %w", id, err)
+		}
+	}
+	if err != nil {
+		l.motion.Stay(id)
+		return err
+	}
+	l.motion.GoOn(id)
+	return fault.At(ctx, "resume: box thawed")
+}

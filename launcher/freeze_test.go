@@ -1,0 +1,96 @@
+package launcher
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// TestFrozen has nothing in a box move while f runs, and everything go on afterwards, unless the box was paused before.
+func TestFrozen(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	errOfF := errors.New("of f")
+	for _, c := range []struct {
+		paused bool
+		result error
+		after  State
+	}{{false, nil, StateIdle}, {false, errOfF, StateIdle}, {true, nil, StatePaused}, {true, errOfF, StatePaused}} {
+		if c.paused {
+			if err := l.Pause(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := l.Frozen(t.Context(), id, func() error {
+			if st, err := l.State(t.Context(), id); err != nil || st.State != StatePaused {
+				t.Errorf("%+v: %+v, %v", c, st, err)
+			}
+			return c.result
+		})
+		if st, serr := l.State(t.Context(), id); !errors.Is(err, c.result) || serr != nil || st.State != c.after {
+			t.Errorf("%+v: %v, then %+v, %v", c, err, st, serr)
+		}
+	}
+}
+
+// TestCommandsWaitForAFrozenBox has a command that comes while a box stands still for a moment start after that.
+func TestCommandsWaitForAFrozenBox(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	over := false
+	ended := make(chan error, 1)
+	err := l.Frozen(t.Context(), id, func() error {
+		go func() {
+			code, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}})
+			if code != 0 || !over {
+				err = errors.Join(err, errors.New("it ran in a frozen box"))
+			}
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			t.Errorf("the command did not wait: %v", err)
+		case <-time.After(50 * time.Millisecond): // one that does not wait ends within that
+		}
+		over = true
+		return nil
+	})
+	if err := errors.Join(err, <-ended); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFloodOfCommandsAndPauses has no command fail because of a pause but with ErrPaused.
+func TestFloodOfCommandsAndPauses(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	const commands = 4
+	ended := make(chan error, commands)
+	for range commands {
+		go func() {
+			for range 5 {
+				if _, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}}); err != nil && !errors.Is(err, ErrPaused) {
+					ended <- err
+					return
+				}
+			}
+			ended <- nil
+		}()
+	}
+	for left := commands; left > 0; {
+		if err := errors.Join(l.Pause(t.Context(), id), l.Resume(t.Context(), id)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			left--
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+		}
+	}
+}
