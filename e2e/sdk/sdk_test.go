@@ -1,0 +1,105 @@
+package sdk
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"boxgate/e2e/harness"
+)
+
+// subjects are the files of testdata/subjects that share a gateway.
+var subjects = []string{"lifecycle", "exec", "files", "snapshots", "settings", "schedules", "ephemeral", "agents", "urls", "git"}
+
+// methodsOfBox is how many methods the class Box of the pinned package has, its namespaces and static ones included.
+const methodsOfBox = 66
+
+// result is a line of testdata/run.mjs: how a test ended, or at last which methods there are and which of them worked.
+type result struct {
+	Test, Error   string
+	Table, Worked []string
+}
+
+// TestSDK drives a gateway with the unmodified npm package. A test of testdata/subjects fails as a subtest; a method that
+// worked in none of them fails by its name. The table of methods is read from the package's own classes.
+func TestSDK(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var mu sync.Mutex
+	table, worked := map[string]bool{}, map[string]bool{}
+	note := func(r result) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, m := range r.Table {
+			table[m] = true
+		}
+		for _, m := range r.Worked {
+			worked[m] = true
+		}
+	}
+	t.Run("subjects", func(t *testing.T) {
+		w, key := newWorld(t)
+		serveGitHub(t, w)
+		for _, subject := range subjects {
+			t.Run(subject, func(t *testing.T) {
+				t.Parallel()
+				n.drive(t, w, key, subject, note)
+			})
+		}
+		t.Run("account", func(t *testing.T) { // what it changes concerns every box of a gateway
+			t.Parallel()
+			w, key := newWorld(t)
+			n.drive(t, w, key, "account", note)
+		})
+	})
+	ofBox := 0
+	for m := range table {
+		if strings.HasPrefix(m, "Box.") || strings.HasPrefix(m, "Box#") && !slices.Contains(properties, m) {
+			ofBox++
+		}
+		if !worked[m] && !lacking(m) {
+			t.Errorf("no test in which %s worked", m)
+		}
+	}
+	if ofBox != methodsOfBox {
+		t.Errorf("Box has %d methods, not %d", ofBox, methodsOfBox)
+	}
+}
+
+// properties are the getters of Box, which send nothing.
+var properties = []string{"Box#networkPolicy", "Box#cwd", "Box#modelConfig"}
+
+// drive runs a subject.
+func (n node) drive(t *testing.T, w *harness.World, key, subject string, note func(result)) {
+	t.Helper()
+	cmd := n.command(t.Context(), "run.mjs", subject)
+	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+baseURL, "UPSTASH_BOX_API_KEY="+key, "UPSTASH_DISABLE_TELEMETRY=1")
+	ended := false
+	err := lines(w, cmd, func(dec *json.Decoder) error {
+		var r result
+		if err := dec.Decode(&r); err != nil {
+			return err
+		}
+		if r.Test == "" {
+			ended = true
+			note(r)
+			return nil
+		}
+		t.Run(r.Test, func(t *testing.T) {
+			switch {
+			case r.Error == "":
+			case lacking(subject + ": " + r.Test):
+				t.Skip(r.Error)
+			default:
+				t.Error(r.Error)
+			}
+		})
+		return nil
+	})
+	if err != nil || !ended {
+		t.Errorf("the subject did not end: %v", err)
+	}
+}

@@ -1,0 +1,51 @@
+const harness = `
+const args = process.argv.slice(2);
+const value = (name) => args[args.indexOf(name) + 1];
+const emit = (event, data) => process.stdout.write("event: " + event + "\\ndata: " + JSON.stringify(data) + "\\n\\n");
+emit("thinking", { text: "hm" });
+emit("tool", { name: "Read", input: { path: "a" }, tool_call_id: "t1" });
+emit("tool_result", { tool_call_id: "t1", output: "seen" });
+emit("text", { text: "You said " + value("-p") });
+emit("done", { output: "You said " + value("-p"), input_tokens: 3, output_tokens: 5, session_id: "s1" });
+`;
+
+export default {
+  "a built-in agent is refused in a sentence": async ({ create, refused, assert }) => {
+    const box = await create({ agent: { harness: "claude-code", model: "anthropic/claude-sonnet-4-5", apiKey: "k" } });
+    await refused(box.agent.run({ prompt: "hi" }), 501, /does not run (built-in )?agents.*(exec|harness)/);
+    await refused(box.agent.stream({ prompt: "hi" }), 501, /does not run (built-in )?agents.*(exec|harness)/);
+  },
+  "a custom harness runs": async ({ create, Agent, assert, Box }, s) => {
+    s.box = await create({ runtime: "node", agent: { harness: Agent.Custom, customHarness: { command: "node", args: ["/workspace/home/harness.mjs"] } } });
+    assert.equal(s.box.modelConfig.model, "custom");
+    assert.equal((await Box.get(s.box.id)).modelConfig.harness, Agent.Custom);
+    await s.box.exec.command(`cat >harness.mjs <<'END'\n${harness}\nEND`);
+    const tools = [];
+    const run = await s.box.agent.run({ prompt: "hello", onToolUse: (t) => tools.push(t.name), onToolResult: (t) => tools.push(t.output) });
+    assert.equal(run.result, "You said hello");
+    assert.equal(run.status, "completed");
+    assert.equal(run.exitCode, null);
+    assert.deepEqual(tools, ["Read", "seen"]);
+    assert.equal(run.cost.inputTokens, 3);
+    assert.equal(run.cost.outputTokens, 5);
+    const recorded = (await s.box.listRuns()).find((r) => r.id === run.id);
+    assert.ok(recorded, "the run is not listed under the ID that the SDK has");
+    assert.equal(recorded.status, "completed");
+  },
+  "a custom harness streams": async ({ assert, collect }, s) => {
+    const run = await s.box.agent.stream({ prompt: "streamed" });
+    const { chunks, text } = await collect(run);
+    assert.equal(text, "You said streamed");
+    const kinds = chunks.map((c) => c.type);
+    assert.equal(kinds[0], "start");
+    for (const kind of ["reasoning", "tool-call", "tool-result", "text-delta", "finish"]) assert.ok(kinds.includes(kind), `${kind} in ${kinds}`);
+    assert.equal(chunks.find((c) => c.type === "finish").sessionId, "s1");
+    assert.equal(run.status, "completed");
+  },
+  "the harness is changed": async ({ create, assert }, s) => {
+    await s.box.configureCustomHarness({ command: "sh", args: ["-c", "printf 'event: done\\ndata: {\"output\":\"other\"}\\n\\n'", "sh"], protocol: "box-sse-v1" });
+    assert.equal((await s.box.agent.run({ prompt: "x" })).result, "other");
+    const plain = await create();
+    await assert.rejects(plain.configureCustomHarness({ command: "node" }), /custom agent boxes/);
+  },
+};
