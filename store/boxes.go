@@ -104,7 +104,7 @@ func (db *DB) UpdateBox(b Box) error {
 }
 
 // DeleteBox removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
-// header rules, CA and public URLs. A box that does not exist is not an error: deletions are repeated after a crash.
+// header rules, CA, public URLs and schedules. A box that does not exist is not an error: deletions are repeated after a crash.
 func (db *DB) DeleteBox(id policy.BoxID) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		b, err := db.boxRecord(tx, id) // not getBox: the secrets are not needed
@@ -126,7 +126,7 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
 			errs = append(errs, db.drop(tx, layout.Staged, []byte(s.staged)))
 		}
-		return errors.Join(append(errs, db.deleteURLs(tx, id))...)
+		return errors.Join(append(errs, db.deleteURLs(tx, id), db.deleteSchedules(tx, id))...)
 	})
 }
 

@@ -29,8 +29,8 @@ func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keyS
 	case version > layout.SchemaNow || keySchema > layout.SchemaNow:
 		return fmt.Errorf("the store %s was written by a newer boxgate (schema %d; this one knows %d): "+
 			"run the newer version, or restore a backup made before the upgrade", path, max(version, keySchema), layout.SchemaNow)
-	case version == layout.SchemaNow && keySchema == layout.SchemaNow:
-		return nil
+	case version >= layout.SchemaTagged && keySchema >= layout.SchemaTagged:
+		return grow(s, b, version)
 	case version == layout.SchemaPlain && keySchema == layout.SchemaPlain && k.Schema <= layout.SchemaPlain:
 		if err := protect(s, b, k, key); err != nil {
 			return fmt.Errorf("the store %s could not be upgraded to schema %d, and was not changed: %w", path, layout.SchemaNow, err)
@@ -38,6 +38,37 @@ func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keyS
 		return nil
 	}
 	return fmt.Errorf("the store %s: %w", path, errOlder)
+}
+
+// grow adds the buckets that a store lacks, in one transaction. A bucket that somebody removed is not missed if it was
+// empty; its documents, if it had any, are missing from the total.
+func grow(s *document.Sealer, b *bolt.DB, version int) error {
+	whole := version == layout.SchemaNow
+	_ = b.View(func(tx *bolt.Tx) error {
+		for _, name := range layout.Documents {
+			whole = whole && tx.Bucket(name) != nil
+		}
+		return nil
+	})
+	if whole {
+		return nil
+	}
+	return b.Update(func(tx *bolt.Tx) error {
+		if err := addBuckets(tx); err != nil {
+			return err
+		}
+		return s.Relabel(tx, func() error { return setSchema(tx, layout.SchemaNow) })
+	})
+}
+
+// addBuckets makes the buckets that are missing.
+func addBuckets(tx *bolt.Tx) error {
+	for _, name := range layout.Documents {
+		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // schemaOf reads the schema version of a store.
@@ -71,7 +102,7 @@ func protect(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) erro
 		if err := understand(s, tx); err != nil {
 			return fmt.Errorf("%w; %w", err, pages.ErrDamaged)
 		}
-		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
+		if err := errors.Join(addBuckets(tx), document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
 			return err
 		}
 		next, err := s.Key(tx)

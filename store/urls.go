@@ -177,7 +177,7 @@ func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	return nil
 }
 
-// urlPrefix is the prefix of the keys of a box's URLs. The NUL keeps one ID from being a prefix of another.
+// urlPrefix is the prefix of the keys of what a box has several of, such as URLs. The NUL keeps one ID from being a prefix of another.
 func urlPrefix(id policy.BoxID) []byte {
 	if id == "" {
 		return nil

@@ -100,6 +100,23 @@ func (s *Sealer) Begin(tx *bolt.Tx) error {
 	return setTotal(key.tags, tx.Bucket(layout.Meta), total{})
 }
 
+// Relabel makes a change of what the total's MAC covers besides the documents, which it verifies before.
+func (s *Sealer) Relabel(tx *bolt.Tx, change func() error) error {
+	key, err := s.Key(tx)
+	if err != nil {
+		return err
+	}
+	meta := tx.Bucket(layout.Meta)
+	sum, err := totalIn(key.tags, meta)
+	if err != nil {
+		return err
+	}
+	if err := change(); err != nil {
+		return err
+	}
+	return setTotal(key.tags, meta, sum)
+}
+
 // Check reads every document and compares them with the total.
 func (s *Sealer) Check(tx *bolt.Tx) error {
 	keys, err := s.Key(tx)

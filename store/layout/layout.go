@@ -27,6 +27,9 @@ var (
 	CAs      = []byte("cas")      // certificate, and the key sealed; "@": the installation's own
 	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON, with its key sealed
 	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
+
+	Settings  = []byte("settings")  // sealed; "environment": variables that new boxes get
+	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
 )
 
 // The keys of the bucket meta.
@@ -41,16 +44,18 @@ var (
 // Global is the key of what belongs to the installation rather than a box.
 const Global = "@"
 
-// The schemas of a store. In schema 1, documents had no tags. New stores have the current one.
+// The schemas of a store. In schema 1, documents had no tags. Each later one adds buckets, which the first start of a newer
+// version makes. New stores have the current one.
 const (
-	SchemaPlain = 1
-	SchemaNow   = 2
+	SchemaPlain  = 1
+	SchemaTagged = 2
+	SchemaNow    = 3
 )
 
 // Documents are the buckets whose documents have tags: all except meta.
 var Documents = [][]byte{
 	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
-	URLs, APIKeys,
+	URLs, APIKeys, Settings, Schedules,
 }
 
 // How the data key is encrypted.

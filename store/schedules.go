@@ -1,0 +1,156 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+	"boxgate/store/layout"
+)
+
+// ErrTooMany is returned for more records of a box than it may have.
+var ErrTooMany = errors.New("too many")
+
+// Schedule is something that a box does again and again. It is sealed as a whole: commands, prompts and headers may
+// contain secrets.
+type Schedule struct {
+	ID             string            `json:"id"`
+	Box            policy.BoxID      `json:"box"`
+	Type           string            `json:"type"` // exec or prompt
+	Cron           string            `json:"cron"`
+	TimeZone       string            `json:"time_zone,omitempty"` // "" is UTC
+	Command        []string          `json:"command,omitempty"`
+	Prompt         string            `json:"prompt,omitempty"`
+	Folder         string            `json:"folder,omitempty"`
+	Model          string            `json:"model,omitempty"`
+	AgentOptions   json.RawMessage   `json:"agent_options,omitempty"`
+	Timeout        time.Duration     `json:"timeout,omitempty"` // 0: the default
+	WebhookURL     string            `json:"webhook_url,omitempty"`
+	WebhookHeaders map[string]string `json:"webhook_headers,omitempty"`
+	Paused         bool              `json:"paused,omitempty"`
+	CreatedAt      time.Time         `json:"created_at"`
+	UpdatedAt      time.Time         `json:"updated_at"`
+
+	// Settled is the time up to which every due time has been dealt with.
+	Settled time.Time `json:"settled"`
+	// Claimed is the ID of the run that has begun and not ended; "" for none.
+	Claimed string `json:"claimed,omitempty"`
+
+	LastRunAt     time.Time `json:"last_run_at,omitzero"` // zero: never
+	LastRunStatus string    `json:"last_run_status,omitempty"`
+	LastRunID     string    `json:"last_run_id,omitempty"`
+	LastError     string    `json:"last_error,omitempty"`
+	Runs          int64     `json:"runs,omitempty"`
+	Failures      int64     `json:"failures,omitempty"`
+}
+
+// Schedules returns the schedules of a box by their ID, or those of all boxes for the ID "".
+func (db *DB) Schedules(id policy.BoxID) ([]Schedule, error) {
+	var out []Schedule
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		schedules, err := db.table(tx, layout.Schedules)
+		if err != nil {
+			return err
+		}
+		return schedules.Each(urlPrefix(id), func(key, sealed []byte) error {
+			var s Schedule
+			err := db.seal.OpenJSON(tx, layout.Schedules, string(key), sealed, &s)
+			out = append(out, s)
+			return err
+		})
+	})
+	return out, err
+}
+
+// AddSchedule stores a new schedule, or returns [ErrTooMany] if its box has that many already.
+func (db *DB) AddSchedule(s Schedule, most int) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		if err := requireBox(tx, s.Box); err != nil {
+			return err
+		}
+		schedules, err := db.table(tx, layout.Schedules)
+		if err != nil {
+			return err
+		}
+		if len(schedules.Keys(urlPrefix(s.Box))) >= most {
+			return fmt.Errorf("schedules of box %s: %w", s.Box, ErrTooMany)
+		}
+		return db.putSchedule(tx, s)
+	})
+}
+
+// ChangeSchedule changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error nothing changes.
+func (db *DB) ChangeSchedule(box policy.BoxID, id string, change func(*Schedule) error) (Schedule, error) {
+	var s Schedule
+	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
+		if s, err = db.getSchedule(tx, box, id); err != nil {
+			return err
+		}
+		if err := change(&s); err != nil {
+			return err
+		}
+		s.Box, s.ID = box, id
+		return db.putSchedule(tx, s)
+	})
+	return s, err
+}
+
+// DeleteSchedule removes a schedule, or returns [ErrNotFound].
+func (db *DB) DeleteSchedule(box policy.BoxID, id string) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		if _, err := db.getSchedule(tx, box, id); err != nil {
+			return err
+		}
+		return db.drop(tx, layout.Schedules, scheduleKey(box, id))
+	})
+}
+
+func (db *DB) deleteSchedules(tx *bolt.Tx, box policy.BoxID) error {
+	schedules, err := db.table(tx, layout.Schedules)
+	if err != nil {
+		return err
+	}
+	for _, key := range schedules.Keys(urlPrefix(box)) {
+		if err := schedules.Delete(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (db *DB) getSchedule(tx *bolt.Tx, box policy.BoxID, id string) (s Schedule, err error) {
+	schedules, err := db.table(tx, layout.Schedules)
+	if err != nil {
+		return s, err
+	}
+	key := scheduleKey(box, id)
+	sealed, err := schedules.Get(key)
+	if err != nil {
+		return s, err
+	}
+	if sealed == nil {
+		return s, fmt.Errorf("schedule %q of box %s: %w", id, box, ErrNotFound)
+	}
+	return s, db.seal.OpenJSON(tx, layout.Schedules, string(key), sealed, &s)
+}
+
+func (db *DB) putSchedule(tx *bolt.Tx, s Schedule) error {
+	key := scheduleKey(s.Box, s.ID)
+	sealed, err := db.seal.SealJSON(tx, layout.Schedules, string(key), s)
+	if err != nil {
+		return err
+	}
+	schedules, err := db.table(tx, layout.Schedules)
+	if err != nil {
+		return err
+	}
+	return schedules.Put(key, sealed)
+}
+
+func scheduleKey(box policy.BoxID, id string) []byte {
+	return append(append([]byte(box), 0), id...)
+}
