@@ -44,7 +44,8 @@ func fullStore(t *testing.T) string {
 	}
 	if err := errors.Join(
 		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.SetInstallationCA(CA{CertPEM: []byte("cert")}),
-		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2),
+		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2), db.ChangeEnvironment(setting("SHARED", "value")),
+		db.AddSchedule(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
 		db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
 	); err != nil {
 		t.Fatal(err)
@@ -80,6 +81,9 @@ func meaning(db *DB) (string, error) {
 		authority(db.CA(b.ID))
 	}
 	rules(db.GlobalHeaders())
+	vars, err := db.Environment()
+	say(reveal(vars), err)
+	say(db.Schedules(""))
 	authority(db.InstallationCA())
 	say(db.Staged())
 	staged, err := db.StagedHeaders()

@@ -54,16 +54,16 @@ func grow(s *document.Sealer, b *bolt.DB, version int) error {
 		return nil
 	}
 	return b.Update(func(tx *bolt.Tx) error {
-		if err := addBuckets(tx); err != nil {
+		if err := addBuckets(tx, layout.Documents); err != nil {
 			return err
 		}
 		return s.Relabel(tx, func() error { return setSchema(tx, layout.SchemaNow) })
 	})
 }
 
-// addBuckets makes the buckets that are missing.
-func addBuckets(tx *bolt.Tx) error {
-	for _, name := range layout.Documents {
+// addBuckets makes those of the buckets that are missing.
+func addBuckets(tx *bolt.Tx, names [][]byte) error {
+	for _, name := range names {
 		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 			return err
 		}
@@ -99,10 +99,13 @@ func protect(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) erro
 		return err
 	}
 	return b.Update(func(tx *bolt.Tx) error {
+		if err := addBuckets(tx, layout.Added); err != nil {
+			return err
+		}
 		if err := understand(s, tx); err != nil {
 			return fmt.Errorf("%w; %w", err, pages.ErrDamaged)
 		}
-		if err := errors.Join(addBuckets(tx), document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
+		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
 			return err
 		}
 		next, err := s.Key(tx)

@@ -114,7 +114,7 @@ func TestAStoreOfSchema1IsProtectedOnce(t *testing.T) {
 		}
 	}
 	key, err := os.ReadFile(filepath.Join(dir, layout.FileSecret))
-	if err != nil || !bytes.Contains(key, []byte("# schema of the store: 2")) {
+	if err != nil || !bytes.Contains(key, []byte("# schema of the store: 3")) {
 		t.Errorf("the key file does not say that the store is protected: %v", err)
 	}
 

@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -75,6 +76,14 @@ func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 			}
 			return s.OpenJSON(tx, layout.URLs, key, u.Sealed, new([]byte))
 		})},
+		{layout.Settings, func(key, value []byte) error {
+			return s.OpenJSON(tx, layout.Settings, string(key), value, new(map[string]string))
+		}},
+		{layout.Schedules, func(key, value []byte) error {
+			var sch Schedule
+			err := s.OpenJSON(tx, layout.Schedules, string(key), value, &sch)
+			return errors.Join(err, same(string(key), string(scheduleKey(sch.Box, sch.ID))))
+		}},
 		{layout.CAs, reading(func(key string, rec caRecord) error {
 			return s.OpenJSON(tx, layout.CAs, key, rec.Key, new(string))
 		})},

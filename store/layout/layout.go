@@ -58,6 +58,9 @@ var Documents = [][]byte{
 	URLs, APIKeys, Settings, Schedules,
 }
 
+// Added are the buckets that stores of schema 1 did not have.
+var Added = [][]byte{Settings, Schedules}
+
 // How the data key is encrypted.
 const (
 	SealedByFile       = "key file"
