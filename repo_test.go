@@ -78,8 +78,9 @@ api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/stream api/strict api/urls
-api/spec: policy
+api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/settings api/stream api/strict api/urls
+api/settings: policy api api/history api/problem api/rest api/spec api/strict
+api/spec: policy api api/problem
 api/stream:
 api/strict: policy api/problem
 api/urls: policy api api/history api/problem api/rest api/strict

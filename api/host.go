@@ -164,6 +164,15 @@ type Hosted struct {
 	GitUserEmail string        `json:"git_user_email,omitempty"`
 }
 
+// Configuration is what can be changed of a box besides its rules.
+type Configuration struct {
+	Labels []string
+	Hosted Hosted
+}
+
+// AgentCustom is the agent of a box whose agent is its custom harness.
+const AgentCustom = "custom"
+
 // CustomRunner is the SDK's custom harness: a command in the box that writes the box-sse-v1 protocol.
 type CustomRunner struct {
 	Command  string   `json:"command"`

@@ -1,5 +1,7 @@
 package api
 
+import "boxgate/policy"
+
 // The kernel's limits for starting a command: no argument or variable longer than MAX_ARG_STRLEN, and all of them
 // within a quarter of the stack's limit, 2 MiB. That is divided so as to leave room for placeholders (at most 2 × 512
 // of 184 bytes) and for what the launcher sets.
@@ -9,3 +11,12 @@ const (
 	MaxArguments   = 512 << 10   // bytes of all arguments, with their cost
 	MaxEnvironment = 1 << 20     // bytes of all variables of a box, with their cost
 )
+
+// EnvironmentSize is what the variables of a box count against [MaxEnvironment].
+func EnvironmentSize(vars map[string]policy.Secret) int {
+	sum := 0
+	for name, value := range vars {
+		sum += len(name) + len("=") + len(value.Reveal()) + ArgumentCost
+	}
+	return sum
+}

@@ -27,6 +27,9 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if err != nil {
 		return api.Box{}, err
 	}
+	if req.Env, err = l.settings.environmentOf(req.Env, req.Headers); err != nil {
+		return api.Box{}, err
+	}
 	b, err := l.allocate(req, nil, image)
 	if err != nil {
 		return api.Box{}, err

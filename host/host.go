@@ -25,6 +25,7 @@ type Host struct {
 	*publicURLs  // makes and deletes their public URLs
 	*usage       // puts them to sleep and wakes them
 	*commands    // runs commands in them
+	*settings    // keeps what else can be configured
 	*events      // reads decisions
 	*authorities // shows certificate authorities
 	*keys        // changes the keys of the store and of the API

@@ -26,9 +26,12 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	if in.tokens.Reveal() == "" {
 		return nil, errNoTokenKey
 	}
-	rules := policy.WithTokens(policy.MergeHeaders(in.global, in.headers), in.tokens)
+	rules := policy.WithTokens(in.rules(), in.tokens)
 	return policy.Compile(in.spec, rules, in.protected, in.version)
 }
+
+// rules are the header rules that apply to the box.
+func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.global, in.headers) }
 
 // shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
 // use.

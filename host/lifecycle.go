@@ -35,6 +35,7 @@ type lifecycle struct {
 	sandboxes   sandboxes
 	urls        *publicURLs
 	commands    *commands
+	settings    *settings
 }
 
 // states stores the states of boxes.

@@ -80,6 +80,7 @@ func (h *Host) wire(context.Context) error {
 	}
 	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held}
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
+	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.keys = &keys{log: p.log, store: p.store}
@@ -88,7 +89,7 @@ func (h *Host) wire(context.Context) error {
 	}
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
-		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands,
+		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings,
 	}
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()

@@ -59,7 +59,7 @@ func (b *attachBody) attached(p *problem.List) api.Attached {
 		if !filepath.IsAbs(b.NetNS) || filepath.Clean(b.NetNS) != b.NetNS {
 			p.Add("/netns", "must be an absolute path without . and ..")
 		}
-		checkText(p, "/netns", b.NetNS, 4096, false)
+		spec.Text(p, "/netns", b.NetNS, 4096, false)
 		found = append(found, api.Attached{Kind: api.AttachNetNS, Ref: b.NetNS})
 	}
 	if b.PID != 0 {

@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"boxgate/api"
@@ -53,8 +52,6 @@ const MaxTTL = 3 * 24 * time.Hour
 
 var (
 	sizes      = []string{"small", "medium", "large"}
-	labelPat   = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,20}$`)
-	envPat     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
 	// reserved are the words that take the place of an ID in the paths of the dialect.
 	reserved = []string{"settings", "attach", "snapshots", "from-snapshot"}
@@ -80,7 +77,7 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	if b.Ephemeral && b.KeepAlive {
 		p.Add("/keep_alive", "an ephemeral box cannot be kept alive")
 	}
-	req.Env = b.env(&p)
+	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
 	if err := b.network(&req, hasSecret, &p); err != nil {
 		return api.CreateRequest{}, err
 	}
@@ -148,13 +145,11 @@ func (b *createBody) checkNames(p *problem.List) {
 	if slices.Contains(reserved, b.Name) {
 		p.Add("/name", "%q is reserved by the API; choose another name", b.Name)
 	}
-	if len(b.Labels) > 5 {
-		p.Add("/labels", "at most 5 labels")
+	if len(b.Labels) > spec.MaxLabels {
+		p.Add("/labels", "at most %d labels", spec.MaxLabels)
 	}
 	for i, l := range b.Labels {
-		if !labelPat.MatchString(l) {
-			p.Add("/labels/"+strconv.Itoa(i), "must be 1 to 20 letters, digits, '.', '_', '-' or ':'")
-		}
+		spec.Label(p, "/labels/"+strconv.Itoa(i), l)
 		if slices.Contains(b.Labels[:i], l) {
 			p.Add("/labels/"+strconv.Itoa(i), "this label is given twice")
 		}
@@ -162,31 +157,7 @@ func (b *createBody) checkNames(p *problem.List) {
 	if b.Runtime != "" && !runtimePat.MatchString(b.Runtime) {
 		p.Add("/runtime", "is not the name of a runtime")
 	}
-	checkText(p, "/init_command", b.InitCommand, 64<<10, true)
-}
-
-func (b *createBody) env(p *problem.List) map[string]policy.Secret {
-	sum := 0
-	env := make(map[string]policy.Secret, len(b.EnvVars))
-	for name, value := range b.EnvVars {
-		at := "/env_vars/" + problem.EscapeKey(name)
-		if !envPat.MatchString(name) {
-			p.Add(at, "the name must be letters, digits and '_', not beginning with a digit")
-		}
-		if strings.ContainsRune(value, 0) {
-			p.Add(at, "the value must not contain NUL")
-		}
-		size := len(name) + len("=") + len(value)
-		if size > api.MaxArgument {
-			p.Add(at, "name and value have %d bytes together; the limit is %d, above which the kernel starts no command", size, api.MaxArgument)
-		}
-		sum += size + api.ArgumentCost
-		env[name] = policy.NewSecret(value)
-	}
-	if sum > api.MaxEnvironment {
-		p.Add("/env_vars", "the variables need %d bytes; the limit is %d, above which the kernel starts no command", sum, api.MaxEnvironment)
-	}
-	return env
+	spec.Text(p, "/init_command", b.InitCommand, 64<<10, true)
 }
 
 // hosted separates the hosted product's fields into what may be read back and the secrets, by their pointer.
@@ -200,14 +171,18 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]policy.Secr
 	keep("/agent_api_key", b.AgentAPIKey)
 	keep("/github_token", b.GitHubToken)
 	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
-		checkText(p, pointer, text, 256, false)
+		spec.Text(p, pointer, text, 256, false)
 	}
-	if r := b.CustomRunner; r != nil {
-		if r.Command == "" {
-			p.Add("/custom_runner/command", "is required")
-		}
-		if r.Protocol != "" && r.Protocol != "box-sse-v1" {
-			p.Add("/custom_runner/protocol", "must be box-sse-v1")
+	if b.CustomRunner != nil {
+		spec.Runner(p, "/custom_runner", b.CustomRunner)
+	}
+	if len(b.Skills) > spec.MaxSkills {
+		p.Add("/skills", "at most %d skills", spec.MaxSkills)
+	}
+	for i, skill := range b.Skills {
+		spec.Skill(p, "/skills/"+strconv.Itoa(i), skill)
+		if slices.Contains(b.Skills[:i], skill) {
+			p.Add("/skills/"+strconv.Itoa(i), "this skill is given twice")
 		}
 	}
 	h := api.Hosted{Model: b.Model, Agent: b.Agent, CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
@@ -225,16 +200,6 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]policy.Secr
 		h.MCPServers = append(h.MCPServers, server)
 	}
 	return h, secrets
-}
-
-// checkText refuses text that is too long or holds control bytes; lines says whether line breaks and tabs are allowed.
-func checkText(p *problem.List, pointer, text string, most int, lines bool) {
-	bad := func(r rune) bool {
-		return r == 0x7f || r < ' ' && (!lines || r != '\n' && r != '\t' && r != '\r')
-	}
-	if len(text) > most || strings.ContainsFunc(text, bad) {
-		p.Add(pointer, "must be at most %d bytes without control characters", most)
-	}
 }
 
 // createBox is POST /v2/box.

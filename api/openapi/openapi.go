@@ -101,6 +101,12 @@ var pathDocs = map[string]string{
 	"id":   "ID or name of a box",
 	"port": "a port of the box",
 	"run":  "ID of a run",
+
+	"key":        "name of an environment variable",
+	"label":      "a label of the box",
+	"owner":      "owner of the skill's repository",
+	"repository": "the skill's repository",
+	"skill":      "name of the skill in its repository",
 }
 
 func parameters(rt rest.Route, s *schemas) []object {

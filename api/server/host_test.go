@@ -27,6 +27,7 @@ type memoryHost struct {
 	mu      sync.Mutex
 	boxes   map[policy.BoxID]*memoryBox
 	global  api.HeaderState
+	env     map[string]policy.Secret // of new boxes
 	created []api.CreateRequest
 	execs   []api.ExecRequest
 	events  []audit.Event
@@ -47,7 +48,7 @@ type memoryBox struct {
 }
 
 func newMemoryHost(t testing.TB) *memoryHost {
-	return &memoryHost{dir: t.TempDir(), boxes: map[policy.BoxID]*memoryBox{}, global: api.HeaderState{Version: 1}}
+	return &memoryHost{dir: t.TempDir(), boxes: map[policy.BoxID]*memoryBox{}, env: map[string]policy.Secret{}, global: api.HeaderState{Version: 1}}
 }
 
 // enter begins a call: it locks the host and fails if the test wants that.

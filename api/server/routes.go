@@ -12,6 +12,7 @@ import (
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
 	"boxgate/api/rules"
+	"boxgate/api/settings"
 	"boxgate/api/strict"
 	"boxgate/api/urls"
 )
@@ -32,6 +33,7 @@ func (a *API) rooms() []room {
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
+		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies}},
 	}
 }

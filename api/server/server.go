@@ -11,6 +11,7 @@ import (
 	"boxgate/api/access"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
+	"boxgate/api/settings"
 	"boxgate/audit"
 )
 
@@ -18,6 +19,7 @@ import (
 type Host interface {
 	api.Host
 	lifecycle.Host
+	settings.Host
 }
 
 // Config is what [New] needs. Host and CheckKey are required.

@@ -1,0 +1,92 @@
+package settings
+
+import (
+	"net/http"
+
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/spec"
+	"boxgate/policy"
+)
+
+// masked stands for every value.
+const masked = "****"
+
+// envView is the environment of new boxes as it may be shown.
+type envView struct {
+	EnvVars map[string]string `json:"env_vars" doc:"the names; every value is shown as ****"`
+}
+
+// envBody is a new environment.
+type envBody struct {
+	EnvVars map[string]string `json:"env_vars" doc:"all variables; others are removed. Values are never read back"`
+}
+
+// variableBody is the value of one variable.
+type variableBody struct {
+	Value *string `json:"value" doc:"never read back"`
+}
+
+func viewEnv(vars map[string]policy.Secret) envView {
+	view := envView{EnvVars: map[string]string{}}
+	for name := range vars {
+		view.EnvVars[name] = masked
+	}
+	return view
+}
+
+func (e *Endpoints) getEnv(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	vars, err := e.Host.Environment(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: viewEnv(vars)}, nil
+}
+
+func (e *Endpoints) putEnv(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body envBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	if body.EnvVars == nil {
+		p.Add("/env_vars", "is required; {} removes all variables")
+	}
+	vars := spec.Environment(&p, "/env_vars", body.EnvVars)
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	if err := e.Host.SetEnvironment(r.Context(), vars); err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: viewEnv(vars)}, nil
+}
+
+func (e *Endpoints) putVariable(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body variableBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	name := r.PathValue("key")
+	spec.VariableName(&p, "", name)
+	if body.Value == nil {
+		p.Add("/value", "is required")
+		return rest.Reply{}, p.Err()
+	}
+	spec.Variable(&p, "/value", name, *body.Value)
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	if err := e.Host.SetVariable(r.Context(), name, policy.NewSecret(*body.Value)); err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Done(), nil
+}
+
+func (e *Endpoints) deleteVariable(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	if err := e.Host.DeleteVariable(r.Context(), r.PathValue("key")); err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Done(), nil
+}

@@ -1,0 +1,53 @@
+package settings
+
+import (
+	"context"
+	"reflect"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// Host keeps the settings. Errors are as those of [api.Host].
+type Host interface {
+	Box(ctx context.Context, idOrName string) (api.Box, error)
+	// Environment returns the variables that new boxes get.
+	Environment(ctx context.Context) (map[string]policy.Secret, error)
+	// SetEnvironment replaces them. A variable that is a placeholder of a header rule of every box is a
+	// *policy.InvalidError.
+	SetEnvironment(ctx context.Context, vars map[string]policy.Secret) error
+	// SetVariable sets one of them. Too many are a *policy.InvalidError.
+	SetVariable(ctx context.Context, name string, value policy.Secret) error
+	// DeleteVariable removes one of them.
+	DeleteVariable(ctx context.Context, name string) error
+	// Configure changes a box's configuration. If change returns an error nothing changes; changes of one box are made one
+	// after the other.
+	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
+}
+
+// Endpoints serves the settings.
+type Endpoints struct {
+	Host    Host
+	History *history.History
+	Bodies  strict.Bodies
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/v2/box/settings/env", ID: "getEnvironment", Summary: "The variables that new boxes get, without values", Response: reflect.TypeFor[envView](), Handle: e.getEnv},
+		{Method: "PUT", Path: "/v2/box/settings/env", ID: "setEnvironment", Summary: "Replace the variables that new boxes get", Request: reflect.TypeFor[envBody](), Example: `{"env_vars":{"LOG_LEVEL":"info"}}`, Response: reflect.TypeFor[envView](), Handle: e.putEnv},
+		{Method: "PUT", Path: "/v2/box/settings/env/{key}", ID: "setVariable", Summary: "Set one of the variables that new boxes get", Request: reflect.TypeFor[variableBody](), Example: `{"value":"info"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.putVariable},
+		{Method: "DELETE", Path: "/v2/box/settings/env/{key}", ID: "deleteVariable", Summary: "Remove one of the variables that new boxes get", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteVariable},
+		{Method: "POST", Path: "/v2/box/{id}/config/labels", ID: "addLabel", Summary: "Add a label to a box", Request: reflect.TypeFor[labelBody](), Example: `{"label":"team-a"}`, Response: reflect.TypeFor[labelsView](), Handle: e.addLabel},
+		{Method: "DELETE", Path: "/v2/box/{id}/config/labels/{label}", ID: "removeLabel", Summary: "Remove a label from a box", Response: reflect.TypeFor[labelsView](), Handle: e.removeLabel},
+		{Method: "PUT", Path: "/v2/box/{id}/config/model", ID: "setModel", Summary: "Replace the model of a box, which is kept and shown", Request: reflect.TypeFor[modelBody](), Example: `{"model":"anthropic/claude-sonnet-4-5"}`, Response: reflect.TypeFor[modelView](), Handle: e.putModel},
+		{Method: "PUT", Path: "/v2/box/{id}/config/custom-runner", ID: "setCustomRunner", Summary: "Replace the custom harness of a box", Request: reflect.TypeFor[runnerBody](), Example: `{"custom_runner":{"command":"node","args":["/workspace/home/harness.mjs"],"protocol":"box-sse-v1"}}`, Response: reflect.TypeFor[runnerView](), Handle: e.putRunner},
+		{Method: "POST", Path: "/v2/box/{id}/config/skills", ID: "addSkill", Summary: "Add a skill to a box, which is kept and shown", Request: reflect.TypeFor[skillBody](), Example: `{"skill_id":"owner/repository/skill"}`, Response: reflect.TypeFor[skillsView](), Handle: e.addSkill},
+		{Method: "DELETE", Path: "/v2/box/{id}/config/skills/{owner}/{repository}", ID: "removeRepository", Summary: "Remove a skill that is a whole repository from a box", Response: reflect.TypeFor[skillsView](), Handle: e.removeSkill},
+		{Method: "DELETE", Path: "/v2/box/{id}/config/skills/{owner}/{repository}/{skill}", ID: "removeSkill", Summary: "Remove a skill from a box", Response: reflect.TypeFor[skillsView](), Handle: e.removeSkill},
+	}
+}

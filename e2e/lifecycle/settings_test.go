@@ -1,0 +1,87 @@
+package lifecycle
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+)
+
+// New boxes get the environment of all boxes, their own first; those that are there keep theirs. A placeholder, which keeps
+// a secret out of the box, takes the place of a variable of all boxes.
+func TestEnvironmentOfNewBoxes(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	const show = `printf '%s|%s|%s' "$SHARED" "$OWN" "$TOKEN"`
+	before := w.Create(map[string]any{})
+	put(w, "/v2/box/settings/env", map[string]any{"env_vars": map[string]string{"SHARED": "all", "OWN": "all", "TOKEN": "all"}})
+	after := w.Create(map[string]any{
+		"env_vars": map[string]string{"OWN": "box"},
+		"attach_headers": map[string]any{"api.example.com": map[string]any{
+			"headers": map[string]string{}, "placeholders": map[string]string{"TOKEN": harness.TestSecret},
+		}},
+	})
+	put(w, "/v2/box/settings/env/SHARED", map[string]string{"value": "changed"})
+	if out := w.MustSh(before, show); out != "||" {
+		t.Errorf("a box that was there before has %q", out)
+	}
+	check := func() {
+		t.Helper()
+		out := w.MustSh(after, show)
+		harness.Contains(t, out, "all|box|")
+		if strings.Contains(out, "|all") || strings.Contains(out, harness.TestSecret) {
+			t.Errorf("the placeholder gave way: %q", out)
+		}
+	}
+	check()
+	w.Kill()
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check()
+	if out := w.MustSh(w.Create(map[string]any{}), show); out != "changed|all|all" {
+		t.Errorf("a box made after the change has %q", out)
+	}
+}
+
+// What is configured is read back, also after the gateway died.
+func TestConfigurationIsKept(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{
+		"labels": []string{"one"}, "agent": "custom", "model": "custom", "custom_runner": map[string]any{"command": "node"},
+		"agent_api_key": harness.TestSecret, "mcp_servers": []any{map[string]any{"name": "m", "source": "url", "package_or_url": "https://mcp.example.com", "headers": map[string]string{"X-Key": harness.TestSecret}}},
+	})
+	post := func(path string, body any) {
+		t.Helper()
+		if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, path), body, nil); err != nil {
+			t.Errorf("POST %s: %v", path, err)
+		}
+	}
+	post("config/labels", map[string]string{"label": "two"})
+	post("config/skills", map[string]string{"skill_id": "upstash/qstash-js/qstash-js"})
+	put(w, api.BoxPath(box, "config/model"), map[string]string{"model": "custom/other"})
+	put(w, api.BoxPath(box, "config/custom-runner"), map[string]any{"custom_runner": map[string]any{"command": "node", "args": []string{"x.mjs"}}})
+	if err := w.Client.Do(t.Context(), "DELETE", api.BoxPath(box, "config/labels/one"), nil, nil); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		var now map[string]any
+		if err := w.Client.Do(t.Context(), "GET", api.BoxPath(box), nil, &now); err != nil {
+			t.Fatal(err)
+		}
+		got := fmt.Sprint(now["labels"], now["enabled_skills"], now["model"], now["custom_runner"], now["mcp_servers"])
+		for _, want := range []string{"[two]", "[upstash/qstash-js/qstash-js]", "custom/other", "args:[x.mjs]", "X-Key"} {
+			harness.Contains(t, got, want)
+		}
+		if strings.Contains(fmt.Sprint(now), harness.TestSecret) {
+			t.Errorf("a secret is shown: %v", now)
+		}
+		w.Kill()
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// settings keeps what can be changed of boxes besides their rules.
+type settings struct {
+	log    *zap.Logger
+	store  *store.DB
+	boxes  *boxes
+	shared *shared
+}
+
+// Environment implements the Host of [boxgate/api/settings].
+func (s *settings) Environment(context.Context) (map[string]policy.Secret, error) {
+	return s.store.Environment()
+}
+
+// SetEnvironment implements the Host of [boxgate/api/settings].
+func (s *settings) SetEnvironment(_ context.Context, vars map[string]policy.Secret) error {
+	placeholders := placeholdersOf(s.shared.inputs().global)
+	for name := range vars {
+		if pattern, ok := placeholders[name]; ok {
+			return invalidAt("/env_vars/"+name, conflictWith(pattern))
+		}
+	}
+	return s.change(func(now map[string]policy.Secret) error {
+		clear(now)
+		for name, value := range vars {
+			now[name] = value
+		}
+		return nil
+	})
+}
+
+// SetVariable implements the Host of [boxgate/api/settings].
+func (s *settings) SetVariable(_ context.Context, name string, value policy.Secret) error {
+	if pattern, ok := placeholdersOf(s.shared.inputs().global)[name]; ok {
+		return invalidAt("", conflictWith(pattern))
+	}
+	return s.change(func(now map[string]policy.Secret) error {
+		now[name] = value
+		if size := api.EnvironmentSize(now); size > api.MaxEnvironment {
+			return invalidAt("/value", tooLarge(size))
+		}
+		return nil
+	})
+}
+
+// DeleteVariable implements the Host of [boxgate/api/settings].
+func (s *settings) DeleteVariable(_ context.Context, name string) error {
+	return s.change(func(now map[string]policy.Secret) error {
+		if _, ok := now[name]; !ok {
+			return api.Errorf(api.ErrNotFound, "there is no variable %q for new boxes", name)
+		}
+		delete(now, name)
+		return nil
+	})
+}
+
+func (s *settings) change(change func(map[string]policy.Secret) error) error {
+	err := s.store.ChangeEnvironment(change)
+	if refused := (*policy.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
+		return err
+	}
+	return notStored(s.log, "the environment of new boxes could not be stored", err)
+}
+
+// environmentOf is the environment of a new box: its own, and what all new boxes get and it has not. A placeholder, which
+// keeps a secret out of the box, takes the place of a variable of all boxes.
+func (s *settings) environmentOf(own map[string]policy.Secret, headers []policy.HeaderRule) (map[string]policy.Secret, error) {
+	all, err := s.store.Environment()
+	if err != nil {
+		return nil, err
+	}
+	in := s.shared.inputs()
+	in.headers = headers
+	for name := range placeholdersOf(in.rules()) {
+		delete(all, name)
+	}
+	for name, value := range own {
+		all[name] = value
+	}
+	if size := api.EnvironmentSize(all); size > api.MaxEnvironment {
+		return nil, invalidAt("/env_vars", "with the environment of all boxes, "+tooLarge(size))
+	}
+	return all, nil
+}
+
+// Configure implements the Host of [boxgate/api/settings].
+func (s *settings) Configure(_ context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error) {
+	b, err := s.boxes.lock(id)
+	if err != nil {
+		return api.Box{}, err
+	}
+	defer b.mu.Unlock()
+	next := api.Configuration{Labels: slices.Clone(b.record.Labels), Hosted: b.hosted}
+	next.Hosted.Skills = slices.Clone(b.hosted.Skills)
+	if err := change(&next); err != nil {
+		return api.Box{}, err
+	}
+	record := b.record
+	record.Labels, record.UpdatedAt = next.Labels, time.Now()
+	if record.Extra, err = json.Marshal(next.Hosted); err != nil {
+		return api.Box{}, err
+	}
+	if err := s.store.UpdateBox(record); err != nil {
+		return api.Box{}, notStored(s.log, "the configuration of the box could not be stored", err)
+	}
+	b.record, b.hosted = record, next.Hosted
+	b.publish()
+	return b.view(), nil
+}
+
+// placeholdersOf returns the variables that are placeholders of header rules, with the pattern of the rule.
+func placeholdersOf(rules []policy.HeaderRule) map[string]policy.Pattern {
+	vars := map[string]policy.Pattern{}
+	for _, rule := range rules {
+		for _, p := range rule.Placeholders {
+			vars[p.Variable] = rule.Pattern
+		}
+	}
+	return vars
+}
+
+func conflictWith(pattern policy.Pattern) string {
+	return fmt.Sprintf("the header rule of all boxes for %q has a placeholder of that name; give it in one place", pattern)
+}
+
+func tooLarge(size int) string {
+	return fmt.Sprintf("the variables need %d bytes; the limit is %d, above which the kernel starts no command", size, api.MaxEnvironment)
+}
