@@ -22,9 +22,9 @@ type commands struct {
 
 // Exec implements [api.Host].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
-	code := -1
+	var res launcher.Result
 	err := c.usage.do(ctx, id, func(b *box) (err error) {
-		code, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
+		res, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdout: stdout, Stderr: stderr,
 		})
 		return err
@@ -40,7 +40,7 @@ func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecReques
 		}
 		return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the command could not be run: %w", err)
 	}
-	return api.ExecResult{ExitCode: code}, nil
+	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU}, nil
 }
 
 // exitNoProgram is the exit code of a shell for a program that does not exist or cannot be started.

@@ -108,7 +108,7 @@ func run(t *testing.T, l *Launcher, id policy.BoxID, spec ExecSpec) result {
 	spec.Stdout, spec.Stderr = &out, &errs
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	exit, err := l.Exec(ctx, id, spec)
+	exit, err := exitOf(ctx, l, id, spec)
 	if err != nil {
 		t.Fatalf("%q: %v", spec.Args, err)
 	}
@@ -167,7 +167,7 @@ func TestBoxFromCreateToDelete(t *testing.T) {
 	if _, err := l.State(t.Context(), id); !errors.Is(err, ErrNotFound) {
 		t.Errorf("state of a deleted box: %v", err)
 	}
-	if _, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, ErrNotFound) {
+	if _, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("exec in a deleted box: %v", err)
 	}
 }
@@ -196,4 +196,10 @@ func nothingLeft(t *testing.T, l *Launcher, id policy.BoxID) {
 			t.Errorf("user ID range %s is still claimed", c.Name())
 		}
 	}
+}
+
+// exitOf runs a command and returns its exit status.
+func exitOf(ctx context.Context, l *Launcher, id policy.BoxID, spec ExecSpec) (int, error) {
+	res, err := l.Exec(ctx, id, spec)
+	return res.Status, err
 }

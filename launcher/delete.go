@@ -36,6 +36,7 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 	defer l.background.Drop(id)
 	defer l.motion.GoOn(id)
+	defer l.branches.Drop(l.cgroup(id))
 	for _, step := range []func() error{
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },

@@ -2,12 +2,9 @@ package launcher
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,7 +14,6 @@ import (
 
 	"boxgate/launcher/container"
 	"boxgate/launcher/furnish"
-	"boxgate/launcher/process"
 	"boxgate/policy"
 )
 
@@ -30,124 +26,24 @@ type StartError struct {
 // Error returns the program and the runtime's message.
 func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", e.Program, e.Message) }
 
-// Exec runs a command in a box and returns its exit status once it has ended and all its output has been delivered: the
-// status it exited with, or 128 plus the number of the signal that killed it. For a command that could not be started
-// it returns 127 and a *StartError.
-//
-// When ctx ends first, the command and its process group are killed and the error is ctx's. What a command leaves
-// running in the background, in a group of its own or after its own end, keeps running; Exec does not wait for it, even
-// if it has the command's output open, and discards what it still writes there. Of outputs kept open like that, the
-// last 64 of a box are kept; a process that writes to an older one gets EPIPE.
-func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (int, error) {
-	r, err := l.load(id)
+// Result is how a command ended.
+type Result struct {
+	Status int           // the status it exited with, or 128 plus the number of the signal that killed it
+	CPU    time.Duration // used by it and all that it started, until it ended; 0 if that is not known
+}
+
+// Exec runs a command in a box to its end: Start and Wait. For a command that could not be started it returns status 127 and a
+// *StartError.
+func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (Result, error) {
+	c, err := l.Start(ctx, id, spec)
 	if err != nil {
-		return -1, err
-	}
-	if !r.Created {
-		return -1, fmt.Errorf("box %s: %w", id, ErrNotRunning)
-	}
-	user, err := parseUser(spec.User)
-	if err != nil {
-		return -1, err
-	}
-	config, err := commandProcess(r, user, spec)
-	if err != nil {
-		return -1, err
-	}
-	defer l.execs.begin(id)()
-	ends := process.Stdio{In: spec.Stdin, Out: spec.Stdout, Err: spec.Stderr}
-	streams, err := process.Open(ends, r.ids().Host(user.uid))
-	if err != nil {
-		return -1, err
-	}
-	command, err := l.startCommand(ctx, r, config, streams)
-	if err != nil {
-		streams.Abandon()
 		var start *StartError
 		if errors.As(err, &start) {
-			return 127, err
+			return Result{Status: 127}, err
 		}
-		return -1, err
+		return Result{Status: -1}, err
 	}
-	finish := streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) })
-	defer finish()
-	return command.Await(ctx)
-}
-
-// startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
-// runtime would leave a half-started process behind.
-func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *process.Streams) (*process.Process, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
-	}
-	started, err := l.motion.Begin(ctx, r.ID)
-	if err != nil {
-		return nil, fmt.Errorf("box %s: %w", r.ID, err)
-	}
-	defer started()
-	lim, err := r.Size.limits()
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(r.ID)+"-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	files := execFiles{filepath.Join(dir, "process.json"), filepath.Join(dir, "pid"), filepath.Join(dir, "log")}
-	data, err := json.Marshal(p)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(files.process, data, 0o600); err != nil {
-		return nil, err
-	}
-	startCtx, cancel := graceAfter(ctx, 5*time.Second)
-	defer cancel()
-	if err := l.runtimeExec(startCtx, r.ID, lim, files, streams); err != nil {
-		return nil, l.explainExec(ctx, r.ID, p.Args[0], runtimeError(files.log, err))
-	}
-	pid, err := readPid(files.pid)
-	if err != nil {
-		return nil, err
-	}
-	return process.Adopt(pid)
-}
-
-// execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, and the
-// runtime's log.
-type execFiles struct{ process, pid, log string }
-
-// runtimeExec calls the runtime's exec. go-runc's own exec writes the process with all its environment to the system's
-// directory for temporary files, where it stays if this program is killed. Our files are in a private directory,
-// usually on a file system in memory, and Recover empties it.
-func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, streams *process.Streams) error {
-	cmd := l.runtimeCommand(ctx, files.log, "exec", "--process", files.process, "--detach", "--pid-file", files.pid, string(id))
-	streams.Connect(cmd)
-	err := container.StartLimited(cmd, lim)
-	streams.CloseFar() // only then do our ends notice that the command has closed its own
-	if err != nil {
-		return err
-	}
-	return cmd.Wait()
-}
-
-// explainExec finds out why a command did not start: because of the box, or because of the command.
-func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program string, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	st, serr := l.State(ctx, id)
-	switch {
-	case serr != nil:
-		return serr
-	case st.State == StatePaused:
-		return fmt.Errorf("box %s: %w", id, ErrPaused)
-	case st.State == StateError:
-		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
-	default:
-		return &StartError{Program: program, Message: err.Error()}
-	}
+	return c.Wait(ctx)
 }
 
 // graceAfter returns a context that ends some time after another one does.

@@ -29,14 +29,14 @@ func TestExecReportsHowACommandEnded(t *testing.T) {
 		{Args: []string{"true"}, Cwd: "/no/such/directory"},
 	} {
 		var start *StartError
-		exit, err := l.Exec(t.Context(), id, spec)
+		exit, err := exitOf(t.Context(), l, id, spec)
 		if exit != 127 || !errors.As(err, &start) {
 			t.Errorf("%+v: %d, %v", spec, exit, err)
 		}
 	}
 	for _, spec := range []ExecSpec{{}, {Args: []string{"a\x00b"}}, {Args: []string{"id"}, User: "mallory"},
 		{Args: []string{"id"}, User: "70000"}, {Args: []string{"id"}, User: "-1"}, {Args: []string{"id"}, Env: map[string]string{"A=B": "c"}}} {
-		if _, err := l.Exec(t.Context(), id, spec); err == nil {
+		if _, err := exitOf(t.Context(), l, id, spec); err == nil {
 			t.Errorf("%+v was accepted", spec)
 		}
 	}
@@ -56,7 +56,7 @@ func TestExecStreams(t *testing.T) {
 
 	sum := sha256.New()
 	input := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
-	exit, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"cat"}, Stdin: bytes.NewReader(input), Stdout: sum})
+	exit, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"cat"}, Stdin: bytes.NewReader(input), Stdout: sum})
 	if expect := sha256.Sum256(input); exit != 0 || err != nil || !bytes.Equal(sum.Sum(nil), expect[:]) {
 		t.Errorf("16 MiB there and back: %d, %v, or the bytes differ", exit, err)
 	}
@@ -65,7 +65,7 @@ func TestExecStreams(t *testing.T) {
 	defer w.Close()
 	want(t, run(t, l, id, ExecSpec{Args: []string{"echo", "done"}, Stdin: endless}), "done")
 	// A caller that stops taking output does not stop the command.
-	exit, err = l.Exec(t.Context(), id, ExecSpec{Args: []string{"sh", "-c", "seq 1 200000; exit 3"}, Stdout: failingWriter{}})
+	exit, err = exitOf(t.Context(), l, id, ExecSpec{Args: []string{"sh", "-c", "seq 1 200000; exit 3"}, Stdout: failingWriter{}})
 	if exit != 3 || err != nil {
 		t.Errorf("with a reader gone: %d, %v", exit, err)
 	}
@@ -88,7 +88,7 @@ func TestExecDoesNotWaitForTheBackground(t *testing.T) {
 	want(t, sh(t, l, id, "touch go; until [ -e wrote ]; do sleep 0.01; done; echo ok"), "ok")
 	// All that was written before the end arrives, however slow the reader.
 	var out slowBuffer
-	exit, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"sh", "-c", "sleep 1000 & head -c 60000 /dev/zero"}, Stdout: &out})
+	exit, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"sh", "-c", "sleep 1000 & head -c 60000 /dev/zero"}, Stdout: &out})
 	if exit != 0 || err != nil || out.n != 60000 {
 		t.Errorf("%d bytes, exit %d, %v", out.n, exit, err)
 	}
@@ -116,7 +116,7 @@ func TestCancelKillsTheCommand(t *testing.T) {
 		cancel(gone)
 		return len(p), nil
 	})
-	exit, err := l.Exec(ctx, id, ExecSpec{Args: []string{"sh", "-c", "trap '' TERM INT HUP; sleep 4321 & echo started; wait"}, Stdout: started})
+	exit, err := exitOf(ctx, l, id, ExecSpec{Args: []string{"sh", "-c", "trap '' TERM INT HUP; sleep 4321 & echo started; wait"}, Stdout: started})
 	if exit != 137 || !errors.Is(err, gone) {
 		t.Errorf("exit %d, %v", exit, err)
 	}
@@ -124,7 +124,7 @@ func TestCancelKillsTheCommand(t *testing.T) {
 	if st, err := l.State(t.Context(), id); err != nil || st.State != StateIdle {
 		t.Errorf("afterwards: %+v, %v", st, err)
 	}
-	if _, err := l.Exec(ctx, id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, gone) {
+	if _, err := exitOf(ctx, l, id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, gone) {
 		t.Errorf("with a context that has ended: %v", err)
 	}
 }
@@ -157,7 +157,7 @@ func TestManyCommandsAtOnce(t *testing.T) {
 	for i := range cap(errs) {
 		go func() {
 			var out bytes.Buffer
-			exit, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"sh", "-c", fmt.Sprintf("echo %d; exit %d", i, i)}, Stdout: &out})
+			exit, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"sh", "-c", fmt.Sprintf("echo %d; exit %d", i, i)}, Stdout: &out})
 			if err == nil && (exit != i || out.String() != fmt.Sprintln(i)) {
 				err = fmt.Errorf("command %d: exit %d, %q", i, exit, out.String())
 			}

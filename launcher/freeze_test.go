@@ -43,7 +43,7 @@ func TestCommandsWaitForAFrozenBox(t *testing.T) {
 	ended := make(chan error, 1)
 	err := l.Frozen(t.Context(), id, func() error {
 		go func() {
-			code, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}})
+			code, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}})
 			if code != 0 || !over {
 				err = errors.Join(err, errors.New("it ran in a frozen box"))
 			}

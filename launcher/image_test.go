@@ -116,7 +116,7 @@ func TestImagesFromEverySource(t *testing.T) {
 				t.Errorf("a box of it: %+v, %v", st, err)
 			}
 			var start *StartError
-			if _, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"sh"}}); !errors.As(err, &start) {
+			if _, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"sh"}}); !errors.As(err, &start) {
 				t.Errorf("a program it has not: %v", err)
 			}
 			for _, p := range []string{"usr/etc/resolv.conf", "usr/etc/passwd", "etc/resolv.conf"} {

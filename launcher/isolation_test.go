@@ -212,7 +212,7 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 	if err != nil || st.State != StateCreating || st.NetNS != pin || st.Pid != 0 {
 		t.Errorf("prepared box: %+v, %v", st, err)
 	}
-	if _, err := l.Exec(t.Context(), spec.ID, ExecSpec{Args: []string{"true"}}); err == nil {
+	if _, err := exitOf(t.Context(), l, spec.ID, ExecSpec{Args: []string{"true"}}); err == nil {
 		t.Error("a command ran in a box whose network nobody had closed")
 	}
 	var inside string

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/cgroup"
 	"boxgate/launcher/image"
 	"boxgate/launcher/motion"
 	"boxgate/launcher/process"
@@ -57,6 +58,7 @@ type Launcher struct {
 	log        *zap.Logger
 	execs      execCount
 	background process.Background
+	branches   cgroup.Remains
 	trash      *trash.Trash
 	images     image.Store
 	motion     motion.Boxes

@@ -27,7 +27,7 @@ func TestPauseAndResume(t *testing.T) {
 	if st, err := l.State(t.Context(), id); err != nil || st.State != StatePaused {
 		t.Errorf("%+v, %v", st, err)
 	}
-	if _, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, ErrPaused) {
+	if _, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, ErrPaused) {
 		t.Errorf("a command in a paused box: %v", err)
 	}
 	for range 2 {
@@ -57,7 +57,7 @@ func TestDeleteEndsEverything(t *testing.T) {
 	ended := make(chan int, 1)
 	started := make(chan struct{})
 	go func() {
-		exit, _ := l.Exec(context.Background(), id, ExecSpec{
+		exit, _ := exitOf(context.Background(), l, id, ExecSpec{
 			Args:   []string{"sh", "-c", "setsid sh -c 'trap \"\" TERM; sleep 1000' & echo up; sleep 1000"},
 			Stdout: writerFunc(func(p []byte) (int, error) { close(started); return len(p), nil }),
 		})
@@ -251,7 +251,7 @@ func TestBoxWhoseFirstProcessDiedIsInError(t *testing.T) {
 	if err != nil || st.State != StateError {
 		t.Fatalf("%+v, %v", st, err)
 	}
-	if _, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, ErrNotRunning) {
+	if _, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("exec: %v", err)
 	}
 	if err := l.Pause(t.Context(), id); !errors.Is(err, ErrNotRunning) {

@@ -39,7 +39,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	stuck := map[policy.BoxID]bool{}
 	for id := range known {
 		if r, err := l.load(id); err == nil && r.Created {
-			errs = append(errs, namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID)))
+			errs = append(errs, namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID)), l.cgroup(r.ID).Sweep())
 			continue
 		}
 		if err := l.Delete(ctx, id); err != nil {

@@ -225,9 +225,9 @@ func launch(w *harness.World, t *testing.T, box string, spec launcher.ExecSpec) 
 	defer cancel()
 	var out lab.SyncBuffer // two streams write to it
 	spec.Stdout, spec.Stderr = &out, &out
-	code, err := l.Exec(ctx, policy.BoxID(box), spec)
+	res, err := l.Exec(ctx, policy.BoxID(box), spec)
 	if err != nil {
 		t.Fatalf("%v: %v (%s)", spec.Args, err, out.String())
 	}
-	return out.String(), code
+	return out.String(), res.Status
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,19 +16,26 @@ import (
 // Process is a process the runtime left to us: it is our child, so its ID stays its own until we have waited for it.
 type Process struct {
 	pid    int
+	tree   Tree
 	handle *os.File // a pidfd, readable once the process has ended
 
 	mu    sync.Mutex
 	ended bool // guarded by mu; from then on the kernel may give pid to another process
 }
 
-// Adopt takes charge of a process the runtime started.
-func Adopt(pid int) (*Process, error) {
+// Tree is a process with all that it has started.
+type Tree interface {
+	Signal(sig unix.Signal) error
+	Kill() error
+}
+
+// Adopt takes charge of a process the runtime started. Without a tree, its process group stands for what it has started.
+func Adopt(pid int, tree Tree) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch process %d: %w", pid, err)
 	}
-	return &Process{pid: pid, handle: os.NewFile(uintptr(fd), "pidfd")}, nil
+	return &Process{pid: pid, tree: tree, handle: os.NewFile(uintptr(fd), "pidfd")}, nil
 }
 
 // wait blocks until the process has ended and returns its exit status: its own, or 128 and the signal that killed it.
@@ -66,20 +75,52 @@ func (o *Process) poll(status *unix.WaitStatus) (done bool, err error) {
 	}
 }
 
-// kill ends the process and its process group, unless the process has ended.
-func (o *Process) kill() {
+// Kill ends the process and all that it has started, unless the process has ended.
+func (o *Process) Kill() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ended {
 		return
 	}
-	_ = unix.Kill(-o.pid, unix.SIGKILL)
+	if o.tree != nil {
+		_ = o.tree.Kill()
+	} else {
+		_ = unix.Kill(-o.pid, unix.SIGKILL)
+	}
 	_ = unix.Kill(o.pid, unix.SIGKILL)
+}
+
+// Signal sends a signal to the process and all that it has started, unless the process has ended.
+func (o *Process) Signal(sig unix.Signal) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.ended:
+	case o.tree != nil:
+		_ = o.tree.Signal(sig)
+	default:
+		_ = unix.Kill(-o.pid, sig)
+	}
+}
+
+// Inner is the ID of the process in its own PID namespace. It has one until [Process.Await] has returned.
+func (o *Process) Inner() (int, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			fields := strings.Fields(ids)
+			return strconv.Atoi(fields[len(fields)-1])
+		}
+	}
+	return 0, fmt.Errorf("process %d has no ID in its namespace", o.pid)
 }
 
 // Bury reaps a process whose exit status is not needed, so that it does not stay a zombie.
 func Bury(pid int) error {
-	o, err := Adopt(pid)
+	o, err := Adopt(pid, nil)
 	if err != nil {
 		return err
 	}
@@ -104,7 +145,7 @@ func (o *Process) Await(ctx context.Context) (int, error) {
 		return r.status, r.err
 	case <-ctx.Done():
 	}
-	o.kill()
+	o.Kill()
 	select {
 	case r := <-ended:
 		return r.status, context.Cause(ctx)

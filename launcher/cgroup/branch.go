@@ -1,0 +1,206 @@
+package cgroup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Branch is a control group below that of a box, for one command and all that it starts. The limits of the box bind its members as
+// before, and none of them can leave it: the box sees control groups read-only, and they belong to the host's root. With it
+// the CPU time of a command can be told from that of its neighbours, and all that it started can be killed.
+type Branch struct {
+	path string // below the root of every hierarchy
+	dirs []string
+	args []string
+	// One of each is used: that of version 2 or that of version 1.
+	unified, cpuacct, freezer string
+}
+
+// BranchPrefix is what the names of branches begin with.
+const BranchPrefix = "run-"
+
+// Dialect says how a runtime's exec is told about a group below that of the box.
+type Dialect int
+
+// The dialects.
+const (
+	NoDialect    Dialect = iota // it cannot be told
+	OneForAll                   // --cgroup NAME, with version 2 only
+	EachByItsOwn                // also --cgroup CONTROLLERS:NAME
+)
+
+// NewBranch makes a control group of that name below the group of a box. It is nil where the host or the runtime has none.
+func (g Group) NewBranch(name string, d Dialect) (*Branch, error) {
+	h, err := mounted()
+	if err != nil {
+		return nil, err
+	}
+	under := Group(filepath.Join(string(g), name))
+	b := &Branch{path: string(under)}
+	switch {
+	case h.unified != "" && d != NoDialect:
+		b.unified = below(h.unified, under)
+		b.dirs, b.args = []string{b.unified}, []string{"--cgroup", name}
+	case h.cpuacct != "" && h.freezer != "" && d == EachByItsOwn:
+		b.cpuacct, b.freezer = below(h.cpuacct, under), below(h.freezer, under)
+		b.dirs = []string{b.cpuacct, b.freezer}
+		b.args = []string{"--cgroup", h.cpuacctNames + ":" + name, "--cgroup", h.freezerNames + ":" + name}
+	default:
+		return nil, nil
+	}
+	for _, dir := range b.dirs {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			_ = b.Remove()
+			return nil, fmt.Errorf("the control group of a command: %w", err)
+		}
+	}
+	return b, nil
+}
+
+// Args are what the runtime's exec is told.
+func (b *Branch) Args() []string {
+	if b == nil {
+		return nil
+	}
+	return b.args
+}
+
+// CPU is the CPU time that all its members, past and present, have used; 0 if that is not known.
+func (b *Branch) CPU() time.Duration {
+	switch {
+	case b == nil:
+		return 0
+	case b.unified != "":
+		return usageOf(filepath.Join(b.unified, "cpu.stat"))
+	}
+	data, err := os.ReadFile(filepath.Join(b.cpuacct, "cpuacct.usage"))
+	if err != nil {
+		return 0
+	}
+	ns, _ := strconv.ParseInt(string(bytes.TrimSpace(data)), 10, 64)
+	return time.Duration(ns)
+}
+
+// usageOf reads the CPU time in a file cpu.stat of version 2.
+func usageOf(file string) time.Duration {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
+			us, _ := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			return time.Duration(us) * time.Microsecond
+		}
+	}
+	return 0
+}
+
+// Remove removes the group, which must have no members. What a command has left running keeps it.
+func (b *Branch) Remove() error {
+	if b == nil {
+		return nil
+	}
+	var errs []error
+	for _, dir := range b.dirs {
+		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Signal sends a signal to every member. A process that is being started meanwhile may not get it.
+func (b *Branch) Signal(sig unix.Signal) error {
+	pids, err := b.members()
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		b.signal(pid, sig)
+	}
+	return nil
+}
+
+// signal sends a signal to one process, unless its ID has passed to a process that is no member.
+func (b *Branch) signal(pid int, sig unix.Signal) {
+	handle, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(handle)
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err == nil && slices.ContainsFunc(strings.Split(string(groups), "\n"), b.is) {
+		_ = unix.PidfdSendSignal(handle, sig, nil, 0)
+	}
+}
+
+// is reports whether a line of /proc/PID/cgroup names this group.
+func (b *Branch) is(line string) bool { return strings.HasSuffix(line, b.path) }
+
+// members are the processes of the group. A branch has no groups below it: nothing in a box can make one.
+func (b *Branch) members() ([]int, error) {
+	data, err := os.ReadFile(filepath.Join(b.dirs[len(b.dirs)-1], "cgroup.procs"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	var pids []int
+	for field := range strings.FieldsSeq(string(data)) {
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
+// Kill kills every member, also those that start others meanwhile.
+func (b *Branch) Kill() error {
+	if b.unified != "" {
+		err := os.WriteFile(filepath.Join(b.unified, "cgroup.kill"), []byte("1"), 0)
+		if !errors.Is(err, fs.ErrNotExist) { // Linux 5.14
+			return err
+		}
+	}
+	thaw := b.freeze()
+	defer thaw()
+	return b.Signal(unix.SIGKILL)
+}
+
+// freezeMost bounds the wait for processes to freeze: one that waits for a disk does so when the disk has answered.
+const freezeMost = 2 * time.Second
+
+// freeze stops all members, so that none of them starts another or passes its ID on, and returns what lets them go.
+func (b *Branch) freeze() (thaw func()) {
+	file, on, off, state := filepath.Join(b.freezer, "freezer.state"), "FROZEN", "THAWED", "FROZEN\n"
+	if b.unified != "" {
+		file, on, off = filepath.Join(b.unified, "cgroup.freeze"), "1", "0"
+	}
+	for end := time.Now().Add(freezeMost); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if err := os.WriteFile(file, []byte(on), 0); err != nil {
+			break
+		}
+		if b.frozen(state) {
+			break
+		}
+	}
+	return func() { _ = os.WriteFile(file, []byte(off), 0) }
+}
+
+func (b *Branch) frozen(state string) bool {
+	if b.unified != "" {
+		data, err := os.ReadFile(filepath.Join(b.unified, "cgroup.events"))
+		return err != nil || bytes.Contains(data, []byte("frozen 1"))
+	}
+	data, err := os.ReadFile(filepath.Join(b.freezer, "freezer.state"))
+	return err != nil || string(data) == state
+}

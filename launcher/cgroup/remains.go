@@ -1,0 +1,79 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// Remains are the branches of commands that have ended and left processes behind. They are removed once these have ended, too. There
+// are no more of them than a box may have processes.
+type Remains struct {
+	mu   sync.Mutex
+	left map[Group][]*Branch // guarded by mu
+}
+
+// sweepAtOnce is how many branches the end of a command tries to remove.
+const sweepAtOnce = 64
+
+// End removes the branch of a command of a box, now or when its last member has ended.
+func (r *Remains) End(box Group, b *Branch) {
+	if b == nil {
+		return
+	}
+	gone := b.Remove() == nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.left[box]
+	if !gone {
+		list = append(list, b)
+	}
+	tried := min(sweepAtOnce, len(list))
+	var kept []*Branch
+	for _, old := range list[:tried] {
+		if old.Remove() != nil {
+			kept = append(kept, old)
+		}
+	}
+	r.setLocked(box, append(list[tried:], kept...)) // those that stay come last next time
+}
+
+func (r *Remains) setLocked(box Group, list []*Branch) {
+	if len(list) == 0 {
+		delete(r.left, box)
+		return
+	}
+	if r.left == nil {
+		r.left = map[Group][]*Branch{}
+	}
+	r.left[box] = list
+}
+
+// Drop forgets the branches of a box, which go with its group.
+func (r *Remains) Drop(box Group) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.left, box)
+}
+
+// Sweep removes the branches without members that an earlier gateway made below the group of a box.
+func (g Group) Sweep() error {
+	h, err := mounted()
+	if err != nil {
+		return err
+	}
+	for _, mount := range []string{h.unified, h.cpuacct, h.freezer} {
+		dir := below(mount, g)
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // no such hierarchy, or no such group since the host restarted
+		}
+		for _, e := range entries {
+			if e.IsDir() && strings.HasPrefix(e.Name(), BranchPrefix) {
+				_ = os.Remove(filepath.Join(dir, e.Name())) // what has members stays
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,222 @@
+package launcher
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/cgroup"
+	"boxgate/launcher/container"
+	"boxgate/launcher/process"
+	"boxgate/policy"
+)
+
+// Command is a command that runs in a box. [Command.Wait] must be called once.
+type Command struct {
+	proc   *process.Process
+	branch *cgroup.Branch
+	inner  int
+	finish func()
+	ended  func()
+}
+
+// Start starts a command in a box, in a control group of its own below that of the box, so that its CPU time is known and all
+// that it starts can be killed. A command that cannot be started is a *StartError.
+func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*Command, error) {
+	r, err := l.load(id)
+	if err != nil {
+		return nil, err
+	}
+	if !r.Created {
+		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	user, err := parseUser(spec.User)
+	if err != nil {
+		return nil, err
+	}
+	config, err := commandProcess(r, user, spec)
+	if err != nil {
+		return nil, err
+	}
+	ends := process.Stdio{In: spec.Stdin, Out: spec.Stdout, Err: spec.Stderr}
+	streams, err := process.Open(ends, r.ids().Host(user.uid))
+	if err != nil {
+		return nil, err
+	}
+	end := l.execs.begin(id)
+	c, err := l.startCommand(ctx, r, config, streams)
+	if err != nil {
+		streams.Abandon()
+		end()
+		return nil, err
+	}
+	c.finish = streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) })
+	c.ended = func() {
+		l.branches.End(l.cgroup(id), c.branch)
+		end()
+	}
+	return c, nil
+}
+
+// Pid is the ID of the command in the box.
+func (c *Command) Pid() int { return c.inner }
+
+// Signal sends a signal to the command and all that it has started, wherever in the tree of processes that is by now.
+func (c *Command) Signal(sig unix.Signal) { c.proc.Signal(sig) }
+
+// Wait returns how the command ended, once all its output has been delivered.
+//
+// When ctx ends first, the command is killed with all that it has started, and the error is ctx's. What a command that ends by itself
+// leaves running in the background keeps running; Wait does not wait for it, even if it has the command's output open, and
+// discards what it still writes there. Of outputs kept open like that, the last 64 of a box are kept; a process that writes
+// to an older one gets EPIPE.
+func (c *Command) Wait(ctx context.Context) (Result, error) {
+	defer c.ended()
+	defer c.finish()
+	status, err := c.proc.Await(ctx)
+	return Result{Status: status, CPU: c.branch.CPU()}, err
+}
+
+// startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
+// runtime would leave a half-started process behind.
+func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *process.Streams) (_ *Command, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	started, err := l.motion.Begin(ctx, r.ID)
+	if err != nil {
+		return nil, fmt.Errorf("box %s: %w", r.ID, err)
+	}
+	defer started()
+	lim, err := r.Size.limits()
+	if err != nil {
+		return nil, err
+	}
+	branch, err := l.cgroup(r.ID).NewBranch(branchName(), l.branchDialect())
+	if err != nil {
+		return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
+	}
+	defer func() {
+		if err != nil {
+			l.branches.End(l.cgroup(r.ID), branch)
+		}
+	}()
+	files, remove, err := l.newExecFiles(r.ID, p)
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	startCtx, cancel := graceAfter(ctx, startGrace)
+	defer cancel()
+	if err := l.runtimeExec(startCtx, r.ID, lim, files, branch, streams); err != nil {
+		return nil, l.explainExec(ctx, r.ID, p.Args[0], runtimeError(files.log, err))
+	}
+	return adopt(files.pid, branch)
+}
+
+// adopt takes charge of the process whose ID the runtime has written to a file.
+func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
+	pid, err := readPid(pidFile)
+	if err != nil {
+		return nil, err
+	}
+	var tree process.Tree
+	if branch != nil {
+		tree = branch
+	}
+	proc, err := process.Adopt(pid, tree)
+	if err != nil {
+		return nil, err
+	}
+	inner, err := proc.Inner()
+	if err != nil {
+		inner = 0
+	}
+	return &Command{proc: proc, branch: branch, inner: inner}, nil
+}
+
+// startGrace is how long a command that was given up may still take to start.
+const startGrace = 5 * time.Second
+
+// branchName is a new name for the control group of a command.
+func branchName() string {
+	var id [8]byte
+	_, _ = rand.Read(id[:])
+	return cgroup.BranchPrefix + hex.EncodeToString(id[:])
+}
+
+// branchDialect is how the runtime is told about the control group of a command.
+func (l *Launcher) branchDialect() cgroup.Dialect {
+	switch filepath.Base(l.cfg.Runtime) {
+	case "runc":
+		return cgroup.EachByItsOwn
+	case "crun":
+		return cgroup.OneForAll
+	default:
+		return cgroup.NoDialect
+	}
+}
+
+// execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, and the
+// runtime's log.
+type execFiles struct{ process, pid, log string }
+
+// newExecFiles writes the process to start where only we and the runtime can read it.
+func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles, remove func(), err error) {
+	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(id)+"-")
+	if err != nil {
+		return execFiles{}, nil, err
+	}
+	remove = func() { _ = os.RemoveAll(dir) }
+	files := execFiles{filepath.Join(dir, "process.json"), filepath.Join(dir, "pid"), filepath.Join(dir, "log")}
+	data, err := json.Marshal(p)
+	if err == nil {
+		err = os.WriteFile(files.process, data, 0o600)
+	}
+	if err != nil {
+		remove()
+		return execFiles{}, nil, err
+	}
+	return files, remove, nil
+}
+
+// runtimeExec calls the runtime's exec. go-runc's own exec writes the process with all its environment to the system's
+// directory for temporary files, where it stays if this program is killed. Our files are in a private directory,
+// usually on a file system in memory, and Recover empties it.
+func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, branch *cgroup.Branch, streams *process.Streams) error {
+	args := append([]string{"exec", "--process", files.process, "--detach", "--pid-file", files.pid}, branch.Args()...)
+	cmd := l.runtimeCommand(ctx, files.log, append(args, string(id))...)
+	streams.Connect(cmd)
+	err := container.StartLimited(cmd, lim)
+	streams.CloseFar() // only then do our ends notice that the command has closed its own
+	if err != nil {
+		return err
+	}
+	return cmd.Wait()
+}
+
+// explainExec finds out why a command did not start: because of the box, or because of the command.
+func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	st, serr := l.State(ctx, id)
+	switch {
+	case serr != nil:
+		return serr
+	case st.State == StatePaused:
+		return fmt.Errorf("box %s: %w", id, ErrPaused)
+	case st.State == StateError:
+		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	default:
+		return &StartError{Program: program, Message: err.Error()}
+	}
+}

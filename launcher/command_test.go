@@ -1,0 +1,154 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// busy is a command line that uses some CPU time in a process of its own.
+const busy = `sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'`
+
+// TestCPUTimeIsThatOfTheCommand: with all that it started and waited for, also in groups and sessions of their own; without that of others
+// at the same time and of what earlier commands left running.
+func TestCPUTimeIsThatOfTheCommand(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	cpu := func(script string) time.Duration {
+		res, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"sh", "-c", script}})
+		if err != nil || res.Status != 0 {
+			t.Fatalf("%q: %+v, %v", script, res, err)
+		}
+		return res.CPU
+	}
+	cpu("setsid sh -c 'while :; do :; done' & echo") // a neighbour that never rests
+	once, own := cpu(busy), cpu("setsid --wait "+busy)
+	if once <= 0 || own < once/4 {
+		t.Errorf("%v for a child, %v for one in a session of its own", once, own)
+	}
+	if idle := cpu("sleep 1"); idle <= 0 || idle > 500*time.Millisecond {
+		t.Errorf("%v for a second of sleep beside a busy process", idle)
+	}
+}
+
+// TestKillLeavesNothing: whatever a command started dies with it, also what has left its process group and session, and what
+// starts others faster than one could list them.
+func TestKillLeavesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	for name, script := range map[string]string{
+		"a session of its own": `setsid sh -c 'trap "" HUP TERM INT; sleep 9001' & echo up; wait`,
+		"two forks away":       `(setsid sh -c 'setsid sh -c "setsid sleep 9001" &' &) ; echo up; sleep 9001`,
+		"always a new one":     `f() { setsid sh -c "$0" sh & }; export b='sleep 0.01; setsid sh -c "$b" & sleep 0.1'; setsid sh -c "$b" & setsid sh -c "$b" & echo up; sleep 9001`,
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		up := writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })
+		if _, err := l.Exec(ctx, id, ExecSpec{Args: []string{"sh", "-c", script}, Stdout: up}); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		want(t, sh(t, l, id, `until [ "$(ps -e -o comm= | grep -c -e sleep -e setsid)" = 0 ]; do sleep 0.01; done; echo gone`), "gone")
+	}
+	want(t, sh(t, l, id, "echo the box goes on"), "the box goes on")
+	if left := branchesOf(t, l, id); len(left) > 0 {
+		t.Errorf("control groups are left: %v", left)
+	}
+}
+
+// TestSignalReachesTheTree: a signal reaches all that a command has started, and nothing else in the box.
+func TestSignalReachesTheTree(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	sh(t, l, id, "sleep 9002 >/dev/null 2>&1 &")
+	in, out := io.Pipe()
+	ups := 0
+	both := make(chan struct{})
+	c, err := l.Start(t.Context(), id, ExecSpec{
+		Args: []string{"sh", "-c", `for i in 1 2; do setsid sh -c 'trap "echo got >&2; exit" USR1; echo up; while :; do sleep 0.01; done' & done; trap : USR1; read x; wait`}, Stdin: in,
+		Stdout: writerFunc(func(p []byte) (int, error) {
+			if ups += strings.Count(string(p), "up"); ups == 2 {
+				close(both)
+			}
+			return len(p), nil
+		}), Stderr: io.Discard,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-both
+	if c.Pid() <= 1 {
+		t.Errorf("its ID in the box is %d", c.Pid())
+	}
+	c.Signal(unix.SIGUSR1)
+	out.Close()
+	if _, err := c.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	want(t, sh(t, l, id, `until [ "$(pgrep -c -f 'trap .echo go[t]')" = 0 ]; do sleep 0.01; done; pgrep -c -f 'sleep 900[2]'`), "1")
+}
+
+// TestBackgroundKeepsItsGroup: what a command leaves running stays where the limits of the box bind it, and its control group goes once
+// it has ended.
+func TestBackgroundKeepsItsGroup(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	sh(t, l, id, "(until [ -e go ]; do sleep 0.01; done; touch went) >/dev/null 2>&1 &")
+	if left := branchesOf(t, l, id); len(left) == 0 {
+		t.Skip("this host or runtime has no control groups for commands")
+	}
+	for _, line := range strings.Split(sh(t, l, id, "cat /proc/self/cgroup").out, "\n") {
+		if strings.Contains(line, "..") { // seen from the root of the box's namespace, above it
+			t.Errorf("a command runs outside of the box's group: %s", line)
+		}
+	}
+	want(t, sh(t, l, id, "touch go; until [ -e went ]; do sleep 0.01; done; echo ok"), "ok")
+	for end := time.Now().Add(time.Minute); ; {
+		sh(t, l, id, "true")
+		if len(branchesOf(t, l, id)) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("control groups are left: %v", branchesOf(t, l, id))
+		}
+	}
+	for _, script := range []string{ // no way out: control groups are read-only, and another mount of them is refused
+		"for f in $(find /sys/fs/cgroup -name cgroup.procs); do echo $$ > $f && echo moved; done; true",
+		"for d in $(find /sys/fs/cgroup -name cgroup.procs -printf '%h\n'); do mkdir $d/mine && echo made; done; true",
+		"mkdir -p /tmp/c && mount -t cgroup2 none /tmp/c && echo mounted; unshare -C true && echo unshared; true",
+	} {
+		for _, user := range []string{"", "root"} {
+			if r := run(t, l, id, ExecSpec{Args: []string{"sh", "-c", script}, User: user}); r.out != "" {
+				t.Errorf("as %q: %q: %s", user, script, r.out)
+			}
+		}
+	}
+}
+
+// branchesOf are the control groups of commands below that of a box.
+func branchesOf(t *testing.T, l *Launcher, id policy.BoxID) []string {
+	t.Helper()
+	dirs, err := l.cgroup(id).Dirs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, dir := range dirs {
+		branches, err := filepath.Glob(filepath.Join(dir, "run-*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, branches...)
+	}
+	return found
+}
