@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 
 	"boxgate/api"
 	"boxgate/bench/load"
@@ -87,20 +88,27 @@ func (g *Gateway) PutPolicy(ctx context.Context, box, rules, seed int) error {
 	return g.Client.Do(ctx, "PUT", policyPath(crowdName(box%len(g.boxes))), policy(rules, seed), nil)
 }
 
-// Restore gives the two boxes their policies again.
-func (g *Gateway) Restore(ctx context.Context) error {
-	return errors.Join(
+// Restore gives the two boxes their policies again, and the one the public URL that was deleted.
+func (g *Gateway) Restore(ctx context.Context) (err error) {
+	g.Echo, err = g.publish(ctx, EchoPort)
+	return errors.Join(err,
 		g.Client.Do(ctx, "PUT", policyPath(boxName), named, nil), g.Client.Do(ctx, "PUT", policyPath(routedName), routed, nil))
 }
 
-// Denial is the request that cuts all connections of the box that the load comes from, or of the routed one.
-func (g *Gateway) Denial(ofRouted bool) (*load.Put, error) {
+// Denial is the call that cuts all connections of the box that the load comes from, or of the routed one.
+func (g *Gateway) Denial(ofRouted bool) (*load.Change, error) {
 	key, err := g.key()
 	name := boxName
 	if ofRouted {
 		name = routedName
 	}
-	return &load.Put{Socket: g.socket(), Key: key, Path: policyPath(name), Policy: map[string]any{"mode": "deny-all"}}, err
+	return &load.Change{Socket: g.socket(), Key: key, Method: "PUT", Path: policyPath(name), Body: map[string]any{"mode": "deny-all"}}, err
+}
+
+// Withdrawal is the call that deletes the public URL of the server that echoes WebSocket messages.
+func (g *Gateway) Withdrawal() (*load.Change, error) {
+	key, err := g.key()
+	return &load.Change{Socket: g.socket(), Key: key, Method: "DELETE", Path: api.BoxPath(boxName, "preview", strconv.Itoa(EchoPort))}, err
 }
 
 func policyPath(box string) string { return api.BoxPath(box, "config", "network-policy") }

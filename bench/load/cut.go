@@ -15,13 +15,14 @@ import (
 	"boxgate/bench/stat"
 )
 
-// Put is a policy that cuts what is open, and how the gateway is told.
-type Put struct {
-	Socket, Key, Path string
-	Policy            map[string]any
+// Change is a call of the gateway's API that cuts what is open.
+type Change struct {
+	Socket, Key  string
+	Method, Path string
+	Body         map[string]any // nil: none
 }
 
-// cut opens connections, puts the policy, and measures when each was cut.
+// cut opens connections, makes the change, and measures when each was cut.
 func (g *generator) cut() (Result, error) {
 	conns, err := g.hold(g.Conns)
 	defer func() { abandon(conns) }()
@@ -41,17 +42,21 @@ func (g *generator) cut() (Result, error) {
 	g.pause(2 * beat)
 	begun := time.Now()
 	sent.Store(true)
-	if err := g.put(); err != nil {
+	if err := g.change(); err != nil {
 		return Result{}, err
 	}
 	watchers.Wait()
 	return g.cutResult(begun, ends)
 }
 
-func (g *generator) put() error {
+func (g *generator) change() error {
 	ctx, cancel := context.WithTimeout(g.ctx, patience)
 	defer cancel()
-	return api.NewClient(g.Put.Socket, g.Put.Key).Do(ctx, "PUT", g.Put.Path, g.Put.Policy, nil)
+	var body any
+	if g.Change.Body != nil {
+		body = g.Change.Body
+	}
+	return api.NewClient(g.Change.Socket, g.Change.Key).Do(ctx, g.Change.Method, g.Change.Path, body, nil)
 }
 
 func (g *generator) cutResult(begun time.Time, ends []time.Time) (Result, error) {
@@ -62,7 +67,7 @@ func (g *generator) cutResult(begun time.Time, ends []time.Time) (Result, error)
 		case end.IsZero():
 			return Result{}, fmt.Errorf("connection %d was not cut", i)
 		case !g.Plain && end.Before(begun):
-			return Result{}, fmt.Errorf("connection %d ended before the policy was put", i)
+			return Result{}, fmt.Errorf("connection %d ended before the change", i)
 		}
 		took := max(end.Sub(begun), 0)
 		last = max(last, took)

@@ -39,7 +39,7 @@ func TestWebSocketMessages(t *testing.T) {
 }
 
 // gateway is an API that cuts the connections of a server when a policy is put.
-func gateway(t *testing.T, cut func()) *Put {
+func gateway(t *testing.T, cut func()) *Change {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "api.sock")
 	ln, err := net.Listen("unix", socket)
@@ -56,7 +56,7 @@ func gateway(t *testing.T, cut func()) *Put {
 	s.Listener = ln
 	s.Start()
 	t.Cleanup(s.Close)
-	return &Put{Socket: socket, Key: "key", Path: "/policy", Policy: map[string]any{"mode": "deny-all"}}
+	return &Change{Socket: socket, Key: "key", Method: "PUT", Path: "/policy", Body: map[string]any{"mode": "deny-all"}}
 }
 
 func TestCutConnections(t *testing.T) {
@@ -70,7 +70,7 @@ func TestCutConnections(t *testing.T) {
 		t.Cleanup(s.Close)
 		o := Options{
 			Kind: Cut, Dial: s.Listener.Addr().String(), Plain: plain, Name: "example.com", Path: "/", Size: 1024, Conns: 5,
-			Put: gateway(t, s.CloseClientConnections),
+			Change: gateway(t, s.CloseClientConnections),
 		}
 		if r, err := Run(t.Context(), o); err != nil || r.Units != 5 || !plain && r.Last <= 0 {
 			t.Errorf("plain %v: %+v, %v", plain, r, err)

@@ -83,7 +83,13 @@ func (g *generator) rest() (net.Conn, error) {
 		return nil, err
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
-	if err := g.roundTrip(c, bufio.NewReaderSize(c, 4096), g.request(t.host)); err != nil {
+	r := bufio.NewReaderSize(c, 4096)
+	if g.Upgraded {
+		err = g.upgrade(c, r, t.host)
+	} else {
+		err = g.roundTrip(c, r, g.request(t.host))
+	}
+	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, c.SetDeadline(time.Time{})

@@ -28,7 +28,7 @@ const (
 	Idle      Kind = "idle"      // connections held open after one request
 	DNS       Kind = "dns"       // queries
 	WebSocket Kind = "websocket" // messages, each returned
-	Cut       Kind = "cut"       // connections held open until a policy cuts them
+	Cut       Kind = "cut"       // connections held open until a change cuts them
 )
 
 // Options describe one measurement.
@@ -53,8 +53,9 @@ type Options struct {
 	Refused bool   // for DNS: the answer is no, or an address that leads nowhere
 	Ask     string // resolver that is asked for the names beforehand
 
-	Plain bool // HTTP without TLS
-	Put   *Put // for Cut
+	Plain    bool    // HTTP without TLS
+	Change   *Change // for Cut
+	Upgraded bool    // for Cut: the connections are WebSockets
 
 	PIDs []int // of the program under test
 }
@@ -71,7 +72,7 @@ type Result struct {
 	P99     float64 // in microseconds
 	TLS     string  // what was negotiated
 	Held    []Held  // for Idle
-	Last    float64 // for Cut: when the last connection was cut, in microseconds after the policy was sent
+	Last    float64 // for Cut: when the last connection was cut, in microseconds after the change was sent
 	Softirq int64   // nanoseconds of the whole machine in softirqs, as coarse as the kernel counts them
 	Packets int64   // at the generator's interfaces, both ways
 }

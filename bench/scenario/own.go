@@ -119,19 +119,20 @@ func cuts(f Form) Scenario {
 	s := Scenario{
 		ID: "S11", Title: "A tightened policy cuts what is open", Cost: untilCut,
 		Note: fmt.Sprintf("%d open connections, and a PUT of a policy that allows none of them: from its sending until the last connection is cut; p50 and p99 are those of the connections of one PUT. "+
-			"Forwarded by the kernel: each of them sends ten requests a second, and has been cut when its last answer has come.", f.Cut),
+			"Forwarded by the kernel: each of them sends ten requests a second, and has been cut when its last answer has come. "+
+			"Public URL: the connections are WebSockets, and the URL is deleted.", f.Cut),
 	}
 	for _, c := range []struct {
 		name string
 		role peer.Role
-	}{{"intercepted", peer.Intercept}, {"passed on", peer.SpliceBulk}, {"forwarded by the kernel", peer.Routed}} {
+	}{{"intercepted", peer.Intercept}, {"passed on", peer.SpliceBulk}, {"forwarded by the kernel", peer.Routed}, {"public URL", peer.WebSocket}} {
 		s.Cases = append(s.Cases, Case{Name: c.name, Coarse: true, Own: cut(f, c.role)})
 		s.Targets = append(s.Targets, Goal{Case: c.name, Of: Worst, Bound: 50})
 	}
 	return s
 }
 
-// cut opens connections and has a policy cut them.
+// cut opens connections and has a policy, or the deletion of a public URL, cut them.
 func cut(f Form, role peer.Role) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		target, err := t.gateway.Target(role)
@@ -143,7 +144,12 @@ func cut(f Form, role peer.Role) func(Turn) ([]Sample, error) {
 		if role == peer.SpliceBulk {
 			o.Path = "/open/1k"
 		}
-		if o.Put, err = t.gateway.Denial(kernel(role)); err != nil {
+		if o.Upgraded = role == peer.WebSocket; o.Upgraded {
+			o.Change, err = t.gateway.Withdrawal()
+		} else {
+			o.Change, err = t.gateway.Denial(kernel(role))
+		}
+		if err != nil {
 			return nil, err
 		}
 		result, err := target.generate(t.ctx)

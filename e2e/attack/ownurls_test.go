@@ -64,6 +64,9 @@ func (in inner) connectTo(v *visited, to netip.AddrPort, sni string, alpn ...str
 	return c, c.HandshakeContext(in.t.Context())
 }
 
+// sink is where DNS sends boxes for public URLs, and for names that they may not reach.
+func (in inner) sink() netip.AddrPort { return netip.MustParseAddrPort("10.200.0.2:443") }
+
 // get sends a request on a connection and returns the status and the body.
 func (in inner) get(c net.Conn, host string, lines ...string) (int, string) {
 	in.t.Helper()
@@ -194,7 +197,7 @@ func TestAttackBoxOpensPublicURLsAgainstItsPolicy(t *testing.T) {
 		in.SetPolicy(in.Box, c.policy)
 		since := time.Now()
 		// The sink, which DNS answers with for what is allowed and what is not.
-		conn, err := in.connectTo(open, netip.MustParseAddrPort("10.200.0.2:443"), open.host)
+		conn, err := in.connectTo(open, in.sink(), open.host)
 		switch {
 		case c.denied == "" && err != nil:
 			t.Errorf("%s: %v", what, err)

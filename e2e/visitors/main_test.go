@@ -36,6 +36,14 @@ type site struct {
 // newSite serves an application in a box and makes a public URL for it.
 func newSite(t *testing.T, app http.Handler, with map[string]any) *site {
 	t.Helper()
+	server := &http.Server{Handler: app}
+	t.Cleanup(func() { _ = server.Close() })
+	return newService(t, func(ln net.Listener) { _ = server.Serve(ln) }, with)
+}
+
+// newService is newSite for what need not speak HTTP. serve returns when its listener is closed.
+func newService(t *testing.T, serve func(net.Listener), with map[string]any) *site {
+	t.Helper()
 	if _, err := os.Stat(filepath.Join(unpacked, "usr")); err != nil {
 		t.Fatalf("there is nobody to visit a public URL: run `sudo make visitors` (%v)", err)
 	}
@@ -50,9 +58,8 @@ func newSite(t *testing.T, app http.Handler, with map[string]any) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: app}
-	go func() { _ = server.Serve(ln) }() // ends with Close
-	t.Cleanup(func() { _ = server.Close() })
+	t.Cleanup(func() { _ = ln.Close() })
+	go serve(ln)
 	with["port"] = 8000
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(s.box, "preview"), with, &s.PublicURL); err != nil {
 		t.Fatal(err)
