@@ -118,7 +118,7 @@ internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: config api
 e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
-e2e: policy audit config host certs launcher api store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
+e2e: policy audit config host certs launcher launcher/launchertest api store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

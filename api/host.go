@@ -121,6 +121,7 @@ type Box struct {
 	ExpiresAt    time.Time // zero: never
 	Status       Status
 	Error        string // why Status is error, for the caller's eyes
+	Progress     string // what is being done about its image, while Status is creating
 	V4, V6       netip.Addr
 	Policy       PolicyState
 	Hosted       Hosted

@@ -3,7 +3,7 @@
 set -euo pipefail
 images=${1:?usage: dist/clients.sh IMAGE_DIR}
 base=$(find "$images" -maxdepth 1 -name "debian-[0-9]*" | sort -V | tail -n 1)/rootfs
-final=$images/debian-clients-2
+final=$images/debian-clients-3
 [ -e "$final/rootfs/opt/ready" ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
   echo "making $final: run this with sudo" >&2
@@ -45,17 +45,6 @@ unshare --mount --pid --net --fork sh -c '
 for deb in "$work"/rust/*.deb; do dpkg -x "$deb" "$root"; done
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/clients" "$work/rust" "$work/log"
 mkdir -p "$root/var/lib/apt/lists/partial" "$root/var/cache/apt/archives/partial"
-
-# npm as npm itself publishes it: Debian's consists of hundreds of packages.
-npm_version=9.9.4
-npm_integrity=sha512-NzcQiLpqDuLhavdyJ2J3tGJ/ni/ebcqHVFZkv1C4/6lblraUPbPgCJ4Vhb4oa3FFhRa2Yj9gA58jGH/ztKueNQ==
-(cd "$work" && npm pack --silent "npm@$npm_version" >/dev/null)
-got=sha512-$(openssl dgst -sha512 -binary "$work/npm-$npm_version.tgz" | base64 -w0)
-[ "$got" = "$npm_integrity" ] || { echo "npm $npm_version is not what it was: $got" >&2; exit 1; }
-mkdir -p "$root/usr/local/lib/node_modules/npm"
-tar -xzf "$work/npm-$npm_version.tgz" -C "$root/usr/local/lib/node_modules/npm" --strip-components=1 --no-same-owner
-ln -s ../lib/node_modules/npm/bin/npm-cli.js "$root/usr/local/bin/npm"
-rm "$work/npm-$npm_version.tgz"
 
 chmod 700 "$work" # set-user-ID programs of an image are nobody's to run
 touch "$root/opt/ready"

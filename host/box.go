@@ -21,8 +21,9 @@ type box struct {
 	attached   *store.Attached          // nil: launched here
 	env        map[string]policy.Secret // given to every command
 
-	shown atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
-	gate  awake.Gate              // open while the box is idle and stays so
+	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
+	gate     awake.Gate              // open while the box is idle and stays so
+	progress atomic.Pointer[string]  // of the preparation of its image; nil: none is under way
 
 	mu             sync.Mutex    // serialises changes; held for as long as one takes
 	moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is
@@ -144,6 +145,9 @@ func (b *box) view() api.Box {
 	v := *b.shown.Load()
 	if v.Status == api.StatusIdle && b.gate.Users() > 0 {
 		v.Status = api.StatusRunning
+	}
+	if line := b.progress.Load(); line != nil {
+		v.Progress = *line
 	}
 	v.LastActivity = b.gate.Last()
 	return v

@@ -23,7 +23,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	image, err := l.imageOf(req.Runtime)
+	image, err := l.imageOf(ctx, req.Runtime)
 	if err != nil {
 		return api.Box{}, err
 	}

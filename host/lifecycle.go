@@ -3,8 +3,6 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -64,26 +62,6 @@ func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.Hea
 		return invalidAt("/name", "looks like the ID of a box; choose another name")
 	}
 	return nil
-}
-
-// imageOf maps the API's runtime name to an image of the configuration.
-func (l *lifecycle) imageOf(runtime string) (string, error) {
-	if runtime == "" {
-		runtime = "default"
-	}
-	images := l.cfg.Launcher.Images
-	if image, ok := images[runtime]; ok {
-		return image, nil
-	}
-	// The SDK's well-known runtimes run in the default image when it has what they need.
-	if images["default"] == "debian" && (runtime == "node" || runtime == "python") {
-		return "debian", nil
-	}
-	var known []string
-	for name := range images {
-		known = append(known, name)
-	}
-	return "", invalidAt("/runtime", fmt.Sprintf("no image is configured for %q; launcher.images has %s", runtime, strings.Join(known, ", ")))
 }
 
 // pools are the addresses that boxes get: all but the network address, the gateway's and the sink's.

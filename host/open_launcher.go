@@ -8,16 +8,11 @@ import (
 
 	"boxgate/config"
 	"boxgate/launcher"
-	"boxgate/preflight"
 )
 
-func (p *parts) openLauncher(ctx context.Context) error {
+func (p *parts) openLauncher(context.Context) error {
 	var err error
-	p.launcher, err = launcher.New(launcher.Config{
-		StateDir: p.cfg.StateDir, ImageDir: config.ImageDir(p.cfg), Runtime: p.cfg.Launcher.Runtime,
-		Images: p.cfg.Launcher.Images, RunDir: p.cfg.Launcher.RunDir, Log: p.log,
-	})
-	if err != nil {
+	if p.launcher, err = launcher.New(launcherConfig(p.cfg, p.log)); err != nil {
 		return err
 	}
 	for name, gauge := range map[string]struct {
@@ -32,19 +27,12 @@ func (p *parts) openLauncher(ctx context.Context) error {
 			return err
 		}
 	}
-	return p.launcher.EnsureImage(ctx, "", func(line string) { p.log.Info("image", zap.String("progress", line)) })
+	return nil
 }
 
-// EnsureImage builds or unpacks an image unless it is there.
-func EnsureImage(ctx context.Context, cfg config.Config, image string, progress func(string)) error {
-	if err := preflight.NeedRoot(); err != nil {
-		return err
+func launcherConfig(cfg config.Config, log *zap.Logger) launcher.Config {
+	return launcher.Config{
+		StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(),
+		RunDir: cfg.Launcher.RunDir, Log: log,
 	}
-	l, err := launcher.New(launcher.Config{
-		StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.Images,
-	})
-	if err != nil {
-		return err
-	}
-	return l.EnsureImage(ctx, image, progress)
 }

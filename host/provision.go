@@ -37,7 +37,7 @@ type step func(*provisioning, context.Context) error
 // launched box runs, and as soon as an attached or recovered box has its interface.
 var (
 	launchSteps = []step{
-		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).makeNamespace,
+		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, (*provisioning).addAuthority, (*provisioning).makeNamespace,
 		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
 	}
 	attachSteps = []step{

@@ -84,11 +84,12 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if !namespace.IsPinned(l.dirs.pin(spec.ID)) || !namespace.IsPinned(l.dirs.userPin(spec.ID)) {
 		return fmt.Errorf("box %s: its namespaces are gone", spec.ID)
 	}
-	img, err := l.images.Find(spec.Image)
+	img, err := l.images.Use(spec.Image, l.dirs.box(spec.ID))
 	if err != nil {
 		return err
 	}
 	r.Image, r.Size, r.Env, r.Base = spec.Image, spec.Size, spec.Env, img.Env
+	r.ImageKey, r.Rootfs = img.Key, img.Rootfs
 	if err := l.save(r); err != nil {
 		return err
 	}

@@ -46,6 +46,7 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 		func() error { return l.removePins(id) },
 		func() error { return fault.At(ctx, "remove: namespaces gone") },
 		func() error { return l.discard(id) },
+		func() error { l.images.Release(l.dirs.box(id)); return nil },
 		func() error { return fault.At(ctx, "remove: files in the trash") },
 	} {
 		if err := step(); err != nil {

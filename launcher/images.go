@@ -1,6 +1,20 @@
 package launcher
 
-import "context"
+import (
+	"cmp"
+	"context"
+	"path/filepath"
+
+	"boxgate/launcher/image"
+)
+
+// Images are the images in an image directory.
+type Images = image.Store
+
+// ImageStore returns the images of a launcher with this configuration.
+func ImageStore(cfg Config) Images {
+	return Images{Dir: cmp.Or(cfg.ImageDir, filepath.Join(cfg.StateDir, "images")), Names: cfg.Images}
+}
 
 // EnsureImage makes the image ready for Create: it is built, pulled or unpacked once and kept. name is an entry of
 // Config.Images or an image itself (empty: the entry "default"): "debian", built with mmdebstrap; a path to a root file
@@ -13,4 +27,26 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 		progress = func(string) {}
 	}
 	return l.images.Ensure(ctx, name, progress)
+}
+
+// CheckImage says why the image of that name cannot be made ready, as far as that can be known within seconds.
+func (l *Launcher) CheckImage(ctx context.Context, name string) error {
+	return l.images.Check(ctx, name)
+}
+
+// imageOf returns the image that a box was created from.
+func (l *Launcher) imageOf(r record) (image.Image, error) {
+	if r.Rootfs == "" { // made by an older version
+		return l.images.Find(r.Image)
+	}
+	return l.images.At(r.ImageKey, r.Rootfs)
+}
+
+// holdImage keeps the image of a box of an earlier run from being removed.
+func (l *Launcher) holdImage(r record) error {
+	img, err := l.imageOf(r)
+	if err != nil {
+		return err
+	}
+	return l.images.Hold(img, l.dirs.box(r.ID))
 }

@@ -88,9 +88,6 @@ func New(cfg Config) (*Launcher, error) {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	if cfg.ImageDir == "" {
-		cfg.ImageDir = filepath.Join(cfg.StateDir, "images")
-	}
 	if cfg.RunDir == "" {
 		cfg.RunDir = runDirOf(cfg.StateDir)
 	}
@@ -103,7 +100,7 @@ func New(cfg Config) (*Launcher, error) {
 		tag:    stateTag(cfg.StateDir),
 		log:    cfg.Log,
 		trash:  trash.New(dirs{state: cfg.StateDir}.trash(), cfg.Log),
-		images: image.Store{Dir: cfg.ImageDir, Names: cfg.Images},
+		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},
 	}
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/"}

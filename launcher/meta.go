@@ -14,13 +14,16 @@ import (
 
 // record is what the launcher stores about a box.
 type record struct {
-	ID      policy.BoxID      `json:"id"`
-	Image   string            `json:"image"`
-	Size    Size              `json:"size"`
-	Env     map[string]string `json:"env,omitempty"`     // of Spec
-	Base    []string          `json:"base,omitempty"`    // of the image
-	IDIndex int               `json:"id_index"`          // its range of user IDs
-	Created bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
+	ID    policy.BoxID `json:"id"`
+	Image string       `json:"image"` // as named when the box was created
+	// ImageKey and Rootfs say which image that was: the name may mean another by now. See [Launcher.imageOf].
+	ImageKey string            `json:"image_key,omitempty"`
+	Rootfs   string            `json:"rootfs,omitempty"`
+	Size     Size              `json:"size"`
+	Env      map[string]string `json:"env,omitempty"`     // of Spec
+	Base     []string          `json:"base,omitempty"`    // of the image
+	IDIndex  int               `json:"id_index"`          // its range of user IDs
+	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 
 func (r record) ids() namespace.IDs { return namespace.IDsAt(r.IDIndex) }

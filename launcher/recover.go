@@ -40,6 +40,9 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	for id := range known {
 		if r, err := l.load(id); err == nil && r.Created {
 			errs = append(errs, namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID)), l.cgroup(r.ID).Sweep())
+			if err := l.holdImage(r); err != nil {
+				l.log.Warn("the image of a box is not protected from removal", zap.String("box", string(id)), zap.Error(err))
+			}
 			continue
 		}
 		if err := l.Delete(ctx, id); err != nil {

@@ -17,6 +17,7 @@ type boxView struct {
 	KeepAlive      bool              `json:"keep_alive"`
 	Status         api.Status        `json:"status"`
 	Error          string            `json:"error,omitempty"`
+	Progress       string            `json:"progress,omitempty" doc:"how far the box's image is, while it is pulled or built and status is creating"`
 	Ephemeral      bool              `json:"ephemeral"`
 	ExpiresAt      int64             `json:"expires_at,omitempty"`
 	IPv4           string            `json:"ipv4,omitempty"`
@@ -46,7 +47,7 @@ type boxView struct {
 func viewBox(b api.Box) boxView {
 	v := boxView{
 		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
-		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
+		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version,
 		Attached: b.Attached,
 		Model:    b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,

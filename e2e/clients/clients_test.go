@@ -165,7 +165,7 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 // programs, and pip as its authors publish it, with roots of its own.
 func newClients(t *testing.T) (*harness.World, *shop, string) {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-2", "rootfs"))
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-3", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -234,10 +235,14 @@ func TestSecondGatewayOnTheSameStateIsRefused(t *testing.T) {
 
 func TestFailedCreateLeavesNothing(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.Images["broken"] = "/nonexistent/rootfs" })
+	broken := t.TempDir() // nothing can be written to its etc
+	if err := errors.Join(os.Mkdir(filepath.Join(broken, "usr"), 0o755), os.WriteFile(filepath.Join(broken, "etc"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.Images["broken"] = broken })
 	err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{"runtime": "broken", "name": "x"}, nil)
 	if err == nil {
-		t.Fatal("a box of a missing image was created")
+		t.Fatal("a box of a broken image was created")
 	}
 	harness.Contains(t, err.Error(), "nothing of it is left")
 	var boxes []any

@@ -18,28 +18,47 @@ import (
 
 // debianKey is the directory of the debian image. Its number is incremented when the build changes: a newer image gets
 // a directory of its own, since running boxes may still use the older one.
-const debianKey = "debian-2"
+const debianKey = "debian-3"
 
 // debianSuite is the release boxes get.
 const debianSuite = "bookworm"
 
-// debianPackages is what the image has in addition to the essential packages: what most commands of an agent need, and
-// openssl, ip and ps for debugging.
-const debianPackages = "ca-certificates,curl,git,python3,nodejs,openssl,iproute2,procps"
+// debianPackages is what the image has in addition to the essential packages: what most commands of an agent need (npm
+// comes from elsewhere, see npmRelease), and openssl, ip and ps for debugging.
+const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,openssl,iproute2,procps"
+
+// debianEnv lets commands find what the box's user installs for itself. Its directory comes last, so that it replaces no
+// program of the system for root.
+var debianEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/workspace/home/.local/bin"}
+
+// pipConfig lets pip install packages outside of virtual environments, as in the images that Python's makers publish: the
+// box has no other use.
+const pipConfig = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
 
 // debianKeyring verifies the packages; Debian hosts have it, others install it.
 const debianKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
+var errNoMmdebstrap = errors.New("mmdebstrap is missing: apt-get install mmdebstrap")
+
 // buildDebian fills rootfs with a minimal Debian. Nothing is trusted that Debian's archive keys have not signed.
 func buildDebian(ctx context.Context, rootfs string, progress func(string)) error {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		return errors.New("mmdebstrap is missing: apt-get install mmdebstrap")
+		return errNoMmdebstrap
 	}
 	if _, err := os.Stat(debianKeyring); err != nil {
 		return errors.New("the archive keys of Debian are missing: apt-get install debian-archive-keyring")
 	}
+	packages := debianPackages
+	npm, err := fetchNpm(ctx)
+	switch {
+	case errors.Is(err, errNpmDigest) || ctx.Err() != nil:
+		return errors.Join(err, context.Cause(ctx))
+	case err != nil:
+		progress(fmt.Sprintf("npm's registry cannot be used (%v): installing Debian's npm instead; name a mirror in npm_config_registry for a smaller image", err))
+		packages += ",npm"
+	}
 	args := []string{
-		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + debianPackages,
+		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + packages,
 		// The image directory is only accessible to root, and so not to the user apt would download as.
 		`--aptopt=APT::Sandbox::User "root"`,
 		"--dpkgopt=path-exclude=/usr/share/man/*",
@@ -56,7 +75,18 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 	if err := runWithProgress(ctx, progress, "mmdebstrap", args...); err != nil {
 		return err
 	}
-	return tidyDebian(rootfs)
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := tidyDebian(root); err != nil {
+		return err
+	}
+	if npm == nil {
+		return nil
+	}
+	return installNpm(ctx, root, npm)
 }
 
 // runWithProgress runs a command and passes on each line that it writes. The error contains its last lines. When ctx
@@ -102,13 +132,8 @@ func forwardLines(r io.Reader, progress func(string)) (last []string) {
 	return last
 }
 
-// tidyDebian removes from the image what came from this host.
-func tidyDebian(rootfs string) error {
-	root, err := os.OpenRoot(rootfs)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
+// tidyDebian removes from the image what came from this host, and configures pip.
+func tidyDebian(root *os.Root) error {
 	for _, p := range []string{
 		"etc/apt/apt.conf.d/99mmdebstrap", "etc/hostname", "etc/resolv.conf",
 		"var/lib/apt/lists", "var/log/bootstrap.log",
@@ -118,6 +143,9 @@ func tidyDebian(rootfs string) error {
 		}
 	}
 	if err := root.MkdirAll("var/lib/apt/lists/partial", 0o755); err != nil {
+		return err
+	}
+	if err := root.WriteFile("etc/pip.conf", []byte(pipConfig), 0o644); err != nil {
 		return err
 	}
 	return tidySources(root)

@@ -21,9 +21,11 @@ import (
 // Image is one unpacked image in the image directory, or a root file system used where it is.
 type Image struct {
 	Source string   `json:"source"`
-	Env    []string `json:"env,omitempty"` // of the image's own configuration
+	Env    []string `json:"env,omitempty"`   // of the image's own configuration
+	Bytes  int64    `json:"bytes,omitempty"` // on disk; 0 if not known
 
-	Rootfs string // where it is; never written to
+	Rootfs string `json:"-"` // where it is; never written to
+	Key    string `json:"-"` // its directory in the image directory; empty if it is used where it is
 }
 
 // imageKind says how a source becomes a root file system.
@@ -48,7 +50,12 @@ type imageSource struct {
 type Store struct {
 	Dir   string
 	Names map[string]string // name → image; the entry "default" is used when none is named
+
+	impatient bool // for tests: a registry that is silent for a second has stalled
 }
+
+// blobs is where the downloaded layers of an image are until it is unpacked.
+func (s Store) blobs(key string) string { return filepath.Join(s.Dir, "."+key+".layers") }
 
 // Ensure makes the image of that name ready for Find: it is built, pulled or unpacked once and kept. progress is called
 // with one line for each step. Builders of the same image take turns, across processes.
@@ -110,13 +117,13 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	var err error
 	switch src.kind {
 	case kindDebian:
-		err = buildDebian(ctx, rootfs, progress)
+		img.Env, err = debianEnv, buildDebian(ctx, rootfs, progress)
 	case kindArchive:
 		img.Env, err = unpackArchive(ctx, src.text, rootfs, progress)
 	case kindLayout:
 		img.Env, err = unpackLayout(ctx, src.text, rootfs, progress)
 	case kindReference:
-		img.Env, err = pullReference(ctx, src.text, rootfs, progress)
+		img.Env, err = s.pullReference(ctx, src, rootfs, progress)
 	}
 	if err != nil {
 		return err
@@ -124,6 +131,11 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	if !looksLikeRoot(rootfs) {
 		return errors.New("not a root file system: it has no usr or bin directory")
 	}
+	used, err := files.DiskUsage(ctx, temp)
+	if err != nil {
+		return err
+	}
+	img.Bytes = used.Bytes
 	if err := files.WriteJSON(filepath.Join(temp, "image.json"), img); err != nil {
 		return err
 	}
@@ -211,7 +223,7 @@ func (s Store) open(src imageSource) (Image, error) {
 	if err := json.Unmarshal(data, &img); err != nil {
 		return Image{}, fmt.Errorf("image %s: %s is damaged: remove %s", src.text, "image.json", dir)
 	}
-	img.Rootfs = filepath.Join(dir, "rootfs")
+	img.Rootfs, img.Key = filepath.Join(dir, "rootfs"), src.key
 	return img, nil
 }
 

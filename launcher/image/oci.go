@@ -3,8 +3,11 @@ package image
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -14,11 +17,9 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
@@ -35,32 +36,17 @@ func referenceSource(text string) (imageSource, error) {
 	return imageSource{text: text, kind: kindReference, key: imageKey(text, ref.Name())}, nil
 }
 
-// pullReference fetches an image from its registry, with the credentials of the user's docker configuration if any.
-func pullReference(ctx context.Context, text, rootfs string, progress func(string)) ([]string, error) {
-	ref, err := name.ParseReference(text)
-	if err != nil {
-		return nil, err
-	}
-	progress("pulling " + ref.Name())
-	img, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithAuthFromKeychain(authn.DefaultKeychain))
-	if err != nil {
-		return nil, fmt.Errorf("cannot be pulled: %w", err)
-	}
-	return unpackImage(ctx, img, rootfs, progress)
-}
-
 // unpackLayout unpacks the image of this host's platform from an OCI layout directory.
 func unpackLayout(ctx context.Context, dir, rootfs string, progress func(string)) ([]string, error) {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
 		return nil, fmt.Errorf("not an OCI layout: %w", err)
 	}
-	img, err := pickImage(index)
+	img, layers, err := allLayers(pickImage(index))
 	if err != nil {
 		return nil, err
 	}
-	return unpackImage(ctx, img, rootfs, progress)
+	return unpackImage(ctx, img, layers, rootfs, progress)
 }
 
 // pickImage finds the image for this host in an index, which may hold further indexes.
@@ -89,11 +75,24 @@ func pickImage(index v1.ImageIndex) (v1.Image, error) {
 	return nil, fmt.Errorf("holds no image for %s/%s", platform.OS, platform.Architecture)
 }
 
-// unpackImage applies the layers in order and returns the environment of the image's configuration.
-func unpackImage(ctx context.Context, img v1.Image, rootfs string, progress func(string)) ([]string, error) {
+// allLayers are the layers of an image in a layout or archive.
+func allLayers(img v1.Image, err error) (v1.Image, []v1.Layer, error) {
+	if err != nil {
+		return nil, nil, err
+	}
 	layers, err := img.Layers()
+	return img, layers, err
+}
+
+// unpackImage applies the layers of an image in order and returns the environment of the image's configuration. What the
+// layers contain must be what the configuration says, and the configuration what the manifest says.
+func unpackImage(ctx context.Context, img v1.Image, layers []v1.Layer, rootfs string, progress func(string)) ([]string, error) {
+	config, err := verifiedConfig(img)
 	if err != nil {
 		return nil, err
+	}
+	if len(config.RootFS.DiffIDs) != len(layers) {
+		return nil, fmt.Errorf("has %d layers; its configuration says %d", len(layers), len(config.RootFS.DiffIDs))
 	}
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
@@ -103,28 +102,59 @@ func unpackImage(ctx context.Context, img v1.Image, rootfs string, progress func
 	u := &unpacker{root: root}
 	for i, l := range layers {
 		progress(fmt.Sprintf("unpacking layer %d of %d", i+1, len(layers)))
-		if err := unpackLayer(ctx, u, l); err != nil {
+		if err := unpackLayer(ctx, u, l, config.RootFS.DiffIDs[i]); err != nil {
 			return nil, fmt.Errorf("layer %d: %w", i+1, err)
 		}
+	}
+	return config.Config.Env, nil
+}
+
+// verifiedConfig returns the configuration of an image, which must have the digest that the manifest gives and be for
+// this host.
+func verifiedConfig(img v1.Image) (*v1.ConfigFile, error) {
+	manifest, err := img.Manifest()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := img.RawConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	got, _, err := v1.SHA256(bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	if got != manifest.Config.Digest {
+		return nil, fmt.Errorf("its configuration has the digest %s; its manifest says %s", got, manifest.Config.Digest)
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
 		return nil, err
 	}
-	return config.Config.Env, nil
+	if p := config.Platform(); p != nil && (p.OS != platform.OS || p.Architecture != platform.Architecture) {
+		return nil, fmt.Errorf("is for %s; boxes of this host need %s", p, platform)
+	}
+	return config, nil
 }
 
-func unpackLayer(ctx context.Context, u *unpacker, l v1.Layer) error {
+func unpackLayer(ctx context.Context, u *unpacker, l v1.Layer, want v1.Hash) error {
 	r, err := l.Uncompressed()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	if err := u.layer(ctx, r); err != nil {
+	digest := sha256.New()
+	content := io.TeeReader(r, digest)
+	if err := u.layer(ctx, content); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, r) // the digest is verified at the end of the stream
-	return err
+	if _, err = io.Copy(io.Discard, content); err != nil { // what follows the archive counts too
+		return err
+	}
+	if got := hex.EncodeToString(digest.Sum(nil)); want.Algorithm != "sha256" || got != want.Hex {
+		return fmt.Errorf("its content has the digest sha256:%s; the image's configuration says %s", got, want)
+	}
+	return nil
 }
 
 // unpackArchive unpacks a tar, which may be gzipped: what `docker save` writes, an OCI layout, or a root file system.
@@ -136,11 +166,11 @@ func unpackArchive(ctx context.Context, file, rootfs string, progress func(strin
 	}
 	switch kind {
 	case "manifest.json":
-		img, err := tarball.Image(open, nil)
+		img, layers, err := allLayers(tarball.Image(open, nil))
 		if err != nil {
 			return nil, fmt.Errorf("not a docker-archive with one image: %w", err)
 		}
-		return unpackImage(ctx, img, rootfs, progress)
+		return unpackImage(ctx, img, layers, rootfs, progress)
 	case "oci-layout":
 		dir := filepath.Join(filepath.Dir(rootfs), "layout")
 		defer os.RemoveAll(dir)

@@ -1,0 +1,68 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"boxgate/config"
+	"boxgate/launcher"
+	"boxgate/preflight"
+)
+
+// imageOf maps the API's runtime name to an image of the configuration, which this host can have.
+func (l *lifecycle) imageOf(ctx context.Context, runtime string) (string, error) {
+	images, name := l.cfg.Launcher.AllImages(), runtime
+	if runtime == "" {
+		name = "default"
+	}
+	found, ok := images[name]
+	if !ok {
+		return "", invalidAt("/runtime", fmt.Sprintf("no image is configured for %q: add it to launcher.images, or use one of %s",
+			runtime, strings.Join(slices.Sorted(maps.Keys(images)), ", ")))
+	}
+	if err := l.sandboxes.CheckImage(ctx, found); err != nil {
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		return "", invalidAt("/runtime", fmt.Sprintf("this host cannot have the image of %q: %v", name, err))
+	}
+	return found, nil
+}
+
+// ensureImage builds, pulls or unpacks the image of a new box unless it is there, which may take minutes.
+func (p *provisioning) ensureImage(ctx context.Context) error {
+	b := p.box
+	defer b.progress.Store(nil)
+	err := b.unlocked(func() error {
+		return p.sandboxes.EnsureImage(ctx, b.record.Image, func(line string) {
+			b.progress.Store(&line)
+			p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.record.Image), zap.String("progress", line))
+		})
+	})
+	if b.deleted {
+		return errDeletedMeanwhile
+	}
+	return err
+}
+
+// Images gives access to the image directory of a configuration, without a gateway.
+func Images(cfg config.Config) (launcher.Images, error) {
+	if err := preflight.NeedRoot(); err != nil {
+		return launcher.Images{}, err
+	}
+	return launcher.ImageStore(launcherConfig(cfg, nil)), nil
+}
+
+// EnsureImage builds, pulls or unpacks an image unless it is there.
+func EnsureImage(ctx context.Context, cfg config.Config, name string, progress func(string)) error {
+	images, err := Images(cfg)
+	if err != nil {
+		return err
+	}
+	return images.Ensure(ctx, name, progress)
+}

@@ -1,0 +1,54 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// Check says why the image of that name cannot be had, as far as that can be known soon: one that is there, or whose file
+// is there, can. A registry is asked whether it has the image.
+func (s Store) Check(ctx context.Context, imageName string) error {
+	src, err := s.source(imageName)
+	if err != nil {
+		return err
+	}
+	_, err = s.open(src)
+	switch {
+	case err == nil || src.kind == kindArchive || src.kind == kindLayout:
+		return nil
+	case src.kind == kindDebian:
+		if _, err := exec.LookPath("mmdebstrap"); err != nil {
+			return errNoMmdebstrap
+		}
+		return nil
+	case src.kind == kindReference:
+		return askRegistry(ctx, src.text)
+	}
+	return err
+}
+
+func askRegistry(ctx context.Context, text string) error {
+	ref, err := name.ParseReference(text)
+	if err != nil {
+		return err
+	}
+	puller, err := newPuller()
+	if err != nil {
+		return err
+	}
+	asked, cancel := context.WithTimeoutCause(ctx, answerTime, errNoAnswer)
+	defer cancel()
+	_, err = puller.Head(asked, ref)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case asked.Err() != nil:
+		err = errors.Join(context.Cause(asked), err)
+	}
+	return explainPull(ref, err)
+}

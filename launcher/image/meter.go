@@ -1,0 +1,42 @@
+package image
+
+import (
+	"fmt"
+	"sync"
+)
+
+// meter shows how far a download is: one line for each twentieth of it.
+type meter struct {
+	say   func(string)
+	total int64
+
+	mu    sync.Mutex
+	done  int64 // guarded by mu
+	lines int64 // guarded by mu; twentieths shown
+}
+
+func (m *meter) add(n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.done += n
+	if now := m.done * 20 / max(m.total, 1); now > m.lines {
+		m.lines = now
+		m.say(fmt.Sprintf("pulled %s of %s", megabytes(m.done), megabytes(m.total)))
+	}
+}
+
+func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
+
+// counted shows what is written to it on a meter.
+type counted struct {
+	meter *meter
+	n     int64
+	alive func() // called for each piece
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.alive()
+	c.n += int64(len(p))
+	c.meter.add(int64(len(p)))
+	return len(p), nil
+}

@@ -1,0 +1,240 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sync/errgroup"
+)
+
+// How layers are downloaded.
+const (
+	layersAtOnce   = 3
+	layerAttempts  = 4
+	stallTime      = time.Minute // without a byte, after which a download begins anew
+	firstRetryWait = time.Second // doubled each time
+	answerTime     = 15 * time.Second
+)
+
+var (
+	errStalled  = errors.New("the registry sends nothing any more")
+	errNoAnswer = errors.New("the registry does not answer")
+)
+
+// pull is the download of one image. Layers are kept as files, so that an interrupted pull continues with those that are
+// missing.
+type pull struct {
+	ref    name.Reference
+	puller *remote.Puller
+	blobs  string // where the layers are kept until the image is unpacked
+	shown  *meter
+	stall  time.Duration
+	wait   time.Duration
+}
+
+// newPuller uses the credentials of the user's docker configuration, if any.
+func newPuller() (*remote.Puller, error) {
+	return remote.NewPuller(remote.WithPlatform(platform), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+}
+
+// pullReference downloads an image from its registry and unpacks it. Every layer must have the digest that the manifest gives.
+func (s Store) pullReference(ctx context.Context, src imageSource, rootfs string, progress func(string)) ([]string, error) {
+	ref, err := name.ParseReference(src.text)
+	if err != nil {
+		return nil, err
+	}
+	puller, err := newPuller()
+	if err != nil {
+		return nil, err
+	}
+	progress("pulling " + ref.Name())
+	img, err := imageAt(ctx, puller, ref)
+	if err != nil {
+		return nil, explainPull(ref, err)
+	}
+	manifest, err := img.Manifest()
+	if err != nil {
+		return nil, explainPull(ref, err)
+	}
+	p := &pull{ref: ref, puller: puller, blobs: s.blobs(src.key), shown: &meter{say: progress}, stall: stallTime, wait: firstRetryWait}
+	if s.impatient { // in tests
+		p.stall, p.wait = stallTime/60, firstRetryWait/100
+	}
+	layers, err := p.download(ctx, manifest)
+	if err != nil {
+		return nil, explainPull(ref, err)
+	}
+	env, err := unpackImage(ctx, img, layers, rootfs, progress)
+	if ctx.Err() == nil { // interrupted, it continues with what is there
+		err = errors.Join(err, os.RemoveAll(p.blobs))
+	}
+	return env, err
+}
+
+func imageAt(ctx context.Context, puller *remote.Puller, ref name.Reference) (v1.Image, error) {
+	found, err := puller.Get(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return found.Image()
+}
+
+// download fetches the layers that are not there yet.
+func (p *pull) download(ctx context.Context, manifest *v1.Manifest) ([]v1.Layer, error) {
+	if err := os.MkdirAll(p.blobs, 0o700); err != nil {
+		return nil, err
+	}
+	layers := make([]v1.Layer, len(manifest.Layers))
+	for _, d := range manifest.Layers {
+		if p.shown.total += d.Size; d.Size < 0 || p.shown.total > maxImageBytes {
+			return nil, errors.New("the image is too large")
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(layersAtOnce)
+	for i, d := range manifest.Layers {
+		group.Go(func() (err error) {
+			layers[i], err = p.layer(ctx, d)
+			if err != nil {
+				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
+			}
+			return nil
+		})
+	}
+	return layers, group.Wait()
+}
+
+// layer returns one layer as a file, and downloads it if it is not there.
+func (p *pull) layer(ctx context.Context, d v1.Descriptor) (v1.Layer, error) {
+	file := filepath.Join(p.blobs, d.Digest.Algorithm+"-"+d.Digest.Hex)
+	stored := partial.CompressedLayer(&storedLayer{file: file, Descriptor: d})
+	if fi, err := os.Stat(file); err == nil && fi.Size() == d.Size { // its content is verified when it is unpacked
+		p.shown.add(d.Size)
+		return partial.CompressedToLayer(stored)
+	}
+	for attempt, wait := 1, p.wait; ; attempt, wait = attempt+1, 2*wait {
+		err := p.fetch(ctx, d, file)
+		switch {
+		case err == nil:
+			return partial.CompressedToLayer(stored)
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case attempt == layerAttempts || isRefusal(err):
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// fetch downloads one layer, and gives it its name once it is whole and has the right digest.
+func (p *pull) fetch(ctx context.Context, d v1.Descriptor, file string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stalled := time.AfterFunc(p.stall, func() { cancel(errStalled) })
+	defer stalled.Stop()
+	layer, err := p.puller.Layer(ctx, p.ref.Context().Digest(d.Digest.String()))
+	if err != nil {
+		return stalledError(ctx, err)
+	}
+	body, err := layer.Compressed() // compares the digest at the end
+	if err != nil {
+		return stalledError(ctx, err)
+	}
+	defer body.Close()
+	out, err := os.CreateTemp(p.blobs, ".partial-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+	got := &counted{meter: p.shown, alive: func() { stalled.Reset(p.stall) }}
+	if _, err = io.Copy(io.MultiWriter(out, got), io.LimitReader(body, d.Size)); err == nil {
+		err = atEnd(body)
+	}
+	if err != nil {
+		p.shown.add(-got.n)
+		return stalledError(ctx, err)
+	}
+	return os.Rename(out.Name(), file)
+}
+
+// atEnd requires that nothing follows, which is when the digest is compared.
+func atEnd(r io.Reader) error {
+	n, err := io.ReadFull(r, make([]byte, 1))
+	switch {
+	case n > 0:
+		return errors.New("the layer is larger than its manifest says")
+	case errors.Is(err, io.EOF):
+		return nil
+	}
+	return err
+}
+
+// stalledError says why a download was given up, if it was us who did so.
+func stalledError(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errStalled) {
+		return cause
+	}
+	return err
+}
+
+// isRefusal reports whether the registry will say the same again.
+func isRefusal(err error) bool {
+	var answer *transport.Error
+	return errors.As(err, &answer) && answer.StatusCode/100 == 4 && answer.StatusCode != http.StatusTooManyRequests
+}
+
+// explainPull adds to the error of a pull what can be done about it.
+func explainPull(ref name.Reference, err error) error {
+	host := ref.Context().RegistryStr()
+	var answer *transport.Error
+	if errors.As(err, &answer) {
+		switch answer.StatusCode {
+		case http.StatusUnauthorized, http.StatusForbidden:
+			return fmt.Errorf("%s does not exist or needs credentials: run docker login %s as root, or set DOCKER_CONFIG for the gateway to a directory with a config.json (%w)", ref, host, err)
+		case http.StatusNotFound:
+			return fmt.Errorf("%s has no image %s: correct launcher.images (%w)", host, ref, err)
+		case http.StatusTooManyRequests:
+			return fmt.Errorf("%s limits pulls from this host: wait, log in with docker login %s, or name a mirror in launcher.images (%w)", host, host, err)
+		}
+	}
+	if errors.As(err, new(net.Error)) || errors.Is(err, errStalled) || errors.Is(err, errNoAnswer) {
+		return fmt.Errorf("%s cannot be pulled: let this host reach %s, name a mirror in launcher.images, or a file there that docker save has written elsewhere (%w)", ref, host, err)
+	}
+	return fmt.Errorf("%s cannot be pulled: %w", ref, err)
+}
+
+// storedLayer is a downloaded layer.
+type storedLayer struct {
+	v1.Descriptor
+	file string
+}
+
+// Digest implements [partial.CompressedLayer].
+func (l *storedLayer) Digest() (v1.Hash, error) { return l.Descriptor.Digest, nil }
+
+// Size implements [partial.CompressedLayer].
+func (l *storedLayer) Size() (int64, error) { return l.Descriptor.Size, nil }
+
+// MediaType implements [partial.CompressedLayer].
+func (l *storedLayer) MediaType() (types.MediaType, error) { return l.Descriptor.MediaType, nil }
+
+// Compressed implements [partial.CompressedLayer].
+func (l *storedLayer) Compressed() (io.ReadCloser, error) { return os.Open(l.file) }

@@ -1,0 +1,238 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/files"
+)
+
+// ErrInUse: boxes or snapshots need the image.
+var ErrInUse = errors.New("the image is in use")
+
+// ErrUnknown: there is no such image in the image directory.
+var ErrUnknown = errors.New("no such image")
+
+// A holder is a directory, of a box or a snapshot, that needs an image for as long as it exists. The image directory has
+// one file per holder, which survives all processes; several gateways may share the directory.
+
+func (s Store) holders(key string) string { return filepath.Join(s.Dir, "."+key+".holders") }
+
+// Use returns the image of that name, and keeps it from being removed while the directory holder exists.
+func (s Store) Use(name, holder string) (Image, error) {
+	src, err := s.source(name)
+	if err != nil {
+		return Image{}, err
+	}
+	if src.kind == kindDirectory {
+		return s.open(src)
+	}
+	unlock, err := s.share(src.key)
+	if err != nil {
+		return Image{}, err
+	}
+	defer unlock()
+	img, err := s.open(src)
+	if err != nil {
+		return Image{}, err
+	}
+	return img, s.hold(src.key, holder)
+}
+
+// Hold does the same for an image that was in use before.
+func (s Store) Hold(img Image, holder string) error {
+	if img.Key == "" {
+		return nil
+	}
+	unlock, err := s.share(img.Key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.hold(img.Key, holder)
+}
+
+// At returns the image with that key, whatever its name means by now; rootfs says where it is if it has no key.
+func (s Store) At(key, rootfs string) (Image, error) {
+	if key == "" {
+		return s.open(imageSource{text: rootfs, kind: kindDirectory})
+	}
+	return s.open(imageSource{text: key, kind: kindReference, key: key})
+}
+
+func (s Store) hold(key, holder string) error {
+	if err := os.MkdirAll(s.holders(key), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(s.holders(key), holderFile(holder)), []byte(holder), 0o600)
+}
+
+func holderFile(holder string) string {
+	sum := sha256.Sum256([]byte(holder))
+	return hex.EncodeToString(sum[:8])
+}
+
+// Release says that a holder is gone, of whichever image.
+func (s Store) Release(holder string) {
+	held, _ := filepath.Glob(filepath.Join(s.Dir, ".*.holders", holderFile(holder))) // the pattern is right
+	for _, file := range held {
+		_ = os.Remove(file) // what is left is found to be stale
+	}
+}
+
+// share keeps an image from being removed or replaced until unlock is called.
+func (s Store) share(key string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(s.Dir, "."+key+".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("image %s does not exist yet: it must be built or pulled before a box can use it", key)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_SH); err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// users returns the holders of an image that still exist, and forgets the others.
+func (s Store) users(key string) ([]string, error) {
+	entries, err := os.ReadDir(s.holders(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var users []string
+	for _, e := range entries {
+		file := filepath.Join(s.holders(key), e.Name())
+		holder, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		_, err = os.Lstat(string(holder))
+		switch {
+		case err == nil:
+			users = append(users, string(holder))
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		case os.Remove(file) != nil:
+			// it is forgotten another time
+		}
+	}
+	return users, nil
+}
+
+// Stored is an image in the image directory.
+type Stored struct {
+	Key     string
+	Source  string
+	Bytes   int64 // on disk
+	Made    time.Time
+	Holders []string // directories of boxes and snapshots that use it
+}
+
+// List returns the images of the image directory, by key.
+func (s Store) List() ([]Stored, error) {
+	found, err := filepath.Glob(filepath.Join(s.Dir, "*", "image.json"))
+	if err != nil {
+		return nil, err
+	}
+	var list []Stored
+	for _, file := range found {
+		key := filepath.Base(filepath.Dir(file))
+		if strings.HasPrefix(key, ".") {
+			continue // not complete
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // removed meanwhile
+		}
+		var img Image
+		_ = json.Unmarshal(data, &img) // a damaged one is listed, to be removed
+		users, err := s.users(key)
+		if err != nil {
+			return nil, err
+		}
+		made := time.Time{}
+		if fi, err := os.Stat(file); err == nil {
+			made = fi.ModTime()
+		}
+		list = append(list, Stored{Key: key, Source: img.Source, Bytes: img.Bytes, Made: made, Holders: users})
+	}
+	return list, nil
+}
+
+// Remove removes an image, given its key, its source or its name, or what an interrupted pull of it has left. One that is
+// in use is ErrInUse, one that is not there ErrUnknown.
+func (s Store) Remove(ctx context.Context, name string) error {
+	key, err := s.keyOf(name)
+	if err != nil {
+		return err
+	}
+	unlock, err := files.Lock(ctx, filepath.Join(s.Dir, "."+key+".lock"), nil)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	users, err := s.users(key)
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("%s: %w by %s", key, ErrInUse, strings.Join(users, ", "))
+	}
+	gone := filepath.Join(s.Dir, "."+key+".building") // the next build removes what is left of it
+	if err := files.RemoveTree(ctx, gone); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(s.Dir, key), gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, dir := range []string{gone, s.blobs(key), s.holders(key)} {
+		if err := files.RemoveTree(ctx, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keyOf finds the image that is meant among those that are there.
+func (s Store) keyOf(name string) (string, error) {
+	list, err := s.List()
+	if err != nil {
+		return "", err
+	}
+	key := name
+	if src, err := s.source(name); err == nil && src.key != "" {
+		key = src.key
+	}
+	for _, candidate := range []string{name, key} {
+		if slices.ContainsFunc(list, func(i Stored) bool { return i.Key == candidate }) {
+			return candidate, nil
+		}
+	}
+	if _, err := os.Stat(s.blobs(key)); err == nil && !strings.ContainsRune(key, '/') {
+		return key, nil
+	}
+	return "", fmt.Errorf("%q: %w: gateway image list shows those that are there", name, ErrUnknown)
+}
