@@ -25,6 +25,8 @@ type box struct {
 	gate     awake.Gate              // open while the box is idle and stays so
 	progress atomic.Pointer[string]  // of the preparation of its image; nil: none is under way
 
+	rousing atomic.Bool // what a visitor has sent is waking it
+
 	mu             sync.Mutex    // serialises changes; held for as long as one takes
 	moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is
 	record         store.Box

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"boxgate/api"
 	"boxgate/policy"
@@ -41,13 +40,6 @@ func (t *boxes) find(id policy.BoxID) (*box, error) {
 		return b, nil
 	}
 	return nil, api.ErrNotFound
-}
-
-// touch notes that a box is in use.
-func (t *boxes) touch(id policy.BoxID) {
-	if b, err := t.find(id); err == nil {
-		b.gate.Touch(time.Now())
-	}
 }
 
 // lock returns a box by its ID, with its lock held.

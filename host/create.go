@@ -2,11 +2,8 @@ package host
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"regexp"
 	"strings"
 	"time"
 
@@ -72,9 +69,6 @@ func (l *lifecycle) discard(b *box, cause error) error {
 	return api.Errorf(api.ErrUnavailable, "the box could not be created, and nothing of it is left: %w", cause)
 }
 
-// looksLikeID matches what [randomHex] makes for IDs: as a name it would be found in the place of a deleted box.
-var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
-
 // allocate stores the record of a new box, which gives it its addresses.
 func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, image string) (*box, error) {
 	hosted, err := json.Marshal(req.Hosted)
@@ -109,11 +103,4 @@ func hostnameOf(r store.Box) string {
 		return n.String()
 	}
 	return string(r.ID)
-}
-
-// randomHex returns n random bytes in hexadecimal.
-func randomHex(n int) string {
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails (crypto/rand)
-	return hex.EncodeToString(b)
 }

@@ -33,6 +33,7 @@ type Host struct {
 
 	parts      *parts
 	protection *protection
+	sleeper    *sleeper
 	recovered  atomic.Bool
 	noWatch    bool // for tests: see Serve
 }

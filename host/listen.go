@@ -261,3 +261,6 @@ var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.
 	})
 	return errors.Join(ctlErr, err)
 }}
+
+// portOf returns the port of a TCP listener.
+func portOf(ln net.Listener) uint16 { return ln.Addr().(*net.TCPAddr).AddrPort().Port() }

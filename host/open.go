@@ -44,6 +44,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
 		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
 	}
+	p.visits = &visits{boxes: p.boxes, reach: p.reach}
 	var err error
 	if p.shares, err = share.RaiseDescriptors(); err != nil {
 		return nil, err
@@ -79,6 +80,7 @@ func (h *Host) wire(context.Context) error {
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
 	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held}
+	p.visits.use = h.usage.wake
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.events = &events{audit: p.audit}
@@ -91,6 +93,7 @@ func (h *Host) wire(context.Context) error {
 		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings,
 	}
+	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()
 }

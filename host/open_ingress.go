@@ -39,7 +39,7 @@ func (p *parts) openIngress(context.Context) error {
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
-		Used:        p.boxes.touch,
+		Boxes:       p.visits,
 		Balancers:   p.balancers(),
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})

@@ -42,6 +42,7 @@ type parts struct {
 	urlTable  *urlTable
 	ownURLs   *ownURLs
 	reach     *reach.Boxes
+	visits    *visits
 	minter    *certs.Minter
 
 	store   *store.DB

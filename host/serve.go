@@ -83,6 +83,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
+	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 	if err := notifySystemd("READY=1"); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
@@ -162,9 +163,6 @@ func (h *Host) metricsHandler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(h.parts.metrics, promhttp.HandlerOpts{}))
 	return mux
 }
-
-// portOf returns the port of a TCP listener.
-func portOf(ln net.Listener) uint16 { return ln.Addr().(*net.TCPAddr).AddrPort().Port() }
 
 // notifySystemd sends a state to the service manager that started the gateway, if one did (sd_notify(3)).
 func notifySystemd(state string) error {

@@ -40,6 +40,15 @@ func (u *usage) use(ctx context.Context, id policy.BoxID) (b *box, done func(), 
 	return b, sync.OnceFunc(b.gate.Leave), nil
 }
 
+// wake wakes a box.
+func (u *usage) wake(ctx context.Context, id policy.BoxID) error {
+	_, done, err := u.use(ctx, id)
+	if err == nil {
+		done()
+	}
+	return err
+}
+
 // do calls f with a box that is awake, as use returns it. If f finds the box paused, because somebody paused it in between, it
 // is called again; it must not have done anything then.
 func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*box) error) error {

@@ -21,6 +21,19 @@ type URLs interface {
 	Lookup(host string) (Target, bool)
 }
 
+// Boxes are the boxes behind public URLs, which may sleep. All but Wake must be fast. Safe for concurrent use.
+type Boxes interface {
+	// Enter is told that a request that passed all checks needs its box, and reports whether that can be dialled. If not, it is
+	// woken. Leave must be called at the end.
+	Enter(box policy.BoxID) (awake bool)
+	// Leave is told that the request has ended, or that nobody waits for the box any more, but that bytes may still pass.
+	Leave(box policy.BoxID)
+	// Moved is told then when bytes pass. What a visitor sends wakes a box that has fallen asleep in between.
+	Moved(box policy.BoxID, byVisitor bool)
+	// Wake returns when a port of a box can be dialled, or cannot be. It is called once at a time for a box.
+	Wake(ctx context.Context, box policy.BoxID, port uint16) error
+}
+
 // Config is what [New] needs. URLs is required, and GetCertificate for [Ingress.ServeTLS].
 type Config struct {
 	URLs URLs
@@ -32,12 +45,8 @@ type Config struct {
 	Validation string
 	// Dial connects to the target's address and nowhere else. nil: plain TCP.
 	Dial func(ctx context.Context, t Target) (net.Conn, error)
-	// Wake returns when a box can be dialled. It is called before that, only for requests that passed all checks, and once at a
-	// time for a box; a request that waits for longer than it may, or whose box does not wake, gets a 503. nil: boxes never
-	// sleep.
-	Wake func(ctx context.Context, box policy.BoxID, port uint16) error
-	// Used is told when a request that was let in begins, and when it ends: the box is in use. It must be fast. nil: nobody is.
-	Used  func(box policy.BoxID)
+	// Boxes wakes those that sleep, and is told which are in use. nil: boxes never sleep.
+	Boxes Boxes
 	Audit audit.Recorder // nil: no events
 	Log   *zap.Logger    // nil: no log
 

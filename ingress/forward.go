@@ -26,7 +26,7 @@ func (c *client) forward() error {
 	}
 	if !whole {
 		c.deadline = time.Time{} // the upload sets its own
-		c.upload.start(&c.body, c.up)
+		c.upload.start(&c.body, c.up, func() { c.g.moved(&c.visit, true) })
 	}
 	return c.respond(upgrade)
 }

@@ -115,7 +115,7 @@ func start(t testing.TB, change func(*Config)) *fixture {
 	cfg := Config{
 		URLs: f, Audit: f,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil },
-		Wake:           func(context.Context, policy.BoxID, uint16) error { f.woken.Add(1); return nil },
+		Boxes:          &sleepers{wake: func(context.Context, policy.BoxID, uint16) error { f.woken.Add(1); return nil }},
 	}
 	if change != nil {
 		change(&cfg)

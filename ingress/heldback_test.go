@@ -6,11 +6,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"boxgate/ingress/pages"
-	"boxgate/policy"
 )
 
 // heldBack is a sign-in whose form the visitor has announced, and the gateway waits for.
@@ -178,8 +178,10 @@ func TestFormThatNeverEnds(t *testing.T) {
 func TestFormHoldsAPlaceAndIsCut(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		used := make(chan policy.BoxID, 16)
-		f := start(t, func(c *Config) { c.Requests, c.Used = 4, func(id policy.BoxID) { used <- id } }) // a visitor has one place
+		var used atomic.Int64
+		awake := &sleepers{used: &used}
+		awake.up.Store(true)
+		f := start(t, func(c *Config) { c.Requests, c.Boxes = 4, awake }) // a visitor has one place
 		target := f.guarded("app", record(t))
 		status := f.trickled(t, "app"+domain, h2)
 		f.await(t, "the form", func() bool { return f.held() == 1 })
@@ -192,7 +194,7 @@ func TestFormHoldsAPlaceAndIsCut(t *testing.T) {
 		if got := <-status; got != 401 {
 			t.Errorf("h2 %v: answered %d", h2, got)
 		}
-		if len(used) > 0 {
+		if used.Load() > 0 {
 			t.Errorf("h2 %v: a stranger's form counts as use of the box", h2)
 		}
 		f.set("app"+domain, target)

@@ -20,7 +20,7 @@ func TestBrowsersGetPagesProgramsGetProblems(t *testing.T) {
 	f.expose("down", gone.Server, Auth{Open: true})
 	gone.Close()
 	asleep := start(t, func(c *Config) {
-		c.Wake = func(context.Context, policy.BoxID, uint16) error { return errors.New("not yet") }
+		c.Boxes = &sleepers{wake: func(context.Context, policy.BoxID, uint16) error { return errors.New("not yet") }}
 	})
 	asleep.expose("asleep", box.Server, Auth{Open: true})
 	browser := func(r *http.Request) {

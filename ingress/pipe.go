@@ -19,6 +19,7 @@ type pipe struct {
 	client, box         net.Conn
 	fromClient, fromBox *h1.Reader // what has arrived already comes first
 	received, sent      atomic.Int64
+	moved               func(byVisitor bool)
 	kill                func(...net.Conn) // how both are ended when they must; never blocks
 }
 
@@ -32,8 +33,8 @@ func (p *pipe) run(ctx context.Context, half func() (stop func() bool)) error {
 	if ctx.Err() != nil {
 		p.kill(p.client)
 	}
-	go copyTo(ended, p.box, p.client, p.fromClient, &p.received)
-	go copyTo(ended, p.client, p.box, p.fromBox, &p.sent)
+	go copyTo(ended, p.box, p.client, p.fromClient, &p.received, func() { p.moved(true) })
+	go copyTo(ended, p.client, p.box, p.fromBox, &p.sent, func() { p.moved(false) })
 	first := <-ended
 	if first.err != nil || ctx.Err() != nil {
 		p.abort()
@@ -52,7 +53,7 @@ type end struct {
 }
 
 // copyTo is [pass]; it tells ended of the end, and of a panic.
-func copyTo(ended chan<- end, dst, src net.Conn, in *h1.Reader, n *atomic.Int64) {
+func copyTo(ended chan<- end, dst, src net.Conn, in *h1.Reader, n *atomic.Int64, moved func()) {
 	err := error(nil)
 	defer func() {
 		if p := recover(); p != nil {
@@ -60,15 +61,16 @@ func copyTo(ended chan<- end, dst, src net.Conn, in *h1.Reader, n *atomic.Int64)
 		}
 		ended <- end{dst, err}
 	}()
-	err = pass(dst, src, in, n)
+	err = pass(dst, src, in, n, moved)
 }
 
-// pass copies from src to dst until EOF. While src is idle it keeps no buffer.
-func pass(dst io.Writer, src net.Conn, in *h1.Reader, n *atomic.Int64) error {
+// pass copies from src to dst until EOF, and calls moved for each part. While src is idle it keeps no buffer.
+func pass(dst io.Writer, src net.Conn, in *h1.Reader, n *atomic.Int64, moved func()) error {
 	defer in.Release()
 	hold := time.Time{} // the read deadline
 	for {
 		if b := in.Bytes(); len(b) > 0 {
+			moved()
 			if _, err := dst.Write(b); err != nil {
 				return err
 			}

@@ -86,7 +86,10 @@ func (c *client) relay(chunked bool) error {
 		if err := c.flush(); err != nil {
 			return err
 		}
-		if err := in.Fill(); err != nil {
+		c.g.leave(&c.visit)
+		err = in.Fill()
+		c.g.moved(&c.visit, false)
+		if err != nil {
 			return c.untilClose(err, chunked)
 		}
 	}

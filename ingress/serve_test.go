@@ -15,7 +15,7 @@ import (
 func TestWakeFails(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
-		c.Wake = func(context.Context, policy.BoxID, uint16) error { return errors.New("no memory") }
+		c.Boxes = &sleepers{wake: func(context.Context, policy.BoxID, uint16) error { return errors.New("no memory") }}
 	})
 	box := record(t)
 	f.expose("one", box.Server, Auth{Open: true})

@@ -167,7 +167,7 @@ func (s *stream) forward() {
 		return
 	}
 	if !whole {
-		s.upload.start(body, s.up)
+		s.upload.start(body, s.up, func() { s.g.moved(&s.visit, true) })
 	}
 	s.respond(upgrade)
 }

@@ -154,7 +154,10 @@ func (s *stream) relay() error {
 		if err := s.in.Flush(); err != nil {
 			return err
 		}
-		if err := in.Fill(); err != nil {
+		s.g.leave(&s.visit)
+		err = in.Fill()
+		s.g.moved(&s.visit, false)
+		if err != nil {
 			if s.res.Body.UntilClose && errors.Is(err, io.EOF) {
 				return s.in.CloseWrite(nil)
 			}
@@ -233,6 +236,7 @@ func (s *stream) tunnel(n int) {
 
 // pump copies both ways until both directions have ended, or one has and the other stays silent.
 func (s *stream) pump() error {
+	s.g.leave(&s.visit)
 	var received, sent atomic.Int64
 	ended := make(chan error, 1)
 	s.up.in.Source = s.up.conn
@@ -246,7 +250,7 @@ func (s *stream) pump() error {
 		}()
 		err = s.fromClient(&received)
 	}()
-	err := pass(flushing{s.in}, s.up.conn, &s.up.in, &sent)
+	err := pass(flushing{s.in}, s.up.conn, &s.up.in, &sent, func() { s.g.moved(&s.visit, false) })
 	if err == nil {
 		_ = s.in.CloseWrite(nil) // the client may have gone
 		limit := time.AfterFunc(rest, s.in.CloseRead)
@@ -270,6 +274,7 @@ func (s *stream) fromClient(n *atomic.Int64) error {
 		m, err := s.in.Read(buf[:cap(buf)])
 		n.Add(int64(m))
 		if m > 0 {
+			s.g.moved(&s.visit, true)
 			if _, err := s.up.conn.Write(buf[:m]); err != nil {
 				return err
 			}

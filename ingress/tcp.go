@@ -104,7 +104,11 @@ func (p *passage) run() {
 // pass passes bytes between the visitor and the box.
 func (p *passage) pass(box net.Conn) {
 	p.box.Store(&box)
-	t := pipe{client: p.conn, box: box, fromClient: &h1.Reader{Source: p.conn}, fromBox: &h1.Reader{Source: box}, kill: socket.Reset}
+	p.g.leave(&p.visit)
+	t := pipe{
+		client: p.conn, box: box, fromClient: &h1.Reader{Source: p.conn}, fromBox: &h1.Reader{Source: box}, kill: socket.Reset,
+		moved: func(byVisitor bool) { p.g.moved(&p.visit, byVisitor) },
+	}
 	if p.ctx.Err() != nil { // a cut may have looked before the box was there
 		t.abort()
 	}

@@ -15,6 +15,7 @@ import (
 // from the head.
 type upload struct {
 	from     source
+	moved    func() // called for each part
 	received int64
 	last     atomic.Int64  // when the box took a part of it, in Unix nanoseconds
 	failing  atomic.Bool   // it has failed, and the connection to the box is aborted for it
@@ -37,14 +38,14 @@ var errUpstream = errors.New("the box takes no more of the body")
 
 // reset prepares for another request.
 func (u *upload) reset() {
-	u.from, u.received, u.stopped, u.done, u.err = nil, 0, false, nil, nil
+	u.from, u.moved, u.received, u.stopped, u.done, u.err = nil, nil, 0, false, nil, nil
 	u.last.Store(0)
 	u.failing.Store(false)
 }
 
 // start sends the rest of the body in a goroutine, so that a response can be relayed before the body has ended.
-func (u *upload) start(from source, up *upstream) {
-	u.from, u.done = from, make(chan struct{})
+func (u *upload) start(from source, up *upstream, moved func()) {
+	u.from, u.moved, u.done = from, moved, make(chan struct{})
 	go func() {
 		defer close(u.done)
 		defer func() {
@@ -69,6 +70,7 @@ func (u *upload) run(up *upstream) error {
 			return err
 		}
 		u.received += int64(n)
+		u.moved()
 		if _, err := up.conn.Write(out); err != nil {
 			return errors.Join(errUpstream, err)
 		}

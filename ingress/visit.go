@@ -29,7 +29,7 @@ type visit struct {
 	by      admission
 	next    string // the path that a sign-in returns to, if it is not that of the request
 	placed  bool   // it has a place
-	uses    bool   // it was let in: the box is in use
+	uses    bool   // it keeps the box awake
 }
 
 // replier answers a request.
@@ -88,12 +88,10 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
-	if err := g.wake(ctx, v.target); err != nil {
+	if err := g.wake(ctx, v); err != nil {
 		v.asleep(err)
 		return false
 	}
-	v.uses = true
-	g.used(v.target)
 	// From here on the decision is to allow; a 502 reverses it.
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
@@ -263,9 +261,7 @@ func (g *core) record(v *visit) {
 	if v.entry.of != nil {
 		defer v.entry.end()
 	}
-	if v.uses {
-		g.used(v.target)
-	}
+	g.leave(v)
 	if v.placed {
 		g.leavePlace(v)
 	}

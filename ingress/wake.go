@@ -32,12 +32,16 @@ type waking struct {
 	err  error // valid once done is closed
 }
 
-// wake wakes the box of a target and waits for it for a while.
-func (g *core) wake(ctx context.Context, t Target) error {
-	if g.Wake == nil {
+// wake has the box of a visit stay awake, and wakes it if it sleeps, for which it waits a while.
+func (g *core) wake(ctx context.Context, v *visit) error {
+	if g.Boxes == nil {
 		return nil
 	}
-	call := g.wakers.join(g.Wake, t)
+	v.uses = true
+	if g.Boxes.Enter(v.target.Box) {
+		return nil
+	}
+	call := g.wakers.join(g.Boxes.Wake, v.target)
 	limit := time.NewTimer(g.wakeWait)
 	defer limit.Stop()
 	select {
@@ -82,9 +86,18 @@ func (w *wakers) leave(box policy.BoxID, call *waking) {
 	close(call.done)
 }
 
-// used tells that a box is in use.
-func (g *core) used(t Target) {
-	if g.Used != nil {
-		g.Used(t.Box)
+// leave lets the box of a visit fall asleep as far as this one goes. If bytes still pass, that counts as use, but not that the
+// connection is open.
+func (g *core) leave(v *visit) {
+	if v.uses {
+		v.uses = false
+		g.Boxes.Leave(v.target.Box)
+	}
+}
+
+// moved tells that bytes have passed on what was left.
+func (g *core) moved(v *visit, byVisitor bool) {
+	if g.Boxes != nil {
+		g.Boxes.Moved(v.target.Box, byVisitor)
 	}
 }

@@ -9,7 +9,36 @@ import (
 	"time"
 
 	"boxgate/policy"
+
+	"github.com/coder/websocket"
 )
+
+// sleepers are boxes that always sleep.
+type sleepers struct {
+	wake  func(ctx context.Context, box policy.BoxID, port uint16) error
+	used  *atomic.Int64 // counts beginnings and ends; nil: nobody counts
+	moved func(byVisitor bool)
+	up    atomic.Bool // they are awake
+}
+
+func (s *sleepers) count() {
+	if s.used != nil {
+		s.used.Add(1)
+	}
+}
+
+func (s *sleepers) Enter(policy.BoxID) bool { s.count(); return s.up.Load() }
+func (s *sleepers) Leave(policy.BoxID)      { s.count() }
+
+func (s *sleepers) Moved(_ policy.BoxID, byVisitor bool) {
+	if s.moved != nil {
+		s.moved(byVisitor)
+	}
+}
+
+func (s *sleepers) Wake(ctx context.Context, box policy.BoxID, port uint16) error {
+	return s.wake(ctx, box, port)
+}
 
 // TestWakeOnce has many requests wait for a box that sleeps: it is woken once, for all of them.
 func TestWakeOnce(t *testing.T) {
@@ -18,14 +47,13 @@ func TestWakeOnce(t *testing.T) {
 	var woken, used atomic.Int64
 	awake := make(chan struct{})
 	f := start(t, func(c *Config) {
-		c.Wake = func(_ context.Context, box policy.BoxID, port uint16) error {
+		c.Boxes = &sleepers{used: &used, wake: func(_ context.Context, box policy.BoxID, port uint16) error {
 			if woken.Add(1); box != "box1" || port == 0 {
 				t.Errorf("woke %s for port %d", box, port)
 			}
 			<-awake
 			return nil
-		}
-		c.Used = func(policy.BoxID) { used.Add(1) }
+		}}
 	})
 	f.wakeWait = time.Minute
 	app := record(t)
@@ -49,6 +77,10 @@ func TestWakeOnce(t *testing.T) {
 		t.Errorf("woken %d times", woken.Load())
 	}
 	until(t, "each request was told of when it began and when it ended", func() bool { return used.Load() == 2*many })
+	f.expose("b", app.Server, Auth{Bearer: new(BearerDigest("tok"))})
+	if res, _ := get(t, c, "https://b"+domain+"/", nil); res.StatusCode != 401 || woken.Load() != 1 || used.Load() != 2*many {
+		t.Errorf("without a credential: %s, and the box is woken or used", res.Status)
+	}
 }
 
 // until waits for a condition.
@@ -70,11 +102,11 @@ func TestWakeTakesLong(t *testing.T) {
 	awake := make(chan struct{})
 	var woken atomic.Int64
 	f := start(t, func(c *Config) {
-		c.Wake = func(context.Context, policy.BoxID, uint16) error {
+		c.Boxes = &sleepers{wake: func(context.Context, policy.BoxID, uint16) error {
 			woken.Add(1)
 			<-awake
 			return nil
-		}
+		}}
 	})
 	f.wakeWait = 10 * time.Millisecond
 	app := record(t)
@@ -96,11 +128,45 @@ func TestWakeTakesLong(t *testing.T) {
 	})
 }
 
+// TestOpenConnectionDoesNotKeepTheBoxAwake: one that is open without bytes passing is no use, and what the visitor sends wakes
+// the box.
+func TestOpenConnectionDoesNotKeepTheBoxAwake(t *testing.T) {
+	t.Parallel()
+	var used, sent, received atomic.Int64
+	boxes := &sleepers{used: &used, moved: func(byVisitor bool) {
+		if byVisitor {
+			sent.Add(1)
+		} else {
+			received.Add(1)
+		}
+	}}
+	boxes.up.Store(true)
+	f := start(t, func(c *Config) { c.Boxes = boxes })
+	f.expose("a", echoServer(t), Auth{Open: true})
+	c, _, err := dialWebSocket(t, f, "a", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the box may sleep", func() bool { return used.Load() == 2 })
+	for range 3 {
+		before := [2]int64{sent.Load(), received.Load()}
+		if err := c.Write(t.Context(), websocket.MessageText, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := c.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if sent.Load() == before[0] || received.Load() == before[1] {
+			t.Errorf("before a message %v, after it %d %d", before, sent.Load(), received.Load())
+		}
+	}
+}
+
 // TestPanicInWaking is a failure to wake, for those who wait and nobody else.
 func TestPanicInWaking(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
-		c.Wake = func(context.Context, policy.BoxID, uint16) error { panic("no") }
+		c.Boxes = &sleepers{wake: func(context.Context, policy.BoxID, uint16) error { panic("no") }}
 	})
 	app := record(t)
 	f.expose("a", app.Server, Auth{Open: true})

@@ -37,7 +37,11 @@ func (c *client) tunnel(n int) error {
 
 func (c *client) pump() error {
 	c.up.in.Source = c.up.conn
-	p := pipe{client: c.conn, box: c.up.conn, fromClient: &c.in, fromBox: &c.up.in, kill: socket.Abort}
+	c.g.leave(&c.visit)
+	p := pipe{
+		client: c.conn, box: c.up.conn, fromClient: &c.in, fromBox: &c.up.in, kill: socket.Abort,
+		moved: func(byVisitor bool) { c.g.moved(&c.visit, byVisitor) },
+	}
 	err := p.run(c.ctx, func() (stop func() bool) { return time.AfterFunc(rest, p.abort).Stop })
 	c.visit.event.BytesIn, c.visit.event.BytesOut = p.received.Load(), p.sent.Load()
 	return err

@@ -11,9 +11,10 @@ import (
 // Who enters is counted before the gate is looked at, and who closes it looks at the count after that, so that one of the two
 // notices the other.
 type Gate struct {
-	open  atomic.Bool
-	users atomic.Int64
-	last  atomic.Int64 // when the box was last used, in Unix nanoseconds
+	open   atomic.Bool
+	users  atomic.Int64
+	visits atomic.Int64 // requests to public URLs that wait for the box
+	last   atomic.Int64 // when the box was last used, in Unix nanoseconds
 }
 
 // Enter reports whether the box is awake. If so it stays awake until Leave.
@@ -31,6 +32,37 @@ func (g *Gate) Enter() bool {
 func (g *Gate) Leave() {
 	g.Touch(time.Now())
 	g.users.Add(-1)
+}
+
+// Visit notes that a request to a public URL needs the box, and reports whether that is awake. It stays awake, or is to be woken,
+// until Depart.
+func (g *Gate) Visit() bool {
+	g.visits.Add(1)
+	g.Touch(time.Now())
+	return g.open.Load()
+}
+
+// Depart ends what began with Visit.
+func (g *Gate) Depart() {
+	g.Touch(time.Now())
+	g.visits.Add(-1)
+}
+
+// IsOpen reports whether the box is awake.
+func (g *Gate) IsOpen() bool { return g.open.Load() }
+
+// Idle reports whether nobody uses the box, and nobody has since a time.
+func (g *Gate) Idle(since time.Time) bool {
+	return g.users.Load() == 0 && g.visits.Load() == 0 && g.Last().Before(since)
+}
+
+// CloseIdle closes the gate if the box is idle, and reports whether it did.
+func (g *Gate) CloseIdle(since time.Time) bool {
+	if g.Close(); g.Idle(since) {
+		return true
+	}
+	g.Open()
+	return false
 }
 
 // Users returns how many use the box.

@@ -1,0 +1,74 @@
+package lifecycle
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+)
+
+// TestIdleBoxIsPaused pauses what nobody uses, and nothing else: not a box with a command, not one that sends or receives, not
+// one that is to be kept alive. That a box asks for names is no use of it, nor that it is refused.
+func TestIdleBoxIsPaused(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IdleTimeout = 2 * time.Second })
+	policy := harness.Custom("plain.example.com")
+	loop := func(line string) string {
+		box := w.Create(map[string]any{"network_policy": policy})
+		w.MustSh(box, "setsid sh -c 'while :; do "+line+"; sleep 0.2; done' >/dev/null 2>&1 &")
+		return box
+	}
+	sends := loop("curl -s -m 5 -o /dev/null http://plain.example.com/x")
+	uses := w.Create(map[string]any{"network_policy": policy})
+	kept := w.Create(map[string]any{"network_policy": policy, "keep_alive": true})
+	wait := w.Background(uses, "until [ -e go ]; do sleep 0.1; done", new(bytes.Buffer))
+	idle := []string{
+		loop(":"), loop("getent hosts plain.example.com"), loop("getent hosts denied.example.net"),
+		loop("curl -s -m 5 -o /dev/null http://evil.example.net/"),
+	}
+	for _, box := range idle {
+		w.Until("an idle box is paused", func() bool { return status(w, box) == "paused" })
+	}
+	for what, box := range map[string]string{"sends": sends, "runs a command": uses, "is kept alive": kept} {
+		if got := status(w, box); got == "paused" {
+			t.Errorf("a box that %s is %s", what, got)
+		}
+	}
+	w.MustSh(idle[0], "true")
+	if got := status(w, idle[0]); got != "idle" {
+		t.Errorf("after a command it is %s", got)
+	}
+	w.Until("it is paused again", func() bool { return status(w, idle[0]) == "paused" })
+	w.MustSh(uses, "touch go")
+	if code, err := wait(); code != 0 || err != nil {
+		t.Errorf("the command: %d %v", code, err)
+	}
+	w.Until("a box without its command is paused", func() bool { return status(w, uses) == "paused" })
+}
+
+// TestIdlePauseNeverDuringUse floods a box with commands, between which it falls asleep all the time. None of them fails, and
+// none finds the box asleep.
+func TestIdlePauseNeverDuringUse(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IdleTimeout = 10 * time.Millisecond })
+	box := w.Create(map[string]any{})
+	var all sync.WaitGroup
+	for worker := range 3 {
+		all.Go(func() {
+			for i := range 8 {
+				var out bytes.Buffer
+				code, err := w.Client.Exec(t.Context(), box, api.ExecRequest{Command: []string{"echo", "x"}}, &out, &out)
+				if err != nil || code != 0 || out.String() != "x\n" {
+					t.Errorf("command %d: %d %v %q", i, code, err, out.String())
+				}
+				time.Sleep(time.Duration(worker*10) * time.Millisecond) // long enough for it to fall asleep, at times
+			}
+		})
+	}
+	all.Wait()
+	w.Until("at last it sleeps", func() bool { return status(w, box) == "paused" })
+}

@@ -1,0 +1,46 @@
+package tour
+
+import (
+	"net/http"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+)
+
+// TestPublicURLWakesABox has a stranger leave a paused box asleep, and a visitor with the credential be served by it.
+func TestPublicURLWakesABox(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.HTTP = "127.0.0.1:80" })
+	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
+	serveInBox(w, box, "8000")
+	c := visitor(w)
+	var url harness.PublicURL
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, &url); err != nil {
+		t.Fatal(err)
+	}
+	token := func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+url.Token) }
+	state := func() string {
+		var view struct{ Status string }
+		if err := w.Client.Get(t.Context(), api.BoxPath(box, "status"), &view); err != nil {
+			t.Fatal(err)
+		}
+		return view.Status
+	}
+	for range 2 {
+		if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "pause"), nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		for name, prepare := range map[string]func(*http.Request){
+			"nothing": nil, "a wrong token": func(r *http.Request) { r.Header.Set("Authorization", "Bearer wrong") },
+		} {
+			if status, _ := visit(t, c, url.URL, prepare); status != 401 || state() != "paused" {
+				t.Errorf("%s: %d, and the box is %s", name, status, state())
+			}
+		}
+		if status, body := visit(t, c, url.URL, token); status != 200 || state() != "idle" {
+			t.Errorf("with the token: %d %s, and the box is %s", status, body, state())
+		}
+	}
+}

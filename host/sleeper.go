@@ -1,0 +1,116 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/firewall"
+	"boxgate/policy"
+)
+
+// sleeper pauses boxes that have been idle for a time.
+type sleeper struct {
+	after   time.Duration // 0: never
+	log     *zap.Logger
+	usage   *usage
+	audit   *audit.Log
+	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]int64, error)
+
+	passed map[policy.BoxID]map[firewall.Flow]int64 // at the last look, in the boxes looked at
+}
+
+// run looks for idle boxes until ctx ends.
+func (s *sleeper) run(ctx context.Context) error {
+	if s.after == 0 {
+		return nil
+	}
+	tick := time.NewTicker(min(max(s.after/8, 10*time.Millisecond), time.Minute))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			s.look(ctx)
+		}
+	}
+}
+
+// look pauses the boxes that nobody has used for the time, and that have neither sent nor received anything.
+func (s *sleeper) look(ctx context.Context) {
+	since := time.Now().Add(-s.after)
+	var quiet []*box
+	for _, b := range s.usage.boxes.all() {
+		if v := b.shown.Load(); v.Status == api.StatusIdle && !v.KeepAlive && b.attached == nil && b.gate.Users() == 0 {
+			quiet = append(quiet, b)
+		}
+	}
+	if len(quiet) == 0 {
+		s.passed = nil
+		return
+	}
+	if err := s.noteTraffic(ctx, quiet); err != nil {
+		s.log.Error("no idle box is paused: what the boxes send is not known", zap.Error(err))
+		return
+	}
+	for _, b := range quiet {
+		if b.gate.Idle(since) && ctx.Err() == nil {
+			s.usage.pauseIdle(ctx, b, since)
+		}
+	}
+}
+
+// noteTraffic counts as use what has passed in the connections of boxes since the last look. A connection that the box is looked
+// at with for the first time is compared with nothing.
+func (s *sleeper) noteTraffic(ctx context.Context, quiet []*box) error {
+	now := time.Now()
+	flows, err := s.traffic(ctx)
+	if err != nil {
+		return err
+	}
+	passed := map[policy.BoxID]map[firewall.Flow]int64{}
+	for _, b := range quiet {
+		if before, known := s.passed[b.ID]; known {
+			for flow, bytes := range flows[b.ID] {
+				if bytes > before[flow] {
+					b.gate.Touch(now)
+				}
+			}
+		}
+		if passed[b.ID] = flows[b.ID]; passed[b.ID] == nil {
+			passed[b.ID] = map[firewall.Flow]int64{}
+		}
+		s.noteEvents(b)
+	}
+	s.passed = passed
+	return nil
+}
+
+// noteEvents counts as use what a box has sent in connections and requests that are over.
+func (s *sleeper) noteEvents(b *box) {
+	for _, e := range s.audit.Recent(audit.Filter{Box: b.ID}) {
+		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 // of a request, only the body is counted
+		if sent && e.Verdict == policy.Allow && e.Stage != policy.StageDNS && e.Stage != policy.StageURL {
+			b.gate.Touch(e.Time.Add(e.Duration))
+		}
+	}
+}
+
+// pauseIdle pauses a box unless somebody has begun to use it. From when its gate closes until it is awake again, whoever uses it
+// waits.
+func (u *usage) pauseIdle(ctx context.Context, b *box, since time.Time) {
+	if !b.mu.TryLock() {
+		return // it is being changed
+	}
+	defer b.mu.Unlock()
+	if b.deleted || b.moving != nil || b.status != api.StatusIdle || !b.gate.CloseIdle(since) {
+		return
+	}
+	if err := u.pause(ctx, b); err == nil {
+		u.log.Info("an idle box is paused", zap.String("box", string(b.ID)))
+	}
+}

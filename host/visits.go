@@ -1,0 +1,50 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"boxgate/host/reach"
+	"boxgate/policy"
+)
+
+// visits wakes boxes for their public URLs. It implements [boxgate/ingress.Boxes].
+type visits struct {
+	boxes *boxes
+	reach *reach.Boxes
+	// use wakes a box; it is set before anybody is served.
+	use func(context.Context, policy.BoxID) error
+}
+
+// Enter implements [boxgate/ingress.Boxes]. One that is not known cannot be dialled, which is for the caller to find out.
+func (v *visits) Enter(id policy.BoxID) bool {
+	b, err := v.boxes.find(id)
+	return err != nil || b.gate.Visit() || b.attached != nil
+}
+
+// Leave implements [boxgate/ingress.Boxes].
+func (v *visits) Leave(id policy.BoxID) {
+	if b, err := v.boxes.find(id); err == nil {
+		b.gate.Depart()
+	}
+}
+
+// Moved implements [boxgate/ingress.Boxes].
+func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
+	b, err := v.boxes.find(id)
+	if err != nil {
+		return
+	}
+	b.gate.Touch(time.Now())
+	if byVisitor && !b.gate.IsOpen() && b.attached == nil && b.rousing.CompareAndSwap(false, true) {
+		go func() {
+			defer b.rousing.Store(false)
+			_ = v.use(context.Background(), id)
+		}()
+	}
+}
+
+// Wake implements [boxgate/ingress.Boxes].
+func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
+	return v.use(ctx, id)
+}
