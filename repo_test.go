@@ -72,7 +72,7 @@ api/boxes: policy api api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/history api/problem api/rest api/stream api/strict
 api/gateway: policy api api/problem api/rest api/strict
-api/history: policy api
+api/history: policy api api/problem api/stream
 api/lifecycle: policy api api/history api/rest
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api

@@ -197,8 +197,9 @@ type BoxFilter struct {
 
 // ExecRequest is a command to run in a box.
 type ExecRequest struct {
-	Command []string // argv; never empty
-	Dir     string   // absolute, in the box; /workspace/home unless the caller said otherwise
+	Command []string  // argv; never empty
+	Dir     string    // absolute, in the box; /workspace/home unless the caller said otherwise
+	Stdin   io.Reader // nil: empty
 }
 
 // ExecResult is how a command ended.

@@ -2,7 +2,6 @@ package exec
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"path"
@@ -73,8 +72,8 @@ func (b *execBody) request() (api.ExecRequest, error) {
 type command struct {
 	box     policy.BoxID
 	request api.ExecRequest
-	timeout time.Duration // 0: none
-	run     *history.Run
+	job     history.Job
+	lack    string // what begins its standard error if the image lacks the program; empty: nothing does
 }
 
 func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*command, error) {
@@ -90,42 +89,41 @@ func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*comman
 	if err != nil {
 		return nil, err
 	}
-	c := &command{box: box.ID, request: req}
-	if body.Timeout != nil {
-		c.timeout = time.Duration(*body.Timeout) * time.Millisecond
-	}
-	return c, nil
+	job := history.Job{Type: history.Shell, Prompt: strings.Join(body.Command, " "), Timeout: milliseconds(body.Timeout)}
+	return &command{box: box.ID, request: req, job: job}, nil
 }
 
-// do runs a command until it ends, its timeout passes, the client disconnects or the run is cancelled.
-func (e *Endpoints) do(ctx context.Context, c *command, stdout, stderr io.Writer) (api.ExecResult, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if c.timeout > 0 {
-		var stop context.CancelFunc
-		ctx, stop = context.WithTimeout(ctx, c.timeout)
-		defer stop()
+// milliseconds is an optional time.
+func milliseconds(n *int64) time.Duration {
+	if n == nil {
+		return 0
 	}
-	c.run = e.History.Start(c.box, c.request.Command, cancel)
-	res, err := e.Host.Exec(ctx, c.box, c.request, e.remember(c.run, stdout), e.remember(c.run, stderr))
-	status, message := "completed", ""
-	switch cause := context.Cause(ctx); {
-	case err != nil && errors.Is(cause, history.ErrCancelled):
-		err = api.Errorf(api.ErrConflict, "%v", history.ErrCancelled)
-		status, message = "cancelled", history.ErrCancelled.Error()
-	case err != nil && errors.Is(cause, context.DeadlineExceeded):
-		err = api.Errorf(context.DeadlineExceeded, "the command was killed after its timeout of %v", c.timeout)
-		status, message = "failed", err.Error()
-	case err != nil && ctx.Err() != nil:
-		status, message = "cancelled", "the client disconnected"
-	case err != nil:
-		_, body := problem.StatusOf(err)
-		status, message = "failed", body.Error
-	case res.ExitCode != 0:
-		status = "failed"
-	}
-	e.History.End(c.run, res, err, status, message)
-	return res, err
+	return time.Duration(*n) * time.Millisecond
+}
+
+// ended is how a command ended, and what its caller is told.
+type ended struct {
+	run *history.Run
+	res api.ExecResult
+	err error
+}
+
+// start runs a command until it ends, its timeout passes or the run is cancelled. It goes on when the client has gone: the
+// client may only have lost its connection, and who wants it to end can say so.
+func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer) <-chan ended {
+	done := make(chan ended, 1)
+	go func() {
+		run, res, err := e.History.Do(context.WithoutCancel(ctx), c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+			lack := &lackWatch{mark: c.lack, w: stderr}
+			res, err := e.Host.Exec(ctx, c.box, c.request, e.remember(run, stdout), e.remember(run, lack))
+			if what, lacking := lack.found(); err == nil && lacking {
+				err = problem.Refuse(http.StatusUnprocessableEntity, "/language: %s", what)
+			}
+			return res, err
+		})
+		done <- ended{run, res, err}
+	}()
+	return done
 }
 
 // remember copies the beginning of a run's output into the history on its way to w.
@@ -140,21 +138,32 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// exec is POST exec: the whole output in one answer.
-func (e *Endpoints) exec(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	c, err := e.readCommand(w, r)
-	if err != nil {
-		return rest.Reply{}, err
+// reader reads a command from a request.
+type reader func(http.ResponseWriter, *http.Request) (*command, error)
+
+// whole is POST exec and POST code: the whole output in one answer.
+func (e *Endpoints) whole(read reader) rest.Handler {
+	return func(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+		c, err := read(w, r)
+		if err != nil {
+			return rest.Reply{}, err
+		}
+		stdout, stderr := &capture{most: e.MaxOutput}, &capture{most: e.MaxOutput}
+		select {
+		case end := <-e.start(r.Context(), c, stdout, stderr):
+			if end.err != nil {
+				return rest.Reply{}, end.err
+			}
+			return rest.Reply{Body: execView{
+				ExitCode: end.res.ExitCode, Output: stdout.text(), Error: stderr.text(), RunID: end.run.ID(),
+				CPUNs: end.res.CPU.Nanoseconds(), Truncated: stdout.cut || stderr.cut,
+			}}, nil
+		case <-r.Context().Done():
+			stdout.drop()
+			stderr.drop()
+			return rest.Reply{}, r.Context().Err()
+		}
 	}
-	stdout, stderr := &capture{most: e.MaxOutput}, &capture{most: e.MaxOutput}
-	res, err := e.do(r.Context(), c, stdout, stderr)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	return rest.Reply{Body: execView{
-		ExitCode: res.ExitCode, Output: stdout.text(), Error: stderr.text(), RunID: c.run.ID(),
-		CPUNs: res.CPU.Nanoseconds(), Truncated: stdout.cut || stderr.cut,
-	}}, nil
 }
 
 // capture keeps the first bytes of a stream and discards the rest, so that the command does not block.
@@ -168,7 +177,7 @@ type capture struct {
 func (c *capture) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	room := c.most - len(c.buf)
+	room := max(0, c.most-len(c.buf))
 	c.buf = append(c.buf, b[:min(room, len(b))]...)
 	c.cut = c.cut || len(b) > room
 	return len(b), nil
@@ -176,3 +185,10 @@ func (c *capture) Write(b []byte) (int, error) {
 
 // text returns what was captured as valid UTF-8, for JSON: other bytes become U+FFFD.
 func (c *capture) text() string { return strings.ToValidUTF8(string(c.buf), "\uFFFD") }
+
+// drop forgets what was captured, and what still comes: nobody waits for it any more.
+func (c *capture) drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.most, c.buf = 0, nil
+}

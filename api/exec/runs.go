@@ -7,6 +7,7 @@ import (
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/policy"
 )
 
 // runsView is the answer of runs.
@@ -22,6 +23,23 @@ func (e *Endpoints) listRuns(_ http.ResponseWriter, r *http.Request) (rest.Reply
 	return rest.Reply{Body: runsView{e.History.Runs(box.ID)}}, nil
 }
 
+func (e *Endpoints) getRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	run, ok := e.History.Find(box.ID, r.PathValue("run"))
+	if !ok {
+		return rest.Reply{}, noRun(box.ID, r)
+	}
+	return rest.Reply{Body: run}, nil
+}
+
+// noRun is the answer for a run that does not exist, or is forgotten by now.
+func noRun(box policy.BoxID, r *http.Request) error {
+	return api.Errorf(api.ErrNotFound, "box %s has no run %q; the latest are remembered until the gateway is started anew", box, problem.Clip(r.PathValue("run")))
+}
+
 func (e *Endpoints) cancelRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Host)
 	if err != nil {
@@ -29,7 +47,7 @@ func (e *Endpoints) cancelRun(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	view, ok := e.History.Cancel(box.ID, r.PathValue("run"))
 	if !ok {
-		return rest.Reply{}, api.Errorf(api.ErrNotFound, "box %s has no run %q", box.ID, problem.Clip(r.PathValue("run")))
+		return rest.Reply{}, noRun(box.ID, r)
 	}
 	return rest.Reply{Body: view}, nil
 }

@@ -1,9 +1,7 @@
 package exec
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -19,25 +17,28 @@ import (
 // started.
 const headerDelay = 200 * time.Millisecond
 
-// execStream is POST exec-stream. The SDK's form is the raw output of both streams and then an event "exit" or "error".
-// With Accept: application/x-ndjson each chunk is a frame of its own.
-func (e *Endpoints) execStream(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	c, err := e.readCommand(w, r)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	s := &execStream{w: w, rc: http.NewResponseController(w), framed: stream.Accepts(r, stream.NDJSON)}
-	late := time.AfterFunc(headerDelay, s.begin)
-	res, err := e.do(r.Context(), c, s.stream("stdout"), s.stream("stderr"))
-	late.Stop()
-	if err != nil && !s.begun() {
-		return rest.Reply{}, err
-	}
-	if errors.Is(err, context.Canceled) {
+// streamed is POST exec-stream and POST code-stream. The SDK's form is the raw output of both streams and then an event "exit" or
+// "error". With Accept: application/x-ndjson each chunk is a frame of its own.
+func (e *Endpoints) streamed(read reader) rest.Handler {
+	return func(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+		c, err := read(w, r)
+		if err != nil {
+			return rest.Reply{}, err
+		}
+		s := &execStream{w: w, rc: http.NewResponseController(w), framed: stream.Accepts(r, stream.NDJSON)}
+		late := time.AfterFunc(headerDelay, s.begin)
+		defer late.Stop()
+		select {
+		case end := <-e.start(r.Context(), c, s.stream("stdout"), s.stream("stderr")):
+			if end.err != nil && !s.begun() {
+				return rest.Reply{}, end.err
+			}
+			s.finish(end.res, end.err)
+		case <-r.Context().Done():
+			s.abandon()
+		}
 		return rest.Reply{Written: true}, nil
 	}
-	s.finish(res, err)
-	return rest.Reply{Written: true}, nil
 }
 
 // execStream writes the answer of one exec-stream.
@@ -49,6 +50,7 @@ type execStream struct {
 	mu      sync.Mutex // orders the two streams and the delayed header
 	started bool
 	closed  bool // the handler has decided how to answer: the delayed header must not be sent
+	gone    bool // the handler has returned: the answer is not ours any more
 }
 
 func (s *execStream) begin() {
@@ -85,6 +87,9 @@ func (s *execStream) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if s.gone {
+			return len(b), nil
+		}
 		s.beginLocked()
 		if err := s.writeLocked(stream.Frame{Stream: name, Data: b}, b); err != nil {
 			return 0, err
@@ -105,6 +110,14 @@ func (s *execStream) writeLocked(frame stream.Frame, raw []byte) error {
 		return err
 	}
 	return s.rc.Flush()
+}
+
+// abandon ends the answer; the command goes on. A write that waits for the client is cut short.
+func (s *execStream) abandon() {
+	_ = s.rc.SetWriteDeadline(time.Unix(1, 0))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed, s.gone = true, true
 }
 
 // finish writes how the command ended. A client that has gone does not get it.

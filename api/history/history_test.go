@@ -2,6 +2,7 @@ package history
 
 import (
 	"bytes"
+	"context"
 	"strconv"
 	"testing"
 
@@ -13,9 +14,9 @@ func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
 	h := New()
 	for range MaxLogs + 50 {
-		h.End(h.Start("a", []string{"true"}, func(error) {}), api.ExecResult{}, nil, "completed", "")
+		_, _, _ = h.Do(t.Context(), "a", Job{Type: Shell, Prompt: "true"}, func(context.Context, *Run) (api.ExecResult, error) { return api.ExecResult{}, nil })
 	}
-	running := h.Start("a", []string{"sleep"}, func(error) {})
+	running := h.start("a", Job{Type: Shell, Prompt: "sleep"}, func(error) {})
 	h.Wrote(running, bytes.Repeat([]byte("x"), 3*maxRunOutput))
 	if n := len(h.Runs("a")); n != maxRuns {
 		t.Errorf("%d runs", n)

@@ -46,7 +46,7 @@ func (s *schemas) of(t reflect.Type) object {
 		return object{"type": "string", "enum": isEnumerated(t)}
 	case t.Kind() == reflect.Struct && isInForms(t):
 		return s.anyOf(reflect.Zero(t).Interface().(inForms).Forms())
-	case t.Implements(textMarshaler):
+	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text that is escaped in its own way
 		return object{"type": "string"}
 	case t == rawType || t.Kind() == reflect.Interface || t.Implements(jsonMarshaler):
 		s.wrong = append(s.wrong, fmt.Sprintf("%v has a JSON of its own: give it a method Forms() []reflect.Type that lists types of that form", t))

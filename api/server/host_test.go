@@ -145,7 +145,7 @@ func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequ
 		return api.ExecResult{}, err
 	}
 	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = h.dir, stdout, stderr
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.dir, req.Stdin, stdout, stderr
 	cmd.WaitDelay = time.Second
 	err = cmd.Run()
 	if ctx.Err() != nil {

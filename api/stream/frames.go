@@ -43,3 +43,12 @@ func EscapeControls(text []byte) []byte {
 	}
 	return out.Bytes()
 }
+
+// Quote formats text as a JSON string in which nothing is left that a terminal obeys.
+func Quote(text string) []byte {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		return []byte(`""`)
+	}
+	return EscapeControls(quoted)
+}

@@ -1,0 +1,272 @@
+package history
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/stream"
+	"boxgate/policy"
+)
+
+// ErrCancelled is the cause with which [History.Cancel] cancels a run's context.
+var ErrCancelled = errors.New("the run was cancelled")
+
+// The types of runs.
+const (
+	Shell = "shell"
+	Agent = "agent"
+)
+
+// Job is what a run is to do.
+type Job struct {
+	Type    string // Shell or Agent
+	Prompt  string // what was asked for, as the caller wrote it
+	Model   string // of an agent
+	Timeout time.Duration
+}
+
+// Run is one command, running or ended. History.mu guards its fields, all but the ID, which never changes.
+type Run struct {
+	view     RunView
+	exitCode *int
+	cancel   context.CancelCauseFunc // nil once ended
+	output   []byte                  // the first maxRunOutput bytes
+}
+
+// ID names the run.
+func (r *Run) ID() string { return r.view.ID }
+
+// Text is text from a box. In JSON, what a terminal would obey is escaped.
+type Text string
+
+// MarshalJSON implements [json.Marshaler].
+func (t Text) MarshalJSON() ([]byte, error) { return stream.Quote(string(t)), nil }
+
+// RunView is a run in the SDK's words. Times are Unix seconds.
+type RunView struct {
+	ID             string       `json:"id"`
+	BoxID          policy.BoxID `json:"box_id"`
+	CustomerID     string       `json:"customer_id"`
+	Type           string       `json:"type" enum:"shell agent"`
+	Status         string       `json:"status" enum:"running completed failed cancelled"`
+	Prompt         string       `json:"prompt" doc:"the command as it was written, or the prompt"`
+	Model          string       `json:"model,omitempty"`
+	Output         Text         `json:"output,omitempty" doc:"what an agent answered; that of a command is in the run itself"`
+	InputTokens    int64        `json:"input_tokens"`
+	OutputTokens   int64        `json:"output_tokens"`
+	CachedTokens   int64        `json:"cached_input_tokens,omitempty"`
+	CostUSD        float64      `json:"cost_usd"`
+	ComputeCostUSD float64      `json:"compute_cost_usd"`
+	DurationMS     int64        `json:"duration_ms"`
+	CPUNs          int64        `json:"cpu_ns" doc:"CPU time of the command and all that it started, until it ended"`
+	ErrorMessage   Text         `json:"error_message,omitempty"`
+	SessionID      Text         `json:"session_id,omitempty" doc:"the conversation of an agent, as its harness named it"`
+	CreatedAt      int64        `json:"created_at"`
+	CompletedAt    int64        `json:"completed_at,omitempty"`
+
+	began time.Time
+}
+
+// SchemaName names the type in the description of the API.
+func (RunView) SchemaName() string { return "runView" }
+
+// RunDetail is a run with how it ended.
+type RunDetail struct {
+	RunView
+	Output   Text `json:"output" doc:"how the output of both streams began"`
+	ExitCode *int `json:"exit_code,omitempty"`
+}
+
+// SchemaName names the type in the description of the API.
+func (RunDetail) SchemaName() string { return "runDetail" }
+
+// Answer is what a harness said of a run of its agent.
+type Answer struct {
+	Output, SessionID                       string
+	InputTokens, OutputTokens, CachedTokens int64
+}
+
+// Do does a run and records it, until it ends, its timeout passes, ctx ends or it is cancelled; work is called with a context that then
+// ends. The error is what the caller of the API is told.
+func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(context.Context, *Run) (api.ExecResult, error)) (*Run, api.ExecResult, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if job.Timeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, job.Timeout)
+		defer stop()
+	}
+	r := h.start(box, job, cancel)
+	res, err := work(ctx, r)
+	status, message := "completed", ""
+	switch cause := context.Cause(ctx); {
+	case err != nil && errors.Is(cause, ErrCancelled):
+		err = api.Errorf(api.ErrConflict, "%v", ErrCancelled)
+		status, message = "cancelled", ErrCancelled.Error()
+	case err != nil && errors.Is(cause, context.DeadlineExceeded):
+		err = api.Errorf(context.DeadlineExceeded, "the command was killed after its timeout of %v", job.Timeout)
+		status, message = "failed", err.Error()
+	case err != nil && ctx.Err() != nil:
+		status, message = "cancelled", "its session was closed"
+	case err != nil:
+		_, body := problem.StatusOf(err)
+		status, message = "failed", body.Error
+	case res.ExitCode != 0:
+		status = "failed"
+	}
+	h.end(r, res, err, status, message)
+	return r, res, err
+}
+
+func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFunc) *Run {
+	now := time.Now()
+	r := &Run{cancel: cancel, view: RunView{
+		ID: "run_" + strings.ToLower(rand.Text()), BoxID: box, CustomerID: api.CustomerID, Type: job.Type, Status: "running",
+		Prompt: clip(job.Prompt), Model: job.Model, CreatedAt: now.Unix(), began: now,
+	}}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b := h.ofLocked(box)
+	b.runs = append(b.runs, r)
+	if len(b.runs) > maxRuns {
+		// A run that has not ended is kept, so that it can be cancelled.
+		if i := slices.IndexFunc(b.runs, func(r *Run) bool { return r.cancel == nil }); i >= 0 {
+			b.runs = slices.Delete(b.runs, i, i+1)
+		}
+	}
+	return r
+}
+
+// Wrote keeps the beginning of a run's output.
+func (h *History) Wrote(r *Run, b []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if room := maxRunOutput - len(r.output); room > 0 {
+		r.output = append(r.output, b[:min(room, len(b))]...)
+	}
+}
+
+// Answered records what an agent answered.
+func (h *History) Answered(r *Run, a Answer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := &r.view
+	v.Output, v.SessionID = Text(clipTo(a.Output, maxAnswer)), Text(a.SessionID)
+	v.InputTokens, v.OutputTokens, v.CachedTokens = a.InputTokens, a.OutputTokens, a.CachedTokens
+}
+
+func (h *History) end(r *Run, res api.ExecResult, err error, status, message string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r.cancel = nil
+	v := &r.view
+	v.Status, v.ErrorMessage = status, Text(message)
+	v.CompletedAt = time.Now().Unix()
+	v.DurationMS = time.Since(v.began).Milliseconds()
+	v.CPUNs = res.CPU.Nanoseconds()
+	r.exitCode = exitCode(res, err)
+	if h.boxes[v.BoxID] == nil {
+		return // deleted meanwhile
+	}
+	if err != nil {
+		h.logLocked(v.BoxID, "error", v.source(), v.Prompt+": "+message)
+		return
+	}
+	h.logLocked(v.BoxID, "info", v.source(), fmt.Sprintf("%s: exit %d after %d ms", v.Prompt, res.ExitCode, v.DurationMS))
+}
+
+// exitCode is that of a command that ran to its end.
+func exitCode(res api.ExecResult, err error) *int {
+	if err != nil {
+		return nil
+	}
+	return &res.ExitCode
+}
+
+// source is who a line of the log is from, in the SDK's words.
+func (v *RunView) source() string {
+	if v.Type == Agent {
+		return "agent"
+	}
+	return "user"
+}
+
+// Runs lists the runs of a box, newest first.
+func (h *History) Runs(box policy.BoxID) []RunView {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	views := []RunView{}
+	if b := h.boxes[box]; b != nil {
+		for _, r := range slices.Backward(b.runs) {
+			views = append(views, r.viewLocked())
+		}
+	}
+	return views
+}
+
+func (r *Run) viewLocked() RunView {
+	v := r.view
+	if r.cancel != nil {
+		v.DurationMS = time.Since(v.began).Milliseconds()
+	}
+	return v
+}
+
+// Find returns a run of a box.
+func (h *History) Find(box policy.BoxID, id string) (RunDetail, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.findLocked(box, id)
+	if r == nil {
+		return RunDetail{}, false
+	}
+	d := RunDetail{RunView: r.viewLocked(), ExitCode: r.exitCode}
+	if d.Output = d.RunView.Output; r.view.Type == Shell {
+		d.Output = Text(strings.ToValidUTF8(string(r.output), "\uFFFD"))
+	}
+	return d, true
+}
+
+func (h *History) findLocked(box policy.BoxID, id string) *Run {
+	b := h.boxes[box]
+	if b == nil {
+		return nil
+	}
+	i := slices.IndexFunc(b.runs, func(r *Run) bool { return r.view.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return b.runs[i]
+}
+
+// Cancel kills a running command and returns the run; a run that ended is returned as it is.
+func (h *History) Cancel(box policy.BoxID, id string) (RunView, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.findLocked(box, id)
+	if r == nil {
+		return RunView{}, false
+	}
+	if r.cancel != nil {
+		r.cancel(ErrCancelled)
+		r.view.Status = "cancelled"
+	}
+	return r.viewLocked(), true
+}
+
+// clip shortens what a caller wrote to 1 KiB.
+func clip(line string) string { return clipTo(line, 1024) }
+
+func clipTo(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
