@@ -112,6 +112,8 @@ bench: api internal/testnet
 internal/buildinfo:
 config: policy secrets
 preflight: config
+host/follow: policy api host/foreign
+host/foreign: policy api
 host/reach: policy launcher/namespace
 host: policy audit config preflight firewall dns proxy certs ingress launcher api api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet

@@ -21,6 +21,8 @@ type Attached struct {
 	Ref   string `json:"ref"`
 	Stack string `json:"stack" enum:"host guest"` // one of the constants
 	PID   int    `json:"-"`                       // Ref as a number, for AttachPID
+	// Container is the ID of the Docker container that Ref named when it was attached.
+	Container string `json:"container_id,omitempty" doc:"the ID of the Docker container, by which it is found again when it restarts"`
 }
 
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.

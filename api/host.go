@@ -99,6 +99,7 @@ const (
 	StatusIdle     Status = "idle"
 	StatusRunning  Status = "running"
 	StatusPaused   Status = "paused"
+	StatusGone     Status = "gone" // of an attached box: its sandbox has ended; what belongs to the box is kept
 	StatusError    Status = "error"
 	StatusDeleted  Status = "deleted"
 )
@@ -120,7 +121,7 @@ type Box struct {
 	Ephemeral    bool
 	ExpiresAt    time.Time // zero: never
 	Status       Status
-	Error        string // why Status is error, for the caller's eyes
+	Error        string // why Status is error or gone, for the caller's eyes
 	Progress     string // what is being done about its image, while Status is creating
 	V4, V6       netip.Addr
 	Policy       PolicyState

@@ -15,22 +15,25 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	ns, err := foreign.Open(ctx, req.Attached, l.firewall.CheckForeign)
+	found, err := foreign.Open(ctx, req.Attached, l.firewall.CheckForeign)
 	if err != nil {
 		return api.Box{}, err
 	}
-	defer ns.Close()
+	defer found.NS.Close()
 	b, err := l.allocate(api.CreateRequest{Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref, Stack: req.Stack}, "")
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack}, "")
 	if err != nil {
 		return api.Box{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l.boxes.add(b)
-	if err := l.provision(ctx, &provisioning{box: b, foreign: ns}, attachSteps); err != nil {
+	p := &provisioning{box: b, foreign: found.NS}
+	if err := l.provision(ctx, p, attachSteps); err != nil {
 		return api.Box{}, l.discard(b, err)
 	}
+	b.follows(p.netns)
+	l.follower.Look(b.ID)
 	return b.viewWithWarnings(), nil
 }
 

@@ -18,12 +18,13 @@ type box struct {
 	policy.Box // its Policy is nil while the box has no network
 	name       string
 	createdAt  time.Time
-	attached   *store.Attached          // nil: launched here
+	attached   *store.Attached          // as it was first; nil: launched here. What it is attached to now is in record
 	env        map[string]policy.Secret // given to every command
 
-	shown    atomic.Pointer[api.Box] // what the API shows; published after each change, so that no reader waits for one
-	gate     awake.Gate              // open while the box is idle and stays so
-	progress atomic.Pointer[string]  // of the preparation of its image; nil: none is under way
+	shown    atomic.Pointer[api.Box]    // what the API shows; published after each change, so that no reader waits for one
+	gate     awake.Gate                 // open while the box is idle and stays so
+	sandbox  atomic.Pointer[attachment] // what an attached box is attached to
+	progress atomic.Pointer[string]     // of the preparation of its image; nil: none is under way
 
 	rousing atomic.Bool // what a visitor has sent is waking it
 
@@ -131,7 +132,7 @@ func (b *box) publish() {
 		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
 		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Policy: b.policyState(),
-		Hosted: b.hosted, Attached: attachedView(b.attached), CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
+		Hosted: b.hosted, Attached: attachedView(b.record.Attached), CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
 	})
 }
 
@@ -167,5 +168,5 @@ func attachedView(a *store.Attached) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Stack: cmp.Or(a.Stack, api.StackHost)}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost)}
 }

@@ -70,6 +70,7 @@ func (l *lifecycle) forget(b *box) error {
 	b.deleted = true
 	defer func() {
 		l.boxes.remove(b.ID)
+		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)
 	}()
 	fault.Mark(context.Background(), "delete: record gone")

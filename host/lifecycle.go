@@ -13,6 +13,7 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
+	"boxgate/host/follow"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -34,6 +35,7 @@ type lifecycle struct {
 	urls        *publicURLs
 	commands    *commands
 	settings    *settings
+	follower    *follow.Follower
 }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.

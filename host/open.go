@@ -11,6 +11,7 @@ import (
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/host/enforce"
+	"boxgate/host/follow"
 	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/internal/fault"
@@ -94,6 +95,7 @@ func (h *Host) wire(context.Context) error {
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings,
 	}
 	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}
+	h.lifecycle.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()
 }

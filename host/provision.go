@@ -44,6 +44,10 @@ var (
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
 		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
 	}
+	reattachSteps = []step{
+		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).pinNamespace, (*provisioning).makeReachable,
+		(*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
+	}
 	recoverSteps = []step{ // until the network, which boxes get together
 		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).makeReachable, (*provisioning).addAuthority, (*provisioning).findURLs,
 	}

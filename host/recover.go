@@ -74,9 +74,19 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 			continue
 		}
 		l.expireLater(b, time.Until(b.record.ExpiresAt))
+		if b.attached != nil {
+			pin, _ := l.sandboxes.AttachedNamespace(b.ID) // "" if it is gone
+			b.follows(pin)
+		}
 		p := &provisioning{box: b, running: running}
 		if err == nil {
 			err = l.provision(ctx, p, recoverSteps)
+		}
+		if errors.Is(err, launcher.ErrNamespaceGone) {
+			err = l.recoverGone(ctx, b)
+			if err == nil {
+				continue
+			}
 		}
 		if err != nil {
 			l.giveUp(b, err)
@@ -145,6 +155,19 @@ func (l *lifecycle) rejoinTogether(ctx context.Context, ready []*provisioning, c
 		connected[b.ID] = true
 	}
 	return errors.Join(errs...)
+}
+
+// recoverGone picks up an attached box whose namespace was gone before this start. The caller holds b.mu.
+func (l *lifecycle) recoverGone(ctx context.Context, b *box) error {
+	problem := b.record.Error
+	if b.status != api.StatusGone {
+		problem = "its network namespace is gone, as after a restart of the host: attach it again with `gateway box reattach`"
+	}
+	if err := l.provision(ctx, &provisioning{box: b}, []step{(*provisioning).findURLs}); err != nil {
+		return err
+	}
+	b.showGone(problem)
+	return nil
 }
 
 // giveUp shows that a box could not be recovered. The caller holds b.mu.

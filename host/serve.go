@@ -80,6 +80,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 		run("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
 	run("host addresses", func() error { return h.protection.follow(ctx) })
+	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })

@@ -19,7 +19,10 @@ func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error)
 	return pin, namespace.Pin(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), pin)
 }
 
-// AttachedNamespace returns the pin of an attached box; it fails if the host has been restarted since.
+// ErrNamespaceGone says that the network namespace of an attached box is not pinned any more.
+var ErrNamespaceGone = errors.New("its network namespace is gone")
+
+// AttachedNamespace returns the pin of an attached box, or [ErrNamespaceGone], as after a restart of the host.
 func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err
@@ -27,7 +30,7 @@ func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	if pin := l.dirs.attachedPin(id); namespace.IsPinned(pin) {
 		return pin, nil
 	}
-	return "", errors.New("its network namespace is gone: detach it, and attach the new one")
+	return "", ErrNamespaceGone
 }
 
 // DetachNamespace releases the namespace of an attached box. A missing one is not an error.

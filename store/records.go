@@ -47,6 +47,8 @@ type Box struct {
 type Attached struct {
 	Kind string `json:"kind"` // interface, netns, pid or docker
 	Ref  string `json:"ref"`
+	// Container is the ID of a Docker container, whatever it was named by.
+	Container string `json:"container,omitempty"`
 	// Stack is guest if the sandbox's own network stack uses the interface; else host, or empty in boxes of older
 	// versions.
 	Stack string `json:"stack,omitempty"`

@@ -13,11 +13,16 @@ import (
 	"boxgate/policy"
 )
 
+// sandboxBody is the JSON of a reattach: what to attach to; nothing for what the box was attached to.
+type sandboxBody struct {
+	NetNS     string `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
+	PID       int    `json:"pid,omitempty" doc:"a process in the network namespace"`
+	Container string `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
+}
+
 // attachBody is the JSON of an attach: what to attach, and the fields of a create that do not depend on the launcher.
 type attachBody struct {
-	NetNS         string       `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
-	PID           int          `json:"pid,omitempty" doc:"a process in the network namespace"`
-	Container     string       `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
+	sandboxBody
 	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
@@ -53,7 +58,7 @@ func (b *attachBody) stack(p *problem.List) string {
 }
 
 // attached returns what to attach, of which exactly one must be given.
-func (b *attachBody) attached(p *problem.List) api.Attached {
+func (b *sandboxBody) attached(p *problem.List) api.Attached {
 	var found []api.Attached
 	if b.NetNS != "" {
 		if !filepath.IsAbs(b.NetNS) || filepath.Clean(b.NetNS) != b.NetNS {
@@ -97,6 +102,34 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	e.History.Log(box.ID, "info", "system", "box attached")
 	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box)}, nil
+}
+
+// reattachBox is POST /v2/box/{id}/reattach.
+func (e *Endpoints) reattachBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body sandboxBody
+	if r.ContentLength != 0 {
+		if err := e.Bodies.Decode(w, r, &body); err != nil {
+			return rest.Reply{}, err
+		}
+	}
+	var to *api.Attached
+	if body != (sandboxBody{}) {
+		var p problem.List
+		what := body.attached(&p)
+		if err := p.Err(); err != nil {
+			return rest.Reply{}, err
+		}
+		to = &what
+	}
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if box, err = e.Host.ReattachBox(r.Context(), box.ID, to); err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "system", "box attached again")
+	return rest.Reply{Body: viewBox(box)}, nil
 }
 
 // detachBox is POST /v2/box/{id}/detach.

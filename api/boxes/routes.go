@@ -1,17 +1,28 @@
 package boxes
 
 import (
+	"context"
 	"reflect"
 
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
+	"boxgate/policy"
 )
+
+// Host is what the boxes need of the host.
+type Host interface {
+	api.Host
+	// ReattachBox attaches a box to a sandbox again, to the one that it names (nil: the one it was attached to), and returns
+	// once its policy is in force there. A sandbox that cannot be found or used is a *policy.InvalidError; a box that was
+	// launched here, an ErrConflict.
+	ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error)
+}
 
 // Endpoints serves the boxes.
 type Endpoints struct {
-	Host    api.Host
+	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
 	// HasSecret reports whether header rules may name a secret.
@@ -25,6 +36,7 @@ func (e *Endpoints) Routes() []rest.Route {
 			Example:  `{"name":"web-1","size":"small","labels":["beta"],"env_vars":{"STAGE":"test"},"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`,
 			Response: reflect.TypeFor[boxView](), Handle: e.createBox},
 		{Method: "POST", Path: "/v2/box/attach", ID: "attachBox", Summary: "Attach an existing network namespace, process or container", Status: 201, Request: reflect.TypeFor[attachBody](), Example: `{"netns":"/run/netns/agent-1","network_policy":{"mode":"deny-all"}}`, Response: reflect.TypeFor[boxView](), Handle: e.attachBox},
+		{Method: "POST", Path: "/v2/box/{id}/reattach", ID: "reattachBox", Summary: "Attach a box to its sandbox again, or to another one; its policy, rules, URLs and CA stay", Request: reflect.TypeFor[sandboxBody](), Example: `{"container":"agent-1"}`, Response: reflect.TypeFor[boxView](), Handle: e.reattachBox},
 		{Method: "POST", Path: "/v2/box/{id}/detach", ID: "detachBox", Summary: "Take an attached box off the network and forget it", Response: reflect.TypeFor[deletedView](), Handle: e.detachBox},
 		{Method: "GET", Path: "/v2/box", ID: "listBoxes", Summary: "List the boxes", Query: reflect.TypeFor[listQuery](), Response: reflect.TypeFor[[]boxView](), Handle: e.listBoxes},
 		{Method: "DELETE", Path: "/v2/box", ID: "deleteBoxes", Summary: "Delete several boxes; if one is unknown, none is deleted", Request: reflect.TypeFor[deleteBody](), Example: `{"ids":["web-1","web-2"]}`, Response: reflect.TypeFor[deletedView](), Handle: e.deleteBoxes},

@@ -18,6 +18,15 @@ func TestAttachIsReadBackAndDetached(t *testing.T) {
 	if attached["kind"] != "netns" || attached["ref"] != "/run/netns/guest" || box["name"] != "guest" {
 		t.Errorf("%v", box)
 	}
+	for body, ref := range map[string]string{"": "/run/netns/guest", `{}`: "/run/netns/guest", `{"container":"other"}`: "other"} {
+		a := f.call(t, "POST", "/v2/box/guest/reattach", body)
+		if attached, _ := a.json(t)["attached"].(map[string]any); a.StatusCode != 200 || body != "" && body != `{}` && attached["ref"] != ref {
+			t.Errorf("reattach %s: %d %s", body, a.StatusCode, a.text)
+		}
+	}
+	if a := f.call(t, "POST", "/v2/box/guest/reattach", `{"container":"a","pid":1}`); a.StatusCode != 422 {
+		t.Errorf("reattach to two: %d %s", a.StatusCode, a.text)
+	}
 	if a := f.call(t, "POST", "/v2/box/guest/detach", ""); a.StatusCode != 200 {
 		t.Errorf("detach: %d %s", a.StatusCode, a.text)
 	}
@@ -25,6 +34,9 @@ func TestAttachIsReadBackAndDetached(t *testing.T) {
 		t.Errorf("after detach: %d", a.StatusCode)
 	}
 	id := f.create(t, `{}`)
+	if a := f.call(t, "POST", "/v2/box/"+id+"/reattach", ""); a.StatusCode != 409 {
+		t.Errorf("reattaching a launched box: %d %s", a.StatusCode, a.text)
+	}
 	if a := f.call(t, "POST", "/v2/box/"+id+"/detach", ""); a.StatusCode != 409 {
 		t.Errorf("detaching a launched box: %d %s", a.StatusCode, a.text)
 	}

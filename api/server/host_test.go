@@ -371,6 +371,20 @@ func (h *memoryHost) AttachBox(_ context.Context, req api.AttachRequest) (api.Bo
 	return box, nil
 }
 
+func (h *memoryHost) ReattachBox(_ context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	switch {
+	case err != nil:
+		return api.Box{}, err
+	case b.Attached == nil:
+		return api.Box{}, api.Errorf(api.ErrConflict, "launched here")
+	case to != nil:
+		b.Attached = to
+	}
+	return b.Box, nil
+}
+
 func (h *memoryHost) DetachBox(_ context.Context, id policy.BoxID) error {
 	b, leave, err := h.box(id)
 	defer leave()

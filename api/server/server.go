@@ -7,8 +7,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/boxes"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
 	"boxgate/api/settings"
@@ -17,7 +17,7 @@ import (
 
 // Host is what the endpoints of all rooms need of the gateway.
 type Host interface {
-	api.Host
+	boxes.Host
 	lifecycle.Host
 	settings.Host
 }

@@ -2,6 +2,7 @@ package fault
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -24,6 +25,7 @@ type docker struct {
 	dir     string
 	process *exec.Cmd
 	exited  chan struct{}
+	shared  bool // its processes are the host's, so that the gateway finds its containers
 }
 
 // startDocker makes a daemon; [docker.start] starts it.
@@ -57,7 +59,11 @@ func (d *docker) start() {
 	d.w.T.Helper()
 	script := `mount -t tmpfs none /run && mount -t overlay -o lowerdir=/etc,upperdir=$D/etc,workdir=$D/work none /etc &&
 exec dockerd --host unix://$D/sock --data-root $D/data --exec-root $D/exec --pidfile $D/pid --storage-driver vfs`
-	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script)
+	apart := []string{"--mount", "--pid", "--fork", "--kill-child", "--mount-proc"}
+	if d.shared {
+		apart = apart[:1]
+	}
+	cmd := exec.Command("unshare", append(apart, "sh", "-c", script)...)
 	cmd.Env = []string{"D=" + d.dir, "PATH=" + strings.Join([]string{filepath.Join(d.dir, "bin"), dockerRoot + "/usr/sbin", dockerRoot + "/usr/bin"}, ":")}
 	log, err := os.Create(filepath.Join(d.dir, "log"))
 	if err != nil {
@@ -93,11 +99,19 @@ exec dockerd --host unix://$D/sock --data-root $D/data --exec-root $D/exec --pid
 
 // run runs a command of the docker client.
 func (d *docker) run(args ...string) error {
+	_, err := d.output(nil, args...)
+	return err
+}
+
+// output is run with an input and the output.
+func (d *docker) output(stdin io.Reader, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(d.w.T.Context(), harness.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, dockerRoot+"/usr/bin/docker", append([]string{"--host", "unix://" + d.dir + "/sock"}, args...)...)
 	cmd.Env = []string{"HOME=" + d.dir}
-	return cmd.Run()
+	cmd.Stdin = stdin
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
 }
 
 // stop ends the daemon by a signal to the first process of its namespace, whose parent then reaps it.
@@ -105,8 +119,14 @@ func (d *docker) stop(sig syscall.Signal) {
 	if d.process == nil {
 		return
 	}
+	if d.shared {
+		_ = d.process.Process.Signal(sig)
+	}
 	pid := strconv.Itoa(d.process.Process.Pid)
 	children, _ := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	if d.shared {
+		children = nil // which it ends itself
+	}
 	for child := range strings.FieldsSeq(string(children)) {
 		if n, err := strconv.Atoi(child); err == nil {
 			_ = syscall.Kill(n, sig)

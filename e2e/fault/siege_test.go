@@ -70,23 +70,32 @@ func (s *siege) over() bool {
 
 // watch waits for the namespaces of new boxes.
 func (s *siege) watch() {
-	known := map[string]bool{}
+	known := map[string]uint64{} // the inode of the namespace
 	for !s.over() {
-		pins, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "netns", "*"))
-		for _, path := range pins {
-			if known[path] {
+		launched, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "netns", "*"))
+		attached, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "attached", "*"))
+		for _, path := range append(launched, attached...) {
+			inode := inodeAt(path)
+			if inode == 0 || known[path] == inode {
 				continue
 			}
-			if pin, err := os.Open(path); err == nil {
-				known[path] = s.enter(path, pin)
+			if pin, err := os.Open(path); err == nil && s.enter(path, inode, pin) {
+				known[path] = inode
 			}
 		}
 		time.Sleep(200 * time.Microsecond)
 	}
 }
 
+// inodeAt is the inode at a path; 0 if there is none.
+func inodeAt(path string) uint64 {
+	var st unix.Stat_t
+	_ = unix.Stat(path, &st)
+	return st.Ino
+}
+
 // enter attacks from a namespace for as long as its box has it. It reports false if there is none yet.
-func (s *siege) enter(path string, pin *os.File) bool {
+func (s *siege) enter(path string, inode uint64, pin *os.File) bool {
 	entered := make(chan bool)
 	s.wg.Go(func() {
 		defer pin.Close()
@@ -101,7 +110,7 @@ func (s *siege) enter(path string, pin *os.File) bool {
 			for _, to := range s.targets {
 				s.round(to)
 			}
-			if _, err := os.Stat(path); err != nil {
+			if inodeAt(path) != inode {
 				return
 			}
 			time.Sleep(time.Millisecond)

@@ -34,6 +34,11 @@ var (
 		"create: policy staged", "attach: namespace pinned", "link: box registered", "link: box's end up", "link: host's end up",
 		"plan: written", "connect: policy in force",
 	}
+	stepsOfReattach = []string{
+		"disconnect: off the network", "leave: off the network", "leave: namespace released", "leave: stored",
+		"attach: namespace pinned", "link: box registered", "link: box's end up", "link: host's end up", "plan: written",
+		"connect: policy in force",
+	}
 	stepsOfDelete = []string{
 		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
 		"remove: processes ended", "remove: namespaces gone", "remove: files in the trash", "delete: nothing runs", "delete: record gone",
@@ -67,7 +72,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfDelete, stepsOfPause, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

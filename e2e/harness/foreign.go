@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -49,8 +50,12 @@ func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
 type ForeignBox struct {
 	T   *testing.T
 	PID int
+	end func()
 	env []string // of processes in it
 }
+
+// End ends the process.
+func (f *ForeignBox) End() { f.end() }
 
 // NewForeignBox starts one. Its resolver does not exist: the gateway answers in its place.
 func NewForeignBox(t *testing.T) *ForeignBox {
@@ -71,16 +76,17 @@ func NewForeignBox(t *testing.T) *ForeignBox {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	end := sync.OnceFunc(func() {
 		stdin.Close()
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("the foreign box: %v", err)
 		}
 	})
+	t.Cleanup(end)
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the foreign box did not start: %q %v", line, err)
 	}
-	return &ForeignBox{T: t, PID: cmd.Process.Pid}
+	return &ForeignBox{T: t, PID: cmd.Process.Pid, end: end}
 }
 
 // Sh runs a shell line in the sandbox.

@@ -152,7 +152,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	var asked atomic.Int64
 	docker := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case "/containers/guest/json":
+		case "/containers/guest/json", "/containers/3f2a9c/json":
 			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d}}`, f.PID)
 		case "/containers/restarting/json": // its first process ends while it is attached, and its ID is another sandbox's
 			pid := f.PID
@@ -173,7 +173,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"stopped": "is not running", "restarting": "restarted", "other": "no container"} {
+	for name, says := range map[string]string{"stopped": "is not running", "restarting": "restarted", "other": "no such container"} {
 		if out, code := w.GatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
 			t.Errorf("%s: %d %s", name, code, out)
 		}

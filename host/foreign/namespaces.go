@@ -3,6 +3,7 @@
 package foreign
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,49 +15,78 @@ import (
 	"boxgate/policy"
 )
 
+// Found is a network namespace that was found.
+type Found struct {
+	NS        *os.File // the caller closes it
+	Container string   // the ID of the Docker container it is the namespace of; "" if it was not found as one
+}
+
 // Open opens the network namespace that is to be attached. The error for one that cannot be found, or that check refuses, is
 // a *[policy.InvalidError].
-func Open(ctx context.Context, a api.Attached, check func(path string) error) (*os.File, error) {
-	pointer, open := "/netns", func() (*os.File, error) { return openNetNS(a.Ref) }
+func Open(ctx context.Context, a api.Attached, check func(path string) error) (Found, error) {
+	pointer, open := "/netns", func() (Found, error) {
+		ns, err := openNetNS(a.Ref)
+		return Found{NS: ns}, err
+	}
 	switch a.Kind {
 	case api.AttachPID:
-		pointer, open = "/pid", func() (*os.File, error) { return openNetNS(netNSOf(a.PID)) }
+		pointer, open = "/pid", func() (Found, error) {
+			ns, err := openNetNS(netNSOf(a.PID))
+			return Found{NS: ns}, err
+		}
 	case api.AttachDocker:
-		pointer, open = "/container", func() (*os.File, error) { return openContainer(ctx, a.Ref) }
+		pointer, open = "/container", func() (Found, error) { return openContainer(ctx, cmp.Or(a.Container, a.Ref)) }
 	}
-	ns, err := open()
+	found, err := open()
 	if err != nil {
-		return nil, invalidAt(pointer, err)
+		return Found{}, invalidAt(pointer, err)
 	}
-	if err := check(fmt.Sprintf("/proc/self/fd/%d", ns.Fd())); err != nil {
-		return nil, errors.Join(invalidAt(pointer, err), ns.Close())
+	if err := check(PathOf(found.NS)); err != nil {
+		return Found{}, errors.Join(invalidAt(pointer, err), found.NS.Close())
 	}
-	return ns, nil
+	return found, nil
 }
+
+// PathOf is a path of an open namespace.
+func PathOf(ns *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
 
 // netNSOf names the network namespace of a process.
 func netNSOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
-// openContainer opens the network namespace of a Docker container. Its process may have ended before that, and its ID have
-// gone to one of another sandbox: then Docker names another process, or none.
-func openContainer(ctx context.Context, container string) (*os.File, error) {
-	pid, err := containerPID(ctx, container)
+// openContainer opens the network namespace of a Docker container that runs. Its process may have ended before that, and its
+// ID have gone to one of another sandbox: then Docker names another process, or none.
+func openContainer(ctx context.Context, ref string) (Found, error) {
+	c, err := inspect(ctx, ref)
 	if err != nil {
-		return nil, err
+		return Found{}, err
 	}
-	ns, err := openNetNS(netNSOf(pid))
+	if c.PID == 0 {
+		return Found{}, errors.New("the container is not running")
+	}
+	process, err := openProcess(c.PID)
 	if err != nil {
-		return nil, err
+		return Found{}, errRestarted
 	}
-	now, err := containerPID(ctx, container)
-	if err == nil && now != pid {
-		err = errors.New("the container was restarted just now: attach it again")
-	}
+	defer process.Close()
+	now, err := inspect(ctx, ref)
 	if err != nil {
-		return nil, errors.Join(err, ns.Close())
+		return Found{}, err
 	}
-	return ns, nil
+	if now != c {
+		return Found{}, errRestarted
+	}
+	ns, err := openNetNS(netNSOf(c.PID))
+	if err != nil {
+		return Found{}, err
+	}
+	if hasEnded(process) {
+		return Found{}, errors.Join(errRestarted, ns.Close())
+	}
+	return Found{NS: ns, Container: c.ID}, nil
 }
+
+// errRestarted says that a container was not the same from beginning to end.
+var errRestarted = errors.New("the container was restarted just now: attach it again")
 
 // openNetNS opens a network namespace, and nothing else: the path is opened only once it is known to name a namespace,
 // since opening a device or a pipe has effects.

@@ -10,10 +10,34 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
+// sandbox holds the flags that say what to attach.
+type sandbox struct {
+	netns, container string
+	pid              int
+}
+
+// add defines them.
+func (s *sandbox) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&s.netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
+	f.IntVar(&s.pid, "pid", 0, "a process in its network namespace")
+	f.StringVar(&s.container, "container", "", "ID or name of a Docker container, started with --network none")
+}
+
+// body is what the API calls them.
+func (s *sandbox) body() boxBody {
+	body := boxBody{}
+	body.setText(map[string]string{"netns": s.netns, "container": s.container})
+	if s.pid != 0 {
+		body["pid"] = s.pid
+	}
+	return body
+}
+
 // boxAttach holds the flags of `gateway box attach`.
 type boxAttach struct {
-	netns, container, name, policy, headers, stack string
-	pid                                            int
+	sandbox
+	name, policy, headers, stack string
 }
 
 func newBoxAttach(o *cli.Options) *cobra.Command {
@@ -30,10 +54,8 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", "/v2/box/attach", body, newBoxAnswer(cmd))
 		},
 	}
+	a.add(cmd)
 	f := cmd.Flags()
-	f.StringVar(&a.netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
-	f.IntVar(&a.pid, "pid", 0, "a process in its network namespace")
-	f.StringVar(&a.container, "container", "", "ID or name of a Docker container, started with --network none")
 	f.StringVar(&a.stack, "stack", "", "whose network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
@@ -45,12 +67,23 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	if a.netns == "" && a.container == "" && a.pid == 0 {
 		return nil, cli.Usagef("say what to attach: --netns, --pid or --container")
 	}
-	body := boxBody{}
-	body.setText(map[string]string{"netns": a.netns, "container": a.container, "name": a.name, "stack": a.stack})
-	if a.pid != 0 {
-		body["pid"] = a.pid
-	}
+	body := a.sandbox.body()
+	body.setText(map[string]string{"name": a.name, "stack": a.stack})
 	return body, body.setNetwork(a.policy, a.headers, stdin)
+}
+
+func newBoxReattach(o *cli.Options) *cobra.Command {
+	var s sandbox
+	cmd := &cobra.Command{
+		Use:   "reattach BOX [--netns PATH | --pid PID | --container ID]",
+		Short: "Attach a box to its sandbox again, or to another one; policy, rules, URLs and CA stay",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "POST", api.BoxPath(args[0], "reattach"), s.body(), newBoxAnswer(cmd))
+		},
+	}
+	s.add(cmd)
+	return cmd
 }
 
 func newBoxDetach(o *cli.Options) *cobra.Command {
