@@ -126,12 +126,24 @@ type Box struct {
 	V4, V6       netip.Addr
 	Policy       PolicyState
 	Hosted       Hosted
-	CPU          time.Duration // CPU time used so far
-	Attached     *Attached     // nil: launched here
+	Usage        Usage
+	Attached     *Attached // nil: launched here
 	CreatedAt    time.Time
 	UpdatedAt    time.Time
 	LastActivity time.Time
 	Warnings     []policy.Problem // such as header rules that can never apply; only read after CreateBox
+}
+
+// Usage is what a box has used since it was created.
+type Usage struct {
+	CPU                time.Duration
+	Memory, PeakMemory int64  // bytes, now and at most
+	BytesIn, BytesOut  uint64 // at its interface: towards the box, and from it
+	OOMKills           uint64 // processes killed because its memory ran out
+	DiskBytes          int64  // of what it has written
+	DiskFiles          int64
+	DiskWhole          bool      // false: there is more than was counted
+	DiskCountedAt      time.Time // zero: not counted yet
 }
 
 // CreateRequest describes a box to create. Everything in it has been validated except what only the Host knows: whether

@@ -13,6 +13,9 @@ import (
 // boxes are the boxes of this gateway. The zero value is empty. Safe for concurrent use; a box's own lock is taken before
 // this one.
 type boxes struct {
+	// metered says what a box has used, read from the kernel if that is to be fresh; nil: nobody knows.
+	metered func(id policy.BoxID, fresh bool) api.Usage
+
 	mu   sync.Mutex
 	byID map[policy.BoxID]*box
 }
@@ -56,6 +59,13 @@ func (t *boxes) lock(id policy.BoxID) (*box, error) {
 	return b, nil
 }
 
+// ids are the IDs of all boxes.
+func (t *boxes) ids() []policy.BoxID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.byID))
+}
+
 // all returns the boxes, oldest first.
 func (t *boxes) all() []*box {
 	t.mu.Lock()
@@ -78,7 +88,14 @@ func (t *boxes) Box(_ context.Context, idOrName string) (api.Box, error) {
 	if err != nil {
 		return api.Box{}, api.Errorf(api.ErrNotFound, "there is no box %q", idOrName)
 	}
-	return b.view(), nil
+	return t.withUsage(b.view(), true), nil
+}
+
+func (t *boxes) withUsage(v api.Box, fresh bool) api.Box {
+	if t.metered != nil {
+		v.Usage = t.metered(v.ID, fresh)
+	}
+	return v
 }
 
 // Boxes implements [api.Host].
@@ -86,7 +103,7 @@ func (t *boxes) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	var views []api.Box
 	for _, b := range t.all() {
 		if v := b.view(); f.Label == "" || slices.Contains(v.Labels, f.Label) {
-			views = append(views, v)
+			views = append(views, t.withUsage(v, false))
 		}
 	}
 	return views, nil

@@ -72,6 +72,7 @@ func (l *lifecycle) forget(b *box) error {
 		l.boxes.remove(b.ID)
 		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)
+		l.meter.Forget(b.ID)
 	}()
 	fault.Mark(context.Background(), "delete: record gone")
 	return nil

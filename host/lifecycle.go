@@ -14,6 +14,7 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
+	"boxgate/host/meter"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -34,6 +35,7 @@ type lifecycle struct {
 	sandboxes   sandboxes
 	urls        *publicURLs
 	commands    *commands
+	meter       *meter.Meter
 	settings    *settings
 	follower    *follow.Follower
 }

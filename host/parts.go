@@ -15,6 +15,7 @@ import (
 	"boxgate/dns"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
+	"boxgate/host/meter"
 	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/ingress"
@@ -58,6 +59,7 @@ type parts struct {
 
 	launcher *launcher.Launcher
 	firewall *firewall.Firewall
+	meter    *meter.Meter
 }
 
 // close closes the parts that are open.

@@ -85,6 +85,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
+	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 	if err := notifySystemd("READY=1"); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))

@@ -85,6 +85,9 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	if err := l.cgroup(id).Kill(); err != nil {
 		return err
 	}
+	if l.ending != nil {
+		l.ending(id)
+	}
 	err := l.runc.Delete(ctx, string(id), &runc.DeleteOpts{Force: true})
 	if err == nil {
 		return nil

@@ -63,6 +63,8 @@ type Launcher struct {
 	images     image.Store
 	motion     motion.Boxes
 
+	ending func(policy.BoxID) // see OnEnd
+
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu
 }

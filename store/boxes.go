@@ -120,7 +120,7 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 				errs = append(errs, db.drop(tx, layout.Addrs, a.AsSlice()))
 			}
 		}
-		for _, bucket := range [][]byte{layout.Boxes, layout.Secrets, layout.Policies, layout.Headers, layout.CAs} {
+		for _, bucket := range [][]byte{layout.Boxes, layout.Secrets, layout.Policies, layout.Headers, layout.CAs, layout.Usage} {
 			errs = append(errs, db.drop(tx, bucket, []byte(id)))
 		}
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {

@@ -46,6 +46,7 @@ func fullStore(t *testing.T) string {
 		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.SetInstallationCA(CA{CertPEM: []byte("cert")}),
 		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2), db.ChangeEnvironment(setting("SHARED", "value")),
 		db.AddSchedule(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
+		db.SaveUsages(map[policy.BoxID]Usage{"b1": {CPU: Count{Total: 5, Life: "1", Seen: 5}}}),
 		db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
 	); err != nil {
 		t.Fatal(err)
@@ -84,6 +85,7 @@ func meaning(db *DB) (string, error) {
 	vars, err := db.Environment()
 	say(reveal(vars), err)
 	say(db.Schedules(""))
+	say(db.Usages())
 	authority(db.InstallationCA())
 	say(db.Staged())
 	staged, err := db.StagedHeaders()

@@ -96,7 +96,7 @@ func TestNewerSchemaIsRefusedAndLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	assertRefused(t, o, "newer boxgate", "schema 4")
+	assertRefused(t, o, "newer boxgate", fmt.Sprintf("schema %d", layout.SchemaNow+1))
 	if after, err := os.ReadFile(filepath.Join(o.Dir, layout.FileDB)); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the file was changed (%v)", err)
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -114,7 +115,7 @@ func TestAStoreOfSchema1IsProtectedOnce(t *testing.T) {
 		}
 	}
 	key, err := os.ReadFile(filepath.Join(dir, layout.FileSecret))
-	if err != nil || !bytes.Contains(key, []byte("# schema of the store: 3")) {
+	if err != nil || !bytes.Contains(key, fmt.Appendf(nil, "# schema of the store: %d", layout.SchemaNow)) {
 		t.Errorf("the key file does not say that the store is protected: %v", err)
 	}
 

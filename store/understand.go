@@ -51,6 +51,7 @@ func plainReaders(boxes map[string]Box) []reader {
 			return same(key, string(b.ID))
 		})},
 		{layout.Policies, reading(understandPolicy)},
+		{layout.Usage, reading(func(string, Usage) error { return nil })},
 		{layout.APIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
 	}
 }

@@ -35,7 +35,8 @@ type boxView struct {
 	InputTokens    int64             `json:"total_input_tokens"`
 	OutputTokens   int64             `json:"total_output_tokens"`
 	Prompts        int64             `json:"total_prompts"`
-	CPUNs          int64             `json:"total_cpu_ns"`
+	CPUNs          int64             `json:"total_cpu_ns" doc:"CPU time that the box used; a paused or idle box uses none"`
+	Usage          usageView         `json:"usage"`
 	ComputeCost    float64           `json:"total_compute_cost_usd"`
 	TokenCost      float64           `json:"total_token_cost_usd"`
 	LastActivityAt int64             `json:"last_activity_at,omitempty"`
@@ -53,7 +54,7 @@ func viewBox(b api.Box) boxView {
 		Model:    b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
-		CPUNs: b.CPU.Nanoseconds(), LastActivityAt: max(b.LastActivity.Unix(), 0),
+		CPUNs: b.Usage.CPU.Nanoseconds(), Usage: viewUsage(b.Usage), LastActivityAt: max(b.LastActivity.Unix(), 0),
 		CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
 	}
 	if b.V4.IsValid() {
@@ -63,6 +64,27 @@ func viewBox(b api.Box) boxView {
 		v.IPv6 = b.V6.String()
 	}
 	return v
+}
+
+// usageView is what a box has used since it was created.
+type usageView struct {
+	MemoryBytes     int64  `json:"memory_bytes" doc:"now"`
+	PeakMemoryBytes int64  `json:"memory_peak_bytes"`
+	OOMKills        uint64 `json:"oom_kills" doc:"processes that the kernel killed because the box's memory ran out"`
+	BytesIn         uint64 `json:"bytes_in" doc:"at the box's interface, towards the box"`
+	BytesOut        uint64 `json:"bytes_out" doc:"at the box's interface, from the box, with what was refused"`
+	DiskBytes       int64  `json:"disk_bytes" doc:"what the box has written to its root, when that was last counted"`
+	DiskFiles       int64  `json:"disk_files"`
+	DiskPartial     bool   `json:"disk_partial,omitempty" doc:"there are more files than were counted"`
+	DiskCountedAt   int64  `json:"disk_counted_at,omitempty" doc:"absent: not yet"`
+}
+
+func viewUsage(u api.Usage) usageView {
+	return usageView{
+		MemoryBytes: u.Memory, PeakMemoryBytes: u.PeakMemory, OOMKills: u.OOMKills, BytesIn: u.BytesIn, BytesOut: u.BytesOut,
+		DiskBytes: u.DiskBytes, DiskFiles: u.DiskFiles, DiskPartial: !u.DiskWhole && !u.DiskCountedAt.IsZero(),
+		DiskCountedAt: max(u.DiskCountedAt.Unix(), 0),
+	}
 }
 
 // orEmpty makes a nil slice an empty JSON array, as the SDK's types require.

@@ -13,6 +13,7 @@ type hierarchies struct {
 	unified string // where version 2 is mounted with its controllers; empty on hosts with version 1 and on hybrid ones
 	cpuacct string // where version 1 counts CPU time; empty if it does not
 	freezer string // where version 1 freezes; empty if it does not
+	memory  string // where version 1 counts memory; empty if it does not
 	// The controllers that share the mounts above, as /proc/self/cgroup has them. A runtime is told about all of them, or it
 	// may move a process back by one that it was not told about.
 	cpuacctNames, freezerNames string
@@ -49,6 +50,8 @@ func parseHierarchies(mountinfo, own string) hierarchies {
 			h.cpuacct = at
 		case slices.Contains(options, "freezer"):
 			h.freezer = at
+		case slices.Contains(options, "memory"):
+			h.memory = at
 		}
 	}
 	for line := range strings.Lines(own) {

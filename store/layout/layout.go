@@ -30,6 +30,7 @@ var (
 
 	Settings  = []byte("settings")  // sealed; "environment": variables that new boxes get
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
+	Usage     = []byte("usage")     // Usage as JSON
 )
 
 // The keys of the bucket meta.
@@ -49,17 +50,17 @@ const Global = "@"
 const (
 	SchemaPlain  = 1
 	SchemaTagged = 2
-	SchemaNow    = 3
+	SchemaNow    = 4
 )
 
 // Documents are the buckets whose documents have tags: all except meta.
 var Documents = [][]byte{
 	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
-	URLs, APIKeys, Settings, Schedules,
+	URLs, APIKeys, Settings, Schedules, Usage,
 }
 
 // Added are the buckets that stores of schema 1 did not have.
-var Added = [][]byte{Settings, Schedules}
+var Added = [][]byte{Settings, Schedules, Usage}
 
 // How the data key is encrypted.
 const (

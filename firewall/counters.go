@@ -1,0 +1,25 @@
+package firewall
+
+import (
+	"boxgate/firewall/link"
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// Counters are what has passed a box's interface since that was made.
+type Counters = link.Counters
+
+// Counters returns the counters of the interfaces of these boxes, as far as they have one.
+func (f *Firewall) Counters(boxes []policy.BoxID) (map[policy.BoxID]Counters, error) {
+	all, err := f.links.Counters()
+	if err != nil {
+		return nil, err
+	}
+	found := map[policy.BoxID]Counters{}
+	for _, id := range boxes {
+		if c, ok := all[network.LinkName(id)]; ok {
+			found[id] = c
+		}
+	}
+	return found, nil
+}

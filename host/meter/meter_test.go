@@ -1,0 +1,205 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// kernel counts as told.
+type kernel struct {
+	boxes map[policy.BoxID]Reading
+	disk  func(ctx context.Context) (Disk, error)
+	looks int
+}
+
+func (k *kernel) ids() (ids []policy.BoxID) {
+	for id := range k.boxes {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func (k *kernel) Read(ids []policy.BoxID) (map[policy.BoxID]Reading, error) {
+	found := map[policy.BoxID]Reading{}
+	for _, id := range ids {
+		if r, ok := k.boxes[id]; ok {
+			found[id] = r
+		}
+	}
+	return found, nil
+}
+
+func (k *kernel) Disk(ctx context.Context, _ policy.BoxID) (Disk, error) {
+	k.looks++
+	if k.disk == nil {
+		return Disk{Whole: true}, nil
+	}
+	return k.disk(ctx)
+}
+
+// memory is a store that can fail.
+type memory struct {
+	all  map[policy.BoxID]store.Usage
+	fail error
+}
+
+func (m *memory) Usages() (map[policy.BoxID]store.Usage, error) { return m.all, nil }
+
+func (m *memory) SaveUsages(changed map[policy.BoxID]store.Usage) error {
+	if m.fail != nil {
+		return m.fail
+	}
+	if m.all == nil {
+		m.all = map[policy.BoxID]store.Usage{}
+	}
+	for id, u := range changed {
+		m.all[id] = u
+	}
+	return nil
+}
+
+func open(t *testing.T, k *kernel, s *memory) *Meter {
+	t.Helper()
+	m, err := Open(Config{Boxes: k.ids, Kernel: k, Store: s, Log: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// A total includes what every counter has counted, each once, whatever happens to the gateway and the counters.
+func TestTotalsOutliveTheirCounters(t *testing.T) {
+	t.Parallel()
+	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {}}}, &memory{}
+	m := open(t, k, s)
+	var want time.Duration
+	var bytes uint64
+	set := func(life string, cpu time.Duration, in uint64) {
+		k.boxes["b"] = Reading{GroupLife: life, CPU: cpu, LinkLife: "if" + life, In: in, Out: 2 * in}
+	}
+	check := func(when string) {
+		t.Helper()
+		m.Read("b")
+		if u := m.Of("b"); u.CPU != want || u.In != bytes || u.Out != 2*bytes {
+			t.Errorf("%s: %+v, not %v and %d bytes", when, u, want, bytes)
+		}
+	}
+	want, bytes = 5, 100
+	set("1", 5, 100)
+	check("at first")
+	check("read again")
+	m.Save()
+	want, bytes = 9, 150
+	set("1", 9, 150)
+	check("grown, and not stored")
+	m = open(t, k, s) // killed
+	check("after a kill, with counters that went on")
+	m.Save()
+	want, bytes = 9+2, 150+3
+	set("2", 2, 3) // the box starts anew
+	check("with new counters")
+	want, bytes = 9+2+20, 150+3+40
+	set("3", 20, 40) // and again, and has used more by now than the last time
+	check("with newer counters")
+	m.Save()
+	m = open(t, k, s)
+	k.boxes["b"] = Reading{} // stopped
+	check("without counters")
+	want, bytes = want+1, bytes+1
+	set("3", 1, 1)
+	check("with counters that say less")
+}
+
+// What the store cannot take is counted all the same, and stored later.
+func TestStoreThatFails(t *testing.T) {
+	t.Parallel()
+	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 5}}}, &memory{fail: errors.New("full")}
+	m := open(t, k, s)
+	m.Read("b")
+	m.Save()
+	if u := m.Of("b"); u.CPU != 5 || len(s.all) != 0 {
+		t.Errorf("%+v, %v", u, s.all)
+	}
+	s.fail = nil
+	m.Save()
+	if s.all["b"].CPU.Total != 5 {
+		t.Errorf("%v", s.all)
+	}
+	s.all = nil
+	m.Save()
+	if s.all != nil {
+		t.Error("what had not changed was stored again")
+	}
+}
+
+func TestRunReadsAndForgets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 1, PeakMemory: 10, OOMKills: 1}, "c": {GroupLife: "1", CPU: 7}}}, &memory{}
+		m := open(t, k, s)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			m.Run(ctx)
+			close(done)
+		}()
+		synctest.Wait()
+		k.boxes = map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 3, PeakMemory: 8, OOMKills: 2}}
+		time.Sleep(Interval)
+		synctest.Wait()
+		if u := m.Of("b"); u.CPU != 3 || u.PeakMemory != 10 || u.OOMKills != 2 || s.all["b"].CPU.Total != 3 {
+			t.Errorf("%+v, stored %+v", u, s.all["b"])
+		}
+		if u := m.Of("c"); u != (Usage{}) {
+			t.Errorf("a box that is gone: %+v", u)
+		}
+		k.boxes["b"] = Reading{GroupLife: "1", CPU: 4}
+		cancel()
+		<-done
+		if s.all["b"].CPU.Total != 4 {
+			t.Errorf("at the end: %+v", s.all["b"])
+		}
+	})
+}
+
+// The files of a box are counted again only if it has run since, and the longer that takes, the less often.
+func TestFilesAreCountedSeldom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 1}}}
+		k.disk = func(ctx context.Context) (Disk, error) {
+			<-ctx.Done() // too many
+			return Disk{Bytes: 5, Whole: true}, ctx.Err()
+		}
+		m := open(t, k, &memory{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			m.Run(ctx)
+			close(done)
+		}()
+		time.Sleep(diskMost + Interval)
+		if d := m.Of("b").Disk; d.Bytes != 5 || d.Whole || d.At.IsZero() {
+			t.Errorf("%+v", d)
+		}
+		time.Sleep(time.Hour)
+		if k.looks != 1 {
+			t.Errorf("an idle box was looked at %d times", k.looks)
+		}
+		k.boxes["b"] = Reading{GroupLife: "1", CPU: 2}
+		time.Sleep(diskShare*diskMost + time.Minute)
+		if k.looks != 2 {
+			t.Errorf("%d looks", k.looks)
+		}
+		cancel()
+		<-done
+	})
+}

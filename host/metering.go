@@ -1,0 +1,92 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/firewall"
+	"boxgate/host/meter"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// openMeter goes on counting what boxes use.
+func (h *Host) openMeter(context.Context) (err error) {
+	p := h.parts
+	p.meter, err = meter.Open(meter.Config{
+		Boxes: p.boxes.ids, Kernel: kernelCounters{p.boxes, p.firewall, sandboxes{p.launcher}, bootID()}, Store: p.store, Log: p.log,
+	})
+	if err != nil {
+		return err
+	}
+	p.boxes.metered = func(id policy.BoxID, fresh bool) api.Usage {
+		if fresh {
+			p.meter.Refresh(id)
+		}
+		return usageView(p.meter.Of(id))
+	}
+	p.launcher.OnEnd(func(id policy.BoxID) { p.meter.Read(id) })
+	return p.metrics.Register(p.meter)
+}
+
+func usageView(u meter.Usage) api.Usage {
+	return api.Usage{
+		CPU: u.CPU, Memory: u.Memory, PeakMemory: u.PeakMemory, BytesIn: u.In, BytesOut: u.Out, OOMKills: u.OOMKills,
+		DiskBytes: u.Disk.Bytes, DiskFiles: u.Disk.Inodes, DiskWhole: u.Disk.Whole, DiskCountedAt: u.Disk.At,
+	}
+}
+
+// kernelCounters reads what the kernel counts of boxes.
+type kernelCounters struct {
+	boxes     *boxes
+	firewall  *firewall.Firewall
+	sandboxes sandboxes
+	boot      string // of the host: the kernel gives out the same numbers again after the next
+}
+
+// Read implements [meter.Kernel].
+func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading, error) {
+	interfaces, err := k.firewall.Counters(ids)
+	all := map[policy.BoxID]meter.Reading{}
+	for _, id := range ids {
+		var r meter.Reading
+		if t, ok := interfaces[id]; ok {
+			r.LinkLife, r.In, r.Out = k.boot+"/"+t.Life, t.In, t.Out
+		}
+		used, uerr := k.group(id)
+		if uerr == nil {
+			r.GroupLife, r.CPU, r.OOMKills = k.boot+"/"+used.Life, used.CPU, used.OOMKills
+			r.Memory, r.PeakMemory = used.Memory, used.PeakMemory
+		} else if !errors.Is(uerr, launcher.ErrNoUsage) {
+			err = errors.Join(err, uerr)
+		}
+		all[id] = r
+	}
+	return all, err
+}
+
+// group reads the control group of a launched box.
+func (k kernelCounters) group(id policy.BoxID) (launcher.Usage, error) {
+	if b, err := k.boxes.find(id); err != nil || b.attached != nil {
+		return launcher.Usage{}, launcher.ErrNoUsage
+	}
+	return k.sandboxes.Usage(id)
+}
+
+// Disk implements [meter.Kernel].
+func (k kernelCounters) Disk(ctx context.Context, id policy.BoxID) (meter.Disk, error) {
+	if b, err := k.boxes.find(id); err != nil || b.attached != nil {
+		return meter.Disk{Whole: true}, err
+	}
+	used, err := k.sandboxes.DiskUsage(ctx, id)
+	return meter.Disk{Bytes: used.Bytes, Inodes: used.Inodes, Whole: used.Whole}, err
+}
+
+// bootID identifies this boot of the host.
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it a counter that begins anew is noticed when it says less
+	return strings.TrimSpace(string(id))
+}

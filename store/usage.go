@@ -1,0 +1,75 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
+)
+
+// Usage is what a box has used since it was created.
+type Usage struct {
+	CPU        Count `json:"cpu"`  // nanoseconds
+	In         Count `json:"in"`   // bytes towards the box
+	Out        Count `json:"out"`  // bytes from the box
+	OOMKills   Count `json:"oom"`  // processes killed because the box's memory ran out
+	PeakMemory int64 `json:"peak"` // bytes
+}
+
+// Count is a total of counters of the kernel, each of which starts from zero.
+type Count struct {
+	Total uint64 `json:"total"`
+	Life  string `json:"life,omitempty"` // identifies the counter that was read last
+	Seen  uint64 `json:"seen,omitempty"` // what it said then, which is part of the total
+}
+
+// Usages returns what each box had used when that was stored last.
+func (db *DB) Usages() (map[policy.BoxID]Usage, error) {
+	all := map[policy.BoxID]Usage{}
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		t, err := db.table(tx, layout.Usage)
+		if err != nil {
+			return err
+		}
+		for _, id := range t.Keys(nil) {
+			data, err := t.Get([]byte(id))
+			if err != nil {
+				return err
+			}
+			var u Usage
+			if err := document.Decode(data, &u); err != nil {
+				return fmt.Errorf("the usage of box %s is damaged: %w", id, err)
+			}
+			all[policy.BoxID(id)] = u
+		}
+		return nil
+	})
+	return all, err
+}
+
+// SaveUsages stores what boxes have used, in one transaction. Boxes that do not exist any more are left out.
+func (db *DB) SaveUsages(all map[policy.BoxID]Usage) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		t, err := db.table(tx, layout.Usage)
+		if err != nil {
+			return err
+		}
+		for id, u := range all {
+			if requireBox(tx, id) != nil {
+				continue
+			}
+			data, err := json.Marshal(u)
+			if err != nil {
+				return err
+			}
+			if err := t.Put([]byte(id), data); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
