@@ -60,8 +60,12 @@ func TestSDK(t *testing.T) {
 		if strings.HasPrefix(m, "Box.") || strings.HasPrefix(m, "Box#") && !slices.Contains(properties, m) {
 			ofBox++
 		}
-		if !worked[m] && !lacking(m) {
-			t.Errorf("no test in which %s worked", m)
+		report := t.Errorf
+		if lacking(m) {
+			report = t.Logf
+		}
+		if !worked[m] {
+			report("no test in which %s worked", m)
 		}
 	}
 	if ofBox != methodsOfBox {
