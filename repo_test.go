@@ -65,6 +65,7 @@ launcher/motion: policy
 launcher/namespace: launcher/files
 launcher/overlay:
 launcher/process: policy
+launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit
 api/access: api/problem
@@ -78,7 +79,8 @@ api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/settings api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/stream api/strict api/urls
+api/session: policy api api/history api/problem api/rest api/strict
 api/settings: policy api api/history api/problem api/rest api/spec api/strict
 api/spec: policy api api/problem
 api/stream:

@@ -16,6 +16,7 @@ import (
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
 	"boxgate/launcher/process"
+	"boxgate/launcher/terminal"
 	"boxgate/policy"
 )
 
@@ -23,6 +24,7 @@ import (
 type Command struct {
 	proc   *process.Process
 	branch *cgroup.Branch
+	tty    *os.File // the master of its terminal; nil: none
 	inner  int
 	finish func()
 	ended  func()
@@ -47,7 +49,11 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 		return nil, err
 	}
 	ends := process.Stdio{In: spec.Stdin, Out: spec.Stdout, Err: spec.Stderr}
-	streams, err := process.Open(ends, r.ids().Host(user.uid))
+	open := func() (*process.Streams, error) { return process.Open(ends, r.ids().Host(user.uid)) }
+	if spec.Terminal != nil {
+		open = process.OverTerminal
+	}
+	streams, err := open()
 	if err != nil {
 		return nil, err
 	}
@@ -71,6 +77,17 @@ func (c *Command) Pid() int { return c.inner }
 
 // Signal sends a signal to the command and all that it has started, wherever in the tree of processes that is by now.
 func (c *Command) Signal(sig unix.Signal) { c.proc.Signal(sig) }
+
+// Kill kills the command and all that it has started.
+func (c *Command) Kill() { c.proc.Kill() }
+
+// Resize sets the size of its terminal, if it has one.
+func (c *Command) Resize(s terminal.Size) error {
+	if c.tty == nil {
+		return nil
+	}
+	return terminal.Resize(c.tty, s)
+}
 
 // Wait returns how the command ended, once all its output has been delivered.
 //
@@ -114,12 +131,35 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 		return nil, err
 	}
 	defer remove()
+	var console *terminal.Socket
+	if p.Terminal {
+		if console, err = terminal.Listen(files.console); err != nil {
+			return nil, err
+		}
+		defer console.Close()
+	}
 	startCtx, cancel := graceAfter(ctx, startGrace)
 	defer cancel()
 	if err := l.runtimeExec(startCtx, r.ID, lim, files, branch, streams); err != nil {
 		return nil, l.explainExec(ctx, r.ID, p.Args[0], runtimeError(files.log, err))
 	}
-	return adopt(files.pid, branch)
+	c, err := adopt(files.pid, branch)
+	if err != nil || console == nil {
+		return c, err
+	}
+	if c.tty, err = console.Receive(); err != nil {
+		_, _ = c.proc.Await(endedContext())
+		return nil, &StartError{Program: p.Args[0], Message: err.Error()}
+	}
+	streams.Attach(c.tty)
+	return c, nil
+}
+
+// endedContext is one with which a process is killed at once.
+func endedContext() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }
 
 // adopt takes charge of the process whose ID the runtime has written to a file.
@@ -165,9 +205,12 @@ func (l *Launcher) branchDialect() cgroup.Dialect {
 	}
 }
 
-// execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, and the
-// runtime's log.
-type execFiles struct{ process, pid, log string }
+// execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, the
+// runtime's log, and the socket for the command's terminal, which is there if it is to have one.
+type execFiles struct {
+	process, pid, log, console string
+	terminal                   bool
+}
 
 // newExecFiles writes the process to start where only we and the runtime can read it.
 func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles, remove func(), err error) {
@@ -176,7 +219,7 @@ func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles,
 		return execFiles{}, nil, err
 	}
 	remove = func() { _ = os.RemoveAll(dir) }
-	files := execFiles{filepath.Join(dir, "process.json"), filepath.Join(dir, "pid"), filepath.Join(dir, "log")}
+	files := execFiles{filepath.Join(dir, "process.json"), filepath.Join(dir, "pid"), filepath.Join(dir, "log"), filepath.Join(dir, "tty"), p.Terminal}
 	data, err := json.Marshal(p)
 	if err == nil {
 		err = os.WriteFile(files.process, data, 0o600)
@@ -193,6 +236,9 @@ func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles,
 // usually on a file system in memory, and Recover empties it.
 func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, branch *cgroup.Branch, streams *process.Streams) error {
 	args := append([]string{"exec", "--process", files.process, "--detach", "--pid-file", files.pid}, branch.Args()...)
+	if files.terminal {
+		args = append(args, "--console-socket", files.console)
+	}
 	cmd := l.runtimeCommand(ctx, files.log, append(args, string(id))...)
 	streams.Connect(cmd)
 	err := container.StartLimited(cmd, lim)

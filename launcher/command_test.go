@@ -6,11 +6,13 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/terminal"
 	"boxgate/policy"
 )
 
@@ -151,4 +153,89 @@ func branchesOf(t *testing.T, l *Launcher, id policy.BoxID) []string {
 		found = append(found, branches...)
 	}
 	return found
+}
+
+// TestTerminal: a command has a real terminal, of the right size from its first instruction, whose input is edited by line and can be
+// ended; what it prints arrives whole.
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	in, typed := io.Pipe()
+	var mu sync.Mutex
+	var out strings.Builder
+	printed := make(chan struct{}, 1)
+	c, err := l.Start(t.Context(), id, ExecSpec{
+		Args:  []string{"sh", "-c", `tty; stty size; echo $TERM; test -t 0 && test -t 1 && test -t 2 && echo all three; trap 'stty size; resized=1' WINCH; until [ "$resized" ]; do sleep 0.01; done; trap '' WINCH; echo ready; read x; echo got $x; cat; seq 20000; exit 9`},
+		Stdin: in, Terminal: &terminal.Size{Rows: 24, Cols: 80},
+		Stdout: writerFunc(func(p []byte) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			out.Write(p)
+			select {
+			case printed <- struct{}{}:
+			default:
+			}
+			return len(p), nil
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(text string) {
+		for {
+			mu.Lock()
+			has := strings.Contains(out.String(), text)
+			mu.Unlock()
+			if has {
+				return
+			}
+			select {
+			case <-printed:
+			case <-time.After(time.Minute):
+				t.Fatalf("no %q in %q", text, out.String())
+			}
+		}
+	}
+	until("all three\r\n")
+	if err := c.Resize(terminal.Size{Rows: 50, Cols: 132}); err != nil {
+		t.Fatal(err)
+	}
+	until("50 132\r\nready\r\n")
+	_, _ = typed.Write([]byte("wrogn\x7f\x7fng\n"))
+	until("got wrong\r\n")
+	typed.Close() // ends cat
+	res, err := c.Wait(t.Context())
+	if err != nil || res.Status != 9 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	for _, want := range []string{"/dev/pts/", "24 80\r\nxterm-256color", "\r\n19999\r\n20000\r\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in %q", want, out.String())
+		}
+	}
+}
+
+// TestTerminalOfAHostileBox: root in a box owns /dev there, and may put anything where a terminal is opened. The caller is told; it gets no
+// other file, and nothing is left running.
+func TestTerminalOfAHostileBox(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	for name, replace := range map[string]string{
+		"a file": "rm -f /dev/ptmx; : >/dev/ptmx", "a pipe": "rm -f /dev/ptmx; mkfifo /dev/ptmx", "nothing": "rm -f /dev/ptmx",
+		"a device": "rm -f /dev/ptmx; ln -s /dev/null /dev/ptmx", "a terminal of its own": "rm -f /dev/ptmx; ln -s /dev/pts/0 /dev/ptmx",
+	} {
+		if r := run(t, l, id, ExecSpec{Args: []string{"sh", "-c", replace}, User: "root"}); r.exit != 0 {
+			t.Fatalf("%s: %+v", name, r)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		_, err := l.Exec(ctx, id, ExecSpec{Args: []string{"sleep", "9003"}, Terminal: &terminal.Size{Rows: 24, Cols: 80}, Stdout: io.Discard})
+		var start *StartError
+		if !errors.As(err, &start) {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+		want(t, sh(t, l, id, "pgrep -f 'sleep 900[3]' || echo none"), "none")
+	}
 }

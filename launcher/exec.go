@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"strconv"
 	"strings"
@@ -118,9 +119,21 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	if !path.IsAbs(cwd) {
 		cwd = path.Join(furnish.Home, cwd)
 	}
+	env, box := spec.Env, (*specs.Box)(nil)
+	if t := spec.Terminal; t != nil {
+		env, box = withTerm(env), &specs.Box{Height: uint(t.Rows), Width: uint(t.Cols)}
+	}
 	return container.Command{
-		Args: spec.Args, Env: environment(r.Base, user, r.Env, spec.Env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
+		Args: spec.Args, Env: environment(r.Base, user, r.Env, env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
+		Terminal: box,
 	}.Process(), nil
+}
+
+// withTerm says what kind of terminal a command has, unless its caller does.
+func withTerm(env map[string]string) map[string]string {
+	with := map[string]string{"TERM": "xterm-256color"}
+	maps.Copy(with, env)
+	return with
 }
 
 // execCount counts the active commands of each box.

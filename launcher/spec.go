@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"boxgate/launcher/container"
+	"boxgate/launcher/terminal"
 	"boxgate/policy"
 )
 
@@ -59,7 +60,14 @@ type ExecSpec struct {
 	// command ends is left to its pending Read, whose data is lost.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
+
+	// Terminal, if not nil, gives the command a terminal of that size in place of the three streams: what is written to it
+	// goes to Stdout.
+	Terminal *TerminalSize
 }
+
+// TerminalSize is the size of a terminal in characters.
+type TerminalSize = terminal.Size
 
 // State says what a box is doing.
 type State string

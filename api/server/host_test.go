@@ -30,6 +30,7 @@ type memoryHost struct {
 	env     map[string]policy.Secret // of new boxes
 	created []api.CreateRequest
 	execs   []api.ExecRequest
+	sizes   []api.TerminalSize
 	events  []audit.Event
 	follow  []chan audit.Event
 	ready   error

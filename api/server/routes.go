@@ -12,6 +12,7 @@ import (
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
 	"boxgate/api/rules"
+	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/api/strict"
 	"boxgate/api/urls"
@@ -30,6 +31,7 @@ func (a *API) rooms() []room {
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing and resuming boxes", &lifecycle.Endpoints{Host: a.Host, History: past}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
+		{"sessions", "Commands that their caller talks to", session.New(a.Host, past, bodies, a.stopping)},
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},

@@ -11,6 +11,7 @@ import (
 	"boxgate/api/boxes"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
+	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/audit"
 )
@@ -19,6 +20,7 @@ import (
 type Host interface {
 	boxes.Host
 	lifecycle.Host
+	session.Host
 	settings.Host
 }
 

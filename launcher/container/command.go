@@ -9,6 +9,7 @@ type Command struct {
 	Cwd      string
 	UID, GID int // in the box
 	Limits   Limits
+	Terminal *specs.Box // the size of its terminal; nil: none
 }
 
 // Process is the runtime's configuration of the command. Only root gets capabilities.
@@ -18,6 +19,7 @@ func (c Command) Process() *specs.Process {
 		caps = boundTo(capabilities)
 	}
 	return &specs.Process{
+		Terminal: c.Terminal != nil, ConsoleSize: c.Terminal,
 		Args: c.Args, Env: c.Env, Cwd: c.Cwd,
 		User:            specs.User{UID: uint32(c.UID), GID: uint32(c.GID)},
 		Capabilities:    caps,

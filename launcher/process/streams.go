@@ -18,6 +18,7 @@ type Streams struct {
 	far [3]*os.File // what the command gets
 	in  *os.File    // our end of standard input; nil: none
 	out [2]*os.File // our ends of standard output and error; nil: none
+	tty *os.File    // the master of the terminal that takes the place of all three; nil: none
 }
 
 // Stdio are the caller's ends of the three streams. nil: standard input is empty, output is discarded.
@@ -59,6 +60,12 @@ func Open(ends Stdio, owner int) (_ *Streams, err error) {
 	return s, nil
 }
 
+// OverTerminal opens nothing but /dev/null: the command's streams are those of a terminal, which [Streams.Attach] adds.
+func OverTerminal() (*Streams, error) { return Open(Stdio{}, 0) }
+
+// Attach makes the master of a terminal our end of standard input and output.
+func (s *Streams) Attach(master *os.File) { s.in, s.out[0], s.tty = master, master, master }
+
 // Connect makes the far ends those of a command that is to be started.
 func (s *Streams) Connect(cmd *exec.Cmd) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.far[0], s.far[1], s.far[2]
@@ -87,10 +94,10 @@ func (s *Streams) Abandon() {
 // has ended; it returns when all that the command wrote has been handed on, and gives the streams that are still open
 // to leave.
 func (s *Streams) Pump(ends Stdio, leave func(*os.File)) (finish func()) {
-	if s.in != nil {
+	if s.in != nil && ends.In != nil {
 		go func() {
 			_, _ = io.Copy(onlyWriter{s.in}, ends.In)
-			s.in.Close()
+			s.endInput()
 		}()
 	}
 	var copies sync.WaitGroup
@@ -101,9 +108,7 @@ func (s *Streams) Pump(ends Stdio, leave func(*os.File)) (finish func()) {
 		}
 	}
 	return func() {
-		if s.in != nil {
-			s.in.Close()
-		}
+		s.stopInput()
 		for _, r := range s.out {
 			if r != nil {
 				_ = r.SetReadDeadline(time.Now()) // what is in the pipe now is all the command wrote
@@ -113,12 +118,34 @@ func (s *Streams) Pump(ends Stdio, leave func(*os.File)) (finish func()) {
 		for i, r := range s.out {
 			switch {
 			case r == nil:
-			case left[i]:
+			case left[i] && s.tty == nil:
 				leave(r)
 			default:
 				r.Close()
 			}
 		}
+	}
+}
+
+// endOfInput is what is typed to end the input of a program that reads lines.
+const endOfInput = 0x04
+
+// endInput tells the command that there is no more input. A terminal stays open for output.
+func (s *Streams) endInput() {
+	if s.tty != nil {
+		_, _ = s.tty.Write([]byte{endOfInput})
+		return
+	}
+	s.in.Close()
+}
+
+// stopInput ends a write of input that the command does not take any more.
+func (s *Streams) stopInput() {
+	switch {
+	case s.tty != nil:
+		_ = s.tty.SetWriteDeadline(time.Now())
+	case s.in != nil:
+		s.in.Close()
 	}
 }
 

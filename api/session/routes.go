@@ -1,0 +1,49 @@
+package session
+
+import (
+	"context"
+	"io"
+	"reflect"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// Host is what sessions need of the gateway.
+type Host interface {
+	Box(ctx context.Context, idOrName string) (api.Box, error)
+	// StartSession starts a command in a box. stdin ends the command's input when it ends; the writers block the command
+	// for as long as they block. ctx is that of the session, not only of its start. A command that cannot be started is
+	// an ErrUnavailable.
+	StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error)
+}
+
+// Endpoints serves sessions. Call [New].
+type Endpoints struct {
+	host     Host
+	history  *history.History
+	bodies   strict.Bodies
+	stopping <-chan struct{}
+	open     *registry
+}
+
+// New makes the endpoints; stopping is closed when the server shuts down, which ends all sessions.
+func New(host Host, past *history.History, bodies strict.Bodies, stopping <-chan struct{}) *Endpoints {
+	return &Endpoints{host: host, history: past, bodies: bodies, stopping: stopping, open: newRegistry()}
+}
+
+// query are the parameters of the route.
+type query struct {
+	Session string `json:"session" doc:"the session to attach to after a broken connection, by its execId; absent: a new one"`
+	Offset  int64  `json:"offset" doc:"how many bytes of its output have arrived"`
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/v2/box/{id}/exec-session", ID: "openSession", Summary: "A command with input, output, signals and a terminal, over a WebSocket", Query: reflect.TypeFor[query](), Produces: []string{"application/json"}, Status: 101, Handle: e.serve},
+	}
+}

@@ -1,0 +1,126 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// StartSession implements [boxgate/api/session.Host]. A session without a terminal keeps its box awake while its command runs, as any
+// command does. One with a terminal does not: a shell that waits at its prompt would keep the box awake for ever. What is typed
+// wakes the box, and what is printed counts as a use.
+func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
+	s := &session{done: func() {}}
+	err := c.usage.do(ctx, id, func(b *box) (err error) {
+		spec := launcher.ExecSpec{
+			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr,
+		}
+		if req.Terminal != nil {
+			size := launcher.TerminalSize(*req.Terminal)
+			spec.Terminal, spec.Stderr = &size, nil
+			spec.Stdin = inputThatWakes{ctx, c.usage, id, stdin}
+			spec.Stdout = outputThatCounts{b, stdout}
+		}
+		s.command, err = c.sandboxes.Start(ctx, id, spec)
+		return err
+	})
+	switch start := (*launcher.StartError)(nil); {
+	case errors.As(err, &start):
+		return nil, api.Errorf(api.ErrUnavailable, "%v", start)
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, err
+	}
+	if req.Terminal == nil {
+		if _, done, err := c.usage.use(ctx, id); err == nil {
+			s.done = done
+		}
+	}
+	return s, nil
+}
+
+// session is a command of the launcher, for the API.
+type session struct {
+	command *launcher.Command
+	done    func() // lets the box sleep
+}
+
+// Pid implements [api.Session].
+func (s *session) Pid() int { return s.command.Pid() }
+
+// Signal implements [api.Session].
+func (s *session) Signal(name string) error {
+	if !api.IsSessionSignal(name) {
+		return fmt.Errorf("signal %q cannot be sent", name)
+	}
+	if sig := unix.SignalNum("SIG" + name); sig != unix.SIGKILL {
+		s.command.Signal(sig)
+		return nil
+	}
+	s.command.Kill()
+	return nil
+}
+
+// Resize implements [api.Session].
+func (s *session) Resize(size api.TerminalSize) error {
+	return s.command.Resize(launcher.TerminalSize(size))
+}
+
+// Wait implements [api.Session].
+func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
+	defer s.done()
+	res, err := s.command.Wait(ctx)
+	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU}, err
+}
+
+// environmentWith is the environment with variables added for one command. They win over those given with the box, but not over the
+// placeholders of the header rules in force.
+func (b *box) environmentWith(added map[string]string) map[string]string {
+	env := b.environment()
+	maps.Copy(env, added)
+	maps.Copy(env, b.Policy.Load().Tokens())
+	return env
+}
+
+// inputThatWakes is the input of a terminal: the box is woken before the command gets any.
+type inputThatWakes struct {
+	ctx   context.Context
+	usage *usage
+	id    policy.BoxID
+	r     io.Reader
+}
+
+// Read implements [io.Reader].
+func (i inputThatWakes) Read(p []byte) (int, error) {
+	n, err := i.r.Read(p)
+	if n > 0 {
+		_, done, werr := i.usage.use(i.ctx, i.id)
+		if werr != nil {
+			return 0, werr
+		}
+		done()
+	}
+	return n, err
+}
+
+// outputThatCounts is the output of a terminal: it counts as a use of the box.
+type outputThatCounts struct {
+	box *box
+	w   io.Writer
+}
+
+// Write implements [io.Writer].
+func (o outputThatCounts) Write(p []byte) (int, error) {
+	o.box.gate.Touch(time.Now())
+	return o.w.Write(p)
+}

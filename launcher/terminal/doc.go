@@ -1,0 +1,2 @@
+// Package terminal takes over the pseudo-terminals that the OCI runtime opens in boxes.
+package terminal

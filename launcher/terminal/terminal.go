@@ -1,0 +1,132 @@
+package terminal
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Size is the size of a terminal in characters.
+type Size struct{ Rows, Cols uint16 }
+
+// Socket is where a runtime sends the master of a terminal that it has opened in a box.
+type Socket struct{ ln *net.UnixListener }
+
+// Listen makes a socket at a path that only the gateway and the runtime can reach.
+func Listen(path string) (*Socket, error) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("the socket for a terminal: %w", err)
+	}
+	return &Socket{ln}, nil
+}
+
+// Close removes the socket.
+func (s *Socket) Close() error { return s.ln.Close() }
+
+// receiveMost bounds the wait for what a runtime has sent by the time it has ended.
+const receiveMost = 5 * time.Second
+
+// Receive returns the master of the terminal. It is to be called when the runtime has started the command.
+func (s *Socket) Receive() (*os.File, error) {
+	end := time.Now().Add(receiveMost)
+	if err := s.ln.SetDeadline(end); err != nil {
+		return nil, err
+	}
+	conn, err := s.ln.AcceptUnix()
+	if err != nil {
+		return nil, fmt.Errorf("the runtime sent no terminal: %w", err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(end); err != nil {
+		return nil, err
+	}
+	name, control := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*4))
+	_, n, flags, _, err := conn.ReadMsgUnix(name, control)
+	if err != nil {
+		return nil, fmt.Errorf("the runtime sent no terminal: %w", err)
+	}
+	files, err := filesIn(control[:n])
+	if err == nil && (len(files) != 1 || flags&unix.MSG_CTRUNC != 0) {
+		err = fmt.Errorf("the runtime sent %d files instead of a terminal", len(files))
+	}
+	if err == nil {
+		err = check(int(files[0].Fd()))
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	return pollable(files[0])
+}
+
+// filesIn are the descriptors in a control message.
+func filesIn(control []byte) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "terminal"))
+		}
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// check refuses what is not the master of a terminal of a devpts file system: /dev in a box belongs to its root, who may have put
+// something else where the runtime opens a terminal.
+func check(fd int) error {
+	var st unix.Stat_t
+	var fs unix.Statfs_t
+	if err := errors.Join(unix.Fstat(fd, &st), unix.Fstatfs(fd, &fs)); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 5 || unix.Minor(st.Rdev) != 2 || fs.Type != unix.DEVPTS_SUPER_MAGIC {
+		return errors.New("what the runtime opened in the box is no terminal: /dev/ptmx has been replaced there")
+	}
+	_, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN) // it has a terminal
+	return err
+}
+
+// pollable makes a file whose reads and writes wait in Go's poller and can be interrupted.
+func pollable(f *os.File) (*os.File, error) {
+	defer f.Close()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "terminal"), nil
+}
+
+// Resize sets the size of a terminal; the processes in its foreground are sent SIGWINCH.
+func Resize(master *os.File, s Size) error {
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ioctl error
+	err = raw.Control(func(fd uintptr) {
+		ioctl = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: s.Rows, Col: s.Cols})
+	})
+	return errors.Join(err, ioctl)
+}
