@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/image"
 	"boxgate/launcher/motion"
@@ -62,6 +63,7 @@ type Launcher struct {
 	trash      *trash.Trash
 	images     image.Store
 	motion     motion.Boxes
+	fileTurns  boxfs.Turns
 
 	ending func(policy.BoxID) // see OnEnd
 

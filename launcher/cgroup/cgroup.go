@@ -39,6 +39,23 @@ func (g Group) Dirs() ([]string, error) {
 	return dirs, nil
 }
 
+// Join moves a process into the group, in every hierarchy. Without a group there is nothing to join: the box has ended.
+func (g Group) Join(pid int) error {
+	dirs, err := g.Dirs()
+	if err != nil {
+		return err
+	}
+	if len(dirs) == 0 {
+		return fmt.Errorf("the control group %s: %w", string(g), fs.ErrNotExist)
+	}
+	for _, dir := range dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Clear kills what is still in the group and removes it. The runtime normally does so itself; this is for a runtime
 // that was killed.
 func (g Group) Clear(ctx context.Context) error {

@@ -1,0 +1,42 @@
+package boxfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// OpenRoot opens the root of the process with that ID, if it is in the pinned user namespace: another process may have
+// got the ID of one that ended. marker is a file that the root of a box has; a runtime whose boxes are not in the host's
+// file system has it nowhere.
+func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
+	process, err := os.OpenFile(fmt.Sprintf("/proc/%d", pid), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer process.Close()
+	var ours, pinned unix.Stat_t
+	if err := errors.Join(unix.Fstatat(int(process.Fd()), "ns/user", &ours, 0), unix.Stat(userPin, &pinned)); err != nil {
+		return nil, err
+	}
+	if ours.Ino != pinned.Ino || ours.Dev != pinned.Dev {
+		return nil, os.ErrNotExist
+	}
+	fd, err := unix.Openat(int(process.Fd()), "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	root := os.NewFile(uintptr(fd), "root of a box")
+	at, err := unix.Openat2(fd, marker, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	if err != nil {
+		root.Close()
+		return nil, ErrElsewhere
+	}
+	unix.Close(at)
+	return root, nil
+}
+
+// ErrElsewhere is returned for boxes whose files the host cannot see.
+var ErrElsewhere = errors.New("the files of this box are not in a file system of the host")

@@ -1,0 +1,213 @@
+package boxfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/launcher/boxfs/worker"
+)
+
+// Config says whose files a session works on.
+type Config struct {
+	Root     *os.File // the root of the box; the session does not close it
+	UID, GID int      // of the box's user, as the host knows it; never 0
+	// Join puts a process into the control groups of the box. It is called before the process does anything.
+	Join func(pid int) error
+}
+
+// Session works on the files of one box, one call at a time. It ends with its context. The caller must call Close.
+//
+// A call fails with a *[worker.Failure] if the file is why; any other error, also of a content reader, is the end of the
+// session.
+type Session struct {
+	ctx   context.Context
+	cmd   *exec.Cmd
+	in    *os.File // our end of the worker's standard input
+	out   *os.File
+	says  *tail
+	stop  func() bool
+	close func()
+}
+
+// closeTime is how long a worker may take to clean up after a request that was cut short.
+const closeTime = 5 * time.Second
+
+// Open starts a session.
+func Open(ctx context.Context, cfg Config) (*Session, error) {
+	s := &Session{ctx: ctx, says: &tail{}}
+	s.close = sync.OnceFunc(s.end)
+	if err := s.start(cfg); err != nil {
+		return nil, fmt.Errorf("the process that works on the box's files cannot be started: %w", err)
+	}
+	s.stop = context.AfterFunc(ctx, s.hangUp)
+	if err := cfg.Join(s.cmd.Process.Pid); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("the process that works on the box's files cannot join its control groups: %w", err)
+	}
+	return s, nil
+}
+
+// start starts the worker. It waits for its first request.
+func (s *Session) start(cfg Config) error {
+	itsIn, in, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer itsIn.Close()
+	out, itsOut, err := os.Pipe()
+	if err != nil {
+		in.Close()
+		return err
+	}
+	defer itsOut.Close()
+	s.in, s.out = in, out
+	s.cmd = &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{worker.Name, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID)},
+		Env: []string{"GOMAXPROCS=1", "GOTRACEBACK=none"}, Dir: "/",
+		Stdin: itsIn, Stdout: itsOut, Stderr: s.says, ExtraFiles: []*os.File{cfg.Root},
+	}
+	if err := s.cmd.Start(); err != nil {
+		s.hangUp()
+		return err
+	}
+	return nil
+}
+
+// hangUp closes the streams: the worker ends as soon as it notices.
+func (s *Session) hangUp() {
+	s.in.Close()
+	s.out.Close()
+}
+
+// Close ends the session and waits until its process is gone.
+func (s *Session) Close() { s.close() }
+
+func (s *Session) end() {
+	if s.stop != nil {
+		s.stop()
+	}
+	s.hangUp()
+	late := time.AfterFunc(closeTime, func() { _ = s.cmd.Process.Kill() })
+	defer late.Stop()
+	_ = s.cmd.Wait() // how it ended no longer matters
+}
+
+// Do makes one call that has no content.
+func (s *Session) Do(req worker.Request) (worker.Answer, error) {
+	if err := worker.Send(s.in, req); err != nil {
+		return worker.Answer{}, s.broken(err)
+	}
+	return s.answer()
+}
+
+// Read returns up to length bytes of a file from an offset on. Other calls come once the reader has returned io.EOF; any
+// other error means that the content is not complete.
+func (s *Session) Read(path string, offset, length int64) (worker.Info, io.Reader, error) {
+	a, err := s.Do(worker.Request{Op: worker.OpRead, Path: []byte(path), Offset: offset, Length: length})
+	if err != nil {
+		return worker.Info{}, nil, err
+	}
+	if a.Info == nil {
+		return worker.Info{}, nil, s.broken(errors.New("the answer is not complete"))
+	}
+	return *a.Info, &worker.ContentReader{R: s.out}, nil
+}
+
+// Pack returns a directory as a tar archive. Once the reader has returned io.EOF, Skipped says how many files are missing
+// in it.
+func (s *Session) Pack(path string) (io.Reader, error) {
+	if _, err := s.Do(worker.Request{Op: worker.OpPack, Path: []byte(path)}); err != nil {
+		return nil, err
+	}
+	return &worker.ContentReader{R: s.out}, nil
+}
+
+// Skipped is how many files [Session.Pack] had to leave out.
+func (s *Session) Skipped() (int, error) {
+	a, err := s.answer()
+	return a.Skipped, err
+}
+
+// Send makes a call that content follows. If the content ends with an error, that is returned and nothing is changed.
+func (s *Session) Send(req worker.Request, content io.Reader) error {
+	if err := worker.Send(s.in, req); err != nil {
+		return s.broken(err)
+	}
+	w := &worker.ContentWriter{W: s.in}
+	from := &source{r: content}
+	_, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, worker.MaxChunk))
+	if from.err != nil {
+		s.hangUp()
+		return from.err
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	_, failed := s.answer() // a worker that does not want the rest has said why
+	if err != nil && failed == nil {
+		return s.broken(err)
+	}
+	return failed
+}
+
+// source tells errors of the reader from those of the writer.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(b []byte) (int, error) {
+	n, err := s.r.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+func (s *Session) answer() (worker.Answer, error) {
+	var a worker.Answer
+	if err := worker.Receive(s.out, &a); err != nil {
+		return worker.Answer{}, s.broken(err)
+	}
+	if a.Failure != nil {
+		return worker.Answer{}, a.Failure
+	}
+	return a, nil
+}
+
+// broken explains why a session cannot go on.
+func (s *Session) broken(err error) error {
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	s.Close()
+	return fmt.Errorf("the process that works on the box's files ended (%v): %w: %s", s.cmd.ProcessState, err, s.says)
+}
+
+// tail keeps the last of what a worker writes to its standard error.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, b...)
+	t.text = t.text[max(0, len(t.text)-1000):]
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.ToValidUTF8(string(t.text), "?")
+}

@@ -1,0 +1,52 @@
+package boxfs
+
+import (
+	"context"
+	"sync"
+
+	"boxgate/policy"
+)
+
+// perBox is how many sessions a box has at a time.
+const perBox = 8
+
+// Turns bounds the sessions of each box. The zero value is ready.
+type Turns struct {
+	mu    sync.Mutex
+	boxes map[policy.BoxID]*turns // guarded by mu
+}
+
+type turns struct {
+	free  chan struct{} // a token for each session that runs
+	users int           // holders and waiters
+}
+
+// Take waits for a turn. The caller must call done.
+func (t *Turns) Take(ctx context.Context, id policy.BoxID) (done func(), err error) {
+	t.mu.Lock()
+	if t.boxes == nil {
+		t.boxes = map[policy.BoxID]*turns{}
+	}
+	b := t.boxes[id]
+	if b == nil {
+		b = &turns{free: make(chan struct{}, perBox)}
+		t.boxes[id] = b
+	}
+	b.users++
+	t.mu.Unlock()
+	select {
+	case b.free <- struct{}{}:
+		return sync.OnceFunc(func() { <-b.free; t.leave(id, b) }), nil
+	case <-ctx.Done():
+		t.leave(id, b)
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (t *Turns) leave(id policy.BoxID, b *turns) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b.users--; b.users == 0 {
+		delete(t.boxes, id)
+	}
+}

@@ -1,0 +1,187 @@
+package worker
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// pack sends a directory as a tar archive: directories, regular files and symbolic links, with their permissions. What
+// cannot be read, and what is none of these, is left out and counted.
+func (s *server) pack(dir string) error {
+	err := os.Chdir(dir)
+	if sent := s.answer(Answer{}, err); sent != nil || err != nil {
+		return sent
+	}
+	defer leave()
+	content := &ContentWriter{W: s.out}
+	p := packer{w: tar.NewWriter(content)}
+	if err := filepath.WalkDir(".", p.add); err != nil {
+		return err
+	}
+	if err := errors.Join(p.w.Close(), content.Close()); err != nil {
+		return err
+	}
+	return s.answer(Answer{Skipped: p.skipped}, nil)
+}
+
+// leave goes back to the root: the working directory of a process cannot be unmounted.
+func leave() { _ = os.Chdir("/") }
+
+type packer struct {
+	w       *tar.Writer
+	skipped int
+}
+
+// add is called for each file below the directory. Its error is one of the stream.
+func (p *packer) add(name string, d fs.DirEntry, err error) error {
+	if name == "." && err == nil {
+		return nil
+	}
+	if err != nil {
+		p.skipped++
+		if d != nil && d.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	}
+	switch {
+	case d.IsDir(), d.Type()&fs.ModeSymlink != 0:
+		return p.addEmpty(name, d)
+	case d.Type().IsRegular():
+		return p.addFile(name)
+	}
+	p.skipped++
+	return nil
+}
+
+// addEmpty adds what has no content.
+func (p *packer) addEmpty(name string, d fs.DirEntry) error {
+	fi, err := d.Info()
+	to := ""
+	if err == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		to, err = os.Readlink(name)
+	}
+	if err != nil {
+		p.skipped++
+		return nil
+	}
+	return p.w.WriteHeader(headerOf(fi, name, to))
+}
+
+// addFile adds a file with as many bytes as it had when it was opened: an archive says so before they come. If it shrinks
+// meanwhile, zeros follow.
+func (p *packer) addFile(name string) error {
+	f, fi, err := openRegular(name, os.O_RDONLY|unix.O_NOFOLLOW)
+	if err != nil {
+		p.skipped++
+		return nil //nolint:nilerr // counted
+	}
+	defer f.Close()
+	if err := p.w.WriteHeader(headerOf(fi, name, "")); err != nil {
+		return err
+	}
+	_, err = io.CopyBuffer(onlyWriter{p.w}, io.LimitReader(io.MultiReader(f, zeros{}), fi.Size()), make([]byte, MaxChunk))
+	return err
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
+// headerOf describes a file without its owner, whose number means nothing elsewhere.
+func headerOf(fi fs.FileInfo, name, link string) *tar.Header {
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Linkname: link, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime()}
+	switch {
+	case fi.IsDir():
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+	case link != "":
+		h.Typeflag = tar.TypeSymlink
+	default:
+		h.Size = fi.Size()
+	}
+	return h
+}
+
+// unpack makes the files of a tar archive below a directory, which is made if it is missing. A name that leads out of it
+// is refused. What came before an error stays.
+func unpack(dir string, archive io.Reader) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chdir(dir); err != nil {
+		return err
+	}
+	defer leave()
+	u := unpacker{r: tar.NewReader(archive)}
+	for {
+		h, err := u.r.Next()
+		if errors.Is(err, io.EOF) {
+			return u.setModes()
+		}
+		if err == nil {
+			err = u.one(h)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+type unpacker struct {
+	r    *tar.Reader
+	dirs []*tar.Header // whose permissions come last: they may forbid making files
+}
+
+func (u *unpacker) one(h *tar.Header) error {
+	if !filepath.IsLocal(h.Name) {
+		return &Failure{Errno: unix.EINVAL, Message: fmt.Sprintf("the archive names %q, which is not below the folder", h.Name)}
+	}
+	switch at := path.Clean(h.Name); h.Typeflag {
+	case tar.TypeDir:
+		u.dirs = append(u.dirs, h)
+		return os.MkdirAll(at, 0o755)
+	case tar.TypeReg:
+		return write(at, fs.FileMode(h.Mode).Perm(), u.r)
+	case tar.TypeSymlink:
+		return symlink(h.Linkname, at)
+	case tar.TypeXGlobalHeader: // of git archive
+		return nil
+	}
+	return &Failure{Errno: unix.EINVAL, Message: fmt.Sprintf("%q in the archive is neither a file, a directory nor a symbolic link", h.Name)}
+}
+
+func (u *unpacker) setModes() error {
+	for _, h := range slices.Backward(u.dirs) {
+		if err := os.Chmod(path.Clean(h.Name), fs.FileMode(h.Mode).Perm()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// symlink makes a symbolic link, in place of one that is there.
+func symlink(to, at string) error {
+	if parent, _ := split(at); parent != "" {
+		if err := os.MkdirAll(parent, 0o755); err != nil {
+			return err
+		}
+	}
+	if _, err := os.Readlink(at); err == nil {
+		if err := unix.Unlink(at); err != nil {
+			return err
+		}
+	}
+	return os.Symlink(to, at)
+}

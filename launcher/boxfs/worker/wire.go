@@ -1,0 +1,204 @@
+package worker
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"syscall"
+)
+
+// The operations.
+const (
+	OpStat    = "stat"
+	OpList    = "list"
+	OpRead    = "read"  // answers with an Info, then content
+	OpWrite   = "write" // content follows the request
+	OpMakeDir = "mkdir"
+	OpRename  = "rename"
+	OpRemove  = "remove"
+	OpPack    = "pack"   // answers, then a tar archive as content, then an Answer that counts what was skipped
+	OpUnpack  = "unpack" // a tar archive follows the request as content
+)
+
+// Request is one operation. Paths are bytes, since names of files need not be UTF-8, and absolute.
+type Request struct {
+	Op        string
+	Path      []byte
+	To        []byte `json:",omitempty"` // of OpRename
+	Follow    bool   `json:",omitempty"` // of OpStat: what a symbolic link leads to
+	Parents   bool   `json:",omitempty"` // of OpMakeDir
+	Recursive bool   `json:",omitempty"` // of OpRemove
+	Mode      uint32 `json:",omitempty"` // of OpWrite: permissions of a new file; 0: 0644
+	Most      int    `json:",omitempty"` // of OpList: how many entries to answer with
+	Offset    int64  `json:",omitempty"` // of OpRead
+	Length    int64  `json:",omitempty"` // of OpRead: how much to send at most
+}
+
+// Answer is what came of a request.
+type Answer struct {
+	Failure   *Failure `json:",omitempty"`
+	Info      *Info    `json:",omitempty"`
+	Entries   []Info   `json:",omitempty"`
+	Truncated bool     `json:",omitempty"` // the directory has more entries
+	Skipped   int      `json:",omitempty"` // files that OpPack could not read
+}
+
+// Info describes a file. A list shows links with the size and the directory bit of what they lead to.
+type Info struct {
+	Name  []byte
+	Type  string // file, directory, symlink or other
+	IsDir bool
+	Size  int64
+	Mode  uint32 // permissions
+	Time  int64  // of the last modification, in ns since 1970
+	Inode uint64
+}
+
+// Failure is an error on its way between processes.
+type Failure struct {
+	Errno   syscall.Errno // 0: Message alone says it
+	Message string
+}
+
+// Error returns the message.
+func (f *Failure) Error() string { return f.Message }
+
+// Unwrap returns the error number, so that errors.Is finds it.
+func (f *Failure) Unwrap() error {
+	if f.Errno == 0 {
+		return nil
+	}
+	return f.Errno
+}
+
+// Failed makes a Failure of an error: its number, without the path that the caller knows already.
+func Failed(err error) *Failure {
+	var f *Failure
+	if err == nil || errors.As(err, &f) {
+		return f
+	}
+	var no syscall.Errno
+	if errors.As(err, &no) {
+		return &Failure{Errno: no, Message: no.Error()}
+	}
+	for known, no := range map[error]syscall.Errno{fs.ErrNotExist: syscall.ENOENT, fs.ErrExist: syscall.EEXIST, fs.ErrPermission: syscall.EACCES} {
+		if errors.Is(err, known) {
+			return &Failure{Errno: no, Message: no.Error()}
+		}
+	}
+	return &Failure{Message: err.Error()}
+}
+
+// A message is a length of four bytes and JSON. Content is a sequence of chunks, each with its length before it, and ends
+// with one of length 0; content without that end is not complete.
+const (
+	// MaxChunk is the size of the chunks of content.
+	MaxChunk = 128 << 10
+	// maxMessage bounds a request and an answer: above the longest list of files.
+	maxMessage = 64 << 20
+)
+
+// Send writes a message.
+func Send(w io.Writer, message any) error {
+	data, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(data) > maxMessage {
+		return fmt.Errorf("a message of %d bytes is too long", len(data))
+	}
+	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(data))), data...))
+	return err
+}
+
+// Receive reads a message.
+func Receive(r io.Reader, message any) error {
+	n, err := readLength(r, maxMessage)
+	if err != nil {
+		return err
+	}
+	data, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err != nil {
+		return err
+	}
+	if len(data) < n {
+		return io.ErrUnexpectedEOF
+	}
+	return json.Unmarshal(data, message)
+}
+
+func readLength(r io.Reader, most int) (int, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > uint32(most) {
+		return 0, fmt.Errorf("a length of %d is too long", n)
+	}
+	return int(n), nil
+}
+
+// ContentWriter sends content. Close ends it; content that is not closed is not complete.
+type ContentWriter struct {
+	W   io.Writer
+	buf []byte
+}
+
+// Write sends chunks.
+func (c *ContentWriter) Write(b []byte) (int, error) {
+	done := 0
+	for len(b) > 0 {
+		n := min(len(b), MaxChunk)
+		c.buf = append(binary.BigEndian.AppendUint32(c.buf[:0], uint32(n)), b[:n]...)
+		if _, err := c.W.Write(c.buf); err != nil {
+			return done, err
+		}
+		done += n
+		b = b[n:]
+	}
+	return done, nil
+}
+
+// Close sends the end.
+func (c *ContentWriter) Close() error {
+	_, err := c.W.Write(make([]byte, 4))
+	return err
+}
+
+// ContentReader receives content: io.EOF is its proper end alone.
+type ContentReader struct {
+	R    io.Reader
+	left int
+	done bool
+}
+
+// Read reads on in the chunks.
+func (c *ContentReader) Read(b []byte) (int, error) {
+	if c.done {
+		return 0, io.EOF
+	}
+	if c.left == 0 {
+		n, err := readLength(c.R, MaxChunk)
+		if err != nil {
+			return 0, cut(err)
+		}
+		if c.left = n; n == 0 {
+			c.done = true
+			return 0, io.EOF
+		}
+	}
+	n, err := c.R.Read(b[:min(len(b), c.left)])
+	c.left -= n
+	return n, cut(err)
+}
+
+func cut(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
