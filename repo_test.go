@@ -55,6 +55,8 @@ ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream
 ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket
 launcher: policy audit internal/fault
+launcher/boxfs: policy launcher/boxfs/worker
+launcher/boxfs/worker: launcher/files
 launcher/cgroup:
 launcher/container: launcher/namespace
 launcher/files:
@@ -72,6 +74,7 @@ api/access: api/problem
 api/boxes: policy api api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/history api/problem api/rest api/stream api/strict
+api/files: policy api api/problem api/rest api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/history: policy api api/problem api/stream
 api/lifecycle: policy api api/history api/rest
@@ -79,7 +82,7 @@ api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/stream api/strict api/urls
 api/session: policy api api/history api/problem api/rest api/strict
 api/settings: policy api api/history api/problem api/rest api/spec api/strict
 api/spec: policy api api/problem
@@ -117,7 +120,7 @@ preflight: config
 host/follow: policy api host/foreign
 host/foreign: policy api
 host/reach: policy launcher/namespace
-host: policy audit config preflight firewall dns proxy certs ingress launcher api api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
+host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: config api

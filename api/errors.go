@@ -12,6 +12,7 @@ var (
 	ErrPrecondition = errors.New("the version given in If-Match is not the current one") // 412
 	ErrForbidden    = errors.New("not permitted by the configuration")                   // 403
 	ErrLimit        = errors.New("a limit is reached")                                   // 429
+	ErrFull         = errors.New("there is no room left")                                // 507
 	ErrNotSupported = errors.New("not supported by this gateway")                        // 501
 	ErrUnavailable  = errors.New("not available at the moment")                          // 503
 )

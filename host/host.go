@@ -26,6 +26,7 @@ type Host struct {
 	*usage       // puts them to sleep and wakes them
 	*commands    // runs commands in them
 	*settings    // keeps what else can be configured
+	*files       // opens their files
 	*events      // reads decisions
 	*authorities // shows certificate authorities
 	*keys        // changes the keys of the store and of the API

@@ -84,6 +84,7 @@ func (h *Host) wire(context.Context) error {
 	p.visits.use = h.usage.wake
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
+	h.files = &files{usage: h.usage, sandboxes: held}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.keys = &keys{log: p.log, store: p.store}

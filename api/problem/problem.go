@@ -20,6 +20,7 @@ var kinds = []struct {
 	{api.ErrPrecondition, http.StatusPreconditionFailed},
 	{api.ErrForbidden, http.StatusForbidden},
 	{api.ErrLimit, http.StatusTooManyRequests},
+	{api.ErrFull, http.StatusInsufficientStorage},
 	{api.ErrNotSupported, http.StatusNotImplemented},
 	{api.ErrUnavailable, http.StatusServiceUnavailable},
 	{context.DeadlineExceeded, http.StatusGatewayTimeout},

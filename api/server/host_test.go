@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/files"
 	"boxgate/api/problem"
 	"boxgate/audit"
 	"boxgate/policy"
@@ -396,4 +398,10 @@ func (h *memoryHost) DetachBox(_ context.Context, id policy.BoxID) error {
 		delete(h.boxes, id)
 	}
 	return err
+}
+
+func (h *memoryHost) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
+	leave, err := h.enter()
+	defer leave()
+	return nil, cmp.Or(err, api.Errorf(api.ErrUnavailable, "no files here"))
 }

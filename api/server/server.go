@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api/access"
 	"boxgate/api/boxes"
+	"boxgate/api/files"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
 	"boxgate/api/session"
@@ -22,6 +23,7 @@ type Host interface {
 	lifecycle.Host
 	session.Host
 	settings.Host
+	files.Host
 }
 
 // Config is what [New] needs. Host and CheckKey are required.
@@ -42,6 +44,8 @@ type Config struct {
 	// MaxOutput is how many bytes of each of a command's two streams the answer of exec holds; longer output is
 	// truncated and marked as such. exec-stream has no limit. 0: 16 MiB.
 	MaxOutput int
+	// MaxRead is how many bytes of a file one answer of files/read holds. 0: 16 MiB.
+	MaxRead int64
 }
 
 // API is the http.Handler of the admin API. Safe for concurrent use.
@@ -71,6 +75,9 @@ func New(cfg Config) (*API, error) {
 	}
 	if cfg.MaxOutput == 0 {
 		cfg.MaxOutput = 16 << 20
+	}
+	if cfg.MaxRead == 0 {
+		cfg.MaxRead = 16 << 20
 	}
 	a := &API{
 		Config: cfg, mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},

@@ -71,7 +71,8 @@ func (s *Session) start(cfg Config) error {
 	s.in, s.out = in, out
 	s.cmd = &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{worker.Name, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID)},
-		Env: []string{"GOMAXPROCS=1", "GOTRACEBACK=none"}, Dir: "/",
+		// The Go runtime must not look at the control groups of the host, which takes descriptors.
+		Env: []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOTRACEBACK=none"}, Dir: "/",
 		Stdin: itsIn, Stdout: itsOut, Stderr: s.says, ExtraFiles: []*os.File{cfg.Root},
 	}
 	if err := s.cmd.Start(); err != nil {
@@ -99,6 +100,9 @@ func (s *Session) end() {
 	defer late.Stop()
 	_ = s.cmd.Wait() // how it ended no longer matters
 }
+
+// Pid is the ID of the session's process.
+func (s *Session) Pid() int { return s.cmd.Process.Pid }
 
 // Do makes one call that has no content.
 func (s *Session) Do(req worker.Request) (worker.Answer, error) {

@@ -7,8 +7,8 @@ import (
 	"boxgate/policy"
 )
 
-// perBox is how many sessions a box has at a time.
-const perBox = 8
+// PerBox is how many sessions a box has at a time.
+const PerBox = 8
 
 // Turns bounds the sessions of each box. The zero value is ready.
 type Turns struct {
@@ -29,7 +29,7 @@ func (t *Turns) Take(ctx context.Context, id policy.BoxID) (done func(), err err
 	}
 	b := t.boxes[id]
 	if b == nil {
-		b = &turns{free: make(chan struct{}, perBox)}
+		b = &turns{free: make(chan struct{}, PerBox)}
 		t.boxes[id] = b
 	}
 	b.users++

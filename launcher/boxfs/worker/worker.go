@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"syscall"
@@ -47,6 +48,9 @@ func run() int {
 // enter leaves everything of the host behind but the streams: the root, the user and groups, the capabilities. Its order
 // matters, for each step needs what a later one gives away.
 func enter(uid, gid int) error {
+	if err := unix.CloseRange(rootFD+1, math.MaxInt32, 0); err != nil { // what the gateway was started with, if anything
+		return err
+	}
 	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: 256} {
 		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
 			return err

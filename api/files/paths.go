@@ -1,0 +1,38 @@
+package files
+
+import (
+	"path"
+	"strings"
+	"unicode/utf8"
+
+	"boxgate/api/problem"
+)
+
+// Workspace is the directory that relative paths are below.
+const Workspace = "/workspace/home"
+
+// maxPath is the longest path that the kernel takes.
+const maxPath = 4095
+
+// resolve makes a path absolute. It leaves ".." to the box: what comes before may be a link. An empty path is the
+// workspace where empty is accepted.
+func resolve(name, text string, empty bool) (string, error) {
+	switch {
+	case text == "" && empty:
+		return Workspace, nil
+	case text == "":
+		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", Workspace)
+	case strings.ContainsRune(text, 0):
+		return "", problem.Invalid("/"+name, "must not hold NUL")
+	}
+	if !strings.HasPrefix(text, "/") {
+		text = Workspace + "/" + text
+	}
+	if len(text) > maxPath {
+		return "", problem.Invalid("/"+name, "has %d bytes; the limit is %d", len(text), maxPath)
+	}
+	return text, nil
+}
+
+// shown is a path as answers show it.
+func shown(text string) string { return strings.ToValidUTF8(path.Clean(text), string(utf8.RuneError)) }

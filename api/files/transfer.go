@@ -1,0 +1,200 @@
+package files
+
+import (
+	"errors"
+	"io"
+	"math"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+)
+
+const (
+	tarMedia = "application/x-tar"
+	// idleTime is how long a transfer may stand still.
+	idleTime = 2 * time.Minute
+	// maxUploads is how many files one upload holds.
+	maxUploads = 10_000
+	// skippedTrailer says how many files an archive lacks.
+	skippedTrailer = "X-Boxgate-Skipped"
+)
+
+// uploadForm is the form of an upload. The n-th of paths belongs to the n-th of files, and comes before it.
+type uploadForm struct {
+	Paths []string `json:"paths" doc:"where to write each file: absolute, or below /workspace/home"`
+	Files []string `json:"files" doc:"the files" format:"binary"`
+}
+
+type uploadView struct {
+	Files []pathView `json:"files"`
+}
+
+func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	r.Body = steady(w, r)
+	form, err := r.MultipartReader()
+	if err != nil {
+		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a form; send Content-Type: multipart/form-data")
+	}
+	return e.with(r, func(files Files) (rest.Reply, error) {
+		view := uploadView{Files: []pathView{}}
+		for {
+			path, part, err := nextFile(form)
+			if errors.Is(err, io.EOF) {
+				return rest.Reply{Body: view}, nil
+			}
+			if err == nil && len(view.Files) == maxUploads {
+				err = problem.Refuse(http.StatusRequestEntityTooLarge, "one upload holds at most %d files", maxUploads)
+			}
+			if err == nil {
+				err = files.Write(path, 0, part)
+			}
+			if err != nil {
+				return rest.Reply{}, incomplete(err)
+			}
+			view.Files = append(view.Files, pathView{shown(path)})
+		}
+	})
+}
+
+// nextFile returns the next file of a form, with its path. At the end of the form it returns io.EOF.
+func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
+	part, err := form.NextPart()
+	if err != nil {
+		return "", nil, err
+	}
+	if part.FormName() != "paths" {
+		return "", nil, problem.Invalid("/paths", "each part files needs a part paths before it, which says where to write it")
+	}
+	text, err := io.ReadAll(io.LimitReader(part, maxPath+1))
+	if err != nil {
+		return "", nil, err
+	}
+	path, err := resolve("paths", string(text), false)
+	if err != nil {
+		return "", nil, err
+	}
+	part, err = form.NextPart()
+	if errors.Is(err, io.EOF) || err == nil && part.FormName() != "files" {
+		return "", nil, problem.Invalid("/files", "each part paths needs a part files after it, which is the file")
+	}
+	return path, part, err
+}
+
+// incomplete says what is wrong with a body that ends too early, or is no form or archive.
+func incomplete(err error) error {
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return problem.Refuse(http.StatusBadRequest, "the body is incomplete")
+	case strings.HasPrefix(err.Error(), "multipart:"):
+		return problem.Refuse(http.StatusBadRequest, "the form cannot be read")
+	}
+	return err
+}
+
+// unpack is POST unpack: a tar archive, as a folder of files.
+func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	dir, err := folder(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != tarMedia {
+		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a tar archive; send Content-Type: %s", tarMedia)
+	}
+	body := steady(w, r)
+	return e.change(r, dir, func(files Files) error { return incomplete(files.Unpack(dir, body)) })
+}
+
+// download is GET download: a file as it is, a folder as a tar archive.
+func (e *Endpoints) download(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	path, err := folder(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.with(r, func(files Files) (rest.Reply, error) {
+		info, err := files.Stat(path, true)
+		if err != nil {
+			return rest.Reply{}, err
+		}
+		if info.IsDir {
+			return e.downloadFolder(w, files, path)
+		}
+		return e.downloadFile(w, files, path)
+	})
+}
+
+// downloadFile sends as many bytes as the file has when it is opened. If there turn out to be fewer, the connection is
+// closed: the client must not take the answer for the file.
+func (e *Endpoints) downloadFile(w http.ResponseWriter, files Files, path string) (rest.Reply, error) {
+	info, content, err := files.Read(path, 0, math.MaxInt64)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if info.Size > 0 { // files of /proc have no size, and content
+		w.Header().Set("Content-Length", strconv.FormatInt(info.Size, 10))
+		content = io.LimitReader(content, info.Size)
+	}
+	w.WriteHeader(http.StatusOK)
+	n, err := io.CopyBuffer(steadyWriter{w, http.NewResponseController(w)}, content, make([]byte, 128<<10))
+	if err != nil || n < info.Size {
+		panic(http.ErrAbortHandler)
+	}
+	return rest.Reply{Written: true}, nil
+}
+
+func (e *Endpoints) downloadFolder(w http.ResponseWriter, files Files, path string) (rest.Reply, error) {
+	archive, skipped, err := files.Pack(path)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	w.Header().Set("Content-Type", tarMedia)
+	w.Header().Set("Trailer", skippedTrailer)
+	w.WriteHeader(http.StatusOK)
+	_, err = io.CopyBuffer(steadyWriter{w, http.NewResponseController(w)}, archive, make([]byte, 128<<10))
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	n, err := skipped()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set(skippedTrailer, strconv.Itoa(n))
+	return rest.Reply{Written: true}, nil
+}
+
+// steady returns the body of a request, which may be of any length but not stand still.
+func steady(w http.ResponseWriter, r *http.Request) io.ReadCloser {
+	return &steadyReader{r.Body, http.NewResponseController(w)}
+}
+
+type steadyReader struct {
+	io.ReadCloser
+	rc *http.ResponseController
+}
+
+// Read reads within a deadline; where deadlines are not supported (a test recorder), without.
+func (s *steadyReader) Read(b []byte) (int, error) {
+	_ = s.rc.SetReadDeadline(time.Now().Add(idleTime))
+	n, err := s.ReadCloser.Read(b)
+	_ = s.rc.SetReadDeadline(time.Time{})
+	return n, err
+}
+
+type steadyWriter struct {
+	w  io.Writer
+	rc *http.ResponseController
+}
+
+// Write writes within a deadline.
+func (s steadyWriter) Write(b []byte) (int, error) {
+	_ = s.rc.SetWriteDeadline(time.Now().Add(idleTime))
+	n, err := s.w.Write(b)
+	_ = s.rc.SetWriteDeadline(time.Time{})
+	return n, err
+}

@@ -1,0 +1,138 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"syscall"
+
+	"boxgate/api"
+	apifiles "boxgate/api/files"
+	"boxgate/launcher"
+	"boxgate/launcher/boxfs"
+	"boxgate/launcher/boxfs/worker"
+	"boxgate/policy"
+)
+
+// files opens the files of boxes.
+type files struct {
+	usage     *usage
+	sandboxes sandboxes
+}
+
+// OpenFiles implements [apifiles.Host].
+func (f *files) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.Files, error) {
+	_, done, err := f.usage.use(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	session, end, err := f.sandboxes.OpenFiles(ctx, id)
+	switch {
+	case err == nil:
+		return &boxFiles{session, func() { end(); done() }}, nil
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case errors.Is(err, launcher.ErrNoFiles):
+		err = api.Errorf(api.ErrNotSupported, "with this OCI runtime the files of a box are not in a file system of the host; read and write them with exec")
+	default:
+		err = api.Errorf(api.ErrUnavailable, "the files of the box cannot be reached: %w", err)
+	}
+	done()
+	return nil, err
+}
+
+// boxFiles are the files of a box that is held awake.
+type boxFiles struct {
+	session *boxfs.Session
+	close   func()
+}
+
+func (b *boxFiles) Close() { b.close() }
+
+func (b *boxFiles) Stat(path string, follow bool) (apifiles.Info, error) {
+	a, err := b.session.Do(worker.Request{Op: worker.OpStat, Path: []byte(path), Follow: follow})
+	if err != nil || a.Info == nil {
+		return apifiles.Info{}, fileError(path, err)
+	}
+	return apifiles.Info(*a.Info), nil
+}
+
+func (b *boxFiles) List(path string, most int) (infos []apifiles.Info, more bool, err error) {
+	a, err := b.session.Do(worker.Request{Op: worker.OpList, Path: []byte(path), Most: most})
+	for _, info := range a.Entries {
+		infos = append(infos, apifiles.Info(info))
+	}
+	return infos, a.Truncated, fileError(path, err)
+}
+
+func (b *boxFiles) Read(path string, offset, length int64) (apifiles.Info, io.Reader, error) {
+	info, content, err := b.session.Read(path, offset, length)
+	return apifiles.Info(info), content, fileError(path, err)
+}
+
+func (b *boxFiles) Write(path string, mode uint32, content io.Reader) error {
+	return fileError(path, b.session.Send(worker.Request{Op: worker.OpWrite, Path: []byte(path), Mode: mode}, content))
+}
+
+func (b *boxFiles) MakeDir(path string, parents bool) error {
+	return b.do(worker.Request{Op: worker.OpMakeDir, Path: []byte(path), Parents: parents})
+}
+
+func (b *boxFiles) Rename(from, to string) error {
+	return b.do(worker.Request{Op: worker.OpRename, Path: []byte(from), To: []byte(to)})
+}
+
+func (b *boxFiles) Remove(path string, recursive bool) error {
+	return b.do(worker.Request{Op: worker.OpRemove, Path: []byte(path), Recursive: recursive})
+}
+
+func (b *boxFiles) do(req worker.Request) error {
+	_, err := b.session.Do(req)
+	return fileError(string(req.Path), err)
+}
+
+func (b *boxFiles) Pack(path string) (io.Reader, func() (int, error), error) {
+	archive, err := b.session.Pack(path)
+	return archive, b.session.Skipped, fileError(path, err)
+}
+
+func (b *boxFiles) Unpack(path string, archive io.Reader) error {
+	return fileError(path, b.session.Send(worker.Request{Op: worker.OpUnpack, Path: []byte(path)}, archive))
+}
+
+// fileError shows why something could not be done to a file. Errors that are not of a file stay as they are.
+func fileError(path string, err error) error {
+	failed, ok := errors.AsType[*worker.Failure](err)
+	if !ok {
+		return err
+	}
+	kind := api.ErrConflict
+	switch {
+	case errors.Is(failed, fs.ErrNotExist):
+		kind = api.ErrNotFound
+	case errors.Is(failed, fs.ErrPermission), errors.Is(failed, syscall.EROFS):
+		kind = api.ErrForbidden
+	case errors.Is(failed, syscall.ENOSPC), errors.Is(failed, syscall.EDQUOT):
+		kind = api.ErrFull
+	case errors.Is(failed, syscall.ENAMETOOLONG), errors.Is(failed, syscall.EINVAL):
+		return &policy.InvalidError{Problems: []policy.Problem{{Message: clip(path) + ": " + failed.Message}}}
+	}
+	return api.Errorf(kind, "%s: %s%s", clip(path), failed.Message, remedies[failed.Errno])
+}
+
+// remedies say what to do about an error whose name does not.
+var remedies = map[syscall.Errno]string{
+	syscall.EISDIR:    ": name a file, or list the directory",
+	syscall.ENOTEMPTY: ": set recursive to remove it with everything in it",
+	syscall.EXDEV:     ": the paths are on different file systems of the box; copy the file and remove the old one",
+	syscall.ENOSPC:    ": the box has no room for it",
+}
+
+// clip shortens a path for a message, and shows bytes that are not text as U+FFFD.
+func clip(path string) string {
+	if len(path) > 200 {
+		path = path[:200] + "…"
+	}
+	return string([]rune(path))
+}
