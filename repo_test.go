@@ -124,6 +124,7 @@ host: policy audit config preflight firewall dns proxy certs ingress launcher la
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: config api
+cmd/gateway/command/copying:
 e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
 e2e: policy audit config host certs launcher launcher/launchertest api store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
 `)

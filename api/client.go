@@ -82,23 +82,37 @@ func (c *Client) Get(ctx context.Context, path string, out any) error {
 }
 
 func (c *Client) send(ctx context.Context, method, path string, in any, header http.Header) (*http.Response, error) {
-	var body io.Reader
-	if in != nil {
-		data, err := json.Marshal(in)
-		if err != nil {
-			return nil, err
-		}
-		body = bytes.NewReader(data)
+	if in == nil {
+		return c.sendBody(ctx, method, path, nil, header)
 	}
+	data, err := json.Marshal(in)
+	if err != nil {
+		return nil, err
+	}
+	header = header.Clone()
+	if header == nil {
+		header = http.Header{}
+	}
+	header.Set("Content-Type", "application/json")
+	return c.sendBody(ctx, method, path, bytes.NewReader(data), header)
+}
+
+// Stream sends a body of that media type (nil: none) as it comes, and returns an answer whose body is still to be read.
+func (c *Client) Stream(ctx context.Context, method, path, media string, body io.Reader) (*http.Response, error) {
+	header := http.Header{}
+	if media != "" {
+		header.Set("Content-Type", media)
+	}
+	return c.sendBody(ctx, method, path, body, header)
+}
+
+func (c *Client) sendBody(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
 	}
 	for name, values := range header {
 		req.Header[name] = values
-	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
 	}
 	req.Header.Set("X-Box-Api-Key", c.key)
 	resp, err := c.http.Do(req)

@@ -33,7 +33,10 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 		done()
 		return nil, nil, err
 	}
-	return s, func() { s.Close(); done() }, nil
+	return s, func() {
+		s.Close()
+		go func() { <-s.Ended(); done() }()
+	}, nil
 }
 
 func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, error) {

@@ -1,6 +1,8 @@
 package launcher
 
 import (
+	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -339,5 +341,55 @@ func TestSessionEndsWithItsContext(t *testing.T) {
 	}
 	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err == nil {
 		t.Error("a session goes on after content that broke off")
+	}
+}
+
+// TestArchives: a directory comes back as it was, and an archive makes nothing outside of the folder.
+func TestArchives(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	sh(t, l, id, `mkdir -p from/sub from/sealed from/empty; echo run > from/sub/tool; chmod 755 from/sub/tool; ln -s /etc/hostname from/link
+		echo in > from/sealed/in; chmod 500 from/sealed; mkfifo from/pipe; echo secret > from/unreadable; chmod 0 from/unreadable`)
+	s := openFiles(t, l, id)
+	archive, err := s.Pack("/workspace/home/from/sub/..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Skipped(); n != 2 || err != nil {
+		t.Errorf("%d skipped, %v", n, err)
+	}
+	for range 2 { // the second time over what is there
+		if err := s.Send(worker.Request{Op: worker.OpUnpack, Path: []byte("/workspace/home/to")}, bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, l, id, ExecSpec{Args: []string{"chmod", "700", "to/sealed"}})
+	}
+	got := sh(t, l, id, `cd to; find . | sort | tr '\n' ' '; readlink link; stat -c %a sub/tool; cat sub/tool sealed/in`)
+	if got.out != ". ./empty ./link ./sealed ./sealed/in ./sub ./sub/tool /etc/hostname\n755\nrun\nin\n" {
+		t.Errorf("%+v", got)
+	}
+	for _, name := range []string{"../out", "/tmp/out", "a/../../out", ""} {
+		var evil bytes.Buffer
+		w := tar.NewWriter(&evil)
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		s, done, err := l.OpenFiles(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(worker.Request{Op: worker.OpUnpack, Path: []byte("/workspace/home/to")}, &evil); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%q in an archive: %v", name, err)
+		}
+		done()
+	}
+	if got := sh(t, l, id, "ls /tmp /workspace/home"); got.out != "/tmp:\n\n/workspace/home:\nfrom\nto\n" {
+		t.Errorf("%+v", got)
 	}
 }

@@ -89,6 +89,7 @@ func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 // incomplete says what is wrong with a body that ends too early, or is no form or archive.
 func incomplete(err error) error {
 	switch {
+	case err == nil:
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return problem.Refuse(http.StatusBadRequest, "the body is incomplete")
 	case strings.HasPrefix(err.Error(), "multipart:"):

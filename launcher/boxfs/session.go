@@ -32,9 +32,10 @@ type Session struct {
 	cmd   *exec.Cmd
 	in    *os.File // our end of the worker's standard input
 	out   *os.File
-	says  *tail
+	says  *head
 	stop  func() bool
 	close func()
+	ended chan struct{}
 }
 
 // closeTime is how long a worker may take to clean up after a request that was cut short.
@@ -42,7 +43,7 @@ const closeTime = 5 * time.Second
 
 // Open starts a session.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	s := &Session{ctx: ctx, says: &tail{}}
+	s := &Session{ctx: ctx, says: &head{}, ended: make(chan struct{})}
 	s.close = sync.OnceFunc(s.end)
 	if err := s.start(cfg); err != nil {
 		return nil, fmt.Errorf("the process that works on the box's files cannot be started: %w", err)
@@ -88,17 +89,30 @@ func (s *Session) hangUp() {
 	s.out.Close()
 }
 
-// Close ends the session and waits until its process is gone.
+// Close ends the session and waits until its process is gone. It does not wait for one that is frozen, which ends when
+// the box is thawed; Ended is closed then.
 func (s *Session) Close() { s.close() }
+
+// Ended is closed once the process of the session is gone, after Close.
+func (s *Session) Ended() <-chan struct{} { return s.ended }
 
 func (s *Session) end() {
 	if s.stop != nil {
 		s.stop()
 	}
 	s.hangUp()
-	late := time.AfterFunc(closeTime, func() { _ = s.cmd.Process.Kill() })
-	defer late.Stop()
-	_ = s.cmd.Wait() // how it ended no longer matters
+	go func() {
+		defer close(s.ended)
+		_ = s.cmd.Wait() // how it ended no longer matters
+	}()
+	for _, step := range []func(){func() { _ = s.cmd.Process.Kill() }, func() {}} {
+		select {
+		case <-s.ended:
+			return
+		case <-time.After(closeTime):
+			step()
+		}
+	}
 }
 
 // Pid is the ID of the session's process.
@@ -193,24 +207,23 @@ func (s *Session) broken(err error) error {
 		return context.Cause(s.ctx)
 	}
 	s.Close()
-	return fmt.Errorf("the process that works on the box's files ended (%v): %w: %s", s.cmd.ProcessState, err, s.says)
+	return fmt.Errorf("the process that works on the box's files ended: %w: %s", err, s.says)
 }
 
-// tail keeps the last of what a worker writes to its standard error.
-type tail struct {
+// head keeps the beginning of what a worker writes to its standard error.
+type head struct {
 	mu   sync.Mutex
 	text []byte
 }
 
-func (t *tail) Write(b []byte) (int, error) {
+func (t *head) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.text = append(t.text, b...)
-	t.text = t.text[max(0, len(t.text)-1000):]
+	t.text = append(t.text, b[:min(len(b), 1000-len(t.text))]...)
 	return len(b), nil
 }
 
-func (t *tail) String() string {
+func (t *head) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.ToValidUTF8(string(t.text), "?")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"strconv"
 	"syscall"
@@ -48,7 +47,7 @@ func run() int {
 // enter leaves everything of the host behind but the streams: the root, the user and groups, the capabilities. Its order
 // matters, for each step needs what a later one gives away.
 func enter(uid, gid int) error {
-	if err := unix.CloseRange(rootFD+1, math.MaxInt32, 0); err != nil { // what the gateway was started with, if anything
+	if err := closeInherited(); err != nil {
 		return err
 	}
 	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: 256} {
@@ -70,6 +69,25 @@ func enter(uid, gid int) error {
 	}
 	syscall.Umask(0o022)
 	return powerless()
+}
+
+// closeInherited closes the descriptors that the gateway was started with and this process inherited, if any. Those of
+// the Go runtime are marked to be closed on exec, which inherited ones are not.
+func closeInherited() error {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, entry := range open {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil || fd <= rootFD {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			unix.Close(fd)
+		}
+	}
+	return nil
 }
 
 // enterRoot makes the box's root the root of this process.

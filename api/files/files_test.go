@@ -1,0 +1,168 @@
+package files
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// oneFile is a Host with a box that has one file, which ends early if cut is set.
+type oneFile struct {
+	Files
+	content string
+	cut     bool
+	written map[string]string
+	closed  int
+}
+
+func (h *oneFile) Box(context.Context, string) (api.Box, error) { return api.Box{ID: "b"}, nil }
+func (h *oneFile) OpenFiles(context.Context, policy.BoxID) (Files, error) {
+	return h, nil
+}
+func (h *oneFile) Close() { h.closed++ }
+
+func (h *oneFile) Stat(string, bool) (Info, error) {
+	return Info{Type: "file", Size: int64(len(h.content))}, nil
+}
+
+func (h *oneFile) Read(_ string, offset, length int64) (Info, io.Reader, error) {
+	content := h.content[min(offset, int64(len(h.content))):]
+	var r io.Reader = strings.NewReader(content)
+	if h.cut {
+		r = io.MultiReader(strings.NewReader(content[:len(content)/2]), failing{})
+	}
+	return Info{Type: "file", Size: int64(len(h.content))}, io.LimitReader(r, length), nil
+}
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func (h *oneFile) Write(path string, _ uint32, content io.Reader) error {
+	data, err := io.ReadAll(content)
+	if err == nil {
+		h.written[path] = string(data)
+	}
+	return err
+}
+
+func serve(t *testing.T, h *oneFile) *httptest.Server {
+	t.Helper()
+	e := &Endpoints{Host: h, Bodies: strict.Bodies{Most: 1 << 20}, MaxRead: 10}
+	mux := http.NewServeMux()
+	for _, rt := range e.Routes() {
+		mux.Handle(rt.Pattern(), rest.Answerer{Log: zap.NewNop()}.Serve(rt))
+	}
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func answer(t *testing.T, resp *http.Response, err error) (int, string) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, strings.TrimSpace(string(data))
+}
+
+func TestReadIsBounded(t *testing.T) {
+	t.Parallel()
+	h := &oneFile{content: "0123456789ab\xff"}
+	s := serve(t, h)
+	for query, want := range map[string]string{
+		"path=f":                                    `413 {"error":"the file has 13 bytes; one call reads at most 10: read ranges with offset and length, or get it from files/download"}`,
+		"path=f&offset=5":                           `200 {"content":"56789ab` + "\uFFFD" + `","size":13}`,
+		"path=f&offset=1&length=3":                  `200 {"content":"123","size":13}`,
+		"path=f&length=0":                           `200 {"content":"","size":13}`,
+		"path=f&offset=99&length=3":                 `200 {"content":"","size":13}`,
+		"path=f&offset=11&length=2&encoding=base64": `200 {"content":"Yv8=","encoding":"base64","size":13}`,
+		"path=f&length=11":                          `422 {"error":"/length: is larger than 10`,
+		"path=f&encoding=hex":                       `422 {"error":"/encoding: must be`,
+		"path=f&offset=-1":                          `422 `,
+		"path=%00":                                  `422 {"error":"/path: must not hold NUL"`,
+		"":                                          `422 {"error":"/path: is missing`,
+	} {
+		resp, err := http.Get(s.URL + "/v2/box/b/files/read?" + query)
+		_, body := answer(t, resp, err)
+		if got := resp.Status[:3] + " " + body; !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", query, got, want)
+		}
+	}
+}
+
+// TestDownloadThatBreaksOffIsSeen: a client does not take half of a file for the file.
+func TestDownloadThatBreaksOffIsSeen(t *testing.T) {
+	t.Parallel()
+	s := serve(t, &oneFile{content: strings.Repeat("x", 1000), cut: true})
+	resp, err := http.Get(s.URL + "/v2/box/b/files/download?folder=f")
+	if err != nil {
+		return // not even the header came
+	}
+	defer resp.Body.Close()
+	if data, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%d bytes, %v", len(data), err)
+	}
+}
+
+func TestUploadForms(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		parts []string // name=content
+		want  string
+	}{
+		"as the SDK sends it": {[]string{"paths=/a", "files=1", "paths=b", "files=2"}, `200 {"files":[{"path":"/a"},{"path":"/workspace/home/b"}]}`},
+		"nothing":             {nil, `200 {"files":[]}`},
+		"a file alone":        {[]string{"files=1"}, `422 {"error":"/paths: each part files needs a part paths before it`},
+		"a path alone":        {[]string{"paths=/a"}, `422 {"error":"/files: each part paths needs a part files after it`},
+		"two paths":           {[]string{"paths=/a", "paths=/b", "files=1", "files=2"}, `422 {"error":"/files: `},
+		"another part":        {[]string{"mode=7"}, `422 {"error":"/paths: `},
+		"no path":             {[]string{"paths=", "files=1"}, `422 {"error":"/paths: is missing`},
+		"a long path":         {[]string{"paths=" + strings.Repeat("n", 5000), "files=1"}, `422 {"error":"/paths: has `},
+	} {
+		h := &oneFile{written: map[string]string{}}
+		s := serve(t, h)
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body)
+		for _, part := range c.parts {
+			field, content, _ := strings.Cut(part, "=")
+			if err := form.WriteField(field, content); err != nil {
+				t.Fatal(err)
+			}
+		}
+		form.Close()
+		resp, err := http.Post(s.URL+"/v2/box/b/files/upload", form.FormDataContentType(), &body)
+		if _, text := answer(t, resp, err); !strings.HasPrefix(resp.Status[:3]+" "+text, c.want) {
+			t.Errorf("%s: %s %s", name, resp.Status, text)
+		}
+		if h.closed != 1 {
+			t.Errorf("%s: closed %d times", name, h.closed)
+		}
+	}
+	resp, err := http.Post(serve(t, &oneFile{}).URL+"/v2/box/b/files/upload", "multipart/form-data; boundary=x", strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"paths\"\r\n\r\n/a"))
+	if code, text := answer(t, resp, err); code != http.StatusBadRequest {
+		t.Errorf("half a form: %d %s", code, text)
+	}
+	if err := incomplete(problem.Refuse(409, "x")); err.Error() != "x" {
+		t.Error(err)
+	}
+}

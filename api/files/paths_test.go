@@ -1,0 +1,29 @@
+package files
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// FuzzResolve: a path that is accepted is absolute, ends as it was written, and the kernel can take it.
+func FuzzResolve(f *testing.F) {
+	for _, path := range []string{"", "a", "/etc/passwd", "../../etc", "a//b/./c/", "\xff\x00", strings.Repeat("n/", 3000), "/"} {
+		f.Add(path)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := resolve("path", text, false)
+		if err != nil {
+			return
+		}
+		if !strings.HasPrefix(got, "/") || !strings.HasSuffix(got, text) || len(got) > maxPath || strings.ContainsRune(got, 0) {
+			t.Errorf("%q became %q", text, got)
+		}
+		if !strings.HasPrefix(text, "/") && !strings.HasPrefix(got, Workspace+"/") {
+			t.Errorf("%q became %q", text, got)
+		}
+		if !utf8.ValidString(shown(got)) {
+			t.Errorf("%q is shown as %q", got, shown(got))
+		}
+	})
+}
