@@ -16,11 +16,13 @@ PEERS_DIR  ?= /var/lib/boxgate/peers
 BASE       ?=
 BENCHFLAGS ?=
 
+RUNSC_DIR   := /var/lib/boxgate/gvisor
+RUNSC       := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker nameserver demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker nameserver runsc demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -49,10 +51,15 @@ nameserver: ## unpack the nameserver of one test, without installing it
 docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
 
+runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runtimes (about two minutes)
+	@mkdir -p $(RUNSC_DIR)
+	GOBIN=$(RUNSC_DIR) GOFLAGS=-trimpath CGO_ENABLED=0 $(GO) install -ldflags '-s -w' $(RUNSC)
+
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
 test: image docker nameserver visitors ## run every test, the kernel ones included
+	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
 
 mutants: image docker nameserver visitors ## take away each protection in turn, and demand that its tests notice

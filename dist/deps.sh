@@ -4,7 +4,7 @@ set -euo pipefail
 
 # command that must exist, and the package that brings it
 needs=(
-  nft:nftables ip:iproute2 runc:runc mmdebstrap:mmdebstrap curl:curl openssl:openssl git:git
+  nft:nftables ip:iproute2 runc:runc crun:crun mmdebstrap:mmdebstrap curl:curl openssl:openssl git:git
   python3:python3 node:nodejs npm:npm gcc:gcc ping:iputils-ping ssh:openssh-client
 )
 missing=()

@@ -73,9 +73,6 @@ func (b *box) gone() error {
 // connected reports whether the box has its network. The caller holds b.mu.
 func (b *box) connected() bool { return b.Policy.Load() != nil }
 
-// hasGuestStack reports whether the box is a sandbox that speaks on its interface with a network stack of its own.
-func (b *box) hasGuestStack() bool { return b.attached != nil && b.attached.Stack == api.StackGuest }
-
 func (b *box) policyState() api.PolicyState {
 	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.warnings()}
 }

@@ -167,7 +167,7 @@ func (p *provisioning) findNamespace(context.Context) (err error) {
 // makeReachable lets public URLs reach what listens on the box's loopback. The namespace of a sandbox with a network stack of
 // its own is not the sandbox's network: only the box's address leads into that.
 func (p *provisioning) makeReachable(context.Context) error {
-	if p.box.hasGuestStack() {
+	if p.sandboxes.hasGuestStack(p.box) {
 		return nil
 	}
 	p.undo.add(func(context.Context) error { p.urls.reach.Remove(p.box.ID); return nil })
@@ -188,7 +188,7 @@ func (p *provisioning) connect(ctx context.Context) error {
 
 // at is where the box gets its interface.
 func (p *provisioning) at() enforce.Interface {
-	return enforce.Interface{NetNS: p.netns, GuestStack: p.box.hasGuestStack()}
+	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.hasGuestStack(p.box)}
 }
 
 // await waits until no first packet of the box would be lost.

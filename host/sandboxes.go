@@ -26,6 +26,14 @@ func (s sandboxes) namespace(ctx context.Context, b *box) (string, error) {
 	return namespaceOf(status)
 }
 
+// hasGuestStack reports whether a box is a sandbox that speaks on its interface with a network stack of its own.
+func (s sandboxes) hasGuestStack(b *box) bool {
+	if b.attached != nil {
+		return b.attached.Stack == api.StackGuest
+	}
+	return s.HasOwnStack()
+}
+
 // namespaceOf is the path of the network namespace of a launched box that runs.
 func namespaceOf(status launcher.Status) (string, error) {
 	if status.State == launcher.StateError || status.State == launcher.StateCreating {

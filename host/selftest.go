@@ -82,7 +82,7 @@ func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config
 		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
 		GatewayV4: s.addrs.GatewayV4, GatewayV6: s.addrs.GatewayV6, SinkV4: s.addrs.SinkV4, SinkV6: s.addrs.SinkV6,
 		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: s.listeners.closedToBoxes(),
-		AnotherV4: v4, AnotherV6: v6, DenyPage: s.cfg.Proxy.Deny == "page", GuestStack: b.hasGuestStack(),
+		AnotherV4: v4, AnotherV6: v6, DenyPage: s.cfg.Proxy.Deny == "page", GuestStack: s.sandboxes.hasGuestStack(b),
 		Events: func(ctx context.Context) <-chan audit.Event {
 			return s.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
 		},

@@ -143,7 +143,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err := l.runtimeExec(startCtx, r.ID, lim, files, branch, streams); err != nil {
 		return nil, l.explainExec(ctx, r.ID, p.Args[0], runtimeError(files.log, err))
 	}
-	c, err := adopt(files.pid, branch)
+	c, err := l.adopt(r.ID, files, branch)
 	if err != nil || console == nil {
 		return c, err
 	}
@@ -160,6 +160,31 @@ func endedContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
+}
+
+// adopt takes charge of the process that the runtime has started.
+func (l *Launcher) adopt(id policy.BoxID, files execFiles, branch *cgroup.Branch) (*Command, error) {
+	if l.HasOwnStack() {
+		return l.adoptGuest(id, files)
+	}
+	return adopt(files.pid, branch)
+}
+
+// adoptGuest takes charge of a process of the runtime that stands for one in a kernel of its own.
+func (l *Launcher) adoptGuest(id policy.BoxID, files execFiles) (*Command, error) {
+	pid, err := readPid(files.pid)
+	if err != nil {
+		return nil, err
+	}
+	inner, err := readPid(files.inner)
+	if err != nil {
+		return nil, err
+	}
+	proc, err := process.Adopt(pid, guest{l, id, inner})
+	if err != nil {
+		return nil, err
+	}
+	return &Command{proc: proc, inner: inner}, nil
 }
 
 // adopt takes charge of the process whose ID the runtime has written to a file.
@@ -206,10 +231,10 @@ func (l *Launcher) branchDialect() cgroup.Dialect {
 }
 
 // execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, the
-// runtime's log, and the socket for the command's terminal, which is there if it is to have one.
+// runtime's log, the socket for the command's terminal, which is there if it is to have one, and its ID in a kernel of its own.
 type execFiles struct {
-	process, pid, log, console string
-	terminal                   bool
+	process, pid, log, console, inner string
+	terminal                          bool
 }
 
 // newExecFiles writes the process to start where only we and the runtime can read it.
@@ -219,7 +244,10 @@ func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles,
 		return execFiles{}, nil, err
 	}
 	remove = func() { _ = os.RemoveAll(dir) }
-	files := execFiles{filepath.Join(dir, "process.json"), filepath.Join(dir, "pid"), filepath.Join(dir, "log"), filepath.Join(dir, "tty"), p.Terminal}
+	files := execFiles{
+		process: filepath.Join(dir, "process.json"), pid: filepath.Join(dir, "pid"), log: filepath.Join(dir, "log"),
+		console: filepath.Join(dir, "tty"), inner: filepath.Join(dir, "inner"), terminal: p.Terminal,
+	}
 	data, err := json.Marshal(p)
 	if err == nil {
 		err = os.WriteFile(files.process, data, 0o600)
@@ -239,9 +267,12 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	if files.terminal {
 		args = append(args, "--console-socket", files.console)
 	}
+	if l.HasOwnStack() {
+		args = append(args, "--internal-pid-file", files.inner)
+	}
 	cmd := l.runtimeCommand(ctx, files.log, append(args, string(id))...)
 	streams.Connect(cmd)
-	err := container.StartLimited(cmd, lim)
+	err := l.startLimited(cmd, lim)
 	streams.CloseFar() // only then do our ends notice that the command has closed its own
 	if err != nil {
 		return err

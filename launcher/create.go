@@ -151,8 +151,12 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs) error {
 	if err != nil {
 		return err
 	}
+	userNS := l.dirs.userPin(id)
+	if l.HasOwnStack() {
+		userNS = "" // it has one made, since it cannot enter one
+	}
 	config, err := container.Box{
-		Root: l.dirs.rootMount(id), Init: furnish.InitPath, UserNS: l.dirs.userPin(id), NetNS: l.dirs.pin(id), Cgroup: string(l.cgroup(id)),
+		Root: l.dirs.rootMount(id), Init: furnish.InitPath, UserNS: userNS, NetNS: l.dirs.pin(id), Cgroup: string(l.cgroup(id)),
 		Hostname: spec.hostname(), IDs: ids.Mapping(), Limits: lim,
 	}.Config()
 	if err != nil {
@@ -175,7 +179,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	logFile := filepath.Join(l.dirs.box(id), "runtime.log")
 	pidFile := filepath.Join(l.dirs.box(id), "pid")
 	create := l.runtimeCommand(ctx, logFile, "create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile, string(id))
-	if err = container.StartLimited(create, lim); err == nil {
+	if err = l.startLimited(create, lim); err == nil {
 		err = create.Wait()
 	}
 	if err != nil {

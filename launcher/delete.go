@@ -78,7 +78,7 @@ func (l *Launcher) removePins(id policy.BoxID) error {
 // removeContainer kills the container's processes and makes the runtime forget it. A frozen box is killed before it is
 // thawed, so that it never runs again.
 func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
-	if _, err := os.Stat(l.containerState(id)); errors.Is(err, fs.ErrNotExist) {
+	if !l.isContainer(id) {
 		return nil
 	}
 	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has ended
@@ -97,5 +97,9 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	if cerr := l.cgroup(id).Clear(ctx); cerr != nil {
 		return errors.Join(err, cerr)
 	}
-	return os.RemoveAll(l.containerState(id))
+	var errs []error
+	for _, path := range append(l.guestFiles(id), l.containerState(id)) {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	return errors.Join(errs...)
 }

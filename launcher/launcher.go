@@ -19,6 +19,7 @@ import (
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/image"
 	"boxgate/launcher/motion"
+	"boxgate/launcher/namespace"
 	"boxgate/launcher/process"
 	"boxgate/launcher/trash"
 	"boxgate/policy"
@@ -107,7 +108,7 @@ func New(cfg Config) (*Launcher, error) {
 		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},
 	}
-	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/"}
+	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
 	if err := l.dirs.make(); err != nil {
 		return nil, err
 	}
@@ -176,6 +177,7 @@ func (l *Launcher) Close() error {
 	if entries, err := os.ReadDir(l.dirs.boxes()); err != nil || len(entries) > 0 {
 		return err
 	}
+	_ = namespace.Unpin(filepath.Join(l.dirs.runtimeRoot(), guestNetNS))
 	for _, d := range []string{l.dirs.execFiles(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.attached(), l.dirs.run} {
 		_ = os.Remove(d) // what is not empty stays
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -87,7 +88,8 @@ func (l *Launcher) leftovers() (map[policy.BoxID]bool, error) {
 			return nil, err
 		}
 		for _, e := range entries {
-			if id := policy.BoxID(e.Name()); checkID(id) == nil {
+			name, _, _ := strings.Cut(e.Name(), guestMark)
+			if id := policy.BoxID(name); checkID(id) == nil && name != guestNetNS {
 				ids[id] = true
 			}
 		}

@@ -2,9 +2,7 @@ package launcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -24,7 +22,7 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	if _, err := os.Stat(l.containerState(id)); errors.Is(err, fs.ErrNotExist) {
+	if !l.isContainer(id) {
 		return l.status(r, nil), nil
 	}
 	c, err := l.runc.State(ctx, string(id))

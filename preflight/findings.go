@@ -19,7 +19,7 @@ func Check(cfg config.Config) []Finding {
 		{"root", NeedRoot()},
 		{"IPv6", needIPv6()},
 		{"control groups", needCgroups()},
-		{"runtime " + cfg.Launcher.Runtime, needTool(cfg.Launcher.Runtime)},
+		{"runtime " + cfg.Launcher.Runtime, needRuntime(cfg.Launcher.Runtime)},
 		{"image " + cfg.Launcher.Images["default"], needImage(cfg)},
 		{"overlayfs", needFilesystem("overlay")},
 		{"id-mapped mounts", needMappedMounts(cfg)},

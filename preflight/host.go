@@ -26,13 +26,6 @@ func NeedRoot() error {
 	return nil
 }
 
-func needTool(name string) error {
-	if _, err := exec.LookPath(name); err != nil {
-		return fmt.Errorf("%s is missing: apt-get install %s, or name another OCI runtime in launcher.runtime", name, name)
-	}
-	return nil
-}
-
 // needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only
 // some of the rules could be written.
 func needIPv6() error {

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"golang.org/x/sys/unix"
 
@@ -147,7 +150,7 @@ func removeLabDir(dir string) error {
 }
 
 func removeContainers(ctx context.Context, dir string) error {
-	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(dir, "state"), RunDir: RunDir(dir)})
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(dir, "state"), RunDir: RunDir(dir), Runtime: runtimeOf(dir)})
 	if err != nil {
 		return err
 	}
@@ -164,5 +167,18 @@ func removeContainers(ctx context.Context, dir string) error {
 	for _, id := range attached {
 		errs = append(errs, l.DetachNamespace(id))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.Close())...)
+}
+
+// runtimeOf is the OCI runtime of a lab's boxes; "" for the default, and for one that is not there any more.
+func runtimeOf(dir string) string {
+	var cfg struct{ Launcher struct{ Runtime string } }
+	data, err := os.ReadFile(filepath.Join(dir, configName))
+	if err != nil || yaml.Unmarshal(data, &cfg) != nil {
+		return ""
+	}
+	if _, err := exec.LookPath(cfg.Launcher.Runtime); err != nil {
+		return ""
+	}
+	return cfg.Launcher.Runtime
 }

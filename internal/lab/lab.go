@@ -78,6 +78,9 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 	return l, nil
 }
 
+// configName is the name of the configuration in a lab's directory.
+const configName = "boxgate.yaml"
+
 // writeConfig writes a configuration in which every path and address belongs to the lab.
 func (l *Lab) writeConfig(change func(*config.Config)) error {
 	ca := filepath.Join(l.Dir, "internet-ca.pem")
@@ -101,7 +104,7 @@ func (l *Lab) writeConfig(change func(*config.Config)) error {
 	if err != nil {
 		return err
 	}
-	l.Config = filepath.Join(l.Dir, "boxgate.yaml")
+	l.Config = filepath.Join(l.Dir, configName)
 	return os.WriteFile(l.Config, data, 0o600)
 }
 

@@ -30,7 +30,7 @@ const oomScore = 500
 type Box struct {
 	Root          string // where its root file system is mounted
 	Init          string // the first process, in the box
-	UserNS, NetNS string // pinned namespaces
+	UserNS, NetNS string // pinned namespaces; without a user namespace the runtime makes one
 	Cgroup        string
 	Hostname      string
 	IDs           []specs.LinuxIDMapping

@@ -32,11 +32,13 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 
 func found(what string, err error) preflight.Finding { return preflight.Finding{What: what, Err: err} }
 
-// hostError returns all findings as one error, or nil.
+// hostError returns what keeps the gateway from working as one error, or nil.
 func hostError(ctx context.Context, cfg config.Config) error {
 	var errs []error
 	for _, f := range serveFindings(ctx, cfg) {
-		errs = append(errs, f.Err)
+		if !errors.As(f.Err, new(preflight.Warning)) {
+			errs = append(errs, f.Err)
+		}
 	}
 	return errors.Join(errs...)
 }
