@@ -30,6 +30,9 @@ func answers(rt rest.Route, s *schemas) object {
 }
 
 func success(rt rest.Route, s *schemas) object {
+	if rt.Status == http.StatusSwitchingProtocols {
+		return object{"description": "The connection is a WebSocket from here on"}
+	}
 	answer := object{"description": "Done"}
 	if content := content(rt, s); content != nil {
 		answer["content"] = content

@@ -167,7 +167,7 @@ func Lacks(routes []rest.Route) []string {
 		if rt.Summary == "" || strings.HasSuffix(rt.Summary, ".") {
 			add("Summary must be a phrase without a full stop")
 		}
-		if rt.Response == nil && len(rt.Produces) == 0 && !rt.Refused {
+		if rt.Response == nil && len(rt.Produces) == 0 && !rt.Refused && rt.Status != http.StatusSwitchingProtocols {
 			add("no response type: set Response to the type of the JSON answer, or Produces to the media types of another, or Refused if every request is answered with 501")
 		}
 		for _, fault := range exampleFaults(rt) {

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"golang.org/x/net/http/httpguts"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -34,6 +36,10 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
+	if err := checkHandshake(r); err != nil {
+		w.Header().Set("Upgrade", "websocket")
+		return rest.Reply{}, err
+	}
 	if q.Session != "" {
 		return e.resume(w, r, box.ID, q)
 	}
@@ -56,6 +62,17 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	e.open.add(s, leave)
 	l.converse(s, "started", 0)
 	return rest.Reply{Written: true}, nil
+}
+
+// checkHandshake refuses a request that does not ask for a WebSocket (RFC 6455, 4.2.1), in the words of this API.
+func checkHandshake(r *http.Request) error {
+	key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key"))
+	if err == nil && len(key) == 16 && r.ProtoMajor == 1 && r.Header.Get("Sec-WebSocket-Version") == "13" &&
+		httpguts.HeaderValuesContainsToken(r.Header.Values("Connection"), "upgrade") &&
+		httpguts.HeaderValuesContainsToken(r.Header.Values("Upgrade"), "websocket") {
+		return nil
+	}
+	return problem.Refuse(http.StatusUpgradeRequired, "this endpoint is a WebSocket of version 13: connect with exec.session of the SDK or another WebSocket client; exec runs a command by a plain request")
 }
 
 // first reads the start frame and starts its command.

@@ -37,13 +37,13 @@ func New(host Host, past *history.History, bodies strict.Bodies, stopping <-chan
 
 // query are the parameters of the route.
 type query struct {
-	Session string `json:"session" doc:"the session to attach to after a broken connection, by its execId; absent: a new one"`
-	Offset  int64  `json:"offset" doc:"how many bytes of its output have arrived"`
+	Session string `json:"session,omitempty" doc:"the session to attach to after a broken connection, by its execId; absent: a new one"`
+	Offset  int64  `json:"offset,omitempty" min:"0" doc:"how many bytes of its output have arrived"`
 }
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "GET", Path: "/v2/box/{id}/exec-session", ID: "openSession", Summary: "A command with input, output, signals and a terminal, over a WebSocket", Query: reflect.TypeFor[query](), Produces: []string{"application/json"}, Status: 101, Handle: e.serve},
+		{Method: "GET", Path: "/v2/box/{id}/exec-session", ID: "openSession", Summary: "A command with input, output, signals and a terminal, over a WebSocket", Query: reflect.TypeFor[query](), Status: 101, Handle: e.serve},
 	}
 }

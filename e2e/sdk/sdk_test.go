@@ -12,7 +12,7 @@ import (
 )
 
 // subjects are the files of testdata/subjects that share a gateway.
-var subjects = []string{"lifecycle", "exec", "files", "snapshots", "settings", "schedules", "ephemeral", "agents", "urls", "git"}
+var subjects = []string{"lifecycle", "exec", "files", "snapshots", "settings", "schedules", "ephemeral", "agents", "urls", "git", "newer"}
 
 // methodsOfBox is how many methods the class Box of the pinned package has, its namespaces and static ones included.
 const methodsOfBox = 66

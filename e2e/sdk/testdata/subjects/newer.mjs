@@ -1,0 +1,123 @@
+// What versions of the SDK newer than the registry's send, up to 0.7.3.
+import WebSocket from "ws";
+
+const base64 = (text) => Buffer.from(text).toString("base64");
+
+// session opens a WebSocket to a command, as exec.session does, and gathers what comes.
+async function session({ base, key, assert }, box, start) {
+  const ws = new WebSocket(`${base.replace(/^http/, "ws")}/v2/box/${box.id}/exec-session`, { headers: { "X-Box-Api-Key": key } });
+  const s = { stdout: "", stderr: "", send: (frame) => ws.send(JSON.stringify(frame)), close: () => ws.close() };
+  s.started = new Promise((resolve, reject) => {
+    s.ended = new Promise((end) => {
+      ws.on("message", (raw) => {
+        const frame = JSON.parse(raw.toString());
+        if (frame.type === "started") resolve(frame);
+        if (frame.type === "stdout" || frame.type === "stderr") s[frame.type] += Buffer.from(frame.data, "base64").toString();
+        if (frame.type === "exit") end(frame.code);
+        if (frame.type === "error") reject(new Error(frame.message));
+      });
+      ws.on("close", () => end(-1));
+    });
+    ws.on("error", reject);
+  });
+  s.started.catch(() => {});
+  await new Promise((resolve, reject) => ws.on("open", resolve).on("error", reject));
+  s.send({ type: "start", ...start });
+  const { pid, execId } = await s.started;
+  assert.ok(pid > 0 && execId, JSON.stringify({ pid, execId }));
+  return Object.assign(s, { pid, execId });
+}
+
+export default {
+  "a file is described": async ({ create, call, assert }, s) => {
+    s.box = await create();
+    s.at = `/v2/box/${s.box.id}`;
+    await s.box.files.write({ path: "a.txt", content: "0123456789" });
+    const stat = await call("GET", `${s.at}/files/stat?path=${encodeURIComponent("/workspace/home/a.txt")}`);
+    assert.equal(stat.status, 200, stat.text);
+    assert.equal(stat.json.type, "file");
+    assert.equal(stat.json.size, 10);
+    assert.equal((await call("GET", `${s.at}/files/stat?path=nowhere`)).status, 404);
+  },
+  "a part of a file is read": async ({ call, assert }, s) => {
+    const part = await call("GET", `${s.at}/files/read?path=a.txt&offset=2&length=3`);
+    assert.equal(part.json.content, "234", part.text);
+  },
+  "directories and renames and removals": async ({ call, assert }, s) => {
+    for (const [path, body] of [
+      ["mkdir", { path: "d/e", parents: true }], ["rename", { from: "a.txt", to: "d/e/b.txt" }], ["remove", { path: "d", recursive: true }],
+    ]) {
+      const answer = await call("POST", `${s.at}/files/${path}`, body);
+      assert.equal(answer.status, 200, answer.text);
+    }
+    assert.equal((await call("GET", `${s.at}/files/stat?path=d`)).status, 404);
+    assert.equal((await call("POST", `${s.at}/files/mkdir`, { path: "x/y" })).status, 404);
+  },
+  "a session keeps the streams apart and says the exit code": async (tools, s) => {
+    const { assert } = tools;
+    const run = await session(tools, s.box, { argv: ["sh", "-c", "echo out; echo err >&2; exit 42"] });
+    assert.equal(await run.ended, 42);
+    assert.equal(run.stdout, "out\n");
+    assert.equal(run.stderr, "err\n");
+  },
+  "argv has no shell, cmd has one": async (tools, s) => {
+    const { assert } = tools;
+    const plain = await session(tools, s.box, { argv: ["echo", "$HOME; true"] });
+    await plain.ended;
+    assert.equal(plain.stdout, "$HOME; true\n");
+    const shell = await session(tools, s.box, { cmd: "echo shell-$((1+1))" });
+    await shell.ended;
+    assert.equal(shell.stdout, "shell-2\n");
+  },
+  "a session has input, and its end": async (tools, s) => {
+    const run = await session(tools, s.box, { argv: ["sort"] });
+    run.send({ type: "stdin", data: base64("banana\napple\n") });
+    run.send({ type: "stdin_close" });
+    tools.assert.equal(await run.ended, 0);
+    tools.assert.equal(run.stdout, "apple\nbanana\n");
+  },
+  "a session has a directory and variables": async (tools, s) => {
+    await s.box.exec.command("mkdir -p proj");
+    const run = await session(tools, s.box, { argv: ["sh", "-c", "pwd; echo $MINE [$LD_PRELOAD]"], cwd: "/workspace/home/proj", env: ["MINE=yes", "LD_PRELOAD=/tmp/x.so"] });
+    await run.ended;
+    tools.assert.equal(run.stdout, "/workspace/home/proj\nyes []\n");
+  },
+  "a session has a terminal": async (tools, s) => {
+    const run = await session(tools, s.box, { tty: true, rows: 24, cols: 80, cmd: "tty; stty size; read line; stty size; echo GOT=$line" });
+    await tools.until("the size", () => run.stdout.includes("24 80"));
+    run.send({ type: "resize", rows: 30, cols: 100 });
+    run.send({ type: "stdin", data: base64("hello\n") });
+    tools.assert.equal(await run.ended, 0);
+    tools.assert.match(run.stdout, /\/dev\/pts\//);
+    tools.assert.match(run.stdout, /30 100/);
+    tools.assert.match(run.stdout, /GOT=hello/);
+  },
+  "a signal ends the whole tree": async (tools, s) => {
+    const { assert, until } = tools;
+    const running = async () => (await s.box.exec.command("pgrep -fc '^sleep 471[12]' || true")).stdout.trim();
+    const run = await session(tools, s.box, { cmd: "sleep 4711 & sleep 4712 & wait" });
+    await until("both", async () => (await running()) === "2");
+    run.send({ type: "signal", signal: "TERM" });
+    assert.notEqual(await run.ended, 0);
+    await until("their end", async () => (await running()) === "0");
+    const other = await session(tools, s.box, { argv: ["sleep", "4711"] });
+    other.send({ type: "terminate", graceMs: 1000 });
+    assert.notEqual(await other.ended, 0);
+  },
+  "closing a session ends its command": async (tools, s) => {
+    const run = await session(tools, s.box, { argv: ["sleep", "4713"] });
+    run.close();
+    await run.ended;
+    await tools.until("its end", async () => (await s.box.exec.command("pgrep -f 'sleep 471[3]' || echo none")).stdout === "none\n");
+  },
+  "a session without a command is refused": async (tools, s) => {
+    await tools.assert.rejects(session(tools, s.box, {}), /cmd|argv|command/);
+  },
+  "a schedule is changed": async ({ assert, call }, s) => {
+    const made = await s.box.schedule.exec({ cron: "0 0 * * *", command: ["true"] });
+    const changed = await call("PATCH", `${s.at}/schedules/${made.id}`, { cron: "0 9 * * *" });
+    assert.equal(changed.status, 200, changed.text);
+    assert.equal(changed.json.cron, "0 9 * * *");
+    assert.deepEqual(changed.json.command, ["true"]);
+  },
+};
