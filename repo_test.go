@@ -77,7 +77,7 @@ api/exec: policy audit api api/history api/problem api/rest api/stream api/stric
 api/files: policy api api/problem api/rest api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/history: policy api api/problem api/stream
-api/lifecycle: policy api api/history api/rest
+api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict

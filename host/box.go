@@ -39,6 +39,7 @@ type box struct {
 	hosted         api.Hosted
 	status         api.Status
 	problem        string // why status is error
+	ended          bool   // because its first process has ended: it can be started again
 	deleted        bool
 }
 

@@ -38,9 +38,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if err := l.provision(ctx, &provisioning{box: b}, launchSteps); err != nil {
 		return api.Box{}, l.discard(b, err)
 	}
-	if req.InitCommand != "" {
-		l.commands.runInit(b)
-	}
+	l.commands.runInit(b)
 	l.expireLater(b, time.Until(b.record.ExpiresAt))
 	return b.viewWithWarnings(), nil
 }
@@ -75,9 +73,13 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, im
 	if err != nil {
 		return nil, err
 	}
+	id, err := l.newID()
+	if err != nil {
+		return nil, err
+	}
 	now := time.Now()
 	record := store.Box{
-		ID: policy.BoxID(randomHex(8)), Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
+		ID: id, Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
 		State: string(api.StatusCreating), Labels: req.Labels, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand,
 		Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: image, Attached: attached,
 		PlaceholderKey: store.NewKey(),

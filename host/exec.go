@@ -58,9 +58,12 @@ func (b *box) environment() map[string]string {
 	return env
 }
 
-// runInit runs the box's init command in the background; it may be a server and never end.
+// runInit runs the box's init command in the background, if it has one; it may be a server and never end.
 func (c *commands) runInit(b *box) {
 	id, command := b.ID, b.record.InitCommand
+	if command == "" {
+		return
+	}
 	go func() {
 		req := api.ExecRequest{Command: []string{"sh", "-c", command}}
 		if res, err := c.Exec(context.Background(), id, req, io.Discard, io.Discard); err != nil || res.ExitCode != 0 {

@@ -4,10 +4,21 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"regexp"
+
+	"boxgate/policy"
 )
 
-// looksLikeID matches what [randomHex] makes for IDs: as a name it would be found in the place of a deleted box.
+// looksLikeID matches what [lifecycle.newID] makes: as a name it would be found in the place of a deleted box.
 var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// newID returns the ID of a new box: six digits of the host, and ten at random.
+func (l *lifecycle) newID() (policy.BoxID, error) {
+	host, err := l.store.HostID()
+	if err != nil {
+		return "", notStored(l.log, "the host has no ID yet, nothing was made", err)
+	}
+	return policy.BoxID(host + randomHex(5)), nil
+}
 
 // randomHex returns n random bytes in hexadecimal.
 func randomHex(n int) string {

@@ -95,6 +95,7 @@ func (h *Host) wire(context.Context) error {
 		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter,
 	}
+	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}
 	h.lifecycle.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}

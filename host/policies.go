@@ -81,5 +81,17 @@ func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Reques
 		return policy.Decision{}, err
 	}
 	req.Box = id
-	return b.Policy.Load().Decide(req), nil
+	if c := b.Policy.Load(); c != nil {
+		return c.Decide(req), nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.status != api.StatusPaused || b.connected() {
+		return b.Policy.Load().Decide(req), nil
+	}
+	next, err := p.shared.of(b).compile() // what will be in force before it starts
+	if err != nil {
+		return policy.Decision{}, err
+	}
+	return next.Decide(req), nil
 }

@@ -51,7 +51,8 @@ var (
 	recoverSteps = []step{ // until the network, which boxes get together
 		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).makeReachable, (*provisioning).addAuthority, (*provisioning).findURLs,
 	}
-	rejoinSteps = []step{(*provisioning).connect, (*provisioning).cutFlows} // if it failed for some of them
+	stoppedSteps = []step{(*provisioning).findURLs}                          // nothing runs of the box: see [lifecycle.restart]
+	rejoinSteps  = []step{(*provisioning).connect, (*provisioning).cutFlows} // if it failed for some of them
 )
 
 // leftoverError is a failure whose rollback failed as well.

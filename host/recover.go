@@ -18,7 +18,7 @@ import (
 )
 
 // recoverBoxes picks up the boxes of an earlier run: those that run stay up and get their network back under their
-// committed policy; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
+// committed policy; those that nothing runs of, because the host was restarted, count as paused until they are used; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
 // no stored box are taken away.
 func (l *lifecycle) recoverBoxes(ctx context.Context) error {
 	running, err := l.sandboxes.Recover(ctx)
@@ -79,8 +79,12 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 			b.follows(pin)
 		}
 		p := &provisioning{box: b, running: running}
+		steps := recoverSteps
+		if stopped := running[r.ID].State == launcher.StateStopped; stopped {
+			steps = stoppedSteps
+		}
 		if err == nil {
-			err = l.provision(ctx, p, recoverSteps)
+			err = l.provision(ctx, p, steps)
 		}
 		if errors.Is(err, launcher.ErrNamespaceGone) {
 			err = l.recoverGone(ctx, b)
@@ -90,6 +94,11 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 		}
 		if err != nil {
 			l.giveUp(b, err)
+			continue
+		}
+		if p.compiled == nil { // it has no network until it is started
+			b.status, b.problem = api.StatusPaused, ""
+			b.publish()
 			continue
 		}
 		ready = append(ready, p)
@@ -173,6 +182,7 @@ func (l *lifecycle) recoverGone(ctx context.Context, b *box) error {
 // giveUp shows that a box could not be recovered. The caller holds b.mu.
 func (l *lifecycle) giveUp(b *box, err error) {
 	l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
+	b.ended = errors.Is(err, errEnded)
 	b.showError("it could not be recovered after a restart of the gateway: " + err.Error())
 }
 

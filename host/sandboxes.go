@@ -11,6 +11,9 @@ import (
 // errAttached refuses what only the maker of an attached box can do.
 var errAttached = api.Errorf(api.ErrConflict, "the box is attached: its maker runs the commands in it")
 
+// errEnded is the state of a box whose first process has ended.
+var errEnded = errors.New("its first process has ended: it was killed, or the box ran out of memory; resume the box to start it again from its files")
+
 // sandboxes are what boxes consist of besides their network: containers launched here, and network namespaces of others.
 type sandboxes struct{ *launcher.Launcher }
 
@@ -36,10 +39,13 @@ func (s sandboxes) hasGuestStack(b *box) bool {
 
 // namespaceOf is the path of the network namespace of a launched box that runs.
 func namespaceOf(status launcher.Status) (string, error) {
-	if status.State == launcher.StateError || status.State == launcher.StateCreating {
-		return "", errors.New("its first process has ended")
+	switch status.State {
+	case launcher.StateIdle, launcher.StateRunning, launcher.StatePaused:
+		return status.NetNS, nil
+	case launcher.StateStopped:
+		return "", errors.New("it does not run since the host was restarted: use or resume the box first")
 	}
-	return status.NetNS, nil
+	return "", errEnded
 }
 
 // release removes the processes and files of a launched box, or lets go of the namespace of an attached one.

@@ -84,6 +84,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
+	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })

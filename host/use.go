@@ -19,6 +19,8 @@ type usage struct {
 	log       *zap.Logger
 	boxes     *boxes
 	sandboxes sandboxes
+	// restart starts a box again that nothing runs of. The caller holds b.mu.
+	restart func(context.Context, *box) error
 }
 
 // use returns a launched box that is awake. A paused one is resumed; one that is being made is waited for. Until done is called
@@ -59,19 +61,24 @@ func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*box) error) err
 		}
 		err = f(b)
 		done()
-		if !errors.Is(err, launcher.ErrPaused) || ctx.Err() != nil {
+		switch {
+		case errors.Is(err, launcher.ErrNotRunning):
+			u.noteStill(b, api.StatusError, errEnded.Error())
+			return api.Errorf(api.ErrConflict, "the box does not run: %w", errEnded)
+		case !errors.Is(err, launcher.ErrPaused) || ctx.Err() != nil:
 			return err
 		}
-		u.noteStill(b)
+		u.noteStill(b, api.StatusPaused, "")
 	}
 }
 
-// noteStill notes that a box that should be awake is not, so that the next use wakes it.
-func (u *usage) noteStill(b *box) {
+// noteStill notes that a box that should be awake is not: the next use wakes one that is paused, a call of resume starts one that
+// has ended.
+func (u *usage) noteStill(b *box, s api.Status, problem string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.status == api.StatusIdle && b.moving == nil {
-		b.status = api.StatusPaused
+		b.status, b.problem, b.ended = s, problem, s == api.StatusError
 		b.publish()
 	}
 }
@@ -110,11 +117,11 @@ func (u *usage) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) 
 // ResumeBox implements [boxgate/api/lifecycle.Host].
 func (u *usage) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
 	return u.change(ctx, id, func(b *box) error {
-		switch b.status {
-		case api.StatusIdle:
+		switch {
+		case b.status == api.StatusIdle:
 			b.gate.Touch(time.Now())
 			return nil
-		case api.StatusPaused:
+		case b.status == api.StatusPaused, b.ended:
 			return u.resume(ctx, b)
 		}
 		return api.Errorf(api.ErrConflict, "the box is in state %s and cannot be resumed: %s", b.status, b.problem)
@@ -159,19 +166,25 @@ func (u *usage) pause(ctx context.Context, b *box) error {
 	return errors.Join(err, u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) }))
 }
 
-// resume wakes a paused box, and then stores that: a gateway that dies in between finds the box awake. It goes on when the
-// caller has gone. The caller holds b.mu.
+// resume wakes a paused box, or starts one of which nothing runs, and then stores that: a gateway that dies in between finds the
+// box awake. It goes on when the caller has gone. The caller holds b.mu.
 func (u *usage) resume(ctx context.Context, b *box) error {
 	ctx, cancel := begun(ctx)
 	defer cancel()
 	defer b.move()()
-	err := u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
+	var err error
+	if b.ended || !b.connected() {
+		err = u.restart(ctx, b)
+	} else {
+		err = u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
+	}
 	if b.deleted {
 		return api.ErrNotFound
 	}
 	if err != nil {
 		return u.failed(b, "resumed", err)
 	}
+	b.ended = false
 	b.gate.Touch(time.Now())
 	if err := u.setState(b, api.StatusIdle, ""); err != nil {
 		u.log.Error("that a box was resumed could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
@@ -189,11 +202,9 @@ func (u *usage) contained(b *box, step func() error) error {
 func (u *usage) failed(b *box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {
-		b.showError(endedProblem)
-		return api.Errorf(api.ErrConflict, "the box could not be %s: %s", what, endedProblem)
+		b.ended = true
+		b.showError(errEnded.Error())
+		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, errEnded)
 	}
 	return api.Errorf(api.ErrUnavailable, "the box could not be %s; try again: %w", what, err)
 }
-
-// endedProblem is what the API shows of a box whose first process has ended.
-const endedProblem = "its first process has ended: it was killed, or the box ran out of memory; delete the box"

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"boxgate/host/reach"
@@ -46,5 +47,27 @@ func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
 
 // Wake implements [boxgate/ingress.Boxes].
 func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
-	return v.use(ctx, id)
+	if err := v.use(ctx, id); err != nil {
+		return err
+	}
+	b, err := v.boxes.find(id)
+	if err != nil {
+		return err
+	}
+	for b.gate.Starting(time.Now()) {
+		conn, err := v.reach.Dial(ctx, id, netip.AddrPortFrom(b.V4, port))
+		if err == nil {
+			b.gate.Listening()
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(listenPace):
+		}
+	}
+	return nil
 }
+
+// listenPace is how often it is tried whether a program listens in a box that was just started.
+const listenPace = 50 * time.Millisecond

@@ -291,7 +291,7 @@ func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program str
 		return serr
 	case st.State == StatePaused:
 		return fmt.Errorf("box %s: %w", id, ErrPaused)
-	case st.State == StateError:
+	case st.State == StateError || st.State == StateStopped:
 		return fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	default:
 		return &StartError{Program: program, Message: err.Error()}

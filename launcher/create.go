@@ -81,9 +81,6 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 		return fmt.Errorf("box %s: %w", spec.ID, ErrExists)
 	}
 	defer l.undo(spec.ID, &err)
-	if !namespace.IsPinned(l.dirs.pin(spec.ID)) || !namespace.IsPinned(l.dirs.userPin(spec.ID)) {
-		return fmt.Errorf("box %s: its namespaces are gone", spec.ID)
-	}
 	img, err := l.images.Use(spec.Image, l.dirs.box(spec.ID))
 	if err != nil {
 		return err
@@ -93,21 +90,8 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := l.save(r); err != nil {
 		return err
 	}
-	if err := l.build(spec, img, r.ids()); err != nil {
-		return fmt.Errorf("box %s: %w", spec.ID, err)
-	}
-	if err := fault.At(ctx, "launch: root built"); err != nil {
+	if err := l.launch(ctx, spec, img, r, furnishNew); err != nil {
 		return err
-	}
-	if err := l.startRuntime(ctx, spec); err != nil {
-		return fmt.Errorf("box %s: %w", spec.ID, err)
-	}
-	if err := fault.At(ctx, "launch: first process started"); err != nil {
-		return err
-	}
-	// The box has copies of its own by now. The empty mount points stay: the runtime starts commands from there.
-	if err := overlay.Unmount(l.dirs.mounts(spec.ID)); err != nil {
-		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	r.Created = true
 	return l.save(r)
@@ -126,8 +110,18 @@ func (l *Launcher) undo(id policy.BoxID, err *error) {
 	}
 }
 
+// furnisher writes into the root of a box before it starts.
+type furnisher func(*furnish.Root, Spec) error
+
+func furnishNew(root *furnish.Root, spec Spec) error {
+	return root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, CA: spec.CA})
+}
+
+// furnishAgain leaves what the box has made of its root alone, but for what it needs to start.
+func furnishAgain(root *furnish.Root, _ Spec) error { return root.Refurnish() }
+
 // build mounts the box's root, writes into it and writes the runtime's configuration.
-func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs) error {
+func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write furnisher) error {
 	lim, err := spec.Size.limits()
 	if err != nil {
 		return err
@@ -144,7 +138,7 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs) error {
 	if err != nil {
 		return err
 	}
-	err = root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, CA: spec.CA})
+	err = write(root, spec)
 	if cerr := root.Close(); err == nil {
 		err = cerr
 	}
@@ -162,7 +156,7 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Mkdir(l.dirs.bundle(spec.ID), 0o700); err != nil {
+	if err := os.Mkdir(l.dirs.bundle(spec.ID), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return files.WriteJSON(filepath.Join(l.dirs.bundle(spec.ID), "config.json"), config)

@@ -34,10 +34,20 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 
 // remove does the work of Delete; the caller holds the box's lock.
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
+	return inTurn(id, "removed",
+		func() error { return l.clear(ctx, id) },
+		func() error { return l.discard(id) },
+		func() error { l.images.Release(l.dirs.box(id)); return nil },
+		func() error { return fault.At(ctx, "remove: files in the trash") },
+	)
+}
+
+// clear ends what runs in a box and leaves nothing of it in the kernel; the caller holds the box's lock.
+func (l *Launcher) clear(ctx context.Context, id policy.BoxID) error {
 	defer l.background.Drop(id)
 	defer l.motion.GoOn(id)
 	defer l.branches.Drop(l.cgroup(id))
-	for _, step := range []func() error{
+	return inTurn(id, "stopped",
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },
 		func() error { return l.cgroup(id).Clear(ctx) },
@@ -45,12 +55,14 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
 		func() error { return fault.At(ctx, "remove: namespaces gone") },
-		func() error { return l.discard(id) },
-		func() error { l.images.Release(l.dirs.box(id)); return nil },
-		func() error { return fault.At(ctx, "remove: files in the trash") },
-	} {
+	)
+}
+
+// inTurn takes steps until one fails.
+func inTurn(id policy.BoxID, what string, steps ...func() error) error {
+	for _, step := range steps {
 		if err := step(); err != nil {
-			return fmt.Errorf("box %s cannot be removed: %w", id, err)
+			return fmt.Errorf("box %s cannot be %s: %w", id, what, err)
 		}
 	}
 	return nil

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/launcher/files"
-	"boxgate/launcher/namespace"
 	"boxgate/launcher/overlay"
 	"boxgate/policy"
 )
@@ -40,7 +39,8 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	stuck := map[policy.BoxID]bool{}
 	for id := range known {
 		if r, err := l.load(id); err == nil && r.Created {
-			errs = append(errs, namespace.RenewClaim(r.IDIndex, l.dirs.box(r.ID)), l.cgroup(r.ID).Sweep())
+			l.renewClaim(ctx, r)
+			errs = append(errs, l.cgroup(r.ID).Sweep())
 			if err := l.holdImage(r); err != nil {
 				l.log.Warn("the image of a box is not protected from removal", zap.String("box", string(id)), zap.Error(err))
 			}

@@ -78,7 +78,8 @@ const (
 	StateIdle     State = "idle"     // it runs and no command of this launcher is active in it
 	StateRunning  State = "running"  // a command is active in it
 	StatePaused   State = "paused"
-	StateError    State = "error" // its first process is gone (killed for memory, or the host restarted)
+	StateError    State = "error"   // its first process is gone, killed for memory perhaps
+	StateStopped  State = "stopped" // nothing of it is in the kernel: the host was restarted
 )
 
 // Status is what is known of one box.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"boxgate/launcher/namespace"
 	"boxgate/policy"
 
 	runc "github.com/containerd/go-runc"
@@ -68,6 +69,8 @@ func (l *Launcher) status(r record, c *runc.Container) Status {
 	switch {
 	case !r.Created:
 		s.State = StateCreating
+	case c == nil && !namespace.IsPinned(s.NetNS):
+		s.State = StateStopped
 	case c == nil:
 	case c.Status == "paused":
 		s.State, s.Pid = StatePaused, c.Pid

@@ -1,2 +1,2 @@
-// Package lifecycle serves what pauses and resumes boxes.
+// Package lifecycle serves what pauses, resumes and starts boxes.
 package lifecycle

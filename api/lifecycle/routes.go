@@ -8,29 +8,42 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/api/rest"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
 
-// Host is what the endpoints need of the gateway. Both methods return the box as it is then.
+// Host is what the endpoints need of the gateway. PauseBox and ResumeBox return the box as it is then.
 type Host interface {
 	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// PauseBox freezes a box. One that is paused stays so; one that cannot be paused is an ErrConflict.
 	PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error)
 	// ResumeBox lets a paused box go on. One that runs stays so.
 	ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error)
+	// SetInitCommand replaces what is run each time the box is started; "" for nothing. A box without keep_alive is a
+	// *policy.InvalidError.
+	SetInitCommand(ctx context.Context, id policy.BoxID, command string) error
 }
 
 // Endpoints serves what pauses and resumes boxes.
 type Endpoints struct {
 	Host    Host
 	History *history.History
+	Bodies  strict.Bodies
 }
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
+	start := reflect.TypeFor[startBody]()
+	const example = `{"init_command":"./server &"}`
 	return []rest.Route{
 		{Method: "POST", Path: "/v2/box/{id}/pause", ID: "pauseBox", Summary: "Freeze a box: it keeps its memory and uses no CPU", Response: reflect.TypeFor[stateView](), Handle: e.pause},
 		{Method: "POST", Path: "/v2/box/{id}/resume", ID: "resumeBox", Summary: "Let a paused box go on", Response: reflect.TypeFor[stateView](), Handle: e.resume},
+		{Method: "GET", Path: "/v2/box/{id}/startup", ID: "getStartup", Summary: "What is run each time a box with keep_alive is started", Response: start, Handle: e.getStartup},
+		{Method: "PUT", Path: "/v2/box/{id}/startup", ID: "setStartup", Summary: "Set what is run each time a box with keep_alive is started", Request: start, Example: example, Response: start, Handle: e.setStartup},
+		{Method: "DELETE", Path: "/v2/box/{id}/startup", ID: "deleteStartup", Summary: "Run nothing when a box is started", Response: start, Handle: e.deleteStartup},
+		{Method: "GET", Path: "/v2/box/{id}/config/init-command", ID: "getInitCommand", Summary: "The same as GET startup", Response: start, Handle: e.getStartup},
+		{Method: "PUT", Path: "/v2/box/{id}/config/init-command", ID: "setInitCommand", Summary: "The same as PUT startup", Request: start, Example: example, Response: start, Handle: e.setStartup},
+		{Method: "DELETE", Path: "/v2/box/{id}/config/init-command", ID: "deleteInitCommand", Summary: "The same as DELETE startup", Response: start, Handle: e.deleteStartup},
 	}
 }
 

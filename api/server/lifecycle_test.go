@@ -27,6 +27,38 @@ func (h *memoryHost) setStatus(id policy.BoxID, s api.Status) (api.Box, error) {
 	return b.Box, nil
 }
 
+func (h *memoryHost) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil {
+		b.InitCommand = command
+	}
+	return err
+}
+
+func TestInitCommand(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{"keep_alive":true}`)
+	for _, path := range []string{"startup", "config/init-command"} {
+		path = "/v2/box/" + id + "/" + path
+		for _, step := range []struct {
+			method, body string
+			status       int
+			command      any
+		}{
+			{"GET", "", 200, ""}, {"PUT", `{"init_command":"./run"}`, 200, "./run"}, {"GET", "", 200, "./run"},
+			{"PUT", `{"init_command":""}`, 422, nil}, {"PUT", `{}`, 422, nil}, {"PUT", `{"init_command":"a\u0000b"}`, 422, nil},
+			{"DELETE", "", 200, ""}, {"GET", "", 200, ""},
+		} {
+			got := f.call(t, step.method, path, step.body)
+			if got.StatusCode != step.status || got.json(t)["init_command"] != step.command {
+				t.Errorf("%s %s: %s: %s", step.method, step.body, got.Status, got.text)
+			}
+		}
+	}
+}
+
 func TestPauseAndResume(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

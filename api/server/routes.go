@@ -30,7 +30,7 @@ func (a *API) rooms() []room {
 	bodies, past := strict.Bodies{Most: a.MaxBody}, history.New()
 	return []room{
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
-		{"lifecycle", "Pausing and resuming boxes", &lifecycle.Endpoints{Host: a.Host, History: past}},
+		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
 		{"sessions", "Commands that their caller talks to", session.New(a.Host, past, bodies, a.stopping)},
 		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead}},

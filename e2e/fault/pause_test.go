@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"os"
 	"testing"
 
 	"boxgate/api"
@@ -35,6 +36,40 @@ func TestAttackDuringFaultsOfPauseAndResume(t *testing.T) {
 			}
 			harness.Contains(t, w.MustSh(r.Box, "echo awake"), "awake")
 			agrees(r, what)
+		}
+	}
+	s.holds()
+}
+
+// The gateway fails at every step of starting a box whose first process was killed. Nothing runs in the box then, or all of it does,
+// and the next call starts it, under its policy.
+func TestAttackDuringFaultsOfRestart(t *testing.T) {
+	t.Parallel()
+	w, s := faultWorld(t)
+	box := makeNarrow(w)
+	for _, step := range stepsOfRestart {
+		for _, kind := range kindsOf(step) {
+			what := kind + " at " + step
+			init, err := os.FindProcess(w.InitOf(box))
+			if err == nil {
+				err = init.Kill()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Until("the box has ended", func() bool {
+				return w.Client.Do(t.Context(), "POST", api.BoxPath(box, "exec"), map[string]any{"command": []string{"true"}}, nil) != nil
+			})
+			if err := failing(w, kind, step, func() error {
+				return w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil)
+			}); err == nil {
+				t.Errorf("%s: the answer was a success", what)
+			}
+			if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil); err != nil {
+				t.Fatalf("%s: and then: %v", what, err)
+			}
+			harness.Contains(t, w.MustSh(box, "echo awake"), "awake")
+			agrees(w.Raid(box), what)
 		}
 	}
 	s.holds()

@@ -47,7 +47,11 @@ var (
 		"change: staged", "plan: to be written", "plan: built", "plan: written", "enforce: kernel and pointer changed",
 		"enforce: connections asked again", "change: in force", "change: committed",
 	}
-	stepsOfPause  = []string{"pause: box frozen", "resume: box thawed"}
+	stepsOfPause   = []string{"pause: box frozen", "resume: box thawed"}
+	stepsOfRestart = []string{
+		"remove: namespaces gone", "restart: namespaces pinned", "connect: policy in force", "launch: root built",
+		"launch: first process started", "restart: box runs",
+	}
 	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...) // of a change of all boxes
 	stepsOfStart  = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
@@ -72,7 +76,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

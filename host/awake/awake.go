@@ -14,6 +14,7 @@ type Gate struct {
 	open   atomic.Bool
 	users  atomic.Int64
 	visits atomic.Int64 // requests to public URLs that wait for the box
+	fresh  atomic.Int64 // until when the box's programs may still be starting, likewise
 	last   atomic.Int64 // when the box was last used, in Unix nanoseconds
 }
 
@@ -38,9 +39,22 @@ func (g *Gate) Leave() {
 // until Depart.
 func (g *Gate) Visit() bool {
 	g.visits.Add(1)
-	g.Touch(time.Now())
-	return g.open.Load()
+	now := time.Now()
+	g.Touch(now)
+	return g.open.Load() && !g.Starting(now)
 }
+
+// startTime is how long the programs of a box may take to listen on their ports, once it was started.
+const startTime = 30 * time.Second
+
+// Started notes that the box was started: its programs do not listen yet.
+func (g *Gate) Started() { g.fresh.Store(time.Now().Add(startTime).UnixNano()) }
+
+// Starting reports whether that may still be so.
+func (g *Gate) Starting(now time.Time) bool { return now.UnixNano() < g.fresh.Load() }
+
+// Listening notes that a program of the box listens.
+func (g *Gate) Listening() { g.fresh.Store(0) }
 
 // Depart ends what began with Visit.
 func (g *Gate) Depart() {

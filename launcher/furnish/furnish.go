@@ -43,6 +43,24 @@ func (b *Root) Furnish(is Identity) error {
 	return nil
 }
 
+// Refurnish writes into the root of a box that has run before what it needs to start again. The rest is the box's to change.
+func (b *Root) Refurnish() error {
+	if err := b.installInit(); err != nil {
+		return fmt.Errorf("cannot write its first process: %w", err)
+	}
+	for _, d := range []struct {
+		name  string
+		owner int
+	}{{"/proc", 0}, {"/sys", 0}, {"/dev", 0}, {"/tmp", 0}, {workspace, UID}, {Home, UID}} {
+		if !b.isDir(d.name) {
+			if err := b.mkdir(d.name, 0o755, d.owner); err != nil {
+				return fmt.Errorf("cannot make %s: %w", d.name, err)
+			}
+		}
+	}
+	return nil
+}
+
 func (b *Root) makeHome() error {
 	if err := b.mkdir(workspace, 0o755, UID); err != nil {
 		return err

@@ -93,14 +93,28 @@ func FreeIDs(dir string) error {
 	return nil
 }
 
-// RenewClaim claims a box's range again after a reboot has cleared the claims, before a new box takes it.
-func RenewClaim(index int, dir string) error {
+// HoldIDs claims a box's range again, which a reboot has made forget. It fails if another box has it by now.
+func HoldIDs(ctx context.Context, index int, dir string) error {
 	if err := os.MkdirAll(Claims, 0o700); err != nil {
 		return err
 	}
-	err := os.Symlink(dir, filepath.Join(Claims, strconv.Itoa(index)))
-	if errors.Is(err, fs.ErrExist) {
-		return nil
+	unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil)
+	if err != nil {
+		return err
 	}
-	return err
+	defer unlock()
+	claim := filepath.Join(Claims, strconv.Itoa(index))
+	owner, err := os.Readlink(claim)
+	switch {
+	case err == nil && owner == dir:
+		return nil
+	case err == nil:
+		if _, err := os.Stat(owner); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("its user IDs, range %d, are those of another box now: %s", index, owner)
+		}
+		if err := os.Remove(claim); err != nil {
+			return err
+		}
+	}
+	return os.Symlink(dir, claim)
 }

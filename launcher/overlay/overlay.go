@@ -3,6 +3,7 @@ package overlay
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -21,25 +22,26 @@ type Layers struct {
 	Root    string // the root of the box
 }
 
-// Mount mounts a box's writable layer over the image. owner is the box's root as the host sees it. The mounts are
+// Mount mounts a box's writable layer, which may have been there before, over the image. owner is the box's root as the host sees it. The mounts are
 // needed while the box is created: its runtime copies them into the box's mount namespace, and then [Unmount] removes
 // them from the host.
 func (l Layers) Mount(owner int) error {
 	for _, dir := range []struct {
-		path string
-		mode os.FileMode
-	}{
-		{l.Mounts, 0o700}, {l.Lower, 0o755}, {l.Root, 0o755}, {l.Upper, 0o755}, {l.Work, 0o755},
+		path  string
+		mode  os.FileMode
+		owner int
+		stays bool // it may be there from an earlier time, as the box left it
+	}{ // the mapped root goes in; other boxes' do not
+		{l.Mounts, 0o700, owner, false}, {l.Lower, 0o755, 0, false}, {l.Root, 0o755, 0, false}, {l.Upper, 0o755, owner, true}, {l.Work, 0o755, 0, true},
 	} {
-		if err := os.Mkdir(dir.path, dir.mode); err != nil {
-			return err
+		err := os.Mkdir(dir.path, dir.mode)
+		if dir.stays && errors.Is(err, fs.ErrExist) {
+			continue
 		}
-		if err := os.Chmod(dir.path, dir.mode); err != nil {
-			return err
+		if err == nil {
+			err = errors.Join(os.Chmod(dir.path, dir.mode), os.Chown(dir.path, dir.owner, dir.owner))
 		}
-	}
-	for _, p := range []string{l.Mounts, l.Upper} { // the mapped root goes in; other boxes' do not
-		if err := os.Chown(p, owner, owner); err != nil {
+		if err != nil {
 			return err
 		}
 	}

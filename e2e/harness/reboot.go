@@ -1,0 +1,41 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"boxgate/internal/lab"
+	"boxgate/launcher"
+)
+
+// Reboot does to the boxes what a restart of the host does: the gateway is killed, and then every container, mount, pinned
+// namespace and kernel rule is gone, and so is the run directory. What is on disk stays, and the claims of user IDs, which the
+// tests that run at the same time share. The gateway is not started.
+func (w *World) Reboot() {
+	w.T.Helper()
+	w.Kill()
+	ctx, cancel := context.WithTimeout(context.Background(), w.patience())
+	defer cancel()
+	run := lab.RunDir(w.Dir)
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: run})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	boxes, err := l.List(ctx)
+	for _, box := range boxes {
+		err = errors.Join(err, l.Stop(ctx, box.ID))
+	}
+	if err = errors.Join(err, os.RemoveAll(run)); err != nil {
+		w.T.Fatalf("the host could not be restarted: %v", err)
+	}
+	if _, err := w.Net.Gateway().Run(ctx, "nft", "flush", "ruleset"); err != nil {
+		w.T.Fatal(err)
+	}
+	for _, family := range []string{"-4", "-6"} { // without what the gateway made of it
+		if _, err := w.Net.Gateway().Run(ctx, "sh", "-c", "for p in 1 2 3 4 5 6 7 8 9; do ip "+family+" rule add pref 32765 lookup local 2>/dev/null; ip "+family+" rule del pref $p; done; ip "+family+" route flush table 45253; true"); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package host
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"boxgate/api"
+	"boxgate/internal/fault"
+)
+
+// restartSteps start a box again from what it has written: after a reboot, or when its first process has ended. As for a new box
+// the namespace comes first, then the policy, then the first process.
+var restartSteps = []step{
+	(*provisioning).compile, (*provisioning).disconnect, (*provisioning).addAuthority, (*provisioning).renewNamespace,
+	(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).startAgain,
+}
+
+// restart takes a box through restartSteps; when one fails, nothing of the box runs. Its init command runs again. The caller holds
+// b.mu, and has begun a change of its state.
+func (l *lifecycle) restart(ctx context.Context, b *box) error {
+	if err := l.provision(ctx, &provisioning{box: b}, restartSteps); err != nil {
+		return err
+	}
+	l.log.Info("a box was started again", zap.String("box", string(b.ID)))
+	b.gate.Started()
+	l.commands.runInit(b)
+	return nil
+}
+
+// disconnect takes what is left of the network of an ended box away.
+func (p *provisioning) disconnect(ctx context.Context) error {
+	p.urls.reach.Remove(p.box.ID)
+	if !p.box.connected() {
+		return nil
+	}
+	return p.net.Disconnect(ctx, &p.box.Box)
+}
+
+// renewNamespace makes a new network namespace for the box; nothing runs in it.
+func (p *provisioning) renewNamespace(ctx context.Context) error {
+	p.undo.add(func(ctx context.Context) error {
+		return p.box.unlocked(func() error { return p.sandboxes.Stop(ctx, p.box.ID) })
+	})
+	return p.box.unlocked(func() (err error) {
+		p.netns, err = p.sandboxes.Renew(ctx, p.box.ID)
+		return err
+	})
+}
+
+// startAgain starts the first process of the box.
+func (p *provisioning) startAgain(ctx context.Context) error {
+	if err := p.slowly(func() error { return p.sandboxes.Restart(ctx, p.launchSpec()) }); err != nil {
+		return err
+	}
+	return fault.At(ctx, "restart: box runs")
+}
+
+// startingAtOnce is how many boxes are started at a time.
+const startingAtOnce = 4
+
+// startKept starts the boxes that are to be kept alive and of which nothing runs: nobody else would.
+func (l *lifecycle) startKept(ctx context.Context) error {
+	var group errgroup.Group
+	group.SetLimit(startingAtOnce)
+	for _, b := range l.boxes.all() {
+		if v := b.shown.Load(); !v.KeepAlive || v.Status != api.StatusPaused || ctx.Err() != nil {
+			continue
+		}
+		group.Go(func() error {
+			if err := l.commands.usage.wake(ctx, b.ID); err != nil {
+				l.log.Error("a box that is to be kept alive could not be started", zap.String("box", string(b.ID)), zap.Error(err))
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}

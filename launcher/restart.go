@@ -1,0 +1,129 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/internal/fault"
+	"boxgate/launcher/image"
+	"boxgate/launcher/namespace"
+	"boxgate/launcher/overlay"
+	"boxgate/policy"
+)
+
+// Stop ends everything that runs in a box and takes it out of the kernel: processes, control group, mounts, namespaces. What it
+// has written stays, and so do its record and its user IDs.
+func (l *Launcher) Stop(ctx context.Context, id policy.BoxID) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	defer l.lock(id)()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	return l.clear(ctx, id)
+}
+
+// Renew makes new namespaces for a box whose old ones are gone, as after a reboot, and pins them; it returns the path of the
+// network namespace. What may be left of an earlier run of the box is removed first. Nothing runs in the box, as after
+// [Launcher.Prepare]; the caller closes the network before it calls Restart. A failed Renew leaves the box stopped.
+func (l *Launcher) Renew(ctx context.Context, id policy.BoxID) (netns string, err error) {
+	defer l.lock(id)()
+	r, err := l.created(id)
+	if err != nil {
+		return "", err
+	}
+	if err := namespace.HoldIDs(ctx, r.IDIndex, l.dirs.box(id)); err != nil {
+		return "", fmt.Errorf("box %s: %w", id, err)
+	}
+	defer l.stopped(id, &err)
+	if err := l.clear(ctx, id); err != nil {
+		return "", err
+	}
+	if err := namespace.New(r.ids(), l.dirs.pin(id), l.dirs.userPin(id)); err != nil {
+		return "", fmt.Errorf("box %s: %w", id, err)
+	}
+	return l.dirs.pin(id), fault.At(ctx, "restart: namespaces pinned")
+}
+
+// Restart starts a box in the namespaces that Renew made, on what it had written: its root, its users, its certificates and its
+// names are as it left them. When it returns nil, Exec works. A failed Restart leaves the box stopped. Spec is that of Create.
+func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
+	if err := spec.check(); err != nil {
+		return err
+	}
+	defer l.lock(spec.ID)()
+	r, err := l.created(spec.ID)
+	if err != nil {
+		return err
+	}
+	defer l.stopped(spec.ID, &err)
+	img := image.Image{Rootfs: r.Rootfs, Env: r.Base}
+	if r.Rootfs == "" { // made by an older version
+		if img, err = l.images.Find(cmp.Or(r.Image, spec.Image)); err != nil {
+			return err
+		}
+	}
+	return l.launch(ctx, spec, img, r, furnishAgain)
+}
+
+// created returns the record of a box that was complete.
+func (l *Launcher) created(id policy.BoxID) (record, error) {
+	r, err := l.load(id)
+	if err == nil && !r.Created {
+		err = fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	return r, err
+}
+
+// launch builds the root of a box and starts its first process. The caller undoes it when it fails.
+func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r record, write furnisher) error {
+	id := spec.ID
+	if !namespace.IsPinned(l.dirs.pin(id)) || !namespace.IsPinned(l.dirs.userPin(id)) {
+		return fmt.Errorf("box %s: its namespaces are gone", id)
+	}
+	if err := l.build(spec, img, r.ids(), write); err != nil {
+		return fmt.Errorf("box %s: %w", id, err)
+	}
+	if err := fault.At(ctx, "launch: root built"); err != nil {
+		return err
+	}
+	if err := l.startRuntime(ctx, spec); err != nil {
+		return fmt.Errorf("box %s: %w", id, err)
+	}
+	if err := fault.At(ctx, "launch: first process started"); err != nil {
+		return err
+	}
+	// The box has copies of its own by now. The empty mount points stay: the runtime starts commands from there.
+	if err := overlay.Unmount(l.dirs.mounts(id)); err != nil {
+		return fmt.Errorf("box %s: %w", id, err)
+	}
+	return nil
+}
+
+// stopped stops a box if *err says that starting it failed.
+func (l *Launcher) stopped(id policy.BoxID, err *error) {
+	if *err == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	defer cancel()
+	if cerr := l.clear(ctx, id); cerr != nil {
+		l.log.Error("a box that could not be started could not be stopped either", zap.String("box", string(id)), zap.Error(cerr))
+	}
+}
+
+// claimTime bounds the wait for the other launchers of the host to look at their user IDs.
+const claimTime = 10 * time.Second
+
+// renewClaim claims the user IDs of a box anew, which a reboot has made forget. Without them the box cannot be started.
+func (l *Launcher) renewClaim(ctx context.Context, r record) {
+	ctx, cancel := context.WithTimeout(ctx, claimTime)
+	defer cancel()
+	if err := namespace.HoldIDs(ctx, r.IDIndex, l.dirs.box(r.ID)); err != nil {
+		l.log.Error("the user IDs of a box are not its own", zap.String("box", string(r.ID)), zap.Error(err))
+	}
+}
