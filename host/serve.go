@@ -79,15 +79,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	if !h.noWatch {
 		run("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
-	run("host addresses", func() error { return h.protection.follow(ctx) })
-	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
-	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
-	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
-	run("unused memory", func() error { share.GiveBack(ctx); return nil })
-	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
-	run("idle boxes", func() error { return h.sleeper.run(ctx) })
-	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
-	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
+	h.serveLoops(ctx, run)
 	if err := notifySystemd("READY=1"); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
@@ -119,6 +111,19 @@ func (h *Host) drain(adminServer, metrics *http.Server) error {
 		return nil
 	}
 	return err
+}
+
+// serveLoops starts what looks after the boxes and the host.
+func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
+	run("host addresses", func() error { return h.protection.follow(ctx) })
+	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
+	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
+	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
+	run("unused memory", func() error { share.GiveBack(ctx); return nil })
+	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
+	run("idle boxes", func() error { return h.sleeper.run(ctx) })
+	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
+	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }
 
 // serveEgress starts what boxes are steered to.
