@@ -36,6 +36,7 @@ type createBody struct {
 	GitUserEmail  string            `json:"git_user_email,omitempty"`
 	Skills        []string          `json:"skills,omitempty"`
 	MCPServers    []mcpBody         `json:"mcp_servers,omitempty"`
+	Browser       bool              `json:"browser,omitempty" doc:"true is refused: this gateway has no browser API"`
 }
 
 // mcpBody is one MCP server of a create.
@@ -76,6 +77,9 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	}
 	if b.Ephemeral && b.KeepAlive {
 		p.Add("/keep_alive", "an ephemeral box cannot be kept alive")
+	}
+	if b.Browser {
+		p.Add("/browser", "this gateway has no browser API; leave it out, start a browser in the box with exec, and reach its port by a public URL")
 	}
 	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
 	if err := b.network(&req, hasSecret, &p); err != nil {

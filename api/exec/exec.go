@@ -45,7 +45,7 @@ func (b *execBody) request() (api.ExecRequest, error) {
 	sum := 0
 	for i, arg := range b.Command {
 		if strings.ContainsRune(arg, 0) {
-			p.Add("/command/"+strconv.Itoa(i), "must not hold NUL")
+			p.Add("/command/"+strconv.Itoa(i), "must not contain NUL")
 		}
 		if len(arg) > api.MaxArgument {
 			p.Add("/command/"+strconv.Itoa(i), "has %d bytes; the limit is %d, above which the kernel does not start it", len(arg), api.MaxArgument)

@@ -99,7 +99,7 @@ func TestReadIsBounded(t *testing.T) {
 		"path=f&length=11":                          `422 {"error":"/length: is larger than 10`,
 		"path=f&encoding=hex":                       `422 {"error":"/encoding: must be`,
 		"path=f&offset=-1":                          `422 `,
-		"path=%00":                                  `422 {"error":"/path: must not hold NUL"`,
+		"path=%00":                                  `422 {"error":"/path: must not contain NUL"`,
 		"":                                          `422 {"error":"/path: is missing`,
 	} {
 		resp, err := http.Get(s.URL + "/v2/box/b/files/read?" + query)

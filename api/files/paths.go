@@ -23,7 +23,7 @@ func resolve(name, text string, empty bool) (string, error) {
 	case text == "":
 		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", Workspace)
 	case strings.ContainsRune(text, 0):
-		return "", problem.Invalid("/"+name, "must not hold NUL")
+		return "", problem.Invalid("/"+name, "must not contain NUL")
 	}
 	if !strings.HasPrefix(text, "/") {
 		text = Workspace + "/" + text

@@ -56,6 +56,7 @@ func TestStrictBodies(t *testing.T) {
 		{"name with a slash", "POST", "/v2/box", `{"name":"a/b"}`, 422, "/name"},
 		{"name of the API", "POST", "/v2/box", `{"name":"settings"}`, 422, "/name"},
 		{"init_command alone", "POST", "/v2/box", `{"init_command":"npm start"}`, 422, "/init_command"},
+		{"a browser", "POST", "/v2/box", `{"browser":true}`, 422, "/browser"},
 		{"ttl alone", "POST", "/v2/box", `{"ttl":60}`, 422, "/ttl"},
 		{"ttl of zero", "POST", "/v2/box", `{"ephemeral":true,"ttl":0}`, 422, "/ttl"},
 		{"ttl too long", "POST", "/v2/box", `{"ephemeral":true,"ttl":259201}`, 422, "/ttl"},

@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 
+	"boxgate/api"
 	"boxgate/api/problem"
 )
 
@@ -20,10 +21,30 @@ func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if len(allowed) == 0 {
+		if why := hostedOnly(r.URL.Path); why != "" {
+			return api.Errorf(api.ErrNotSupported, "%s", why)
+		}
 		return problem.Refuse(http.StatusNotFound, "no such path: %s; see /openapi.json", problem.Clip(r.URL.Path))
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
 	return problem.Refuse(http.StatusMethodNotAllowed, "%s is not allowed here; use %s", problem.Clip(r.Method), strings.Join(allowed, " or "))
+}
+
+// hosted are the paths below a box that the hosted product alone serves, and what to use instead.
+var hosted = map[string]string{
+	"browser": "this gateway has no browser API; start a browser in the box with exec, and reach its port by a public URL",
+	"steps":   "this gateway runs no built-in agents, so there are no steps; see runs for the commands of a box",
+}
+
+// hostedOnly says what to use in the place of a path that the hosted product alone serves; it is empty for all others.
+func hostedOnly(path string) string {
+	below, ok := strings.CutPrefix(path, "/v2/box/")
+	if !ok {
+		return ""
+	}
+	_, rest, _ := strings.Cut(below, "/")
+	first, _, _ := strings.Cut(rest, "/")
+	return hosted[first]
 }
 
 // cleanPath is the form that the mux would redirect to. A redirect would lose the body, so other forms are refused.

@@ -349,3 +349,20 @@ func TestEveryRouteIsDescribed(t *testing.T) {
 		t.Error(lack)
 	}
 }
+
+// TestPathsOfTheHostedProductAlone: what this gateway will never serve is said to be so, with what to use instead.
+func TestPathsOfTheHostedProductAlone(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	for _, path := range []string{"/browser", "/browser/tabs", "/steps", "/steps/abc1234/diff"} {
+		if got := f.call(t, "GET", "/v2/box/"+id+path, ""); got.StatusCode != 501 || !strings.Contains(got.text, "this gateway") {
+			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		}
+	}
+	for _, path := range []string{"/v2/box/" + id + "/browse", "/v2/browser", "/browser"} {
+		if got := f.call(t, "GET", path, ""); got.StatusCode != 404 {
+			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		}
+	}
+}

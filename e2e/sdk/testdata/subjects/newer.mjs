@@ -113,6 +113,14 @@ export default {
   "a session without a command is refused": async (tools, s) => {
     await tools.assert.rejects(session(tools, s.box, {}), /cmd|argv|command/);
   },
+  "the browser API is refused in a sentence": async ({ call, assert }, s) => {
+    const tabs = await call("GET", `${s.at}/browser/tabs`);
+    assert.equal(tabs.status, 501);
+    assert.match(tabs.json.error, /no browser API.*public URL/);
+    const box = await call("POST", "/v2/box", { browser: true });
+    assert.equal(box.status, 422);
+    assert.equal(box.json.pointer, "/browser");
+  },
   "a schedule is changed": async ({ assert, call }, s) => {
     const made = await s.box.schedule.exec({ cron: "0 0 * * *", command: ["true"] });
     const changed = await call("PATCH", `${s.at}/schedules/${made.id}`, { cron: "0 9 * * *" });
