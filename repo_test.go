@@ -67,6 +67,7 @@ launcher/motion: policy
 launcher/namespace: launcher/files
 launcher/overlay:
 launcher/process: policy
+launcher/snapshot: launcher/files launcher/image launcher/namespace
 launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit
@@ -82,9 +83,10 @@ api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/snapshots api/stream api/strict api/urls
 api/session: policy api api/history api/problem api/rest api/strict
 api/settings: policy api api/history api/problem api/rest api/spec api/strict
+api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy api api/problem
 api/stream:
 api/strict: policy api/problem

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/netip"
@@ -151,14 +152,15 @@ type Usage struct {
 type CreateRequest struct {
 	Name        string // "" for none
 	Labels      []string
-	Size        string // never empty
+	Snapshot    string // its ID; "": none. What else is empty then is as the snapshot has it
+	Size        string // empty only with Snapshot
 	Runtime     string // "" for the default
 	KeepAlive   bool
 	InitCommand string // run at each start; only with KeepAlive
 	Ephemeral   bool
 	TTL         time.Duration // only with Ephemeral; never 0 then
 	Env         map[string]policy.Secret
-	Policy      policy.Spec
+	Policy      policy.Spec // its mode is empty only with Snapshot
 	Headers     []policy.HeaderRule
 	Hosted      Hosted
 	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token"
@@ -186,6 +188,23 @@ type Configuration struct {
 
 // AgentCustom is the agent of a box whose agent is its custom harness.
 const AgentCustom = "custom"
+
+// Or returns h with the fields of other for those that are empty.
+func (h Hosted) Or(other Hosted) Hosted {
+	or := func(s, other []string) []string {
+		if s == nil {
+			return other
+		}
+		return s
+	}
+	h.Model, h.Agent = cmp.Or(h.Model, other.Model), cmp.Or(h.Agent, other.Agent)
+	h.CustomRunner, h.Skills = cmp.Or(h.CustomRunner, other.CustomRunner), or(h.Skills, other.Skills)
+	if h.MCPServers == nil {
+		h.MCPServers = other.MCPServers
+	}
+	h.GitUserName, h.GitUserEmail = cmp.Or(h.GitUserName, other.GitUserName), cmp.Or(h.GitUserEmail, other.GitUserEmail)
+	return h
+}
 
 // CustomRunner is the SDK's custom harness: a command in the box that writes the box-sse-v1 protocol.
 type CustomRunner struct {

@@ -21,7 +21,7 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	}
 	defer found.NS.Close()
 	b, err := l.allocate(api.CreateRequest{Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack}, "")
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack}, origin{})
 	if err != nil {
 		return api.Box{}, err
 	}

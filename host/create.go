@@ -17,17 +17,17 @@ import (
 // CreateBox implements [api.Host]. The order matters: the network namespace exists, its interface is closed, then the
 // policy is in force, and only then does the first process of the box start. A failure undoes every step.
 func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
-	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
+	from, err := l.originOf(ctx, &req)
+	if err != nil {
 		return api.Box{}, err
 	}
-	image, err := l.imageOf(ctx, req.Runtime)
-	if err != nil {
+	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
 	if req.Env, err = l.settings.environmentOf(req.Env, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	b, err := l.allocate(req, nil, image)
+	b, err := l.allocate(req, nil, from)
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -68,7 +68,7 @@ func (l *lifecycle) discard(b *box, cause error) error {
 }
 
 // allocate stores the record of a new box, which gives it its addresses.
-func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, image string) (*box, error) {
+func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*box, error) {
 	hosted, err := json.Marshal(req.Hosted)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, im
 	record := store.Box{
 		ID: id, Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
 		State: string(api.StatusCreating), Labels: req.Labels, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand,
-		Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: image, Attached: attached,
+		Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: from.image, Layers: from.layers, Attached: attached,
 		PlaceholderKey: store.NewKey(),
 	}
 	if req.TTL > 0 {
@@ -93,6 +93,8 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, im
 		return nil, api.Errorf(api.ErrConflict, "a box named %q exists already", req.Name)
 	case errors.Is(err, store.ErrExhausted):
 		return nil, api.Errorf(api.ErrLimit, "every address of network.pool_v4 is in use; delete boxes or enlarge the pool")
+	case errors.Is(err, store.ErrNotFound):
+		return nil, errNoSnapshot(req.Snapshot) // deleted by now
 	case err != nil:
 		return nil, notStored(l.log, "the box could not be stored, nothing was made", err)
 	}

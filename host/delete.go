@@ -69,6 +69,7 @@ func (l *lifecycle) forget(b *box) error {
 	}
 	b.deleted = true
 	defer func() {
+		l.snapshots.release(b)
 		l.boxes.remove(b.ID)
 		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)

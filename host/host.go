@@ -19,18 +19,19 @@ import (
 //
 // Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
 type Host struct {
-	*boxes       // finds boxes
-	*policies    // changes what they may do
-	*lifecycle   // makes, attaches, recovers and deletes them
-	*publicURLs  // makes and deletes their public URLs
-	*usage       // puts them to sleep and wakes them
-	*commands    // runs commands in them
-	*settings    // keeps what else can be configured
-	*files       // opens their files
-	*events      // reads decisions
-	*authorities // shows certificate authorities
-	*keys        // changes the keys of the store and of the API
-	*selfTests   // attacks boxes from inside
+	*boxes        // finds boxes
+	*policies     // changes what they may do
+	*lifecycle    // makes, attaches, recovers and deletes them
+	*publicURLs   // makes and deletes their public URLs
+	*usage        // puts them to sleep and wakes them
+	*commands     // runs commands in them
+	*settings     // keeps what else can be configured
+	*snapshotHost // takes snapshots of them
+	*files        // opens their files
+	*events       // reads decisions
+	*authorities  // shows certificate authorities
+	*keys         // changes the keys of the store and of the API
+	*selfTests    // attacks boxes from inside
 
 	parts      *parts
 	protection *protection

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/config"
 	"boxgate/launcher"
 	"boxgate/preflight"
@@ -34,9 +35,30 @@ func (l *lifecycle) imageOf(ctx context.Context, runtime string) (string, error)
 	return found, nil
 }
 
+// originOf says what the files of a new box are, and completes the request for one from a snapshot.
+func (l *lifecycle) originOf(ctx context.Context, req *api.CreateRequest) (origin, error) {
+	if req.Snapshot == "" {
+		image, err := l.imageOf(ctx, req.Runtime)
+		return origin{image: image}, err
+	}
+	runtime := req.Runtime
+	from, err := l.snapshots.inherit(req)
+	if err != nil || runtime == "" || runtime == req.Runtime {
+		return from, err
+	}
+	if image, err := l.imageOf(ctx, runtime); err != nil || image != from.image {
+		return origin{}, invalidAt("/runtime", fmt.Sprintf("the snapshot was taken of a box with runtime %q, and so is a box from it: leave runtime out", req.Runtime))
+	}
+	req.Runtime = runtime
+	return from, nil
+}
+
 // ensureImage builds, pulls or unpacks the image of a new box unless it is there, which may take minutes.
 func (p *provisioning) ensureImage(ctx context.Context) error {
 	b := p.box
+	if len(b.record.Layers) > 0 {
+		return nil // they keep theirs
+	}
 	defer b.progress.Store(nil)
 	err := b.unlocked(func() error {
 		return p.sandboxes.EnsureImage(ctx, b.record.Image, func(line string) {

@@ -37,6 +37,7 @@ type lifecycle struct {
 	commands    *commands
 	meter       *meter.Meter
 	settings    *settings
+	snapshots   *snapshotHost
 	follower    *follow.Follower
 }
 

@@ -85,6 +85,7 @@ func (h *Host) wire(context.Context) error {
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.files = &files{usage: h.usage, sandboxes: held}
+	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.keys = &keys{log: p.log, store: p.store}
@@ -94,6 +95,7 @@ func (h *Host) wire(context.Context) error {
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter,
+		snapshots: h.snapshotHost,
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/config"
+	"boxgate/host/snapshots"
 	"boxgate/launcher"
 )
 
@@ -15,6 +16,7 @@ func (p *parts) openLauncher(context.Context) error {
 	if p.launcher, err = launcher.New(launcherConfig(p.cfg, p.log)); err != nil {
 		return err
 	}
+	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return contained(p.log, f) })
 	for name, gauge := range map[string]struct {
 		help  string
 		value func() int

@@ -18,6 +18,7 @@ import (
 	"boxgate/host/meter"
 	"boxgate/host/reach"
 	"boxgate/host/share"
+	"boxgate/host/snapshots"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
@@ -58,6 +59,7 @@ type parts struct {
 	certificates certificates // of the public URLs
 
 	launcher *launcher.Launcher
+	shelf    *snapshots.Shelf
 	firewall *firewall.Firewall
 	meter    *meter.Meter
 }
@@ -73,6 +75,9 @@ func (p *parts) close() error {
 	}
 	if p.acme != nil {
 		p.acme.Close()
+	}
+	if p.shelf != nil {
+		p.shelf.Close()
 	}
 	if p.launcher != nil {
 		if len(p.boxes.all()) == 0 {

@@ -230,7 +230,7 @@ func (p *provisioning) storeIdle(context.Context) error {
 func (p *provisioning) launchSpec() launcher.Spec {
 	r := p.box.record
 	return launcher.Spec{
-		ID: r.ID, Image: r.Image, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(),
+		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(),
 		Hostname: hostnameOf(r), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	}
 }

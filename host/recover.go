@@ -38,6 +38,9 @@ func (l *lifecycle) recoverBoxes(ctx context.Context) error {
 		return err
 	}
 	l.removeUnknown(ctx, running)
+	if err := l.snapshots.shelf.Recover(); err != nil {
+		return fmt.Errorf("recovering snapshots: %w", err)
+	}
 	if err := l.sandboxes.pruneAttached(l.boxes); err != nil {
 		return fmt.Errorf("releasing network namespaces: %w", err)
 	}

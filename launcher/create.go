@@ -81,12 +81,17 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 		return fmt.Errorf("box %s: %w", spec.ID, ErrExists)
 	}
 	defer l.undo(spec.ID, &err)
-	img, err := l.images.Use(spec.Image, l.dirs.box(spec.ID))
+	var img image.Image
+	if len(spec.Layers) > 0 {
+		img, err = l.layers.Image(spec.Layers, l.dirs.box(spec.ID))
+	} else {
+		img, err = l.images.Use(spec.Image, l.dirs.box(spec.ID))
+	}
 	if err != nil {
 		return err
 	}
 	r.Image, r.Size, r.Env, r.Base = spec.Image, spec.Size, spec.Env, img.Env
-	r.ImageKey, r.Rootfs = img.Key, img.Rootfs
+	r.ImageKey, r.Rootfs, r.Layers = img.Key, img.Rootfs, spec.Layers
 	if err := l.save(r); err != nil {
 		return err
 	}
@@ -114,7 +119,7 @@ func (l *Launcher) undo(id policy.BoxID, err *error) {
 type furnisher func(*furnish.Root, Spec) error
 
 func furnishNew(root *furnish.Root, spec Spec) error {
-	return root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, CA: spec.CA})
+	return root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, CA: spec.CA, Restored: len(spec.Layers) > 0})
 }
 
 // furnishAgain leaves what the box has made of its root alone, but for what it needs to start.
@@ -128,7 +133,7 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write fu
 	}
 	id := spec.ID
 	layers := overlay.Layers{
-		Image: img.Rootfs, UserPin: l.dirs.userPin(id), Upper: l.dirs.upper(id), Work: l.dirs.work(id),
+		Image: img.Rootfs, Stack: l.layers.Trees(spec.Layers), UserPin: l.dirs.userPin(id), Upper: l.dirs.upper(id), Work: l.dirs.work(id),
 		Mounts: l.dirs.mounts(id), Lower: l.dirs.lowerMount(id), Root: l.dirs.rootMount(id),
 	}
 	if err := layers.Mount(ids.Host(0)); err != nil {

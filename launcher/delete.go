@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	runc "github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
@@ -71,7 +72,15 @@ func inTurn(id policy.BoxID, what string, steps ...func() error) error {
 // removeMountPoints removes the directories that mountRoot made. They are empty; if not, something is still mounted
 // there, and emptying that would be worse than failing.
 func (l *Launcher) removeMountPoints(id policy.BoxID) error {
-	for _, p := range []string{l.dirs.lowerMount(id), l.dirs.rootMount(id), l.dirs.mounts(id)} {
+	points, err := os.ReadDir(l.dirs.mounts(id))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	dirs := []string{}
+	for _, p := range points {
+		dirs = append(dirs, filepath.Join(l.dirs.mounts(id), p.Name()))
+	}
+	for _, p := range append(dirs, l.dirs.mounts(id)) {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 //	{state}/boxes/{id}/box.json   the record
 //	{state}/boxes/{id}/bundle/    config.json for the runtime
 //	{state}/boxes/{id}/upper/     what the box has written; work/ belongs to overlayfs
+//	{state}/layers/{layer}/       what boxes have written, as snapshots keep it; {layer}.partial: not complete
 //	{state}/trash/                 files of deleted boxes, to be removed
 //	{run}/netns/{id}              the pinned network namespace
 //	{run}/userns/{id}             the pinned user namespace
@@ -23,6 +24,7 @@ import (
 type dirs struct{ state, run string }
 
 func (d dirs) boxes() string                      { return filepath.Join(d.state, "boxes") }
+func (d dirs) layers() string                     { return filepath.Join(d.state, "layers") }
 func (d dirs) trash() string                      { return filepath.Join(d.state, "trash") }
 func (d dirs) box(id policy.BoxID) string         { return filepath.Join(d.boxes(), string(id)) }
 func (d dirs) record(id policy.BoxID) string      { return filepath.Join(d.box(id), "box.json") }
@@ -50,7 +52,7 @@ func (d dirs) make() error {
 		path string
 		mode os.FileMode
 	}{
-		{d.state, 0o700}, {d.boxes(), 0o700}, {d.trash(), 0o700},
+		{d.state, 0o700}, {d.boxes(), 0o700}, {d.layers(), 0o700}, {d.trash(), 0o700},
 		{filepath.Dir(d.run), 0o711}, {d.run, 0o711}, {d.allMounts(), 0o711},
 		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700},
 	} {

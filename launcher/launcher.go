@@ -21,6 +21,7 @@ import (
 	"boxgate/launcher/motion"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/process"
+	"boxgate/launcher/snapshot"
 	"boxgate/launcher/trash"
 	"boxgate/policy"
 )
@@ -63,6 +64,7 @@ type Launcher struct {
 	branches   cgroup.Remains
 	trash      *trash.Trash
 	images     image.Store
+	layers     snapshot.Layers
 	motion     motion.Boxes
 	fileTurns  boxfs.Turns
 
@@ -108,6 +110,7 @@ func New(cfg Config) (*Launcher, error) {
 		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},
 	}
+	l.layers = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
 	if err := l.dirs.make(); err != nil {
 		return nil, err

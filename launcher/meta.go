@@ -19,6 +19,7 @@ type record struct {
 	// ImageKey and Rootfs say which image that was: the name may mean another by now. See [Launcher.imageOf].
 	ImageKey string            `json:"image_key,omitempty"`
 	Rootfs   string            `json:"rootfs,omitempty"`
+	Layers   []string          `json:"layers,omitempty"` // over the image, the lowest first
 	Size     Size              `json:"size"`
 	Env      map[string]string `json:"env,omitempty"`     // of Spec
 	Base     []string          `json:"base,omitempty"`    // of the image

@@ -61,6 +61,7 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 		return err
 	}
 	defer l.stopped(spec.ID, &err)
+	spec.Layers = r.Layers
 	img := image.Image{Rootfs: r.Rootfs, Env: r.Base}
 	if r.Rootfs == "" { // made by an older version
 		if img, err = l.images.Find(cmp.Or(r.Image, spec.Image)); err != nil {

@@ -41,6 +41,7 @@ func (s Size) limits() (container.Limits, error) {
 type Spec struct {
 	ID       policy.BoxID
 	Image    string            // a name of Config.Images or an image itself; empty: the entry "default"
+	Layers   []string          // of a snapshot, the lowest first, see [Launcher.Capture]; they lie on an image of their own
 	Size     Size              // empty: small
 	Env      map[string]string // set for every command; wins over what the launcher sets itself
 	Hostname string            // empty: the ID

@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -16,7 +17,8 @@ import (
 const maxBoxes = 1 << 16
 
 // AllocateBox stores a new box and returns it with the lowest free index and addresses. Those fields of b are ignored.
-// The errors are [ErrNameTaken], [ErrExhausted], and [ErrConflict] for an ID that exists.
+// The errors are [ErrNameTaken], [ErrExhausted], [ErrConflict] for an ID that exists, and [ErrNotFound] for layers that do
+// not exist any more.
 func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 	if err := checkID(b.ID); err != nil {
 		return Box{}, err
@@ -28,7 +30,7 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 		if err := db.takePlace(tx, &b, pools); err != nil {
 			return err
 		}
-		if err := db.claimName(tx, b); err != nil {
+		if err := errors.Join(db.claimName(tx, b), db.stack(tx, b)); err != nil {
 			return err
 		}
 		return db.putBox(tx, b)

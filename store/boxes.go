@@ -82,7 +82,7 @@ func (db *DB) Boxes() ([]Box, error) {
 	return out, nil
 }
 
-// UpdateBox replaces the record of a box. Its index, addresses and time of creation do not change. The errors are
+// UpdateBox replaces the record of a box. Its index, addresses, layers and time of creation do not change. The errors are
 // [ErrNotFound] and [ErrNameTaken].
 func (db *DB) UpdateBox(b Box) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
@@ -90,7 +90,7 @@ func (db *DB) UpdateBox(b Box) error {
 		if err != nil {
 			return err
 		}
-		b.Index, b.V4, b.V6, b.CreatedAt = old.Index, old.V4, old.V6, old.CreatedAt
+		b.Index, b.V4, b.V6, b.CreatedAt, b.Layers = old.Index, old.V4, old.V6, old.CreatedAt, old.Layers
 		if b.Name != old.Name {
 			if err := db.claimName(tx, b); err != nil {
 				return err
@@ -114,7 +114,7 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 		if err != nil {
 			return err
 		}
-		errs := []error{db.releaseName(tx, b), db.drop(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{db.releaseName(tx, b), db.own(tx, boxOwner(id), b.Layers, nil), db.drop(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
 				errs = append(errs, db.drop(tx, layout.Addrs, a.AsSlice()))

@@ -47,6 +47,7 @@ func fullStore(t *testing.T) string {
 		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2), db.ChangeEnvironment(setting("SHARED", "value")),
 		db.AddSchedule(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
 		db.SaveUsages(map[policy.BoxID]Usage{"b1": {CPU: Count{Total: 5, Life: "1", Seen: 5}}}),
+		db.AddSnapshot(Snapshot{ID: "snap1", Box: "b1", Layers: []string{"layer1"}, Env: map[string]string{"A": "value"}}),
 		db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
 	); err != nil {
 		t.Fatal(err)

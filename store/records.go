@@ -18,6 +18,7 @@ type Box struct {
 	State        string        `json:"state"`
 	Error        string        `json:"error,omitempty"` // why State is "error"
 	Image        string        `json:"image,omitempty"`
+	Layers       []string      `json:"layers,omitempty"` // of the snapshot that it was made from, over the image, the lowest first
 	Runtime      string        `json:"runtime,omitempty"`
 	Size         string        `json:"size,omitempty"`
 	Labels       []string      `json:"labels,omitempty"`

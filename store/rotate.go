@@ -153,7 +153,7 @@ func resealed(old, next *document.Key, bucket, owner, document []byte) ([]byte, 
 	}
 	switch {
 	case bytes.Equal(bucket, layout.Secrets), bytes.Equal(bucket, layout.Headers),
-		bytes.Equal(bucket, layout.Settings), bytes.Equal(bucket, layout.Schedules),
+		bytes.Equal(bucket, layout.Settings), bytes.Equal(bucket, layout.Schedules), bytes.Equal(bucket, layout.Snapshots),
 		bytes.Equal(bucket, layout.Staged) && bytes.HasPrefix(owner, []byte(stagedHeaders)):
 		return again(document)
 	case bytes.Equal(bucket, layout.CAs):

@@ -102,6 +102,8 @@ var pathDocs = map[string]string{
 	"port": "a port of the box",
 	"run":  "ID of a run",
 
+	"snapshot": "ID of a snapshot",
+
 	"key":        "name of an environment variable",
 	"label":      "a label of the box",
 	"owner":      "owner of the skill's repository",

@@ -40,6 +40,7 @@ type memoryHost struct {
 	fail    error               // returned by every call, if set
 	crash   bool                // every call panics with a secret
 
+	snapshots  []api.Snapshot
 	passphrase string        // of the last RotateStoreKey
 	grace      time.Duration // of the last RotateAPIKey
 }

@@ -15,6 +15,7 @@ import (
 	"boxgate/api/rules"
 	"boxgate/api/session"
 	"boxgate/api/settings"
+	"boxgate/api/snapshots"
 	"boxgate/api/strict"
 	"boxgate/api/urls"
 )
@@ -37,6 +38,7 @@ func (a *API) rooms() []room {
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
+		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies}},
 	}

@@ -14,6 +14,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/session"
 	"boxgate/api/settings"
+	"boxgate/api/snapshots"
 	"boxgate/audit"
 )
 
@@ -24,6 +25,7 @@ type Host interface {
 	session.Host
 	settings.Host
 	files.Host
+	snapshots.Host
 }
 
 // Config is what [New] needs. Host and CheckKey are required.

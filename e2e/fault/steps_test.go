@@ -52,6 +52,10 @@ var (
 		"remove: namespaces gone", "restart: namespaces pinned", "connect: policy in force", "launch: root built",
 		"launch: first process started", "restart: box runs",
 	}
+	stepsOfSnapshot = []string{
+		"snapshot: record stored", "snapshot: box frozen", "snapshot: files copied", "snapshot: layer complete", "snapshot: ready stored",
+		"delete snapshots: records gone",
+	}
 	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...) // of a change of all boxes
 	stepsOfStart  = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
@@ -69,14 +73,14 @@ func isMark(step string) bool { return slices.Contains(marks, step) }
 
 var marks = []string{
 	"proxy: first bytes read", "proxy: request read", "dns: query read",
-	"change: committed", "delete: record gone", "disconnect: off the network",
+	"change: committed", "delete: record gone", "delete snapshots: records gone", "disconnect: off the network",
 }
 
 // Every step named in the sources is tried, and every step that is tried is named in the sources.
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

@@ -226,12 +226,38 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0") {
 		t.Errorf("the gateway may dump core: %v %s", err, limits)
 	}
+	c.snapshot()
 	c.inProcesses()
 	c.dump(unix.SIGQUIT)
 	c.Up()
 	c.in = c.Intrude(c.in.Box)
 	c.dump(unix.SIGABRT)
 	c.search()
+}
+
+// snapshotMark is in a file of the box, and so in the files of its snapshots.
+const snapshotMark = "no secret, but found in snapshots"
+
+// snapshot takes a snapshot of the box, and one of a box from it.
+func (c *canaries) snapshot() {
+	c.T.Helper()
+	c.MustSh(c.in.Box, "echo '"+snapshotMark+"' >mark; env >environment; cat /proc/*/environ >environments 2>/dev/null; true")
+	box := c.in.Box
+	for range 2 {
+		var s, made struct{ ID, Status string }
+		err := c.Client.Do(c.T.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{"name": "canary"}, &s)
+		if err == nil {
+			err = c.Client.Do(c.T.Context(), "POST", "/v2/box/from-snapshot", map[string]any{"snapshot_id": s.ID, "attach_headers": c.rules("")}, &made)
+		}
+		if err != nil {
+			c.T.Fatal(err)
+		}
+		box = made.ID
+		c.MustSh(box, "env >>environment")
+	}
+	if fileWith(c.T, filepath.Join(c.Dir, "state", "layers"), []byte(snapshotMark)) == "" {
+		c.T.Error("the search finds nothing in snapshots")
+	}
 }
 
 // inProcesses looks at the command line and environment of every process: the gateway's own has the variable that it was

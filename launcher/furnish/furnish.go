@@ -22,16 +22,17 @@ type Identity struct {
 	Hostname string
 	DNS      []netip.Addr // its resolvers; empty: none
 	CA       []byte       // PEM certificates that it trusts in addition to the public roots; may be empty
+	Restored bool         // the root has the files of another box, which is not trusted any more
 }
 
-// Furnish writes the files of a box into a fresh root: its names, its user, its first process and what it trusts.
+// Furnish writes the files of a box into a fresh root, in which nothing runs: its names, its user, its first process and what it trusts.
 func (b *Root) Furnish(is Identity) error {
 	for _, step := range []struct {
 		what string
 		do   func() error
 	}{
 		{"its first process", func() error { return b.installInit() }},
-		{"its home directory", b.makeHome},
+		{"its home directory", func() error { return b.makeHome(is.Restored) }},
 		{"its user", b.addUser},
 		{"its names", func() error { return b.writeNames(is) }},
 		{"its certificates", func() error { return b.trust(is.CA) }},
@@ -61,12 +62,14 @@ func (b *Root) Refurnish() error {
 	return nil
 }
 
-func (b *Root) makeHome() error {
-	if err := b.mkdir(workspace, 0o755, UID); err != nil {
-		return err
-	}
-	if err := b.mkdir(Home, 0o755, UID); err != nil {
-		return err
+func (b *Root) makeHome(restored bool) error {
+	for _, d := range []string{workspace, Home} {
+		if restored && b.isDir(d) {
+			continue // with the mode that it had
+		}
+		if err := b.mkdir(d, 0o755, UID); err != nil {
+			return err
+		}
 	}
 	for _, d := range []string{"/proc", "/sys", "/dev", "/tmp"} { // the runtime makes mount points as the mapped root; an image may lack them
 		if !b.isDir(d) {

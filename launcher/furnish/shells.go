@@ -47,5 +47,6 @@ func (b *Root) trustInShells() error {
 	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
 		old = append(old, '\n')
 	}
+	old = bytes.TrimPrefix(old, lines.Bytes())                            // of the box whose files these were
 	return b.write(environmentPath, append(lines.Bytes(), old...), 0o644) // the image's own lines come last, and win
 }

@@ -9,7 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"regexp"
 	"slices"
+	"strings"
 
 	"boxgate/launcher/files"
 )
@@ -85,7 +87,7 @@ func (b *Root) bundle(certs []*x509.Certificate) ([]byte, error) {
 	for _, name := range append([]string{BundlePath}, otherBundles...) {
 		roots, err := b.read(name)
 		if err == nil && len(bytes.TrimSpace(roots)) > 0 {
-			return appendCerts(roots, certs), nil
+			return appendCerts(withoutBoxes(roots), certs), nil
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -123,7 +125,7 @@ func (b *Root) extendOthers(certs []*x509.Certificate) error {
 		if err != nil {
 			return err
 		}
-		if err := b.writeAt(p, appendCerts(old, certs), 0o644); err != nil {
+		if err := b.writeAt(p, appendCerts(withoutBoxes(old), certs), 0o644); err != nil {
 			return err
 		}
 	}
@@ -160,6 +162,9 @@ func (b *Root) anchors(certs []*x509.Certificate) error {
 		}
 	}
 	dir := path.Dir(BundlePath)
+	if err := b.dropHashNames(dir); err != nil {
+		return err
+	}
 	for i, c := range certs {
 		name := fmt.Sprintf("boxgate-%d.pem", i)
 		if err := b.replace(path.Join(dir, name), appendCerts(nil, certs[i:i+1]), 0o644); err != nil {
@@ -176,6 +181,24 @@ func (b *Root) anchors(certs []*x509.Certificate) error {
 	return nil
 }
 
+// dropHashNames removes the links to the CA of the box whose files these were.
+func (b *Root) dropHashNames(dir string) error {
+	p, err := files.Resolve(b.root, dir)
+	if err != nil {
+		return err
+	}
+	links, err := fs.Glob(b.root.FS(), path.Join(p, "????????.*"))
+	for _, link := range links {
+		if target, rerr := b.root.Readlink(link); rerr == nil && anchorName.MatchString(target) {
+			err = errors.Join(err, b.root.Remove(link))
+		}
+	}
+	return err
+}
+
+// anchorName matches the names that [Root.anchors] gives to single certificates.
+var anchorName = regexp.MustCompile(`^boxgate-[0-9]+\.pem$`)
+
 // freeHashName returns {hash}.N for the first N not taken: subjects may share a hash.
 func (b *Root) freeHashName(dir string, hash uint32) string {
 	for n := 0; ; n++ {
@@ -189,6 +212,43 @@ func (b *Root) freeHashName(dir string, hash uint32) string {
 		}
 	}
 }
+
+// withoutBoxes returns a bundle without the CAs of boxes. A snapshot has that of the box it was taken of, and the box that
+// is made from it has its own.
+func withoutBoxes(bundle []byte) []byte {
+	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
+	var out []byte
+	for rest := bundle; len(rest) > 0; {
+		at := bytes.Index(rest, []byte(begin))
+		stop := -1
+		if at >= 0 {
+			stop = bytes.Index(rest[at:], []byte(end))
+		}
+		if stop < 0 {
+			return append(out, rest...)
+		}
+		stop += at + len(end)
+		out = append(out, rest[:at]...)
+		if !isBoxCA(rest[at:stop]) {
+			out = append(out, rest[at:stop]...)
+		}
+		rest = rest[stop:]
+	}
+	return out
+}
+
+// isBoxCA reports whether a PEM block is the CA that a gateway has made for a box.
+func isBoxCA(text []byte) bool {
+	block, _ := pem.Decode(text)
+	if block == nil || !bytes.Contains(block.Bytes, []byte(boxCAName)) {
+		return false
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	return err == nil && slices.Contains(c.Subject.Organization, "boxgate") && strings.HasPrefix(c.Subject.CommonName, boxCAName)
+}
+
+// boxCAName is how the names of boxes' CAs begin.
+const boxCAName = "boxgate box "
 
 // appendCerts adds certificates to a bundle, on a line of their own.
 func appendCerts(bundle []byte, certs []*x509.Certificate) []byte {

@@ -31,6 +31,12 @@ func IDsAt(index int) IDs { return IDs{firstID + index*idsPerBox} }
 // Host returns what an ID inside the box is outside.
 func (r IDs) Host(id int) int { return r.base + id }
 
+// Inside returns what an ID of the host is inside the box, if the box has it.
+func (r IDs) Inside(host int) (id int, ok bool) {
+	id = host - r.base
+	return id, id >= 0 && id < idsPerBox
+}
+
 // Mapping is the range in the words of the runtime.
 func (r IDs) Mapping() []specs.LinuxIDMapping {
 	return []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(r.base), Size: idsPerBox}}

@@ -13,13 +13,14 @@ import (
 
 // Layers are the directories that the root of a box is made of.
 type Layers struct {
-	Image   string // the root file system of the image; read-only
-	UserPin string // the box's user namespace, as which the image's owners are mapped
-	Upper   string // what the box has written
-	Work    string // overlayfs's own
-	Mounts  string // holds the two mount points that follow
-	Lower   string // the image with mapped owners
-	Root    string // the root of the box
+	Image   string   // the root file system of the image; read-only
+	Stack   []string // layers over the image, the lowest first; read-only, as the image
+	UserPin string   // the box's user namespace, as which the image's owners are mapped
+	Upper   string   // what the box has written
+	Work    string   // overlayfs's own
+	Mounts  string   // holds the two mount points that follow
+	Lower   string   // the image with mapped owners
+	Root    string   // the root of the box
 }
 
 // Mount mounts a box's writable layer, which may have been there before, over the image. owner is the box's root as the host sees it. The mounts are
@@ -45,10 +46,30 @@ func (l Layers) Mount(owner int) error {
 			return err
 		}
 	}
-	if err := mountIDMapped(l.Image, l.Lower, l.UserPin); err != nil {
+	lowers, err := l.mountLowers()
+	if err != nil {
 		return err
 	}
-	return mountOverlay(l.Lower, l.Upper, l.Work, l.Root)
+	return mountOverlay(lowers, l.Upper, l.Work, l.Root)
+}
+
+// mountLowers mounts everything that is read-only, and returns where, the highest first.
+func (l Layers) mountLowers() ([]string, error) {
+	lowers := []string{l.Lower}
+	if err := mountIDMapped(l.Image, l.Lower, l.UserPin); err != nil {
+		return nil, err
+	}
+	for i, layer := range l.Stack {
+		at := fmt.Sprint(l.Lower, i+1)
+		if err := os.Mkdir(at, 0o755); err != nil {
+			return nil, err
+		}
+		if err := mountIDMapped(layer, at, l.UserPin); err != nil {
+			return nil, err
+		}
+		lowers = append([]string{at}, lowers...)
+	}
+	return lowers, nil
 }
 
 // mountIDMapped shows a directory at another place, read-only and with its owners as the user namespace maps them: the
@@ -79,16 +100,20 @@ func mountIDMapped(from, to, userPin string) error {
 }
 
 // mountOverlay mounts the layers by file descriptor: a box can read the options of its root in /proc/self/mountinfo, and
-// the host's paths are none of its business.
-func mountOverlay(lower, upper, work, at string) error {
-	var opts []string
-	for _, layer := range []struct{ key, path string }{{"lowerdir", lower}, {"upperdir", upper}, {"workdir", work}} {
-		fd, err := unix.Open(layer.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+// the host's paths are none of its business. Nothing in an upper directory refers to another layer by a path or handle, so
+// that it can be a layer itself.
+func mountOverlay(lowers []string, upper, work, at string) error {
+	var paths []string
+	for _, dir := range append([]string{upper, work}, lowers...) {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		opts = append(opts, fmt.Sprintf("%s=/proc/self/fd/%d", layer.key, fd))
+		paths = append(paths, fmt.Sprintf("/proc/self/fd/%d", fd))
+	}
+	opts := []string{
+		"upperdir=" + paths[0], "workdir=" + paths[1], "lowerdir=" + strings.Join(paths[2:], ":"), "redirect_dir=off", "metacopy=off", "index=off",
 	}
 	err := unix.Mount("overlay", at, "overlay", unix.MS_NODEV|unix.MS_NOSUID, strings.Join(opts, ","))
 	if err != nil {

@@ -29,6 +29,8 @@ var (
 	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
 
 	Settings  = []byte("settings")  // sealed; "environment": variables that new boxes get; "installation": the host's part of IDs
+	Snapshots = []byte("snapshots") // sealed; ID of the snapshot → Snapshot
+	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
 	Usage     = []byte("usage")     // Usage as JSON
 )
@@ -56,11 +58,11 @@ const (
 // Documents are the buckets whose documents have tags: all except meta.
 var Documents = [][]byte{
 	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
-	URLs, APIKeys, Settings, Schedules, Usage,
+	URLs, APIKeys, Settings, Schedules, Usage, Snapshots, Layers,
 }
 
 // Added are the buckets that stores of schema 1 did not have.
-var Added = [][]byte{Settings, Schedules, Usage}
+var Added = [][]byte{Settings, Schedules, Usage, Snapshots, Layers}
 
 // How the data key is encrypted.
 const (

@@ -13,7 +13,7 @@ import (
 // newBoxCommand is `gateway box`.
 func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("box", "Create, list, use and remove boxes")
-	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxCopy(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o))
+	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o))
 	return cmd
 }
 

@@ -11,8 +11,8 @@ import (
 
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
-	name, size, runtime, policy, headers string
-	env                                  []string
+	name, size, runtime, policy, headers, snapshot string
+	env                                            []string
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -26,7 +26,11 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.Call(cmd, "POST", "/v2/box", body, newBoxAnswer(cmd))
+			path := "/v2/box"
+			if c.snapshot != "" {
+				path, body["snapshot_id"] = path+"/from-snapshot", c.snapshot
+			}
+			return o.Call(cmd, "POST", path, body, newBoxAnswer(cmd))
 		},
 	}
 	f := cmd.Flags()
@@ -35,6 +39,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.runtime, "runtime", "", "runtime name of launcher.images (default: default)")
 	f.StringVar(&c.policy, "policy", "", "network policy: JSON, @FILE, -, allow-all or deny-all (default: allow-all)")
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
+	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot, which says what files the box has, and its size and policy if they are not given")
 	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")
 	return cmd
 }

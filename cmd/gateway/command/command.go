@@ -49,7 +49,7 @@ func newRootCommand() *cobra.Command {
 	opts.Register(root)
 	root.AddCommand(
 		newServeCommand(&opts), newCheckCommand(&opts), newDemoCommand(), newImageCommand(&opts),
-		newBoxCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
+		newBoxCommand(&opts), newSnapshotCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
 		newLogCommand(&opts), newCACommand(&opts), newVersionCommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newProbeCommand(),
 	)
 	return root

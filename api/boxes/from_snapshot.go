@@ -1,0 +1,52 @@
+package boxes
+
+import (
+	"net/http"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+// fromSnapshotBody is the JSON of a create from a snapshot.
+type fromSnapshotBody struct {
+	SnapshotID string `json:"snapshot_id" example:"snap_0123456789abcdef"`
+	createBody
+}
+
+// request validates a create from a snapshot. What the snapshot has and the request leaves out stays empty.
+func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
+	var p problem.List
+	if b.SnapshotID == "" || len(b.SnapshotID) > 64 {
+		p.Add("/snapshot_id", "must be the ID of a snapshot")
+	}
+	req, err := b.createBody.request(hasSecret)
+	if err := p.Merge("", err); err != nil {
+		return api.CreateRequest{}, err
+	}
+	req.Snapshot = b.SnapshotID
+	req.Size = b.Size
+	if len(b.NetworkPolicy.RawMessage) == 0 {
+		req.Policy = policy.Spec{}
+	}
+	return req, p.Err()
+}
+
+// createFromSnapshot is POST /v2/box/from-snapshot.
+func (e *Endpoints) createFromSnapshot(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body fromSnapshotBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	req, err := body.request(e.HasSecret)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	box, err := e.Host.CreateBox(r.Context(), req)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "system", "box created from snapshot %s", req.Snapshot)
+	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box)}, nil
+}

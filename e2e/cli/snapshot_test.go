@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/e2e/harness"
+)
+
+// TestSnapshotsByCommand takes, lists, uses and removes a snapshot as a person does.
+func TestSnapshotsByCommand(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"name": "source", "network_policy": harness.Custom("api.example.com")})
+	w.MustSh(box, "echo kept >state")
+	out, code := w.GatewayCommand("box", "snapshot", "source", "--name", "after setup")
+	id := strings.TrimSpace(out)
+	if code != cli.ExitOK || !strings.HasPrefix(id, "snap_") {
+		t.Fatalf("%d: %s", code, out)
+	}
+	if out, code := w.GatewayCommand("snapshot", "list", "--box", "source"); code != cli.ExitOK || !strings.Contains(out, id) || !strings.Contains(out, "after setup") {
+		t.Errorf("%d: %s", code, out)
+	}
+	out, code = w.GatewayCommand("box", "create", "--from-snapshot", id, "--name", "copy", "--json")
+	var made struct{ ID string }
+	if err := json.Unmarshal([]byte(out), &made); err != nil || code != cli.ExitOK {
+		t.Fatalf("%d: %s, %v", code, out, err)
+	}
+	if got := w.MustSh(made.ID, "cat state"); strings.TrimSpace(got) != "kept" {
+		t.Errorf("%q", got)
+	}
+	for _, c := range []struct {
+		args []string
+		exit int
+	}{
+		{[]string{"snapshot", "rm"}, cli.ExitUsage},
+		{[]string{"snapshot", "rm", id, "snap_unknown"}, cli.ExitFailed},
+		{[]string{"snapshot", "rm", id}, cli.ExitOK},
+		{[]string{"snapshot", "rm", id}, cli.ExitFailed},
+		{[]string{"box", "create", "--from-snapshot", id}, cli.ExitFailed},
+		{[]string{"box", "snapshot", "nobody"}, cli.ExitFailed},
+	} {
+		if out, code := w.GatewayCommand(c.args...); code != c.exit {
+			t.Errorf("%v: %d: %s", c.args, code, out)
+		}
+	}
+	w.MustDelete(made.ID)
+}

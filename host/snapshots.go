@@ -1,0 +1,146 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/host/snapshots"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// snapshotHost takes snapshots of boxes, and says what a box of one is like.
+type snapshotHost struct {
+	log   *zap.Logger
+	boxes *boxes
+	shelf *snapshots.Shelf
+}
+
+// TakeSnapshot implements the Host of [boxgate/api/snapshots].
+func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name string) (api.Snapshot, error) {
+	r, err := s.describe(id)
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	r.ID, r.Name = "snap_"+randomHex(8), name
+	r, err = s.shelf.Take(ctx, r)
+	if err != nil {
+		return api.Snapshot{}, notStored(s.log, "the snapshot could not be stored, nothing was made", err)
+	}
+	return snapshotView(r), nil
+}
+
+// describe is what a snapshot keeps of a box.
+func (s *snapshotHost) describe(id policy.BoxID) (store.Snapshot, error) {
+	b, err := s.boxes.lock(id)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	defer b.mu.Unlock()
+	if b.attached != nil {
+		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is attached: its files are with its maker, who can take snapshots of them")
+	}
+	if b.status != api.StatusIdle && b.status != api.StatusPaused {
+		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is in state %s, in which no snapshot can be taken: %s", b.status, b.problem)
+	}
+	return store.Snapshot{Layers: b.record.Layers}.Of(b.record, b.spec), nil
+}
+
+// Snapshots implements the Host of [boxgate/api/snapshots].
+func (s *snapshotHost) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
+	list, err := s.shelf.List(box)
+	var views []api.Snapshot
+	for _, r := range list {
+		views = append(views, snapshotView(r))
+	}
+	return views, err
+}
+
+func snapshotView(r store.Snapshot) api.Snapshot {
+	return api.Snapshot{ID: r.ID, Name: r.Name, Box: r.Box, Size: r.Size, Status: r.State, Error: r.Error, CreatedAt: r.CreatedAt}
+}
+
+// DeleteSnapshots implements the Host of [boxgate/api/snapshots].
+func (s *snapshotHost) DeleteSnapshots(ctx context.Context, ids []string) error {
+	err := s.shelf.Delete(ctx, ids)
+	if errors.Is(err, store.ErrNotFound) {
+		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist any more; nothing was deleted")
+	}
+	if err != nil {
+		return notStored(s.log, "the deletion of the snapshots could not be stored", err)
+	}
+	return nil
+}
+
+// errNoSnapshot refuses to make a box from a snapshot that is not there or not ready.
+func errNoSnapshot(id string) error {
+	return api.Errorf(api.ErrNotFound, "there is no snapshot %q", id)
+}
+
+// origin is what the files of a new box are.
+type origin struct {
+	image  string
+	layers []string // over the image, the lowest first
+}
+
+// inherit completes the request for a box from a snapshot: it gets the size, the policy and the fields of the hosted product
+// that the request leaves out, and the variables that it does not set. Header rules are not inherited: who makes the box
+// says which secrets it may use.
+func (s *snapshotHost) inherit(req *api.CreateRequest) (origin, error) {
+	r, err := s.shelf.Get(req.Snapshot)
+	if errors.Is(err, store.ErrNotFound) {
+		return origin{}, errNoSnapshot(req.Snapshot)
+	}
+	if err != nil {
+		return origin{}, err
+	}
+	if r.State != snapshots.Ready {
+		return origin{}, api.Errorf(api.ErrConflict, "the snapshot is in state %s; only one that is ready can be used: %s", r.State, r.Error)
+	}
+	var hosted api.Hosted
+	if err := json.Unmarshal(r.Extra, &hosted); err != nil {
+		return origin{}, err
+	}
+	env, secrets := r.Kept()
+	maps.DeleteFunc(secrets, func(pointer string, _ policy.Secret) bool {
+		return pointer == "/github_token" || // which is a header rule
+			pointer == "/agent_api_key" && req.Hosted.Agent != "" || strings.HasPrefix(pointer, "/mcp_servers/") && req.Hosted.MCPServers != nil
+	})
+	req.Env, req.HostedSecrets = over(env, req.Env), over(secrets, req.HostedSecrets)
+	req.Hosted = req.Hosted.Or(hosted)
+	req.Size, req.Runtime = cmp.Or(req.Size, r.BoxSize), r.Runtime
+	if req.Policy.Mode == "" {
+		req.Policy = r.Policy
+	}
+	for _, rule := range req.Headers {
+		for _, p := range rule.Placeholders { // which keep a secret out of the box, and take precedence
+			delete(req.Env, p.Variable)
+		}
+	}
+	return origin{r.Image, r.Layers}, nil
+}
+
+// release removes what only a deleted box needed.
+func (s *snapshotHost) release(b *box) {
+	if len(b.record.Layers) == 0 {
+		return
+	}
+	if err := s.shelf.Sweep(); err != nil {
+		s.log.Error("the layers of a deleted box could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+}
+
+// over is a map with entries of another one over it.
+func over(below, above map[string]policy.Secret) map[string]policy.Secret {
+	out := map[string]policy.Secret{}
+	maps.Copy(out, below)
+	maps.Copy(out, above)
+	return out
+}

@@ -1,0 +1,244 @@
+// Package snapshots takes, lists and deletes snapshots of boxes: their records in the store, and the layers that they
+// consist of. The store says who needs a layer; what nobody needs is removed.
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/internal/fault"
+	"boxgate/launcher"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// The states of a snapshot.
+const (
+	Creating = "creating"
+	Ready    = "ready"
+	Failed   = "error"
+)
+
+const (
+	// patience is how long [Shelf.Take] waits for a snapshot to be ready.
+	patience = 10 * time.Second
+	// atOnce bounds how many snapshots are copied at a time: the disk is shared.
+	atOnce = 2
+)
+
+// Boxes is where the files of boxes are.
+type Boxes interface {
+	Capture(ctx context.Context, id policy.BoxID, layer string) (launcher.Captured, error)
+	KeepLayers(needed func(layer string) bool) error
+}
+
+// Shelf has the snapshots of a gateway. Safe for concurrent use.
+type Shelf struct {
+	log       *zap.Logger
+	store     *store.DB
+	boxes     Boxes
+	contained func(func() error) error
+
+	slots chan struct{}
+	stop  context.CancelFunc
+	ctx   context.Context // ends when the gateway does
+
+	mu       sync.Mutex
+	underWay map[string]*taking // guarded by mu; by the ID of the snapshot
+}
+
+// taking is a snapshot that is being taken.
+type taking struct {
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when nothing of it goes on any more
+}
+
+// New returns the shelf of a store. contained calls a function and makes an error of its panic.
+func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error) error) *Shelf {
+	ctx, stop := context.WithCancel(context.Background())
+	return &Shelf{log: log, store: db, boxes: boxes, contained: contained, slots: make(chan struct{}, atOnce), ctx: ctx, stop: stop, underWay: map[string]*taking{}}
+}
+
+// Recover ends what an earlier run has left: snapshots that were being taken failed, and layers that nobody needs go.
+func (s *Shelf) Recover() error {
+	list, err := s.store.Snapshots()
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		if r.State == Creating {
+			s.log.Warn("a snapshot was not complete when the gateway ended", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
+			if _, err := s.store.ChangeSnapshot(r.ID, failed(errInterrupted)); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Sweep()
+}
+
+var errInterrupted = errors.New("the gateway ended while it was taken; take another")
+
+// failed is the change of a snapshot that could not be taken.
+func failed(why error) func(*store.Snapshot) {
+	return func(r *store.Snapshot) { r.State, r.Error, r.Layers, r.Size = Failed, why.Error(), nil, 0 }
+}
+
+// Close ends what is under way. Call it before the store is closed.
+func (s *Shelf) Close() {
+	s.stop()
+	for _, t := range s.all() {
+		<-t.ended
+	}
+}
+
+func (s *Shelf) all() (list []*taking) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.underWay {
+		list = append(list, t)
+	}
+	return list
+}
+
+// Take takes a snapshot of a box: r says what the box is, and which layers it is made of. It returns once the snapshot is
+// ready or has failed, or after a while with one that is still being taken, which goes on whatever becomes of ctx.
+func (s *Shelf) Take(ctx context.Context, r store.Snapshot) (store.Snapshot, error) {
+	layer := r.ID
+	r.State, r.CreatedAt, r.Layers = Creating, time.Now(), append(slices.Clone(r.Layers), layer)
+	running, cancel := context.WithCancel(s.ctx)
+	t := &taking{cancel: cancel, ended: make(chan struct{})}
+	s.begin(r.ID, t)
+	if err := s.contained(func() error { return s.record(ctx, r) }); err != nil {
+		if left := s.store.DeleteSnapshots([]string{r.ID}); !errors.Is(left, store.ErrNotFound) {
+			err = errors.Join(err, left)
+		}
+		s.end(r.ID, t)
+		return store.Snapshot{}, err
+	}
+	go func() {
+		defer s.end(r.ID, t)
+		s.take(running, r, layer)
+	}()
+	waiting := time.NewTimer(patience)
+	defer waiting.Stop()
+	select {
+	case <-t.ended:
+	case <-waiting.C:
+	case <-ctx.Done():
+	}
+	return s.store.Snapshot(r.ID)
+}
+
+// record stores a new snapshot.
+func (s *Shelf) record(ctx context.Context, r store.Snapshot) error {
+	if err := s.store.AddSnapshot(r); err != nil {
+		return err
+	}
+	return fault.At(ctx, "snapshot: record stored")
+}
+
+func (s *Shelf) begin(id string, t *taking) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay[id] = t
+}
+
+func (s *Shelf) end(id string, t *taking) {
+	t.cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.underWay, id)
+	close(t.ended)
+}
+
+// take copies the box and stores the outcome. A panic is a failure.
+func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string) {
+	err := s.contained(func() error { return s.capture(ctx, r, layer) })
+	if err == nil {
+		return
+	}
+	s.log.Error("a snapshot failed", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)), zap.Error(err))
+	if errors.Is(err, context.Canceled) {
+		err = errInterrupted
+	}
+	if _, err := s.store.ChangeSnapshot(r.ID, failed(err)); err != nil && !errors.Is(err, store.ErrNotFound) {
+		s.log.Error("the failure of a snapshot could not be stored", zap.String("snapshot", r.ID), zap.Error(err))
+	}
+	if err := s.Sweep(); err != nil {
+		s.log.Error("what a failed snapshot left could not be removed", zap.String("snapshot", r.ID), zap.Error(err))
+	}
+}
+
+func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string) error {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	c, err := s.boxes.Capture(ctx, r.Box, layer)
+	if err != nil {
+		return err
+	}
+	_, err = s.store.ChangeSnapshot(r.ID, func(r *store.Snapshot) { r.State, r.Layers, r.Size = Ready, c.Layers, c.Size })
+	if err != nil {
+		return err
+	}
+	s.log.Info("snapshot taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)), zap.Int64("bytes", c.Size), zap.Duration("frozen", c.Frozen))
+	return fault.At(ctx, "snapshot: ready stored")
+}
+
+// List returns the snapshots of a box, or all for "", oldest first.
+func (s *Shelf) List(box policy.BoxID) ([]store.Snapshot, error) {
+	list, err := s.store.Snapshots()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list, func(r store.Snapshot) bool { return box != "" && r.Box != box }), nil
+}
+
+// Get returns a snapshot, or [store.ErrNotFound].
+func (s *Shelf) Get(id string) (store.Snapshot, error) { return s.store.Snapshot(id) }
+
+// Delete deletes snapshots; those that are being taken are given up. If one is unknown, the error is [store.ErrNotFound],
+// and none is deleted. Boxes that were made from them keep what they need.
+func (s *Shelf) Delete(ctx context.Context, ids []string) error {
+	for _, id := range ids {
+		if _, err := s.store.Snapshot(id); err != nil {
+			return err
+		}
+	}
+	for _, id := range ids {
+		if t := s.find(id); t != nil {
+			t.cancel()
+			<-t.ended
+		}
+	}
+	if err := s.store.DeleteSnapshots(ids); err != nil {
+		return err
+	}
+	fault.Mark(ctx, "delete snapshots: records gone")
+	if err := s.Sweep(); err != nil { // the next sweep tries again
+		s.log.Error("the files of deleted snapshots could not be removed", zap.Error(err))
+	}
+	return nil
+}
+
+func (s *Shelf) find(id string) *taking {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.underWay[id]
+}
+
+// Sweep removes the layers that neither a snapshot nor a box needs.
+func (s *Shelf) Sweep() error {
+	return s.boxes.KeepLayers(func(layer string) bool {
+		needed, err := s.store.NeedsLayer(layer)
+		return needed || err != nil
+	})
+}

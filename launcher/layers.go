@@ -1,0 +1,110 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"boxgate/internal/fault"
+	"boxgate/launcher/image"
+	"boxgate/launcher/snapshot"
+	"boxgate/policy"
+)
+
+// maxLayers is how many layers a box has over its image. A snapshot that would have more is merged into one.
+const maxLayers = 16
+
+// Captured is the outcome of [Launcher.Capture].
+type Captured struct {
+	Layers []string // what a box that is to start with the same files is made of, the lowest first
+	// Report is of all of them but for Files, which is of the new one.
+	snapshot.Report
+}
+
+// Capture copies what a box has written into a new layer of that name. The box stands still for a moment, unless it is
+// paused. The layer is on disk when Capture returns; it stays until [Launcher.KeepLayers] is told otherwise, and needs no
+// box. When Capture fails, there is no layer.
+func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string) (c Captured, err error) {
+	r, err := l.load(id)
+	if err != nil {
+		return Captured{}, err
+	}
+	img, err := l.imageOf(r)
+	if err != nil {
+		return Captured{}, err
+	}
+	work, err := l.layers.Claim(layer)
+	if err != nil {
+		return Captured{}, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.trash.Take(work), l.trash.Take(l.layers.Path(layer)))
+		}
+	}()
+	c.Layers = append(append(c.Layers, r.Layers...), layer)
+	c.Report, err = snapshot.Capture(ctx, l.dirs.upper(id), r.ids(), work, func(f func() error) error {
+		return l.still(ctx, id, func() error { return errors.Join(fault.At(ctx, "snapshot: box frozen"), f()) })
+	})
+	if err == nil && len(c.Layers) > maxLayers {
+		err = l.flatten(ctx, img, &c, work)
+	}
+	if err == nil {
+		err = fault.At(ctx, "snapshot: files copied")
+	}
+	if err == nil {
+		err = l.layers.Complete(layer, img, c.Size)
+	}
+	if err == nil {
+		err = fault.At(ctx, "snapshot: layer complete")
+	}
+	if err == nil {
+		c.Size, err = l.layers.Size(c.Layers)
+	}
+	return c, err
+}
+
+// still calls f while nothing in a box changes: it is frozen, or nothing of it runs.
+func (l *Launcher) still(ctx context.Context, id policy.BoxID, f func() error) error {
+	err := l.Frozen(ctx, id, f)
+	if !errors.Is(err, ErrNotRunning) {
+		return err
+	}
+	defer l.lock(id)()
+	if st, err := l.State(ctx, id); err != nil || st.Pid != 0 {
+		return cmp.Or(err, fmt.Errorf("box %s has just been started; try again", id))
+	}
+	return f()
+}
+
+// flatten merges a new layer with those below it.
+func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, work string) error {
+	last := len(c.Layers) - 1
+	stack, frozen := []string{}, c.Frozen
+	for _, layer := range c.Layers[:last] {
+		stack = append(stack, l.layers.Path(layer))
+	}
+	merged := work + "-merged"
+	report, err := snapshot.Merge(ctx, img.Rootfs, append(stack, work), merged)
+	if err == nil {
+		err = l.trash.Take(work)
+	}
+	if err != nil {
+		return errors.Join(err, l.trash.Take(merged))
+	}
+	c.Layers, c.Report, c.Frozen = c.Layers[last:], report, frozen
+	return os.Rename(merged, work)
+}
+
+// KeepLayers removes every layer, complete or not, for which needed returns false. It must return true for those that a box
+// has, and for those that are being captured.
+func (l *Launcher) KeepLayers(needed func(layer string) bool) error {
+	dirs, err := l.layers.Unneeded(needed)
+	errs := []error{err}
+	for _, dir := range dirs {
+		errs = append(errs, l.trash.Take(dir))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,199 @@
+package snapshot
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/namespace"
+)
+
+// attr is one extended attribute as it is in a layer.
+type attr struct {
+	Name  string
+	Value []byte
+}
+
+// Attributes that need more than copying.
+const (
+	capability = "security.capability"
+	aclPrefix  = "system.posix_acl_"
+	overlay    = "trusted.overlay."
+)
+
+// kept are the attributes of overlayfs that mean something in a lower layer. The others refer to what was below the
+// upper directory, or count.
+var kept = []string{overlay + "opaque", overlay + "whiteout"}
+
+// unsafeHere are attributes by which overlayfs would look for the file elsewhere. Boxes are mounted so that it makes none.
+var unsafeHere = []string{overlay + "redirect", overlay + "metacopy"}
+
+// readAttrs returns the attributes of what a path names, which a link is not followed for unless it is one of /proc/self/fd
+// itself, for a layer.
+func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
+	names, err := attrNames(path)
+	var attrs []attr
+	for _, name := range names {
+		switch keep, err := keeps(name); {
+		case err != nil:
+			return nil, err
+		case !keep:
+			continue
+		}
+		value, err := attrValue(path, name)
+		if errors.Is(err, unix.ENODATA) {
+			continue
+		}
+		if err == nil {
+			value, err = storedValue(name, value, ids)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("attribute %s: %w", name, err)
+		}
+		attrs = append(attrs, attr{name, value})
+	}
+	return attrs, err
+}
+
+// keeps reports whether an attribute belongs into a layer.
+func keeps(name string) (bool, error) {
+	for _, u := range unsafeHere {
+		if name == u {
+			return false, fmt.Errorf("overlayfs has left %s in the box: it was made by another version of the gateway; make it anew", name)
+		}
+	}
+	for _, k := range kept {
+		if name == k {
+			return true, nil
+		}
+	}
+	return name == capability || strings.HasPrefix(name, "user.") || strings.HasPrefix(name, aclPrefix), nil
+}
+
+// follows reports whether the path is that of an open file rather than of an entry of an open directory.
+func follows(path string) bool {
+	return strings.Count(path, "/") == strings.Count("/proc/self/fd/0", "/")
+}
+
+func attrNames(path string) ([]string, error) {
+	list := unix.Llistxattr
+	if follows(path) {
+		list = unix.Listxattr
+	}
+	buf := make([]byte, 1024)
+	for {
+		n, err := list(path, buf)
+		if errors.Is(err, unix.ERANGE) {
+			buf = make([]byte, 64<<10) // the kernel's limit
+			continue
+		}
+		if errors.Is(err, unix.EOPNOTSUPP) || n == 0 {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return strings.Split(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00"), nil
+	}
+}
+
+func attrValue(path, name string) ([]byte, error) {
+	get := unix.Lgetxattr
+	if follows(path) {
+		get = unix.Getxattr
+	}
+	buf := make([]byte, 256)
+	for {
+		n, err := get(path, name, buf)
+		if errors.Is(err, unix.ERANGE) {
+			buf = make([]byte, 64<<10)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return buf[:n], nil
+	}
+}
+
+// writeAttrs gives what a path names attributes.
+func writeAttrs(path string, attrs []attr) error {
+	set := unix.Lsetxattr
+	if follows(path) {
+		set = unix.Setxattr
+	}
+	for _, a := range attrs {
+		if err := set(path, a.Name, a.Value, 0); err != nil {
+			return fmt.Errorf("attribute %s: %w", a.Name, err)
+		}
+	}
+	return nil
+}
+
+// storedValue is the value of an attribute with the user IDs as the box sees them.
+func storedValue(name string, value []byte, ids namespace.IDs) ([]byte, error) {
+	switch {
+	case name == capability:
+		return storedCapability(value, ids), nil
+	case strings.HasPrefix(name, aclPrefix):
+		return storedACL(value, ids)
+	}
+	return value, nil
+}
+
+// Layouts of linux/capability.h: revision 3 ends with the user ID of the root that the capabilities are for.
+const (
+	capRevisionMask = 0xff000000
+	capRevision2    = 0x02000000
+	capRevision3    = 0x03000000
+	capSize2        = 20
+	capSize3        = 24
+)
+
+// storedCapability makes file capabilities that only count below the box's root those of a file of an image, whose owners
+// each box maps.
+func storedCapability(value []byte, ids namespace.IDs) []byte {
+	if len(value) != capSize3 || binary.LittleEndian.Uint32(value)&capRevisionMask != capRevision3 {
+		return value
+	}
+	if binary.LittleEndian.Uint32(value[capSize2:]) != uint32(ids.Host(0)) {
+		return value // of a namespace within the box
+	}
+	out := bytes.Clone(value[:capSize2])
+	flags := binary.LittleEndian.Uint32(value) &^ capRevisionMask
+	binary.LittleEndian.PutUint32(out, flags|capRevision2)
+	return out
+}
+
+// storedACL maps the IDs of an access control list, of linux/posix_acl_xattr.h: a version, and entries of a tag, permissions
+// and an ID.
+func storedACL(value []byte, ids namespace.IDs) ([]byte, error) {
+	const head, size, user, group = 4, 8, 0x02, 0x08
+	if len(value) < head || (len(value)-head)%size != 0 {
+		return nil, errors.New("it cannot be read")
+	}
+	out := bytes.Clone(value)
+	for at := head; at < len(out); at += size {
+		if tag := binary.LittleEndian.Uint16(out[at:]); tag == user || tag == group {
+			id := binary.LittleEndian.Uint32(out[at+4:])
+			binary.LittleEndian.PutUint32(out[at+4:], unmapped(ids, id))
+		}
+	}
+	return out, nil
+}
+
+// nobody owns in a layer what nobody in the box owned.
+const nobody = 65534
+
+// unmapped is what a user or group ID of the host is in the box. Root of the host, which owns whiteouts, is no more than
+// anybody else.
+func unmapped(ids namespace.IDs, host uint32) uint32 {
+	if id, ok := ids.Inside(int(host)); ok {
+		return uint32(id)
+	}
+	return nobody
+}

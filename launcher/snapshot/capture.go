@@ -1,0 +1,261 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/files"
+	"boxgate/launcher/namespace"
+)
+
+const (
+	// fewBytes and fewFiles bound what is copied while the box stands still without having been copied before: for so
+	// little it is not worth having the disk synchronised first.
+	fewBytes = 8 << 20
+	fewFiles = 500
+	// maxRounds is how often a running box is copied before it has to stand still.
+	maxRounds = 3
+	// hardlyBytes and hardlyFiles are so little that the box need not be copied once more for it.
+	hardlyBytes = 1 << 20
+	hardlyFiles = 50
+	// slack is the age that a file's last change must have to be told from the next one: clocks of files tick slowly.
+	slack = 100 * time.Millisecond
+)
+
+// Report says what a capture found and took.
+type Report struct {
+	Size   int64         // bytes on disk, in the layer
+	Files  int64         // entries of the layer
+	Frozen time.Duration // how long the box stood still
+}
+
+// Capture copies the tree at upper into the directory to, which must not exist, as to/tree. frozen calls a function once
+// while nothing changes the tree. When Capture fails, what it made is left for the caller to remove.
+func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, frozen func(func() error) error) (Report, error) {
+	c, err := newCapture(upper, ids, to)
+	if err != nil {
+		return Report{}, err
+	}
+	defer c.close()
+	if err := c.ahead(ctx); err != nil {
+		return Report{}, err
+	}
+	err = frozen(func() error {
+		begun := time.Now()
+		defer func() { c.report.Frozen = time.Since(begun) }()
+		return c.still(ctx)
+	})
+	if err != nil {
+		return Report{}, err
+	}
+	if err := c.assemble(ctx); err != nil {
+		return Report{}, err
+	}
+	if err := files.RemoveTree(ctx, filepath.Join(to, bodiesDir)); err != nil {
+		return Report{}, err
+	}
+	return c.report, errors.Join(os.Remove(filepath.Join(to, listFile)), syncDisk(to))
+}
+
+// What a layer consists of. Only the tree is left when it is complete.
+const (
+	treeDir   = "tree"   // what boxes stack
+	bodiesDir = "bodies" // files that have no name in the tree yet
+	listFile  = "list"   // the entries of the tree
+)
+
+// Tree is the directory of a layer that boxes stack.
+func Tree(layer string) string { return filepath.Join(layer, treeDir) }
+
+// capture is one capture under way.
+type capture struct {
+	ids    namespace.IDs
+	upper  *os.File
+	to     *os.File
+	bodies *bodies
+	report Report
+}
+
+func newCapture(upper string, ids namespace.IDs, to string) (c *capture, err error) {
+	c = &capture{ids: ids}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	if c.upper, err = os.Open(upper); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{to, filepath.Join(to, bodiesDir)} {
+		if err = os.Mkdir(dir, 0o700); err != nil { // nobody may run set-user-ID programs of a box
+			return nil, err
+		}
+	}
+	if c.to, err = os.Open(to); err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(filepath.Join(to, bodiesDir))
+	if err != nil {
+		return nil, err
+	}
+	c.bodies = &bodies{dir: dir, ids: ids, clone: true}
+	return c, nil
+}
+
+func (c *capture) close() {
+	c.upper.Close()
+	c.to.Close()
+	if c.bodies != nil {
+		c.bodies.dir.Close()
+	}
+}
+
+// ahead copies files while the box runs. What it copies counts only if the file is still in the same state when the box
+// stands still; so nothing that goes wrong here matters, but for a full disk.
+func (c *capture) ahead(ctx context.Context) error {
+	if little, err := c.little(ctx); little || err != nil {
+		return err
+	}
+	for range maxRounds {
+		begun := time.Now()
+		// A page of a file that a process maps and writes again and again changes the file's time only the first time
+		// after it was written to disk. So only those files count whose last change lies before this.
+		if err := syncDisk(c.upper.Name()); err != nil {
+			return err
+		}
+		fresh, err := c.round(ctx, begun.Add(-slack))
+		if err != nil || fresh.bytes < hardlyBytes && fresh.entries < hardlyFiles {
+			return err
+		}
+		select {
+		case <-time.After(slack): // then the next round can tell
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// little reports whether there is so little to copy that it can be done while the box stands still.
+func (c *capture) little(ctx context.Context) (bool, error) {
+	errEnough := errors.New("enough")
+	var s sizes
+	err := walk(ctx, c.upper, visitor{loose: true, entry: func(_ *os.File, e entry) error {
+		if s.add(e); s.bytes > fewBytes || s.entries > fewFiles {
+			return errEnough
+		}
+		return nil
+	}})
+	if errors.Is(err, errEnough) {
+		return false, nil
+	}
+	return true, err
+}
+
+// round copies every file that was last changed before that time, and returns which it has left.
+func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err error) {
+	err = walk(ctx, c.upper, visitor{loose: true, entry: func(dir *os.File, e entry) error {
+		if !e.regular() {
+			return nil
+		}
+		if !time.Unix(e.stat.Ctim.Unix()).Before(before) {
+			fresh.add(e)
+			return nil
+		}
+		err := c.bodies.take(ctx, dir, e)
+		if errors.Is(err, errMoved) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+			fresh.add(e)
+			return nil
+		}
+		return err
+	}})
+	return fresh, err
+}
+
+// still lists the tree of a box that stands still, and copies the files that have not been.
+func (c *capture) still(ctx context.Context) error {
+	w, err := newList(c.to)
+	if err != nil {
+		return err
+	}
+	var s sizes
+	note := func(dir *os.File, e entry) error {
+		it, err := c.itemOf(ctx, dir, e)
+		if err != nil {
+			return err
+		}
+		s.add(e)
+		return w.add(it)
+	}
+	err = walk(ctx, c.upper, visitor{entry: note, leave: func() error { return w.add(item{Leave: true}) }})
+	c.report.Size, c.report.Files = s.bytes, s.entries
+	return errors.Join(err, w.close())
+}
+
+// sizes adds up entries.
+type sizes struct {
+	bytes, entries int64
+	linked         map[uint64]bool // files with several names that are counted already
+}
+
+func (s *sizes) add(e entry) {
+	s.entries++
+	if e.stat.Nlink > 1 && !e.isDir() {
+		if s.linked[e.stat.Ino] {
+			return
+		}
+		if s.linked == nil {
+			s.linked = map[uint64]bool{}
+		}
+		s.linked[e.stat.Ino] = true
+	}
+	s.bytes += e.stat.Blocks * 512
+}
+
+// itemOf is an entry as it is listed. A file has its body by then.
+func (c *capture) itemOf(ctx context.Context, dir *os.File, e entry) (item, error) {
+	if !e.regular() {
+		return describe(dir, e, c.ids)
+	}
+	it := item{Name: e.name, Body: bodyName(e.stat), Shared: e.stat.Nlink > 1}
+	return it, c.bodies.take(ctx, dir, e)
+}
+
+// describe describes an entry in the words of a layer.
+func describe(dir *os.File, e entry, ids namespace.IDs) (item, error) {
+	it := item{
+		Name: e.name, Mode: e.stat.Mode, Rdev: e.stat.Rdev, UID: unmapped(ids, e.stat.Uid), GID: unmapped(ids, e.stat.Gid), Modified: e.stat.Mtim,
+	}
+	var err error
+	switch e.stat.Mode & unix.S_IFMT {
+	case unix.S_IFLNK:
+		it.Target, err = readLink(dir, e.name)
+	case unix.S_IFCHR, unix.S_IFBLK:
+		if !e.whiteout() {
+			err = fmt.Errorf("%q is a device, which no box can make", e.name)
+		}
+	}
+	if err == nil {
+		it.Attrs, err = readAttrs(linkPath(dir, e.name), ids)
+	}
+	return it, err
+}
+
+// syncDisk writes the file system that holds a directory to disk.
+func syncDisk(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("the disk cannot be synchronised: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package snapshot
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"boxgate/launcher/files"
+	"boxgate/launcher/image"
+)
+
+// Layers is the directory of the layers of a host.
+type Layers struct {
+	Dir    string
+	Images image.Store // that they lie on
+}
+
+// record says what a layer lies on.
+type record struct {
+	ImageKey string   `json:"image_key,omitempty"`
+	Rootfs   string   `json:"rootfs"`
+	Base     []string `json:"base,omitempty"` // the image's environment
+	Size     int64    `json:"size"`           // of the layer alone
+}
+
+// partial is the suffix of the name of a layer that is not complete.
+const partial = ".partial"
+
+var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+
+// Path is where a layer is.
+func (l Layers) Path(layer string) string { return filepath.Join(l.Dir, layer) }
+
+// Claim returns where a new layer is to be made, or an error if its name cannot be one or is taken.
+func (l Layers) Claim(layer string) (work string, err error) {
+	if !validName.MatchString(layer) {
+		return "", fmt.Errorf("%q is no name of a layer", layer)
+	}
+	if _, err := os.Lstat(l.Path(layer)); !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("layer %s: %w", layer, cmp.Or(err, fs.ErrExist))
+	}
+	return l.Path(layer + partial), nil
+}
+
+// Complete gives a layer that is on disk its name, and keeps its image from being removed.
+func (l Layers) Complete(layer string, img image.Image, size int64) error {
+	work := l.Path(layer + partial)
+	r := record{ImageKey: img.Key, Rootfs: img.Rootfs, Base: img.Env, Size: size}
+	if err := files.WriteJSON(filepath.Join(work, "layer.json"), r); err != nil {
+		return err
+	}
+	if err := l.Images.Hold(img, work); err != nil {
+		return err
+	}
+	defer l.Images.Release(work)
+	if err := os.Rename(work, l.Path(layer)); err != nil {
+		return err
+	}
+	dir, err := os.Open(l.Dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return errors.Join(l.Images.Hold(img, l.Path(layer)), dir.Sync())
+}
+
+func (l Layers) load(layer string) (r record, err error) {
+	if !validName.MatchString(layer) {
+		return r, fmt.Errorf("%q is no name of a layer", layer)
+	}
+	data, err := os.ReadFile(filepath.Join(l.Path(layer), "layer.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("the record of layer %s cannot be read: %w", layer, err)
+	}
+	return r, nil
+}
+
+// Size is how much layers take on disk together.
+func (l Layers) Size(layers []string) (sum int64, err error) {
+	for _, layer := range layers {
+		r, err := l.load(layer)
+		if err != nil {
+			return 0, err
+		}
+		sum += r.Size
+	}
+	return sum, nil
+}
+
+// Image returns the image that layers lie on, all on the same, and keeps it from being removed while the directory holder
+// exists.
+func (l Layers) Image(layers []string, holder string) (img image.Image, err error) {
+	for i, layer := range layers {
+		r, err := l.load(layer)
+		if err != nil {
+			return image.Image{}, err
+		}
+		if i > 0 && img.Rootfs != r.Rootfs {
+			return image.Image{}, fmt.Errorf("layer %s lies on another image", layer)
+		}
+		if img, err = l.Images.At(r.ImageKey, r.Rootfs); err != nil {
+			return image.Image{}, fmt.Errorf("the image that the snapshot was taken over: %w", err)
+		}
+		img.Env = r.Base
+	}
+	return img, l.Images.Hold(img, holder)
+}
+
+// Trees are the directories that a box stacks for layers.
+func (l Layers) Trees(layers []string) (trees []string) {
+	for _, layer := range layers {
+		trees = append(trees, Tree(l.Path(layer)))
+	}
+	return trees
+}
+
+// Unneeded returns the directories of the layers, complete or not, for which needed returns false; their images may go.
+func (l Layers) Unneeded(needed func(layer string) bool) (dirs []string, err error) {
+	entries, err := os.ReadDir(l.Dir)
+	for _, e := range entries {
+		layer, _, _ := strings.Cut(e.Name(), partial)
+		if needed(layer) {
+			continue
+		}
+		dir := l.Path(e.Name())
+		l.Images.Release(dir)
+		dirs = append(dirs, dir)
+	}
+	return dirs, err
+}

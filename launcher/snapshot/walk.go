@@ -1,0 +1,139 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxDepth is how deep directories may be nested: each level costs a descriptor while it is read.
+const maxDepth = 256
+
+// errTooDeep is told to whoever wanted the snapshot.
+var errTooDeep = fmt.Errorf("the box has directories nested more than %d deep, which a snapshot cannot hold", maxDepth)
+
+// entry is one name in a directory.
+type entry struct {
+	name string // "" for the top
+	stat unix.Stat_t
+}
+
+func (e entry) regular() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFREG }
+
+func (e entry) isDir() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// whiteout reports whether overlayfs put it there to hide a file of a lower layer.
+func (e entry) whiteout() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFCHR && e.stat.Rdev == 0 }
+
+// visitor is told of the entries of a tree.
+type visitor struct {
+	entry func(dir *os.File, e entry) error // of the top itself with a nil dir first, and of a directory before its entries
+	leave func() error                      // after the entries of a directory; may be nil
+	loose bool                              // the tree changes meanwhile: what has gone is left out
+}
+
+// walk visits a tree.
+func walk(ctx context.Context, top *os.File, v visitor) error {
+	e := entry{}
+	if err := unix.Fstat(int(top.Fd()), &e.stat); err != nil {
+		return err
+	}
+	if err := v.entry(top, e); err != nil {
+		return err
+	}
+	return v.below(ctx, top, ".", uint64(e.stat.Dev), 0)
+}
+
+// below visits the entries of a directory.
+func (v visitor) below(ctx context.Context, parent *os.File, name string, dev uint64, depth int) error {
+	if depth == maxDepth {
+		return errTooDeep
+	}
+	dir, err := openAt(parent, name, unix.O_DIRECTORY)
+	if err != nil {
+		return v.excuse(err)
+	}
+	defer dir.Close()
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		names, err := dir.Readdirnames(1024)
+		for _, n := range names {
+			if err := v.one(ctx, dir, n, dev, depth); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return v.excuse(err)
+		}
+	}
+	if v.leave == nil {
+		return nil
+	}
+	return v.leave()
+}
+
+// one visits one entry, and those below it.
+func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64, depth int) error {
+	e := entry{name: name}
+	if err := unix.Fstatat(int(dir.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return v.excuse(err)
+	}
+	if uint64(e.stat.Dev) != dev {
+		return fmt.Errorf("something is mounted at %q", name)
+	}
+	if err := v.entry(dir, e); err != nil || !e.isDir() {
+		return err
+	}
+	return v.below(ctx, dir, name, dev, depth+1)
+}
+
+// excuse forgives that an entry has gone or become another, if the tree changes meanwhile.
+func (v visitor) excuse(err error) error {
+	for _, gone := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ESTALE} {
+		if v.loose && errors.Is(err, gone) {
+			return nil
+		}
+	}
+	return err
+}
+
+// openAt opens an entry of a directory to read it, through no link and in the same mount. It blocks on no pipe.
+func openAt(dir *os.File, name string, flags uint64) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_NOATIME | unix.O_CLOEXEC | flags,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS,
+	}
+	for {
+		fd, err := unix.Openat2(int(dir.Fd()), name, &how)
+		if err == nil {
+			return os.NewFile(uintptr(fd), name), nil
+		}
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			return nil, fmt.Errorf("%q: %w", name, err)
+		}
+	}
+}
+
+// linkPath names an entry of an open directory for calls that take only paths and do not follow links.
+func linkPath(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+}
+
+// readLink returns where a symbolic link points.
+func readLink(dir *os.File, name string) (string, error) {
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(dir.Fd()), name, buf)
+	if err != nil {
+		return "", err
+	}
+	return string(buf[:n]), nil
+}

@@ -1,0 +1,195 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+	"boxgate/store/layout"
+)
+
+// Snapshot is the record of what a box was like at one time. It is sealed as a whole: it has the box's environment.
+type Snapshot struct {
+	ID        string       `json:"id"`
+	Name      string       `json:"name,omitempty"`
+	Box       policy.BoxID `json:"box"`
+	State     string       `json:"state"`           // creating, ready or error
+	Error     string       `json:"error,omitempty"` // why State is error
+	Size      int64        `json:"size,omitempty"`  // bytes of its layers on disk
+	CreatedAt time.Time    `json:"created_at"`
+	// Layers are those that a box of this snapshot gets, the lowest first. The snapshot owns them, with others.
+	Layers []string `json:"layers,omitempty"`
+
+	// What the box was.
+	Image   string            `json:"image,omitempty"`
+	Runtime string            `json:"runtime,omitempty"`
+	BoxSize string            `json:"box_size,omitempty"`
+	Policy  policy.Spec       `json:"policy"`
+	Env     map[string]string `json:"env,omitempty"`
+	Secrets map[string]string `json:"secrets,omitempty"` // of the fields of the hosted product
+	Extra   json.RawMessage   `json:"extra,omitempty"`
+}
+
+// Of returns the snapshot with what it keeps of a box and its policy. Header rules are not among it.
+func (s Snapshot) Of(b Box, spec policy.Spec) Snapshot {
+	s.Box, s.Image, s.Runtime, s.BoxSize, s.Policy = b.ID, b.Image, b.Runtime, b.Size, spec
+	s.Env, s.Secrets, s.Extra = reveal(b.Env), reveal(b.Secrets), b.Extra
+	return s
+}
+
+// Kept returns the environment and the other secrets of the box that the snapshot was taken of.
+func (s Snapshot) Kept() (env, secrets map[string]policy.Secret) { return hide(s.Env), hide(s.Secrets) }
+
+// AddSnapshot stores a new snapshot of a box, and makes it an owner of its layers.
+func (db *DB) AddSnapshot(s Snapshot) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		if err := requireBox(tx, s.Box); err != nil {
+			return err
+		}
+		return errors.Join(db.own(tx, snapshotOwner(s.ID), nil, s.Layers), db.putSnapshot(tx, s))
+	})
+}
+
+// ChangeSnapshot changes a snapshot and returns it, or returns [ErrNotFound].
+func (db *DB) ChangeSnapshot(id string, change func(*Snapshot)) (Snapshot, error) {
+	var s Snapshot
+	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
+		if s, err = db.getSnapshot(tx, id); err != nil {
+			return err
+		}
+		before := s.Layers
+		change(&s)
+		s.ID = id
+		return errors.Join(db.own(tx, snapshotOwner(id), before, s.Layers), db.putSnapshot(tx, s))
+	})
+	return s, err
+}
+
+// Snapshot returns a snapshot, or [ErrNotFound].
+func (db *DB) Snapshot(id string) (Snapshot, error) {
+	var s Snapshot
+	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
+		s, err = db.getSnapshot(tx, id)
+		return err
+	})
+	return s, err
+}
+
+// Snapshots returns all snapshots, oldest first.
+func (db *DB) Snapshots() ([]Snapshot, error) {
+	var out []Snapshot
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		snapshots, err := db.table(tx, layout.Snapshots)
+		if err != nil {
+			return err
+		}
+		return snapshots.Each(nil, func(key, sealed []byte) error {
+			var s Snapshot
+			err := db.seal.OpenJSON(tx, layout.Snapshots, string(key), sealed, &s)
+			out = append(out, s)
+			return err
+		})
+	})
+	slices.SortFunc(out, func(a, b Snapshot) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	return out, err
+}
+
+// DeleteSnapshots deletes snapshots. If one does not exist the error is [ErrNotFound], and none is deleted.
+func (db *DB) DeleteSnapshots(ids []string) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		for _, id := range ids {
+			s, err := db.getSnapshot(tx, id)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(db.own(tx, snapshotOwner(id), s.Layers, nil), db.drop(tx, layout.Snapshots, []byte(id))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// NeedsLayer reports whether a snapshot or a box owns a layer.
+func (db *DB) NeedsLayer(layer string) (needed bool, err error) {
+	err = db.bolt.View(func(tx *bolt.Tx) error {
+		layers, err := db.table(tx, layout.Layers)
+		needed = err == nil && len(layers.Keys(layerKey(layer, ""))) > 0
+		return err
+	})
+	return needed, err
+}
+
+func (db *DB) getSnapshot(tx *bolt.Tx, id string) (s Snapshot, err error) {
+	snapshots, err := db.table(tx, layout.Snapshots)
+	if err != nil {
+		return s, err
+	}
+	sealed, err := snapshots.Get([]byte(id))
+	if err != nil {
+		return s, err
+	}
+	if sealed == nil {
+		return s, fmt.Errorf("snapshot %q: %w", id, ErrNotFound)
+	}
+	return s, db.seal.OpenJSON(tx, layout.Snapshots, id, sealed, &s)
+}
+
+func (db *DB) putSnapshot(tx *bolt.Tx, s Snapshot) error {
+	sealed, err := db.seal.SealJSON(tx, layout.Snapshots, s.ID, s)
+	if err != nil {
+		return err
+	}
+	snapshots, err := db.table(tx, layout.Snapshots)
+	if err != nil {
+		return err
+	}
+	return snapshots.Put([]byte(s.ID), sealed)
+}
+
+// The owners of layers in the bucket layers.
+func snapshotOwner(id string) string      { return "snapshot " + id }
+func boxOwner(id policy.BoxID) string     { return "box " + string(id) }
+func layerKey(layer, owner string) []byte { return []byte(layer + "\x00" + owner) }
+
+// own makes an owner of some layers the owner of others.
+func (db *DB) own(tx *bolt.Tx, owner string, before, after []string) error {
+	layers, err := db.table(tx, layout.Layers)
+	if err != nil {
+		return err
+	}
+	for _, layer := range before {
+		if slices.Contains(after, layer) {
+			continue
+		}
+		if err := layers.Delete(layerKey(layer, owner)); err != nil {
+			return err
+		}
+	}
+	for _, layer := range after {
+		if err := layers.Put(layerKey(layer, owner), []byte(layer)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stack makes a new box an owner of the layers it is made of. If nothing owns one of them any more, the error is
+// [ErrNotFound]: its snapshot was deleted meanwhile, and its files go.
+func (db *DB) stack(tx *bolt.Tx, b Box) error {
+	layers, err := db.table(tx, layout.Layers)
+	if err != nil {
+		return err
+	}
+	for _, layer := range b.Layers {
+		if len(layers.Keys(layerKey(layer, ""))) == 0 {
+			return fmt.Errorf("layer %q: %w", layer, ErrNotFound)
+		}
+	}
+	return db.own(tx, boxOwner(b.ID), nil, b.Layers)
+}

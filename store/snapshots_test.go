@@ -1,0 +1,103 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"boxgate/policy"
+)
+
+func layersOf(t *testing.T, db *DB) []string {
+	t.Helper()
+	var needed []string
+	for _, layer := range []string{"base", "gone", "own", "own0", "own1"} {
+		if yes, err := db.NeedsLayer(layer); err != nil {
+			t.Fatal(err)
+		} else if yes {
+			needed = append(needed, layer)
+		}
+	}
+	return needed
+}
+
+// TestLayersLiveAsLongAsTheirOwners: boxes and snapshots come and go in any order; a layer goes with the last of them.
+func TestLayersLiveAsLongAsTheirOwners(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	source := allocate(t, db, Box{ID: "source"})
+	for i := range 2 {
+		s := Snapshot{ID: fmt.Sprint("s", i), Box: source.ID, State: "creating", Layers: []string{"base", fmt.Sprint("own", i)}}
+		if err := db.AddSnapshot(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fork := allocate(t, db, Box{ID: "fork", Layers: []string{"base", "own0"}})
+	if err := errors.Join(db.DeleteBox(source.ID), db.DeleteSnapshots([]string{"s0"})); err != nil {
+		t.Fatal(err)
+	}
+	if got := layersOf(t, db); !slices.Equal(got, []string{"base", "own0", "own1"}) {
+		t.Errorf("%v", got)
+	}
+	fork.Layers = nil // a box keeps its layers whatever else of it changes
+	if err := db.UpdateBox(fork); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.DeleteSnapshots([]string{"s1", "unknown"}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	if s, err := db.Snapshot("s1"); err != nil || s.Box != "source" {
+		t.Errorf("%+v, %v: an unknown snapshot did not keep the other", s, err)
+	}
+	if err := db.DeleteSnapshots([]string{"s1"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := layersOf(t, db); !slices.Equal(got, []string{"base", "own0"}) {
+		t.Errorf("%v", got)
+	}
+	if err := db.DeleteBox("fork"); err != nil {
+		t.Fatal(err)
+	}
+	if got := layersOf(t, db); len(got) > 0 {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestNoBoxOfADeletedSnapshot: the files of layers that nobody owns are on their way out.
+func TestNoBoxOfADeletedSnapshot(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	source := allocate(t, db, Box{ID: "source"})
+	err := db.AddSnapshot(Snapshot{ID: "s", Box: source.ID, Layers: []string{"gone"}})
+	if err = errors.Join(err, db.DeleteSnapshots([]string{"s"})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.AllocateBox(Box{ID: "late", Layers: []string{"gone"}}, Pools{}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	if err := db.AddSnapshot(Snapshot{ID: "s", Box: "nobody"}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a snapshot of a box that does not exist: %v", err)
+	}
+}
+
+func TestSnapshotsKeepWhatTheBoxWas(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	b := allocate(t, db, Box{ID: "source", Env: map[string]policy.Secret{"TOKEN": policy.NewSecret("in the environment")}, Runtime: "node"})
+	if err := db.AddSnapshot(Snapshot{ID: "s", Name: "first"}.Of(b, policy.Spec{Mode: policy.ModeDenyAll})); err != nil {
+		t.Fatal(err)
+	}
+	s, err := db.ChangeSnapshot("s", func(s *Snapshot) { s.State, s.Size = "ready", 7 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, _ := s.Kept()
+	if env["TOKEN"].Reveal() != "in the environment" || s.Runtime != "node" || s.Policy.Mode != policy.ModeDenyAll || s.Name != "first" {
+		t.Errorf("%+v", s)
+	}
+	list, err := db.Snapshots()
+	if err != nil || len(list) != 1 || list[0].Size != 7 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
