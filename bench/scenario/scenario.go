@@ -104,6 +104,7 @@ const (
 	perPacket  = "µs of softirq a packet"
 	untilCut   = "ms until the last is cut"
 	perCreate  = "ms until a command has run"
+	perStep    = "ms a step"
 	perCall    = "ns a call"
 	perAlloc   = "allocations a call"
 	megabytes  = "MB a second"
@@ -113,7 +114,7 @@ const (
 func All(f Form) []Scenario {
 	all := []Scenario{
 		intercept(f), interceptHTTP2(f), newConnections(f), splice(f), names6(f), publicURL(f), memory(f), bulk(f),
-		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), policyPut(f), start(f),
+		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), policyPut(f), start(f), boxes(f),
 	}
 	if f.Name == Short.Name { // in which many boxes are too few to tell anything that S8 does not
 		return all

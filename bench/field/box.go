@@ -1,0 +1,75 @@
+package field
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"boxgate/api"
+)
+
+// The steps of a launched box.
+const (
+	StepCreate  = "create"
+	StepExec    = "exec"
+	StepPause   = "pause"
+	StepResume  = "resume"
+	StepDelete  = "delete"
+	StepRuntime = "exec by runc alone" // in the same box, past the gateway
+)
+
+// LaunchedBox is a box that the gateway has launched for a measurement.
+type LaunchedBox struct {
+	g  *Gateway
+	id string
+}
+
+// Launch launches a box.
+func (g *Gateway) Launch(ctx context.Context) (*LaunchedBox, error) {
+	if g.field.image("") != "debian" {
+		return nil, errors.New("no debian image is unpacked in " + g.field.Images)
+	}
+	var made struct{ ID string }
+	if err := g.Client.Do(ctx, "POST", "/v2/box", map[string]any{"name": launched}, &made); err != nil {
+		return nil, fmt.Errorf("creating a box: %w", err)
+	}
+	return &LaunchedBox{g, made.ID}, nil
+}
+
+// Delete deletes the box, also if ctx has ended: a box outlives its gateway.
+func (b *LaunchedBox) Delete(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return b.g.Client.Do(ctx, "DELETE", api.BoxPath(b.id), nil, nil)
+}
+
+// Step takes one of the steps between creating and deleting the box.
+func (b *LaunchedBox) Step(ctx context.Context, step string) error {
+	switch step {
+	case StepExec:
+		code, err := b.g.Client.Exec(ctx, b.id, api.ExecRequest{Command: []string{"/bin/true"}}, io.Discard, io.Discard)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("/bin/true ended with %d", code)
+		}
+		return err
+	case StepRuntime:
+		return b.execAlone(ctx)
+	}
+	return b.g.Client.Do(ctx, "POST", api.BoxPath(b.id, step), nil, nil)
+}
+
+// execAlone has the runtime run a command in the box, without the gateway.
+func (b *LaunchedBox) execAlone(ctx context.Context) error {
+	roots, err := filepath.Glob(filepath.Join(b.g.runDir(), "runtime", b.id))
+	if err != nil || len(roots) != 1 {
+		return fmt.Errorf("the container of box %s was not found: %v %w", b.id, roots, err)
+	}
+	cmd := exec.CommandContext(ctx, "runc", "--root", filepath.Dir(roots[0]), "exec", b.id, "/bin/true")
+	cmd.Stderr = os.Stderr
+	return cmd.Run()
+}
