@@ -115,6 +115,9 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 		req.Header[name] = values
 	}
 	req.Header.Set("X-Box-Api-Key", c.key)
+	if method == http.MethodPost {
+		req.Header.Set("Prefer", "wait=600") // a command line has nothing else to do
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		if wrapped, ok := errors.AsType[*url.Error](err); ok {

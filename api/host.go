@@ -159,6 +159,7 @@ type CreateRequest struct {
 	InitCommand string // run at each start; only with KeepAlive
 	Ephemeral   bool
 	TTL         time.Duration // only with Ephemeral; never 0 then
+	Wait        time.Duration // how long the caller waits for the box to be made
 	Env         map[string]policy.Secret
 	Policy      policy.Spec // its mode is empty only with Snapshot
 	Headers     []policy.HeaderRule

@@ -46,7 +46,7 @@ type box struct {
 // newBox makes the box of a stored record; its policy is not in force yet.
 func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *box {
 	b := &box{
-		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State),
+		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State), problem: r.Error,
 		spec: p.Spec, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6

@@ -31,16 +31,15 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if err != nil {
 		return api.Box{}, err
 	}
+	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), makingMost)
+	m := &creation{lifecycle: l, box: b, ended: make(chan error, 1)}
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	defer b.move()()
 	l.boxes.add(b)
-	if err := l.provision(ctx, &provisioning{box: b}, launchSteps); err != nil {
-		return api.Box{}, l.discard(b, err)
-	}
-	l.commands.runInit(b)
-	l.expireLater(b, time.Until(b.record.ExpiresAt))
-	return b.viewWithWarnings(), nil
+	go func() {
+		defer cancel()
+		m.ended <- contained(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
+	}()
+	return m.await(ctx, req.Wait, cancel)
 }
 
 // discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so

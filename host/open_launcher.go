@@ -17,6 +17,9 @@ func (p *parts) openLauncher(context.Context) error {
 		return err
 	}
 	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return contained(p.log, f) })
+	if err := countStates(p.metrics, p.boxes); err != nil {
+		return err
+	}
 	for name, gauge := range map[string]struct {
 		help  string
 		value func() int

@@ -33,7 +33,7 @@ type provisioning struct {
 // step is one step of provisioning. One that has effects to undo adds how to p.undo before it begins.
 type step func(*provisioning, context.Context) error
 
-// The lists of steps. In each the policy is compiled before anything is made. It is in force before the first process of a
+// The lists of steps. In each the policy is compiled, and put in force without the box's lock having been released in between. It is in force before the first process of a
 // launched box runs, and as soon as an attached or recovered box has its interface.
 var (
 	launchSteps = []step{

@@ -72,11 +72,17 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		l.boxes.add(b)
-		if b.status == api.StatusCreating || b.status == api.StatusDeleted {
+		if b.status == api.StatusDeleted || b.status == api.StatusCreating && !r.Promised {
 			l.reapOrphan(ctx, b)
 			continue
 		}
 		l.expireLater(b, time.Until(b.record.ExpiresAt))
+		if b.status == api.StatusCreating {
+			l.breakOff(ctx, b)
+		}
+		if b.status == api.StatusError {
+			continue
+		}
 		if b.attached != nil {
 			pin, _ := l.sandboxes.AttachedNamespace(b.ID) // "" if it is gone
 			b.follows(pin)
@@ -219,6 +225,19 @@ func (l *lifecycle) readStored(r store.Box) (*box, error) {
 		}
 	}
 	return newBox(r, p, headers, hosted), nil
+}
+
+// errBrokenOff is why a box could not be made that the gateway did not live to complete.
+var errBrokenOff = errors.New("the gateway was started anew while it was being made")
+
+// breakOff removes what there is of a box that was being made when the gateway ended, and that its caller asks for. The caller
+// holds b.mu.
+func (l *lifecycle) breakOff(ctx context.Context, b *box) {
+	cause := errBrokenOff
+	if err := l.sandboxes.release(ctx, b); err != nil {
+		cause = errors.Join(cause, err)
+	}
+	_ = l.keepFailed(b, cause)
 }
 
 // reapOrphan removes a box that was half made or half deleted when the gateway ended. Its interface, if it has one, is

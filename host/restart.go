@@ -13,8 +13,9 @@ import (
 // restartSteps start a box again from what it has written: after a reboot, or when its first process has ended. As for a new box
 // the namespace comes first, then the policy, then the first process.
 var restartSteps = []step{
-	(*provisioning).compile, (*provisioning).disconnect, (*provisioning).addAuthority, (*provisioning).renewNamespace,
-	(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).startAgain,
+	(*provisioning).disconnect, (*provisioning).renewNamespace, // the policy may change meanwhile: it is compiled after that
+	(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await,
+	(*provisioning).startAgain,
 }
 
 // restart takes a box through restartSteps; when one fails, nothing of the box runs. Its init command runs again. The caller holds

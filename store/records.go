@@ -16,7 +16,8 @@ type Box struct {
 	V4           netip.Addr    `json:"v4,omitzero"`
 	V6           netip.Addr    `json:"v6,omitzero"`
 	State        string        `json:"state"`
-	Error        string        `json:"error,omitempty"` // why State is "error"
+	Error        string        `json:"error,omitempty"`    // why State is "error"
+	Promised     bool          `json:"promised,omitempty"` // its caller was told of it before it was made
 	Image        string        `json:"image,omitempty"`
 	Layers       []string      `json:"layers,omitempty"` // of the snapshot that it was made from, over the image, the lowest first
 	Runtime      string        `json:"runtime,omitempty"`

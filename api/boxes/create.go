@@ -216,6 +216,7 @@ func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
+	req.Wait = waitOf(r, req.Ephemeral)
 	box, err := e.Host.CreateBox(r.Context(), req)
 	if err != nil {
 		return rest.Reply{}, err

@@ -43,6 +43,7 @@ func (e *Endpoints) createFromSnapshot(w http.ResponseWriter, r *http.Request) (
 	if err != nil {
 		return rest.Reply{}, err
 	}
+	req.Wait = waitOf(r, req.Ephemeral)
 	box, err := e.Host.CreateBox(r.Context(), req)
 	if err != nil {
 		return rest.Reply{}, err

@@ -1,0 +1,37 @@
+package boxes
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// usualWait is how long a create waits for the box. Most take some tenths of a second; what takes longer, as where an image is
+	// pulled, is answered with a box in state creating, which clients poll.
+	usualWait = 10 * time.Second
+	// longestWait is for clients that say that they wait, and for those of ephemeral boxes, which do not poll.
+	longestWait = 10 * time.Minute
+)
+
+// waitOf returns how long the client of a create waits, as its field Prefer says (RFC 7240).
+func waitOf(r *http.Request, ephemeral bool) time.Duration {
+	wait := usualWait
+	if ephemeral {
+		wait = longestWait
+	}
+	for _, field := range r.Header.Values("Prefer") {
+		for preference := range strings.SplitSeq(field, ",") {
+			name, value, _ := strings.Cut(strings.TrimSpace(preference), "=")
+			seconds, err := strconv.ParseUint(strings.Trim(value, `"`), 10, 16)
+			switch {
+			case strings.EqualFold(name, "respond-async"):
+				return 0
+			case strings.EqualFold(name, "wait") && err == nil:
+				wait = min(time.Duration(seconds)*time.Second, longestWait)
+			}
+		}
+	}
+	return wait
+}

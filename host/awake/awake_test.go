@@ -1,0 +1,64 @@
+package awake
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestGate closes a gate while users come and go: it is never closed for being idle while one is in, and a visit that begins is
+// noticed by whoever closes it, or notices that.
+func TestGate(t *testing.T) {
+	t.Parallel()
+	var g Gate
+	if g.Enter() {
+		t.Error("the zero value is open")
+	}
+	g.Open()
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 2000 {
+				if !g.Enter() {
+					continue
+				}
+				if !g.IsOpen() && g.Idle(time.Now().Add(time.Hour)) {
+					t.Error("it counts as idle with a user in it")
+				}
+				g.Leave()
+			}
+		})
+	}
+	for range 2000 {
+		if g.CloseIdle(time.Now().Add(time.Hour)) {
+			if n := g.visits.Load(); n != 0 {
+				t.Error("it was closed during a visit")
+			}
+			g.Open()
+		}
+	}
+	all.Wait()
+}
+
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	future := time.Now().Add(time.Hour)
+	for what, c := range map[string]struct {
+		use  func(*Gate)
+		idle bool
+	}{
+		"nobody":            {func(*Gate) {}, true},
+		"a user":            {func(g *Gate) { g.Enter() }, false},
+		"one who has left":  {func(g *Gate) { g.Enter(); g.Leave() }, true},
+		"a visit":           {func(g *Gate) { g.Visit() }, false},
+		"one that is over":  {func(g *Gate) { g.Visit(); g.Depart() }, true},
+		"bytes later still": {func(g *Gate) { g.Touch(future.Add(time.Hour)) }, false},
+	} {
+		var g Gate
+		g.Open()
+		c.use(&g)
+		if got := g.CloseIdle(future); got != c.idle || g.IsOpen() == c.idle {
+			t.Errorf("%s: idle %v, open %v", what, got, g.IsOpen())
+		}
+	}
+}

@@ -1,0 +1,30 @@
+package host
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"boxgate/api"
+)
+
+// countStates makes how many boxes are in each state a metric.
+func countStates(metrics *prometheus.Registry, all *boxes) error {
+	var errs []error
+	for _, s := range []api.Status{api.StatusCreating, api.StatusIdle, api.StatusRunning, api.StatusPaused, api.StatusError, api.StatusGone} {
+		errs = append(errs, metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "boxgate_boxes", Help: "Boxes by their state.", ConstLabels: prometheus.Labels{"state": string(s)},
+		}, func() float64 { return all.count(s) })))
+	}
+	return errors.Join(errs...)
+}
+
+// count returns how many boxes are in a state.
+func (t *boxes) count(s api.Status) (n float64) {
+	for _, b := range t.all() {
+		if b.view().Status == s {
+			n++
+		}
+	}
+	return n
+}
