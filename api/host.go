@@ -239,6 +239,8 @@ type ExecRequest struct {
 type ExecResult struct {
 	ExitCode int
 	CPU      time.Duration // CPU time it used; 0 if not known
+	// OutOfMemory: it was killed because the box's memory ran out.
+	OutOfMemory bool
 }
 
 // PolicyState is a policy in force and its version. Versions only grow.

@@ -108,6 +108,8 @@ type Launcher struct {
 	ImageDir    string            `yaml:"image_dir"`
 	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
+	Disk        Disk              `yaml:"disk"`
+	IO          IO                `yaml:"io"`
 }
 
 // Metrics is where Prometheus finds the metrics.
@@ -135,7 +137,7 @@ func Default() Config {
 			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
-			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute,
+			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(),
 		},
 		Metrics: Metrics{Listen: "127.0.0.1:9600"},
 		Log:     Log{Level: "info", Format: "json"},
@@ -401,6 +403,8 @@ func (c *Config) validate() error {
 	if c.Launcher.Images["default"] == "" {
 		fail("launcher.images", `has no entry "default"`)
 	}
+	c.Launcher.Disk.check(fail)
+	c.Launcher.IO.check(fail)
 	c.checkMore(fail)
 	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)
 	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)

@@ -40,7 +40,7 @@ func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecReques
 		}
 		return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the command could not be run: %w", err)
 	}
-	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU}, nil
+	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, nil
 }
 
 // exitNoProgram is the exit code of a shell for a program that does not exist or cannot be started.

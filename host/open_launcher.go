@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -9,6 +10,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/snapshots"
 	"boxgate/launcher"
+	"boxgate/preflight"
 )
 
 func (p *parts) openLauncher(context.Context) error {
@@ -38,6 +40,35 @@ func (p *parts) openLauncher(context.Context) error {
 func launcherConfig(cfg config.Config, log *zap.Logger) launcher.Config {
 	return launcher.Config{
 		StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(),
-		RunDir: cfg.Launcher.RunDir, Log: log,
+		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Log: log,
+		IO: launcher.IOLimits{
+			ReadBytes: int64(cfg.Launcher.IO.ReadBytes), WriteBytes: int64(cfg.Launcher.IO.WriteBytes),
+			Reads: int64(cfg.Launcher.IO.Reads), Writes: int64(cfg.Launcher.IO.Writes),
+		},
 	}
+}
+
+func diskLimits(d config.Disk) launcher.DiskLimits {
+	return launcher.DiskLimits{
+		Mode: d.Mode, Files: int64(d.Files), Bytes: map[string]int64{
+			string(launcher.SizeSmall): int64(d.Small), string(launcher.SizeMedium): int64(d.Medium), string(launcher.SizeLarge): int64(d.Large),
+		},
+	}
+}
+
+// NeedDiskLimits says what keeps the disks of boxes from being limited as configured.
+func NeedDiskLimits(cfg config.Config) error {
+	err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir)
+	if errors.Is(err, launcher.ErrNoDiskLimit) {
+		return nil // that is a warning
+	}
+	return err
+}
+
+// CheckDiskLimits warns that the disks of boxes are not limited.
+func CheckDiskLimits(cfg config.Config) error {
+	if err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir); errors.Is(err, launcher.ErrNoDiskLimit) {
+		return preflight.Warnf("%w", err)
+	}
+	return nil
 }

@@ -3,9 +3,11 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"boxgate/api"
 	"boxgate/launcher"
+	"boxgate/policy"
 )
 
 // errAttached refuses what only the maker of an attached box can do.
@@ -46,6 +48,14 @@ func namespaceOf(status launcher.Status) (string, error) {
 		return "", errors.New("it does not run since the host was restarted: use or resume the box first")
 	}
 	return "", errEnded
+}
+
+// whyEnded says why the first process of a box has ended, as far as that is known.
+func (s sandboxes) whyEnded(id policy.BoxID) error {
+	if used, err := s.Usage(id); err == nil && used.OOMKills > 0 {
+		return fmt.Errorf("%w (the box ran out of memory: the kernel has killed %d of its processes for that)", errEnded, used.OOMKills)
+	}
+	return errEnded
 }
 
 // release removes the processes and files of a launched box, or lets go of the namespace of an attached one.

@@ -80,7 +80,7 @@ func (s *session) Resize(size api.TerminalSize) error {
 func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
 	defer s.done()
 	res, err := s.command.Wait(ctx)
-	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU}, err
+	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, err
 }
 
 // environmentWith is the environment with variables added for one command. They win over those given with the box, but not over the

@@ -63,8 +63,9 @@ func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*box) error) err
 		done()
 		switch {
 		case errors.Is(err, launcher.ErrNotRunning):
-			u.noteStill(b, api.StatusError, errEnded.Error())
-			return api.Errorf(api.ErrConflict, "the box does not run: %w", errEnded)
+			why := u.sandboxes.whyEnded(b.ID)
+			u.noteStill(b, api.StatusError, why.Error())
+			return api.Errorf(api.ErrConflict, "the box does not run: %w", why)
 		case !errors.Is(err, launcher.ErrPaused) || ctx.Err() != nil:
 			return err
 		}
@@ -203,8 +204,9 @@ func (u *usage) failed(b *box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {
 		b.ended = true
-		b.showError(errEnded.Error())
-		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, errEnded)
+		why := u.sandboxes.whyEnded(b.ID)
+		b.showError(why.Error())
+		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, why)
 	}
 	return api.Errorf(api.ErrUnavailable, "the box could not be %s; try again: %w", what, err)
 }

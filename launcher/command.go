@@ -28,6 +28,8 @@ type Command struct {
 	inner  int
 	finish func()
 	ended  func()
+	box    cgroup.Group
+	oom    uint64 // processes of the box that had been killed for memory when it began
 }
 
 // Start starts a command in a box, in a control group of its own below that of the box, so that its CPU time is known and all
@@ -57,13 +59,14 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	if err != nil {
 		return nil, err
 	}
-	end := l.execs.begin(id)
+	end, kills := l.execs.begin(id), l.cgroup(id).OOMKills()
 	c, err := l.startCommand(ctx, r, config, streams)
 	if err != nil {
 		streams.Abandon()
 		end()
 		return nil, err
 	}
+	c.box, c.oom = l.cgroup(id), kills
 	c.finish = streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) })
 	c.ended = func() {
 		l.branches.End(l.cgroup(id), c.branch)
@@ -99,8 +102,13 @@ func (c *Command) Wait(ctx context.Context) (Result, error) {
 	defer c.ended()
 	defer c.finish()
 	status, err := c.proc.Await(ctx)
-	return Result{Status: status, CPU: c.branch.CPU()}, err
+	res := Result{Status: status, CPU: c.branch.CPU()}
+	res.OutOfMemory = status == signalled+int(unix.SIGKILL) && c.box.OOMKills() > c.oom
+	return res, err
 }
+
+// signalled is what is added to the number of the signal that killed a command.
+const signalled = 128
 
 // startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
 // runtime would leave a half-started process behind.

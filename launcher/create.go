@@ -92,7 +92,10 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	}
 	r.Image, r.Size, r.Env, r.Base = spec.Image, spec.Size, spec.Env, img.Env
 	r.ImageKey, r.Rootfs, r.Layers = img.Key, img.Rootfs, spec.Layers
-	if err := l.save(r); err != nil {
+	if r.Project, err = l.dirs.limitDisk(ctx, r.ID, string(r.Size), l.cfg.Disk); err != nil {
+		return fmt.Errorf("box %s: %w", spec.ID, err)
+	}
+	if err := l.save(r); err != nil { // so that the limit goes with the box
 		return err
 	}
 	if err := l.launch(ctx, spec, img, r, furnishNew); err != nil {
@@ -131,7 +134,11 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write fu
 	if err != nil {
 		return err
 	}
+	lim.IO = l.cfg.IO
 	id := spec.ID
+	if err := l.dirs.mountDisk(id); err != nil {
+		return err
+	}
 	layers := overlay.Layers{
 		Image: img.Rootfs, Stack: l.layers.Trees(spec.Layers), UserPin: l.dirs.userPin(id), Upper: l.dirs.upper(id), Work: l.dirs.work(id),
 		Mounts: l.dirs.mounts(id), Lower: l.dirs.lowerMount(id), Root: l.dirs.rootMount(id),

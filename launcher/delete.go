@@ -35,8 +35,10 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 
 // remove does the work of Delete; the caller holds the box's lock.
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
+	r, _ := l.load(id) // without a record nothing is known to be limited
 	return inTurn(id, "removed",
 		func() error { return l.clear(ctx, id) },
+		func() error { return l.dirs.freeDisk(id, r.Project) },
 		func() error { return l.discard(id) },
 		func() error { l.images.Release(l.dirs.box(id)); return nil },
 		func() error { return fault.At(ctx, "remove: files in the trash") },

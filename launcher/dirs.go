@@ -13,6 +13,8 @@ import (
 //	{state}/boxes/{id}/box.json   the record
 //	{state}/boxes/{id}/bundle/    config.json for the runtime
 //	{state}/boxes/{id}/upper/     what the box has written; work/ belongs to overlayfs
+//	{state}/boxes/{id}/limited/   has these two instead, if the box's disk is limited: a project, or the mount point of
+//	{state}/boxes/{id}/disk       a file system of its own
 //	{state}/layers/{layer}/       what boxes have written, as snapshots keep it; {layer}.partial: not complete
 //	{state}/trash/                 files of deleted boxes, to be removed
 //	{run}/netns/{id}              the pinned network namespace
@@ -29,8 +31,9 @@ func (d dirs) trash() string                      { return filepath.Join(d.state
 func (d dirs) box(id policy.BoxID) string         { return filepath.Join(d.boxes(), string(id)) }
 func (d dirs) record(id policy.BoxID) string      { return filepath.Join(d.box(id), "box.json") }
 func (d dirs) bundle(id policy.BoxID) string      { return filepath.Join(d.box(id), "bundle") }
-func (d dirs) upper(id policy.BoxID) string       { return filepath.Join(d.box(id), "upper") }
-func (d dirs) work(id policy.BoxID) string        { return filepath.Join(d.box(id), "work") }
+func (d dirs) limited(id policy.BoxID) string     { return filepath.Join(d.box(id), "limited") }
+func (d dirs) upper(id policy.BoxID) string       { return filepath.Join(d.written(id), "upper") }
+func (d dirs) work(id policy.BoxID) string        { return filepath.Join(d.written(id), "work") }
 func (d dirs) pins() string                       { return filepath.Join(d.run, "netns") }
 func (d dirs) pin(id policy.BoxID) string         { return filepath.Join(d.pins(), string(id)) }
 func (d dirs) userPins() string                   { return filepath.Join(d.run, "userns") }
@@ -43,6 +46,14 @@ func (d dirs) lowerMount(id policy.BoxID) string  { return filepath.Join(d.mount
 func (d dirs) rootMount(id policy.BoxID) string   { return filepath.Join(d.mounts(id), "root") }
 func (d dirs) runtimeRoot() string                { return filepath.Join(d.run, "runtime") }
 func (d dirs) execFiles() string                  { return filepath.Join(d.run, "exec") }
+
+// written is where a box's layer is: in a directory with a limit if it has one.
+func (d dirs) written(id policy.BoxID) string {
+	if _, err := os.Lstat(d.limited(id)); err == nil {
+		return d.limited(id)
+	}
+	return d.box(id)
+}
 
 // make creates the directories that all boxes share. The mount points must be accessible to the mapped root of each
 // box, which is why they are not in the state directory: that is only accessible to root. Each box's own directory is

@@ -31,6 +31,9 @@ func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", 
 type Result struct {
 	Status int           // the status it exited with, or 128 plus the number of the signal that killed it
 	CPU    time.Duration // used by it and all that it started, until it ended; 0 if that is not known
+	// OutOfMemory: it was killed while the kernel killed processes of the box because the box's memory ran out. Of several
+	// commands that are killed at that time, each is believed to have been killed for that.
+	OutOfMemory bool
 }
 
 // Exec runs a command in a box to its end: Start and Wait. For a command that could not be started it returns status 127 and a

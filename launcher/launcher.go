@@ -17,6 +17,7 @@ import (
 
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
+	"boxgate/launcher/container"
 	"boxgate/launcher/image"
 	"boxgate/launcher/motion"
 	"boxgate/launcher/namespace"
@@ -48,8 +49,13 @@ type Config struct {
 	RunDir  string
 	Runtime string            // OCI runtime binary; default runc
 	Images  map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
+	Disk    DiskLimits        // of what boxes write; default: none
+	IO      IOLimits          // of each box on the disk of StateDir, which New finds; default: none
 	Log     *zap.Logger       // default: silent
 }
+
+// IOLimits bound what a box reads and writes per second; 0 is no limit.
+type IOLimits = container.IO
 
 // Launcher creates, runs and removes boxes. It is safe for concurrent use; calls that change one box (Create, Delete,
 // Pause, Resume) are serialized.
@@ -113,6 +119,10 @@ func New(cfg Config) (*Launcher, error) {
 	l.layers = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
 	if err := l.dirs.make(); err != nil {
+		return nil, err
+	}
+	var err error
+	if l.cfg.IO, err = cfg.IO.Of(cfg.StateDir); err != nil {
 		return nil, err
 	}
 	return l, nil

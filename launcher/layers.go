@@ -32,7 +32,7 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string) (
 		return Captured{}, err
 	}
 	img, err := l.imageOf(r)
-	if err != nil {
+	if err = errors.Join(err, l.dirs.mountDisk(id)); err != nil {
 		return Captured{}, err
 	}
 	work, err := l.layers.Claim(layer)

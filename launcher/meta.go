@@ -24,6 +24,7 @@ type record struct {
 	Env      map[string]string `json:"env,omitempty"`     // of Spec
 	Base     []string          `json:"base,omitempty"`    // of the image
 	IDIndex  int               `json:"id_index"`          // its range of user IDs
+	Project  uint32            `json:"project,omitempty"` // counts what it writes; 0: none does
 	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 

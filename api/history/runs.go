@@ -118,12 +118,17 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 	case err != nil:
 		_, body := problem.StatusOf(err)
 		status, message = "failed", body.Error
+	case res.OutOfMemory:
+		status, message = "failed", outOfMemory
 	case res.ExitCode != 0:
 		status = "failed"
 	}
 	h.end(r, res, err, status, message)
 	return r, res, err
 }
+
+// outOfMemory is what a run says that the kernel has ended.
+const outOfMemory = "it was killed: the box ran out of memory; make a box of a larger size, or use less of /tmp and /dev/shm"
 
 func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFunc) *Run {
 	now := time.Now()
@@ -178,6 +183,9 @@ func (h *History) end(r *Run, res api.ExecResult, err error, status, message str
 	if err != nil {
 		h.logLocked(v.BoxID, "error", v.source(), v.Prompt+": "+message)
 		return
+	}
+	if message != "" {
+		h.logLocked(v.BoxID, "error", v.source(), v.Prompt+": "+message)
 	}
 	h.logLocked(v.BoxID, "info", v.source(), fmt.Sprintf("%s: exit %d after %d ms", v.Prompt, res.ExitCode, v.DurationMS))
 }

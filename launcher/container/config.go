@@ -104,10 +104,33 @@ func resources(lim Limits) *specs.LinuxResources {
 		CPU:     &specs.LinuxCPU{Quota: new(lim.CPUs * int64(period)), Period: &period},
 		Pids:    &specs.LinuxPids{Limit: &lim.Pids},
 	}
+	r.BlockIO = blockIO(lim.IO)
 	if canLimitSwap() {
 		r.Memory.Swap = &lim.Memory // memory and swap together: a box does not swap
 	}
 	return r
+}
+
+// blockIO is nil if nothing is limited.
+func blockIO(io IO) *specs.LinuxBlockIO {
+	b, limited := &specs.LinuxBlockIO{}, false
+	for _, l := range []struct {
+		rate int64
+		list *[]specs.LinuxThrottleDevice
+	}{
+		{io.ReadBytes, &b.ThrottleReadBpsDevice}, {io.WriteBytes, &b.ThrottleWriteBpsDevice},
+		{io.Reads, &b.ThrottleReadIOPSDevice}, {io.Writes, &b.ThrottleWriteIOPSDevice},
+	} {
+		if l.rate > 0 {
+			d := specs.LinuxThrottleDevice{Rate: uint64(l.rate)}
+			d.Major, d.Minor = io.Major, io.Minor
+			*l.list, limited = append(*l.list, d), true
+		}
+	}
+	if !limited {
+		return nil
+	}
+	return b
 }
 
 // canLimitSwap reports whether the kernel accounts swap; with v1 control groups that is a kernel option.

@@ -27,6 +27,7 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 		found("resolvers", host.NeedResolvers(cfg)),
 		found("upstream CA roots", host.NeedRoots(cfg)),
 		found("public URL certificate", needCertificate(cfg)),
+		found("disks of boxes", host.NeedDiskLimits(cfg)),
 	)
 }
 
@@ -62,6 +63,7 @@ func allFindings(ctx context.Context, load func() (config.Config, error)) []pref
 	findings := append([]preflight.Finding{found("configuration", err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
 		found("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
+		found("disk limits", host.CheckDiskLimits(cfg)),
 		found("other images", preflight.CheckImages(cfg)),
 		found("other firewall rules", checkOtherRules()),
 		found("secrets", checkSecrets(ctx, cfg)),

@@ -1,0 +1,207 @@
+package resources
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+)
+
+// small is a world whose boxes may write little.
+func small(t *testing.T, change func(*config.Config)) *harness.World {
+	t.Helper()
+	return harness.NewWorld(t, func(c *config.Config) {
+		c.Launcher.Disk = config.Disk{Mode: "loop", Small: 128 << 20, Medium: 256 << 20, Large: 256 << 20, Files: 5000}
+		if change != nil {
+			change(c)
+		}
+	})
+}
+
+// A box that fills its disk gets ENOSPC, for bytes and for files; neither the gateway nor another box notices. Nothing of the disk is
+// left when the box is deleted.
+func TestAttackByFillingTheDisk(t *testing.T) {
+	t.Parallel()
+	w := small(t, nil)
+	box, other := w.Create(map[string]any{}), w.Create(map[string]any{"size": "medium"})
+	out, code := w.Sh(box, "head -c 1G /dev/zero >big; rc=$?; stat -c %s big; exit $rc")
+	if code == 0 || !strings.Contains(out, "No space left on device") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	w.MustSh(other, "head -c 150M /dev/zero >big && sync big && rm big")
+	w.MustSh(box, "rm big && head -c 1M /dev/zero >small")
+	out, code = w.Sh(box, `mkdir many; i=0; while : >many/$i; do i=$((i+1)); [ $i -gt 20000 ] && exit 0; done; echo "$i files"; exit 1`)
+	if code == 0 {
+		t.Errorf("20,000 files were made: %s", out)
+	}
+	w.SetPolicy(box, harness.Custom("api.example.com")) // the store has room
+	w.Kill()
+	w.Up()
+	if out, code := w.Sh(box, "rm -r many && cat small | wc -c"); code != 0 || !strings.Contains(out, "1048576") {
+		t.Errorf("after a restart of the gateway: exit %d: %s", code, out)
+	}
+	w.MustDelete(box)
+	w.MustDelete(other)
+	w.Until("no mount and no loop device is left", func() bool {
+		devices, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		for _, d := range devices {
+			if file, _ := os.ReadFile(d); strings.Contains(string(file), w.Dir) {
+				return false
+			}
+		}
+		mounts, err := os.ReadFile("/proc/self/mountinfo")
+		return err == nil && !strings.Contains(string(mounts), filepath.Join(w.Dir, "state", "boxes"))
+	})
+}
+
+// A box cannot lift its own limit.
+func TestAttackOnTheDiskLimit(t *testing.T) {
+	t.Parallel()
+	w := small(t, nil)
+	box := w.Create(map[string]any{})
+	out, _ := w.Sh(box, "ls /dev/loop* /dev/block 2>&1; mount -o remount,prjquota / 2>&1; mknod b b 7 0 2>&1; chattr -p 5 . 2>&1; grep -c loop /proc/mounts")
+	if strings.Contains(out, w.Dir) {
+		t.Errorf("the box sees where its disk is: %s", out)
+	}
+	if _, code := w.Sh(box, "head -c 300M /dev/zero >big"); code == 0 {
+		t.Error("the limit is gone")
+	}
+}
+
+// A fork bomb ends at the limit of processes, and the box goes on.
+func TestAttackByForkBomb(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box, other := w.Create(map[string]any{}), w.Create(map[string]any{})
+	out := w.MustSh(box, `python3 -c '
+import os, time
+children = []
+try:
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+            os._exit(0)
+        children.append(pid)
+except OSError as e:
+    print("stopped", e.errno, len(children) < 2100)
+for pid in children:
+    os.kill(pid, 9)
+for pid in children:
+    os.waitpid(pid, 0)
+'`)
+	harness.Contains(t, out, "stopped 11 True") // EAGAIN
+	w.MustSh(other, "true")
+	w.MustSh(box, "true")
+}
+
+// A command that needs more memory than its box has is killed, and its run says so; the box goes on, and so do the others. What is
+// in /dev/shm and /tmp counts as memory.
+func TestAttackByTakingAllMemory(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{})
+	const little, enough = 256 << 20, 2 << 30
+	for what, line := range map[string]string{
+		"heap": "exec python3 -c 'x = bytearray(1 << 30)'",
+		"tmp":  "head -c 1G /dev/zero >/tmp/big",
+	} {
+		limitMemory(t, box, little)
+		before := usedBy(w, box).Usage.OOMKills
+		if out, code := w.Sh(box, line); what == "heap" && code != 137 {
+			t.Errorf("%s: exit %d: %s", what, code, out)
+		}
+		u := atLeast(w, box, what+": the kill is counted", int64(before)+1, func(u used) int64 { return int64(u.Usage.OOMKills) })
+		if u.Usage.MemoryPeakBytes > 300<<20 {
+			t.Errorf("%s: %d bytes at most", what, u.Usage.MemoryPeakBytes)
+		}
+		limitMemory(t, box, enough) // what fills /tmp leaves no room for a command
+		w.MustSh(box, "rm -f /tmp/big")
+	}
+	var list struct {
+		Runs []struct {
+			Message string `json:"error_message"`
+		}
+	}
+	if err := w.Client.Get(t.Context(), api.BoxPath(box, "runs"), &list); err != nil {
+		t.Fatal(err)
+	}
+	said := false
+	for _, r := range list.Runs {
+		said = said || strings.Contains(r.Message, "out of memory")
+	}
+	if !said {
+		t.Errorf("no run says that it was killed for memory: %+v", list)
+	}
+	w.MustSh(box, "true")
+	w.Until("the log says so", func() bool { return strings.Contains(w.LogText(), "a box ran out of memory") })
+	w.Until("nothing runs in it", func() bool { return killAll(t, box) == 0 })
+	w.Until("its state says that memory ran out", func() bool {
+		err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "pause"), nil, nil)
+		return err != nil && strings.Contains(err.Error(), "ran out of memory")
+	})
+	w.Until("the metric counts it", func() bool { return w.Metric("boxgate_boxes_oom_kills_total") >= 2 })
+}
+
+// memoryGroup is the control group that limits a box's memory.
+func memoryGroup(t *testing.T, box string) string {
+	t.Helper()
+	for _, pattern := range []string{"/sys/fs/cgroup/memory/boxgate-*-" + box, "/sys/fs/cgroup/boxgate-*-" + box} {
+		if dirs, _ := filepath.Glob(pattern); len(dirs) == 1 {
+			return dirs[0]
+		}
+	}
+	t.Fatal("the box has no control group for memory")
+	return ""
+}
+
+// killAll kills what runs in a box, as the kernel may when memory runs out, and returns how many processes there were.
+func killAll(t *testing.T, box string) (n int) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(memoryGroup(t, box), "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for field := range strings.FieldsSeq(string(data)) {
+		if pid, err := strconv.Atoi(field); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			n++
+		}
+	}
+	return n
+}
+
+// limitMemory gives a box less memory than its size has, so that the machine of the test is not short of it.
+func limitMemory(t *testing.T, box string, bytes int64) {
+	t.Helper()
+	var err error
+	// Memory must not be more than memory and swap, so that the order depends on the direction.
+	for _, file := range []string{"memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"} {
+		path := filepath.Join(memoryGroup(t, box), file)
+		if _, missing := os.Stat(path); missing == nil {
+			err = os.WriteFile(path, []byte(strconv.FormatInt(bytes, 10)), 0)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a box writes to the disk is slowed down to the limit.
+func TestWritesAreSlowedDown(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IO.WriteBytes = 1 << 20 })
+	box := w.Create(map[string]any{})
+	began := time.Now()
+	w.MustSh(box, "dd if=/dev/zero of=f bs=64k count=64 oflag=direct status=none")
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("4 MiB at 1 MiB a second took %v", took)
+	}
+}

@@ -1,0 +1,37 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of returns the limits for the disk that has a directory. Limits are set for whole disks, not partitions.
+func (io IO) Of(dir string) (IO, error) {
+	if io == (IO{}) {
+		return io, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return io, err
+	}
+	device := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	at, err := filepath.EvalSymlinks(device)
+	if err != nil {
+		return io, fmt.Errorf("launcher.io: %s is on no disk whose use could be limited (no %s); leave launcher.io out, or move state_dir", dir, device)
+	}
+	if _, err := os.Stat(filepath.Join(at, "partition")); err == nil {
+		at = filepath.Dir(at)
+	}
+	number, err := os.ReadFile(filepath.Join(at, "dev"))
+	if err == nil {
+		_, err = fmt.Sscanf(strings.TrimSpace(string(number)), "%d:%d", &io.Major, &io.Minor)
+	}
+	if err != nil {
+		return io, fmt.Errorf("launcher.io: the disk of %s: %w", dir, err)
+	}
+	return io, nil
+}

@@ -1,0 +1,129 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// fill writes to a file until that fails, and returns how much was written and why it ended.
+func fill(t *testing.T, path string) (n int64, err error) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	block := bytes.Repeat([]byte("x"), 1<<16)
+	for err == nil && n < 1<<30 {
+		var m int
+		m, err = f.Write(block)
+		n += int64(m)
+	}
+	return n, errors.Join(err, f.Sync())
+}
+
+func TestVolumeIsBounded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	v := Volume{File: filepath.Join(dir, "volume"), At: filepath.Join(dir, "at")}
+	if err := v.Make(t.Context(), Limit{Bytes: 64 << 20, Files: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Unmount(); err != nil {
+			t.Error(err)
+		}
+	})
+	var st unix.Stat_t
+	if err := unix.Stat(v.File, &st); err != nil || st.Blocks*512 > 32<<20 {
+		t.Errorf("an empty volume takes %d bytes of the disk: %v", st.Blocks*512, err)
+	}
+	if n, err := fill(t, filepath.Join(v.At, "big")); !errors.Is(err, unix.ENOSPC) || n > 64<<20 || n < 30<<20 {
+		t.Errorf("%d bytes: %v", n, err)
+	}
+	if err := os.Remove(filepath.Join(v.At, "big")); err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	for ; files < 3000; files++ {
+		if err := os.WriteFile(filepath.Join(v.At, strconv.Itoa(files)), nil, 0o600); err != nil {
+			break
+		}
+	}
+	if files > 1100 || files < 500 {
+		t.Errorf("%d files", files)
+	}
+	if err := errors.Join(v.Unmount(), v.Unmount(), v.Mount(), v.Mount()); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(v.At); err != nil || len(entries) < files {
+		t.Errorf("mounted again it has %d files: %v", len(entries), err)
+	}
+}
+
+// A directory of a file system with project quotas, which this kernel may not have.
+func projects(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	file, at := filepath.Join(dir, "image"), filepath.Join(dir, "at")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 64<<20), os.Mkdir(at, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(Formatter, "-q", "-F", "-O", "project,quota", "-E", "quotatype=prjquota", file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	device, err := attach(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	if err := unix.Mount(device.Name(), at, "ext4", 0, "prjquota"); err != nil {
+		t.Logf("this kernel has no project quotas (%v): only that they are missed is tested", err)
+		return ""
+	}
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	return at
+}
+
+func TestProjectsAreBounded(t *testing.T) {
+	t.Parallel()
+	if err := HasProjects(t.TempDir()); err != nil && !errors.Is(err, ErrNoProjects) {
+		t.Error(err)
+	}
+	if err := HasProjects("/proc"); !errors.Is(err, ErrNoProjects) {
+		t.Errorf("/proc: %v", err)
+	}
+	at := projects(t)
+	if at == "" {
+		return
+	}
+	own := filepath.Join(at, "own")
+	p, err := NewProject(at, Limit{Bytes: 8 << 20, Files: 20})
+	if err := errors.Join(err, HasProjects(at), os.Mkdir(own, 0o700), p.Own(own)); err != nil {
+		t.Fatal(err)
+	}
+	// Root may exceed quotas unless it has given that up, as overlayfs does for all that it writes: only the counting is tested here.
+	if err := os.WriteFile(filepath.Join(own, "f"), bytes.Repeat([]byte("x"), 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unix.Sync()
+	f, err := os.Open(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var q quota
+	if err := quotactl(f, getQuota, p, &q); err != nil || q.Space < 1<<20 || q.Inodes != 2 || q.BlockHard != 8<<10 || q.InodeHard != 20 {
+		t.Errorf("%+v, %v", q, err)
+	}
+	if err := p.Free(at); err != nil {
+		t.Error(err)
+	}
+}

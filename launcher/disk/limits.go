@@ -1,0 +1,65 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// The modes: how what boxes write to their roots is limited. An empty one is Off.
+const (
+	Auto      = "auto"    // by project quotas, if the state directory has them; else not at all
+	ByProject = "project" // by project quotas
+	Loop      = "loop"    // by a file system of its own for each box, in a file
+	Off       = "off"
+)
+
+// Limits limit what boxes write to their roots.
+type Limits struct {
+	Mode  string
+	Bytes map[string]int64 // by the size of the box
+	Files int64
+}
+
+// Of returns the limit of a box of that size.
+func (d Limits) Of(size string) Limit { return Limit{Bytes: d.Bytes[size], Files: d.Files} }
+
+// ErrUnlimited: what boxes write is not limited, since the state directory has no project quotas.
+var ErrUnlimited = errors.New("what boxes write to their roots is not limited: one box can fill the disk of state_dir, which stops the others and " +
+	"keeps the gateway from storing changes. Mount state_dir with project quotas (xfs: mount -o prjquota; ext4: tune2fs -O project,quota and " +
+	"mount -o prjquota), or set launcher.disk.mode to loop, or to off if that is meant")
+
+// Check says what keeps the limits from being enforced in a state directory: ErrUnlimited, if they are not but need not be.
+func (d Limits) Check(stateDir string) error {
+	switch d.Mode {
+	case ByProject, Auto:
+		err := HasProjects(existing(stateDir))
+		if d.Mode == Auto && errors.Is(err, ErrNoProjects) {
+			return ErrUnlimited
+		}
+		if err != nil {
+			return fmt.Errorf("launcher.disk.mode is project, but %s cannot be limited so: mount it with prjquota, or use mode loop (%w)", stateDir, err)
+		}
+	case Loop:
+		if _, err := exec.LookPath(Formatter); err != nil {
+			return fmt.Errorf("launcher.disk.mode is loop, which needs %s: apt-get install e2fsprogs", Formatter)
+		}
+		if _, err := os.Stat("/dev/loop-control"); err != nil {
+			return errors.New("launcher.disk.mode is loop, but this kernel has no loop devices: modprobe loop")
+		}
+	}
+	return nil
+}
+
+// existing is the nearest directory that exists.
+func existing(dir string) string {
+	for dir != "/" {
+		if _, err := os.Stat(dir); err == nil {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
