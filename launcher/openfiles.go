@@ -43,6 +43,9 @@ func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, err
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}
+	if l.HasOwnStack() { // its processes are not the host's
+		return nil, ErrNoFiles
+	}
 	pid, err := readPid(filepath.Join(l.dirs.box(r.ID), "pid"))
 	if err != nil {
 		return nil, err

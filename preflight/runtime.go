@@ -37,7 +37,7 @@ func runtimeLacks(name, cgroups string) error {
 		}
 		return nil
 	case "runsc":
-		return Warnf("under gVisor, commands have no control groups of their own, so their CPU time is not known (that of boxes is); " +
+		return Warnf("under gVisor, commands have no control groups of their own, so their CPU time is not known (that of boxes is); their files are read and written by exec, not by the files API; " +
 			"the box's loopback cannot be reached by public URLs, so applications must listen on all addresses; and gateway box selftest cannot test it")
 	}
 	return Warnf("%s is not among the runtimes that boxgate is tested with (runc, crun, runsc): if boxes do not start, set launcher.runtime to one of these", name)
