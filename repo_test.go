@@ -77,13 +77,14 @@ api/egress: policy audit api api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/history api/problem api/rest api/stream api/strict
 api/files: policy api api/problem api/rest api/strict
 api/gateway: policy api api/problem api/rest api/strict
+api/git: policy api api/history api/problem api/rest api/spec api/strict
 api/history: policy api api/problem api/stream
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/snapshots api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/snapshots api/stream api/strict api/urls
 api/session: policy api api/history api/problem api/rest api/strict
 api/settings: policy api api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict

@@ -28,6 +28,7 @@ type Host struct {
 	*settings     // keeps what else can be configured
 	*snapshotHost // takes snapshots of them
 	*files        // opens their files
+	*git          // keeps who makes commits in them
 	*events       // reads decisions
 	*authorities  // shows certificate authorities
 	*keys         // changes the keys of the store and of the API

@@ -86,6 +86,7 @@ func (h *Host) wire(context.Context) error {
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.files = &files{usage: h.usage, sandboxes: held}
 	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf}
+	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.keys = &keys{log: p.log, store: p.store}

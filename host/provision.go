@@ -231,6 +231,6 @@ func (p *provisioning) launchSpec() launcher.Spec {
 	r := p.box.record
 	return launcher.Spec{
 		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(),
-		Hostname: hostnameOf(r), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Hostname: hostnameOf(r), Git: gitIdentityOf(p.box.hosted), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	}
 }

@@ -46,8 +46,12 @@ type Spec struct {
 	Env      map[string]string // set for every command; wins over what the launcher sets itself
 	Hostname string            // empty: the ID
 	CA       []byte            // PEM certificates that the box trusts in addition to the public roots; may be empty
+	Git      GitIdentity       // written to the system's configuration of git
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
 }
+
+// GitIdentity is who makes the commits in a box; the zero value leaves that to git.
+type GitIdentity struct{ Name, Email string }
 
 // ExecSpec describes one command in a box.
 type ExecSpec struct {

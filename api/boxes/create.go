@@ -31,9 +31,9 @@ type createBody struct {
 	Agent         string            `json:"agent,omitempty"`
 	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never read back"`
 	CustomRunner  *api.CustomRunner `json:"custom_runner,omitempty"`
-	GitHubToken   string            `json:"github_token,omitempty" doc:"never read back"`
-	GitUserName   string            `json:"git_user_name,omitempty"`
-	GitUserEmail  string            `json:"git_user_email,omitempty"`
+	GitHubToken   string            `json:"github_token,omitempty" doc:"becomes header rules for github.com and api.github.com, unless attach_headers has some; never read back"`
+	GitUserName   string            `json:"git_user_name,omitempty" doc:"who makes commits; absent: Upstash Box"`
+	GitUserEmail  string            `json:"git_user_email,omitempty" doc:"absent: box@upstash.com"`
 	Skills        []string          `json:"skills,omitempty"`
 	MCPServers    []mcpBody         `json:"mcp_servers,omitempty"`
 	Browser       bool              `json:"browser,omitempty" doc:"true is refused: this gateway has no browser API"`
@@ -115,6 +115,7 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 		}
 	}
 	req.Headers = append(req.Headers, fromPolicy...)
+	req.Headers = spec.WithGitHub(p, "/github_token", b.GitHubToken, req.Headers)
 	if len(req.Headers) > policy.MaxHeaderHosts {
 		p.Add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", len(req.Headers), policy.MaxHeaderHosts)
 	}
@@ -173,7 +174,6 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]policy.Secr
 		}
 	}
 	keep("/agent_api_key", b.AgentAPIKey)
-	keep("/github_token", b.GitHubToken)
 	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
 		spec.Text(p, pointer, text, 256, false)
 	}

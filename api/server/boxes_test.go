@@ -26,10 +26,10 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 	if req.Name != "web-1" || req.Size != "medium" || req.InitCommand != "npm start" || !req.KeepAlive || req.Env["TOKEN"].Reveal() != "sk-env" {
 		t.Errorf("request: %+v", req)
 	}
-	if req.Policy.Mode != policy.ModeCustom || req.Policy.AllowedDomains[0] != "api.example.com" || len(req.Headers) != 2 {
+	if req.Policy.Mode != policy.ModeCustom || req.Policy.AllowedDomains[0] != "api.example.com" || len(req.Headers) != 4 {
 		t.Errorf("policy %+v, %d header rules", req.Policy, len(req.Headers))
 	}
-	for pointer, value := range map[string]string{"/agent_api_key": "sk-agent", "/github_token": "sk-github", "/mcp_servers/0/headers/Authorization": "sk-mcp"} {
+	for pointer, value := range map[string]string{"/agent_api_key": "sk-agent", "/mcp_servers/0/headers/Authorization": "sk-mcp"} {
 		if req.HostedSecrets[pointer].Reveal() != value {
 			t.Errorf("%s did not reach the host", pointer)
 		}

@@ -406,3 +406,9 @@ func (h *memoryHost) OpenFiles(context.Context, policy.BoxID) (files.Files, erro
 	defer leave()
 	return nil, cmp.Or(err, api.Errorf(api.ErrUnavailable, "no files here"))
 }
+
+func (h *memoryHost) SetGitIdentity(context.Context, policy.BoxID, string, string) (nowName, nowEmail string, err error) {
+	leave, err := h.enter()
+	defer leave()
+	return "", "", err
+}

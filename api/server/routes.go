@@ -8,6 +8,7 @@ import (
 	"boxgate/api/exec"
 	"boxgate/api/files"
 	"boxgate/api/gateway"
+	"boxgate/api/git"
 	"boxgate/api/history"
 	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
@@ -35,6 +36,7 @@ func (a *API) rooms() []room {
 		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
 		{"sessions", "Commands that their caller talks to", session.New(a.Host, past, bodies, a.stopping)},
 		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead}},
+		{"git", "Git in boxes", &git.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},

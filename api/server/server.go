@@ -10,6 +10,7 @@ import (
 	"boxgate/api/access"
 	"boxgate/api/boxes"
 	"boxgate/api/files"
+	"boxgate/api/git"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
 	"boxgate/api/session"
@@ -26,6 +27,7 @@ type Host interface {
 	settings.Host
 	files.Host
 	snapshots.Host
+	git.Host
 }
 
 // Config is what [New] needs. Host and CheckKey are required.

@@ -21,8 +21,9 @@ const (
 type Identity struct {
 	Hostname string
 	DNS      []netip.Addr // its resolvers; empty: none
-	CA       []byte       // PEM certificates that it trusts in addition to the public roots; may be empty
-	Restored bool         // the root has the files of another box, which is not trusted any more
+	Git      GitIdentity
+	CA       []byte // PEM certificates that it trusts in addition to the public roots; may be empty
+	Restored bool   // the root has the files of another box, which is not trusted any more
 }
 
 // Furnish writes the files of a box into a fresh root, in which nothing runs: its names, its user, its first process and what it trusts.
@@ -35,6 +36,7 @@ func (b *Root) Furnish(is Identity) error {
 		{"its home directory", func() error { return b.makeHome(is.Restored) }},
 		{"its user", b.addUser},
 		{"its names", func() error { return b.writeNames(is) }},
+		{"who makes its commits", func() error { return b.writeGit(is.Git) }},
 		{"its certificates", func() error { return b.trust(is.CA) }},
 	} {
 		if err := step.do(); err != nil {

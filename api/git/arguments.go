@@ -1,0 +1,61 @@
+package git
+
+import (
+	"net/url"
+	"regexp"
+	"strings"
+
+	"boxgate/api/problem"
+)
+
+var (
+	// helper is the form by which git runs a program that it finds by a name: ext::sh -c …
+	helper = regexp.MustCompile(`^[A-Za-z0-9+.-]*::`)
+	// onGitHub is a repository of GitHub by its name alone.
+	onGitHub = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+	// hostAndPath is an address without a scheme: github.com/acme/app.
+	hostAndPath = regexp.MustCompile(`^[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+/[^:]+$`)
+)
+
+// plain refuses text that would be an option of a program, or that no program takes.
+func plain(p *problem.List, at, text string, required bool) {
+	switch {
+	case text == "" && required:
+		p.Add(at, "is missing")
+	case strings.HasPrefix(text, "-"):
+		p.Add(at, "must not begin with -")
+	case len(text) > 4096, strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		p.Add(at, "must be at most 4096 bytes without control characters")
+	}
+}
+
+// remote is the address of a repository: as given, or of GitHub where only its name is.
+func remote(p *problem.List, at, repo string) string {
+	plain(p, at, repo, true)
+	if helper.MatchString(repo) {
+		p.Add(at, "names a program that git would run; give an https:// address, or owner/name for GitHub")
+	}
+	switch {
+	case onGitHub.MatchString(repo):
+		return "https://github.com/" + repo
+	case hostAndPath.MatchString(repo):
+		return "https://" + repo
+	}
+	if u, err := url.Parse(repo); err == nil && u.User != nil && (u.Scheme == "https" || u.Scheme == "http") {
+		p.Add(at, "has a credential, which git would keep in the box; give it as github_token, or as a header rule of the host")
+	}
+	return repo
+}
+
+// pulls is the path of the pull requests of a repository in GitHub's API.
+func pulls(origin string) (string, bool) {
+	rest, ok := strings.CutPrefix(origin, "https://github.com/")
+	if !ok {
+		rest, ok = strings.CutPrefix(origin, "git@github.com:")
+	}
+	if !ok {
+		rest, ok = strings.CutPrefix(origin, "ssh://git@github.com/")
+	}
+	rest = strings.TrimSuffix(strings.TrimSuffix(rest, "/"), ".git")
+	return "/repos/" + rest, ok && onGitHub.MatchString(rest)
+}

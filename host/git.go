@@ -1,0 +1,78 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// git keeps who makes the commits in boxes.
+type git struct {
+	usage     *usage
+	sandboxes sandboxes
+	settings  *settings
+}
+
+// gitIdentity is who makes the commits in a box, unless it was said at its creation.
+var gitIdentity = launcher.GitIdentity{Name: "Upstash Box", Email: "box@upstash.com"}
+
+// gitIdentityOf is who makes the commits in a box, unless a configuration in it says otherwise.
+func gitIdentityOf(h api.Hosted) launcher.GitIdentity {
+	is := gitIdentity
+	if h.GitUserName != "" {
+		is.Name = h.GitUserName
+	}
+	if h.GitUserEmail != "" {
+		is.Email = h.GitUserEmail
+	}
+	return is
+}
+
+// SetGitIdentity implements the Host of [boxgate/api/git]. It is put in force in the box first: what is stored is what a
+// box restored from a snapshot gets.
+func (g *git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error) {
+	for _, set := range []struct{ key, value string }{{"user.name", name}, {"user.email", email}} {
+		if set.value == "" {
+			continue
+		}
+		if err := g.configure(ctx, id, set.key, set.value); err != nil {
+			return "", "", err
+		}
+	}
+	box, err := g.settings.Configure(ctx, id, func(c *api.Configuration) error {
+		if name != "" {
+			c.Hosted.GitUserName = name
+		}
+		if email != "" {
+			c.Hosted.GitUserEmail = email
+		}
+		return nil
+	})
+	is := gitIdentityOf(box.Hosted)
+	return is.Name, is.Email, err
+}
+
+// configure sets a value in the system's configuration of git in a box.
+func (g *git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
+	var out bytes.Buffer
+	var res launcher.Result
+	err := g.usage.do(ctx, id, func(*box) (err error) {
+		res, err = g.sandboxes.Exec(ctx, id, launcher.ExecSpec{
+			User: "root", Cwd: "/", Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
+		})
+		return err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return api.Errorf(api.ErrConflict, "git cannot be configured in the box: %w", err)
+	case res.Status != 0:
+		return api.Errorf(api.ErrConflict, "git cannot be configured in the box: %s", strings.ToValidUTF8(clip(strings.TrimSpace(out.String())), "?"))
+	}
+	return nil
+}

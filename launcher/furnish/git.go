@@ -1,0 +1,46 @@
+package furnish
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+)
+
+// GitIdentity is who makes the commits in a box, unless a user's or a repository's configuration says otherwise.
+type GitIdentity struct{ Name, Email string }
+
+const (
+	gitConfig = "/etc/gitconfig"
+	gitBegin  = "# Begin of what the gateway wrote\n"
+	gitEnd    = "# End of what the gateway wrote\n"
+)
+
+// writeGit writes the identity into the system's configuration of git, in place of an earlier one. What the image has
+// there stays.
+func (b *Root) writeGit(is GitIdentity) error {
+	old, err := b.read(gitConfig)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return b.write(gitConfig, []byte(is.into(string(old))), 0o644)
+}
+
+// into puts the identity at the end of a configuration: of several values the last one counts.
+func (is GitIdentity) into(config string) string {
+	if before, rest, ok := strings.Cut(config, gitBegin); ok {
+		_, after, _ := strings.Cut(rest, gitEnd)
+		config = before + after
+	}
+	if config != "" && !strings.HasSuffix(config, "\n") {
+		config += "\n"
+	}
+	if is == (GitIdentity{}) {
+		return config
+	}
+	return config + gitBegin + "[user]\n\tname = " + gitValue(is.Name) + "\n\temail = " + gitValue(is.Email) + "\n" + gitEnd
+}
+
+// gitValue quotes a value of a configuration; see git-config(1), "Syntax".
+func gitValue(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\t", `\t`).Replace(s) + `"`
+}
