@@ -366,3 +366,14 @@ func TestPathsOfTheHostedProductAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestSessionsByPlainRequests: a request that is no WebSocket's handshake is refused in the words of this API.
+func TestSessionsByPlainRequests(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	got := f.call(t, "GET", "/v2/box/"+id+"/exec-session", "")
+	if got.StatusCode != 426 || got.Header.Get("Upgrade") != "websocket" || !strings.Contains(got.text, `"error"`) {
+		t.Errorf("%s %v %s", got.Status, got.Header, got.text)
+	}
+}
