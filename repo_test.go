@@ -74,7 +74,7 @@ api: policy audit
 api/access: api/problem
 api/boxes: policy api api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/problem api/rest api/stream api/strict
-api/exec: policy audit api api/history api/problem api/rest api/stream api/strict
+api/exec: policy audit api api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/problem api/rest api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/git: policy api api/history api/problem api/rest api/spec api/strict
@@ -84,7 +84,8 @@ api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/history api/lifecycle api/openapi api/problem api/rest api/rules api/session api/settings api/snapshots api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/history api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/settings api/snapshots api/stream api/strict api/urls
+api/schedules: policy api api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/settings: policy api api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
@@ -123,7 +124,7 @@ preflight: config
 host/follow: policy api host/foreign
 host/foreign: policy api
 host/reach: policy launcher/namespace
-host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
+host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: config api

@@ -74,6 +74,7 @@ func (l *lifecycle) forget(b *box) error {
 		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)
 		l.meter.Forget(b.ID)
+		l.scheduled.scheduler.Forget(b.ID)
 	}()
 	fault.Mark(context.Background(), "delete: record gone")
 	return nil

@@ -25,6 +25,7 @@ type Host struct {
 	*publicURLs   // makes and deletes their public URLs
 	*usage        // puts them to sleep and wakes them
 	*commands     // runs commands in them
+	*scheduled    // runs commands in them again and again
 	*settings     // keeps what else can be configured
 	*snapshotHost // takes snapshots of them
 	*files        // opens their files

@@ -39,6 +39,7 @@ type lifecycle struct {
 	settings    *settings
 	snapshots   *snapshotHost
 	follower    *follow.Follower
+	scheduled   *scheduled
 }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.

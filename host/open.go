@@ -3,10 +3,12 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"boxgate/api/history"
 	"boxgate/audit/lines"
 	"boxgate/certs"
 	"boxgate/config"
@@ -43,7 +45,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
+		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{}, history: history.New(),
 	}
 	p.visits = &visits{boxes: p.boxes, reach: p.reach}
 	var err error
@@ -89,6 +91,9 @@ func (h *Host) wire(context.Context) error {
 	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
 	h.events = &events{audit: p.audit}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
+	h.scheduled = newScheduled(scheduled{
+		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots,
+	})
 	h.keys = &keys{log: p.log, store: p.store}
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
@@ -96,7 +101,7 @@ func (h *Host) wire(context.Context) error {
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter,
-		snapshots: h.snapshotHost,
+		snapshots: h.snapshotHost, scheduled: h.scheduled,
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}
@@ -114,6 +119,9 @@ func (h *Host) Recover(ctx context.Context) error {
 	err := contained(h.parts.log, func() error {
 		if err := h.recoverBoxes(ctx); err != nil {
 			return err
+		}
+		if err := h.scheduler.Load(); err != nil {
+			return fmt.Errorf("reading schedules: %w", err)
 		}
 		return fault.At(ctx, "start: boxes known")
 	})

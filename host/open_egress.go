@@ -20,6 +20,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return err
 	}
+	p.roots = roots
 	domain, err := policy.ParseName(p.cfg.Ingress.Domain)
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)

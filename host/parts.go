@@ -2,11 +2,13 @@ package host
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"boxgate/api/history"
 	"boxgate/audit"
 	"boxgate/audit/lines"
 	"boxgate/certs"
@@ -46,6 +48,8 @@ type parts struct {
 	reach     *reach.Boxes
 	visits    *visits
 	minter    *certs.Minter
+	history   *history.History
+	roots     *x509.CertPool // trusted for upstreams
 
 	store   *store.DB
 	audit   *audit.Log

@@ -41,7 +41,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Host: h, CheckKey: h.parts.store.CheckAPIKey, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
+		Host: h, History: h.parts.history, CheckKey: h.parts.store.CheckAPIKey, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
 	})
 	if err != nil {
 		return err
@@ -119,6 +119,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
+	run("schedules", func() error { h.scheduler.Run(ctx); return nil })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })

@@ -66,6 +66,15 @@ func isToken(c byte) bool {
 		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }
 
+// CheckHeaderName returns nil if a header of that name may be set: a token that belongs neither to the connection nor to the
+// framing of the message.
+func CheckHeaderName(name string) error {
+	if flaw := headerNameFlaw(name); flaw != "" {
+		return errors.New(quoted(nameShown(name, isToken)) + " " + flaw)
+	}
+	return nil
+}
+
 // CheckHeaderValue returns nil if v may be sent as the value of a header: visible ASCII with spaces and tabs inside, up
 // to 8 KiB. The error shows no part of the value.
 func CheckHeaderValue(v string) error {

@@ -28,6 +28,7 @@ const connCost = 16 << 10
 type conn struct {
 	p     *Proxy
 	tcp   *net.TCPConn
+	from  netip.Addr     // the address of the box that it is of
 	head  []byte         // bytes already read from the client by the acceptor
 	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
 	port  uint16
@@ -56,7 +57,7 @@ type conn struct {
 func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort) *conn {
 	now := time.Now()
 	return &conn{
-		p: p, tcp: tcp, orig: orig, port: orig.Port(), ctx: p.base, since: now,
+		p: p, tcp: tcp, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
 			Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
@@ -86,9 +87,8 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
 // admit finds the box and counts the connection against its limits. After it returns, a cut closes the connection, and so
 // does the removal of the box.
 func (c *conn) admit() bool {
-	from := addrPort(c.tcp.RemoteAddr()).Addr()
-	if c.find(from); c.box == nil {
-		c.event.Error = "from " + from.String()
+	if c.find(c.from); c.box == nil {
+		c.event.Error = "from " + c.from.String()
 		c.refuse(peek.Other, policy.ReasonUnknownBox)
 		return false
 	}
@@ -110,7 +110,7 @@ func (c *conn) admit() bool {
 	}
 	c.ctx = ctx
 	c.first.Open(c.usage.Memory, memory.FirstBytes)
-	if c.p.cfg.Boxes.BoxByAddr(from) != c.box { // CloseBox may have looked before the connection was there to be closed
+	if c.p.cfg.Boxes.BoxByAddr(c.from) != c.box { // CloseBox may have looked before the connection was there to be closed
 		c.refuse(peek.Other, policy.ReasonUnknownBox)
 		return false
 	}

@@ -31,18 +31,28 @@ import (
 // ServeExplicit serves connections of explicit proxy clients. It returns nil when ctx ends or the proxy is shut down,
 // and closes ln; connections already accepted continue.
 func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
-	return p.accept(ctx, ln, p.handleExplicit)
+	return p.accept(ctx, ln, func(tcp *net.TCPConn) { p.newConn(tcp, netip.AddrPort{}).serveExplicit() })
 }
 
-// handleExplicit handles one connection to the explicit proxy: event, box and limits, then CONNECT or requests.
-func (p *Proxy) handleExplicit(tcp *net.TCPConn) {
-	c := p.newConn(tcp, netip.AddrPort{})
+// ServeFor serves one connection that the gateway itself made on behalf of the box with an address, as if that box had
+// connected to the explicit proxy: its policy, header rules and limits apply, and its events are the box's. The caller must
+// know that nobody else is at the other end.
+func (p *Proxy) ServeFor(box netip.Addr, tcp *net.TCPConn) {
+	p.start(tcp, func(tcp *net.TCPConn) {
+		c := p.newConn(tcp, netip.AddrPort{})
+		c.from = box
+		c.serveExplicit()
+	})
+}
+
+// serveExplicit handles one connection to the explicit proxy: event, box and limits, then CONNECT or requests.
+func (c *conn) serveExplicit() {
 	c.explicit = true
 	defer c.end()
 	if !c.admit() {
 		return
 	}
-	f, err := peek.Read(c.tcp, &c.first, nil, c.since.Add(p.cfg.PeekTimeout), time.Time{})
+	f, err := peek.Read(c.tcp, &c.first, nil, c.since.Add(c.p.cfg.PeekTimeout), time.Time{})
 	switch {
 	case err != nil || f.Kind == peek.Oversize:
 		c.refusePeek(f, err)

@@ -83,10 +83,12 @@ func (db *DB) AddSchedule(s Schedule, most int) error {
 	})
 }
 
-// ChangeSchedule changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error nothing changes.
+// ChangeSchedule changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error nothing changes;
+// change may be called more than once.
 func (db *DB) ChangeSchedule(box policy.BoxID, id string, change func(*Schedule) error) (Schedule, error) {
 	var s Schedule
-	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
+	// Many are due at the same minute: their transactions are joined. change may be called again.
+	err := db.bolt.Batch(func(tx *bolt.Tx) (err error) {
 		if s, err = db.getSchedule(tx, box, id); err != nil {
 			return err
 		}

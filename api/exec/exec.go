@@ -4,8 +4,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"path"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -14,11 +12,12 @@ import (
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/spec"
 	"boxgate/policy"
 )
 
 // Workspace is the home and working directory of a box.
-const Workspace = "/workspace/home"
+const Workspace = spec.Workspace
 
 // execBody is a command to run.
 type execBody struct {
@@ -39,31 +38,10 @@ type execView struct {
 
 func (b *execBody) request() (api.ExecRequest, error) {
 	var p problem.List
-	if len(b.Command) == 0 || b.Command[0] == "" {
-		p.Add("/command", "must name a program, such as [\"ls\", \"-l\"]")
-	}
-	sum := 0
-	for i, arg := range b.Command {
-		if strings.ContainsRune(arg, 0) {
-			p.Add("/command/"+strconv.Itoa(i), "must not contain NUL")
-		}
-		if len(arg) > api.MaxArgument {
-			p.Add("/command/"+strconv.Itoa(i), "has %d bytes; the limit is %d, above which the kernel does not start it", len(arg), api.MaxArgument)
-		}
-		sum += len(arg) + api.ArgumentCost
-	}
-	if sum > api.MaxArguments {
-		p.Add("/command", "needs %d bytes; the limit is %d, above which the kernel does not start it", sum, api.MaxArguments)
-	}
-	if strings.ContainsRune(b.Folder, 0) || len(b.Folder) > 4095 {
-		p.Add("/folder", "is not a path")
-	}
+	spec.Command(&p, "/command", b.Command)
+	dir := spec.Folder(&p, "/folder", b.Folder)
 	if b.Timeout != nil && (*b.Timeout < 1 || *b.Timeout > 7*24*3600*1000) {
 		p.Add("/timeout", "must be between 1 and 604800000 milliseconds")
-	}
-	dir := path.Clean(b.Folder)
-	if !path.IsAbs(dir) {
-		dir = path.Join(Workspace, dir)
 	}
 	return api.ExecRequest{Command: b.Command, Dir: dir}, p.Err()
 }

@@ -18,6 +18,9 @@ import (
 // ErrCancelled is the cause with which [History.Cancel] cancels a run's context.
 var ErrCancelled = errors.New("the run was cancelled")
 
+// ErrSkipped is the error of a run of a schedule that was due during the one before.
+var ErrSkipped = errors.New("the run before was still going")
+
 // The types of runs.
 const (
 	Shell = "shell"
@@ -30,6 +33,8 @@ type Job struct {
 	Prompt  string // what was asked for, as the caller wrote it
 	Model   string // of an agent
 	Timeout time.Duration
+
+	Schedule string // the schedule that it is a run of; "" for none
 }
 
 // Run is one command, running or ended. History.mu guards its fields, all but the ID, which never changes.
@@ -55,7 +60,8 @@ type RunView struct {
 	BoxID          policy.BoxID `json:"box_id"`
 	CustomerID     string       `json:"customer_id"`
 	Type           string       `json:"type" enum:"shell agent"`
-	Status         string       `json:"status" enum:"running completed failed cancelled"`
+	Status         string       `json:"status" enum:"running completed failed cancelled skipped"`
+	ScheduleID     string       `json:"schedule_id,omitempty" doc:"the schedule that it is a run of"`
 	Prompt         string       `json:"prompt" doc:"the command as it was written, or the prompt"`
 	Model          string       `json:"model,omitempty"`
 	Output         Text         `json:"output,omitempty" doc:"what an agent answered; that of a command is in the run itself"`
@@ -113,6 +119,8 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 	case err != nil && errors.Is(cause, context.DeadlineExceeded):
 		err = api.Errorf(context.DeadlineExceeded, "the command was killed after its timeout of %v", job.Timeout)
 		status, message = "failed", err.Error()
+	case errors.Is(err, ErrSkipped):
+		status, message = "skipped", err.Error()
 	case err != nil && ctx.Err() != nil:
 		status, message = "cancelled", "its session was closed"
 	case err != nil:
@@ -134,7 +142,7 @@ func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFun
 	now := time.Now()
 	r := &Run{cancel: cancel, view: RunView{
 		ID: "run_" + strings.ToLower(rand.Text()), BoxID: box, CustomerID: api.CustomerID, Type: job.Type, Status: "running",
-		Prompt: clip(job.Prompt), Model: job.Model, CreatedAt: now.Unix(), began: now,
+		ScheduleID: job.Schedule, Prompt: clip(job.Prompt), Model: job.Model, CreatedAt: now.Unix(), began: now,
 	}}
 	h.mu.Lock()
 	defer h.mu.Unlock()

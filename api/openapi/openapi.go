@@ -104,6 +104,7 @@ var pathDocs = map[string]string{
 
 	"snapshot": "ID of a snapshot",
 
+	"schedule":   "ID of a schedule",
 	"key":        "name of an environment variable",
 	"label":      "a label of the box",
 	"owner":      "owner of the skill's repository",

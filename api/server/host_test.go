@@ -18,6 +18,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/files"
 	"boxgate/api/problem"
+	"boxgate/api/schedules"
 	"boxgate/audit"
 	"boxgate/policy"
 )
@@ -49,6 +50,8 @@ type memoryBox struct {
 	api.Box
 	headers api.HeaderState
 	urls    map[uint16]api.URL
+
+	schedules []schedules.Schedule
 }
 
 func newMemoryHost(t testing.TB) *memoryHost {

@@ -9,11 +9,11 @@ import (
 	"boxgate/api/files"
 	"boxgate/api/gateway"
 	"boxgate/api/git"
-	"boxgate/api/history"
 	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
 	"boxgate/api/rules"
+	"boxgate/api/schedules"
 	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
@@ -29,7 +29,7 @@ type room struct {
 
 // rooms are all endpoints but the description of them.
 func (a *API) rooms() []room {
-	bodies, past := strict.Bodies{Most: a.MaxBody}, history.New()
+	bodies, past := strict.Bodies{Most: a.MaxBody}, a.History
 	return []room{
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
@@ -40,6 +40,7 @@ func (a *API) rooms() []room {
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
+		{"schedules", "What boxes do again and again", &schedules.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies}},

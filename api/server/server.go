@@ -11,8 +11,10 @@ import (
 	"boxgate/api/boxes"
 	"boxgate/api/files"
 	"boxgate/api/git"
+	"boxgate/api/history"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
+	"boxgate/api/schedules"
 	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
@@ -23,6 +25,7 @@ import (
 type Host interface {
 	boxes.Host
 	lifecycle.Host
+	schedules.Host
 	session.Host
 	settings.Host
 	files.Host
@@ -33,6 +36,8 @@ type Host interface {
 // Config is what [New] needs. Host and CheckKey are required.
 type Config struct {
 	Host Host
+	// History remembers the runs and log lines of boxes. nil: one of its own.
+	History *history.History
 	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
 	CheckKey func(key string) bool
 	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.
@@ -70,6 +75,9 @@ func New(cfg Config) (*API, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
+	}
+	if cfg.History == nil {
+		cfg.History = history.New()
 	}
 	if cfg.HasSecret == nil {
 		cfg.HasSecret = func(string) bool { return false }

@@ -324,7 +324,7 @@ func TestOpenAPI(t *testing.T) {
 			if !slices.ContainsFunc(f.api.routes, func(rt rest.Route) bool { return rt.Path == path && strings.EqualFold(rt.Method, method) }) {
 				t.Errorf("%s %s is described but not there", method, path)
 			}
-			url := strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none").Replace(path)
+			url := strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none", "{schedule}", "none").Replace(path)
 			answered := f.call(t, strings.ToUpper(method), url, "")
 			if answered.StatusCode == 405 || strings.Contains(answered.text, "no such path") {
 				t.Errorf("%s %s is described but not served: %s", method, url, answered.text)

@@ -63,7 +63,8 @@ var (
 		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: built", "plan: written",
 		"recover: boxes picked up", "start: boxes known",
 	}
-	stepsOfStop = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
+	stepsOfStop     = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
+	stepsOfSchedule = []string{"schedule: claimed", "schedule: run ended"}
 	// Those of the data path have tests of their own.
 	stepsOfTraffic = []string{"proxy: first bytes read", "proxy: request read", "dns: query read"}
 )
@@ -80,7 +81,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfSchedule, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

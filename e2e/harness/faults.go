@@ -87,10 +87,16 @@ func (w *World) order(suffix, text string) {
 // FaultsPath returns the path of the faults file of the world's gateway.
 func (w *World) FaultsPath() string { return filepath.Join(w.Dir, "fault") }
 
+// Armed reports whether the gateway has yet to reach the armed step.
+func (w *World) Armed() bool {
+	_, err := os.Stat(w.FaultsPath())
+	return err == nil
+}
+
 // Happened fails the test unless the gateway has reached the armed step.
 func (w *World) Happened(what string) {
 	w.T.Helper()
-	if _, err := os.Stat(w.FaultsPath()); err == nil {
+	if w.Armed() {
 		w.T.Errorf("%s: the gateway did not reach this step", what)
 		_ = os.Remove(w.FaultsPath())
 	}

@@ -44,7 +44,7 @@ func Mark(ctx context.Context, step string) {
 	}
 }
 
-// Now returns the wall clock time by which certificates are checked and issued.
+// Now returns the wall clock time by which certificates are checked and issued, and schedules are due.
 func Now() time.Time {
 	if clock == nil {
 		return time.Now()

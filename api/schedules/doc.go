@@ -1,0 +1,2 @@
+// Package schedules serves what boxes do again and again.
+package schedules

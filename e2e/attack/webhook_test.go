@@ -1,0 +1,106 @@
+package attack
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+// The webhook of a schedule is asked by the gateway, which the kernel's rules do not hold back: it must be judged like the
+// box's own traffic. It reaches neither a special address, in whatever spelling or behind whatever name, nor the gateway's own
+// servers, nor a name that the policy denies, and follows no redirect there.
+func TestAttackWebhook(t *testing.T) {
+	t.Parallel()
+	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
+		c.Admin.Listen, c.Metrics.Listen = "[::]:8600", "[::]:9600"
+	}})
+	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+	w.Up()
+	for name, records := range map[string][]string{
+		"private.example.com": {"A 169.254.169.254", "AAAA fd00:ec2::254"}, "loop.example.com": {"A 127.0.0.1", "AAAA ::1"},
+	} {
+		for i, r := range records {
+			records[i] = name + ". 1 IN " + r
+		}
+		if err := w.Net.SetRecords(name, records...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	box := w.Create(map[string]any{
+		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com"}, "allowed_cidrs": []string{"0.0.0.0/0", "::/0"}, "denied_domains": []string{"evil.example.net"}},
+	})
+	reasons := map[string]policy.Reason{
+		"http://169.254.169.254/latest/meta-data/": policy.ReasonProtectedRange,
+		"http://[fd00:ec2::254]/":                  policy.ReasonProtectedRange,
+		"http://[::ffff:169.254.169.254]/":         policy.ReasonProtectedRange,
+		"http://127.0.0.1:8600/v2/box":             policy.ReasonProtectedRange,
+		"http://[::1]:9600/metrics":                policy.ReasonProtectedRange,
+		"https://127.0.0.1:8600/":                  policy.ReasonProtectedRange,
+		"http://private.example.com/":              policy.ReasonProtectedRange,
+		"https://private.example.com/":             policy.ReasonProtectedRange,
+		"http://loop.example.com:8600/v2/box":      policy.ReasonProtectedRange,
+		"https://evil.example.net/":                policy.ReasonDeniedDomain,
+		"http://evil.example.net/":                 policy.ReasonDeniedDomain,
+	}
+	var urls []string
+	for link := range reasons {
+		urls = append(urls, link)
+	}
+	urls = append(urls,
+		"http://2852039166/", "http://localhost:8600/v2/box", "http://10.200.0.1:3128/", // names that are none, and the proxy itself
+		"https://www.example.com/redirect?to=http://169.254.169.254/", "https://www.example.com/redirect?to=https://evil.example.net/",
+		"https://api.example.com/allowed",
+	)
+	for _, link := range urls {
+		body := map[string]any{"type": "exec", "cron": "0 * * * *", "command": []string{"true"}, "webhook_url": link}
+		if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "schedules"), body, nil); err != nil {
+			t.Fatalf("%s: %v", link, err)
+		}
+	}
+	w.Jump(time.Hour)
+	w.Until("all webhooks have been tried", func() bool {
+		log := logOf(w, box)
+		return strings.Count(log, "did not get the result")+strings.Count(log, " got the result") >= len(urls)
+	})
+	if log := logOf(w, box); strings.Count(log, "did not get the result") != len(urls)-1 {
+		t.Errorf("%d webhooks, of which one is allowed: %s", len(urls), log)
+	}
+	if len(w.Net.Received("api.example.com", testnet.Path("/allowed"))) == 0 {
+		t.Error("the allowed webhook got nothing: this test shows nothing")
+	}
+	for _, host := range []string{"169.254.169.254", "evil.example.net"} {
+		w.NothingReached(host)
+	}
+	for link, reason := range reasons {
+		to, err := url.Parse(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Event(box, func(e audit.Event) bool {
+			return e.Verdict == policy.Deny && e.Reason == reason && (strings.Contains(e.Name, to.Hostname()) || e.Addr.String() == strings.TrimPrefix(to.Hostname(), "::ffff:"))
+		})
+	}
+}
+
+// logOf is the log of a box.
+func logOf(w *harness.World, box string) string {
+	w.T.Helper()
+	var log struct{ Logs []struct{ Message string } }
+	if err := w.Client.Do(w.T.Context(), "GET", api.BoxPath(box, "logs"), nil, &log); err != nil {
+		w.T.Fatal(err)
+	}
+	var lines []string
+	for _, l := range log.Logs {
+		lines = append(lines, l.Message)
+	}
+	return strings.Join(lines, "\n")
+}

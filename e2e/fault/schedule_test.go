@@ -1,0 +1,68 @@
+package fault
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+)
+
+// Wherever a run of a schedule fails, the command has run once or not at all; the next one runs.
+func TestARunThatFailsIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	w := harness.NewStopped(t, lab.Options{})
+	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+	w.Up()
+	box := w.Create(map[string]any{})
+	body := map[string]any{"type": "exec", "cron": "@yearly", "command": []string{"sh", "-c", "echo ran >> ran"}}
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "schedules"), body, nil); err != nil {
+		t.Fatal(err)
+	}
+	ran := func() int {
+		out, _ := w.Sh(box, "cat ran 2>/dev/null | wc -l")
+		n, err := strconv.Atoi(strings.TrimSpace(out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	want, year := 0, 0
+	jump := func() { year++; w.Jump(time.Duration(year) * 366 * 24 * time.Hour) }
+	// The gateway looks at its clock every few seconds, and whenever a schedule is made.
+	look := func() {
+		var s struct{ ID string }
+		if w.Client.Do(t.Context(), "POST", api.BoxPath(box, "schedules"), body, &s) == nil {
+			_ = w.Client.Do(t.Context(), "DELETE", api.BoxPath(box, "schedules/"+s.ID), nil, nil)
+		}
+	}
+	for _, step := range stepsOfSchedule {
+		for _, kind := range []string{harness.FaultDie, harness.FaultError, harness.FaultPanic} {
+			what := kind + " at " + step
+			w.Arm(kind, step)
+			jump()
+			look()
+			if kind == harness.FaultDie {
+				w.Died(what)
+				w.Up()
+			}
+			w.Until(what, func() bool { return !w.Armed() })
+			if step == "schedule: run ended" {
+				want++
+			}
+			if got := ran(); got != want {
+				t.Errorf("%s: the command ran %d times, want %d", what, got, want)
+			}
+			jump()
+			look()
+			want++
+			w.Until("the next run after "+what, func() bool { return ran() >= want })
+			if got := ran(); got != want {
+				t.Errorf("after %s: the command ran %d times, want %d", what, got, want)
+			}
+		}
+	}
+}

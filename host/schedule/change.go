@@ -1,0 +1,71 @@
+package schedule
+
+import (
+	"time"
+
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// Add stores a new schedule and begins to follow it. The errors are those of [store.DB.AddSchedule].
+func (d *Scheduler) Add(s store.Schedule) (store.Schedule, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.Now().Round(0)
+	s.CreatedAt, s.UpdatedAt, s.Settled = now, now, now
+	if err := d.Store.AddSchedule(s, Most); err != nil {
+		return store.Schedule{}, err
+	}
+	d.keepLocked(s)
+	return s, nil
+}
+
+// Change changes a schedule. Due times that passed before are settled. The errors are those of [store.DB.ChangeSchedule].
+func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, err := d.Store.ChangeSchedule(box, id, func(s *store.Schedule) error {
+		if err := change(s); err != nil {
+			return err
+		}
+		now := d.Now().Round(0)
+		s.UpdatedAt, s.Settled = now, now
+		return nil
+	})
+	if err != nil {
+		return store.Schedule{}, err
+	}
+	d.keepLocked(s)
+	return s, nil
+}
+
+// Delete removes a schedule. A run that is under way goes on. The errors are those of [store.DB.DeleteSchedule].
+func (d *Scheduler) Delete(box policy.BoxID, id string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.Store.DeleteSchedule(box, id); err != nil {
+		return err
+	}
+	delete(d.entries, key{box, id})
+	return nil
+}
+
+// Forget stops following the schedules of a box, which is gone from the store.
+func (d *Scheduler) Forget(box policy.BoxID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for at := range d.entries {
+		if at.box == box {
+			delete(d.entries, at)
+		}
+	}
+}
+
+// Next returns when a schedule is due next, or zero if it is paused.
+func Next(s store.Schedule) time.Time {
+	rule, err := Parse(s.Cron, s.TimeZone)
+	if err != nil || s.Paused {
+		return time.Time{}
+	}
+	return rule.Next(s.Settled)
+}

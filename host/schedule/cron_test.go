@@ -1,0 +1,93 @@
+package schedule
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	from := time.Date(2026, 3, 1, 10, 2, 30, 0, time.UTC)
+	for expression, want := range map[string]string{
+		"*/5 * * * *": "2026-03-01 10:05", "0 9 * * 1-5": "2026-03-02 09:00", "@daily": "2026-03-02 00:00", "0 0 29 2 *": "2028-02-29 00:00",
+		"0 9 1 * MON":                        "2026-03-02 09:00", // either day, as in every crontab
+		"CRON_TZ=America/New_York 0 4 * * *": "2026-03-02 09:00", "  0 11 * * *  ": "2026-03-01 11:00",
+	} {
+		r, err := Parse(expression, "")
+		if err != nil || r.Next(from).UTC().Format("2006-01-02 15:04") != want {
+			t.Errorf("%q: %v, %v; want %s", expression, r.Next(from), err, want)
+		}
+	}
+	for expression, want := range map[string]error{
+		"": errFields, "* * * *": errFields, "* * * * * *": errFields, "60 * * * *": errFields, "@every 1s": errFields, "@reboot": errFields,
+		"*\t* * * *": errFields, "* * * * *\n": errFields, "H * * * *": errFields, strings.Repeat("1,", 200) + "1 * * * *": errFields,
+		"TZ=UTC * * * * *": errFields, "CRON_TZ=UTC TZ=UTC * * * * *": errFields, "CRON_TZ=": errZone, "CRON_TZ=Local * * * * *": errZone,
+		"CRON_TZ=../../etc/passwd * * * * *": errZone, "CRON_TZ=No/Where * * * * *": errZone, "0 0 30 2 *": errNever,
+	} {
+		if _, err := Parse(expression, ""); !errors.Is(err, want) {
+			t.Errorf("%q: %v, want %v", expression, err, want)
+		}
+	}
+	if _, err := Parse("CRON_TZ=UTC * * * * *", "UTC"); !errors.Is(err, errZoneOnce) || !IsZoneError(err) {
+		t.Errorf("two time zones: %v", err)
+	}
+}
+
+// By the clock of a place: what falls into the hour that is left out comes an hour later, and what falls into the hour that
+// comes twice comes once, unless it comes every hour.
+func TestSummerTime(t *testing.T) {
+	t.Parallel()
+	r, err := Parse("30 2 * * *", "Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for at := time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC); len(got) < 3; {
+		at = r.Next(at)
+		got = append(got, at.UTC().Format("01-02 15:04"))
+	}
+	if want := "03-29 01:30 03-30 00:30 03-31 00:30"; strings.Join(got, " ") != want {
+		t.Errorf("in spring: %v, want %s", got, want)
+	}
+	got = nil
+	for at := time.Date(2026, 10, 24, 12, 0, 0, 0, time.UTC); len(got) < 2; {
+		at = r.Next(at)
+		got = append(got, at.UTC().Format("01-02 15:04"))
+	}
+	if want := "10-25 00:30 10-26 01:30"; strings.Join(got, " ") != want {
+		t.Errorf("in autumn: %v, want %s", got, want)
+	}
+	if r, err = Parse("30 * * * *", "Europe/Berlin"); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 10, 24, 23, 50, 0, 0, time.UTC)
+	for hour := range 4 {
+		if at = r.Next(at); at.UTC().Hour() != hour || at.Minute() != 30 {
+			t.Errorf("every hour: %v", at)
+		}
+	}
+}
+
+// FuzzParse: what is accepted comes at most once a minute, and after the time that was asked about.
+func FuzzParse(f *testing.F) {
+	f.Add("*/5 * * * *", "", int64(1_700_000_000))
+	f.Add("CRON_TZ=Europe/Berlin 30 2 29 2 SUN", "", int64(1_774_746_000))
+	f.Add("0 0 1-31/2 1,3 1-7", "Asia/Kathmandu", int64(1))
+	f.Fuzz(func(t *testing.T, expression, zone string, at int64) {
+		r, err := Parse(expression, zone)
+		if err != nil {
+			return
+		}
+		from := time.Unix(at%4_000_000_000, 0)
+		first := r.Next(from)
+		second := r.Next(first)
+		if first.IsZero() || second.IsZero() {
+			return
+		}
+		if !first.After(from) || second.Sub(first) < time.Minute {
+			t.Errorf("%q in %q after %v: %v, %v", expression, zone, from, first, second)
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/internal/fault"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// Most is how many schedules a box may have.
+const Most = 32
+
+const (
+	// look is the longest time between two looks at the clock, which may jump.
+	look = 15 * time.Second
+	// setBack is how far ahead of the clock a settled time must lie to show that the clock was put back.
+	setBack = 5 * time.Minute
+)
+
+// How a run ended.
+const (
+	Completed = "completed"
+	Failed    = "failed"
+	Skipped   = "skipped"
+)
+
+// Outcome is how a run ended.
+type Outcome struct {
+	Status    string // Completed or Failed
+	Error     string // why it failed, if it is not the command that did
+	Output    string // how the output of the command began
+	Truncated bool   // there was more of it
+	ExitCode  *int   // of the command; nil if there was none
+}
+
+// Runner makes the runs. Safe for concurrent use.
+type Runner interface {
+	// Run does what a schedule is for, to its end. It calls claim once before anything runs; if that fails, nothing may.
+	Run(ctx context.Context, s store.Schedule, claim func(runID string) error) Outcome
+	// Skip notes that a due time passed during a run.
+	Skip(s store.Schedule)
+}
+
+// Store keeps the schedules, as [store.DB] does.
+type Store interface {
+	Schedules(box policy.BoxID) ([]store.Schedule, error)
+	AddSchedule(s store.Schedule, most int) error
+	ChangeSchedule(box policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error)
+	DeleteSchedule(box policy.BoxID, id string) error
+}
+
+// Scheduler runs schedules when they are due. All fields must be set. Safe for concurrent use.
+type Scheduler struct {
+	Log    *zap.Logger
+	Store  Store
+	Runner Runner
+	Now    func() time.Time // the wall clock
+	// Deliver sends the result of a run to the webhook of its schedule, until ctx ends.
+	Deliver func(ctx context.Context, s store.Schedule, p Payload)
+
+	mu      sync.Mutex
+	entries map[key]*entry
+	woken   chan struct{} // has an element when the next look must not wait
+	running sync.WaitGroup
+}
+
+type key struct {
+	box policy.BoxID
+	id  string
+}
+
+// entry is what the scheduler knows of a schedule.
+type entry struct {
+	schedule store.Schedule // as last read from the store; only Paused, Cron, TimeZone and Settled are looked at
+	rule     Rule
+	next     time.Time // zero: never
+	busy     bool      // a run is under way
+}
+
+// set takes over what the store holds.
+func (e *entry) set(s store.Schedule) {
+	rule, err := Parse(s.Cron, s.TimeZone)
+	if err != nil { // never stored
+		rule = Rule{}
+	}
+	e.schedule, e.rule, e.next = s, rule, rule.Next(s.Settled)
+}
+
+// Load reads the schedules of an earlier run of the gateway. Runs that had begun then have failed.
+func (d *Scheduler) Load() error {
+	list, err := d.Store.Schedules("")
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.woken, d.entries = make(chan struct{}, 1), map[key]*entry{}
+	for _, s := range list {
+		if s.Claimed != "" {
+			cut := Outcome{Status: Failed, Error: "the gateway ended during the run"}
+			if s, err = d.Store.ChangeSchedule(s.Box, s.ID, func(s *store.Schedule) error { ended(s, cut, s.Settled); return nil }); err != nil {
+				return fmt.Errorf("a schedule of box %s: %w", s.Box, err)
+			}
+		}
+		d.keepLocked(s)
+	}
+	return nil
+}
+
+// keepLocked takes over what was stored of a schedule.
+func (d *Scheduler) keepLocked(s store.Schedule) {
+	at := key{s.Box, s.ID}
+	if d.entries[at] == nil {
+		d.entries[at] = &entry{}
+	}
+	d.entries[at].set(s)
+	select {
+	case d.woken <- struct{}{}:
+	default:
+	}
+}
+
+// Run runs what is due until ctx ends, and then waits for the runs under way, whose contexts end as well.
+func (d *Scheduler) Run(ctx context.Context) {
+	defer d.running.Wait()
+	for ctx.Err() == nil {
+		t := time.NewTimer(d.due(ctx))
+		select {
+		case <-ctx.Done():
+		case <-t.C:
+		case <-d.woken:
+		}
+		t.Stop()
+	}
+}
+
+// due begins what is due, and returns how long to wait before the next look.
+func (d *Scheduler) due(ctx context.Context) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now, wait := d.Now().Round(0), look
+	for _, e := range d.entries {
+		if e.schedule.Settled.After(now.Add(setBack)) {
+			e.schedule.Settled = now
+			e.next = e.rule.Next(now)
+		}
+		switch {
+		case e.schedule.Paused || e.next.IsZero():
+			continue
+		case !e.next.After(now):
+			d.beginLocked(ctx, e, now)
+		}
+		if !e.next.IsZero() {
+			wait = min(wait, e.next.Sub(now))
+		}
+	}
+	return max(wait, time.Millisecond)
+}
+
+// beginLocked settles all due times until now by one run, or by skipping them.
+func (d *Scheduler) beginLocked(ctx context.Context, e *entry, now time.Time) {
+	s, skip := e.schedule, e.busy
+	e.schedule.Settled, e.next, e.busy = now, e.rule.Next(now), true
+	d.running.Go(func() {
+		defer d.contain(s)
+		if skip {
+			d.skip(s, now)
+			return
+		}
+		defer d.rest(key{s.Box, s.ID})
+		d.run(ctx, s, now)
+	})
+}
+
+// rest notes that a run is over.
+func (d *Scheduler) rest(at key) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if e := d.entries[at]; e != nil {
+		e.busy = false
+	}
+}
+
+// contain keeps a panic of one run from ending the gateway. Its text is not logged, as it might quote a command.
+func (d *Scheduler) contain(s store.Schedule) {
+	if recover() != nil {
+		d.Log.Error("panic in a run of a schedule", zap.String("box", string(s.Box)), zap.String("schedule", s.ID), zap.Stack("stack"))
+	}
+}
+
+// skip stores that due times passed during a run.
+func (d *Scheduler) skip(s store.Schedule, now time.Time) {
+	_, err := d.Store.ChangeSchedule(s.Box, s.ID, func(s *store.Schedule) error {
+		s.Settled, s.LastRunStatus = now, Skipped
+		return nil
+	})
+	if err != nil {
+		d.failed(s, "a skipped run of a schedule was not stored", err)
+		return
+	}
+	d.Runner.Skip(s)
+}
+
+// errStale keeps a run from beginning that was paused or changed since it was found due.
+var errStale = errors.New("the schedule was changed")
+
+// run claims a run and does it. Without the claim in the store nothing runs.
+func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
+	var claimed store.Schedule
+	out := d.Runner.Run(ctx, s, func(runID string) (err error) {
+		if claimed, err = d.claim(s, runID, now); err != nil {
+			d.failed(s, "a run of a schedule was not stored, and did not begin", err)
+			return err
+		}
+		return fault.At(ctx, "schedule: claimed")
+	})
+	if claimed.Claimed == "" {
+		return
+	}
+	if err := fault.At(ctx, "schedule: run ended"); err != nil {
+		d.failed(s, "the end of a run was not stored", err)
+		return
+	}
+	d.finish(ctx, claimed, out, now)
+}
+
+// claim stores that a run begins, which settles all due times until now.
+func (d *Scheduler) claim(s store.Schedule, runID string, now time.Time) (store.Schedule, error) {
+	return d.Store.ChangeSchedule(s.Box, s.ID, func(stored *store.Schedule) error {
+		if stored.Paused || !stored.UpdatedAt.Equal(s.UpdatedAt) {
+			return errStale
+		}
+		stored.Settled, stored.Claimed = now, runID
+		return nil
+	})
+}
+
+// finish stores the end of a run, and then tells the webhook of it.
+func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outcome, began time.Time) {
+	s, err := d.Store.ChangeSchedule(claimed.Box, claimed.ID, func(s *store.Schedule) error {
+		if s.Claimed == claimed.Claimed {
+			ended(s, out, began)
+		}
+		return nil
+	})
+	if err != nil {
+		d.failed(claimed, "the end of a run was not stored", err)
+	}
+	if err != nil || s.WebhookURL == "" {
+		return
+	}
+	d.running.Go(func() { // so that a slow webhook does not keep the next run from beginning
+		defer d.contain(s)
+		d.Deliver(ctx, s, Payload{
+			BoxID: s.Box, Status: out.Status, RunID: claimed.Claimed, Output: out.Output, Error: out.Error,
+			Metadata: Metadata{ScheduleID: s.ID, ExitCode: out.ExitCode, Truncated: out.Truncated},
+		})
+	})
+}
+
+// ended notes the end of the run that is claimed.
+func ended(s *store.Schedule, out Outcome, began time.Time) {
+	s.LastRunAt, s.LastRunStatus, s.LastRunID, s.LastError, s.Claimed = began, out.Status, s.Claimed, out.Error, ""
+	s.Runs++
+	if out.Status != Completed {
+		s.Failures++
+	}
+}
+
+// failed logs an error, unless the schedule or its box is gone or was changed.
+func (d *Scheduler) failed(s store.Schedule, what string, err error) {
+	if !errors.Is(err, store.ErrNotFound) && !errors.Is(err, errStale) {
+		d.Log.Error(what, zap.String("box", string(s.Box)), zap.String("schedule", s.ID), zap.Error(err))
+	}
+}

@@ -1,0 +1,111 @@
+package host
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/problem"
+	"boxgate/api/schedules"
+	"boxgate/host/schedule"
+	"boxgate/store"
+)
+
+const (
+	defaultRun = time.Hour // of a schedule that has no timeout
+	mostResult = 64 << 10  // bytes of output that a webhook gets
+)
+
+// errNoAgent is how runs of agents fail.
+var errNoAgent = api.Errorf(api.ErrNotSupported, "this gateway does not run agents; make a schedule of type exec with the agent's own command")
+
+// errStopped is how runs end that the gateway's own end cuts short.
+var errStopped = api.Errorf(api.ErrUnavailable, "the gateway was stopped during the run")
+
+// scheduledRuns makes runs of schedules: commands like any other, in the history of the box.
+type scheduledRuns struct {
+	commands *commands
+	history  *history.History
+}
+
+// Run implements [schedule.Runner].
+func (r *scheduledRuns) Run(ctx context.Context, s store.Schedule, claim func(string) error) schedule.Outcome {
+	var seen result
+	_, res, err := r.history.Do(ctx, s.Box, jobOf(s), func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+		if err := claim(run.ID()); err != nil {
+			return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the run did not begin: the schedule was changed, or could not be stored: %w", err)
+		}
+		if s.Type == schedules.TypePrompt {
+			return api.ExecResult{}, errNoAgent
+		}
+		output := writers{&seen, func(b []byte) { r.history.Wrote(run, b) }}
+		return r.commands.Exec(ctx, s.Box, api.ExecRequest{Command: s.Command, Dir: s.Folder}, output, output)
+	})
+	if err != nil && ctx.Err() != nil {
+		err = errStopped
+	}
+	return seen.outcome(res, err)
+}
+
+// Skip implements [schedule.Runner].
+func (r *scheduledRuns) Skip(s store.Schedule) {
+	_, _, _ = r.history.Do(context.Background(), s.Box, jobOf(s), func(context.Context, *history.Run) (api.ExecResult, error) {
+		return api.ExecResult{}, history.ErrSkipped
+	})
+}
+
+func jobOf(s store.Schedule) history.Job {
+	job := history.Job{Type: history.Shell, Prompt: strings.Join(s.Command, " "), Timeout: s.Timeout, Schedule: s.ID}
+	if s.Type == schedules.TypePrompt {
+		job.Type, job.Prompt, job.Model = history.Agent, s.Prompt, s.Model
+	}
+	if job.Timeout == 0 {
+		job.Timeout = defaultRun
+	}
+	return job
+}
+
+// result keeps the beginning of what a run printed, on both streams.
+type result struct {
+	mu     sync.Mutex
+	output []byte
+	cut    bool // there was more
+}
+
+// outcome says how the run ended, in the words of the API.
+func (r *result) outcome(res api.ExecResult, err error) schedule.Outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := schedule.Outcome{Status: schedule.Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.cut}
+	if err != nil {
+		_, body := problem.StatusOf(err)
+		out.Error = body.Error
+		return out
+	}
+	out.ExitCode = &res.ExitCode
+	if res.ExitCode == 0 {
+		out.Status = schedule.Completed
+	}
+	return out
+}
+
+// writers pass on what a run prints.
+type writers struct {
+	result *result
+	also   func([]byte)
+}
+
+// Write implements [io.Writer].
+func (w writers) Write(b []byte) (int, error) {
+	w.also(b)
+	r := w.result
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	room := mostResult - len(r.output)
+	r.output = append(r.output, b[:min(room, len(b))]...)
+	r.cut = r.cut || len(b) > room
+	return len(b), nil
+}

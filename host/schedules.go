@@ -1,0 +1,188 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/schedules"
+	"boxgate/host/errand"
+	"boxgate/host/schedule"
+	"boxgate/internal/fault"
+	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/store"
+)
+
+// scheduled keeps the schedules of boxes and makes their runs.
+type scheduled struct {
+	log         *zap.Logger
+	store       *store.DB
+	boxes       *boxes
+	commands    *commands
+	history     *history.History
+	authorities *authorities
+	proxy       *proxy.Proxy
+	roots       *x509.CertPool // of webhooks
+	scheduler   *schedule.Scheduler
+}
+
+// newScheduled completes s with its scheduler.
+func newScheduled(s scheduled) *scheduled {
+	webhooks := &schedule.Webhooks{Client: s.client, Note: s.noteDelivery}
+	s.scheduler = &schedule.Scheduler{Log: s.log, Store: s.store, Runner: &scheduledRuns{s.commands, s.history}, Now: fault.Now, Deliver: webhooks.Deliver}
+	return &s
+}
+
+// client makes requests of a box.
+func (s *scheduled) client(id policy.BoxID) (*http.Client, error) {
+	b, err := s.boxes.find(id)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := s.authorities.CA(context.Background(), id)
+	if err != nil {
+		return nil, err
+	}
+	roots := s.roots.Clone()
+	roots.AppendCertsFromPEM(ca)
+	return errand.Client(s.proxy, b.V4, roots), nil
+}
+
+func (s *scheduled) noteDelivery(of store.Schedule, err error) {
+	if err != nil {
+		s.history.Log(of.Box, "error", "system", "the webhook of schedule %s did not get the result: %v", of.ID, err)
+		return
+	}
+	s.history.Log(of.Box, "info", "system", "the webhook of schedule %s got the result", of.ID)
+}
+
+// Schedules implements the Host of [boxgate/api/schedules].
+func (s *scheduled) Schedules(_ context.Context, id policy.BoxID) ([]schedules.Schedule, error) {
+	list, err := s.store.Schedules(id)
+	if err != nil {
+		return nil, err
+	}
+	var out []schedules.Schedule
+	for _, one := range list {
+		out = append(out, shownSchedule(one))
+	}
+	slices.SortFunc(out, func(a, b schedules.Schedule) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
+	})
+	return out, nil
+}
+
+// AddSchedule implements the Host of [boxgate/api/schedules].
+func (s *scheduled) AddSchedule(_ context.Context, id policy.BoxID, spec schedules.Spec) (schedules.Schedule, error) {
+	b, err := s.boxes.find(id)
+	if err != nil {
+		return schedules.Schedule{}, err
+	}
+	if b.attached != nil {
+		return schedules.Schedule{}, errAttached
+	}
+	if err := checkSchedule(spec); err != nil {
+		return schedules.Schedule{}, err
+	}
+	made := store.Schedule{ID: "sched_" + strings.ToLower(rand.Text()), Box: id}
+	writeSchedule(&made, spec)
+	made, err = s.scheduler.Add(made)
+	return shownSchedule(made), s.answer(err)
+}
+
+// ChangeSchedule implements the Host of [boxgate/api/schedules].
+func (s *scheduled) ChangeSchedule(_ context.Context, box policy.BoxID, id string, change func(*schedules.Spec) error) (schedules.Schedule, error) {
+	return s.change(box, id, func(now *store.Schedule) error {
+		spec := shownSchedule(*now).Spec
+		if err := change(&spec); err != nil {
+			return err
+		}
+		if err := checkSchedule(spec); err != nil {
+			return err
+		}
+		writeSchedule(now, spec)
+		return nil
+	})
+}
+
+// PauseSchedule implements the Host of [boxgate/api/schedules].
+func (s *scheduled) PauseSchedule(_ context.Context, box policy.BoxID, id string, paused bool) (schedules.Schedule, error) {
+	return s.change(box, id, func(now *store.Schedule) error {
+		now.Paused = paused
+		return nil
+	})
+}
+
+func (s *scheduled) change(box policy.BoxID, id string, change func(*store.Schedule) error) (schedules.Schedule, error) {
+	changed, err := s.scheduler.Change(box, id, change)
+	return shownSchedule(changed), s.answer(err)
+}
+
+// DeleteSchedule implements the Host of [boxgate/api/schedules].
+func (s *scheduled) DeleteSchedule(_ context.Context, box policy.BoxID, id string) error {
+	return s.answer(s.scheduler.Delete(box, id))
+}
+
+// answer is the answer to a change of a schedule that ended with err.
+func (s *scheduled) answer(err error) error {
+	refused := (*policy.InvalidError)(nil)
+	switch {
+	case err == nil, errors.As(err, &refused):
+		return err
+	case errors.Is(err, store.ErrNotFound):
+		return api.Errorf(api.ErrNotFound, "the box has no such schedule")
+	case errors.Is(err, store.ErrTooMany):
+		return api.Errorf(api.ErrLimit, "the box has %d schedules, which is the limit; delete one", schedule.Most)
+	}
+	return notStored(s.log, "the schedule could not be stored", err)
+}
+
+// checkSchedule finds mistakes in what a schedule is made of.
+func checkSchedule(s schedules.Spec) error {
+	var problems []policy.Problem
+	if _, err := schedule.Parse(s.Cron, s.TimeZone); err != nil {
+		at := "/cron"
+		if schedule.IsZoneError(err) {
+			at = "/time_zone"
+		}
+		problems = append(problems, policy.Problem{Pointer: at, Message: err.Error()})
+	}
+	if s.WebhookURL != "" {
+		if err := schedule.CheckURL(s.WebhookURL); err != nil {
+			problems = append(problems, policy.Problem{Pointer: "/webhook_url", Message: err.Error()})
+		}
+	}
+	if problems != nil {
+		return &policy.InvalidError{Problems: problems}
+	}
+	return nil
+}
+
+// writeSchedule takes over what is written of a schedule.
+func writeSchedule(to *store.Schedule, s schedules.Spec) {
+	to.Type, to.Cron, to.TimeZone, to.Command, to.Prompt, to.Folder = s.Type, s.Cron, s.TimeZone, s.Command, s.Prompt, s.Folder
+	to.Model, to.AgentOptions, to.Timeout = s.Model, s.AgentOptions, s.Timeout
+	to.WebhookURL, to.WebhookHeaders = s.WebhookURL, s.WebhookHeaders
+}
+
+func shownSchedule(s store.Schedule) schedules.Schedule {
+	return schedules.Schedule{
+		Spec: schedules.Spec{
+			Type: s.Type, Cron: s.Cron, TimeZone: s.TimeZone, Command: s.Command, Prompt: s.Prompt, Folder: s.Folder, Model: s.Model,
+			AgentOptions: s.AgentOptions, Timeout: s.Timeout, WebhookURL: s.WebhookURL, WebhookHeaders: s.WebhookHeaders,
+		},
+		ID: s.ID, Box: s.Box, Paused: s.Paused, CreatedAt: s.CreatedAt, UpdatedAt: s.UpdatedAt, NextRunAt: schedule.Next(s),
+		LastRunAt: s.LastRunAt, LastRunStatus: s.LastRunStatus, LastRunID: s.LastRunID, LastError: s.LastError,
+		Runs: s.Runs, Failures: s.Failures,
+	}
+}
