@@ -78,13 +78,14 @@ api/exec: policy audit api api/history api/problem api/rest api/spec api/stream 
 api/files: policy api api/problem api/rest api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/git: policy api api/history api/problem api/rest api/spec api/strict
+api/harness: api api/history api/problem api/rest api/stream api/strict
 api/history: policy api api/problem api/stream
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/history api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/settings api/snapshots api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/harness api/history api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/settings api/snapshots api/stream api/strict api/urls
 api/schedules: policy api api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/settings: policy api api/history api/problem api/rest api/spec api/strict

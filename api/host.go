@@ -230,9 +230,10 @@ type BoxFilter struct {
 
 // ExecRequest is a command to run in a box.
 type ExecRequest struct {
-	Command []string  // argv; never empty
-	Dir     string    // absolute, in the box; /workspace/home unless the caller said otherwise
-	Stdin   io.Reader // nil: empty
+	Command []string          // argv; never empty
+	Dir     string            // absolute, in the box; /workspace/home unless the caller said otherwise
+	Env     map[string]string // added to that of the box
+	Stdin   io.Reader         // nil: empty
 }
 
 // ExecResult is how a command ended.

@@ -25,7 +25,7 @@ func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecReques
 	var res launcher.Result
 	err := c.usage.do(ctx, id, func(b *box) (err error) {
 		res, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
-			Args: req.Command, Env: b.environment(), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
+			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
 		})
 		return err
 	})

@@ -32,7 +32,5 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/runs/{run}", ID: "getRun", Summary: "One of the latest commands, with how its output began", Response: reflect.TypeFor[history.RunDetail](), Handle: e.getRun},
 		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", ID: "cancelRun", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
 		{Method: "GET", Path: "/v2/box/{id}/logs", ID: "listLogs", Summary: "The log of a box", Query: reflect.TypeFor[logsQuery](), Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
-		{Method: "POST", Path: "/v2/box/{id}/run", ID: "runAgent", Refused: true, Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
-		{Method: "POST", Path: "/v2/box/{id}/run/stream", ID: "streamAgent", Refused: true, Summary: "Run the built-in agent: always refused, this gateway has none", Handle: e.runAgent},
 	}
 }

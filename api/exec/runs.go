@@ -83,15 +83,3 @@ func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 	}
 	return rest.Reply{Body: logsView{logs}}, nil
 }
-
-// runAgent is POST run and run/stream: the hosted product's agents are not part of this gateway.
-func (e *Endpoints) runAgent(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	if box.Hosted.CustomRunner != nil {
-		return rest.Reply{}, api.Errorf(api.ErrNotSupported, "this gateway does not run agents; start the box's custom harness with exec or exec-stream")
-	}
-	return rest.Reply{}, api.Errorf(api.ErrNotSupported, "this gateway does not run agents; run the agent's own command in the box with exec or exec-stream")
-}

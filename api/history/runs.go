@@ -250,6 +250,20 @@ func (h *History) Find(box policy.BoxID, id string) (RunDetail, bool) {
 	return d, true
 }
 
+// LastSession is the conversation that the latest answer of an agent of a box belongs to, or empty.
+func (h *History) LastSession(box policy.BoxID) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b := h.boxes[box]; b != nil {
+		for _, r := range slices.Backward(b.runs) {
+			if r.view.SessionID != "" {
+				return string(r.view.SessionID)
+			}
+		}
+	}
+	return ""
+}
+
 func (h *History) findLocked(box policy.BoxID, id string) *Run {
 	b := h.boxes[box]
 	if b == nil {

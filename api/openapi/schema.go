@@ -13,6 +13,9 @@ import (
 // inForms is implemented by types that read their own JSON: the description has the types that describe its forms.
 type inForms interface{ Forms() []reflect.Type }
 
+// freeForm is implemented by types that take any object.
+type freeForm interface{ FreeForm() }
+
 // named is implemented by types whose name in the description is not that in Go.
 type named interface{ SchemaName() string }
 
@@ -44,6 +47,8 @@ func (s *schemas) of(t reflect.Type) object {
 		return object{"type": "string", "format": "date-time"}
 	case reflect.Zero(t).CanInterface() && isEnumerated(t) != nil:
 		return object{"type": "string", "enum": isEnumerated(t)}
+	case t.Kind() == reflect.Struct && isFreeForm(t):
+		return object{"type": "object", "additionalProperties": true}
 	case t.Kind() == reflect.Struct && isInForms(t):
 		return s.anyOf(reflect.Zero(t).Interface().(inForms).Forms())
 	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text that is escaped in its own way
@@ -81,6 +86,11 @@ func isEnumerated(t reflect.Type) []string {
 		return e.Enum()
 	}
 	return nil
+}
+
+func isFreeForm(t reflect.Type) bool {
+	_, ok := reflect.Zero(t).Interface().(freeForm)
+	return ok
 }
 
 func isInForms(t reflect.Type) bool {

@@ -241,8 +241,6 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		{"PUT", "/v2/box/box1/exec", 405, "POST"},
 		{"GET", "/v2/box/nobody", 404, ""},
 		{"GET", "/v2/box/..%2f..%2fetc", 404, ""},
-		{"POST", "/v2/box/box1/run", 501, ""},
-		{"POST", "/v2/box/box1/run/stream", 501, ""},
 		{"DELETE", "/v2/box/box1/preview/http", 404, ""},
 		{"DELETE", "/v2/box/box1/preview/70000", 404, ""},
 		{"GET", "/v2/box?lable=x", 422, ""},
@@ -255,6 +253,18 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		}
 		if text, _ := got.json(t)["error"].(string); text == "" {
 			t.Errorf("%s %s: no error text: %s", tt.method, tt.path, got.text)
+		}
+	}
+}
+
+// TestAgentsAreRefused: in a box without a custom harness.
+func TestAgentsAreRefused(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{}`)
+	for _, path := range []string{"/run", "/run/stream"} {
+		if got := f.call(t, "POST", "/v2/box/"+id+path, `{"prompt":"hi"}`); got.StatusCode != 501 || !strings.Contains(got.text, "custom harness") {
+			t.Errorf("%s: %s %s", path, got.Status, got.text)
 		}
 	}
 }

@@ -1,0 +1,175 @@
+package harness
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/stream"
+)
+
+// maxEvent bounds an event, and with it what is kept of a harness's output at once.
+const maxEvent = 1 << 20
+
+// maxText bounds the text that stands for an answer if a harness gives none.
+const maxText = 64 << 10
+
+var (
+	eventName = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,63}$`)
+	ours      = []string{"run_start", "stats"} // events that only the gateway makes
+)
+
+// The data of the events that the gateway makes or knows.
+type (
+	runStart struct {
+		RunID string `json:"run_id"`
+	}
+	doneData struct {
+		Output       string  `json:"output"`
+		InputTokens  int64   `json:"input_tokens"`
+		OutputTokens int64   `json:"output_tokens"`
+		CachedTokens int64   `json:"cached_input_tokens"`
+		TotalCostUSD float64 `json:"total_cost_usd" doc:"always 0"`
+		SessionID    string  `json:"session_id"`
+	}
+	errorData struct {
+		Error string `json:"error"`
+	}
+	statsData struct {
+		CPUNs      int64 `json:"cpu_ns"`
+		MemoryPeak int64 `json:"memory_peak_bytes" doc:"0: that of one run is not measured"`
+	}
+)
+
+// parser reads the events of a harness. It is the writer for the harness's standard output.
+type parser struct {
+	emit func(name string, data []byte) // called with checked JSON on one line
+	fail func(error)                    // ends the harness
+
+	line    []byte
+	name    string
+	data    []byte
+	text    strings.Builder
+	dropped int  // events that were not well-formed
+	over    bool // nothing after done or error counts
+	answer  *history.Answer
+	problem string // what an event "error" said
+}
+
+// Write implements [io.Writer]; it never fails.
+func (p *parser) Write(b []byte) (int, error) {
+	n := len(b)
+	for len(b) > 0 && !p.over {
+		line, rest, complete := bytes.Cut(b, []byte("\n"))
+		if len(p.line)+len(line)+len(p.data) > maxEvent {
+			p.over = true
+			p.line, p.data = nil, nil
+			p.fail(api.Errorf(api.ErrUnavailable, "the harness wrote an event or a line of more than %d bytes", maxEvent))
+			break
+		}
+		p.line = append(p.line, line...)
+		if complete {
+			p.take(strings.TrimSuffix(string(p.line), "\r"))
+			p.line = p.line[:0]
+		}
+		b = rest
+	}
+	return n, nil
+}
+
+// finish takes what is not followed by an empty line.
+func (p *parser) finish() {
+	if !p.over {
+		p.take(strings.TrimSuffix(string(p.line), "\r"))
+		p.dispatch()
+	}
+}
+
+// take takes a line. What belongs to no event is ignored: programs print all kinds of things.
+func (p *parser) take(line string) {
+	if line == "" {
+		p.dispatch()
+		return
+	}
+	field, value, _ := strings.Cut(line, ":")
+	value = strings.TrimPrefix(value, " ")
+	switch field {
+	case "event":
+		p.name = value
+	case "data":
+		if len(p.data) > 0 {
+			p.data = append(p.data, '\n')
+		}
+		p.data = append(p.data, value...)
+	}
+}
+
+// dispatch ends an event.
+func (p *parser) dispatch() {
+	name, data := p.name, p.data
+	p.name, p.data = "", nil
+	if name == "" || len(data) == 0 || p.over {
+		return
+	}
+	var compact bytes.Buffer
+	if !eventName.MatchString(name) || slices.Contains(ours, name) || json.Compact(&compact, data) != nil {
+		p.dropped++
+		return
+	}
+	switch name {
+	case "done":
+		p.done(data)
+	case "error":
+		var e errorData
+		_ = json.Unmarshal(data, &e)
+		p.over, p.problem = true, cleanLine(e.Error, 4<<10)
+		if p.problem == "" {
+			p.problem = "the harness reported an error without a text"
+		}
+	case "text":
+		var t struct{ Text string }
+		if json.Unmarshal(data, &t) == nil && p.text.Len() < maxText {
+			p.text.WriteString(t.Text)
+		}
+		p.emit(name, stream.EscapeControls(compact.Bytes()))
+	default:
+		p.emit(name, stream.EscapeControls(compact.Bytes()))
+	}
+}
+
+// done takes the end of the run. Figures of cost are not the box's to make.
+func (p *parser) done(data []byte) {
+	var d doneData
+	if json.Unmarshal(data, &d) != nil {
+		p.dropped++
+		return
+	}
+	p.finished(d)
+}
+
+func (p *parser) finished(d doneData) {
+	d.TotalCostUSD = 0
+	d.InputTokens, d.OutputTokens, d.CachedTokens = max(0, d.InputTokens), max(0, d.OutputTokens), max(0, d.CachedTokens)
+	d.SessionID = cleanLine(d.SessionID, 256)
+	p.over = true
+	p.answer = &history.Answer{Output: d.Output, SessionID: d.SessionID, InputTokens: d.InputTokens, OutputTokens: d.OutputTokens, CachedTokens: d.CachedTokens}
+	if quoted, err := json.Marshal(d); err == nil {
+		p.emit("done", stream.EscapeControls(quoted))
+	}
+}
+
+// cleanLine is text of a box as one line of a bounded length.
+func cleanLine(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text[:min(len(text), most)])
+	return strings.TrimSpace(strings.ToValidUTF8(text, ""))
+}

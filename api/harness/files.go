@@ -1,0 +1,54 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"strings"
+
+	"boxgate/api"
+)
+
+func fileOf(media, name string, data []byte) fileBody {
+	return fileBody{Data: base64.StdEncoding.EncodeToString(data), MediaType: media, Filename: name}
+}
+
+// writeFiles writes the files of a prompt into the box, as the box's own user, and returns the path for PROMPT_FILES_PATH and what
+// removes the file, if the harness has not.
+func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove func(), err error) {
+	data, err := json.Marshal(j.body.Files)
+	if err != nil {
+		return "", nil, err
+	}
+	var out bytes.Buffer
+	script := `umask 077; f=$(mktemp /tmp/prompt-files-XXXXXXXX) && cat >"$f" && printf %s "$f"`
+	res, err := e.Host.Exec(ctx, j.box.ID, api.ExecRequest{Command: []string{"sh", "-c", script}, Dir: "/", Stdin: bytes.NewReader(data)}, &bounded{w: &out, room: 256}, io.Discard)
+	if err != nil {
+		return "", nil, err
+	}
+	if name = out.String(); res.ExitCode != 0 || !strings.HasPrefix(name, "/tmp/prompt-files-") {
+		return "", nil, api.Errorf(api.ErrUnavailable, "the files of the prompt could not be written to /tmp in the box; is it full?")
+	}
+	return name, func() {
+		rm := api.ExecRequest{Command: []string{"rm", "-f", "--", name}, Dir: "/"}
+		_, _ = e.Host.Exec(context.WithoutCancel(ctx), j.box.ID, rm, io.Discard, io.Discard)
+	}, nil
+}
+
+// bounded passes on the first bytes of what a box writes, and drops the rest.
+type bounded struct {
+	w    io.Writer
+	room int
+}
+
+// Write implements [io.Writer].
+func (b *bounded) Write(p []byte) (int, error) {
+	n := min(len(p), b.room)
+	b.room -= n
+	if _, err := b.w.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

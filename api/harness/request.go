@@ -1,0 +1,197 @@
+package harness
+
+import (
+	"encoding/json"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+)
+
+// runBody is a run of an agent. With files from a disk the SDK sends it as multipart/form-data.
+type runBody struct {
+	Prompt       string      `json:"prompt" doc:"given to the harness as -p" example:"Fix the failing test"`
+	Folder       string      `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	JSONSchema   freeForm    `json:"json_schema,omitempty" doc:"of the answer; the harness has it in JSON_SCHEMA"`
+	AgentOptions freeForm    `json:"agent_options,omitempty" doc:"the harness has them in AGENT_OPTIONS"`
+	Files        []fileBody  `json:"files,omitempty" doc:"the harness has them as JSON in the file PROMPT_FILES_PATH"`
+	Webhook      webhookBody `json:"webhook,omitempty" doc:"answer at once, and send the run there when it has ended"`
+	Timeout      *int64      `json:"timeout,omitempty" doc:"milliseconds after which the harness is killed" min:"1" max:"604800000"`
+}
+
+type fileBody struct {
+	Data      string `json:"data" doc:"base64"`
+	MediaType string `json:"media_type" example:"image/png"`
+	Filename  string `json:"filename,omitempty"`
+}
+
+type webhookBody struct {
+	URL     string            `json:"url" example:"https://hooks.example.com/run"`
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
+// freeForm is any JSON object.
+type freeForm struct{ json.RawMessage }
+
+// FreeForm tells the description that any object will do.
+func (freeForm) FreeForm() {}
+
+// defaultModel is the model of a harness for which none was named.
+const defaultModel = "custom"
+
+// job is a run as asked for.
+type job struct {
+	box     api.Box
+	body    runBody
+	request api.ExecRequest
+	timeout time.Duration
+}
+
+// read reads a request for a run.
+func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{box: box}
+	if err := e.decode(w, r, &j.body); err != nil {
+		return nil, err
+	}
+	if err := j.body.check(); err != nil {
+		return nil, err
+	}
+	runner := box.Hosted.CustomRunner
+	if runner == nil {
+		return nil, api.Errorf(api.ErrNotSupported, "this gateway does not run agents of its own; run the agent's own command in the box with exec or exec-stream, or create the box with a custom harness")
+	}
+	if j.body.Timeout != nil {
+		j.timeout = time.Duration(*j.body.Timeout) * time.Millisecond
+	}
+	j.request = api.ExecRequest{Command: j.command(runner, e.History.LastSession(box.ID)), Dir: j.body.dir(), Env: j.body.environment()}
+	return j, nil
+}
+
+// command is the command line of the protocol.
+func (j *job) command(runner *api.CustomRunner, session string) []string {
+	argv := append([]string{runner.Command}, runner.Args...)
+	argv = append(argv, "-p", j.body.Prompt, "--model", j.model(), "--stream")
+	if session != "" {
+		argv = append(argv, "--session", session)
+	}
+	return argv
+}
+
+func (j *job) model() string {
+	if j.box.Hosted.Model == "" {
+		return defaultModel
+	}
+	return j.box.Hosted.Model
+}
+
+func (b *runBody) check() error {
+	var p problem.List
+	if b.Prompt == "" || strings.ContainsRune(b.Prompt, 0) || len(b.Prompt) > api.MaxArgument {
+		p.Add("/prompt", "must have 1 to %d bytes, none of them NUL", api.MaxArgument)
+	}
+	if strings.ContainsRune(b.Folder, 0) || len(b.Folder) > 4095 {
+		p.Add("/folder", "is not a path")
+	}
+	if b.Timeout != nil && (*b.Timeout < 1 || *b.Timeout > 7*24*3600*1000) {
+		p.Add("/timeout", "must be between 1 and 604800000 milliseconds")
+	}
+	for at, value := range map[string]freeForm{"/json_schema": b.JSONSchema, "/agent_options": b.AgentOptions} {
+		if n := len(value.RawMessage); n > api.MaxArgument-64 || n > 0 && value.RawMessage[0] != '{' {
+			p.Add(at, "must be an object of at most %d bytes", api.MaxArgument-64)
+		}
+	}
+	b.Webhook.check(&p)
+	return p.Err()
+}
+
+func (h *webhookBody) check(p *problem.List) {
+	if h.URL == "" && len(h.Headers) == 0 {
+		return
+	}
+	if u, err := url.Parse(h.URL); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {
+		p.Add("/webhook/url", "must be an http or https URL without a password")
+	}
+	for name, value := range h.Headers {
+		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			p.Add("/webhook/headers/"+problem.EscapeKey(name), "is not a header")
+		}
+	}
+}
+
+func (b *runBody) dir() string {
+	if path.IsAbs(b.Folder) {
+		return path.Clean(b.Folder)
+	}
+	return path.Join("/workspace/home", b.Folder)
+}
+
+// environment are the variables of the protocol.
+func (b *runBody) environment() map[string]string {
+	env := map[string]string{}
+	if len(b.JSONSchema.RawMessage) > 0 {
+		env["JSON_SCHEMA"] = string(b.JSONSchema.RawMessage)
+	}
+	if len(b.AgentOptions.RawMessage) > 0 {
+		env["AGENT_OPTIONS"] = string(b.AgentOptions.RawMessage)
+	}
+	return env
+}
+
+// decode reads a body of either form.
+func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody) error {
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "multipart/form-data" {
+		return e.Bodies.Decode(w, r, body)
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, e.Bodies.Most)
+	parts, err := r.MultipartReader()
+	if err != nil {
+		return problem.Refuse(http.StatusBadRequest, "the multipart body cannot be read")
+	}
+	fields, files := map[string]any{}, []fileBody{}
+	for {
+		part, err := parts.NextPart()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete, or larger than %d bytes", e.Bodies.Most)
+		}
+		data, err := io.ReadAll(part)
+		if err != nil {
+			return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete, or larger than %d bytes", e.Bodies.Most)
+		}
+		switch name := part.FormName(); name {
+		case "files":
+			files = append(files, fileOf(part.Header.Get("Content-Type"), part.FileName(), data))
+		case "prompt", "folder":
+			fields[name] = string(data)
+		default:
+			if !json.Valid(data) {
+				return problem.Invalid("/"+problem.EscapeKey(problem.Clip(name)), "must be JSON")
+			}
+			fields[name] = json.RawMessage(data)
+		}
+	}
+	if len(files) > 0 {
+		fields["files"] = files
+	}
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	return strict.Unmarshal(data, body)
+}

@@ -1,0 +1,27 @@
+package harness
+
+import (
+	"reflect"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/rest"
+	"boxgate/api/stream"
+	"boxgate/api/strict"
+)
+
+// Endpoints serves runs of agents.
+type Endpoints struct {
+	Host    api.Host
+	History *history.History
+	Bodies  strict.Bodies
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "POST", Path: "/v2/box/{id}/run", ID: "runAgent", Summary: "Run the custom harness of a box to its end, or with a webhook in the background; a box without one is refused, since this gateway has no agents of its own", Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Response: reflect.TypeFor[agentView](), Handle: e.run},
+		{Method: "POST", Path: "/v2/box/{id}/run/stream", ID: "streamAgent", Summary: "Run the custom harness of a box and stream its events; a box without one is refused, since this gateway has no agents of its own",
+			Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Produces: []string{stream.EventStream}, Items: []reflect.Type{reflect.TypeFor[runStart](), reflect.TypeFor[doneData](), reflect.TypeFor[errorData](), reflect.TypeFor[statsData]()}, Handle: e.stream},
+	}
+}
