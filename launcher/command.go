@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,8 +14,10 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
+	"boxgate/launcher/furnish"
 	"boxgate/launcher/process"
 	"boxgate/launcher/terminal"
 	"boxgate/policy"
@@ -149,7 +152,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	startCtx, cancel := graceAfter(ctx, startGrace)
 	defer cancel()
 	if err := l.runtimeExec(startCtx, r.ID, lim, files, branch, streams); err != nil {
-		return nil, l.explainExec(ctx, r.ID, p.Args[0], runtimeError(files.log, err))
+		return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
 	}
 	c, err := l.adopt(r.ID, files, branch)
 	if err != nil || console == nil {
@@ -271,6 +274,8 @@ func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles,
 // directory for temporary files, where it stays if this program is killed. Our files are in a private directory,
 // usually on a file system in memory, and Recover empties it.
 func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, branch *cgroup.Branch, streams *process.Streams) error {
+	ctx, cancel := l.whileStarting(ctx, id)
+	defer cancel()
 	args := append([]string{"exec", "--process", files.process, "--detach", "--pid-file", files.pid}, branch.Args()...)
 	if files.terminal {
 		args = append(args, "--console-socket", files.console)
@@ -285,7 +290,13 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	if err != nil {
 		return err
 	}
-	return cmd.Wait()
+	if err = cmd.Wait(); err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		err = errors.Join(err, abandon(branch))
+	}
+	return whyFailed(ctx, files.log, err)
 }
 
 // explainExec finds out why a command did not start: because of the box, or because of the command.
@@ -304,4 +315,58 @@ func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program str
 	default:
 		return &StartError{Program: program, Message: err.Error()}
 	}
+}
+
+// suspicious is how long a command may take to start before it is looked at whether its box holds it up.
+const suspicious = 2 * time.Second
+
+// whileStarting returns a context for the start of a command in a box. It ends with the reason once the box holds that up.
+func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.Context, context.CancelFunc) {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	ctx, cancel := bounded(ctx)
+	look := time.AfterFunc(suspicious, func() {
+		if err := l.obstacle(id); err != nil {
+			giveUp(err)
+		}
+	})
+	return ctx, func() {
+		look.Stop()
+		cancel()
+		giveUp(nil)
+	}
+}
+
+// obstacle returns what in a box keeps the runtime from starting commands in it, if there is such a thing.
+func (l *Launcher) obstacle(id policy.BoxID) error {
+	if l.HasOwnStack() {
+		return nil
+	}
+	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
+	if err != nil {
+		return nil //nolint:nilerr // it is only looked for what can be seen
+	}
+	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(id), furnish.InitPath)
+	if err != nil {
+		return nil //nolint:nilerr // likewise
+	}
+	defer root.Close()
+	for _, name := range []string{"/etc/passwd", "/etc/group"} {
+		if !boxfs.IsFileOrMissing(root, name) {
+			return fmt.Errorf("%s in the box is not a file, so that the runtime cannot start anything in the box: it has to be replaced by one from inside, "+
+				"or the box deleted", name)
+		}
+	}
+	return nil
+}
+
+// abandon kills what the runtime has begun to start in the control group of a command, and reaps it: the runtime, whose children these
+// are, has been killed.
+func abandon(branch *cgroup.Branch) error {
+	pids, err := branch.Members()
+	for _, pid := range pids {
+		if berr := process.Bury(pid); !errors.Is(berr, unix.ESRCH) {
+			err = errors.Join(err, berr)
+		}
+	}
+	return errors.Join(err, branch.Kill())
 }

@@ -184,12 +184,14 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	id := spec.ID
 	logFile := filepath.Join(l.dirs.box(id), "runtime.log")
 	pidFile := filepath.Join(l.dirs.box(id), "pid")
-	create := l.runtimeCommand(ctx, logFile, "create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile, string(id))
+	making, cancel := bounded(ctx)
+	defer cancel()
+	create := l.runtimeCommand(making, logFile, "create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile, string(id))
 	if err = l.startLimited(create, lim); err == nil {
 		err = create.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("the runtime cannot create it: %w", runtimeError(logFile, err))
+		return fmt.Errorf("the runtime cannot create it: %w", whyFailed(making, logFile, err))
 	}
 	pid, err := readPid(pidFile)
 	if err != nil {
@@ -201,8 +203,8 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	if err := process.Bury(pid); err != nil {
 		return err
 	}
-	if err := l.runtimeCommand(ctx, logFile, "start", string(id)).Run(); err != nil {
-		return fmt.Errorf("the runtime cannot start it: %w", runtimeError(logFile, err))
+	if err := l.runtimeCommand(making, logFile, "start", string(id)).Run(); err != nil {
+		return fmt.Errorf("the runtime cannot start it: %w", whyFailed(making, logFile, err))
 	}
 	return nil
 }

@@ -27,6 +27,9 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
 	}
+	if _, starting := l.starting.Load(id); starting {
+		_ = l.cgroup(id).Kill() // so that the lock is free at once, even if something holds the runtime up
+	}
 	defer l.lock(id)()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()

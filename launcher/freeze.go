@@ -54,7 +54,7 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 		return false, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
 	l.motion.Stop(ctx, id, briefly)
-	if err = l.runc.Pause(ctx, string(id)); err == nil {
+	if err = within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) }); err == nil {
 		err = fault.At(ctx, "pause: box frozen")
 	}
 	if err == nil {
@@ -74,7 +74,7 @@ func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	case st.Pid == 0:
 		err = fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	case st.State == StatePaused:
-		if err = l.runc.Resume(ctx, string(id)); err != nil {
+		if err = within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) }); err != nil {
 			err = fmt.Errorf("box %s cannot be resumed: %w", id, err)
 		}
 	}

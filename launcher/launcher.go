@@ -73,6 +73,7 @@ type Launcher struct {
 	layers     snapshot.Layers
 	motion     motion.Boxes
 	fileTurns  boxfs.Turns
+	starting   sync.Map // the IDs of boxes whose first process the runtime is starting
 
 	ending func(policy.BoxID) // see OnEnd
 

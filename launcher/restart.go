@@ -92,6 +92,8 @@ func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r rec
 	if err := fault.At(ctx, "launch: root built"); err != nil {
 		return err
 	}
+	l.starting.Store(id, nil)
+	defer l.starting.Delete(id)
 	if err := l.startRuntime(ctx, spec); err != nil {
 		return fmt.Errorf("box %s: %w", id, err)
 	}

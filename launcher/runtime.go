@@ -120,6 +120,14 @@ func (g guest) Signal(sig unix.Signal) error {
 // Kill implements [process.Tree].
 func (g guest) Kill() error { return g.Signal(unix.SIGKILL) }
 
+// whyFailed says why a call of the runtime failed: it was given up, or what runtimeError says.
+func whyFailed(ctx context.Context, logFile string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return runtimeError(logFile, err)
+}
+
 // runtimeError replaces "exit status 1" by what the runtime wrote to its log: the last line that is an error.
 func runtimeError(logFile string, err error) error {
 	data, rerr := os.ReadFile(logFile)

@@ -26,6 +26,8 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	if !l.isContainer(id) {
 		return l.status(r, nil), nil
 	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	c, err := l.runc.State(ctx, string(id))
 	if ctx.Err() != nil {
 		return Status{}, context.Cause(ctx)
@@ -44,6 +46,8 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 	}
 	containers := map[string]*runc.Container{}
 	if len(entries) > 0 {
+		ctx, cancel := bounded(ctx)
+		defer cancel()
 		known, err := l.runc.List(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("the runtime cannot list the boxes: %w", err)

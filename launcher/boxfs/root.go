@@ -40,3 +40,14 @@ func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 
 // ErrElsewhere is returned for boxes whose files the host cannot see.
 var ErrElsewhere = errors.New("the files of this box are not in a file system of the host")
+
+// IsFileOrMissing reports whether a path in the root of a box leads to a file, or to nothing. Nothing is opened on the way.
+func IsFileOrMissing(root *os.File, name string) bool {
+	fd, err := unix.Openat2(int(root.Fd()), name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	if err != nil {
+		return true
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+}

@@ -122,7 +122,7 @@ func (b *Branch) Remove() error {
 
 // Signal sends a signal to every member. A process that is being started meanwhile may not get it.
 func (b *Branch) Signal(sig unix.Signal) error {
-	pids, err := b.members()
+	pids, err := b.Members()
 	if err != nil {
 		return err
 	}
@@ -148,8 +148,11 @@ func (b *Branch) signal(pid int, sig unix.Signal) {
 // is reports whether a line of /proc/PID/cgroup names this group.
 func (b *Branch) is(line string) bool { return strings.HasSuffix(line, b.path) }
 
-// members are the processes of the group. A branch has no groups below it: nothing in a box can make one.
-func (b *Branch) members() ([]int, error) {
+// Members are the processes of the group. A branch has no groups below it: nothing in a box can make one.
+func (b *Branch) Members() ([]int, error) {
+	if b == nil {
+		return nil, nil
+	}
 	data, err := os.ReadFile(filepath.Join(b.dirs[len(b.dirs)-1], "cgroup.procs"))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil, nil
@@ -165,6 +168,9 @@ func (b *Branch) members() ([]int, error) {
 
 // Kill kills every member, also those that start others meanwhile.
 func (b *Branch) Kill() error {
+	if b == nil {
+		return nil
+	}
 	if b.unified != "" {
 		err := os.WriteFile(filepath.Join(b.unified, "cgroup.kill"), []byte("1"), 0)
 		if !errors.Is(err, fs.ErrNotExist) { // Linux 5.14

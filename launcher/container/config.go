@@ -45,6 +45,7 @@ func (b Box) Config() (*specs.Spec, error) {
 		Root:    &specs.Root{Path: b.Root},
 		Process: &specs.Process{
 			Args: []string{b.Init}, Cwd: "/", NoNewPrivileges: true,
+			Env:          []string{"HOME=/"},         // or the runtime looks it up in a file of the box
 			Capabilities: &specs.LinuxCapabilities{}, // the first process needs none
 			OOMScoreAdj:  new(oomScore),
 			Rlimits:      specRlimits(b.Limits),

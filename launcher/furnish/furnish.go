@@ -46,23 +46,8 @@ func (b *Root) Furnish(is Identity) error {
 	return nil
 }
 
-// Refurnish writes into the root of a box that has run before what it needs to start again. The rest is the box's to change.
-func (b *Root) Refurnish() error {
-	if err := b.installInit(); err != nil {
-		return fmt.Errorf("cannot write its first process: %w", err)
-	}
-	for _, d := range []struct {
-		name  string
-		owner int
-	}{{"/proc", 0}, {"/sys", 0}, {"/dev", 0}, {"/tmp", 0}, {workspace, UID}, {Home, UID}} {
-		if !b.isDir(d.name) {
-			if err := b.mkdir(d.name, 0o755, d.owner); err != nil {
-				return fmt.Errorf("cannot make %s: %w", d.name, err)
-			}
-		}
-	}
-	return nil
-}
+// mountPoints are the directories that the runtime mounts on. It makes them as the mapped root; an image may lack them.
+var mountPoints = []string{"/proc", "/sys", "/dev", "/tmp"}
 
 func (b *Root) makeHome(restored bool) error {
 	for _, d := range []string{workspace, Home} {
@@ -73,7 +58,7 @@ func (b *Root) makeHome(restored bool) error {
 			return err
 		}
 	}
-	for _, d := range []string{"/proc", "/sys", "/dev", "/tmp"} { // the runtime makes mount points as the mapped root; an image may lack them
+	for _, d := range mountPoints {
 		if !b.isDir(d) {
 			if err := b.mkdir(d, 0o755, 0); err != nil {
 				return err
