@@ -124,6 +124,7 @@ config: policy secrets
 preflight: config
 host/follow: policy api host/foreign
 host/foreign: policy api
+host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
 host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet

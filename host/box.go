@@ -40,6 +40,7 @@ type box struct {
 	status         api.Status
 	problem        string // why status is error
 	ended          bool   // because its first process has ended: it can be started again
+	life           uint64 // how often its first process was started or found
 	deleted        bool
 }
 

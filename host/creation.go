@@ -28,6 +28,7 @@ func (m *creation) run(ctx context.Context) error {
 	err := m.provision(ctx, &provisioning{box: b}, launchSteps)
 	switch {
 	case err == nil:
+		m.commands.usage.watch(b)
 		m.commands.runInit(b)
 		m.expireLater(b, time.Until(b.record.ExpiresAt))
 		return nil

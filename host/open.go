@@ -83,6 +83,9 @@ func (h *Host) wire(context.Context) error {
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
 	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held}
+	if err := h.usage.countEnds(p.metrics); err != nil {
+		return err
+	}
 	p.visits.use = h.usage.wake
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
@@ -130,4 +133,7 @@ func (h *Host) Recover(ctx context.Context) error {
 }
 
 // Close releases what [Open] opened. Rules, links and boxes stay as they are. Call it once, after Serve has returned.
-func (h *Host) Close() error { return contained(h.parts.log, h.parts.close) }
+func (h *Host) Close() error {
+	h.usage.vigil.Close()
+	return contained(h.parts.log, h.parts.close)
+}

@@ -150,6 +150,9 @@ func (l *lifecycle) wakeUp(ctx context.Context, p *provisioning) {
 		b.status = api.StatusPaused
 	}
 	b.publish()
+	if b.attached == nil {
+		l.commands.usage.watch(b)
+	}
 }
 
 // rejoinTogether connects boxes, cuts connections that the kernel may have let through under a policy that was never

@@ -25,6 +25,7 @@ func (l *lifecycle) restart(ctx context.Context, b *box) error {
 		return err
 	}
 	l.log.Info("a box was started again", zap.String("box", string(b.ID)))
+	l.commands.usage.watch(b)
 	b.gate.Started()
 	l.commands.runInit(b)
 	return nil

@@ -6,9 +6,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/vigil"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -19,6 +21,8 @@ type usage struct {
 	log       *zap.Logger
 	boxes     *boxes
 	sandboxes sandboxes
+	vigil     vigil.Vigil
+	ends      prometheus.Counter // of boxes that have ended by themselves
 	// restart starts a box again that nothing runs of. The caller holds b.mu.
 	restart func(context.Context, *box) error
 }
@@ -63,23 +67,20 @@ func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*box) error) err
 		done()
 		switch {
 		case errors.Is(err, launcher.ErrNotRunning):
-			why := u.sandboxes.whyEnded(b.ID)
-			u.noteStill(b, api.StatusError, why.Error())
-			return api.Errorf(api.ErrConflict, "the box does not run: %w", why)
+			return api.Errorf(api.ErrConflict, "the box does not run: %w", u.noteUsedAfterEnd(b))
 		case !errors.Is(err, launcher.ErrPaused) || ctx.Err() != nil:
 			return err
 		}
-		u.noteStill(b, api.StatusPaused, "")
+		u.noteAsleep(b)
 	}
 }
 
-// noteStill notes that a box that should be awake is not: the next use wakes one that is paused, a call of resume starts one that
-// has ended.
-func (u *usage) noteStill(b *box, s api.Status, problem string) {
+// noteAsleep notes that a box that should be awake is paused: the next use wakes it.
+func (u *usage) noteAsleep(b *box) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.status == api.StatusIdle && b.moving == nil {
-		b.status, b.problem, b.ended = s, problem, s == api.StatusError
+		b.status, b.problem = api.StatusPaused, ""
 		b.publish()
 	}
 }
@@ -203,10 +204,7 @@ func (u *usage) contained(b *box, step func() error) error {
 func (u *usage) failed(b *box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {
-		b.ended = true
-		why := u.sandboxes.whyEnded(b.ID)
-		b.showError(why.Error())
-		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, why)
+		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, u.noteEnded(b))
 	}
 	return api.Errorf(api.ErrUnavailable, "the box could not be %s; try again: %w", what, err)
 }

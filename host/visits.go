@@ -2,10 +2,13 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"time"
 
+	"boxgate/api"
 	"boxgate/host/reach"
+	"boxgate/ingress"
 	"boxgate/policy"
 )
 
@@ -47,10 +50,14 @@ func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
 
 // Wake implements [boxgate/ingress.Boxes].
 func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
-	if err := v.use(ctx, id); err != nil {
-		return err
-	}
+	used := v.use(ctx, id)
 	b, err := v.boxes.find(id)
+	if used != nil {
+		if err == nil && b.shown.Load().Status == api.StatusError {
+			used = fmt.Errorf("%w: %w", ingress.ErrDown, used)
+		}
+		return used
+	}
 	if err != nil {
 		return err
 	}

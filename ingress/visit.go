@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"runtime/debug"
 	"strconv"
@@ -308,9 +309,13 @@ func (v *visit) notify(n pages.Notice, more ...[2]string) {
 	v.client.reply(n.Status, append(fields, more...), body)
 }
 
-// asleep answers that the box could not be woken, or not yet.
+// asleep answers that the box could not be woken, or not yet. The cause is only logged: the client may be anybody.
 func (v *visit) asleep(err error) {
 	v.event.Error = err.Error()
+	if errors.Is(err, ErrDown) {
+		v.refuse(http.StatusBadGateway, policy.ReasonURLUnavailable, "The box has stopped because of an error. Its owner can see why, and start it again.")
+		return
+	}
 	v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The box is being started.", [2]string{"Retry-After", "5"})
 }
 

@@ -20,6 +20,9 @@ const (
 // errWaking is a box that is not awake yet.
 var errWaking = errors.New("the box is still being started")
 
+// ErrDown is part of what [Boxes.Wake] returns for a box that no visitor can wake.
+var ErrDown = errors.New("the box is down")
+
 // wakers wake boxes, each once however many requests wait for it. The zero value is ready to use.
 type wakers struct {
 	mu    sync.Mutex

@@ -2,7 +2,9 @@ package ingress
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -159,6 +161,19 @@ func TestOpenConnectionDoesNotKeepTheBoxAwake(t *testing.T) {
 		if sent.Load() == before[0] || received.Load() == before[1] {
 			t.Errorf("before a message %v, after it %d %d", before, sent.Load(), received.Load())
 		}
+	}
+}
+
+// TestBoxThatIsDown is not said to be started, and nobody is told to come again.
+func TestBoxThatIsDown(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) {
+		c.Boxes = &sleepers{wake: func(context.Context, policy.BoxID, uint16) error { return fmt.Errorf("%w: a secret reason", ErrDown) }}
+	})
+	f.expose("a", record(t).Server, Auth{Open: true})
+	res, body := get(t, f.client(t, false), "https://a"+domain+"/", nil)
+	if res.StatusCode != http.StatusBadGateway || res.Header.Get("Retry-After") != "" || !strings.Contains(body, "has stopped") || strings.Contains(body, "secret") {
+		t.Errorf("%s %q: %s", res.Status, res.Header.Get("Retry-After"), body)
 	}
 }
 

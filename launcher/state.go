@@ -2,10 +2,14 @@ package launcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/boxfs"
 	"boxgate/launcher/namespace"
 	"boxgate/policy"
 
@@ -36,6 +40,27 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 		c = nil // what the runtime cannot read does not run
 	}
 	return l.status(r, c), nil
+}
+
+// FirstProcess returns a pidfd of the first process of a box, or ErrNotRunning.
+func (l *Launcher) FirstProcess(id policy.BoxID) (*os.File, error) {
+	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	if err != nil {
+		return nil, err
+	}
+	handle := os.NewFile(uintptr(fd), "pidfd")
+	if !l.HasOwnStack() && !boxfs.Inhabits(pid, l.dirs.userPin(id)) { // the ID has passed on
+		handle.Close()
+		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
+	}
+	return handle, nil
 }
 
 // List returns all boxes, ordered by ID.

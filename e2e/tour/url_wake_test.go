@@ -2,11 +2,13 @@ package tour
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
 )
 
 // TestPublicURLWakesABox has a stranger leave a paused box asleep, and a visitor with the credential be served by it.
@@ -42,5 +44,31 @@ func TestPublicURLWakesABox(t *testing.T) {
 		if status, body := visit(t, c, url.URL, token); status != 200 || state() != "idle" {
 			t.Errorf("with the token: %d %s, and the box is %s", status, body, state())
 		}
+	}
+}
+
+// TestPublicURLOfABoxThatEnded says that the box has stopped, and not that it is being started; once it is started again it serves.
+func TestPublicURLOfABoxThatEnded(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.HTTP = "127.0.0.1:80" })
+	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
+	c := visitor(w)
+	var url harness.PublicURL
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000}, &url); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.KillAndAwait(w.InitOf(box)); err != nil {
+		t.Fatal(err)
+	}
+	w.UntilStatus(box, "error")
+	if status, body := visit(t, c, url.URL, nil); status != 502 || !strings.Contains(body, "has stopped because of an error") {
+		t.Errorf("of a box that ended: %d %s", status, body)
+	}
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	serveInBox(w, box, "8000")
+	if status, body := visit(t, c, url.URL, nil); status != 200 {
+		t.Errorf("started again: %d %s", status, body)
 	}
 }

@@ -17,12 +17,8 @@ func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 		return nil, err
 	}
 	defer process.Close()
-	var ours, pinned unix.Stat_t
-	if err := errors.Join(unix.Fstatat(int(process.Fd()), "ns/user", &ours, 0), unix.Stat(userPin, &pinned)); err != nil {
+	if err := inhabits(process, userPin); err != nil {
 		return nil, err
-	}
-	if ours.Ino != pinned.Ino || ours.Dev != pinned.Dev {
-		return nil, os.ErrNotExist
 	}
 	fd, err := unix.Openat(int(process.Fd()), "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -36,6 +32,28 @@ func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 	}
 	unix.Close(at)
 	return root, nil
+}
+
+// Inhabits reports whether the process with that ID is in the pinned user namespace.
+func Inhabits(pid int, userPin string) bool {
+	process, err := os.OpenFile(fmt.Sprintf("/proc/%d", pid), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false
+	}
+	defer process.Close()
+	return inhabits(process, userPin) == nil
+}
+
+// inhabits returns why a process, given by its directory in /proc, is not in the pinned user namespace.
+func inhabits(process *os.File, userPin string) error {
+	var ours, pinned unix.Stat_t
+	if err := errors.Join(unix.Fstatat(int(process.Fd()), "ns/user", &ours, 0), unix.Stat(userPin, &pinned)); err != nil {
+		return err
+	}
+	if ours.Ino != pinned.Ino || ours.Dev != pinned.Dev {
+		return os.ErrNotExist
+	}
+	return nil
 }
 
 // ErrElsewhere is returned for boxes whose files the host cannot see.

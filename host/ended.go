@@ -1,0 +1,78 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/launcher"
+)
+
+// countEnds makes how often boxes have ended by themselves a metric.
+func (u *usage) countEnds(metrics *prometheus.Registry) error {
+	u.ends = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "boxgate_boxes_ended_total", Help: "How often the first process of a box has ended without having been asked to.",
+	})
+	return metrics.Register(u.ends)
+}
+
+// watch has it noticed when the first process of a launched box ends, which has just been started or found. The caller holds b.mu.
+func (u *usage) watch(b *box) {
+	b.life++
+	life := b.life
+	ended := func() { u.ended(b, life) }
+	process, err := u.sandboxes.FirstProcess(b.ID)
+	switch {
+	case err == nil:
+		u.vigil.Watch(b.ID, process, ended)
+	case errors.Is(err, launcher.ErrNotRunning):
+		go ended()
+	default:
+		u.log.Error("the end of a box will not be noticed before the box is used", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+}
+
+// ended shows that the first process of a box has ended, unless the box has been started again or deleted since.
+func (u *usage) ended(b *box, life uint64) {
+	err := contained(u.log, func() error {
+		ctx := context.Background()
+		if now, err := u.sandboxes.State(ctx, b.ID); err != nil || now.Pid != 0 {
+			return err
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if err := b.settled(ctx); err != nil || b.life != life {
+			return err
+		}
+		if b.status == api.StatusIdle || b.status == api.StatusPaused {
+			u.noteEnded(b)
+		}
+		return nil
+	}, zap.String("box", string(b.ID)))
+	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, launcher.ErrNotFound) {
+		u.log.Error("whether a box has ended is not known before it is used", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+}
+
+// noteEnded shows a box in state error because its first process has ended, and returns why. The caller holds b.mu.
+func (u *usage) noteEnded(b *box) error {
+	why := u.sandboxes.whyEnded(b.ID)
+	b.ended = true
+	b.showError(why.Error())
+	u.ends.Inc()
+	u.log.Warn("a box has ended", zap.String("box", string(b.ID)), zap.String("status", string(api.StatusError)), zap.String("reason", why.Error()))
+	return why
+}
+
+// noteUsedAfterEnd is noteEnded for a box that was found ended when it was used. A call of resume starts it.
+func (u *usage) noteUsedAfterEnd(b *box) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.status == api.StatusIdle && b.moving == nil {
+		return u.noteEnded(b)
+	}
+	return u.sandboxes.whyEnded(b.ID)
+}
