@@ -55,7 +55,7 @@ var (
 	sizes      = []string{"small", "medium", "large"}
 	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
 	// reserved are the words that take the place of an ID in the paths of the dialect.
-	reserved = []string{"settings", "attach", "snapshots", "from-snapshot"}
+	reserved = []string{"settings", "attach", "snapshots", "from-snapshot", "agent-credentials", "github"}
 )
 
 // request validates a create and turns it into a request to the Host.

@@ -9,8 +9,11 @@ import (
 	"boxgate/api/problem"
 )
 
-// noRoute answers requests for a path or method that is not in the table, in JSON and with Allow where the path exists.
+// noRoute answers requests for a path or method that is not served, in JSON and with Allow where the path exists.
 func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
+	if why := hostedOnly(r.URL.Path); why != "" {
+		return api.Errorf(api.ErrNotSupported, "%s", why)
+	}
 	var allowed []string
 	if r.URL.Path == cleanPath(r.URL.Path) {
 		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
@@ -21,9 +24,6 @@ func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if len(allowed) == 0 {
-		if why := hostedOnly(r.URL.Path); why != "" {
-			return api.Errorf(api.ErrNotSupported, "%s", why)
-		}
 		return problem.Refuse(http.StatusNotFound, "no such path: %s; see /openapi.json", problem.Clip(r.URL.Path))
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -36,13 +36,23 @@ var hosted = map[string]string{
 	"steps":   "this gateway runs no built-in agents, so there are no steps; see runs for the commands of a box",
 }
 
+// ofAccount are the words in the place of an ID below which the hosted product alone serves something, and what to use
+// instead. Package boxes lets no box take them as its name.
+var ofAccount = map[string]string{
+	"agent-credentials": "this gateway runs no built-in agents and keeps no credentials for them; have a header rule set the key in transit (config/attach-headers)",
+	"github":            "this gateway is no GitHub App; give a token as github_token when you create a box or clone, and it becomes a header rule",
+}
+
 // hostedOnly says what to use in the place of a path that the hosted product alone serves; it is empty for all others.
 func hostedOnly(path string) string {
 	below, ok := strings.CutPrefix(path, "/v2/box/")
 	if !ok {
 		return ""
 	}
-	_, rest, _ := strings.Cut(below, "/")
+	id, rest, _ := strings.Cut(below, "/")
+	if why := ofAccount[id]; why != "" {
+		return why
+	}
 	first, _, _ := strings.Cut(rest, "/")
 	return hosted[first]
 }

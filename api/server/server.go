@@ -133,7 +133,7 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if a.Admitted != nil {
 		a.Admitted(r)
 	}
-	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) {
+	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) || hostedOnly(r.URL.Path) != "" {
 		a.answers.Fail(w, r, noRoute(a.mux, w, r))
 		return
 	}

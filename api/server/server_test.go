@@ -370,6 +370,20 @@ func TestPathsOfTheHostedProductAlone(t *testing.T) {
 			t.Errorf("%s: %s %s", path, got.Status, got.text)
 		}
 	}
+	for _, at := range []string{
+		"GET agent-credentials", "POST agent-credentials", "DELETE agent-credentials/anthropic",
+		"GET github/status", "GET github/install-url", "GET github/repos/o/r/branches", "DELETE github/installation",
+	} {
+		method, path, _ := strings.Cut(at, " ")
+		if got := f.call(t, method, "/v2/box/"+path, ""); got.StatusCode != 501 || !strings.Contains(got.text, "this gateway") {
+			t.Errorf("%s: %s %s", at, got.Status, got.text)
+		}
+	}
+	for _, name := range []string{"agent-credentials", "github"} {
+		if got := f.call(t, "POST", "/v2/box", `{"name":"`+name+`"}`); got.StatusCode != 422 || !strings.Contains(got.text, "reserved") {
+			t.Errorf("a box named %s: %s %s", name, got.Status, got.text)
+		}
+	}
 	for _, path := range []string{"/v2/box/" + id + "/browse", "/v2/browser", "/browser"} {
 		if got := f.call(t, "GET", path, ""); got.StatusCode != 404 {
 			t.Errorf("%s: %s %s", path, got.Status, got.text)

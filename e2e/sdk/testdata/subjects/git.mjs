@@ -49,6 +49,13 @@ export default {
     const box = await create();
     await box.exec.command("git init -q . && echo x >x && git add x");
     await box.git.commit({ message: "first" });
-    assert.equal((await box.git.exec({ args: ["log", "-1", "--format=%an <%ae>"] })).output.trim(), "Upstash Box <box@upstash.com>");
+    const author = async () => (await box.git.exec({ args: ["log", "-1", "--format=%an <%ae>"] })).output.trim();
+    assert.equal(await author(), "Upstash Box <box@upstash.com>");
+    const second = await box.exec.command("echo y >y && git add y && git commit -qm second");
+    assert.equal(second.exitCode, 0, second.stderr);
+    assert.equal(await author(), "Upstash Box <box@upstash.com>");
+    await box.git.exec({ args: ["branch", "topic"] });
+    await box.git.checkout({ branch: "topic" });
+    await box.git.checkout({ branch: "master" }); // git's own default, which callers count on
   },
 };

@@ -64,14 +64,15 @@ export default {
     assert.equal(latest.status, "completed");
     assert.equal(latest.prompt, "sh -c echo warmup");
     assert.equal(latest.box_id, s.box.id);
-    for (const field of ["input_tokens", "output_tokens", "cpu_ns", "cost_usd", "compute_cost_usd", "duration_ms", "created_at", "completed_at"]) {
-      assert.equal(typeof latest[field], "number", field);
-    }
+    const numbers = ["input_tokens", "output_tokens", "cpu_ns", "cost_usd", "compute_cost_usd", "duration_ms", "created_at", "completed_at"];
+    for (const field of numbers) assert.equal(typeof latest[field], "number", field);
+    assert.deepEqual(Object.keys(latest).sort(), [...numbers, "id", "box_id", "customer_id", "type", "status", "prompt"].sort());
     assert.ok(latest.cpu_ns > 0, `cpu_ns: ${latest.cpu_ns}`);
     assert.equal(typeof latest.customer_id, "string");
     const logs = await s.box.logs();
     assert.ok(logs.length > 0);
     for (const line of logs) {
+      assert.deepEqual(Object.keys(line).sort(), ["level", "message", "source", "timestamp"]);
       assert.equal(typeof line.timestamp, "number");
       assert.match(line.level, /^(info|warn|error)$/);
       assert.match(line.source, /^(system|agent|user)$/);

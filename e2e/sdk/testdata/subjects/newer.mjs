@@ -121,6 +121,40 @@ export default {
     assert.equal(box.status, 422);
     assert.equal(box.json.pointer, "/browser");
   },
+  "what belongs to an account is refused in a sentence": async ({ call, assert }) => {
+    const credentials = await call("GET", "/v2/box/agent-credentials");
+    assert.equal(credentials.status, 501);
+    assert.match(credentials.json.error, /no built-in agents.*header rule/);
+    const github = await call("GET", "/v2/box/github/status");
+    assert.equal(github.status, 501);
+    assert.match(github.json.error, /github_token/);
+  },
+  "a repository is cloned into a folder, as deep as asked": async ({ create, call, assert }) => {
+    const box = await create({ git: { token: "ghp_the_token_of_the_test" } });
+    const at = `/v2/box/${box.id}/git`;
+    const clone = (body) => call("POST", `${at}/clone`, { repo: "https://github.com/acme/app", ...body });
+    for (const [folder, body, commits] of [["my-app", { folder: "my-app", depth: 1 }, "1\n"], ["app", {}, "2\n"]]) {
+      const cloned = await clone(body);
+      assert.equal(cloned.status, 200, cloned.text);
+      const counted = await call("POST", `${at}/exec`, { args: ["rev-list", "--count", "HEAD"], folder });
+      assert.equal(counted.json.exit_code, 0, counted.text);
+      assert.equal(counted.json.output, commits);
+    }
+    const again = await clone({ folder: "my-app" });
+    assert.equal(again.status, 422, again.text);
+    assert.match(again.json.error, /already exists/);
+    const nowhere = await call("POST", `${at}/exec`, { args: ["log"] });
+    assert.equal(nowhere.json.exit_code, 128, nowhere.text);
+  },
+  "who commits is changed by either path": async ({ create, call, assert }) => {
+    const box = await create();
+    for (const path of ["config/git", "git-config"]) {
+      const name = `By ${path}`;
+      const changed = await call("PUT", `/v2/box/${box.id}/${path}`, { git_user_name: name });
+      assert.deepEqual(changed.json, { git_user_name: name, git_user_email: "box@upstash.com" }, changed.text);
+      assert.equal((await box.git.exec({ args: ["config", "user.name"] })).output, `${name}\n`);
+    }
+  },
   "a schedule is changed": async ({ assert, call }, s) => {
     const made = await s.box.schedule.exec({ cron: "0 0 * * *", command: ["true"] });
     const changed = await call("PATCH", `${s.at}/schedules/${made.id}`, { cron: "0 9 * * *" });
