@@ -6,6 +6,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
 )
 
 // The gateway fails while it pauses a box and while it resumes one. The box is paused or awake afterwards, as the API says; the
@@ -71,6 +72,38 @@ func TestAttackDuringFaultsOfRestart(t *testing.T) {
 			harness.Contains(t, w.MustSh(box, "echo awake"), "awake")
 			agrees(w.Raid(box), what)
 		}
+	}
+	s.holds()
+}
+
+// TestAttackPolicyTightenedInTheMiddleOfARestart tightens the policy of a box that is just being started again, before it has a network
+// and after. From its first instruction on the box is under the new policy.
+func TestAttackPolicyTightenedInTheMiddleOfARestart(t *testing.T) {
+	t.Parallel()
+	w, s := faultWorld(t)
+	for _, step := range []string{"restart: namespaces pinned", "launch: first process started"} {
+		box := w.Create(map[string]any{"network_policy": wide})
+		w.MustSh(box, "curl -k -sS -o /dev/null https://api.example.com/")
+		if err := lab.KillAndAwait(w.InitOf(box)); err != nil {
+			t.Fatal(err)
+		}
+		w.UntilStatus(box, "error")
+		w.Arm(harness.FaultWait, step)
+		done := make(chan error, 1)
+		go func() { done <- w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil) }()
+		w.Until(step, func() bool { return !w.Armed() })
+		w.SetPolicy(box, harness.Custom("plain.example.com"))
+		w.GoOn()
+		if err := <-done; err != nil {
+			t.Fatalf("%s: %v", step, err)
+		}
+		for _, target := range []string{"https://api.example.com/", "https://" + extra[0].String() + "/"} {
+			if out, code := w.Sh(box, "curl -k -sS -m 60 "+target); code == 0 || code == 28 {
+				t.Errorf("%s: the old policy is in force for %s: %d %s", step, target, code, out)
+			}
+		}
+		w.MustSh(box, "curl -sS -o /dev/null http://plain.example.com/")
+		w.MustDelete(box)
 	}
 	s.holds()
 }

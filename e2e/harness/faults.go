@@ -23,6 +23,7 @@ const (
 	FaultError = "error" // the step fails
 	FaultPanic = "panic"
 	FaultHang  = "hang" // until the caller gives up
+	FaultWait  = "wait" // until the test says [World.GoOn]; the step then succeeds
 )
 
 // errInjected is what a step fails with.
@@ -49,6 +50,11 @@ func failAsTold() {
 		case FaultHang:
 			<-ctx.Done()
 			return ctx.Err()
+		case FaultWait:
+			for os.Remove(path+goOn) != nil {
+				time.Sleep(time.Millisecond)
+			}
+			return nil
 		}
 		return errInjected
 	}
@@ -66,6 +72,15 @@ func failAsTold() {
 func (w *World) Arm(kind, step string) {
 	w.T.Helper()
 	w.order("", kind+" "+step)
+}
+
+// goOn is the suffix of the file that ends FaultWait.
+const goOn = ".goon"
+
+// GoOn lets the gateway go on that waits at a step.
+func (w *World) GoOn() {
+	w.T.Helper()
+	w.order(goOn, "")
 }
 
 // Jump sets the gateway's wall clock forward or back.

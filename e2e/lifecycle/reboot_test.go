@@ -1,8 +1,10 @@
 package lifecycle
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"boxgate/api"
@@ -146,5 +148,132 @@ func TestBoxWhoseFirstProcessDied(t *testing.T) {
 		if got := status(w, box); got != "idle" {
 			t.Errorf("at the end it is %s", got)
 		}
+	}
+}
+
+// TestEphemeralBoxesEndOnTime: neither a pause nor a restart of the host gives an ephemeral box more time, or less.
+func TestEphemeralBoxesEndOnTime(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	long := w.Create(map[string]any{"ephemeral": true, "ttl": 3600})
+	short := w.Create(map[string]any{"ephemeral": true, "ttl": 5})
+	expires := func() (at int64) {
+		var view struct {
+			ExpiresAt int64 `json:"expires_at"`
+		}
+		if err := w.Client.Get(t.Context(), api.BoxPath(long), &view); err != nil || view.ExpiresAt == 0 {
+			t.Fatalf("%+v %v", view, err)
+		}
+		return view.ExpiresAt
+	}
+	before := expires()
+	mustPost(w, long, "pause")
+	_ = post(w, short, "pause") // unless its time is up
+	for range 2 {
+		w.Reboot()
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := expires(); got != before {
+			t.Errorf("it was to end at %d, and now at %d", before, got)
+		}
+	}
+	w.Until("the other has ended", func() bool {
+		return !isListed(w, short)
+	})
+	w.MustSh(long, "true")
+}
+
+// isListed reports whether the API lists a box.
+func isListed(w *harness.World, box string) bool {
+	w.T.Helper()
+	var boxes []struct{ ID string }
+	if err := w.Client.Get(w.T.Context(), "/v2/box", &boxes); err != nil {
+		w.T.Fatal(err)
+	}
+	for _, b := range boxes {
+		if b.ID == box {
+			return true
+		}
+	}
+	return false
+}
+
+// TestUserIDsTakenDuringAReboot gives the user IDs of a box, which a restart of the host makes forget, to another: the box says so and is
+// not started with them, until they are free again.
+func TestUserIDsTakenDuringAReboot(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
+	w.MustSh(box, "echo kept > file")
+	claim := claimOf(w, box)
+	w.Reboot()
+	if err := errors.Join(os.Remove(claim), os.Symlink(t.TempDir(), claim)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(claim) })
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range []func() error{
+		func() error { return post(w, box, "resume") }, func() error { _, err := tryToUse(w, box); return err },
+	} {
+		if err := call(); err == nil || !strings.Contains(err.Error(), "are those of another box now") {
+			t.Errorf("the box whose user IDs are another's: %v", err)
+		}
+	}
+	if got := status(w, box); got != "paused" {
+		t.Errorf("it is %s", got)
+	}
+	if err := os.Remove(claim); err != nil {
+		t.Fatal(err)
+	}
+	w.MustSh(box, "grep kept file; touch mine")
+	if again := claimOf(w, box); again != claim {
+		t.Errorf("its user IDs were %s and are %s", claim, again)
+	}
+}
+
+// claimOf is the link by which a box has its user IDs.
+func claimOf(w *harness.World, box string) string {
+	w.T.Helper()
+	claims, err := filepath.Glob("/run/boxgate-ids/*")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	for _, c := range claims {
+		if owner, err := os.Readlink(c); err == nil && owner == filepath.Join(w.Dir, "state", "boxes", box) {
+			return c
+		}
+	}
+	w.T.Fatal("the box has claimed no user IDs")
+	return ""
+}
+
+// TestSnapshotsAndReboots: a box made from a snapshot comes back on its layers, and a box can be captured before it was started again.
+func TestSnapshotsAndReboots(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	first := w.Create(map[string]any{})
+	w.MustSh(first, "echo below > below; echo old > changed; echo x > removed")
+	second := fromSnapshot(w, take(w, first, "one").ID, nil)
+	w.MustSh(second, "echo above > above; echo new > changed; rm removed")
+	w.MustDelete(first)
+	const look = "cat below above changed; ls removed 2>/dev/null | wc -l"
+	for range 2 {
+		w.Reboot()
+		if err := w.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		third := fromSnapshot(w, take(w, second, "stopped").ID, nil)
+		if got := status(w, second); got != "paused" {
+			t.Errorf("the snapshot has left it %s", got)
+		}
+		for _, box := range []string{second, third} {
+			if out := w.MustSh(box, look); out != "below\nabove\nnew\n0\n" {
+				t.Errorf("after the reboot: %q", out)
+			}
+		}
+		w.MustDelete(third)
 	}
 }
