@@ -85,9 +85,10 @@ api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
 api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/harness api/history api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/settings api/snapshots api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/egress api/exec api/files api/gateway api/git api/harness api/history api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/urls
 api/schedules: policy api api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
+api/session/client: api
 api/settings: policy api api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy api api/problem
@@ -128,9 +129,10 @@ host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
 host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
-cmd/gateway: policy audit config preflight host firewall certs launcher api store secrets selftest internal/buildinfo internal/lab
+cmd/gateway: policy audit config preflight host firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: config api
 cmd/gateway/command/copying:
+cmd/gateway/command/terminal: api
 e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
 e2e: policy audit config host certs launcher launcher/launchertest api store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
 `)

@@ -13,6 +13,8 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/coder/websocket"
+
 	"boxgate/api/stream"
 )
 
@@ -120,16 +122,34 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		if wrapped, ok := errors.AsType[*url.Error](err); ok {
-			err = wrapped.Err
-		}
-		return nil, fmt.Errorf("the gateway cannot be reached (is it running?): %w", err)
+		return nil, unreachable(err)
 	}
 	if resp.StatusCode >= http.StatusMultipleChoices {
 		defer resp.Body.Close()
 		return nil, readRefusal(resp)
 	}
 	return resp, nil
+}
+
+func unreachable(err error) error {
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
+		err = wrapped.Err
+	}
+	return fmt.Errorf("the gateway cannot be reached (is it running?): %w", err)
+}
+
+// WebSocket opens a WebSocket. A refusal is a *[ResponseError].
+func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, error) {
+	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{"X-Box-Api-Key": {c.key}}}
+	conn, resp, err := websocket.Dial(ctx, c.base+path, opts)
+	switch {
+	case err == nil:
+		return conn, nil
+	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:
+		defer resp.Body.Close()
+		return nil, readRefusal(resp)
+	}
+	return nil, unreachable(err)
 }
 
 func readRefusal(resp *http.Response) error {

@@ -13,7 +13,7 @@ import (
 // newBoxCommand is `gateway box`.
 func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("box", "Create, list, use and remove boxes")
-	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o))
+	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxShell(o))
 	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "resume", "Let paused boxes go on, and start those whose first process has ended"))
 	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o))
 	return cmd
@@ -73,27 +73,4 @@ func newBoxRemove(o *cli.Options) *cobra.Command {
 			return nil
 		},
 	}
-}
-
-func newBoxExec(o *cli.Options) *cobra.Command {
-	var dir string
-	cmd := &cobra.Command{
-		Use:   "exec BOX -- COMMAND [ARG...]",
-		Short: "Run a command in a box; its exit status becomes this command's",
-		Args:  cli.MinArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := o.Client()
-			if err != nil {
-				return err
-			}
-			req := api.ExecRequest{Command: args[1:], Dir: dir}
-			status, err := client.Exec(cmd.Context(), args[0], req, cmd.OutOrStdout(), cmd.ErrOrStderr())
-			if err == nil && status != 0 {
-				err = cli.CommandExit{Status: status}
-			}
-			return err
-		},
-	}
-	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")
-	return cmd
 }

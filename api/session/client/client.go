@@ -1,0 +1,181 @@
+// Package client talks to commands in boxes over the session endpoint, for the command line.
+package client
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"boxgate/api"
+)
+
+// Request is the command to start.
+type Request struct {
+	Command  []string          // argv
+	Dir      string            // absolute, or below /workspace/home
+	Env      []string          // NAME=value, added to that of the box
+	Terminal *api.TerminalSize // nil: three streams
+}
+
+// Session is a command that runs in a box. It is killed when its connection ends. Wait is called once; everything else
+// is safe for concurrent use.
+type Session struct {
+	ctx    context.Context
+	conn   *websocket.Conn
+	client *api.Client
+	cancel string // the path that cancels its run
+}
+
+// frame is any frame of the client.
+type frame struct {
+	Type   string   `json:"type"`
+	Argv   []string `json:"argv,omitempty"`
+	Cwd    string   `json:"cwd,omitempty"`
+	Env    []string `json:"env,omitempty"`
+	TTY    bool     `json:"tty,omitempty"`
+	Rows   uint16   `json:"rows,omitempty"` // start and resize
+	Cols   uint16   `json:"cols,omitempty"`
+	Data   []byte   `json:"data,omitempty"`
+	Signal string   `json:"signal,omitempty"`
+}
+
+// answer is any frame of the gateway.
+type answer struct {
+	Type    string `json:"type"`
+	ExecID  string `json:"execId"`
+	Data    []byte `json:"data"`
+	Code    *int   `json:"code"`
+	Message string `json:"message"`
+}
+
+// maxAnswer bounds a frame of the gateway, which sends output in smaller pieces.
+const maxAnswer = 4 << 20
+
+// Open starts a command. When ctx ends, so does the session.
+func Open(ctx context.Context, c *api.Client, box string, req Request) (*Session, error) {
+	conn, err := c.WebSocket(ctx, api.BoxPath(box, "exec-session"))
+	if err != nil {
+		return nil, cmp.Or(context.Cause(ctx), err)
+	}
+	conn.SetReadLimit(maxAnswer)
+	s := &Session{ctx: ctx, conn: conn, client: c}
+	if err := s.start(box, req); err != nil {
+		_ = conn.CloseNow()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Session) start(box string, req Request) error {
+	f := frame{Type: "start", Argv: req.Command, Cwd: req.Dir, Env: req.Env}
+	if req.Terminal != nil {
+		f.TTY, f.Rows, f.Cols = true, req.Terminal.Rows, req.Terminal.Cols
+	}
+	if err := s.send(f); err != nil {
+		return err
+	}
+	first, err := s.receive()
+	if err == nil && first.Type != "started" {
+		err = fmt.Errorf("the gateway sent %q where the command should have started", first.Type)
+	}
+	s.cancel = api.BoxPath(box, "runs", first.ExecID, "cancel")
+	return err
+}
+
+func (s *Session) send(f frame) error {
+	data, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	return s.conn.Write(s.ctx, websocket.MessageText, data)
+}
+
+// receive returns the next frame. An error of the gateway is an error.
+func (s *Session) receive() (answer, error) {
+	var a answer
+	_, data, err := s.conn.Read(s.ctx)
+	if err != nil {
+		return a, cmp.Or(context.Cause(s.ctx), fmt.Errorf("the session broke before the command ended: %w", err))
+	}
+	if err := json.Unmarshal(data, &a); err != nil {
+		return a, fmt.Errorf("cannot parse what the gateway sent: %w", err)
+	}
+	if a.Type == "error" {
+		return a, errors.New(a.Message)
+	}
+	return a, nil
+}
+
+// inputChunk is how much input a frame has at most.
+const inputChunk = 32 << 10
+
+// Write implements [io.Writer]: it sends input. It blocks while the command does not read.
+func (s *Session) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		part := p[n:min(len(p), n+inputChunk)]
+		if err := s.send(frame{Type: "stdin", Data: part}); err != nil {
+			return n, err
+		}
+		n += len(part)
+	}
+	return n, nil
+}
+
+// CloseWrite ends the input.
+func (s *Session) CloseWrite() error { return s.send(frame{Type: "stdin_close"}) }
+
+// Signal sends one of [api.SessionSignals] to the command and all that it has started. It waits for input that is being sent.
+func (s *Session) Signal(name string) error { return s.send(frame{Type: "signal", Signal: name}) }
+
+// Resize sets the size of the terminal.
+func (s *Session) Resize(size api.TerminalSize) error {
+	return s.send(frame{Type: "resize", Rows: size.Rows, Cols: size.Cols})
+}
+
+// killMost bounds the kill of a command whose session ends before it.
+const killMost = 10 * time.Second
+
+// Wait copies the output as it comes, and returns the command's exit code. When it fails, the command is killed.
+func (s *Session) Wait(stdout, stderr io.Writer) (int, error) {
+	code, err := s.copyOutput(stdout, stderr)
+	if err == nil {
+		_ = s.conn.Close(websocket.StatusNormalClosure, "")
+		return code, nil
+	}
+	// The gateway kills the command of a connection that ends, but notices late while the command takes no input.
+	ctx, done := context.WithTimeout(context.WithoutCancel(s.ctx), killMost)
+	defer done()
+	_ = s.conn.CloseNow()
+	_ = s.client.Do(ctx, http.MethodPost, s.cancel, nil, nil)
+	return 0, err
+}
+
+func (s *Session) copyOutput(stdout, stderr io.Writer) (int, error) {
+	for {
+		a, err := s.receive()
+		if err != nil {
+			return 0, err
+		}
+		switch a.Type {
+		case "stdout":
+			_, err = stdout.Write(a.Data)
+		case "stderr":
+			_, err = stderr.Write(a.Data)
+		case "exit":
+			if a.Code == nil {
+				return 0, errors.New("the gateway sent no exit code")
+			}
+			return *a.Code, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package command
+
+import (
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	session "boxgate/api/session/client"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/terminal"
+)
+
+// boxExec is one run of exec.
+type boxExec struct {
+	dir           string
+	input, useTTY bool
+}
+
+// newBoxExec is `gateway box exec`.
+func newBoxExec(o *cli.Options) *cobra.Command {
+	var e boxExec
+	cmd := &cobra.Command{
+		Use:   "exec [-i] [-t] BOX -- COMMAND [ARG...]",
+		Short: "Run a command in a box; its exit status becomes this command's",
+		Long: "Run a command in a box; its exit status becomes this command's.\n\n" +
+			"Without -i the command has no input. With -i it gets standard input, and SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it;\n" +
+			"the third one ends the session, and the command with it. With -t it gets a terminal instead of three streams.",
+		Args: cli.MinArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return e.run(cmd, client, args[0], args[1:])
+		},
+	}
+	cmd.Flags().StringVar(&e.dir, "dir", "", "working directory (default: /workspace/home)")
+	cmd.Flags().BoolVarP(&e.input, "interactive", "i", false, "pass standard input to the command")
+	cmd.Flags().BoolVarP(&e.useTTY, "tty", "t", false, "give the command a terminal, which needs one here; implies -i")
+	return cmd
+}
+
+func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, command []string) error {
+	if e.useTTY {
+		tty := terminal.Of(cmd.InOrStdin())
+		if tty == nil {
+			return cli.Usagef("-t needs a terminal, and standard input is none; use -i alone")
+		}
+		return talk(cmd, client, box, session.Request{Command: command, Dir: e.dir}, tty)
+	}
+	if e.input {
+		return talk(cmd, client, box, session.Request{Command: command, Dir: e.dir}, nil)
+	}
+	req := api.ExecRequest{Command: command, Dir: e.dir}
+	status, err := client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	return exited(status, err)
+}
+
+// exited is how a command ended, as an error.
+func exited(status int, err error) error {
+	if err == nil && status != 0 {
+		err = cli.CommandExit{Status: status}
+	}
+	return err
+}

@@ -1,0 +1,97 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	session "boxgate/api/session/client"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/terminal"
+)
+
+// passedOn are the signals that a command in a box gets when this process does, by their name in the API.
+var passedOn = map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP", syscall.SIGQUIT: "QUIT"}
+
+// patience is how many signals are passed on. The next one ends the session, also when the command reads no input and
+// nothing gets through to it any more.
+const patience = 2
+
+// talk runs a command in a box with the standard streams of this process, in its terminal if tty is not nil.
+func talk(cmd *cobra.Command, client *api.Client, box string, req session.Request, tty *terminal.Terminal) error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	ctx, end := context.WithCancelCause(context.WithoutCancel(cmd.Context()))
+	defer end(nil)
+	interrupted := context.AfterFunc(cmd.Context(), func() { end(errors.New("interrupted before the command started")) })
+	if tty != nil {
+		size := tty.Size()
+		req.Terminal = &size
+		if kind := os.Getenv("TERM"); kind != "" {
+			req.Env = append(req.Env, "TERM="+kind)
+		}
+	}
+	s, err := session.Open(ctx, client, box, req)
+	interrupted() // from here on, signals are for the command
+	if err != nil {
+		return err
+	}
+	if tty != nil {
+		restore, err := tty.Raw()
+		if err != nil {
+			return err
+		}
+		defer restore()
+		go tty.Follow(ctx, s.Resize)
+	}
+	go obey(ctx, end, s, signals, tty != nil)
+	go feed(end, s, cmd.InOrStdin())
+	return exited(s.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr()))
+}
+
+// obey passes the first signals on, unless the command has a terminal, and ends the session by the next one. A terminal
+// sends its keys as input: a signal is meant for this process.
+func obey(ctx context.Context, end context.CancelCauseFunc, s *session.Session, signals <-chan os.Signal, tty bool) {
+	for n := 0; ; n++ {
+		select {
+		case sig := <-signals:
+			if tty || n == patience {
+				number, _ := sig.(syscall.Signal)
+				end(cli.StatusError{Status: 128 + int(number), Err: fmt.Errorf("%s: the session was closed, and the command killed", sig)})
+				return
+			}
+			go func() { _ = s.Signal(passedOn[sig]) }() // it may wait behind input that is not read
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// feed sends the input. A command must not take an input that could not be read to its end for a whole one.
+func feed(end context.CancelCauseFunc, s *session.Session, in io.Reader) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := in.Read(buf)
+		if n > 0 {
+			if _, err := s.Write(buf[:n]); err != nil {
+				return // Wait says why
+			}
+		}
+		switch {
+		case err == io.EOF:
+			_ = s.CloseWrite()
+			return
+		case err != nil:
+			end(fmt.Errorf("standard input cannot be read: %w", err))
+			return
+		}
+	}
+}

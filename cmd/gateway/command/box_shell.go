@@ -1,0 +1,35 @@
+package command
+
+import (
+	"github.com/spf13/cobra"
+
+	session "boxgate/api/session/client"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/terminal"
+)
+
+// shell starts a login shell: bash, or sh where the image has no bash.
+var shell = []string{"sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l"}
+
+// newBoxShell is `gateway box shell`.
+func newBoxShell(o *cli.Options) *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "shell BOX",
+		Short: "Open a shell in a box; its exit status becomes this command's",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			tty := terminal.Of(cmd.InOrStdin())
+			if tty == nil {
+				return cli.Usagef("a shell needs a terminal, and standard input is none; use gateway box exec -i %s -- sh", args[0])
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return talk(cmd, client, args[0], session.Request{Command: shell, Dir: dir}, tty)
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")
+	return cmd
+}

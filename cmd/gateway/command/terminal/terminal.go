@@ -1,0 +1,62 @@
+// Package terminal has the terminal that the command line runs in: its raw mode, and its size.
+package terminal
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"boxgate/api"
+)
+
+// Terminal is the terminal of this process.
+type Terminal struct{ fd int }
+
+// Of returns the terminal that input comes from, or nil if it comes from something else.
+func Of(in io.Reader) *Terminal {
+	f, ok := in.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return &Terminal{int(f.Fd())}
+}
+
+// Raw passes every key on as it is typed and every byte as it is printed. restore puts the terminal back as it was.
+func (t *Terminal) Raw() (restore func(), err error) {
+	before, err := term.MakeRaw(t.fd)
+	if err != nil {
+		return nil, fmt.Errorf("the terminal cannot be put into raw mode: %w", err)
+	}
+	return func() { _ = term.Restore(t.fd, before) }, nil
+}
+
+// maxDimension is the largest that the API takes.
+const maxDimension = 4096
+
+// Size returns the size of the terminal. One that does not know its own has 24 rows of 80 columns.
+func (t *Terminal) Size() api.TerminalSize {
+	cols, rows, err := term.GetSize(t.fd)
+	if err != nil || cols <= 0 || rows <= 0 {
+		cols, rows = 80, 24
+	}
+	return api.TerminalSize{Rows: uint16(min(rows, maxDimension)), Cols: uint16(min(cols, maxDimension))}
+}
+
+// Follow calls resized with the size of the terminal, now and whenever it changes, until ctx ends or resized fails.
+func (t *Terminal) Follow(ctx context.Context, resized func(api.TerminalSize) error) {
+	changes := make(chan os.Signal, 1)
+	signal.Notify(changes, unix.SIGWINCH)
+	defer signal.Stop(changes)
+	for resized(t.Size()) == nil {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

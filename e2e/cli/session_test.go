@@ -1,0 +1,246 @@
+package cli
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/e2e/harness"
+)
+
+// TestBoxExecInput: with -i, and only then, a command reads standard input; its streams, status and signals are its own.
+func TestBoxExecInput(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "b"})
+	if out := w.Run(0, nil, "hi\n", "box", "exec", "-i", "b", "--", "cat"); out != "hi\n" {
+		t.Errorf("with -i: %q", out)
+	}
+	if out := w.Run(0, nil, "hi\n", "box", "exec", "b", "--", "cat"); out != "" {
+		t.Errorf("without -i: %q", out)
+	}
+	w.Run(7, nil, "", "box", "exec", "-i", "b", "--", "sh", "-c", "exit 7")
+	if out := w.Run(2, nil, "", "box", "exec", "-it", "b", "--", "true"); !strings.Contains(out, "terminal") {
+		t.Errorf("-t without a terminal: %q", out)
+	}
+
+	sent := make([]byte, 1<<20)
+	_, _ = rand.Read(sent)
+	cat := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", "cat; echo e >&2")
+	var stderr bytes.Buffer
+	cat.Stdin, cat.Stderr = bytes.NewReader(sent), &stderr
+	if out, err := cat.Output(); err != nil || !bytes.Equal(out, sent) || stderr.String() != "e\n" {
+		t.Errorf("a mebibyte through cat: %v, %d bytes; %q", err, len(out), &stderr)
+	}
+}
+
+// TestBoxExecSignals: the first signals reach the command; the third one kills it, also when its input is stuck.
+func TestBoxExecSignals(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"name": "b"})
+	start := func(line string) (*exec.Cmd, io.Writer) {
+		cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", line)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err == nil {
+			_, err = io.ReadFull(out, make([]byte, len("ready\n")))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cmd, in
+	}
+	for signal, status := range map[syscall.Signal]int{syscall.SIGINT: 3, syscall.SIGTERM: 4} {
+		cmd, _ := start("trap 'exit 3' INT; trap 'exit 4' TERM; echo ready; while :; do sleep 0.05; done")
+		_ = cmd.Process.Signal(signal)
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != status {
+			t.Errorf("%v: %v", signal, cmd.ProcessState)
+		}
+	}
+
+	cmd, in := start("trap '' INT TERM HUP; echo ready; exec sleep 54321")
+	go func() { _, _ = in.Write(make([]byte, 16<<20)) }()
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		_ = cmd.Process.Signal(signal)
+	}
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() <= 128 {
+		t.Errorf("after the third signal: %v", cmd.ProcessState)
+	}
+	w.Until("the command is killed", func() bool {
+		out, _ := w.Sh(box, "grep -l 5432[1] /proc/[0-9]*/cmdline 2>/dev/null")
+		return out == ""
+	})
+}
+
+// pty opens a pseudo-terminal of a size.
+func pty(t *testing.T, rows, cols uint16) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() })
+	fd := int(master.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols})
+	}
+	if err == nil {
+		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { slave.Close() })
+	return master, slave
+}
+
+// screen is what a terminal has shown.
+type screen struct {
+	t      *testing.T
+	master *os.File
+	pieces chan []byte
+	shown  string
+}
+
+func watch(t *testing.T, master *os.File) *screen {
+	s := &screen{t: t, master: master, pieces: make(chan []byte)}
+	go func() {
+		for {
+			buf := make([]byte, 4096)
+			n, err := master.Read(buf)
+			if err != nil {
+				return
+			}
+			select {
+			case s.pieces <- buf[:n]:
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	return s
+}
+
+// waits until the terminal shows a text, and forgets what came up to it.
+func (s *screen) waits(text string) {
+	s.t.Helper()
+	patience := time.After(2 * time.Minute)
+	for {
+		if _, after, ok := strings.Cut(s.shown, text); ok {
+			s.shown = after
+			return
+		}
+		select {
+		case p := <-s.pieces:
+			s.shown += string(p)
+		case <-patience:
+			s.t.Fatalf("the terminal does not show %q, but %q", text, s.shown)
+		}
+	}
+}
+
+func (s *screen) types(keys string) {
+	s.t.Helper()
+	if _, err := io.WriteString(s.master, keys); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func mode(t *testing.T, slave *os.File) unix.Termios {
+	t.Helper()
+	state, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *state
+}
+
+// inTerminal starts a command of the gateway as the foreground of a terminal of its own.
+func inTerminal(t *testing.T, w *harness.World, args ...string) (*exec.Cmd, *screen, *os.File) {
+	t.Helper()
+	master, slave := pty(t, 33, 77)
+	cmd := w.Command(t.Context(), args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, watch(t, master), slave
+}
+
+// TestBoxShell: a shell has a terminal of the size of the one here, follows it, gets ^C as a key, and leaves it as it was.
+func TestBoxShell(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "b"})
+	if out := w.Run(2, nil, "", "box", "shell", "b"); !strings.Contains(out, "terminal") {
+		t.Errorf("without a terminal: %q", out)
+	}
+	_, other := pty(t, 33, 77)
+	before := mode(t, other)
+
+	cmd, screen, slave := inTerminal(t, w, "box", "shell", "b")
+	screen.types("echo a\"\"b $TERM-$0; tty; stty size\n")
+	screen.waits("ab ")
+	screen.waits("/dev/pts/")
+	screen.waits("33 77")
+	if mode(t, slave) == before {
+		t.Error("the terminal is not in raw mode")
+	}
+	if err := unix.IoctlSetWinsize(int(screen.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 44, Col: 88}); err != nil {
+		t.Fatal(err)
+	}
+	screen.types("until [ \"$(stty size)\" = '44 88' ]; do sleep 0.1; done; echo re\"\"sized\n")
+	screen.waits("resized")
+	screen.types("sh -c 'trap \"echo cau\"\"ght; exit\" INT; echo wait\"\"ing; while :; do sleep 0.1; done'\n")
+	screen.waits("waiting")
+	screen.types("\x03")
+	screen.waits("caught")
+	screen.types("exit 9\n")
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 9 {
+		t.Errorf("exit: %v", cmd.ProcessState)
+	}
+	if after := mode(t, slave); after != before {
+		t.Errorf("the terminal was left as %+v, not %+v", after, before)
+	}
+}
+
+// TestBoxTerminalRestored: the terminal is put back also when the command line is ended from outside.
+func TestBoxTerminalRestored(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "b"})
+	_, other := pty(t, 33, 77)
+	before := mode(t, other)
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		cmd, screen, slave := inTerminal(t, w, "box", "exec", "-it", "b", "--", "sh", "-c", "echo ready; exec sleep 1000")
+		screen.waits("ready")
+		_ = cmd.Process.Signal(signal)
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 128+int(signal) {
+			t.Errorf("%v: %v", signal, cmd.ProcessState)
+		}
+		if after := mode(t, slave); after != before {
+			t.Errorf("%v left the terminal as %+v, not %+v", signal, after, before)
+		}
+	}
+}
