@@ -100,10 +100,16 @@ func (g Group) Kill() error {
 	return nil
 }
 
-// thaw lets frozen processes run, because only then do they notice that they were killed.
+// thaw lets frozen processes run, because only then do they notice that they were killed. Also a group below may be
+// frozen: that of a command whose kill was cut short.
 func thaw(dir string) {
-	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
-	_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte("0"), 0)
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			_ = os.WriteFile(filepath.Join(path, "freezer.state"), []byte("THAWED"), 0)
+			_ = os.WriteFile(filepath.Join(path, "cgroup.freeze"), []byte("0"), 0)
+		}
+		return nil
+	})
 }
 
 // killAll kills the members of a control group and of those below it.
