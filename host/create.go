@@ -45,8 +45,8 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 // discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so
 // that its name and addresses are not given away, and can be deleted again.
 func (l *lifecycle) discard(b *box, cause error) error {
-	if b.deleted && errors.Is(cause, errDeletedMeanwhile) {
-		return cause
+	if b.deleting && errors.Is(cause, errDeletedMeanwhile) {
+		return cause // the deletion removes what there is
 	}
 	var left error
 	if leftover := (*leftoverError)(nil); errors.As(cause, &leftover) {

@@ -32,7 +32,7 @@ func (m *creation) run(ctx context.Context) error {
 		m.commands.runInit(b)
 		m.expireLater(b, time.Until(b.record.ExpiresAt))
 		return nil
-	case m.promised && !b.deleted:
+	case m.promised && !b.deleting:
 		m.expireLater(b, time.Until(b.record.ExpiresAt))
 		return m.keepFailed(b, err)
 	}
@@ -81,7 +81,7 @@ func (m *creation) promise() (box api.Box, ok bool, err error) {
 	b := m.box
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.deleted || b.status != api.StatusCreating {
+	if b.deleting || b.status != api.StatusCreating {
 		return api.Box{}, false, nil
 	}
 	record := b.record

@@ -35,6 +35,7 @@ func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {
 
 // tearDown deletes a box step by step; after a failure it can be repeated. The caller holds b.mu.
 func (l *lifecycle) tearDown(ctx context.Context, b *box) error {
+	b.deleting = true
 	l.urls.drop(b.ID)
 	if err := fault.At(ctx, "delete: begun"); err != nil {
 		return err

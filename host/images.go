@@ -66,7 +66,7 @@ func (p *provisioning) ensureImage(ctx context.Context) error {
 			p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.record.Image), zap.String("progress", line))
 		})
 	})
-	if b.deleted {
+	if b.deleting {
 		return errDeletedMeanwhile
 	}
 	return err

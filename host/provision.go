@@ -73,9 +73,15 @@ func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step
 	p.lifecycle = l
 	err := contained(l.log, func() error {
 		for _, s := range steps {
+			if p.box.deleting { // since a step that released the lock
+				return errDeletedMeanwhile
+			}
 			if err := s(p, ctx); err != nil {
 				return err
 			}
+		}
+		if p.box.deleting {
+			return errDeletedMeanwhile
 		}
 		return nil
 	}, zap.String("box", string(p.box.ID)))

@@ -155,7 +155,7 @@ func (u *usage) pause(ctx context.Context, b *box) error {
 	defer cancel()
 	defer b.move()()
 	err := u.contained(b, func() error { return u.sandboxes.Pause(ctx, b.ID) })
-	if b.deleted {
+	if b.deleting {
 		return api.ErrNotFound
 	}
 	if err != nil {
@@ -180,7 +180,7 @@ func (u *usage) resume(ctx context.Context, b *box) error {
 	} else {
 		err = u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
 	}
-	if b.deleted {
+	if b.deleting {
 		return api.ErrNotFound
 	}
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"boxgate/api"
@@ -126,7 +125,11 @@ func (e *Endpoints) whole(read reader) rest.Handler {
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		stdout, stderr := &capture{most: e.MaxOutput}, &capture{most: e.MaxOutput}
+		stdout, stderr := &capture{most: e.MaxOutput, held: &e.held}, &capture{most: e.MaxOutput, held: &e.held}
+		context.AfterFunc(r.Context(), func() { // the answer has been written by then
+			stdout.drop()
+			stderr.drop()
+		})
 		select {
 		case end := <-e.start(r.Context(), c, stdout, stderr):
 			if end.err != nil {
@@ -137,36 +140,7 @@ func (e *Endpoints) whole(read reader) rest.Handler {
 				CPUNs: end.res.CPU.Nanoseconds(), Truncated: stdout.cut || stderr.cut,
 			}}, nil
 		case <-r.Context().Done():
-			stdout.drop()
-			stderr.drop()
 			return rest.Reply{}, r.Context().Err()
 		}
 	}
-}
-
-// capture keeps the first bytes of a stream and discards the rest, so that the command does not block.
-type capture struct {
-	most int
-	mu   sync.Mutex
-	buf  []byte
-	cut  bool
-}
-
-func (c *capture) Write(b []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	room := max(0, c.most-len(c.buf))
-	c.buf = append(c.buf, b[:min(room, len(b))]...)
-	c.cut = c.cut || len(b) > room
-	return len(b), nil
-}
-
-// text returns what was captured as valid UTF-8, for JSON: other bytes become U+FFFD.
-func (c *capture) text() string { return strings.ToValidUTF8(string(c.buf), "\uFFFD") }
-
-// drop forgets what was captured, and what still comes: nobody waits for it any more.
-func (c *capture) drop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.most, c.buf = 0, nil
 }

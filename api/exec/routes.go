@@ -2,6 +2,7 @@ package exec
 
 import (
 	"reflect"
+	"sync/atomic"
 
 	"boxgate/api"
 	"boxgate/api/history"
@@ -17,6 +18,8 @@ type Endpoints struct {
 	Bodies  strict.Bodies
 	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes.
 	MaxOutput int
+
+	held atomic.Int64 // bytes of output in answers that are in the making
 }
 
 // Routes lists the endpoints.

@@ -127,11 +127,16 @@ func KillAndAwait(pid int) error {
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000)
-	if err == nil && n == 0 {
-		err = fmt.Errorf("process %d does not end", pid)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000)
+		switch {
+		case errors.Is(err, unix.EINTR): // by a signal of Go's scheduler
+		case err == nil && n == 0:
+			return fmt.Errorf("process %d does not end", pid)
+		default:
+			return err
+		}
 	}
-	return err
 }
 
 // removeLabDir removes the boxes of a lab and all its files.

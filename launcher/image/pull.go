@@ -100,9 +100,10 @@ func (p *pull) download(ctx context.Context, manifest *v1.Manifest) ([]v1.Layer,
 	}
 	layers := make([]v1.Layer, len(manifest.Layers))
 	for _, d := range manifest.Layers {
-		if p.shown.total += d.Size; d.Size < 0 || p.shown.total > maxImageBytes {
+		if d.Size < 0 || d.Size > maxImageBytes-p.shown.total {
 			return nil, errors.New("the image is too large")
 		}
+		p.shown.total += d.Size
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(layersAtOnce)
