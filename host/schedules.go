@@ -38,13 +38,13 @@ type scheduled struct {
 
 // newScheduled completes s with its scheduler.
 func newScheduled(s scheduled) *scheduled {
-	webhooks := &schedule.Webhooks{Client: s.client, Note: s.noteDelivery}
+	webhooks := &schedule.Webhooks{Client: s.ErrandClient, Note: s.noteDelivery}
 	s.scheduler = &schedule.Scheduler{Log: s.log, Store: s.store, Runner: &scheduledRuns{s.commands, s.history}, Now: fault.Now, Deliver: webhooks.Deliver}
 	return &s
 }
 
-// client makes requests of a box.
-func (s *scheduled) client(id policy.BoxID) (*http.Client, error) {
+// ErrandClient implements the Host of [boxgate/api/harness]: its requests are those of the box.
+func (s *scheduled) ErrandClient(id policy.BoxID) (*http.Client, error) {
 	b, err := s.boxes.find(id)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func (s *scheduled) client(id policy.BoxID) (*http.Client, error) {
 	}
 	roots := s.roots.Clone()
 	roots.AppendCertsFromPEM(ca)
-	return errand.Client(s.proxy, b.V4, roots), nil
+	return errand.Client(s.proxy, &b.Box, roots), nil
 }
 
 func (s *scheduled) noteDelivery(of store.Schedule, err error) {

@@ -29,6 +29,7 @@ type conn struct {
 	p     *Proxy
 	tcp   *net.TCPConn
 	from  netip.Addr     // the address of the box that it is of
+	only  *policy.Box    // the box that it must be of; nil: the one that has the address
 	head  []byte         // bytes already read from the client by the acceptor
 	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
 	port  uint16
@@ -321,6 +322,9 @@ func (c *conn) carry(next step) {
 func (c *conn) find(from netip.Addr) {
 	boxes := c.p.cfg.Boxes
 	c.box = boxes.BoxByAddr(from)
+	if c.only != nil && c.box != c.only {
+		c.box = nil
+	}
 	c.usage = c.p.usages.Of(c.box)
 	if c.box != nil && boxes.BoxByAddr(from) != c.box {
 		c.p.usages.Forget(c.box.ID)

@@ -34,13 +34,13 @@ func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 	return p.accept(ctx, ln, func(tcp *net.TCPConn) { p.newConn(tcp, netip.AddrPort{}).serveExplicit() })
 }
 
-// ServeFor serves one connection that the gateway itself made on behalf of the box with an address, as if that box had
+// ServeFor serves one connection that the gateway itself made on behalf of a box, as if that box had
 // connected to the explicit proxy: its policy, header rules and limits apply, and its events are the box's. The caller must
-// know that nobody else is at the other end.
-func (p *Proxy) ServeFor(box netip.Addr, tcp *net.TCPConn) {
+// know that nobody else is at the other end. The connection of a box that is gone is refused, whoever has its address by now.
+func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) {
 	p.start(tcp, func(tcp *net.TCPConn) {
 		c := p.newConn(tcp, netip.AddrPort{})
-		c.from = box
+		c.from, c.only = box.V4, box
 		c.serveExplicit()
 	})
 }

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"net/http"
 	"reflect"
 
 	"boxgate/api"
@@ -8,11 +9,19 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/stream"
 	"boxgate/api/strict"
+	"boxgate/policy"
 )
+
+// Errands makes the requests that the gateway sends on behalf of boxes.
+type Errands interface {
+	// ErrandClient returns a client whose requests are judged and logged as traffic of the box. It follows no redirects.
+	ErrandClient(box policy.BoxID) (*http.Client, error)
+}
 
 // Endpoints serves runs of agents.
 type Endpoints struct {
 	Host    api.Host
+	Errands Errands
 	History *history.History
 	Bodies  strict.Bodies
 }

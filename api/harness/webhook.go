@@ -9,21 +9,15 @@ import (
 	"time"
 
 	"boxgate/api/history"
+	"boxgate/policy"
 )
 
 // How often a webhook is tried, how long it has, and how long is waited before the second and third time.
 const (
 	webhookTries = 3
-	webhookMost  = 10 * time.Second
+	webhookMost  = 30 * time.Second
 	webhookPause = 5 * time.Second
 )
-
-// webhooks sends without the proxy of the environment and follows no redirect.
-var webhooks = &http.Client{
-	Transport:     &http.Transport{DisableKeepAlives: true},
-	Timeout:       webhookMost,
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-}
 
 // notify sends a run that has ended to the webhook that was given with it, if any.
 func (e *Endpoints) notify(j *job, run *history.Run) {
@@ -37,14 +31,22 @@ func (e *Endpoints) notify(j *job, run *history.Run) {
 		if try > 0 {
 			time.Sleep(time.Duration(try) * webhookPause)
 		}
-		if err = send(context.Background(), hook, view); err == nil {
+		if err = e.send(context.Background(), j.box.ID, hook, view); err == nil {
 			return
 		}
 	}
 	e.History.Log(j.box.ID, "warn", "system", "the webhook of run %s could not be delivered: %v", run.ID(), err)
 }
 
-func send(ctx context.Context, hook webhookBody, view history.RunDetail) error {
+// send sends a run once, as traffic of its box: the policy of the box decides where to.
+func (e *Endpoints) send(ctx context.Context, box policy.BoxID, hook webhookBody, view history.RunDetail) error {
+	client, err := e.Errands.ErrandClient(box)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, webhookMost)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, hook.URL, bytes.NewReader(mustMarshal(view)))
 	if err != nil {
 		return err
@@ -53,7 +55,7 @@ func send(ctx context.Context, hook webhookBody, view history.RunDetail) error {
 		req.Header.Set(name, value)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := webhooks.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return err
 	}

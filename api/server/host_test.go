@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -414,4 +415,9 @@ func (h *memoryHost) SetGitIdentity(context.Context, policy.BoxID, string, strin
 	leave, err := h.enter()
 	defer leave()
 	return "", "", err
+}
+
+// ErrandClient implements the Errands of [boxgate/api/harness].
+func (h *memoryHost) ErrandClient(policy.BoxID) (*http.Client, error) {
+	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }

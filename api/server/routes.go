@@ -35,7 +35,7 @@ func (a *API) rooms() []room {
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
-		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
+		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Host: a.Host, Errands: a.Host, History: past, Bodies: bodies}},
 		{"sessions", "Commands that their caller talks to", session.New(a.Host, past, bodies, a.stopping)},
 		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead}},
 		{"git", "Git in boxes", &git.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},

@@ -11,6 +11,7 @@ import (
 	"boxgate/api/boxes"
 	"boxgate/api/files"
 	"boxgate/api/git"
+	"boxgate/api/harness"
 	"boxgate/api/history"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
@@ -31,6 +32,7 @@ type Host interface {
 	files.Host
 	snapshots.Host
 	git.Host
+	harness.Errands
 }
 
 // Config is what [New] needs. Host and CheckKey are required.

@@ -16,15 +16,16 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"time"
+
+	"boxgate/policy"
 )
 
 // Proxy is the explicit proxy of the boxes.
 type Proxy interface {
-	// ServeFor serves a connection as one of the box with that address.
-	ServeFor(box netip.Addr, tcp *net.TCPConn)
+	// ServeFor serves a connection as one of the box, or refuses it if the box is gone.
+	ServeFor(box *policy.Box, tcp *net.TCPConn)
 }
 
 const (
@@ -36,9 +37,9 @@ const (
 // front is the name of the proxy, to which nobody connects by that name.
 var front = &url.URL{Scheme: "http", Host: "proxy.invalid:3128"}
 
-// Client returns a client whose requests are those of the box with an address. roots must include the box's CA, by which
+// Client returns a client whose requests are those of a box. roots must include the box's CA, by which
 // intercepted connections are signed. Redirects are not followed.
-func Client(p Proxy, box netip.Addr, roots *x509.CertPool) *http.Client {
+func Client(p Proxy, box *policy.Box, roots *x509.CertPool) *http.Client {
 	transport := &http.Transport{
 		Proxy:                  http.ProxyURL(front),
 		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return connect(ctx, p, box) },
@@ -69,7 +70,7 @@ func refusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Respon
 }
 
 // connect connects to the proxy for a box. Both ends are this process's: an end that another program took is not used.
-func connect(ctx context.Context, p Proxy, box netip.Addr) (net.Conn, error) {
+func connect(ctx context.Context, p Proxy, box *policy.Box) (net.Conn, error) {
 	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return nil, err

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"boxgate/policy"
 )
 
 // front answers every request as f says, and remembers for whom it was asked.
@@ -22,7 +24,7 @@ type frontend struct {
 	n   atomic.Int64
 }
 
-func (f *frontend) ServeFor(box netip.Addr, tcp *net.TCPConn) {
+func (f *frontend) ServeFor(box *policy.Box, tcp *net.TCPConn) {
 	f.box.Store(box)
 	f.n.Add(1)
 	go func() {
@@ -41,7 +43,7 @@ func answer(status, kind, body string) string {
 	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, kind, len(body), body)
 }
 
-var box = netip.MustParseAddr("10.200.0.7")
+var box = &policy.Box{ID: "box", V4: netip.MustParseAddr("10.200.0.7")}
 
 // Requests go through the proxy, as the box, wherever they lead.
 func TestRequestsAreTheBoxes(t *testing.T) {
