@@ -41,7 +41,7 @@ type box struct {
 	problem        string // why status is error
 	ended          bool   // because its first process has ended: it can be started again
 	life           uint64 // how often its first process was started or found
-	deleting       bool // its deletion has begun: nothing more is made of it
+	deleting       bool   // its deletion has begun: nothing more is made of it
 	deleted        bool
 }
 

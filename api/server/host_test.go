@@ -26,7 +26,9 @@ import (
 
 // memoryHost is a Host that keeps boxes in memory and runs their commands as processes of the test.
 type memoryHost struct {
-	dir string // where commands run
+	dir  string          // where commands run
+	over context.Context // ends commands
+	end  func()
 
 	mu      sync.Mutex
 	boxes   map[policy.BoxID]*memoryBox
@@ -56,7 +58,8 @@ type memoryBox struct {
 }
 
 func newMemoryHost(t testing.TB) *memoryHost {
-	return &memoryHost{dir: t.TempDir(), boxes: map[policy.BoxID]*memoryBox{}, env: map[string]policy.Secret{}, global: api.HeaderState{Version: 1}}
+	over, end := context.WithCancel(context.Background())
+	return &memoryHost{dir: t.TempDir(), over: over, end: end, boxes: map[policy.BoxID]*memoryBox{}, env: map[string]policy.Secret{}, global: api.HeaderState{Version: 1}}
 }
 
 // enter begins a call: it locks the host and fails if the test wants that.
@@ -152,6 +155,9 @@ func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequ
 	if err != nil {
 		return api.ExecResult{}, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(h.over, cancel)()
 	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.dir, req.Stdin, stdout, stderr
 	cmd.WaitDelay = time.Second

@@ -2,12 +2,14 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/policy"
 )
@@ -62,7 +64,9 @@ func TestSDK(t *testing.T) {
 	if err != nil {
 		t.Fatal("this test needs Node.js and npm: apt-get install nodejs npm")
 	}
-	install := exec.CommandContext(t.Context(), "npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "@upstash/box@0.5.5")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	install := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "@upstash/box@0.5.5")
 	install.Dir = dir
 	if err := os.WriteFile(filepath.Join(dir, "package.json"), []byte(`{"type":"module"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -74,7 +78,7 @@ func TestSDK(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := serve(t)
-	cmd := exec.CommandContext(t.Context(), node, "main.js")
+	cmd := exec.CommandContext(ctx, node, "main.js")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+f.URL, "UPSTASH_BOX_API_KEY="+testKey)
 	var stderr bytes.Buffer

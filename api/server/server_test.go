@@ -61,6 +61,7 @@ func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	f.Config = a.Server()
 	f.Start()
 	t.Cleanup(f.Close)
+	t.Cleanup(f.host.end) // first: a handler may wait for its command
 	return f
 }
 
