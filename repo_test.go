@@ -78,7 +78,7 @@ api/exec: policy audit api api/history api/problem api/rest api/spec api/stream 
 api/files: policy api api/problem api/rest api/strict
 api/gateway: policy api api/problem api/rest api/strict
 api/git: policy api api/history api/problem api/rest api/spec api/strict
-api/harness: api api/history api/problem api/rest api/stream api/strict
+api/harness: policy api api/history api/problem api/rest api/stream api/strict
 api/history: policy api api/problem api/stream
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
