@@ -180,13 +180,20 @@ func TestPullContinues(t *testing.T) {
 		t.Error("half an image is there")
 	}
 	kept := layers()
-	r.set(func(http.ResponseWriter, *http.Request) bool { return false })
-	r.blobs.Store(0)
+	var again atomic.Int32 // requests that the interrupted pull made may still arrive, but none of them is for a layer that it kept
+	r.set(func(_ http.ResponseWriter, req *http.Request) bool {
+		for _, file := range kept {
+			if strings.HasSuffix(req.URL.Path, strings.TrimPrefix(filepath.Base(file), "sha256-")) {
+				again.Add(1)
+			}
+		}
+		return false
+	})
 	if _, err := r.pull(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if sent := int(r.blobs.Load()); sent != 4-len(kept) {
-		t.Errorf("%d of 4 layers were there, and %d were sent", len(kept), sent)
+	if n := again.Load(); n > 0 {
+		t.Errorf("%d layers of 4 were there, and %d of them were fetched again", len(kept), n)
 	}
 }
 
