@@ -63,6 +63,22 @@ func TestImageWithVeryManyTrustStores(t *testing.T) {
 	}
 }
 
+// A box may fill the directories in which its trust stores are looked for before it is snapshotted.
+func TestImageWithVeryManyEntriesWhereTrustIsLookedFor(t *testing.T) {
+	t.Parallel()
+	image := tree(t, map[string]string{"usr/bin/.keep": "", "opt/java/jdk/lib/security/cacerts": "old", "etc/ssl/certs/.keep": ""})
+	for _, dir := range []string{"opt", "etc/ssl/certs"} {
+		for i := range 20_000 {
+			if err := os.Symlink("x", filepath.Join(image, dir, fmt.Sprintf("%08x.0", i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := createIn(t, image, launchertest.CA(t), time.Minute); err != nil {
+		t.Error(err)
+	}
+}
+
 // createIn has a box made of a root file system, and returns what that came to in time.
 func createIn(t *testing.T, image string, ca []byte, within time.Duration) error {
 	t.Helper()

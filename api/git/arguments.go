@@ -1,7 +1,6 @@
 package git
 
 import (
-	"net/url"
 	"regexp"
 	"strings"
 
@@ -41,10 +40,20 @@ func remote(p *problem.List, at, repo string) string {
 	case hostAndPath.MatchString(repo):
 		return "https://" + repo
 	}
-	if u, err := url.Parse(repo); err == nil && u.User != nil && (u.Scheme == "https" || u.Scheme == "http") {
+	if hasCredential(repo) {
 		p.Add(at, "has a credential, which git would keep in the box; give it as github_token, or as a header rule of the host")
 	}
 	return repo
+}
+
+// hasCredential reports whether an address of HTTP has a user before its host, for git if not for net/url.
+func hasCredential(repo string) bool {
+	scheme, rest, ok := strings.Cut(repo, "://")
+	if scheme = strings.ToLower(scheme); !ok || scheme != "https" && scheme != "http" {
+		return false
+	}
+	host, _, _ := strings.Cut(rest, "/")
+	return strings.Contains(host, "@")
 }
 
 // pulls is the path of the pull requests of a repository in GitHub's API.

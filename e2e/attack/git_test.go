@@ -35,6 +35,7 @@ func TestAttackGitOptionsInNames(t *testing.T) {
 		{"clone", map[string]any{"repo": "app", "branch": "--config=core.fsmonitor=touch /tmp/ran"}},
 		{"clone", map[string]any{"repo": "app", "folder": "--template=/tmp"}},
 		{"clone", map[string]any{"repo": "https://user:password@example.com/x"}},
+		{"clone", map[string]any{"repo": "https://user:pass%zz@example.com/x"}}, // no URL for net/url
 		{"checkout", map[string]any{"branch": "--orphan=x", "folder": "app"}},
 		{"checkout", map[string]any{"branch": "-f", "folder": "app"}},
 		{"checkout", map[string]any{"branch": "x", "folder": "app"}}, // a file, not a branch

@@ -6,12 +6,15 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/files"
 )
@@ -136,15 +139,21 @@ func (b *Root) extendOthers(certs []*x509.Certificate) error {
 func (b *Root) filesAt(names []string, except ...string) ([]string, error) {
 	var found []string
 	for _, name := range names {
-		p, err := files.Resolve(b.root, name)
-		if err != nil {
+		var err error
+		if found, err = b.addFile(found, name, except...); err != nil {
 			return nil, err
-		}
-		if b.isFile(p) && !slices.Contains(found, p) && !slices.Contains(except, p) {
-			found = append(found, p)
 		}
 	}
 	return found, nil
+}
+
+// addFile appends the file that a name leads to in the box, unless there is none, or it is there already or excepted.
+func (b *Root) addFile(found []string, name string, except ...string) ([]string, error) {
+	p, err := files.Resolve(b.root, name)
+	if err == nil && b.isFile(p) && !slices.Contains(found, p) && !slices.Contains(except, p) {
+		found = append(found, p)
+	}
+	return found, err
 }
 
 // anchors puts the CA where stores are rebuilt from, and where OpenSSL looks up single certificates: in the directory
@@ -187,13 +196,60 @@ func (b *Root) dropHashNames(dir string) error {
 	if err != nil {
 		return err
 	}
-	links, err := fs.Glob(b.root.FS(), path.Join(p, "????????.*"))
-	for _, link := range links {
-		if target, rerr := b.root.Readlink(link); rerr == nil && anchorName.MatchString(target) {
-			err = errors.Join(err, b.root.Remove(link))
+	var ours []string
+	err = b.eachIn(p, func(name string) error {
+		if !hashName.MatchString(name) {
+			return nil
 		}
+		link := path.Join(p, name)
+		if target, err := b.root.Readlink(link); err == nil && anchorName.MatchString(target) {
+			if ours = append(ours, link); len(ours) > maxHashNames {
+				return fmt.Errorf("%s has too many links to certificates of boxes", dir)
+			}
+		}
+		return nil
+	})
+	for _, link := range ours {
+		err = errors.Join(err, b.root.Remove(link))
 	}
 	return err
+}
+
+// maxHashNames is how many links to its certificates a box has at most.
+const maxHashNames = 4096
+
+// hashName matches the names by which OpenSSL looks for certificates.
+var hashName = regexp.MustCompile(`^[0-9a-f]{8}\.[0-9]+$`)
+
+// eachIn calls do for the name of each entry of a directory of the root, until it fails. The directory may be of any size, or
+// missing, or none.
+func (b *Root) eachIn(dir string, do func(name string) error) error {
+	p, err := files.Resolve(b.root, dir)
+	if err != nil {
+		return err
+	}
+	if !b.isDir(dir) {
+		return nil
+	}
+	d, err := b.root.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for {
+		names, err := d.Readdirnames(256)
+		for _, name := range names {
+			if err := do(name); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // anchorName matches the names that [Root.anchors] gives to single certificates.
