@@ -48,7 +48,7 @@ func (u *usage) ended(b *box, life uint64) {
 			return err
 		}
 		if b.status == api.StatusIdle || b.status == api.StatusPaused {
-			u.noteEnded(b)
+			_ = u.noteEnded(b) // whoever uses it next is told
 		}
 		return nil
 	}, zap.String("box", string(b.ID)))

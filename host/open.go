@@ -83,10 +83,10 @@ func (h *Host) wire(context.Context) error {
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
 	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held}
-	if err := h.usage.countEnds(p.metrics); err != nil {
+	if err := h.countEnds(p.metrics); err != nil {
 		return err
 	}
-	p.visits.use = h.usage.wake
+	p.visits.use = h.wake
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.files = &files{usage: h.usage, sandboxes: held}
@@ -108,7 +108,7 @@ func (h *Host) wire(context.Context) error {
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}
-	h.lifecycle.follower = follow.New(followed{h.lifecycle}, p.log)
+	h.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()
 }
@@ -134,6 +134,6 @@ func (h *Host) Recover(ctx context.Context) error {
 
 // Close releases what [Open] opened. Rules, links and boxes stay as they are. Call it once, after Serve has returned.
 func (h *Host) Close() error {
-	h.usage.vigil.Close()
+	h.vigil.Close()
 	return contained(h.parts.log, h.parts.close)
 }

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"boxgate/policy"
 )
 
 // calls are system calls by which boxes of misconfigured runtimes have got out, or which have been holes of the kernel time and
@@ -227,7 +225,7 @@ func TestAttackAbstractSockets(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
-	name := "boxgate-test-" + string(policy.BoxID(id))
+	name := "boxgate-test-" + string(id)
 	ln, err := net.Listen("unix", "@"+name)
 	if err != nil {
 		t.Fatal(err)

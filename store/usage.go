@@ -36,7 +36,7 @@ func (db *DB) Usages() (map[policy.BoxID]Usage, error) {
 			return err
 		}
 		for _, id := range t.Keys(nil) {
-			data, err := t.Get([]byte(id))
+			data, err := t.Get(id)
 			if err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -164,7 +165,7 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 	fields, files := map[string]any{}, []fileBody{}
 	for {
 		part, err := parts.NextPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

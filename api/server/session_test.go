@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -267,7 +268,7 @@ func TestSessionComesBack(t *testing.T) {
 		fmt.Fprintf(&want, "line %d\n", i)
 	}
 	input, sent := want.Bytes(), int64(0)
-	closed := false
+	closed, broken := false, false
 	for breaks := 0; ; breaks++ {
 		for part := 0; part < 8 && sent < int64(len(input)); part++ {
 			n := min(int64(len(input))-sent, 7001)
@@ -281,7 +282,7 @@ func TestSessionComesBack(t *testing.T) {
 		}
 		for range 6 {
 			fr, err := k.read()
-			if err != nil {
+			if broken = err != nil; broken {
 				break
 			}
 			switch fr.Type {
@@ -300,8 +301,11 @@ func TestSessionComesBack(t *testing.T) {
 				return
 			}
 		}
-		if got.Len() == want.Len() {
+		if got.Len() == want.Len() && !broken {
 			continue // the rest is how it ended
+		}
+		if k.ctx.Err() != nil {
+			t.Fatalf("after %d of %d bytes: %v", got.Len(), want.Len(), k.ctx.Err())
 		}
 		_ = k.conn.CloseNow()
 		var status int
@@ -312,9 +316,7 @@ func TestSessionComesBack(t *testing.T) {
 		if again.Type != "attached" || again.Offset > int64(len(input)) {
 			t.Fatalf("%+v", again)
 		}
-		if sent = again.Offset; sent < int64(len(input)) {
-			closed = false
-		}
+		sent, closed = again.Offset, false // whether the end of the input arrived is not known
 	}
 }
 
@@ -428,7 +430,7 @@ func TestSessionsEndWithTheServer(t *testing.T) {
 	if got := k.next(); got.Type != "error" || !strings.Contains(got.Message, "stopping") {
 		t.Errorf("%+v", got)
 	}
-	if _, err := k.read(); err == nil || err == io.EOF {
+	if _, err := k.read(); err == nil || errors.Is(err, io.EOF) {
 		t.Log(err)
 	}
 	gone(t, started.Pid)

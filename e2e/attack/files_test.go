@@ -2,6 +2,7 @@ package attack
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -46,8 +47,8 @@ func status(err error) int {
 	if err == nil {
 		return 0
 	}
-	refused, ok := err.(*api.ResponseError)
-	if !ok {
+	var refused *api.ResponseError
+	if !errors.As(err, &refused) {
 		return -1
 	}
 	return refused.Status

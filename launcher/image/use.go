@@ -102,7 +102,7 @@ func (s Store) share(key string) (unlock func(), err error) {
 		return nil, err
 	}
 	for {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_SH); err != unix.EINTR {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_SH); !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}

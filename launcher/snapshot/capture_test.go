@@ -146,7 +146,7 @@ func scribble(t *testing.T, root string, rnd *rand.Rand, changes int) {
 		switch rnd.IntN(14) {
 		case 0, 1, 2:
 			if f, err := os.OpenFile(p, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NONBLOCK, 0o600); err == nil { // it may be a pipe
-				_, _ = f.WriteString(fmt.Sprint("change ", i))
+				_, _ = fmt.Fprint(f, "change ", i)
 				f.Close()
 			}
 		case 3:

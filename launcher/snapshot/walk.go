@@ -45,7 +45,7 @@ func walk(ctx context.Context, top *os.File, v visitor) error {
 	if err := v.entry(top, e); err != nil {
 		return err
 	}
-	return v.below(ctx, top, ".", uint64(e.stat.Dev), 0)
+	return v.below(ctx, top, ".", e.stat.Dev, 0)
 }
 
 // below visits the entries of a directory.
@@ -87,7 +87,7 @@ func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64,
 	if err := unix.Fstatat(int(dir.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return v.excuse(err)
 	}
-	if uint64(e.stat.Dev) != dev {
+	if e.stat.Dev != dev {
 		return fmt.Errorf("something is mounted at %q", name)
 	}
 	if err := v.entry(dir, e); err != nil || !e.isDir() {

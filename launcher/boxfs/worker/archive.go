@@ -70,11 +70,11 @@ func (p *packer) addEmpty(name string, d fs.DirEntry) error {
 	if err == nil && fi.Mode()&fs.ModeSymlink != 0 {
 		to, err = os.Readlink(name)
 	}
-	if err != nil {
-		p.skipped++
-		return nil
+	if err == nil {
+		return p.w.WriteHeader(headerOf(fi, name, to))
 	}
-	return p.w.WriteHeader(headerOf(fi, name, to))
+	p.skipped++ // it has gone in the meantime
+	return nil
 }
 
 // addFile adds a file with as many bytes as it had when it was opened: an archive says so before they come. If it shrinks

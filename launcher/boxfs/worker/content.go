@@ -110,7 +110,7 @@ func write(path string, mode fs.FileMode, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	defer root.Remove(temporary) // fails once it is renamed
+	defer func() { _ = root.Remove(temporary) }() // fails once it is renamed
 	if old != nil && !replaceable(target, old) {
 		return overwrite(target, root, temporary)
 	}
@@ -197,7 +197,7 @@ func viaHome(target string, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	defer home.Remove(temporary)
+	defer func() { _ = home.Remove(temporary) }()
 	return overwrite(target, home, temporary)
 }
 
