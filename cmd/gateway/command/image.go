@@ -11,6 +11,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
+	"boxgate/launcher"
 )
 
 // newImageCommand is `gateway image`.
@@ -38,6 +39,15 @@ func (i *imageCommand) load() (config.Config, error) {
 		cfg.Launcher.ImageDir, err = filepath.Abs(i.dir)
 	}
 	return cfg, err
+}
+
+// kept is the image directory.
+func (i *imageCommand) kept() (launcher.Images, error) {
+	cfg, err := i.load()
+	if err != nil {
+		return launcher.Images{}, err
+	}
+	return host.Images(cfg)
 }
 
 func (i *imageCommand) pull() *cobra.Command {
@@ -75,11 +85,7 @@ func (i *imageCommand) list() *cobra.Command {
 		Short: "List the images that are kept, and how many boxes and snapshots use each",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := i.load()
-			if err != nil {
-				return err
-			}
-			images, err := host.Images(cfg)
+			images, err := i.kept()
 			if err != nil {
 				return err
 			}
@@ -106,11 +112,7 @@ func (i *imageCommand) remove() *cobra.Command {
 		Short: "Remove images that no box and no snapshot uses",
 		Args:  cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := i.load()
-			if err != nil {
-				return err
-			}
-			images, err := host.Images(cfg)
+			images, err := i.kept()
 			if err != nil {
 				return err
 			}
