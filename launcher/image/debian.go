@@ -18,14 +18,14 @@ import (
 
 // debianKey is the directory of the debian image. Its number is incremented when the build changes: a newer image gets
 // a directory of its own, since running boxes may still use the older one.
-const debianKey = "debian-4"
+const debianKey = "debian-5"
 
 // debianSuite is the release boxes get.
 const debianSuite = "bookworm"
 
 // debianPackages is what the image has in addition to the essential packages: what most commands of an agent need (npm
-// comes from elsewhere, see npmRelease; esbuild is for TypeScript), and openssl, ip and ps for debugging.
-const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,esbuild,openssl,iproute2,procps"
+// comes from elsewhere, see npmRelease; esbuild is for TypeScript), and openssl, ip, ping and ps for debugging.
+const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,esbuild,openssl,iproute2,iputils-ping,procps"
 
 // debianEnv lets commands find what the box's user installs for itself. Its directory comes last, so that it replaces no
 // program of the system for root.
@@ -148,7 +148,25 @@ func tidyDebian(root *os.Root) error {
 	if err := root.WriteFile("etc/pip.conf", []byte(pipConfig), 0o644); err != nil {
 		return err
 	}
+	if err := withoutFileCapabilities(root, "bin/ping"); err != nil {
+		return err
+	}
 	return tidySources(root)
+}
+
+// withoutFileCapabilities makes a program run with what the box has: the kernel refuses to run one whose file demands
+// a capability that no box can have, such as CAP_NET_RAW for ping, which needs none (net.ipv4.ping_group_range).
+func withoutFileCapabilities(root *os.Root, name string) error {
+	f, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	err = unix.Fremovexattr(int(f.Fd()), "security.capability")
+	if err != nil && !errors.Is(err, unix.ENODATA) {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return f.Chmod(0o755) // where the file system holds no capabilities, the package makes it set-user-ID
 }
 
 // tidySources keeps the package sources that the image was built from, except those whose URL has a password.
