@@ -50,7 +50,7 @@ type execStream struct {
 	mu      sync.Mutex // orders the two streams and the delayed header
 	started bool
 	closed  bool // the handler has decided how to answer: the delayed header must not be sent
-	gone    bool // the handler has returned: the answer is not ours any more
+	gone    bool // the client has, or the handler has returned: output is thrown away, and the command goes on
 }
 
 func (s *execStream) begin() {
@@ -82,7 +82,7 @@ func (s *execStream) begun() bool {
 	return s.started
 }
 
-// stream returns the writer of one of the command's streams.
+// stream returns the writer of one of the command's streams. It never fails: that would end the command.
 func (s *execStream) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		s.mu.Lock()
@@ -91,9 +91,7 @@ func (s *execStream) stream(name string) writerFunc {
 			return len(b), nil
 		}
 		s.beginLocked()
-		if err := s.writeLocked(stream.Frame{Stream: name, Data: b}, b); err != nil {
-			return 0, err
-		}
+		s.gone = s.writeLocked(stream.Frame{Stream: name, Data: b}, b) != nil
 		return len(b), nil
 	}
 }

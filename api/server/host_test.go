@@ -13,8 +13,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/api"
 	"boxgate/api/files"
@@ -160,7 +163,8 @@ func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequ
 	defer context.AfterFunc(h.over, cancel)()
 	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.dir, req.Stdin, stdout, stderr
-	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	err = cmd.Run()
 	if ctx.Err() != nil {
 		return api.ExecResult{}, ctx.Err()

@@ -51,7 +51,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	f.call(t, "POST", "/v2/box", `{"name":"b"}`)
 	<-asked
 
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	begin := func(method, path, body string) *http.Response { // nil if it fails
 		req, err := http.NewRequestWithContext(ctx, method, f.URL+path, strings.NewReader(body))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -268,7 +267,8 @@ func TestSessionComesBack(t *testing.T) {
 		fmt.Fprintf(&want, "line %d\n", i)
 	}
 	input, sent := want.Bytes(), int64(0)
-	closed, broken := false, false
+	had := int64(0) // of both streams
+	closed := false
 	for breaks := 0; ; breaks++ {
 		for part := 0; part < 8 && sent < int64(len(input)); part++ {
 			n := min(int64(len(input))-sent, 7001)
@@ -281,15 +281,13 @@ func TestSessionComesBack(t *testing.T) {
 			closed = true
 		}
 		for range 6 {
-			fr, err := k.read()
-			if broken = err != nil; broken {
-				break
-			}
+			fr := k.next()
+			had += int64(len(fr.Data))
 			switch fr.Type {
 			case "stdout":
 				got.Write(fr.Data)
 				if breaks%2 == 0 {
-					k.send(m{"type": "ack", "offset": got.Len()})
+					k.send(m{"type": "ack", "offset": had})
 				}
 			case "exit":
 				if *fr.Code != 3 || got.Len() != want.Len() {
@@ -301,22 +299,19 @@ func TestSessionComesBack(t *testing.T) {
 				return
 			}
 		}
-		if got.Len() == want.Len() && !broken {
+		if got.Len() == want.Len() {
 			continue // the rest is how it ended
-		}
-		if k.ctx.Err() != nil {
-			t.Fatalf("after %d of %d bytes: %v", got.Len(), want.Len(), k.ctx.Err())
 		}
 		_ = k.conn.CloseNow()
 		var status int
-		if k, status = f.dial(t, id, fmt.Sprintf("?session=%s&offset=%d", started.ExecID, got.Len())); k == nil {
+		if k, status = f.dial(t, id, fmt.Sprintf("?session=%s&offset=%d", started.ExecID, had)); k == nil {
 			t.Fatal(status)
 		}
 		again := k.next()
 		if again.Type != "attached" || again.Offset > int64(len(input)) {
 			t.Fatalf("%+v", again)
 		}
-		sent, closed = again.Offset, false // whether the end of the input arrived is not known
+		sent, closed = again.Offset, false // the end of the input may have been lost with the connection
 	}
 }
 
@@ -430,7 +425,7 @@ func TestSessionsEndWithTheServer(t *testing.T) {
 	if got := k.next(); got.Type != "error" || !strings.Contains(got.Message, "stopping") {
 		t.Errorf("%+v", got)
 	}
-	if _, err := k.read(); err == nil || errors.Is(err, io.EOF) {
+	if _, err := k.read(); err == nil || err == io.EOF {
 		t.Log(err)
 	}
 	gone(t, started.Pid)

@@ -151,12 +151,16 @@ func (l *line) watch(request context.Context, stopping <-chan struct{}) {
 		_, body := problem.StatusOf(cause)
 		message = body.Error
 	}
-	go func() { _ = l.send(toClient{Type: "error", Message: message}) }()
-	time.AfterFunc(farewell, func() { l.end(cause) })
+	end := time.AfterFunc(farewellMost, func() { l.end(cause) })
+	_ = l.send(toClient{Type: "error", Message: message})
+	end.Reset(farewell)
 }
 
-// farewell is how long a client has to read why its connection ends.
-const farewell = 100 * time.Millisecond
+// How long a connection that ends stays, for its client to learn why.
+const (
+	farewellMost = time.Second            // until the reason is sent
+	farewell     = 100 * time.Millisecond // from then on
+)
 
 func (l *line) close() {
 	l.end(nil)

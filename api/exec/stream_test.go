@@ -1,0 +1,34 @@
+package exec
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// brokenWriter is the answer to a client whose connection has broken.
+type brokenWriter struct {
+	http.ResponseWriter
+	written int
+}
+
+func (w *brokenWriter) Write([]byte) (int, error) {
+	w.written++
+	return 0, errors.New("broken pipe")
+}
+
+// A client that goes away between two pieces of output does not end its command: a writer that failed would, by SIGPIPE.
+func TestOutputForNobodyIsTaken(t *testing.T) {
+	t.Parallel()
+	w := &brokenWriter{ResponseWriter: httptest.NewRecorder()}
+	s := &execStream{w: w, rc: http.NewResponseController(w)}
+	for range 3 {
+		if n, err := s.stream("stdout").Write([]byte("output")); n != 6 || err != nil {
+			t.Errorf("%d bytes were taken: %v", n, err)
+		}
+	}
+	if w.written != 1 {
+		t.Errorf("%d writes to a broken connection", w.written)
+	}
+}
