@@ -178,7 +178,7 @@ func (g *gateway) state(id policy.BoxID) state {
 	s := state{mode: p.Spec.Mode, own: valueOf(own.Rules), global: valueOf(all.Rules), closed: b.Policy.Load() == nil}
 	if c := b.Policy.Load(); c != nil {
 		s.open = c.Kernel().DefaultAllow
-		if r, ok := c.Headers(name, 443); ok {
+		if r, refused := c.HeaderRule(policy.Request{Name: name, Port: 443}); refused.Reason == "" && r.Applies() {
 			s.applied = valueOf([]policy.HeaderRule{r})
 		}
 	}

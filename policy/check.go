@@ -167,6 +167,12 @@ func checkRule(at string, r RequestRule, ps *problems) requestRule {
 	for _, d := range checkDomains(at+"/hosts", r.Hosts, ps) {
 		out.hosts = append(out.hosts, d.pattern)
 	}
+	if r.Match != nil {
+		if len(r.Methods) > 0 && len(r.Match.Methods) > 0 {
+			ps.add(at+"/match/methods", "methods are given in the rule as well; give them in one place")
+		}
+		out.match = checkMatch(at+"/match", *r.Match, ps)
+	}
 	for i, m := range r.Methods {
 		checkMethod(element(at+"/methods", i), m, ps)
 	}

@@ -1,10 +1,6 @@
 package policy
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
+import "slices"
 
 // Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
 // safe for concurrent use. The zero value and nil deny.
@@ -21,6 +17,7 @@ type Compiled struct {
 	ruledPorts PortSet   // that a header rule or a request rule names, or 80 and 443 if one covers every port
 	headers    headerTable
 	rules      []requestRule
+	matches    bool      // some rule, for headers or requests, looks at header fields
 	ruled      []Pattern // hosts of header rules, ports filled in, and of request rules
 	plan       KernelPlan
 	warnings   []Problem
@@ -51,6 +48,7 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 	for _, e := range parsed.allowedCIDRs {
 		c.allowed.addAllowed(e.prefix, e.rule)
 	}
+	c.matches = table.matches || slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.match.looksAtFields() })
 	c.anyName = c.domains.any.below.allowed
 	c.findPorts(parsed, headers)
 	c.plan = c.newKernelPlan(parsed)
@@ -74,45 +72,29 @@ func (c *Compiled) Spec() Spec {
 	return c.spec.clone()
 }
 
-// Headers returns the header rule whose pattern is the most specific that covers the name and port, if it changes
-// anything. An unknown port or name is covered by none.
-func (c *Compiled) Headers(n Name, port uint16) (HeaderRule, bool) {
-	if c == nil {
-		return HeaderRule{}, false
-	}
-	return c.headers.find(n, port)
-}
-
 // HasPlaceholders reports whether any header rule has a placeholder.
 func (c *Compiled) HasPlaceholders() bool { return c != nil && c.headers.placeholders }
 
 // Tokens returns the variables that the box's environment has for its placeholders, and their tokens.
 func (c *Compiled) Tokens() map[string]string {
 	out := map[string]string{}
-	if c == nil {
-		return out
-	}
-	for _, r := range c.headers.rules {
-		for _, p := range r.Placeholders {
-			out[p.Variable] = p.Token
-		}
+	if c != nil {
+		c.headers.eachPlaceholder(func(p *Placeholder) { out[p.Variable] = p.Token })
 	}
 	return out
 }
 
 // PlaceholderVariable returns the variable that a token of this box stands for, or "" if no rule has it.
-func (c *Compiled) PlaceholderVariable(token string) string {
+func (c *Compiled) PlaceholderVariable(token string) (variable string) {
 	if c == nil || token == "" {
 		return ""
 	}
-	for _, r := range c.headers.rules {
-		for _, p := range r.Placeholders {
-			if p.Token == token {
-				return p.Variable
-			}
+	c.headers.eachPlaceholder(func(p *Placeholder) {
+		if p.Token == token {
+			variable = p.Variable
 		}
-	}
-	return ""
+	})
+	return variable
 }
 
 // Intercepts reports whether a header rule or a request rule covers the name and port, so that TLS must be terminated
@@ -121,7 +103,7 @@ func (c *Compiled) Intercepts(n Name, port uint16) bool {
 	if c == nil || n.IsZero() {
 		return false
 	}
-	if _, ok := c.headers.find(n, port); ok {
+	if c.headers.find(n, port) != nil {
 		return true
 	}
 	for i := range c.rules {
@@ -178,52 +160,4 @@ func (c *Compiled) Warnings() []Problem {
 		return nil
 	}
 	return append([]Problem(nil), c.warnings...)
-}
-
-// headerTable finds the header rule of a host. Every header pattern has a port, given or 443.
-type headerTable struct {
-	placeholders bool // some rule has one
-	rules        map[headerKey]HeaderRule
-}
-
-type headerKey struct {
-	name string
-	wild bool
-	port uint16
-}
-
-func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
-	t := headerTable{}
-	if len(rules) > 0 {
-		t.rules = make(map[headerKey]HeaderRule, len(rules))
-	}
-	for i, r := range rules {
-		p := r.key()
-		key := headerKey{p.name.s, p.wild, p.port}
-		switch _, twice := t.rules[key]; {
-		case !p.ok || p.name.IsZero():
-			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
-		case twice:
-			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
-		}
-		t.rules[key] = r
-		t.placeholders = t.placeholders || len(r.Placeholders) > 0
-	}
-	return t
-}
-
-func (t headerTable) find(n Name, port uint16) (HeaderRule, bool) {
-	if len(t.rules) == 0 || n.IsZero() || port == 0 {
-		return HeaderRule{}, false
-	}
-	rule, ok := t.rules[headerKey{n.s, false, port}]
-	for at := n.s; !ok; {
-		dot := strings.IndexByte(at, '.')
-		if dot < 0 {
-			return HeaderRule{}, false
-		}
-		at = at[dot+1:]
-		rule, ok = t.rules[headerKey{at, true, port}]
-	}
-	return rule, rule.Applies()
 }

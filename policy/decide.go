@@ -145,23 +145,18 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 // decideRequest applies the first request rule that matches. Where any rule covers the host, a path that servers may
 // read in different ways is denied whatever the rules say.
 func (c *Compiled) decideRequest(r Request, d Decision) Decision {
-	plain := r.Path
-	if plain == "" {
-		plain = "/"
-	}
-	clean := ""
+	var j judged
 	for i := range c.rules {
 		rule := &c.rules[i]
 		if !rule.covers(r.Name, r.Port) {
 			continue
 		}
-		if clean == "" {
-			if isAmbiguous(plain) {
+		if j.Request == nil {
+			if j = judge(&r); isAmbiguous(j.plain) {
 				return Decision{Reason: ReasonAmbiguousPath, Rule: rule.rule}
 			}
-			clean = resolvePath(plain)
 		}
-		if !rule.match(r, plain, clean) {
+		if !rule.decides(&j) {
 			continue
 		}
 		d.Reason, d.Rule = ReasonRequestRule, rule.rule

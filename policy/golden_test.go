@@ -165,7 +165,7 @@ func answer(t *testing.T, table []byte, c *Compiled) []byte {
 		if c.Intercepts(r.Name, r.Port) && r.Port != 0 {
 			out.WriteString(", intercept")
 		}
-		if rule, ok := c.Headers(r.Name, r.Port); ok {
+		if rule, refused := c.HeaderRule(r); refused.Reason == "" {
 			for _, h := range rule.Headers {
 				fmt.Fprintf(&out, ", set %s", h.Name)
 			}

@@ -2,17 +2,17 @@ package policy
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 )
 
 // Header is one header that the gateway sets on a matching request: a literal value, or a secret of the operator by
-// name.
+// name. Or it is one that the gateway removes.
 type Header struct {
 	Name           string // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case
 	Value          Secret // the literal; empty when Source is set
 	Source         string // name of a secret in the gateway's configuration; "" for a literal
 	Prefix, Suffix string // written around the value of Source
+	Remove         bool   // the box's own is dropped, and nothing set in its place
 }
 
 // Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway
@@ -27,11 +27,16 @@ type Placeholder struct {
 // HeaderRule says what the gateway changes in the HTTPS requests of the hosts its pattern covers (port 443 if the
 // pattern gives none). The most specific pattern that covers a host applies alone, so a rule that sets nothing takes its
 // hosts out of wider rules.
+//
+// Rules of the same pattern are alternatives, which stand next to each other: of those the first whose Match covers the
+// request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
 	Pattern      Pattern
+	Match        *Match        // nil: every request
 	Headers      []Header      // sorted by name
 	Placeholders []Placeholder // sorted by variable
 	Scrub        bool          // the rule's secrets are masked in responses
+	Deny         bool          // the requests are refused; nothing else is given
 }
 
 // MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an
@@ -53,28 +58,37 @@ const MaxHeaderHosts = 256
 const (
 	maxHostHeaders      = 64
 	maxHostPlaceholders = 64
+	maxAlternatives     = 64   // of one host
+	maxHeaderRules      = 1024 // of all hosts, alternatives counted one by one
 	maxHeaderValue      = 8 << 10
 	defaultTLSPort      = 443
 	defaultHTTPPort     = 80
 )
 
-// Applies reports whether the rule changes anything, so that TLS has to be terminated for its hosts.
-func (r HeaderRule) Applies() bool { return len(r.Headers)+len(r.Placeholders) > 0 }
+// Applies reports whether the rule changes or refuses anything, so that TLS has to be terminated for its hosts.
+func (r HeaderRule) Applies() bool { return len(r.Headers)+len(r.Placeholders) > 0 || r.Deny }
 
-// MergeHeaders returns the rules of a box over the global ones: a box's rule replaces the global rule of the same
-// pattern (and port), the other global rules stay. The result is sorted by pattern; it shares its lists with the
-// arguments, which must not be modified afterwards.
+// MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
+// pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares
+// its lists with the arguments, which must not be modified afterwards.
 func MergeHeaders(global, box []HeaderRule) []HeaderRule {
-	merged := map[Pattern]HeaderRule{}
-	for _, r := range global {
-		merged[r.key()] = r
-	}
+	own := map[Pattern]bool{}
 	for _, r := range box {
-		merged[r.key()] = r
+		own[r.key()] = true
 	}
-	out := slices.Collect(maps.Values(merged))
+	out := slices.DeleteFunc(slices.Clone(global), func(r HeaderRule) bool { return own[r.key()] })
+	out = append(out, box...)
 	sortRules(out)
 	return out
+}
+
+// CountHosts returns how many hosts the rules are for: alternatives are for the same.
+func CountHosts(rules []HeaderRule) int {
+	hosts := map[Pattern]bool{}
+	for _, r := range rules {
+		hosts[r.key()] = true
+	}
+	return len(hosts)
 }
 
 // WithoutHosts returns the rules without those for the given patterns, and the patterns that no rule has.
@@ -93,6 +107,7 @@ func WithoutHosts(rules []HeaderRule, hosts []Pattern) (rest []HeaderRule, unkno
 // key is the pattern with its port filled in: two rules with the same key are for the same hosts.
 func (r HeaderRule) key() Pattern { return r.Pattern.withPort(defaultTLSPort) }
 
+// sortRules sorts by pattern. Alternatives keep their order.
 func sortRules(rules []HeaderRule) {
-	slices.SortFunc(rules, func(a, b HeaderRule) int { return cmp.Compare(a.key().String(), b.key().String()) })
+	slices.SortStableFunc(rules, func(a, b HeaderRule) int { return cmp.Compare(a.key().String(), b.key().String()) })
 }

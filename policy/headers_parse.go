@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/textproto"
 	"slices"
+	"strings"
 )
 
 // ParseHeaders reads header rules in their compact form: host pattern → header name → value, such as
@@ -24,10 +25,10 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 	return (&headerParser{}).rules(doc)
 }
 
-// ParseHeaderRules reads a JSON document of header rules: host pattern → entry. An entry whose members are all strings
-// is compact, as for [ParseHeaders]; any other is the full form
+// ParseHeaderRules reads a JSON document of header rules: host pattern → entry, or a list of entries that are
+// alternatives. An entry whose members are all strings is compact, as for [ParseHeaders]; any other is the full form
 //
-//	{"headers": {name: value}, "placeholders": {variable: value}, "scrub": bool}
+//	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "scrub": bool, "deny": bool}
 //
 // where a value is a string, {"value": string} or {"secret": name}, in headers with "prefix" and "suffix" around it.
 // known reports whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
@@ -59,16 +60,19 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 	seen := map[Pattern]string{}
 	for i, host := range doc.keys {
 		at := pointer("", host)
-		rule, ok := p.rule(at, host, doc.items[i])
-		if !ok {
+		of, ok := p.host(at, host, doc.items[i])
+		if !ok || len(of) == 0 {
 			continue
 		}
-		if other, twice := seen[rule.key()]; twice {
+		if other, twice := seen[of[0].key()]; twice {
 			p.add(at, "%s and %s are the same hosts; keep one of them", quoted(other), quoted(host))
 			continue
 		}
-		seen[rule.key()] = host
-		rules = append(rules, rule)
+		seen[of[0].key()] = host
+		rules = append(rules, of...)
+	}
+	if len(rules) > maxHeaderRules {
+		p.add("", "there are %d rules; the limit is %d", len(rules), maxHeaderRules)
 	}
 	if n := CountPlaceholders(rules); n > MaxPlaceholders {
 		p.add("", "there are %d placeholders; the limit is %d", n, MaxPlaceholders)
@@ -80,8 +84,8 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 	return rules, nil
 }
 
-// rule reads one entry; ok is false if its pattern is not valid.
-func (p *headerParser) rule(at, host string, entry value) (rule HeaderRule, ok bool) {
+// host reads the entry of one host pattern, or its list of alternatives; ok is false if the pattern is not valid.
+func (p *headerParser) host(at, host string, entry value) (rules []HeaderRule, ok bool) {
 	pattern, err := ParsePattern(host)
 	if err == nil && pattern.wild && pattern.name.IsZero() {
 		err = fmt.Errorf(`%s would send the headers to every host; use a name, or "*.name"`, quoted(host))
@@ -89,21 +93,31 @@ func (p *headerParser) rule(at, host string, entry value) (rule HeaderRule, ok b
 	if err != nil {
 		p.add(at, "%s", err)
 	}
-	rule.Pattern = pattern
+	switch {
+	case entry.kind != kindList:
+		rules = []HeaderRule{p.rule(at, entry)}
+	case len(entry.items) == 0:
+		p.add(at, "is an empty list; use {} for a rule that changes nothing")
+	case tooMany(at, len(entry.items), maxAlternatives, &p.problems):
+	default:
+		for i, item := range entry.items {
+			rules = append(rules, p.rule(element(at, i), item))
+		}
+	}
+	for i := range rules {
+		rules[i].Pattern = pattern
+	}
+	return rules, err == nil
+}
+
+// rule reads one entry.
+func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
 	if isCompact(entry) {
 		rule.Headers = p.headers(at, entry)
-		return rule, err == nil
+		return rule
 	}
 	before := len(p.list)
-	known := map[string]func(string, value){
-		"headers":      func(at string, v value) { rule.Headers = p.headers(at, v) },
-		"placeholders": func(at string, v value) { rule.Placeholders = p.placeholders(at, v) },
-		"scrub": func(at string, v value) {
-			if rule.Scrub = v.truth; v.kind != kindBool {
-				p.add(at, "is %s; want true or false", v.kind)
-			}
-		},
-	}
+	known := p.entryKeys(&rule)
 	for _, key := range entry.keys {
 		if _, ok := known[key]; !ok && nearest(key, known) == "" {
 			key = nameShown(key, isToken)
@@ -111,10 +125,78 @@ func (p *headerParser) rule(at, host string, entry value) (rule HeaderRule, ok b
 		}
 	}
 	entry.fields(at, "an object of headers", &p.problems, known)
-	if rule.Scrub && !rule.Applies() && len(p.list) == before {
+	p.checkRemoved(at, &rule)
+	switch {
+	case len(p.list) > before:
+	case rule.Deny && (len(rule.Headers)+len(rule.Placeholders) > 0 || rule.Scrub):
+		p.add(pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
+	case rule.Scrub && !rule.Applies():
 		p.add(pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
 	}
-	return rule, err == nil
+	return rule
+}
+
+// entryKeys returns how to read each key of an entry into rule.
+func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, value) {
+	flag := func(to *bool) func(string, value) {
+		return func(at string, v value) {
+			if *to = v.truth; v.kind != kindBool {
+				p.add(at, "is %s; want true or false", v.kind)
+			}
+		}
+	}
+	return map[string]func(string, value){
+		"match": func(at string, v value) {
+			rule.Match = readMatch(at, v, &p.problems)
+			checkMatch(at, *rule.Match, &p.problems)
+		},
+		"headers":      func(at string, v value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
+		"remove":       func(at string, v value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
+		"placeholders": func(at string, v value) { rule.Placeholders = p.placeholders(at, v) },
+		"scrub":        flag(&rule.Scrub),
+		"deny":         flag(&rule.Deny),
+	}
+}
+
+// removed reads the names of headers to remove.
+func (p *headerParser) removed(at string, v value) []Header {
+	names := v.strings(at, &p.problems)
+	if tooMany(at, len(names), maxHostHeaders, &p.problems) {
+		return nil
+	}
+	headers := make([]Header, 0, len(names))
+	for i, name := range names {
+		if flaw := headerNameFlaw(name); flaw != "" {
+			p.add(element(at, i), "%s %s", quoted(nameShown(name, isToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
+		}
+		headers = append(headers, Header{Name: textproto.CanonicalMIMEHeaderKey(name), Value: NewSecret(""), Remove: true})
+	}
+	return headers
+}
+
+// checkRemoved sorts the headers of a rule and refuses those that are removed twice, or set as well.
+func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
+	sortHeaders(rule.Headers)
+	seen := map[string]bool{}
+	for _, h := range rule.Headers {
+		seen[foldHeader(h.Name)] = seen[foldHeader(h.Name)] || !h.Remove
+	}
+	removed := map[string]bool{}
+	for _, h := range rule.Headers {
+		switch name := foldHeader(h.Name); {
+		case !h.Remove:
+		case seen[name]:
+			p.add(pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", quoted(h.Name))
+		case removed[name]:
+			p.add(pointer(at, "remove"), "%s is there twice", quoted(h.Name))
+		default:
+			removed[name] = true
+		}
+	}
+}
+
+func sortHeaders(headers []Header) {
+	slices.SortFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // isCompact reports whether an entry has only header names and literal values.
@@ -149,7 +231,7 @@ func (p *headerParser) headers(at string, v value) []Header {
 			Prefix: text.prefix, Suffix: text.suffix,
 		})
 	}
-	slices.SortFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
+	sortHeaders(headers)
 	return headers
 }
 

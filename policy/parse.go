@@ -69,6 +69,7 @@ func readRules(at string, v value, ps *problems) []RequestRule {
 			"hosts":   func(at string, v value) { r.Hosts = v.strings(at, ps) },
 			"methods": func(at string, v value) { r.Methods = v.strings(at, ps) },
 			"paths":   func(at string, v value) { r.Paths = v.strings(at, ps) },
+			"match":   func(at string, v value) { r.Match = readMatch(at, v, ps) },
 			"action":  func(at string, v value) { r.Action = v.string(at, ps) },
 		})
 	}

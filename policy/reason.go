@@ -24,6 +24,7 @@ const (
 	ReasonDeniedCIDR     Reason = "denied_cidr"
 	ReasonDenyAll        Reason = "deny_all"
 	ReasonNotAllowed     Reason = "not_allowed"
+	ReasonHeaderRule     Reason = "header_rule" // a header rule refuses the request
 )
 
 // Reasons of a denial that the data path gives, before or after asking the policy.
@@ -34,7 +35,8 @@ const (
 	ReasonNoName            Reason = "no_name"              // no SNI or Host, and no address rule allows
 	ReasonAuthorityMismatch Reason = "authority_mismatch"   // Host or :authority is not the SNI (421)
 	ReasonBadRequest        Reason = "bad_request"          // malformed or ambiguous framing (400)
-	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a request rule covers the host
+	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a rule looks at the paths of the host
+	ReasonAmbiguousRequest  Reason = "ambiguous_request"    // a query, header or spelling for which servers would differ on whether a header rule is for it
 	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
 	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule could not be had (502)
 	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)
@@ -60,9 +62,9 @@ func Reasons() []Reason {
 	return []Reason{
 		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonUnnamed,
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
-		ReasonNotAllowed,
+		ReasonNotAllowed, ReasonHeaderRule,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
-		ReasonAmbiguousPath, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLOrigin, ReasonURLUnavailable,
 	}

@@ -10,12 +10,13 @@ type requestRule struct {
 	hosts   []Pattern
 	methods []string
 	paths   []pathPattern
+	match   *requestMatcher // nil: every request
 	deny    bool
 	rule    string
 }
 
 // covers reports whether the rule applies to the host and port at all.
-func (r requestRule) covers(n Name, port uint16) bool {
+func (r *requestRule) covers(n Name, port uint16) bool {
 	for _, h := range r.hosts {
 		if h.Match(n, port) {
 			return true
@@ -24,12 +25,20 @@ func (r requestRule) covers(n Name, port uint16) bool {
 	return false
 }
 
-// match reports whether the rule decides a request to a host that it covers. plain is the path as sent, clean the
-// resolved form.
-func (r requestRule) match(req Request, plain, clean string) bool {
-	if len(r.methods) > 0 && !r.hasMethod(req.Method) {
+// decides reports whether the rule decides a request to a host that it covers.
+func (r *requestRule) decides(req *judged) bool {
+	if len(r.methods) > 0 && !r.hasMethod(req.Method) || !r.hasPath(req.plain, req.clean) {
 		return false
 	}
+	if r.match == nil {
+		return true
+	}
+	f := r.match.fit(req)
+	return f == fits || r.deny && f == unsure
+}
+
+// hasPath reports whether the rule covers a path. plain is the path as sent, clean the resolved form.
+func (r *requestRule) hasPath(plain, clean string) bool {
 	if len(r.paths) == 0 {
 		return true
 	}
@@ -46,7 +55,7 @@ func (r requestRule) match(req Request, plain, clean string) bool {
 
 // hasMethod reports whether the rule covers a method. Methods are case-sensitive (RFC 9110, 9.1), but some servers
 // ignore that, and so does a rule that denies.
-func (r requestRule) hasMethod(method string) bool {
+func (r *requestRule) hasMethod(method string) bool {
 	return slices.Contains(r.methods, method) ||
 		r.deny && slices.ContainsFunc(r.methods, func(m string) bool { return strings.EqualFold(m, method) })
 }
@@ -60,6 +69,9 @@ func describe(r RequestRule) string {
 	s += " " + strings.Join(r.Hosts, ",")
 	if len(r.Paths) > 0 {
 		s += " " + strings.Join(r.Paths, ",")
+	}
+	if r.Match != nil {
+		s += " " + r.Match.String()
 	}
 	return s
 }

@@ -168,6 +168,10 @@ func (q *question) request() Route {
 		return denied(q.r, d)
 	case name.IsZero() && secure:
 		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
+	case secure && q.headers.refuses(&q.r).Reason != "":
+		d = q.headers.refuses(&q.r)
+		d.Version = q.version
+		return denied(q.r, d)
 	case name.IsZero() && d.Reason != ReasonAllowedCIDR && q.NamesDecide(port):
 		return q.refuse(q.r, ReasonNoName, NeedNothing)
 	case secure || d.DialName || !q.r.Addr.IsValid() || q.Intercepts(name, port):

@@ -46,6 +46,7 @@ type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`
 	Paths   []string `json:"paths,omitempty"`
+	Match   *Match   `json:"match,omitempty" doc:"further conditions; a rule that denies applies if some server may read the request so, one that allows only if all do"`
 	Action  string   `json:"action" enum:"allow deny"`
 }
 
@@ -105,6 +106,7 @@ func (s Spec) clone() Spec {
 		s.Rules[i].Hosts = slices.Clone(r.Hosts)
 		s.Rules[i].Methods = slices.Clone(r.Methods)
 		s.Rules[i].Paths = slices.Clone(r.Paths)
+		s.Rules[i].Match = r.Match.clone()
 	}
 	return s
 }

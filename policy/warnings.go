@@ -150,13 +150,3 @@ func intersect(p, q Pattern) (common Pattern, ok bool) {
 	}
 	return Pattern{}, false
 }
-
-// shadows reports whether a rule more specific than p covers all of common.
-func (t headerTable) shadows(common, p Pattern) bool {
-	for _, r := range t.rules {
-		if k := r.key(); k != p && k.covers(common) && p.covers(k) {
-			return true
-		}
-	}
-	return false
-}

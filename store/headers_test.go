@@ -21,7 +21,9 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 	db := open(t, Options{Dir: dir})
 	want, err := policy.ParseHeaderRules([]byte(`{"a.test:8443": {
 		"headers": {"Authorization": {"secret": "openai", "prefix": "canary-prefix ", "suffix": " canary-suffix"}, "X": "canary-literal"},
-		"placeholders": {"KEY": {"secret": "openai"}, "OTHER": "canary-other"}, "scrub": true}, "b.test": {}, "*.c.test": {"X": ""}}`), nil)
+		"placeholders": {"KEY": {"secret": "openai"}, "OTHER": "canary-other"}, "scrub": true}, "b.test": {}, "*.c.test": {"X": ""},
+		"d.test": [{"match": {"methods": ["GET"], "path": {"regex": "^/a"}, "query": {"q": {"exact": ""}}, "headers": [{"key": {"prefix": "x-"}}]}, "deny": true},
+			{"headers": {"B": "canary-second"}, "remove": ["A"]}]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

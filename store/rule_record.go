@@ -14,9 +14,11 @@ type headersRecord struct {
 
 type ruleRecord struct {
 	Pattern      string              `json:"pattern"`
+	Match        *policy.Match       `json:"match,omitempty"`
 	Headers      []headerRecord      `json:"headers"`
 	Placeholders []placeholderRecord `json:"placeholders,omitempty"`
 	Scrub        bool                `json:"scrub,omitempty"`
+	Deny         bool                `json:"deny,omitempty"`
 }
 
 type headerRecord struct {
@@ -25,6 +27,7 @@ type headerRecord struct {
 	Source string `json:"source,omitempty"`
 	Prefix string `json:"prefix,omitempty"`
 	Suffix string `json:"suffix,omitempty"`
+	Remove bool   `json:"remove,omitempty"`
 }
 
 type placeholderRecord struct {
@@ -35,9 +38,9 @@ type placeholderRecord struct {
 
 // recordOf returns the stored form of a rule. Tokens are derived from the box's key and are not stored.
 func recordOf(r policy.HeaderRule) ruleRecord {
-	w := ruleRecord{Pattern: r.Pattern.String(), Scrub: r.Scrub}
+	w := ruleRecord{Pattern: r.Pattern.String(), Match: r.Match, Scrub: r.Scrub, Deny: r.Deny}
 	for _, h := range r.Headers {
-		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix})
+		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix, h.Remove})
 	}
 	for _, p := range r.Placeholders {
 		w.Placeholders = append(w.Placeholders, placeholderRecord{p.Variable, p.Value.Reveal(), p.Source})
@@ -51,10 +54,10 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 	if err != nil {
 		return policy.HeaderRule{}, fmt.Errorf("a header rule in the store has no valid pattern; set the rules again: %w", err)
 	}
-	rule := policy.HeaderRule{Pattern: pattern, Scrub: w.Scrub}
+	rule := policy.HeaderRule{Pattern: pattern, Match: w.Match, Scrub: w.Scrub, Deny: w.Deny}
 	for _, h := range w.Headers {
 		rule.Headers = append(rule.Headers, policy.Header{
-			Name: h.Name, Value: policy.NewSecret(h.Value), Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix,
+			Name: h.Name, Value: policy.NewSecret(h.Value), Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix, Remove: h.Remove,
 		})
 	}
 	for _, p := range w.Placeholders {

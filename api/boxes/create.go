@@ -116,8 +116,8 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 	}
 	req.Headers = append(req.Headers, fromPolicy...)
 	req.Headers = spec.WithGitHub(p, "/github_token", b.GitHubToken, req.Headers)
-	if len(req.Headers) > policy.MaxHeaderHosts {
-		p.Add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", len(req.Headers), policy.MaxHeaderHosts)
+	if n := policy.CountHosts(req.Headers); n > policy.MaxHeaderHosts {
+		p.Add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", n, policy.MaxHeaderHosts)
 	}
 	for _, rule := range req.Headers {
 		for _, ph := range rule.Placeholders {

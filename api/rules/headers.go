@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -21,11 +22,20 @@ type headersView struct {
 	Warnings      []problem.View      `json:"warnings,omitempty"`
 }
 
-// ruleView is one header rule without its values.
+// ruleView is the rule of one host pattern without its values: an entry, or its alternatives.
 type ruleView struct {
+	headerEntryView
+	Alternatives []headerEntryView `json:"alternatives,omitempty" doc:"in the order in which they are tried, if there are several; the other fields are empty then"`
+}
+
+// headerEntryView is one header rule without its values.
+type headerEntryView struct {
+	Match        *policy.Match     `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
 	Headers      []headerView      `json:"headers"`
+	Remove       []string          `json:"remove,omitempty"`
 	Placeholders []placeholderView `json:"placeholders,omitempty"`
 	Scrub        bool              `json:"scrub,omitempty"`
+	Deny         bool              `json:"deny,omitempty"`
 }
 
 type headerView struct {
@@ -47,19 +57,42 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 	view := headersView{
 		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Warnings: problem.Views(s.Warnings),
 	}
-	for _, rule := range s.Rules {
-		one := ruleView{Headers: []headerView{}, Scrub: rule.Scrub}
-		names := []string{}
-		for _, h := range rule.Headers { // sorted by name
+	for _, rule := range s.Rules { // alternatives stand next to each other
+		host, entry := rule.Pattern.String(), viewRule(rule)
+		whole, several := view.Rules[host]
+		switch {
+		case !several:
+			whole.headerEntryView = entry
+		case whole.Alternatives == nil:
+			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{Headers: []headerView{}}
+		default:
+			whole.Alternatives = append(whole.Alternatives, entry)
+		}
+		view.Rules[host] = whole
+		names := view.AttachHeaders[host]
+		for _, h := range entry.Headers {
 			names = append(names, h.Name)
-			one.Headers = append(one.Headers, headerView{h.Name, h.Source})
 		}
-		for _, p := range rule.Placeholders {
-			one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
-		}
-		view.AttachHeaders[rule.Pattern.String()], view.Rules[rule.Pattern.String()] = names, one
+		slices.Sort(names)
+		view.AttachHeaders[host] = append([]string{}, slices.Compact(names)...)
 	}
 	return rest.Reply{Body: view, Version: s.Version}
+}
+
+// viewRule returns what may be shown of one rule.
+func viewRule(rule policy.HeaderRule) headerEntryView {
+	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny}
+	for _, h := range rule.Headers { // sorted by name
+		if h.Remove {
+			one.Remove = append(one.Remove, h.Name)
+			continue
+		}
+		one.Headers = append(one.Headers, headerView{h.Name, h.Source})
+	}
+	for _, p := range rule.Placeholders {
+		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
+	}
+	return one
 }
 
 // readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.
@@ -147,7 +180,7 @@ func (e *Endpoints) putHeaders(w http.ResponseWriter, r *http.Request) (rest.Rep
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	e.History.Log(box.ID, "info", "user", "attach headers replaced, %d hosts", len(rules))
+	e.History.Log(box.ID, "info", "user", "attach headers replaced, %d hosts", policy.CountHosts(rules))
 	return viewHeaders(state), nil
 }
 

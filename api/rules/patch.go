@@ -21,7 +21,7 @@ func (e *Endpoints) patchHeaders(w http.ResponseWriter, r *http.Request) (rest.R
 		set: func(ctx context.Context, rules []policy.HeaderRule, match *uint64) (api.HeaderState, error) {
 			state, err := e.Host.SetHeaders(ctx, box.ID, rules, match)
 			if err == nil {
-				e.History.Log(box.ID, "info", "user", "attach headers changed, %d hosts", len(rules))
+				e.History.Log(box.ID, "info", "user", "attach headers changed, %d hosts", policy.CountHosts(rules))
 			}
 			return state, err
 		},
@@ -60,8 +60,8 @@ func (e *Endpoints) patch(w http.ResponseWriter, r *http.Request, s headerStore)
 			return rest.Reply{}, api.Errorf(api.ErrNotFound, "there is no header rule for %q", unknown[0])
 		}
 		rules = policy.MergeHeaders(rules, changed)
-		if len(rules) > policy.MaxHeaderHosts {
-			return rest.Reply{}, problem.Invalid("", "there would be rules for %d hosts; the limit is %d", len(rules), policy.MaxHeaderHosts)
+		if n := policy.CountHosts(rules); n > policy.MaxHeaderHosts {
+			return rest.Reply{}, problem.Invalid("", "there would be rules for %d hosts; the limit is %d", n, policy.MaxHeaderHosts)
 		}
 		if n := policy.CountPlaceholders(rules); n > policy.MaxPlaceholders {
 			return rest.Reply{}, problem.Invalid("", "there would be %d placeholders; the limit is %d", n, policy.MaxPlaceholders)

@@ -3,6 +3,8 @@ package spec
 import (
 	"encoding/json"
 	"reflect"
+
+	"boxgate/policy"
 )
 
 // Headers is the JSON of header rules, host pattern to a compact or a full entry, which policy.ParseHeaderRules reads.
@@ -10,10 +12,18 @@ type Headers struct{ json.RawMessage }
 
 // Forms describes the rules.
 func (Headers) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[map[string]headerEntry]()}
+	return []reflect.Type{reflect.TypeFor[map[string]headerEntries]()}
 }
 
-// headerEntry is the entry of one host pattern.
+// headerEntries is what one host pattern has.
+type headerEntries struct{}
+
+// Forms lists an entry and a list of alternatives.
+func (headerEntries) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[headerEntry](), reflect.TypeFor[[]headerEntry]()}
+}
+
+// headerEntry is one entry of a host pattern.
 type headerEntry struct{}
 
 // Forms lists the compact form, header name to value, and the full one.
@@ -23,9 +33,12 @@ func (headerEntry) Forms() []reflect.Type {
 
 // headerEntryBody describes the full form of an entry.
 type headerEntryBody struct {
+	Match        *policy.Match          `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
 	Headers      map[string]headerValue `json:"headers,omitempty"`
 	Placeholders map[string]headerValue `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
 	Scrub        bool                   `json:"scrub,omitempty" doc:"mask the rule's secrets in responses"`
+	Remove       []string               `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
+	Deny         bool                   `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
 }
 
 // headerValue is the value of one header or placeholder.

@@ -29,6 +29,13 @@ type Message struct {
 	Path      string // with the query
 	Websocket bool   // an extended CONNECT for a WebSocket (RFC 8441)
 	Tokens    placeholder.Scan
+	Head      Head // nil: of no field anything is known
+}
+
+// Head is the head of a request, of which rules may look at some fields.
+type Head interface {
+	// Forwarded returns the fields that rules look at and that the server is sent as the box sent them.
+	Forwarded(*policy.Needs) []policy.Field
 }
 
 // Ruling is the judge's answer. Unless it refuses, the request may go to the name of request if byName, else to its
@@ -65,8 +72,9 @@ func (s *Session) JudgeNow(ctx context.Context, m *Message) (Ruling, bool) {
 func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, known bool) {
 	r = Ruling{Request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
-		Method: m.Method, Path: WithoutQuery(m.Path),
+		Method: m.Method,
 	}}
+	r.Request.Path, r.Request.Query, _ = strings.Cut(m.Path, "?")
 	if m.Websocket { // the upstream is sent an HTTP/1.1 upgrade
 		r.Request.Method = "GET"
 	}
@@ -80,14 +88,17 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 	}
 	fault.Mark(ctx, "proxy: request read")
 	r.Policy = s.Box.Policy.Load()
+	if needs := r.Policy.Needs(r.Request.Name, r.Request.Port); needs != nil && m.Head != nil {
+		r.Request.Fields = &policy.Fields{Needs: needs, List: m.Head.Forwarded(needs)}
+	}
 	switch known = s.routeRequest(ctx, &r, wait); {
 	case !known:
 		return unjudged()
 	case r.Refused != nil:
 		return r, true
 	}
-	if s.Secure {
-		r.header, _ = r.Policy.Headers(r.Request.Name, r.Request.Port)
+	if s.Secure && !r.pickHeaders() {
+		return r, true
 	}
 	if !wait && !r.decided() {
 		return unjudged()
@@ -95,6 +106,18 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 	r.fill(ctx, s, m)
 	r.scrubbed(s)
 	return r, true
+}
+
+// pickHeaders finds the header rule for an allowed request. It reports false, and refuses the request, if a rule refuses
+// it: one with which the route has not refused it already.
+func (r *Ruling) pickHeaders() bool {
+	var d policy.Decision
+	if r.header, d = r.Policy.HeaderRule(r.Request); d.Reason == "" {
+		return true
+	}
+	refused := problem.Of(d.Err(r.Request))
+	r.Refused, r.Reason, r.rule = &refused, d.Reason, d.Rule
+	return false
 }
 
 // unjudged is the ruling on a request that has not been judged: should it be taken for one, it refuses.

@@ -49,7 +49,9 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 		dst = append(dst, "Connection: TE\r\n"...)
 	}
 	for i := range set {
-		dst = h1.AppendPair(dst, set[i].Name, set[i].Value.Reveal())
+		if !set[i].Remove {
+			dst = h1.AppendPair(dst, set[i].Name, set[i].Value.Reveal())
+		}
 	}
 	return append(dst, "\r\n"...)
 }

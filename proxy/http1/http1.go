@@ -16,6 +16,7 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
+	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 )
@@ -349,7 +350,7 @@ func (h *conn) message() exchange.Message {
 		r.Host = hostOf(h.s, r)
 	}
 	m := exchange.Message{
-		Method: methodString(r.Method), Authority: recall(&h.authority, r.Host), Path: recall(&h.path, r.Path), Scheme: string(r.Scheme),
+		Method: methodString(r.Method), Authority: recall(&h.authority, r.Host), Path: recall(&h.path, r.Path), Scheme: string(r.Scheme), Head: h,
 	}
 	if r.Form == h1.Absolute {
 		m.Target = string(r.Authority)
@@ -357,6 +358,9 @@ func (h *conn) message() exchange.Message {
 	m.Tokens = placeholder.InRequest(h.in.Bytes()[:h.head], r)
 	return m
 }
+
+// Forwarded implements [exchange.Head].
+func (h *conn) Forwarded(needs *policy.Needs) []policy.Field { return header.Wanted(&h.req, needs) }
 
 // recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
 func recall(last *string, b []byte) string {

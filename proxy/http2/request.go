@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
+	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
@@ -46,8 +47,13 @@ func (st *stream) message() exchange.Message {
 	}
 	return exchange.Message{
 		Method: h.Method, Authority: h.Authority, Scheme: scheme, Path: st.target, Websocket: st.isWebSocket(),
-		Tokens: placeholder.InHTTP2Request(st.fields, h.Method, st.target, h.Authority, h.Protocol),
+		Tokens: placeholder.InHTTP2Request(st.fields, h.Method, st.target, h.Authority, h.Protocol), Head: st,
 	}
+}
+
+// Forwarded implements [exchange.Head].
+func (st *stream) Forwarded(needs *policy.Needs) []policy.Field {
+	return header.WantedHTTP2(st.fields, needs)
 }
 
 func (st *stream) isWebSocket() bool {
@@ -109,6 +115,9 @@ func (st *stream) requestFields() []hpack.HeaderField {
 		out = append(out, hpack.HeaderField{Name: "expect", Value: "100-continue"})
 	}
 	for i := range set {
+		if set[i].Remove {
+			continue
+		}
 		out = append(out, hpack.HeaderField{Name: set[i].Name, Value: set[i].Value.Reveal(), Sensitive: true})
 	}
 	st.sent = out

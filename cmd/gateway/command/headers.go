@@ -2,6 +2,7 @@ package command
 
 import (
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
 )
 
 // newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box.
@@ -94,32 +96,60 @@ func newHeadersRemove(o *cli.Options, path func() string) *cobra.Command {
 // headersAnswer is a set of header rules as the API shows it.
 type headersAnswer struct {
 	Rules map[string]struct {
-		Headers []struct{ Name, Secret string }
-		// Placeholders are variables of the box.
-		Placeholders []struct{ Variable, Secret string }
-		Scrub        bool
+		headerEntry
+		Alternatives []headerEntry
 	}
 	Warnings []cli.Warning
 }
 
+// headerEntry is one entry of a host.
+type headerEntry struct {
+	Match   policy.Match
+	Headers []struct{ Name, Secret string }
+	Remove  []string
+	// Placeholders are variables of the box.
+	Placeholders []struct{ Variable, Secret string }
+	Scrub, Deny  bool
+}
+
 func renderHeaders(w io.Writer, a headersAnswer) error {
-	var rows [][]string
-	for host, rule := range a.Rules {
-		var headers, placeholders []string
-		for _, h := range rule.Headers {
-			headers = append(headers, withSecret(h.Name, h.Secret))
+	rows := [][]string{{"HOST", "MATCH", "HEADERS", "PLACEHOLDERS", "SCRUB"}}
+	for _, host := range slices.Sorted(maps.Keys(a.Rules)) {
+		rule := a.Rules[host]
+		entries := rule.Alternatives
+		if len(entries) == 0 {
+			entries = []headerEntry{rule.headerEntry}
 		}
-		for _, p := range rule.Placeholders {
-			placeholders = append(placeholders, withSecret(p.Variable, p.Secret))
+		for _, e := range entries {
+			rows = append(rows, append([]string{host}, e.row()...))
 		}
-		scrub := "no"
-		if rule.Scrub {
-			scrub = "yes"
-		}
-		rows = append(rows, []string{host, orDash(headers), orDash(placeholders), scrub})
 	}
-	slices.SortFunc(rows, slices.Compare[[]string])
-	return cli.Table(w, append([][]string{{"HOST", "HEADERS", "PLACEHOLDERS", "SCRUB"}}, rows...)...)
+	return cli.Table(w, rows...)
+}
+
+// row returns the cells of an entry. A header that is removed has a minus sign.
+func (e headerEntry) row() []string {
+	var headers, placeholders []string
+	for _, h := range e.Headers {
+		headers = append(headers, withSecret(h.Name, h.Secret))
+	}
+	for _, name := range e.Remove {
+		headers = append(headers, "-"+name)
+	}
+	if e.Deny {
+		headers = append(headers, "(denied)")
+	}
+	for _, p := range e.Placeholders {
+		placeholders = append(placeholders, withSecret(p.Variable, p.Secret))
+	}
+	match, scrub := "-", "no"
+	if !e.Match.IsZero() {
+		match = e.Match.String()
+	}
+	if e.Scrub {
+		scrub = "yes"
+	}
+	return []string{match, orDash(headers), orDash(placeholders), scrub}
 }
 
 func withSecret(name, secret string) string {

@@ -1,0 +1,229 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+)
+
+// headerTable finds the header rules of a host. Every header pattern has a port, given or 443.
+type headerTable struct {
+	placeholders bool // some rule has one
+	matches      bool // some rule looks at header fields
+	rules        map[headerKey]*alternatives
+}
+
+type headerKey struct {
+	name string
+	wild bool
+	port uint16
+}
+
+// alternatives are the header rules of one pattern, in their order.
+type alternatives struct {
+	pattern Pattern
+	list    []alternative
+	applies bool // some rule changes or refuses something
+	paths   bool // some rule looks at paths
+	needs   Needs
+}
+
+// alternative is a header rule ready to compare.
+type alternative struct {
+	HeaderRule
+	match *requestMatcher // nil: every request
+}
+
+func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
+	t := headerTable{}
+	if len(rules) > 0 {
+		t.rules = make(map[headerKey]*alternatives, len(rules))
+	}
+	var last headerKey
+	for i, r := range rules {
+		p := r.key()
+		if !p.ok || p.name.IsZero() {
+			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
+		}
+		key := headerKey{p.name.s, p.wild, p.port}
+		of := t.rules[key]
+		if of != nil && (key != last || len(of.list) == maxAlternatives) {
+			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
+			continue
+		}
+		if of == nil {
+			of = &alternatives{pattern: r.Pattern}
+			t.rules[key] = of
+		}
+		of.add(r, ps)
+		last = key
+		t.placeholders = t.placeholders || len(r.Placeholders) > 0
+		t.matches = t.matches || !of.needs.isZero()
+	}
+	return t
+}
+
+// add adds the next rule of the pattern.
+func (of *alternatives) add(r HeaderRule, ps *problems) {
+	a := alternative{HeaderRule: r}
+	if r.Match != nil {
+		at := element(pointer("/attach_headers", r.Pattern.String()), len(of.list))
+		a.match = checkMatch(at+"/match", *r.Match, ps)
+		of.paths = of.paths || a.match.path != nil
+		of.needs.add(a.match.needs())
+	}
+	of.applies = of.applies || r.Applies()
+	of.list = append(of.list, a)
+}
+
+// find returns the rules of the most specific pattern that covers the name and port, nil if there is none or they change
+// nothing. An unknown port or name is covered by none.
+func (t headerTable) find(n Name, port uint16) *alternatives {
+	if len(t.rules) == 0 || n.IsZero() || port == 0 {
+		return nil
+	}
+	of := t.rules[headerKey{n.s, false, port}]
+	for at := n.s; of == nil; {
+		dot := strings.IndexByte(at, '.')
+		if dot < 0 {
+			return nil
+		}
+		at = at[dot+1:]
+		of = t.rules[headerKey{at, true, port}]
+	}
+	if !of.applies {
+		return nil
+	}
+	return of
+}
+
+// eachPlaceholder calls visit with the placeholders of all rules.
+func (t headerTable) eachPlaceholder(visit func(*Placeholder)) {
+	for _, of := range t.rules {
+		for i := range of.list {
+			for k := range of.list[i].Placeholders {
+				visit(&of.list[i].Placeholders[k])
+			}
+		}
+	}
+}
+
+// choose returns the first rule that surely covers the request; the zero decision comes with it, and with none. A rule
+// that denies refuses what it may cover. Where another may cover the request, or not, the request is refused: the next
+// rule could send what only other requests should carry.
+func (of *alternatives) choose(r *Request) (*HeaderRule, Decision) {
+	if of == nil {
+		return nil, Decision{}
+	}
+	if first := &of.list[0]; first.match == nil && !first.Deny {
+		return &first.HeaderRule, Decision{}
+	}
+	j := judge(r)
+	if of.paths && isAmbiguous(j.plain) {
+		return nil, Decision{Reason: ReasonAmbiguousPath, Rule: of.pattern.String()}
+	}
+	for i := range of.list {
+		a := &of.list[i]
+		switch f := a.fit(&j); {
+		case f == unfit:
+		case a.Deny:
+			return nil, Decision{Reason: ReasonHeaderRule, Rule: of.rule(i)}
+		case f == unsure:
+			return nil, Decision{Reason: ReasonAmbiguousRequest, Rule: of.rule(i)}
+		default:
+			return &a.HeaderRule, Decision{}
+		}
+	}
+	return nil, Decision{}
+}
+
+// rule names an alternative in decisions.
+func (of *alternatives) rule(i int) string {
+	if len(of.list) == 1 {
+		return of.pattern.String()
+	}
+	return fmt.Sprintf("%s, alternative %d", of.pattern, i+1)
+}
+
+func (a *alternative) fit(r *judged) fit {
+	if a.match == nil {
+		return fits
+	}
+	return a.match.fit(r)
+}
+
+// refuses returns why the header rules of its host refuse a request; the zero decision if they do not. A request that
+// was judged before the rules looked at its header fields is refused only if a rule denies it: nothing is sent with it
+// any more.
+func (t headerTable) refuses(r *Request) Decision {
+	of := t.find(r.Name, r.Port)
+	if of == nil || of.known(r.Fields) {
+		_, d := of.choose(r)
+		return d
+	}
+	j := judge(r)
+	for i := range of.list {
+		a := &of.list[i]
+		switch f := a.fit(&j); {
+		case a.Deny && f > unfit:
+			return Decision{Reason: ReasonHeaderRule, Rule: of.rule(i)}
+		case f == fits:
+			return Decision{}
+		}
+	}
+	return Decision{}
+}
+
+// known reports whether all header fields that the rules look at are known.
+func (of *alternatives) known(f *Fields) bool {
+	if of.needs.isZero() {
+		return true
+	}
+	return f != nil && f.Needs.covers(of.needs)
+}
+
+// shadows reports whether a rule more specific than p covers all of common.
+func (t headerTable) shadows(common, p Pattern) bool {
+	for _, of := range t.rules {
+		if k := of.pattern.withPort(defaultTLSPort); k != p && k.covers(common) && p.covers(k) {
+			return true
+		}
+	}
+	return false
+}
+
+// HeaderRule returns the header rule for a request over TLS, the zero rule if there is none: of the most specific pattern
+// that covers the host, the first whose match covers the request. If the rules refuse the request, the decision says why;
+// else it is zero.
+func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
+	if c == nil {
+		return HeaderRule{}, Decision{}
+	}
+	rule, d := c.headers.find(r.Name, r.Port).choose(&r)
+	if d.Reason != "" {
+		d.Version = c.version
+	}
+	if rule == nil {
+		return HeaderRule{}, d
+	}
+	return *rule, d
+}
+
+// Needs returns the header fields that the rules for a host look at, nil if they look at none.
+func (c *Compiled) Needs(n Name, port uint16) *Needs {
+	if c == nil || !c.matches {
+		return nil
+	}
+	var all Needs
+	if of := c.headers.find(n, port); of != nil {
+		all.add(of.needs)
+	}
+	for i := range c.rules {
+		if r := &c.rules[i]; r.match.looksAtFields() && r.covers(n, port) {
+			all.add(r.match.needs())
+		}
+	}
+	if all.isZero() {
+		return nil
+	}
+	return &all
+}

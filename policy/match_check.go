@@ -1,0 +1,180 @@
+package policy
+
+import (
+	"regexp"
+	"regexp/syntax"
+	"strings"
+)
+
+// Limits of a match. Those of regular expressions bound the time that one takes: it grows with the size of the program
+// and the length of the text.
+const (
+	maxMatchPairs   = 16 // of the query or the headers
+	maxMatcherText  = 1024
+	maxRegexProgram = 512 // instructions
+)
+
+// checkMatch checks a match and makes it ready to compare. It is valid only if ps stays empty.
+func checkMatch(at string, m Match, ps *problems) *requestMatcher {
+	out := &requestMatcher{methods: m.Methods}
+	if m.IsZero() && m.Methods == nil {
+		ps.add(at, "is empty; leave it out to match every request")
+	}
+	if m.Methods != nil && len(m.Methods) == 0 {
+		ps.add(at+"/methods", "is empty; leave it out to match every method")
+	}
+	if !tooMany(at+"/methods", len(m.Methods), maxRuleElements, ps) {
+		for i, method := range m.Methods {
+			checkMethod(element(at+"/methods", i), method, ps)
+		}
+	}
+	if m.Path != nil {
+		out.path = checkPathMatcher(at+"/path", *m.Path, ps)
+	}
+	out.query = checkPairs(at+"/query", m.Query, ps, checkParameter)
+	out.headers = checkPairs(at+"/headers", m.Headers, ps, checkMatchedHeader)
+	return out
+}
+
+// checkParameter completes the matcher of a query parameter.
+func checkParameter(at string, p *pairMatcher, ps *problems) {
+	if p.folded = foldParameter(p.key.text); p.key.exact && p.key.text == "" {
+		ps.add(at, "is an empty name")
+	}
+}
+
+// checkMatchedHeader completes the matcher of a header, whose name is compared in lower case.
+func checkMatchedHeader(at string, p *pairMatcher, ps *problems) {
+	name := p.key.text
+	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, foldHeader(name)
+	if !p.key.exact {
+		return
+	}
+	if flaw := headerNameFlaw(name); flaw != "" {
+		ps.add(at, "%s %s", quoted(nameShown(name, isToken)), strings.Replace(flaw, "cannot be set", "cannot be matched", 1))
+	}
+}
+
+func checkPathMatcher(at string, m Matcher, ps *problems) *pathMatcher {
+	sent := checkMatcher(at, m, ps)
+	out := &pathMatcher{sent, sent}
+	switch {
+	case m.Exact != nil && *m.Exact != "":
+		out.resolved.set(checkPath(at+"/exact", escapeStar(*m.Exact), ps).clean)
+	case m.Prefix != nil && *m.Prefix != "":
+		out.resolved.set(checkPath(at+"/prefix", escapeStar(*m.Prefix), ps).clean)
+	case m.Exact != nil:
+		ps.add(at+"/exact", "is empty; every path begins with /")
+	}
+	return out
+}
+
+// escapeStar marks a star that stands for itself, which the paths of a rule cannot.
+func escapeStar(path string) string {
+	if path == "*" {
+		return path
+	}
+	return strings.ReplaceAll(path, "*", "%2A")
+}
+
+// checkPairs checks the conditions on a query or on headers; complete fills in what depends on which of them it is.
+func checkPairs(at string, m MatchPairs, ps *problems, complete func(at string, p *pairMatcher, ps *problems)) []pairMatcher {
+	if tooMany(at, len(m.Pairs), maxMatchPairs, ps) {
+		return nil
+	}
+	out := make([]pairMatcher, 0, len(m.Pairs))
+	for i, pair := range m.Pairs {
+		where := pairPointer(at, m, i)
+		p := pairMatcher{key: checkMatcher(where+"/key", pair.Key, ps), anyValue: pair.Value == nil}
+		complete(where, &p, ps)
+		if pair.Value != nil {
+			p.value = checkMatcher(where, *pair.Value, ps)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// pairPointer points to a condition in the form in which it is written.
+func pairPointer(at string, m MatchPairs, i int) string {
+	for _, p := range m.Pairs {
+		if p.Key.Exact == nil || p.Value == nil {
+			return element(at, i)
+		}
+	}
+	return pointer(at, *m.Pairs[i].Key.Exact)
+}
+
+func checkMatcher(at string, m Matcher, ps *problems) (out textMatcher) {
+	given := 0
+	for _, s := range []*string{m.Exact, m.Prefix, m.Regex} {
+		if s != nil {
+			given++
+			if len(*s) > maxMatcherText {
+				ps.add(at, "is longer than %d bytes", maxMatcherText)
+				return out
+			}
+		}
+	}
+	switch {
+	case given != 1:
+		ps.add(at, `needs exactly one of "exact", "prefix" and "regex"`)
+	case m.Regex != nil:
+		out.re, out.foldedRE = checkRegex(at+"/regex", *m.Regex, ps)
+	case m.Exact != nil:
+		out.exact = true
+		out.set(*m.Exact)
+	default:
+		out.any = *m.Prefix == ""
+		out.set(*m.Prefix)
+	}
+	return out
+}
+
+// set fills in the text of an exact matcher or a prefix; a regular expression has none.
+func (m *textMatcher) set(text string) {
+	if m.re == nil {
+		m.text, m.folded = text, strings.ToLower(text)
+	}
+}
+
+// checkRegex compiles a regular expression, as written and without regard to case.
+func checkRegex(at, expr string, ps *problems) (re, folded *regexp.Regexp) {
+	if expr == "" {
+		ps.add(at, `is empty; {"prefix": ""} matches everything`)
+		return nil, nil
+	}
+	if size, err := programSize("(?i:" + expr + ")"); err != nil {
+		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
+		return nil, nil
+	} else if size > maxRegexProgram {
+		ps.add(at, "is too large: it compiles to %d instructions, the limit is %d; use fewer or smaller repetitions", size, maxRegexProgram)
+		return nil, nil
+	}
+	re, err := regexp.Compile(expr)
+	if err != nil { // "a)(?:b" is an expression only inside the parentheses
+		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
+		return nil, nil
+	}
+	if folded, err = regexp.Compile("(?i:" + expr + ")"); err != nil {
+		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
+	}
+	return re, folded
+}
+
+func programSize(expr string) (int, error) {
+	parsed, err := syntax.Parse(expr, syntax.Perl)
+	if err != nil {
+		return 0, err
+	}
+	prog, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return 0, err
+	}
+	return len(prog.Inst), nil
+}
+
+// regexFlaw says what is wrong without the wording of the parser, which begins with its own name.
+func regexFlaw(err error) string {
+	return strings.TrimPrefix(err.Error(), "error parsing regexp: ")
+}

@@ -1,0 +1,131 @@
+package policy
+
+import "strings"
+
+// maxQueryPairs is how many parameters of a query are looked at. Of a longer one the fit is unsure.
+const maxQueryPairs = 512
+
+// found collects the parameters or fields that a matcher is about.
+type found struct {
+	best  fit      // of any one
+	keys  []string // their names, folded
+	twice bool     // one of them surely fits, and another may have the same name
+}
+
+// add takes one whose name fits as said.
+func (s *found) add(m *pairMatcher, name string, f fit) {
+	s.best = max(s.best, f)
+	for _, other := range s.keys {
+		s.twice = s.twice || m.key.exact || other == name
+	}
+	s.keys = append(s.keys, name)
+}
+
+// fit is that of the whole request: of a name that is repeated, servers take the first, the last or all.
+func (s *found) fit() fit {
+	if s.twice {
+		return min(s.best, unsure)
+	}
+	return s.best
+}
+
+// fitQuery compares a query as sent. Some servers separate parameters at ";" as well as at "&".
+func (m *pairMatcher) fitQuery(query string) fit {
+	f := m.fitParameters(query, "&")
+	if strings.Contains(query, ";") {
+		other := m.fitParameters(query, "&;")
+		f = agreed(min(f, other), max(f, other))
+	}
+	return f
+}
+
+func (m *pairMatcher) fitParameters(query, separators string) fit {
+	var s found
+	for n := 0; query != ""; n++ {
+		if n == maxQueryPairs {
+			return unsure
+		}
+		pair := query
+		if i := strings.IndexAny(query, separators); i >= 0 {
+			pair, query = query[:i], query[i+1:]
+		} else {
+			query = ""
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		if f := m.fitName(name); f > unfit {
+			s.add(m, foldParameter(decodePercent(name)), m.fitParameter(f, value))
+		}
+	}
+	return s.fit()
+}
+
+// fitParameter compares the value of a parameter whose name fits as said.
+func (m *pairMatcher) fitParameter(name fit, value string) fit {
+	if m.anyValue {
+		return name
+	}
+	return min(name, m.value.all(readingsOf(value)))
+}
+
+// fitName compares the name of a parameter. Frameworks rewrite names: PHP makes "_" of dots and spaces, and several read
+// "name[]" and "name[0]" as elements of name.
+func (m *pairMatcher) fitName(raw string) fit {
+	if m.key.exact && raw == m.key.text {
+		return fits // the common case, without decoding
+	}
+	all := readingsOf(raw)
+	f := m.key.all(all)
+	if f > unfit || !m.key.exact {
+		return f
+	}
+	for _, s := range all {
+		base, _, _ := strings.Cut(foldParameter(s), "[")
+		if base == m.folded || foldParameter(s) == m.folded {
+			return unsure
+		}
+	}
+	return unfit
+}
+
+var parameterFolds = strings.NewReplacer(" ", "_", ".", "_", "-", "_", "+", "_")
+
+// foldParameter returns the name of a parameter as the most lenient framework reads it.
+func foldParameter(name string) string {
+	return parameterFolds.Replace(strings.ToLower(strings.TrimSpace(name)))
+}
+
+// fitFields compares header fields. Servers that turn headers into variables read "_" as "-".
+func (m *pairMatcher) fitFields(fields *Fields) fit {
+	if !fields.knows(m) {
+		return unsure
+	}
+	var s found
+	for _, field := range fields.List {
+		folded := foldHeader(field.Name)
+		name := m.key.one(strings.ToLower(field.Name))
+		if name < fits && m.key.exact && folded == m.folded {
+			name = unsure
+		}
+		if name > unfit {
+			s.add(m, folded, min(name, m.fitField(field.Value)))
+		}
+	}
+	return s.fit()
+}
+
+// fitField compares the value of a field, which servers may read as a list.
+func (m *pairMatcher) fitField(value string) fit {
+	if m.anyValue {
+		return fits
+	}
+	f := m.value.one(value)
+	if f > unfit || !strings.Contains(value, ",") {
+		return f
+	}
+	for element := range strings.SplitSeq(value, ",") {
+		if m.value.one(strings.Trim(element, " \t")) > unfit {
+			return unsure
+		}
+	}
+	return unfit
+}

@@ -1,0 +1,81 @@
+package proxy
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// TestAlternatives: what is sent depends on the request as it is forwarded, whatever the HTTP versions; requests that
+// servers read in different ways are refused, and so are those for which an alternative says so.
+func TestAlternatives(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": [
+			{"match": {"path": {"prefix": "/admin"}}, "deny": true},
+			{"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}, "placeholders": {"KEY": "swapped"}},
+			{"match": {"query": {"team": {"exact": "blue"}}}, "headers": {"X-Key": {"secret": "s"}}, "remove": ["X-Debug"]},
+			{"match": {"query": {"team": {"exact": "red"}}}, "headers": {"X-Key": {"secret": "broken"}}}]}`)
+		for _, tt := range []struct {
+			target string
+			header http.Header
+			key    string // that the server receives, or the reason why it receives nothing
+		}{
+			{"/x?team=blue", http.Header{"X-Key": {"mine"}, "X-Debug": {"1"}, "X_debug": {"1"}}, "from-source"},
+			{"/x?team=green", http.Header{"X-Debug": {"1"}}, ""},
+			{"/x", http.Header{"X-Role": {"root"}, "X-Debug": {"1"}}, "root"},
+			{"/x", http.Header{"X-Role": {"root"}, "X-Other": {tokenFor("KEY")}}, "root"},
+			{"/x", http.Header{"X-Other": {tokenFor("KEY")}}, "placeholder_leak"},
+			{"/x?team=red", nil, "secret_unavailable"},
+			{"/admin/x?team=blue", nil, "header_rule"},
+			{"/Admin", nil, "header_rule"},
+			{"/x//y", nil, "ambiguous_path"},
+			{"/x?team=blue&team=green", nil, "ambiguous_request"},
+			{"/x?team=green;team=blue", nil, "ambiguous_request"},
+			{"/x?team=bl%2575e", nil, "ambiguous_request"},
+			{"/x", http.Header{"X-Role": {"root", "user"}}, "ambiguous_request"},
+			{"/x", http.Header{"X-Role": {"user, root"}}, "ambiguous_request"},
+			{"/x", http.Header{"X_role": {"root"}}, "ambiguous_request"},
+		} {
+			_, text := get(t, client, "https://"+hostPort(port)+tt.target, tt.header)
+			got, _ := up.take()
+			if got == nil {
+				if tt.key == "" || !strings.Contains(text, `"`+tt.key+`"`) {
+					t.Errorf("%s %v: %s, want %q", tt.target, tt.header, text, tt.key)
+				}
+				continue
+			}
+			if key := got.Header.Get("X-Key"); key != tt.key {
+				t.Errorf("%s %v: the server received %q, want %q", tt.target, tt.header, key, tt.key)
+			}
+			if debug := len(got.Header["X-Debug"]) + len(got.Header["X_debug"]); (tt.key == "from-source") != (debug == 0) && tt.header["X-Debug"] != nil {
+				t.Errorf("%s: the server received X-Debug %d times", tt.target, debug)
+			}
+			if tt.header["X-Other"] != nil && got.Header.Get("X-Other") != "swapped" {
+				t.Errorf("%s: the placeholder became %q", tt.target, got.Header.Get("X-Other"))
+			}
+		}
+		denied := l.events.wait(t, 7)[6]
+		if denied.Verdict != policy.Deny || denied.Reason != policy.ReasonHeaderRule || denied.Rule != hostPort(port)+", alternative 1" || denied.Status != 403 {
+			t.Errorf("event %+v", denied)
+		}
+	})
+}
+
+// TestFieldsOfTheHop: a header that is not forwarded, because Connection names it, matches nothing.
+func TestFieldsOfTheHop(t *testing.T) {
+	t.Parallel()
+	l := newRig(t, allowAll, patient)
+	up := &recorder{}
+	_, port := l.httpsServer(false, up.serve)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}}}`)
+	client := l.httpClient(port, false)
+	for connection, want := range map[string]string{"X-Role": "", "X-Other": "root"} {
+		_, _ = get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Role": {"root"}, "Connection": {connection}})
+		if got, _ := up.take(); got == nil || got.Header.Get("X-Key") != want || (got.Header.Get("X-Role") == "") != (want == "") {
+			t.Errorf("Connection: %s: the server received %+v", connection, got)
+		}
+	}
+}
