@@ -4,27 +4,31 @@ import (
 	"context"
 	"fmt"
 
+	"boxgate/firewall/flow"
 	"boxgate/policy"
 )
 
-// Traffic returns the open connections of the boxes, those to the gateway included, with about how many bytes of content have
-// passed in each, both ways. DNS is left out.
-func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]int64, error) {
+// Passed is what has passed in a connection.
+type Passed = flow.Passed
+
+// Traffic returns the open connections of the boxes, those to the gateway included, with what has passed in each. DNS is left
+// out.
+func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passed, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	found := map[policy.BoxID]map[Flow]int64{}
-	err := f.flows.Traffic(func(seen Flow, bytes int64) {
+	found := map[policy.BoxID]map[Flow]Passed{}
+	err := f.flows.Traffic(func(seen Flow, passed Passed) {
 		b := f.boxes.byAddr[seen.Src.Addr()]
 		if b == nil {
 			return
 		}
 		if found[b.Box] == nil {
-			found[b.Box] = map[Flow]int64{}
+			found[b.Box] = map[Flow]Passed{}
 		}
-		found[b.Box][seen] = bytes
+		found[b.Box][seen] = passed
 	})
 	if err != nil {
 		return nil, fmt.Errorf("firewall: %w", err)

@@ -107,7 +107,7 @@ func (h *Host) wire(context.Context) error {
 		snapshots: h.snapshotHost, scheduled: h.scheduled,
 	}
 	h.usage.restart = h.lifecycle.restart
-	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic}
+	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
 	h.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,9 +19,11 @@ type sleeper struct {
 	log     *zap.Logger
 	usage   *usage
 	audit   *audit.Log
-	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]int64, error)
+	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
+	// passing returns the box's ends of the connections through the proxy on which bytes may pass now.
+	passing func(policy.BoxID) map[netip.AddrPort]bool
 
-	passed map[policy.BoxID]map[firewall.Flow]int64 // at the last look, in the boxes looked at
+	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // at the last look, in the boxes looked at
 }
 
 // run looks for idle boxes until ctx ends.
@@ -64,25 +67,22 @@ func (s *sleeper) look(ctx context.Context) {
 	}
 }
 
-// noteTraffic counts as use what has passed in the connections of boxes since the last look. A connection that the box is looked
-// at with for the first time is compared with nothing.
+// noteTraffic counts as use what has passed since the last look in those connections of boxes that their policies let pass: what a
+// box sends to the proxy for a connection or a request that is refused, or that is not known yet, is no use. A connection that the
+// box is looked at with for the first time is compared with nothing.
 func (s *sleeper) noteTraffic(ctx context.Context, quiet []*box) error {
 	now := time.Now()
 	flows, err := s.traffic(ctx)
 	if err != nil {
 		return err
 	}
-	passed := map[policy.BoxID]map[firewall.Flow]int64{}
+	passed := map[policy.BoxID]map[firewall.Flow]firewall.Passed{}
 	for _, b := range quiet {
-		if before, known := s.passed[b.ID]; known {
-			for flow, bytes := range flows[b.ID] {
-				if bytes > before[flow] {
-					b.gate.Touch(now)
-				}
-			}
+		if before, known := s.passed[b.ID]; known && moved(before, flows[b.ID], s.passing(b.ID)) {
+			b.gate.Touch(now)
 		}
 		if passed[b.ID] = flows[b.ID]; passed[b.ID] == nil {
-			passed[b.ID] = map[firewall.Flow]int64{}
+			passed[b.ID] = map[firewall.Flow]firewall.Passed{}
 		}
 		s.noteEvents(b)
 	}
@@ -90,10 +90,21 @@ func (s *sleeper) noteTraffic(ctx context.Context, quiet []*box) error {
 	return nil
 }
 
-// noteEvents counts as use what a box has sent in connections and requests that are over.
+// moved reports whether bytes have passed in a connection that the kernel forwards, or that the proxy lets pass.
+func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.AddrPort]bool) bool {
+	for flow, passed := range now {
+		if passed.Bytes > before[flow].Bytes && (passed.Forwarded || proxied[flow.Src]) {
+			return true
+		}
+	}
+	return false
+}
+
+// noteEvents counts as use what a box has sent in connections and requests that are over. Of an intercepted connection the requests
+// count.
 func (s *sleeper) noteEvents(b *box) {
 	for _, e := range s.audit.Recent(audit.Filter{Box: b.ID}) {
-		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 // of a request, only the body is counted
+		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 && e.Action != audit.ActionIntercept // of a request, only the body is counted
 		if sent && e.Verdict == policy.Allow && e.Stage != policy.StageDNS && e.Stage != policy.StageURL {
 			b.gate.Touch(e.Time.Add(e.Duration))
 		}

@@ -205,6 +205,17 @@ func (p *Proxy) recheck(l *live.Conn) (cut bool) {
 	return true
 }
 
+// Passing returns the box's ends of the connections of a box on which the policy lets bytes pass now.
+func (p *Proxy) Passing(box policy.BoxID) map[netip.AddrPort]bool {
+	ends := map[netip.AddrPort]bool{}
+	for _, l := range p.live.Of(box) {
+		if l.Passes() {
+			ends[addrPort(l.Client())] = true
+		}
+	}
+	return ends
+}
+
 // CloseBox closes every connection of a box and drops its state. Call it once Boxes no longer finds the box, so that no
 // new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {

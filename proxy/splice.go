@@ -63,6 +63,7 @@ func (c *conn) isForURL(f peek.First, rt route.Routed) bool {
 // the socket, and does not wait for the server to notice.
 func (c *conn) visit(f peek.First, name policy.Name) {
 	c.open()
+	c.live.Watch(visiting{})
 	c.handOver(func() step {
 		ended := make(chan struct{})
 		c.p.running.Add(1) // this handler still counts, so the count is not zero
@@ -79,6 +80,17 @@ func (c *conn) visit(f peek.First, name policy.Name) {
 		return nil
 	})
 }
+
+// visiting stands for the requests to a public URL, which its server judges: to the proxy, all bytes of the connection pass.
+type visiting struct{}
+
+// Recheck implements [live.Requests]. The connection itself is routed again.
+func (visiting) Recheck(*policy.Compiled) policy.Decision {
+	return policy.Decision{Verdict: policy.Allow}
+}
+
+// InFlight implements [live.Requests].
+func (visiting) InFlight() bool { return true }
 
 // visitor is the connection of a box as the server of a public URL sees it: from its first byte.
 type visitor struct {

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"bytes"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -11,8 +12,37 @@ import (
 	"boxgate/e2e/harness"
 )
 
+// onOneConnection makes one request after the other on a connection that is spliced.
+const onOneConnection = `import http.client, ssl, time
+c = http.client.HTTPSConnection("plain.example.com", context=ssl._create_unverified_context())
+while True:
+    c.request("GET", "/x"); c.getresponse().read(); time.sleep(0.2)
+`
+
+// oneUpload makes a request whose body does not end.
+const oneUpload = `import http.client, time
+def body():
+    while True:
+        yield b"x" * 100; time.sleep(0.2)
+http.client.HTTPConnection("plain.example.com").request("POST", "/x", body(), encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
+`
+
+// dripping is a program that begins messages and sends more of each byte by byte, without ever coming to an end.
+func dripping(host string, port int, begins string) string {
+	return fmt.Sprintf(`import socket, time
+while True:
+    try:
+        c = socket.create_connection((%q, %d), 3)
+        c.sendall(b"%s")
+        while True:
+            time.sleep(0.2); c.sendall(b"\x00" if %d == 443 else b"y")
+    except OSError: time.sleep(0.2)
+`, host, port, begins, port)
+}
+
 // TestIdleBoxIsPaused pauses what nobody uses, and nothing else: not a box with a command, not one that sends or receives, not
-// one that is to be kept alive. That a box asks for names is no use of it, nor that it is refused.
+// one that is to be kept alive. That a box asks for names is no use of it, nor that it is refused, nor what it sends before it can be
+// judged.
 func TestIdleBoxIsPaused(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IdleTimeout = 10 * time.Second })
@@ -22,18 +52,25 @@ func TestIdleBoxIsPaused(t *testing.T) {
 		w.MustSh(box, "setsid sh -c 'while :; do "+line+"; sleep 0.2; done' >/dev/null 2>&1 &")
 		return box
 	}
+	lasts := func(program string) string {
+		box := w.Create(map[string]any{"network_policy": policy})
+		w.MustSh(box, "cat >p.py <<'END'\n"+program+"END\nsetsid python3 p.py >/dev/null 2>&1 &")
+		return box
+	}
 	sends := loop("curl -s -m 5 -o /dev/null http://plain.example.com/x")
+	spliced, uploads := lasts(onOneConnection), lasts(oneUpload)
 	uses := w.Create(map[string]any{"network_policy": policy})
 	kept := w.Create(map[string]any{"network_policy": policy, "keep_alive": true})
 	wait := w.Background(uses, "until [ -e go ]; do sleep 0.1; done", new(bytes.Buffer))
 	idle := []string{
 		loop(":"), loop("getent hosts plain.example.com"), loop("getent hosts denied.example.net"),
 		loop("curl -s -m 5 -o /dev/null http://evil.example.net/"),
+		lasts(dripping("93.184.216.34", 443, `\x16\x03\x01\x02\x00\x01`)), lasts(dripping("plain.example.com", 80, `GET / HTTP/1.1\r\nx: `)),
 	}
 	for _, box := range idle {
 		w.Until("an idle box is paused", func() bool { return status(w, box) == "paused" })
 	}
-	for what, box := range map[string]string{"sends": sends, "runs a command": uses, "is kept alive": kept} {
+	for what, box := range map[string]string{"sends": sends, "sends all on one connection": spliced, "uploads for long": uploads, "runs a command": uses, "is kept alive": kept} {
 		if got := status(w, box); got == "paused" {
 			t.Errorf("a box that %s is %s", what, got)
 		}

@@ -4,6 +4,7 @@ import (
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/network"
 	"boxgate/policy"
 )
 
@@ -15,9 +16,15 @@ const (
 	bare4, bare6 = 52, 72
 )
 
-// Traffic calls each for the open connections of the table with about how many bytes of content have passed in them, both ways.
-// Segments that only keep a connection open count for nothing. DNS is left out.
-func (k *Cutter) Traffic(each func(Flow, int64)) error {
+// Passed is what has passed in a connection.
+type Passed struct {
+	Bytes     int64 // about how many bytes of content, both ways
+	Forwarded bool  // by the kernel, rather than to the gateway
+}
+
+// Traffic calls each for the open connections of the table with what has passed in them. Segments that only keep a connection open
+// count for nothing. DNS is left out.
+func (k *Cutter) Traffic(each func(Flow, Passed)) error {
 	return k.with(func(c *conntrack.Conn) error {
 		flows, err := c.Dump(nil)
 		for i := range flows {
@@ -26,7 +33,10 @@ func (k *Cutter) Traffic(each func(Flow, int64)) error {
 			if !ok || f.Dst.Port() == dnsPort || flows[i].TupleOrig.Proto.Protocol == unix.IPPROTO_TCP && (tcp == nil || tcp.State != established) {
 				continue
 			}
-			each(f, content(&flows[i].CountersOrig, f)+content(&flows[i].CountersReply, f))
+			each(f, Passed{
+				Bytes:     content(&flows[i].CountersOrig, f) + content(&flows[i].CountersReply, f),
+				Forwarded: flows[i].Mark&network.FlowForwarded != 0,
+			})
 		}
 		return err
 	})

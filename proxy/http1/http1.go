@@ -84,7 +84,7 @@ func Serve(ctx context.Context, s *exchange.Session) (Rest, error) {
 	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}, gone: exchange.ClientGone(s)}
 	h.holds.Open(s.Usage.Memory, memory.Buffers)
 	h.in.Memory = memory.Doubled{Claim: &h.holds}
-	s.Live.Watch(h.watch)
+	s.Live.Watch(h)
 	h.direct, _ = socket.DirectOf(s.Client)
 	return h.onward(h.run())
 }
@@ -134,13 +134,19 @@ func quiet(err error) error {
 	return err
 }
 
-// watch is called on every policy change to check whether the request in progress may continue.
-func (h *conn) watch(c *policy.Compiled) policy.Decision {
+// Recheck implements [boxgate/proxy/live.Requests]: it checks whether the request in progress may continue.
+func (h *conn) Recheck(c *policy.Compiled) policy.Decision {
 	f, some := h.flight.load()
 	if !some {
 		return policy.Decision{Verdict: policy.Allow}
 	}
 	return f.Stands(c)
+}
+
+// InFlight implements [boxgate/proxy/live.Requests].
+func (h *conn) InFlight() bool {
+	_, some := h.flight.load()
+	return some
 }
 
 // flight is the request in progress that the policy must keep allowing, if there is one. Safe for concurrent use.

@@ -49,7 +49,7 @@ type conn struct {
 // time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client.
 func Serve(ctx context.Context, s *exchange.Session) error {
 	c := &conn{s: s, ctx: ctx, flights: map[*stream]struct{}{}}
-	s.Live.Watch(c.watch)
+	s.Live.Watch(c)
 	defer s.Live.Watch(nil)
 	conn, ok := s.Client.(*tls.Conn)
 	if !ok {
@@ -66,10 +66,10 @@ func Serve(ctx context.Context, s *exchange.Session) error {
 // streamCut is how long a stream has to end once the policy denies it.
 const streamCut = 50 * time.Millisecond
 
-// watch is called on every policy change to check whether the requests in progress may continue. Denied streams are
+// Recheck implements [boxgate/proxy/live.Requests]: it checks whether the requests in progress may continue. Denied streams are
 // reset individually; if one does not end, as when a write blocks on a client that does not read, the whole connection
 // is cut.
-func (c *conn) watch(pol *policy.Compiled) policy.Decision {
+func (c *conn) Recheck(pol *policy.Compiled) policy.Decision {
 	limit := time.NewTimer(streamCut)
 	defer limit.Stop()
 	for _, cut := range c.cut(pol) {
@@ -80,6 +80,13 @@ func (c *conn) watch(pol *policy.Compiled) policy.Decision {
 		}
 	}
 	return policy.Decision{Verdict: policy.Allow}
+}
+
+// InFlight implements [boxgate/proxy/live.Requests].
+func (c *conn) InFlight() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.flights) > 0
 }
 
 // cutting is a stream that a policy denies.

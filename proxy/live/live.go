@@ -33,6 +33,7 @@ type Table struct {
 // Conn is one open connection of a box, from accept until its handler returns.
 type Conn struct {
 	Box    *policy.Box
+	client net.Addr           // the box's end of it
 	cancel context.CancelFunc // of the handler's context
 	done   chan struct{}      // closed when the handler has returned
 
@@ -44,12 +45,20 @@ type Conn struct {
 	sockets []net.Conn
 	relay   io.Closer     // owns the sockets now
 	passes  *route.Routed // its route; nil while it has none, or when each request is routed separately
-	watcher func(*policy.Compiled) policy.Decision
+	watcher Requests
 }
 
-// Add registers a connection of box, or returns nil if the box has max of them already, or its share of the total. The
+// Requests are the requests in flight on a connection whose requests are judged one by one. Safe for concurrent use.
+type Requests interface {
+	// Recheck asks a policy that came into force about them. If it denies, the whole connection is cut.
+	Recheck(*policy.Compiled) policy.Decision
+	// InFlight reports whether there are any that the policy allows.
+	InFlight() bool
+}
+
+// Add registers a connection of box from an address, or returns nil if the box has max of them already, or its share of the total. The
 // caller must call Remove when its handler returns; cancel cancels the handler's context.
-func (t *Table) Add(box *policy.Box, max int, cancel context.CancelFunc) *Conn {
+func (t *Table) Add(box *policy.Box, client net.Addr, max int, cancel context.CancelFunc) *Conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if mine := len(t.boxes[box.ID]); mine >= max || !usage.Room(mine, t.open, t.Total, len(t.boxes)) {
@@ -61,7 +70,7 @@ func (t *Table) Add(box *policy.Box, max int, cancel context.CancelFunc) *Conn {
 	if t.boxes[box.ID] == nil {
 		t.boxes[box.ID] = map[*Conn]struct{}{}
 	}
-	l := &Conn{Box: box, cancel: cancel, done: make(chan struct{})}
+	l := &Conn{Box: box, client: client, cancel: cancel, done: make(chan struct{})}
 	t.boxes[box.ID][l] = struct{}{}
 	t.open++
 	return l
@@ -147,13 +156,24 @@ func (l *Conn) Settle(rt route.Routed) {
 	}
 }
 
-// Watch sets the check for requests in flight on a connection whose requests are judged one by one; nil removes it. If
-// the check denies, the whole connection is cut. It is called from other goroutines without locks of the table held,
-// possibly once more after its removal.
-func (l *Conn) Watch(check func(*policy.Compiled) policy.Decision) {
+// Watch sets the requests of a connection whose requests are judged one by one; nil removes them. They are asked without locks of
+// the table held, possibly once more after their removal.
+func (l *Conn) Watch(requests Requests) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watcher = check
+	l.watcher = requests
+}
+
+// Client returns the box's end of the connection.
+func (l *Conn) Client() net.Addr { return l.client }
+
+// Passes reports whether the policy lets bytes pass now: the connection is spliced, or an allowed request is in flight on it. It
+// does not while the first bytes are read, nor while an intercepted connection sends anything but an allowed request.
+func (l *Conn) Passes() bool {
+	l.mu.Lock()
+	cut, spliced, requests := l.cut != nil, l.relay != nil, l.watcher
+	l.mu.Unlock()
+	return !cut && (spliced || requests != nil && requests.InFlight())
 }
 
 // Denied returns the denial for which the gateway cut the connection, or nil.
@@ -186,7 +206,7 @@ func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed)
 		}
 	}
 	if watcher != nil {
-		if d := watcher(c); !d.Allowed() {
+		if d := watcher.Recheck(c); !d.Allowed() {
 			return l.Close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.Box.ID}, Decision: d}, nil)
 		}
 	}
