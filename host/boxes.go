@@ -45,6 +45,12 @@ func (t *boxes) find(id policy.BoxID) (*box, error) {
 	return nil, api.ErrNotFound
 }
 
+// exist reports whether there is a box with the ID.
+func (t *boxes) exist(id policy.BoxID) bool {
+	_, err := t.find(id)
+	return err == nil
+}
+
 // lock returns a box by its ID, with its lock held.
 func (t *boxes) lock(id policy.BoxID) (*box, error) {
 	b, err := t.find(id)

@@ -74,6 +74,7 @@ func (l *lifecycle) forget(b *box) error {
 		l.boxes.remove(b.ID)
 		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)
+		l.history.Forget(b.ID)
 		l.meter.Forget(b.ID)
 		l.scheduled.scheduler.Forget(b.ID)
 	}()

@@ -63,6 +63,7 @@ func (u *usage) noteEnded(b *box) error {
 	b.ended = true
 	b.showError(why.Error())
 	u.ends.Inc()
+	u.history.Log(b.ID, "error", "system", "the box has ended: %v", why)
 	u.log.Warn("a box has ended", zap.String("box", string(b.ID)), zap.String("status", string(api.StatusError)), zap.String("reason", why.Error()))
 	return why
 }

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/api/history"
 	"boxgate/audit"
 	"boxgate/certs"
 	"boxgate/config"
@@ -40,6 +41,7 @@ type lifecycle struct {
 	snapshots   *snapshotHost
 	follower    *follow.Follower
 	scheduled   *scheduled
+	history     *history.History
 }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.

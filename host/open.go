@@ -45,8 +45,9 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{}, history: history.New(),
+		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
 	}
+	p.history = history.New(p.boxes.exist)
 	p.visits = &visits{boxes: p.boxes, reach: p.reach}
 	var err error
 	if p.shares, err = share.RaiseDescriptors(); err != nil {
@@ -82,7 +83,7 @@ func (h *Host) wire(context.Context) error {
 	h.publicURLs = &publicURLs{
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
-	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held}
+	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history}
 	if err := h.countEnds(p.metrics); err != nil {
 		return err
 	}
@@ -104,7 +105,7 @@ func (h *Host) wire(context.Context) error {
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter,
-		snapshots: h.snapshotHost, scheduled: h.scheduled,
+		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history,
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}

@@ -31,6 +31,9 @@ func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name s
 	}
 	r.ID, r.Name = "snap_"+randomHex(8), name
 	r, err = s.shelf.Take(ctx, r)
+	if errors.Is(err, store.ErrNotFound) {
+		return api.Snapshot{}, api.Errorf(api.ErrConflict, "the snapshot was deleted while it was taken")
+	}
 	if err != nil {
 		return api.Snapshot{}, notStored(s.log, "the snapshot could not be stored, nothing was made", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/api/history"
 	"boxgate/host/vigil"
 	"boxgate/launcher"
 	"boxgate/policy"
@@ -21,6 +22,7 @@ type usage struct {
 	log       *zap.Logger
 	boxes     *boxes
 	sandboxes sandboxes
+	history   *history.History
 	vigil     vigil.Vigil
 	ends      prometheus.Counter // of boxes that have ended by themselves
 	// restart starts a box again that nothing runs of. The caller holds b.mu.
@@ -161,6 +163,9 @@ func (u *usage) pause(ctx context.Context, b *box) error {
 	if err != nil {
 		return u.failed(b, "paused", err)
 	}
+	if !b.connected() {
+		return b.closedWhile("paused")
+	}
 	if err = u.setState(b, api.StatusPaused, ""); err == nil {
 		return nil
 	}
@@ -187,12 +192,21 @@ func (u *usage) resume(ctx context.Context, b *box) error {
 		return u.failed(b, "resumed", err)
 	}
 	b.ended = false
+	if !b.connected() {
+		return b.closedWhile("resumed")
+	}
 	b.gate.Touch(time.Now())
 	if err := u.setState(b, api.StatusIdle, ""); err != nil {
 		u.log.Error("that a box was resumed could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
 		b.status, b.problem = api.StatusIdle, "" // it is awake, and the next start finds it so
 	}
 	return nil
+}
+
+// closedWhile is the answer when a change of the policy has closed the box while it was paused or resumed. Its state stays the one that
+// says so. The caller holds b.mu.
+func (b *box) closedWhile(what string) error {
+	return api.Errorf(api.ErrUnavailable, "the box was %s, but it cannot be used: %s", what, b.problem)
 }
 
 // contained takes a step of the launcher without the lock of the box, which the caller holds. A panic is an error.

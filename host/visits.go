@@ -21,9 +21,9 @@ type visits struct {
 }
 
 // Enter implements [boxgate/ingress.Boxes]. One that is not known cannot be dialled, which is for the caller to find out.
-func (v *visits) Enter(id policy.BoxID) bool {
+func (v *visits) Enter(id policy.BoxID, port uint16) bool {
 	b, err := v.boxes.find(id)
-	return err != nil || b.gate.Visit() || b.attached != nil
+	return err != nil || b.gate.Visit(port) || b.attached != nil
 }
 
 // Leave implements [boxgate/ingress.Boxes].
@@ -61,10 +61,10 @@ func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
 	if err != nil {
 		return err
 	}
-	for b.gate.Starting(time.Now()) {
+	for b.gate.Starting(time.Now(), port) {
 		conn, err := v.reach.Dial(ctx, id, netip.AddrPortFrom(b.V4, port))
 		if err == nil {
-			b.gate.Listening()
+			b.gate.Listening(port)
 			return conn.Close()
 		}
 		select {

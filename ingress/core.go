@@ -23,14 +23,14 @@ type URLs interface {
 
 // Boxes are the boxes behind public URLs, which may sleep. All but Wake must be fast. Safe for concurrent use.
 type Boxes interface {
-	// Enter is told that a request that passed all checks needs its box, and reports whether that can be dialled. If not, it is
-	// woken. Leave must be called at the end.
-	Enter(box policy.BoxID) (awake bool)
+	// Enter is told that a request that passed all checks needs a port of its box, and reports whether that can be dialled. If not,
+	// the box is woken. Leave must be called at the end.
+	Enter(box policy.BoxID, port uint16) (awake bool)
 	// Leave is told that the request has ended, or that nobody waits for the box any more, but that bytes may still pass.
 	Leave(box policy.BoxID)
 	// Moved is told then when bytes pass. What a visitor sends wakes a box that has fallen asleep in between.
 	Moved(box policy.BoxID, byVisitor bool)
-	// Wake returns when a port of a box can be dialled, or cannot be. It is called once at a time for a box.
+	// Wake returns when a port of a box can be dialled, or cannot be. It is called once at a time for a port.
 	Wake(ctx context.Context, box policy.BoxID, port uint16) error
 }
 

@@ -23,10 +23,17 @@ var errWaking = errors.New("the box is still being started")
 // ErrDown is part of what [Boxes.Wake] returns for a box that no visitor can wake.
 var ErrDown = errors.New("the box is down")
 
-// wakers wake boxes, each once however many requests wait for it. The zero value is ready to use.
+// wakers wake boxes, once for each port however many requests wait for it: the programs of a box do not all listen at the same time.
+// The zero value is ready to use.
 type wakers struct {
 	mu    sync.Mutex
-	calls map[policy.BoxID]*waking
+	calls map[door]*waking
+}
+
+// door is what a request waits for.
+type door struct {
+	box  policy.BoxID
+	port uint16
 }
 
 // waking is an attempt to wake a box.
@@ -41,7 +48,7 @@ func (g *core) wake(ctx context.Context, v *visit) error {
 		return nil
 	}
 	v.uses = true
-	if g.Boxes.Enter(v.target.Box) {
+	if g.Boxes.Enter(v.target.Box, v.target.Addr.Port()) {
 		return nil
 	}
 	call := g.wakers.join(g.Boxes.Wake, v.target)
@@ -61,31 +68,32 @@ func (g *core) wake(ctx context.Context, v *visit) error {
 func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t Target) *waking {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if call := w.calls[t.Box]; call != nil {
+	to := door{t.Box, t.Addr.Port()}
+	if call := w.calls[to]; call != nil {
 		return call
 	}
 	if w.calls == nil {
-		w.calls = map[policy.BoxID]*waking{}
+		w.calls = map[door]*waking{}
 	}
 	call := &waking{done: make(chan struct{})}
-	w.calls[t.Box] = call
+	w.calls[to] = call
 	go func() {
-		defer w.leave(t.Box, call)
+		defer w.leave(to, call)
 		ctx, cancel := context.WithTimeout(context.Background(), wakeTime)
 		defer cancel()
-		call.err = wake(ctx, t.Box, t.Addr.Port())
+		call.err = wake(ctx, to.box, to.port)
 	}()
 	return call
 }
 
 // leave ends an attempt. A panic in it is a failure.
-func (w *wakers) leave(box policy.BoxID, call *waking) {
+func (w *wakers) leave(to door, call *waking) {
 	if p := recover(); p != nil {
 		call.err = fmt.Errorf("panic in waking a box: %T", p)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.calls, box)
+	delete(w.calls, to)
 	close(call.done)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,8 +30,8 @@ func (s *sleepers) count() {
 	}
 }
 
-func (s *sleepers) Enter(policy.BoxID) bool { s.count(); return s.up.Load() }
-func (s *sleepers) Leave(policy.BoxID)      { s.count() }
+func (s *sleepers) Enter(policy.BoxID, uint16) bool { s.count(); return s.up.Load() }
+func (s *sleepers) Leave(policy.BoxID)              { s.count() }
 
 func (s *sleepers) Moved(_ policy.BoxID, byVisitor bool) {
 	if s.moved != nil {
@@ -190,4 +191,43 @@ func TestPanicInWaking(t *testing.T) {
 			t.Error(res.Status)
 		}
 	}
+}
+
+// TestEachPortIsWaitedFor: programs of a box begin to listen one after the other, and a request waits for that of its own port.
+func TestEachPortIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	first, second := record(t), record(t)
+	portOf := func(app *recorder) uint16 {
+		return netip.MustParseAddrPort(app.Listener.Addr().String()).Port()
+	}
+	listens := map[uint16]chan struct{}{portOf(first): make(chan struct{}), portOf(second): make(chan struct{})}
+	var waiting atomic.Int64
+	f := start(t, func(c *Config) {
+		c.Boxes = &sleepers{wake: func(_ context.Context, _ policy.BoxID, port uint16) error {
+			waiting.Add(1)
+			<-listens[port]
+			return nil
+		}}
+	})
+	f.wakeWait = time.Minute
+	f.expose("a", first.Server, Auth{Open: true})
+	f.expose("b", second.Server, Auth{Open: true})
+	c := f.client(t, true)
+	var both sync.WaitGroup
+	answered := make(chan string, 2)
+	for _, host := range []string{"a", "b"} {
+		both.Go(func() {
+			if res, _ := get(t, c, "https://"+host+domain+"/", nil); res.StatusCode != 200 {
+				t.Errorf("%s: %s", host, res.Status)
+			}
+			answered <- host
+		})
+	}
+	until(t, "each port is waited for", func() bool { return waiting.Load() == 2 })
+	close(listens[portOf(first)])
+	if host := <-answered; host != "a" || second.count() != 0 {
+		t.Errorf("%s was answered first, and its neighbour got %d requests", host, second.count())
+	}
+	close(listens[portOf(second)])
+	both.Wait()
 }

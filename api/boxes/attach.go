@@ -141,6 +141,5 @@ func (e *Endpoints) detachBox(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := e.Host.DetachBox(r.Context(), box.ID); err != nil {
 		return rest.Reply{}, err
 	}
-	e.History.Forget(box.ID)
 	return rest.Reply{Body: deletedView{Deleted: []policy.BoxID{box.ID}}}, nil
 }

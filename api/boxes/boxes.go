@@ -92,7 +92,6 @@ func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, err
 		if err := e.Host.DeleteBox(r.Context(), box.ID); err != nil && !errors.Is(err, api.ErrNotFound) {
 			return rest.Reply{}, err
 		}
-		e.History.Forget(box.ID)
 		gone.Deleted = append(gone.Deleted, box.ID)
 	}
 	return rest.Reply{Body: gone}, nil

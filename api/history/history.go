@@ -21,6 +21,8 @@ const (
 
 // History remembers the latest runs and log lines of each box, in memory. Safe for concurrent use.
 type History struct {
+	exists func(policy.BoxID) bool
+
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*boxHistory
 }
@@ -41,13 +43,19 @@ type LogEntry struct {
 // SchemaName names the type in the description of the API.
 func (LogEntry) SchemaName() string { return "logEntry" }
 
-// New makes an empty history.
-func New() *History { return &History{boxes: make(map[policy.BoxID]*boxHistory)} }
+// New makes an empty history. exists reports whether there is a box: nothing is remembered of one that is gone, so that what comes
+// in after it was deleted does not stay. nil: every box exists.
+func New(exists func(policy.BoxID) bool) *History {
+	return &History{exists: exists, boxes: make(map[policy.BoxID]*boxHistory)}
+}
 
-// ofLocked returns the history of a box, forgetting some other box when there are too many.
+// ofLocked returns the history of a box, forgetting some other box when there are too many; nil if the box is gone.
 func (h *History) ofLocked(box policy.BoxID) *boxHistory {
 	if b := h.boxes[box]; b != nil {
 		return b
+	}
+	if h.exists != nil && !h.exists(box) {
+		return nil
 	}
 	for other := range h.boxes {
 		if len(h.boxes) < maxBoxes {
@@ -60,7 +68,7 @@ func (h *History) ofLocked(box policy.BoxID) *boxHistory {
 	return b
 }
 
-// Forget drops what is remembered of a box.
+// Forget drops what is remembered of a box. Call it when the box does not exist any more.
 func (h *History) Forget(box policy.BoxID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,6 +84,9 @@ func (h *History) Log(box policy.BoxID, level, source, format string, args ...an
 
 func (h *History) logLocked(box policy.BoxID, level, source, message string) {
 	b := h.ofLocked(box)
+	if b == nil {
+		return
+	}
 	b.logs = append(b.logs, LogEntry{time.Now().Unix(), level, source, message})
 	if over := len(b.logs) - MaxLogs; over > 0 {
 		b.logs = slices.Delete(b.logs, 0, over)

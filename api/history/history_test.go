@@ -12,7 +12,7 @@ import (
 
 func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
-	h := New()
+	h := New(nil)
 	for range MaxLogs + 50 {
 		_, _, _ = h.Do(t.Context(), "a", Job{Type: Shell, Prompt: "true"}, func(context.Context, *Run) (api.ExecResult, error) { return api.ExecResult{}, nil })
 	}
@@ -32,5 +32,20 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	if len(h.boxes) > maxBoxes {
 		t.Errorf("%d boxes", len(h.boxes))
+	}
+}
+
+// What comes in for a box that is gone is not remembered, neither lines nor runs.
+func TestNothingIsRememberedOfABoxThatIsGone(t *testing.T) {
+	t.Parallel()
+	gone := false
+	h := New(func(policy.BoxID) bool { return !gone })
+	h.Log("a", "info", "system", "made")
+	gone = true
+	h.Forget("a")
+	h.Log("a", "info", "system", "late")
+	_, _, err := h.Do(t.Context(), "a", Job{Type: Shell, Prompt: "true"}, func(context.Context, *Run) (api.ExecResult, error) { return api.ExecResult{}, nil })
+	if err != nil || len(h.boxes) != 0 {
+		t.Errorf("%d boxes, %v", len(h.boxes), err)
 	}
 }

@@ -147,6 +147,9 @@ func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFun
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	b := h.ofLocked(box)
+	if b == nil {
+		return r
+	}
 	b.runs = append(b.runs, r)
 	if len(b.runs) > maxRuns {
 		// A run that has not ended is kept, so that it can be cancelled.

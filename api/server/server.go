@@ -79,7 +79,7 @@ func New(cfg Config) (*API, error) {
 		cfg.Log = zap.NewNop()
 	}
 	if cfg.History == nil {
-		cfg.History = history.New()
+		cfg.History = history.New(nil)
 	}
 	if cfg.HasSecret == nil {
 		cfg.HasSecret = func(string) bool { return false }

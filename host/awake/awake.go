@@ -1,6 +1,7 @@
 package awake
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -16,6 +17,9 @@ type Gate struct {
 	visits atomic.Int64 // requests to public URLs that wait for the box
 	fresh  atomic.Int64 // until when the box's programs may still be starting, likewise
 	last   atomic.Int64 // when the box was last used, in Unix nanoseconds
+
+	mu    sync.Mutex
+	heard map[uint16]bool // guarded by mu; ports on which programs listened since the box was started
 }
 
 // Enter reports whether the box is awake. If so it stays awake until Leave.
@@ -35,26 +39,45 @@ func (g *Gate) Leave() {
 	g.users.Add(-1)
 }
 
-// Visit notes that a request to a public URL needs the box, and reports whether that is awake. It stays awake, or is to be woken,
-// until Depart.
-func (g *Gate) Visit() bool {
+// Visit notes that a request to a public URL needs a port of the box, and reports whether that can be dialled. The box stays awake, or
+// is to be woken, until Depart.
+func (g *Gate) Visit(port uint16) bool {
 	g.visits.Add(1)
 	now := time.Now()
 	g.Touch(now)
-	return g.open.Load() && !g.Starting(now)
+	return g.open.Load() && !g.Starting(now, port)
 }
 
 // startTime is how long the programs of a box may take to listen on their ports, once it was started.
 const startTime = 30 * time.Second
 
 // Started notes that the box was started: its programs do not listen yet.
-func (g *Gate) Started() { g.fresh.Store(time.Now().Add(startTime).UnixNano()) }
+func (g *Gate) Started() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.heard = nil
+	g.fresh.Store(time.Now().Add(startTime).UnixNano())
+}
 
-// Starting reports whether that may still be so.
-func (g *Gate) Starting(now time.Time) bool { return now.UnixNano() < g.fresh.Load() }
+// Starting reports whether the program for a port may still be starting.
+func (g *Gate) Starting(now time.Time, port uint16) bool {
+	if now.UnixNano() >= g.fresh.Load() {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.heard[port]
+}
 
-// Listening notes that a program of the box listens.
-func (g *Gate) Listening() { g.fresh.Store(0) }
+// Listening notes that a program of the box listens on a port.
+func (g *Gate) Listening(port uint16) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.heard == nil {
+		g.heard = map[uint16]bool{}
+	}
+	g.heard[port] = true
+}
 
 // Depart ends what began with Visit.
 func (g *Gate) Depart() {

@@ -50,8 +50,8 @@ func TestIdle(t *testing.T) {
 		"nobody":            {func(*Gate) {}, true},
 		"a user":            {func(g *Gate) { g.Enter() }, false},
 		"one who has left":  {func(g *Gate) { g.Enter(); g.Leave() }, true},
-		"a visit":           {func(g *Gate) { g.Visit() }, false},
-		"one that is over":  {func(g *Gate) { g.Visit(); g.Depart() }, true},
+		"a visit":           {func(g *Gate) { g.Visit(80) }, false},
+		"one that is over":  {func(g *Gate) { g.Visit(80); g.Depart() }, true},
 		"bytes later still": {func(g *Gate) { g.Touch(future.Add(time.Hour)) }, false},
 	} {
 		var g Gate
@@ -60,5 +60,27 @@ func TestIdle(t *testing.T) {
 		if got := g.CloseIdle(future); got != c.idle || g.IsOpen() == c.idle {
 			t.Errorf("%s: idle %v, open %v", what, got, g.IsOpen())
 		}
+	}
+}
+
+// TestStarting: the program of one port that listens says nothing of those of others.
+func TestStarting(t *testing.T) {
+	t.Parallel()
+	var g Gate
+	g.Open()
+	if !g.Visit(80) {
+		t.Error("a box that was not just started is waited for")
+	}
+	for range 2 {
+		g.Started()
+		if g.Visit(80) || g.Visit(81) {
+			t.Error("nothing listens yet")
+		}
+		if g.Listening(80); !g.Visit(80) || g.Visit(81) {
+			t.Error("port 80 is waited for, or port 81 is not")
+		}
+	}
+	if g.Starting(time.Now().Add(time.Hour), 81) {
+		t.Error("it starts for ever")
 	}
 }

@@ -31,6 +31,7 @@ type Rule struct {
 	when  cron.Schedule
 	zone  *time.Location
 	fixed bool // the hours are named, rather than all or every n-th of them
+	every bool // all hours
 }
 
 // fixedHours reports whether an expression names its hours.
@@ -39,6 +40,11 @@ func fixedHours(expression string) bool {
 		return expression != "@hourly"
 	}
 	return !strings.HasPrefix(strings.Fields(expression)[1], "*")
+}
+
+// everyHour reports whether an expression is about all hours.
+func everyHour(expression string) bool {
+	return expression == "@hourly" || !strings.HasPrefix(expression, "@") && strings.Fields(expression)[1] == "*"
 }
 
 // Parse reads a cron expression, by the clock of a time zone of the IANA database; "" is UTC. The zone may also stand before
@@ -66,7 +72,7 @@ func Parse(expression, zone string) (Rule, error) {
 	if err != nil {
 		return Rule{}, errFields
 	}
-	r := Rule{when: when, zone: where, fixed: fixedHours(expression)}
+	r := Rule{when: when, zone: where, fixed: fixedHours(expression), every: everyHour(expression)}
 	if r.Next(time.Now()).IsZero() {
 		return Rule{}, errNever
 	}
@@ -91,14 +97,42 @@ func (r Rule) Next(t time.Time) time.Time {
 	if r.when == nil {
 		return time.Time{}
 	}
-	next := r.when.Next(t.Round(0).In(r.zone))
-	for r.fixed && comesAgain(next) {
-		next = r.when.Next(next)
+	if t = t.Round(0); t.Before(earliest) {
+		t = earliest
 	}
-	if !next.After(t) {
-		return time.Time{}
+	next := r.following(t)
+	for r.fixed && comesAgain(next) {
+		next = r.following(next)
 	}
 	return next
+}
+
+// earliest is the time from which on clocks are believed: one that shows less was never set.
+var earliest = time.Unix(0, 0)
+
+// following is the first time after t that the expression matches. The parser's own way over changes of the clock does not end where a
+// place leaves out a whole day, as Samoa did in 2011; so it is asked about one period between two changes at a time.
+func (r Rule) following(t time.Time) time.Time {
+	for period := t.In(r.zone); ; {
+		_, offset := period.Zone()
+		_, end := period.ZoneBounds()
+		next := r.when.Next(t.In(time.FixedZone("", offset)))
+		switch {
+		case next.IsZero():
+			return time.Time{}
+		case end.IsZero() || next.Before(end) || r.leftOut(next, end, offset):
+			return next.In(r.zone)
+		}
+		period, t = end, end.Add(-time.Nanosecond) // the end itself may match
+	}
+}
+
+// leftOut reports whether a time by the clock as it was before a change falls into what the change leaves out. A whole day that
+// is left out has no due times.
+func (r Rule) leftOut(next, change time.Time, before int) bool {
+	_, after := change.In(r.zone).Zone()
+	gap := time.Duration(after-before) * time.Second
+	return !r.every && gap < 12*time.Hour && next.Before(change.Add(gap))
 }
 
 // comesAgain reports whether the clock of the place has shown that time before, since it was put back in between.

@@ -91,3 +91,37 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// Where a place leaves out a whole day, or midnight, the next due time is found all the same: nothing is due on a day that is left out,
+// and what is due in an hour that is left out comes an hour later. A clock that was never set is no reason to search for long.
+func TestDaysAndHoursThatAreLeftOut(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ cron, zone, after, want string }{
+		{"0 0 * * *", "Pacific/Apia", "2011-12-29 12:00", "2011-12-30 10:00"}, // the 30th does not exist there
+		{"0 0 * * *", "Pacific/Apia", "2011-12-30 09:59", "2011-12-30 10:00"},
+		{"0 12 30 12 *", "Pacific/Apia", "2011-12-01 00:00", "2012-12-29 22:00"},
+		{"0 12 31 12 *", "Pacific/Fakaofo", "2011-12-01 00:00", "2011-12-30 23:00"},
+		{"30 0 * * *", "America/Havana", "2026-03-07 12:00", "2026-03-08 05:30"},
+		{"0 9 * * *", "Europe/Berlin", "1000-01-01 00:00", "1970-01-01 08:00"},
+		{"0 0 30 12 *", "Pacific/Kwajalein", "0001-01-01 00:00", "1970-12-30 12:00"},
+	} {
+		r, err := Parse(c.cron, c.zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := time.Parse("2006-01-02 15:04", c.after)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := make(chan time.Time, 1)
+		go func() { found <- r.Next(after) }()
+		select {
+		case at := <-found:
+			if got := at.UTC().Format("2006-01-02 15:04"); got != c.want {
+				t.Errorf("%s in %s after %s: %s, want %s", c.cron, c.zone, c.after, got, c.want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s in %s after %s: the search does not end", c.cron, c.zone, c.after)
+		}
+	}
+}

@@ -197,8 +197,11 @@ func (d *Scheduler) contain(s store.Schedule) {
 
 // skip stores that due times passed during a run.
 func (d *Scheduler) skip(s store.Schedule, now time.Time) {
-	_, err := d.Store.ChangeSchedule(s.Box, s.ID, func(s *store.Schedule) error {
-		s.Settled, s.LastRunStatus = now, Skipped
+	_, err := d.Store.ChangeSchedule(s.Box, s.ID, func(stored *store.Schedule) error {
+		if stale(s, stored) {
+			return errStale
+		}
+		stored.Settled, stored.LastRunStatus = now, Skipped
 		return nil
 	})
 	if err != nil {
@@ -210,6 +213,11 @@ func (d *Scheduler) skip(s store.Schedule, now time.Time) {
 
 // errStale keeps a run from beginning that was paused or changed since it was found due.
 var errStale = errors.New("the schedule was changed")
+
+// stale reports whether a schedule was paused or changed since it was found due.
+func stale(due store.Schedule, stored *store.Schedule) bool {
+	return stored.Paused || !stored.UpdatedAt.Equal(due.UpdatedAt)
+}
 
 // run claims a run and does it. Without the claim in the store nothing runs.
 func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
@@ -234,7 +242,7 @@ func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
 // claim stores that a run begins, which settles all due times until now.
 func (d *Scheduler) claim(s store.Schedule, runID string, now time.Time) (store.Schedule, error) {
 	return d.Store.ChangeSchedule(s.Box, s.ID, func(stored *store.Schedule) error {
-		if stored.Paused || !stored.UpdatedAt.Equal(s.UpdatedAt) {
+		if stale(s, stored) {
 			return errStale
 		}
 		stored.Settled, stored.Claimed = now, runID

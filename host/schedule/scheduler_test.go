@@ -338,5 +338,8 @@ func TestAChangeWins(t *testing.T) {
 		if got := m.runs(); got != "" || len(m.noted()) != 1 {
 			t.Errorf("runs at %q, notes %v", got, m.noted())
 		}
+		if d.skip(s, time.Now()); m.get("a").LastRunStatus == Skipped || len(m.noted()) != 1 {
+			t.Errorf("a paused schedule has a skipped run: %+v, notes %v", m.get("a"), m.noted())
+		}
 	})
 }

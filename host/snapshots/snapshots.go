@@ -159,7 +159,11 @@ func (s *Shelf) end(id string, t *taking) {
 // take copies the box and stores the outcome. A panic is a failure.
 func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string) {
 	err := s.contained(func() error { return s.capture(ctx, r, layer) })
-	if err == nil {
+	switch _, gone := s.store.Snapshot(r.ID); {
+	case errors.Is(gone, store.ErrNotFound):
+		s.log.Info("a snapshot was deleted while it was taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
+		return // whoever deleted it removes its files
+	case err == nil:
 		return
 	}
 	s.log.Error("a snapshot failed", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)), zap.Error(err))
@@ -205,22 +209,17 @@ func (s *Shelf) List(box policy.BoxID) ([]store.Snapshot, error) {
 // Get returns a snapshot, or [store.ErrNotFound].
 func (s *Shelf) Get(id string) (store.Snapshot, error) { return s.store.Snapshot(id) }
 
-// Delete deletes snapshots; those that are being taken are given up. If one is unknown, the error is [store.ErrNotFound],
-// and none is deleted. Boxes that were made from them keep what they need.
+// Delete deletes snapshots. If one is unknown, the error is [store.ErrNotFound], and none is deleted, or given up. Those that are
+// being taken are given up once they are deleted. Boxes that were made from them keep what they need.
 func (s *Shelf) Delete(ctx context.Context, ids []string) error {
-	for _, id := range ids {
-		if _, err := s.store.Snapshot(id); err != nil {
-			return err
-		}
+	if err := s.store.DeleteSnapshots(ids); err != nil {
+		return err
 	}
 	for _, id := range ids {
 		if t := s.find(id); t != nil {
 			t.cancel()
 			<-t.ended
 		}
-	}
-	if err := s.store.DeleteSnapshots(ids); err != nil {
-		return err
 	}
 	fault.Mark(ctx, "delete snapshots: records gone")
 	if err := s.Sweep(); err != nil { // the next sweep tries again
