@@ -46,5 +46,5 @@ func requestEntry(e *audit.Event) history.LogEntry {
 	if e.Error != "" {
 		text += ": " + e.Error
 	}
-	return history.LogEntry{Timestamp: e.Time.Unix(), Level: level, Source: "system", Message: text}
+	return history.LogEntry{Timestamp: e.Time.Unix(), Level: level, Source: "system", Message: history.Text(text)}
 }

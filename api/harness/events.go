@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"regexp"
 	"slices"
@@ -15,6 +16,9 @@ import (
 
 // maxEvent bounds an event, and with it what is kept of a harness's output at once.
 const maxEvent = 1 << 20
+
+// maxWritten bounds what a harness writes in all. Reading it costs the gateway more than writing it costs the box.
+const maxWritten = 64 << 20
 
 // maxText bounds the text that stands for an answer if a harness gives none.
 const maxText = 64 << 10
@@ -50,26 +54,31 @@ type (
 type parser struct {
 	emit func(name string, data []byte) // called with checked JSON on one line
 	fail func(error)                    // ends the harness
+	over func()                         // called once the harness has said how the run ended
 
+	written int
 	line    []byte
 	name    string
 	data    []byte
 	text    strings.Builder
 	dropped int  // events that were not well-formed
-	over    bool // nothing after done or error counts
+	closed  bool // nothing that comes now counts
 	answer  *history.Answer
 	problem string // what an event "error" said
+	refused error  // why the harness was ended; nil: it was not
 }
 
-// Write implements [io.Writer]; it never fails.
+// Write implements [io.Writer]; it never fails. A panic over what a box writes ends the run, not the gateway.
 func (p *parser) Write(b []byte) (int, error) {
+	defer p.contain()
 	n := len(b)
-	for len(b) > 0 && !p.over {
+	if p.written += n; p.written > maxWritten && !p.closed {
+		p.refuse("the harness wrote more than %d bytes", maxWritten)
+	}
+	for len(b) > 0 && !p.closed {
 		line, rest, complete := bytes.Cut(b, []byte("\n"))
 		if len(p.line)+len(line)+len(p.data) > maxEvent {
-			p.over = true
-			p.line, p.data = nil, nil
-			p.fail(api.Errorf(api.ErrUnavailable, "the harness wrote an event or a line of more than %d bytes", maxEvent))
+			p.refuse("the harness wrote an event or a line of more than %d bytes", maxEvent)
 			break
 		}
 		p.line = append(p.line, line...)
@@ -82,9 +91,24 @@ func (p *parser) Write(b []byte) (int, error) {
 	return n, nil
 }
 
+// refuse ends a harness that writes too much.
+func (p *parser) refuse(format string, args ...any) {
+	p.closed, p.line, p.data = true, nil, nil
+	p.refused = api.Errorf(api.ErrUnavailable, format, args...)
+	p.fail(p.refused)
+}
+
+// contain makes a failure of the run of a panic. Its text is not repeated, as it might quote what the box wrote.
+func (p *parser) contain() {
+	if recover() != nil {
+		p.refuse("the gateway failed at what the harness wrote")
+	}
+}
+
 // finish takes what is not followed by an empty line.
 func (p *parser) finish() {
-	if !p.over {
+	defer p.contain()
+	if !p.closed {
 		p.take(strings.TrimSuffix(string(p.line), "\r"))
 		p.dispatch()
 	}
@@ -113,9 +137,10 @@ func (p *parser) take(line string) {
 func (p *parser) dispatch() {
 	name, data := p.name, p.data
 	p.name, p.data = "", nil
-	if name == "" || len(data) == 0 || p.over {
+	if name == "" || len(data) == 0 || p.closed {
 		return
 	}
+	data = bytes.ToValidUTF8(data, []byte("\uFFFD")) // a lone byte, too, can be a control character
 	var compact bytes.Buffer
 	if !eventName.MatchString(name) || slices.Contains(ours, name) || json.Compact(&compact, data) != nil {
 		p.dropped++
@@ -127,10 +152,8 @@ func (p *parser) dispatch() {
 	case "error":
 		var e errorData
 		_ = json.Unmarshal(data, &e)
-		p.over, p.problem = true, cleanLine(e.Error, 4<<10)
-		if p.problem == "" {
-			p.problem = "the harness reported an error without a text"
-		}
+		p.problem = cmp.Or(cleanLine(e.Error, 4<<10), "the harness reported an error without a text")
+		p.close()
 	case "text":
 		var t struct{ Text string }
 		if json.Unmarshal(data, &t) == nil && p.text.Len() < maxText {
@@ -152,15 +175,23 @@ func (p *parser) done(data []byte) {
 	p.finished(d)
 }
 
+// close takes nothing more, since the harness has said how the run ended.
+func (p *parser) close() {
+	p.closed = true
+	if p.over != nil {
+		p.over()
+	}
+}
+
 func (p *parser) finished(d doneData) {
 	d.TotalCostUSD = 0
 	d.InputTokens, d.OutputTokens, d.CachedTokens = max(0, d.InputTokens), max(0, d.OutputTokens), max(0, d.CachedTokens)
 	d.SessionID = cleanLine(d.SessionID, 256)
-	p.over = true
 	p.answer = &history.Answer{Output: d.Output, SessionID: d.SessionID, InputTokens: d.InputTokens, OutputTokens: d.OutputTokens, CachedTokens: d.CachedTokens}
 	if quoted, err := json.Marshal(d); err == nil {
 		p.emit("done", stream.EscapeControls(quoted))
 	}
+	p.close()
 }
 
 // cleanLine is text of a box as one line of a bounded length.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // parse feeds a parser in chunks of n bytes and returns what it emitted.
@@ -47,6 +48,9 @@ func TestEvents(t *testing.T) {
 	if _, p, _ := parse("event: error\ndata: {\"error\":\"a\\u001b]0;x\\u0007\\nb\"}", 5); p.problem != "a ]0;x  b" {
 		t.Errorf("%q", p.problem)
 	}
+	if events, _, _ := parse("event: text\ndata: {\"text\":\"\x9b2J\"}\n\n", 1<<10); len(events) != 1 || events[0] != "text {\"text\":\"\uFFFD2J\"}" {
+		t.Errorf("of a lone control byte is left %q", events)
+	}
 	for _, flood := range []string{strings.Repeat("x", 2*maxEvent), strings.Repeat("data: "+strings.Repeat("y", 100)+"\n", maxEvent/50)} {
 		if events, p, failed := parse(flood, 4096); failed == nil || len(events) > 0 || cap(p.line)+cap(p.data) > 4*maxEvent {
 			t.Errorf("%d events, %v", len(events), failed)
@@ -63,7 +67,7 @@ func FuzzEvents(f *testing.F) {
 		events, _, _ := parse(text, max(1, n))
 		for _, e := range events {
 			name, data, _ := strings.Cut(e, " ")
-			if !eventName.MatchString(name) || name == "run_start" || name == "stats" || !json.Valid([]byte(data)) || strings.ContainsAny(data, "\n\r\x1b\x7f\u0085\u2028") {
+			if !eventName.MatchString(name) || name == "run_start" || name == "stats" || !json.Valid([]byte(data)) || !utf8.ValidString(data) || strings.ContainsAny(data, "\n\r\x1b\x7f\u0085\u2028") {
 				t.Errorf("%q becomes %q", text, e)
 			}
 		}

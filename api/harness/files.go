@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"strings"
+	"time"
 
 	"boxgate/api"
 )
@@ -15,8 +16,11 @@ func fileOf(media, name string, data []byte) fileBody {
 	return fileBody{Data: base64.StdEncoding.EncodeToString(data), MediaType: media, Filename: name}
 }
 
+// removal is how long the box has to remove a file. The program that does it is the box's.
+const removal = 10 * time.Second
+
 // writeFiles writes the files of a prompt into the box, as the box's own user, and returns the path for PROMPT_FILES_PATH and what
-// removes the file, if the harness has not.
+// removes the file, if the harness has not. The file of a run that was cut short stays: its box may have been paused.
 func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove func(), err error) {
 	data, err := json.Marshal(j.body.Files)
 	if err != nil {
@@ -32,8 +36,12 @@ func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove
 		return "", nil, api.Errorf(api.ErrUnavailable, "the files of the prompt could not be written to /tmp in the box; is it full?")
 	}
 	return name, func() {
-		rm := api.ExecRequest{Command: []string{"rm", "-f", "--", name}, Dir: "/"}
-		_, _ = e.Host.Exec(context.WithoutCancel(ctx), j.box.ID, rm, io.Discard, io.Discard)
+		ctx, cancel := context.WithTimeout(ctx, removal)
+		defer cancel()
+		if ctx.Err() == nil {
+			rm := api.ExecRequest{Command: []string{"rm", "-f", "--", name}, Dir: "/"}
+			_, _ = e.Host.Exec(ctx, j.box.ID, rm, io.Discard, io.Discard)
+		}
 	}, nil
 }
 

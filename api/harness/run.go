@@ -2,7 +2,9 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -25,7 +27,18 @@ type agentView struct {
 // sink takes the events of a run.
 type sink interface {
 	event(name string, data []byte)
+	hurry() // the run was cut short: it must not wait for its client any more
 }
+
+const (
+	// lingering is how long a harness may go on once it has said how the run ended.
+	lingering = 10 * time.Second
+	// patience is how long the client of a run that was cut short has to read what is left.
+	patience = 10 * time.Second
+)
+
+// errLingers ends a harness that goes on after that.
+var errLingers = errors.New("the harness went on after it had ended the run")
 
 // ended is how a run ended.
 type ended struct {
@@ -44,7 +57,7 @@ func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*hi
 		})
 		if err != nil {
 			_, body := problem.StatusOf(err)
-			to.event("error", mustMarshal(errorData{body.Error}))
+			to.event("error", stream.EscapeControls(mustMarshal(errorData{body.Error})))
 		}
 		done <- ended{run, err}
 		e.notify(j, run)
@@ -54,8 +67,7 @@ func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*hi
 
 // exec runs the harness and reads its events.
 func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink) (api.ExecResult, error) {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	defer context.AfterFunc(ctx, to.hurry)()
 	if len(j.body.Files) > 0 {
 		name, remove, err := e.writeFiles(ctx, j)
 		if err != nil {
@@ -64,20 +76,25 @@ func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink)
 		defer remove()
 		j.request.Env["PROMPT_FILES_PATH"] = name
 	}
-	var tooLarge error
-	p := &parser{emit: to.event, fail: func(err error) {
-		tooLarge = err
-		stop(err)
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	p := &parser{emit: to.event, fail: stop, over: func() {
+		late := time.AfterFunc(lingering, func() { stop(errLingers) })
+		context.AfterFunc(running, func() { late.Stop() })
 	}}
 	var complaints bytes.Buffer
-	res, err := e.Host.Exec(ctx, j.box.ID, j.request, p, &bounded{w: &complaints, room: 4 << 10})
-	if tooLarge != nil {
-		return res, tooLarge
+	res, err := e.Host.Exec(running, j.box.ID, j.request, p, &bounded{w: &complaints, room: 4 << 10})
+	if err == nil {
+		p.finish()
 	}
-	if err != nil {
+	switch {
+	case p.refused != nil:
+		return res, p.refused
+	case errors.Is(context.Cause(running), errLingers):
+		e.History.Log(j.box.ID, "warn", "agent", "%v", errLingers)
+	case err != nil:
 		return res, err
 	}
-	p.finish()
 	to.event("stats", mustMarshal(statsData{CPUNs: res.CPU.Nanoseconds()}))
 	return e.conclude(j, run, p, res, cleanLine(complaints.String(), 1<<10))
 }
@@ -116,7 +133,10 @@ func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 	}
 	select {
 	case end := <-done:
-		view, _ := e.History.Find(j.box.ID, end.run.ID())
+		view, known := e.History.Find(j.box.ID, end.run.ID())
+		if !known { // its box was deleted
+			return rest.Reply{}, cmp.Or(end.err, api.ErrNotFound)
+		}
 		return rest.Reply{Body: agentView{end.run.ID(), view.Status, view.Output, view.ErrorMessage}}, nil
 	case <-r.Context().Done():
 		return rest.Reply{}, r.Context().Err()
@@ -127,6 +147,7 @@ func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 type nowhere struct{}
 
 func (nowhere) event(string, []byte) {}
+func (nowhere) hurry()               {}
 
 // stream is POST run/stream.
 func (e *Endpoints) stream(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -152,23 +173,29 @@ type events struct {
 
 	mu   sync.Mutex
 	gone bool // the client, or the handler
+	done bool // the harness has answered: the run is over for the client, whatever becomes of the harness
 }
 
 func (s *events) event(name string, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone {
+	if s.gone || s.done && name == "error" {
 		return
 	}
+	s.done = s.done || name == "done"
 	if _, err := s.w.Write([]byte("event: " + name + "\ndata: " + string(data) + "\n\n")); err != nil || s.rc.Flush() != nil {
 		s.gone = true
 	}
 }
 
+// hurry gives a client that does not read a while, and no more.
+func (s *events) hurry() { _ = s.rc.SetWriteDeadline(time.Now().Add(patience)) }
+
 // leave ends the answer. A write that waits for the client is cut short.
 func (s *events) leave() {
 	if s.mu.TryLock() { // nobody waits
 		s.gone = true
+		_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may have more requests
 		s.mu.Unlock()
 		return
 	}

@@ -36,8 +36,8 @@ type boxHistory struct {
 type LogEntry struct {
 	Timestamp int64  `json:"timestamp"`
 	Level     string `json:"level" enum:"info warn error"`
-	Source    string `json:"source" enum:"system user"`
-	Message   string `json:"message"`
+	Source    string `json:"source" enum:"system user agent"`
+	Message   Text   `json:"message"`
 }
 
 // SchemaName names the type in the description of the API.
@@ -87,7 +87,7 @@ func (h *History) logLocked(box policy.BoxID, level, source, message string) {
 	if b == nil {
 		return
 	}
-	b.logs = append(b.logs, LogEntry{time.Now().Unix(), level, source, message})
+	b.logs = append(b.logs, LogEntry{time.Now().Unix(), level, source, Text(message)})
 	if over := len(b.logs) - MaxLogs; over > 0 {
 		b.logs = slices.Delete(b.logs, 0, over)
 	}

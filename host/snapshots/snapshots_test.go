@@ -3,6 +3,7 @@ package snapshots
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"path/filepath"
 	"testing"
 
@@ -41,6 +42,10 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
+	pools := store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3}
+	if _, err := db.AllocateBox(store.Box{ID: "box1", PlaceholderKey: store.NewKey()}, pools); err != nil {
+		t.Fatal(err)
+	}
 	boxes := &slow{}
 	s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
 	defer s.Close()

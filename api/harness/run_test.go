@@ -1,0 +1,204 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/policy"
+)
+
+// hostile is a box whose programs do as a test says.
+type hostile struct {
+	api.Host
+	harness func(ctx context.Context, out io.Writer) error
+	rm      func(ctx context.Context)
+	end     chan struct{} // closed to have what still goes on end
+}
+
+// goOn is what a program does that does not end by itself.
+func (h *hostile) goOn(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-h.end:
+	}
+	return ctx.Err()
+}
+
+func (h *hostile) Exec(ctx context.Context, _ policy.BoxID, req api.ExecRequest, out, _ io.Writer) (api.ExecResult, error) {
+	switch req.Command[0] {
+	case "sh":
+		_, _ = io.WriteString(out, "/tmp/prompt-files-1")
+		return api.ExecResult{}, nil
+	case "rm":
+		h.rm(ctx)
+		return api.ExecResult{}, ctx.Err()
+	}
+	err := h.harness(ctx, out)
+	return api.ExecResult{CPU: time.Second}, err
+}
+
+// listener notes the events of a run. With stuck set it does not take any before it is told to hurry.
+type listener struct {
+	mu     sync.Mutex
+	events []string
+	stuck  chan struct{}
+}
+
+func (l *listener) event(name string, _ []byte) {
+	if l.stuck != nil {
+		<-l.stuck
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, name)
+}
+
+func (l *listener) hurry() {
+	if l.stuck != nil {
+		close(l.stuck)
+	}
+}
+
+// play runs a harness in a box, which is cancelled after a time if that is not 0, and returns how the run ended.
+func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Duration) (string, history.RunDetail, error) {
+	t.Helper()
+	h.end = make(chan struct{})
+	e := &Endpoints{Host: h, History: history.New(nil)}
+	j := &job{box: api.Box{ID: "box1"}, request: api.ExecRequest{Command: []string{"harness"}, Env: map[string]string{}}}
+	if files {
+		j.body.Files = []fileBody{{Data: "eA=="}}
+	}
+	ran := make(chan *history.Run, 1)
+	done := e.start(t.Context(), j, l, func(r *history.Run) { ran <- r })
+	if run := <-ran; cancelled > 0 {
+		time.Sleep(cancelled)
+		e.History.Cancel("box1", run.ID())
+	}
+	end, inTime := ended{}, true
+	select {
+	case end = <-done:
+	case <-time.After(time.Hour):
+		t.Error("the run does not end")
+		inTime = false
+	}
+	if close(h.end); !inTime {
+		l.hurry()
+		end = <-done
+	}
+	view, _ := e.History.Find("box1", end.run.ID())
+	return strings.Join(l.events, " "), view, end.err
+}
+
+const doneEvent = "event: done\ndata: {\"output\":\"fine\"}\n\n"
+
+// A harness that has said how the run ended cannot keep the run going, nor make it fail after all.
+func TestHarnessThatGoesOnAfterDone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		h := &hostile{}
+		h.harness = func(ctx context.Context, out io.Writer) error {
+			_, _ = io.WriteString(out, doneEvent)
+			return h.goOn(ctx)
+		}
+		events, view, err := play(t, h, &listener{}, false, 0)
+		if err != nil || view.Status != "completed" || view.Output != "fine" || events != "done stats" || time.Since(began) > time.Minute {
+			t.Errorf("%q %s %q after %v: %v", events, view.Status, view.Output, time.Since(began), err)
+		}
+	})
+}
+
+// A harness that writes without end is ended, whatever it writes.
+func TestHarnessThatWritesWithoutEnd(t *testing.T) {
+	t.Parallel()
+	for name, chunk := range map[string]string{
+		"noise":  strings.Repeat(strings.Repeat("x", 1<<15)+"\n", 32),
+		"events": "event: text\ndata: {\"text\":\"" + strings.Repeat("x", 1<<18) + "\"}\n\n",
+	} {
+		h := &hostile{harness: func(ctx context.Context, out io.Writer) error {
+			for range 2 * maxWritten / len(chunk) {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				_, _ = io.WriteString(out, chunk)
+			}
+			return nil
+		}}
+		if _, view, err := play(t, h, &listener{}, false, 0); err == nil || view.Status != "failed" || !strings.Contains(err.Error(), "wrote more than") {
+			t.Errorf("%s: %s, %v", name, view.Status, err)
+		}
+	}
+}
+
+// The program that removes the files of a prompt is the box's: it cannot keep the run going. After a run that was cut short nothing is
+// started in the box, which may have been paused.
+func TestFilesAreRemovedInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		removals := 0
+		h := &hostile{harness: func(_ context.Context, out io.Writer) error { _, err := io.WriteString(out, doneEvent); return err }}
+		h.rm = func(ctx context.Context) { removals++; _ = h.goOn(ctx) }
+		if _, view, err := play(t, h, &listener{}, true, 0); err != nil || view.Status != "completed" || removals != 1 {
+			t.Errorf("%s after %d removals: %v", view.Status, removals, err)
+		}
+		h.harness = func(ctx context.Context, _ io.Writer) error { return h.goOn(ctx) }
+		if _, view, err := play(t, h, &listener{}, true, time.Second); !errors.Is(err, api.ErrConflict) || view.Status != "cancelled" || removals != 1 {
+			t.Errorf("%s after %d removals: %v", view.Status, removals, err)
+		}
+	})
+}
+
+// A run that is cancelled ends although its client does not read.
+func TestCancelledRunDoesNotWaitForItsClient(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &hostile{}
+		h.harness = func(ctx context.Context, out io.Writer) error {
+			_, _ = io.WriteString(out, "event: text\ndata: {}\n\n") // which waits for the client
+			return h.goOn(ctx)
+		}
+		if _, view, err := play(t, h, &listener{stuck: make(chan struct{})}, false, time.Second); view.Status != "cancelled" {
+			t.Errorf("%s, %v", view.Status, err)
+		}
+	})
+}
+
+// A client that was told done is not told that the run has failed.
+func TestNoErrorAfterDone(t *testing.T) {
+	t.Parallel()
+	rec := httptest.NewRecorder()
+	s := &events{w: rec, rc: http.NewResponseController(rec)}
+	for _, name := range []string{"text", "done", "error", "stats"} {
+		s.event(name, []byte("{}"))
+	}
+	var names []string
+	for line := range strings.Lines(rec.Body.String()) {
+		if name, ok := strings.CutPrefix(line, "event: "); ok {
+			names = append(names, strings.TrimSpace(name))
+		}
+	}
+	if !slices.Equal(names, []string{"text", "done", "stats"}) {
+		t.Errorf("%v", names)
+	}
+}
+
+// A panic over what a harness writes is a failure of the run.
+func TestPanicOverWhatAHarnessWrites(t *testing.T) {
+	t.Parallel()
+	var failed error
+	p := &parser{emit: func(string, []byte) { panic("with a secret") }, fail: func(err error) { failed = err }}
+	if _, err := io.WriteString(p, "event: text\ndata: {}\n\n"); err != nil || failed == nil || strings.Contains(failed.Error(), "secret") {
+		t.Errorf("%v, %v", err, failed)
+	}
+}
