@@ -52,7 +52,23 @@ type printed struct {
 func (g repository) run(stdin io.Reader, args ...string) (printed, error) {
 	out, errs := &capture{most: g.e.MaxOutput}, &capture{most: g.e.MaxOutput}
 	res, err := g.e.Host.Exec(g.ctx, g.box, api.ExecRequest{Command: args, Dir: g.dir, Stdin: stdin}, out, errs)
+	if err == nil && res.ExitCode == notStarted {
+		err = g.mustExist()
+	}
 	return printed{out.text(), errs.text(), res.ExitCode, out.cut || errs.cut}, err
+}
+
+// notStarted is the status of a program that could not be started, because it or its directory is not there.
+const notStarted = 127
+
+// mustExist refuses a folder that the box does not have.
+func (g repository) mustExist() error {
+	there := api.ExecRequest{Command: []string{"test", "-d", g.dir}, Dir: "/"}
+	res, err := g.e.Host.Exec(g.ctx, g.box, there, io.Discard, io.Discard)
+	if err == nil && res.ExitCode == 1 {
+		err = problem.Invalid("/folder", "the box has no directory %q", problem.Clip(g.dir))
+	}
+	return err
 }
 
 // git runs git. The protocol ext, which is a command, is refused whatever the box's configuration allows.
@@ -78,7 +94,7 @@ func (p printed) failure(what string) error {
 	if most := 2000; len(text) > most {
 		text = strings.ToValidUTF8("…"+text[len(text)-most:], "")
 	}
-	if p.status == 127 {
+	if p.status == notStarted {
 		return api.Errorf(api.ErrConflict, "%s cannot be run, the image of the box may lack it: %s", what, text)
 	}
 	return problem.Refuse(http.StatusUnprocessableEntity, "%s failed with exit code %d: %s", what, p.status, text)

@@ -1,0 +1,39 @@
+package git
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// bare is a box in which nothing can be started. folder says whether it has the folder that is asked for.
+type bare struct {
+	Host
+	folder bool
+}
+
+func (b *bare) Exec(_ context.Context, _ policy.BoxID, req api.ExecRequest, _, stderr io.Writer) (api.ExecResult, error) {
+	switch {
+	case req.Command[0] != "test":
+		_, _ = io.WriteString(stderr, "no such file or directory\n")
+		return api.ExecResult{ExitCode: notStarted}, nil
+	case b.folder && req.Dir == "/" && req.Command[2] == "/src":
+		return api.ExecResult{}, nil
+	}
+	return api.ExecResult{ExitCode: 1}, nil
+}
+
+// A folder that is missing is not told as a lack of git, nor the other way round.
+func TestMissingFolderIsSaid(t *testing.T) {
+	t.Parallel()
+	for there, want := range map[bool]string{true: "the image of the box may lack it", false: `the box has no directory "/src"`} {
+		g := repository{e: &Endpoints{Host: &bare{folder: there}, MaxOutput: 1 << 10}, ctx: t.Context(), box: "box1", dir: "/src"}
+		if _, err := g.must("status"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("folder there %v: %v", there, err)
+		}
+	}
+}
