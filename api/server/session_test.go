@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -425,7 +426,7 @@ func TestSessionsEndWithTheServer(t *testing.T) {
 	if got := k.next(); got.Type != "error" || !strings.Contains(got.Message, "stopping") {
 		t.Errorf("%+v", got)
 	}
-	if _, err := k.read(); err == nil || err == io.EOF {
+	if _, err := k.read(); err == nil || errors.Is(err, io.EOF) {
 		t.Log(err)
 	}
 	gone(t, started.Pid)
