@@ -42,7 +42,7 @@ func TestImageWithTrapsWhereTrustIsWritten(t *testing.T) {
 				}
 				overwritten := what == "huge" && name == "etc/profile.d/boxgate.sh" // it is not read
 				unread := what != "huge" && (name == "etc/shadow")                  // nor is this
-				err := createIn(t, image, ca, 20*time.Second)
+				err := createIn(t, image, ca, 2*time.Minute)
 				if (err == nil) != (overwritten || unread) {
 					t.Errorf("creating a box: %v", err)
 				}
@@ -58,7 +58,7 @@ func TestImageWithVeryManyTrustStores(t *testing.T) {
 	for i := range 1000 {
 		files[fmt.Sprintf("opt/java%d/lib/security/cacerts", i)] = ""
 	}
-	if err := createIn(t, tree(t, files), launchertest.CA(t), 20*time.Second); err == nil {
+	if err := createIn(t, tree(t, files), launchertest.CA(t), 2*time.Minute); err == nil {
 		t.Error("a box of an image with 1000 trust stores was created")
 	}
 }
@@ -74,7 +74,21 @@ func TestImageWithVeryManyEntriesWhereTrustIsLookedFor(t *testing.T) {
 			}
 		}
 	}
-	if err := createIn(t, image, launchertest.CA(t), time.Minute); err != nil {
+	if err := createIn(t, image, launchertest.CA(t), 2*time.Minute); err != nil {
+		t.Error(err)
+	}
+}
+
+// Beside installations of Java there are files, and a box may put anything there.
+func TestImageWithOtherEntriesWhereTrustIsLookedFor(t *testing.T) {
+	t.Parallel()
+	image := tree(t, map[string]string{"usr/bin/.keep": "", "usr/lib/jvm/jdk/lib/security/cacerts": "old", "usr/lib/jvm/.jdk.jinfo": "", "opt/java": ""})
+	for _, link := range []string{"usr/lib/jvm/itself", "opt/itself"} {
+		if err := os.Symlink("itself", filepath.Join(image, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := createIn(t, image, launchertest.CA(t), 2*time.Minute); err != nil {
 		t.Error(err)
 	}
 }

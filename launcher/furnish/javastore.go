@@ -31,7 +31,11 @@ func (b *Root) trustJava(bundle []byte) error {
 	for _, pattern := range javaPatterns {
 		dir, rest, _ := strings.Cut(pattern, "/*/")
 		err := b.eachIn(dir, func(name string) (err error) { // a directory that a box has filled has millions of names, which are not kept
-			if stores, err = b.addFile(stores, path.Join(dir, name, rest)); err == nil && len(stores) > maxJavaStores {
+			store := path.Join(dir, name, rest)
+			if !b.isFile(store) {
+				return nil // the name may be that of a file, or of a link to itself: there, the store cannot even be looked for
+			}
+			if stores, err = b.addFile(stores, store); err == nil && len(stores) > maxJavaStores {
 				err = fmt.Errorf("the image has more than %d trust stores of Java", maxJavaStores)
 			}
 			return err
