@@ -1,7 +1,6 @@
 package fault
 
 import (
-	"os"
 	"testing"
 
 	"boxgate/api"
@@ -51,16 +50,10 @@ func TestAttackDuringFaultsOfRestart(t *testing.T) {
 	for _, step := range stepsOfRestart {
 		for _, kind := range kindsOf(step) {
 			what := kind + " at " + step
-			init, err := os.FindProcess(w.InitOf(box))
-			if err == nil {
-				err = init.Kill()
-			}
-			if err != nil {
+			if err := lab.KillAndAwait(w.InitOf(box)); err != nil {
 				t.Fatal(err)
 			}
-			w.Until("the box has ended", func() bool {
-				return w.Client.Do(t.Context(), "POST", api.BoxPath(box, "exec"), map[string]any{"command": []string{"true"}}, nil) != nil
-			})
+			w.UntilStatus(box, "error")
 			if err := failing(w, kind, step, func() error {
 				return w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil)
 			}); err == nil {

@@ -128,7 +128,7 @@ func KillAndAwait(pid int) error {
 		return err
 	}
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 60_000)
 		switch {
 		case errors.Is(err, unix.EINTR): // by a signal of Go's scheduler
 		case err == nil && n == 0:
