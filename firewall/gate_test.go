@@ -52,9 +52,9 @@ func TestFlushedRulesetLeavesBoxesClosed(t *testing.T) {
 	// The gateway's own packet, sent afterwards, shows that everything before it has had its chance to arrive.
 	sent, err := w.dial(w.gateway, "udp", netip.AddrPortFrom(marker4, 9))
 	w.must(err)
-	_, err = sent.Write([]byte("marker"))
-	w.must(err)
+	defer sent.Close()
 	w.wait("the marker arrives outside", func() bool {
+		_, _ = sent.Write([]byte("marker"))
 		return w.wire.find(func(p seenPacket) bool { return p.dst == marker4 })
 	})
 	for _, a := range []string{"198.51.100.8", "2001:db8:2::8", "198.51.100.9", "2001:db8:2::9"} {

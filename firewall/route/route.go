@@ -184,7 +184,7 @@ func (h *Host) SetAddresses() error {
 
 // AwaitAddresses waits until the gateway's addresses work, so that servers can answer from them. It needs the routing.
 func (h *Host) AwaitAddresses() error {
-	const settleTimeout = 10 * time.Second // far more than a busy host needs
+	const settleTimeout = time.Minute // the kernel installs them when it gets to it, and network namespaces that end keep it busy
 	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
 	defer cancel()
 	for _, a := range h.Gateways() {
