@@ -293,6 +293,8 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	if err = cmd.Wait(); err == nil {
 		return nil
 	}
+	process.ReapOrphans()
+	time.AfterFunc(time.Second, process.ReapOrphans) // one may just be dying
 	if ctx.Err() != nil {
 		err = errors.Join(err, abandon(branch))
 	}
