@@ -118,7 +118,8 @@ func FuzzParseSpec(f *testing.F) {
 		`{"mode":"allow-all"}`, `"deny-all"`, `{"allow":["a.test"],"subnets":{"deny":["1.1.1.0/24"]}}`,
 		`{"mode":"custom","allowed_domains":["*.a.test:443"],"denied_domains":["b.a.test"],"allowed_cidrs":["1.1.1.1","::/0"],"dns":"resolve"}`,
 		`{"mode":"custom","denied_cidrs":["1.1.1.0/24"],"allowed_cidrs":[],"rules":[{"hosts":["*"],"methods":["GET"],"paths":["/a*"],"action":"deny"}]}`,
-		`{"allow":{"a.test":[{"transform":[{"headers":{"x-a":"1"}}]}],"*":[]}}`, `{"mode":"custom","mode":"deny-all"}`, `{"MODE":"allow-all"}`, `[[[[`, `{"mode":`, `{}{}`, "\xff",
+		`{"allow":{"a.test":[{"match":{"path":{"startsWith":"/a"}},"transform":[{"headers":{"x-a":"1"}}]}],"*":[]}}`,
+		`{"allowOut":["a.test","1.1.1.1"],"denyOut":["0.0.0.0/0"],"rules":{"a.test":[{"transform":{"headers":{"x-a":"1"}}}]}}`, `{"mode":"custom","mode":"deny-all"}`, `{"MODE":"allow-all"}`, `[[[[`, `{"mode":`, `{}{}`, "\xff",
 	} {
 		f.Add([]byte(s))
 	}
@@ -128,7 +129,7 @@ func FuzzParseSpec(f *testing.F) {
 			checkInvalid(t, err)
 			return
 		}
-		if _, err := ParseHeaders(headers); err != nil {
+		if _, err := Compile(spec, headers, nil, 1); err != nil {
 			t.Fatalf("headers of %s: %v", data, err)
 		}
 		c, err := Compile(spec, nil, nil, 1)

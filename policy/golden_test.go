@@ -118,11 +118,7 @@ func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 		var err error
 		switch f.Name {
 		case "policy.json":
-			var more map[string]map[string]string
-			spec, more, err = ParseNetworkPolicy(f.Data)
-			if err == nil && more != nil {
-				rules, err = ParseHeaders(more)
-			}
+			spec, rules, err = ParseNetworkPolicy(f.Data)
 		case "headers.json":
 			rules, err = ParseHeaderRules(f.Data, nil)
 		case "protected.json":
@@ -165,7 +161,10 @@ func answer(t *testing.T, table []byte, c *Compiled) []byte {
 		if c.Intercepts(r.Name, r.Port) && r.Port != 0 {
 			out.WriteString(", intercept")
 		}
-		if rule, refused := c.HeaderRule(r); refused.Reason == "" {
+		rule, refused := c.HeaderRule(r)
+		if refused.Reason != "" {
+			fmt.Fprintf(&out, ", refuse %s", refused.Reason)
+		} else {
 			for _, h := range rule.Headers {
 				fmt.Fprintf(&out, ", set %s", h.Name)
 			}

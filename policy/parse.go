@@ -2,7 +2,7 @@ package policy
 
 // ParseSpec reads a policy from JSON and checks all of it: keys and types strictly, domains, CIDRs and rules. The Spec
 // holds the entries as written. The error is an *[InvalidError] that lists every problem. A document in the dialect of
-// Vercel Sandbox is translated as by [ParseVercel]; if it carries headers it is refused, since a Spec cannot.
+// Vercel Sandbox or E2B is translated as by [ParseNetworkPolicy]; if it carries headers it is refused, since a Spec cannot.
 func ParseSpec(data []byte) (Spec, error) {
 	spec, headers, err := ParseNetworkPolicy(data)
 	if err != nil {
@@ -10,21 +10,23 @@ func ParseSpec(data []byte) (Spec, error) {
 	}
 	if len(headers) > 0 {
 		var ps problems
-		ps.add("/allow", "transform sets headers, which cannot be set here")
+		ps.add("", "transform sets headers, which cannot be set here")
 		return Spec{}, ps.err()
 	}
 	return spec, nil
 }
 
-// ParseNetworkPolicy reads a policy in either dialect: boxgate's own, or that of Vercel Sandbox (see [ParseVercel]),
-// which may include header rules, returned as [ParseHeaders] does; headers is nil otherwise.
-func ParseNetworkPolicy(data []byte) (spec Spec, headers map[string]map[string]string, err error) {
+// ParseNetworkPolicy reads a policy in any dialect: boxgate's own, that of Vercel Sandbox (see [ParseVercel]) or of E2B
+// (see [ParseE2B]). The latter two may include header rules, which come back sorted by pattern; headers is nil otherwise.
+func ParseNetworkPolicy(data []byte) (spec Spec, headers []HeaderRule, err error) {
 	var ps problems
 	doc, ok := parseDocument(data, &ps)
 	switch {
 	case !ok:
 	case isVercel(doc):
 		return translateVercel(doc, &ps)
+	case isE2B(doc):
+		return translateE2B(doc, &ps)
 	default:
 		spec = readSpec(doc, &ps)
 		if len(ps.list) == 0 {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -64,3 +65,12 @@ func pointer(base, key string) string { return base + "/" + pointerEscapes.Repla
 
 // element extends an RFC 6901 pointer by one index.
 func element(base string, i int) string { return base + "/" + strconv.Itoa(i) }
+
+// addBelow adds the problems of a part of the document; nil has none.
+func (ps *problems) addBelow(at string, err error) {
+	if invalid, ok := errors.AsType[*InvalidError](err); ok {
+		for _, p := range invalid.Problems {
+			ps.add(at+p.Pointer, "%s", p.Message)
+		}
+	}
+}

@@ -1,20 +1,22 @@
 package policy
 
 import (
-	"errors"
-	"maps"
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strings"
 )
 
 // ParseVercel reads a network policy in the dialect of Vercel Sandbox and translates it:
 //
-//	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{transform: [{headers}]}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
+//	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{match, transform: [{headers}]}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
 //
 // What is not allowed is denied in that dialect: {} and a policy with denied subnets alone deny everything. Denied
 // subnets win over everything, allowed ones over domains. Of the rules of a domain the first that matches a request
 // wins, and of the domains that cover a host the first one. The headers that transforms set are returned as header
-// rules, nil if there are none. What boxgate cannot honour is refused: match, forwardURL, and headers on "*". The error
-// is an *[InvalidError] that lists every problem.
-func ParseVercel(data []byte) (Spec, map[string]map[string]string, error) {
+// rules, alternatives in their order, nil if there are none. What boxgate cannot honour is refused: forwardURL, and
+// headers on "*". The error is an *[InvalidError] that lists every problem.
+func ParseVercel(data []byte) (Spec, []HeaderRule, error) {
 	var ps problems
 	doc, ok := parseDocument(data, &ps)
 	if !ok {
@@ -28,7 +30,7 @@ func isVercel(doc value) bool {
 	return doc.kind == kindText || !doc.has("mode") && (doc.has("allow") || doc.has("subnets"))
 }
 
-func translateVercel(doc value, ps *problems) (Spec, map[string]map[string]string, error) {
+func translateVercel(doc value, ps *problems) (Spec, []HeaderRule, error) {
 	var spec Spec
 	var hosts []vercelHost
 	if doc.kind == kindText {
@@ -52,7 +54,7 @@ func translateVercel(doc value, ps *problems) (Spec, map[string]map[string]strin
 	return vercelResult(spec, hosts, ps)
 }
 
-func vercelResult(spec Spec, hosts []vercelHost, ps *problems) (Spec, map[string]map[string]string, error) {
+func vercelResult(spec Spec, hosts []vercelHost, ps *problems) (Spec, []HeaderRule, error) {
 	headers := vercelHeaders(hosts, ps)
 	if err := ps.err(); err != nil {
 		return Spec{}, nil, err
@@ -76,12 +78,12 @@ func readVercelSubnets(at string, v value, spec *Spec, ps *problems) {
 	})
 }
 
-// vercelHost is one domain of allow with the headers that its first rule sets.
+// vercelHost is one domain of allow with its rules, in their order.
 type vercelHost struct {
 	at      string
 	host    string
 	pattern Pattern
-	headers map[string]string
+	rules   []HeaderRule
 }
 
 // readVercelAllow reads both forms of allow, in the order written.
@@ -98,7 +100,7 @@ func readVercelAllow(at string, v value, ps *problems) []vercelHost {
 		}
 		for i, host := range v.keys {
 			at := pointer(at, host)
-			hosts = append(hosts, vercelHost{at: at, host: host, headers: readVercelRules(at, v.items[i], ps)})
+			hosts = append(hosts, vercelHost{at: at, host: host, rules: readVercelRules(at, v.items[i], ps)})
 		}
 	default:
 		ps.add(at, "is %s; want a list of domains, or an object with rules for each", v.kind)
@@ -113,118 +115,209 @@ func readVercelAllow(at string, v value, ps *problems) []vercelHost {
 	return hosts
 }
 
-// readVercelRules reads every rule of a domain and returns the headers of the first. A rule can only have a match that
-// matches everything, so the others never apply.
-func readVercelRules(at string, v value, ps *problems) map[string]string {
+// readVercelRules reads the rules of a domain. Those behind one that is for every request never apply, and are read only
+// for their mistakes.
+func readVercelRules(at string, v value, ps *problems) (rules []HeaderRule) {
 	if v.kind != kindList {
 		ps.add(at, "is %s; want a list of rules", v.kind)
 		return nil
 	}
-	var first map[string]string
-	for i, item := range v.items {
-		at := element(at, i)
-		var headers map[string]string
-		transforms := false
-		item.fields(at, "an object with transform", ps, map[string]func(string, value){
-			"transform": func(at string, v value) { transforms, headers = true, readVercelTransforms(at, v, ps) },
-			"match": func(at string, v value) {
-				if v.kind != kindObject || len(v.keys) > 0 {
-					ps.add(at, "boxgate sets headers on every request to a host and cannot choose by request; leave match out")
-				}
-			},
-			"forwardURL": func(at string, _ value) {
-				ps.add(at, "boxgate does not forward requests to another proxy; leave the rule out")
-			},
-		})
-		if !transforms && item.kind == kindObject {
-			ps.add(at, "has no transform")
-		}
-		if i == 0 {
-			first = headers
-		}
+	if tooMany(at, len(v.items), maxAlternatives, ps) {
+		return nil
 	}
-	return first
+	last := false
+	for i, item := range v.items {
+		rule := readVercelRule(element(at, i), item, ps)
+		if !last {
+			rules = append(rules, rule)
+		}
+		last = last || rule.Match == nil
+	}
+	return rules
 }
 
-func readVercelTransforms(at string, v value, ps *problems) map[string]string {
+func readVercelRule(at string, v value, ps *problems) (rule HeaderRule) {
+	v.fields(at, "an object with transform", ps, map[string]func(string, value){
+		"transform": func(at string, v value) { rule.Headers = readVercelTransforms(at, v, ps) },
+		"match": func(at string, v value) {
+			before := len(ps.list)
+			if m := readVercelMatch(at, v, ps); !m.IsZero() || m.Methods != nil {
+				if rule.Match = m; len(ps.list) == before {
+					checkVercelMatch(at, *m, ps)
+				}
+			}
+		},
+		"forwardURL": func(at string, v value) { checkForwardURL(at, v, ps) },
+	})
+	switch forwards, transforms := v.has("forwardURL"), v.has("transform"); {
+	case v.kind != kindObject:
+	case forwards && transforms:
+		ps.add(at, "has transform and forwardURL; give one of them")
+	case !forwards && !transforms:
+		ps.add(at, "has no transform")
+	}
+	return rule
+}
+
+// checkForwardURL refuses a URL to forward to, with what is wrong with the URL itself first.
+func checkForwardURL(at string, v value, ps *problems) {
+	text := v.string(at, ps)
+	u, err := url.Parse(text)
+	if v.kind == kindText && (err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "") {
+		ps.add(at, "is not an https URL without credentials, query and fragment")
+	}
+	ps.add(at, "boxgate does not forward requests to another proxy; leave the rule out")
+}
+
+// checkVercelMatch checks a match under the names of that dialect.
+func checkVercelMatch(at string, m Match, ps *problems) {
+	var own problems
+	checkMatch("", m, &own)
+	for _, p := range own.list {
+		where := p.Pointer
+		for ours, theirs := range map[string]string{"/methods": "/method", "/query": "/queryString", "/path/prefix": "/path/startsWith"} {
+			if rest, ok := strings.CutPrefix(p.Pointer, ours); ok {
+				where = theirs + rest
+			}
+		}
+		ps.add(at+where, "%s", p.Message)
+	}
+}
+
+// readVercelMatch reads a match, whose keys have names of their own.
+func readVercelMatch(at string, v value, ps *problems) *Match {
+	var m Match
+	v.fields(at, "an object with method, path, queryString and headers", ps, map[string]func(string, value){
+		"method":      func(at string, v value) { m.Methods = v.strings(at, ps) },
+		"path":        func(at string, v value) { m.Path = readVercelMatcher(at, v, ps) },
+		"queryString": func(at string, v value) { m.Query = readVercelPairs(at, v, ps) },
+		"headers":     func(at string, v value) { m.Headers = readVercelPairs(at, v, ps) },
+	})
+	return &m
+}
+
+func readVercelMatcher(at string, v value, ps *problems) *Matcher {
+	var m Matcher
+	text := func(to **string) func(string, value) {
+		return func(at string, v value) {
+			s := v.string(at, ps)
+			*to = &s
+		}
+	}
+	v.fields(at, "an object with exact, startsWith or regex", ps, map[string]func(string, value){
+		"exact": text(&m.Exact), "startsWith": text(&m.Prefix), "regex": text(&m.Regex),
+	})
+	return &m
+}
+
+func readVercelPairs(at string, v value, ps *problems) (out MatchPairs) {
+	if v.kind != kindList {
+		ps.add(at, "is %s; want a list of objects with key and value", v.kind)
+		return out
+	}
+	for i, item := range v.items {
+		at := element(at, i)
+		pair := MatchPair{Key: *MatchPrefix("")} // without a key any will do
+		item.fields(at, "an object with key and value", ps, map[string]func(string, value){
+			"key":   func(at string, v value) { pair.Key = *readVercelMatcher(at, v, ps) },
+			"value": func(at string, v value) { pair.Value = readVercelMatcher(at, v, ps) },
+		})
+		out.Pairs = append(out.Pairs, pair)
+	}
+	return out
+}
+
+func readVercelTransforms(at string, v value, ps *problems) (headers []Header) {
 	if v.kind != kindList {
 		ps.add(at, "is %s; want a list of transforms", v.kind)
 		return nil
 	}
-	headers := map[string]string{}
 	for i, item := range v.items {
 		item.fields(element(at, i), "an object with headers", ps, map[string]func(string, value){
-			"headers": func(at string, v value) { readVercelHeaders(at, v, headers, ps) },
+			"headers": func(at string, v value) { headers = overlayHeaders(headers, readPlainHeaders(at, v, ps)) },
 		})
+	}
+	tooMany(at, len(headers), maxHostHeaders, ps)
+	sortHeaders(headers)
+	return headers
+}
+
+// readPlainHeaders reads an object of header names and literal values.
+func readPlainHeaders(at string, v value, ps *problems) []Header {
+	p := &headerParser{}
+	headers := p.headers(at, v)
+	for _, problem := range p.list {
+		ps.add(problem.Pointer, "%s", problem.Message)
 	}
 	return headers
 }
 
-// readVercelHeaders adds the headers of one transform to those of earlier ones.
-func readVercelHeaders(at string, v value, headers map[string]string, ps *problems) {
-	if v.kind != kindObject {
-		ps.add(at, "is %s; want an object of header names and values", v.kind)
-		return
-	}
-	for i, name := range v.keys {
-		at := pointer(at, name)
-		text := v.items[i].string(at, ps)
-		if flaw := headerNameFlaw(name); flaw != "" {
-			ps.add(at, "%s %s", quoted(name), flaw)
-		}
-		if flaw := headerValueFlaw(text); flaw != "" {
-			ps.add(at, "the value of %s %s", quoted(name), flaw)
-		}
-		for earlier := range headers {
-			if foldHeader(earlier) == foldHeader(name) {
-				delete(headers, earlier) // a later transform replaces what an earlier one set
-			}
-		}
-		headers[name] = text
-	}
+// overlayHeaders returns headers with those of a later transform, which replace earlier ones.
+func overlayHeaders(headers, later []Header) []Header {
+	headers = slices.DeleteFunc(headers, func(h Header) bool {
+		return slices.ContainsFunc(later, func(l Header) bool { return foldHeader(l.Name) == foldHeader(h.Name) })
+	})
+	return append(headers, later...)
 }
 
 // vercelHeaders turns the hosts into header rules. In the Vercel dialect the first domain wins, in boxgate the most
 // specific one; where the two differ the policy is refused. A specific domain without headers before a wider one with
 // headers is kept as a rule that sets none.
-func vercelHeaders(hosts []vercelHost, ps *problems) map[string]map[string]string {
-	out := map[string]map[string]string{}
+func vercelHeaders(hosts []vercelHost, ps *problems) []HeaderRule {
+	out := map[Pattern][]HeaderRule{}
 	for i, h := range hosts {
-		if len(h.headers) == 0 {
+		if !setsHeaders(h.rules) {
 			continue
 		}
 		if h.pattern.ok && h.pattern.name.IsZero() {
 			ps.add(h.at, `headers on "*" would go to every host; set them on a domain`)
 		}
-		out[h.host] = h.headers
+		out[h.pattern] = h.rules
 		for k, other := range hosts {
 			switch {
 			case k < i && refuseShadowed(other, h, ps), k > i && refuseShadowed(h, other, ps):
-			case k < i && len(other.headers) == 0 && covers443(h.pattern, other.pattern):
-				out[other.host] = map[string]string{}
+			case k < i && !setsHeaders(other.rules) && covers443(h.pattern, other.pattern):
+				out[other.pattern] = []HeaderRule{{}}
 			}
 		}
 	}
-	if len(out) == 0 {
-		return nil
+	return patternRules(out, ps)
+}
+
+// setsHeaders reports whether some rule changes anything.
+func setsHeaders(rules []HeaderRule) bool { return slices.ContainsFunc(rules, HeaderRule.Applies) }
+
+// patternRules returns the rules of each pattern as one list.
+func patternRules(of map[Pattern][]HeaderRule, ps *problems) (rules []HeaderRule) {
+	if len(of) > MaxHeaderHosts {
+		ps.add("", "headers are set on %d hosts; the limit is %d", len(of), MaxHeaderHosts)
 	}
-	_, err := ParseHeaders(out)
-	if invalid, ok := errors.AsType[*InvalidError](err); ok && len(ps.list) == 0 {
-		for _, p := range invalid.Problems {
-			ps.add("/allow"+p.Pointer, "%s", p.Message)
+	for pattern, list := range of {
+		for _, r := range list {
+			r.Pattern = pattern
+			rules = append(rules, r)
 		}
 	}
-	return out
+	sortRules(rules)
+	return rules
 }
 
 // refuseShadowed refuses a later domain whose hosts an earlier one already covers with other headers.
 func refuseShadowed(earlier, later vercelHost, ps *problems) bool {
-	if !covers443(earlier.pattern, later.pattern) || maps.Equal(earlier.headers, later.headers) {
+	if !covers443(earlier.pattern, later.pattern) || slices.EqualFunc(earlier.rules, later.rules, sameEntry) {
 		return false
 	}
 	ps.add(later.at, "%s comes before and covers it, so its own headers would never be set; put %s first",
 		quoted(earlier.host), quoted(later.host))
 	return true
+}
+
+// sameEntry reports whether two rules of that dialect do the same.
+func sameEntry(a, b HeaderRule) bool {
+	matchA, errA := json.Marshal(a.Match)
+	matchB, errB := json.Marshal(b.Match)
+	return errA == nil && errB == nil && string(matchA) == string(matchB) &&
+		slices.EqualFunc(a.Headers, b.Headers, func(x, y Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
 }
 
 // covers443 reports whether p covers all hosts of q that headers can be set on.

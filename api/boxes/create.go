@@ -92,16 +92,12 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 // network reads the policy and the header rules. A policy of the other dialect may have rules of its own.
 func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool, p *problem.List) error {
 	var err error
-	headers := make(map[string]map[string]string)
+	var fromPolicy []policy.HeaderRule
 	if len(b.NetworkPolicy.RawMessage) > 0 {
-		req.Policy, headers, err = spec.ParsePolicy(b.NetworkPolicy.RawMessage)
+		req.Policy, fromPolicy, err = spec.ParsePolicy(b.NetworkPolicy.RawMessage)
 		if err := p.Merge("/network_policy", err); err != nil {
 			return err
 		}
-	}
-	fromPolicy, err := policy.ParseHeaders(headers)
-	if err := p.Merge("/network_policy/allow", err); err != nil {
-		return err
 	}
 	if b.AttachHeaders.RawMessage != nil {
 		req.Headers, err = policy.ParseHeaderRules(b.AttachHeaders.RawMessage, hasSecret)
@@ -111,7 +107,7 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 	}
 	for _, rule := range fromPolicy {
 		if slices.ContainsFunc(req.Headers, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
-			p.Add("/network_policy/allow", "%q has headers here and in attach_headers; give them in one place", rule.Pattern)
+			p.Add("/network_policy", "%q has headers here and in attach_headers; give them in one place", rule.Pattern)
 		}
 	}
 	req.Headers = append(req.Headers, fromPolicy...)

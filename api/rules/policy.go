@@ -57,7 +57,7 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 		return rest.Reply{}, err
 	}
 	if len(headers) > 0 {
-		return rest.Reply{}, problem.Invalid("/allow", "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
+		return rest.Reply{}, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
 	}
 	state, err := e.Host.SetPolicy(r.Context(), box.ID, spec, match)
 	if err != nil {
@@ -65,6 +65,15 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", spec.Mode, state.Version)
 	return viewPolicy(state), nil
+}
+
+// transformsOf points to the part of a policy in another dialect that sets headers.
+func transformsOf(data []byte) string {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(data, &fields) == nil && fields["rules"] != nil {
+		return "/rules"
+	}
+	return "/allow"
 }
 
 // takeVersion lets clients edit a policy that they read and send it back: its version becomes the precondition, its

@@ -7,7 +7,7 @@ import (
 	"boxgate/policy"
 )
 
-// Policy is the JSON of a policy in either dialect, which [ParsePolicy] reads.
+// Policy is the JSON of a policy in any dialect, which [ParsePolicy] reads.
 type Policy struct{ json.RawMessage }
 
 // Forms describes the dialect of this API alone.
@@ -19,15 +19,8 @@ type policyBody struct {
 	Version uint64 `json:"version,omitempty" doc:"if given, the version that must be in force, as with If-Match"`
 }
 
-// ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in that of Vercel Sandbox, which
-// is a string or has allow or subnets, and may include header rules.
-func ParsePolicy(data []byte) (policy.Spec, map[string]map[string]string, error) {
-	var text string
-	var fields map[string]json.RawMessage
-	isText := json.Unmarshal(data, &text) == nil && string(data) != "null"
-	if !isText && (json.Unmarshal(data, &fields) != nil || fields["mode"] != nil || fields["allow"] == nil && fields["subnets"] == nil) {
-		spec, err := policy.ParseSpec(data)
-		return spec, nil, err
-	}
-	return policy.ParseVercel(data)
+// ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in one of those that
+// [policy.ParseNetworkPolicy] translates, which may include header rules.
+func ParsePolicy(data []byte) (policy.Spec, []policy.HeaderRule, error) {
+	return policy.ParseNetworkPolicy(data)
 }

@@ -38,6 +38,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 			},
 		},
 		newPolicyExplain(o),
+		newPolicyConvert(),
 	)
 	return cmd
 }

@@ -1,0 +1,350 @@
+package policy
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+// Dialect is a way of writing policies.
+type Dialect string
+
+// The dialects.
+const (
+	DialectBoxgate Dialect = "boxgate" // this API's own, which is that of Upstash Box with header rules beside it
+	DialectVercel  Dialect = "vercel"  // see [ParseVercel]
+	DialectE2B     Dialect = "e2b"     // see [ParseE2B]
+)
+
+// Document is a policy with the header rules that come with it.
+type Document struct {
+	NetworkPolicy Spec           `json:"network_policy"`
+	AttachHeaders map[string]any `json:"attach_headers,omitempty"`
+}
+
+// Convert writes a policy of one dialect in another, with the values of its header rules. The error is an *[InvalidError]
+// with what is wrong in the document, or what the other dialect cannot say.
+func Convert(data []byte, from, to Dialect) ([]byte, error) {
+	spec, rules, err := readDialect(data, from)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := Compile(spec, rules, nil, 1); err != nil {
+		return nil, err
+	}
+	var out any
+	var ps problems
+	switch to {
+	case DialectBoxgate:
+		out = Document{spec, writeRules(rules)}
+	case DialectVercel:
+		out = writeVercel(spec, rules, &ps)
+	case DialectE2B:
+		out = writeE2B(spec, rules, &ps)
+	default:
+		ps.add("", "%s is no dialect; use boxgate, vercel or e2b", quoted(string(to)))
+	}
+	if err := ps.err(); err != nil {
+		return nil, err
+	}
+	return json.MarshalIndent(out, "", "  ")
+}
+
+// readDialect reads a document of one dialect. That of boxgate is a policy, or an object of network_policy and
+// attach_headers as in a request to create a box.
+func readDialect(data []byte, from Dialect) (Spec, []HeaderRule, error) {
+	switch from {
+	case DialectVercel:
+		return ParseVercel(data)
+	case DialectE2B:
+		return ParseE2B(data)
+	case DialectBoxgate:
+		return readBoxgate(data)
+	}
+	var ps problems
+	ps.add("", "%s is no dialect; use boxgate, vercel or e2b", quoted(string(from)))
+	return Spec{}, nil, ps.err()
+}
+
+func readBoxgate(data []byte) (spec Spec, rules []HeaderRule, err error) {
+	var ps problems
+	doc, ok := parseDocument(data, &ps)
+	if !ok {
+		return Spec{}, nil, ps.err()
+	}
+	if doc.kind == kindText || doc.has("mode") {
+		spec, err = ParseSpec(data)
+		return spec, nil, err
+	}
+	headers := &headerParser{}
+	doc.fields("", "a policy, or an object of network_policy and attach_headers", &ps, map[string]func(string, value){
+		"network_policy": func(at string, v value) {
+			var own problems
+			spec = readSpec(v, &own)
+			checkSpec(spec, &own)
+			ps.addBelow(at, own.err())
+		},
+		"attach_headers": func(at string, v value) {
+			rules, err = headers.rules(v)
+			ps.addBelow(at, err)
+		},
+	})
+	if !doc.has("network_policy") && doc.kind == kindObject {
+		ps.add("/network_policy", "is missing")
+	}
+	return spec, rules, ps.err()
+}
+
+// writeRules returns header rules in the form that [ParseHeaderRules] reads, with their values.
+func writeRules(rules []HeaderRule) map[string]any {
+	entries := map[string][]map[string]any{}
+	for _, r := range rules {
+		entries[r.Pattern.String()] = append(entries[r.Pattern.String()], writeEntry(r))
+	}
+	out := map[string]any{}
+	for host, list := range entries {
+		if out[host] = list; len(list) == 1 {
+			out[host] = list[0]
+		}
+	}
+	return out
+}
+
+func writeEntry(r HeaderRule) map[string]any {
+	headers, remove, placeholders := map[string]any{}, []string{}, map[string]any{}
+	for _, h := range r.Headers {
+		switch {
+		case h.Remove:
+			remove = append(remove, h.Name)
+		case h.Source != "":
+			headers[h.Name] = map[string]string{"secret": h.Source, "prefix": h.Prefix, "suffix": h.Suffix}
+		default:
+			headers[h.Name] = h.Value.Reveal()
+		}
+	}
+	for _, p := range r.Placeholders {
+		placeholders[p.Variable] = p.Value.Reveal()
+		if p.Source != "" {
+			placeholders[p.Variable] = map[string]string{"secret": p.Source}
+		}
+	}
+	out := map[string]any{"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "scrub": r.Scrub, "deny": r.Deny}
+	for key, given := range map[string]bool{
+		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
+		"placeholders": len(placeholders) > 0, "scrub": r.Scrub, "deny": r.Deny,
+	} {
+		if !given {
+			delete(out, key)
+		}
+	}
+	return out
+}
+
+// plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
+func plainHeaders(r HeaderRule, ps *problems) map[string]string {
+	at := pointer("/attach_headers", r.Pattern.String())
+	out := map[string]string{}
+	for _, h := range r.Headers {
+		if h.Remove || h.Source != "" {
+			ps.add(at, "%s is removed or has a source, and the other dialect knows literal values alone", quoted(h.Name))
+		}
+		out[h.Name] = h.Value.Reveal()
+	}
+	if r.Deny || r.Scrub || len(r.Placeholders) > 0 {
+		ps.add(at, "has placeholders, scrub or deny, which the other dialect does not know")
+	}
+	if r.Pattern.Port() != 0 {
+		ps.add(at, "has a port, which the other dialect does not know")
+	}
+	return out
+}
+
+// checkForeign refuses what neither of the other dialects can say.
+func checkForeign(spec Spec, ps *problems) {
+	if len(spec.DeniedDomains) > 0 {
+		ps.add("/denied_domains", "the other dialect denies no names")
+	}
+	if len(spec.Rules) > 0 {
+		ps.add("/rules", "the other dialect denies no requests")
+	}
+	if spec.DNS != "" {
+		ps.add("/dns", "the other dialect does not choose how names are resolved; leave it out")
+	}
+	for i, s := range spec.AllowedDomains {
+		if p, err := ParsePattern(s); err == nil && p.Port() != 0 {
+			ps.add(element("/allowed_domains", i), "%s has a port, which the other dialect does not know", quoted(s))
+		}
+	}
+}
+
+// everyAddress are the CIDRs of all addresses.
+var everyAddress = []string{"0.0.0.0/0", "::/0"}
+
+func writeVercel(spec Spec, rules []HeaderRule, ps *problems) any {
+	checkForeign(spec, ps)
+	if spec.Mode != ModeCustom && len(rules) == 0 {
+		return spec.Mode
+	}
+	domains, subnets := spec.AllowedDomains, map[string][]string{"allow": spec.AllowedCIDRs, "deny": spec.DeniedCIDRs}
+	if spec.defaultAllow() {
+		domains, subnets["allow"] = []string{"*"}, everyAddress
+	}
+	for key, list := range subnets {
+		if len(list) == 0 {
+			delete(subnets, key)
+		}
+	}
+	allow := orderedObject{}
+	for _, host := range headerHosts(rules) {
+		if !allowsHost(domains, host) {
+			ps.add(pointer("/attach_headers", host), "its host is not in allowed_domains, and in the other dialect headers allow their host")
+		}
+		allow.add(host, vercelRules(rules, host, ps))
+	}
+	for _, host := range domains {
+		allow.add(host, []any{})
+	}
+	if len(subnets) == 0 {
+		return map[string]any{"allow": allow}
+	}
+	return map[string]any{"allow": allow, "subnets": subnets}
+}
+
+// headerHosts returns the patterns of rules, the most specific ones first: in that dialect the first domain wins.
+func headerHosts(rules []HeaderRule) (hosts []string) {
+	for _, r := range rules {
+		if s := r.Pattern.String(); !slices.Contains(hosts, s) {
+			hosts = append(hosts, s)
+		}
+	}
+	slices.SortStableFunc(hosts, func(a, b string) int {
+		if wildA, wildB := strings.HasPrefix(a, "*."), strings.HasPrefix(b, "*."); wildA != wildB {
+			if wildA {
+				return 1
+			}
+			return -1
+		}
+		return strings.Count(b, ".") - strings.Count(a, ".")
+	})
+	return hosts
+}
+
+func allowsHost(domains []string, host string) bool {
+	want, err := ParsePattern(host)
+	return err == nil && slices.ContainsFunc(domains, func(s string) bool {
+		p, err := ParsePattern(s)
+		return err == nil && p.covers(want)
+	})
+}
+
+func vercelRules(rules []HeaderRule, host string, ps *problems) []any {
+	out := []any{}
+	for _, r := range rules {
+		if r.Pattern.String() != host || r.Match == nil && !r.Applies() {
+			continue
+		}
+		rule := map[string]any{"transform": []any{map[string]any{"headers": plainHeaders(r, ps)}}}
+		if r.Match != nil {
+			rule["match"] = vercelMatch(*r.Match)
+		}
+		out = append(out, rule)
+	}
+	return out
+}
+
+func vercelMatch(m Match) map[string]any {
+	matcher := func(m *Matcher) map[string]string {
+		switch {
+		case m.Exact != nil:
+			return map[string]string{"exact": *m.Exact}
+		case m.Prefix != nil:
+			return map[string]string{"startsWith": *m.Prefix}
+		}
+		return map[string]string{"regex": *m.Regex}
+	}
+	pairs := func(m MatchPairs) (out []any) {
+		for _, p := range m.Pairs {
+			pair := map[string]any{"key": matcher(&p.Key)}
+			if p.Value != nil {
+				pair["value"] = matcher(p.Value)
+			}
+			out = append(out, pair)
+		}
+		return out
+	}
+	out := map[string]any{}
+	if len(m.Methods) > 0 {
+		out["method"] = m.Methods
+	}
+	if m.Path != nil {
+		out["path"] = matcher(m.Path)
+	}
+	if !m.Query.IsZero() {
+		out["queryString"] = pairs(m.Query)
+	}
+	if !m.Headers.IsZero() {
+		out["headers"] = pairs(m.Headers)
+	}
+	return out
+}
+
+func writeE2B(spec Spec, rules []HeaderRule, ps *problems) any {
+	checkForeign(spec, ps)
+	out := map[string]any{}
+	switch open := spec.defaultAllow(); {
+	case spec.Mode == ModeAllowAll:
+	case open:
+		out["denyOut"] = spec.DeniedCIDRs
+	case len(spec.DeniedCIDRs) > 0:
+		ps.add("/denied_cidrs", "in the other dialect what is allowed wins over what is denied")
+	default:
+		out["denyOut"] = everyAddress
+		if allowed := slices.Concat(spec.AllowedDomains, spec.AllowedCIDRs); len(allowed) > 0 {
+			out["allowOut"] = allowed
+		}
+	}
+	of := map[string]any{}
+	for _, r := range rules {
+		if r.Match != nil {
+			ps.add(pointer("/attach_headers", r.Pattern.String()), "looks at the request, which the other dialect does not")
+		}
+		of[r.Pattern.String()] = []any{map[string]any{"transform": map[string]any{"headers": plainHeaders(r, ps)}}}
+	}
+	if len(of) > 0 {
+		out["rules"] = of
+	}
+	return out
+}
+
+// orderedObject is a JSON object whose members have an order.
+type orderedObject struct {
+	keys   []string
+	values []any
+}
+
+// add adds a member unless there is one of that name.
+func (o *orderedObject) add(key string, value any) {
+	if !slices.Contains(o.keys, key) {
+		o.keys, o.values = append(o.keys, key), append(o.values, value)
+	}
+}
+
+// MarshalJSON writes the members in their order.
+func (o orderedObject) MarshalJSON() ([]byte, error) {
+	out := []byte("{")
+	for i, key := range o.keys {
+		name, err := json.Marshal(key)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(o.values[i])
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(append(append(out, name...), ':'), value...)
+	}
+	return append(out, '}'), nil
+}
