@@ -103,7 +103,7 @@ func TestStrictBodies(t *testing.T) {
 		{"link elsewhere", "POST", "/v2/box/box1/preview/80/sign", `{"path_prefix":"https://x"}`, 422, "/path_prefix"},
 		{"policy mode", "PUT", "/v2/box/box1/config/network-policy", `{"mode":"custom"}`, 422, ""},
 		{"policy version", "PUT", "/v2/box/box1/config/network-policy", `{"mode":"deny-all","version":null}`, 422, "/version"},
-		{"headers", "PUT", "/v2/box/box1/config/attach-headers", `{"a.example":["A"]}`, 422, "/a.example"},
+		{"headers", "PUT", "/v2/box/box1/config/attach-headers", `{"a.example":["A"]}`, 422, "/a.example/0"},
 		{"headers null", "PUT", "/v2/box/box1/config/attach-headers", `{"attach_headers":null}`, 422, "/attach_headers"},
 		{"global headers", "PUT", "/v2/box/settings/attach-headers", `{"attach_headers":{"https://x":{"A":"sk-x"}}}`, 422, "/attach_headers/https:~1~1x"},
 		{"nothing to explain", "POST", "/v2/box/box1/egress/explain", `{}`, 422, ""},
