@@ -3,6 +3,7 @@ package meter
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,12 +16,30 @@ import (
 
 // kernel counts as told.
 type kernel struct {
-	boxes map[policy.BoxID]Reading
-	disk  func(ctx context.Context) (Disk, error)
+	disk func(ctx context.Context) (Disk, error)
+
+	mu    sync.Mutex
+	boxes map[policy.BoxID]Reading // guarded by mu, as what follows
 	looks int
 }
 
+// uses has a box use what a reading says.
+func (k *kernel) uses(id policy.BoxID, r Reading) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.boxes[id] = r
+}
+
+// gone takes a box away.
+func (k *kernel) gone(id policy.BoxID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.boxes, id)
+}
+
 func (k *kernel) ids() (ids []policy.BoxID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	for id := range k.boxes {
 		ids = append(ids, id)
 	}
@@ -28,6 +47,8 @@ func (k *kernel) ids() (ids []policy.BoxID) {
 }
 
 func (k *kernel) Read(ids []policy.BoxID) (map[policy.BoxID]Reading, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	found := map[policy.BoxID]Reading{}
 	for _, id := range ids {
 		if r, ok := k.boxes[id]; ok {
@@ -38,7 +59,9 @@ func (k *kernel) Read(ids []policy.BoxID) (map[policy.BoxID]Reading, error) {
 }
 
 func (k *kernel) Disk(ctx context.Context, _ policy.BoxID) (Disk, error) {
+	k.mu.Lock()
 	k.looks++
+	k.mu.Unlock()
 	if k.disk == nil {
 		return Disk{Whole: true}, nil
 	}
@@ -152,7 +175,8 @@ func TestRunReadsAndForgets(t *testing.T) {
 			close(done)
 		}()
 		synctest.Wait()
-		k.boxes = map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 3, PeakMemory: 8, OOMKills: 2}}
+		k.uses("b", Reading{GroupLife: "1", CPU: 3, PeakMemory: 8, OOMKills: 2})
+		k.gone("c")
 		time.Sleep(Interval)
 		synctest.Wait()
 		if u := m.Of("b"); u.CPU != 3 || u.PeakMemory != 10 || u.OOMKills != 2 || s.all["b"].CPU.Total != 3 {
@@ -161,7 +185,7 @@ func TestRunReadsAndForgets(t *testing.T) {
 		if u := m.Of("c"); u != (Usage{}) {
 			t.Errorf("a box that is gone: %+v", u)
 		}
-		k.boxes["b"] = Reading{GroupLife: "1", CPU: 4}
+		k.uses("b", Reading{GroupLife: "1", CPU: 4})
 		cancel()
 		<-done
 		if s.all["b"].CPU.Total != 4 {
@@ -187,15 +211,18 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 			close(done)
 		}()
 		time.Sleep(diskMost + Interval)
+		synctest.Wait() // what is due at the same time has happened
 		if d := m.Of("b").Disk; d.Bytes != 5 || d.Whole || d.At.IsZero() {
 			t.Errorf("%+v", d)
 		}
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if k.looks != 1 {
 			t.Errorf("an idle box was looked at %d times", k.looks)
 		}
-		k.boxes["b"] = Reading{GroupLife: "1", CPU: 2}
+		k.uses("b", Reading{GroupLife: "1", CPU: 2})
 		time.Sleep(diskShare*diskMost + time.Minute)
+		synctest.Wait()
 		if k.looks != 2 {
 			t.Errorf("%d looks", k.looks)
 		}
