@@ -360,7 +360,7 @@ func TestAttackHoldsUpACut(t *testing.T) {
 	spec["rules"] = []map[string]any{{"hosts": []string{host}, "paths": []string{"/bytes/*"}, "action": "deny"}}
 	began := time.Now()
 	w.SetPolicy(in.Box, spec)
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the PUT took %v", took)
 	}
 	isClosed := cutInTime(in)

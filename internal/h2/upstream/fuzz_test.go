@@ -282,7 +282,7 @@ func FuzzDifferential(f *testing.F) {
 func own(t *testing.T, script []byte) (o outcome) {
 	c := New(newScripted(script), func() {})
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c.Reserve()
 	s, err := c.Open(ctx, request("GET", "/"), true)
@@ -341,7 +341,7 @@ func library(t *testing.T, script []byte) (o outcome) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	end := func(err error) outcome {
 		if ctx.Err() != nil {
