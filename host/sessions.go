@@ -22,7 +22,7 @@ func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.Se
 	s := &session{done: func() {}}
 	err := c.usage.do(ctx, id, func(b *box) (err error) {
 		spec := launcher.ExecSpec{
-			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr,
+			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
 		}
 		if req.Terminal != nil {
 			size := launcher.TerminalSize(*req.Terminal)

@@ -63,7 +63,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 		return nil, err
 	}
 	end, kills := l.execs.begin(id), l.cgroup(id).OOMKills()
-	c, err := l.startCommand(ctx, r, config, streams)
+	c, err := l.startCommand(ctx, r, config, branchName(spec.Bound), streams)
 	if err != nil {
 		streams.Abandon()
 		end()
@@ -115,7 +115,7 @@ const signalled = 128
 
 // startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
 // runtime would leave a half-started process behind.
-func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, streams *process.Streams) (_ *Command, err error) {
+func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, name string, streams *process.Streams) (_ *Command, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -128,7 +128,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err != nil {
 		return nil, err
 	}
-	branch, err := l.cgroup(r.ID).NewBranch(branchName(), l.branchDialect())
+	branch, err := l.cgroup(r.ID).NewBranch(name, l.branchDialect())
 	if err != nil {
 		return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
 	}
@@ -222,10 +222,13 @@ func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
 // startGrace is how long a command that was given up may still take to start.
 const startGrace = 5 * time.Second
 
-// branchName is a new name for the control group of a command.
-func branchName() string {
+// branchName is a new name for the control group of a command, which says whether that ends with this process.
+func branchName(bound bool) string {
 	var id [8]byte
 	_, _ = rand.Read(id[:])
+	if bound {
+		return cgroup.BoundPrefix + hex.EncodeToString(id[:])
+	}
 	return cgroup.BranchPrefix + hex.EncodeToString(id[:])
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // Recover cleans up after the process that created the boxes ended, in whatever way: complete boxes are adopted and
-// returned, their processes untouched; incomplete ones are removed, and so are namespace pins, mounts and containers
+// returned, their processes untouched but for commands that were bound to that process; incomplete ones are removed, and so are namespace pins, mounts and containers
 // without a box, and files with the environment of commands that were being started. Call it once, before anything
 // else.
 //
@@ -40,7 +40,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	for id := range known {
 		if r, err := l.load(id); err == nil && r.Created {
 			l.renewClaim(ctx, r)
-			errs = append(errs, l.cgroup(r.ID).Sweep())
+			errs = append(errs, l.branches.Recover(l.cgroup(r.ID)))
 			if err := l.holdImage(r); err != nil {
 				l.log.Warn("the image of a box is not protected from removal", zap.String("box", string(id)), zap.Error(err))
 			}

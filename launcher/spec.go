@@ -69,6 +69,9 @@ type ExecSpec struct {
 	// Terminal, if not nil, gives the command a terminal of that size in place of the three streams: what is written to it
 	// goes to Stdout.
 	Terminal *TerminalSize
+
+	// Bound ends the command, with all that it has started, when this process starts anew: nobody could ever talk to it again.
+	Bound bool
 }
 
 // TerminalSize is the size of a terminal in characters.

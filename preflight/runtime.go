@@ -33,11 +33,11 @@ func runtimeLacks(name, cgroups string) error {
 		}
 		if _, v2 := os.Stat(filepath.Join(cgroups, "cgroup.controllers")); v2 != nil || err == nil {
 			return Warnf("under crun, commands have control groups of their own with version 2 alone: here their CPU time is not known, " +
-				"and to kill one is to kill its process group; set launcher.runtime to runc, or boot with systemd.unified_cgroup_hierarchy=1")
+				"to kill one is to kill its process group, and those of sessions outlive a gateway that was killed; set launcher.runtime to runc, or boot with systemd.unified_cgroup_hierarchy=1")
 		}
 		return nil
 	case "runsc":
-		return Warnf("under gVisor, commands have no control groups of their own, so their CPU time is not known (that of boxes is); their files are read and written by exec, not by the files API; " +
+		return Warnf("under gVisor, commands have no control groups of their own, so their CPU time is not known (that of boxes is), and those of sessions outlive a gateway that was killed; their files are read and written by exec, not by the files API; " +
 			"the box's loopback cannot be reached by public URLs, so applications must listen on all addresses; and gateway box selftest cannot test it")
 	}
 	return Warnf("%s is not among the runtimes that boxgate is tested with (runc, crun, runsc): if boxes do not start, set launcher.runtime to one of these", name)

@@ -244,3 +244,38 @@ func TestBoxTerminalRestored(t *testing.T) {
 		}
 	}
 }
+
+// TestSessionsEndWithAKilledGateway: a gateway that was killed leaves the commands of its sessions behind, which nobody can talk to any more.
+// The next one ends them with all that they have started, and nothing else in the box.
+func TestSessionsEndWithAKilledGateway(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"name": "b"})
+	w.MustSh(box, "sleep 9873 >/dev/null 2>&1 &")
+	cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", `trap '' HUP PIPE; (setsid sh -c 'setsid sleep 9871' &); echo ready; sleep 9872`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.ReadFull(out, make([]byte, len("ready\n")))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Kill()
+	_ = cmd.Wait()
+	in.Close()
+	w.Up()
+	w.Until("the command of the session has ended", func() bool {
+		out, _ := w.Sh(box, "pgrep -f 'sleep 987[12]'")
+		return out == ""
+	})
+	if out, code := w.Sh(box, "pgrep -fc 'sleep 987[3]'"); code != 0 || out != "1\n" {
+		t.Errorf("what a command had left running: %q", out)
+	}
+}

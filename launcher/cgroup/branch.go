@@ -26,8 +26,11 @@ type Branch struct {
 	unified, cpuacct, freezer string
 }
 
-// BranchPrefix is what the names of branches begin with.
-const BranchPrefix = "run-"
+// What the names of branches begin with.
+const (
+	BranchPrefix = "run-"
+	BoundPrefix  = "run-bound-" // of a command that ends with the gateway that started it
+)
 
 // Dialect says how a runtime's exec is told about a group below that of the box.
 type Dialect int
@@ -45,15 +48,13 @@ func (g Group) NewBranch(name string, d Dialect) (*Branch, error) {
 	if err != nil {
 		return nil, err
 	}
-	under := Group(filepath.Join(string(g), name))
-	b := &Branch{path: string(under)}
+	b := g.branch(h, name)
 	switch {
-	case h.unified != "" && d != NoDialect:
-		b.unified = below(h.unified, under)
-		b.dirs, b.args = []string{b.unified}, []string{"--cgroup", name}
-	case h.cpuacct != "" && h.freezer != "" && d == EachByItsOwn:
-		b.cpuacct, b.freezer = below(h.cpuacct, under), below(h.freezer, under)
-		b.dirs = []string{b.cpuacct, b.freezer}
+	case b == nil || d == NoDialect:
+		return nil, nil
+	case b.unified != "":
+		b.args = []string{"--cgroup", name}
+	case d == EachByItsOwn:
 		b.args = []string{"--cgroup", h.cpuacctNames + ":" + name, "--cgroup", h.freezerNames + ":" + name}
 	default:
 		return nil, nil
@@ -65,6 +66,23 @@ func (g Group) NewBranch(name string, d Dialect) (*Branch, error) {
 		}
 	}
 	return b, nil
+}
+
+// branch is the branch of that name, which may not exist; nil where the host has none.
+func (g Group) branch(h hierarchies, name string) *Branch {
+	under := Group(filepath.Join(string(g), name))
+	b := &Branch{path: string(under)}
+	switch {
+	case h.unified != "":
+		b.unified = below(h.unified, under)
+		b.dirs = []string{b.unified}
+	case h.cpuacct != "" && h.freezer != "":
+		b.cpuacct, b.freezer = below(h.cpuacct, under), below(h.freezer, under)
+		b.dirs = []string{b.cpuacct, b.freezer}
+	default:
+		return nil
+	}
+	return b
 }
 
 // Args are what the runtime's exec is told.

@@ -1,8 +1,8 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 )
@@ -57,23 +57,33 @@ func (r *Remains) Drop(box Group) {
 	delete(r.left, box)
 }
 
-// Sweep removes the branches without members that an earlier gateway made below the group of a box.
-func (g Group) Sweep() error {
+// Recover looks after the branches that an earlier gateway made below the group of a box: commands that were bound to it are killed,
+// and what has no members any more is removed, now or later.
+func (r *Remains) Recover(box Group) error {
 	h, err := mounted()
 	if err != nil {
 		return err
 	}
+	names := map[string]bool{}
 	for _, mount := range []string{h.unified, h.cpuacct, h.freezer} {
-		dir := below(mount, g)
-		entries, err := os.ReadDir(dir)
+		entries, err := os.ReadDir(below(mount, box))
 		if err != nil {
 			continue // no such hierarchy, or no such group since the host restarted
 		}
 		for _, e := range entries {
-			if e.IsDir() && strings.HasPrefix(e.Name(), BranchPrefix) {
-				_ = os.Remove(filepath.Join(dir, e.Name())) // what has members stays
-			}
+			names[e.Name()] = e.IsDir() && strings.HasPrefix(e.Name(), BranchPrefix)
 		}
 	}
-	return nil
+	var errs []error
+	for name, ours := range names {
+		b := box.branch(h, name)
+		if !ours || b == nil {
+			continue
+		}
+		if strings.HasPrefix(name, BoundPrefix) {
+			errs = append(errs, b.Kill())
+		}
+		r.End(box, b)
+	}
+	return errors.Join(errs...)
 }
