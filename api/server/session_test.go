@@ -267,7 +267,7 @@ func TestSessionComesBack(t *testing.T) {
 	for i := range 40_000 {
 		fmt.Fprintf(&want, "line %d\n", i)
 	}
-	input, sent := want.Bytes(), int64(0)
+	input, sent, acked := want.Bytes(), int64(0), int64(0)
 	had := int64(0) // of both streams
 	closed := false
 	for breaks := 0; ; breaks++ {
@@ -282,9 +282,14 @@ func TestSessionComesBack(t *testing.T) {
 			closed = true
 		}
 		for range 6 {
+			if !closed && acked >= sent && had >= sent {
+				break // nothing more is due
+			}
 			fr := k.next()
 			had += int64(len(fr.Data))
 			switch fr.Type {
+			case "ack":
+				acked = fr.Offset
 			case "stdout":
 				got.Write(fr.Data)
 				if breaks%2 == 0 {
@@ -312,7 +317,7 @@ func TestSessionComesBack(t *testing.T) {
 		if again.Type != "attached" || again.Offset > int64(len(input)) {
 			t.Fatalf("%+v", again)
 		}
-		sent, closed = again.Offset, false // the end of the input may have been lost with the connection
+		sent, acked, closed = again.Offset, again.Offset, false // the end of the input may have been lost with the connection
 	}
 }
 

@@ -8,15 +8,16 @@ import (
 
 	"github.com/coder/websocket"
 
+	"boxgate/api"
 	"boxgate/api/problem"
 )
 
-// converse moves frames both ways until the session or its connection ends, and decides what becomes of the session.
+// converse moves frames both ways until the session or its connection ends, and decides what becomes of the session. Frames are read
+// from the first moment on, also while the box is still being made or woken.
 func (l *line) converse(s *session, hello string, offset int64) {
 	s.attach(l)
 	told := make(chan bool, 1)
-	first := toClient{Type: hello, Pid: s.proc.Pid(), ExecID: s.id, Offset: s.in.count()}
-	go func() { told <- l.send(first) == nil && l.tell(s, offset) }()
+	go func() { told <- l.greet(s, hello) && l.tell(s, offset) }()
 	err := l.listen(s)
 	l.end(err)
 	close(l.left)
@@ -25,11 +26,47 @@ func (l *line) converse(s *session, hello string, offset int64) {
 	case complete:
 		s.forget()
 	case errors.Is(cause, errTaken):
-	case s.reattach && !hungUp(err) && !errors.Is(err, errRefused) && !errors.Is(cause, errStopping) && !keyEnded(cause):
+	case s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !errors.Is(cause, errStopping) && !keyEnded(cause):
 		s.await(l)
 	default:
 		s.kill(errHungUp)
 		s.forget()
+	}
+}
+
+// greet waits until the command runs and sends the first frame, or says why there is no command. It reports whether there is one.
+func (l *line) greet(s *session, hello string) bool {
+	select {
+	case <-s.started:
+	case <-s.over:
+	case <-l.ctx.Done():
+		return false
+	}
+	if !s.running() {
+		l.refuse(s.err)
+		l.end(s.err)
+		return false
+	}
+	arrived := s.in.count()
+	if err := l.send(toClient{Type: hello, Pid: s.proc.Pid(), ExecID: s.id, Offset: arrived}); err != nil {
+		l.end(err)
+		return false
+	}
+	if s.acks {
+		go l.acknowledge(s, arrived)
+	}
+	return true
+}
+
+// acknowledge tells the client which input has been taken, beyond what it knows of. It is not the reader of frames that does so, which
+// would obey none while the client does not read.
+func (l *line) acknowledge(s *session, known int64) {
+	for {
+		taken, err := s.in.takenAfter(l.ctx, known)
+		if err != nil || l.send(toClient{Type: "ack", Offset: taken}) != nil {
+			return
+		}
+		known = taken
 	}
 }
 
@@ -69,7 +106,7 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 	case <-l.ctx.Done():
 		return false
 	}
-	if err := l.send(s.last()); err != nil {
+	if err := errors.Join(l.send(s.last()), l.out.delivered(l.ctx)); err != nil {
 		l.end(err)
 		return false
 	}
@@ -94,7 +131,7 @@ func (l *line) listen(s *session) error {
 		case status >= http.StatusInternalServerError:
 			return err // the connection broke
 		default:
-			_ = l.send(toClient{Type: "error", Message: body.Error})
+			_ = l.write(toClient{Type: "error", Message: body.Error})
 			return errRefused
 		}
 	}
@@ -108,12 +145,7 @@ func (l *line) obey(s *session, f *fromClient) error {
 		if err != nil {
 			return problem.Invalid("/data", "must be base64")
 		}
-		l.waiting.Store(true)
-		taken := s.in.put(l.ctx, data)
-		l.waiting.Store(false)
-		if s.reattach {
-			return l.send(toClient{Type: "ack", Offset: taken})
-		}
+		return s.in.put(l.ctx, data)
 	case "stdin_close":
 		s.in.end()
 	case "ack":
@@ -123,11 +155,12 @@ func (l *line) obey(s *session, f *fromClient) error {
 	case "resize":
 		return s.resize(f)
 	case "signal":
-		if err := s.proc.Signal(f.Signal); err != nil {
+		if !api.IsSessionSignal(f.Signal) {
 			return problem.Invalid("/signal", "must be TERM, KILL, INT, HUP, TSTP, QUIT, USR1 or USR2")
 		}
+		return s.onceStarted(func() { _ = s.proc.Signal(f.Signal) })
 	case "terminate":
-		s.terminate(f.grace())
+		return s.onceStarted(func() { s.terminate(f.grace()) })
 	default:
 		return problem.Invalid("/type", "must be stdin, stdin_close, resize, signal, terminate or ack")
 	}

@@ -25,6 +25,7 @@ type fromClient struct {
 	Cwd      string   `json:"cwd,omitempty"`      // start
 	Env      []string `json:"env,omitempty"`      // start: NAME=value
 	Reattach bool     `json:"reattach,omitempty"` // start: the client will acknowledge output, and may come back
+	AckInput bool     `json:"ackInput,omitempty"` // start: acknowledge input, as with reattach
 
 	Rows    *int64 `json:"rows,omitempty"`    // start and resize
 	Cols    *int64 `json:"cols,omitempty"`    // start and resize

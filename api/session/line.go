@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -18,13 +17,8 @@ import (
 	"boxgate/policy"
 )
 
-// How long things may take on a connection.
-const (
-	startMost = 30 * time.Second // from the handshake to the first frame
-	pingEvery = 20 * time.Second
-	pingMost  = 30 * time.Second
-	writeMost = 5 * time.Minute // a client that reads nothing for that long has gone
-)
+// startMost is how long a client may take from the handshake to its first frame.
+const startMost = 30 * time.Second
 
 // serve is GET exec-session: a new session, or another connection to one.
 func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -53,13 +47,12 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 		return rest.Reply{Written: true}, nil
 	}
 	defer l.close()
-	s, err := e.first(l, box.ID)
+	s, err := e.first(l, box.ID, leave)
 	if err != nil {
 		leave()
 		l.refuse(err)
 		return rest.Reply{Written: true}, nil
 	}
-	e.open.add(s, leave)
 	l.converse(s, "started", 0)
 	return rest.Reply{Written: true}, nil
 }
@@ -75,8 +68,8 @@ func checkHandshake(r *http.Request) error {
 	return problem.Refuse(http.StatusUpgradeRequired, "this endpoint is a WebSocket of version 13: connect with exec.session of the SDK or another WebSocket client; exec runs a command by a plain request")
 }
 
-// first reads the start frame and starts its command.
-func (e *Endpoints) first(l *line, box policy.BoxID) (*session, error) {
+// first reads the start frame and begins a session as it asks for; leave gives its room back.
+func (e *Endpoints) first(l *line, box policy.BoxID, leave func()) (*session, error) {
 	ctx, cancel := context.WithTimeout(l.ctx, startMost)
 	defer cancel()
 	_, data, err := l.conn.Read(ctx)
@@ -87,7 +80,7 @@ func (e *Endpoints) first(l *line, box policy.BoxID) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e.begin(l.ctx, box, &f)
+	return e.begin(l.ctx, box, &f, leave)
 }
 
 // resume attaches a connection to a session whose own broke.
@@ -111,11 +104,11 @@ func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.Bo
 
 // line is the connection of a client.
 type line struct {
-	ctx     context.Context
-	end     context.CancelCauseFunc
-	conn    *websocket.Conn
-	left    chan struct{} // closed when no frame of it is obeyed any more
-	waiting atomic.Bool   // the reader waits for the command to take input, and sees no pong
+	ctx  context.Context
+	end  context.CancelCauseFunc
+	conn *websocket.Conn
+	out  *queue        // what conn writes to
+	left chan struct{} // closed when no frame of it is obeyed any more
 }
 
 // errStopping ends the connections of a server that shuts down.
@@ -123,14 +116,18 @@ var errStopping = errors.New("the gateway is stopping")
 
 // accept answers the handshake of a request that was admitted. The connection ends when the API key stops working.
 func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*line, error) {
-	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
+	queued := &queuedWriter{ResponseWriter: w}
+	conn, err := websocket.Accept(queued, r, &websocket.AcceptOptions{
+		CompressionMode: websocket.CompressionDisabled,
+		OnPingReceived:  func(context.Context, []byte) bool { return queued.queue.takesControl() },
+	})
 	if err != nil {
 		return nil, err
 	}
 	conn.SetReadLimit(e.bodies.Most)
 	ctx, end := context.WithCancelCause(context.WithoutCancel(r.Context()))
-	l := &line{ctx: ctx, end: end, conn: conn, left: make(chan struct{})}
-	go l.ping()
+	l := &line{ctx: ctx, end: end, conn: conn, out: queued.queue, left: make(chan struct{})}
+	go l.watchPeer()
 	go l.watch(r.Context(), e.stopping)
 	return l, nil
 }
@@ -151,9 +148,11 @@ func (l *line) watch(request context.Context, stopping <-chan struct{}) {
 		_, body := problem.StatusOf(cause)
 		message = body.Error
 	}
-	end := time.AfterFunc(farewellMost, func() { l.end(cause) })
-	_ = l.send(toClient{Type: "error", Message: message})
-	end.Reset(farewell)
+	_ = l.write(toClient{Type: "error", Message: message})
+	ctx, cancel := context.WithTimeout(l.ctx, farewellMost)
+	defer cancel()
+	_ = l.out.delivered(ctx)
+	time.AfterFunc(farewell, func() { l.end(cause) })
 }
 
 // How long a connection that ends stays, for its client to learn why.
@@ -167,8 +166,12 @@ func (l *line) close() {
 	_ = l.conn.CloseNow()
 }
 
-// ping ends a connection whose other end has gone without a word.
-func (l *line) ping() {
+// pingEvery is how often a connection without traffic is pinged, which keeps it open in proxies and shows whether its other end is there.
+const pingEvery = 20 * time.Second
+
+// watchPeer ends a connection whose other end has vanished. A client that merely does not read, or that is suspended and answers no
+// ping, is there as long as its kernel acknowledges what it is sent.
+func (l *line) watchPeer() {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
 	for {
@@ -177,27 +180,38 @@ func (l *line) ping() {
 			return
 		case <-tick.C:
 		}
-		if l.waiting.Load() {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(l.ctx, pingMost)
-		err := l.conn.Ping(ctx)
-		cancel()
-		if err != nil && !l.waiting.Load() {
+		if l.out.lost() {
 			l.end(errLost)
 			return
+		}
+		if l.out.idle() {
+			l.ping()
 		}
 	}
 }
 
+// ping does not wait for the answer for long: nothing depends on it.
+func (l *line) ping() {
+	ctx, cancel := context.WithTimeout(l.ctx, time.Second)
+	defer cancel()
+	_ = l.conn.Ping(ctx)
+}
+
+// send sends a frame. It waits while the client does not read.
 func (l *line) send(f toClient) error {
+	if err := l.out.room(l.ctx); err != nil {
+		return err
+	}
+	return l.write(f)
+}
+
+// write sends a frame without waiting, for one that is the last.
+func (l *line) write(f toClient) error {
 	data, err := json.Marshal(f)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(l.ctx, writeMost)
-	defer cancel()
-	return l.conn.Write(ctx, websocket.MessageText, data)
+	return l.conn.Write(l.ctx, websocket.MessageText, data)
 }
 
 // refuse says why there is no session, and ends the connection.

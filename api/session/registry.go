@@ -19,10 +19,12 @@ type registry struct {
 	counts map[policy.BoxID]int // guarded by mu, as what follows
 	total  int
 	byID   map[string]*session
+
+	input budget // of the input of all sessions beyond what each may keep
 }
 
 func newRegistry() *registry {
-	return &registry{counts: map[policy.BoxID]int{}, byID: map[string]*session{}}
+	return &registry{counts: map[policy.BoxID]int{}, byID: map[string]*session{}, input: budget{most: maxInputs}}
 }
 
 // enter makes room for a session; leave gives it back.
@@ -47,10 +49,11 @@ func (r *registry) enter(box policy.BoxID) (leave func(), err error) {
 	}), nil
 }
 
-// add makes a session known until it is forgotten. Its room is given back when its command has ended, too.
+// add has a session give its room back once it is forgotten and its command has ended.
 func (r *registry) add(s *session, leave func()) {
 	s.forget = sync.OnceFunc(func() {
 		r.mu.Lock()
+		s.forgotten = true
 		delete(r.byID, s.id)
 		r.mu.Unlock()
 		go func() {
@@ -58,9 +61,16 @@ func (r *registry) add(s *session, leave func()) {
 			leave()
 		}()
 	})
+}
+
+// know makes a session known by its ID until it is forgotten, which it may be already.
+func (r *registry) know(s *session, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.byID[s.id] = s
+	s.id = id
+	if !s.forgotten {
+		r.byID[id] = s
+	}
 }
 
 // find returns a session of a box, or nil.

@@ -25,6 +25,8 @@ type session struct {
 	id       string // the run's
 	box      policy.BoxID
 	reattach bool
+	acks     bool          // input is acknowledged
+	started  chan struct{} // closed when proc is set and the ID known to the registry
 	proc     api.Session
 	in       *inbox
 	out      *outbox
@@ -33,46 +35,97 @@ type session struct {
 	res      api.ExecResult
 	err      error
 
-	forget func() // nobody can come back to it any more
+	forget    func() // nobody can come back to it any more
+	forgotten bool   // guarded by the registry's mu
 
 	mu         sync.Mutex
+	early      []func() // what to do once the command has started
+	begun      bool     // it has, and nothing is in early
 	terminated bool
 	current    *line       // its connection; nil: none
 	waiting    *time.Timer // kills the command unless a client comes; nil while one is there
 }
 
-// begin starts the command of a start frame and returns its session, or why it did not start. The session ends with the
-// command, but not with ctx.
-func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient) (*session, error) {
+// begin begins a session: its command starts in the background. It ends with the command, but not with ctx.
+func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient, leave func()) (*session, error) {
 	req, prompt, err := f.request()
 	if err != nil {
 		return nil, err
 	}
 	ctx, kill := context.WithCancelCause(context.WithoutCancel(ctx))
-	s := &session{box: box, reattach: f.Reattach, in: newInbox(), out: newOutbox(), kill: kill, over: make(chan struct{})}
-	started := make(chan struct{})
-	go func() {
-		defer close(s.over)
-		defer kill(nil)
-		job := history.Job{Type: history.Shell, Prompt: prompt}
-		_, s.res, s.err = e.history.Do(ctx, box, job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
-			s.id = run.ID()
-			var err error
-			if s.proc, err = e.host.StartSession(ctx, box, req, s.in, e.remember(run, s.out.stream("stdout")), e.remember(run, s.out.stream("stderr"))); err != nil {
-				return api.ExecResult{}, err
-			}
-			close(started)
-			return s.proc.Wait(unblocked(ctx, s.out))
-		})
-		s.in.discard()
-		s.out.close()
-	}()
-	select {
-	case <-started:
-		return s, nil
-	case <-s.over:
-		return nil, s.err
+	s := &session{
+		box: box, reattach: f.Reattach, acks: f.Reattach || f.AckInput, out: newOutbox(), kill: kill,
+		started: make(chan struct{}), over: make(chan struct{}),
 	}
+	s.in = newInbox(s.acks, &e.open.input)
+	e.open.add(s, leave)
+	go e.run(ctx, s, req, prompt)
+	return s, nil
+}
+
+// run is the command of a session from its start to its end.
+func (e *Endpoints) run(ctx context.Context, s *session, req api.SessionRequest, prompt string) {
+	defer close(s.over)
+	defer s.kill(nil)
+	job := history.Job{Type: history.Shell, Prompt: prompt}
+	_, s.res, s.err = e.history.Do(ctx, s.box, job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+		proc, err := e.host.StartSession(ctx, s.box, req, s.in, e.remember(run, s.out.stream("stdout")), e.remember(run, s.out.stream("stderr")))
+		if err != nil {
+			return api.ExecResult{}, err
+		}
+		s.proc = proc
+		e.open.know(s, run.ID())
+		close(s.started)
+		s.catchUp()
+		return proc.Wait(unblocked(ctx, s.out))
+	})
+	s.in.discard()
+	s.out.close()
+}
+
+// running reports whether the command has started. It may have ended since.
+func (s *session) running() bool {
+	select {
+	case <-s.started:
+		return true
+	default:
+		return false
+	}
+}
+
+// maxEarly is how much a client may ask for before its command has started.
+const maxEarly = 64
+
+// onceStarted does something to the command, in the order in which it was asked for.
+func (s *session) onceStarted(do func()) error {
+	s.mu.Lock()
+	if s.begun {
+		s.mu.Unlock()
+		do()
+		return nil
+	}
+	defer s.mu.Unlock()
+	if len(s.early) >= maxEarly {
+		return problem.Invalid("/type", "is the %dth frame before the command has started; wait for it", maxEarly+1)
+	}
+	s.early = append(s.early, do)
+	return nil
+}
+
+// catchUp does what was asked for before the command had started.
+func (s *session) catchUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.early) > 0 {
+		early := s.early
+		s.early = nil
+		s.mu.Unlock()
+		for _, do := range early {
+			do()
+		}
+		s.mu.Lock()
+	}
+	s.begun = true
 }
 
 // unblocked is a context with whose end the command's output is taken, and thrown away.
@@ -155,6 +208,5 @@ func (s *session) resize(f *fromClient) error {
 	if err := p.Err(); err != nil {
 		return err
 	}
-	_ = s.proc.Resize(size) // one that has ended has none
-	return nil
+	return s.onceStarted(func() { _ = s.proc.Resize(size) }) // one that has ended has none
 }

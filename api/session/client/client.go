@@ -30,7 +30,10 @@ type Session struct {
 	ctx    context.Context
 	conn   *websocket.Conn
 	client *api.Client
-	cancel string // the path that cancels its run
+	cancel string      // the path that cancels its run
+	ahead  chan answer // what was read ahead of Wait; closed at the end, whose reason is err
+	err    error
+	window window
 }
 
 // frame is any frame of the client.
@@ -40,6 +43,7 @@ type frame struct {
 	Cwd    string   `json:"cwd,omitempty"`
 	Env    []string `json:"env,omitempty"`
 	TTY    bool     `json:"tty,omitempty"`
+	Acks   bool     `json:"ackInput,omitempty"`
 	Rows   uint16   `json:"rows,omitempty"` // start and resize
 	Cols   uint16   `json:"cols,omitempty"`
 	Data   []byte   `json:"data,omitempty"`
@@ -53,6 +57,7 @@ type answer struct {
 	Data    []byte `json:"data"`
 	Code    *int   `json:"code"`
 	Message string `json:"message"`
+	Offset  int64  `json:"offset"`
 }
 
 // maxAnswer bounds a frame of the gateway, which sends output in smaller pieces.
@@ -65,16 +70,17 @@ func Open(ctx context.Context, c *api.Client, box string, req Request) (*Session
 		return nil, cmp.Or(context.Cause(ctx), err)
 	}
 	conn.SetReadLimit(maxAnswer)
-	s := &Session{ctx: ctx, conn: conn, client: c}
+	s := &Session{ctx: ctx, conn: conn, client: c, ahead: make(chan answer, readAhead)}
 	if err := s.start(box, req); err != nil {
 		_ = conn.CloseNow()
 		return nil, err
 	}
+	go s.read()
 	return s, nil
 }
 
 func (s *Session) start(box string, req Request) error {
-	f := frame{Type: "start", Argv: req.Command, Cwd: req.Dir, Env: req.Env}
+	f := frame{Type: "start", Argv: req.Command, Cwd: req.Dir, Env: req.Env, Acks: true}
 	if req.Terminal != nil {
 		f.TTY, f.Rows, f.Cols = true, req.Terminal.Rows, req.Terminal.Cols
 	}
@@ -113,13 +119,43 @@ func (s *Session) receive() (answer, error) {
 	return a, nil
 }
 
+// readAhead is how many frames are read before [Session.Wait] takes them. While a reader of the output pauses, the gateway is listened to for
+// that much longer.
+const readAhead = 64
+
+// read reads what the gateway sends until the session ends.
+func (s *Session) read() {
+	defer close(s.ahead)
+	defer s.window.close()
+	for {
+		a, err := s.receive()
+		if err != nil {
+			s.err = err
+			return
+		}
+		if a.Type == "ack" {
+			s.window.acknowledge(a.Offset)
+			continue
+		}
+		select {
+		case s.ahead <- a:
+		case <-s.ctx.Done():
+			s.err = context.Cause(s.ctx)
+			return
+		}
+	}
+}
+
 // inputChunk is how much input a frame has at most.
 const inputChunk = 32 << 10
 
-// Write implements [io.Writer]: it sends input. It blocks while the command does not read.
+// Write implements [io.Writer]: it sends input. It blocks while the command does not read; signals and sizes are sent nevertheless.
 func (s *Session) Write(p []byte) (n int, err error) {
 	for n < len(p) {
 		part := p[n:min(len(p), n+inputChunk)]
+		if err := s.window.take(s.ctx, int64(len(part))); err != nil {
+			return n, err
+		}
 		if err := s.send(frame{Type: "stdin", Data: part}); err != nil {
 			return n, err
 		}
@@ -131,7 +167,7 @@ func (s *Session) Write(p []byte) (n int, err error) {
 // CloseWrite ends the input.
 func (s *Session) CloseWrite() error { return s.send(frame{Type: "stdin_close"}) }
 
-// Signal sends one of [api.SessionSignals] to the command and all that it has started. It waits for input that is being sent.
+// Signal sends one of [api.SessionSignals] to the command and all that it has started. It does not wait for input that the command has not read.
 func (s *Session) Signal(name string) error { return s.send(frame{Type: "signal", Signal: name}) }
 
 // Resize sets the size of the terminal.
@@ -158,11 +194,8 @@ func (s *Session) Wait(stdout, stderr io.Writer) (int, error) {
 }
 
 func (s *Session) copyOutput(stdout, stderr io.Writer) (int, error) {
-	for {
-		a, err := s.receive()
-		if err != nil {
-			return 0, err
-		}
+	for a := range s.ahead {
+		var err error
 		switch a.Type {
 		case "stdout":
 			_, err = stdout.Write(a.Data)
@@ -178,4 +211,5 @@ func (s *Session) copyOutput(stdout, stderr io.Writer) (int, error) {
 			return 0, err
 		}
 	}
+	return 0, s.err
 }

@@ -1,0 +1,70 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// windowSize is how much input may be on its way to the command. The gateway keeps more than that, so it reads every frame at once.
+const windowSize = 512 << 10
+
+// window counts the input that the gateway has not acknowledged.
+type window struct {
+	mu      sync.Mutex
+	sent    int64
+	acked   int64
+	closed  bool
+	changed chan struct{} // closed with each change; nil: nobody waits
+}
+
+var errSessionEnded = errors.New("the session has ended")
+
+// take waits until n bytes may be sent.
+func (w *window) take(ctx context.Context, n int64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.sent+n-w.acked > windowSize && !w.closed {
+		if w.changed == nil {
+			w.changed = make(chan struct{})
+		}
+		wait := w.changed
+		w.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
+		w.mu.Lock()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	if w.closed {
+		return errSessionEnded
+	}
+	w.sent += n
+	return nil
+}
+
+// acknowledge notes how much input has been taken.
+func (w *window) acknowledge(upTo int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.acked = max(w.acked, upTo)
+	w.wakeLocked()
+}
+
+// close ends all waiting.
+func (w *window) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	w.wakeLocked()
+}
+
+func (w *window) wakeLocked() {
+	if w.changed != nil {
+		close(w.changed)
+		w.changed = nil
+	}
+}

@@ -1,0 +1,231 @@
+package session
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How much waits to be written to a client that does not read.
+const (
+	roomBelow   = 64 << 10  // with less, another frame is taken
+	controlMost = 128 << 10 // with more, pings of the client are not answered
+	queueMost   = 512 << 10 // more is never kept
+)
+
+// flushMost bounds how long a connection that was closed goes on with what was written before.
+const flushMost = 5 * time.Second
+
+// queue is a connection whose writes are queued, so that whoever reads from it and answers pings never waits for the client to read. (The
+// WebSocket library ends a connection if a control frame cannot be written within a few seconds.)
+type queue struct {
+	net.Conn
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced with each change
+	buf     []byte        // what is to be written
+	writing int           // how much is being written
+	closed  bool
+	err     error // why nothing can be written any more
+}
+
+func newQueue(c net.Conn) *queue {
+	q := &queue{Conn: c, changed: make(chan struct{})}
+	go q.flush()
+	return q
+}
+
+func (q *queue) changeLocked() {
+	close(q.changed)
+	q.changed = make(chan struct{})
+}
+
+var errQueueFull = errors.New("the client does not read")
+
+// Write implements [net.Conn]. It does not wait.
+func (q *queue) Write(b []byte) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.closed:
+		return 0, net.ErrClosed
+	case q.err != nil:
+		return 0, q.err
+	case len(q.buf)+q.writing+len(b) > queueMost:
+		return 0, errQueueFull
+	}
+	q.buf = append(q.buf, b...)
+	q.changeLocked()
+	return len(b), nil
+}
+
+// flush writes what is queued, until the connection breaks or was closed and all is written.
+func (q *queue) flush() {
+	var err error
+	for b := q.take(nil, nil); b != nil; b = q.take(b, err) {
+		_, err = q.Conn.Write(b)
+	}
+	_ = q.Conn.Close()
+}
+
+// take waits for what is to be written next; nil is the end. What was written before is given back, and how that went.
+func (q *queue) take(written []byte, err error) []byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.writing, q.err = 0, err
+	q.changeLocked()
+	for len(q.buf) == 0 && q.err == nil && !q.closed {
+		wait := q.changed
+		q.mu.Unlock()
+		<-wait
+		q.mu.Lock()
+	}
+	if len(q.buf) == 0 || q.err != nil {
+		return nil
+	}
+	b := q.buf
+	q.buf, q.writing = written[:0], len(b)
+	return b
+}
+
+// Close implements [net.Conn]. What was written before is still sent, if the other end takes it soon.
+func (q *queue) Close() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return net.ErrClosed
+	}
+	q.closed = true
+	q.changeLocked()
+	now := time.Now()
+	return errors.Join(q.Conn.SetReadDeadline(now), q.Conn.SetWriteDeadline(now.Add(flushMost)))
+}
+
+// until waits for a condition on the queue. It fails when ctx ends or the connection does.
+func (q *queue) until(ctx context.Context, holds func() bool) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		switch {
+		case q.err != nil:
+			return q.err
+		case q.closed:
+			return net.ErrClosed
+		case holds():
+			return nil
+		}
+		wait := q.changed
+		q.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
+		q.mu.Lock()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// room waits until another frame may be written.
+func (q *queue) room(ctx context.Context) error {
+	return q.until(ctx, func() bool { return len(q.buf)+q.writing < roomBelow })
+}
+
+// idle reports whether nothing waits to be written.
+func (q *queue) idle() bool { return q.waiting() == 0 }
+
+// takesControl reports whether there is room for the answer to a ping.
+func (q *queue) takesControl() bool { return q.waiting() < controlMost }
+
+func (q *queue) waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.buf) + q.writing
+}
+
+// delivered waits until the kernel of the other end has everything that was written.
+func (q *queue) delivered(ctx context.Context) error {
+	if err := q.until(ctx, func() bool { return len(q.buf)+q.writing == 0 }); err != nil {
+		return err
+	}
+	for pause := time.Millisecond; q.unacknowledged() > 0; pause = min(2*pause, time.Second) {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// unacknowledged is how much the kernel has sent or is to send without an answer to it; 0 if that is not known.
+func (q *queue) unacknowledged() (n int) {
+	q.control(func(fd int) error {
+		var err error
+		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		return err
+	})
+	return n
+}
+
+// lost reports whether the other end has vanished.
+func (q *queue) lost() (lost bool) {
+	q.control(func(fd int) error {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		lost = err == nil && vanished(info, silenceMost)
+		return err
+	})
+	return lost
+}
+
+// When an end of a connection counts as vanished: it was silent for so long, and has left that many probes of its window unanswered.
+const (
+	silenceMost = 30 * time.Second
+	probesMost  = 3
+)
+
+// vanished decides by what the kernel knows. An end that does not read answers probes with a window of zero, however long that takes;
+// one that has vanished leaves them, or data that it has room for, without an answer.
+func vanished(info *unix.TCPInfo, silence time.Duration) bool {
+	silent := time.Duration(info.Last_ack_recv)*time.Millisecond > silence
+	return silent && (info.Unacked > 0 && info.Snd_wnd > 0 || info.Probes >= probesMost)
+}
+
+// control calls f with the descriptor of the connection, if it has one.
+func (q *queue) control(f func(fd int) error) {
+	c := q.Conn
+	if wrapped, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
+		c = wrapped.NetConn()
+	}
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return
+	}
+	if raw, err := sc.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = f(int(fd)) })
+	}
+}
+
+// queuedWriter is a response whose connection, once taken over, is a queue.
+type queuedWriter struct {
+	http.ResponseWriter
+	queue *queue
+}
+
+// Hijack implements [http.Hijacker].
+func (w *queuedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	w.queue = newQueue(conn)
+	return w.queue, bufio.NewReadWriter(rw.Reader, bufio.NewWriter(w.queue)), nil
+}

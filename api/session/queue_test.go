@@ -1,0 +1,105 @@
+package session
+
+import (
+	"context"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestVanishedClients: the kernel knows a client that reads nothing from one that has vanished, whose machine answers nothing any more.
+func TestVanishedClients(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("needs a network namespace of its own")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	loopback(t, true)
+	unread, silent := connected(t), connected(t)
+	if _, err := unread.Write(make([]byte, queueMost)); err != nil {
+		t.Fatal(err)
+	}
+	const silence = time.Second
+	gone := func(q *queue) (gone bool) {
+		q.control(func(fd int) error {
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+			gone = err == nil && vanished(info, silence)
+			return err
+		})
+		return gone
+	}
+	for end := time.Now().Add(3 * silence); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if gone(unread) || gone(silent) {
+			t.Fatal("a client that does not read has vanished")
+		}
+	}
+	loopback(t, false)
+	if _, err := silent.Write([]byte("anybody there?")); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); !gone(silent); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a client that answers nothing has not vanished")
+		}
+	}
+	if silent.idle() && silent.delivered(endedSoon(t)) == nil {
+		t.Error("what nobody received was delivered")
+	}
+}
+
+func endedSoon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// loopback takes the loopback interface of this thread's namespace up or down.
+func loopback(t *testing.T, up bool) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if up {
+		req.SetUint16(unix.IFF_UP)
+	}
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// connected is the queue of a connection whose other end reads nothing.
+func connected(t *testing.T) *queue {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	client, err := net.Dial("tcp4", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tcp, ok := client.(*net.TCPConn); ok {
+		_ = tcp.SetReadBuffer(4096)
+	}
+	server, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := newQueue(server)
+	t.Cleanup(func() { _, _ = q.Close(), client.Close() })
+	return q
+}

@@ -1,0 +1,434 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"boxgate/api"
+	"boxgate/api/history"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// program is a command of a box: it runs until it returns, and ctx ends when it is killed.
+type program func(ctx context.Context, stdin io.Reader, stdout io.Writer, signals <-chan string) int
+
+// host runs one program for all commands.
+type host struct {
+	start   func(ctx context.Context) error // before a command starts; nil: nothing
+	program program
+}
+
+func (h *host) Box(context.Context, string) (api.Box, error) { return api.Box{ID: "b"}, nil }
+
+func (h *host) StartSession(ctx context.Context, _ policy.BoxID, _ api.SessionRequest, stdin io.Reader, stdout, _ io.Writer) (api.Session, error) {
+	if h.start != nil {
+		if err := h.start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	c := &command{signals: make(chan string, 100), code: make(chan int, 1)}
+	c.ctx, c.kill = context.WithCancel(context.Background())
+	go func() { c.code <- h.program(c.ctx, stdin, stdout, c.signals) }()
+	return c, nil
+}
+
+type command struct {
+	ctx     context.Context
+	kill    func()
+	signals chan string
+	code    chan int
+}
+
+func (c *command) Pid() int                           { return 1 }
+func (c *command) Resize(size api.TerminalSize) error { return nil }
+func (c *command) Signal(name string) error           { c.signals <- name; return nil }
+func (c *command) Wait(ctx context.Context) (api.ExecResult, error) {
+	defer c.kill()
+	select {
+	case code := <-c.code:
+		return api.ExecResult{ExitCode: code}, nil
+	case <-ctx.Done():
+		return api.ExecResult{}, context.Cause(ctx)
+	}
+}
+
+// pipes is a listener whose connections keep nothing: a byte is written when the other end reads it.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+func (p *pipes) Close() error   { close(p.done); return nil }
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// client is a client of sessions.
+type client struct {
+	t    *testing.T
+	dial func(query string) *websocket.Conn
+	conn *websocket.Conn
+}
+
+// in runs a test with a server of sessions in a bubble with a clock of its own.
+func in(t *testing.T, h *host, test func(c *client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		e := New(h, history.New(), strict.Bodies{Most: 1 << 20}, make(chan struct{}))
+		p := &pipes{make(chan net.Conn), make(chan struct{})}
+		server := &http.Server{Handler: mux(e)}
+		served := make(chan struct{})
+		go func() { defer close(served); _ = server.Serve(p) }()
+		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			p.conns <- far
+			return near, nil
+		}}
+		c := &client{t: t}
+		c.dial = func(query string) *websocket.Conn {
+			conn, _, err := websocket.Dial(t.Context(), "http://gateway/b"+query, &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.SetReadLimit(1 << 20)
+			return conn
+		}
+		c.conn = c.dial("")
+		defer func() { // also when the test has failed
+			_ = c.conn.CloseNow()
+			_ = server.Close()
+			<-served
+			transport.CloseIdleConnections()
+			time.Sleep(100 * time.Hour) // whatever waits for a client has ended by then
+		}()
+		test(c)
+	})
+}
+
+func mux(e *Endpoints) *http.ServeMux {
+	m := http.NewServeMux()
+	m.HandleFunc("GET /{id}", func(w http.ResponseWriter, r *http.Request) {
+		if _, err := e.serve(w, r); err != nil {
+			http.Error(w, err.Error(), http.StatusTeapot)
+		}
+	})
+	return m
+}
+
+func (c *client) send(frame map[string]any) {
+	c.t.Helper()
+	data, err := json.Marshal(frame)
+	if err == nil {
+		err = c.conn.Write(c.t.Context(), websocket.MessageText, data)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *client) read() (f toClient) {
+	c.t.Helper()
+	_, data, err := c.conn.Read(c.t.Context())
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return f
+}
+
+// want reads the next frame, of a type.
+func (c *client) want(kind string) toClient {
+	c.t.Helper()
+	f := c.read()
+	if f.Type != kind {
+		c.t.Fatalf("%+v instead of %s", f, kind)
+	}
+	return f
+}
+
+// exit reads frames to the last one, and returns how much output came before it.
+func (c *client) exit(code int) (output int) {
+	c.t.Helper()
+	for {
+		switch f := c.read(); f.Type {
+		case "stdout":
+			output += len(f.Data)
+		case "ack":
+		case "exit":
+			if *f.Code != code {
+				c.t.Errorf("exit %d", *f.Code)
+			}
+			return output
+		default:
+			c.t.Fatalf("%+v", f)
+		}
+	}
+}
+
+type m = map[string]any
+
+func start(more m) m {
+	f := m{"type": "start", "argv": []string{"x"}}
+	for k, v := range more {
+		f[k] = v
+	}
+	return f
+}
+
+// TestClientPauses: a client that reads nothing for a day, because a pager or ^Z holds it up, finds its session as it was, whether output
+// waits for it or not.
+func TestClientPauses(t *testing.T) {
+	t.Parallel()
+	const flood = 1 << 20
+	in(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, signals <-chan string) int {
+		select {
+		case <-signals:
+		case <-ctx.Done():
+			return 137
+		}
+		for range flood / (1 << 10) {
+			_, _ = out.Write(make([]byte, 1<<10))
+		}
+		return 3
+	}}, func(c *client) {
+		c.send(start(nil))
+		c.want("started")
+		time.Sleep(24 * time.Hour)
+		c.send(m{"type": "signal", "signal": "USR1"})
+		time.Sleep(24 * time.Hour)
+		if n := c.exit(3); n != flood {
+			t.Errorf("%d of %d bytes", n, flood)
+		}
+	})
+}
+
+// TestSignalsOvertakeInput: signals, sizes and the end of a session arrive although the command reads none of the input before them.
+func TestSignalsOvertakeInput(t *testing.T) {
+	t.Parallel()
+	deaf := func(ctx context.Context, _ io.Reader, _ io.Writer, signals <-chan string) int {
+		select {
+		case <-signals:
+			return 5
+		case <-ctx.Done():
+			return 137
+		}
+	}
+	in(t, &host{program: deaf}, func(c *client) {
+		c.send(start(nil))
+		c.want("started")
+		for range 16 {
+			c.send(m{"type": "stdin", "data": make([]byte, 256<<10)})
+		}
+		c.send(m{"type": "signal", "signal": "INT"})
+		c.exit(5)
+	})
+	var killed atomic.Bool
+	in(t, &host{program: func(ctx context.Context, in io.Reader, out io.Writer, signals <-chan string) int {
+		code := deaf(ctx, in, out, signals)
+		killed.Store(true)
+		return code
+	}}, func(c *client) {
+		c.send(start(nil))
+		c.want("started")
+		for range 16 {
+			c.send(m{"type": "stdin", "data": make([]byte, 256<<10)})
+		}
+		_ = c.conn.Close(websocket.StatusNormalClosure, "")
+		synctest.Wait()
+		if !killed.Load() {
+			t.Error("the command goes on although its client closed the session")
+		}
+	})
+}
+
+// echo is cat.
+func echo(_ context.Context, stdin io.Reader, stdout io.Writer, _ <-chan string) int {
+	_, _ = io.Copy(stdout, stdin)
+	return 0
+}
+
+// TestBulkBothWays: a client that may come back sends and gets more than is kept, by the rule of the acknowledgements. One that does not
+// keep to it is refused, and not left waiting for ever.
+func TestBulkBothWays(t *testing.T) {
+	t.Parallel()
+	const size, piece = 4 << 20, 64 << 10
+	in(t, &host{program: echo}, func(c *client) {
+		c.send(start(m{"reattach": true}))
+		c.want("started")
+		acked := make(chan int64, 1000)
+		go func() {
+			known := int64(0)
+			for sent := int64(0); sent < size; sent += piece {
+				for sent+piece-known > maxUnacked {
+					known = <-acked
+				}
+				c.send(m{"type": "stdin", "data": make([]byte, piece)})
+			}
+			c.send(m{"type": "stdin_close"})
+		}()
+		for got := int64(0); ; {
+			switch f := c.read(); f.Type {
+			case "ack":
+				acked <- f.Offset
+			case "stdout":
+				got += int64(len(f.Data))
+				c.send(m{"type": "ack", "offset": got})
+			case "exit":
+				if got != size {
+					t.Errorf("%d of %d bytes", got, size)
+				}
+				return
+			}
+		}
+	})
+	in(t, &host{program: echo}, func(c *client) {
+		c.send(start(m{"reattach": true}))
+		c.want("started")
+		refused := make(chan string, 1)
+		go func() {
+			f := c.read()
+			for f.Type != "error" {
+				f = c.read()
+			}
+			refused <- f.Message
+		}()
+		c.flood(piece)
+		if message := <-refused; !strings.Contains(message, "acknowledge") {
+			t.Errorf("%q", message)
+		}
+	})
+	in(t, &host{program: echo}, func(c *client) {
+		c.send(start(m{"reattach": true}))
+		c.want("started")
+		if c.flood(piece) == nil { // and reads nothing
+			t.Error("a client that neither reads nor waits was not refused")
+		}
+	})
+}
+
+// flood sends more input than a client may that is told what has been taken.
+func (c *client) flood(piece int) error {
+	data, err := json.Marshal(m{"type": "stdin", "data": make([]byte, piece)})
+	for range 64 {
+		if err == nil {
+			err = c.conn.Write(c.t.Context(), websocket.MessageText, data)
+		}
+	}
+	return err
+}
+
+// TestBeforeTheStart: while a box is woken or made, its client is listened to: pings are answered, what it asks for is done then, and
+// one that goes ends the attempt.
+func TestBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	h := &host{
+		start: func(context.Context) error { time.Sleep(10 * time.Minute); return nil },
+		program: func(_ context.Context, _ io.Reader, _ io.Writer, signals <-chan string) int {
+			return len(<-signals + <-signals)
+		},
+	}
+	in(t, h, func(c *client) {
+		c.send(start(nil))
+		pinged := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+			defer cancel()
+			pinged <- c.conn.Ping(ctx)
+		}()
+		c.send(m{"type": "signal", "signal": "TERM"})
+		c.send(m{"type": "signal", "signal": "INT"})
+		c.want("started")
+		if err := <-pinged; err != nil {
+			t.Errorf("a ping before the start: %v", err)
+		}
+		c.exit(7)
+	})
+	gone := errors.New("not yet")
+	in(t, &host{start: func(ctx context.Context) error {
+		<-ctx.Done()
+		gone = context.Cause(ctx)
+		return ctx.Err()
+	}}, func(c *client) {
+		c.send(start(m{"reattach": true}))
+		synctest.Wait()
+		_ = c.conn.Close(websocket.StatusNormalClosure, "")
+		synctest.Wait()
+		if !errors.Is(gone, errHungUp) {
+			t.Errorf("the start goes on without a client: %v", gone)
+		}
+	})
+	in(t, &host{start: func(context.Context) error { return api.Errorf(api.ErrUnavailable, "no such program") }}, func(c *client) {
+		c.send(start(nil))
+		if f := c.want("error"); f.Message != "no such program" {
+			t.Errorf("%q", f.Message)
+		}
+	})
+}
+
+// TestWaitForTheClient: a command whose connection broke goes on for a minute, and no longer.
+func TestWaitForTheClient(t *testing.T) {
+	t.Parallel()
+	var ended atomic.Bool
+	in(t, &host{program: func(ctx context.Context, _ io.Reader, _ io.Writer, _ <-chan string) int {
+		<-ctx.Done()
+		ended.Store(true)
+		return 137
+	}}, func(c *client) {
+		c.send(start(m{"reattach": true}))
+		id := c.want("started").ExecID
+		_ = c.conn.CloseNow()
+		time.Sleep(patience - time.Second)
+		c.conn = c.dial("?session=" + id)
+		c.want("attached")
+		time.Sleep(2 * patience)
+		_ = c.conn.CloseNow()
+		time.Sleep(patience - time.Second)
+		if ended.Load() {
+			t.Fatal("the command was killed before its client could come back")
+		}
+		time.Sleep(2 * time.Second)
+		if !ended.Load() {
+			t.Error("the command goes on although nobody came back")
+		}
+	})
+}
+
+// TestUnreadOutputIsBounded: a command waits while nobody reads what it writes.
+func TestUnreadOutputIsBounded(t *testing.T) {
+	t.Parallel()
+	var written atomic.Int64
+	in(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, _ <-chan string) int {
+		for written.Load() < 64<<20 && ctx.Err() == nil {
+			_, _ = out.Write(make([]byte, 16<<10))
+			written.Add(16 << 10)
+		}
+		return 0
+	}}, func(c *client) {
+		c.send(start(nil))
+		c.want("started")
+		time.Sleep(time.Hour)
+		if n := written.Load(); n > maxUnsent+queueMost {
+			t.Errorf("a command that nobody reads wrote %d bytes", n)
+		}
+	})
+}
