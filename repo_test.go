@@ -134,7 +134,7 @@ cmd/gateway/command/cli: config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
-e2e: policy audit config host certs launcher launcher/launchertest api store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
+e2e: policy audit config host certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

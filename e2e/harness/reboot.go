@@ -6,6 +6,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
+	"boxgate/config"
 	"boxgate/internal/lab"
 	"boxgate/launcher"
 )
@@ -19,7 +22,11 @@ func (w *World) Reboot() {
 	ctx, cancel := context.WithTimeout(context.Background(), w.patience())
 	defer cancel()
 	run := lab.RunDir(w.Dir)
-	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: run})
+	cfg, err := config.Load(w.Config, nil)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: run, Runtime: cfg.Launcher.Runtime})
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -27,6 +34,7 @@ func (w *World) Reboot() {
 	for _, box := range boxes {
 		err = errors.Join(err, l.Stop(ctx, box.ID))
 	}
+	_ = unix.Unmount(filepath.Join(run, "runtime", "null-netns"), unix.MNT_DETACH) // of gVisor
 	if err = errors.Join(err, os.RemoveAll(run)); err != nil {
 		w.T.Fatalf("the host could not be restarted: %v", err)
 	}

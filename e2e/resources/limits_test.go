@@ -1,6 +1,8 @@
 package resources
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -150,6 +152,37 @@ func TestAttackByTakingAllMemory(t *testing.T) {
 	w.Until("the metric counts it", func() bool { return w.Metric("boxgate_boxes_oom_kills_total") >= 2 })
 }
 
+// When the kernel kills the first process of a box for memory, the box stops with a state and a sentence that say why, and what its
+// caller runs then is told so; it is started again from its files.
+func TestFirstProcessKilledForMemory(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{})
+	w.MustSh(box, "echo kept > note")
+	limitMemory(t, box, 256<<20)
+	for _, pid := range members(t, box) { // its first process: no command runs
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("1000"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Several processes, each of which is smaller than what the first one counts as.
+	line := "for i in 1 2 3 4 5; do python3 -c 'import time; x = bytearray(80 << 20); time.sleep(1000)' & done; wait"
+	_, _ = w.Client.Exec(t.Context(), box, api.ExecRequest{Command: []string{"sh", "-c", line}}, io.Discard, io.Discard)
+	w.UntilStatus(box, "error")
+	if _, problem := w.BoxStatus(box); !strings.Contains(problem, "ran out of memory") {
+		t.Errorf("its state says %q", problem)
+	}
+	if _, err := w.Client.Exec(t.Context(), box, api.ExecRequest{Command: []string{"true"}}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "ran out of memory") || !strings.Contains(err.Error(), "resume") {
+		t.Errorf("a command is told %v", err)
+	}
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out := w.MustSh(box, "cat note"); out != "kept\n" {
+		t.Errorf("started again: %q", out)
+	}
+}
+
 // memoryGroup is the control group that limits a box's memory.
 func memoryGroup(t *testing.T, box string) string {
 	t.Helper()
@@ -165,17 +198,26 @@ func memoryGroup(t *testing.T, box string) string {
 // killAll kills what runs in a box, as the kernel may when memory runs out, and returns how many processes there were.
 func killAll(t *testing.T, box string) (n int) {
 	t.Helper()
+	pids := members(t, box)
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	return len(pids)
+}
+
+// members are the processes of a box.
+func members(t *testing.T, box string) (pids []int) {
+	t.Helper()
 	data, err := os.ReadFile(filepath.Join(memoryGroup(t, box), "cgroup.procs"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for field := range strings.FieldsSeq(string(data)) {
 		if pid, err := strconv.Atoi(field); err == nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			n++
+			pids = append(pids, pid)
 		}
 	}
-	return n
+	return pids
 }
 
 // limitMemory gives a box less memory than its size has, so that the machine of the test is not short of it.
