@@ -71,6 +71,7 @@ type Launcher struct {
 	trash      *trash.Trash
 	images     image.Store
 	layers     snapshot.Layers
+	captures   captureLimits
 	motion     motion.Boxes
 	fileTurns  boxfs.Turns
 	starting   sync.Map // the IDs of boxes whose first process the runtime is starting
@@ -117,7 +118,7 @@ func New(cfg Config) (*Launcher, error) {
 		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},
 	}
-	l.layers = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}
+	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, ofCaptures
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
 	if err := l.dirs.make(); err != nil {
 		return nil, err

@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/launcher/launchertest"
+	"boxgate/launcher/snapshot"
 )
 
 // capture captures a box, and returns the layers.
@@ -131,4 +133,29 @@ func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 	if err := errors.Join(l.KeepLayers(func(string) bool { return false }), l.EmptyTrash(t.Context())); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestCapturesAreGivenUp when they take too long: the box goes on, and nothing of them is left.
+func TestCapturesAreGivenUp(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	for want, most := range map[string]captureLimits{
+		"stood still for too long": {snapshot.Limits{Entries: 1 << 20, Frozen: 1}, time.Hour},
+		"took too long":            {snapshot.Limits{Entries: 1 << 20, Frozen: time.Hour}, 1},
+		"more than 1 files":        {snapshot.Limits{Entries: 1, Frozen: time.Hour}, time.Hour},
+	} {
+		l.captures = most
+		if _, err := l.Capture(t.Context(), id, "given-up"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", want, err)
+		}
+		if left, err := os.ReadDir(l.dirs.layers()); err != nil || len(left) > 0 {
+			t.Errorf("%q: %v %v", want, left, err)
+		}
+		if st, err := l.State(t.Context(), id); err != nil || st.State != StateIdle {
+			t.Errorf("%q: the box is %+v, %v", want, st, err)
+		}
+	}
+	l.captures = ofCaptures
+	capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), id, "whole") })
 }

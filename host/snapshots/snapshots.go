@@ -27,8 +27,8 @@ const (
 const (
 	// patience is how long [Shelf.Take] waits for a snapshot to be ready.
 	patience = 10 * time.Second
-	// atOnce bounds how many snapshots are copied at a time: the disk is shared.
-	atOnce = 2
+	// atOnce bounds how many boxes are copied at a time: the disk is shared.
+	atOnce = 4
 )
 
 // Boxes is where the files of boxes are.
@@ -44,7 +44,7 @@ type Shelf struct {
 	boxes     Boxes
 	contained func(func() error) error
 
-	slots chan struct{}
+	turns turns
 	stop  context.CancelFunc
 	ctx   context.Context // ends when the gateway does
 
@@ -61,7 +61,7 @@ type taking struct {
 // New returns the shelf of a store. contained calls a function and makes an error of its panic.
 func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error) error) *Shelf {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Shelf{log: log, store: db, boxes: boxes, contained: contained, slots: make(chan struct{}, atOnce), ctx: ctx, stop: stop, underWay: map[string]*taking{}}
+	return &Shelf{log: log, store: db, boxes: boxes, contained: contained, turns: turns{free: atOnce}, ctx: ctx, stop: stop, underWay: map[string]*taking{}}
 }
 
 // Recover ends what an earlier run has left: snapshots that were being taken failed, and layers that nobody needs go.
@@ -179,12 +179,11 @@ func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string) {
 }
 
 func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string) error {
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	case <-ctx.Done():
-		return ctx.Err()
+	done, err := s.turns.take(ctx, r.Box)
+	if err != nil {
+		return err
 	}
+	defer done()
 	c, err := s.boxes.Capture(ctx, r.Box, layer)
 	if err != nil {
 		return err

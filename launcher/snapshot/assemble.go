@@ -134,10 +134,14 @@ func (a *assembly) leave() error {
 	return finish(linkPath(a.dirs[len(a.dirs)-1].dir, last.it.Name), last.it)
 }
 
-// place gives a body its name. One with other names stays for these.
+// place gives a body its name. One with other names stays for these, until a file can have no more of them: then the one
+// that it has as a body is missing for the last.
 func (a *assembly) place(dir *os.File, it item) error {
 	if it.Shared {
-		return unix.Linkat(int(a.bodies.Fd()), it.Body, int(dir.Fd()), it.Name, 0)
+		err := unix.Linkat(int(a.bodies.Fd()), it.Body, int(dir.Fd()), it.Name, 0)
+		if !errors.Is(err, unix.EMLINK) {
+			return err
+		}
 	}
 	return unix.Renameat(int(a.bodies.Fd()), it.Body, int(dir.Fd()), it.Name)
 }

@@ -32,7 +32,7 @@ func BenchmarkCapture(b *testing.B) {
 			b.ResetTimer()
 			for i := range b.N {
 				to := filepath.Join(b.TempDir(), fmt.Sprint(i))
-				r, err := Capture(b.Context(), upper, testIDs, to, unfrozen)
+				r, err := Capture(b.Context(), upper, testIDs, to, wide, unfrozen)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -28,6 +28,12 @@ const (
 	slack = 100 * time.Millisecond
 )
 
+// Limits bound a capture: a box may make its tree as it likes, and change it meanwhile. The zero value allows none.
+type Limits struct {
+	Entries int64         // of the tree
+	Frozen  time.Duration // how long the box may stand still
+}
+
 // Report says what a capture found and took.
 type Report struct {
 	Size   int64         // bytes on disk, in the layer
@@ -37,8 +43,8 @@ type Report struct {
 
 // Capture copies the tree at upper into the directory to, which must not exist, as to/tree. frozen calls a function once
 // while nothing changes the tree. When Capture fails, what it made is left for the caller to remove.
-func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, frozen func(func() error) error) (Report, error) {
-	c, err := newCapture(upper, ids, to)
+func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, most Limits, frozen func(func() error) error) (Report, error) {
+	c, err := newCapture(upper, ids, to, most)
 	if err != nil {
 		return Report{}, err
 	}
@@ -49,6 +55,8 @@ func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, fr
 	err = frozen(func() error {
 		begun := time.Now()
 		defer func() { c.report.Frozen = time.Since(begun) }()
+		ctx, cancel := context.WithTimeoutCause(ctx, most.Frozen, errTooStill)
+		defer cancel()
 		return c.still(ctx)
 	})
 	if err != nil {
@@ -62,6 +70,10 @@ func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, fr
 	}
 	return c.report, errors.Join(os.Remove(filepath.Join(to, listFile)), syncDisk(to))
 }
+
+// errTooStill is why a capture was given up: too much is left to be copied when the box stands still.
+var errTooStill = errors.New("the box stood still for too long, and has been let go on: the host is overloaded, or the box changes large files all the time; " +
+	"have it write less, or pause it, and take another snapshot")
 
 // What a layer consists of. Only the tree is left when it is complete.
 const (
@@ -79,11 +91,12 @@ type capture struct {
 	upper  *os.File
 	to     *os.File
 	bodies *bodies
+	most   Limits
 	report Report
 }
 
-func newCapture(upper string, ids namespace.IDs, to string) (c *capture, err error) {
-	c = &capture{ids: ids}
+func newCapture(upper string, ids namespace.IDs, to string, most Limits) (c *capture, err error) {
+	c = &capture{ids: ids, most: most}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -146,7 +159,7 @@ func (c *capture) ahead(ctx context.Context) error {
 func (c *capture) little(ctx context.Context) (bool, error) {
 	errEnough := errors.New("enough")
 	var s sizes
-	err := walk(ctx, c.upper, visitor{loose: true, entry: func(_ *os.File, e entry) error {
+	err := walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, entry: func(_ *os.File, e entry) error {
 		if s.add(e); s.bytes > fewBytes || s.entries > fewFiles {
 			return errEnough
 		}
@@ -160,7 +173,7 @@ func (c *capture) little(ctx context.Context) (bool, error) {
 
 // round copies every file that was last changed before that time, and returns which it has left.
 func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err error) {
-	err = walk(ctx, c.upper, visitor{loose: true, entry: func(dir *os.File, e entry) error {
+	err = walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, entry: func(dir *os.File, e entry) error {
 		if !e.regular() {
 			return nil
 		}
@@ -193,7 +206,7 @@ func (c *capture) still(ctx context.Context) error {
 		s.add(e)
 		return w.add(it)
 	}
-	err = walk(ctx, c.upper, visitor{entry: note, leave: func() error { return w.add(item{Leave: true}) }})
+	err = walk(ctx, c.upper, visitor{most: c.most.Entries, entry: note, leave: func() error { return w.add(item{Leave: true}) }})
 	c.report.Size, c.report.Files = s.bytes, s.entries
 	return errors.Join(err, w.close())
 }
@@ -204,18 +217,26 @@ type sizes struct {
 	linked         map[uint64]bool // files with several names that are counted already
 }
 
+// mostLinked is how many files with several names are told apart. Of those that are seen when there are as many, each name
+// counts for its share.
+const mostLinked = 1 << 16
+
 func (s *sizes) add(e entry) {
 	s.entries++
+	bytes := e.stat.Blocks * 512
 	if e.stat.Nlink > 1 && !e.isDir() {
-		if s.linked[e.stat.Ino] {
+		switch {
+		case s.linked[e.stat.Ino]:
 			return
-		}
-		if s.linked == nil {
+		case s.linked == nil:
 			s.linked = map[uint64]bool{}
+		case len(s.linked) == mostLinked:
+			s.bytes += bytes / int64(e.stat.Nlink)
+			return
 		}
 		s.linked[e.stat.Ino] = true
 	}
-	s.bytes += e.stat.Blocks * 512
+	s.bytes += bytes
 }
 
 // itemOf is an entry as it is listed. A file has its body by then.

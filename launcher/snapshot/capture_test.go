@@ -195,7 +195,7 @@ func TestLayersMeanTheSame(t *testing.T) {
 				scribble(t, root, rnd, 120)
 				want := describeTree(t, root, testIDs)
 				layer := filepath.Join(dir, fmt.Sprint(i))
-				report, err := Capture(t.Context(), upper, testIDs, layer, unfrozen)
+				report, err := Capture(t.Context(), upper, testIDs, layer, wide, unfrozen)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -204,7 +204,7 @@ func TestLayersMeanTheSame(t *testing.T) {
 				}
 				layers = append(layers, layer)
 				again := filepath.Join(dir, fmt.Sprint("again", i)) // a second snapshot of the same box
-				if _, err := Capture(t.Context(), upper, testIDs, again, unfrozen); err != nil {
+				if _, err := Capture(t.Context(), upper, testIDs, again, wide, unfrozen); err != nil {
 					t.Fatal(err)
 				}
 				lowers = append([]string{Tree(relocated(t, again))}, lowers...)
@@ -279,7 +279,7 @@ func TestCaptureKeepsHolesCapabilitiesAndLists(t *testing.T) {
 		}
 	}
 	to := filepath.Join(t.TempDir(), "layer")
-	report, err := Capture(t.Context(), upper, testIDs, to, unfrozen)
+	report, err := Capture(t.Context(), upper, testIDs, to, wide, unfrozen)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +353,7 @@ func TestCaptureIsOfOneInstant(t *testing.T) {
 	for i := range 3 {
 		to := filepath.Join(t.TempDir(), fmt.Sprint(i))
 		var now uint64
-		_, err := Capture(t.Context(), upper, testIDs, to, func(f func() error) error {
+		_, err := Capture(t.Context(), upper, testIDs, to, wide, func(f func() error) error {
 			still.Lock()
 			defer still.Unlock()
 			now = binary.LittleEndian.Uint64(maps[0])
@@ -406,7 +406,7 @@ func TestCaptureRefusesWhatItCannotHold(t *testing.T) {
 			if err := c.make(upper); err != nil {
 				t.Fatal(err)
 			}
-			_, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), unfrozen)
+			_, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), wide, unfrozen)
 			_ = unix.Unmount(filepath.Join(upper, "mounted"), unix.MNT_DETACH)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v", err)

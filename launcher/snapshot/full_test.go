@@ -20,7 +20,7 @@ func TestCaptureOnAFullDisk(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(upper, "small"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(disk, "fits"), unfrozen); err != nil {
+	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(disk, "fits"), wide, unfrozen); err != nil {
 		t.Fatal(err)
 	}
 	if fi, err := os.Stat(filepath.Join(Tree(filepath.Join(disk, "fits")), "small")); err != nil || fi.Size() != 1<<20 {
@@ -31,7 +31,7 @@ func TestCaptureOnAFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		to := filepath.Join(disk, "full")
-		if _, err := Capture(t.Context(), upper, testIDs, to, unfrozen); !errors.Is(err, unix.ENOSPC) {
+		if _, err := Capture(t.Context(), upper, testIDs, to, wide, unfrozen); !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 		if err := os.RemoveAll(to); err != nil {

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"slices"
 
@@ -53,7 +54,7 @@ func measure(ctx context.Context, tree string) (r Report, err error) {
 	}
 	defer top.Close()
 	var s sizes
-	err = walk(ctx, top, visitor{entry: func(_ *os.File, e entry) error {
+	err = walk(ctx, top, visitor{most: math.MaxInt64, entry: func(_ *os.File, e entry) error {
 		s.add(e)
 		return nil
 	}})
@@ -155,8 +156,10 @@ func (m merge) into(src, dst *os.File, name string, at below) error {
 	if at.depth > maxDepth {
 		return errTooDeep
 	}
-	names, err := from.Readdirnames(-1)
-	for _, n := range names {
+	for n, err := range namesIn(from) {
+		if err != nil {
+			return err
+		}
 		if m.ctx.Err() != nil {
 			return context.Cause(m.ctx)
 		}
@@ -164,7 +167,7 @@ func (m merge) into(src, dst *os.File, name string, at below) error {
 			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // one puts an entry over what is there.

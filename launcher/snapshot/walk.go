@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -34,11 +35,14 @@ type visitor struct {
 	entry func(dir *os.File, e entry) error // of the top itself with a nil dir first, and of a directory before its entries
 	leave func() error                      // after the entries of a directory; may be nil
 	loose bool                              // the tree changes meanwhile: what has gone is left out
+	most  int64                             // how many entries there may be
+	seen  *int64                            // set by walk
 }
 
 // walk visits a tree.
 func walk(ctx context.Context, top *os.File, v visitor) error {
 	e := entry{}
+	v.seen = new(int64)
 	if err := unix.Fstat(int(top.Fd()), &e.stat); err != nil {
 		return err
 	}
@@ -58,21 +62,15 @@ func (v visitor) below(ctx context.Context, parent *os.File, name string, dev ui
 		return v.excuse(err)
 	}
 	defer dir.Close()
-	for {
+	for n, err := range namesIn(dir) {
+		if err != nil {
+			return v.excuse(err)
+		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		names, err := dir.Readdirnames(1024)
-		for _, n := range names {
-			if err := v.one(ctx, dir, n, dev, depth); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return v.excuse(err)
+		if err := v.one(ctx, dir, n, dev, depth); err != nil {
+			return err
 		}
 	}
 	if v.leave == nil {
@@ -81,8 +79,35 @@ func (v visitor) below(ctx context.Context, parent *os.File, name string, dev ui
 	return v.leave()
 }
 
+// namesAtOnce is how many names of a directory are held in memory: a box may have made millions of them.
+const namesAtOnce = 1024
+
+// namesIn yields the names in a directory. An error is the last that it yields.
+func namesIn(dir *os.File) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for {
+			names, err := dir.Readdirnames(namesAtOnce)
+			for _, n := range names {
+				if !yield(n, nil) {
+					return
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield("", err)
+				return
+			}
+		}
+	}
+}
+
 // one visits one entry, and those below it.
 func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64, depth int) error {
+	if *v.seen++; *v.seen > v.most {
+		return fmt.Errorf("the box has written more than %d files and directories, which a snapshot cannot hold", v.most)
+	}
 	e := entry{name: name}
 	if err := unix.Fstatat(int(dir.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return v.excuse(err)

@@ -1,0 +1,135 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// wide are limits that the trees of these tests do not reach.
+var wide = Limits{Entries: 1 << 20, Frozen: time.Hour}
+
+// manyFiles makes empty files.
+func manyFiles(t *testing.T, dir string, count int) {
+	t.Helper()
+	for i := range count {
+		if err := unix.Mknod(filepath.Join(dir, fmt.Sprint("f", i)), unix.S_IFREG|0o600, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A directory may have more entries than should be in memory.
+func TestDirectoriesAreReadInPieces(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	manyFiles(t, top, 3*namesAtOnce)
+	dir, err := os.Open(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	for _, err := range namesIn(dir) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	if left, err := dir.Readdirnames(-1); err != nil || len(left) < namesAtOnce {
+		t.Errorf("after the first entry %d of %d are left, %v", len(left), 3*namesAtOnce, err)
+	}
+}
+
+// What a tree weighs is known without remembering every file that has several names.
+func TestFilesWithSeveralNamesAreNotAllRemembered(t *testing.T) {
+	t.Parallel()
+	var s sizes
+	const count = mostLinked + 1000
+	for range 2 { // names
+		for i := range uint64(count) {
+			s.add(entry{stat: unix.Stat_t{Ino: i, Nlink: 2, Mode: unix.S_IFREG, Blocks: 8}})
+		}
+	}
+	if want := int64(count * 8 * 512); s.bytes != want {
+		t.Errorf("%d bytes, not %d", s.bytes, want)
+	}
+	if len(s.linked) > mostLinked {
+		t.Errorf("%d files are remembered", len(s.linked))
+	}
+}
+
+// A file of the box may have as many names as its file system allows.
+func TestCaptureOfAFileWithAllNamesThatItCanHave(t *testing.T) {
+	t.Parallel()
+	upper := t.TempDir()
+	file := filepath.Join(upper, "0")
+	if err := os.WriteFile(file, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	names := 1
+	for ; names < 70_000; names++ {
+		err := os.Link(file, filepath.Join(upper, fmt.Sprint(names)))
+		if errors.Is(err, unix.EMLINK) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	to := filepath.Join(t.TempDir(), "layer")
+	report, err := Capture(t.Context(), upper, testIDs, to, wide, unfrozen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(Tree(to), "0"), &st); err != nil || st.Size != 7 || int(st.Nlink) != names || report.Files != int64(names)+1 {
+		t.Errorf("%d names of %d are left, %d bytes, %+v, %v", st.Nlink, names, st.Size, report, err)
+	}
+}
+
+// A box may write more files than can be looked at, while it is copied ahead or before.
+func TestCaptureOfTooManyFiles(t *testing.T) {
+	t.Parallel()
+	upper := t.TempDir()
+	manyFiles(t, upper, 2*fewFiles)
+	for _, most := range []int64{10, 2*fewFiles - 1} { // fewer and more than are looked at first
+		_, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{Entries: most, Frozen: time.Hour}, unfrozen)
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d files", most)) {
+			t.Errorf("at most %d: %v", most, err)
+		}
+	}
+	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{Entries: 2 * fewFiles, Frozen: time.Hour}, unfrozen); err != nil {
+		t.Error(err)
+	}
+	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{}, unfrozen); err == nil {
+		t.Error("without limits a capture is not refused")
+	}
+}
+
+// A box stands still no longer than it may, whatever is left to be copied, and nobody waits for a capture that has ended.
+func TestCaptureEndsInTime(t *testing.T) {
+	t.Parallel()
+	upper := t.TempDir()
+	manyFiles(t, upper, 10)
+	capture := func(ctx context.Context, frozen time.Duration) error {
+		_, err := Capture(ctx, upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{Entries: math.MaxInt64, Frozen: frozen}, unfrozen)
+		return err
+	}
+	if err := capture(t.Context(), time.Nanosecond); !errors.Is(err, errTooStill) {
+		t.Errorf("a box that would stand still for long: %v", err)
+	}
+	errSlow := errors.New("slow")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Nanosecond, errSlow)
+	defer cancel()
+	if err := capture(ctx, time.Hour); !errors.Is(err, errSlow) {
+		t.Errorf("a capture that takes long: %v", err)
+	}
+}
