@@ -93,6 +93,46 @@ func (l *Launcher) mustNotSeeWorkers(t *testing.T, id policy.BoxID) {
 	}
 }
 
+// TestWorkersShowNothingOfTheHostsNamespaces: procfs and sysfs show a process its own, whoever's mounts they are.
+func TestWorkersShowNothingOfTheHostsNamespaces(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	sh(t, l, id, "mkdir links; ln -s /proc/sys/kernel/hostname links/name; ln -s /proc/sys/net/ipv4/conf links/conf; ln -s /sys/class/net links/net")
+	s := openFiles(t, l, id)
+	for _, path := range []string{"/proc/sys/kernel/hostname", "links/name", "/proc/sys/net/ipv4/conf/lo/forwarding", "links/conf/lo/forwarding", "/proc/mounts", "/sys/class/net/lo/mtu"} {
+		path = under(path)
+		if got, err := read(s, path); err == nil {
+			t.Errorf("%s: %q was read", path, got)
+		}
+	}
+	for _, path := range []string{"/proc", "/proc/sys/net/ipv4/conf", "links/conf", "/sys/class/net", "links/net", "/dev/pts"} {
+		at := []byte(under(path))
+		for _, req := range []worker.Request{{Op: worker.OpList, Path: at, Most: 10}, {Op: worker.OpStat, Path: at, Follow: true}, {Op: worker.OpPack, Path: at}} {
+			if a, err := s.Do(req); !errors.Is(err, unix.EACCES) {
+				t.Errorf("%s of %s: %+v, %v", req.Op, at, a, err)
+			}
+		}
+	}
+	a, err := s.Do(worker.Request{Op: worker.OpList, Path: []byte(under("links")), Most: 10})
+	if err != nil || len(a.Entries) != 3 || a.Entries[0].IsDir {
+		t.Errorf("links into the kernel's file systems are listed as %+v, %v", a.Entries, err)
+	}
+	for _, path := range []string{"/", "/dev/shm", "/etc/hostname"} {
+		if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte(path)}); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// under makes a path absolute, as seen from the home directory.
+func under(path string) string {
+	if strings.HasPrefix(path, "/") {
+		return path
+	}
+	return furnish.Home + "/" + path
+}
+
 // TestWorkersCountAsTheBox: in every hierarchy of control groups.
 func TestWorkersCountAsTheBox(t *testing.T) {
 	t.Parallel()
@@ -388,6 +428,25 @@ func TestArchives(t *testing.T) {
 			t.Errorf("%q in an archive: %v", name, err)
 		}
 		done()
+	}
+	for _, to := range []string{"/tmp", "../../../tmp", "in/../../../../tmp"} {
+		var evil bytes.Buffer
+		w := tar.NewWriter(&evil)
+		for _, h := range []tar.Header{
+			{Name: "in", Typeflag: tar.TypeDir, Mode: 0o755},
+			{Name: "here", Typeflag: tar.TypeSymlink, Linkname: "."},
+			{Name: "here/away", Typeflag: tar.TypeSymlink, Linkname: to},
+			{Name: "away/out", Typeflag: tar.TypeReg, Mode: 0o644},
+		} {
+			if err := w.WriteHeader(&h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Close()
+		if err := openFiles(t, l, id).Send(worker.Request{Op: worker.OpUnpack, Path: []byte("/workspace/home/to")}, &evil); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("through its own link to %s: %v", to, err)
+		}
+		sh(t, l, id, "rm -r to/away")
 	}
 	if got := sh(t, l, id, "ls /tmp /workspace/home"); got.out != "/tmp:\n\n/workspace/home:\nfrom\nto\n" {
 		t.Errorf("%+v", got)

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,13 +19,17 @@ import (
 // cannot be read, and what is none of these, is left out and counted.
 func (s *server) pack(dir string) error {
 	err := os.Chdir(dir)
+	defer leave()
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = entriesOf(".")
+	}
 	if sent := s.answer(Answer{}, err); sent != nil || err != nil {
 		return sent
 	}
-	defer leave()
 	content := &ContentWriter{W: s.out}
 	p := packer{w: tar.NewWriter(content)}
-	if err := filepath.WalkDir(".", p.add); err != nil {
+	if err := p.addAll(".", entries); err != nil {
 		return err
 	}
 	if err := errors.Join(p.w.Close(), content.Close()); err != nil {
@@ -41,26 +46,41 @@ type packer struct {
 	skipped int
 }
 
-// add is called for each file below the directory. Its error is one of the stream.
-func (p *packer) add(name string, d fs.DirEntry, err error) error {
-	if name == "." && err == nil {
-		return nil
-	}
-	if err != nil {
-		p.skipped++
-		if d != nil && d.IsDir() {
-			return fs.SkipDir
+// addAll adds entries of a directory. Its error is one of the stream.
+func (p *packer) addAll(dir string, entries []fs.DirEntry) error {
+	for _, d := range entries {
+		if err := p.add(path.Join(dir, d.Name()), d); err != nil {
+			return err
 		}
-		return nil
 	}
+	return nil
+}
+
+// add adds an entry, and those below it.
+func (p *packer) add(name string, d fs.DirEntry) error {
 	switch {
-	case d.IsDir(), d.Type()&fs.ModeSymlink != 0:
+	case d.IsDir():
+		return p.addDir(name, d)
+	case d.Type()&fs.ModeSymlink != 0:
 		return p.addEmpty(name, d)
 	case d.Type().IsRegular():
 		return p.addFile(name)
 	}
 	p.skipped++
 	return nil
+}
+
+// addDir adds a directory with what is in it, if that can be read.
+func (p *packer) addDir(name string, d fs.DirEntry) error {
+	if err := p.addEmpty(name, d); err != nil {
+		return err
+	}
+	entries, err := entriesOf(name)
+	if err != nil {
+		p.skipped++
+		return nil //nolint:nilerr // counted
+	}
+	return p.addAll(name, entries)
 }
 
 // addEmpty adds what has no content.
@@ -115,7 +135,8 @@ func headerOf(fi fs.FileInfo, name, link string) *tar.Header {
 }
 
 // unpack makes the files of a tar archive below a directory, which is made if it is missing. A name that leads out of it
-// is refused. What came before an error stays.
+// is refused, and no link of the archive itself does: links that could are made last. Those that were there before are
+// followed. What came before an error stays.
 func unpack(dir string, archive io.Reader) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -128,7 +149,7 @@ func unpack(dir string, archive io.Reader) error {
 	for {
 		h, err := u.r.Next()
 		if errors.Is(err, io.EOF) {
-			return u.setModes()
+			return errors.Join(u.makeLinks(), u.setModes())
 		}
 		if err == nil {
 			err = u.one(h)
@@ -140,8 +161,9 @@ func unpack(dir string, archive io.Reader) error {
 }
 
 type unpacker struct {
-	r    *tar.Reader
-	dirs []*tar.Header // whose permissions come last: they may forbid making files
+	r     *tar.Reader
+	links []*tar.Header // that may lead out of the directory
+	dirs  []*tar.Header // whose permissions come last: they may forbid making files
 }
 
 func (u *unpacker) one(h *tar.Header) error {
@@ -155,11 +177,29 @@ func (u *unpacker) one(h *tar.Header) error {
 	case tar.TypeReg:
 		return write(at, fs.FileMode(h.Mode).Perm(), u.r)
 	case tar.TypeSymlink:
+		if leadsOut(h.Linkname) {
+			u.links = append(u.links, h)
+			return nil
+		}
 		return symlink(h.Linkname, at)
 	case tar.TypeXGlobalHeader: // of git archive
 		return nil
 	}
 	return &Failure{Errno: unix.EINVAL, Message: fmt.Sprintf("%q in the archive is neither a file, a directory nor a symbolic link", h.Name)}
+}
+
+// leadsOut reports whether a link may lead out of the directory that it is in.
+func leadsOut(to string) bool {
+	return strings.HasPrefix(to, "/") || slices.Contains(strings.Split(to, "/"), "..")
+}
+
+func (u *unpacker) makeLinks() error {
+	for _, h := range u.links {
+		if err := symlink(h.Linkname, path.Clean(h.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (u *unpacker) setModes() error {

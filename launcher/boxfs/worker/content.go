@@ -31,6 +31,8 @@ func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
 		err = unix.EISDIR
 	case !fi.Mode().IsRegular():
 		err = errNotRegular
+	default:
+		err = holdsFiles(f)
 	}
 	if err != nil {
 		f.Close()

@@ -16,11 +16,7 @@ import (
 )
 
 func stat(path string, follow bool) (Answer, error) {
-	look := os.Lstat
-	if follow {
-		look = os.Stat
-	}
-	fi, err := look(path)
+	fi, err := look(path, follow)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -50,7 +46,7 @@ const maxNames = 4 << 20
 
 // list reads a directory, however large, up to a number of entries: the first ones in the directory's own order, sorted.
 func list(path string, most int) (Answer, error) {
-	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	dir, err := openDir(path, 0)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -86,7 +82,7 @@ func entry(dir, name string) (Info, error) {
 	}
 	info := infoOf(fi)
 	if info.Type == "symlink" {
-		if to, err := os.Stat(path); err == nil {
+		if to, err := look(path, true); err == nil {
 			info.IsDir, info.Size = to.IsDir(), to.Size()
 		}
 	}
