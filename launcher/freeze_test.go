@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestFrozen has nothing in a box move while f runs, and everything go on afterwards, unless the box was paused before.
@@ -32,6 +34,36 @@ func TestFrozen(t *testing.T) {
 			t.Errorf("%+v: %v, then %+v, %v", c, err, st, serr)
 		}
 	}
+}
+
+// TestBoxWhoseStateCannotBeTold is not taken for one that has ended: nothing is done as if nothing ran in it.
+func TestBoxWhoseStateCannotBeTold(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	first, err := l.FirstProcess(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	runtime := l.runc.Command
+	l.runc.Command = "/bin/false"
+	if st, err := l.State(t.Context(), id); err == nil {
+		t.Errorf("a runtime that fails tells %+v", st)
+	}
+	if err := l.still(t.Context(), id, func() error { t.Error("a box that runs was taken to stand still"); return nil }); err == nil || errors.Is(err, ErrNotRunning) {
+		t.Errorf("standing still: %v", err)
+	}
+	if err := unix.PidfdSendSignal(int(first.Fd()), unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(first.Fd()), Events: unix.POLLIN}}, -1); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := l.State(t.Context(), id); err != nil || st.Pid != 0 {
+		t.Errorf("a box that has ended: %+v, %v", st, err)
+	}
+	l.runc.Command = runtime
 }
 
 // TestCommandsWaitForAFrozenBox has a command that comes while a box stands still for a moment start after that.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"boxgate/internal/fault"
 	"boxgate/launcher/image"
@@ -16,18 +15,6 @@ import (
 
 // maxLayers is how many layers a box has over its image. A snapshot that would have more is merged into one.
 const maxLayers = 16
-
-// captureLimits bound a capture, whatever the box has written: others wait for their turn, and the box cannot be used
-// while it stands still.
-type captureLimits struct {
-	snapshot.Limits
-	Whole time.Duration
-}
-
-var ofCaptures = captureLimits{snapshot.Limits{Entries: 2 << 20, Frozen: time.Minute}, 20 * time.Minute}
-
-// errCaptureSlow is why a capture was given up.
-var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")
 
 // Captured is the outcome of [Launcher.Capture].
 type Captured struct {
@@ -60,7 +47,7 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string) (
 		}
 	}()
 	c.Layers = append(append(c.Layers, r.Layers...), layer)
-	c.Report, err = snapshot.Capture(ctx, l.dirs.upper(id), r.ids(), work, l.captures.Limits, func(f func() error) error {
+	c.Report, err = snapshot.Capture(ctx, l.dirs.upper(id), r.ids(), work, l.captures.Terms, func(f func() error) error {
 		return l.still(ctx, id, func() error { return errors.Join(fault.At(ctx, "snapshot: box frozen"), f()) })
 	})
 	if err == nil && len(c.Layers) > maxLayers {

@@ -36,7 +36,8 @@ func TestBoxesOfASnapshot(t *testing.T) {
 	want(t, rootSh(t, l, first, `set -e
 		echo kept >/workspace/home/file; chown 1000:1000 /workspace/home/file; chmod 640 /workspace/home/file
 		rm /etc/issue 2>/dev/null || rm /etc/passwd-; mkdir /opt/new; mkfifo /opt/new/pipe; ln /workspace/home/file /opt/new/linked
-		cp /bin/true /opt/new/set; chmod 4755 /opt/new/set; echo ok`), "ok")
+		cp /bin/true /opt/new/set; chmod 4755 /opt/new/set
+		rm /.boxgate-init; mkdir -p /.boxgate-init/not/empty; echo ok`), "ok") // the last is where its copies have their first process
 	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "one") })
 	want(t, sh(t, l, first, "cat file"), "kept") // it goes on
 	if err := l.Delete(t.Context(), first); err != nil {
@@ -141,9 +142,9 @@ func TestCapturesAreGivenUp(t *testing.T) {
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
 	for want, most := range map[string]captureLimits{
-		"stood still for too long": {snapshot.Limits{Entries: 1 << 20, Frozen: 1}, time.Hour},
-		"took too long":            {snapshot.Limits{Entries: 1 << 20, Frozen: time.Hour}, 1},
-		"more than 1 files":        {snapshot.Limits{Entries: 1, Frozen: time.Hour}, time.Hour},
+		"stood still for too long": {snapshot.Terms{Entries: 1 << 20, Frozen: 1}, time.Hour},
+		"took too long":            {snapshot.Terms{Entries: 1 << 20, Frozen: time.Hour}, 1},
+		"more than 1 files":        {snapshot.Terms{Entries: 1, Frozen: time.Hour}, time.Hour},
 	} {
 		l.captures = most
 		if _, err := l.Capture(t.Context(), id, "given-up"); err == nil || !strings.Contains(err.Error(), want) {

@@ -2,9 +2,26 @@ package launcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path"
 	"time"
+
+	"boxgate/launcher/furnish"
+	"boxgate/launcher/snapshot"
 )
+
+// captureLimits bound a capture, whatever the box has written: others wait for their turn, and the box cannot be used
+// while it stands still.
+type captureLimits struct {
+	snapshot.Terms
+	Whole time.Duration
+}
+
+var ofCaptures = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Without: path.Base(furnish.InitPath)}, 20 * time.Minute}
+
+// errCaptureSlow is why a capture was given up.
+var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")
 
 // runtimeMost bounds every call of the runtime. Some of them read files of the box, by which it can hold them up for ever: runc reads
 // /etc/passwd and /etc/group, and waits for a writer if they are pipes.

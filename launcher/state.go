@@ -37,9 +37,30 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 		return Status{}, context.Cause(ctx)
 	}
 	if err != nil {
-		c = nil // what the runtime cannot read does not run
+		// Whether the runtime has failed, as on an overloaded host, or there is nothing for it to read, the first process
+		// tells.
+		if l.lives(id) {
+			return Status{}, fmt.Errorf("the runtime cannot tell the state of box %s, whose first process runs: %w", id, err)
+		}
+		c = nil
 	}
 	return l.status(r, c), nil
+}
+
+// lives reports whether the first process of a box runs.
+func (l *Launcher) lives(id policy.BoxID) bool {
+	handle, err := l.FirstProcess(id)
+	if err != nil {
+		return false
+	}
+	defer handle.Close()
+	events := []unix.PollFd{{Fd: int32(handle.Fd()), Events: unix.POLLIN}}
+	for {
+		ended, err := unix.Poll(events, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return ended == 0
+		}
+	}
 }
 
 // FirstProcess returns a pidfd of the first process of a box, or ErrNotRunning.

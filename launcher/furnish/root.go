@@ -74,7 +74,8 @@ func (b *Root) mkdir(name string, mode fs.FileMode, owner int) error {
 	if err := b.parents(p); err != nil {
 		return err
 	}
-	if err := b.root.Mkdir(p, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+	err = b.root.Mkdir(p, mode)
+	if err != nil && !(errors.Is(err, fs.ErrExist) && b.isDir(p)) {
 		return err
 	}
 	return b.own(p, mode, owner)

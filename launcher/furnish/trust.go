@@ -272,7 +272,7 @@ func (b *Root) freeHashName(dir string, hash uint32) string {
 // withoutBoxes returns a bundle without the CAs of boxes. A snapshot has that of the box it was taken of, and the box that
 // is made from it has its own.
 func withoutBoxes(bundle []byte) []byte {
-	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
+	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	var out []byte
 	for rest := bundle; len(rest) > 0; {
 		at := bytes.Index(rest, []byte(begin))
@@ -285,10 +285,12 @@ func withoutBoxes(bundle []byte) []byte {
 		}
 		stop += at + len(end)
 		out = append(out, rest[:at]...)
-		if !isBoxCA(rest[at:stop]) {
-			out = append(out, rest[at:stop]...)
+		block := rest[at:stop]
+		if rest = rest[stop:]; !isBoxCA(block) {
+			out = append(out, block...)
+			continue
 		}
-		rest = rest[stop:]
+		rest = bytes.TrimPrefix(bytes.TrimPrefix(rest, []byte("\r")), []byte("\n"))
 	}
 	return out
 }

@@ -76,7 +76,43 @@ func (s Store) hold(key, holder string) error {
 	if err := os.MkdirAll(s.holders(key), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(s.holders(key), holderFile(holder)), []byte(holder), 0o600)
+	text := holder
+	if id, ok := fileSystemAt(holder); ok {
+		text += holderSeparator + id
+	}
+	return os.WriteFile(filepath.Join(s.holders(key), holderFile(holder)), []byte(text), 0o600)
+}
+
+// holderSeparator stands between the path of a holder and the file system that it is on.
+const holderSeparator = "\x00"
+
+// exists reports whether a holder is there, or may be: its directory is missing, and what is there instead is not known
+// to be the file system that it was on. That may not be mounted.
+func exists(holder, on string) (bool, error) {
+	if _, err := os.Lstat(holder); !errors.Is(err, fs.ErrNotExist) {
+		return err == nil, err
+	}
+	if on == "" { // it was noted by an older version
+		_, err := os.Lstat(filepath.Dir(holder))
+		return errors.Is(err, fs.ErrNotExist), nil
+	}
+	at, ok := fileSystemAt(holder)
+	return !ok || at != on, nil
+}
+
+// fileSystemAt identifies the file system that a path, which may not exist, is on or would be made on.
+func fileSystemAt(path string) (id string, ok bool) {
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(path, &st)
+		if err == nil {
+			return fmt.Sprintf("%x-%08x%08x", st.Type, uint32(st.Fsid.Val[0]), uint32(st.Fsid.Val[1])), true
+		}
+		if !errors.Is(err, fs.ErrNotExist) || path == "/" {
+			return "", false
+		}
+		path = filepath.Dir(path)
+	}
 }
 
 func holderFile(holder string) string {
@@ -113,7 +149,7 @@ func (s Store) share(key string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// users returns the holders of an image that still exist, and forgets the others.
+// users returns the holders of an image that still exist, as far as that is known, and forgets the others.
 func (s Store) users(key string) ([]string, error) {
 	entries, err := os.ReadDir(s.holders(key))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,16 +161,17 @@ func (s Store) users(key string) ([]string, error) {
 	var users []string
 	for _, e := range entries {
 		file := filepath.Join(s.holders(key), e.Name())
-		holder, err := os.ReadFile(file)
+		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		_, err = os.Lstat(string(holder))
+		holder, on, _ := strings.Cut(string(text), holderSeparator)
+		there, err := exists(holder, on)
 		switch {
-		case err == nil:
-			users = append(users, string(holder))
-		case !errors.Is(err, fs.ErrNotExist):
+		case err != nil:
 			return nil, err
+		case there:
+			users = append(users, holder)
 		case os.Remove(file) != nil:
 			// it is forgotten another time
 		}

@@ -28,10 +28,12 @@ const (
 	slack = 100 * time.Millisecond
 )
 
-// Limits bound a capture: a box may make its tree as it likes, and change it meanwhile. The zero value allows none.
-type Limits struct {
+// Terms say what a capture takes at most: a box may make its tree as it likes, and change it meanwhile. The zero value
+// allows nothing.
+type Terms struct {
 	Entries int64         // of the tree
 	Frozen  time.Duration // how long the box may stand still
+	Without string        // the name of an entry at the top that is left out with all below it; "": none
 }
 
 // Report says what a capture found and took.
@@ -43,7 +45,7 @@ type Report struct {
 
 // Capture copies the tree at upper into the directory to, which must not exist, as to/tree. frozen calls a function once
 // while nothing changes the tree. When Capture fails, what it made is left for the caller to remove.
-func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, most Limits, frozen func(func() error) error) (Report, error) {
+func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, most Terms, frozen func(func() error) error) (Report, error) {
 	c, err := newCapture(upper, ids, to, most)
 	if err != nil {
 		return Report{}, err
@@ -91,11 +93,11 @@ type capture struct {
 	upper  *os.File
 	to     *os.File
 	bodies *bodies
-	most   Limits
+	most   Terms
 	report Report
 }
 
-func newCapture(upper string, ids namespace.IDs, to string, most Limits) (c *capture, err error) {
+func newCapture(upper string, ids namespace.IDs, to string, most Terms) (c *capture, err error) {
 	c = &capture{ids: ids, most: most}
 	defer func() {
 		if err != nil {
@@ -159,7 +161,7 @@ func (c *capture) ahead(ctx context.Context) error {
 func (c *capture) little(ctx context.Context) (bool, error) {
 	errEnough := errors.New("enough")
 	var s sizes
-	err := walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, entry: func(_ *os.File, e entry) error {
+	err := walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(_ *os.File, e entry) error {
 		if s.add(e); s.bytes > fewBytes || s.entries > fewFiles {
 			return errEnough
 		}
@@ -173,7 +175,7 @@ func (c *capture) little(ctx context.Context) (bool, error) {
 
 // round copies every file that was last changed before that time, and returns which it has left.
 func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err error) {
-	err = walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, entry: func(dir *os.File, e entry) error {
+	err = walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(dir *os.File, e entry) error {
 		if !e.regular() {
 			return nil
 		}
@@ -206,7 +208,7 @@ func (c *capture) still(ctx context.Context) error {
 		s.add(e)
 		return w.add(it)
 	}
-	err = walk(ctx, c.upper, visitor{most: c.most.Entries, entry: note, leave: func() error { return w.add(item{Leave: true}) }})
+	err = walk(ctx, c.upper, visitor{most: c.most.Entries, without: c.most.Without, entry: note, leave: func() error { return w.add(item{Leave: true}) }})
 	c.report.Size, c.report.Files = s.bytes, s.entries
 	return errors.Join(err, w.close())
 }

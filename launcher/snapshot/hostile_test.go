@@ -15,7 +15,7 @@ import (
 )
 
 // wide are limits that the trees of these tests do not reach.
-var wide = Limits{Entries: 1 << 20, Frozen: time.Hour}
+var wide = Terms{Entries: 1 << 20, Frozen: time.Hour}
 
 // manyFiles makes empty files.
 func manyFiles(t *testing.T, dir string, count int) {
@@ -101,15 +101,15 @@ func TestCaptureOfTooManyFiles(t *testing.T) {
 	upper := t.TempDir()
 	manyFiles(t, upper, 2*fewFiles)
 	for _, most := range []int64{10, 2*fewFiles - 1} { // fewer and more than are looked at first
-		_, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{Entries: most, Frozen: time.Hour}, unfrozen)
+		_, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Terms{Entries: most, Frozen: time.Hour}, unfrozen)
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d files", most)) {
 			t.Errorf("at most %d: %v", most, err)
 		}
 	}
-	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{Entries: 2 * fewFiles, Frozen: time.Hour}, unfrozen); err != nil {
+	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Terms{Entries: 2 * fewFiles, Frozen: time.Hour}, unfrozen); err != nil {
 		t.Error(err)
 	}
-	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{}, unfrozen); err == nil {
+	if _, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Terms{}, unfrozen); err == nil {
 		t.Error("without limits a capture is not refused")
 	}
 }
@@ -120,7 +120,7 @@ func TestCaptureEndsInTime(t *testing.T) {
 	upper := t.TempDir()
 	manyFiles(t, upper, 10)
 	capture := func(ctx context.Context, frozen time.Duration) error {
-		_, err := Capture(ctx, upper, testIDs, filepath.Join(t.TempDir(), "layer"), Limits{Entries: math.MaxInt64, Frozen: frozen}, unfrozen)
+		_, err := Capture(ctx, upper, testIDs, filepath.Join(t.TempDir(), "layer"), Terms{Entries: math.MaxInt64, Frozen: frozen}, unfrozen)
 		return err
 	}
 	if err := capture(t.Context(), time.Nanosecond); !errors.Is(err, errTooStill) {

@@ -32,11 +32,12 @@ func (e entry) whiteout() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFCHR 
 
 // visitor is told of the entries of a tree.
 type visitor struct {
-	entry func(dir *os.File, e entry) error // of the top itself with a nil dir first, and of a directory before its entries
-	leave func() error                      // after the entries of a directory; may be nil
-	loose bool                              // the tree changes meanwhile: what has gone is left out
-	most  int64                             // how many entries there may be
-	seen  *int64                            // set by walk
+	entry   func(dir *os.File, e entry) error // of the top itself with a nil dir first, and of a directory before its entries
+	leave   func() error                      // after the entries of a directory; may be nil
+	without string                            // the name of an entry of the top that is passed over; "": none
+	loose   bool                              // the tree changes meanwhile: what has gone is left out
+	most    int64                             // how many entries there may be
+	seen    *int64                            // set by walk
 }
 
 // walk visits a tree.
@@ -68,6 +69,9 @@ func (v visitor) below(ctx context.Context, parent *os.File, name string, dev ui
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if depth == 0 && n == v.without {
+			continue
 		}
 		if err := v.one(ctx, dir, n, dev, depth); err != nil {
 			return err

@@ -1,0 +1,55 @@
+package image
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The boxes of a state directory that is not mounted need their image as well. Those of one that was removed do not.
+func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
+	t.Parallel()
+	s, disk := Store{Dir: t.TempDir()}, t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			_ = unix.Unmount(disk, unix.MNT_DETACH)
+		}
+	})
+	state := t.TempDir()
+	removed, away, old := filepath.Join(state, "boxes", "a"), filepath.Join(disk, "boxes", "b"), filepath.Join(disk, "boxes", "old")
+	for _, holder := range []string{removed, away, old} {
+		if err := os.MkdirAll(holder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.hold("key", holder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.holders("key"), holderFile(old)), []byte(old), 0o600); err != nil { // as older versions did
+		t.Fatal(err)
+	}
+	if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	mounted = false
+	if err := os.RemoveAll(state); err != nil {
+		t.Fatal(err)
+	}
+	users, err := s.users("key")
+	if slices.Sort(users); err != nil || !slices.Equal(users, []string{away, old}) {
+		t.Errorf("%v, %v", users, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(old), 0o700); err != nil { // an old one whose box is known to be gone
+		t.Fatal(err)
+	}
+	if users, err := s.users("key"); err != nil || !slices.Equal(users, []string{away}) {
+		t.Errorf("%v, %v", users, err)
+	}
+}
