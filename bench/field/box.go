@@ -15,12 +15,14 @@ import (
 
 // The steps of a launched box.
 const (
-	StepCreate  = "create"
-	StepExec    = "exec"
-	StepPause   = "pause"
-	StepResume  = "resume"
-	StepDelete  = "delete"
-	StepRuntime = "exec by runc alone" // in the same box, past the gateway
+	StepCreate   = "create"
+	StepExec     = "exec"
+	StepPause    = "pause"
+	StepResume   = "resume"
+	StepDelete   = "delete"
+	StepSnapshot = "snapshot"
+	StepFork     = "fork of 20"         // boxes of one snapshot, at once
+	StepRuntime  = "exec by runc alone" // in the same box, past the gateway
 )
 
 // LaunchedBox is a box that the gateway has launched for a measurement.
@@ -52,15 +54,20 @@ func (b *LaunchedBox) Delete(ctx context.Context) error {
 func (b *LaunchedBox) Step(ctx context.Context, step string) error {
 	switch step {
 	case StepExec:
-		code, err := b.g.Client.Exec(ctx, b.id, api.ExecRequest{Command: []string{"/bin/true"}}, io.Discard, io.Discard)
-		if err == nil && code != 0 {
-			err = fmt.Errorf("/bin/true ended with %d", code)
-		}
-		return err
+		return b.run(ctx, "/bin/true")
 	case StepRuntime:
 		return b.execAlone(ctx)
 	}
 	return b.g.Client.Do(ctx, "POST", api.BoxPath(b.id, step), nil, nil)
+}
+
+// run runs a command in the box.
+func (b *LaunchedBox) run(ctx context.Context, command ...string) error {
+	code, err := b.g.Client.Exec(ctx, b.id, api.ExecRequest{Command: command}, io.Discard, io.Discard)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("%q ended with %d", command, code)
+	}
+	return err
 }
 
 // execAlone has the runtime run a command in the box, without the gateway.
