@@ -92,7 +92,7 @@ type client struct {
 func in(t *testing.T, h *host, test func(c *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		e := New(h, history.New(), strict.Bodies{Most: 1 << 20}, make(chan struct{}))
+		e := New(h, history.New(nil), strict.Bodies{Most: 1 << 20}, make(chan struct{}))
 		p := &pipes{make(chan net.Conn), make(chan struct{})}
 		server := &http.Server{Handler: mux(e)}
 		served := make(chan struct{})
