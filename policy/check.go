@@ -38,6 +38,9 @@ func checkNoLists(s Spec, ps *problems) {
 			ps.add("/"+list.key, `means nothing in mode %q; use mode "custom"`, s.Mode)
 		}
 	}
+	if s.Mode == ModeDenyAll && len(s.Repos) > 0 {
+		ps.add("/repos", `means nothing in mode "deny-all", which denies every request`)
+	}
 	if s.Mode == ModeDenyAll && len(s.Rules) > 0 {
 		ps.add("/rules", `means nothing in mode "deny-all", which denies every request`)
 	}
@@ -74,7 +77,7 @@ func checkEntries(s Spec, ps *problems) parsedSpec {
 		deniedDomains:  checkDomains("/denied_domains", s.DeniedDomains, ps),
 		allowedCIDRs:   checkCIDRs("/allowed_cidrs", s.AllowedCIDRs, ps),
 		deniedCIDRs:    checkCIDRs("/denied_cidrs", s.DeniedCIDRs, ps),
-		rules:          checkRules("/rules", s.Rules, ps),
+		rules:          append(checkRules("/rules", s.Rules, ps), checkRepos("/repos", s.Repos, ps)...),
 	}
 }
 

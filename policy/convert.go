@@ -167,6 +167,9 @@ func checkForeign(spec Spec, ps *problems) {
 	if len(spec.Rules) > 0 {
 		ps.add("/rules", "the other dialect denies no requests")
 	}
+	if len(spec.Repos) > 0 {
+		ps.add("/repos", "the other dialect knows no repositories")
+	}
 	if spec.DNS != "" {
 		ps.add("/dns", "the other dialect does not choose how names are resolved; leave it out")
 	}

@@ -54,6 +54,7 @@ func readSpec(doc value, ps *problems) Spec {
 		"denied_domains":  list(&s.DeniedDomains),
 		"allowed_cidrs":   list(&s.AllowedCIDRs),
 		"denied_cidrs":    list(&s.DeniedCIDRs),
+		"repos":           func(at string, v value) { s.Repos = readRepos(at, v, ps) },
 		"rules":           func(at string, v value) { s.Rules = readRules(at, v, ps) },
 	})
 	return s
@@ -76,4 +77,21 @@ func readRules(at string, v value, ps *problems) []RequestRule {
 		})
 	}
 	return rules
+}
+
+func readRepos(at string, v value, ps *problems) []RepoRule {
+	if v.kind != kindList {
+		ps.add(at, "is %s; want a list of repositories", v.kind)
+		return nil
+	}
+	repos := make([]RepoRule, len(v.items))
+	for i, item := range v.items {
+		r := &repos[i]
+		item.fields(element(at, i), "an object with name and access", ps, map[string]func(string, value){
+			"host":   func(at string, v value) { r.Host = v.string(at, ps) },
+			"name":   func(at string, v value) { r.Name = v.string(at, ps) },
+			"access": func(at string, v value) { r.Access = v.string(at, ps) },
+		})
+	}
+	return repos
 }

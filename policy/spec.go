@@ -33,6 +33,7 @@ type Spec struct {
 	DeniedCIDRs    []string      `json:"denied_cidrs,omitempty"`
 	DNS            DNSMode       `json:"dns,omitempty" enum:"strict resolve"`
 	Rules          []RequestRule `json:"rules,omitempty"`
+	Repos          []RepoRule    `json:"repos,omitempty"`
 }
 
 // RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It never
@@ -102,6 +103,7 @@ func (s Spec) clone() Spec {
 	s.AllowedCIDRs = slices.Clone(s.AllowedCIDRs)
 	s.DeniedCIDRs = slices.Clone(s.DeniedCIDRs)
 	s.Rules = slices.Clone(s.Rules)
+	s.Repos = slices.Clone(s.Repos)
 	for i, r := range s.Rules {
 		s.Rules[i].Hosts = slices.Clone(r.Hosts)
 		s.Rules[i].Methods = slices.Clone(r.Methods)

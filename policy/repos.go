@@ -1,0 +1,137 @@
+package policy
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// RepoRule opens one git repository of a host over HTTPS. On a host that any of these rules names, only what they open
+// passes; request rules of the policy come first. A rule does not allow its host: the lists of the policy do.
+type RepoRule struct {
+	Host   string `json:"host,omitempty" doc:"absent: github.com"`
+	Name   string `json:"name" doc:"owner/repository, or a longer path; without .git"`
+	Access string `json:"access" enum:"read push"`
+}
+
+// What a rule opens.
+const (
+	accessRead = "read"
+	accessPush = "push"
+)
+
+const (
+	maxRepos  = 64
+	gitHub    = "github.com"
+	gitHubAPI = "api.github.com"
+	gitLab    = "gitlab.com"
+)
+
+// repoName is a path of a repository whose segments need no escaping.
+var repoName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$`)
+
+// gitHubWrites are the parts of a repository in the API of GitHub that access push may change. Not among them is what
+// changes who may do what: hooks, keys, collaborators, secrets, protected branches, the repository itself.
+const gitHubWrites = "pulls|issues|git|contents|merges|merge-upstream|comments|commits|statuses|labels|milestones|releases"
+
+// checkRepos checks the rules for repositories and compiles them to request rules.
+func checkRepos(at string, repos []RepoRule, ps *problems) (out []requestRule) {
+	if tooMany(at, len(repos), maxRepos, ps) {
+		return nil
+	}
+	var hosts []string
+	for i, r := range repos {
+		at := element(at, i)
+		if r.Host == "" {
+			r.Host = gitHub
+		}
+		r.Host = strings.ToLower(r.Host)
+		if !r.check(at, ps) {
+			continue
+		}
+		for _, rule := range r.rules() {
+			compiled := checkRule(at, rule, ps)
+			compiled.rule = r.describe()
+			out = append(out, compiled)
+		}
+		if hosts = append(hosts, r.Host); r.Host == gitHub {
+			hosts = append(hosts, gitHubAPI)
+		}
+	}
+	slices.Sort(hosts)
+	for _, host := range slices.Compact(hosts) {
+		rest := checkRule(at, RequestRule{Hosts: []string{host}, Action: actionDeny}, ps)
+		rest.rule = "repos of " + host
+		out = append(out, rest)
+	}
+	return out
+}
+
+// check reports whether a rule is valid.
+func (r RepoRule) check(at string, ps *problems) bool {
+	before := len(ps.list)
+	p, err := ParsePattern(r.Host)
+	switch {
+	case err != nil:
+		ps.add(at+"/host", "%s", err)
+	case p.IsWildcard():
+		ps.add(at+"/host", "%s is a wildcard; name the host", quoted(r.Host))
+	}
+	switch segments := strings.Count(r.Name, "/") + 1; {
+	case len(r.Name) > 256 || !repoName.MatchString(r.Name):
+		ps.add(at+"/name", "%s is no path of a repository, such as owner/name", quoted(r.Name))
+	case strings.HasSuffix(strings.ToLower(r.Name), ".git"):
+		ps.add(at+"/name", "ends in .git; use %q, which stands for both forms", r.Name[:len(r.Name)-len(".git")])
+	case r.Host == gitHub && segments != 2, r.Host == gitLab && segments < 2:
+		ps.add(at+"/name", "%s is not owner/name", quoted(r.Name))
+	}
+	switch r.Access {
+	case accessRead, accessPush:
+	default:
+		ps.add(at+"/access", `%s is no access; use "read" or "push"`, quoted(r.Access))
+	}
+	return len(ps.list) == before
+}
+
+func (r RepoRule) describe() string { return r.Access + " " + r.Host + "/" + r.Name }
+
+// rules returns the request rules that allow what the rule opens.
+func (r RepoRule) rules() []RequestRule {
+	services := []string{"git-upload-pack"}
+	if r.Access == accessPush {
+		services = append(services, "git-receive-pack")
+	}
+	base := r.path() + `(\.git)?/`
+	var out []RequestRule
+	for _, service := range services { // the smart protocol, gitprotocol-http(5)
+		out = append(out,
+			r.allow(r.Host, base+"info/refs$", []string{"GET"}, MatchPair{*MatchExact("service"), MatchExact(service)}),
+			r.allow(r.Host, base+service+"$", []string{"POST"}))
+	}
+	if r.Access == accessPush { // whether a batch reads or writes is in its body
+		out = append(out, r.allow(r.Host, base+"info/lfs/(objects/batch|locks(/verify|/[0-9A-Za-z_-]+/unlock)?|verify)$", []string{"GET", "POST"}))
+	}
+	if r.Host != gitHub {
+		return out
+	}
+	api := `^/repos/(?i:` + regexp.QuoteMeta(r.Name) + ")"
+	out = append(out, r.allow(gitHubAPI, api+"(/|$)", []string{"GET", "HEAD"}))
+	if r.Access == accessPush {
+		out = append(out, r.allow(gitHubAPI, api+"/("+gitHubWrites+")(/|$)", []string{"POST", "PUT", "PATCH", "DELETE"}))
+	}
+	return out
+}
+
+// path returns the beginning of the expression for the repository's paths. GitHub and GitLab ignore the case of names.
+func (r RepoRule) path() string {
+	name := regexp.QuoteMeta(r.Name)
+	if r.Host == gitHub || r.Host == gitLab {
+		name = "(?i:" + name + ")"
+	}
+	return "^/" + name
+}
+
+func (r RepoRule) allow(host, path string, methods []string, query ...MatchPair) RequestRule {
+	return RequestRule{Hosts: []string{host}, Action: actionAllow,
+		Match: &Match{Methods: methods, Path: MatchRegex(path), Query: MatchPairs{query}}}
+}
