@@ -101,7 +101,12 @@ store/keyring: store/layout store/private
 store/layout:
 store/pages:
 store/private:
-secrets: policy audit
+secrets: policy audit internal/awskeys internal/fault
+secrets/assertion: policy
+secrets/aws: policy internal/awskeys secrets/remote
+secrets/github: policy secrets/assertion secrets/remote
+secrets/oauth: policy internal/fault secrets/assertion secrets/remote
+secrets/remote: policy audit
 selftest: policy audit
 selftest/packet:
 selftest/probe: selftest/packet
@@ -120,6 +125,7 @@ internal/handshake:
 internal/memory:
 internal/socket:
 bench: api internal/testnet
+internal/awskeys: policy
 internal/buildinfo:
 config: policy secrets
 preflight: config

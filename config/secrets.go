@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -23,8 +24,12 @@ type Secrets struct {
 	errs    []error // parse errors, reported by validate
 }
 
-// secretKeys are the keys of one source.
-var secretKeys = []string{"value", "file", "env", "command", "refresh", "timeout"}
+// scalarKeys are the keys of one source that have a single value, or a list of arguments: those that variables may set, and
+// the literal. secretKeys are all.
+var (
+	scalarKeys = []string{"value", "file", "env", "command", "credential", "document", "refresh", "timeout"}
+	secretKeys = slices.Concat(scalarKeys, secrets.RemoteKinds())
+)
 
 // IsZero keeps an empty section from being written.
 func (c Secrets) IsZero() bool { return len(c.Sources) == 0 && len(c.errs) == 0 }
@@ -34,10 +39,16 @@ func (c Secrets) MarshalYAML() (any, error) {
 	out := map[string]map[string]any{}
 	for name, s := range c.Sources {
 		entry := map[string]any{}
-		for key, v := range map[string]any{"file": s.File, "env": s.Env} {
+		for key, v := range map[string]any{"file": s.File, "env": s.Env, "credential": s.Credential} {
 			if v != "" {
 				entry[key] = v
 			}
+		}
+		if s.Remote != nil {
+			entry[s.Kind] = s.Remote // which names other secrets, and has no values
+		}
+		if s.Document {
+			entry["document"] = true
 		}
 		if s.Command != nil {
 			entry["command"] = s.Command
@@ -104,6 +115,15 @@ func (c *Secrets) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
 		return
 	}
 	at += "." + key
+	if remote := secrets.NewRemote(key); remote != nil {
+		if s.Remote != nil {
+			c.fail(at, node, "is a second source; keep one")
+			return
+		}
+		s.Kind, s.Remote = key, remote
+		c.readRemote(at, node, remote)
+		return
+	}
 	if key == "command" {
 		c.readCommand(at, node, s)
 		return
@@ -126,6 +146,12 @@ func setSecretKey(s *secrets.Source, key, text string) (err error) {
 		s.File = text
 	case "env":
 		s.Env = text
+	case "credential":
+		s.Credential = text
+	case "document":
+		if s.Document = text == "true"; !s.Document && text != "false" {
+			return errors.New("use true or false")
+		}
 	case "refresh":
 		s.Refresh, err = parseDuration(text)
 	case "timeout":
@@ -157,6 +183,22 @@ func (c *Secrets) readCommand(at string, node *yaml.Node, s *secrets.Source) {
 	}
 }
 
+// readRemote fills a source that is asked over the network.
+func (c *Secrets) readRemote(at string, node *yaml.Node, remote any) {
+	var tree map[string]any
+	if node.Kind != yaml.MappingNode || node.Decode(&tree) != nil {
+		c.fail(at, node, "use a map of its settings")
+		return
+	}
+	if unknown := unknownKeys(tree, reflect.TypeOf(remote).Elem(), at+"."); len(unknown) > 0 {
+		c.errs = append(c.errs, unknown...)
+		return
+	}
+	if err := node.Decode(remote); err != nil { // whose text quotes the values
+		c.fail(at, node, "one of its settings is of the wrong kind: texts, numbers, lists and durations such as 15m stand as documented")
+	}
+}
+
 // validate returns the parse errors, or if there are none the problems of the values.
 func (c *Secrets) validate() error {
 	if len(c.errs) > 0 {
@@ -175,8 +217,9 @@ func (c *Secrets) setFromEnvironment(variable, text string) error {
 	middle, key := cutLast(strings.TrimPrefix(variable, secretsPrefix), "_")
 	key = strings.ToLower(key)
 	switch {
-	case middle == "" || !slices.Contains(secretKeys, key):
-		return fmt.Errorf("unknown variable %s; use %s{NAME}_ and FILE, ENV, COMMAND, REFRESH or TIMEOUT", variable, secretsPrefix)
+	case middle == "" || !slices.Contains(scalarKeys, key):
+		return fmt.Errorf("unknown variable %s; use %s{NAME}_ and FILE, ENV, COMMAND, CREDENTIAL, DOCUMENT, REFRESH or TIMEOUT; "+
+			"what is asked over the network is for the file", variable, secretsPrefix)
 	case key == "value":
 		return fmt.Errorf("%s: put the value into a variable of its own, and that variable's name into %sENV", variable,
 			strings.TrimSuffix(variable, "VALUE"))
@@ -186,8 +229,8 @@ func (c *Secrets) setFromEnvironment(variable, text string) error {
 	}
 	name := c.named(middle)
 	s := c.Sources[name]
-	if key == "file" || key == "env" || key == "command" {
-		s.Value, s.File, s.Env, s.Command = policy.Secret{}, "", "", nil
+	if key == "file" || key == "env" || key == "command" || key == "credential" {
+		s = secrets.Source{Document: s.Document, Refresh: s.Refresh, Timeout: s.Timeout}
 	}
 	if key == "command" {
 		s.Command = splitList(text)

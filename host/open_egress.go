@@ -16,11 +16,6 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return err
 	}
-	roots, err := rootsWith(p.cfg.Proxy.UpstreamCAFiles)
-	if err != nil {
-		return err
-	}
-	p.roots = roots
 	domain, err := policy.ParseName(p.cfg.Ingress.Domain)
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)
@@ -31,14 +26,14 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.dns, err = dns.New(dns.Config{
 		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
-		IsURL: p.ownURLs.named, Audit: p.audit, Log: p.log, Roots: roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
+		IsURL: p.ownURLs.named, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
 	p.minter.Host = []policy.Name{domain}
 	egress := proxy.Config{
-		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, Audit: p.audit, Log: p.log, Roots: roots,
+		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},
 		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 		Host:     p.minter.Host,

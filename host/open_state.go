@@ -42,7 +42,10 @@ func (p *parts) openSecrets(context.Context) error {
 		p.log.Warn("the configuration shows secrets to others", zap.Error(err))
 	}
 	var err error
-	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log}); err != nil {
+	if p.roots, err = rootsWith(p.cfg.Proxy.UpstreamCAFiles); err != nil {
+		return err
+	}
+	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log, Roots: p.roots, Memory: p.store}); err != nil {
 		return err
 	}
 	return p.metrics.Register(p.secrets)

@@ -10,9 +10,11 @@ import (
 )
 
 // Check checks each source and returns all problems: a file that cannot be read or has no valid value, a variable that
-// is not set, a program that is missing or that others may change. Commands are not run: they may have side effects.
+// is not set, a program that is missing or that others may change. Commands are not run, and no server is asked: that may
+// have side effects.
 func Check(ctx context.Context, sources map[string]Source) error {
 	var errs []error
+	sources = withDocuments(sources)
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		source := sources[name]
 		if len(source.validate(name)) > 0 {
@@ -31,12 +33,14 @@ func (s Source) check(ctx context.Context) error {
 		_, err := findProgram(s.Command[0])
 		return err
 	case s.Env != "":
-		_, err := readVariable(s.Env)
+		_, err := readVariable(s.Env, s.form())
 		return err
-	case s.File != "":
+	case s.Credential != "" && s.path() == "":
+		return nil // only the service has credentials
+	case s.path() != "":
 		done := make(chan error, 1)
 		go func() {
-			_, err := readFile(ctx, s.File)
+			_, err := readFile(ctx, s.path(), s.form())
 			done <- err
 		}()
 		select {

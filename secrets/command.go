@@ -32,12 +32,12 @@ const (
 // runCommand returns what a command writes to its standard output. It runs without a shell, in /, with only PATH, HOME
 // and LANG in its environment and nothing on its standard input, in a process group of its own that is killed when the
 // command or ctx ends. said is what it wrote to its standard error, safe to log; known is the previous value.
-func runCommand(ctx context.Context, argv []string, known policy.Secret) (value policy.Secret, said string, err error) {
+func runCommand(ctx context.Context, argv []string, known policy.Secret, f form) (value policy.Secret, said string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {
 		return policy.Secret{}, "", err
 	}
-	stdout, stderr := &bounded{limit: maxRaw, full: errTooLong}, &bounded{limit: maxStderr}
+	stdout, stderr := &bounded{limit: f.maxRaw(), full: f.errTooLong()}, &bounded{limit: maxStderr}
 	cmd := exec.CommandContext(ctx, program, argv[1:]...)
 	cmd.Args[0] = argv[0]
 	cmd.Dir, cmd.Env = "/", commandEnvironment()
@@ -61,7 +61,7 @@ func runCommand(ctx context.Context, argv []string, known policy.Secret) (value 
 		clear(stdout.kept)
 		return policy.Secret{}, said, err
 	}
-	value, err = valueOf(stdout.kept)
+	value, err = f.valueOf(stdout.kept)
 	return value, said, err
 }
 
@@ -83,7 +83,7 @@ func failureOf(ctx context.Context, err error, stdout *bounded) error {
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case stdout.over:
-		return errTooLong // SIGPIPE ended it, unless it ignores that
+		return stdout.full // SIGPIPE ended it, unless it ignores that
 	case err == nil:
 		return nil
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -143,7 +143,13 @@ func commandEnvironment() []string {
 // command just wrote: both are masked. If it was truncated, its end may be part of a value, and is dropped.
 func shown(stderr *bounded, stdout []byte, known policy.Secret) string {
 	text, longest := string(stderr.kept), 0
-	lines := strings.FieldsFunc(string(stdout)+"\n"+known.Reveal(), func(r rune) bool { return r == '\n' || r == '\r' })
+	both := string(stdout) + "\n" + known.Reveal()
+	lines := strings.FieldsFunc(both, func(r rune) bool { return r == '\n' || r == '\r' })
+	for _, part := range strings.FieldsFunc(both, func(r rune) bool { return strings.ContainsRune("\"'{}:,\n\r", r) }) {
+		if len(strings.TrimSpace(part)) > 7 { // of JSON
+			lines = append(lines, part)
+		}
+	}
 	slices.SortFunc(lines, func(a, b string) int { return len(b) - len(a) }) // one may be part of another
 	for _, line := range lines {
 		if line = strings.TrimSpace(line); len(line) > 3 {

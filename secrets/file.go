@@ -25,14 +25,14 @@ var errChanging = errors.New("it keeps changing while it is read; write a new fi
 
 // readFile returns the value in a file. The file is opened each time, so that both a changed file and a replaced one
 // (by rename, or by changing a symbolic link) are noticed.
-func readFile(ctx context.Context, path string) (policy.Secret, error) {
+func readFile(ctx context.Context, path string, f form) (policy.Secret, error) {
 	for try := 1; ; try++ {
-		raw, stable, err := readOnce(path)
+		raw, stable, err := readOnce(path, f.maxRaw())
 		switch {
 		case err != nil:
 			return policy.Secret{}, err
 		case stable && (len(raw) > 0 || try == readTries):
-			return valueOf(raw)
+			return f.valueOf(raw)
 		case try == readTries:
 			clear(raw)
 			return policy.Secret{}, errChanging
@@ -46,8 +46,8 @@ func readFile(ctx context.Context, path string) (policy.Secret, error) {
 	}
 }
 
-// readOnce reads the file and reports whether it stayed the same while it was read.
-func readOnce(path string) (raw []byte, stable bool, err error) {
+// readOnce reads the file, up to a byte more than limit, and reports whether it stayed the same while it was read.
+func readOnce(path string, limit int) (raw []byte, stable bool, err error) {
 	// Without O_NONBLOCK, opening a pipe would block until somebody writes to it.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -61,7 +61,7 @@ func readOnce(path string) (raw []byte, stable bool, err error) {
 	if err := checkFile(path, before); err != nil {
 		return nil, false, err
 	}
-	raw, err = io.ReadAll(io.LimitReader(f, int64(maxRaw)+1))
+	raw, err = io.ReadAll(io.LimitReader(f, int64(limit)+1))
 	if err != nil {
 		return nil, false, causeOf(err)
 	}

@@ -100,7 +100,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	for !is() {
 		select {
 		case <-deadline:
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -113,11 +113,11 @@ type scripted struct {
 }
 
 // load implements the source of an entry.
-func (s *scripted) load(ctx context.Context, _ policy.Secret) (policy.Secret, string, error) {
+func (s *scripted) load(ctx context.Context, _ policy.Secret) (reading, error) {
 	s.calls <- struct{}{}
 	v, err := s.give(ctx)
 	if err != nil {
-		return policy.Secret{}, "", err
+		return reading{}, err
 	}
-	return policy.NewSecret(v), "", nil
+	return reading{value: policy.NewSecret(v)}, nil
 }

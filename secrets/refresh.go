@@ -8,12 +8,15 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/secrets/remote"
 )
 
 const (
 	// retryDelay is the minimum time between attempts after a failure: a box that repeats its request must not be able
-	// to make the gateway start commands as fast as it can send requests.
-	retryDelay = time.Second
+	// to make the gateway start commands as fast as it can send requests. For a source that is asked over the network it
+	// doubles with each failure, up to maxRetryDelay.
+	retryDelay    = time.Second
+	maxRetryDelay = 30 * time.Second
 	// killDelay is how long a refresh may take to end after its deadline.
 	killDelay = 500 * time.Millisecond
 	// tellDelay is the minimum time between log lines about the same failure of a source.
@@ -23,35 +26,41 @@ const (
 var (
 	errStopping = errors.New("the gateway is stopping")
 	errTimeout  = errors.New("it does not answer")
+	errRevoked  = errors.New("it was revoked, and is read anew")
 )
 
 // entry is one secret: its source and the state of its value.
 type entry struct {
 	name   string
 	source Source
-	// load reads the source. said is for the log: what a command wrote to its standard error, without known, the last
-	// value.
-	load  func(ctx context.Context, known policy.Secret) (value policy.Secret, said string, err error)
+	// load reads the source. It is given the last value, to be masked in what the source says.
+	load  func(ctx context.Context, known policy.Secret) (reading, error)
 	owner *Secrets
 
 	hanging atomic.Bool // a load has not returned: do not begin another
 
-	mu      sync.Mutex
-	have    bool // value was read and has not expired
-	value   policy.Secret
-	last    policy.Secret // the last value read; if expired it is not used, but must not be shown either
-	early   time.Time     // when to refresh it before it expires
-	expires time.Time
-	err     error     // why the last refresh failed; nil if it did not
-	retry   time.Time // no refresh before
-	flight  *flight   // the current refresh
-	told    string    // the last failure logged
-	toldAt  time.Time
+	mu       sync.Mutex
+	have     bool // value was read and has not expired
+	value    policy.Secret
+	last     policy.Secret // the last value read; if expired it is not used, but must not be shown either
+	forever  bool          // value does not expire
+	read     moment        // when the source was asked for value
+	early    moment        // when to refresh it before it expires
+	expires  moment
+	err      error   // why the last refresh failed; nil if it did not
+	failures int     // in a row
+	retry    moment  // no refresh before
+	gone     bool    // the source said that there is no such secret any more
+	flight   *flight // the current refresh
+	timer    *time.Timer
+	told     string // the last failure logged
+	toldAt   time.Time
 }
 
 // flight is one refresh; its result may be read once done is closed.
 type flight struct {
 	done  chan struct{}
+	stale bool // the secret was revoked meanwhile: what was read must not be used. Guarded by the entry's mu
 	value policy.Secret
 	err   error
 }
@@ -59,11 +68,11 @@ type flight struct {
 // get returns the value if it has not expired, else that of a refresh, of which there is one at a time.
 func (e *entry) get(ctx context.Context) (policy.Secret, error) {
 	e.mu.Lock()
-	now := time.Now()
+	now := e.owner.now()
 	valid := e.valid(now)
-	due := !valid || e.source.refresh() != 0 && !now.Before(e.early)
-	if due && e.flight == nil && !now.Before(e.retry) {
-		e.begin(now)
+	due := !valid || !e.forever && e.early.reached(now)
+	if due && e.flight == nil && e.retry.reached(now) {
+		e.begin()
 	}
 	value, err, f := e.value, e.err, e.flight
 	valid = valid && e.have // begin resets it if the secrets are closed
@@ -83,80 +92,151 @@ func (e *entry) get(ctx context.Context) (policy.Secret, error) {
 }
 
 // valid reports whether the value may be used. The caller holds e.mu.
-func (e *entry) valid(now time.Time) bool {
-	if e.have && e.source.refresh() != 0 && !now.Before(e.expires) {
+func (e *entry) valid(now moment) bool {
+	if e.have && !e.forever && e.expires.reached(now) {
 		e.have, e.value = false, policy.Secret{}
 	}
 	return e.have
 }
 
 // begin starts a refresh. The caller holds e.mu.
-func (e *entry) begin(now time.Time) {
+func (e *entry) begin() {
 	f := &flight{done: make(chan struct{})}
-	if e.owner.fly(func() { e.refresh(f, now) }) {
+	if e.owner.fly(func() { e.refresh(f) }) {
 		e.flight = f
 		return
 	}
 	e.have, e.value, e.err = false, policy.Secret{}, e.wrap(errStopping)
 }
 
-// refresh reads the source and keeps the result. The age of a value counts from the start of the read.
-func (e *entry) refresh(f *flight, began time.Time) {
-	value, said, err := e.loadInTime()
-	if err != nil {
-		err = e.wrap(err)
+// refresh reads the source, again if it is revoked meanwhile, and keeps the result. The age of a value counts from the
+// start of the read.
+func (e *entry) refresh(f *flight) {
+	for {
+		began := e.owner.now()
+		got, err := e.loadInTime()
+		if err != nil {
+			err = e.wrap(err)
+		}
+		if e.finish(f, began, got, err) {
+			close(f.done)
+			return
+		}
 	}
+}
+
+// finish keeps the result of a read, unless it is stale: then it reports false.
+func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
 	e.mu.Lock()
-	failedBefore := e.err != nil
-	e.err, e.flight = err, nil
-	if err != nil {
-		e.retry = time.Now().Add(retryDelay)
-	} else {
-		e.have, e.value, e.last, e.told = true, value, value, ""
-		e.expires = began.Add(e.source.refresh())
-		e.early = began.Add(e.source.refresh() * 3 / 4)
+	if f.stale {
+		if e.owner.base.Err() == nil {
+			f.stale = false
+			e.mu.Unlock()
+			return false
+		}
+		err = e.wrap(errStopping)
 	}
-	valid := e.valid(time.Now())
+	failedBefore, newlyGone := e.err != nil, false
+	if err == nil {
+		err = e.keep(began, got)
+	}
+	if err != nil {
+		newlyGone = e.fail(err)
+	}
+	e.err, e.flight = err, nil
+	if f.err = err; err == nil {
+		f.value = got.value
+	}
+	valid := e.valid(e.owner.now())
+	e.watch()
 	e.mu.Unlock()
-	e.owner.report(e, err, said, failedBefore, valid)
-	f.value, f.err = value, err
-	close(f.done)
+	e.owner.report(e, err, got.said, failedBefore, valid)
+	if newlyGone {
+		e.owner.revoked(e.name)
+	}
+	return true
+}
+
+// keep stores a value. The error says that it has expired while it was read; one that is only too old to be used again goes
+// to those who wait for it. The caller holds e.mu.
+func (e *entry) keep(began moment, got reading) error {
+	use := e.source.usable(got.lifetime)
+	e.last, e.forever = got.value, use == 0
+	e.read, e.expires, e.early = began, began.add(use), began.add(use*3/4)
+	if e.have, e.value = true, got.value; !e.valid(e.owner.now()) && got.lifetime != 0 {
+		return e.wrap(remote.ErrExpired)
+	}
+	e.told, e.failures, e.retry, e.gone = "", 0, moment{}, false
+	return nil
+}
+
+// fail notes a failure, and reports whether it is the first that says that the secret is gone: then the value is no
+// longer used. The caller holds e.mu.
+func (e *entry) fail(err error) (newlyGone bool) {
+	e.failures++
+	e.retry = e.owner.now().add(e.delay(err))
+	if !remote.IsGone(err) {
+		return false
+	}
+	newlyGone = !e.gone
+	e.gone, e.have, e.value = true, false, policy.Secret{}
+	return newlyGone
+}
+
+// delay is how long the source is left alone after a failure. The caller holds e.mu.
+func (e *entry) delay(err error) time.Duration {
+	if e.source.Remote == nil {
+		return retryDelay
+	}
+	d := min(retryDelay<<min(e.failures-1, 10), maxRetryDelay)
+	if refused, ok := errors.AsType[*remote.Error](err); ok {
+		d = max(d, refused.RetryAfter)
+	}
+	return d
 }
 
 // loadInTime reads the source, but does not wait for longer than its timeout: reading a file on an unreachable network
 // file system cannot be interrupted. While a read hangs, no other is started.
-func (e *entry) loadInTime() (policy.Secret, string, error) {
+func (e *entry) loadInTime() (reading, error) {
 	if !e.hanging.CompareAndSwap(false, true) {
-		return policy.Secret{}, "", errTimeout
+		return reading{}, errTimeout
 	}
 	ctx, cancel := context.WithTimeout(e.owner.base, e.source.timeout())
 	defer cancel()
 	type result struct {
-		value policy.Secret
-		said  string
-		err   error
+		got reading
+		err error
 	}
 	done := make(chan result, 1)
 	e.mu.Lock()
 	known := e.last
 	e.mu.Unlock()
 	go func() {
-		value, said, err := e.load(ctx, known)
+		got, err := e.load(ctx, known)
 		e.hanging.Store(false)
-		done <- result{value, said, err}
+		done <- result{got, err}
 	}()
 	var late <-chan time.Time
 	over := ctx.Done()
 	for {
 		select {
 		case r := <-done:
-			return r.value, r.said, r.err
+			return r.got, r.err
 		case <-over:
-			over, late = nil, time.After(killDelay) // a command is being killed: wait for its result
+			over, late = nil, time.After(e.grace()) // a command is being killed: wait for its result
 		case <-late:
-			return policy.Secret{}, "", errTimeout
+			return reading{}, errTimeout
 		}
 	}
+}
+
+// grace is how long a read may take to end once it is told to. One that exchanges a refresh token for another ends by its
+// own deadline: its answer must be kept.
+func (e *entry) grace() time.Duration {
+	if e.source.Remote != nil {
+		return e.source.timeout() + killDelay
+	}
+	return killDelay
 }
 
 // mayTell reports whether a failure should be logged: each kind when it begins, and then once per tellDelay.

@@ -92,7 +92,7 @@ func TestAHangingSourceHoldsNobodyElse(t *testing.T) {
 		defer func() { close(hang); synctest.Wait() }()
 		s, src := scriptedSecrets(t, func(context.Context) (string, error) { <-hang; return "late", nil }) // ignores its context
 		s.entries["other"] = &entry{name: "other", source: Source{Value: policy.NewSecret("v")}, owner: s,
-			load: loader(Source{Value: policy.NewSecret("v")})}
+			load: s.loader("other", Source{Value: policy.NewSecret("v")})}
 		began := time.Now()
 		var all sync.WaitGroup
 		all.Go(func() { fails(t, s, "s", "does not answer") })

@@ -37,7 +37,7 @@ func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
 }
 
 // report counts a refresh and logs it if the source has begun to fail or works again. said is what a command wrote to
-// its standard error; valid says that there still is a valid value.
+// its standard error, or a server answered, masked; valid says that there still is a valid value.
 func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid bool) {
 	s.counts.refreshes.WithLabelValues(e.name).Inc()
 	if err == nil {
@@ -52,7 +52,11 @@ func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid b
 	}
 	fields := []zap.Field{zap.String("secret", e.name), zap.Error(err), zap.Bool("last_value_still_valid", valid)}
 	if said != "" {
-		fields = append(fields, zap.String("stderr", said))
+		key := "stderr"
+		if e.source.Remote != nil {
+			key = "answer"
+		}
+		fields = append(fields, zap.String(key, said))
 	}
 	s.log.Warn("a secret could not be refreshed", fields...)
 }

@@ -2,7 +2,10 @@ package secrets
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -12,9 +15,11 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/policy"
+	"boxgate/secrets/remote"
 )
 
-// Error says that a secret is unavailable, and why. It contains nothing of the value or of what a command wrote.
+// Error says that a secret is unavailable, and why. It contains nothing of the value, of what a command wrote or of what
+// a server said.
 type Error struct {
 	Secret string // its name; not in the text, because the caller knows it
 	Source string // such as "file /etc/boxgate/openai.key"; "" if there is none
@@ -37,7 +42,9 @@ var ErrUnknown = errors.New("the configuration has no secret of this name")
 
 // Options configure how secrets are opened. The zero value is valid.
 type Options struct {
-	Log *zap.Logger // for when a source begins to fail and when it works again; nil: nothing is logged
+	Log    *zap.Logger    // for when a source begins to fail and when it works again; nil: nothing is logged
+	Roots  *x509.CertPool // trusted for the servers that are asked for values; nil: the system's
+	Memory remote.Memory  // of sources that must know something after a restart; nil: these fail
 }
 
 // Secrets are the operator's secrets. A nil Secrets knows none. Safe for concurrent use.
@@ -45,11 +52,15 @@ type Secrets struct {
 	log     *zap.Logger
 	entries map[string]*entry
 	counts  counts
+	client  *remote.Client
+	memory  remote.Memory
+	now     func() moment
 
 	base   context.Context // of every refresh
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
+	holders Holders
 	closed  bool
 	flights sync.WaitGroup // the current refreshes; Add under mu and only while not closed
 }
@@ -58,17 +69,20 @@ type Secrets struct {
 // and fails the requests that need the secret. Variables are read here and removed from the environment of this
 // process, so that child processes do not inherit them. The error says what is wrong with the form of the sources.
 func Open(sources map[string]Source, o Options) (*Secrets, error) {
-	s := &Secrets{log: o.Log, entries: map[string]*entry{}}
+	s := &Secrets{log: o.Log, entries: map[string]*entry{}, client: remote.NewClient(o.Roots), memory: o.Memory, now: clock()}
 	if s.log == nil {
 		s.log = zap.NewNop()
+	}
+	if s.memory == nil {
+		s.memory = forgetful{}
 	}
 	if err := Validate(sources); err != nil {
 		return nil, err
 	}
 	s.base, s.cancel = context.WithCancel(context.Background())
-	for name, source := range sources {
+	for name, source := range withDocuments(sources) {
 		source.Command = slices.Clone(source.Command)
-		s.entries[name] = &entry{name: name, source: source, load: loader(source), owner: s}
+		s.entries[name] = &entry{name: name, source: source, load: s.loader(name, source), owner: s}
 	}
 	for _, source := range sources {
 		if source.Env != "" {
@@ -86,7 +100,7 @@ func Open(sources map[string]Source, o Options) (*Secrets, error) {
 func (e *entry) start() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.begin(time.Now())
+	e.begin()
 }
 
 // Secret returns the current value of a secret. It does not wait for a refresh while the old value is still valid. It
@@ -124,30 +138,93 @@ func (s *Secrets) fly(refresh func()) bool {
 	return true
 }
 
-// loader returns the function that reads a source.
-func loader(s Source) func(context.Context, policy.Secret) (policy.Secret, string, error) {
-	switch {
-	case s.File != "":
-		return func(ctx context.Context, _ policy.Secret) (policy.Secret, string, error) {
-			v, err := readFile(ctx, s.File)
-			return v, "", err
+// reading is what a source gave.
+type reading struct {
+	value    policy.Secret
+	lifetime time.Duration // how long the source says that it may be used; 0: it does not say
+	said     string        // for the log: what a command wrote to its standard error, or a server said; both masked
+}
+
+// loader returns the function that reads a source. It is given the last value, to be masked in what the source says.
+func (s *Secrets) loader(name string, from Source) func(context.Context, policy.Secret) (reading, error) {
+	switch path := from.path(); {
+	case path != "":
+		return func(ctx context.Context, _ policy.Secret) (reading, error) {
+			v, err := readFile(ctx, path, from.form())
+			if errors.Is(err, fs.ErrNotExist) {
+				err = goneError{err}
+			}
+			return reading{value: v}, err
 		}
-	case len(s.Command) > 0:
-		return func(ctx context.Context, known policy.Secret) (policy.Secret, string, error) {
-			return runCommand(ctx, s.Command, known)
+	case len(from.Command) > 0:
+		return func(ctx context.Context, known policy.Secret) (reading, error) {
+			v, said, err := runCommand(ctx, from.Command, known, from.form())
+			return reading{value: v, said: said}, err
 		}
-	case s.Env != "":
-		v, err := readVariable(s.Env)
-		return func(context.Context, policy.Secret) (policy.Secret, string, error) { return v, "", err }
+	case from.Remote != nil:
+		return s.asker(name, from)
+	case from.Env != "":
+		v, err := readVariable(from.Env, from.form())
+		return func(context.Context, policy.Secret) (reading, error) { return reading{value: v}, err }
+	case from.Credential != "":
+		return func(context.Context, policy.Secret) (reading, error) { return reading{}, errNoCredentials }
 	default:
-		return func(context.Context, policy.Secret) (policy.Secret, string, error) { return s.Value, "", nil }
+		return func(context.Context, policy.Secret) (reading, error) { return reading{value: from.Value}, nil }
 	}
 }
 
-func readVariable(name string) (policy.Secret, error) {
+// asker returns the function that asks a remote source.
+func (s *Secrets) asker(name string, from Source) func(context.Context, policy.Secret) (reading, error) {
+	desk := remote.Desk{
+		Name: name, Client: s.client, Memory: s.memory, Secret: s.needed, Now: func() time.Time { return s.now().wall },
+	}
+	return func(ctx context.Context, _ policy.Secret) (reading, error) {
+		v, err := from.Remote.Fetch(ctx, desk)
+		if err != nil {
+			refused, ok := errors.AsType[*remote.Error](err)
+			if ok {
+				return reading{said: refused.Said}, err
+			}
+			return reading{}, err
+		}
+		value, err := from.form().checked(v.Secret.Reveal())
+		return reading{value: value, lifetime: v.Lifetime}, err
+	}
+}
+
+// needed returns a secret that another one is made with.
+func (s *Secrets) needed(ctx context.Context, name string) (policy.Secret, error) {
+	v, err := s.Secret(ctx, name)
+	if err != nil {
+		return policy.Secret{}, fmt.Errorf("it needs secret %q: %w", name, err)
+	}
+	return v, nil
+}
+
+func readVariable(name string, f form) (policy.Secret, error) {
 	v, ok := os.LookupEnv(name)
 	if !ok {
 		return policy.Secret{}, errors.New("it is not set in the gateway's environment")
 	}
-	return checked(v)
+	return f.checked(v)
 }
+
+// goneError is the error of a source that says that there is no such secret any more.
+type goneError struct{ error }
+
+// Is makes it a [remote.ErrGone].
+func (goneError) Is(target error) bool { return target == remote.ErrGone }
+
+// Unwrap returns the cause.
+func (g goneError) Unwrap() error { return g.error }
+
+// forgetful is the memory of secrets that were opened without one.
+type forgetful struct{}
+
+var errForgetful = errors.New("there is no store")
+
+// Remembered implements [remote.Memory].
+func (forgetful) Remembered(string) (policy.Secret, error) { return policy.Secret{}, errForgetful }
+
+// Remember implements [remote.Memory].
+func (forgetful) Remember(string, policy.Secret) error { return errForgetful }

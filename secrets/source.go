@@ -4,25 +4,35 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"boxgate/policy"
+	"boxgate/secrets/remote"
 )
 
-// Source says where the value of one secret comes from. Exactly one of Value, File, Env and Command is set.
+// Source says where the value of one secret comes from. Exactly one of Value, File, Env, Command, Credential and Remote is
+// set.
 type Source struct {
-	Value   policy.Secret // the value itself
-	File    string        // absolute path; the file must belong to root or the gateway's user and not be accessible to others
-	Env     string        // variable of the gateway's environment, removed from it when the secrets are opened
-	Command []string      // program and arguments, run without a shell; its standard output is the value
+	Value      policy.Secret // the value itself
+	File       string        // absolute path; the file must belong to root or the gateway's user and not be accessible to others
+	Env        string        // variable of the gateway's environment, removed from it when the secrets are opened
+	Command    []string      // program and arguments, run without a shell; its standard output is the value
+	Credential string        // credential that systemd passes to the gateway's service
+	Remote     remote.Source // asked over the network
+	Kind       string        // of Remote: its key in the configuration
 
-	// Refresh is how long a value is used. 0: a minute for a file, five for a command. A literal and a variable cannot
-	// change while the gateway runs, so for them it has no effect.
+	// Document is set for values that need not be valid in a header, such as a private key: text of up to 64 KiB. What
+	// other secrets need is one without it.
+	Document bool
+	// Refresh is how long a value is used. 0: a minute for a file or a credential, five for a command and for what is
+	// asked over the network without saying when it expires. What does expire is used no longer than that. A literal and a
+	// variable cannot change while the gateway runs, so for them it has no effect.
 	Refresh time.Duration
-	// Timeout is how long a file may take to be read, or a command to run. 0: 10 s.
+	// Timeout is how long a file may take to be read, a command to run, or a server to answer. 0: 10 s.
 	Timeout time.Duration
 }
 
@@ -32,7 +42,7 @@ const (
 	minTimeout, maxTimeout = 100 * time.Millisecond, 5 * time.Minute
 
 	fileRefresh    = time.Minute
-	commandRefresh = 5 * time.Minute
+	commandRefresh = 5 * time.Minute // and what is asked over the network
 	defaultTimeout = 10 * time.Second
 
 	maxArguments = 64
@@ -46,12 +56,17 @@ var gatewayVariables = map[string]bool{"PATH": true, "HOME": true, "TMPDIR": tru
 // begins with the configuration key that it is about.
 func Validate(sources map[string]Source) error {
 	var errs []error
+	sources = withDocuments(sources)
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		if !policy.IsSecretName(name) {
 			errs = append(errs, fmt.Errorf("secrets: %q is not a name: 1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit",
 				policy.ShownSecretName(name)))
 		}
-		errs = append(errs, sources[name].validate("secrets."+policy.ShownSecretName(name))...)
+		at := "secrets." + policy.ShownSecretName(name)
+		errs = append(errs, sources[name].validate(at)...)
+		if err := checkNeeds(sources, name); err != nil {
+			errs = append(errs, fmt.Errorf("%s.%s: %w", at, sources[name].Kind, err))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -62,12 +77,12 @@ func (s Source) validate(at string) (errs []error) {
 	}
 	switch n := s.kinds(); {
 	case n == 0:
-		fail("", "has no source; give one of value, file, env and command")
+		fail("", "has no source; give one of value, file, env, command, credential and %s", strings.Join(RemoteKinds(), ", "))
 	case n > 1:
-		fail("", "has several sources; keep one of value, file, env and command")
+		fail("", "has several sources; keep one of them")
 	}
 	if s.Value.Reveal() != "" {
-		if err := policy.CheckHeaderValue(s.Value.Reveal()); err != nil {
+		if err := s.form().check(s.Value.Reveal()); err != nil {
 			fail("value", "%v", err)
 		}
 	}
@@ -80,20 +95,35 @@ func (s Source) validate(at string) (errs []error) {
 	if s.Command != nil {
 		s.checkCommand(fail)
 	}
+	if s.Credential != "" && !isCredential(s.Credential) {
+		fail("credential", "%q is not the name of a credential", s.Credential)
+	}
+	if s.Remote != nil {
+		s.Remote.Validate(func(key, format string, args ...any) { fail(s.Kind+"."+key, format, args...) })
+	}
+	s.checkTimes(fail)
+	return errs
+}
+
+func (s Source) checkTimes(fail func(key, format string, args ...any)) {
 	if s.Refresh != 0 && (s.Refresh < minRefresh || s.Refresh > maxRefresh) {
 		fail("refresh", "%v is out of range; use 100ms to 720h", s.Refresh)
 	}
 	if s.Timeout != 0 && (s.Timeout < minTimeout || s.Timeout > maxTimeout) {
 		fail("timeout", "%v is out of range; use 100ms to 5m", s.Timeout)
 	}
-	if s.Timeout != 0 && s.File == "" && s.Command == nil {
-		fail("timeout", "is for files and commands; leave it out")
+	if s.Timeout != 0 && s.static() {
+		fail("timeout", "is for what is read or asked for; leave it out")
 	}
-	return errs
 }
 
+// static reports whether the value cannot change while the gateway runs.
+func (s Source) static() bool { return s.Value.Reveal() != "" || s.Env != "" }
+
 func (s Source) kinds() (n int) {
-	for _, set := range []bool{s.Value.Reveal() != "", s.File != "", s.Env != "", s.Command != nil} {
+	for _, set := range []bool{
+		s.Value.Reveal() != "", s.File != "", s.Env != "", s.Command != nil, s.Credential != "", s.Remote != nil,
+	} {
 		if set {
 			n++
 		}
@@ -140,6 +170,11 @@ func isVariable(s string) bool {
 	return s != "" && len(s) <= 128
 }
 
+// isCredential reports whether s can be the name of a credential of systemd: a file name.
+func isCredential(s string) bool {
+	return len(s) <= 255 && strings.Trim(s, ".") != "" && !strings.ContainsAny(s, "/\x00\n")
+}
+
 // String says what kind of source it is and where: never the value, nor the arguments of a command.
 func (s Source) String() string {
 	switch {
@@ -149,23 +184,56 @@ func (s Source) String() string {
 		return "variable " + s.Env
 	case len(s.Command) > 0:
 		return "command " + s.Command[0]
+	case s.Credential != "":
+		return "credential " + s.Credential
+	case s.Remote != nil:
+		return s.Kind + " " + s.Remote.Place()
 	default:
 		return "value"
 	}
 }
 
-// refresh returns how long a value is used; 0: for ever.
+// path is the file that is read; "" if the source is none.
+func (s Source) path() string {
+	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); s.Credential != "" && filepath.IsAbs(dir) {
+		return filepath.Join(dir, s.Credential)
+	}
+	return s.File
+}
+
+// errNoCredentials is why a credential cannot be read.
+var errNoCredentials = errors.New("the gateway was not started by systemd with credentials; add LoadCredential= to its unit")
+
+func (s Source) form() form { return form{document: s.Document} }
+
+// refresh returns how long a value is used of which the source does not say when it expires; 0: for ever.
 func (s Source) refresh() time.Duration {
 	switch {
-	case s.File == "" && s.Command == nil:
+	case s.static():
 		return 0
 	case s.Refresh != 0:
 		return s.Refresh
-	case s.File != "":
+	case s.File != "" || s.Credential != "":
 		return fileRefresh
 	default:
 		return commandRefresh
 	}
+}
+
+// maxMargin is how long before it expires a value is no longer used, at most: the request that it goes out with must
+// arrive in time.
+const maxMargin = 30 * time.Second
+
+// usable returns how long a value is used that expires after lifetime, unless that is 0; 0: for ever.
+func (s Source) usable(lifetime time.Duration) time.Duration {
+	if lifetime == 0 || s.static() {
+		return s.refresh()
+	}
+	use := lifetime - min(lifetime/10, maxMargin)
+	if s.Refresh != 0 {
+		use = min(use, s.Refresh)
+	}
+	return max(use, 1) // 0 would be for ever
 }
 
 func (s Source) timeout() time.Duration {

@@ -166,23 +166,23 @@ func TestAMissingVariable(t *testing.T) {
 func TestMistakesInTheForm(t *testing.T) {
 	t.Parallel()
 	for want, sources := range map[string]map[string]Source{
-		"secrets.s: has no source":                {"s": {}},
-		"secrets.s: has several":                  {"s": {File: "/x", Env: "X"}},
-		`"a…" is not a name`:                      {"a b": {File: "/x"}},
-		"secrets.s.value: the value ends":         {"s": {Value: policy.NewSecret("canary\n")}},
-		"secrets.s.file: \"x\" is not an abs":     {"s": {File: "x"}},
-		"secrets.s.env: \"1X\"":                   {"s": {Env: "1X"}},
-		"secrets.s.env: PATH is used":             {"s": {Env: "PATH"}},
-		"secrets.s.env: BOXGATE_X is used":        {"s": {Env: "BOXGATE_X"}},
-		"secrets.s.command: is empty":             {"s": {Command: []string{}}},
-		"secrets.s.command: \"./x\" is neither":   {"s": {Command: []string{"./x"}}},
-		"secrets.s.command: there is no shell":    {"s": {Command: []string{"vault read x"}}},
-		"secrets.s.command: has a NUL":            {"s": {Command: []string{"x", "\x00"}}},
-		"secrets.s.command: has 65 elements":      {"s": {Command: make65()}},
-		"secrets.s.refresh: 1ms is out of range":  {"s": {File: "/x", Refresh: time.Millisecond}},
-		"secrets.s.refresh: -1s is out of range":  {"s": {File: "/x", Refresh: -time.Second}},
-		"secrets.s.timeout: 1h0m0s is out":        {"s": {File: "/x", Timeout: time.Hour}},
-		"secrets.s.timeout: is for files and com": {"s": {Env: "X", Timeout: time.Second}},
+		"secrets.s: has no source":               {"s": {}},
+		"secrets.s: has several":                 {"s": {File: "/x", Env: "X"}},
+		`"a…" is not a name`:                     {"a b": {File: "/x"}},
+		"secrets.s.value: the value ends":        {"s": {Value: policy.NewSecret("canary\n")}},
+		"secrets.s.file: \"x\" is not an abs":    {"s": {File: "x"}},
+		"secrets.s.env: \"1X\"":                  {"s": {Env: "1X"}},
+		"secrets.s.env: PATH is used":            {"s": {Env: "PATH"}},
+		"secrets.s.env: BOXGATE_X is used":       {"s": {Env: "BOXGATE_X"}},
+		"secrets.s.command: is empty":            {"s": {Command: []string{}}},
+		"secrets.s.command: \"./x\" is neither":  {"s": {Command: []string{"./x"}}},
+		"secrets.s.command: there is no shell":   {"s": {Command: []string{"vault read x"}}},
+		"secrets.s.command: has a NUL":           {"s": {Command: []string{"x", "\x00"}}},
+		"secrets.s.command: has 65 elements":     {"s": {Command: make65()}},
+		"secrets.s.refresh: 1ms is out of range": {"s": {File: "/x", Refresh: time.Millisecond}},
+		"secrets.s.refresh: -1s is out of range": {"s": {File: "/x", Refresh: -time.Second}},
+		"secrets.s.timeout: 1h0m0s is out":       {"s": {File: "/x", Timeout: time.Hour}},
+		"secrets.s.timeout: is for what is read": {"s": {Env: "X", Timeout: time.Second}},
 	} {
 		_, err := Open(sources, Options{})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {
@@ -200,12 +200,12 @@ func make65() []string {
 }
 
 func FuzzValue(f *testing.F) {
-	for _, s := range []string{"", "\n", "v\r\n", "a\nb", " v", strings.Repeat("x", maxRaw)} {
+	for _, s := range []string{"", "\n", "v\r\n", "a\nb", " v", strings.Repeat("x", form{}.maxRaw())} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		in := string(raw)
-		v, err := valueOf(raw)
+		v, err := form{}.valueOf(raw)
 		got := v.Reveal()
 		if err == nil && (got == "" || len(got) > maxValue || policy.CheckHeaderValue(got) != nil || !strings.HasPrefix(in, got) || len(in)-len(got) > 2) {
 			t.Fatalf("%q became %q", in, got)

@@ -4,42 +4,72 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
+	"unicode/utf8"
 
 	"boxgate/policy"
 )
 
-// maxValue is the longest value, in bytes; maxRaw includes a trailing line break.
+// maxValue is the longest value that fits into a header, maxDocument the longest of the others, in bytes.
 const (
-	maxValue = 8 << 10
-	maxRaw   = maxValue + len("\r\n")
+	maxValue    = 8 << 10
+	maxDocument = 64 << 10
 )
+
+// form is what a value must be like: valid in a header, or a document.
+type form struct{ document bool }
 
 var (
-	errEmpty   = errors.New("it is empty")
-	errTooLong = fmt.Errorf("it is longer than %d bytes", maxValue)
+	errEmpty = errors.New("it is empty")
+	errText  = errors.New("it is not text in UTF-8")
 )
 
-// valueOf makes a secret of the content of a file or the output of a command: one trailing line break is stripped, and
-// the rest must be valid in a header. raw is cleared.
-func valueOf(raw []byte) (policy.Secret, error) {
+// max is the length of the longest value.
+func (f form) max() int {
+	if f.document {
+		return maxDocument
+	}
+	return maxValue
+}
+
+// maxRaw is max with a trailing line break.
+func (f form) maxRaw() int { return f.max() + len("\r\n") }
+
+func (f form) errTooLong() error { return fmt.Errorf("it is longer than %d bytes", f.max()) }
+
+// valueOf makes a secret of the content of a file or the output of a command: one trailing line break is stripped. raw
+// is cleared.
+func (f form) valueOf(raw []byte) (policy.Secret, error) {
 	defer clear(raw)
-	if len(raw) > maxRaw {
-		return policy.Secret{}, errTooLong
+	if len(raw) > f.maxRaw() {
+		return policy.Secret{}, f.errTooLong()
 	}
 	text, cut := bytes.CutSuffix(raw, []byte("\n"))
 	if cut {
 		text = bytes.TrimSuffix(text, []byte("\r"))
 	}
-	return checked(string(text))
+	return f.checked(string(text))
 }
 
-// checked makes a secret of a value if it is valid in a header.
-func checked(v string) (policy.Secret, error) {
+// checked makes a secret of a value if it has the form.
+func (f form) checked(v string) (policy.Secret, error) {
 	if v == "" {
 		return policy.Secret{}, errEmpty
 	}
-	if err := policy.CheckHeaderValue(v); err != nil {
+	if err := f.check(v); err != nil {
 		return policy.Secret{}, err
 	}
 	return policy.NewSecret(v), nil
+}
+
+func (f form) check(v string) error {
+	switch {
+	case !f.document:
+		return policy.CheckHeaderValue(v)
+	case len(v) > maxDocument:
+		return f.errTooLong()
+	case !utf8.ValidString(v) || strings.Contains(v, "\x00"):
+		return errText
+	}
+	return nil
 }

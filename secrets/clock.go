@@ -1,0 +1,29 @@
+package secrets
+
+import (
+	"time"
+
+	"boxgate/internal/fault"
+)
+
+// moment is a point in time on two clocks. The monotonic one is not set by anybody, but stands still while the host is
+// suspended; the wall clock goes on, but can be set. What expires does so on whichever gets there first.
+type moment struct {
+	elapsed time.Duration // since the secrets were opened
+	wall    time.Time
+}
+
+func (m moment) add(d time.Duration) moment {
+	return moment{elapsed: m.elapsed + d, wall: m.wall.Add(d)}
+}
+
+// reached reports whether it is m or later.
+func (m moment) reached(now moment) bool {
+	return now.elapsed >= m.elapsed || !now.wall.Before(m.wall)
+}
+
+// clock returns the function that tells the time.
+func clock() func() moment {
+	start := time.Now()
+	return func() moment { return moment{elapsed: time.Since(start), wall: fault.Now().Round(0)} }
+}

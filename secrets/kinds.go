@@ -1,0 +1,85 @@
+package secrets
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"boxgate/secrets/aws"
+	"boxgate/secrets/github"
+	"boxgate/secrets/oauth"
+	"boxgate/secrets/remote"
+)
+
+// kinds makes an empty source of each kind that is asked over the network, by its key in the configuration.
+var kinds = map[string]func() remote.Source{
+	"github_app": func() remote.Source { return &github.App{} },
+	"oauth2":     func() remote.Source { return &oauth.OAuth2{} },
+	"google":     func() remote.Source { return &oauth.Google{} },
+	"azure":      func() remote.Source { return &oauth.Azure{} },
+	"aws_role":   func() remote.Source { return &aws.Role{} },
+	"aws_secret": func() remote.Source { return &aws.Secret{} },
+}
+
+// RemoteKinds are the keys of the sources that are asked over the network.
+func RemoteKinds() []string { return slices.Sorted(maps.Keys(kinds)) }
+
+// NewRemote returns an empty source of a kind, to be filled from the configuration; nil if there is no such kind.
+func NewRemote(kind string) remote.Source {
+	if make := kinds[kind]; make != nil {
+		return make()
+	}
+	return nil
+}
+
+// withDocuments returns the sources, those that others need marked as documents: a private key is not valid in a header.
+func withDocuments(sources map[string]Source) map[string]Source {
+	out := maps.Clone(sources)
+	for _, source := range sources {
+		for _, need := range source.needs() {
+			if s, ok := out[need]; ok {
+				s.Document = true
+				out[need] = s
+			}
+		}
+	}
+	return out
+}
+
+// needs are the names of the secrets that a source needs itself.
+func (s Source) needs() []string {
+	if s.Remote == nil {
+		return nil
+	}
+	return s.Remote.Needs()
+}
+
+// checkNeeds returns an error if a source needs a secret that there is not, or, in the end, itself. It does not quote what
+// it does not know: a value may have been given in the place of a name.
+func checkNeeds(sources map[string]Source, name string) error {
+	for _, need := range sources[name].needs() {
+		if _, ok := sources[need]; need != "" && !ok {
+			return errors.New("names a secret that is not an entry of secrets: other secrets are given by their name")
+		}
+	}
+	if needed(sources, name)[name] {
+		return errors.New("needs itself, by way of the secrets that it names")
+	}
+	return nil
+}
+
+// needed are the names of all secrets that one needs, directly or by way of others.
+func needed(sources map[string]Source, name string) map[string]bool {
+	all := map[string]bool{}
+	for open := []string{name}; len(open) > 0; {
+		at := open[len(open)-1]
+		open = open[:len(open)-1]
+		for _, need := range sources[at].needs() {
+			if !all[need] {
+				all[need] = true
+				open = append(open, need)
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,137 @@
+package oauth
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"boxgate/internal/fault"
+	"boxgate/policy"
+	"boxgate/secrets/remote"
+)
+
+// rotation is what is kept, sealed, of refresh tokens that replace one another.
+type rotation struct {
+	// Seed is the digest of the configured token. Once the operator configures another one, the rest is forgotten.
+	Seed string `json:"seed"`
+	// Tokens are the refresh tokens, newest first: the latest, and the one before it until the latest has been used. A
+	// server that has not noticed that its answer arrived may still want the one before.
+	Tokens []string `json:"tokens"`
+}
+
+// refresh gets an access token with a refresh token. A new refresh token in the answer is on disk before the access token
+// is used, and before the old one is dropped.
+//
+//  1. The tokens are read: those kept, or the configured one.
+//  2. The newest is presented; if the server does not accept it, the one before.
+//  3. What is to be presented next time is sealed on disk.
+//
+// A crash before 3 leaves the old token, which a server accepts that allows for a lost answer. After it there is the new
+// one as well.
+func (o *OAuth2) refresh(ctx context.Context, d remote.Desk) (remote.Value, error) {
+	kept, err := o.recall(ctx, d)
+	if err != nil {
+		return remote.Value{}, err
+	}
+	used, a, err := o.present(ctx, d, kept)
+	if err != nil {
+		return remote.Value{}, err
+	}
+	if err := o.rotate(ctx, d, kept, used, a.RefreshToken); err != nil {
+		return remote.Value{}, err
+	}
+	return a.value()
+}
+
+// recall returns the refresh tokens to present.
+func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (rotation, error) {
+	first, err := d.Secret(ctx, o.RefreshToken)
+	if err != nil {
+		return rotation{}, err
+	}
+	sum := sha256.Sum256([]byte(first.Reveal()))
+	seed := hex.EncodeToString(sum[:])
+	if o.unsaved != nil && o.unsaved.Seed == seed {
+		if err := o.keep(ctx, d, *o.unsaved); err != nil {
+			return rotation{}, err
+		}
+	}
+	var kept rotation
+	text, err := d.Memory.Remembered(d.Name)
+	if err != nil {
+		return rotation{}, errors.New("the refresh token cannot be read from the store")
+	}
+	if text.Reveal() != "" && json.Unmarshal([]byte(text.Reveal()), &kept) != nil {
+		return rotation{}, errors.New("the refresh token in the store is damaged")
+	}
+	if kept.Seed != seed || len(kept.Tokens) == 0 {
+		kept = rotation{Seed: seed, Tokens: []string{first.Reveal()}}
+	}
+	return kept, nil
+}
+
+// present asks for a token with each refresh token until one is accepted, and returns the index of that one. The request
+// is not broken off when the gateway stops: its answer may hold the only refresh token that is still good.
+func (o *OAuth2) present(ctx context.Context, d remote.Desk, kept rotation) (used int, a answer, err error) {
+	whole := context.WithoutCancel(ctx)
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		whole, cancel = context.WithDeadline(whole, deadline)
+		defer cancel()
+	}
+	for used = range kept.Tokens {
+		if err := ctx.Err(); err != nil {
+			return used, a, err
+		}
+		q, err := o.question(ctx, d)
+		if err != nil {
+			return used, a, err
+		}
+		q.once = true
+		q.form.Set("grant_type", grantRefresh)
+		q.form.Set("refresh_token", kept.Tokens[used])
+		a, err = q.ask(whole, d)
+		refused, isRefusal := errors.AsType[*remote.Error](err)
+		if !isRefusal || refused.Code != "invalid_grant" || used == len(kept.Tokens)-1 {
+			return used, a, err
+		}
+	}
+	return used, a, errors.New("there is no refresh token")
+}
+
+// rotate keeps what is to be presented next time, after one of the tokens was accepted and next was in the answer, if not
+// empty.
+func (o *OAuth2) rotate(ctx context.Context, d remote.Desk, kept rotation, used int, next string) error {
+	if err := fault.At(ctx, "secrets: refresh token presented"); err != nil {
+		return err
+	}
+	old := kept.Tokens[used]
+	switch {
+	case next != "" && next != old:
+		o.unsaved = &rotation{Seed: kept.Seed, Tokens: []string{next, old}}
+	case len(kept.Tokens) > 1:
+		o.unsaved = &rotation{Seed: kept.Seed, Tokens: []string{old}}
+	default:
+		return nil
+	}
+	return o.keep(ctx, d, *o.unsaved)
+}
+
+// keep seals tokens in the store.
+func (o *OAuth2) keep(ctx context.Context, d remote.Desk, r rotation) error {
+	text, err := json.Marshal(r)
+	if err == nil {
+		err = d.Memory.Remember(d.Name, policy.NewSecret(string(text)))
+	}
+	if err == nil {
+		err = fault.At(ctx, "secrets: refresh tokens kept")
+	}
+	if err != nil {
+		return fmt.Errorf("the new refresh token cannot be kept: %w", err)
+	}
+	o.unsaved = nil
+	return nil
+}

@@ -1,0 +1,85 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Error is a refusal by a server. Its text has the status and a code from a closed set, and nothing else that the server
+// sent.
+type Error struct {
+	Status     int
+	Code       string        // such as "invalid_grant"; "" if the server sent none that is known
+	RetryAfter time.Duration // the server asks not to be asked before; 0: it does not say
+	Said       string        // what the server said, masked; for the log alone
+	Gone       bool          // the secret was revoked or deleted, as opposed to unavailable
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	text := "it answered with status " + strconv.Itoa(e.Status)
+	switch {
+	case e.Status >= 300 && e.Status < 400:
+		text += ", a redirect, which is not followed"
+	case e.Status == http.StatusTooManyRequests && e.RetryAfter > 0:
+		text += ", to ask again in " + e.RetryAfter.String()
+	}
+	if e.Code != "" {
+		text += " (" + e.Code + ")"
+	}
+	return text
+}
+
+// IsGone reports whether the source said that the secret is revoked or deleted.
+func IsGone(err error) bool {
+	refused, ok := errors.AsType[*Error](err)
+	return ok && refused.Gone || errors.Is(err, ErrGone)
+}
+
+// ErrGone is returned when an answer says that the secret is no longer there.
+var ErrGone = errors.New("it says that the secret is deleted")
+
+// ErrExpired is returned when a server issued a token that is not valid any more.
+var ErrExpired = errors.New("it answered with a token that has already expired")
+
+// ErrAnswer returns the error for an answer that lacks something.
+func ErrAnswer(lacks string) error { return fmt.Errorf("its answer has no %s", lacks) }
+
+// maxRetryAfter bounds how long a server may keep the gateway from asking again.
+const maxRetryAfter = 15 * time.Minute
+
+// retryAfter reads the header Retry-After, in seconds or as a date.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	text := strings.TrimSpace(h.Get("Retry-After"))
+	if text == "" {
+		return 0
+	}
+	d := time.Duration(0)
+	if n, err := strconv.Atoi(text); err == nil {
+		d = time.Duration(min(max(n, 0), int(maxRetryAfter/time.Second))) * time.Second
+	} else if at, err := http.ParseTime(text); err == nil {
+		d = at.Sub(now).Round(time.Second)
+	}
+	return min(max(d, 0), maxRetryAfter)
+}
+
+// codes are the error codes that are shown: those of OAuth 2.0 (RFC 6749, 5.2), AWS, Google and GitHub that tell an
+// operator something. A server that puts a secret in the place of a code is not quoted.
+var codes = func() map[string]bool {
+	set := map[string]bool{}
+	for _, c := range strings.Fields(`
+		invalid_request invalid_client invalid_grant unauthorized_client unsupported_grant_type invalid_scope invalid_target
+		access_denied server_error temporarily_unavailable slow_down interaction_required invalid_resource
+		AccessDenied AccessDeniedException ExpiredToken ExpiredTokenException InvalidClientTokenId SignatureDoesNotMatch
+		UnrecognizedClientException IncompleteSignature MissingAuthenticationToken InvalidIdentityToken RegionDisabledException
+		PackedPolicyTooLarge MalformedPolicyDocument ValidationError ValidationException Throttling ThrottlingException
+		ResourceNotFoundException InvalidRequestException InvalidParameterException DecryptionFailure InternalServiceError
+		NOT_FOUND PERMISSION_DENIED UNAUTHENTICATED FAILED_PRECONDITION RESOURCE_EXHAUSTED INVALID_ARGUMENT UNAVAILABLE INTERNAL`) {
+		set[c] = true
+	}
+	return set
+}()

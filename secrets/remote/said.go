@@ -1,0 +1,108 @@
+package remote
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/xml"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"boxgate/audit"
+)
+
+// shownSaid is how much of what a server said is logged, in bytes.
+const shownSaid = 256
+
+// failure has the fields in which the known servers say what went wrong.
+type failure struct {
+	Error       json.RawMessage `json:"error"`             // OAuth: the code; Google: an object
+	Description string          `json:"error_description"` // OAuth
+	Message     string          `json:"message"`           // GitHub, 1Password, AWS
+	Type        string          `json:"__type"`            // AWS: the code, possibly behind a namespace
+	Errors      []string        `json:"errors"`            // Vault
+}
+
+// refusal returns the error of a response that is not a success.
+func refusal(res *http.Response, body []byte, r Request) *Error {
+	e := &Error{Status: res.StatusCode, RetryAfter: retryAfter(res.Header, time.Now())}
+	code, said := reading(body)
+	if codes[code] {
+		e.Code = code
+	}
+	e.Said = audit.Escape(masked(said, r.hidden()), shownSaid)
+	e.Gone = isGone(e)
+	return e
+}
+
+// reading returns the code and the text of a failure.
+func reading(body []byte) (code, said string) {
+	var x struct { // AWS STS
+		Code    string `xml:"Error>Code"`
+		Message string `xml:"Error>Message"`
+	}
+	if bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) && xml.Unmarshal(body, &x) == nil {
+		return x.Code, x.Message
+	}
+	var f failure
+	if json.Unmarshal(body, &f) != nil {
+		return "", ""
+	}
+	said = strings.Join(append([]string{f.Description, f.Message}, f.Errors...), " ")
+	if json.Unmarshal(f.Error, &code) == nil && code != "" {
+		return code, said
+	}
+	var google struct {
+		Status  string `json:"status"`
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(f.Error, &google) == nil && google.Status != "" {
+		return google.Status, said + google.Message
+	}
+	return f.Type[strings.LastIndexByte(f.Type, '#')+1:], said
+}
+
+// isGone reports whether a refusal means that what the request named or presented was revoked or deleted. A server that
+// is broken, busy or unsure does not say so.
+func isGone(e *Error) bool {
+	switch e.Code {
+	case "invalid_grant", "ResourceNotFoundException", "NOT_FOUND":
+		return true
+	}
+	return e.Status == http.StatusNotFound || e.Status == http.StatusGone
+}
+
+// hidden returns the texts to mask in what a server says about the request, longest first.
+func (r *Request) hidden() (texts []string) {
+	add := func(text string) {
+		if len(text) > 3 {
+			texts = append(texts, text, url.QueryEscape(text), url.PathEscape(text))
+			texts = append(texts, base64.StdEncoding.EncodeToString([]byte(text)), base64.RawURLEncoding.EncodeToString([]byte(text)))
+		}
+	}
+	for _, s := range r.Hide {
+		add(s.Reveal())
+	}
+	for _, key := range []string{"Authorization", "X-Vault-Token"} {
+		_, credential, _ := strings.Cut(" "+r.Header.Get(key), " ")
+		for part := range strings.FieldsSeq(credential) {
+			add(part)
+		}
+	}
+	for _, key := range []string{"client_secret", "client_assertion", "assertion", "refresh_token", "secret_id", "jwt"} {
+		add(r.Form.Get(key))
+	}
+	slices.SortFunc(texts, func(a, b string) int { return len(b) - len(a) })
+	return texts
+}
+
+// masked replaces every occurrence of the texts, which are sorted from long to short.
+func masked(said string, texts []string) string {
+	for _, text := range texts {
+		said = strings.ReplaceAll(said, text, "[redacted]")
+	}
+	return strings.TrimSpace(said)
+}

@@ -1,0 +1,60 @@
+package remote
+
+import (
+	"context"
+	"time"
+
+	"boxgate/policy"
+)
+
+// Source is a source that is asked over the network. Its fields are its section in the configuration.
+type Source interface {
+	// Validate reports problems of the form of the configuration.
+	Validate(fail Fail)
+	// Needs are the names of the secrets that the source needs itself, such as a private key.
+	Needs() []string
+	// Place says where the value comes from, for the log: no value, and nothing from a server.
+	Place() string
+	// Fetch asks for a value.
+	Fetch(ctx context.Context, d Desk) (Value, error)
+}
+
+// Fail reports a problem of the configuration at a key.
+type Fail func(key, format string, args ...any)
+
+// Value is what a source gave.
+type Value struct {
+	Secret policy.Secret
+	// Lifetime is how long it may be used, counted from before it was asked for. 0: the source does not say.
+	Lifetime time.Duration
+}
+
+// Desk is what a source works with.
+type Desk struct {
+	Name   string // of the secret
+	Client *Client
+	// Secret returns another secret, one of [Source.Needs].
+	Secret func(ctx context.Context, name string) (policy.Secret, error)
+	// Now is the wall clock.
+	Now func() time.Time
+	// Memory outlives restarts of the gateway.
+	Memory Memory
+}
+
+// Memory keeps what a source must know after a restart, such as a refresh token that replaced the configured one. It is
+// sealed on disk. Safe for concurrent use.
+type Memory interface {
+	// Remembered returns what was last kept for a secret; the zero value if nothing was.
+	Remembered(secret string) (policy.Secret, error)
+	// Remember keeps a text for a secret. It is on disk when it returns.
+	Remember(secret string, text policy.Secret) error
+}
+
+// Left returns how long a value can be used that expires at a time by the clock of the server that issued it. The server's
+// clock is that of its Date header if it has one, so that a local clock that is wrong does not matter.
+func Left(expires time.Time, a Answer, now time.Time) time.Duration {
+	if !a.Date.IsZero() {
+		now = a.Date
+	}
+	return expires.Sub(now)
+}

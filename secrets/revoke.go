@@ -1,0 +1,118 @@
+package secrets
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"boxgate/policy"
+)
+
+// Holders are the connections that carry secrets. Safe for concurrent use.
+type Holders interface {
+	// Holds reports whether a request in progress was sent with a secret.
+	Holds(secret string) bool
+	// Revoke cuts the connections with such a request, begun before the call.
+	Revoke(secret string)
+}
+
+// SetHolders says where secrets are in use. A secret that is held is refreshed without being asked for, so that it is
+// noticed when its source no longer has it.
+func (s *Secrets) SetHolders(h Holders) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holders = h
+}
+
+func (s *Secrets) held() Holders {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holders
+}
+
+// ErrStatic is returned for secrets that cannot be read again.
+var ErrStatic = errors.New("it cannot change while the gateway runs; change the configuration, and restart the gateway")
+
+// Refresh gives up the value of a secret, and of those that are made with it, cuts the connections that were opened with
+// them, and reads it anew. The value is not used from the call on.
+func (s *Secrets) Refresh(ctx context.Context, name string) error {
+	if !s.Has(name) {
+		return &Error{Secret: name, Err: ErrUnknown}
+	}
+	e := s.entries[name]
+	if e.source.static() {
+		return e.wrap(ErrStatic)
+	}
+	e.drop()
+	s.revoked(name)
+	_, err := e.get(ctx)
+	return err
+}
+
+// revoked is called when a value was given up: those that are made with it are given up, too, and connections that carry
+// any of them cut.
+func (s *Secrets) revoked(name string) {
+	names := []string{name}
+	for other, e := range s.entries {
+		if s.reaches(e, name) {
+			e.drop()
+			names = append(names, other)
+		}
+	}
+	if h := s.held(); h != nil {
+		for _, n := range names {
+			h.Revoke(n)
+		}
+	}
+}
+
+// reaches reports whether a secret is made with another one, directly or by way of others. There are no cycles.
+func (s *Secrets) reaches(e *entry, name string) bool {
+	for _, need := range e.source.needs() {
+		if need == name || s.entries[need] != nil && s.reaches(s.entries[need], name) {
+			return true
+		}
+	}
+	return false
+}
+
+// drop gives up the value, and what a refresh in progress has read.
+func (e *entry) drop() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.have, e.value, e.retry, e.failures = false, policy.Secret{}, moment{}, 0
+	if e.err == nil {
+		e.err = e.wrap(errRevoked)
+	}
+	if e.flight != nil {
+		e.flight.stale = true
+	}
+}
+
+// watch reads a secret again in time, if a connection holds it then: no request may ask for it until that ends. The caller
+// holds e.mu.
+func (e *entry) watch() {
+	if e.source.static() {
+		return
+	}
+	at := e.early
+	if e.failures > 0 {
+		at = e.retry
+	}
+	if e.timer != nil {
+		e.timer.Stop()
+	}
+	e.timer = time.AfterFunc(max(at.elapsed-e.owner.now().elapsed, minRefresh/2), e.again)
+}
+
+// again is called when a secret should be read again.
+func (e *entry) again() {
+	if h := e.owner.held(); h == nil || !h.Holds(e.name) {
+		return // the next request notices
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.flight == nil {
+		e.begin()
+	}
+}

@@ -1,0 +1,35 @@
+package store
+
+import (
+	"testing"
+
+	"boxgate/policy"
+)
+
+// What the source of a secret keeps survives a restart and a new key.
+func TestSourceMemory(t *testing.T) {
+	t.Parallel()
+	dir := newDir(t)
+	db := open(t, Options{Dir: dir})
+	if got, err := db.Remembered("s"); err != nil || got.Reveal() != "" {
+		t.Fatalf("%q, %v", got.Reveal(), err)
+	}
+	for _, text := range []string{"canary-old-refresh-token", "canary-new-refresh-token"} {
+		if err := db.Remember("s", policy.NewSecret(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.RotateKey(policy.Secret{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db = open(t, Options{Dir: dir})
+	if got, err := db.Remembered("s"); err != nil || got.Reveal() != "canary-new-refresh-token" {
+		t.Errorf("%q, %v", got.Reveal(), err)
+	}
+	if got, err := db.Remembered("t"); err != nil || got.Reveal() != "" {
+		t.Errorf("another secret has %q, %v", got.Reveal(), err)
+	}
+}
