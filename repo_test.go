@@ -105,6 +105,7 @@ secrets: policy audit internal/awskeys internal/fault
 secrets/assertion: policy
 secrets/aws: policy internal/awskeys secrets/remote
 secrets/github: policy secrets/assertion secrets/remote
+secrets/manager: policy secrets/remote
 secrets/oauth: policy internal/fault secrets/assertion secrets/remote
 secrets/remote: policy audit
 selftest: policy audit

@@ -84,6 +84,12 @@ type Host interface {
 	// stop working after grace.
 	RotateAPIKey(ctx context.Context, grace time.Duration) error
 
+	// Secrets returns the state of every secret of the configuration, by name.
+	Secrets(ctx context.Context) ([]SecretStatus, error)
+	// RefreshSecret gives up the value of a secret, cuts the connections that carry it, and reads it anew; the state says
+	// whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
+	RefreshSecret(ctx context.Context, name string) (SecretStatus, error)
+
 	// Ready returns nil when boxes can be created and served, else an error that says what is missing.
 	Ready(ctx context.Context) error
 }

@@ -33,6 +33,7 @@ type Host struct {
 	*events       // reads decisions
 	*authorities  // shows certificate authorities
 	*keys         // changes the keys of the store and of the API
+	*sources      // shows and refreshes the operator's secrets
 	*selfTests    // attacks boxes from inside
 
 	parts      *parts

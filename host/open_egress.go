@@ -43,6 +43,9 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	limitProxy(p.cfg.Limits, &egress)
 	p.shares.Apply(&egress)
-	p.proxy, err = proxy.New(egress)
-	return err
+	if p.proxy, err = proxy.New(egress); err != nil {
+		return err
+	}
+	p.secrets.SetHolders(p.proxy)
+	return nil
 }

@@ -167,8 +167,21 @@ func New(cfg Config) (*Proxy, error) {
 
 // Recheck routes every live connection of a box under the policy in force, cuts those it no longer allows, and returns
 // when they are closed. Other connections are unaffected. Call it after swapping the policy.
-func (p *Proxy) Recheck(box policy.BoxID) {
-	conns := p.live.Of(box)
+func (p *Proxy) Recheck(box policy.BoxID) { p.recheckAll(p.live.Of(box)) }
+
+// Revoke cuts the connections with a request in progress that was sent with a secret, asked for before the call, and
+// returns when they are closed.
+func (p *Proxy) Revoke(secret string) {
+	p.core.Revoked.Revoke(secret)
+	if p.core.Revoked.Used(secret) {
+		p.recheckAll(p.live.All())
+	}
+}
+
+// Holds reports whether a secret may be in use: it has been sent, and boxes have connections open.
+func (p *Proxy) Holds(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
+
+func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex
 	var cut []*live.Conn
 	var all sync.WaitGroup // concurrently: a connection with a stuck stream must not delay the others
@@ -198,7 +211,7 @@ func (p *Proxy) recheck(l *live.Conn) (cut bool) {
 	p.cfg.Audit.Record(audit.Event{
 		Time: time.Now(), Box: l.Box.ID, Stage: policy.StageConn, Protocol: policy.TCP,
 		Name: why.Request.Name.String(), Addr: why.Request.Addr, Port: why.Request.Port,
-		Verdict: policy.Deny, Action: audit.ActionRefuse, Reason: policy.ReasonPolicyChanged,
+		Verdict: policy.Deny, Action: audit.ActionRefuse, Reason: exchange.CutReason(why.Decision),
 		Rule: why.Decision.Rule, Version: why.Decision.Version,
 		BytesIn: l.In.Load(), BytesOut: l.Out.Load(), Error: why.Error(),
 	})

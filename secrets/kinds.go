@@ -7,6 +7,7 @@ import (
 
 	"boxgate/secrets/aws"
 	"boxgate/secrets/github"
+	"boxgate/secrets/manager"
 	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote"
 )
@@ -19,6 +20,10 @@ var kinds = map[string]func() remote.Source{
 	"azure":      func() remote.Source { return &oauth.Azure{} },
 	"aws_role":   func() remote.Source { return &aws.Role{} },
 	"aws_secret": func() remote.Source { return &aws.Secret{} },
+	"gcp_secret": func() remote.Source { return &manager.GCP{} },
+	"vault":      func() remote.Source { return &manager.Vault{} },
+
+	"onepassword": func() remote.Source { return &manager.OnePassword{} },
 }
 
 // RemoteKinds are the keys of the sources that are asked over the network.

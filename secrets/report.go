@@ -1,6 +1,8 @@
 package secrets
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -24,8 +26,18 @@ func newCounts(names []string) counts {
 	return c
 }
 
+// The times of each secret, in seconds since 1970.
+var (
+	readTime = prometheus.NewDesc("boxgate_secret_read_timestamp_seconds",
+		"When the source of a secret last gave a value.", []string{"secret"}, nil)
+	expiryTime = prometheus.NewDesc("boxgate_secret_expiry_timestamp_seconds",
+		"When the value of a secret may no longer be used, unless it is read again before.", []string{"secret"}, nil)
+)
+
 // Describe implements [prometheus.Collector].
 func (s *Secrets) Describe(ch chan<- *prometheus.Desc) {
+	ch <- readTime
+	ch <- expiryTime
 	s.counts.refreshes.Describe(ch)
 	s.counts.failures.Describe(ch)
 }
@@ -34,6 +46,13 @@ func (s *Secrets) Describe(ch chan<- *prometheus.Desc) {
 func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
 	s.counts.refreshes.Collect(ch)
 	s.counts.failures.Collect(ch)
+	for _, st := range s.Status() {
+		for desc, at := range map[*prometheus.Desc]time.Time{readTime: st.Read, expiryTime: st.Expires} {
+			if !at.IsZero() {
+				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(at.UnixMilli())/1000, st.Name)
+			}
+		}
+	}
 }
 
 // report counts a refresh and logs it if the source has begun to fail or works again. said is what a command wrote to

@@ -22,6 +22,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/ca", ID: "getBoxCa", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
 		{Method: "POST", Path: "/v2/store/rotate-key", ID: "rotateStoreKey", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Example: `{}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},
 		{Method: "POST", Path: "/v2/api-key/rotate", ID: "rotateApiKey", Summary: "Replace the API keys by a new one, written to the state directory", Request: reflect.TypeFor[apiKeyBody](), Example: `{"grace":"1h"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},
+		{Method: "GET", Path: "/v2/secrets", ID: "listSecrets", Summary: "The secrets of the configuration with their sources and ages, without values", Response: reflect.TypeFor[secretsView](), Handle: e.listSecrets},
+		{Method: "POST", Path: "/v2/secrets/{name}/refresh", ID: "refreshSecret", Summary: "Give up the value of a secret, cut the connections that carry it, and read it anew", Response: reflect.TypeFor[secretView](), Handle: e.refreshSecret},
 		{Method: "GET", Path: "/v2/ca", ID: "getCa", Summary: "The CA that signs public URLs", Produces: []string{"application/x-pem-file"}, Handle: e.ingressCA},
 	}
 }

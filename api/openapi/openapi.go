@@ -103,6 +103,7 @@ var pathDocs = map[string]string{
 	"run":  "ID of a run",
 
 	"snapshot": "ID of a snapshot",
+	"name":     "name of a secret of the configuration",
 
 	"schedule":   "ID of a schedule",
 	"key":        "name of an environment variable",

@@ -264,6 +264,20 @@ func (h *memoryHost) RotateAPIKey(_ context.Context, grace time.Duration) error 
 	return err
 }
 
+func (h *memoryHost) Secrets(context.Context) ([]api.SecretStatus, error) {
+	leave, err := h.enter()
+	defer leave()
+	return []api.SecretStatus{{Name: "openai", Source: "file /etc/boxgate/openai.key", Valid: true, Read: time.Now()}}, err
+}
+
+func (h *memoryHost) RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error) {
+	list, err := h.Secrets(ctx)
+	if err != nil || name != list[0].Name {
+		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name)
+	}
+	return list[0], nil
+}
+
 func (h *memoryHost) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	b, leave, err := h.box(id)
 	defer leave()

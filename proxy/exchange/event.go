@@ -104,8 +104,16 @@ func (x *Exchange) Unserved(err error) {
 // Cut notes that an allowed exchange was aborted because of decision d of the policy now in force.
 func (x *Exchange) Cut(d policy.Decision) {
 	if e := &x.Event; e.Verdict == policy.Allow {
-		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, policy.ReasonPolicyChanged, d.Rule
+		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, CutReason(d), d.Rule
 	}
+}
+
+// CutReason returns the reason for cutting what was allowed, and now is decided by d.
+func CutReason(d policy.Decision) policy.Reason {
+	if d.Reason == policy.ReasonSecretUnavailable {
+		return d.Reason
+	}
+	return policy.ReasonPolicyChanged
 }
 
 // End records the event.
@@ -138,20 +146,26 @@ func UpstreamProblem(err error) *problem.Problem {
 
 // Inflight is what the policy must keep allowing while a request is in progress.
 type Inflight struct {
-	s   *Session
-	Way route.Routed
+	s       *Session
+	Way     route.Routed
+	sources []string // as in its ruling, with the rule that they are of
+	asked   uint64
+	rule    policy.Pattern
 }
 
 // Set makes it that of a ruling, for the request to an address, the zero Addr if not yet known.
 func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
-	f.s, f.Way = s, r.way
+	f.s, f.Way, f.sources, f.asked, f.rule = s, r.way, r.sources, r.asked, r.header.Pattern
 	if to.IsValid() {
 		f.Way.Asked, f.Way.Known = r.way.At(to)
 	}
 }
 
-// Stands asks a policy whether the request may continue.
+// Stands asks a policy whether the request may continue. One that was sent with a secret that is revoked may not.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
+	if f.s.Core.Revoked.since(f.asked, f.sources) {
+		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}
+	}
 	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)
 	if why := f.Way.OverruledBy(now); why != nil {
 		return why.Decision

@@ -53,6 +53,8 @@ type Ruling struct {
 	Swaps   []placeholder.Swap // for the placeholders in the request
 	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
 	err     error              // why it was refused, for the log
+	sources []string           // the secrets of the configuration that are sent
+	asked   uint64             // how many secrets had been revoked before these were asked for
 }
 
 // Judge decides a request under the policy in force and resolves the secrets it needs. It refuses by default.

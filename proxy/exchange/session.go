@@ -39,7 +39,7 @@ type Session struct {
 	Live     *live.Conn    // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
 }
 
-// Core is shared by the exchanges of all sessions. All fields but secrets are required.
+// Core is shared by the exchanges of all sessions. All fields but secrets and revocations are required.
 type Core struct {
 	Router     *route.Router
 	Origins    *origin.Origins
@@ -47,6 +47,7 @@ type Core struct {
 	Audit      Recorder
 	Secrets    Secrets // nil: a rule that names one refuses its requests
 	Log        *zap.Logger
+	Revoked    Revocations
 	MaxStreams int // requests of a box over HTTP/2 in progress at a time
 }
 

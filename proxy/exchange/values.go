@@ -90,6 +90,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 		return
 	}
 	var err error
+	r.asked = s.Core.Revoked.count.Load()
 	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err == nil {
 		r.Swaps, err = s.Core.swaps(ctx, r.header.Placeholders, m.Tokens.Found)
 	}
@@ -98,7 +99,10 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
 			Detail: "A secret that the gateway sets for this host is not available."}
 		r.Reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
+		return
 	}
+	r.sources = r.sourcesOf()
+	s.Core.Revoked.note(r.sources)
 }
 
 // named is the list of headers set for the latest request, for requests to which the same are set.

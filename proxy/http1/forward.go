@@ -131,7 +131,7 @@ func (h *conn) connect(again bool, another connector) error {
 func (h *conn) publish() error {
 	h.flight.set(h.s, &h.ruling, h.up.Addr())
 	c := h.s.Box.Policy.Load()
-	if c == h.ruling.Policy && h.up.AllowedBy(c) {
+	if c == h.ruling.Policy && h.up.AllowedBy(c) && !h.ruling.Revoked(h.s) {
 		return nil
 	}
 	f, _ := h.flight.load()

@@ -106,7 +106,7 @@ type connection interface {
 func (st *stream) goesTo(up connection) error {
 	addr := up.Addr()
 	st.setFlight(addr)
-	if c := st.s.Box.Policy.Load(); c != st.ruling.Policy || !up.AllowedBy(c) {
+	if c := st.s.Box.Policy.Load(); c != st.ruling.Policy || !up.AllowedBy(c) || st.ruling.Revoked(st.s) {
 		if err := st.flight.Stands(c).Err(st.flight.Way.Asked); err != nil {
 			return err
 		}

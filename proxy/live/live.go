@@ -100,6 +100,13 @@ func (t *Table) Of(box policy.BoxID) []*Conn {
 	return out
 }
 
+// Any reports whether a connection is open.
+func (t *Table) Any() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.open > 0
+}
+
 // All returns every open connection.
 func (t *Table) All() []*Conn {
 	t.mu.Lock()

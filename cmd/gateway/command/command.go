@@ -50,7 +50,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newServeCommand(&opts), newCheckCommand(&opts), newDemoCommand(), newImageCommand(&opts),
 		newBoxCommand(&opts), newSnapshotCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
-		newLogCommand(&opts), newCACommand(&opts), newVersionCommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newProbeCommand(),
+		newLogCommand(&opts), newCACommand(&opts), newVersionCommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newSecretCommand(&opts), newProbeCommand(),
 	)
 	return root
 }

@@ -1,0 +1,59 @@
+package gateway
+
+import (
+	"net/http"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/rest"
+)
+
+// secretView is the state of a secret. It never has the value.
+type secretView struct {
+	Name      string  `json:"name"`
+	Source    string  `json:"source" doc:"kind and place, such as file /etc/boxgate/openai.key"`
+	Valid     bool    `json:"valid" doc:"whether there is a value that may be used"`
+	ReadAt    *string `json:"read_at,omitempty" doc:"when the source last gave a value"`
+	ExpiresAt *string `json:"expires_at,omitempty" doc:"when the value may no longer be used, unless it is read again before; absent: never"`
+	Error     string  `json:"error,omitempty" doc:"why the source gave no value at the last attempt"`
+}
+
+type secretsView struct {
+	Secrets []secretView `json:"secrets"`
+}
+
+func viewOfSecret(s api.SecretStatus) secretView {
+	return secretView{
+		Name: s.Name, Source: s.Source, Valid: s.Valid, ReadAt: timeOrNone(s.Read), ExpiresAt: timeOrNone(s.Expires), Error: s.Error,
+	}
+}
+
+func timeOrNone(at time.Time) *string {
+	if at.IsZero() {
+		return nil
+	}
+	text := at.UTC().Format(time.RFC3339)
+	return &text
+}
+
+// listSecrets says how old each secret of the configuration is.
+func (e *Endpoints) listSecrets(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	list, err := e.Host.Secrets(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	view := secretsView{Secrets: make([]secretView, 0, len(list))}
+	for _, s := range list {
+		view.Secrets = append(view.Secrets, viewOfSecret(s))
+	}
+	return rest.Reply{Body: view}, nil
+}
+
+// refreshSecret gives up the value of a secret and reads it anew.
+func (e *Endpoints) refreshSecret(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	s, err := e.Host.RefreshSecret(r.Context(), r.PathValue("name"))
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: viewOfSecret(s)}, nil
+}

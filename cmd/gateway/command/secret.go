@@ -1,0 +1,67 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// secretAnswer is what the commands read of a secret.
+type secretAnswer struct {
+	Name      string    `json:"name"`
+	Source    string    `json:"source"`
+	Valid     bool      `json:"valid"`
+	ReadAt    time.Time `json:"read_at"`
+	ExpiresAt time.Time `json:"expires_at"`
+	Error     string    `json:"error"`
+}
+
+// newSecretCommand is `gateway secret`.
+func newSecretCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("secret", "Show how old the secrets of the configuration are, and read them anew")
+	cmd.AddCommand(&cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the secrets with their sources and ages; values are never shown", Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.Call(cmd, "GET", "/v2/secrets", nil, cli.Decoded(printSecrets))
+		},
+	}, &cobra.Command{
+		Use: "refresh NAME", Short: "Give up the value of a secret, cut the connections that carry it, and read it anew", Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "POST", "/v2/secrets/"+url.PathEscape(args[0])+"/refresh", nil, cli.Decoded(printRefreshed))
+		},
+	})
+	return cmd
+}
+
+func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
+	rows := [][]string{{"NAME", "SOURCE", "STATE", "READ", "EXPIRES", "ERROR"}}
+	for _, s := range list.Secrets {
+		state := "valid"
+		if !s.Valid {
+			state = "unavailable"
+		}
+		rows = append(rows, []string{s.Name, s.Source, state, timeOrDash(s.ReadAt), timeOrDash(s.ExpiresAt), s.Error})
+	}
+	return cli.Table(w, rows...)
+}
+
+// printRefreshed prints when a secret was read; one whose source fails is an error.
+func printRefreshed(w io.Writer, s secretAnswer) error {
+	if !s.Valid {
+		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s", s.Name, s.Error)
+	}
+	_, err := fmt.Fprintf(w, "Secret %s was read anew.\n", s.Name)
+	return err
+}
+
+func timeOrDash(at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return at.UTC().Format(time.RFC3339)
+}

@@ -1,0 +1,49 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/secrets"
+)
+
+// sources shows and refreshes the operator's secrets.
+type sources struct {
+	log     *zap.Logger
+	secrets *secrets.Secrets
+}
+
+// Secrets implements [api.Host].
+func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
+	var out []api.SecretStatus
+	for _, st := range s.secrets.Status() {
+		shown := api.SecretStatus{Name: st.Name, Source: st.Source, Valid: st.Valid, Read: st.Read, Expires: st.Expires}
+		if st.Err != nil {
+			shown.Error = st.Err.Error()
+		}
+		out = append(out, shown)
+	}
+	return out, nil
+}
+
+// RefreshSecret implements [api.Host]. That the source fails is part of the answer.
+func (s *sources) RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error) {
+	if !s.secrets.Has(name) {
+		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", policy.ShownSecretName(name))
+	}
+	s.log.Info("a secret is revoked and read anew", zap.String("secret", name))
+	if err := s.secrets.Refresh(ctx, name); errors.Is(err, secrets.ErrStatic) {
+		return api.SecretStatus{}, api.Errorf(api.ErrConflict, "secret %q: %w", name, err)
+	}
+	list, err := s.Secrets(ctx)
+	i := slices.IndexFunc(list, func(st api.SecretStatus) bool { return st.Name == name })
+	if err != nil || i < 0 {
+		return api.SecretStatus{}, errors.Join(err, errors.New("the secret has no status"))
+	}
+	return list[i], nil
+}

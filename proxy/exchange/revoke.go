@@ -1,0 +1,79 @@
+package exchange
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Revocations know which secrets were revoked, and when. The zero value knows of none. Safe for concurrent use.
+type Revocations struct {
+	count atomic.Uint64 // of all revocations so far
+
+	mu   sync.Mutex
+	last map[string]uint64 // secret → count after its latest revocation
+	used map[string]bool   // secrets that were sent with a request
+}
+
+// Revoke ends the requests in progress that were sent with a secret, once their connections are checked again.
+func (v *Revocations) Revoke(secret string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.last == nil {
+		v.last = map[string]uint64{}
+	}
+	v.last[secret] = v.count.Load() + 1
+	v.count.Add(1)
+}
+
+// Used reports whether a secret has been sent with a request.
+func (v *Revocations) Used(secret string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.used[secret]
+}
+
+// note remembers that secrets are sent.
+func (v *Revocations) note(secrets []string) {
+	if len(secrets) == 0 {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range secrets {
+		if !v.used[s] {
+			if v.used == nil {
+				v.used = map[string]bool{}
+			}
+			v.used[s] = true
+		}
+	}
+}
+
+// since reports whether one of the secrets was revoked after the count stood at then.
+func (v *Revocations) since(then uint64, secrets []string) bool {
+	if len(secrets) == 0 || v.count.Load() == then {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(secrets, func(s string) bool { return v.last[s] > then })
+}
+
+// Revoked reports whether a secret that the request is sent with was revoked after the request was ruled on.
+func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.asked, r.sources) }
+
+// sourcesOf are the secrets of the configuration that a ruling sends.
+func (r *Ruling) sourcesOf() (names []string) {
+	for i := range r.header.Headers {
+		if name := r.header.Headers[i].Source; name != "" {
+			names = append(names, name)
+		}
+	}
+	for i := range r.header.Placeholders {
+		if name := r.header.Placeholders[i].Source; name != "" && len(r.Swaps) > 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}

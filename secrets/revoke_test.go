@@ -1,0 +1,160 @@
+package secrets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/secrets/remote"
+)
+
+// holders notes what is revoked.
+type holders struct {
+	mu      sync.Mutex
+	held    bool
+	revoked []string
+}
+
+func (h *holders) Holds(string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.held
+}
+
+func (h *holders) Revoke(secret string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.revoked = append(h.revoked, secret)
+	slices.Sort(h.revoked)
+}
+
+func (h *holders) seen() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return strings.Join(h.revoked, " ")
+}
+
+// derived is a source that is made with the secret "s".
+type derived struct{}
+
+func (derived) Validate(remote.Fail) {}
+func (derived) Needs() []string      { return []string{"s"} }
+func (derived) Place() string        { return "test" }
+func (derived) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+	v, err := d.Secret(ctx, "s")
+	return remote.Value{Secret: policy.NewSecret("of-" + v.Reveal())}, err
+}
+
+// withDerived adds a secret "d" that is made with "s".
+func withDerived(s *Secrets, h *holders) {
+	source := Source{Kind: "derived", Remote: derived{}}
+	s.entries["d"] = &entry{name: "d", source: source, load: s.asker("d", source), owner: s}
+	s.counts = newCounts([]string{"s", "d"})
+	s.SetHolders(h)
+}
+
+// A secret that is refreshed by hand is not used any more from then on, nor what was made with it, also if it was just
+// being read.
+func TestRefreshByHand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var n atomic.Int64
+		gate := make(chan struct{}, 10)
+		s, _ := scriptedSecrets(t, func(context.Context) (string, error) {
+			v := fmt.Sprintf("v%d", n.Add(1))
+			<-gate
+			return v, nil
+		})
+		h := &holders{}
+		withDerived(s, h)
+		gate <- struct{}{}
+		wants(t, s, "d", "of-v1")
+		done := make(chan error)
+		go func() { done <- s.Refresh(t.Context(), "s") }()
+		synctest.Wait() // v2 is being read
+		if got := h.seen(); got != "d s" {
+			t.Errorf("revoked: %q", got)
+		}
+		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		if v, err := s.Secret(impatient, "d"); err == nil {
+			t.Errorf("the old value is given out: %q", v.Reveal())
+		}
+		cancel()
+		go func() { done <- s.Refresh(t.Context(), "s") }() // while v2 is being read: it may be what is revoked
+		synctest.Wait()
+		gate <- struct{}{}
+		gate <- struct{}{}
+		if err := errors.Join(<-done, <-done); err != nil {
+			t.Error(err)
+		}
+		wants(t, s, "s", "v3")
+		wants(t, s, "d", "of-v3")
+		if err := s.Refresh(t.Context(), "other"); !errors.Is(err, ErrUnknown) {
+			t.Error(err)
+		}
+	})
+}
+
+// A source that no longer has the secret is believed at once, though the value would be used for longer; one that merely
+// fails is not. While connections hold the secret, the source is asked without a request.
+func TestASecretThatIsGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		failure := atomic.Pointer[error]{}
+		s, src := scriptedSecrets(t, func(context.Context) (string, error) {
+			if err := failure.Load(); err != nil {
+				return "", *err
+			}
+			return "v", nil
+		})
+		h := &holders{held: true}
+		withDerived(s, h)
+		wants(t, s, "d", "of-v")
+		busy := error(&remote.Error{Status: 503})
+		failure.Store(&busy)
+		time.Sleep(6500 * time.Millisecond)
+		synctest.Wait()
+		if len(src.calls) < 2 || h.seen() != "" {
+			t.Errorf("asked %d times, revoked %q", len(src.calls), h.seen())
+		}
+		wants(t, s, "s", "v")
+		gone := error(goneError{errors.New("no such file")})
+		failure.Store(&gone)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := h.seen(); got != "d s" {
+			t.Errorf("revoked: %q", got)
+		}
+		fails(t, s, "s", "no such file")
+		fails(t, s, "d", "it needs secret")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := h.seen(); got != "d d s" { // d once more, when it was found to be gone itself
+			t.Errorf("revoked again: %q", got)
+		}
+		failure.Store(nil)
+		time.Sleep(2 * time.Second)
+		wants(t, s, "s", "v")
+		h.mu.Lock()
+		h.held = false
+		h.mu.Unlock()
+	})
+}
+
+func TestStaticSecretsAreNotRefreshed(t *testing.T) {
+	t.Parallel()
+	s, _ := single(t, literal(canary))
+	wants(t, s, "s", canary)
+	if err := s.Refresh(t.Context(), "s"); !errors.Is(err, ErrStatic) {
+		t.Error(err)
+	}
+	wants(t, s, "s", canary)
+}
