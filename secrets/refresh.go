@@ -26,6 +26,7 @@ const (
 var (
 	errStopping = errors.New("the gateway is stopping")
 	errTimeout  = errors.New("it does not answer")
+	errFault    = errors.New("reading it failed inside the gateway")
 	errRevoked  = errors.New("it was revoked, and is read anew")
 )
 
@@ -212,9 +213,15 @@ func (e *entry) loadInTime() (reading, error) {
 	known := e.last
 	e.mu.Unlock()
 	go func() {
-		got, err := e.load(ctx, known)
-		e.hanging.Store(false)
-		done <- result{got, err}
+		var r result
+		defer func() {
+			if v := recover(); v != nil { // which may quote a value
+				r = result{err: errFault}
+			}
+			e.hanging.Store(false)
+			done <- r
+		}()
+		r.got, r.err = e.load(ctx, known)
 	}()
 	var late <-chan time.Time
 	over := ctx.Done()

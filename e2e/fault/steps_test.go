@@ -65,6 +65,7 @@ var (
 	}
 	stepsOfStop     = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
 	stepsOfSchedule = []string{"schedule: claimed", "schedule: run ended"}
+	stepsOfRotation = []string{"secrets: refresh token presented", "secrets: refresh tokens kept"}
 	// Those of the data path have tests of their own.
 	stepsOfTraffic = []string{"proxy: first bytes read", "proxy: request read", "dns: query read"}
 )
@@ -81,7 +82,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfSchedule, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfSchedule, stepsOfRotation, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}
