@@ -151,7 +151,7 @@ func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 		if !rule.covers(r.Name, r.Port) {
 			continue
 		}
-		if j.Request == nil {
+		if j.plain == "" {
 			if j = judge(&r); isAmbiguous(j.plain) {
 				return Decision{Reason: ReasonAmbiguousPath, Rule: rule.rule}
 			}

@@ -46,10 +46,11 @@ func (f *Fields) knows(m *pairMatcher) bool {
 	return f.Needs.all || m.key.exact && slices.Contains(f.Needs.names, m.folded)
 }
 
-// judged is a request as matchers see it: the path as sent and resolved.
+// judged is a request as matchers see it: the path as sent and resolved. It holds no pointer to the request, which would
+// be allocated then.
 type judged struct {
-	*Request
-	plain, clean string
+	method, plain, clean, query string
+	fields                      *Fields
 }
 
 // judge returns a request as matchers see it.
@@ -58,7 +59,7 @@ func judge(r *Request) judged {
 	if plain == "" {
 		plain = "/"
 	}
-	return judged{r, plain, resolvePath(plain)}
+	return judged{r.Method, plain, resolvePath(plain), r.Query, r.Fields}
 }
 
 // requestMatcher is a [Match] ready to compare.
@@ -80,15 +81,15 @@ type pairMatcher struct {
 
 // fit compares a request.
 func (m *requestMatcher) fit(r *judged) fit {
-	f := m.fitMethod(r.Method)
+	f := m.fitMethod(r.method)
 	if m.path != nil && f > unfit {
 		f = min(f, m.path.fit(r.plain, r.clean))
 	}
 	for i := 0; i < len(m.query) && f > unfit; i++ {
-		f = min(f, m.query[i].fitQuery(r.Query))
+		f = min(f, m.query[i].fitQuery(r.query))
 	}
 	for i := 0; i < len(m.headers) && f > unfit; i++ {
-		f = min(f, m.headers[i].fitFields(r.Fields))
+		f = min(f, m.headers[i].fitFields(r.fields))
 	}
 	return f
 }

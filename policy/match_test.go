@@ -318,3 +318,27 @@ func FuzzMatch(f *testing.F) {
 		}
 	})
 }
+
+// TestRulesAllocateNothing: requests of hosts whose rules do not look at them, and those of rules that look at the path
+// alone, are judged without an allocation.
+func TestRulesAllocateNothing(t *testing.T) {
+	rules := mustRules(t, `{"a.test": {"X-Key": "k"}, "b.test": [{"match": {"path": {"prefix": "/v1/"}}, "headers": {"X-Key": "k"}}]}`)
+	c, err := Compile(Spec{Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"b.test"}, Paths: []string{"/admin*"}, Action: "deny"}}}, rules, NewProtected(nil, nil), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"a.test", "b.test"} {
+		name, _ := ParseName(host)
+		r := Request{Stage: StageHTTP, Name: name, Port: 443, Protocol: TCP, Method: "GET", Path: "/v1/models", Query: "a=b"}
+		if n := testing.AllocsPerRun(100, func() {
+			if rt := c.Route(r, Evidence{Opening: OpeningSecure}); rt.Action != Forward || c.Needs(name, 443) != nil {
+				t.Fatal("refused")
+			}
+			if rule, _ := c.HeaderRule(r); len(rule.Headers) != 1 {
+				t.Fatal("no rule")
+			}
+		}); n > 0 {
+			t.Errorf("%s: %v allocations", host, n)
+		}
+	}
+}

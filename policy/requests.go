@@ -27,7 +27,7 @@ func (r *requestRule) covers(n Name, port uint16) bool {
 
 // decides reports whether the rule decides a request to a host that it covers.
 func (r *requestRule) decides(req *judged) bool {
-	if len(r.methods) > 0 && !r.hasMethod(req.Method) || !r.hasPath(req.plain, req.clean) {
+	if len(r.methods) > 0 && !r.hasMethod(req.method) || !r.hasPath(req.plain, req.clean) {
 		return false
 	}
 	if r.match == nil {
