@@ -47,9 +47,28 @@ func inhabitant(path string, hint int) *os.File {
 	if p := processIn(ns, hint); p != nil {
 		return p
 	}
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil {
+	for range passes {
+		if p := anyIn(ns); p != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+// passes is how often all processes are looked at before there is none: one look may pass over a process whose parent ends
+// meanwhile.
+const passes = 3
+
+// anyIn looks at all processes.
+func anyIn(ns unix.Stat_t) *os.File {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1) // what was read counts, whatever has ended since
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
 			if p := processIn(ns, pid); p != nil {
 				return p
 			}
