@@ -12,9 +12,7 @@ type Header struct {
 	Value          Secret // the literal; empty when Source is set
 	Source         string // name of a secret in the gateway's configuration; "" for a literal
 	Prefix, Suffix string // written around the value of Source
-	Basic          bool   // the value of Source is the password of basic authentication (RFC 7617), for User
-	User           string
-	Remove         bool // the box's own is dropped, and nothing set in its place
+	Remove         bool   // the box's own is dropped, and nothing set in its place
 }
 
 // Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway
@@ -34,14 +32,11 @@ type Placeholder struct {
 // request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
 	Pattern      Pattern
-	Match        *Match           // nil: every request
-	Headers      []Header         // sorted by name
-	Placeholders []Placeholder    // sorted by variable
-	Places       Places           // where the placeholders may stand, besides header values
-	Query        []QueryParameter // sorted by name
-	Sign         Signing
-	Scrub        bool // the rule's secrets are masked in responses
-	Deny         bool // the requests are refused; nothing else is given
+	Match        *Match        // nil: every request
+	Headers      []Header      // sorted by name
+	Placeholders []Placeholder // sorted by variable
+	Scrub        bool          // the rule's secrets are masked in responses
+	Deny         bool          // the requests are refused; nothing else is given
 }
 
 // MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an
@@ -65,17 +60,13 @@ const (
 	maxHostPlaceholders = 64
 	maxAlternatives     = 64   // of one host
 	maxHeaderRules      = 1024 // of all hosts, alternatives counted one by one
+	maxHeaderValue      = 8 << 10
 	defaultTLSPort      = 443
 	defaultHTTPPort     = 80
 )
 
 // Applies reports whether the rule changes or refuses anything, so that TLS has to be terminated for its hosts.
-func (r HeaderRule) Applies() bool {
-	return len(r.Headers)+len(r.Placeholders) > 0 || r.Rewrites() || r.Deny
-}
-
-// Rewrites reports whether the rule may change more of a request than its header fields, or sign it.
-func (r *HeaderRule) Rewrites() bool { return len(r.Query) > 0 || r.Places != 0 || r.Sign.Signs() }
+func (r HeaderRule) Applies() bool { return len(r.Headers)+len(r.Placeholders) > 0 || r.Deny }
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
 // pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares

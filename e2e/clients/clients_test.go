@@ -163,18 +163,13 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 
 // newClients makes a world with the shop and a box of the clients' image, with what some clients need of the test's own:
 // programs, and pip as its authors publish it, with roots of its own.
-func newClients(t *testing.T, more ...func(*config.Config)) (*harness.World, *shop, string) {
+func newClients(t *testing.T) (*harness.World, *shop, string) {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-4", "rootfs"))
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-3", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}
-	w := harness.NewWorld(t, func(c *config.Config) {
-		c.Launcher.Images["clients"] = rootfs
-		for _, change := range more {
-			change(c)
-		}
-	})
+	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.Images["clients"] = rootfs })
 	s := openShop(t, w)
 	box := w.Create(map[string]any{
 		"runtime": "clients", "network_policy": harness.Custom(shopHost), "attach_headers": map[string]any{shopHost: map[string]string{"X-Key": harness.Canary}},

@@ -52,8 +52,6 @@ type Ruling struct {
 	Set     []policy.Header    // its headers, with the values for this request
 	Swaps   []placeholder.Swap // for the placeholders in the request
 	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
-	told    []string           // texts to mask besides those of Set, Swaps and literals
-	changes []string           // what was changed besides headers, for the log
 	err     error              // why it was refused, for the log
 	sources []string           // the secrets of the configuration that are sent
 	asked   uint64             // how many secrets had been revoked before these were asked for
@@ -65,11 +63,11 @@ func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
 	return r
 }
 
-// JudgeNow is [Session.Judge] if that takes no waiting, for a lookup or a secret, and the response need not be scrubbed
-// nor the request rewritten: else it reports false.
+// JudgeNow is [Session.Judge] if that takes no waiting, for a lookup or a secret, and the response need not be scrubbed:
+// else it reports false.
 func (s *Session) JudgeNow(ctx context.Context, m *Message) (Ruling, bool) {
 	r, known := s.judge(ctx, m, false)
-	return r, known && r.Scrub == nil && !r.Rewrites()
+	return r, known && r.Scrub == nil
 }
 
 // judge decides a request. If it may not wait, it reports whether the ruling is known; one that is not refuses.

@@ -65,9 +65,7 @@ func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.
 		if err != nil {
 			return nil, err
 		}
-		if v = h.Prefix + v + h.Suffix; h.Basic {
-			v = policy.BasicCredentials(h.User, v)
-		}
+		v = h.Prefix + v + h.Suffix
 		if err := policy.CheckHeaderValue(v); err != nil {
 			return nil, fmt.Errorf("secret %q in %s: %w", h.Source, h.Name, err)
 		}
@@ -131,16 +129,10 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 	}
 	names := make([]string, 0, len(set)+len(swaps))
 	for i := range set {
-		if !set[i].Remove {
-			names = append(names, set[i].Name)
-		}
+		names = append(names, set[i].Name)
 	}
 	for i := range swaps {
-		name := textproto.CanonicalMIMEHeaderKey(swaps[i].Header)
-		if name == "" {
-			name = "query"
-		}
-		if !slices.Contains(names, name) {
+		if name := textproto.CanonicalMIMEHeaderKey(swaps[i].Header); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -151,7 +143,7 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	for i := range tokens {
 		t := &tokens[i]
-		if !t.Swappable(r.header.Places) || placeholder.Of(r.header.Placeholders, t.Text) == nil {
+		if !t.Swappable() || placeholder.Of(r.header.Placeholders, t.Text) == nil {
 			return t
 		}
 	}
@@ -184,41 +176,22 @@ func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []pl
 	return out, nil
 }
 
-// refreshed returns swaps with their values of now.
-func (k *Core) refreshed(ctx context.Context, list []policy.Placeholder, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
-	out := slices.Clone(swaps)
-	for i := range out {
-		if ph := placeholder.Of(list, out[i].Token); ph != nil && ph.Source != "" {
-			var err error
-			if out[i].Value, err = k.secret(ctx, ph.Source); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return out, nil
-}
-
 // scrubbed completes the ruling on an allowed request: the secrets to mask in its response.
 func (r *Ruling) scrubbed(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
 	}
-	r.Scrub = r.masked(s)
-}
-
-// masked returns the set of what is masked in responses, which supersedes earlier ones.
-func (r *Ruling) masked(s *Session) *scrub.Set {
-	later := len(r.header.Query) > 0 || slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
-	return s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
+	later := slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+	r.Scrub = s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
 }
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule.
 func (r *Ruling) secrets() (texts []string) {
-	for i := range min(len(r.Set), len(r.header.Headers)) { // what follows is the signature's
+	for i := range r.Set {
 		h := &r.header.Headers[i]
 		value := r.Set[i].Value.Reveal()
 		texts = append(texts, scrub.Texts(value)...)
-		if h.Source != "" && !h.Basic { // which Texts looks into
+		if h.Source != "" {
 			texts = append(texts, scrub.Texts(strings.TrimSuffix(strings.TrimPrefix(value, h.Prefix), h.Suffix))...)
 		}
 	}
@@ -228,5 +201,5 @@ func (r *Ruling) secrets() (texts []string) {
 	for i := range r.Swaps {
 		texts = append(texts, scrub.Texts(r.Swaps[i].Value)...)
 	}
-	return append(texts, r.told...)
+	return texts
 }

@@ -344,9 +344,7 @@ func (h *conn) judge() (allowed bool, err error) {
 		}
 		h.flight.set(h.s, &h.ruling, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.ruling.Policy {
-			if !h.ruling.Rewrites() { // which does that later
-				placeholder.SwapFields(h.req.Fields, h.ruling.Swaps)
-			}
+			placeholder.SwapFields(h.req.Fields, h.ruling.Swaps)
 			return true, nil
 		}
 	}

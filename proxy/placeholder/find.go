@@ -19,8 +19,7 @@ const (
 	inHeader        place = iota
 	inBasicUser           // of Authorization: Basic
 	inBasicPassword       // likewise
-	inQuery               // the value of a parameter in the query
-	inTarget              // elsewhere in the request line: method, request target, authority
+	inTarget              // method, request target or authority
 	inField               // a hop-by-hop or framing field, or any field's name
 	inTrailer
 	inPrinted // a header that never contains a key: see [policy.ShownHeader]
@@ -28,7 +27,7 @@ const (
 
 var placeNames = [...]string{
 	"in a header", "in the user of basic authentication", "in the password of basic authentication",
-	"in the query", "in the request line", "in a field that is not passed on", "in a trailer",
+	"in the request line", "in a field that is not passed on", "in a trailer",
 	"in a header that holds no key",
 }
 
@@ -52,18 +51,16 @@ func (t *Sent) Error(c *policy.Compiled) error {
 }
 
 // Swappable reports whether the token was found where its value may be sent: in the value of a header that can contain
-// a key, or in one of the places of the rule.
-func (t *Sent) Swappable(places policy.Places) bool {
-	return t.where <= inBasicPassword || t.where == inQuery && places.Has(policy.InQuery)
-}
+// a key.
+func (t *Sent) Swappable() bool { return t.where <= inBasicPassword }
 
 // EndsAtColon reports whether a colon in the value would be read as its end (RFC 7617, 2).
 func (t *Sent) EndsAtColon() bool { return t.where == inBasicUser }
 
-// MaxTokens bounds the tokens of one request, and so how much it can grow.
-const MaxTokens = 64
+// maxTokens bounds the tokens of one request, and so how much it can grow.
+const maxTokens = 64
 
-// ErrMany refuses a request with more than [MaxTokens] tokens.
+// ErrMany refuses a request with more than maxTokens tokens.
 var ErrMany = errors.New("too many placeholders")
 
 // Scan is the result of searching a request for tokens.
@@ -78,26 +75,12 @@ func (t *Scan) look(s string, where place, header string) {
 		if start < 0 {
 			return
 		}
-		if len(t.Found) == MaxTokens {
+		if len(t.Found) == maxTokens {
 			t.Many = true
 			return
 		}
 		t.Found = append(t.Found, Sent{Text: s[start:end], Header: header, where: where})
 		s = s[end:]
-	}
-}
-
-// target searches a request target.
-func (t *Scan) target(target string) {
-	if start, _ := policy.FindToken(target); start < 0 {
-		return
-	}
-	path, query, _ := strings.Cut(target, "?")
-	t.look(path, inTarget, "")
-	for pair := range strings.SplitSeq(query, "&") {
-		name, value, _ := strings.Cut(pair, "=")
-		t.look(name, inTarget, "")
-		t.look(value, inQuery, "")
 	}
 }
 
@@ -128,7 +111,7 @@ func InRequest(head []byte, r *h1.Request) (t Scan) {
 	}
 	if start >= 0 {
 		t.look(string(r.Method), inTarget, "")
-		t.target(string(r.Target))
+		t.look(string(r.Target), inTarget, "")
 	}
 	for i := range r.Fields {
 		f := &r.Fields[i]
@@ -147,10 +130,8 @@ func hasBasic(r *h1.Request) bool {
 	return false
 }
 
-// InHTTP2Request returns the tokens in an HTTP/2 request: target is its path with the query, line has its other
-// pseudo-header fields.
-func InHTTP2Request(fields []hpack.HeaderField, target string, line ...string) (t Scan) {
-	t.target(target)
+// InHTTP2Request returns the tokens in an HTTP/2 request: line has its pseudo-header fields.
+func InHTTP2Request(fields []hpack.HeaderField, line ...string) (t Scan) {
 	for _, part := range line {
 		t.look(part, inTarget, "")
 	}

@@ -2,7 +2,6 @@ package placeholder
 
 import (
 	"encoding/base64"
-	"slices"
 	"strings"
 
 	"golang.org/x/net/http2/hpack"
@@ -27,8 +26,8 @@ type Swap struct {
 	Header       string // the header it was found in
 }
 
-// SwapField returns the value of a header with its tokens replaced.
-func SwapField(name, value string, swaps []Swap) string {
+// swapField returns the value of a header with its tokens replaced.
+func swapField(name, value string, swaps []Swap) string {
 	if start, _ := policy.FindToken(value); start >= 0 {
 		return swapText(value, swaps)
 	}
@@ -63,19 +62,6 @@ func swapText(s string, swaps []Swap) string {
 	return b.String()
 }
 
-// SwapTarget returns a request target with the tokens in its query replaced.
-func SwapTarget(target string, swaps []Swap) string {
-	if start, _ := policy.FindToken(target); start < 0 || len(swaps) == 0 {
-		return target
-	}
-	path, query, _ := strings.Cut(target, "?")
-	escaped := slices.Clone(swaps)
-	for i := range escaped {
-		escaped[i].Value = Form.escape(escaped[i].Value)
-	}
-	return path + "?" + swapText(query, escaped)
-}
-
 // SwapFields replaces the tokens in the fields of a request that was judged.
 func SwapFields(fields []h1.Field, swaps []Swap) {
 	if len(swaps) == 0 {
@@ -83,7 +69,7 @@ func SwapFields(fields []h1.Field, swaps []Swap) {
 	}
 	for i := range fields {
 		if f := &fields[i]; f.Kind == h1.Other {
-			f.Value = []byte(SwapField(string(f.Name), string(f.Value), swaps))
+			f.Value = []byte(swapField(string(f.Name), string(f.Value), swaps))
 		}
 	}
 }
@@ -95,7 +81,7 @@ func SwapHTTP2(fields []hpack.HeaderField, swaps []Swap) {
 	}
 	for i := range fields {
 		f := &fields[i]
-		if v := SwapField(f.Name, f.Value, swaps); v != f.Value {
+		if v := swapField(f.Name, f.Value, swaps); v != f.Value {
 			f.Value, f.Sensitive = v, true
 		}
 	}

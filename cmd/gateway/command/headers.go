@@ -109,8 +109,6 @@ type headerEntry struct {
 	Remove  []string
 	// Placeholders are variables of the box.
 	Placeholders []struct{ Variable, Secret string }
-	Query        []struct{ Name, Secret string }
-	Sign         *struct{ Kind, Secret string }
 	Scrub, Deny  bool
 }
 
@@ -137,12 +135,6 @@ func (e headerEntry) row() []string {
 	}
 	for _, name := range e.Remove {
 		headers = append(headers, "-"+name)
-	}
-	for _, q := range e.Query {
-		headers = append(headers, withSecret("?"+q.Name, q.Secret))
-	}
-	if e.Sign != nil {
-		headers = append(headers, withSecret("signed: "+e.Sign.Kind, e.Sign.Secret))
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")
