@@ -162,6 +162,9 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 		_, _ = c.proc.Await(endedContext())
 		return nil, &StartError{Program: p.Args[0], Message: err.Error()}
 	}
+	if size := p.ConsoleSize; size != nil { // not every runtime sets it
+		_ = terminal.Resize(c.tty, terminal.Size{Rows: uint16(size.Height), Cols: uint16(size.Width)})
+	}
 	streams.Attach(c.tty)
 	return c, nil
 }

@@ -45,7 +45,7 @@ func checkRepos(at string, repos []RepoRule, ps *problems) (out []requestRule) {
 		if r.Host == "" {
 			r.Host = gitHub
 		}
-		r.Host = strings.ToLower(r.Host)
+		r.Host = canonicalHost(r.Host)
 		if !r.check(at, ps) {
 			continue
 		}
@@ -67,6 +67,24 @@ func checkRepos(at string, repos []RepoRule, ps *problems) (out []requestRule) {
 	return out
 }
 
+// canonicalHost is the one spelling of a host that is compared with those that are known; port 443 is left out. What is no host
+// stays as it is.
+func canonicalHost(host string) string {
+	p, err := ParsePattern(host)
+	if err != nil {
+		return host
+	}
+	if p.port == defaultTLSPort {
+		p.port = 0
+	}
+	return p.String()
+}
+
+// otherNames are hosts of GitHub and GitLab under which a rule would leave the one that is meant open.
+var otherNames = map[string]string{
+	"www.github.com": gitHub, gitHubAPI: gitHub, "gist.github.com": gitHub, "codeload.github.com": gitHub, "raw.githubusercontent.com": gitHub, "ssh.github.com": gitHub, "www.gitlab.com": gitLab,
+}
+
 // check reports whether a rule is valid.
 func (r RepoRule) check(at string, ps *problems) bool {
 	before := len(ps.list)
@@ -76,6 +94,10 @@ func (r RepoRule) check(at string, ps *problems) bool {
 		ps.add(at+"/host", "%s", err)
 	case p.IsWildcard():
 		ps.add(at+"/host", "%s is a wildcard; name the host", quoted(r.Host))
+	case otherNames[p.name.s] != "":
+		ps.add(at+"/host", "%s is not the host of repositories; use %q", quoted(r.Host), otherNames[p.name.s])
+	case p.port != 0 && (p.name.s == gitHub || p.name.s == gitLab):
+		ps.add(at+"/host", "%s has a port on which there are no repositories; use %q", quoted(r.Host), p.name.s)
 	}
 	switch segments := strings.Count(r.Name, "/") + 1; {
 	case len(r.Name) > 256 || !repoName.MatchString(r.Name):

@@ -50,6 +50,9 @@ func TestRepoProblems(t *testing.T) {
 		`{"name": "acme/web", "access": "write"}`:                              "/repos/0/access",
 		`{"name": "acme/web", "access": "read", "host": "*.example.com"}`:      "/repos/0/host",
 		`{"name": "acme/web", "access": "read", "host": "https://github.com"}`: "/repos/0/host",
+		`{"name": "acme/web", "access": "read", "host": "github.com:8443"}`:    "/repos/0/host",
+		`{"name": "acme/web", "access": "read", "host": "www.github.com."}`:    "/repos/0/host",
+		`{"name": "acme/web/x", "access": "read", "host": "GitHub.com.:443"}`:  "/repos/0/name",
 		`{"name": "acme/web", "access": "read", "branch": "x"}`:                "/repos/0/branch",
 	} {
 		_, err := ParseSpec([]byte(`{"mode": "allow-all", "repos": [` + doc + `]}`))

@@ -85,7 +85,7 @@ func (o *Process) Kill() {
 	if o.tree != nil {
 		_ = o.tree.Kill()
 	} else {
-		_ = unix.Kill(-o.pid, unix.SIGKILL)
+		o.signalGroup(unix.SIGKILL)
 	}
 	_ = unix.Kill(o.pid, unix.SIGKILL)
 }
@@ -99,8 +99,19 @@ func (o *Process) Signal(sig unix.Signal) {
 	case o.tree != nil:
 		_ = o.tree.Signal(sig)
 	default:
-		_ = unix.Kill(-o.pid, sig)
+		o.signalGroup(sig)
 	}
+}
+
+// signalGroup sends a signal to the process group of the process, which the runtime may have made before the process: crun does. The
+// group is not that of another as long as we have not waited for the process. The caller holds mu.
+func (o *Process) signalGroup(sig unix.Signal) {
+	group, err := unix.Getpgid(o.pid)
+	if err != nil || group <= 1 || group == unix.Getpgrp() { // it has none apart from us
+		_ = unix.Kill(o.pid, sig)
+		return
+	}
+	_ = unix.Kill(-group, sig)
 }
 
 // Inner is the ID of the process in its own PID namespace. It has one until [Process.Await] has returned.
