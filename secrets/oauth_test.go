@@ -89,6 +89,20 @@ func TestBadTokenServers(t *testing.T) {
 	}
 }
 
+// A server may say in an error what it answered before.
+func TestTokenServersThatQuoteEarlierAnswers(t *testing.T) {
+	t.Parallel()
+	server := newTokenServer(t, reply(200, token("canary-of-before", 5)))
+	s, logs := asking(t, server, "oauth2", clientGrant(server), clientSecret, nil)
+	wants(t, s, "s", "canary-of-before")
+	server.answers(reply(400, map[string]string{"error": "invalid_request", "error_description": "there is canary-of-before already"}))
+	eventually(t, "the log has it", func() bool {
+		_, _ = s.Secret(t.Context(), "s") // a request begins the refresh
+		return logs.FilterMessage("a secret could not be refreshed").Len() > 0
+	})
+	quiet(t, logs)
+}
+
 func TestUnreachableTokenServers(t *testing.T) {
 	t.Parallel()
 	down := newTokenServer(t, reply(200, token("x", 1)))

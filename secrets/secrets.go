@@ -178,7 +178,9 @@ func (s *Secrets) asker(name string, from Source) func(context.Context, policy.S
 	desk := remote.Desk{
 		Name: name, Client: s.client, Memory: s.memory, Secret: s.needed, Now: func() time.Time { return s.now().wall },
 	}
-	return func(ctx context.Context, _ policy.Secret) (reading, error) {
+	return func(ctx context.Context, known policy.Secret) (reading, error) {
+		desk := desk
+		desk.Client = s.client.Hiding(known)
 		v, err := from.Remote.Fetch(ctx, desk)
 		if err != nil {
 			refused, ok := errors.AsType[*remote.Error](err)

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,7 +29,10 @@ const (
 )
 
 // Client sends requests to endpoints. Safe for concurrent use.
-type Client struct{ http *http.Client }
+type Client struct {
+	http *http.Client
+	hide []policy.Secret // masked in what servers say, besides what is in a request
+}
 
 // NewClient returns a client that trusts roots; nil: the system's. It uses no proxy, and keeps no connections.
 func NewClient(roots *x509.CertPool) *Client {
@@ -59,7 +63,22 @@ func (c *Client) WithCA(file string) (*Client, error) {
 	if !roots.AppendCertsFromPEM(text) {
 		return nil, errors.New("its ca_file has no certificate")
 	}
-	return NewClient(roots), nil
+	return &Client{http: NewClient(roots).http, hide: c.hide}, nil
+}
+
+// Hiding returns a client that masks a value, and the parts of one that is a JSON object, in what servers say: they may quote an
+// earlier answer of theirs.
+func (c *Client) Hiding(known policy.Secret) *Client {
+	hide := []policy.Secret{known}
+	var parts map[string]any
+	if json.Unmarshal([]byte(known.Reveal()), &parts) == nil {
+		for _, part := range parts {
+			if text, ok := part.(string); ok {
+				hide = append(hide, policy.NewSecret(text))
+			}
+		}
+	}
+	return &Client{http: c.http, hide: hide}
 }
 
 // Request is a request to an endpoint.
@@ -142,6 +161,7 @@ func (c *Client) once(ctx context.Context, r Request) (Answer, []byte, error) {
 	case len(body) > maxAnswer:
 		return a, nil, errors.New("its answer is longer than 256 KiB")
 	case res.StatusCode/100 != 2:
+		r.Hide = append(slices.Clone(r.Hide), c.hide...)
 		return a, nil, refusal(res, body, r)
 	}
 	return a, body, nil
