@@ -36,7 +36,15 @@ type HeaderRule struct {
 	Headers      []Header      // sorted by name
 	Placeholders []Placeholder // sorted by variable
 	Scrub        bool          // the rule's secrets are masked in responses
+	Shared       *SharedScrub  // of the compiled rules of a host with alternatives of which one scrubs; nil in rules as written
 	Deny         bool          // the requests are refused; nothing else is given
+}
+
+// SharedScrub is what responses of a host must not show whichever alternative applied, or none: one request may have a server
+// store what another has it show. It must not be modified.
+type SharedScrub struct {
+	Literals []Secret // of all alternatives
+	Sources  bool     // some alternative has a secret of the configuration
 }
 
 // MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -22,8 +23,9 @@ type headerKey struct {
 type alternatives struct {
 	pattern Pattern
 	list    []alternative
-	applies bool // some rule changes or refuses something
-	paths   bool // some rule looks at paths
+	none    HeaderRule // applies where no alternative does
+	applies bool       // some rule changes or refuses something
+	paths   bool       // some rule looks at paths
 	needs   Needs
 }
 
@@ -59,7 +61,35 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0
 		t.matches = t.matches || !of.needs.isZero()
 	}
+	for _, of := range t.rules {
+		of.share()
+	}
 	return t
+}
+
+// share has the alternatives scrub alike, if one of them scrubs.
+func (of *alternatives) share() {
+	if len(of.list) == 1 && of.list[0].match == nil || !slices.ContainsFunc(of.list, func(a alternative) bool { return a.Scrub }) {
+		return
+	}
+	all := &SharedScrub{}
+	note := func(literal Secret, source string) {
+		if all.Sources = all.Sources || source != ""; source == "" {
+			all.Literals = append(all.Literals, literal)
+		}
+	}
+	for i := range of.list {
+		for _, h := range of.list[i].Headers {
+			note(h.Value, h.Source)
+		}
+		for _, p := range of.list[i].Placeholders {
+			note(p.Value, p.Source)
+		}
+	}
+	of.none = HeaderRule{Scrub: true, Shared: all}
+	for i := range of.list {
+		of.list[i].Scrub, of.list[i].Shared = true, all
+	}
 }
 
 // add adds the next rule of the pattern.
@@ -198,14 +228,18 @@ func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 	if c == nil {
 		return HeaderRule{}, Decision{}
 	}
-	rule, d := c.headers.find(r.Name, r.Port).choose(&r)
-	if d.Reason != "" {
+	of := c.headers.find(r.Name, r.Port)
+	rule, d := of.choose(&r)
+	switch {
+	case d.Reason != "":
 		d.Version = c.version
-	}
-	if rule == nil {
 		return HeaderRule{}, d
+	case rule != nil:
+		return *rule, d
+	case of != nil:
+		return of.none, d
 	}
-	return *rule, d
+	return HeaderRule{}, d
 }
 
 // Needs returns the header fields that the rules for a host look at, nil if they look at none.

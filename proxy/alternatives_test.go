@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -62,6 +63,28 @@ func TestAlternatives(t *testing.T) {
 			t.Errorf("event %+v", denied)
 		}
 	})
+}
+
+// TestScrubbingIsTheHosts: what a server was sent with one alternative it cannot show in the response to a request of another, or
+// of none.
+func TestScrubbingIsTheHosts(t *testing.T) {
+	t.Parallel()
+	for _, http2 := range []bool{false, true} {
+		l := newRig(t, allowAll, patient)
+		_, port := l.httpsServer(http2, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "stored: canary-literal-value.")
+		})
+		l.rules(allowAll, `{"`+hostPort(port)+`": [
+			{"match": {"methods": ["POST"]}, "headers": {"X-Key": "canary-literal-value"}, "scrub": true},
+			{"match": {"methods": ["GET"], "query": {"team": {"exact": "blue"}}}, "headers": {"X-Other": "value-of-blue"}}]}`)
+		client := l.httpClient(port, http2)
+		for _, query := range []string{"?team=blue", ""} {
+			_, text := get(t, client, "https://"+hostPort(port)+"/x"+query, nil)
+			if strings.Contains(text, "canary-literal-value") || !strings.HasPrefix(text, "stored: ") {
+				t.Errorf("HTTP/2: %t, %q: %s", http2, query, text)
+			}
+		}
+	}
 }
 
 // TestFieldsOfTheHop: a header that is not forwarded, because Connection names it, matches nothing.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -79,12 +80,22 @@ func ClaimIDs(ctx context.Context, dir string) (index int, err error) {
 	return 0, fmt.Errorf("all %d ranges of user IDs on this host are taken by boxes", maxBoxes)
 }
 
+// claimTimeout is how long giving back waits for launchers that look for a range.
+const claimTimeout = time.Minute
+
 // FreeIDs gives back what the box in dir has claimed. It looks at the claims themselves: the box's record may be lost.
 func FreeIDs(dir string) error {
-	claims, err := os.ReadDir(Claims)
-	if errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(Claims); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
+	defer cancel()
+	unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil) // or a claim that was just made in place of it would go
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	claims, err := os.ReadDir(Claims)
 	if err != nil {
 		return err
 	}

@@ -181,11 +181,11 @@ func (r *Ruling) scrubbed(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
 	}
-	later := slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+	later := r.header.Shared != nil && r.header.Shared.Sources || slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
 	r.Scrub = s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
 }
 
-// secrets returns the texts to mask: those sent with this request, and every literal of the rule.
+// secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
 func (r *Ruling) secrets() (texts []string) {
 	for i := range r.Set {
 		h := &r.header.Headers[i]
@@ -200,6 +200,11 @@ func (r *Ruling) secrets() (texts []string) {
 	}
 	for i := range r.Swaps {
 		texts = append(texts, scrub.Texts(r.Swaps[i].Value)...)
+	}
+	if shared := r.header.Shared; shared != nil {
+		for i := range shared.Literals {
+			texts = append(texts, scrub.Texts(shared.Literals[i].Reveal())...)
+		}
 	}
 	return texts
 }
