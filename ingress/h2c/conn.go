@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
@@ -53,7 +54,17 @@ func (c *conn) Write(b []byte) (int, error) {
 	if done {
 		return len(b), nil
 	}
-	return len(b), c.send(s, rest)
+	if err := c.send(s, rest); err != nil && !enough(err) {
+		return len(b), err
+	}
+	return len(b), nil
+}
+
+// enough reports whether a write failed because the application needs no more of the request: its response is to be read all the same
+// (RFC 9113, 8.1).
+func enough(err error) bool {
+	code, ok := upstream.ResetCode(err)
+	return ok && code == http2.ErrCodeNo
 }
 
 func (c *conn) opened() *upstream.Stream {

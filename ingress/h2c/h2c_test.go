@@ -151,6 +151,30 @@ func TestResetIsNoEnd(t *testing.T) {
 }
 
 // TestWhoSpeaksHTTP2 takes nothing but SETTINGS for an answer.
+// TestAnswerBeforeTheEnd: an application that answers before it has read the request, and wants no more of it, does not make the
+// request fail.
+func TestAnswerBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	c, err := newPool().Open(t.Context(), "port", false, a.dial, stays)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if _, err := io.WriteString(c, "POST /x HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10_000 { // the reset comes at some time in between
+		if _, err := io.WriteString(c, "1\r\nx\r\n"); err != nil {
+			t.Fatalf("after %d bytes: %v", i, err)
+		}
+	}
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil || res.StatusCode != http.StatusTeapot {
+		t.Errorf("%v %v", res, err)
+	}
+}
+
 func TestWhoSpeaksHTTP2(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]bool{
