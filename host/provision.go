@@ -33,12 +33,13 @@ type provisioning struct {
 // step is one step of provisioning. One that has effects to undo adds how to p.undo before it begins.
 type step func(*provisioning, context.Context) error
 
-// The lists of steps. In each the policy is compiled, and put in force without the box's lock having been released in between. It is in force before the first process of a
-// launched box runs, and as soon as an attached or recovered box has its interface.
+// The lists of steps. In each the policy is compiled, and put in force without the box's lock having been released in between. It is
+// in force before the first process of a launched box runs, and as soon as an attached or recovered box has its interface.
 var (
 	launchSteps = []step{
-		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, (*provisioning).addAuthority, (*provisioning).makeNamespace,
-		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
+		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, // which releases the lock
+		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeNamespace, (*provisioning).makeReachable,
+		(*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
 	}
 	attachSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
