@@ -75,7 +75,7 @@ func (b *Root) mkdir(name string, mode fs.FileMode, owner int) error {
 		return err
 	}
 	err = b.root.Mkdir(p, mode)
-	if err != nil && !(errors.Is(err, fs.ErrExist) && b.isDir(p)) {
+	if err != nil && (!errors.Is(err, fs.ErrExist) || !b.isDir(p)) {
 		return err
 	}
 	return b.own(p, mode, owner)

@@ -22,7 +22,7 @@ func holdsFiles(f *os.File) error {
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	if !slices.Contains(fileSystems, int64(st.Type)) {
+	if !slices.Contains(fileSystems, st.Type) {
 		return errSpecial
 	}
 	return nil
