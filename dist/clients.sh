@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes the image of the clients' tests: the debian image, and what Debian packages of the clients that people use.
+# Makes the image of the clients' tests: the debian image, what Debian packages of the clients that people use, and SDKs of
+# vendors from the npm registry.
 set -euo pipefail
 images=${1:?usage: dist/clients.sh IMAGE_DIR}
 base=$(find "$images" -maxdepth 1 -name "debian-[0-9]*" | sort -V | tail -n 1)/rootfs
-final=$images/debian-clients-3
+final=$images/debian-clients-5
 [ -e "$final/rootfs/opt/ready" ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
   echo "making $final: run this with sudo" >&2
@@ -13,7 +14,7 @@ mkdir -p "$images"
 exec 9>"$images/.debian-clients.lock"
 flock 9
 [ -e "$final/rootfs/opt/ready" ] && exit 0
-echo "adding clients to the debian image (about two minutes, once)"
+echo "adding clients to the debian image (about three minutes, once)"
 work=$images/.debian-clients.building
 rm -rf "$work" "$final"
 mkdir -p "$work"
@@ -25,7 +26,7 @@ fetch=(apt-get -qq -y -o Dir::State="$root/var/lib/apt" -o Dir::State::status="$
   -o Dir::Cache="$root/var/cache/apt" -o Dir::Etc::SourceList="$root/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::TrustedParts="$root/etc/apt/trusted.gpg.d"
   -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
 packages=(wget gnutls-bin python3-requests python3-pip-whl php-cli php-curl ruby liblwp-protocol-https-perl
-  default-jre-headless libnss3-tools libgit2-1.5 libllvm14)
+  default-jre-headless libnss3-tools libgit2-1.5 libllvm14 awscli python3-boto3 gh git-lfs skopeo twine)
 rust=(cargo rustc libstd-rust-1.63) # by themselves: fetching a crate needs no compiler of C
 mkdir -p "$root/var/cache/apt/archives/partial" "$work/rust"
 "${fetch[@]}" update
@@ -43,6 +44,8 @@ unshare --mount --pid --net --fork sh -c '
   DEBIAN_FRONTEND=noninteractive LC_ALL=C exec chroot "$1" apt-get -qq -y -o APT::Install-Recommends=false --no-download install ${2}
 ' sh "$root" "${packages[*]}" >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; exit 1; }
 for deb in "$work"/rust/*.deb; do dpkg -x "$deb" "$root"; done
+npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$root/opt/clients" \
+  openai@4.104.0 @anthropic-ai/sdk@0.39.0 @google-cloud/storage@7.19.0 @azure/arm-resources-subscriptions@2.1.0
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/clients" "$work/rust" "$work/log"
 mkdir -p "$root/var/lib/apt/lists/partial" "$root/var/cache/apt/archives/partial"
 

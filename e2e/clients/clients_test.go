@@ -165,16 +165,22 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 // programs, and pip as its authors publish it, with roots of its own.
 func newClients(t *testing.T) (*harness.World, *shop, string) {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-3", "rootfs"))
-	if err != nil {
-		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
-	}
-	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.Images["clients"] = rootfs })
+	w := harness.NewWorld(t, withClients(t))
 	s := openShop(t, w)
 	box := w.Create(map[string]any{
 		"runtime": "clients", "network_policy": harness.Custom(shopHost), "attach_headers": map[string]any{shopHost: map[string]string{"X-Key": harness.Canary}},
 	})
 	return w, s, box
+}
+
+// withClients adds the clients' image to a configuration.
+func withClients(t *testing.T) func(*config.Config) {
+	t.Helper()
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-5", "rootfs"))
+	if err != nil {
+		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
+	}
+	return func(c *config.Config) { c.Launcher.Images["clients"] = rootfs }
 }
 
 // furnishClients puts what the test brings into the box's home.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 )
@@ -18,6 +17,17 @@ const gitHost = "repos.example.com"
 
 // serveRepositories makes gitHost a server of bare repositories that anyone may push to.
 func serveRepositories(t *testing.T, w *harness.World, names ...string) {
+	t.Helper()
+	if err := w.Net.AddHost(gitHost, "198.51.100.121", "2001:db8:1::121"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Net.ServeHTTP(gitHost, bareRepositories(t, names...)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bareRepositories serves bare repositories with a commit each, to which anyone may push.
+func bareRepositories(t *testing.T, names ...string) http.Handler {
 	t.Helper()
 	backend, err := testnet.GitBackend()
 	if err != nil {
@@ -37,24 +47,14 @@ func serveRepositories(t *testing.T, w *harness.World, names ...string) {
 		git("clone", "-q", "--bare", work, repo)
 		git("-C", repo, "config", "http.receivepack", "true")
 	}
-	handler := &cgi.Handler{Path: backend, Root: "/", Env: []string{
+	return &cgi.Handler{Path: backend, Root: "/", Env: []string{
 		"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"}}
-	if err := w.Net.AddHost(gitHost, "198.51.100.121", "2001:db8:1::121"); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Net.ServeHTTP(gitHost, http.HandlerFunc(handler.ServeHTTP)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestRepositories: git reads and pushes what the policy names, and nothing else of the host.
 func TestRepositories(t *testing.T) {
 	t.Parallel()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-3", "rootfs"))
-	if err != nil {
-		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
-	}
-	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.Images["clients"] = rootfs })
+	w := harness.NewWorld(t, withClients(t))
 	serveRepositories(t, w, "acme/web", "acme/tools", "acme/secret")
 	spec := harness.Custom(gitHost)
 	spec["repos"] = []map[string]string{

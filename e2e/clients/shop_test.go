@@ -143,8 +143,12 @@ func tarball(t *testing.T, files ...entry) []byte {
 	return out.Bytes()
 }
 
-// stockPython has a package index (PEP 503) with one wheel (PEP 427).
-func (s *shop) stockPython(t *testing.T) {
+// wheelName is the file name of [wheel].
+const wheelName = "tiny-1.0-py3-none-any.whl"
+
+// wheel is a package of Python (PEP 427).
+func wheel(t *testing.T) []byte {
+	t.Helper()
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
 	for _, f := range []entry{
@@ -162,9 +166,14 @@ func (s *shop) stockPython(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	const wheel = "tiny-1.0-py3-none-any.whl"
-	s.pages["/simple/tiny"] = fmt.Appendf(nil, "<!DOCTYPE html><a href='/files/%s#sha256=%x'>%s</a>", wheel, sha256.Sum256(out.Bytes()), wheel)
-	s.pages["/files/"+wheel] = out.Bytes()
+	return out.Bytes()
+}
+
+// stockPython has a package index (PEP 503) with one wheel.
+func (s *shop) stockPython(t *testing.T) {
+	tiny := wheel(t)
+	s.pages["/simple/tiny"] = fmt.Appendf(nil, "<!DOCTYPE html><a href='/files/%s#sha256=%x'>%s</a>", wheelName, sha256.Sum256(tiny), wheelName)
+	s.pages["/files/"+wheelName] = tiny
 }
 
 // stockNode has a registry of npm with one package.

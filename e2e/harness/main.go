@@ -1,8 +1,10 @@
 package harness
 
 import (
+	"context"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -25,6 +27,7 @@ func Main(m *testing.M) {
 	asProbe := len(os.Args) > 1 && os.Args[1] == host.ProbeCommand
 	if os.Getenv(asGateway) != "" || asProbe {
 		failAsTold()
+		resolveAsTold()
 		os.Exit(command.Run(os.Args[1:]))
 	}
 	if err := os.Setenv(asGateway, "1"); err != nil {
@@ -38,6 +41,20 @@ func Main(m *testing.M) {
 	}
 	waitTogether()
 	os.Exit(m.Run())
+}
+
+// ResolverVariable is the environment variable, of a gateway under test, with the address and port of the name server that it
+// asks for the names of its own endpoints, in the place of this machine's.
+const ResolverVariable = "GATEWAY_TEST_RESOLVER"
+
+func resolveAsTold() {
+	at := os.Getenv(ResolverVariable)
+	if at == "" {
+		return
+	}
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, at)
+	}}
 }
 
 // waitTogether runs more tests in parallel than there are cores, unless the command line sets the number: most of the

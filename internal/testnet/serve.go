@@ -17,25 +17,30 @@ import (
 // speaks the protocols given, best first ("h2", "http/1.1"); none given is both. What it receives is not recorded but for
 // the connections. Call it after [Net.AddHost].
 func (n *servers) ServeHTTP(host string, handler http.Handler, protocols ...string) error {
-	if len(protocols) == 0 {
-		protocols = []string{"h2", "http/1.1"}
-	}
 	for _, addr := range n.zone.addrsOf(host) {
-		for _, secure := range []bool{false, true} {
-			if err := n.serveHandler(addr, secure, handler, protocols); err != nil {
-				return err
-			}
+		err := n.serveHandler(netip.AddrPortFrom(addr, 80), false, handler, protocols)
+		if err != nil {
+			return err
+		}
+	}
+	return n.ServeHTTPSAt(host, 443, handler, protocols...)
+}
+
+// ServeHTTPSAt is [servers.ServeHTTP] for one port alone, over TLS.
+func (n *servers) ServeHTTPSAt(host string, port uint16, handler http.Handler, protocols ...string) error {
+	for _, addr := range n.zone.addrsOf(host) {
+		if err := n.serveHandler(netip.AddrPortFrom(addr, port), true, handler, protocols); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (n *servers) serveHandler(addr netip.Addr, secure bool, handler http.Handler, protocols []string) error {
-	port := uint16(80)
-	if secure {
-		port = 443
+func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Handler, protocols []string) error {
+	if len(protocols) == 0 {
+		protocols = []string{"h2", "http/1.1"}
 	}
-	ln, err := n.listen(netip.AddrPortFrom(addr, port))
+	ln, err := n.listen(at)
 	if err != nil {
 		return err
 	}

@@ -96,9 +96,9 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	}
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err
-		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
-			Detail: "A secret that the gateway sets for this host is not available."}
 		r.Reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
+		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: r.Reason, Rule: r.rule,
+			Detail: "A secret that the gateway sets for this host is not available."}
 		return
 	}
 	r.sources = r.sourcesOf()

@@ -1,0 +1,93 @@
+package clients
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// gitHub serves what an app's installation token opens: the API, and a repository.
+func (v *vendors) gitHub() {
+	app := func(r *http.Request) bool {
+		return v.signed(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))["iss"] == "12345"
+	}
+	scoped := func(r *http.Request) bool {
+		var scope struct {
+			Repositories []string
+			Permissions  map[string]string
+		}
+		return app(r) && json.NewDecoder(r.Body).Decode(&scope) == nil && fmt.Sprint(scope) == "{[web] map[contents:write pull_requests:write]}"
+	}
+	token := map[string]any{"token": v.credential("github"), "expires_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}
+	api := v.accept("api.github.com", "Authorization", "Bearer "+v.credential("github"), says(`{"full_name": "acme/web"}`))
+	v.hosts["api.github.com"] = pages(map[string]http.Handler{
+		"GET /repos/acme/web/installation":          v.issue(app, map[string]int{"id": 678}),
+		"POST /app/installations/678/access_tokens": v.issue(scoped, token),
+		"/": api,
+	})
+	v.hosts["github.com"] = v.accept("github.com", "Authorization", basic("x-access-token", v.credential("github")), bareRepositories(v.t, "acme/web"))
+}
+
+func (v *vendors) openAI() {
+	v.bearer("api.openai.com", "openai", pages(map[string]http.Handler{
+		"GET /v1/models":            says(`{"object": "list", "data": [{"id": "welcome", "object": "model"}]}`),
+		"POST /v1/chat/completions": says(`{"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": {"role": "assistant", "content": "welcome"}, "finish_reason": "stop"}]}`),
+	}))
+}
+
+// anthropic keeps its key in a Vault.
+func (v *vendors) anthropic() {
+	v.hosts["api.anthropic.com"] = v.accept("api.anthropic.com", "X-Api-Key", v.credential("anthropic"), pages(map[string]http.Handler{
+		"GET /v1/models":    says(`{"data": [{"id": "welcome", "type": "model"}]}`),
+		"POST /v1/messages": says(`{"id": "1", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "welcome"}]}`),
+	}))
+	login := func(r *http.Request) bool {
+		var body map[string]string
+		return json.NewDecoder(r.Body).Decode(&body) == nil && body["role_id"] == "boxgate" && body["secret_id"] == v.credential("vault-id")
+	}
+	reader := func(r *http.Request) bool { return r.Header.Get("X-Vault-Token") == v.credential("vault-token") }
+	v.hosts["vault.example.com:8200"] = pages(map[string]http.Handler{
+		"POST /v1/auth/approle/login":      v.issue(login, map[string]any{"auth": map[string]any{"client_token": v.credential("vault-token"), "lease_duration": 3600}}),
+		"GET /v1/secret/data/ai/anthropic": v.issue(reader, map[string]any{"data": map[string]any{"data": map[string]string{"key": v.credential("anthropic")}}}),
+	})
+}
+
+func (v *vendors) googleCloud() {
+	account := func(r *http.Request) bool {
+		return v.signed(r.PostFormValue("assertion"))["iss"] == "robot@example.com"
+	}
+	access := v.issue(account, map[string]any{"access_token": v.credential("gcp"), "token_type": "Bearer", "expires_in": 3600})
+	service := v.issue(account, map[string]any{"id_token": v.idToken()})
+	v.hosts["oauth2.googleapis.com"] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if v.signed(r.PostFormValue("assertion"))["target_audience"] == "https://service.example.run.app" {
+			service(w, r)
+			return
+		}
+		access(w, r)
+	})
+	v.bearer("storage.googleapis.com", "gcp", pages(map[string]http.Handler{
+		"GET /storage/v1/b/bucket/o": says(`{"kind": "storage#objects", "items": [{"kind": "storage#object", "name": "welcome", "bucket": "bucket"}]}`),
+	}))
+	v.hosts["service.example.run.app"] = v.accept("service.example.run.app", "Authorization", "Bearer "+v.idToken(), says(`"welcome"`))
+}
+
+// idToken is a token that says itself when it expires.
+func (v *vendors) idToken() string {
+	return "eyJhbGciOiJub25lIn0." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp": 4102444800}`)) + "." + v.credential("run")
+}
+
+func (v *vendors) azure() {
+	application := func(r *http.Request) bool {
+		claims := v.signed(r.PostFormValue("client_assertion"))
+		return claims["iss"] == "00000000-0000-0000-0000-000000000000" && r.PostFormValue("scope") == "https://management.azure.com/.default"
+	}
+	v.hosts["login.microsoftonline.com"] = pages(map[string]http.Handler{
+		"POST /acme.onmicrosoft.com/oauth2/v2.0/token": v.issue(application, map[string]any{"access_token": v.credential("azure"), "token_type": "Bearer", "expires_in": 3599}),
+	})
+	v.bearer("management.azure.com", "azure", pages(map[string]http.Handler{
+		"GET /subscriptions": says(`{"value": [{"subscriptionId": "1", "displayName": "welcome"}]}`),
+	}))
+}
