@@ -137,7 +137,7 @@ host/reach: policy launcher/namespace
 host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
-cmd/gateway/command/cli: config api
+cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet

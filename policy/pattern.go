@@ -81,6 +81,9 @@ func isBelow(n, parent Name) bool {
 	return cut > 1 && n.s[cut-1] == '.' && n.s[cut:] == parent.s
 }
 
+// Covers reports whether every name and port that q covers is covered by p as well; false if either is zero.
+func (p Pattern) Covers(q Pattern) bool { return p.ok && q.ok && p.covers(q) }
+
 // covers reports whether every name and port that q covers is covered by p as well. Without a port a pattern covers
 // all of them.
 func (p Pattern) covers(q Pattern) bool {

@@ -52,5 +52,6 @@ func newRootCommand() *cobra.Command {
 		newBoxCommand(&opts), newSnapshotCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
 		newLogCommand(&opts), newCACommand(&opts), newVersionCommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newSecretCommand(&opts), newProbeCommand(),
 	)
+	complete(root, &opts)
 	return root
 }

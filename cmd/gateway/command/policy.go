@@ -13,7 +13,7 @@ import (
 
 // newPolicyCommand is `gateway policy`.
 func newPolicyCommand(o *cli.Options) *cobra.Command {
-	cmd := cli.Group("policy", "Show, replace and query the network policy of a box")
+	cmd := cli.Group("policy", "Show, change and query the network policy of a box")
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "get BOX", Short: "Show the policy in force", Args: cli.ExactArgs(1),
@@ -22,7 +22,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 			},
 		},
 		&cobra.Command{
-			Use: "set BOX POLICY", Short: "Replace the policy: JSON, @FILE, -, allow-all or deny-all", Args: cli.ExactArgs(2),
+			Use: "set BOX POLICY", Short: "Replace the policy: " + cli.PolicyHelp, Args: cli.ExactArgs(2),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				data, err := cli.PolicyArgument(args[1], cmd.InOrStdin())
 				if err != nil {
@@ -37,8 +37,8 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 				})
 			},
 		},
-		newPolicyExplain(o),
-		newPolicyConvert(),
+		newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyDiff(o), newPolicyEdit(o),
+		newPolicyExplain(o), newPolicyPresets(o), newPolicyConvert(),
 	)
 	return cmd
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"boxgate/policy/preset"
 )
 
 // ExactArgs is cobra.ExactArgs with the exit status of a usage error.
@@ -43,18 +45,31 @@ func Group(use, short string) *cobra.Command {
 	}
 }
 
+// PresetPrefix begins an argument that names presets.
+const PresetPrefix = "preset:"
+
+// PolicyHelp lists the forms of a policy on the command line.
+const PolicyHelp = "JSON, @FILE, -, preset:NAME,…, allow-all or deny-all"
+
 // PolicyArgument returns the network policy that an argument gives: JSON, which may be inline, from @FILE or from
-// standard input ("-"), or the name of a mode.
+// standard input ("-"), the names of presets, or the name of a mode.
 func PolicyArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 	if arg == "allow-all" || arg == "deny-all" {
 		return json.Marshal(map[string]string{"mode": arg})
+	}
+	if names, ok := strings.CutPrefix(arg, PresetPrefix); ok {
+		spec, err := preset.Policy(names)
+		if err != nil {
+			return nil, UsageError(err)
+		}
+		return json.Marshal(spec)
 	}
 	data, err := content(arg, stdin)
 	if err != nil {
 		return nil, err
 	}
 	if !json.Valid(data) {
-		return nil, Usagef("this is not JSON; give the JSON itself, @FILE, or - for standard input")
+		return nil, Usagef("this is not JSON; a policy is %s", PolicyHelp)
 	}
 	return data, nil
 }

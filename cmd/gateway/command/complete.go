@@ -1,0 +1,122 @@
+package command
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
+	"boxgate/policy/preset"
+)
+
+// completionTimeout is how long a shell waits for the gateway to say which boxes there are.
+const completionTimeout = 2 * time.Second
+
+// complete gives every command of a tree the completion of what its usage names: BOX as an argument, and the flags for a box, a
+// policy and a reason.
+func complete(cmd *cobra.Command, o *cli.Options) {
+	for _, sub := range cmd.Commands() {
+		complete(sub, o)
+	}
+	if usage := strings.Fields(cmd.Use); cmd.ValidArgsFunction == nil && len(usage) > 1 && strings.HasPrefix(usage[1], "BOX") && usage[1] != "BOX:PATH" {
+		cmd.ValidArgsFunction = completeArguments(o, usage)
+	}
+	for name, values := range map[string]cobra.CompletionFunc{
+		"box": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return boxNames(cmd, o)
+		},
+		"policy": completePolicy,
+		"reason": completeReason,
+	} {
+		if cmd.Flags().Lookup(name) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for a flag that has one
+		}
+	}
+}
+
+// completeArguments completes the first argument with boxes, and further ones as the usage says.
+func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		switch next := usage[min(len(args)+1, len(usage)-1)]; {
+		case strings.HasPrefix(next, "BOX") && (len(args) == 0 || strings.HasSuffix(next, "...")):
+			names, directive := boxNames(cmd, o)
+			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
+		case next == "POLICY" && len(args) == 1:
+			return completePolicy(cmd, args, begun)
+		case next == "HOST...":
+			return completePresets(begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// boxNames asks the gateway for its boxes, by their names where they have one.
+func boxNames(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDirective) {
+	client, err := o.Client()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	return namesOf(ctx, client), cobra.ShellCompDirectiveNoFileComp
+}
+
+func namesOf(ctx context.Context, client *api.Client) []string {
+	var boxes []boxAnswer
+	if client.Get(ctx, "/v2/box", &boxes) != nil {
+		return nil
+	}
+	var names []string
+	for _, b := range boxes {
+		if b.Name != "" {
+			names = append(names, b.Name)
+		} else {
+			names = append(names, b.ID)
+		}
+	}
+	return names
+}
+
+// completePolicy completes a policy: a mode, presets, or the name of a file after @.
+func completePolicy(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+	if strings.HasPrefix(begun, "@") {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	modes := []string{string(policy.ModeAllowAll), string(policy.ModeDenyAll)}
+	return append(modes, completePresets(begun)...), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+// completePresets completes the last name of a list of presets.
+func completePresets(begun string) []string {
+	before, given := cli.PresetPrefix, []string{}
+	if list, ok := strings.CutPrefix(begun, cli.PresetPrefix); ok {
+		given = strings.Split(list, ",")
+		given = given[:len(given)-1]
+		before += strings.Join(append(slices.Clone(given), ""), ",")
+	}
+	var all []string
+	for _, name := range preset.Names() {
+		if !slices.Contains(given, name) {
+			all = append(all, before+name)
+		}
+	}
+	return all
+}
+
+func completeReason(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var all []string
+	for _, r := range policy.Reasons() {
+		all = append(all, string(r))
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,141 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
+	"boxgate/policy/amend"
+	"boxgate/policy/preset"
+)
+
+const amendHelp = `HOST is a name, *.name, or one of them with :port; an address or a CIDR; or preset:NAME for the hosts of a preset. What the
+policy means for everything else stays: in allow-all there is nothing to allow, deny-all becomes a list of what is allowed,
+and in a policy that only denies an entry is taken out of what is denied. Denied entries win. The command says what it
+changed; it changes all or nothing, and starts over if somebody else changes the policy in between.`
+
+// newPolicyAmend is `gateway policy allow` or `gateway policy deny`.
+func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
+	return &cobra.Command{
+		Use: verb + " BOX HOST...", Short: strings.ToUpper(verb[:1]) + verb[1:] + " destinations, and leave the rest of the policy as it is",
+		Long:    strings.ToUpper(verb[:1]) + verb[1:] + " destinations, and leave the rest of the policy as it is.\n\n" + amendHelp,
+		Example: fmt.Sprintf("  gateway policy %s demo api.example.com:443\n  gateway policy %s demo '*.example.net' 192.0.2.0/24", verb, verb),
+		Args:    cli.MinArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			entries, err := amendEntries(args[1:])
+			if err != nil {
+				return err
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			done, err := amendPolicy(cmd.Context(), client, args[0], verb, entries)
+			if err != nil {
+				return err
+			}
+			return done.print(cmd, o)
+		},
+	}
+}
+
+// amendEntries reads the destinations of a command line.
+func amendEntries(args []string) ([]amend.Entry, error) {
+	var entries []amend.Entry
+	for _, arg := range args {
+		hosts := []string{arg}
+		if names, ok := strings.CutPrefix(arg, cli.PresetPrefix); ok {
+			var err error
+			if hosts, err = preset.Hosts(names); err != nil {
+				return nil, cli.UsageError(err)
+			}
+		}
+		for _, host := range hosts {
+			e, err := amend.ParseEntry(host)
+			if err != nil {
+				return nil, cli.UsageError(err)
+			}
+			entries = append(entries, e)
+		}
+	}
+	return entries, nil
+}
+
+// amended is what a command did to a policy.
+type amended struct {
+	Entries []amendedEntry  `json:"entries"`
+	Policy  json.RawMessage `json:"policy"`
+	state   policyState
+	changed bool
+}
+
+type amendedEntry struct {
+	Entry   string `json:"entry"`
+	Changed bool   `json:"changed"`
+	Message string `json:"message"`
+}
+
+// amendPolicy changes the policy of a box. It starts over for as long as other clients change the policy in between. It
+// ends, because each of them has succeeded then.
+func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entries []amend.Entry) (amended, error) {
+	for {
+		state, err := readPolicy(ctx, client, box)
+		if err != nil {
+			return amended{}, err
+		}
+		spec, done, err := amendSpec(state.spec, verb, entries)
+		if err != nil {
+			return amended{}, err
+		}
+		if done.changed {
+			state, err = writePolicy(ctx, client, box, spec, state.version)
+		}
+		if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusPreconditionFailed && ctx.Err() == nil {
+			continue
+		}
+		done.state, done.Policy = state, state.answer
+		return done, err
+	}
+}
+
+func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spec, amended, error) {
+	var done amended
+	for _, e := range entries {
+		var err error
+		c := amend.Change{}
+		if verb == "allow" {
+			c, err = amend.Allow(spec, e)
+		} else {
+			c = amend.Deny(spec, e)
+		}
+		if err != nil {
+			return policy.Spec{}, amended{}, err
+		}
+		spec, done.changed = c.Spec, done.changed || c.Changed
+		done.Entries = append(done.Entries, amendedEntry{e.String(), c.Changed, c.Said})
+	}
+	return spec, done, nil
+}
+
+func (a amended) print(cmd *cobra.Command, o *cli.Options) error {
+	if o.JSON {
+		return cli.WriteJSON(cmd.OutOrStdout(), a)
+	}
+	cli.PrintWarnings(cmd, a.state.warnings)
+	for _, e := range a.Entries {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", e.Entry, e.Message)
+	}
+	if !a.changed {
+		return nil
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "Version %s of the policy is in force.\n", a.state.version)
+	return err
+}

@@ -1,0 +1,244 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
+)
+
+// admin stands in for the admin API of a gateway with one box.
+type admin struct {
+	mu      sync.Mutex
+	doc     map[string]any
+	version int
+	others  int // how often another client changes the policy right after it was read
+	puts    int
+}
+
+// newAdmin starts it for the commands of this test, with the given policy.
+func newAdmin(t *testing.T, doc string) *admin {
+	t.Helper()
+	a := &admin{version: 1}
+	a.set(t, doc)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v2/box/demo/config/network-policy", a.get)
+	mux.HandleFunc("PUT /v2/box/demo/config/network-policy", a.put)
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	t.Setenv("BOXGATE_ADMIN", srv.URL)
+	t.Setenv("BOXGATE_API_KEY", "key")
+	return a
+}
+
+func (a *admin) set(t *testing.T, doc string) {
+	t.Helper()
+	a.doc = map[string]any{}
+	if err := json.Unmarshal([]byte(doc), &a.doc); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *admin) answer(w http.ResponseWriter) {
+	view := map[string]any{"version": a.version}
+	for k, v := range a.doc {
+		view[k] = v
+	}
+	_ = json.NewEncoder(w).Encode(view)
+}
+
+func (a *admin) get(w http.ResponseWriter, _ *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answer(w)
+	if a.others > 0 {
+		a.others--
+		a.version++
+		a.doc["denied_domains"] = []any{fmt.Sprintf("other%d.example", a.version)}
+	}
+}
+
+func (a *admin) put(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var doc map[string]any
+	err := json.NewDecoder(r.Body).Decode(&doc)
+	if version, given := doc["version"]; err != nil || given && version != float64(a.version) {
+		w.WriteHeader(http.StatusPreconditionFailed)
+		fmt.Fprint(w, `{"error":"another version is in force"}`)
+		return
+	}
+	delete(doc, "version")
+	a.doc, a.version, a.puts = doc, a.version+1, a.puts+1
+	a.answer(w)
+}
+
+// policy returns the policy in force, as canonical JSON.
+func (a *admin) policy(t *testing.T) string {
+	t.Helper()
+	data, err := json.Marshal(a.doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := policy.ParseSpec(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := json.Marshal(spec)
+	return string(out)
+}
+
+// ran runs a command line and returns its output, and its exit status with what is printed of its error.
+func ran(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	var out bytes.Buffer
+	root := newRootCommand()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	root.SetErr(&out)
+	root.SetIn(strings.NewReader(""))
+	status := cli.Report(&out, root.ExecuteContext(t.Context()))
+	return out.String(), status
+}
+
+// TestPolicyAllowKeepsWhatOthersChange: a change that another client overtakes is made to the policy that this one left.
+func TestPolicyAllowKeepsWhatOthersChange(t *testing.T) {
+	a := newAdmin(t, `{"mode":"custom","allowed_domains":["a.example"]}`)
+	a.others = 3
+	out, code := ran(t, "policy", "allow", "demo", "b.example", "192.0.2.0/24", "a.example")
+	want := `{"mode":"custom","allowed_domains":["a.example","b.example"],"denied_domains":["other4.example"],"allowed_cidrs":["192.0.2.0/24"]}`
+	if code != 0 || a.policy(t) != want || a.puts != 1 {
+		t.Errorf("exit %d, %d changes, %s\n%s", code, a.puts, a.policy(t), out)
+	}
+	for _, part := range []string{"b.example: allowed\n", "192.0.2.0/24: allowed\n", `a.example: nothing to do: "a.example" allows it already`, "Version 5 of the policy is in force."} {
+		if !strings.Contains(out, part) {
+			t.Errorf("%q is not in\n%s", part, out)
+		}
+	}
+}
+
+// TestPolicyAmendChangesAllOrNothing: one wrong or impossible destination, and nothing is sent.
+func TestPolicyAmendChangesAllOrNothing(t *testing.T) {
+	const before = `{"mode":"custom","allowed_domains":["a.example"],"denied_domains":["*.b.example"]}`
+	a := newAdmin(t, before)
+	for _, c := range []struct {
+		args   []string
+		status int
+		said   string
+	}{
+		{[]string{"allow", "demo", "c.example", "x.b.example"}, cli.ExitFailed, `denied by "*.b.example"`},
+		{[]string{"allow", "demo", "c.example", "https://d.example/"}, cli.ExitUsage, `use "d.example"`},
+		{[]string{"deny", "demo", "c.example", "preset:gitub"}, cli.ExitUsage, `no preset "gitub"`},
+		{[]string{"deny", "demo", "x.b.example"}, 0, `"*.b.example" denies it already`},
+		{[]string{"deny", "nobody", "x.b.example"}, cli.ExitFailed, "404"},
+	} {
+		out, code := ran(t, append([]string{"policy"}, c.args...)...)
+		if code != c.status || !strings.Contains(out, c.said) || a.policy(t) != before || a.puts != 0 {
+			t.Errorf("%v: exit %d, %s\n%s", c.args, code, a.policy(t), out)
+		}
+	}
+}
+
+// TestPolicyAmendNeedsToKnowAll: a policy with a field that this program does not know is not rewritten without it.
+func TestPolicyAmendNeedsToKnowAll(t *testing.T) {
+	a := newAdmin(t, `{"mode":"custom","allowed_domains":["a.example"],"quota":7}`)
+	if out, code := ran(t, "policy", "allow", "demo", "b.example"); code != cli.ExitFailed || !strings.Contains(out, "does not understand") || a.puts != 0 {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
+
+func TestPolicyAmendAsJSON(t *testing.T) {
+	newAdmin(t, `{"mode":"deny-all"}`)
+	out, code := ran(t, "--json", "policy", "allow", "demo", "preset:anthropic")
+	var answer struct {
+		Entries []struct {
+			Entry   string
+			Changed bool
+		}
+		Policy struct {
+			Mode    string
+			Version int
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != 0 || len(answer.Entries) != 1 || !answer.Entries[0].Changed || answer.Policy.Mode != "custom" || answer.Policy.Version != 2 {
+		t.Errorf("exit %d: %s %v", code, out, err)
+	}
+}
+
+func TestPolicyDiff(t *testing.T) {
+	a := newAdmin(t, `{"mode":"custom","allowed_domains":["pypi.org:443","a.example"]}`)
+	out, code := ran(t, "policy", "diff", "demo", "preset:pypi")
+	if want := "- allowed_domains: a.example\n+ allowed_domains: files.pythonhosted.org:443\n"; code != 0 || out != want || a.puts != 0 {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	if out, _ := ran(t, "policy", "diff", "demo", a.policy(t)); out != "The policies are the same.\n" {
+		t.Error(out)
+	}
+	if out, code := ran(t, "policy", "diff", "demo", `{"mode":"open"}`); code != cli.ExitFailed || !strings.Contains(out, "/mode") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
+
+// TestPolicyEdit: what the editor leaves is in force, or nothing was changed and what was written is still there.
+func TestPolicyEdit(t *testing.T) {
+	const before = `{"mode":"custom","allowed_domains":["a.example"]}`
+	t.Setenv("VISUAL", "")
+	for _, c := range []struct {
+		editor, after, said string
+		status, others      int
+		kept                bool
+	}{
+		{"sed -i s/a.example/b.example/", `{"mode":"custom","allowed_domains":["b.example"]}`, "+ allowed_domains: b.example", 0, 0, false},
+		{"true", before, "Nothing was changed.", 0, 0, false},
+		{"sed -i s/custom/open/", before, "/mode", cli.ExitFailed, 0, true},
+		{"false", before, `the editor "false" failed`, cli.ExitFailed, 0, false},
+		{"sed -i s/a.example/b.example/", `{"mode":"custom","allowed_domains":["a.example"],"denied_domains":["other2.example"]}`, "somebody else changed", cli.ExitFailed, 1, true},
+	} {
+		a := newAdmin(t, before)
+		a.others = c.others
+		t.Setenv("TMPDIR", t.TempDir())
+		t.Setenv("EDITOR", c.editor)
+		out, code := ran(t, "policy", "edit", "demo")
+		if code != c.status || !strings.Contains(out, c.said) || a.policy(t) != c.after {
+			t.Errorf("%s: exit %d, %s\n%s", c.editor, code, a.policy(t), out)
+		}
+		files, _ := filepath.Glob(os.Getenv("TMPDIR") + "/*/policy.json")
+		if (len(files) == 1) != c.kept || c.kept && !strings.Contains(out, files[0]) {
+			t.Errorf("%s: %v is left\n%s", c.editor, files, out)
+		}
+	}
+}
+
+// TestPolicyArgumentsTakePresets wherever a policy is one.
+func TestPolicyArgumentsTakePresets(t *testing.T) {
+	t.Parallel()
+	data, err := cli.PolicyArgument("preset:pypi,anthropic", nil)
+	if want := `{"mode":"custom","allowed_domains":["pypi.org:443","files.pythonhosted.org:443","api.anthropic.com:443"]}`; err != nil || string(data) != want {
+		t.Errorf("%s %v", data, err)
+	}
+	if data, err := cli.PolicyArgument("preset:", nil); err == nil {
+		t.Errorf("no preset is %s", data)
+	}
+}
+
+func TestPolicyPresets(t *testing.T) {
+	t.Parallel()
+	if out, code := ran(t, "policy", "presets"); code != 0 || !strings.Contains(out, "github ") || !strings.Contains(out, "docker-hub ") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	if out, code := ran(t, "policy", "presets", "npm"); code != 0 || !strings.Contains(out, "registry.npmjs.org:443") || !strings.Contains(out, "version ") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	if out, code := ran(t, "policy", "presets", "npn"); code != cli.ExitUsage || !strings.Contains(out, "the presets are") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}

@@ -1,0 +1,74 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
+)
+
+// policyState is the policy of a box as the API shows it.
+type policyState struct {
+	spec     policy.Spec
+	version  json.Number
+	warnings []cli.Warning
+	answer   json.RawMessage // all of it
+}
+
+// readPolicy asks for the policy of a box.
+func readPolicy(ctx context.Context, client *api.Client, box string) (policyState, error) {
+	var answer json.RawMessage
+	if err := client.Get(ctx, api.BoxPath(box, "config/network-policy"), &answer); err != nil {
+		return policyState{}, err
+	}
+	return parsePolicyState(answer)
+}
+
+// parsePolicyState reads an answer with a policy.
+func parsePolicyState(answer json.RawMessage) (policyState, error) {
+	s := policyState{answer: answer}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(answer, &fields); err != nil {
+		return s, fmt.Errorf("cannot parse the gateway's answer: %w", err)
+	}
+	_ = json.Unmarshal(fields["version"], &s.version)
+	_ = json.Unmarshal(fields["warnings"], &s.warnings)
+	delete(fields, "version")
+	delete(fields, "warnings")
+	doc, err := json.Marshal(fields)
+	if err != nil {
+		return s, err
+	}
+	// Strictly: a change based on less than the whole policy would lose the rest.
+	if s.spec, err = policy.ParseSpec(doc); err != nil {
+		return s, fmt.Errorf("this program does not understand all of the gateway's policy; use the version that the gateway has: %w", err)
+	}
+	return s, nil
+}
+
+// writePolicy replaces the policy of a box that has the given version. If it has another by now, nothing changes, and
+// the error is a *[api.ResponseError] with status 412.
+func writePolicy(ctx context.Context, client *api.Client, box string, spec policy.Spec, version json.Number) (policyState, error) {
+	body := struct {
+		policy.Spec
+		Version json.Number `json:"version"` // in the body it means what If-Match does
+	}{spec, version}
+	var answer json.RawMessage
+	if err := client.Do(ctx, "PUT", api.BoxPath(box, "config/network-policy"), body, &answer); err != nil {
+		return policyState{}, err
+	}
+	return parsePolicyState(answer)
+}
+
+// policyArgument reads a policy that an argument gives, in any dialect, and checks it.
+func policyArgument(arg string, stdin io.Reader) (policy.Spec, error) {
+	data, err := cli.PolicyArgument(arg, stdin)
+	if err != nil {
+		return policy.Spec{}, err
+	}
+	return policy.ParseSpec(data)
+}

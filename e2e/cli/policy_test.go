@@ -1,0 +1,62 @@
+package cli
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"boxgate/e2e/harness"
+)
+
+// TestPolicyAllowAndDeny: what the commands change is in force for the box, and the rest of the policy stays.
+func TestPolicyAllowAndDeny(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
+	w.Create(map[string]any{"name": "closed", "network_policy": map[string]any{"mode": "deny-all"}})
+	reaches := func(host, reason string) {
+		t.Helper()
+		for _, box := range []string{"demo", "closed"} {
+			harness.Contains(t, w.Run(0, nil, "", "policy", "explain", box, host), `"reason": "`+reason+`"`)
+		}
+	}
+	for _, box := range []string{"demo", "closed"} {
+		harness.Contains(t, w.Run(0, nil, "", "policy", "allow", box, "www.example.net:443", "preset:anthropic"), "www.example.net:443: allowed", "api.anthropic.com:443: allowed", "in force")
+	}
+	reaches("www.example.net", "allowed_domain")
+	reaches("api.anthropic.com", "allowed_domain")
+	reaches("api.openai.com", "not_allowed")
+	for _, box := range []string{"demo", "closed"} {
+		harness.Contains(t, w.Run(0, nil, "", "policy", "deny", box, "www.example.net"), "www.example.net: denied", "in force")
+		harness.Contains(t, w.Run(0, nil, "", "policy", "deny", box, "www.example.net"), "nothing to do")
+	}
+	reaches("www.example.net", "denied_domain")
+	reaches("api.anthropic.com", "allowed_domain")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "demo", "api.example.com"), "allowed_domain")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", "demo", "preset:anthropic"), "- denied_domains: www.example.net", "- allowed_domains: api.example.com")
+	harness.Contains(t, w.Run(0, []string{"VISUAL=", "EDITOR=sed -i s/api.anthropic.com/api.openai.com/"}, "", "policy", "edit", "closed"), "+ allowed_domains: api.openai.com:443")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "closed", "api.openai.com"), "allowed_domain")
+	harness.Contains(t, w.Run(0, nil, "", "box", "create", "--name", "fresh", "--policy", "preset:pypi,npm"), "fresh", "custom")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "registry.npmjs.org"), "allowed_domain")
+}
+
+// TestPolicyChangesMeet: of changes that many make to one policy at once, none is lost.
+func TestPolicyChangesMeet(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
+	const clients = 6
+	var wg sync.WaitGroup
+	for i := range clients {
+		wg.Go(func() {
+			if out, code := w.GatewayCommand("policy", "allow", "demo", fmt.Sprintf("host%d.example.net", i)); code != 0 {
+				t.Errorf("exit %d: %s", code, out)
+			}
+		})
+	}
+	wg.Wait()
+	now := w.Run(0, nil, "", "policy", "get", "demo")
+	for i := range clients {
+		harness.Contains(t, now, fmt.Sprintf("host%d.example.net", i))
+	}
+}

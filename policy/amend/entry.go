@@ -1,0 +1,103 @@
+// Package amend changes single entries of a policy, and keeps what the policy means for everything else.
+package amend
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"boxgate/policy"
+)
+
+// Entry is one destination as the lists of a policy have it: a name, "*.name", with or without a port; or an address or CIDR.
+type Entry struct {
+	text    string
+	pattern policy.Pattern // zero for an address
+	prefix  netip.Prefix   // zero for a name
+}
+
+// ParseEntry reads an entry. The error says what is wrong with it, and what was probably meant.
+func ParseEntry(s string) (Entry, error) {
+	prefix, isAddress := prefixOf(s)
+	if !isAddress {
+		pattern, err := policy.ParsePattern(s)
+		return Entry{s, pattern, netip.Prefix{}}, err
+	}
+	// The policy's own parser allows one spelling for each range.
+	_, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{s}}, nil, nil, 0)
+	if invalid, ok := errors.AsType[*policy.InvalidError](err); ok {
+		return Entry{}, errors.New(invalid.Problems[0].Message)
+	}
+	return Entry{s, policy.Pattern{}, prefix}, err
+}
+
+// prefixOf reads a CIDR, or an address as its host route.
+func prefixOf(s string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	p, err := netip.ParsePrefix(s)
+	return p, err == nil
+}
+
+// String returns the entry as it was given.
+func (e Entry) String() string { return e.text }
+
+func (e Entry) isAddress() bool { return e.prefix.IsValid() }
+
+// covers reports whether e is for everything that o is for.
+func (e Entry) covers(o Entry) bool {
+	if e.isAddress() != o.isAddress() {
+		return false
+	}
+	if e.isAddress() {
+		return e.prefix.Bits() <= o.prefix.Bits() && e.prefix.Contains(o.prefix.Addr())
+	}
+	return e.pattern.Covers(o.pattern)
+}
+
+// isSame reports whether both are for the same destinations.
+func (e Entry) isSame(o Entry) bool { return e.covers(o) && o.covers(e) }
+
+// coveredBy returns the first entry of a list that covers e; "" if none does.
+func (e Entry) coveredBy(list []string) string {
+	i := slices.IndexFunc(list, func(s string) bool {
+		other, err := ParseEntry(s)
+		return err == nil && other.covers(e)
+	})
+	if i < 0 {
+		return ""
+	}
+	return list[i]
+}
+
+// without returns the entries of a list that are not gone; nil if none is left.
+func without(list []string, gone func(Entry) bool) []string {
+	var out []string
+	for _, s := range list {
+		if e, err := ParseEntry(s); err != nil || !gone(e) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// lists are the lists of a policy that entries like e are in.
+func (e Entry) lists(s *policy.Spec) (allowed, denied *[]string) {
+	if e.isAddress() {
+		return &s.AllowedCIDRs, &s.DeniedCIDRs
+	}
+	return &s.AllowedDomains, &s.DeniedDomains
+}
+
+// Change is a policy after a change of one entry.
+type Change struct {
+	Spec    policy.Spec
+	Changed bool
+	Said    string // what was changed, or why nothing was
+}
+
+func unchanged(s policy.Spec, format string, args ...any) Change {
+	return Change{s, false, "nothing to do: " + fmt.Sprintf(format, args...)}
+}

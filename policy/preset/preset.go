@@ -1,0 +1,74 @@
+// Package preset has policies for well-known services by name: the hosts that GitHub, a package registry or the API of
+// a model needs, each with its ports. They are files of this package (data/NAME.json). A change to the hosts of one is a
+// new version of it; policies made from it keep the hosts that they were made with.
+package preset
+
+import (
+	"embed"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"boxgate/policy"
+)
+
+//go:embed data/*.json
+var files embed.FS
+
+// Preset is a named list of hosts.
+type Preset struct {
+	Name           string   `json:"name"`
+	Version        int      `json:"version"` // grows with each change of AllowedDomains
+	About          string   `json:"about"`
+	Source         string   `json:"source"` // where the service says which hosts it needs
+	AllowedDomains []string `json:"allowed_domains"`
+}
+
+// Names returns the names of all presets, sorted.
+func Names() []string {
+	entries, _ := files.ReadDir("data") // embedded: it is there
+	var names []string
+	for _, e := range entries {
+		names = append(names, strings.TrimSuffix(e.Name(), ".json"))
+	}
+	return names
+}
+
+// Find returns a preset by its name. The error names those that exist.
+func Find(name string) (Preset, error) {
+	if !slices.Contains(Names(), name) {
+		return Preset{}, fmt.Errorf("there is no preset %q; the presets are %s", name, strings.Join(Names(), ", "))
+	}
+	data, err := files.ReadFile("data/" + name + ".json")
+	if err != nil {
+		return Preset{}, err
+	}
+	p := Preset{}
+	err = json.Unmarshal(data, &p)
+	p.Name = name
+	return p, err
+}
+
+// Hosts returns the hosts of presets, whose names are separated by commas, each host once.
+func Hosts(names string) ([]string, error) {
+	var hosts []string
+	for _, name := range strings.Split(names, ",") {
+		p, err := Find(strings.TrimSpace(name))
+		if err != nil {
+			return nil, err
+		}
+		for _, host := range p.AllowedDomains {
+			if !slices.Contains(hosts, host) {
+				hosts = append(hosts, host)
+			}
+		}
+	}
+	return hosts, nil
+}
+
+// Policy returns the policy that allows the hosts of presets, whose names are separated by commas, and nothing else.
+func Policy(names string) (policy.Spec, error) {
+	hosts, err := Hosts(names)
+	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: hosts}, err
+}
