@@ -21,7 +21,7 @@ import (
 	"boxgate/internal/fault"
 )
 
-// shutdownTimeout is how long requests and commands may go on after the first signal.
+// shutdownTimeout is how long requests and commands may go on after the first signal. Sessions end at once.
 const shutdownTimeout = 10 * time.Second
 
 // errNotRecovered refuses to serve while running boxes are not known.
@@ -87,19 +87,19 @@ func (h *Host) serveParts(ctx context.Context) error {
 
 	group.Go(func() error {
 		<-ctx.Done()
-		return contained(h.parts.log, func() error { return h.drain(adminServer, metrics) })
+		return contained(h.parts.log, func() error { return h.drain(admin, adminServer, metrics) })
 	})
 	return group.Wait()
 }
 
 // drain finishes what is under way and closes the listeners.
-func (h *Host) drain(adminServer, metrics *http.Server) error {
+func (h *Host) drain(admin *server.API, adminServer, metrics *http.Server) error {
 	_ = notifySystemd("STOPPING=1")
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	defer h.parts.listeners.Close()
 	// The API stops first, so that no change begins; boxes and their rules stay as they are.
-	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain))
+	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain), admin.Wait(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	if h.parts.acme != nil {
 		h.parts.acme.Close() // before the listeners that issuers connect to

@@ -37,7 +37,7 @@ func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.Se
 	case errors.As(err, &start):
 		return nil, api.Errorf(api.ErrUnavailable, "%v", start)
 	case err != nil && ctx.Err() != nil:
-		return nil, ctx.Err()
+		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, err
 	}

@@ -29,10 +29,11 @@ type Command struct {
 	branch *cgroup.Branch
 	tty    *os.File // the master of its terminal; nil: none
 	inner  int
-	finish func()
-	ended  func()
-	box    cgroup.Group
-	oom    uint64 // processes of the box that had been killed for memory when it began
+	// What is called in turn once the command has ended, and what it has left in the background goes on alone.
+	release, finish, ended func()
+
+	box cgroup.Group
+	oom uint64 // processes of the box that had been killed for memory when it began
 }
 
 // Start starts a command in a box, in a control group of its own below that of the box, so that its CPU time is known and all
@@ -63,7 +64,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 		return nil, err
 	}
 	end, kills := l.execs.begin(id), l.cgroup(id).OOMKills()
-	c, err := l.startCommand(ctx, r, config, branchName(spec.Bound), streams)
+	c, err := l.startCommand(ctx, r, config, spec.Bound, streams)
 	if err != nil {
 		streams.Abandon()
 		end()
@@ -71,6 +72,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	}
 	c.box, c.oom = l.cgroup(id), kills
 	c.finish = streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) })
+	c.release = func() { l.branches.Release(c.branch) }
 	c.ended = func() {
 		l.branches.End(l.cgroup(id), c.branch)
 		end()
@@ -105,6 +107,7 @@ func (c *Command) Wait(ctx context.Context) (Result, error) {
 	defer c.ended()
 	defer c.finish()
 	status, err := c.proc.Await(ctx)
+	c.release()
 	res := Result{Status: status, CPU: c.branch.CPU()}
 	res.OutOfMemory = status == signalled+int(unix.SIGKILL) && c.box.OOMKills() > c.oom
 	return res, err
@@ -115,7 +118,7 @@ const signalled = 128
 
 // startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
 // runtime would leave a half-started process behind.
-func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, name string, streams *process.Streams) (_ *Command, err error) {
+func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, bound bool, streams *process.Streams) (_ *Command, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -128,7 +131,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err != nil {
 		return nil, err
 	}
-	branch, err := l.cgroup(r.ID).NewBranch(name, l.branchDialect())
+	branch, err := l.cgroup(r.ID).NewBranch(branchName(), l.branchDialect())
 	if err != nil {
 		return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
 	}
@@ -137,6 +140,11 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 			l.branches.End(l.cgroup(r.ID), branch)
 		}
 	}()
+	if bound {
+		if err := l.branches.Bind(branch); err != nil {
+			return nil, err
+		}
+	}
 	files, remove, err := l.newExecFiles(r.ID, p)
 	if err != nil {
 		return nil, err
@@ -225,13 +233,10 @@ func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
 // startGrace is how long a command that was given up may still take to start.
 const startGrace = 5 * time.Second
 
-// branchName is a new name for the control group of a command, which says whether that ends with this process.
-func branchName(bound bool) string {
+// branchName is a new name for the control group of a command.
+func branchName() string {
 	var id [8]byte
 	_, _ = rand.Read(id[:])
-	if bound {
-		return cgroup.BoundPrefix + hex.EncodeToString(id[:])
-	}
 	return cgroup.BranchPrefix + hex.EncodeToString(id[:])
 }
 

@@ -22,6 +22,7 @@ import (
 //	{run}/attached/{id}           the pinned network namespace of an attached box
 //	{run}/mounts/{id}/            mount points used while a box is created
 //	{run}/exec/                   files exchanged with the runtime when a command starts
+//	{run}/bound/                  names of the control groups of commands that end with this process
 //	{run}/runtime/                the OCI runtime's --root
 type dirs struct{ state, run string }
 
@@ -46,6 +47,7 @@ func (d dirs) lowerMount(id policy.BoxID) string  { return filepath.Join(d.mount
 func (d dirs) rootMount(id policy.BoxID) string   { return filepath.Join(d.mounts(id), "root") }
 func (d dirs) runtimeRoot() string                { return filepath.Join(d.run, "runtime") }
 func (d dirs) execFiles() string                  { return filepath.Join(d.run, "exec") }
+func (d dirs) bound() string                      { return filepath.Join(d.run, "bound") }
 
 // written is where a box's layer is: in a directory with a limit if it has one.
 func (d dirs) written(id policy.BoxID) string {
@@ -65,7 +67,7 @@ func (d dirs) make() error {
 	}{
 		{d.state, 0o700}, {d.boxes(), 0o700}, {d.layers(), 0o700}, {d.trash(), 0o700},
 		{filepath.Dir(d.run), 0o711}, {d.run, 0o711}, {d.allMounts(), 0o711},
-		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700},
+		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700}, {d.bound(), 0o700},
 	} {
 		if _, err := os.Stat(dir.path); err == nil {
 			continue // it already exists; its mode is up to its creator

@@ -118,6 +118,7 @@ func New(cfg Config) (*Launcher, error) {
 		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},
 	}
+	l.branches.Bound = l.dirs.bound()
 	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, ofCaptures
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
 	if err := l.dirs.make(); err != nil {
@@ -193,7 +194,7 @@ func (l *Launcher) Close() error {
 		return err
 	}
 	_ = namespace.Unpin(filepath.Join(l.dirs.runtimeRoot(), guestNetNS))
-	for _, d := range []string{l.dirs.execFiles(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.attached(), l.dirs.run} {
+	for _, d := range []string{l.dirs.execFiles(), l.dirs.bound(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.attached(), l.dirs.run} {
 		_ = os.Remove(d) // what is not empty stays
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -105,6 +106,36 @@ func TestNextLauncherAdoptsBoxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	nothingLeft(t, next, id)
+}
+
+// TestNextLauncherEndsBoundCommands: a command that is bound to its launcher ends with all that it has started when the next one starts.
+// What such a command has left running when it ended goes on.
+func TestNextLauncherEndsBoundCommands(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := debianOnce(); err != nil {
+		t.Fatal(err)
+	}
+	first := launcherIn(t, dir, nil)
+	id := newBox(t, first, nil)
+	want(t, run(t, first, id, ExecSpec{Args: []string{"sh", "-c", "setsid sleep 9881 >/dev/null 2>&1 & echo left"}, Bound: true}), "left")
+	bound, err := first.Start(t.Context(), id, ExecSpec{Args: []string{"sh", "-c", "setsid sleep 9882 & sleep 9882"}, Stdout: io.Discard, Stderr: io.Discard, Bound: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, sh(t, first, id, `until [ "$(pgrep -fc '^sleep 988[2]')" = 2 ]; do sleep 0.01; done; echo up`), "up")
+
+	next := launcherIn(t, dir, nil)
+	if _, err := next.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := bound.Wait(t.Context()); err != nil || res.Status != 137 {
+		t.Errorf("the bound command ended with %+v, %v", res, err)
+	}
+	want(t, sh(t, next, id, `until [ "$(pgrep -fc '^sleep 988[2]')" = 0 ]; do sleep 0.01; done; pgrep -fc '^sleep 988[1]'`), "1")
+	if notes, err := os.ReadDir(next.dirs.bound()); err != nil || len(notes) > 0 {
+		t.Errorf("notes are left: %v, %v", notes, err)
+	}
 }
 
 // A gateway killed at any moment of a creation leaves some of these behind.

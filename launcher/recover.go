@@ -16,15 +16,15 @@ import (
 )
 
 // Recover cleans up after the process that created the boxes ended, in whatever way: complete boxes are adopted and
-// returned, their processes untouched but for commands that were bound to that process; incomplete ones are removed, and so are namespace pins, mounts and containers
-// without a box, and files with the environment of commands that were being started. Call it once, before anything
-// else.
+// returned, their processes untouched but for commands that were bound to that process and had not ended; incomplete ones are removed,
+// and so are namespace pins, mounts and containers without a box, and files with the environment of commands that were being started.
+// Call it once, before anything else.
 //
 // A box that cannot be removed does not stop the others: it is logged, and returned in StateError, so that the caller
 // knows that something of it is left and can call Delete again. An error means that Recover could not see or secure what
 // there is, and that boxes must not be started.
 func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
-	if err := l.clearExecFiles(ctx); err != nil {
+	if err := emptyDir(ctx, l.dirs.execFiles()); err != nil { // of commands that were being started
 		return nil, err
 	}
 	known, err := l.leftovers()
@@ -62,17 +62,20 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	for id := range stuck {
 		list = append(list, Status{ID: id, State: StateError, NetNS: l.dirs.pin(id)})
 	}
-	return list, errors.Join(append(errs, err)...)
+	if err = errors.Join(append(errs, err)...); err == nil {
+		err = emptyDir(ctx, l.dirs.bound()) // of boxes that are gone
+	}
+	return list, err
 }
 
-// clearExecFiles removes what a process that was killed while it started commands left behind.
-func (l *Launcher) clearExecFiles(ctx context.Context) error {
-	entries, err := os.ReadDir(l.dirs.execFiles())
+// emptyDir removes what a process that was killed left in a directory.
+func emptyDir(ctx context.Context, dir string) error {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if err := files.RemoveTree(ctx, filepath.Join(l.dirs.execFiles(), e.Name())); err != nil {
+		if err := files.RemoveTree(ctx, filepath.Join(dir, e.Name())); err != nil {
 			return err
 		}
 	}

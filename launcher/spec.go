@@ -70,7 +70,8 @@ type ExecSpec struct {
 	// goes to Stdout.
 	Terminal *TerminalSize
 
-	// Bound ends the command, with all that it has started, when this process starts anew: nobody could ever talk to it again.
+	// Bound ends the command, with all that it has started, when this process starts anew: nobody could ever talk to it again. What it
+	// leaves running when it ends before that is not bound any more.
 	Bound bool
 }
 

@@ -15,10 +15,8 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/rules"
 	"boxgate/api/schedules"
-	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
-	"boxgate/api/strict"
 	"boxgate/api/urls"
 )
 
@@ -30,13 +28,13 @@ type room struct {
 
 // rooms are all endpoints but the description of them.
 func (a *API) rooms() []room {
-	bodies, past := strict.Bodies{Most: a.MaxBody}, a.History
+	bodies, past := a.bodies(), a.History
 	return []room{
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
 		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Host: a.Host, Errands: a.Host, History: past, Bodies: bodies}},
-		{"sessions", "Commands that their caller talks to", session.New(a.Host, past, bodies, a.stopping)},
+		{"sessions", "Commands that their caller talks to", a.sessions},
 		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead}},
 		{"git", "Git in boxes", &git.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
+	"boxgate/api/strict"
 	"boxgate/audit"
 )
 
@@ -68,6 +70,7 @@ type API struct {
 	routes   []rest.Route
 	public   map[string]bool // patterns of the routes that need no key
 	stopping chan struct{}   // closed when the server shuts down: streams end
+	sessions *session.Endpoints
 }
 
 // New makes the API over cfg.Host.
@@ -97,14 +100,18 @@ func New(cfg Config) (*API, error) {
 		Config: cfg, mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
+	a.sessions = session.New(cfg.Host, cfg.History, a.bodies())
 	if err := a.addRoutes(); err != nil {
 		return nil, err
 	}
 	return a, nil
 }
 
+// bodies bounds the bodies of requests.
+func (a *API) bodies() strict.Bodies { return strict.Bodies{Most: a.MaxBody} }
+
 // Server returns an http.Server for a, with timeouts against slow clients that do not cut a stream. Its Shutdown ends
-// the streams of decisions at once and waits for running commands. Call it once.
+// the streams of decisions and the sessions at once, and waits for running commands; [API.Wait] waits for the sessions. Call it once.
 func (a *API) Server() *http.Server {
 	srv := &http.Server{
 		Handler:           a,
@@ -113,9 +120,15 @@ func (a *API) Server() *http.Server {
 		MaxHeaderBytes:    32 << 10,
 		ErrorLog:          audit.ServerLog(a.Log, nil),
 	}
-	srv.RegisterOnShutdown(func() { close(a.stopping) })
+	srv.RegisterOnShutdown(func() {
+		close(a.stopping)
+		a.sessions.Stop()
+	})
 	return srv
 }
+
+// Wait waits, after the Shutdown of the server, until the commands of all sessions have ended and their clients have been told.
+func (a *API) Wait(ctx context.Context) error { return a.sessions.Wait(ctx) }
 
 // ServeHTTP checks the origin of the request, then its key, then runs the route.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {

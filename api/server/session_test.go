@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -421,18 +420,28 @@ func TestSessionsAreLimited(t *testing.T) {
 	}
 }
 
-// TestSessionsEndWithTheServer: a server that shuts down ends them.
+// TestSessionsEndWithTheServer: a server that shuts down ends them, also one whose client is away, and waits until they have ended.
 func TestSessionsEndWithTheServer(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
 	k, started := f.session(t, id, m{"argv": []string{"sleep", "600"}, "reattach": true})
-	go func() { _ = f.Config.Shutdown(context.Background()) }()
+	away, startedAway := f.session(t, id, m{"argv": []string{"sleep", "600"}, "reattach": true})
+	_ = away.conn.CloseNow()
+	stopped := make(chan error, 1)
+	go func() { stopped <- errors.Join(f.Config.Shutdown(t.Context()), f.api.Wait(t.Context())) }()
 	if got := k.next(); got.Type != "error" || !strings.Contains(got.Message, "stopping") {
 		t.Errorf("%+v", got)
 	}
-	if _, err := k.read(); err == nil || errors.Is(err, io.EOF) {
-		t.Log(err)
+	if _, err := k.read(); websocket.CloseStatus(err) != websocket.StatusGoingAway {
+		t.Errorf("the connection ended with %v", err)
 	}
-	gone(t, started.Pid)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	for _, pid := range []int{started.Pid, startedAway.Pid} {
+		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+			t.Errorf("the server has stopped, and a command goes on: %v", err)
+		}
+	}
 }

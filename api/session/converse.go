@@ -22,16 +22,11 @@ func (l *line) converse(s *session, hello string, offset int64) {
 	l.end(err)
 	close(l.left)
 	complete, cause := <-told, context.Cause(l.ctx)
-	switch {
-	case complete:
+	if complete {
 		s.forget()
-	case errors.Is(cause, errTaken):
-	case s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !errors.Is(cause, errStopping) && !keyEnded(cause):
-		s.await(l)
-	default:
-		s.kill(errHungUp)
-		s.forget()
+		return
 	}
+	s.leave(l, s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !keyEnded(cause))
 }
 
 // greet waits until the command runs and sends the first frame, or says why there is no command. It reports whether there is one.
@@ -106,11 +101,14 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 	case <-l.ctx.Done():
 		return false
 	}
+	if !l.takeLastWord() {
+		return false
+	}
 	if err := errors.Join(l.send(s.last()), l.out.delivered(l.ctx)); err != nil {
 		l.end(err)
 		return false
 	}
-	err := l.conn.Close(websocket.StatusNormalClosure, "")
+	err := l.conn.Close(closeCode(s.err), "")
 	l.end(nil)
 	return err == nil || !s.reattach
 }
@@ -121,6 +119,9 @@ func (l *line) listen(s *session) error {
 		_, data, err := l.conn.Read(l.ctx)
 		if err != nil {
 			return err
+		}
+		if l.spoken.Load() {
+			continue // the session ends, or the client has no right to it any more
 		}
 		f, err := parseFrame(data)
 		if err == nil {

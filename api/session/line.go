@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -109,10 +110,12 @@ type line struct {
 	conn *websocket.Conn
 	out  *queue        // what conn writes to
 	left chan struct{} // closed when no frame of it is obeyed any more
+
+	spoken atomic.Bool // somebody says, or has said, why the connection ends
 }
 
-// errStopping ends the connections of a server that shuts down.
-var errStopping = errors.New("the gateway is stopping")
+// errStopping ends the sessions of a server that shuts down.
+var errStopping = api.Errorf(api.ErrUnavailable, "the gateway is stopping")
 
 // accept answers the handshake of a request that was admitted. The connection ends when the API key stops working.
 func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*line, error) {
@@ -134,32 +137,43 @@ func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*line, error
 
 // watch ends the connection, and says why, when its request may not be served any longer or the server shuts down.
 func (l *line) watch(request context.Context, stopping <-chan struct{}) {
-	var cause error
+	cause := errStopping
 	select {
 	case <-l.ctx.Done():
 		return
 	case <-stopping:
-		cause = errStopping
 	case <-request.Done():
-		cause = context.Cause(request)
+		if keyEnded(context.Cause(request)) {
+			cause = context.Cause(request)
+		}
 	}
-	message := errStopping.Error()
-	if keyEnded(cause) {
-		_, body := problem.StatusOf(cause)
-		message = body.Error
+	time.AfterFunc(farewellMost, func() { l.end(cause) })
+	if !l.takeLastWord() {
+		return // the client is being told how its command ended
 	}
-	_ = l.write(toClient{Type: "error", Message: message})
-	ctx, cancel := context.WithTimeout(l.ctx, farewellMost)
-	defer cancel()
-	_ = l.out.delivered(ctx)
-	time.AfterFunc(farewell, func() { l.end(cause) })
+	_, body := problem.StatusOf(cause)
+	_ = l.write(toClient{Type: "error", Message: body.Error})
+	_ = l.conn.Close(closeCode(cause), "")
+	l.end(cause)
 }
 
-// How long a connection that ends stays, for its client to learn why.
-const (
-	farewellMost = time.Second            // until the reason is sent
-	farewell     = 100 * time.Millisecond // from then on
-)
+// farewellMost bounds how long a connection that ends stays, for its client to learn why and to answer that.
+const farewellMost = 2 * time.Second
+
+// takeLastWord reports whether the caller is the one to say why the connection ends: the first is.
+func (l *line) takeLastWord() bool { return !l.spoken.Swap(true) }
+
+// closeCode is the status with which a connection is closed (RFC 6455, 7.4.1) whose session has ended with err.
+func closeCode(err error) websocket.StatusCode {
+	switch {
+	case errors.Is(err, errStopping):
+		return websocket.StatusGoingAway
+	case keyEnded(err):
+		return websocket.StatusPolicyViolation
+	default:
+		return websocket.StatusNormalClosure
+	}
+}
 
 func (l *line) close() {
 	l.end(nil)
@@ -216,10 +230,10 @@ func (l *line) write(f toClient) error {
 
 // refuse says why there is no session, and ends the connection.
 func (l *line) refuse(err error) {
-	if l.ctx.Err() != nil || websocket.CloseStatus(err) != -1 {
+	if l.ctx.Err() != nil || websocket.CloseStatus(err) != -1 || !l.takeLastWord() {
 		return
 	}
 	_, body := problem.StatusOf(err)
 	_ = l.send(toClient{Type: "error", Message: body.Error})
-	_ = l.conn.Close(websocket.StatusNormalClosure, "")
+	_ = l.conn.Close(closeCode(err), "")
 }

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"boxgate/api"
@@ -19,18 +21,28 @@ type registry struct {
 	counts map[policy.BoxID]int // guarded by mu, as what follows
 	total  int
 	byID   map[string]*session
+	all    map[*session]bool // that have not given their room back
+	closed bool              // there will be no more
+
+	empty chan struct{} // closed once there are none and will be none
 
 	input budget // of the input of all sessions beyond what each may keep
 }
 
 func newRegistry() *registry {
-	return &registry{counts: map[policy.BoxID]int{}, byID: map[string]*session{}, input: budget{most: maxInputs}}
+	return &registry{
+		counts: map[policy.BoxID]int{}, byID: map[string]*session{}, all: map[*session]bool{}, empty: make(chan struct{}),
+		input: budget{most: maxInputs},
+	}
 }
 
 // enter makes room for a session; leave gives it back.
 func (r *registry) enter(box policy.BoxID) (leave func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errStopping
+	}
 	if r.counts[box] >= maxPerBox {
 		return nil, api.Errorf(api.ErrLimit, "box %s has %d sessions open, which is the limit; close some", box, maxPerBox)
 	}
@@ -46,11 +58,31 @@ func (r *registry) enter(box policy.BoxID) (leave func(), err error) {
 		if r.counts[box]--; r.counts[box] == 0 {
 			delete(r.counts, box)
 		}
+		if r.closed && r.total == 0 {
+			close(r.empty)
+		}
 	}), nil
 }
 
-// add has a session give its room back once it is forgotten and its command has ended.
-func (r *registry) add(s *session, leave func()) {
+// stop lets no more sessions in, and returns those that there are.
+func (r *registry) stop() []*session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.total == 0 {
+		close(r.empty)
+	}
+	return slices.Collect(maps.Keys(r.all))
+}
+
+// add has a session give its room back once it is forgotten and its command has ended. It fails if there are to be no more sessions.
+func (r *registry) add(s *session, leave func()) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return errStopping
+	}
+	r.all[s] = true
 	s.forget = sync.OnceFunc(func() {
 		r.mu.Lock()
 		s.forgotten = true
@@ -58,9 +90,13 @@ func (r *registry) add(s *session, leave func()) {
 		r.mu.Unlock()
 		go func() {
 			<-s.over
+			r.mu.Lock()
+			delete(r.all, s)
+			r.mu.Unlock()
 			leave()
 		}()
 	})
+	return nil
 }
 
 // know makes a session known by its ID until it is forgotten, which it may be already.

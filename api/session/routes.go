@@ -26,13 +26,32 @@ type Endpoints struct {
 	host     Host
 	history  *history.History
 	bodies   strict.Bodies
-	stopping <-chan struct{}
+	stopping chan struct{} // closed by Stop
 	open     *registry
 }
 
-// New makes the endpoints; stopping is closed when the server shuts down, which ends all sessions.
-func New(host Host, past *history.History, bodies strict.Bodies, stopping <-chan struct{}) *Endpoints {
-	return &Endpoints{host: host, history: past, bodies: bodies, stopping: stopping, open: newRegistry()}
+// New makes the endpoints.
+func New(host Host, past *history.History, bodies strict.Bodies) *Endpoints {
+	return &Endpoints{host: host, history: past, bodies: bodies, stopping: make(chan struct{}), open: newRegistry()}
+}
+
+// Stop ends all sessions, also those whose client could have come back: their commands are killed and their clients are told why. New ones
+// are refused. Call it once.
+func (e *Endpoints) Stop() {
+	close(e.stopping)
+	for _, s := range e.open.stop() {
+		s.stop()
+	}
+}
+
+// Wait waits, after Stop, until all commands have ended and all clients have been told.
+func (e *Endpoints) Wait(ctx context.Context) error {
+	select {
+	case <-e.open.empty:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // query are the parameters of the route.

@@ -42,6 +42,7 @@ type session struct {
 	early      []func() // what to do once the command has started
 	begun      bool     // it has, and nothing is in early
 	terminated bool
+	stopping   bool
 	current    *line       // its connection; nil: none
 	waiting    *time.Timer // kills the command unless a client comes; nil while one is there
 }
@@ -58,7 +59,10 @@ func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient, 
 		started: make(chan struct{}), over: make(chan struct{}),
 	}
 	s.in = newInbox(s.acks, &e.open.input)
-	e.open.add(s, leave)
+	if err := e.open.add(s, leave); err != nil {
+		kill(err)
+		return nil, err
+	}
 	go e.run(ctx, s, req, prompt)
 	return s, nil
 }
@@ -161,18 +165,35 @@ func (s *session) attach(l *line) {
 // errTaken ends the connection of a session that its client has come back to on another one.
 var errTaken = errors.New("the session was taken over by another connection")
 
-// await has the session wait for its client to come back after a connection broke, unless it has by now.
-func (s *session) await(broken *line) {
+// leave takes leave of a connection that has ended, unless another one has taken over by now. The session waits for its client to come
+// back if that may be, and ends otherwise.
+func (s *session) leave(l *line, mayComeBack bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current != broken {
+	if s.current != l {
 		return
 	}
 	s.current = nil
+	if !mayComeBack || s.stopping {
+		s.kill(errHungUp)
+		s.forget()
+		return
+	}
 	s.waiting = time.AfterFunc(patience, func() {
 		s.kill(errLost)
 		s.forget()
 	})
+}
+
+// stop ends the session. Its connection, if it has one, is told by others.
+func (s *session) stop() {
+	s.kill(errStopping)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping = true
+	if s.current == nil {
+		s.forget()
+	}
 }
 
 // terminate asks the command to end, and kills it if it has not after a while. Only the first call counts.

@@ -7,13 +7,17 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"golang.org/x/sys/unix"
 
+	"boxgate/api"
 	"boxgate/e2e/harness"
 )
 
@@ -246,12 +250,14 @@ func TestBoxTerminalRestored(t *testing.T) {
 }
 
 // TestSessionsEndWithAKilledGateway: a gateway that was killed leaves the commands of its sessions behind, which nobody can talk to any more.
-// The next one ends them with all that they have started, and nothing else in the box.
+// The next one ends them with all that they have started, and nothing else in the box: neither what another command has left running, nor
+// what a session has that ended before.
 func TestSessionsEndWithAKilledGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
 	box := w.Create(map[string]any{"name": "b"})
 	w.MustSh(box, "sleep 9873 >/dev/null 2>&1 &")
+	w.Run(0, nil, "", "box", "exec", "-i", "b", "--", "sh", "-c", "setsid sleep 9873 >/dev/null 2>&1 &")
 	cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", `trap '' HUP PIPE; (setsid sh -c 'setsid sleep 9871' &); echo ready; sleep 9872`)
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -275,7 +281,73 @@ func TestSessionsEndWithAKilledGateway(t *testing.T) {
 		out, _ := w.Sh(box, "pgrep -f 'sleep 987[12]'")
 		return out == ""
 	})
-	if out, code := w.Sh(box, "pgrep -fc 'sleep 987[3]'"); code != 0 || out != "1\n" {
-		t.Errorf("what a command had left running: %q", out)
+	if out, code := w.Sh(box, "pgrep -fc 'sleep 987[3]'"); code != 0 || out != "2\n" {
+		t.Errorf("what commands that had ended left running: %q", out)
 	}
+}
+
+// TestSessionsEndWithTheGateway: a gateway that stops ends its sessions with all that they have started, also those whose clients could have
+// come back, and says so to the others.
+func TestSessionsEndWithTheGateway(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"name": "b"})
+	mark := "61" + strings.Trim(fmt.Sprint(time.Now().UnixNano()), "0") // of the processes of this test alone
+	said := new(bytes.Buffer)
+	cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", "setsid sleep "+mark+" & echo ready; sleep "+mark)
+	cmd.Stderr = said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.ReadFull(out, make([]byte, len("ready\n")))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	away, err := w.Client.WebSocket(t.Context(), api.BoxPath(box, "exec-session"))
+	if err == nil {
+		err = away.Write(t.Context(), websocket.MessageText, fmt.Appendf(nil, `{"type":"start","argv":["sleep",%q],"reattach":true}`, mark))
+	}
+	if err == nil {
+		_, _, err = away.Read(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = away.CloseNow()
+
+	w.Until("all run", func() bool { return running(t, mark) == 3 })
+	if err := w.Stop(); err != nil {
+		t.Error(err)
+	}
+	if n := running(t, mark); n > 0 {
+		t.Errorf("%d processes go on", n)
+	}
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() == 0 || !strings.Contains(said.String(), "the gateway is stopping") {
+		t.Errorf("%v: %q", cmd.ProcessState, said)
+	}
+}
+
+// running counts the processes of this host with an argument.
+func running(t *testing.T, argument string) (n int) {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range lines {
+		data, err := os.ReadFile(line)
+		if args := strings.Split(string(data), "\x00"); err == nil && args[0] == "sleep" && slices.Contains(args, argument) {
+			n++
+		}
+	}
+	return n
 }

@@ -26,11 +26,8 @@ type Branch struct {
 	unified, cpuacct, freezer string
 }
 
-// What the names of branches begin with.
-const (
-	BranchPrefix = "run-"
-	BoundPrefix  = "run-bound-" // of a command that ends with the gateway that started it
-)
+// BranchPrefix is what the names of branches begin with.
+const BranchPrefix = "run-"
 
 // Dialect says how a runtime's exec is told about a group below that of the box.
 type Dialect int

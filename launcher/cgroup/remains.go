@@ -3,6 +3,7 @@ package cgroup
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 )
@@ -10,6 +11,9 @@ import (
 // Remains are the branches of commands that have ended and left processes behind. They are removed once these have ended, too. There
 // are no more of them than a box may have processes.
 type Remains struct {
+	// Bound is a directory with an empty file named after each branch whose command ends with this process.
+	Bound string
+
 	mu   sync.Mutex
 	left map[Group][]*Branch // guarded by mu
 }
@@ -17,11 +21,29 @@ type Remains struct {
 // sweepAtOnce is how many branches the end of a command tries to remove.
 const sweepAtOnce = 64
 
+// Bind notes that a command ends with this process: [Remains.Recover] of the next one kills what is in its branch.
+func (r *Remains) Bind(b *Branch) error {
+	if b == nil {
+		return nil
+	}
+	return os.WriteFile(r.note(b), nil, 0o600)
+}
+
+// Release takes back what Bind noted. What the command of the branch has left running may then outlive this process.
+func (r *Remains) Release(b *Branch) {
+	if b != nil {
+		_ = os.Remove(r.note(b))
+	}
+}
+
+func (r *Remains) note(b *Branch) string { return filepath.Join(r.Bound, filepath.Base(b.path)) }
+
 // End removes the branch of a command of a box, now or when its last member has ended.
 func (r *Remains) End(box Group, b *Branch) {
 	if b == nil {
 		return
 	}
+	r.Release(b)
 	gone := b.Remove() == nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -57,8 +79,8 @@ func (r *Remains) Drop(box Group) {
 	delete(r.left, box)
 }
 
-// Recover looks after the branches that an earlier gateway made below the group of a box: commands that were bound to it are killed,
-// and what has no members any more is removed, now or later.
+// Recover looks after the branches that an earlier gateway made below the group of a box: commands that were bound to it and had not
+// ended are killed, and what has no members any more is removed, now or later.
 func (r *Remains) Recover(box Group) error {
 	h, err := mounted()
 	if err != nil {
@@ -80,8 +102,11 @@ func (r *Remains) Recover(box Group) error {
 		if !ours || b == nil {
 			continue
 		}
-		if strings.HasPrefix(name, BoundPrefix) {
-			errs = append(errs, b.Kill())
+		if _, err := os.Lstat(r.note(b)); err == nil {
+			if err := b.Kill(); err != nil {
+				errs = append(errs, err)
+				continue // and remains noted
+			}
 		}
 		r.End(box, b)
 	}
