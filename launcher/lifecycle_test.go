@@ -129,7 +129,9 @@ func TestNextLauncherEndsBoundCommands(t *testing.T) {
 	if _, err := next.Recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if res, err := bound.Wait(t.Context()); err != nil || res.Status != 137 {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if res, err := bound.Wait(ctx); err != nil || res.Status != 137 {
 		t.Errorf("the bound command ended with %+v, %v", res, err)
 	}
 	want(t, sh(t, next, id, `until [ "$(pgrep -fc '^sleep 988[2]')" = 0 ]; do sleep 0.01; done; pgrep -fc '^sleep 988[1]'`), "1")

@@ -174,6 +174,9 @@ type events struct {
 	mu   sync.Mutex
 	gone bool // the client, or the handler
 	done bool // the harness has answered: the run is over for the client, whatever becomes of the harness
+
+	deadline sync.Mutex // not mu, which a write holds that waits for the client
+	left     bool       // the handler has ended, and the connection may be another request's; guarded by deadline
 }
 
 func (s *events) event(name string, data []byte) {
@@ -189,10 +192,19 @@ func (s *events) event(name string, data []byte) {
 }
 
 // hurry gives a client that does not read a while, and no more.
-func (s *events) hurry() { _ = s.rc.SetWriteDeadline(time.Now().Add(patience)) }
+func (s *events) hurry() {
+	s.deadline.Lock()
+	defer s.deadline.Unlock()
+	if !s.left {
+		_ = s.rc.SetWriteDeadline(time.Now().Add(patience))
+	}
+}
 
 // leave ends the answer. A write that waits for the client is cut short.
 func (s *events) leave() {
+	s.deadline.Lock()
+	s.left = true
+	s.deadline.Unlock()
 	if s.mu.TryLock() { // nobody waits
 		s.gone = true
 		_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may have more requests

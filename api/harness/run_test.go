@@ -202,3 +202,26 @@ func TestPanicOverWhatAHarnessWrites(t *testing.T) {
 		t.Errorf("%v, %v", err, failed)
 	}
 }
+
+// deadlines is a response whose connection has the deadline that was set last.
+type deadlines struct {
+	http.ResponseWriter
+	last time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.last = t; return nil }
+
+// TestNoDeadlineAfterTheAnswer: a run that is cut short just as its answer ends sets no deadline, which the next request on the connection
+// would have.
+func TestNoDeadlineAfterTheAnswer(t *testing.T) {
+	t.Parallel()
+	d := &deadlines{ResponseWriter: httptest.NewRecorder()}
+	s := &events{w: d, rc: http.NewResponseController(d)}
+	if s.hurry(); d.last.IsZero() {
+		t.Error("a client that does not read may take for ever")
+	}
+	s.leave()
+	if s.hurry(); !d.last.IsZero() {
+		t.Errorf("the next request has until %v", d.last)
+	}
+}

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,8 +29,9 @@ func stateOf(w *harness.World, box string) string {
 	return view.Status
 }
 
-// deleteDuring deletes a box while a change of its state waits at a step. It returns how the change ended.
-func deleteDuring(w *harness.World, box, change, step string) (changed error) {
+// deleteDuring deletes a box while a change of its state waits at a step. It returns how the change ended, and fails the test if that
+// reached a later step nevertheless; "" is none.
+func deleteDuring(w *harness.World, box, change, step, later string) (changed error) {
 	w.T.Helper()
 	w.Arm(harness.FaultWait, step)
 	ended, deleted := make(chan error, 1), make(chan error, 1)
@@ -37,11 +39,18 @@ func deleteDuring(w *harness.World, box, change, step string) (changed error) {
 	w.Until(step, func() bool { return !w.Armed() })
 	go func() { deleted <- w.Client.Do(w.T.Context(), "DELETE", api.BoxPath(box), nil, nil) }()
 	w.Until("the deletion has begun", func() bool { s := stateOf(w, box); return s == "deleted" || s == "" })
+	if later != "" {
+		w.Arm(harness.FaultError, later)
+	}
 	w.GoOn()
 	if err := <-deleted; err != nil {
 		w.T.Errorf("deleting during %s: %v", change, err)
 	}
-	return <-ended
+	changed = <-ended
+	if err := os.Remove(w.FaultsPath()); later != "" && err != nil {
+		w.T.Errorf("%s went on after the deletion had begun, to %q", change, later)
+	}
+	return changed
 }
 
 // A box that is deleted while it is started again is gone: nothing of it is in the kernel, and its addresses are free.
@@ -53,7 +62,7 @@ func TestDeletedWhileItIsStartedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Until("its end is noticed", func() bool { return status(w, box) == "error" })
-	if err := deleteDuring(w, box, "resume", "restart: namespaces pinned"); err == nil {
+	if err := deleteDuring(w, box, "resume", "restart: namespaces pinned", "create: authority stored"); err == nil {
 		t.Error("a deleted box was started")
 	}
 	links, err := w.Net.Gateway().Run(t.Context(), "ip", "-o", "link")
@@ -71,7 +80,7 @@ func TestDeletedWhileItIsPaused(t *testing.T) {
 	t.Parallel()
 	w := waiting(t)
 	box := w.Create(map[string]any{})
-	if err := deleteDuring(w, box, "pause", "pause: box frozen"); err == nil {
+	if err := deleteDuring(w, box, "pause", "pause: box frozen", ""); err == nil {
 		t.Error("a deleted box was paused")
 	}
 	w.Kill()

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
-	"time"
 
 	"boxgate/audit"
 	"boxgate/e2e/harness"
@@ -139,20 +138,15 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	}
 	// A stream is open while the policy closes; another, still allowed, is not disturbed.
 	var cut, kept lab.SyncBuffer
-	cutEnd := w.Background(box, "curl -k -sS -N https://evil.example.net/sse", &cut)
+	cutEnd := w.Background(box, "curl -m 150 -k -sS -N https://evil.example.net/sse", &cut)
 	keptEnd := w.Background(box, "curl -k -sS -N --limit-rate 300k https://api.example.com/bytes/600000 | tee part | wc -c", &kept)
 	if err := cut.Await(t.Context(), "data:"); err != nil {
 		t.Fatalf("the stream did not begin: %v: %s", err, cut.String())
 	}
 	w.MustSh(box, "until [ -s part ]; do sleep 0.01; done")
 	w.SetPolicy(box, harness.Custom("api.example.com"))
-	answered := time.Now()
-	code, err := cutEnd()
-	if err != nil || code == 0 {
+	if code, err := cutEnd(); err != nil || code == 0 || code == 28 { // 28: it went on until curl gave up
 		t.Errorf("the cut stream ended with %d, %v", code, err)
-	}
-	if took := time.Since(answered); took > 20*time.Second {
-		t.Errorf("the stream ended %v after the policy closed", took)
 	}
 	e := w.Event(box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged })
 	if e.Name != "evil.example.net" {

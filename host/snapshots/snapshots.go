@@ -179,12 +179,11 @@ func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string) {
 }
 
 func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string) error {
-	done, err := s.turns.take(ctx, r.Box)
-	if err != nil {
-		return err
+	c, err := s.copy(ctx, r.Box, layer, false)
+	if errors.Is(err, errMakesRoom) {
+		s.log.Info("a snapshot that takes long begins anew later, as others wait", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
+		c, err = s.copy(ctx, r.Box, layer, true)
 	}
-	defer done()
-	c, err := s.boxes.Capture(ctx, r.Box, layer)
 	if err != nil {
 		return err
 	}
@@ -194,6 +193,20 @@ func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string) err
 	}
 	s.log.Info("snapshot taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)), zap.Int64("bytes", c.Size), zap.Duration("frozen", c.Frozen))
 	return fault.At(ctx, "snapshot: ready stored")
+}
+
+// copy has a box copied when it is its turn.
+func (s *Shelf) copy(ctx context.Context, box policy.BoxID, layer string, long bool) (launcher.Captured, error) {
+	ctx, done, err := s.turns.take(ctx, box, long)
+	if err != nil {
+		return launcher.Captured{}, err
+	}
+	defer done()
+	c, err := s.boxes.Capture(ctx, box, layer)
+	if err != nil && errors.Is(context.Cause(ctx), errMakesRoom) {
+		err = errMakesRoom
+	}
+	return c, err
 }
 
 // List returns the snapshots of a box, or all for "", oldest first.

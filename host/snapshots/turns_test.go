@@ -5,7 +5,10 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"boxgate/policy"
 )
@@ -25,14 +28,14 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	turns := turns{free: 2}
-	done, err := turns.take(ctx, "slow")
+	_, done, err := turns.take(ctx, "slow", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var waiting sync.WaitGroup
 	for range 5 {
 		waiting.Go(func() {
-			if _, err := turns.take(ctx, "slow"); !errors.Is(err, context.Canceled) {
+			if _, _, err := turns.take(ctx, "slow", false); !errors.Is(err, context.Canceled) {
 				t.Errorf("a second turn of a box: %v", err)
 			}
 		})
@@ -42,7 +45,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 		t.Fatal("a box has both turns")
 	}
 	for range 3 {
-		again, err := turns.take(t.Context(), "quick")
+		_, again, err := turns.take(t.Context(), "quick", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +54,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 	cancel()
 	waiting.Wait()
 	done()
-	if turns.free != 2 || len(turns.busy) > 0 || len(turns.waiting) > 0 {
+	if turns.free != 2 || len(turns.held) > 0 || len(turns.waiting) > 0 {
 		t.Errorf("in the end %+v", &turns)
 	}
 }
@@ -60,7 +63,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 func TestTurnsAreTakenInOrder(t *testing.T) {
 	t.Parallel()
 	turns := turns{free: 1}
-	done, err := turns.take(t.Context(), "first")
+	_, done, err := turns.take(t.Context(), "first", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +71,7 @@ func TestTurnsAreTakenInOrder(t *testing.T) {
 	var all sync.WaitGroup
 	for i, box := range []policy.BoxID{"first", "second", "third"} {
 		all.Go(func() {
-			done, err := turns.take(t.Context(), box)
+			_, done, err := turns.take(t.Context(), box, false)
 			if err != nil {
 				t.Error(err)
 				return
@@ -91,7 +94,62 @@ func TestTurnsThatNobodyHas(t *testing.T) {
 	var none turns
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := none.take(ctx, "box"); err == nil || len(none.waiting) > 0 {
+	if _, _, err := none.take(ctx, "box", false); err == nil || len(none.waiting) > 0 {
 		t.Errorf("%v, %d wait", err, len(none.waiting))
 	}
+}
+
+// Boxes whose captures take long leave turns to the others, and have theirs nevertheless.
+func TestLongCapturesLeaveATurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		turns := turns{free: 4}
+		var begun, finished, roomMade atomic.Int64
+		var all sync.WaitGroup
+		for _, box := range []policy.BoxID{"a", "b", "c", "d"} {
+			all.Go(func() {
+				for long := false; ; long = true {
+					ctx, done, err := turns.take(t.Context(), box, long)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					begun.Add(1)
+					select {
+					case <-ctx.Done():
+						if roomMade.Add(1); !errors.Is(context.Cause(ctx), errMakesRoom) || long {
+							t.Errorf("%s was ended: %v", box, context.Cause(ctx))
+						}
+						done()
+						continue
+					case <-time.After(20 * time.Minute):
+						finished.Add(1)
+						done()
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(10 * time.Minute)
+		if begun.Load() != 4 || roomMade.Load() != 0 {
+			t.Errorf("%d begun; %d made room although nobody waited", begun.Load(), roomMade.Load())
+		}
+		for range 50 {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*brief)
+			_, done, err := turns.take(ctx, "quick", false)
+			if err != nil {
+				t.Fatalf("all turns are taken by long captures: %v", err)
+			}
+			time.Sleep(time.Second)
+			done()
+			cancel()
+		}
+		if roomMade.Load() != 1 {
+			t.Errorf("%d made room, for one", roomMade.Load())
+		}
+		all.Wait()
+		if finished.Load() != 4 || turns.free != 4 {
+			t.Errorf("%d long captures ended; %+v", finished.Load(), &turns)
+		}
+	})
 }

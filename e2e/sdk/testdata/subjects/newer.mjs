@@ -110,6 +110,39 @@ export default {
     await run.ended;
     await tools.until("its end", async () => (await s.box.exec.command("pgrep -f 'sleep 471[3]' || echo none")).stdout === "none\n");
   },
+  "a session goes on from one exchange to the next": async (tools, s) => {
+    const run = await session(tools, s.box, { argv: ["cat"] });
+    for (const line of ["one\n", "two\n", "three\n"]) {
+      run.send({ type: "stdin", data: base64(line) });
+      await tools.until(`the echo of ${line}`, () => run.stdout.endsWith(line));
+    }
+    run.send({ type: "signal", signal: "KILL" });
+    tools.assert.equal(await run.ended, 137);
+    tools.assert.equal(run.stdout, "one\ntwo\nthree\n");
+  },
+  "sessions at once do not mix": async (tools, s) => {
+    const runs = await Promise.all([1, 2, 3, 4].map((n) => session(tools, s.box, { argv: ["sh", "-c", `sleep 0.${n}; echo worker ${n}; exit ${n}`] })));
+    for (const [i, run] of runs.entries()) {
+      tools.assert.equal(await run.ended, i + 1);
+      tools.assert.equal(run.stdout, `worker ${i + 1}\n`);
+      tools.assert.equal(run.stderr, "");
+    }
+  },
+  "a session leaves no variables to the next": async (tools, s) => {
+    const first = await session(tools, s.box, { argv: ["sh", "-c", "export LEFT=yes"], env: ["GIVEN=yes"] });
+    tools.assert.equal(await first.ended, 0);
+    const next = await session(tools, s.box, { argv: ["sh", "-c", "echo [$LEFT$GIVEN]"] });
+    tools.assert.equal(await next.ended, 0);
+    tools.assert.equal(next.stdout, "[]\n");
+  },
+  "what a session writes is a file for the files API": async (tools, s) => {
+    const { assert, call } = tools;
+    const run = await session(tools, s.box, { argv: ["sh", "-c", "echo by a session > session.txt"] });
+    assert.equal(await run.ended, 0);
+    assert.equal(await s.box.files.read("session.txt"), "by a session\n");
+    assert.equal((await call("GET", `${s.at}/files/stat?path=session.txt`)).json.type, "file");
+    assert.equal((await call("POST", `${s.at}/files/remove`, { path: "session.txt" })).status, 200);
+  },
   "a session without a command is refused": async (tools, s) => {
     await tools.assert.rejects(session(tools, s.box, {}), /cmd|argv|command/);
   },
