@@ -5,7 +5,10 @@ import (
 	"errors"
 	"net/netip"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -79,4 +82,61 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	if list, err := s.List(""); err != nil || len(list) != 0 {
 		t.Errorf("left: %v %v", list, err)
 	}
+}
+
+// large is where the files of boxes are that take long to copy, but for one.
+type large struct{ begun atomic.Int64 }
+
+func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string) (launcher.Captured, error) {
+	l.begun.Add(1)
+	if id != "box5" {
+		select {
+		case <-ctx.Done():
+			return launcher.Captured{}, ctx.Err()
+		case <-time.After(15 * time.Minute):
+		}
+	}
+	return launcher.Captured{Layers: []string{layer}}, nil
+}
+
+func (*large) KeepLayers(func(string) bool) error { return nil }
+
+// TestLongCaptureBeginsAnew: a snapshot that had to make room for that of another box is taken nevertheless, and its caller sees nothing of it.
+func TestLongCaptureBeginsAnew(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		db, err := store.Open(store.Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		pools := store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3}
+		boxes := &large{}
+		s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
+		defer s.Close()
+		for _, box := range []policy.BoxID{"box1", "box2", "box3", "box4", "box5"} {
+			if _, err := db.AllocateBox(store.Box{ID: box, PlaceholderKey: store.NewKey()}, pools); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_" + string(box), Box: box}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(brief)
+		synctest.Wait()
+		if r, err := s.Get("snap_box5"); err != nil || r.State != Ready {
+			t.Errorf("a small box waits for large ones: %+v, %v", r, err)
+		}
+		time.Sleep(time.Hour)
+		list, err := s.List("")
+		if err != nil || len(list) != 5 || boxes.begun.Load() != 6 {
+			t.Errorf("%d snapshots, %d begun: %v", len(list), boxes.begun.Load(), err)
+		}
+		for _, r := range list {
+			if r.State != Ready {
+				t.Errorf("%s is %s: %s", r.ID, r.State, r.Error)
+			}
+		}
+	})
 }
