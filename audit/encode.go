@@ -73,6 +73,8 @@ func appendFields(b []byte, e *Event) []byte {
 	b = appendWord(b, `"action":"`, string(e.Action))
 	b = appendText(b, `"reason":"`, string(e.Reason))
 	b = appendWord(b, `"rule":"`, e.Rule)
+	b = appendWord(b, `"login":"`, e.Login)
+	b = appendWord(b, `"secret":"`, e.Secret)
 	b = appendCounts(b, e)
 	b = appendWord(b, `"phase":"`, string(e.Phase))
 	b = appendWord(b, `"conn":"`, e.Conn)

@@ -15,6 +15,7 @@ const (
 	ActionKernel    Action = "kernel"    // forwarded or refused by nftables
 	ActionSplice    Action = "splice"    // bytes passed unread
 	ActionIntercept Action = "intercept" // TLS terminated, requests handled one by one
+	ActionBroker    Action = "broker"    // the gateway logged in to the server in the place of the box
 	ActionForward   Action = "forward"   // plain HTTP handled request by request; a DNS query answered; a public URL served
 	ActionAnswer    Action = "answer"    // a request to a public URL that the gateway answered itself: a redirect, a page, a sign-in
 	ActionSink      Action = "sink"      // a DNS name answered with the sink
@@ -51,6 +52,8 @@ type Event struct {
 	Rule       string         `json:"rule,omitempty"`
 	Version    uint64         `json:"policy_version,omitempty"`
 	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values
+	Login      string         `json:"login,omitempty"`     // what the gateway logged in to, and as whom
+	Secret     string         `json:"secret,omitempty"`    // name of the secret that it logged in with, never the value
 	BytesIn    int64          `json:"bytes_in,omitempty"`  // towards the box
 	BytesOut   int64          `json:"bytes_out,omitempty"` // from the box
 	Duration   time.Duration  `json:"duration_ns,omitempty"`

@@ -75,6 +75,12 @@ func extras(e Event) []string {
 	if len(e.Headers) > 0 {
 		add("set", strings.Join(e.Headers, ","))
 	}
+	if e.Login != "" {
+		add("login", quote(e.Login))
+	}
+	if e.Secret != "" {
+		add("secret", e.Secret)
+	}
 	if e.BytesIn != 0 || e.BytesOut != 0 {
 		add("in", strconv.FormatInt(e.BytesIn, 10))
 		add("out", strconv.FormatInt(e.BytesOut, 10))

@@ -103,9 +103,11 @@ func (c *Compiled) Intercepts(n Name, port uint16) bool {
 	if c == nil || n.IsZero() {
 		return false
 	}
-	if c.headers.find(n, port) != nil {
-		return true
-	}
+	return c.headers.find(n, port) != nil || c.judgesRequests(n, port)
+}
+
+// judgesRequests reports whether a request rule covers the name and port.
+func (c *Compiled) judgesRequests(n Name, port uint16) bool {
 	for i := range c.rules {
 		if c.rules[i].covers(n, port) {
 			return true

@@ -111,6 +111,9 @@ func writeRules(rules []HeaderRule) map[string]any {
 }
 
 func writeEntry(r HeaderRule) map[string]any {
+	if r.Login != nil {
+		return writeLogin(r.Login)
+	}
 	headers, remove, placeholders := map[string]any{}, []string{}, map[string]any{}
 	for _, h := range r.Headers {
 		switch {
@@ -140,6 +143,18 @@ func writeEntry(r HeaderRule) map[string]any {
 	return out
 }
 
+func writeLogin(l *Login) map[string]any {
+	pg := l.Postgres
+	out := map[string]any{"user": pg.User, "database": pg.Database, "password": pg.Password.Reveal()}
+	if pg.Source != "" {
+		out["password"] = map[string]string{"secret": pg.Source}
+	}
+	if pg.Auth != AuthSCRAM {
+		out["auth"] = pg.Auth.String()
+	}
+	return map[string]any{"postgres": out}
+}
+
 // plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
 func plainHeaders(r HeaderRule, ps *problems) map[string]string {
 	at := pointer("/attach_headers", r.Pattern.String())
@@ -149,6 +164,9 @@ func plainHeaders(r HeaderRule, ps *problems) map[string]string {
 			ps.add(at, "%s is removed or has a source, and the other dialect knows literal values alone", quoted(h.Name))
 		}
 		out[h.Name] = h.Value.Reveal()
+	}
+	if r.Login != nil {
+		ps.add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
 	if r.Deny || r.Scrub || len(r.Placeholders) > 0 {
 		ps.add(at, "has placeholders, scrub or deny, which the other dialect does not know")

@@ -38,6 +38,7 @@ type HeaderRule struct {
 	Scrub        bool          // the rule's secrets are masked in responses
 	Shared       *SharedScrub  // of the compiled rules of a host with alternatives of which one scrubs; nil in rules as written
 	Deny         bool          // the requests are refused; nothing else is given
+	Login        *Login        // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
 }
 
 // SharedScrub is what responses of a host must not show whichever alternative applied, or none: one request may have a server
@@ -73,8 +74,10 @@ const (
 	defaultHTTPPort     = 80
 )
 
-// Applies reports whether the rule changes or refuses anything, so that TLS has to be terminated for its hosts.
-func (r HeaderRule) Applies() bool { return len(r.Headers)+len(r.Placeholders) > 0 || r.Deny }
+// Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
+func (r HeaderRule) Applies() bool {
+	return len(r.Headers)+len(r.Placeholders) > 0 || r.Deny || r.Login != nil
+}
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
 // pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares

@@ -31,7 +31,8 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 //	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "scrub": bool, "deny": bool}
 //
 // where a value is a string, {"value": string} or {"secret": name}, in headers with "prefix" and "suffix" around it.
-// known reports whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
+// The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [Login]. known reports
+// whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
 	p := &headerParser{known: known}
 	doc, ok := parseDocument(data, &p.problems)
@@ -101,19 +102,29 @@ func (p *headerParser) host(at, host string, entry value) (rules []HeaderRule, o
 	case tooMany(at, len(entry.items), maxAlternatives, &p.problems):
 	default:
 		for i, item := range entry.items {
+			if isLogin(item) {
+				p.add(element(at, i), "is a login, which has no alternatives: what would tell them apart is in requests")
+			}
 			rules = append(rules, p.rule(element(at, i), item))
 		}
 	}
 	for i := range rules {
 		rules[i].Pattern = pattern
+		if rules[i].Login != nil && err == nil {
+			p.loginHost(at, pattern)
+		}
 	}
 	return rules, err == nil
 }
 
 // rule reads one entry.
 func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
-	if isCompact(entry) {
+	switch {
+	case isCompact(entry):
 		rule.Headers = p.headers(at, entry)
+		return rule
+	case isLogin(entry):
+		rule.Login = p.login(at, entry)
 		return rule
 	}
 	before := len(p.list)

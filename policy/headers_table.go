@@ -10,6 +10,7 @@ import (
 type headerTable struct {
 	placeholders bool // some rule has one
 	matches      bool // some rule looks at header fields
+	logins       PortSet
 	rules        map[headerKey]*alternatives
 }
 
@@ -52,12 +53,19 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
 			continue
 		}
+		if of != nil && (r.Login != nil || of.list[0].Login != nil) || r.Login != nil && p.wild {
+			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a login, which is for one host and has no alternatives")
+			continue
+		}
 		if of == nil {
 			of = &alternatives{pattern: r.Pattern}
 			t.rules[key] = of
 		}
 		of.add(r, ps)
 		last = key
+		if r.Login != nil {
+			t.logins.add(p.port)
+		}
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0
 		t.matches = t.matches || !of.needs.isZero()
 	}
@@ -260,4 +268,22 @@ func (c *Compiled) Needs(n Name, port uint16) *Needs {
 		return nil
 	}
 	return &all
+}
+
+// Login returns the login for a host and port, nil if there is none. Nothing else may be said to them.
+func (c *Compiled) Login(n Name, port uint16) *Login {
+	if c == nil {
+		return nil
+	}
+	return c.headers.login(n, port)
+}
+
+func (t headerTable) login(n Name, port uint16) *Login {
+	if !t.logins.Contains(port) {
+		return nil
+	}
+	if of := t.find(n, port); of != nil {
+		return of.list[0].Login
+	}
+	return nil
 }

@@ -347,6 +347,10 @@ func (r random) interpreter() interpreter {
 			})
 		}
 	}
+	if r.IntN(3) == 0 {
+		login := map[string]any{"user": "app", "database": "orders", "password": map[string]any{"secret": "s"}}
+		m[pick(r, someNames)+":"+pick(r, []string{"22", "8443"})] = map[string]any{"postgres": login}
+	}
 	doc, _ := json.Marshal(m)
 	in.headers, _ = ParseHeaderRules(doc, nil) // the same pattern twice: no rules then
 	return in

@@ -17,6 +17,7 @@ const (
 	Splice             // the bytes pass unread
 	Intercept          // TLS is terminated, and each request inside is routed by itself
 	Forward            // the request is forwarded
+	Broker             // the gateway logs in to the server in the place of the box, see [Login]
 )
 
 // Route is the answer to how a connection, or a request in it, may pass. The zero value refuses.
@@ -47,7 +48,7 @@ func (rt Route) Keeps(was Action) bool {
 		return rt.Action == AwaitServer || rt.Action == Splice
 	case Intercept:
 		return rt.Action == Intercept || rt.Action == Splice
-	case Splice, Forward:
+	case Splice, Forward, Broker:
 		return rt.Action == was
 	default:
 		return false
@@ -86,7 +87,7 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 		return q.refuse(r, ReasonProtocol, NeedNothing)
 	}
 	rt := q.byOpening()
-	if rt.Action == Splice || rt.Action == AwaitServer || rt.Action == Forward {
+	if rt.Action == Splice || rt.Action == AwaitServer || rt.Action == Forward || rt.Action == Broker {
 		return q.arrive(rt)
 	}
 	return rt
@@ -113,6 +114,8 @@ func (q *question) byOpening() Route {
 		return q.byAddress(ReasonNoName, false)
 	case o == OpeningUnreadable || o > OpeningSecure:
 		return q.byAddress(ReasonProtocol, true)
+	case q.headers.logins.Contains(port) && slices.ContainsFunc(q.implied(), q.logsIn):
+		return q.broker(q.implied())
 	case q.clientSpeaksFirst():
 		return Route{Action: AwaitClient, Request: q.r, Decision: Decision{Reason: ReasonPeekTimeout, Version: q.version}}
 	case isWeb(port):
@@ -125,6 +128,27 @@ func (q *question) byOpening() Route {
 		rt.Action = AwaitServer // or silence would be a way to speak later and unread
 	}
 	return rt
+}
+
+// logsIn reports whether the gateway logs in to a host on the port.
+func (q *question) logsIn(n Name) bool { return q.headers.login(n, q.r.Port) != nil }
+
+// broker decides a connection that may be for a host that the gateway logs in to: it must be for no other. Where a request
+// rule covers the host as well, what is no request is refused as everywhere.
+func (q *question) broker(names []Name) Route {
+	r := q.r
+	r.Name = names[0]
+	d := q.Decide(r)
+	switch {
+	case slices.ContainsFunc(names, func(n Name) bool { return n != names[0] }):
+		r.Name = Name{}
+		return q.refuse(r, ReasonNoName, NeedNothing)
+	case !d.Allowed():
+		return denied(r, d)
+	case q.judgesRequests(r.Name, r.Port):
+		return q.refuse(r, ReasonProtocol, NeedNothing)
+	}
+	return Route{Action: Broker, ByName: true, Request: r, Decision: d}
 }
 
 // clientSpeaksFirst reports whether a client that has said nothing, or not enough, must go on before anything passes: on
@@ -168,6 +192,8 @@ func (q *question) request() Route {
 		return denied(q.r, d)
 	case name.IsZero() && secure:
 		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
+	case q.logsIn(name):
+		return q.refuse(q.r, ReasonProtocol, NeedNothing)
 	case secure && q.headers.refuses(&q.r).Reason != "":
 		d = q.headers.refuses(&q.r)
 		d.Version = q.version
@@ -188,6 +214,8 @@ func (q *question) named() Route {
 		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
 	case !d.Allowed():
 		return denied(q.r, d)
+	case q.logsIn(q.r.Name):
+		return q.broker([]Name{q.r.Name})
 	case q.Intercepts(q.r.Name, q.r.Port):
 		return Route{Action: Intercept, ByName: true, Request: q.r, Decision: d}
 	case d.DialName || !q.r.Addr.IsValid():
@@ -299,7 +327,7 @@ func (q *question) arrive(rt Route) Route {
 	if !d.Allowed() {
 		return denied(r, d)
 	}
-	if q.e.Opening.unread(q.r.Name) && !bearsUnread(d, r.Port) {
+	if rt.Action != Broker && q.isUnread() && !q.bearsUnread(d, r.Port) {
 		if ruled, need := q.ruledAt(); ruled {
 			return q.refuse(r, ReasonProtocol, need)
 		}
@@ -314,9 +342,19 @@ func (q *question) arrive(rt Route) Route {
 	return rt
 }
 
+// isUnread reports whether nobody knows which host the bytes are for. Where the gateway logs in to a host on the port, that
+// is so for TLS with any name: servers that are reached by their address alone do not look at it.
+func (q *question) isUnread() bool {
+	return q.e.Opening.unread(q.r.Name) || q.e.Opening == OpeningTLS && q.headers.logins.Contains(q.r.Port)
+}
+
 // bearsUnread reports whether unread bytes may go to whoever else is at the address: the policy names the host itself, on a
-// port where names are not the rule. Any other name may be one that the box made for the address.
-func bearsUnread(d Decision, port uint16) bool {
+// port where names are not the rule. Any other name may be one that the box made for the address. It is never so where the
+// gateway logs in to a host on the port.
+func (q *question) bearsUnread(d Decision, port uint16) bool {
+	if q.headers.logins.Contains(port) {
+		return false
+	}
 	named := d.Reason == ReasonAllowedDomain && d.Rule != "*" && !strings.HasPrefix(d.Rule, "*:")
 	return named && !isWeb(port)
 }

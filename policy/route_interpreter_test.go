@@ -25,7 +25,7 @@ func (in interpreter) route(r Request, e Evidence) passing {
 		r.Stage = StageHTTP
 	}
 	p := in.start(r, e)
-	if p.action != Splice && p.action != AwaitServer && p.action != Forward {
+	if p.action != Splice && p.action != AwaitServer && p.action != Forward && p.action != Broker {
 		return p
 	}
 	// "Where it goes, once that is known, is decided again."
@@ -42,9 +42,10 @@ func (in interpreter) route(r Request, e Evidence) passing {
 		return refusal(p.name, why)
 	}
 	// "Bytes without a name do not go where a host with rules may be, unless the policy lists the name itself."
-	withName := http || e.Opening == OpeningTLS && !r.Name.IsZero()
-	listedByName := why == ReasonAllowedDomain && !in.anyNameAlone(dial) && r.Port != 80 && r.Port != 443
-	if !withName && e.Ruled != No && !listedByName {
+	// Where there is a login on the port, neither a name in TLS nor a listed one is enough.
+	withName := http || e.Opening == OpeningTLS && !r.Name.IsZero() && !in.loginsOn(r.Port)
+	listedByName := why == ReasonAllowedDomain && !in.anyNameAlone(dial) && r.Port != 80 && r.Port != 443 && !in.loginsOn(r.Port)
+	if p.action != Broker && !withName && e.Ruled != No && !listedByName {
 		return refusal(p.name, ReasonProtocol)
 	}
 	// "What goes by a name goes to an address of that name."
@@ -60,6 +61,38 @@ func (in interpreter) anyNameAlone(r Request) bool {
 	return !slices.ContainsFunc(in.spec.AllowedDomains, func(s string) bool {
 		return s != "*" && !strings.HasPrefix(s, "*:") && in.domainMatches(s, r)
 	})
+}
+
+// loginsOn reports whether there is a login to any host on the port.
+func (in interpreter) loginsOn(port uint16) bool {
+	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Login != nil && h.Pattern.Port() == port })
+}
+
+// hasLogin reports whether there is a login to the host on the port.
+func (in interpreter) hasLogin(n Name, port uint16) bool {
+	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Login != nil && h.Pattern.Match(n, port) })
+}
+
+// startBroker: the gateway logs in where the connection can be for no other host.
+func (in interpreter) startBroker(r Request, names []Name) passing {
+	r.Name = names[0]
+	for _, n := range names {
+		if n != r.Name {
+			return refusal(Name{}, ReasonNoName)
+		}
+	}
+	verdict, why := in.decide(r)
+	if verdict == Deny {
+		return refusal(r.Name, why)
+	}
+	for _, rule := range in.spec.Rules {
+		for _, h := range rule.Hosts {
+			if in.domainMatches(h, Request{Name: r.Name, Port: r.Port}) {
+				return refusal(r.Name, ReasonProtocol)
+			}
+		}
+	}
+	return passing{Broker, r.Name, true, why}
 }
 
 // mayHaveRules reports whether the address that was asked for may be that of a host with rules.
@@ -129,6 +162,14 @@ func (in interpreter) start(r Request, e Evidence) passing {
 	if !e.Bound.IsZero() {
 		names = []Name{e.Bound}
 	}
+	switch e.Opening {
+	case OpeningSilent, OpeningPartial, OpeningLenient, OpeningOther, OpeningEnded:
+		for _, n := range names {
+			if in.hasLogin(n, r.Port) {
+				return in.startBroker(r, names)
+			}
+		}
+	}
 	web, greets := r.Port == 80 || r.Port == 443, slices.Contains([]uint16{21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900}, r.Port)
 	switch e.Opening {
 	case OpeningConnect:
@@ -180,6 +221,8 @@ func (in interpreter) startRequest(r Request, e Evidence) passing {
 		return refusal(r.Name, why)
 	case e.Opening == OpeningSecure && r.Name.IsZero():
 		return refusal(r.Name, ReasonAuthorityMismatch)
+	case in.hasLogin(r.Name, r.Port):
+		return refusal(r.Name, ReasonProtocol)
 	case r.Name.IsZero() && where != ReasonAllowedCIDR && in.namesDecideOn(r.Port):
 		return refusal(r.Name, ReasonNoName)
 	}
@@ -200,6 +243,9 @@ func (in interpreter) startNamed(r Request, e Evidence) passing {
 	verdict, why := in.decide(r)
 	if verdict == Deny {
 		return refusal(r.Name, why)
+	}
+	if in.hasLogin(r.Name, r.Port) {
+		return in.startBroker(r, []Name{r.Name})
 	}
 	if in.hasRules(r.Name, r.Port) {
 		return passing{Intercept, r.Name, true, why}

@@ -82,23 +82,24 @@ func compareRoutes(t *testing.T, seed uint64) {
 
 // passes reports whether bytes reach a server under a route.
 func passes(rt Route) bool {
-	return rt.Action == AwaitServer || rt.Action == Splice || rt.Action == Intercept || rt.Action == Forward
+	return rt.Action == AwaitServer || rt.Action == Splice || rt.Action == Intercept || rt.Action == Forward || rt.Action == Broker
 }
 
 // seeds is how many policies each promise is tried with.
 const seeds = 3_000
 
 // TestUnreadBytesDoNotReachHostsWithRules: bytes that nobody reads are not routed to an address that is, or may be, that of a
-// host with rules, unless the policy lists the very name that they go by, on a port where names are not the rule.
+// host with rules, unless the policy lists the very name that they go by, on a port where names are not the rule and without a
+// login. Where there is a login to any host, TLS with a name is not read either.
 func TestUnreadBytesDoNotReachHostsWithRules(t *testing.T) {
 	for seed := range uint64(seeds) {
 		eachRoute(seed, func(_ random, in interpreter, c *Compiled, req Request, e Evidence) {
 			rt := c.Route(req, e)
-			named := e.Opening == OpeningTLS && !req.Name.IsZero() || e.Opening == OpeningRequest || e.Opening == OpeningSecure
+			named := e.Opening == OpeningTLS && !req.Name.IsZero() && !in.loginsOn(req.Port) || e.Opening == OpeningRequest || e.Opening == OpeningSecure
 			if named || rt.Action != Splice && rt.Action != AwaitServer || rt.ByName && !e.Dialled.IsValid() || e.Ruled == No {
 				return
 			}
-			if rt.Request.Name.IsZero() || isWeb(req.Port) || in.anyNameAlone(rt.Request) || c.Intercepts(rt.Request.Name, req.Port) {
+			if rt.Request.Name.IsZero() || isWeb(req.Port) || in.loginsOn(req.Port) || in.anyNameAlone(rt.Request) || c.Intercepts(rt.Request.Name, req.Port) {
 				t.Fatalf("policy %+v\nrequest %+v\nevidence %+v\nroute %+v", in.spec, req, e, rt)
 			}
 		})

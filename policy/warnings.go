@@ -108,6 +108,9 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	if p.name.IsLoopback() {
 		return "TLS is never terminated for the host's own names"
 	}
+	if h.Login != nil && c.judgesRequests(p.name, p.port) {
+		return "a request rule covers it, and what is no request is refused there"
+	}
 	if c.open || len(parsed.allowedCIDRs) > 0 {
 		if c.domains.deniesWhole(p) {
 			return "denied_domains covers it"

@@ -176,7 +176,7 @@ func (c *conn) proceed(f peek.First, err error) {
 	}
 	fault.Mark(c.ctx, "proxy: first bytes read")
 	rt := c.decide(f)
-	if rt.Action == policy.Intercept && c.p.isHosts(rt.Request.Name) {
+	if (rt.Action == policy.Intercept || rt.Action == policy.Broker) && c.p.isHosts(rt.Request.Name) {
 		rt.Route = refused(rt.Route, policy.ReasonHostPort)
 	}
 	switch c.note(f, rt.Route); {
@@ -191,6 +191,8 @@ func (c *conn) proceed(f peek.First, err error) {
 		_ = c.tcp.Close() // closed without sending anything: nothing to forward
 	case rt.Action == policy.Intercept:
 		c.intercept(f, rt)
+	case rt.Action == policy.Broker:
+		c.broker(f, rt)
 	default:
 		c.splice(f, rt)
 	}
@@ -231,6 +233,8 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 		c.event.Action = audit.ActionRefuse
 	case rt.Action == policy.Intercept:
 		c.event.Action = audit.ActionIntercept
+	case rt.Action == policy.Broker:
+		c.event.Action = audit.ActionBroker
 	default:
 		c.event.Action = audit.ActionSplice
 	}

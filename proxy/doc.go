@@ -6,7 +6,8 @@
 // connection against its limits; read the first bytes without consuming them ([policy.Name] from SNI or CONNECT); ask
 // the policy for a route; then refuse the connection in its own protocol, splice it unread, or intercept it, which
 // means terminating TLS with a leaf of the box's own authority and judging each HTTP request. Plain HTTP is judged
-// request by request as well. Every address that is dialled was judged as an address.
+// request by request as well. To a server that does not speak HTTP and that a rule has a login for, the proxy logs in in the
+// place of the box. Every address that is dialled was judged as an address.
 //
 // Open connections are kept in a table; [Proxy.Recheck] routes them again under the policy in force and cuts those it
 // denies.

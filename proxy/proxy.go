@@ -20,6 +20,7 @@ import (
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/postgres"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
@@ -123,6 +124,7 @@ type Proxy struct {
 	usages *usage.Table
 	tls    tlsConfigs
 	crew   crew
+	keys   postgres.Keys
 
 	front *goproxy.ProxyHttpServer // parses CONNECT for the explicit proxy
 	core  exchange.Core            // shared by the exchanges of all connections

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
 	"slices"
@@ -101,4 +102,19 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, al
 		return nil, origin.ErrNoName
 	}
 	return conn, client.SetDeadline(time.Time{})
+}
+
+// terminateAs performs the TLS handshake with the box for a connection whose host is known without SNI. If the box gives a
+// name it must be that one. The caller sets deadlines.
+func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Conn, name policy.Name, alpn string) (*tls.Conn, error) {
+	conn := tls.Server(client, &tls.Config{
+		MinVersion: tls.VersionTLS12, Time: fault.Now, NextProtos: []string{alpn}, SessionTicketsDisabled: true,
+		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if got, err := policy.ParseName(hello.ServerName); hello.ServerName != "" && (err != nil || got != name) {
+				return nil, origin.ErrNoName
+			}
+			return p.cfg.Leaves.Leaf(ctx, box.ID, name)
+		},
+	})
+	return conn, conn.HandshakeContext(ctx)
 }

@@ -19,6 +19,7 @@ type ruleRecord struct {
 	Placeholders []placeholderRecord `json:"placeholders,omitempty"`
 	Scrub        bool                `json:"scrub,omitempty"`
 	Deny         bool                `json:"deny,omitempty"`
+	Login        *loginRecord        `json:"login,omitempty"`
 }
 
 type headerRecord struct {
@@ -45,6 +46,7 @@ func recordOf(r policy.HeaderRule) ruleRecord {
 	for _, p := range r.Placeholders {
 		w.Placeholders = append(w.Placeholders, placeholderRecord{p.Variable, p.Value.Reveal(), p.Source})
 	}
+	w.Login = loginRecordOf(r.Login)
 	return w
 }
 
@@ -65,7 +67,8 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 			Variable: p.Variable, Value: policy.NewSecret(p.Value), Source: p.Source,
 		})
 	}
-	return rule, nil
+	rule.Login, err = w.Login.login()
+	return rule, err
 }
 
 // headers returns the header rules of a record.

@@ -36,6 +36,14 @@ type headerEntryView struct {
 	Placeholders []placeholderView `json:"placeholders,omitempty"`
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
+	Postgres     *postgresView     `json:"postgres,omitempty"`
+}
+
+type postgresView struct {
+	User     string `json:"user"`
+	Database string `json:"database"`
+	Secret   string `json:"secret,omitempty" doc:"as for a header"`
+	Auth     string `json:"auth"`
 }
 
 type headerView struct {
@@ -91,6 +99,10 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 	}
 	for _, p := range rule.Placeholders {
 		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
+	}
+	if rule.Login != nil {
+		pg := rule.Login.Postgres
+		one.Postgres = &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}
 	}
 	return one
 }

@@ -26,9 +26,22 @@ func (headerEntries) Forms() []reflect.Type {
 // headerEntry is one entry of a host pattern.
 type headerEntry struct{}
 
-// Forms lists the compact form, header name to value, and the full one.
+// Forms lists the compact form, header name to value, the full one, and that of a server that does not speak HTTP.
 func (headerEntry) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody]()}
+	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody](), reflect.TypeFor[loginBody]()}
+}
+
+// loginBody describes the entry of a server that does not speak HTTP.
+type loginBody struct {
+	Postgres postgresBody `json:"postgres" doc:"the gateway logs in to this PostgreSQL server in the place of the box; the pattern must be a host with a port"`
+}
+
+// postgresBody describes a login to PostgreSQL.
+type postgresBody struct {
+	User     string      `json:"user" doc:"the only one as whom the box may connect"`
+	Database string      `json:"database" doc:"the only one that the box may connect to"`
+	Password headerValue `json:"password" doc:"a literal or a secret, without prefix or suffix"`
+	Auth     string      `json:"auth,omitempty" doc:"scram-sha-256 (default), or a weaker way in which the password may be proved as well: password (inside TLS), md5"`
 }
 
 // headerEntryBody describes the full form of an entry.

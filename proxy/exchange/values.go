@@ -27,6 +27,18 @@ var errNoSecrets = errors.New("the gateway has no secrets")
 
 // secret returns the value of a secret, checked to be a valid header value.
 func (k *Core) secret(ctx context.Context, name string) (string, error) {
+	v, err := k.fetch(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	if err := policy.CheckHeaderValue(v); err != nil {
+		return "", fmt.Errorf("secret %q: %w", name, err)
+	}
+	return v, nil
+}
+
+// fetch returns the value of a secret, which is not empty.
+func (k *Core) fetch(ctx context.Context, name string) (string, error) {
 	if k.Secrets == nil {
 		return "", fmt.Errorf("secret %q: %w", name, errNoSecrets)
 	}
@@ -37,9 +49,6 @@ func (k *Core) secret(ctx context.Context, name string) (string, error) {
 	v := s.Reveal()
 	if v == "" {
 		return "", fmt.Errorf("secret %q: the value is empty", name)
-	}
-	if err := policy.CheckHeaderValue(v); err != nil {
-		return "", fmt.Errorf("secret %q: %w", name, err)
 	}
 	return v, nil
 }

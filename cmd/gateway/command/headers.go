@@ -110,6 +110,7 @@ type headerEntry struct {
 	// Placeholders are variables of the box.
 	Placeholders []struct{ Variable, Secret string }
 	Scrub, Deny  bool
+	Postgres     struct{ User, Database, Secret string }
 }
 
 func renderHeaders(w io.Writer, a headersAnswer) error {
@@ -135,6 +136,9 @@ func (e headerEntry) row() []string {
 	}
 	for _, name := range e.Remove {
 		headers = append(headers, "-"+name)
+	}
+	if pg := e.Postgres; pg.User != "" {
+		headers = append(headers, withSecret("postgres: "+pg.User+" in "+pg.Database, pg.Secret))
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")

@@ -1,0 +1,67 @@
+package policy
+
+import "net/url"
+
+// Login says how the gateway logs in to a server that does not speak HTTP, in the place of the box, which has no
+// credentials for it. Exactly one field is set. It is given to a host and port alone: a connection to them either is one
+// that the gateway logs in, or is refused.
+type Login struct {
+	Postgres *Postgres
+}
+
+// Postgres is a login to a PostgreSQL server: one user, one database.
+type Postgres struct {
+	User, Database string
+	Password       Secret // the literal; empty when Source is set
+	Source         string // name of a secret in the gateway's configuration; "" for a literal
+	Auth           PostgresAuth
+}
+
+// PostgresAuth says in which ways the password may be proved to the server. The zero value is the narrowest.
+type PostgresAuth uint8
+
+// The ways. The weaker ones are for servers that offer no better: a server that offers SCRAM gets SCRAM.
+const (
+	AuthSCRAM    PostgresAuth = iota // SCRAM-SHA-256, bound to the TLS connection where the server can
+	AuthPassword                     // or the password itself, inside TLS
+	AuthMD5                          // or its MD5 hash
+)
+
+// postgresAuths are the ways by the names that PostgreSQL has for them.
+var postgresAuths = map[string]PostgresAuth{"scram-sha-256": AuthSCRAM, "password": AuthPassword, "md5": AuthMD5}
+
+// String returns the name of the way in pg_hba.conf.
+func (a PostgresAuth) String() string {
+	for name, auth := range postgresAuths {
+		if auth == a {
+			return name
+		}
+	}
+	return "none"
+}
+
+// ParsePostgresAuth is the reverse of [PostgresAuth.String].
+func ParsePostgresAuth(s string) (a PostgresAuth, ok bool) {
+	a, ok = postgresAuths[s]
+	return a, ok
+}
+
+// Source returns the name of the secret that the login needs; "" if it is a literal.
+func (l *Login) Source() string { return l.Postgres.Source }
+
+// Equal reports whether two logins are the same: what one of them began may go on under the other.
+func (l *Login) Equal(o *Login) bool {
+	if l == nil || o == nil {
+		return l == o
+	}
+	a, b := *l.Postgres, *o.Postgres
+	same := a.Password.Equal(b.Password)
+	a.Password, b.Password = Secret{}, Secret{}
+	return same && a == b
+}
+
+// URL says what is logged in to and as whom, for the decision log. authority is the host and port.
+func (l *Login) URL(authority string) string {
+	u := url.URL{Scheme: "postgres", User: url.User(l.Postgres.User), Host: authority, Path: "/" + l.Postgres.Database}
+	return u.String()
+}

@@ -1,0 +1,90 @@
+package policy
+
+import (
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// loginKeys are the keys of entries for servers that do not speak HTTP.
+var loginKeys = []string{"postgres"}
+
+// isLogin reports whether an entry is that of a server that does not speak HTTP. A header that is set to a text is none,
+// whatever its name.
+func isLogin(entry value) bool {
+	return entry.kind == kindObject && slices.ContainsFunc(loginKeys, entry.has) && !isCompact(entry)
+}
+
+// login reads such an entry.
+func (p *headerParser) login(at string, entry value) *Login {
+	login := &Login{}
+	if len(entry.keys) > 1 {
+		p.add(at, "has a login, which stands alone: nothing else can be done with a protocol other than HTTP")
+	}
+	for i, key := range entry.keys {
+		if key == "postgres" {
+			login.Postgres = p.postgres(pointer(at, key), entry.items[i])
+		}
+	}
+	return login
+}
+
+// loginHost says what is wrong with the pattern of a login.
+func (p *headerParser) loginHost(at string, pattern Pattern) {
+	switch {
+	case pattern.wild:
+		p.add(at, "is a wildcard; a login is for one host, as the connection itself does not say which of them it is for")
+	case pattern.port == 0:
+		p.add(at, "has no port; a login is for one, as in %s", quoted(pattern.name.String()+":5432"))
+	case isWeb(pattern.port), pattern.port == portDoT:
+		p.add(at, "has a port of HTTP or DNS, where nothing else is spoken")
+	}
+}
+
+// postgres reads a login to PostgreSQL.
+func (p *headerParser) postgres(at string, v value) *Postgres {
+	out := &Postgres{Password: NewSecret("")}
+	text := func(to *string) func(string, value) {
+		return func(at string, v value) { *to = p.identifier(at, v) }
+	}
+	v.fields(at, "an object of user, database and password", &p.problems, map[string]func(string, value){
+		"user":     text(&out.User),
+		"database": text(&out.Database),
+		"password": func(at string, v value) {
+			text := p.value(at, "password", v, false)
+			if text.source == "" && text.literal.Reveal() == "" {
+				p.add(at, "is empty")
+			}
+			out.Password, out.Source = text.literal, text.source
+		},
+		"auth": func(at string, v value) {
+			name, ok := v.string(at, &p.problems), false
+			if out.Auth, ok = ParsePostgresAuth(name); !ok && v.kind == kindText {
+				p.add(at, `is %s; use "scram-sha-256", "password" or "md5"`, quoted(name))
+			}
+		},
+	})
+	for _, key := range []string{"user", "database", "password"} {
+		if v.kind == kindObject && !v.has(key) {
+			p.add(pointer(at, key), "is missing")
+		}
+	}
+	return out
+}
+
+// maxIdentifier is larger than what PostgreSQL keeps of a name, which is 63 bytes unless it was compiled otherwise.
+const maxIdentifier = 256
+
+// identifier reads the name of a user or database.
+func (p *headerParser) identifier(at string, v value) string {
+	name := v.string(at, &p.problems)
+	switch {
+	case v.kind != kindText:
+	case name == "" || len(name) > maxIdentifier:
+		p.add(at, "is empty or longer than %d bytes", maxIdentifier)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		p.add(at, "has a control character")
+	}
+	return name
+}

@@ -1,0 +1,180 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+
+	"boxgate/audit"
+	"boxgate/internal/fault"
+	"boxgate/internal/h1"
+	"boxgate/internal/memory"
+	"boxgate/internal/socket"
+	"boxgate/policy"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/origin"
+	"boxgate/proxy/peek"
+	"boxgate/proxy/postgres"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
+	"boxgate/proxy/tunnel"
+)
+
+// This file logs in to servers that do not speak HTTP, in the place of boxes.
+
+// brokered is a connection that the gateway logs in to a server for. It stands as long as the policy gives the same login
+// for its host and port, and its secret is not revoked.
+type brokered struct {
+	c      *conn
+	rt     route.Routed
+	login  *policy.Login
+	used   atomic.Pointer[exchange.Credential] // nil while no secret of the configuration is in use
+	passes atomic.Bool                         // what is said passes
+}
+
+// Recheck implements [live.Requests].
+func (b *brokered) Recheck(c *policy.Compiled) policy.Decision {
+	used := b.used.Load()
+	switch {
+	case !b.login.Equal(c.Login(b.rt.Request.Name, b.c.port)):
+		return policy.Decision{Reason: policy.ReasonPolicyChanged, Version: route.Version(c)}
+	case used != nil && used.Revoked():
+		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: b.authority(), Version: route.Version(c)}
+	}
+	return policy.Decision{Verdict: policy.Allow}
+}
+
+// InFlight implements [live.Requests].
+func (b *brokered) InFlight() bool { return b.passes.Load() }
+
+// authority is the pattern of the login's rule: one host on one port.
+func (b *brokered) authority() string {
+	return net.JoinHostPort(b.rt.Request.Name.String(), strconv.Itoa(int(b.c.port)))
+}
+
+// secret returns a value to log in with: that of the secret of the configuration if source names one.
+func (b *brokered) secret(ctx context.Context, literal policy.Secret, source string) (policy.Secret, error) {
+	if source == "" {
+		return literal, nil
+	}
+	value, used, err := b.c.p.core.Credential(ctx, source)
+	if err != nil {
+		return policy.Secret{}, err
+	}
+	b.used.Store(&used)
+	if used.Revoked() { // before a revocation could find it
+		return policy.Secret{}, errRevoked
+	}
+	return value, nil
+}
+
+// errRevoked refuses a secret that was revoked while it was fetched.
+var errRevoked = errors.New("the secret was revoked")
+
+// dial connects to the server, at an address if one is given. A cut closes the connection from then on, and the route is
+// held to where it leads.
+func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
+	to, origins := origin.To(b.rt, true), b.c.p.core.Origins
+	dial := func() (net.Conn, error) { return origins.Dial(ctx, b.c.box, to) }
+	if at.IsValid() {
+		dial = func() (net.Conn, error) { return origins.DialAddr(ctx, b.c.box, to, at, false) }
+	}
+	up, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	upstream, ok := socket.TCP(up)
+	if !ok || !b.c.live.Attach(upstream) {
+		_ = up.Close()
+		return nil, net.ErrClosed
+	}
+	rt := b.rt
+	rt.Asked, rt.Known = rt.At(addrPort(upstream.RemoteAddr()).Addr())
+	if b.c.live.Settle(rt); b.c.p.recheck(b.c.live) {
+		return nil, net.ErrClosed // it is
+	}
+	return upstream, nil
+}
+
+// broker logs in to the server in the place of the box, and passes on what is said after that.
+func (c *conn) broker(f peek.First, rt route.Routed) {
+	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
+		c.refuse(peek.Other, policy.ReasonLimit)
+		return
+	}
+	c.intercepted = true
+	b := &brokered{c: c, rt: rt, login: c.box.Policy.Load().Login(rt.Request.Name, c.port)}
+	c.live.Watch(b)
+	if b.login == nil || c.p.recheck(c.live) { // the policy has changed
+		c.refuse(peek.Other, policy.ReasonPolicyChanged)
+		return
+	}
+	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), b.login.Source()
+	c.postgres(f, b)
+}
+
+// postgres speaks PostgreSQL with both sides.
+func (c *conn) postgres(f peek.First, b *brokered) {
+	s := &postgres.Session{
+		Client: newReplay(c, f.Data), Direct: f.Kind == peek.TLS, Box: c.box.ID, Name: b.rt.Request.Name, Authority: b.authority(),
+		Login: b.login.Postgres, Keys: &c.p.keys, Roots: c.p.cfg.Roots, Clock: fault.Now, Dial: b.dial,
+		Terminate: func(client net.Conn) (*tls.Conn, error) {
+			return c.p.terminateAs(c.ctx, c.box, client, b.rt.Request.Name, postgres.ProtocolName)
+		},
+		Password: func(ctx context.Context) (policy.Secret, error) {
+			return b.secret(ctx, b.login.Postgres.Password, b.login.Postgres.Source)
+		},
+		HelloTimeout: c.p.cfg.PeekTimeout, LoginTimeout: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout,
+	}
+	link, err := s.Open(c.ctx)
+	if err != nil {
+		c.notBrokered(err)
+		return
+	}
+	defer link.Close()
+	exchange.Dialled(&c.event, link.Addr, c.orig.Addr())
+	c.passBrokered(b, link.Client, link.Server)
+}
+
+// passBrokered passes on what is said once the gateway has logged in.
+func (c *conn) passBrokered(b *brokered, client, server net.Conn) {
+	c.open()
+	b.passes.Store(true)
+	var held [2]memory.Claim
+	var read [2]atomic.Int64
+	for i := range held {
+		held[i].Open(c.usage.Memory, memory.Buffers)
+		defer held[i].Close()
+	}
+	box := tunnel.End{Conn: client, In: &h1.Reader{Memory: &held[0]}, Read: &read[0]}
+	err := c.p.core.Tunnels.Relay(box, tunnel.End{Conn: server, In: &h1.Reader{Memory: &held[1]}, Read: &read[1]}, client, c.box.ID)
+	if err != nil && c.live.Denied() == nil {
+		c.event.Error = err.Error()
+	}
+}
+
+// notBrokered notes why there was no login. The box was told already.
+func (c *conn) notBrokered(err error) {
+	if errors.Is(err, postgres.ErrCancelled) {
+		c.last = true
+		return
+	}
+	c.event.Verdict, c.event.Action, c.event.Error = policy.Deny, audit.ActionRefuse, err.Error()
+	c.event.Reason = problem.Of(err).Reason
+	var refused *postgres.Refusal
+	if errors.As(err, &refused) {
+		c.event.Reason = refused.Reason
+	}
+	if cut := c.live.Denied(); cut != nil {
+		c.event.Reason = exchange.CutReason(cut.Decision)
+	}
+	var denied *policy.DeniedError
+	if errors.As(err, &denied) {
+		c.event.Addr, c.event.Rule, c.event.Version = denied.Request.Addr, denied.Decision.Rule, denied.Decision.Version
+	}
+	c.last = true
+}

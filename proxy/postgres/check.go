@@ -1,0 +1,49 @@
+package postgres
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// safeParameters are the parameters that a client may set as it connects: what drivers send. All that they change could be
+// changed by SET as well.
+var safeParameters = []string{
+	"application_name", "client_encoding", "client_min_messages", "datestyle", "default_transaction_isolation",
+	"default_transaction_read_only", "extra_float_digits", "idle_in_transaction_session_timeout", "intervalstyle",
+	"lock_timeout", "search_path", "standard_conforming_strings", "statement_timeout", "timezone",
+}
+
+// check compares what the box asks for with the login, and returns the parameters to pass on.
+func (s *Session) check(asked startup) (map[string]string, *Refusal) {
+	refuse := func(text string, args ...any) (map[string]string, *Refusal) {
+		return nil, &Refusal{Reason: policy.ReasonHeaderRule, Code: codeNotAuthorized, Text: fmt.Sprintf(text, args...)}
+	}
+	passed := map[string]string{}
+	for name, value := range asked.parameters {
+		switch {
+		case name == "user" && value != s.Login.User:
+			return refuse("the gateway logs in to %s as user %q only", s.Authority, s.Login.User)
+		case name == "database" && value != s.Login.Database:
+			return refuse("the gateway logs in to database %q of %s only", s.Login.Database, s.Authority)
+		case name == "user", name == "database":
+		case slices.Contains(safeParameters, strings.ToLower(name)):
+			passed[name] = value
+		default:
+			return nil, &Refusal{Reason: policy.ReasonHeaderRule, Code: codeUnsupported,
+				Text: fmt.Sprintf("the startup parameter %q is not passed on; use SET once connected", shown(name))}
+		}
+	}
+	return passed, nil
+}
+
+// shown shortens a text of the box.
+func shown(s string) string {
+	const most = 64
+	if len(s) > most {
+		return s[:most] + "…"
+	}
+	return s
+}

@@ -1,0 +1,198 @@
+package postgres
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"boxgate/policy"
+	"boxgate/proxy/problem"
+)
+
+// server is a server that is logged in to and ready for queries.
+type server struct {
+	conn       *tls.Conn
+	in         io.Reader // what it sends from now on
+	addr       netip.Addr
+	parameters map[string]string
+	status     byte // of the transaction
+	process    uint32
+	key        []byte
+}
+
+// maxMessage is the longest message of a server during the login.
+const maxMessage = 64 << 10
+
+// base returns a configuration without what the environment of the gateway says: all that a login depends on is set over it.
+var base = sync.OnceValues(func() (*pgconn.Config, error) {
+	return pgconn.ParseConfig("host=server port=5432 user=nobody database=none password=none sslmode=disable")
+})
+
+// attempt is one login.
+type attempt struct {
+	s        *Session
+	password string
+	dialled  net.Conn
+	verified bool  // the TLS handshake has shown the server to be the one of the name
+	failed   error // of the dial
+	in       io.Reader
+}
+
+// login connects to the server and logs in.
+func (s *Session) login(ctx context.Context, parameters map[string]string) (*server, *Refusal) {
+	ctx, cancel := context.WithTimeout(ctx, s.LoginTimeout)
+	defer cancel()
+	password, err := s.Password(ctx)
+	if err != nil {
+		return nil, &Refusal{policy.ReasonSecretUnavailable, codeUnavailable,
+			"the secret with which the gateway logs in to " + s.Authority + " is not available", err}
+	}
+	a := &attempt{s: s, password: password.Reveal()}
+	config, err := a.config(parameters)
+	if err != nil {
+		return nil, &Refusal{Reason: policy.ReasonInternal, Err: err}
+	}
+	conn, err := pgconn.ConnectConfig(ctx, config)
+	if err != nil {
+		return nil, a.refusal(err)
+	}
+	server, err := a.take(conn)
+	if err != nil {
+		_ = a.dialled.Close()
+		return nil, a.refusal(err)
+	}
+	return server, nil
+}
+
+// config returns how to log in. The server must prove to be the one of the name, and must want the password: the weaker ways
+// to prove it are for logins that say so.
+func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
+	of, err := base()
+	if err != nil {
+		return nil, err
+	}
+	c, login := of.Copy(), a.s.Login
+	c.Host, c.User, c.Database, c.Password = a.s.Name.String(), login.User, login.Database, a.password
+	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{c.Host}, nil }
+	c.DialFunc, c.TLSConfig, c.Fallbacks = a.dial, a.s.tlsConfig(func() { a.verified = true }), nil
+	c.RuntimeParams, c.ConnectTimeout, c.MaxProtocolMessageBodyLen = parameters, 0, maxMessage
+	c.SSLNegotiation, c.SSLCertMode, c.ChannelBinding = "postgres", "disable", "prefer"
+	c.MinProtocolVersion, c.MaxProtocolVersion = "3.0", "3.0"
+	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		a.in = r
+		return pgproto3.NewFrontend(&messages{r: r}, w)
+	}
+	c.AfterNetConnect, c.ValidateConnect, c.AfterConnect, c.OAuthTokenProvider = nil, nil, nil, nil
+	c.RequireAuth = "scram-sha-256"
+	if login.Auth != policy.AuthSCRAM {
+		c.RequireAuth += "," + login.Auth.String()
+	}
+	return c, nil
+}
+
+// tlsConfig returns how to speak TLS with the server. verified is called once it has proved to be the one of the name.
+func (s *Session) tlsConfig(verified func()) *tls.Config {
+	return &tls.Config{
+		ServerName: s.Name.String(), RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: []string{ProtocolName}, Time: s.Clock,
+		VerifyConnection: func(tls.ConnectionState) error { verified(); return nil },
+	}
+}
+
+func (a *attempt) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	a.dialled, a.failed = a.s.Dial(ctx, netip.Addr{})
+	return a.dialled, a.failed
+}
+
+// take takes the connection from the library that logged in.
+func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
+	taken, err := conn.Hijack()
+	if err != nil {
+		return nil, err
+	}
+	secure, ok := taken.Conn.(*tls.Conn)
+	if !ok || !a.verified {
+		return nil, errors.New("the server was not verified")
+	}
+	if err := secure.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return &server{
+		conn: secure, in: a.in, addr: addrOf(a.dialled), parameters: taken.ParameterStatuses, status: taken.TxStatus,
+		process: taken.PID, key: taken.SecretKey,
+	}, nil
+}
+
+// refusal says why the login failed. What the server itself says is passed on, but never the password.
+func (a *attempt) refusal(err error) *Refusal {
+	var said *pgconn.PgError
+	switch {
+	case a.failed != nil:
+		p := problem.Of(a.failed)
+		return &Refusal{p.Reason, codeUnreachable, p.Detail, a.failed}
+	case a.dialled != nil && !a.verified:
+		return a.s.notVerified(err)
+	case errors.As(err, &said):
+		text := a.without(said.Message)
+		return &Refusal{policy.ReasonUpstreamLogin, said.Code, text, fmt.Errorf("the server refused the login: %s (%s)", text, said.Code)}
+	}
+	return &Refusal{policy.ReasonUpstreamLogin, codeUnreachable, "the gateway could not log in to " + a.s.Authority,
+		errors.New(a.without(err.Error()))}
+}
+
+// notVerified is the refusal where a server does not speak TLS, or not with a certificate for the name.
+func (s *Session) notVerified(err error) *Refusal {
+	return &Refusal{policy.ReasonUpstreamTLS, codeUnreachable, "the TLS certificate of " + s.Authority + " could not be verified",
+		&problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: s.Name, Err: err}}
+}
+
+// without takes the password out of a text of the server.
+func (a *attempt) without(text string) string {
+	if len(a.password) < 4 {
+		return "(not shown: the password is so short that it could be any part of it)"
+	}
+	return strings.ReplaceAll(text, a.password, "[redacted]")
+}
+
+// messages reads no further than the end of a message of a server at a time, so that who reads one by one has not read what
+// follows the last.
+type messages struct {
+	r    io.Reader
+	head [5]byte // the type, and the length with itself
+	n    int     // of head, that were read
+	rest uint32  // of the body
+}
+
+// Read implements [io.Reader].
+func (m *messages) Read(p []byte) (int, error) {
+	if m.rest > 0 {
+		n, err := m.r.Read(p[:min(len(p), int(m.rest))])
+		m.rest -= uint32(n)
+		return n, err
+	}
+	n, err := m.r.Read(p[:min(len(p), len(m.head)-m.n)])
+	copy(m.head[m.n:], p[:n])
+	if m.n += n; m.n == len(m.head) {
+		m.n = 0
+		length := binary.BigEndian.Uint32(m.head[1:])
+		m.rest = max(length, 4) - 4
+	}
+	return n, err
+}
+
+func addrOf(c net.Conn) netip.Addr {
+	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}

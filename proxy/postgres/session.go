@@ -1,0 +1,224 @@
+package postgres
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"boxgate/policy"
+)
+
+// Session is the beginning of one connection of a box to a server that the gateway logs in to. All fields but Roots are
+// required.
+type Session struct {
+	Client    net.Conn // the box, from its first byte
+	Direct    bool     // its first byte is one of TLS
+	Box       policy.BoxID
+	Name      policy.Name // of the server, in its certificate
+	Authority string      // name and port of the server
+	Login     *policy.Postgres
+	Keys      *Keys
+	Roots     *x509.CertPool // trusted for the server; nil: the system's
+	Clock     func() time.Time
+
+	// Terminate performs a TLS handshake with the box, as the server.
+	Terminate func(net.Conn) (*tls.Conn, error)
+	// Password returns the password. Its error is shown to the log alone.
+	Password func(context.Context) (policy.Secret, error)
+	// Dial connects to the server, at an address if one is given. Errors are of type *[policy.DeniedError] or
+	// *problem.Upstream.
+	Dial func(context.Context, netip.Addr) (net.Conn, error)
+
+	HelloTimeout time.Duration // until the box has said what it wants
+	LoginTimeout time.Duration // for the login at the server
+}
+
+// ErrCancelled says that the connection was one to cancel what another does, which has been passed on. There is no more
+// to it.
+var ErrCancelled = errors.New("the connection carried a request to cancel")
+
+// Open speaks with both sides until the server is ready for queries, and tells the box so. If the error is of type
+// *[Refusal] the box was told why.
+func (s *Session) Open(ctx context.Context) (*Link, error) {
+	if err := s.Client.SetDeadline(time.Now().Add(s.HelloTimeout)); err != nil {
+		return nil, err
+	}
+	first, err := s.hello()
+	if err != nil {
+		return nil, s.refuse(helloRefusal(err))
+	}
+	if first.code == codeCancel {
+		return nil, s.cancel(ctx, first)
+	}
+	asked, err := parseStartup(first)
+	if err != nil {
+		return nil, s.refuse(helloRefusal(err))
+	}
+	parameters, refused := s.check(asked)
+	if refused != nil {
+		return nil, s.refuse(refused)
+	}
+	server, refused := s.login(ctx, parameters)
+	if refused != nil {
+		return nil, s.refuse(refused)
+	}
+	link := s.link(server)
+	if err := s.welcome(asked, server, link.key); err != nil {
+		link.Close()
+		return nil, &Refusal{Reason: policy.ReasonClientTLS, Err: fmt.Errorf("telling the box that it is logged in: %w", err)}
+	}
+	return link, nil
+}
+
+// hello reads what the box begins with, up to the packet that says what it wants. TLS may come before it, at once or after
+// a request for it; encryption by GSSAPI is declined.
+func (s *Session) hello() (packet, error) {
+	if s.Direct {
+		if err := s.secure(); err != nil {
+			return packet{}, err
+		}
+	}
+	var asked [2]bool
+	for {
+		p, err := readPacket(s.Client)
+		if err != nil {
+			return p, err
+		}
+		_, secured := s.Client.(*tls.Conn)
+		switch {
+		case p.code == codeTLS && len(p.body) == 0 && !secured && !asked[0]:
+			asked[0] = true
+			if _, err := s.Client.Write([]byte{'S'}); err != nil {
+				return p, err
+			}
+			if err := s.secure(); err != nil {
+				return p, err
+			}
+		case p.code == codeGSS && len(p.body) == 0 && !secured && !asked[1]:
+			asked[1] = true
+			if _, err := s.Client.Write([]byte{'N'}); err != nil {
+				return p, err
+			}
+		case p.code == codeTLS || p.code == codeGSS:
+			return p, errStartup
+		default:
+			return p, nil
+		}
+	}
+}
+
+// errHandshake wraps the error of a TLS handshake with the box.
+type errHandshake struct{ error }
+
+// ProtocolName is what TLS connections say that they are for (ALPN). Without a request for TLS before it, it is required.
+const ProtocolName = "postgresql"
+
+func (s *Session) secure() error {
+	conn, err := s.Terminate(s.Client)
+	if err != nil {
+		return errHandshake{err}
+	}
+	s.Client = conn
+	if s.Direct && conn.ConnectionState().NegotiatedProtocol != ProtocolName {
+		return errHandshake{errors.New("direct TLS without the protocol name " + ProtocolName)}
+	}
+	return nil
+}
+
+// welcome tells the box that it is logged in, in the words of the server.
+func (s *Session) welcome(asked startup, server *server, key cancel) error {
+	var b pgproto3Buffer
+	if asked.minor > 0 || len(asked.options) > 0 {
+		b.add(&pgproto3.NegotiateProtocolVersion{NewestMinorProtocol: 0, UnrecognizedOptions: asked.options})
+	}
+	b.add(&pgproto3.AuthenticationOk{})
+	for name, value := range server.parameters {
+		b.add(&pgproto3.ParameterStatus{Name: name, Value: value})
+	}
+	b.add(&pgproto3.BackendKeyData{ProcessID: key.process, SecretKey: key.key[:]})
+	b.add(&pgproto3.ReadyForQuery{TxStatus: server.status})
+	if b.err != nil {
+		return b.err
+	}
+	if err := s.Client.SetDeadline(time.Now().Add(s.HelloTimeout)); err != nil {
+		return err
+	}
+	if _, err := s.Client.Write(b.bytes); err != nil {
+		return err
+	}
+	return s.Client.SetDeadline(time.Time{})
+}
+
+// pgproto3Buffer collects encoded messages.
+type pgproto3Buffer struct {
+	bytes []byte
+	err   error
+}
+
+func (b *pgproto3Buffer) add(m pgproto3.BackendMessage) {
+	if b.err == nil {
+		b.bytes, b.err = m.Encode(b.bytes)
+	}
+}
+
+// Refusal is why a connection is refused, with a text for each of two audiences: the box is sent Text under the SQLSTATE
+// Code, and the log has Err.
+type Refusal struct {
+	Reason     policy.Reason
+	Code, Text string
+	Err        error
+}
+
+// Error returns the text for the log.
+func (r *Refusal) Error() string {
+	if r.Err != nil {
+		return r.Err.Error()
+	}
+	return r.Text
+}
+
+// Unwrap returns the cause.
+func (r *Refusal) Unwrap() error { return r.Err }
+
+// The SQLSTATE codes of refusals (PostgreSQL documentation, appendix A).
+const (
+	codeProtocolViolation = "08P01"
+	codeUnreachable       = "08001"
+	codeNotAuthorized     = "28000"
+	codeUnsupported       = "0A000"
+	codeUnavailable       = "58000"
+)
+
+// helloRefusal is the refusal of a box that did not say what it wants.
+func helloRefusal(err error) *Refusal {
+	var handshake errHandshake
+	switch {
+	case errors.As(err, &handshake):
+		return &Refusal{Reason: policy.ReasonClientTLS, Err: handshake.error}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &Refusal{policy.ReasonPeekTimeout, codeProtocolViolation, "the startup packet was not complete in time", err}
+	case errors.Is(err, errStartup):
+		return &Refusal{policy.ReasonProtocol, codeProtocolViolation, "this is not the PostgreSQL protocol, version 3", err}
+	}
+	return &Refusal{Reason: policy.ReasonProtocol, Err: fmt.Errorf("before the startup packet was complete: %w", err)}
+}
+
+// refuse tells the box why it is refused.
+func (s *Session) refuse(r *Refusal) error {
+	if r.Text == "" {
+		return r
+	}
+	var b pgproto3Buffer
+	b.add(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: r.Code, Message: r.Text})
+	_ = s.Client.SetDeadline(time.Now().Add(time.Second))
+	_, _ = s.Client.Write(b.bytes) // a disconnected client needs no answer
+	return r
+}

@@ -1,0 +1,90 @@
+package postgres
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+)
+
+// The codes of the packets that a client may begin with (PostgreSQL documentation, 54.7). They have no type byte.
+const (
+	codeVersion3 = 3 << 16
+	codeCancel   = 1234<<16 | 5678
+	codeTLS      = 1234<<16 | 5679
+	codeGSS      = 1234<<16 | 5680
+)
+
+// maxStartup is the longest first packet (MAX_STARTUP_PACKET_LENGTH of PostgreSQL).
+const maxStartup = 10000
+
+// errStartup is the error for a first packet that is not one of PostgreSQL's, or is malformed.
+var errStartup = errors.New("malformed startup packet")
+
+// packet is a first packet: what follows its length.
+type packet struct {
+	code uint32
+	body []byte
+}
+
+// readPacket reads one first packet, and no byte more: what follows may be TLS.
+func readPacket(r io.Reader) (packet, error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return packet{}, err
+	}
+	n := binary.BigEndian.Uint32(head[:4])
+	if n < uint32(len(head)) || n > maxStartup {
+		return packet{}, errStartup
+	}
+	p := packet{code: binary.BigEndian.Uint32(head[4:]), body: make([]byte, n-uint32(len(head)))}
+	_, err := io.ReadFull(r, p.body)
+	return p, err
+}
+
+// startup is what a client asks for.
+type startup struct {
+	minor      uint16            // of the version; the major one is 3
+	parameters map[string]string // user and database among them
+	options    []string          // of the protocol, whose names begin with "_pq_."
+}
+
+// parseStartup reads a StartupMessage: pairs of names and values that end in NUL, and an empty name. Names are not in it twice,
+// since servers would differ on which value counts.
+func parseStartup(p packet) (startup, error) {
+	s := startup{minor: uint16(p.code), parameters: map[string]string{}}
+	if p.code>>16 != codeVersion3>>16 {
+		return s, errStartup
+	}
+	for rest := p.body; ; {
+		name, after, ok := bytes.Cut(rest, []byte{0})
+		if ok && len(name) == 0 && len(after) == 0 {
+			return s, nil
+		}
+		value, after, whole := bytes.Cut(after, []byte{0})
+		if _, twice := s.parameters[string(name)]; !ok || !whole || twice || len(name) == 0 {
+			return s, errStartup
+		}
+		if bytes.HasPrefix(name, []byte("_pq_.")) {
+			s.options = append(s.options, string(name))
+		} else {
+			s.parameters[string(name)] = string(value)
+		}
+		rest = after
+	}
+}
+
+// cancel is a request to cancel what another connection is doing.
+type cancel struct {
+	process uint32
+	key     [4]byte
+}
+
+func parseCancel(p packet) (c cancel, err error) {
+	if len(p.body) != 4+len(c.key) {
+		return c, errStartup
+	}
+	c.process = binary.BigEndian.Uint32(p.body)
+	copy(c.key[:], p.body[4:])
+	return c, nil
+}

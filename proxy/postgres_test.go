@@ -1,0 +1,411 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+const (
+	db         = "db.example.com"
+	dbPort     = 5432
+	dbPassword = "canary-of-the-database"
+	dbRule     = `{"db.example.com:5432": {"postgres": {"user": "app", "database": "orders", "password": {"secret": "db"}, "auth": "password"}}}`
+)
+
+// pgServer is a server that asks for the password in the clear, inside TLS.
+type pgServer struct {
+	t      *testing.T
+	config *tls.Config
+	wants  string // the password
+
+	mu      sync.Mutex
+	logins  []map[string]string // startup parameters, with the password given
+	cancels []pgproto3.CancelRequest
+	free    chan struct{} // closed when a query is cancelled
+}
+
+// pgRig is a rig with a server under a name that the box was told.
+func pgRig(t *testing.T, rules string) (*rig, *pgServer, netip.AddrPort) {
+	t.Helper()
+	r := newRig(t, allow(db+":5432"), patient)
+	r.with(func(c *Config) { c.Secrets = sources{"db": is(dbPassword)} })
+	s := &pgServer{t: t, wants: dbPassword, free: make(chan struct{})}
+	s.config = &tls.Config{Certificates: []tls.Certificate{r.upstream.leaf(t, db)}, NextProtos: []string{"postgresql"}}
+	dst := r.server(dbPort, s.serve)
+	r.names.set(db, dst.Addr())
+	r.names.grant(db, dst.Addr())
+	r.rules(allow(db+":5432"), rules)
+	return r, s, dst
+}
+
+func (s *pgServer) serve(c net.Conn) {
+	defer c.Close()
+	if _, err := io.ReadFull(c, make([]byte, 8)); err != nil {
+		return
+	}
+	_, _ = c.Write([]byte{'S'})
+	secure := tls.Server(c, s.config)
+	b := pgproto3.NewBackend(secure, secure)
+	first, err := b.ReceiveStartupMessage()
+	if err != nil {
+		return
+	}
+	switch first := first.(type) {
+	case *pgproto3.CancelRequest:
+		s.mu.Lock()
+		s.cancels = append(s.cancels, *first)
+		s.mu.Unlock()
+		close(s.free)
+	case *pgproto3.StartupMessage:
+		if s.login(b, first.Parameters) {
+			s.answer(b)
+		}
+	}
+}
+
+func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool {
+	b.Send(&pgproto3.AuthenticationCleartextPassword{})
+	_ = b.Flush()
+	_ = b.SetAuthType(pgproto3.AuthTypeCleartextPassword)
+	m, err := b.Receive()
+	given, ok := m.(*pgproto3.PasswordMessage)
+	if err != nil || !ok {
+		return false
+	}
+	parameters["password"] = given.Password
+	s.mu.Lock()
+	s.logins = append(s.logins, parameters)
+	s.mu.Unlock()
+	if given.Password != s.wants {
+		b.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: "28P01", Message: "not with " + given.Password})
+		_ = b.Flush()
+		return false
+	}
+	b.Send(&pgproto3.AuthenticationOk{})
+	b.Send(&pgproto3.ParameterStatus{Name: "server_version", Value: "17.1"})
+	b.Send(&pgproto3.BackendKeyData{ProcessID: 77, SecretKey: []byte("real")})
+	b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	b.Send(&pgproto3.NoticeResponse{Severity: "NOTICE", Code: "00000", Message: "early"}) // in the same segment
+	return b.Flush() == nil
+}
+
+func (s *pgServer) answer(b *pgproto3.Backend) {
+	for {
+		m, err := b.Receive()
+		q, ok := m.(*pgproto3.Query)
+		if err != nil || !ok {
+			return
+		}
+		if q.String == "wait" {
+			<-s.free
+			b.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "57014", Message: "cancelled"})
+		} else {
+			b.Send(&pgproto3.CommandComplete{CommandTag: []byte(strings.ToUpper(q.String))})
+		}
+		b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		if b.Flush() != nil {
+			return
+		}
+	}
+}
+
+func (s *pgServer) seen() []map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.logins)
+}
+
+// psql is the configuration of a client in the box, which has a dummy password.
+func (r *rig) psql(dst netip.AddrPort, change ...func(*pgconn.Config)) *pgconn.Config {
+	r.t.Helper()
+	c, err := pgconn.ParseConfig("host=" + db + " user=app database=orders password=dummy sslmode=disable")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c.TLSConfig = &tls.Config{ServerName: db, RootCAs: r.boxCA.pool()}
+	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{dst.Addr().String()}, nil }
+	at := r.listen(dst)
+	c.DialFunc = func(context.Context, string, string) (net.Conn, error) { return tryDial(r.t, at) }
+	for _, f := range change {
+		f(c)
+	}
+	return c
+}
+
+func refusedWith(t *testing.T, err error, code, text string) {
+	t.Helper()
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || refused.Code != code || !strings.Contains(refused.Message, text) || strings.Contains(err.Error(), dbPassword) {
+		t.Errorf("%v; want %s: %s", err, code, text)
+	}
+}
+
+// TestPostgresLogin: the server gets the password, which the box does not have, over every way a client may begin; nothing of
+// it is in the events.
+func TestPostgresLogin(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*pgconn.Config){
+		"TLS":        func(*pgconn.Config) {},
+		"direct TLS": func(c *pgconn.Config) { c.SSLNegotiation, c.TLSConfig.NextProtos = "direct", []string{"postgresql"} },
+		"plain":      func(c *pgconn.Config) { c.TLSConfig = nil },
+		"version 3.2": func(c *pgconn.Config) {
+			c.MaxProtocolVersion = "3.2"
+			c.RuntimeParams = map[string]string{"application_name": "x", "TimeZone": "UTC"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, s, dst := pgRig(t, dbRule)
+			c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst, change))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.Exec(t.Context(), "hello").ReadAll(); err != nil || len(got) != 1 || got[0].CommandTag.String() != "HELLO" {
+				t.Errorf("%v, %v", got, err)
+			}
+			if v := c.ParameterStatus("server_version"); v != "17.1" || c.PID() == 77 {
+				t.Errorf("version %q, process %d", v, c.PID())
+			}
+			_ = c.Close(t.Context())
+			if got := s.seen(); len(got) != 1 || got[0]["password"] != dbPassword || got[0]["user"] != "app" || got[0]["database"] != "orders" {
+				t.Errorf("%v", got)
+			}
+			e := r.want("the end", func(e audit.Event) bool { return e.Action == audit.ActionBroker && e.Phase != audit.PhaseOpen })
+			if e.Rule != db+":5432" || e.Login != "postgres://app@db.example.com:5432/orders" || e.Secret != "db" || e.Name != db || e.Addr != dst.Addr() || e.BytesOut == 0 {
+				t.Errorf("%+v", e)
+			}
+			if strings.Contains(fmt.Sprintf("%+v", r.events.list()), dbPassword) {
+				t.Error("the password is in the events")
+			}
+		})
+	}
+}
+
+// TestPostgresRefusals: who asks for something else is told so in the server's words, and the server hears nothing.
+func TestPostgresRefusals(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	for name, c := range map[string]struct {
+		change     func(*pgconn.Config)
+		code, text string
+		reason     policy.Reason
+	}{
+		"another user":      {func(c *pgconn.Config) { c.User = "postgres" }, "28000", `as user "app" only`, policy.ReasonHeaderRule},
+		"another database":  {func(c *pgconn.Config) { c.Database = "postgres" }, "28000", `database "orders"`, policy.ReasonHeaderRule},
+		"replication":       {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"replication": "true"} }, "0A000", "replication", policy.ReasonHeaderRule},
+		"options":           {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"options": "-c x=y"} }, "0A000", "options", policy.ReasonHeaderRule},
+		"user in capitals":  {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"USER": "postgres"} }, "0A000", "USER", policy.ReasonHeaderRule},
+		"session authority": {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"role": "postgres"} }, "0A000", "role", policy.ReasonHeaderRule},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := pgconn.ConnectConfig(t.Context(), r.psql(dst, c.change))
+			refusedWith(t, err, c.code, c.text)
+			r.wantReason(c.reason)
+		})
+	}
+	if got := s.seen(); len(got) > 0 {
+		t.Errorf("the server was logged in to: %v", got)
+	}
+}
+
+// TestPostgresFailures: what goes wrong at the server or with the secret refuses the box with a sentence, and never with the
+// secret.
+func TestPostgresFailures(t *testing.T) {
+	t.Parallel()
+	connect := func(t *testing.T, r *rig, dst netip.AddrPort) error {
+		_, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+		return err
+	}
+	t.Run("refused by the server", func(t *testing.T) {
+		t.Parallel()
+		r, s, dst := pgRig(t, dbRule)
+		s.wants = "another"
+		refusedWith(t, connect(t, r, dst), "28P01", "not with [redacted]")
+		if e := r.wantReason(policy.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
+			t.Errorf("%+v", e)
+		}
+	})
+	t.Run("a weaker way than the rule allows", func(t *testing.T) {
+		t.Parallel()
+		r, s, dst := pgRig(t, strings.Replace(dbRule, `, "auth": "password"`, "", 1))
+		refusedWith(t, connect(t, r, dst), "08001", "could not log in")
+		r.wantReason(policy.ReasonUpstreamLogin)
+		if len(s.seen()) > 0 {
+			t.Error("the password was sent")
+		}
+	})
+	t.Run("the certificate of another", func(t *testing.T) {
+		t.Parallel()
+		r, s, dst := pgRig(t, dbRule)
+		s.config.Certificates = []tls.Certificate{r.upstream.leaf(t, "other.example.com")}
+		refusedWith(t, connect(t, r, dst), "08001", "could not be verified")
+		r.wantReason(policy.ReasonUpstreamTLS)
+		if len(s.seen()) > 0 {
+			t.Error("the password was sent")
+		}
+	})
+	t.Run("no secret", func(t *testing.T) {
+		t.Parallel()
+		r, s, dst := pgRig(t, dbRule)
+		r.with(func(c *Config) {
+			c.Secrets = sources{"db": func(context.Context) (string, error) { return "", errors.New("vault is sealed") }}
+		})
+		refusedWith(t, connect(t, r, dst), "58000", "not available")
+		if e := r.wantReason(policy.ReasonSecretUnavailable); !strings.Contains(e.Error, "vault is sealed") {
+			t.Errorf("%+v", e)
+		}
+		if len(s.seen()) > 0 {
+			t.Error("the server was logged in to")
+		}
+	})
+}
+
+// TestPostgresOtherWays: nothing but the login reaches the server's host and port: no other protocol, no address without the
+// name, and no name that is one of several.
+func TestPostgresOtherWays(t *testing.T) {
+	t.Parallel()
+	ways := map[string]struct {
+		prepare func(*rig, netip.Addr)
+		say     string
+		reason  policy.Reason
+	}{
+		"a request":                {nil, "GET / HTTP/1.1\r\nHost: db.example.com:5432\r\nConnection: close\r\n\r\n", policy.ReasonProtocol},
+		"SSH":                      {nil, "SSH-2.0-x\r\n", policy.ReasonProtocol},
+		"version 2":                {nil, "\x00\x00\x00\x10\x00\x02\x00\x00user\x00a\x00\x00", policy.ReasonProtocol},
+		"GSSAPI twice":             {nil, strings.Repeat("\x00\x00\x00\x08\x04\xd2\x16\x30", 2), policy.ReasonProtocol},
+		"a key of no one":          {nil, "\x00\x00\x00\x10\x04\xd2\x16\x2e\x00\x00\x00\x4dreal", policy.ReasonHeaderRule},
+		"a name that was not told": {func(r *rig, _ netip.Addr) { r.names.grant(db) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNotAllowed},
+		"two names":                {func(r *rig, a netip.Addr) { r.names.grant("other.example.com", a) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNoName},
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, s, dst := pgRig(t, dbRule)
+			if way.prepare != nil {
+				way.prepare(r, dst.Addr())
+			}
+			c := r.dial(dst)
+			_, _ = io.WriteString(c, way.say)
+			_, _ = io.Copy(io.Discard, c)
+			r.wantReason(way.reason)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.logins)+len(s.cancels) > 0 {
+				t.Error("the server was reached")
+			}
+		})
+	}
+}
+
+// TestPostgresCancel: a box cancels its own queries by the key that it was given, and by no other.
+func TestPostgresCancel(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Exec(t.Context(), "wait").ReadAll()
+		done <- err
+	}()
+	if err := c.CancelRequest(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refusedWith(t, <-done, "57014", "cancelled")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.cancels) != 1 || s.cancels[0].ProcessID != 77 || string(s.cancels[0].SecretKey) != "real" {
+		t.Errorf("%+v", s.cancels)
+	}
+}
+
+// TestPostgresIsCut: a connection ends when its secret is revoked, when its rule changes and when it is gone.
+func TestPostgresIsCut(t *testing.T) {
+	t.Parallel()
+	for name, cut := range map[string]struct {
+		by     func(*rig)
+		reason policy.Reason
+	}{
+		"revoked": {func(r *rig) { r.p.Revoke("db") }, policy.ReasonSecretUnavailable},
+		"denied":  {func(r *rig) { r.rules(allow("x.example"), dbRule); r.p.Recheck(r.box.ID) }, policy.ReasonNotAllowed},
+		"no rule": {func(r *rig) { r.rules(allow(db+":5432"), "{}"); r.p.Recheck(r.box.ID) }, policy.ReasonPolicyChanged},
+		"new rule": {func(r *rig) {
+			r.rules(allow(db+":5432"), strings.Replace(dbRule, "orders", "bills", 1))
+			r.p.Recheck(r.box.ID)
+		}, policy.ReasonPolicyChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, _, dst := pgRig(t, dbRule)
+			c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cut.by(r)
+			if _, err := c.Exec(t.Context(), "hello").ReadAll(); err == nil {
+				t.Error("the connection goes on")
+			}
+			r.want("the cut", func(e audit.Event) bool { return e.Verdict == policy.Deny && exchangeReason(e.Reason, cut.reason) })
+		})
+	}
+}
+
+// exchangeReason reports whether a cut was recorded for the reason, or as a change of the policy in general.
+func exchangeReason(got, want policy.Reason) bool {
+	return got == want || want == policy.ReasonNotAllowed && got == policy.ReasonPolicyChanged
+}
+
+// TestPostgresMessages: after the login a second one is not passed on.
+func TestPostgresMessages(t *testing.T) {
+	t.Parallel()
+	for name, say := range map[string][]byte{
+		"a password":       mustEncode(&pgproto3.PasswordMessage{Password: "x"}),
+		"a startup packet": mustEncode(&pgproto3.StartupMessage{ProtocolVersion: 3 << 16, Parameters: map[string]string{"user": "postgres"}}),
+		"no length":        []byte("Q\x00\x00\x00\x03"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, _, dst := pgRig(t, dbRule)
+			c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken, err := c.Hijack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = taken.Conn.Write(say)
+			_ = taken.Conn.SetReadDeadline(time.Now().Add(time.Minute))
+			if _, err := io.Copy(io.Discard, taken.Conn); errors.Is(err, context.DeadlineExceeded) {
+				t.Error("the connection goes on")
+			}
+			r.want("the message", func(e audit.Event) bool { return strings.Contains(e.Error, "no place after the login") })
+		})
+	}
+}
+
+func mustEncode(m pgproto3.FrontendMessage) []byte {
+	b, err := m.Encode(nil)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}

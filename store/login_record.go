@@ -1,0 +1,50 @@
+package store
+
+import (
+	"errors"
+
+	"boxgate/policy"
+)
+
+// loginRecord is the stored form of a login.
+type loginRecord struct {
+	Postgres *postgresRecord `json:"postgres,omitempty"`
+}
+
+type postgresRecord struct {
+	User     string `json:"user"`
+	Database string `json:"database"`
+	Password string `json:"password,omitempty"`
+	Source   string `json:"source,omitempty"`
+	Auth     string `json:"auth"`
+}
+
+func loginRecordOf(l *policy.Login) *loginRecord {
+	if l == nil {
+		return nil
+	}
+	pg := l.Postgres
+	return &loginRecord{Postgres: &postgresRecord{pg.User, pg.Database, pg.Password.Reveal(), pg.Source, pg.Auth.String()}}
+}
+
+// errLogin is the error for a login that this version does not know: a rule without it would let pass what the login
+// refuses.
+var errLogin = errors.New("a header rule in the store has a login of an unknown kind; set the rules again")
+
+// login is the reverse of loginRecordOf.
+func (w *loginRecord) login() (*policy.Login, error) {
+	if w == nil {
+		return nil, nil
+	}
+	if w.Postgres == nil {
+		return nil, errLogin
+	}
+	pg := w.Postgres
+	auth, ok := policy.ParsePostgresAuth(pg.Auth)
+	if !ok {
+		return nil, errLogin
+	}
+	return &policy.Login{Postgres: &policy.Postgres{
+		User: pg.User, Database: pg.Database, Password: policy.NewSecret(pg.Password), Source: pg.Source, Auth: auth,
+	}}, nil
+}
