@@ -204,8 +204,17 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]policy.Secr
 
 // createBox is POST /v2/box.
 func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	var body createBody
-	if err := e.Bodies.Decode(w, r, &body); err != nil {
+	return e.create(w, r, &createBody{})
+}
+
+// creation is the body of a call that makes a box.
+type creation interface {
+	request(hasSecret func(string) bool) (api.CreateRequest, error)
+}
+
+// create reads the body of a call that makes a box, and makes it.
+func (e *Endpoints) create(w http.ResponseWriter, r *http.Request, body creation) (rest.Reply, error) {
+	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return rest.Reply{}, err
 	}
 	req, err := body.request(e.HasSecret)
@@ -217,6 +226,10 @@ func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	e.History.Log(box.ID, "info", "system", "box created")
+	text := "box created"
+	if req.Snapshot != "" {
+		text += " from snapshot " + req.Snapshot
+	}
+	e.History.Log(box.ID, "info", "system", "%s", text)
 	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box)}, nil
 }

@@ -35,19 +35,5 @@ func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateReque
 
 // createFromSnapshot is POST /v2/box/from-snapshot.
 func (e *Endpoints) createFromSnapshot(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	var body fromSnapshotBody
-	if err := e.Bodies.Decode(w, r, &body); err != nil {
-		return rest.Reply{}, err
-	}
-	req, err := body.request(e.HasSecret)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	req.Wait = waitOf(r, req.Ephemeral)
-	box, err := e.Host.CreateBox(r.Context(), req)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	e.History.Log(box.ID, "info", "system", "box created from snapshot %s", req.Snapshot)
-	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box)}, nil
+	return e.create(w, r, &fromSnapshotBody{})
 }

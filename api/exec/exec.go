@@ -86,11 +86,13 @@ type ended struct {
 }
 
 // start runs a command until it ends, its timeout passes or the run is cancelled. It goes on when the client has gone: the
-// client may only have lost its connection, and who wants it to end can say so.
-func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer) <-chan ended {
+// client may only have lost its connection, and who wants it to end can say so. hurry is called when the command is cut
+// short: the writers must not hold it up for long any more.
+func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer, hurry func()) <-chan ended {
 	done := make(chan ended, 1)
 	go func() {
 		run, res, err := e.History.Do(context.WithoutCancel(ctx), c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+			defer context.AfterFunc(ctx, hurry)()
 			lack := &lackWatch{mark: c.lack, w: stderr}
 			res, err := e.Host.Exec(ctx, c.box, c.request, e.remember(run, stdout), e.remember(run, lack))
 			if what, lacking := lack.found(); err == nil && lacking {
@@ -125,19 +127,19 @@ func (e *Endpoints) whole(read reader) rest.Handler {
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		stdout, stderr := &capture{most: e.MaxOutput, held: &e.held}, &capture{most: e.MaxOutput, held: &e.held}
-		context.AfterFunc(r.Context(), func() { // the answer has been written by then
-			stdout.drop()
-			stderr.drop()
-		})
+		answer, err := e.Output.Open(r.Context(), c.box)
+		if err != nil {
+			return rest.Reply{}, err
+		}
+		stdout, stderr := answer.Output(e.MaxOutput), answer.Output(e.MaxOutput)
 		select {
-		case end := <-e.start(r.Context(), c, stdout, stderr):
+		case end := <-e.start(r.Context(), c, stdout, stderr, func() {}):
 			if end.err != nil {
 				return rest.Reply{}, end.err
 			}
 			return rest.Reply{Body: execView{
-				ExitCode: end.res.ExitCode, Output: stdout.text(), Error: stderr.text(), RunID: end.run.ID(),
-				CPUNs: end.res.CPU.Nanoseconds(), Truncated: stdout.cut || stderr.cut,
+				ExitCode: end.res.ExitCode, Output: stdout.Text(), Error: stderr.Text(), RunID: end.run.ID(),
+				CPUNs: end.res.CPU.Nanoseconds(), Truncated: stdout.Cut() || stderr.Cut(),
 			}}, nil
 		case <-r.Context().Done():
 			return rest.Reply{}, r.Context().Err()

@@ -2,9 +2,9 @@ package exec
 
 import (
 	"reflect"
-	"sync/atomic"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/api/history"
 	"boxgate/api/rest"
 	"boxgate/api/stream"
@@ -18,8 +18,8 @@ type Endpoints struct {
 	Bodies  strict.Bodies
 	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes.
 	MaxOutput int
-
-	held atomic.Int64 // bytes of output in answers that are in the making
+	// Output is what the answers of exec and code hold together.
+	Output *capture.Budget
 }
 
 // Routes lists the endpoints.

@@ -17,6 +17,9 @@ import (
 // started.
 const headerDelay = 200 * time.Millisecond
 
+// patience is how long the client of a command that was cut short has to read what is left.
+const patience = 10 * time.Second
+
 // streamed is POST exec-stream and POST code-stream. The SDK's form is the raw output of both streams and then an event "exit" or
 // "error". With Accept: application/x-ndjson each chunk is a frame of its own.
 func (e *Endpoints) streamed(read reader) rest.Handler {
@@ -29,11 +32,12 @@ func (e *Endpoints) streamed(read reader) rest.Handler {
 		late := time.AfterFunc(headerDelay, s.begin)
 		defer late.Stop()
 		select {
-		case end := <-e.start(r.Context(), c, s.stream("stdout"), s.stream("stderr")):
+		case end := <-e.start(r.Context(), c, s.stream("stdout"), s.stream("stderr"), s.hurry):
 			if end.err != nil && !s.begun() {
 				return rest.Reply{}, end.err
 			}
 			s.finish(end.res, end.err)
+			s.leave()
 		case <-r.Context().Done():
 			s.abandon()
 		}
@@ -51,6 +55,9 @@ type execStream struct {
 	started bool
 	closed  bool // the handler has decided how to answer: the delayed header must not be sent
 	gone    bool // the client has, or the handler has returned: output is thrown away, and the command goes on
+
+	pace sync.Mutex // guards the deadline of writes, also while a write holds mu
+	left bool       // the handler has returned: the connection may be another request's
 }
 
 func (s *execStream) begin() {
@@ -116,6 +123,23 @@ func (s *execStream) abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed, s.gone = true, true
+}
+
+// hurry gives a client that does not read a while, and no more.
+func (s *execStream) hurry() {
+	s.pace.Lock()
+	defer s.pace.Unlock()
+	if !s.left {
+		_ = s.rc.SetWriteDeadline(time.Now().Add(patience))
+	}
+}
+
+// leave undoes hurry: the connection may have more requests.
+func (s *execStream) leave() {
+	s.pace.Lock()
+	defer s.pace.Unlock()
+	s.left = true
+	_ = s.rc.SetWriteDeadline(time.Time{})
 }
 
 // finish writes how the command ended. A client that has gone does not get it.

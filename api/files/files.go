@@ -9,12 +9,24 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/policy"
 )
 
-// maxEntries is how many entries of a directory a list shows.
-const maxEntries = 20_000
+const (
+	// maxEntries is how many entries of a directory a list shows.
+	maxEntries = 20_000
+	// fewEntries is how many may be looked at before there is room for more.
+	fewEntries = 500
+	// listCost is what a list of all those takes until the answer is made of it: the names alone have up to 4 MiB.
+	listCost = 8 << 20
+	// maxList bounds the answer, in bytes.
+	maxList = 16 << 20
+	// entryCost is what an entry takes in a list besides its name and path.
+	entryCost = 128
+)
 
 // pathView is the answer of calls that made or changed something.
 type pathView struct {
@@ -23,15 +35,15 @@ type pathView struct {
 
 // with runs f on the files of the box that the request names.
 func (e *Endpoints) with(r *http.Request, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
-	return e.within(r.Context(), r, f)
-}
-
-func (e *Endpoints) within(ctx context.Context, r *http.Request, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Host)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	files, err := e.Host.OpenFiles(ctx, box.ID)
+	return e.in(r.Context(), box.ID, f)
+}
+
+func (e *Endpoints) in(ctx context.Context, box policy.BoxID, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
+	files, err := e.Host.OpenFiles(ctx, box)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -39,11 +51,32 @@ func (e *Endpoints) within(ctx context.Context, r *http.Request, f func(Files) (
 	return f(files)
 }
 
+// show is with for calls whose answer holds what files and directories contain.
+func (e *Endpoints) show(r *http.Request, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	answer, err := e.Output.Open(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.in(r.Context(), box.ID, func(files Files) (rest.Reply, error) { return f(files, answer) })
+}
+
 // change runs a call that answers with a path.
 func (e *Endpoints) change(r *http.Request, path string, f func(Files) error) (rest.Reply, error) {
 	return e.with(r, func(files Files) (rest.Reply, error) {
 		return rest.Reply{Body: pathView{shown(path)}}, f(files)
 	})
+}
+
+// target reads a body, and returns the path that is a field of it.
+func (e *Endpoints) target(w http.ResponseWriter, r *http.Request, body any, path *string) (string, error) {
+	if err := e.Bodies.Decode(w, r, body); err != nil {
+		return "", err
+	}
+	return resolve("path", *path, false)
 }
 
 type readQuery struct {
@@ -77,7 +110,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 			return rest.Reply{}, problem.Invalid("/length", "is larger than %d, the most that one call reads", e.MaxRead)
 		}
 	}
-	return e.with(r, func(files Files) (rest.Reply, error) {
+	return e.show(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
 		info, content, err := files.Read(path, q.Offset, length)
 		if err != nil {
 			return rest.Reply{}, err
@@ -85,14 +118,20 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		if q.Length == nil && info.Size-q.Offset > e.MaxRead {
 			return rest.Reply{}, tooLarge(info.Size, e.MaxRead)
 		}
-		data, err := io.ReadAll(content)
+		data, err := answer.ReadAll(content, max(0, min(length, info.Size-q.Offset)))
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		if int64(len(data)) > e.MaxRead { // it grew, or said nothing of its size, as files of /proc do
+		if int64(len(data)) > e.MaxRead { // it grew
 			return rest.Reply{}, tooLarge(int64(len(data)), e.MaxRead)
 		}
-		return rest.Reply{Body: readAnswer(data, q.Encoding, info.Size)}, nil
+		view := readAnswer(data, q.Encoding, info.Size)
+		if cost := capture.Cost(view.Content); cost > e.Output.Most() {
+			return rest.Reply{}, problem.Refuse(http.StatusRequestEntityTooLarge, "with its control characters escaped the content has %d bytes; read it with encoding=base64, or in ranges", cost)
+		} else if !answer.Take(max(0, cost-len(data))) {
+			return rest.Reply{}, capture.ErrFull
+		}
+		return rest.Reply{Body: view}, nil
 	})
 }
 
@@ -116,10 +155,7 @@ type writeBody struct {
 
 func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body writeBody
-	if err := e.Bodies.Decode(w, r, &body); err != nil {
-		return rest.Reply{}, err
-	}
-	path, err := resolve("path", body.Path, false)
+	path, err := e.target(w, r, &body, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -170,24 +206,44 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.with(r, func(files Files) (rest.Reply, error) {
-		infos, more, err := files.List(dir, maxEntries)
+	return e.show(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
+		infos, more, err := files.List(dir, fewEntries)
+		if err == nil && more {
+			if !answer.Take(listCost) {
+				return rest.Reply{}, capture.ErrFull
+			}
+			infos, more, err = files.List(dir, maxEntries)
+		}
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		view := listView{Files: make([]entryView, 0, len(infos)), Truncated: more}
-		for _, info := range infos {
-			entry := entryView{
-				Name: strings.ToValidUTF8(string(info.Name), "\uFFFD"), Path: shown(dir + "/" + string(info.Name)),
-				Size: info.Size, IsDir: info.IsDir, ModTime: modTime(info), Type: info.Type,
-			}
-			if info.IsDir {
-				entry.Size = 0
-			}
-			view.Files = append(view.Files, entry)
+		view, cost := viewList(dir, infos)
+		view.Truncated = view.Truncated || more
+		if !answer.Take(cost) {
+			return rest.Reply{}, capture.ErrFull
 		}
 		return rest.Reply{Body: view}, nil
 	})
+}
+
+// viewList shows as many entries of a directory as an answer may hold, and tells how much it holds.
+func viewList(dir string, infos []Info) (view listView, cost int) {
+	view.Files = make([]entryView, 0, len(infos))
+	for _, info := range infos {
+		entry := entryView{
+			Name: strings.ToValidUTF8(string(info.Name), "\uFFFD"), Path: shown(dir + "/" + string(info.Name)),
+			Size: info.Size, IsDir: info.IsDir, ModTime: modTime(info), Type: info.Type,
+		}
+		if info.IsDir {
+			entry.Size = 0
+		}
+		if cost += entryCost + capture.Cost(entry.Name) + capture.Cost(entry.Path); cost > maxList {
+			view.Truncated = true
+			break
+		}
+		view.Files = append(view.Files, entry)
+	}
+	return view, cost
 }
 
 func modTime(info Info) string { return time.Unix(0, info.Time).UTC().Format(time.RFC3339) }
@@ -234,10 +290,7 @@ type mkdirBody struct {
 
 func (e *Endpoints) mkdir(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body mkdirBody
-	if err := e.Bodies.Decode(w, r, &body); err != nil {
-		return rest.Reply{}, err
-	}
-	path, err := resolve("path", body.Path, false)
+	path, err := e.target(w, r, &body, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -272,10 +325,7 @@ type removeBody struct {
 
 func (e *Endpoints) remove(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body removeBody
-	if err := e.Bodies.Decode(w, r, &body); err != nil {
-		return rest.Reply{}, err
-	}
-	path, err := resolve("path", body.Path, false)
+	path, err := e.target(w, r, &body, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
@@ -62,7 +63,7 @@ func (h *oneFile) Write(path string, _ uint32, content io.Reader) error {
 
 func serve(t *testing.T, h *oneFile) *httptest.Server {
 	t.Helper()
-	e := &Endpoints{Host: h, Bodies: strict.Bodies{Most: 1 << 20}, MaxRead: 10}
+	e := &Endpoints{Host: h, Bodies: strict.Bodies{Most: 1 << 20}, MaxRead: 10, Output: capture.New(1 << 20)}
 	mux := http.NewServeMux()
 	for _, rt := range e.Routes() {
 		mux.Handle(rt.Pattern(), rest.Answerer{Log: zap.NewNop()}.Serve(rt))

@@ -3,6 +3,7 @@ package files
 import (
 	"reflect"
 
+	"boxgate/api/capture"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
 )
@@ -13,6 +14,8 @@ type Endpoints struct {
 	Bodies strict.Bodies
 	// MaxRead is how many bytes of a file one answer of read holds.
 	MaxRead int64
+	// Output is what the answers of read and list hold together.
+	Output *capture.Budget
 }
 
 // Routes lists the endpoints.

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -17,8 +16,6 @@ import (
 
 const (
 	tarMedia = "application/x-tar"
-	// idleTime is how long a transfer may stand still.
-	idleTime = 2 * time.Minute
 	// maxUploads is how many files one upload holds.
 	maxUploads = 10_000
 	// skippedTrailer says how many files an archive lacks.
@@ -36,7 +33,7 @@ type uploadView struct {
 }
 
 func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	r.Body = steady(w, r)
+	r.Body = rest.SteadyBody(w, r)
 	form, err := r.MultipartReader()
 	if err != nil {
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a form; send Content-Type: multipart/form-data")
@@ -107,7 +104,7 @@ func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != tarMedia {
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a tar archive; send Content-Type: %s", tarMedia)
 	}
-	body := steady(w, r)
+	body := rest.SteadyBody(w, r)
 	return e.change(r, dir, func(files Files) error { return incomplete(files.Unpack(dir, body)) })
 }
 
@@ -142,7 +139,7 @@ func (e *Endpoints) downloadFile(w http.ResponseWriter, files Files, path string
 		content = io.LimitReader(content, info.Size)
 	}
 	w.WriteHeader(http.StatusOK)
-	n, err := io.CopyBuffer(steadyWriter{w, http.NewResponseController(w)}, content, make([]byte, 128<<10))
+	n, err := io.CopyBuffer(rest.SteadyWriter(w), content, make([]byte, 128<<10))
 	if err != nil || n < info.Size {
 		panic(http.ErrAbortHandler)
 	}
@@ -157,7 +154,7 @@ func (e *Endpoints) downloadFolder(w http.ResponseWriter, files Files, path stri
 	w.Header().Set("Content-Type", tarMedia)
 	w.Header().Set("Trailer", skippedTrailer)
 	w.WriteHeader(http.StatusOK)
-	_, err = io.CopyBuffer(steadyWriter{w, http.NewResponseController(w)}, archive, make([]byte, 128<<10))
+	_, err = io.CopyBuffer(rest.SteadyWriter(w), archive, make([]byte, 128<<10))
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -167,35 +164,4 @@ func (e *Endpoints) downloadFolder(w http.ResponseWriter, files Files, path stri
 	}
 	w.Header().Set(skippedTrailer, strconv.Itoa(n))
 	return rest.Reply{Written: true}, nil
-}
-
-// steady returns the body of a request, which may be of any length but not stand still.
-func steady(w http.ResponseWriter, r *http.Request) io.ReadCloser {
-	return &steadyReader{r.Body, http.NewResponseController(w)}
-}
-
-type steadyReader struct {
-	io.ReadCloser
-	rc *http.ResponseController
-}
-
-// Read reads within a deadline; where deadlines are not supported (a test recorder), without.
-func (s *steadyReader) Read(b []byte) (int, error) {
-	_ = s.rc.SetReadDeadline(time.Now().Add(idleTime))
-	n, err := s.ReadCloser.Read(b)
-	_ = s.rc.SetReadDeadline(time.Time{})
-	return n, err
-}
-
-type steadyWriter struct {
-	w  io.Writer
-	rc *http.ResponseController
-}
-
-// Write writes within a deadline.
-func (s steadyWriter) Write(b []byte) (int, error) {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(idleTime))
-	n, err := s.w.Write(b)
-	_ = s.rc.SetWriteDeadline(time.Time{})
-	return n, err
 }

@@ -28,10 +28,11 @@ func (e *Endpoints) query(r *http.Request) (repository, error) {
 
 // outputView is the answer of calls whose result is what git says.
 type outputView struct {
-	Output string `json:"output" doc:"what git printed"`
+	Output    string `json:"output" doc:"what git printed"`
+	Truncated bool   `json:"truncated,omitempty"`
 }
 
-func said(p printed) rest.Reply { return rest.Reply{Body: outputView{p.out + p.err}} }
+func said(p printed) rest.Reply { return rest.Reply{Body: outputView{p.out + p.err, p.truncated}} }
 
 type cloneBody struct {
 	Repo        string `json:"repo" doc:"an address, or owner/name for GitHub" example:"https://github.com/acme/app"`

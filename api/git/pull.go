@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -114,6 +115,9 @@ func (g repository) ask(method, path string, in, out any) error {
 	}
 	if p.status != 0 {
 		return p.failure("curl to " + gitHub)
+	}
+	if p.truncated {
+		return capture.ErrFull
 	}
 	end := strings.LastIndexByte(p.out, '\n')
 	status, err := strconv.Atoi(p.out[end+1:])

@@ -6,6 +6,7 @@ import (
 	"reflect"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/api/history"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
@@ -29,6 +30,8 @@ type Endpoints struct {
 	Bodies  strict.Bodies
 	// MaxOutput is how much of what git prints an answer holds, in bytes.
 	MaxOutput int
+	// Output is what the answers hold together.
+	Output *capture.Budget
 }
 
 // Routes lists the endpoints.

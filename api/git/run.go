@@ -6,9 +6,9 @@ import (
 	"net/http"
 	"path"
 	"strings"
-	"sync"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
@@ -23,6 +23,8 @@ type repository struct {
 	ctx context.Context
 	box policy.BoxID
 	dir string
+	// answer is what is kept of the output of the command that ran last.
+	answer *capture.Answer
 }
 
 // in finds the box that a request names, and a folder of it.
@@ -38,7 +40,8 @@ func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
 	if !path.IsAbs(dir) {
 		dir = path.Join(workspace, dir)
 	}
-	return repository{e, r.Context(), box.ID, dir}, nil
+	answer, err := e.Output.Open(r.Context(), box.ID)
+	return repository{e, r.Context(), box.ID, dir, answer}, err
 }
 
 // printed is what a command has printed, up to a limit, and how it ended.
@@ -50,12 +53,13 @@ type printed struct {
 
 // run runs a program.
 func (g repository) run(stdin io.Reader, args ...string) (printed, error) {
-	out, errs := &capture{most: g.e.MaxOutput}, &capture{most: g.e.MaxOutput}
+	g.answer.Clear()
+	out, errs := g.answer.Output(g.e.MaxOutput), g.answer.Output(g.e.MaxOutput)
 	res, err := g.e.Host.Exec(g.ctx, g.box, api.ExecRequest{Command: args, Dir: g.dir, Stdin: stdin}, out, errs)
 	if err == nil && res.ExitCode == notStarted {
 		err = g.mustExist()
 	}
-	return printed{out.text(), errs.text(), res.ExitCode, out.cut || errs.cut}, err
+	return printed{out.Text(), errs.Text(), res.ExitCode, out.Cut() || errs.Cut()}, err
 }
 
 // notStarted is the status of a program that could not be started, because it or its directory is not there.
@@ -98,27 +102,4 @@ func (p printed) failure(what string) error {
 		return api.Errorf(api.ErrConflict, "%s cannot be run, the image of the box may lack it: %s", what, text)
 	}
 	return problem.Refuse(http.StatusUnprocessableEntity, "%s failed with exit code %d: %s", what, p.status, text)
-}
-
-// capture keeps the first bytes of a stream and discards the rest.
-type capture struct {
-	most int
-	mu   sync.Mutex
-	buf  []byte
-	cut  bool
-}
-
-func (c *capture) Write(b []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	room := c.most - len(c.buf)
-	c.buf = append(c.buf, b[:min(room, len(b))]...)
-	c.cut = c.cut || len(b) > room
-	return len(b), nil
-}
-
-func (c *capture) text() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return strings.ToValidUTF8(string(c.buf), "\uFFFD")
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/policy"
 )
 
@@ -31,7 +32,11 @@ func (b *bare) Exec(_ context.Context, _ policy.BoxID, req api.ExecRequest, _, s
 func TestMissingFolderIsSaid(t *testing.T) {
 	t.Parallel()
 	for there, want := range map[bool]string{true: "the image of the box may lack it", false: `the box has no directory "/src"`} {
-		g := repository{e: &Endpoints{Host: &bare{folder: there}, MaxOutput: 1 << 10}, ctx: t.Context(), box: "box1", dir: "/src"}
+		answer, err := capture.New(1<<20).Open(t.Context(), "box1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := repository{e: &Endpoints{Host: &bare{folder: there}, MaxOutput: 1 << 10}, ctx: t.Context(), box: "box1", dir: "/src", answer: answer}
 		if _, err := g.must("status"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("folder there %v: %v", there, err)
 		}

@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"boxgate/api/boxes"
+	"boxgate/api/capture"
 	"boxgate/api/egress"
 	"boxgate/api/exec"
 	"boxgate/api/files"
@@ -28,15 +29,15 @@ type room struct {
 
 // rooms are all endpoints but the description of them.
 func (a *API) rooms() []room {
-	bodies, past := a.bodies(), a.History
+	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
 	return []room{
 		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
+		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Host: a.Host, Errands: a.Host, History: past, Bodies: bodies}},
 		{"sessions", "Commands that their caller talks to", a.sessions},
-		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead}},
-		{"git", "Git in boxes", &git.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput}},
+		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
+		{"git", "Git in boxes", &git.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},

@@ -59,6 +59,8 @@ type Config struct {
 	MaxOutput int
 	// MaxRead is how many bytes of a file one answer of files/read holds. 0: 16 MiB.
 	MaxRead int64
+	// MaxBuffered is how many bytes all answers that hold output or files of boxes have together. 0: 128 MiB.
+	MaxBuffered int
 }
 
 // API is the http.Handler of the admin API. Safe for concurrent use.
@@ -95,6 +97,9 @@ func New(cfg Config) (*API, error) {
 	}
 	if cfg.MaxRead == 0 {
 		cfg.MaxRead = 16 << 20
+	}
+	if cfg.MaxBuffered == 0 {
+		cfg.MaxBuffered = 128 << 20
 	}
 	a := &API{
 		Config: cfg, mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
