@@ -449,3 +449,42 @@ func TestArchives(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// Nothing is made or changed where a link of the archive leads that is made late, because it leads out of the folder: not by
+// another such link, nor by the permissions of a directory.
+func TestArchivesDoNotFollowTheirLateLinks(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	dir := func(name string) tar.Header { return tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o777} }
+	link := func(name, to string) tar.Header {
+		return tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: to}
+	}
+	for name, c := range map[string]struct {
+		archive []tar.Header
+		want    string // of the folder, if the archive is not refused
+	}{
+		"a link below another":               {[]tar.Header{link("up", "../victim"), link("up/evil", "/etc")}, ""},
+		"a link below one that leads to it":  {[]tar.Header{link("near", "up"), link("up", "../victim"), link("near/evil", "/etc")}, ""},
+		"a link below one that was replaced": {[]tar.Header{dir("sub"), link("here", "sub"), link("here", "../victim"), link("here/sub/evil", "/etc")}, "here sub sub/sub sub/sub/evil"},
+		"permissions":                        {[]tar.Header{link("here", "."), dir("here/sub"), link("here", "../victim")}, "here sub"},
+	} {
+		sh(t, l, id, "rm -rf victim to; mkdir -p victim/sub; chmod 700 victim/sub")
+		var archive bytes.Buffer
+		w := tar.NewWriter(&archive)
+		for _, h := range c.archive {
+			if err := w.WriteHeader(&h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Close()
+		err := openFiles(t, l, id).Send(worker.Request{Op: worker.OpUnpack, Path: []byte("/workspace/home/to")}, &archive)
+		if (err != nil) != (c.want == "") {
+			t.Errorf("%s: %v", name, err)
+		}
+		got := sh(t, l, id, "find victim | sort | tr '\\n' ' '; stat -c %a victim/sub; cd to; find . -mindepth 1 | sort | cut -c3- | tr '\\n' ' '")
+		if outside, inside, _ := strings.Cut(got.out, "\n"); outside != "victim victim/sub 700" || c.want != "" && strings.TrimSpace(inside) != c.want {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

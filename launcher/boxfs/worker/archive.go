@@ -135,8 +135,8 @@ func headerOf(fi fs.FileInfo, name, link string) *tar.Header {
 }
 
 // unpack makes the files of a tar archive below a directory, which is made if it is missing. A name that leads out of it
-// is refused, and no link of the archive itself does: links that could are made last. Those that were there before are
-// followed. What came before an error stays.
+// is refused, and nothing is written through a link of the archive itself that does: such links are made last, where their
+// names led before there were any. Links that were there before are followed. What came before an error stays.
 func unpack(dir string, archive io.Reader) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -162,8 +162,15 @@ func unpack(dir string, archive io.Reader) error {
 
 type unpacker struct {
 	r     *tar.Reader
-	links []*tar.Header // that may lead out of the directory
-	dirs  []*tar.Header // whose permissions come last: they may forbid making files
+	links []late // that may lead out of the directory
+	dirs  []late // whose permissions come last: they may forbid making files
+}
+
+// late is an entry that is finished when all files are there. Its path was free of links when the entry came: none that
+// the archive makes later, in place of another, can lead it elsewhere, for only links are replaced.
+type late struct {
+	at string
+	*tar.Header
 }
 
 func (u *unpacker) one(h *tar.Header) error {
@@ -172,20 +179,31 @@ func (u *unpacker) one(h *tar.Header) error {
 	}
 	switch at := path.Clean(h.Name); h.Typeflag {
 	case tar.TypeDir:
-		u.dirs = append(u.dirs, h)
-		return os.MkdirAll(at, 0o755)
+		real, err := realDir(at)
+		u.dirs = append(u.dirs, late{real, h})
+		return err
 	case tar.TypeReg:
 		return write(at, fs.FileMode(h.Mode).Perm(), u.r)
 	case tar.TypeSymlink:
 		if leadsOut(h.Linkname) {
-			u.links = append(u.links, h)
-			return nil
+			dir, name := split(at)
+			real, err := realDir(path.Clean(dir))
+			u.links = append(u.links, late{path.Join(real, name), h})
+			return err
 		}
 		return symlink(h.Linkname, at)
 	case tar.TypeXGlobalHeader: // of git archive
 		return nil
 	}
 	return &Failure{Errno: unix.EINVAL, Message: fmt.Sprintf("%q in the archive is neither a file, a directory nor a symbolic link", h.Name)}
+}
+
+// realDir makes a directory if it is missing, and returns a path of it that has no links.
+func realDir(at string) (string, error) {
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(at)
 }
 
 // leadsOut reports whether a link may lead out of the directory that it is in.
@@ -195,7 +213,7 @@ func leadsOut(to string) bool {
 
 func (u *unpacker) makeLinks() error {
 	for _, h := range u.links {
-		if err := symlink(h.Linkname, path.Clean(h.Name)); err != nil {
+		if err := symlink(h.Linkname, h.at); err != nil {
 			return err
 		}
 	}
@@ -204,7 +222,7 @@ func (u *unpacker) makeLinks() error {
 
 func (u *unpacker) setModes() error {
 	for _, h := range slices.Backward(u.dirs) {
-		if err := os.Chmod(path.Clean(h.Name), fs.FileMode(h.Mode).Perm()); err != nil {
+		if err := os.Chmod(h.at, fs.FileMode(h.Mode).Perm()); err != nil {
 			return err
 		}
 	}
