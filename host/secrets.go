@@ -37,7 +37,7 @@ func (s *sources) RefreshSecret(ctx context.Context, name string) (api.SecretSta
 		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", policy.ShownSecretName(name))
 	}
 	s.log.Info("a secret is revoked and read anew", zap.String("secret", name))
-	if err := s.secrets.Refresh(ctx, name); errors.Is(err, secrets.ErrStatic) {
+	if err := s.secrets.Refresh(ctx, name); errors.Is(err, secrets.ErrStatic) || errors.Is(err, secrets.ErrBusy) {
 		return api.SecretStatus{}, api.Errorf(api.ErrConflict, "secret %q: %w", name, err)
 	}
 	list, err := s.Secrets(ctx)

@@ -38,14 +38,19 @@ type brokered struct {
 
 // Recheck implements [live.Requests].
 func (b *brokered) Recheck(c *policy.Compiled) policy.Decision {
-	used := b.used.Load()
 	switch {
 	case !b.login.Equal(c.Login(b.rt.Request.Name, b.c.port)):
 		return policy.Decision{Reason: policy.ReasonPolicyChanged, Version: route.Version(c)}
-	case used != nil && used.Revoked():
+	case b.Revoked():
 		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: b.authority(), Version: route.Version(c)}
 	}
 	return policy.Decision{Verdict: policy.Allow}
+}
+
+// Revoked implements [live.Requests].
+func (b *brokered) Revoked() bool {
+	used := b.used.Load()
+	return used != nil && used.Revoked()
 }
 
 // InFlight implements [live.Requests].

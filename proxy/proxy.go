@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -172,11 +173,11 @@ func New(cfg Config) (*Proxy, error) {
 func (p *Proxy) Recheck(box policy.BoxID) { p.recheckAll(p.live.Of(box)) }
 
 // Revoke cuts the connections with a request in progress that was sent with a secret, asked for before the call, and
-// returns when they are closed.
+// returns when they are closed. Other connections are not routed again.
 func (p *Proxy) Revoke(secret string) {
 	p.core.Revoked.Revoke(secret)
 	if p.core.Revoked.Used(secret) {
-		p.recheckAll(p.live.All())
+		p.recheckAll(slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Revoked() }))
 	}
 }
 

@@ -89,6 +89,9 @@ func (visiting) Recheck(*policy.Compiled) policy.Decision {
 	return policy.Decision{Verdict: policy.Allow}
 }
 
+// Revoked implements [live.Requests].
+func (visiting) Revoked() bool { return false }
+
 // InFlight implements [live.Requests].
 func (visiting) InFlight() bool { return true }
 

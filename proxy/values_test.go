@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net/http"
@@ -92,4 +93,51 @@ func TestSecretIsAskedForEachRequest(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestRevokeAsksOnlyWhoHoldsTheSecret: a stream that was sent with the secret is cut; another is not even routed again, which
+// shows in that a policy that came meanwhile does not cut it.
+func TestRevokeAsksOnlyWhoHoldsTheSecret(t *testing.T) {
+	t.Parallel()
+	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newRig(t, allowAll, patient)
+			more := make(chan struct{})
+			stream := func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprint(w, "one\n")
+				w.(http.Flusher).Flush()
+				select {
+				case <-more:
+					fmt.Fprint(w, "two\n")
+				case <-r.Context().Done():
+				}
+			}
+			_, held := l.httpsServer(h2, stream)
+			_, other := l.httpsServer(h2, stream)
+			l.rules(allowAll, `{"`+hostPort(held)+`": {"headers": {"X-Key": {"secret": "s"}}}, "`+hostPort(other)+`": {"headers": {"X-Key": "literal"}}}`)
+			open := func(port uint16) *bufio.Reader {
+				res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = res.Body.Close() })
+				r := bufio.NewReader(res.Body)
+				if _, err := r.ReadString('\n'); err != nil {
+					t.Fatal(err)
+				}
+				return r
+			}
+			a, b := open(held), open(other)
+			l.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil) // and nothing is rechecked
+			l.p.Revoke("s")
+			if text, err := a.ReadString('\n'); err == nil {
+				t.Errorf("the stream with the secret goes on: %q", text)
+			}
+			close(more)
+			if text, err := b.ReadString('\n'); err != nil || text != "two\n" {
+				t.Errorf("the other stream: %q, %v", text, err)
+			}
+		})
+	}
 }

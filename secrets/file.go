@@ -46,6 +46,25 @@ func readFile(ctx context.Context, path string, f form) (policy.Secret, error) {
 	}
 }
 
+// missingTime is how long a file may be missing before it counts as deleted: some programs remove a file before they put
+// the new one in its place.
+const missingTime = 500 * time.Millisecond
+
+// awaitFile is [readFile] for a file that may be about to be replaced, which it waits for.
+func awaitFile(ctx context.Context, path string, f form, patience time.Duration) (policy.Secret, error) {
+	for deadline := time.Now().Add(patience); ; {
+		v, err := readFile(ctx, path, f)
+		if !errors.Is(err, fs.ErrNotExist) || !time.Now().Before(deadline) {
+			return v, err
+		}
+		select {
+		case <-time.After(readPause):
+		case <-ctx.Done():
+			return v, err
+		}
+	}
+}
+
 // readOnce reads the file, up to a byte more than limit, and reports whether it stayed the same while it was read.
 func readOnce(path string, limit int) (raw []byte, stable bool, err error) {
 	// Without O_NONBLOCK, opening a pipe would block until somebody writes to it.

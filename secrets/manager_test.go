@@ -34,7 +34,6 @@ func TestVault(t *testing.T) {
 		}
 	})
 	others := map[string]Source{"t": literal("canary-token"), "id": {File: file(t, "canary-id\n")}, "bad": literal("canary-bad")}
-	at := manager.Vault{Address: server.URL, Path: "a/b", Field: "key", Namespace: "team"}
 	for name, c := range map[string]struct {
 		change func(*manager.Vault)
 		want   string
@@ -52,9 +51,9 @@ func TestVault(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v := at
-			c.change(&v)
-			s, logs := asking(t, server, "vault", &v, others, nil)
+			v := &manager.Vault{Address: server.URL, Path: "a/b", Field: "key", Namespace: "team"}
+			c.change(v)
+			s, logs := asking(t, server, "vault", v, others, nil)
 			if c.want != "" {
 				wants(t, s, "s", c.want)
 			} else {

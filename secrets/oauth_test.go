@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/policy"
 	"boxgate/secrets/oauth"
 )
 
@@ -238,4 +239,53 @@ func TestTokensAreRefreshedAhead(t *testing.T) {
 	server.answers(reply(200, token("third", 3600)))
 	h.pass(commandRefresh-time.Minute, commandRefresh-time.Minute)
 	eventually(t, "the third", func() bool { v, err := s.Secret(t.Context(), "s"); return err == nil && v.Reveal() == "third" })
+}
+
+// An assertion that is refused says that the grant is gone only if a new one is refused too, and the clocks agree.
+func TestARefusedAssertion(t *testing.T) {
+	t.Parallel()
+	server := newTokenServer(t, reply(200, token("first", 3600)))
+	from := &oauth.OAuth2{TokenURL: server.URL, Grant: "jwt_bearer", PrivateKey: "key", Issuer: "me"}
+	s, logs := asking(t, server, "oauth2", from, map[string]Source{"key": {Value: policy.NewSecret(keys().rsa), Document: true}}, nil)
+	wants(t, s, "s", "first")
+	h := &hands{at: s.now()}
+	s.now = h.now
+
+	var mu sync.Mutex
+	seen, ahead, once := map[string]bool{}, time.Duration(0), false
+	server.answers(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		again := seen[r.PostFormValue("assertion")]
+		seen[r.PostFormValue("assertion")] = true
+		w.Header().Set("Date", s.now().wall.Add(ahead).UTC().Format(http.TimeFormat))
+		if once && len(seen) == 2 && !again {
+			reply(200, token("second", 3600))(w, r)
+			return
+		}
+		reply(400, map[string]string{"error": "invalid_grant", "error_description": "no " + r.PostFormValue("assertion")})(w, r)
+	})
+	reset := func(a time.Duration, o bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen, ahead, once = map[string]bool{}, a, o
+	}
+	reset(10*time.Minute, false)
+	h.pass(50*time.Minute, 50*time.Minute) // refreshed ahead
+	wants(t, s, "s", "first")
+	eventually(t, "the source is asked", func() bool { return s.Status()[1].Err != nil })
+	if err := s.Status()[1].Err.Error(); !strings.Contains(err, "invalid_grant") || !strings.Contains(err, "; the gateway's clock is ") {
+		t.Error(err)
+	}
+	wants(t, s, "s", "first")
+
+	reset(0, true)
+	h.pass(time.Minute, time.Minute)
+	eventually(t, "a new assertion is accepted", func() bool { v, err := s.Secret(t.Context(), "s"); return err == nil && v.Reveal() == "second" })
+
+	reset(0, false)
+	h.pass(50*time.Minute, 50*time.Minute)
+	eventually(t, "the value of a revoked grant is not used", func() bool { _, err := s.Secret(t.Context(), "s"); return err != nil })
+	s.Close()
+	quiet(t, logs)
 }

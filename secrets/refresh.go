@@ -51,6 +51,7 @@ type entry struct {
 	err      error   // why the last refresh failed; nil if it did not
 	failures int     // in a row
 	retry    moment  // no refresh before
+	spared   moment  // likewise, because the server asked for it; a revocation does not change that
 	gone     bool    // the source said that there is no such secret any more
 	flight   *flight // the current refresh
 	timer    *time.Timer
@@ -62,8 +63,10 @@ type entry struct {
 type flight struct {
 	done  chan struct{}
 	stale bool // the secret was revoked meanwhile: what was read must not be used. Guarded by the entry's mu
-	value policy.Secret
-	err   error
+	// rereads counts how often that happened. Guarded by the entry's mu.
+	rereads int
+	value   policy.Secret
+	err     error
 }
 
 // get returns the value if it has not expired, else that of a refresh, of which there is one at a time.
@@ -130,12 +133,15 @@ func (e *entry) refresh(f *flight) {
 func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
 	e.mu.Lock()
 	if f.stale {
-		if e.owner.base.Err() == nil {
+		switch {
+		case e.owner.base.Err() != nil:
+			err = e.wrap(errStopping)
+		case retryAfter(err) == 0: // else it would be asked again before it wants to be
 			f.stale = false
+			f.rereads++
 			e.mu.Unlock()
 			return false
 		}
-		err = e.wrap(errStopping)
 	}
 	failedBefore, newlyGone := e.err != nil, false
 	if err == nil {
@@ -167,7 +173,7 @@ func (e *entry) keep(began moment, got reading) error {
 	if e.have, e.value = true, got.value; !e.valid(e.owner.now()) && got.lifetime != 0 {
 		return e.wrap(remote.ErrExpired)
 	}
-	e.told, e.failures, e.retry, e.gone = "", 0, moment{}, false
+	e.told, e.failures, e.retry, e.spared, e.gone = "", 0, moment{}, moment{}, false
 	return nil
 }
 
@@ -175,7 +181,11 @@ func (e *entry) keep(began moment, got reading) error {
 // longer used. The caller holds e.mu.
 func (e *entry) fail(err error) (newlyGone bool) {
 	e.failures++
-	e.retry = e.owner.now().add(e.delay(err))
+	now := e.owner.now()
+	e.retry, e.spared = now.add(e.delay(err)), moment{}
+	if wait := retryAfter(err); wait > 0 {
+		e.spared = now.add(wait)
+	}
 	if !remote.IsGone(err) {
 		return false
 	}
@@ -189,11 +199,15 @@ func (e *entry) delay(err error) time.Duration {
 	if e.source.Remote == nil {
 		return retryDelay
 	}
-	d := min(retryDelay<<min(e.failures-1, 10), maxRetryDelay)
+	return max(min(retryDelay<<min(e.failures-1, 10), maxRetryDelay), retryAfter(err))
+}
+
+// retryAfter is for how long a server asked not to be asked again; 0 if it did not.
+func retryAfter(err error) time.Duration {
 	if refused, ok := errors.AsType[*remote.Error](err); ok {
-		d = max(d, refused.RetryAfter)
+		return refused.RetryAfter
 	}
-	return d
+	return 0
 }
 
 // loadInTime reads the source, but does not wait for longer than its timeout: reading a file on an unreachable network

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/secrets/remote"
 )
 
 // Holders are the connections that carry secrets. Safe for concurrent use.
@@ -33,8 +34,15 @@ func (s *Secrets) held() Holders {
 // ErrStatic is returned for secrets that cannot be read again.
 var ErrStatic = errors.New("it cannot change while the gateway runs; change the configuration, and restart the gateway")
 
+// ErrBusy is returned for secrets that have been revoked repeatedly while their source was being read.
+var ErrBusy = errors.New("it is being read anew since it was last revoked; try again when that is done")
+
+// maxRereads is how often in a row a read may be begun anew because the secret was revoked meanwhile, before [Secrets.Refresh]
+// refuses: requests wait until one ends.
+const maxRereads = 2
+
 // Refresh gives up the value of a secret, and of those that are made with it, cuts the connections that were opened with
-// them, and reads it anew. The value is not used from the call on.
+// them, and reads it anew. The value is not used from the call on. A server that asked not to be asked for a while is not.
 func (s *Secrets) Refresh(ctx context.Context, name string) error {
 	if !s.Has(name) {
 		return &Error{Secret: name, Err: ErrUnknown}
@@ -43,10 +51,22 @@ func (s *Secrets) Refresh(ctx context.Context, name string) error {
 	if e.source.static() {
 		return e.wrap(ErrStatic)
 	}
+	for _, each := range s.entries {
+		if (each == e || s.reaches(each, name)) && each.busy() {
+			return e.wrap(ErrBusy)
+		}
+	}
 	e.drop()
 	s.revoked(name)
 	_, err := e.get(ctx)
 	return err
+}
+
+// busy reports whether revoking the secret once more would keep requests from ever getting it.
+func (e *entry) busy() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.flight != nil && e.flight.rereads >= maxRereads
 }
 
 // revoked is called when a value was given up: those that are made with it are given up, too, and connections that carry
@@ -76,11 +96,15 @@ func (s *Secrets) reaches(e *entry, name string) bool {
 	return false
 }
 
-// drop gives up the value, and what a refresh in progress has read.
+// drop gives up the value, and what a refresh in progress has read. The source is read without the delay after a failure,
+// unless that is the server's wish.
 func (e *entry) drop() {
+	if f, ok := e.source.Remote.(remote.Forgetter); ok {
+		f.Forget()
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.have, e.value, e.retry, e.failures = false, policy.Secret{}, moment{}, 0
+	e.have, e.value, e.retry, e.failures = false, policy.Secret{}, e.spared, 0
 	if e.err == nil {
 		e.err = e.wrap(errRevoked)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote"
 )
 
@@ -157,4 +159,72 @@ func TestStaticSecretsAreNotRefreshed(t *testing.T) {
 		t.Error(err)
 	}
 	wants(t, s, "s", canary)
+}
+
+// A secret that is revoked again and again while it is read becomes available all the same.
+func TestRefreshByHandDoesNotStarve(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		var n atomic.Int64
+		s, _ := scriptedSecrets(t, func(context.Context) (string, error) {
+			v := fmt.Sprintf("v%d", n.Add(1))
+			<-gate
+			return v, nil
+		})
+		withDerived(s, &holders{})
+		refused := make(chan error, 10)
+		for i := range maxRereads + 1 {
+			go func() { refused <- s.Refresh(t.Context(), "s") }()
+			synctest.Wait()
+			if i > 0 { // the read that was under way is worth nothing
+				gate <- struct{}{}
+				synctest.Wait()
+			}
+		}
+		if err := s.Refresh(t.Context(), "s"); !errors.Is(err, ErrBusy) {
+			t.Errorf("revoked while it is read once more: %v", err)
+		}
+		gate <- struct{}{}
+		for range maxRereads + 1 {
+			if err := <-refused; err != nil {
+				t.Error(err)
+			}
+		}
+		close(gate)
+		if err := s.Refresh(t.Context(), "s"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A server that asked not to be asked for a while is not asked when the secret is revoked, and the value is not used.
+func TestRefreshByHandHeedsRetryAfter(t *testing.T) {
+	t.Parallel()
+	server := newTokenServer(t, reply(200, token("first", 3600)))
+	from := &oauth.OAuth2{TokenURL: server.URL, ClientID: "me", ClientSecret: "key"}
+	s, _ := asking(t, server, "oauth2", from, map[string]Source{"key": literal("canary-key")}, nil)
+	wants(t, s, "s", "first")
+	h := &hands{at: s.now()}
+	s.now = h.now
+	server.answers(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Retry-After", "600")
+		reply(429, map[string]string{"error": "slow_down"})(w, r)
+	})
+	if err := s.Refresh(t.Context(), "s"); err == nil || !strings.Contains(err.Error(), "ask again in 10m0s") {
+		t.Error(err)
+	}
+	calls := server.calls.Load()
+	for range 3 {
+		if err := s.Refresh(t.Context(), "s"); err == nil || !strings.Contains(err.Error(), "ask again in 10m0s") {
+			t.Error(err)
+		}
+	}
+	fails(t, s, "s", "status 429")
+	if got := server.calls.Load(); got != calls {
+		t.Errorf("the server was asked %d times more", got-calls)
+	}
+	server.answers(reply(200, token("second", 3600)))
+	h.pass(10*time.Minute, 10*time.Minute)
+	wants(t, s, "s", "second")
 }

@@ -150,7 +150,7 @@ func (s *Secrets) loader(name string, from Source) func(context.Context, policy.
 	switch path := from.path(); {
 	case path != "":
 		return func(ctx context.Context, _ policy.Secret) (reading, error) {
-			v, err := readFile(ctx, path, from.form())
+			v, err := awaitFile(ctx, path, from.form(), missingTime)
 			if errors.Is(err, fs.ErrNotExist) {
 				err = goneError{err}
 			}

@@ -1,6 +1,8 @@
 package secrets
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -219,4 +221,25 @@ func FuzzValue(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A file that is missing for a moment, while it is replaced, is waited for; one that stays away is not.
+func TestAFileIsMissingForAMoment(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "secret")
+	if _, err := awaitFile(t.Context(), path, form{}, 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	read := make(chan string)
+	go func() {
+		v, err := awaitFile(t.Context(), path, form{}, time.Minute)
+		if err != nil {
+			t.Error(err)
+		}
+		read <- v.Reveal()
+	}()
+	replace(t, path, canary)
+	if got := <-read; got != canary {
+		t.Errorf("it is %q", got)
+	}
 }

@@ -161,9 +161,12 @@ func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
 	}
 }
 
+// Revoked reports whether the request was sent with a secret that has been revoked since.
+func (f *Inflight) Revoked() bool { return f.s.Core.Revoked.since(f.asked, f.sources) }
+
 // Stands asks a policy whether the request may continue. One that was sent with a secret that is revoked may not.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
-	if f.s.Core.Revoked.since(f.asked, f.sources) {
+	if f.Revoked() {
 		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}
 	}
 	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)

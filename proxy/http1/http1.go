@@ -143,6 +143,12 @@ func (h *conn) Recheck(c *policy.Compiled) policy.Decision {
 	return f.Stands(c)
 }
 
+// Revoked implements [boxgate/proxy/live.Requests].
+func (h *conn) Revoked() bool {
+	is, some := h.flight.load()
+	return some && is.Revoked()
+}
+
 // InFlight implements [boxgate/proxy/live.Requests].
 func (h *conn) InFlight() bool {
 	_, some := h.flight.load()

@@ -82,6 +82,18 @@ func (c *conn) Recheck(pol *policy.Compiled) policy.Decision {
 	return policy.Decision{Verdict: policy.Allow}
 }
 
+// Revoked implements [boxgate/proxy/live.Requests].
+func (c *conn) Revoked() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for st := range c.flights {
+		if st.flight.Revoked() {
+			return true
+		}
+	}
+	return false
+}
+
 // InFlight implements [boxgate/proxy/live.Requests].
 func (c *conn) InFlight() bool {
 	c.mu.Lock()

@@ -52,6 +52,8 @@ type Conn struct {
 type Requests interface {
 	// Recheck asks a policy that came into force about them. If it denies, the whole connection is cut.
 	Recheck(*policy.Compiled) policy.Decision
+	// Revoked reports whether one of them was sent with a secret that has been revoked since.
+	Revoked() bool
 	// InFlight reports whether there are any that the policy allows.
 	InFlight() bool
 }
@@ -218,6 +220,14 @@ func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed)
 		}
 	}
 	return false
+}
+
+// Revoked reports whether a request in progress was sent with a secret that has been revoked since.
+func (l *Conn) Revoked() bool {
+	l.mu.Lock()
+	watcher := l.watcher
+	l.mu.Unlock()
+	return watcher != nil && watcher.Revoked()
 }
 
 // Reasons for cutting connections that the policy allows.

@@ -27,6 +27,8 @@ type Vault struct {
 	Token   string      `yaml:"token"`    // name of a secret, or one of:
 	AppRole *VaultLogin `yaml:"app_role"` // log in by role and secret ID
 	JWT     *VaultLogin `yaml:"jwt"`      // log in by a token of Kubernetes or another issuer
+
+	session session
 }
 
 // VaultLogin is how the gateway logs in to Vault.
@@ -113,13 +115,16 @@ func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 		return remote.Value{}, err
 	}
 	d.Client = client
-	token, err := v.login(ctx, d)
-	if err != nil {
-		return remote.Value{}, err
-	}
-	if v.KV == 1 {
-		return v.readPlain(ctx, d, token)
-	}
+	return v.withToken(ctx, d, func(token policy.Secret) (remote.Value, error) {
+		if v.KV == 1 {
+			return v.readPlain(ctx, d, token)
+		}
+		return v.readVersioned(ctx, d, token)
+	})
+}
+
+// readVersioned reads a secret from a store of version 2.
+func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token policy.Secret) (remote.Value, error) {
 	var a struct {
 		Data struct {
 			Data     json.RawMessage `json:"data"`
@@ -133,7 +138,7 @@ func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 	if v.Version > 0 {
 		at += "?version=" + strconv.Itoa(v.Version)
 	}
-	if _, err := client.JSON(ctx, v.request(at, token), &a); err != nil {
+	if _, err := d.Client.JSON(ctx, v.request(at, token), &a); err != nil {
 		return remote.Value{}, err
 	}
 	if m := a.Data.Metadata; m.Destroyed || passed(m.Deleted, d.Now()) || string(a.Data.Data) == "null" {
@@ -177,40 +182,4 @@ func escaped(path string) string {
 		parts[i] = url.PathEscape(parts[i])
 	}
 	return strings.Join(parts, "/")
-}
-
-// login returns a token of Vault. That of a login is used once: Vault forgets it when it expires.
-func (v *Vault) login(ctx context.Context, d remote.Desk) (policy.Secret, error) {
-	secret, err := d.Secret(ctx, v.Needs()[0])
-	if err != nil || v.Token != "" {
-		return secret, err
-	}
-	way, method, body := v.JWT, "kubernetes", map[string]string{}
-	if v.AppRole != nil {
-		way, method = v.AppRole, "approle"
-		body["role_id"], body["secret_id"] = way.Role, secret.Reveal()
-	} else {
-		body["role"], body["jwt"] = way.Role, secret.Reveal()
-	}
-	if way.Mount != "" {
-		method = way.Mount
-	}
-	text, err := json.Marshal(body)
-	if err != nil {
-		return policy.Secret{}, err
-	}
-	r := v.request("/v1/auth/"+escaped(method)+"/login", policy.Secret{})
-	r.Body, r.Hide = text, []policy.Secret{secret}
-	var a struct {
-		Auth struct {
-			Token string `json:"client_token"`
-		} `json:"auth"`
-	}
-	if _, err := d.Client.JSON(ctx, r, &a); err != nil {
-		return policy.Secret{}, err
-	}
-	if a.Auth.Token == "" {
-		return policy.Secret{}, remote.ErrAnswer("client_token")
-	}
-	return policy.NewSecret(a.Auth.Token), nil
 }

@@ -58,12 +58,12 @@ func (g *Google) url() string {
 
 // Fetch implements [remote.Source].
 func (g *Google) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
-	signed, err := g.assert(ctx, d)
-	if err != nil {
-		return remote.Value{}, err
-	}
-	q := question{url: g.url(), form: url.Values{"grant_type": {jwtBearer}, "assertion": {signed.Reveal()}}}
-	a, err := q.ask(ctx, d)
+	q := question{url: g.url(), form: url.Values{"grant_type": {jwtBearer}}}
+	a, err := q.asserted(ctx, d, func(form url.Values) error {
+		signed, err := g.assert(ctx, d)
+		form.Set("assertion", signed.Reveal())
+		return err
+	})
 	switch {
 	case err != nil:
 		return remote.Value{}, err

@@ -110,18 +110,21 @@ func (o *OAuth2) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 	if err != nil {
 		return remote.Value{}, err
 	}
-	q.form.Set("grant_type", grantClient)
-	if o.grant() == grantJWT {
-		q.form.Set("grant_type", jwtBearer)
-		if err := o.sign(ctx, d, q.form, "assertion"); err != nil {
-			return remote.Value{}, err
-		}
-	}
-	a, err := q.ask(ctx, d)
+	a, err := o.ask(ctx, d, q)
 	if err != nil {
 		return remote.Value{}, err
 	}
 	return a.value()
+}
+
+// ask completes a question by its grant, and asks it.
+func (o *OAuth2) ask(ctx context.Context, d remote.Desk, q question) (answer, error) {
+	if o.grant() != grantJWT {
+		q.form.Set("grant_type", grantClient)
+		return q.ask(ctx, d)
+	}
+	q.form.Set("grant_type", jwtBearer)
+	return q.asserted(ctx, d, func(form url.Values) error { return o.sign(ctx, d, form, "assertion") })
 }
 
 // question returns what the requests of all grants have in common.

@@ -17,6 +17,8 @@ type Error struct {
 	RetryAfter time.Duration // the server asks not to be asked before; 0: it does not say
 	Said       string        // what the server said, masked; for the log alone
 	Gone       bool          // the secret was revoked or deleted, as opposed to unavailable
+	// Skew is by how much the server's clock is ahead of the gateway's, where that may be why it refused.
+	Skew time.Duration
 }
 
 // Error implements error.
@@ -30,6 +32,12 @@ func (e *Error) Error() string {
 	}
 	if e.Code != "" {
 		text += " (" + e.Code + ")"
+	}
+	switch {
+	case e.Skew > 0:
+		text += "; the gateway's clock is " + e.Skew.String() + " behind the server's"
+	case e.Skew < 0:
+		text += "; the gateway's clock is " + (-e.Skew).String() + " ahead of the server's"
 	}
 	return text
 }

@@ -19,6 +19,13 @@ type Source interface {
 	Fetch(ctx context.Context, d Desk) (Value, error)
 }
 
+// Forgetter is a [Source] that keeps what it made with the secrets that it needs, such as a session.
+type Forgetter interface {
+	// Forget is called when the value, or one of those secrets, is given up: nothing that was made before is used again.
+	// It must not block.
+	Forget()
+}
+
 // Fail reports a problem of the configuration at a key.
 type Fail func(key, format string, args ...any)
 

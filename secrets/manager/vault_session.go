@@ -1,0 +1,126 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/secrets/remote"
+)
+
+// session is the token of a login, which is used until its lease ends: Vault keeps a token of each login until then. Safe for
+// concurrent use.
+type session struct {
+	mu      sync.Mutex
+	token   policy.Secret
+	secret  policy.Secret // what the gateway logged in with
+	expires time.Time
+	retired bool // the token must not be used any more, and is to be revoked
+}
+
+// maxSession bounds how long a token is used, whatever its lease.
+const maxSession = 12 * time.Hour
+
+// Forget implements [remote.Forgetter].
+func (v *Vault) Forget() {
+	v.session.mu.Lock()
+	defer v.session.mu.Unlock()
+	v.session.retired = true
+}
+
+// withToken calls read with a token of Vault, that of the last login if it has one. If Vault does not accept that any more,
+// read is called once more, with a new one.
+func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(policy.Secret) (remote.Value, error)) (remote.Value, error) {
+	secret, err := d.Secret(ctx, v.Needs()[0])
+	if err != nil {
+		return remote.Value{}, err
+	}
+	if v.Token != "" {
+		return read(secret)
+	}
+	if token := v.lasting(ctx, d, secret); token.Reveal() != "" {
+		value, err := read(token)
+		refused, ok := errors.AsType[*remote.Error](err)
+		if !ok || refused.Status != http.StatusForbidden {
+			return value, err
+		}
+		v.Forget()
+		v.lasting(ctx, d, secret)
+	}
+	token, err := v.login(ctx, d, secret)
+	if err != nil {
+		return remote.Value{}, err
+	}
+	return read(token)
+}
+
+// lasting returns the token of the last login if it may still be used, and none if not. One that Vault would keep for longer is
+// revoked.
+func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret policy.Secret) policy.Secret {
+	s := &v.session
+	s.mu.Lock()
+	token, lasts := s.token, d.Now().Before(s.expires)
+	if token.Reveal() != "" && lasts && !s.retired && s.secret.Reveal() == secret.Reveal() {
+		s.mu.Unlock()
+		return token
+	}
+	s.token, s.secret, s.expires, s.retired = policy.Secret{}, policy.Secret{}, time.Time{}, false
+	s.mu.Unlock()
+	if token.Reveal() != "" && lasts {
+		r := v.request("/v1/auth/token/revoke-self", token)
+		r.Method, r.Once = http.MethodPost, true
+		_, _, _ = d.Client.Do(ctx, r) // its lease ends all the same
+	}
+	return policy.Secret{}
+}
+
+// login returns the token of a new login, and remembers it for as long as its lease lasts.
+func (v *Vault) login(ctx context.Context, d remote.Desk, secret policy.Secret) (policy.Secret, error) {
+	r, err := v.loginRequest(secret)
+	if err != nil {
+		return policy.Secret{}, err
+	}
+	var a struct {
+		Auth struct {
+			Token string `json:"client_token"`
+			Lease int64  `json:"lease_duration"` // in seconds; 0: it does not end
+		} `json:"auth"`
+	}
+	began := d.Now()
+	if _, err := d.Client.JSON(ctx, r, &a); err != nil {
+		return policy.Secret{}, err
+	}
+	if a.Auth.Token == "" {
+		return policy.Secret{}, remote.ErrAnswer("client_token")
+	}
+	token, lease := policy.NewSecret(a.Auth.Token), maxSession
+	if a.Auth.Lease > 0 {
+		lease = time.Duration(min(a.Auth.Lease, int64(maxSession/time.Second))) * time.Second
+	}
+	v.session.mu.Lock()
+	defer v.session.mu.Unlock()
+	v.session.token, v.session.secret, v.session.expires = token, secret, began.Add(lease*9/10)
+	return token, nil
+}
+
+// loginRequest is the request to log in.
+func (v *Vault) loginRequest(secret policy.Secret) (remote.Request, error) {
+	way, method, body := v.JWT, "kubernetes", map[string]string{}
+	if v.AppRole != nil {
+		way, method = v.AppRole, "approle"
+		body["role_id"], body["secret_id"] = way.Role, secret.Reveal()
+	} else {
+		body["role"], body["jwt"] = way.Role, secret.Reveal()
+	}
+	if way.Mount != "" {
+		method = way.Mount
+	}
+	text, err := json.Marshal(body)
+	r := v.request("/v1/auth/"+escaped(method)+"/login", policy.Secret{})
+	r.Body, r.Hide = text, []policy.Secret{secret}
+	return r, err
+}
