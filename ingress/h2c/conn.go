@@ -35,8 +35,9 @@ type conn struct {
 	spent  bool             // the reserved stream was opened, or could not be
 	closed bool
 
-	up   h1.Body // of the writer: the request's body
-	down response
+	up    h1.Body // of the writer: the request's body
+	heard bool    // of the writer: the application needs no more of the request
+	down  response
 }
 
 var _ net.Conn = (*conn)(nil)
@@ -51,13 +52,14 @@ func (c *conn) Write(b []byte) (int, error) {
 			return 0, err
 		}
 	}
-	if done {
+	if done || c.heard {
 		return len(b), nil
 	}
-	if err := c.send(s, rest); err != nil && !enough(err) {
-		return len(b), err
+	err := c.send(s, rest)
+	if c.heard = enough(err); c.heard {
+		return len(b), nil // what c.up has of a chunk's beginning will not be continued
 	}
-	return len(b), nil
+	return len(b), err
 }
 
 // enough reports whether a write failed because the application needs no more of the request: its response is to be read all the same

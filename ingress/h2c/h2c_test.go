@@ -150,7 +150,6 @@ func TestResetIsNoEnd(t *testing.T) {
 	}
 }
 
-// TestWhoSpeaksHTTP2 takes nothing but SETTINGS for an answer.
 // TestAnswerBeforeTheEnd: an application that answers before it has read the request, and wants no more of it, does not make the
 // request fail.
 func TestAnswerBeforeTheEnd(t *testing.T) {
@@ -175,6 +174,7 @@ func TestAnswerBeforeTheEnd(t *testing.T) {
 	}
 }
 
+// TestWhoSpeaksHTTP2 takes nothing but SETTINGS for an answer.
 func TestWhoSpeaksHTTP2(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]bool{
