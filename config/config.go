@@ -32,6 +32,7 @@ type Config struct {
 	Limits   Limits   `yaml:"limits"`
 	Ingress  Ingress  `yaml:"ingress"`
 	Launcher Launcher `yaml:"launcher"`
+	Policy   Policies `yaml:"policy"`
 	Secrets  Secrets  `yaml:"secrets,omitempty"`
 	Metrics  Metrics  `yaml:"metrics"`
 	Log      Log      `yaml:"log"`
@@ -139,6 +140,7 @@ func Default() Config {
 		Launcher: Launcher{
 			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(),
 		},
+		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600"},
 		Log:     Log{Level: "info", Format: "json"},
 	}
@@ -224,7 +226,7 @@ func yamlKey(f reflect.StructField) string {
 
 // hasKeys reports whether a field is a section whose keys are the fields of its type.
 func hasKeys(t reflect.Type) bool {
-	return t.Kind() == reflect.Struct && t != reflect.TypeFor[Secrets]()
+	return t.Kind() == reflect.Struct && !parsesItself(t)
 }
 
 // nearestOf is [nearest] of a list.
@@ -309,8 +311,8 @@ func collectFields(v reflect.Value, prefix string, out map[string]reflect.Value)
 		case hasKeys(v.Field(i).Type()):
 			collectFields(v.Field(i), name+"_", out)
 			continue
-		case v.Field(i).Kind() == reflect.Struct:
-			continue // it parses its variables itself
+		case v.Field(i).Type() == reflect.TypeFor[Secrets]():
+			continue // it has variables of its own
 		}
 		out[name] = v.Field(i)
 	}
@@ -340,6 +342,8 @@ func setField(field reflect.Value, value string) error {
 		}
 		*target = d
 	case *Size:
+		return target.UnmarshalText([]byte(value))
+	case *PolicyDocument:
 		return target.UnmarshalText([]byte(value))
 	case *[]string:
 		*target = splitList(value)
@@ -414,6 +418,7 @@ func (c *Config) validate() error {
 		}
 	}
 	c.Limits.check(fail)
+	c.Policy.check(fail)
 	errs = append(errs, c.Secrets.validate())
 	checkListeners(fail, map[string]string{
 		"admin.listen": c.Admin.Listen, "ingress.https": c.Ingress.HTTPS, "ingress.http": c.Ingress.HTTP,

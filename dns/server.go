@@ -172,7 +172,7 @@ func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (policy.Na
 // resolvesAnyway reports whether a name that is not allowed is resolved nevertheless, for its addresses in
 // allowed_cidrs. A name in denied_domains never is.
 func resolvesAnyway(pol *policy.Compiled, name policy.Name, d policy.Decision, qtype uint16) bool {
-	return pol != nil && !name.IsZero() && d.Reason == policy.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers()
+	return pol != nil && !name.IsZero() && d.Reason == policy.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers(name)
 }
 
 // grantAddresses drops the addresses that the policy denies, remembers the rest for the box, and answers with them.

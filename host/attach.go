@@ -12,6 +12,7 @@ import (
 // AttachBox implements [api.Host]. The namespace is opened once and judged and pinned through that: what its name means
 // a moment later does not matter. It gets its interface closed, then its policy; a failure undoes every step.
 func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
+	req.Policy = l.orDefault(req.Policy)
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}

@@ -21,6 +21,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if err != nil {
 		return api.Box{}, err
 	}
+	req.Policy = l.orDefault(req.Policy)
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
@@ -40,6 +41,14 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 		m.ended <- contained(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
 	}()
 	return m.await(ctx, req.Wait, cancel)
+}
+
+// orDefault returns the operator's policy for new boxes where none is given.
+func (l *lifecycle) orDefault(given policy.Spec) policy.Spec {
+	if given.Mode == "" {
+		return l.cfg.Policy.Default.Spec
+	}
+	return given
 }
 
 // discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so

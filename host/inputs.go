@@ -16,6 +16,7 @@ type inputs struct {
 	global    []policy.HeaderRule // of every box
 	tokens    policy.Secret       // what the tokens of its placeholders are made from
 	protected *policy.Protected   // nil: not known, and every address is protected
+	ceiling   *policy.Ceiling     // nil: the operator has set none
 }
 
 // errNoTokenKey refuses placeholders that would all have the same token, or none.
@@ -27,7 +28,7 @@ func (in inputs) compile() (*policy.Compiled, error) {
 		return nil, errNoTokenKey
 	}
 	rules := policy.WithTokens(in.rules(), in.tokens)
-	return policy.Compile(in.spec, rules, in.protected, in.version)
+	return policy.CompileUnder(in.ceiling, in.spec, rules, in.protected, in.version)
 }
 
 // rules are the header rules that apply to the box.
@@ -36,6 +37,8 @@ func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.glo
 // shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
 // use.
 type shared struct {
+	ceiling *policy.Ceiling // the operator's, of the configuration
+
 	mu        sync.Mutex
 	global    []policy.HeaderRule
 	protected *policy.Protected
@@ -45,7 +48,7 @@ type shared struct {
 func (s *shared) inputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return inputs{global: s.global, protected: s.protected}
+	return inputs{global: s.global, protected: s.protected, ceiling: s.ceiling}
 }
 
 // of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds b.mu.

@@ -74,7 +74,11 @@ func open(ctx context.Context, o Options) (*Host, error) {
 // wire gives each of the types that do the work the parts that it needs.
 func (h *Host) wire(context.Context) error {
 	p := h.parts
-	held, common := sandboxes{p.launcher}, &shared{}
+	ceiling, err := p.cfg.Policy.CompileCeiling()
+	if err != nil {
+		return fmt.Errorf("policy.ceiling: %w", err)
+	}
+	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling}
 	net := &enforce.Enforcer{
 		Kernel: p.firewall, Proxy: p.proxy, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}

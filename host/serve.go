@@ -9,6 +9,8 @@ import (
 	"os"
 	"time"
 
+	"boxgate/policy"
+
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -83,6 +85,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	if err := notifySystemd("READY=1"); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
+	h.sayPolicies()
 	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.all())))
 
 	group.Go(func() error {
@@ -90,6 +93,14 @@ func (h *Host) serveParts(ctx context.Context) error {
 		return contained(h.parts.log, func() error { return h.drain(admin, adminServer, metrics) })
 	})
 	return group.Wait()
+}
+
+// sayPolicies says what boxes may reach that were made without a policy.
+func (h *Host) sayPolicies() {
+	p := h.parts.cfg.Policy
+	if p.Default.Spec.Mode == policy.ModeAllowAll && p.Ceiling.Spec.Mode == "" {
+		h.parts.log.Info("boxes created without a policy may reach everything but the protected ranges; policy.default and policy.ceiling limit them")
+	}
 }
 
 // drain finishes what is under way and closes the listeners.

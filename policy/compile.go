@@ -21,6 +21,7 @@ type Compiled struct {
 	ruled      []Pattern // hosts of header rules, ports filled in, and of request rules
 	plan       KernelPlan
 	warnings   []Problem
+	ceiling    *Compiled // what the operator allows at most; nil: everything
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
@@ -33,14 +34,22 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 	if err := ps.err(); err != nil {
 		return nil, err
 	}
+	c := build(spec, parsed, headers, version)
+	c.protected, c.headers = protected, table
+	c.matches = c.matches || table.matches
+	c.plan = c.newKernelPlan(parsed)
+	c.warnings = c.newWarnings(parsed, headers)
+	return c, nil
+}
+
+// build makes the part of a policy that does without the protected ranges and the values of header rules.
+func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *Compiled {
 	c := &Compiled{
-		spec:      spec.clone(),
-		version:   version,
-		protected: protected,
-		domains:   newDomains(parsed.deniedDomains, parsed.allowedDomains),
-		open:      spec.defaultAllow(),
-		headers:   table,
-		rules:     parsed.rules,
+		spec:    spec.clone(),
+		version: version,
+		domains: newDomains(parsed.deniedDomains, parsed.allowedDomains),
+		open:    spec.defaultAllow(),
+		rules:   parsed.rules,
 	}
 	for _, e := range parsed.deniedCIDRs {
 		c.denied.addDenied(e.prefix, e.rule)
@@ -48,12 +57,10 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 	for _, e := range parsed.allowedCIDRs {
 		c.allowed.addAllowed(e.prefix, e.rule)
 	}
-	c.matches = table.matches || slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.match.looksAtFields() })
+	c.matches = slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.match.looksAtFields() })
 	c.anyName = c.domains.any.below.allowed
 	c.findPorts(parsed, headers)
-	c.plan = c.newKernelPlan(parsed)
-	c.warnings = c.newWarnings(parsed, headers)
-	return c, nil
+	return c
 }
 
 // Version returns the version given to [Compile]; 0 for nil.
@@ -113,12 +120,14 @@ func (c *Compiled) judgesRequests(n Name, port uint16) bool {
 			return true
 		}
 	}
-	return false
+	return c.ceiling.Intercepts(n, port)
 }
 
 // NamesDecide reports whether a TCP connection to the port must be judged by its name although its address is allowed:
 // denied_domains, a header rule or a request rule covers the port.
-func (c *Compiled) NamesDecide(port uint16) bool { return c != nil && c.namePorts.Contains(port) }
+func (c *Compiled) NamesDecide(port uint16) bool {
+	return c != nil && (c.namePorts.Contains(port) || c.ceiling.NamesDecide(port))
+}
 
 // RuledNames returns the names, written out in full in header rules and request rules, whose requests on the port are
 // judged. Hosts covered by a wildcard are not among them.
@@ -142,9 +151,14 @@ func (c *Compiled) RulesEveryHost(port uint16) bool {
 	})
 }
 
-// ResolvesOthers reports whether dns: resolve is in force: names that are not allowed are resolved as well, A and AAAA
-// only, and the answers limited to what Decide allows by address.
-func (c *Compiled) ResolvesOthers() bool { return c != nil && c.spec.resolvesOthers() }
+// ResolvesOthers reports whether dns: resolve is in force for a name that is not allowed by itself: it is resolved all the
+// same, A and AAAA only, and the answers limited to what Decide allows by address.
+func (c *Compiled) ResolvesOthers(n Name) bool {
+	if c == nil || c.ceiling == nil {
+		return c != nil && c.spec.resolvesOthers()
+	}
+	return c.resolves(n) && c.ceiling.resolves(n)
+}
 
 // Kernel returns what nftables is to enforce by itself; for nil, a plan that forwards and steers nothing. Callers must
 // not modify its slices.

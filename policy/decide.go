@@ -29,11 +29,22 @@ const (
 //     without a name; otherwise deny
 //
 // What that allows is then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
-// protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. A nil or zero policy denies.
+// protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. What passes all that must be
+// allowed by the operator's ceiling as well, if there is one. A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
 		return Decision{Reason: ReasonNoPolicy}
 	}
+	d := c.decide(r)
+	if d.Verdict == Allow && c.ceiling != nil {
+		d = c.ceiling.limit(r, d)
+	}
+	d.Version = c.version
+	return d
+}
+
+// decide is Decide without the ceiling and the version.
+func (c *Compiled) decide(r Request) Decision {
 	d := c.decideDestination(r)
 	if d.Verdict == Allow && r.Stage != StageDNS {
 		d = c.decideTransport(r, d)
@@ -41,7 +52,6 @@ func (c *Compiled) Decide(r Request) Decision {
 	if d.Verdict == Allow && r.Stage == StageHTTP && len(c.rules) > 0 {
 		d = c.decideRequest(r, d)
 	}
-	d.Version = c.version
 	return d
 }
 

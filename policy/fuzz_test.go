@@ -148,7 +148,7 @@ func FuzzParseSpec(f *testing.F) {
 			t.Fatalf("%s came back as %s", text, twice)
 		}
 		d, err := Compile(again, nil, nil, 1)
-		if err != nil || !reflect.DeepEqual(c.Kernel(), d.Kernel()) || c.ResolvesOthers() != d.ResolvesOthers() {
+		if err != nil || !reflect.DeepEqual(c.Kernel(), d.Kernel()) || c.ResolvesOthers(Name{}) != d.ResolvesOthers(Name{}) {
 			t.Fatalf("%s means something else after it was stored", data)
 		}
 	})

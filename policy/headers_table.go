@@ -264,6 +264,9 @@ func (c *Compiled) Needs(n Name, port uint16) *Needs {
 			all.add(r.match.needs())
 		}
 	}
+	if above := c.ceiling.Needs(n, port); above != nil {
+		all.add(*above)
+	}
 	if all.isZero() {
 		return nil
 	}

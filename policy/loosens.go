@@ -42,6 +42,9 @@ func (c *Compiled) Forwards(a netip.Addr, port uint16, protocol Protocol) bool {
 	if _, listed := c.allowed.lookup(canonicalAddr(a)); !listed && !c.open {
 		return false
 	}
+	if c.ceiling != nil && !c.ceiling.Forwards(a, port, protocol) {
+		return false
+	}
 	if protocol == TCP && c.plan.SteerAllowed.Contains(port) || protocol == UDP && c.plan.RejectUDP.Contains(port) {
 		return false
 	}

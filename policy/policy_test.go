@@ -37,7 +37,7 @@ func TestZeroValuesDeny(t *testing.T) {
 			t.Errorf("%s policy: %+v", name, d)
 		}
 		plan := c.Kernel()
-		if plan.DefaultAllow || len(plan.Allowed) > 0 || c.ResolvesOthers() || c.Intercepts(req.Name, 443) || len(c.Warnings()) > 0 {
+		if plan.DefaultAllow || len(plan.Allowed) > 0 || c.ResolvesOthers(req.Name) || c.Intercepts(req.Name, 443) || len(c.Warnings()) > 0 {
 			t.Errorf("%s policy opens something: %+v", name, plan)
 		}
 	}
@@ -154,7 +154,7 @@ func TestResolvesOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.ResolvesOthers() != want {
+		if c.ResolvesOthers(Name{}) != want {
 			t.Errorf("%s: %t", doc, !want)
 		}
 	}

@@ -175,7 +175,7 @@ func (q *question) connect() Route {
 // resolved for that, an address of the name is needed first.
 func (q *question) unlessLocated(d Decision) Route {
 	rt := denied(q.r, d)
-	if d.Reason == ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers() {
+	if d.Reason == ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers(q.r.Name) {
 		rt.Needs = NeedAddr
 	}
 	return rt
@@ -380,7 +380,7 @@ func (q *question) ruledAt() (bool, Need) {
 
 // resolvable reports whether a name may be asked of the upstream DNS servers.
 func (q *question) resolvable(n Name) bool {
-	return q.Decide(Request{Stage: StageDNS, Box: q.r.Box, Name: n}).Allowed() || q.ResolvesOthers()
+	return q.Decide(Request{Stage: StageDNS, Box: q.r.Box, Name: n}).Allowed() || q.ResolvesOthers(n)
 }
 
 // refuse is the answer for a reason of the data path.

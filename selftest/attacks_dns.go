@@ -54,7 +54,7 @@ func (b *builder) query(s *side, name string, k probe.Kind, server netip.AddrPor
 		switch {
 		case qtype == mdns.TypeANY:
 			a.refused(policy.ReasonProtocol)
-		case d.Allowed(), address && d.Reason == policy.ReasonNotAllowed && b.cfg.Policy.ResolvesOthers():
+		case d.Allowed(), address && d.Reason == policy.ReasonNotAllowed && b.cfg.Policy.ResolvesOthers(n):
 			if !a.own {
 				a.Expected = "allowed"
 				a.skip("allowed by policy: names are resolved")

@@ -34,7 +34,7 @@ func (b *builder) explicit(s *side) {
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", a.Target, a.Target)))
 		b.judged(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
 		a.about, a.read = aboutName(name, policy.StageConn), proxyStatus
-		a.elsewhere = b.cfg.Policy.ResolvesOthers() // then any name may be asked for upstream, to judge its addresses
+		a.elsewhere = b.cfg.Policy.ResolvesOthers(n) // then any name may be asked for upstream, to judge its addresses
 	})
 	b.add(s, "explicit proxy", "absolute-form request for metadata", metadata.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), httpRequest("GET", "http://"+metadata.String()+"/", metadata.String(), a.task.Token)))

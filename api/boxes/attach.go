@@ -27,7 +27,7 @@ type attachBody struct {
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
 	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
-	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create; absent: allow-all"`
+	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create"`
 }
 
 var containerPat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)

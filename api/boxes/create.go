@@ -26,7 +26,7 @@ type createBody struct {
 	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
-	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: allow-all"`
+	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: the gateway's policy.default, which is allow-all unless its operator has set another"`
 	Model         string            `json:"model,omitempty"`
 	Agent         string            `json:"agent,omitempty"`
 	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never read back"`
@@ -64,7 +64,6 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	req := api.CreateRequest{
 		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
 		InitCommand: b.InitCommand, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
-		Policy: policy.Spec{Mode: policy.ModeAllowAll},
 	}
 	b.checkNames(&p)
 	if req.Size == "" {

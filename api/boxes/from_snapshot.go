@@ -6,7 +6,6 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
-	"boxgate/policy"
 )
 
 // fromSnapshotBody is the JSON of a create from a snapshot.
@@ -27,9 +26,6 @@ func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateReque
 	}
 	req.Snapshot = b.SnapshotID
 	req.Size = b.Size
-	if len(b.NetworkPolicy.RawMessage) == 0 {
-		req.Policy = policy.Spec{}
-	}
 	return req, p.Err()
 }
 

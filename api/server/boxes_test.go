@@ -76,7 +76,7 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	f.create(t, `{}`)
-	if req := f.host.created[0]; req.Size != "small" || req.Policy.Mode != policy.ModeAllowAll || req.TTL != 0 {
+	if req := f.host.created[0]; req.Size != "small" || req.Policy.Mode != "" || req.TTL != 0 {
 		t.Errorf("%+v", req)
 	}
 	f.create(t, `{"ephemeral":true}`)
@@ -136,7 +136,7 @@ func TestDelete(t *testing.T) {
 func TestPolicyVersions(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	id := f.create(t, `{}`)
+	id := f.create(t, `{"network_policy":{"mode":"allow-all"}}`)
 	path := "/v2/box/" + id + "/config/network-policy"
 	match := func(tag string) func(*http.Request) {
 		return func(r *http.Request) { r.Header.Set("If-Match", tag) }

@@ -112,9 +112,9 @@ func TestCreateFromSnapshotSaysWhatIsGiven(t *testing.T) {
 	f.call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0","size":"small","network_policy":{"mode":"allow-all"},"ephemeral":true,"ttl":60}`)
 	f.call(t, "POST", "/v2/box", `{}`)
 	for i, want := range []api.CreateRequest{{Snapshot: "snap_0"}, {Snapshot: "snap_0", Size: "small", Ephemeral: true}, {Size: "small"}} {
-		mode := policy.ModeAllowAll
-		if i == 0 {
-			mode = ""
+		mode := policy.Mode("") // the host knows the snapshot's, and the operator's default
+		if i == 1 {
+			mode = policy.ModeAllowAll
 		}
 		got := f.host.created[i]
 		if got.Snapshot != want.Snapshot || got.Size != want.Size || got.Ephemeral != want.Ephemeral || got.Policy.Mode != mode {

@@ -1,0 +1,128 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"go.yaml.in/yaml/v3"
+
+	"boxgate/policy"
+)
+
+// Policies are the operator's own policies.
+type Policies struct {
+	// Default is what a box gets whose creator names no policy.
+	Default PolicyDocument `yaml:"default"`
+	// Ceiling is what no box's policy can exceed; not given: there is none.
+	Ceiling PolicyDocument `yaml:"ceiling"`
+}
+
+// PolicyDocument is a policy in the configuration: a mode alone, or a document as the admin API takes it.
+type PolicyDocument struct {
+	Spec policy.Spec // as far as it could be read; the zero Spec if none is given
+	err  error       // kept for validate, so that it does not hide other mistakes
+}
+
+func defaultPolicies() Policies {
+	return Policies{Default: PolicyDocument{Spec: policy.Spec{Mode: policy.ModeAllowAll}}}
+}
+
+// UnmarshalYAML reads a mode, a policy, or null for none.
+func (d *PolicyDocument) UnmarshalYAML(node *yaml.Node) error {
+	var tree any
+	if err := node.Decode(&tree); err != nil {
+		return err
+	}
+	data, err := json.Marshal(tree)
+	if err != nil {
+		d.err = errors.New("is no policy")
+		return nil
+	}
+	d.read(data)
+	return nil
+}
+
+// UnmarshalText reads a mode, a policy in JSON, or nothing for none.
+func (d *PolicyDocument) UnmarshalText(text []byte) error {
+	if len(text) > 0 && text[0] != '{' {
+		text, _ = json.Marshal(string(text))
+	}
+	d.read(text)
+	return nil
+}
+
+// MarshalYAML writes the policy as it is read.
+func (d PolicyDocument) MarshalYAML() (any, error) {
+	if d.Spec.Mode == "" {
+		return nil, nil
+	}
+	data, err := json.Marshal(d.Spec)
+	if err != nil {
+		return nil, err
+	}
+	var tree any
+	err = json.Unmarshal(data, &tree)
+	return tree, err
+}
+
+func (d *PolicyDocument) read(data []byte) {
+	*d = PolicyDocument{}
+	if len(data) == 0 || string(data) == "null" || string(data) == `""` {
+		return
+	}
+	var headers []policy.HeaderRule
+	if d.Spec, headers, d.err = policy.ParseNetworkPolicy(data); d.err == nil && len(headers) > 0 {
+		d.err = errors.New("transforms belong into the policies of boxes, or into the header rules of all boxes")
+	}
+}
+
+// CompileCeiling returns the ceiling ready to limit policies, nil if there is none.
+func (p Policies) CompileCeiling() (*policy.Ceiling, error) {
+	if p.Ceiling.Spec.Mode == "" {
+		return nil, nil
+	}
+	return policy.NewCeiling(p.Ceiling.Spec)
+}
+
+func (p Policies) check(fail func(key, format string, args ...any)) {
+	report := func(key string, err error) {
+		var invalid *policy.InvalidError
+		if !errors.As(err, &invalid) {
+			fail(key, "%v", err)
+			return
+		}
+		for _, problem := range invalid.Problems {
+			fail(key, "%s", at(problem))
+		}
+	}
+	switch {
+	case p.Default.err != nil:
+		report("policy.default", p.Default.err)
+	case p.Default.Spec.Mode == "":
+		fail("policy.default", `is empty; use allow-all, deny-all or a policy`)
+	default:
+		if _, err := policy.Compile(p.Default.Spec, nil, nil, 1); err != nil {
+			report("policy.default", err)
+		}
+	}
+	if p.Ceiling.err != nil {
+		report("policy.ceiling", p.Ceiling.err)
+	} else if _, err := p.CompileCeiling(); err != nil {
+		report("policy.ceiling", err)
+	}
+}
+
+// at writes a problem of a document in one line.
+func at(p policy.Problem) string {
+	if p.Pointer == "" {
+		return p.Message
+	}
+	return fmt.Sprintf("%s %s", p.Pointer, p.Message)
+}
+
+// parsesItself reports whether a type reads its part of the file and its variables by itself.
+func parsesItself(t reflect.Type) bool {
+	return t == reflect.TypeFor[Secrets]() || t == reflect.TypeFor[PolicyDocument]()
+}

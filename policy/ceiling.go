@@ -1,0 +1,201 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Ceiling is the operator's policy above those of the boxes: what it denies is denied, whatever the policy of a box says.
+// Immutable and safe for concurrent use.
+type Ceiling struct{ policy *Compiled }
+
+// ruleCeiling is the rule of decisions for which the ceiling has no entry to name, and begins the others.
+const ruleCeiling = "policy.ceiling"
+
+// NewCeiling makes a policy the ceiling of others. Its rules for requests may only deny: what one allowed could not be
+// taken back by another, which users of allow rules expect. The error is an *[InvalidError] that lists every problem.
+func NewCeiling(spec Spec) (*Ceiling, error) {
+	var ps problems
+	parsed := checkSpec(spec, &ps)
+	for i, r := range spec.Rules {
+		if r.Action == actionAllow {
+			ps.add(element("/rules", i)+"/action", `is "allow"; a ceiling takes only rules that deny`)
+		}
+	}
+	if len(spec.Repos) > 0 {
+		ps.add("/repos", "belong into the policies of boxes; a ceiling takes only rules that deny")
+	}
+	if err := ps.err(); err != nil {
+		return nil, err
+	}
+	c := build(spec, parsed.under(ruleCeiling+": "), nil, 0)
+	c.protected = &Protected{} // the policy below looks after those
+	c.plan = c.newKernelPlan(parsed)
+	return &Ceiling{c}, nil
+}
+
+// under returns the entries with a prefix to the text that decisions name.
+func (p parsedSpec) under(prefix string) parsedSpec {
+	for _, list := range [][]domain{p.allowedDomains, p.deniedDomains} {
+		for i := range list {
+			list[i].rule = prefix + list[i].rule
+		}
+	}
+	for _, list := range [][]cidr{p.allowedCIDRs, p.deniedCIDRs} {
+		for i := range list {
+			list[i].rule = prefix + list[i].rule
+		}
+	}
+	for i := range p.rules {
+		p.rules[i].rule = prefix + p.rules[i].rule
+	}
+	return p
+}
+
+// CompileUnder is [Compile] below a ceiling: the policy allows what both allow, and forwards in the kernel what both would
+// forward. A nil ceiling takes nothing away.
+func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *Protected, version uint64) (*Compiled, error) {
+	c, err := Compile(spec, headers, protected, version)
+	if err != nil || ceiling == nil {
+		return c, err
+	}
+	top := ceiling.policy
+	c.ceiling = top
+	c.matches = c.matches || top.matches
+	c.ruled = slices.Concat(c.ruled, top.ruled)
+	c.plan = c.plan.under(top.plan)
+	c.warnings = append(c.warnings, c.beyond(top)...)
+	return c, nil
+}
+
+// limit is the decision below a ceiling for what the policy itself allows.
+func (c *Compiled) limit(r Request, d Decision) Decision {
+	top := c.decide(r)
+	if top.Verdict != Allow {
+		if top.Rule == "" {
+			top.Rule = ruleCeiling
+		}
+		return top
+	}
+	dialName := d.DialName || top.DialName
+	if d.Reason == ReasonAllowedCIDR && top.Reason != ReasonAllowedCIDR {
+		d.Reason, d.Rule = ReasonNotDenied, ruleCeiling // bytes that name no host pass only to addresses that both list
+	}
+	d.DialName = dialName
+	return d
+}
+
+// resolves reports whether a name may be asked for upstream as far as this policy alone is concerned.
+func (c *Compiled) resolves(n Name) bool {
+	d := c.decide(Request{Stage: StageDNS, Name: n})
+	return d.Allowed() || d.Reason == ReasonNotAllowed && c.spec.resolvesOthers()
+}
+
+// under returns what both plans forward, and steers to the proxy what either of them does not leave to the kernel.
+func (p KernelPlan) under(top KernelPlan) KernelPlan {
+	out := KernelPlan{
+		Version:      p.Version,
+		DefaultAllow: p.DefaultAllow && top.DefaultAllow,
+		Denied:       unite(p.Denied, top.Denied),
+		Protected:    p.Protected,
+		SteerAllowed: p.SteerAllowed.with(top.SteerAllowed),
+		RejectUDP:    p.RejectUDP.with(top.RejectUDP),
+	}
+	switch {
+	case out.DefaultAllow:
+		out.SteerOther = out.SteerAllowed.clone()
+	case p.DefaultAllow:
+		out.Allowed, out.SteerOther = top.Allowed, top.SteerOther
+	case top.DefaultAllow:
+		out.Allowed, out.SteerOther = p.Allowed, p.SteerOther
+	default:
+		out.Allowed, out.SteerOther = common(p.Allowed, top.Allowed), p.SteerOther.with(top.SteerOther)
+	}
+	return out
+}
+
+// with returns the ports of both sets.
+func (s PortSet) with(other PortSet) PortSet {
+	out := s.clone()
+	if other.All {
+		out.add(0)
+	}
+	for _, port := range other.Ports {
+		out.add(port)
+	}
+	return out
+}
+
+// unite returns the addresses of either list.
+func unite(a, b []netip.Prefix) []netip.Prefix {
+	var all ranges
+	for _, p := range slices.Concat(a, b) {
+		all.insert(p, "")
+	}
+	return all.merged()
+}
+
+// common returns the addresses of both lists, which are in order and do not overlap within themselves.
+func common(a, b []netip.Prefix) (out []netip.Prefix) {
+	for len(a) > 0 && len(b) > 0 {
+		switch p, q := a[0], b[0]; {
+		case p == q:
+			out, a, b = append(out, p), a[1:], b[1:]
+		case !p.Overlaps(q) && p.Addr().Less(q.Addr()):
+			a = a[1:]
+		case !p.Overlaps(q):
+			b = b[1:]
+		case p.Bits() > q.Bits():
+			out, a = append(out, p), a[1:]
+		default:
+			out, b = append(out, q), b[1:]
+		}
+	}
+	return out
+}
+
+// beyond finds what the policy allows and the ceiling does not.
+func (c *Compiled) beyond(top *Compiled) []Problem {
+	var ps problems
+	if c.open && !top.open {
+		ps.add("/mode", "the operator's policy.ceiling allows less: boxes reach no more than what it lists")
+	}
+	for i, s := range c.spec.AllowedDomains {
+		if p, flaw := parsePattern(s); flaw == "" && !top.allowsSome(p) {
+			ps.add(element("/allowed_domains", i), "%s is beyond the operator's policy.ceiling, so it has no effect", quoted(s))
+		}
+	}
+	for i, s := range c.spec.AllowedCIDRs {
+		if p, err := parseCIDR(s); err == nil && !top.reachesSome(p) {
+			ps.add(element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, so it has no effect", quoted(s))
+		}
+	}
+	return ps.list
+}
+
+// allowsSome reports whether the policy may allow a name that the pattern covers. Where addresses are allowed the name may
+// lead to one.
+func (c *Compiled) allowsSome(p Pattern) bool {
+	switch {
+	case c.domains.deniesWhole(p):
+		return false
+	case c.open || len(c.spec.AllowedCIDRs) > 0:
+		return true
+	}
+	return slices.ContainsFunc(c.spec.AllowedDomains, func(s string) bool {
+		q, flaw := parsePattern(s)
+		if p.port != 0 {
+			q = q.withPort(p.port)
+		}
+		_, meet := intersect(p, q)
+		return flaw == "" && meet
+	})
+}
+
+// reachesSome reports whether the policy may allow an address of the prefix. Where names are allowed one may lead there.
+func (c *Compiled) reachesSome(p netip.Prefix) bool {
+	if _, denied := c.denied.table.LookupPrefix(p); denied {
+		return false
+	}
+	return c.open || len(c.spec.AllowedDomains) > 0 || c.allowed.table.OverlapsPrefix(p)
+}

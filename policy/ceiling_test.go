@@ -1,0 +1,230 @@
+package policy
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// underCeiling compiles both policies, and the ceiling as a policy of its own.
+func underCeiling(in, top interpreter) (both, own, ceiling *Compiled) {
+	for i := range top.spec.Rules {
+		top.spec.Rules[i].Action = actionDeny
+	}
+	own = in.compile()
+	above, err := NewCeiling(top.spec)
+	if own == nil || err != nil {
+		return nil, nil, nil
+	}
+	both, err = CompileUnder(above, in.spec, in.headers, own.protected, own.version)
+	if err != nil {
+		panic(err)
+	}
+	ceiling, err = Compile(top.spec, nil, &Protected{}, own.version)
+	if err != nil {
+		panic(err)
+	}
+	return both, own, ceiling
+}
+
+// FuzzCeiling: below a ceiling a policy allows what both allow and nothing else, goes to a name's own address where one of
+// them demands it, and has the kernel forward only what both would forward.
+func FuzzCeiling(f *testing.F) {
+	for seed := range uint64(300) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		r := random{rand.New(rand.NewPCG(seed, 7))}
+		in, top := r.interpreter(), r.interpreter()
+		both, own, ceiling := underCeiling(in, top)
+		if both == nil {
+			return
+		}
+		checkShape(t, both.Kernel())
+		for range 50 {
+			req := r.request()
+			got, a, b := both.Decide(req), own.Decide(req), ceiling.Decide(req)
+			if got.Allowed() != (a.Allowed() && b.Allowed()) {
+				t.Fatalf("%+v under %+v: %+v is %+v; the policy says %+v, the ceiling %+v", in.spec, top.spec, req, got, a, b)
+			}
+			if got.Allowed() && got.DialName != (a.DialName || b.DialName) {
+				t.Fatalf("%+v under %+v: %+v is %+v; the policy says %+v, the ceiling %+v", in.spec, top.spec, req, got, a, b)
+			}
+			addr := netip.MustParseAddr(pick(r, someAddrs)).WithZone("")
+			port, proto := pick(r, somePorts), pick(r, []Protocol{TCP, UDP, ICMP})
+			checkFateUnder(t, both, own, ceiling, addr, port, proto)
+		}
+	})
+}
+
+func checkFateUnder(t *testing.T, both, own, ceiling *Compiled, a netip.Addr, port uint16, proto Protocol) {
+	t.Helper()
+	if a.Is4In6() {
+		return // the kernel never sees one
+	}
+	got := simulate(both.Kernel(), a, port, proto)
+	one, other := simulate(own.Kernel(), a, port, proto), simulate(ceiling.Kernel(), a, port, proto)
+	if (got == forwarded) != (one == forwarded && other == forwarded) {
+		t.Fatalf("%+v under %+v: the kernel has %s port %d %s %s; the policy has it %s, the ceiling %s", own.spec, ceiling.spec, a, port, proto, got, one, other)
+	}
+	if forwards := both.Forwards(a, port, proto); got != forwarded && forwards {
+		t.Fatalf("%+v under %+v: Forwards says true of %s port %d %s, which is %s", own.spec, ceiling.spec, a, port, proto, got)
+	}
+	for _, s := range someNames {
+		n, _ := ParseName(s)
+		d := both.Decide(Request{Stage: StageConn, Name: n, Addr: a, Port: port, Protocol: proto})
+		if got == refused && proto == TCP && d.Allowed() {
+			t.Fatalf("%+v under %+v: the kernel refuses %s port %d, which is allowed as %s", own.spec, ceiling.spec, a, port, s)
+		}
+		if got == forwarded && both.Intercepts(n, port) && proto == TCP {
+			t.Fatalf("%+v under %+v: the kernel forwards %s port %d past the rules for %s", own.spec, ceiling.spec, a, port, s)
+		}
+	}
+}
+
+// FuzzRouteUnderCeiling: whatever way a connection passes below a ceiling, it is one on which both policies allow it.
+func FuzzRouteUnderCeiling(f *testing.F) {
+	for seed := range uint64(300) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		r := random{rand.New(rand.NewPCG(seed, 8))}
+		in, top := r.interpreter(), r.interpreter()
+		both, own, ceiling := underCeiling(in, top)
+		if both == nil {
+			return
+		}
+		for range 50 {
+			req, e := r.routed()
+			got := both.Route(req, e)
+			if !passes(got) {
+				continue
+			}
+			for _, c := range []*Compiled{own, ceiling} {
+				if rt := c.Route(req, e); !passes(rt) && !got.ByName && len(e.Told) < 2 {
+					t.Fatalf("%+v under %+v: %+v with %+v is %+v, but %+v by %+v alone", in.spec, top.spec, req, e, got, rt, c.spec)
+				}
+				if d := c.Decide(got.Request); !d.Allowed() {
+					t.Fatalf("%+v under %+v: %+v with %+v is %+v, which %+v denies: %+v", in.spec, top.spec, req, e, got, c.spec, d)
+				}
+			}
+		}
+	})
+}
+
+// TestCeiling: the operator's ceiling holds whatever a box's policy says, and decisions say that it was the ceiling.
+func TestCeiling(t *testing.T) {
+	for _, c := range []struct {
+		name, ceiling, policy string
+		request               Request
+		want                  Reason
+		rule                  string
+	}{
+		{
+			"a denied name", `{"mode":"custom","denied_domains":["*.evil.test"]}`, `{"mode":"allow-all"}`,
+			Request{Stage: StageDNS, Name: mustName(t, "x.evil.test")}, ReasonDeniedDomain, "policy.ceiling: *.evil.test",
+		},
+		{
+			"a denied address", `{"mode":"custom","denied_cidrs":["203.0.113.0/24"]}`, `{"mode":"custom","allowed_cidrs":["203.0.113.7/32"]}`,
+			Request{Stage: StageKernel, Addr: netip.MustParseAddr("203.0.113.7"), Port: 22, Protocol: TCP}, ReasonDeniedCIDR, "policy.ceiling: 203.0.113.0/24",
+		},
+		{
+			"what it does not list", `{"mode":"custom","allowed_domains":["api.good.test"]}`, `{"mode":"allow-all"}`,
+			Request{Stage: StageConn, Name: mustName(t, "other.test"), Port: 443, Protocol: TCP}, ReasonNotAllowed, "policy.ceiling",
+		},
+		{
+			"everything", `{"mode":"deny-all"}`, `{"mode":"allow-all"}`,
+			Request{Stage: StageConn, Name: mustName(t, "other.test"), Port: 443, Protocol: TCP}, ReasonDenyAll, "policy.ceiling",
+		},
+		{
+			"a request", `{"mode":"allow-all","rules":[{"hosts":["api.good.test"],"methods":["DELETE"],"action":"deny"}]}`, `{"mode":"allow-all","rules":[{"hosts":["api.good.test"],"action":"allow"}]}`,
+			Request{Stage: StageHTTP, Name: mustName(t, "api.good.test"), Port: 443, Protocol: TCP, Method: "DELETE", Path: "/"}, ReasonRequestRule, "policy.ceiling: deny DELETE api.good.test",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			top, err := ParseSpec([]byte(c.ceiling))
+			if err != nil {
+				t.Fatal(err)
+			}
+			above, err := NewCeiling(top)
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec, err := ParseSpec([]byte(c.policy))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := CompileUnder(above, spec, nil, &Protected{}, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := p.Decide(c.request); d.Verdict != Deny || d.Reason != c.want || d.Rule != c.rule || d.Version != 3 {
+				t.Errorf("%+v; want %s by %q", d, c.want, c.rule)
+			}
+		})
+	}
+}
+
+// TestCeilingOfAddressesKeepsNames: names are still resolved below a ceiling of CIDRs, and led to what it lists.
+func TestCeilingOfAddressesKeepsNames(t *testing.T) {
+	above, err := NewCeiling(Spec{Mode: ModeCustom, AllowedCIDRs: []string{"203.0.113.0/24"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := CompileUnder(above, Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test"}}, nil, &Protected{}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := mustName(t, "api.good.test")
+	if !c.ResolvesOthers(good) || c.ResolvesOthers(mustName(t, "bad.test")) {
+		t.Error("the policy's name must be resolved, and no other")
+	}
+	for addr, want := range map[string]bool{"203.0.113.7": true, "192.0.2.1": false} {
+		req := Request{Stage: StageConn, Name: good, Addr: netip.MustParseAddr(addr), Port: 443, Protocol: TCP}
+		if d := c.Decide(req); d.Allowed() != want {
+			t.Errorf("%s: %+v", addr, d)
+		}
+	}
+}
+
+// TestCeilingWarns: what the ceiling takes away is said to whoever sets the policy.
+func TestCeilingWarns(t *testing.T) {
+	above, err := NewCeiling(Spec{Mode: ModeCustom, AllowedDomains: []string{"*.good.test:443"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		spec Spec
+		want []string
+	}{
+		{Spec{Mode: ModeAllowAll}, []string{"/mode"}},
+		{Spec{Mode: ModeDenyAll}, nil},
+		{Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test", "*", "bad.test", "api.good.test:80"}}, []string{"/allowed_domains/2", "/allowed_domains/3"}},
+	} {
+		p, err := CompileUnder(above, c.spec, nil, &Protected{}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, w := range p.Warnings() {
+			got = append(got, w.Pointer)
+		}
+		if strings.Join(got, " ") != strings.Join(c.want, " ") {
+			t.Errorf("%+v: warnings at %v, want %v", c.spec, got, c.want)
+		}
+	}
+}
+
+// TestCeilingRefusesWhatItCannotMean: a rule that allows in a ceiling would be taken for one that the boxes can rely on.
+func TestCeilingRefusesWhatItCannotMean(t *testing.T) {
+	_, err := NewCeiling(Spec{
+		Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"a.test"}, Action: actionAllow}},
+		Repos: []RepoRule{{Name: "o/r", Access: "read"}},
+	})
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) || len(invalid.Problems) < 2 {
+		t.Errorf("%v", err)
+	}
+}
