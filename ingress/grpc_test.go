@@ -53,6 +53,7 @@ func (f *fixture) grpcClient(t *testing.T, host string) *grpc.ClientConn {
 	t.Helper()
 	c, err := grpc.NewClient("passthrough:///"+host+domain,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: f.roots})),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), // a busy machine may take too long for the handshake
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", f.https)
 		}))

@@ -88,7 +88,9 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 			break
 		}
 		if err := l.send(toClient{Type: c.stream, Data: c.data}); err != nil {
-			l.end(err)
+			if !l.spoken.Load() { // else there are some moments left for the client to learn why
+				l.end(err)
+			}
 			return false
 		}
 		offset = c.end
