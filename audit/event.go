@@ -53,7 +53,7 @@ type Event struct {
 	Version    uint64         `json:"policy_version,omitempty"`
 	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values
 	Login      string         `json:"login,omitempty"`     // what the gateway logged in to, and as whom
-	Secret     string         `json:"secret,omitempty"`    // name of the secret that it logged in with, never the value
+	Secret     string         `json:"secret,omitempty"`    // name of the secret that it logged in with, or of the client certificate; never the value
 	BytesIn    int64          `json:"bytes_in,omitempty"`  // towards the box
 	BytesOut   int64          `json:"bytes_out,omitempty"` // from the box
 	Duration   time.Duration  `json:"duration_ns,omitempty"`

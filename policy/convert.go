@@ -131,10 +131,11 @@ func writeEntry(r HeaderRule) map[string]any {
 			placeholders[p.Variable] = map[string]string{"secret": p.Source}
 		}
 	}
-	out := map[string]any{"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "scrub": r.Scrub, "deny": r.Deny}
+	out := map[string]any{"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "scrub": r.Scrub, "deny": r.Deny,
+		"client_certificate": r.Client.written()}
 	for key, given := range map[string]bool{
 		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
-		"placeholders": len(placeholders) > 0, "scrub": r.Scrub, "deny": r.Deny,
+		"placeholders": len(placeholders) > 0, "scrub": r.Scrub, "deny": r.Deny, "client_certificate": r.Client != nil,
 	} {
 		if !given {
 			delete(out, key)
@@ -168,8 +169,8 @@ func plainHeaders(r HeaderRule, ps *problems) map[string]string {
 	if r.Login != nil {
 		ps.add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
-	if r.Deny || r.Scrub || len(r.Placeholders) > 0 {
-		ps.add(at, "has placeholders, scrub or deny, which the other dialect does not know")
+	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
+		ps.add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
 	if r.Pattern.Port() != 0 {
 		ps.add(at, "has a port, which the other dialect does not know")

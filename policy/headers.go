@@ -39,6 +39,8 @@ type HeaderRule struct {
 	Shared       *SharedScrub  // of the compiled rules of a host with alternatives of which one scrubs; nil in rules as written
 	Deny         bool          // the requests are refused; nothing else is given
 	Login        *Login        // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
+	// Client authenticates the gateway to the server in the TLS handshake; nil if nothing does.
+	Client *ClientCertificate
 }
 
 // SharedScrub is what responses of a host must not show whichever alternative applied, or none: one request may have a server
@@ -76,8 +78,11 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return len(r.Headers)+len(r.Placeholders) > 0 || r.Deny || r.Login != nil
+	return r.secretive() || r.Deny || r.Login != nil || r.Client != nil
 }
+
+// secretive reports whether the rule changes texts in requests, which responses may show.
+func (r HeaderRule) secretive() bool { return len(r.Headers)+len(r.Placeholders) > 0 }
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
 // pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares

@@ -28,7 +28,8 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 // ParseHeaderRules reads a JSON document of header rules: host pattern → entry, or a list of entries that are
 // alternatives. An entry whose members are all strings is compact, as for [ParseHeaders]; any other is the full form
 //
-//	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "scrub": bool, "deny": bool}
+//	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "scrub": bool, "deny": bool,
+//	 "client_certificate": {"secret": name}}
 //
 // where a value is a string, {"value": string} or {"secret": name}, in headers with "prefix" and "suffix" around it.
 // The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [Login]. known reports
@@ -139,9 +140,9 @@ func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
 	p.checkRemoved(at, &rule)
 	switch {
 	case len(p.list) > before:
-	case rule.Deny && (len(rule.Headers)+len(rule.Placeholders) > 0 || rule.Scrub):
+	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil):
 		p.add(pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
-	case rule.Scrub && !rule.Applies():
+	case rule.Scrub && !rule.secretive():
 		p.add(pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
 	}
 	return rule
@@ -161,12 +162,44 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, value
 			rule.Match = readMatch(at, v, &p.problems)
 			checkMatch(at, *rule.Match, &p.problems)
 		},
-		"headers":      func(at string, v value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
-		"remove":       func(at string, v value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
-		"placeholders": func(at string, v value) { rule.Placeholders = p.placeholders(at, v) },
-		"scrub":        flag(&rule.Scrub),
-		"deny":         flag(&rule.Deny),
+		"headers":            func(at string, v value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
+		"remove":             func(at string, v value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
+		"placeholders":       func(at string, v value) { rule.Placeholders = p.placeholders(at, v) },
+		"scrub":              flag(&rule.Scrub),
+		"deny":               flag(&rule.Deny),
+		"client_certificate": func(at string, v value) { rule.Client = p.clientCertificate(at, v) },
 	}
+}
+
+// clientCertificate reads {"secret": name} or {"certificate": {"secret": name}, "key": {"secret": name}}.
+func (p *headerParser) clientCertificate(at string, v value) *ClientCertificate {
+	var c ClientCertificate
+	both := ""
+	part := func(to *string) func(string, value) {
+		return func(at string, v value) {
+			v.fields(at, `{"secret": name}`, &p.problems, map[string]func(string, value){
+				"secret": func(at string, v value) { *to = p.source(at, v) },
+			})
+			if v.kind == kindObject && !v.has("secret") {
+				p.add(at, `has no "secret"`)
+			}
+		}
+	}
+	v.fields(at, "an object with secret, or with certificate and key", &p.problems, map[string]func(string, value){
+		"secret":      func(at string, v value) { both = p.source(at, v) },
+		"certificate": part(&c.Certificate),
+		"key":         part(&c.Key),
+	})
+	switch {
+	case v.kind != kindObject:
+	case v.has("secret") && (v.has("certificate") || v.has("key")):
+		p.add(at, `has "secret" beside "certificate" or "key"; give one secret that holds both, or two`)
+	case v.has("secret"):
+		return &ClientCertificate{both, both}
+	case !v.has("certificate") || !v.has("key"):
+		p.add(at, `needs "secret", or "certificate" and "key"`)
+	}
+	return &c
 }
 
 // removed reads the names of headers to remove.

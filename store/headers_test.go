@@ -23,7 +23,8 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 		"headers": {"Authorization": {"secret": "openai", "prefix": "canary-prefix ", "suffix": " canary-suffix"}, "X": "canary-literal"},
 		"placeholders": {"KEY": {"secret": "openai"}, "OTHER": "canary-other"}, "scrub": true}, "b.test": {}, "*.c.test": {"X": ""},
 		"d.test": [{"match": {"methods": ["GET"], "path": {"regex": "^/a"}, "query": {"q": {"exact": ""}}, "headers": [{"key": {"prefix": "x-"}}]}, "deny": true},
-			{"headers": {"B": "canary-second"}, "remove": ["A"]}]}`), nil)
+			{"headers": {"B": "canary-second"}, "remove": ["A"]}],
+		"e.test": {"client_certificate": {"certificate": {"secret": "cert"}, "key": {"secret": "key"}}}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ type ruleRecord struct {
 	Scrub        bool                `json:"scrub,omitempty"`
 	Deny         bool                `json:"deny,omitempty"`
 	Login        *loginRecord        `json:"login,omitempty"`
+	Client       *clientRecord       `json:"client_certificate,omitempty"`
 }
 
 type headerRecord struct {
@@ -31,6 +32,12 @@ type headerRecord struct {
 	Remove bool   `json:"remove,omitempty"`
 }
 
+// clientRecord names the secrets of a client certificate.
+type clientRecord struct {
+	Certificate string `json:"certificate"`
+	Key         string `json:"key"`
+}
+
 type placeholderRecord struct {
 	Variable string `json:"variable"`
 	Value    string `json:"value,omitempty"`
@@ -39,7 +46,9 @@ type placeholderRecord struct {
 
 // recordOf returns the stored form of a rule. Tokens are derived from the box's key and are not stored.
 func recordOf(r policy.HeaderRule) ruleRecord {
-	w := ruleRecord{Pattern: r.Pattern.String(), Match: r.Match, Scrub: r.Scrub, Deny: r.Deny}
+	w := ruleRecord{
+		Pattern: r.Pattern.String(), Match: r.Match, Scrub: r.Scrub, Deny: r.Deny, Client: (*clientRecord)(r.Client),
+	}
 	for _, h := range r.Headers {
 		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix, h.Remove})
 	}
@@ -56,7 +65,9 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 	if err != nil {
 		return policy.HeaderRule{}, fmt.Errorf("a header rule in the store has no valid pattern; set the rules again: %w", err)
 	}
-	rule := policy.HeaderRule{Pattern: pattern, Match: w.Match, Scrub: w.Scrub, Deny: w.Deny}
+	rule := policy.HeaderRule{
+		Pattern: pattern, Match: w.Match, Scrub: w.Scrub, Deny: w.Deny, Client: (*policy.ClientCertificate)(w.Client),
+	}
 	for _, h := range w.Headers {
 		rule.Headers = append(rule.Headers, policy.Header{
 			Name: h.Name, Value: policy.NewSecret(h.Value), Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix, Remove: h.Remove,

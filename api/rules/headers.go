@@ -37,6 +37,13 @@ type headerEntryView struct {
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
 	Postgres     *postgresView     `json:"postgres,omitempty"`
+	Client       *clientView       `json:"client_certificate,omitempty"`
+}
+
+// clientView names the secrets of a client certificate.
+type clientView struct {
+	Certificate string `json:"certificate" doc:"the secret that holds it"`
+	Key         string `json:"key" doc:"the secret that holds its private key; it may be the same"`
 }
 
 type postgresView struct {
@@ -89,7 +96,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 
 // viewRule returns what may be shown of one rule.
 func viewRule(rule policy.HeaderRule) headerEntryView {
-	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny}
+	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny, Client: (*clientView)(rule.Client)}
 	for _, h := range rule.Headers { // sorted by name
 		if h.Remove {
 			one.Remove = append(one.Remove, h.Name)

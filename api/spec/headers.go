@@ -52,6 +52,19 @@ type headerEntryBody struct {
 	Scrub        bool                   `json:"scrub,omitempty" doc:"mask the rule's secrets in responses"`
 	Remove       []string               `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
 	Deny         bool                   `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
+	Client       *clientCertificate     `json:"client_certificate,omitempty" doc:"authenticate to the server by a client certificate"`
+}
+
+// clientCertificate describes where a client certificate comes from.
+type clientCertificate struct {
+	Secret      string     `json:"secret,omitempty" doc:"name of a secret with the certificate, intermediate ones and the private key, in PEM"`
+	Certificate *secretRef `json:"certificate,omitempty" doc:"instead, one secret for the certificates"`
+	Key         *secretRef `json:"key,omitempty" doc:"and another for the private key"`
+}
+
+// secretRef names a secret.
+type secretRef struct {
+	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
 }
 
 // headerValue is the value of one header or placeholder.

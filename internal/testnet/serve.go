@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -18,7 +19,7 @@ import (
 // the connections. Call it after [Net.AddHost].
 func (n *servers) ServeHTTP(host string, handler http.Handler, protocols ...string) error {
 	for _, addr := range n.zone.addrsOf(host) {
-		err := n.serveHandler(netip.AddrPortFrom(addr, 80), false, handler, protocols)
+		err := n.serveHandler(netip.AddrPortFrom(addr, 80), false, handler, &tls.Config{NextProtos: protocols})
 		if err != nil {
 			return err
 		}
@@ -28,17 +29,24 @@ func (n *servers) ServeHTTP(host string, handler http.Handler, protocols ...stri
 
 // ServeHTTPSAt is [servers.ServeHTTP] for one port alone, over TLS.
 func (n *servers) ServeHTTPSAt(host string, port uint16, handler http.Handler, protocols ...string) error {
+	return n.ServeTLS(host, port, handler, &tls.Config{NextProtos: protocols})
+}
+
+// ServeTLS is [servers.ServeHTTPSAt] with a configuration that lacks nothing but the host's certificate.
+func (n *servers) ServeTLS(host string, port uint16, handler http.Handler, config *tls.Config) error {
 	for _, addr := range n.zone.addrsOf(host) {
-		if err := n.serveHandler(netip.AddrPortFrom(addr, port), true, handler, protocols); err != nil {
+		if err := n.serveHandler(netip.AddrPortFrom(addr, port), true, handler, config); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Handler, protocols []string) error {
-	if len(protocols) == 0 {
-		protocols = []string{"h2", "http/1.1"}
+func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Handler, config *tls.Config) error {
+	config = config.Clone()
+	config.GetCertificate = n.chooseCertificate
+	if len(config.NextProtos) == 0 {
+		config.NextProtos = []string{"h2", "http/1.1"}
 	}
 	ln, err := n.listen(at)
 	if err != nil {
@@ -46,14 +54,10 @@ func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Hand
 	}
 	s := &http.Server{
 		Handler: handler, ReadHeaderTimeout: time.Minute, MaxHeaderBytes: 1 << 20, ErrorLog: n.serverLog(),
-		TLSConfig: &tls.Config{GetCertificate: n.chooseCertificate, NextProtos: protocols}, Protocols: new(http.Protocols),
+		TLSConfig: config, Protocols: new(http.Protocols),
 	}
 	s.Protocols.SetHTTP1(true)
-	for _, p := range protocols {
-		if p == http2.NextProtoTLS {
-			s.Protocols.SetHTTP2(true)
-		}
-	}
+	s.Protocols.SetHTTP2(slices.Contains(config.NextProtos, http2.NextProtoTLS))
 	n.closeLater(s)
 	ln = recorded{ln, n.records, n.conns}
 	n.running.Go(func() {

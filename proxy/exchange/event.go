@@ -65,6 +65,9 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 		return
 	}
 	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
+	if r.identity != nil {
+		e.Secret = r.header.Client.Certificate
+	}
 	e.Action = audit.ActionForward
 	if x.s.Secure {
 		e.Action = audit.ActionIntercept

@@ -75,5 +75,5 @@ func (r *Ruling) sourcesOf() (names []string) {
 			names = append(names, name)
 		}
 	}
-	return names
+	return append(names, r.header.Client.Sources()...)
 }

@@ -48,6 +48,7 @@ type Core struct {
 	Secrets    Secrets // nil: a rule that names one refuses its requests
 	Log        *zap.Logger
 	Revoked    Revocations
+	identities identities
 	MaxStreams int // requests of a box over HTTP/2 in progress at a time
 }
 

@@ -39,12 +39,9 @@ func (k *Core) secret(ctx context.Context, name string) (string, error) {
 
 // fetch returns the value of a secret, which is not empty.
 func (k *Core) fetch(ctx context.Context, name string) (string, error) {
-	if k.Secrets == nil {
-		return "", fmt.Errorf("secret %q: %w", name, errNoSecrets)
-	}
-	s, err := k.Secrets.Secret(ctx, name)
+	s, err := k.document(ctx, name)
 	if err != nil {
-		return "", fmt.Errorf("secret %q: %w", name, err)
+		return "", err
 	}
 	v := s.Reveal()
 	if v == "" {
@@ -102,6 +99,9 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	r.asked = s.Core.Revoked.count.Load()
 	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err == nil {
 		r.Swaps, err = s.Core.swaps(ctx, r.header.Placeholders, m.Tokens.Found)
+	}
+	if err == nil {
+		r.identity, err = s.Core.identity(ctx, r.header.Client)
 	}
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err

@@ -15,8 +15,8 @@ import (
 // maxSessions is the number of TLS sessions cached per box.
 const maxSessions = 128
 
-// DialTLS dials d and performs a TLS handshake that verifies the server to be d.name against the configured roots. alpn
-// lists the protocols to offer, most preferred first. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
+// DialTLS dials d and performs a TLS handshake that verifies the server to be d.name against the configured roots, and
+// presents the client certificate of d, if it has one. alpn lists the protocols to offer, most preferred first. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*tls.Conn, error) {
 	if d.name.IsZero() {
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
@@ -25,17 +25,23 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(direct(raw), &tls.Config{
+	config := &tls.Config{
 		ServerName:         d.name.String(),
 		RootCAs:            p.cfg.Roots,
 		NextProtos:         alpn,
 		MinVersion:         tls.VersionTLS12,
 		Time:               fault.Now,
 		ClientSessionCache: p.sessionsOf(box.ID),
-	})
+	}
+	check := d.identity.present(config)
+	conn := tls.Client(direct(raw), config)
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.HandshakeTimeout)
 	defer cancel()
-	if err := conn.HandshakeContext(ctx); err != nil {
+	err = conn.HandshakeContext(ctx)
+	if err == nil {
+		err = check()
+	}
+	if err != nil {
 		_ = raw.Close()
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.name, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}

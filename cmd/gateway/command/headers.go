@@ -111,6 +111,7 @@ type headerEntry struct {
 	Placeholders []struct{ Variable, Secret string }
 	Scrub, Deny  bool
 	Postgres     struct{ User, Database, Secret string }
+	Client       *struct{ Certificate string } `json:"client_certificate"`
 }
 
 func renderHeaders(w io.Writer, a headersAnswer) error {
@@ -142,6 +143,9 @@ func (e headerEntry) row() []string {
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")
+	}
+	if e.Client != nil {
+		headers = append(headers, withSecret("(client certificate)", e.Client.Certificate))
 	}
 	for _, p := range e.Placeholders {
 		placeholders = append(placeholders, withSecret(p.Variable, p.Secret))
