@@ -259,6 +259,15 @@ type execFiles struct {
 	terminal                          bool
 }
 
+// started is the ID of the process that the runtime has started; 0 if it has not told.
+func (f execFiles) started() int {
+	pid, err := readPid(f.pid)
+	if err != nil {
+		return 0
+	}
+	return pid
+}
+
 // newExecFiles writes the process to start where only we and the runtime can read it.
 func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles, remove func(), err error) {
 	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(id)+"-")
@@ -304,8 +313,7 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	if err = cmd.Wait(); err == nil {
 		return nil
 	}
-	process.ReapOrphans()
-	time.AfterFunc(time.Second, process.ReapOrphans) // one may just be dying
+	process.ReapOrphans(func(pid int) bool { return branch.Has(pid) || pid == files.started() })
 	if ctx.Err() != nil {
 		err = errors.Join(err, abandon(branch))
 	}

@@ -2,9 +2,14 @@ package launcher
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"boxgate/policy"
 
 	"golang.org/x/sys/unix"
 )
@@ -113,4 +118,74 @@ func makeDir(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// The first process of a box is killed while commands are being started in it. Whatever the runtime leaves of them, the box
+// is seen to have ended: no zombie keeps its PID namespace.
+func TestHalfStartedCommandsAreReaped(t *testing.T) {
+	t.Parallel()
+	for _, runtime := range []string{"runc", withoutUnified(t)} {
+		if runtime == "" {
+			t.Log("NOT RUN under crun, which this host does not have")
+			continue
+		}
+		t.Run(filepath.Base(runtime), func(t *testing.T) {
+			t.Parallel()
+			l := newLauncher(t)
+			l.cfg.Runtime, l.runc.Command, l.runc.ExtraArgs = runtime, runtime, extraArgs(runtime)
+			for range 8 {
+				killedAmongStarts(t, l, newBox(t, l, nil))
+			}
+		})
+	}
+}
+
+// killedAmongStarts kills the first process of a box while commands are started, and waits until the box has ended.
+func killedAmongStarts(t *testing.T, l *Launcher, id policy.BoxID) {
+	t.Helper()
+	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for i := range 6 {
+		all.Go(func() {
+			for n := 0; ; n++ {
+				if i == 0 && n == 2 {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+				if _, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); err != nil {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		st, err := l.State(t.Context(), id)
+		if err == nil && (st.State == StateStopped || st.State == StateError) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("a box whose first process was killed is %v, %v", st.State, err)
+		}
+	}
+}
+
+// withoutUnified returns a crun that sees control groups of version 1 alone, since crun refuses a host that has controllers of
+// both.
+func withoutUnified(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("crun")
+	unified := "/sys/fs/cgroup/unified"
+	if controllers, cerr := os.ReadFile(unified + "/cgroup.controllers"); err != nil || cerr != nil || len(controllers) == 0 {
+		return path
+	}
+	wrapper := filepath.Join(t.TempDir(), "crun")
+	script := "#!/bin/sh\nexec unshare --mount --propagation unchanged sh -c 'mount --make-rprivate /sys/fs/cgroup && umount " + unified +
+		" && exec " + path + " \"$@\"' crun \"$@\"\n"
+	if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return wrapper
 }

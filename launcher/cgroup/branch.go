@@ -154,10 +154,18 @@ func (b *Branch) signal(pid int, sig unix.Signal) {
 		return
 	}
 	defer unix.Close(handle)
-	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err == nil && slices.ContainsFunc(strings.Split(string(groups), "\n"), b.is) {
+	if b.Has(pid) {
 		_ = unix.PidfdSendSignal(handle, sig, nil, 0)
 	}
+}
+
+// Has reports whether a process is a member.
+func (b *Branch) Has(pid int) bool {
+	if b == nil {
+		return false
+	}
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return err == nil && slices.ContainsFunc(strings.Split(string(groups), "\n"), b.is)
 }
 
 // is reports whether a line of /proc/PID/cgroup names this group.

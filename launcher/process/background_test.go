@@ -37,7 +37,10 @@ func TestBackgroundOutputIsBounded(t *testing.T) {
 		}
 	}
 	b.Drop("box")
-	if _, err := writers[len(writers)-1].Write([]byte("x")); !errors.Is(err, unix.EPIPE) {
+	for err = nil; err == nil; { // a program that another test is just starting may have it open for a moment
+		_, err = writers[len(writers)-1].Write([]byte("x"))
+	}
+	if !errors.Is(err, unix.EPIPE) {
 		t.Errorf("after the box is gone: %v", err)
 	}
 	if _, err := neighbour.Write(make([]byte, 100<<10)); err != nil {

@@ -1,36 +1,126 @@
 package process
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// ReapOrphans reaps the processes that runc left to us, as their reaper, when they were killed before they became commands of a
-// box: runc has failed and told nobody their IDs. The first process of a box does not end before all of its PID namespace
-// are reaped, so that such a box would neither run nor end.
-func ReapOrphans() {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, name := range stats {
-		stat, err := os.ReadFile(name)
-		if pid, ok := orphan(string(stat), os.Getpid()); err == nil && ok {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-		}
+// ReapOrphans reaps the processes that a runtime which has failed, or was killed, left to us as their reaper: it has told
+// nobody their IDs. The first process of a box does not end before all of its PID namespace are reaped, so that such a box
+// would neither run nor end. They are those of our children that are half started, or that belong to the start that failed.
+//
+// Those that are still dying are waited for in the background, and so is what they leave to us in turn.
+func ReapOrphans(belongs func(pid int) bool) {
+	if found := orphans(belongs); len(found) > 0 {
+		go func() {
+			for len(found) > 0 && reapAll(found) {
+				found = orphans(belongs)
+			}
+		}()
 	}
 }
 
-// orphan reads a process's stat (proc_pid_stat(5)), and reports whether it is such a process that has ended. A command of a box
-// that takes the name only loses its own exit status.
-func orphan(stat string, parent int) (pid int, ok bool) {
+// reapAll waits until all of them have ended, and reports whether it could.
+func reapAll(found []orphan) bool {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, each := range found {
+		o, err := Adopt(each.pid, nil)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return false
+		}
+		all.Go(func() {
+			if o.waitUnreaped() == nil && (each.certain || halfStarted(read(each.pid))) {
+				_, _ = o.wait()
+			}
+			o.handle.Close()
+		})
+	}
+	return true
+}
+
+// waitUnreaped blocks until the process has ended, and leaves it to be reaped.
+func (o *Process) waitUnreaped() error {
+	raw, err := o.handle.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) (done bool) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+	})
+}
+
+// orphan is a child of ours that may be such a process.
+type orphan struct {
+	pid     int
+	certain bool // else it may still become a command of a box, which somebody waits for
+}
+
+// orphans returns those of our children that are such processes.
+func orphans(belongs func(pid int) bool) []orphan {
+	var found []orphan
+	stats, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range stats {
+		id, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			continue
+		}
+		if pid, comm, ok := read(id); ok {
+			if certain := belongs(pid); certain || halfStarted(pid, comm, ok) {
+				found = append(found, orphan{pid, certain})
+			}
+		}
+	}
+	return found
+}
+
+// read returns the name of a child of ours. It is not ok if that is no child, or none any more.
+func read(id int) (pid int, comm string, ok bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+	if err != nil {
+		return 0, "", false
+	}
+	return child(string(stat), os.Getpid())
+}
+
+// halfStarted reports whether a process has the name of one that a runtime has not made the command of a box yet. That of crun
+// is its own name, which its commands on the host have as well: those are in no PID namespace below ours. A command that
+// takes such a name only loses its own exit status.
+func halfStarted(pid int, comm string, ok bool) bool {
+	return ok && (strings.HasPrefix(comm, "runc:[") || comm == "crun" && inBox(pid))
+}
+
+// inBox reports whether a process, which may have ended, is in a PID namespace below ours.
+func inBox(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	return len(innerIDs(string(status))) > 1
+}
+
+// child reads a process's stat (proc_pid_stat(5)), and reports whether it is a child of parent.
+func child(stat string, parent int) (pid int, comm string, ok bool) {
 	id, rest, _ := strings.Cut(stat, " (")
-	name, rest := rest[:max(0, strings.LastIndex(rest, ") "))], rest[strings.LastIndex(rest, ") ")+1:]
-	fields := strings.Fields(rest)
-	if len(fields) < 2 || fields[0] != "Z" || fields[1] != strconv.Itoa(parent) || !strings.HasPrefix(name, "runc:[") {
-		return 0, false
+	end := strings.LastIndex(rest, ") ")
+	if end < 0 {
+		return 0, "", false
+	}
+	fields := strings.Fields(rest[end+1:])
+	if len(fields) < 2 || fields[1] != strconv.Itoa(parent) {
+		return 0, "", false
 	}
 	pid, err := strconv.Atoi(id)
-	return pid, err == nil
+	return pid, rest[:end], err == nil
 }

@@ -2,42 +2,111 @@ package process
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// leave starts a process that takes a name, and waits until it has ended, or has the name if it is to stay.
+func leave(t *testing.T, name string, stays bool, edit ...func(*exec.Cmd)) *exec.Cmd {
+	t.Helper()
+	last := "exit"
+	if stays {
+		last = "exec 1>&-; read forever"
+	}
+	cmd := exec.Command("sh", "-c", "printf '"+name+"' > /proc/self/comm; "+last)
+	in, out := pipe(t), pipe(t)
+	cmd.Stdin, cmd.Stdout = in[0], out[1]
+	for _, e := range edit {
+		e(cmd)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	in[0].Close()
+	out[1].Close()
+	_, _ = out[0].Read(make([]byte, 1)) // until it ends, or closes its output
+	for !stays && !strings.Contains(statOf(cmd.Process.Pid), ") Z ") {
+		time.Sleep(time.Millisecond)
+	}
+	return cmd
+}
+
+func pipe(t *testing.T) [2]*os.File {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return [2]*os.File{r, w}
+}
+
+func statOf(pid int) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return err.Error()
+	}
+	return string(stat)
+}
+
+func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
+
+// What a runtime has left is reaped: what belongs to the start that failed, whatever its name, and what has the name of
+// one that is half started. The commands of others are not.
 func TestOrphansOfTheRuntimeAreReaped(t *testing.T) {
 	t.Parallel()
-	for name, reaped := range map[string]bool{"runc:[2:INIT]": true, "a command": false} {
-		cmd := exec.Command("sh", "-c", "printf '"+name+"' > /proc/$$/comm; kill -9 $$")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		pid := cmd.Process.Pid
-		var info unix.Siginfo // the process has ended, and stays a zombie
-		for {
-			if err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-		ReapOrphans()
-		if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) != reaped {
-			t.Errorf("%s: %v", name, err)
-		}
-		_ = cmd.Wait()
+	ours, half, other := leave(t, "crun", false), leave(t, "runc:[2:INIT]", false), leave(t, "crun", false)
+	dying := leave(t, "runc:[1:CHILD]", true)
+	ReapOrphans(func(pid int) bool { return pid == ours.Process.Pid })
+	awaitGone(t, ours)
+	awaitGone(t, half)
+	if gone(other.Process.Pid) || gone(dying.Process.Pid) {
+		t.Error("a command, or a process that has not ended, is gone")
+	}
+	_ = unix.Kill(dying.Process.Pid, unix.SIGKILL) // now it ends, and nobody looks for it again
+	awaitGone(t, dying)
+}
+
+// A process that is named like crun is one that crun has left only if it is in a PID namespace of its own: else it is crun.
+func TestHalfStartedByCrun(t *testing.T) {
+	t.Parallel()
+	host, inner := leave(t, "crun", false), leave(t, "crun", false, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	})
+	ReapOrphans(func(int) bool { return false })
+	awaitGone(t, inner)
+	if gone(host.Process.Pid) {
+		t.Error("crun itself is reaped")
 	}
 }
 
-func TestStatOfAnOrphan(t *testing.T) {
+// awaitGone waits until somebody has reaped a process.
+func awaitGone(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !gone(cmd.Process.Pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("still there: %q", statOf(cmd.Process.Pid))
+		}
+	}
+}
+
+func TestStatOfAChild(t *testing.T) {
 	t.Parallel()
-	for stat, want := range map[string]int{
-		"17 (runc:[2:INIT]) Z 4 17 17": 17, "17 (runc:[2:INIT]) S 4 17": 0, "17 (runc:[2:INIT]) Z 5 17": 0, "17 (x) Z 4 (runc:[) Z 4 1": 0,
-		"17 (sh) Z 4 17": 0, "17 (runc:[2:INIT]) Z": 0, "": 0, "17 (": 0, "17 () ": 0,
+	for stat, want := range map[string]string{
+		"17 (runc:[2:INIT]) Z 4 17 17": "17 runc:[2:INIT]", "17 (runc:[2:INIT]) S 4 17": "17 runc:[2:INIT]", "17 (x) Z 4 (runc:[) Z 4 1": "17 x) Z 4 (runc:[",
+		"17 (sh) Z 4 17": "17 sh", "17 (runc:[2:INIT]) Z 5 17": "", "17 (sh) Z": "", "": "", "17 (": "", "17 () ": "", "x (sh) Z 4": "",
 	} {
-		if got, ok := orphan(stat, 4); got != want || ok != (want != 0) {
-			t.Errorf("%q: %d %v", stat, got, ok)
+		pid, comm, ok := child(stat, 4)
+		if got := fmt.Sprint(pid, " ", comm); ok != (want != "") || ok && got != want {
+			t.Errorf("%q: %s %v", stat, got, ok)
 		}
 	}
 }

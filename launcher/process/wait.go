@@ -120,13 +120,21 @@ func (o *Process) Inner() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(status)) {
-		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			fields := strings.Fields(ids)
-			return strconv.Atoi(fields[len(fields)-1])
-		}
+	if ids := innerIDs(string(status)); len(ids) > 0 {
+		return strconv.Atoi(ids[len(ids)-1])
 	}
 	return 0, fmt.Errorf("process %d has no ID in its namespace", o.pid)
+}
+
+// innerIDs are the IDs of a process in our PID namespace and in each of those below it that it is in, from its status
+// (proc_pid_status(5)).
+func innerIDs(status string) []string {
+	for line := range strings.Lines(status) {
+		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			return strings.Fields(ids)
+		}
+	}
+	return nil
 }
 
 // Bury reaps a process whose exit status is not needed, so that it does not stay a zombie.
