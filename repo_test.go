@@ -78,7 +78,7 @@ api/boxes: policy api api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
-api/gateway: policy api api/problem api/rest api/strict
+api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
 api/harness: policy api api/history api/problem api/rest api/stream api/strict
 api/history: policy api api/problem api/stream

@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
+	"syscall"
 
 	"github.com/coder/websocket"
 
@@ -20,15 +22,16 @@ import (
 
 // Client calls the admin API for the command line. Safe for concurrent use.
 type Client struct {
-	base string
-	key  string
-	http *http.Client
+	target string // as given, for messages
+	base   string
+	key    string
+	http   *http.Client
 }
 
 // NewClient makes a client of the API at target: the path of a unix socket, or an http or https URL.
 func NewClient(target, key string) *Client {
 	transport := &http.Transport{} // no proxy from the environment: the key must not go there
-	c := &Client{base: strings.TrimSuffix(target, "/"), key: key, http: &http.Client{Transport: transport}}
+	c := &Client{target: target, base: strings.TrimSuffix(target, "/"), key: key, http: &http.Client{Transport: transport}}
 	if !strings.HasPrefix(target, "http://") && !strings.HasPrefix(target, "https://") {
 		c.base = "http://localhost"
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -74,7 +77,10 @@ func (c *Client) Do(ctx context.Context, method, path string, in, out any) error
 		*out = data
 		return nil
 	default:
-		return json.Unmarshal(data, out)
+		if json.Unmarshal(data, out) != nil {
+			return errors.New("the answer is not that of a gateway; is this its admin API?")
+		}
+		return nil
 	}
 }
 
@@ -111,7 +117,7 @@ func (c *Client) Stream(ctx context.Context, method, path, media string, body io
 func (c *Client) sendBody(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%q is neither the URL nor the socket of an admin API", c.target)
 	}
 	for name, values := range header {
 		req.Header[name] = values
@@ -122,7 +128,7 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, unreachable(err)
+		return nil, c.unreachable(err)
 	}
 	if resp.StatusCode >= http.StatusMultipleChoices {
 		defer resp.Body.Close()
@@ -131,11 +137,31 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	return resp, nil
 }
 
-func unreachable(err error) error {
+// unreachable says why there was no answer, in words for people.
+func (c *Client) unreachable(err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		err = wrapped.Err
 	}
-	return fmt.Errorf("the gateway cannot be reached (is it running?): %w", err)
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	why := "the gateway cannot be reached at " + c.target
+	timeout, timed := errors.AsType[net.Error](err)
+	name, unresolved := errors.AsType[*net.DNSError](err)
+	number, system := errors.AsType[syscall.Errno](err)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%s: nothing listens there. Is it running? `systemctl status boxgate`, or start it with `gateway serve`", why)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("%s: permission denied. Run this as root", why)
+	case unresolved:
+		return fmt.Errorf("%s: the name %s cannot be resolved", why, name.Name)
+	case timed && timeout.Timeout():
+		return fmt.Errorf("%s: it did not answer in time", why)
+	case system:
+		return fmt.Errorf("%s: %w", why, number)
+	}
+	return fmt.Errorf("%s: %w", why, err)
 }
 
 // WebSocket opens a WebSocket. A refusal is a *[ResponseError].
@@ -149,7 +175,7 @@ func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, e
 		defer resp.Body.Close()
 		return nil, readRefusal(resp)
 	}
-	return nil, unreachable(err)
+	return nil, c.unreachable(err)
 }
 
 func readRefusal(resp *http.Response) error {

@@ -11,7 +11,6 @@ import (
 const (
 	jsonHead     = `{"level":"info","time":"`
 	jsonDecision = `","msg":"decision",`
-	consoleHead  = "\tINFO\tdecision\t{"
 )
 
 // encoder makes the lines of events. The zero value is ready to use.
@@ -23,17 +22,15 @@ type encoder struct {
 	zone   []byte
 }
 
-// append appends the event as a line of JSON, with the names of its JSON encoding, or for humans: columns, then the fields
-// as JSON. verbatim says that [Event.isVerbatim] holds; that it does not is always safe to say.
+// append appends the event as a line of JSON, with the names of its JSON encoding, or for humans as [Line] has it. verbatim says that [Event.isVerbatim] holds; that it does not is always safe to say.
 func (c *encoder) append(b []byte, e *Event, verbatim, console bool) []byte {
+	if console {
+		return append(append(b, Line(*e)...), '\n')
+	}
 	if !verbatim {
 		e = e.inQuotes()
 	}
-	if console {
-		b = append(c.appendTime(b, e.Time), consoleHead...)
-	} else {
-		b = append(c.appendTime(append(b, jsonHead...), e.Time), jsonDecision...)
-	}
+	b = append(c.appendTime(append(b, jsonHead...), e.Time), jsonDecision...)
 	return append(appendFields(b, e), '\n')
 }
 

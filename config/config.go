@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,7 +144,7 @@ func Default() Config {
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600"},
-		Log:     Log{Level: "info", Format: "json"},
+		Log:     Log{Level: "info", Format: "auto"},
 	}
 }
 
@@ -153,7 +155,7 @@ func Load(path string, environ []string) (Config, error) {
 	if path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return cfg, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", err)
+			return cfg, fmt.Errorf("cannot read the configuration: %w; name a file with --config", readError(err))
 		}
 		cfg.Secrets.File = path
 		if err := parse(data, &cfg); err != nil {
@@ -162,6 +164,16 @@ func Load(path string, environ []string) (Config, error) {
 	}
 	errs = append(errs, applyEnvironment(&cfg, environ), cfg.validate())
 	return cfg, errors.Join(errs...)
+}
+
+// readError says why a file cannot be read.
+func readError(err error) error {
+	if failed, ok := errors.AsType[*os.PathError](err); ok && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s: %w", failed.Path, failed.Err)
+	} else if ok {
+		return fmt.Errorf("there is no file %s", failed.Path)
+	}
+	return err
 }
 
 // parse decodes YAML strictly onto cfg: an unknown key is an error that names the nearest known one.
@@ -188,14 +200,39 @@ func parse(data []byte, cfg *Config) error {
 	return nil
 }
 
-// yamlError joins the lines of a YAML error.
+// yamlError says what is wrong in words of the file, each mistake with its line.
 func yamlError(err error) error {
-	lines := strings.Fields(strings.ReplaceAll(err.Error(), "\n", " "))
+	if mistakes, ok := errors.AsType[*yaml.TypeError](err); ok {
+		var errs []error
+		for _, mistake := range mistakes.Errors {
+			errs = append(errs, errors.New(typeMistake(mistake)))
+		}
+		return errors.Join(errs...)
+	}
+	line := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "yaml: ")
 	// The decoder quotes what follows a '*', which may be a secret that should have been quoted.
-	if line, _, alias := strings.Cut(strings.Join(lines, " "), "unknown anchor"); alias {
+	if line, _, alias := strings.Cut(line, "unknown anchor"); alias {
 		return errors.New(line + "a value that begins with '*' must be quoted")
 	}
-	return errors.New(strings.Join(lines, " "))
+	return errors.New(line)
+}
+
+// mismatch is how the decoder words a value of a wrong type: its line, its tag, what it says, and the type in Go.
+var mismatch = regexp.MustCompile("(?s)^(line [0-9]+): cannot unmarshal (!![a-z]+)(?: `.*`)? into (.+)$")
+
+// typeMistake says which type a value should have. It does not quote the value, which may be a secret.
+func typeMistake(text string) string {
+	m := mismatch.FindStringSubmatch(text)
+	if m == nil {
+		return text
+	}
+	is := map[string]string{
+		"!!str": "text", "!!int": "a number", "!!float": "a number", "!!bool": "true or false", "!!map": "a section of keys", "!!seq": "a list", "!!timestamp": "a date",
+	}[m[2]]
+	wants := map[string]string{
+		"string": "text", "bool": "true or false", "int": "a whole number", "time.Duration": "a duration such as 30m", "[]string": "a list",
+	}[m[3]]
+	return m[1] + ": " + cmp.Or(is, "this") + " is given where " + cmp.Or(wants, "a section of keys") + " belongs"
 }
 
 // unknownKeys returns an error for every key of tree that t has no field for.
@@ -229,8 +266,8 @@ func hasKeys(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && !parsesItself(t)
 }
 
-// nearestOf is [nearest] of a list.
-func nearestOf(key string, list []string) string {
+// Nearest returns the entry of a list with the smallest edit distance to key.
+func Nearest(key string, list []string) string {
 	known := map[string]reflect.Type{}
 	for _, k := range list {
 		known[k] = nil
@@ -293,7 +330,7 @@ func applyEnvironment(cfg *Config, environ []string) error {
 		}
 		field, ok := fields[name]
 		if !ok {
-			errs = append(errs, fmt.Errorf("unknown variable %s; did you mean %s?", name, nearestOf(name, slices.Collect(maps.Keys(fields)))))
+			errs = append(errs, fmt.Errorf("unknown variable %s; did you mean %s?", name, Nearest(name, slices.Collect(maps.Keys(fields)))))
 			continue
 		}
 		if err := setField(field, value); err != nil {
@@ -397,7 +434,7 @@ func (c *Config) validate() error {
 	}
 	oneOf("ingress.tls.mode", c.Ingress.TLS.Mode, "internal", "acme", "files")
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
-	oneOf("log.format", c.Log.Format, "json", "console")
+	oneOf("log.format", c.Log.Format, "auto", "json", "console")
 	if c.StateDir == "" || c.StateDir[0] != '/' {
 		fail("state_dir", "%q is not an absolute path", c.StateDir)
 	}

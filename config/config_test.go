@@ -34,7 +34,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"no gateway":         {"limits: {process_memory: 64MiB}", "limits.process_memory: 64MiB is out of range; use 128MiB to 16TiB"},
 		"no size":            {"limits: {memory: much}", `"much" is not a size; use one such as 256MiB`},
 		"unknown limit":      {"limits: {conections: 5}", `unknown key "limits.conections"; did you mean "limits.connections"?`},
-		"no number":          {"limits: {connections: many}", "line 1: cannot unmarshal"},
+		"no number":          {"limits: {connections: many}", "line 1: text is given where a whole number belongs"},
 		"OIDC half set":      {"ingress: {oidc: {client_id: a}}", "ingress.oidc.issuer: is not set"},
 		"OIDC in the clear":  {"ingress: {oidc: {issuer: 'http://accounts.example.org', client_id: a}}", "ingress.oidc.issuer"},
 		"OIDC, no secret":    {"ingress: {oidc: {issuer: 'https://accounts.example.org', client_id: a, client_secret: s3cret}}", "ingress.oidc.client_secret: is not the name"},
@@ -62,7 +62,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"unsigned updates":   {"ingress: {domain: p.example.org, tls: {mode: acme, acme: {email: a@b.c, dns01: {server: \"ns:53\", key_name: k}}}}", "ingress.tls.acme.dns01.key_file: is not set"},
 		"weak updates":       {"ingress: {domain: p.example.org, tls: {mode: acme, acme: {email: a@b.c, dns01: {server: \"ns:53\", key_name: k, key_algorithm: hmac-md5, key_file: /k}}}}", `"hmac-md5" is not a valid value`},
 		"not YAML":           {"a: [", "line 1"},
-		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: cannot unmarshal"},
+		"wrong type":         {"dns: {upstreams: {a: b}}", "line 1: a section of keys is given where a list belongs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "boxgate.yaml")

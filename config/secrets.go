@@ -111,7 +111,7 @@ func (c *Secrets) readSource(at string, node *yaml.Node) (s secrets.Source) {
 
 func (c *Secrets) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
 	if !slices.Contains(secretKeys, key) {
-		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+policy.ShownSecretName(key), at+"."+nearestOf(key, secretKeys)))
+		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+policy.ShownSecretName(key), at+"."+Nearest(key, secretKeys)))
 		return
 	}
 	at += "." + key

@@ -41,6 +41,7 @@ type Host struct {
 	sleeper    *sleeper
 	recovered  atomic.Bool
 	noWatch    bool // for tests: see Serve
+	ready      func()
 }
 
 var _ server.Host = (*Host)(nil)

@@ -28,6 +28,7 @@ type Options struct {
 	Log       *zap.Logger
 	Decisions *lines.Writer // takes a line per decision; nil: none
 	NoWatch   bool          // for tests: kernel rules that other programs change stay changed
+	Ready     func()        // called once everything is served; nil: nothing
 }
 
 // Open builds the parts of a gateway. It knows no box yet ([Host.Recover]), and the protected ranges are in force. When it
@@ -56,7 +57,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	shares := share.MemoryOf(o.Config)
 	shares.Hold()
 	p.memory = shares.Budget()
-	h := &Host{parts: p, noWatch: o.NoWatch}
+	h := &Host{parts: p, noWatch: o.NoWatch, ready: o.Ready}
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },

@@ -82,12 +82,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 		run("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
 	h.serveLoops(ctx, run)
-	if err := notifySystemd("READY=1"); err != nil {
-		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
-	}
-	h.sayPolicies()
-	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.all())))
-
+	h.announce()
 	group.Go(func() error {
 		<-ctx.Done()
 		return contained(h.parts.log, func() error { return h.drain(admin, adminServer, metrics) })
@@ -100,6 +95,18 @@ func (h *Host) sayPolicies() {
 	p := h.parts.cfg.Policy
 	if p.Default.Spec.Mode == policy.ModeAllowAll && p.Ceiling.Spec.Mode == "" {
 		h.parts.log.Info("boxes created without a policy may reach everything but the protected ranges; policy.default and policy.ceiling limit them")
+	}
+}
+
+// announce tells systemd, the log and the caller that everything is served.
+func (h *Host) announce() {
+	if err := notifySystemd("READY=1"); err != nil {
+		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
+	}
+	h.sayPolicies()
+	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.all())))
+	if h.ready != nil {
+		h.ready()
 	}
 }
 

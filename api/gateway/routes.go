@@ -2,16 +2,19 @@ package gateway
 
 import (
 	"reflect"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
 )
 
-// Endpoints serves the gateway itself: its health, its keys and its CAs.
+// Endpoints serves the gateway itself: its health and state, its keys and its CAs.
 type Endpoints struct {
 	Host   api.Host
 	Bodies strict.Bodies
+	// Started is when the gateway began to serve.
+	Started time.Time
 }
 
 // Routes lists the endpoints.
@@ -19,6 +22,7 @@ func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
 		{Method: "GET", Path: "/healthz", ID: "getHealth", Public: true, Summary: "Whether the process runs; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.healthz},
 		{Method: "GET", Path: "/readyz", ID: "getReadiness", Public: true, Summary: "Whether boxes can be created and served; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
+		{Method: "GET", Path: "/v2/gateway", ID: "getStatus", Summary: "Version, uptime, boxes by state and recent denials", Response: reflect.TypeFor[gatewayView](), Handle: e.status},
 		{Method: "GET", Path: "/v2/box/{id}/ca", ID: "getBoxCa", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
 		{Method: "POST", Path: "/v2/store/rotate-key", ID: "rotateStoreKey", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Example: `{}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},
 		{Method: "POST", Path: "/v2/api-key/rotate", ID: "rotateApiKey", Summary: "Replace the API keys by a new one, written to the state directory", Request: reflect.TypeFor[apiKeyBody](), Example: `{"grace":"1h"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},

@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"boxgate/api/stream"
+	"boxgate/audit"
+	"boxgate/policy"
 )
 
 func TestKeysAreRotated(t *testing.T) {
@@ -92,5 +95,36 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusUnauthorized {
 		t.Errorf("the command under way was answered %s", res.Status)
+	}
+}
+
+// TestStatus: boxes by state, and denials by reason, where one event can stand for many.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{"name":"one"}`)
+	f.create(t, `{"name":"two"}`)
+	now := time.Now()
+	f.host.events = []audit.Event{
+		{Seq: 1, Time: now.Add(-time.Hour), Reason: policy.ReasonNotAllowed},
+		{Seq: 2, Time: now, Reason: policy.ReasonNotAllowed},
+		{Seq: 3, Time: now, Reason: policy.ReasonNotAllowed, Count: 40},
+		{Seq: 4, Time: now, Reason: policy.ReasonProtectedRange},
+		{Seq: 5, Time: now, Verdict: policy.Allow, Reason: policy.ReasonAllowAll},
+	}
+	a := f.call(t, "GET", "/v2/gateway", "")
+	var got struct {
+		Version, StartedAt string
+		Boxes              map[string]int
+		Denials            struct {
+			Seconds, Total int
+			Reasons        map[string]int
+		}
+	}
+	if err := json.Unmarshal([]byte(a.text), &got); err != nil || a.StatusCode != 200 || got.Version == "" {
+		t.Fatal(a.Status, a.text, err)
+	}
+	if got.Boxes["idle"] != 2 || got.Denials.Total != 42 || got.Denials.Reasons["not_allowed"] != 41 || got.Denials.Reasons["protected_range"] != 1 || got.Denials.Seconds != 600 {
+		t.Error(a.text)
 	}
 }

@@ -44,7 +44,7 @@ func (a *API) rooms() []room {
 		{"schedules", "What boxes do again and again", &schedules.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies}},
+		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies, Started: a.started}},
 	}
 }
 

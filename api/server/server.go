@@ -66,6 +66,7 @@ type Config struct {
 // API is the http.Handler of the admin API. Safe for concurrent use.
 type API struct {
 	Config
+	started  time.Time
 	mux      *http.ServeMux
 	guard    *access.Guard
 	answers  rest.Answerer
@@ -102,7 +103,7 @@ func New(cfg Config) (*API, error) {
 		cfg.MaxBuffered = 128 << 20
 	}
 	a := &API{
-		Config: cfg, mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
+		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
 	a.sessions = session.New(cfg.Host, cfg.History, a.bodies())

@@ -59,6 +59,17 @@ func followLog(w *harness.World, env []string, args ...string) *logCommand {
 	return c
 }
 
+// decisions counts the decisions about a name. Lines that begin with a space say what to do about one.
+func decisions(log, name string) int {
+	n := 0
+	for line := range strings.Lines(log) {
+		if !strings.HasPrefix(line, " ") && strings.Contains(line, name) {
+			n++
+		}
+	}
+	return n
+}
+
 // TestLogFollowsTheGatewayAcrossRestarts: whether it is stopped or killed, each decision is printed once, and where some may
 // be missing, that is said. The command fails, with a sentence, when the gateway stays away or refuses its key.
 func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
@@ -91,9 +102,12 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 		}
 	}
 	for i := range n {
-		if lines := strings.Count(log.String(), fmt.Sprintf("try%d.example.net", i+1)); lines != 1 {
+		if lines := decisions(log.String(), fmt.Sprintf("try%d.example.net", i+1)); lines != 1 {
 			t.Errorf("decision %d is printed %d times", i+1, lines)
 		}
+	}
+	if remedies := strings.Count(log.String(), "to allow it: gateway policy allow "+box+" try1.example.net"); remedies != 1 {
+		t.Errorf("what to do about the first denial is said %d times", remedies)
 	}
 	w.Run(0, nil, "", "api-key", "rotate")
 	<-keyed.ended

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -59,4 +60,16 @@ func TestPolicyChangesMeet(t *testing.T) {
 	for i := range clients {
 		harness.Contains(t, now, fmt.Sprintf("host%d.example.net", i))
 	}
+}
+
+// TestStatus: what `gateway status` says of a gateway with a box, and of its host.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
+	w.MustSh(box, "getent ahostsv4 evil.example.net || true")
+	w.Until("the denial is counted", func() bool { return strings.Contains(w.Run(0, nil, "", "log", "--denied"), "not_allowed") })
+	harness.Contains(t, w.Run(0, nil, "", "status"), "revision ", "1 idle", "not_allowed; see `gateway log --denied`", "host ")
+	harness.Contains(t, w.Run(0, nil, "", "--json", "status"), `"idle":1`, `"not_allowed":`, `"host_checks":`)
+	harness.Contains(t, w.Run(0, nil, "", "status", "--admin", w.Socket), "1 idle")
 }

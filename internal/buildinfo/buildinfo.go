@@ -7,14 +7,15 @@ import (
 	"runtime/debug"
 )
 
-// Version and Revision are those of a build that sets them (-ldflags "-X boxgate/internal/buildinfo.Version=… -X boxgate/internal/buildinfo.Revision=…"). Empty: what
-// the Go toolchain recorded.
-var Version, Revision string
+// Version, Revision and Date are those of a build that sets them (-ldflags "-X boxgate/internal/buildinfo.Version=… -X
+// boxgate/internal/buildinfo.Revision=…"). Empty: what the Go toolchain recorded.
+var Version, Revision, Date string
 
 // Info is what this binary was built from.
 type Info struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision"`
+	Date     string `json:"date"`     // of the revision, RFC 3339; empty: not known
 	Modified bool   `json:"modified"` // the sources had uncommitted changes
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
@@ -22,7 +23,7 @@ type Info struct {
 
 // Get returns what the toolchain recorded. A build without such a record, as in tests, has an unknown version.
 func Get() Info {
-	b := Info{Version: Version, Revision: Revision, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := Info{Version: Version, Revision: Revision, Date: Date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if recorded, ok := debug.ReadBuildInfo(); ok {
 		if b.Version == "" {
 			b.Version = recorded.Main.Version
@@ -31,6 +32,8 @@ func Get() Info {
 			switch {
 			case s.Key == "vcs.revision" && b.Revision == "":
 				b.Revision = s.Value
+			case s.Key == "vcs.time" && b.Date == "" && Revision == "":
+				b.Date = s.Value
 			case s.Key == "vcs.modified" && Revision == "":
 				b.Modified = s.Value == "true"
 			}
@@ -51,5 +54,9 @@ func (b Info) String() string {
 	if b.Modified {
 		changed = ", modified"
 	}
-	return fmt.Sprintf("gateway %s (revision %s%s, %s, %s)", b.Version, b.Revision, changed, b.Go, b.Platform)
+	date := ""
+	if b.Date != "" {
+		date = " of " + b.Date
+	}
+	return fmt.Sprintf("gateway %s (revision %s%s%s, %s, %s)", b.Version, b.Revision, date, changed, b.Go, b.Platform)
 }

@@ -60,17 +60,3 @@ func newBoxState(o *cli.Options, call, short string) *cobra.Command {
 		},
 	}
 }
-
-func newBoxRemove(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
-		Use: "rm BOX...", Short: "Stop boxes and remove everything that belongs to them", Args: cli.MinArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, box := range args {
-				if err := o.Call(cmd, "DELETE", api.BoxPath(box), nil, cli.Silent); err != nil {
-					return fmt.Errorf("%s: %w", box, err)
-				}
-			}
-			return nil
-		},
-	}
-}

@@ -56,6 +56,9 @@ func newCheckCommand(o *cli.Options) *cobra.Command {
 	}
 }
 
+// runningFinding is about a gateway that runs already.
+const runningFinding = "gateway"
+
 // allFindings checks the configuration and the host. The valid parts of an invalid configuration are checked too, so
 // that one mistake does not hide the next, but its sockets are not opened.
 func allFindings(ctx context.Context, load func() (config.Config, error)) []preflight.Finding {
@@ -72,7 +75,7 @@ func allFindings(ctx context.Context, load func() (config.Config, error)) []pref
 	findings = append(findings, certificateFindings(ctx, cfg, time.Now())...)
 	switch {
 	case store.InUse(cfg.StateDir):
-		findings = append(findings, found("gateway", preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))
+		findings = append(findings, found(runningFinding, preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))
 	case err == nil:
 		findings = append(findings, found("listeners", checkListen(ctx, cfg)))
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,13 +22,23 @@ func Run(args []string) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
-	root := newRootCommand()
+	var opts cli.Options
+	root := newRootCommand(&opts)
 	root.SetArgs(args)
-	return cli.Report(os.Stderr, root.ExecuteContext(ctx))
+	err := root.ExecuteContext(ctx)
+	return cli.Report(os.Stderr, err, opts.JSON || wantsJSON(args))
+}
+
+// wantsJSON reports whether --json is on a command line, which may not have been read to its end.
+func wantsJSON(args []string) bool {
+	if i := slices.Index(args, "--"); i >= 0 {
+		args = args[:i]
+	}
+	return slices.Contains(args, "--json")
 }
 
 // newRootCommand builds the command tree.
-func newRootCommand() *cobra.Command {
+func newRootCommand(opts *cli.Options) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "gateway",
 		Short:         "The network gateway of a sandbox host",
@@ -35,7 +46,7 @@ func newRootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.Usagef("unknown command %q", args[0])
+				return cli.UnknownCommand(cmd, args[0])
 			}
 			return nil
 		},
@@ -44,14 +55,13 @@ func newRootCommand() *cobra.Command {
 	root.Version = buildinfo.Get().Version
 	root.SetVersionTemplate(buildinfo.Get().String() + "\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.UsageError(err) })
-	var opts cli.Options
+	root.SetFlagErrorFunc(cli.FlagError)
 	opts.Register(root)
 	root.AddCommand(
-		newServeCommand(&opts), newCheckCommand(&opts), newDemoCommand(), newImageCommand(&opts),
-		newBoxCommand(&opts), newSnapshotCommand(&opts), newPolicyCommand(&opts), newHeadersCommand(&opts), newURLCommand(&opts),
-		newLogCommand(&opts), newCACommand(&opts), newVersionCommand(&opts), newStoreCommand(&opts), newAPIKeyCommand(&opts), newSecretCommand(&opts), newProbeCommand(),
+		newServeCommand(opts), newCheckCommand(opts), newDemoCommand(), newImageCommand(opts),
+		newBoxCommand(opts), newSnapshotCommand(opts), newPolicyCommand(opts), newHeadersCommand(opts), newURLCommand(opts),
+		newStatusCommand(opts), newLogCommand(opts), newCACommand(opts), newVersionCommand(opts), newStoreCommand(opts), newAPIKeyCommand(opts), newSecretCommand(opts), newProbeCommand(),
 	)
-	complete(root, &opts)
+	complete(root, opts)
 	return root
 }

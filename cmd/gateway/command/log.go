@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/policy"
 )
 
 // newLogCommand is `gateway log`.
@@ -23,10 +26,13 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	var box string
 	var since time.Duration
 	cmd := &cobra.Command{
-		Use:   "log [-f] [--box B] [--denied]",
+		Use:   "log [-f] [--box B] [--denied] [--reason R]",
 		Short: "Print the decisions, with -f as they happen",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if r.reason != "" && !slices.Contains(policy.Reasons(), policy.Reason(r.reason)) {
+				return cli.Usagef("there is no reason %q; see docs/reasons.md, or let your shell complete it", r.reason)
+			}
 			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
 			if box != "" {
 				r.path = api.BoxPath(box, "egress")
@@ -47,6 +53,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVarP(&r.following, "follow", "f", false, "keep printing new decisions")
 	f.BoolVar(&r.denied, "denied", false, "denials only")
+	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
 	f.DurationVar(&since, "since", 0, "how far back to begin, such as 10m (default: everything remembered)")
 	f.DurationVar(&r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
@@ -60,12 +67,14 @@ type logReader struct {
 	path              string
 	query             url.Values
 	following, denied bool
+	reason            string // only these; "" for all
 	patience          time.Duration
 
 	connected bool   // to a stream, at least once
 	run       string // of the gateway that made these decisions
 	seq       uint64 // of the latest decision that was printed
 	printing  error  // the error of writing the output
+	remedied  map[policy.Reason]bool
 }
 
 // read prints one stream to its end.
@@ -142,10 +151,29 @@ func (r *logReader) print(line []byte) error {
 	if decision {
 		r.seq = max(r.seq, e.Seq)
 	}
+	if decision && r.reason != "" && e.Reason != policy.Reason(r.reason) {
+		return nil
+	}
 	if r.o.JSON || !decision {
 		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))
 		return err
 	}
-	_, err := fmt.Fprintln(r.cmd.OutOrStdout(), audit.Line(e))
+	if _, err := fmt.Fprintln(r.cmd.OutOrStdout(), audit.Line(e)); err != nil {
+		return err
+	}
+	return r.advise(e)
+}
+
+// advise says below the first denial of each reason what to do about it: to standard error, so that columns stay columns.
+func (r *logReader) advise(e audit.Event) error {
+	text := remedy.For(e)
+	if text == "" || r.remedied[e.Reason] {
+		return nil
+	}
+	if r.remedied == nil {
+		r.remedied = map[policy.Reason]bool{}
+	}
+	r.remedied[e.Reason] = true
+	_, err := fmt.Fprintf(r.cmd.ErrOrStderr(), "  %s: %s\n", e.Reason, text)
 	return err
 }

@@ -101,12 +101,12 @@ func (a *admin) policy(t *testing.T) string {
 func ran(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	var out bytes.Buffer
-	root := newRootCommand()
+	root := newRootCommand(&cli.Options{})
 	root.SetArgs(args)
 	root.SetOut(&out)
 	root.SetErr(&out)
 	root.SetIn(strings.NewReader(""))
-	status := cli.Report(&out, root.ExecuteContext(t.Context()))
+	status := cli.Report(&out, root.ExecuteContext(t.Context()), false)
 	return out.String(), status
 }
 

@@ -35,7 +35,7 @@ policy of Vercel Sandbox) and e2b (the network options of E2B). What the other d
 			if len(args) == 1 && args[0] != "-" {
 				f, err := os.Open(args[0])
 				if err != nil {
-					return err
+					return cli.FileError(err)
 				}
 				defer f.Close()
 				in = f

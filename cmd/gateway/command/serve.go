@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/store"
@@ -31,11 +32,18 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			onTerminal := terminal.IsOne(os.Stderr)
+			if cfg.Log.Format == "auto" {
+				cfg.Log.Format = "json"
+				if onTerminal {
+					cfg.Log.Format = "console"
+				}
+			}
 			ctx := cmd.Context()
 			if untilEOF {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
 			}
-			return serve(ctx, cfg, noWatch)
+			return serve(ctx, cfg, serveOptions{noWatch: noWatch, greet: onTerminal})
 		},
 	}
 	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "stop when standard input ends")
@@ -56,9 +64,15 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 	return ctx
 }
 
+// serveOptions are how to serve, besides the configuration.
+type serveOptions struct {
+	noWatch bool // kernel rules that other programs change are not restored
+	greet   bool // say, once ready, where everything is
+}
+
 // serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that problems with them are
-// reported before anything has been changed. With noWatch, kernel rules that other programs change are not restored.
-func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
+// reported before anything has been changed.
+func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	if err := turnCoreDumpsOff(); err != nil {
 		return err
 	}
@@ -84,7 +98,10 @@ func serve(ctx context.Context, cfg config.Config, noWatch bool) error {
 		return err
 	}
 	defer restore()
-	o := host.Options{Config: cfg, Log: log, NoWatch: noWatch}
+	o := host.Options{Config: cfg, Log: log, NoWatch: opts.noWatch}
+	if opts.greet {
+		o.Ready = func() { _, _ = out.Write([]byte(greeting(cfg))) }
+	}
 	if log.Core().Enabled(zap.InfoLevel) { // at which decisions are logged
 		o.Decisions = out
 	}

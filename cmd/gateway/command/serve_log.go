@@ -22,11 +22,13 @@ func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
 		return nil, nil, fmt.Errorf("log.level: %w", err)
 	}
 	enc, encoder := zap.NewProductionEncoderConfig(), zapcore.NewJSONEncoder
-	if c.Format == "console" {
-		enc, encoder = zap.NewDevelopmentEncoderConfig(), zapcore.NewConsoleEncoder
-	}
 	enc.TimeKey = "time"
 	enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	if c.Format == "console" {
+		enc, encoder = zap.NewDevelopmentEncoderConfig(), zapcore.NewConsoleEncoder
+		enc.CallerKey, enc.ConsoleSeparator = "", "  "
+		enc.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000") // as decisions have it
+	}
 	out := lines.New(lines.File(to))
 	log := zap.New(zapcore.NewCore(encoder(enc), out, level), zap.AddCaller())
 	out.OnLost(func(n uint64) {

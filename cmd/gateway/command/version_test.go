@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/internal/buildinfo"
 )
 
@@ -15,7 +16,7 @@ func TestVersion(t *testing.T) {
 	said := func(args ...string) string {
 		t.Helper()
 		var out bytes.Buffer
-		root := newRootCommand()
+		root := newRootCommand(&cli.Options{})
 		root.SetArgs(args)
 		root.SetOut(&out)
 		if err := root.ExecuteContext(t.Context()); err != nil {

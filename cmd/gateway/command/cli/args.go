@@ -38,7 +38,7 @@ func Group(use, short string) *cobra.Command {
 		Use: use, Short: short,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return Usagef("unknown command %q for %q", args[0], cmd.CommandPath())
+				return UnknownCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},
@@ -99,7 +99,8 @@ func content(arg string, stdin io.Reader) ([]byte, error) {
 		return io.ReadAll(stdin)
 	}
 	if name, ok := strings.CutPrefix(arg, "@"); ok {
-		return os.ReadFile(name)
+		data, err := os.ReadFile(name)
+		return data, FileError(err)
 	}
 	return []byte(arg), nil
 }

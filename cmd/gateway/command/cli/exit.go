@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"boxgate/api"
 )
 
 // Exit statuses of every command.
@@ -44,21 +46,48 @@ func (e StatusError) Error() string { return e.Err.Error() }
 // Unwrap returns the error without its status.
 func (e StatusError) Unwrap() error { return e.Err }
 
-// Report prints the error that a command returned, if any, and returns the exit status.
-func Report(w io.Writer, err error) int {
+// Report prints the error that a command returned, if any, as text or as JSON, and returns the exit status.
+func Report(w io.Writer, err error, asJSON bool) int {
 	if err == nil {
 		return ExitOK
 	}
 	if exit, ok := errors.AsType[CommandExit](err); ok {
 		return exit.Status
 	}
-	fmt.Fprintf(w, "gateway: %v\n", err)
+	status := statusOf(err)
+	switch {
+	case asJSON:
+		_ = WriteJSON(w, reportOf(err, status))
+	case status == ExitUsage:
+		fmt.Fprintf(w, "gateway: %v\nSee `gateway --help`.\n", err)
+	default:
+		fmt.Fprintf(w, "gateway: %v\n", err)
+	}
+	return status
+}
+
+func statusOf(err error) int {
 	if _, ok := errors.AsType[usageError](err); ok {
-		fmt.Fprintln(w, "See `gateway --help`.")
 		return ExitUsage
 	}
 	if other, ok := errors.AsType[StatusError](err); ok {
 		return other.Status
 	}
 	return ExitFailed
+}
+
+// report is an error as JSON.
+type report struct {
+	Error      string `json:"error"`
+	ExitStatus int    `json:"exit_status"`
+	HTTPStatus int    `json:"http_status,omitempty"` // of the gateway's answer
+	Pointer    string `json:"pointer,omitempty"`     // to what the gateway refused
+}
+
+func reportOf(err error, status int) report {
+	r := report{Error: err.Error(), ExitStatus: status}
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
+		r.HTTPStatus, r.Pointer = refused.Status, refused.Pointer
+	}
+	return r
 }

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+
+	"boxgate/api"
 )
 
 // TestReport: each kind of error has its exit status and text, also when another error wraps it.
@@ -23,8 +26,27 @@ func TestReport(t *testing.T) {
 		{CommandExit{7}, 7, ""},
 	} {
 		var out bytes.Buffer
-		if status := Report(&out, c.err); status != c.status || out.String() != c.text {
+		if status := Report(&out, c.err, false); status != c.status || out.String() != c.text {
 			t.Errorf("%v: status %d, %q; want %d, %q", c.err, status, out.String(), c.status, c.text)
+		}
+	}
+}
+
+// TestReportAsJSON: the error is one line of JSON, with what the gateway said of it.
+func TestReportAsJSON(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{Usagef("%q is not a port", "x"), `{"error":"\"x\" is not a port","exit_status":2}`},
+		{fmt.Errorf("demo: %w", &api.ResponseError{Status: 422, Message: "no", Pointer: "/mode"}), `{"error":"demo: no","exit_status":1,"http_status":422,"pointer":"/mode"}`},
+		{CommandExit{7}, ""},
+	} {
+		var out bytes.Buffer
+		Report(&out, c.err, true)
+		if got := strings.TrimSpace(out.String()); got != c.want {
+			t.Errorf("got %s, want %s", got, c.want)
 		}
 	}
 }

@@ -63,7 +63,7 @@ func apiKey(cfg config.Config) (string, error) {
 	}
 	data, err := os.ReadFile(filepath.Join(cfg.StateDir, "api-key"))
 	if err != nil {
-		return "", fmt.Errorf("no API key: set BOXGATE_API_KEY, or run as root on the gateway's host (%w)", err)
+		return "", fmt.Errorf("no API key: %w; run as root on the gateway's host, or set BOXGATE_API_KEY", FileError(err))
 	}
 	return strings.TrimSpace(string(data)), nil
 }

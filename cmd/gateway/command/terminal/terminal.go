@@ -17,6 +17,9 @@ import (
 // Terminal is the terminal of this process.
 type Terminal struct{ fd int }
 
+// IsOne reports whether a file is a terminal.
+func IsOne(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
 // Of returns the terminal that input comes from, or nil if it comes from something else.
 func Of(in io.Reader) *Terminal {
 	f, ok := in.(*os.File)

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"boxgate/config"
+)
+
+// UnknownCommand is the error for a word that is no command of cmd, with those that may have been meant.
+func UnknownCommand(cmd *cobra.Command, word string) error {
+	cmd.SuggestionsMinimumDistance = 2
+	text := fmt.Sprintf("unknown command %q for %q", word, cmd.CommandPath())
+	if near := cmd.SuggestionsFor(word); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return Usagef("%s", text)
+}
+
+// FlagError says what is wrong with a flag in words of the command line.
+func FlagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
+		return Usagef("unknown flag --%s%s", unknown.GetSpecifiedName(), nearestFlag(cmd, unknown.GetSpecifiedName()))
+	}
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return Usagef("--%s: %q is not %s", invalid.GetFlag().Name, invalid.GetValue(), valueOf(invalid.GetFlag()))
+	}
+	return UsageError(err)
+}
+
+// nearestFlag suggests a flag of a command that begins like the word.
+func nearestFlag(cmd *cobra.Command, word string) string {
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && word != "" && f.Name[0] == word[0] {
+			names = append(names, f.Name)
+		}
+	})
+	if len(names) == 0 {
+		return ""
+	}
+	return "; did you mean --" + config.Nearest(word, names) + "?"
+}
+
+// valueOf says what a flag takes.
+func valueOf(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "uint16":
+		return "a number from 0 to 65535"
+	case "int", "int64", "uint", "uint64":
+		return "a whole number"
+	case "duration":
+		return "a duration such as 10m"
+	case "bool":
+		return "true or false"
+	}
+	return "a value that it takes"
+}
+
+// FileError says why a file that a person named cannot be used.
+func FileError(err error) error {
+	failed, ok := errors.AsType[*fs.PathError](err)
+	switch {
+	case !ok:
+		return err
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("there is no file %s", failed.Path)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s cannot be read: permission denied", failed.Path)
+	}
+	return fmt.Errorf("%s cannot be read: %w", failed.Path, failed.Err)
+}

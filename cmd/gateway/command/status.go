@@ -1,0 +1,208 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/config"
+	"boxgate/preflight"
+)
+
+// gatewayAnswer is what the commands read of the state of the gateway.
+type gatewayAnswer struct {
+	Version, Revision string
+	UptimeSeconds     int64 `json:"uptime_seconds"`
+	Boxes             map[string]int
+	Denials           struct {
+		Seconds int
+		Total   uint64
+		Reasons map[string]uint64
+		AtLeast bool `json:"at_least"`
+	}
+}
+
+// certificateState is how long a certificate of the public URLs is valid.
+type certificateState struct {
+	Subject   string    `json:"subject"`
+	ExpiresAt time.Time `json:"expires_at"`
+	DaysLeft  int       `json:"days_left"`
+}
+
+// hostFinding is what is wrong with the host, or might be.
+type hostFinding struct {
+	What    string `json:"what"`
+	Error   string `json:"error,omitempty"`
+	Warning string `json:"warning,omitempty"`
+}
+
+// statusReport is everything that `gateway status` shows.
+type statusReport struct {
+	Gateway      json.RawMessage    `json:"gateway"`
+	Secrets      json.RawMessage    `json:"secrets"`
+	Certificates []certificateState `json:"certificates,omitempty"`
+	Host         []hostFinding      `json:"host"`
+	HostChecks   int                `json:"host_checks"` // how many were made; 0 if the gateway is not on this host
+
+	gateway gatewayAnswer
+	secrets []secretAnswer
+}
+
+// newStatusCommand is `gateway status`.
+func newStatusCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show the state of the gateway at a glance: boxes, denials, certificates, secrets and the host",
+		Long: `Shows version and uptime, the boxes by state, the denials of the last ten minutes, how long certificates are valid, how old
+secrets are, and what ` + "`gateway check`" + ` finds on the host. With --admin, certificates and host are left out: they are those of
+the gateway's host.`,
+		Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			report, err := newStatus(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), report)
+			}
+			return cli.Table(cmd.OutOrStdout(), report.rows(time.Now())...)
+		},
+	}
+}
+
+// newStatus asks the gateway, and looks at this host if the gateway is here.
+func newStatus(ctx context.Context, o *cli.Options) (*statusReport, error) {
+	client, err := o.Client()
+	if err != nil {
+		return nil, err
+	}
+	r := &statusReport{Host: []hostFinding{}}
+	if err := client.Get(ctx, "/v2/gateway", &r.Gateway); err != nil {
+		return nil, err
+	}
+	var list struct{ Secrets json.RawMessage }
+	if err := client.Get(ctx, "/v2/secrets", &list); err != nil {
+		return nil, err
+	}
+	r.Secrets = list.Secrets
+	if err := errors.Join(json.Unmarshal(r.Gateway, &r.gateway), json.Unmarshal(r.Secrets, &r.secrets)); err != nil {
+		return nil, errors.New("the answer does not look like that of a gateway of this version")
+	}
+	if o.Admin == "" {
+		r.lookAtHost(ctx, o)
+	}
+	return r, nil
+}
+
+func (r *statusReport) lookAtHost(ctx context.Context, o *cli.Options) {
+	for _, f := range allFindings(ctx, o.Load) {
+		if f.What == runningFinding || strings.HasPrefix(f.What, "certificate ") {
+			continue // shown on its own
+		}
+		r.HostChecks++
+		if f.Err == nil {
+			continue
+		}
+		for _, err := range preflight.Errors(f.Err) {
+			text := strings.ReplaceAll(err.Error(), "\n", "; ")
+			if errors.As(err, new(preflight.Warning)) {
+				r.Host = append(r.Host, hostFinding{What: f.What, Warning: text})
+			} else {
+				r.Host = append(r.Host, hostFinding{What: f.What, Error: text})
+			}
+		}
+	}
+	if cfg, err := o.Load(); err == nil {
+		r.Certificates = certificateStates(ctx, cfg, time.Now())
+	}
+}
+
+// certificateStates returns the certificates on disk, those first that expire first.
+func certificateStates(ctx context.Context, cfg config.Config, now time.Time) []certificateState {
+	expiries, err := storedCertificates(ctx, cfg)
+	if err != nil {
+		return nil // the check reports that
+	}
+	var all []certificateState
+	for subject, at := range expiries {
+		all = append(all, certificateState{subject, at, max(int(at.Sub(now).Hours()/24), 0)})
+	}
+	slices.SortFunc(all, func(a, b certificateState) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+	return all
+}
+
+// rows are the lines for people.
+func (r *statusReport) rows(now time.Time) [][]string {
+	g := r.gateway
+	uptime := time.Duration(g.UptimeSeconds) * time.Second
+	rows := [][]string{
+		{"gateway", fmt.Sprintf("%s, revision %s, up for %v", g.Version, g.Revision, uptime)},
+		{"boxes", counted(g.Boxes, "none")},
+		{"denials", r.denials()},
+	}
+	for _, c := range r.Certificates[:min(len(r.Certificates), mostShown)] {
+		rows = append(rows, []string{"certificate", fmt.Sprintf("%s, %d days left", c.Subject, c.DaysLeft)})
+	}
+	for _, s := range r.secrets {
+		rows = append(rows, []string{"secret", s.state(now)})
+	}
+	for _, f := range r.Host {
+		text := "warning: " + f.Warning
+		if f.Error != "" {
+			text = "FAILED: " + f.Error
+		}
+		rows = append(rows, []string{"host", f.What + ": " + text})
+	}
+	if r.HostChecks > 0 && len(r.Host) == 0 {
+		rows = append(rows, []string{"host", fmt.Sprintf("%d checks, all ok", r.HostChecks)})
+	}
+	return rows
+}
+
+func (r *statusReport) denials() string {
+	d := r.gateway.Denials
+	if d.Total == 0 {
+		return fmt.Sprintf("none in the last %v", minutes(d.Seconds))
+	}
+	atLeast := ""
+	if d.AtLeast {
+		atLeast = "at least "
+	}
+	return fmt.Sprintf("%s%d in the last %v: %s; see `gateway log --denied`", atLeast, d.Total, minutes(d.Seconds), counted(d.Reasons, ""))
+}
+
+func minutes(seconds int) string { return fmt.Sprintf("%d minutes", seconds/60) }
+
+// counted lists what there is of each kind.
+func counted[N int | uint64](of map[string]N, none string) string {
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(of)) {
+		parts = append(parts, fmt.Sprintf("%d %s", of[what], what))
+	}
+	if len(parts) == 0 {
+		return none
+	}
+	return strings.Join(parts, ", ")
+}
+
+// state says in a line how old a secret is.
+func (s secretAnswer) state(now time.Time) string {
+	switch {
+	case !s.Valid:
+		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + s.Error
+	case s.ReadAt.IsZero():
+		return s.Name
+	}
+	text := fmt.Sprintf("%s, read %v ago", s.Name, now.Sub(s.ReadAt).Round(time.Second))
+	if !s.ExpiresAt.IsZero() {
+		text += fmt.Sprintf(", expires in %v", s.ExpiresAt.Sub(now).Round(time.Second))
+	}
+	return text
+}
