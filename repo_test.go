@@ -269,7 +269,7 @@ func TestPackagesAreDocumentedAndNamed(t *testing.T) {
 // TestDocumentsNameExistingFiles holds the documents to the code: every path in backquotes that looks like a Go file of
 // this repository must exist.
 func TestDocumentsNameExistingFiles(t *testing.T) {
-	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/configuration.md", "docs/conformance.md", "docs/mutants.md", "docs/security.md"} {
+	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/commands.md", "docs/configuration.md", "docs/limits.md", "docs/running.md", "docs/tour.md", "docs/conformance.md", "docs/mutants.md", "docs/security.md"} {
 		text, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)

@@ -109,7 +109,7 @@ func TestDocumentsNameExistingFunctions(t *testing.T) {
 	for _, s := range sources(t) {
 		files[s.path] = s.file
 	}
-	for _, doc := range []string{"README.md", "docs/architecture.md", "docs/conformance.md", "docs/security.md"} {
+	for _, doc := range []string{"README.md", "docs/architecture.md", "docs/conformance.md", "docs/running.md", "docs/security.md"} {
 		text, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)

@@ -41,7 +41,7 @@ func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime string
 			t.Fatal("there is no runc: apt-get install runc")
 		}
 		if path == "" {
-			t.Logf("NOT RUN under %s, which this host does not have: see README.md, Tests", name)
+			t.Logf("NOT RUN under %s, which this host does not have: see docs/running.md", name)
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
