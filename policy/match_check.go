@@ -120,7 +120,7 @@ func checkMatcher(at string, m Matcher, ps *problems) (out textMatcher) {
 	case given != 1:
 		ps.add(at, `needs exactly one of "exact", "prefix" and "regex"`)
 	case m.Regex != nil:
-		out.re, out.foldedRE = checkRegex(at+"/regex", *m.Regex, ps)
+		out.re, out.foldedRE, out.size = checkRegex(at+"/regex", *m.Regex, ps)
 	case m.Exact != nil:
 		out.exact = true
 		out.set(*m.Exact)
@@ -139,27 +139,28 @@ func (m *textMatcher) set(text string) {
 }
 
 // checkRegex compiles a regular expression, as written and without regard to case.
-func checkRegex(at, expr string, ps *problems) (re, folded *regexp.Regexp) {
+func checkRegex(at, expr string, ps *problems) (re, folded *regexp.Regexp, size int) {
 	if expr == "" {
 		ps.add(at, `is empty; {"prefix": ""} matches everything`)
-		return nil, nil
+		return nil, nil, 0
 	}
-	if size, err := programSize("(?i:" + expr + ")"); err != nil {
+	size, err := programSize("(?i:" + expr + ")")
+	if err != nil {
 		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
-		return nil, nil
+		return nil, nil, 0
 	} else if size > maxRegexProgram {
 		ps.add(at, "is too large: it compiles to %d instructions, the limit is %d; use fewer or smaller repetitions", size, maxRegexProgram)
-		return nil, nil
+		return nil, nil, 0
 	}
-	re, err := regexp.Compile(expr)
+	re, err = regexp.Compile(expr)
 	if err != nil { // "a)(?:b" is an expression only inside the parentheses
 		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
-		return nil, nil
+		return nil, nil, 0
 	}
 	if folded, err = regexp.Compile("(?i:" + expr + ")"); err != nil {
 		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
 	}
-	return re, folded
+	return re, folded, size
 }
 
 func programSize(expr string) (int, error) {

@@ -30,16 +30,19 @@ func (s *found) fit() fit {
 }
 
 // fitQuery compares a query as sent. Some servers separate parameters at ";" as well as at "&".
-func (m *pairMatcher) fitQuery(query string) fit {
-	f := m.fitParameters(query, "&")
+func (m *pairMatcher) fitQuery(query string, e *effort) fit {
+	f := m.fitParameters(query, "&", e)
 	if strings.Contains(query, ";") {
-		other := m.fitParameters(query, "&;")
+		other := m.fitParameters(query, "&;", e)
 		f = agreed(min(f, other), max(f, other))
 	}
 	return f
 }
 
-func (m *pairMatcher) fitParameters(query, separators string) fit {
+func (m *pairMatcher) fitParameters(query, separators string, e *effort) fit {
+	if !e.spend(splitSteps * len(query)) {
+		return unsure
+	}
 	var s found
 	for n := 0; query != ""; n++ {
 		if n == maxQueryPairs {
@@ -52,29 +55,29 @@ func (m *pairMatcher) fitParameters(query, separators string) fit {
 			query = ""
 		}
 		name, value, _ := strings.Cut(pair, "=")
-		if f := m.fitName(name); f > unfit {
-			s.add(m, foldParameter(decodePercent(name)), m.fitParameter(f, value))
+		if f := m.fitName(name, e); f > unfit {
+			s.add(m, foldParameter(decodePercent(name)), m.fitParameter(f, value, e))
 		}
 	}
 	return s.fit()
 }
 
 // fitParameter compares the value of a parameter whose name fits as said.
-func (m *pairMatcher) fitParameter(name fit, value string) fit {
+func (m *pairMatcher) fitParameter(name fit, value string, e *effort) fit {
 	if m.anyValue {
 		return name
 	}
-	return min(name, m.value.all(readingsOf(value)))
+	return min(name, m.value.all(readingsOf(value), e))
 }
 
 // fitName compares the name of a parameter. Frameworks rewrite names: PHP makes "_" of dots and spaces, and several read
 // "name[]" and "name[0]" as elements of name.
-func (m *pairMatcher) fitName(raw string) fit {
+func (m *pairMatcher) fitName(raw string, e *effort) fit {
 	if m.key.exact && raw == m.key.text {
 		return fits // the common case, without decoding
 	}
-	all := readingsOf(raw)
-	f := m.key.all(all)
+	all := namesOf(raw)
+	f := m.key.all(all, e)
 	if f > unfit || !m.key.exact {
 		return f
 	}
@@ -87,6 +90,18 @@ func (m *pairMatcher) fitName(raw string) fit {
 	return unfit
 }
 
+// namesOf is readingsOf for the name of a parameter: of "??a=1" some servers drop the second question mark, and of what begins
+// with NUL bytes or blanks others drop those.
+func namesOf(raw string) []string {
+	all := readingsOf(raw)
+	for _, s := range all {
+		if bare := strings.TrimLeft(s, "?\x00 \t\r\n\v\f"); bare != s && bare != "" {
+			all = append(all, bare)
+		}
+	}
+	return all
+}
+
 var parameterFolds = strings.NewReplacer(" ", "_", ".", "_", "-", "_", "+", "_")
 
 // foldParameter returns the name of a parameter as the most lenient framework reads it.
@@ -95,35 +110,38 @@ func foldParameter(name string) string {
 }
 
 // fitFields compares header fields. Servers that turn headers into variables read "_" as "-".
-func (m *pairMatcher) fitFields(fields *Fields) fit {
+func (m *pairMatcher) fitFields(fields *Fields, e *effort) fit {
 	if !fields.knows(m) {
 		return unsure
 	}
 	var s found
 	for _, field := range fields.List {
+		if !e.spend(splitSteps * (len(field.Name) + len(field.Value) + 1)) {
+			return unsure
+		}
 		folded := foldHeader(field.Name)
-		name := m.key.one(strings.ToLower(field.Name))
+		name := m.key.one(strings.ToLower(field.Name), e)
 		if name < fits && m.key.exact && folded == m.folded {
 			name = unsure
 		}
 		if name > unfit {
-			s.add(m, folded, min(name, m.fitField(field.Value)))
+			s.add(m, folded, min(name, m.fitField(field.Value, e)))
 		}
 	}
 	return s.fit()
 }
 
 // fitField compares the value of a field, which servers may read as a list.
-func (m *pairMatcher) fitField(value string) fit {
+func (m *pairMatcher) fitField(value string, e *effort) fit {
 	if m.anyValue {
 		return fits
 	}
-	f := m.value.one(value)
+	f := m.value.one(value, e)
 	if f > unfit || !strings.Contains(value, ",") {
 		return f
 	}
 	for element := range strings.SplitSeq(value, ",") {
-		if m.value.one(strings.Trim(element, " \t")) > unfit {
+		if m.value.one(strings.Trim(element, " \t"), e) > unfit {
 			return unsure
 		}
 	}

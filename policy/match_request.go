@@ -51,6 +51,7 @@ func (f *Fields) knows(m *pairMatcher) bool {
 type judged struct {
 	method, plain, clean, query string
 	fields                      *Fields
+	effort                      effort
 }
 
 // judge returns a request as matchers see it.
@@ -59,7 +60,7 @@ func judge(r *Request) judged {
 	if plain == "" {
 		plain = "/"
 	}
-	return judged{r.Method, plain, resolvePath(plain), r.Query, r.Fields}
+	return judged{r.Method, plain, resolvePath(plain), r.Query, r.Fields, effort{fullEffort}}
 }
 
 // requestMatcher is a [Match] ready to compare.
@@ -83,13 +84,13 @@ type pairMatcher struct {
 func (m *requestMatcher) fit(r *judged) fit {
 	f := m.fitMethod(r.method)
 	if m.path != nil && f > unfit {
-		f = min(f, m.path.fit(r.plain, r.clean))
+		f = min(f, m.path.fit(r))
 	}
 	for i := 0; i < len(m.query) && f > unfit; i++ {
-		f = min(f, m.query[i].fitQuery(r.query))
+		f = min(f, m.query[i].fitQuery(r.query, &r.effort))
 	}
 	for i := 0; i < len(m.headers) && f > unfit; i++ {
-		f = min(f, m.headers[i].fitFields(r.fields))
+		f = min(f, m.headers[i].fitFields(r.fields, &r.effort))
 	}
 	return f
 }
@@ -105,11 +106,11 @@ func (m *requestMatcher) fitMethod(method string) fit {
 	return unfit
 }
 
-func (m *pathMatcher) fit(plain, clean string) fit {
-	sent := m.sent.one(plain)
+func (m *pathMatcher) fit(r *judged) fit {
+	sent := m.sent.one(r.plain, &r.effort)
 	resolved := sent
-	if clean != plain || m.resolved.text != m.sent.text {
-		resolved = m.resolved.one(clean)
+	if r.clean != r.plain || m.resolved.text != m.sent.text {
+		resolved = m.resolved.one(r.clean, &r.effort)
 	}
 	return agreed(min(sent, resolved), max(sent, resolved))
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"regexp"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -21,20 +22,46 @@ const (
 // unsure. It bounds the time that one takes.
 const maxMatchedText = 4096
 
+// effort is what comparing one request with all the matchers of its host may still cost: a step is about what a regular
+// expression takes for a byte and an instruction. Many rules and a large request would else keep a processor busy for seconds.
+type effort struct{ left int }
+
+// fullEffort is some hundred times what ordinary requests need, and some 20 ms.
+const fullEffort = 8 << 20
+
+// Steps of an operation for each byte.
+const (
+	compareSteps = 1 // comparing texts without regard to case
+	splitSteps   = 8 // taking a query or head apart, and decoding
+)
+
+// spend reports whether there are so many steps left. If not, the fit is unsure.
+func (e *effort) spend(steps int) bool {
+	if e.left < steps {
+		e.left = 0 // of what comes after it nothing is looked at, however small
+		return false
+	}
+	e.left -= steps
+	return true
+}
+
 // textMatcher is a [Matcher] ready to compare.
 type textMatcher struct {
 	exact, any   bool // any: the empty prefix
 	text, folded string
 	re, foldedRE *regexp.Regexp // of a regex, and the same without regard to case
+	size         int            // instructions of foldedRE
 }
 
 // one compares one reading of a text. What differs in case alone is unsure: some servers ignore case.
-func (m *textMatcher) one(s string) fit {
+func (m *textMatcher) one(s string, e *effort) fit {
 	switch {
 	case m.any:
 		return fits
 	case m.re != nil:
-		return m.regex(s)
+		return m.regex(s, e)
+	case !e.spend(compareSteps * len(s)):
+		return unsure
 	case m.exact:
 		switch {
 		case s == m.text:
@@ -50,9 +77,9 @@ func (m *textMatcher) one(s string) fit {
 	return unfit
 }
 
-func (m *textMatcher) regex(s string) fit {
+func (m *textMatcher) regex(s string, e *effort) fit {
 	switch {
-	case len(s) > maxMatchedText:
+	case len(s) > maxMatchedText, !e.spend(2 * m.size * (len(s) + 1)):
 		return unsure
 	case m.re.MatchString(s):
 		if !utf8.ValidString(s) {
@@ -66,10 +93,10 @@ func (m *textMatcher) regex(s string) fit {
 }
 
 // all compares every reading of a text.
-func (m *textMatcher) all(readings []string) fit {
+func (m *textMatcher) all(readings []string, e *effort) fit {
 	least, most := fits, unfit
 	for _, s := range readings {
-		f := m.one(s)
+		f := m.one(s, e)
 		least, most = min(least, f), max(most, f)
 	}
 	return agreed(least, most)
@@ -84,9 +111,13 @@ func agreed(least, most fit) fit {
 }
 
 // readingsOf returns what servers may read in a part of a query: percent-encoding decoded, "+" as it is and as a space,
-// decoded once more where that changes anything, and ended by a NUL byte. There is one if all read the same.
+// decoded once more where that changes anything, with the %u0061 of old ones, and ended by a NUL byte. There is one if all read
+// the same.
 func readingsOf(raw string) []string {
 	out := []string{decodePercent(raw)}
+	if old := decodeOld(raw); old != raw {
+		out = append(out, decodePercent(old))
+	}
 	if strings.Contains(raw, "+") {
 		out = append(out, decodePercent(strings.ReplaceAll(raw, "+", " ")))
 	}
@@ -99,4 +130,24 @@ func readingsOf(raw string) []string {
 		}
 	}
 	return out
+}
+
+// decodeOld decodes escapes such as %u0061, which IIS and others read: only those of ASCII characters, other than the percent
+// sign, which would begin another escape.
+func decodeOld(s string) string {
+	if !strings.Contains(s, "%u00") && !strings.Contains(s, "%U00") {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if rest := s[i:]; len(rest) >= 6 && rest[0] == '%' && rest[1]|0x20 == 'u' {
+			if c, err := strconv.ParseUint(rest[2:6], 16, 16); err == nil && c < utf8.RuneSelf && c != '%' {
+				b.WriteByte(byte(c))
+				i += 5
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
 }
