@@ -36,7 +36,7 @@ dns: policy audit internal/fault internal/memory
 dns/outbound:
 proxy: policy audit internal/fault internal/handshake internal/memory internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
-proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory
+proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
 proxy/header: policy internal/h1 proxy/scrub
 proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
@@ -44,11 +44,13 @@ proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
-proxy/placeholder: policy internal/h1
+proxy/placeholder: policy internal/h1 proxy/scrub
 proxy/postgres: policy proxy/problem
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub
 proxy/route: policy
 proxy/scrub: policy
+proxy/sign: policy
+proxy/sign/signtest:
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault
@@ -143,7 +145,7 @@ cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
-e2e: policy audit config host certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness
+e2e: policy audit config host certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

@@ -1,9 +1,13 @@
 package policy
 
 import (
+	"encoding/json"
+	"maps"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 )
 
@@ -29,4 +33,85 @@ func TestConvert(t *testing.T) {
 			}
 		}
 	})
+}
+
+// everyField are header rules that between them use every field there is.
+var everyField = []string{
+	`{"headers": {"X-A": {"secret": "k", "prefix": "p ", "suffix": " s"}, "X-B": "literal"}, "remove": ["X-C"]}`,
+	`{"headers": {"Authorization": {"secret": "k", "encode": "basic", "user": "me"}}}`,
+	`{"placeholders": {"KEY": "value", "OTHER": {"secret": "k"}}, "places": ["header", "query", "json"], "scrub": false}`,
+	`{"query": {"key": {"secret": "k", "prefix": "p", "suffix": "s"}, "other": "literal"}}`,
+	`{"sign": {"aws": {"credentials": ` + awsKeys + `, "region": ["a", "b"], "service": "s3"}}}`,
+	`{"sign": {"aws": {"credentials": {"secret": "k"}, "region": "a", "service": "s3"}}}`,
+	`{"sign": {"hmac": {"key": {"secret": "k"}, "header": "x-sig", "template": "{method}", "encoding": "base64", "format": "v1={signature}",
+		"timestamp": {"header": "x-time", "format": "rfc3339"}}}}`,
+	`{"sign": {"hmac": {"key": "literal", "header": "x-sig", "template": "{body}"}}, "headers": {"X-A": "literal"}, "scrub": true}`,
+	`[{"match": {"methods": ["GET"], "path": {"prefix": "/a"}, "query": {"a": {"exact": "b"}}, "headers": {"x-a": {"regex": "c"}}}, "deny": true}]`,
+	`{"postgres": {"user": "u", "database": "d", "password": {"secret": "k"}, "auth": "md5"}}`,
+	`{"postgres": {"user": "u", "database": "d", "password": "literal"}}`,
+	`{"client_certificate": {"certificate": {"secret": "c"}, "key": {"secret": "k"}}}`,
+}
+
+// TestConvertForgetsNothing: each field of a header rule is still there once the rule was written and read again, and a dialect
+// that cannot say it refuses. A new field fails here until it is in everyField.
+func TestConvertForgetsNothing(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	reveal := cmp.Comparer(func(a, b Secret) bool { return a.Reveal() == b.Reveal() })
+	for _, entry := range everyField {
+		host := "a.test"
+		if strings.Contains(entry, "postgres") {
+			host += ":5432"
+		}
+		attach := `{"` + host + `": ` + entry + `}`
+		rules := mustRules(t, attach)
+		noteFields(reflect.ValueOf(rules), seen)
+		doc := []byte(`{"network_policy": {"mode": "custom", "allowed_domains": ["` + host + `"]}, "attach_headers": ` + attach + `}`)
+		out, err := Convert(doc, DialectBoxgate, DialectBoxgate)
+		if err != nil {
+			t.Fatalf("%s: %v", entry, err)
+		}
+		var back struct {
+			AttachHeaders json.RawMessage `json:"attach_headers"`
+		}
+		if err := json.Unmarshal(out, &back); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(rules, mustRules(t, string(back.AttachHeaders)), reveal, cmp.AllowUnexported(Pattern{}, Name{})); diff != "" {
+			t.Errorf("%s: %s", entry, diff)
+		}
+		for _, other := range []Dialect{DialectVercel, DialectE2B} {
+			if out, err := Convert(doc, DialectBoxgate, other); err == nil {
+				t.Errorf("%s: became %s", entry, out)
+			}
+		}
+	}
+	for name := range maps.Keys(seen) {
+		if !seen[name] {
+			t.Errorf("no rule of everyField has %s", name)
+		}
+	}
+}
+
+// noteFields notes the fields of rules: whether one has a value other than zero.
+func noteFields(v reflect.Value, seen map[string]bool) {
+	compiled := map[string]bool{"HeaderRule.Shared": true, "Placeholder.Token": true}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			noteFields(v.Elem(), seen)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			noteFields(v.Index(i), seen)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			if name := v.Type().Name() + "." + f.Name; f.IsExported() && !compiled[name] {
+				seen[name] = seen[name] || !v.Field(i).IsZero()
+				noteFields(v.Field(i), seen)
+			}
+		}
+	}
 }

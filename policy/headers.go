@@ -12,7 +12,9 @@ type Header struct {
 	Value          Secret // the literal; empty when Source is set
 	Source         string // name of a secret in the gateway's configuration; "" for a literal
 	Prefix, Suffix string // written around the value of Source
-	Remove         bool   // the box's own is dropped, and nothing set in its place
+	Basic          bool   // the value of Source is the password of basic authentication (RFC 7617), for User
+	User           string
+	Remove         bool // the box's own is dropped, and nothing set in its place
 }
 
 // Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway
@@ -32,13 +34,16 @@ type Placeholder struct {
 // request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
 	Pattern      Pattern
-	Match        *Match        // nil: every request
-	Headers      []Header      // sorted by name
-	Placeholders []Placeholder // sorted by variable
-	Scrub        bool          // the rule's secrets are masked in responses
-	Shared       *SharedScrub  // of the compiled rules of a host with alternatives of which one scrubs; nil in rules as written
-	Deny         bool          // the requests are refused; nothing else is given
-	Login        *Login        // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
+	Match        *Match           // nil: every request
+	Headers      []Header         // sorted by name
+	Placeholders []Placeholder    // sorted by variable
+	Places       Places           // where the placeholders may stand, besides header values
+	Query        []QueryParameter // sorted by name
+	Sign         Signing
+	Scrub        bool         // the rule's secrets are masked in responses
+	Shared       *SharedScrub // of the compiled rules of a host with alternatives of which one scrubs; nil in rules as written
+	Deny         bool         // the requests are refused; nothing else is given
+	Login        *Login       // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
 	// Client authenticates the gateway to the server in the TLS handshake; nil if nothing does.
 	Client *ClientCertificate
 }
@@ -71,7 +76,6 @@ const (
 	maxHostPlaceholders = 64
 	maxAlternatives     = 64   // of one host
 	maxHeaderRules      = 1024 // of all hosts, alternatives counted one by one
-	maxHeaderValue      = 8 << 10
 	defaultTLSPort      = 443
 	defaultHTTPPort     = 80
 )
@@ -82,7 +86,17 @@ func (r HeaderRule) Applies() bool {
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
-func (r HeaderRule) secretive() bool { return len(r.Headers)+len(r.Placeholders) > 0 }
+func (r *HeaderRule) secretive() bool {
+	return len(r.Headers)+len(r.Placeholders) > 0 || r.Rewrites()
+}
+
+// Rewrites reports whether the rule may change more of a request than its header fields, or sign it.
+func (r *HeaderRule) Rewrites() bool { return len(r.Query) > 0 || r.Places != 0 || r.Sign.Signs() }
+
+// scrubsByDefault reports whether the rule scrubs if that is not said.
+func (r *HeaderRule) scrubsByDefault() bool {
+	return len(r.Placeholders)+len(r.Query) > 0
+}
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
 // pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares

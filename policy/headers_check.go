@@ -84,6 +84,8 @@ func CheckHeaderValue(v string) error {
 	return nil
 }
 
+const maxHeaderValue = 8 << 10 // bytes
+
 // headerValueFlaw completes the sentence "the value of …" without showing any of it; empty if there is none.
 func headerValueFlaw(v string) string {
 	if len(v) > maxHeaderValue {

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"encoding/base64"
 	"fmt"
 	"maps"
 	"net/textproto"
@@ -28,10 +29,11 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 // ParseHeaderRules reads a JSON document of header rules: host pattern → entry, or a list of entries that are
 // alternatives. An entry whose members are all strings is compact, as for [ParseHeaders]; any other is the full form
 //
-//	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "scrub": bool, "deny": bool,
-//	 "client_certificate": {"secret": name}}
+//	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "places": [place…],
+//	 "query": {name: value}, "sign": {…}, "scrub": bool, "deny": bool, "client_certificate": {"secret": name}}
 //
-// where a value is a string, {"value": string} or {"secret": name}, in headers with "prefix" and "suffix" around it.
+// where a value is a string, {"value": string} or {"secret": name}, in headers and queries with "prefix" and "suffix"
+// around it, in headers with "encode". A rule with placeholders or a query scrubs unless it says otherwise.
 // The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [Login]. known reports
 // whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
@@ -137,7 +139,11 @@ func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
 		}
 	}
 	entry.fields(at, "an object of headers", &p.problems, known)
+	if !entry.has("scrub") {
+		rule.Scrub = rule.scrubsByDefault()
+	}
 	p.checkRemoved(at, &rule)
+	p.checkRewrites(at, &rule)
 	switch {
 	case len(p.list) > before:
 	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil):
@@ -168,6 +174,9 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, value
 		"scrub":              flag(&rule.Scrub),
 		"deny":               flag(&rule.Deny),
 		"client_certificate": func(at string, v value) { rule.Client = p.clientCertificate(at, v) },
+		"places":             func(at string, v value) { rule.Places = p.places(at, v) },
+		"query":              func(at string, v value) { rule.Query = p.query(at, v) },
+		"sign":               func(at string, v value) { rule.Sign = p.signing(at, v) },
 	}
 }
 
@@ -272,7 +281,7 @@ func (p *headerParser) headers(at string, v value) []Header {
 		text := p.value(at, shown, v.items[i], true)
 		headers = append(headers, Header{
 			Name: textproto.CanonicalMIMEHeaderKey(name), Value: text.literal, Source: text.source,
-			Prefix: text.prefix, Suffix: text.suffix,
+			Prefix: text.prefix, Suffix: text.suffix, Basic: text.basic, User: text.user,
 		})
 	}
 	sortHeaders(headers)
@@ -309,6 +318,8 @@ func (p *headerParser) placeholders(at string, v value) []Placeholder {
 type headerText struct {
 	literal                Secret
 	source, prefix, suffix string
+	user                   string
+	basic                  bool
 }
 
 // value reads a literal or the name of a secret. affixes says whether the secret may have a prefix and suffix.
@@ -325,6 +336,8 @@ func (p *headerParser) value(at, name string, v value, affixes bool) (text heade
 	if affixes {
 		known["prefix"] = func(at string, v value) { text.prefix = p.affix(at, v, false) }
 		known["suffix"] = func(at string, v value) { text.suffix = p.affix(at, v, true) }
+		known["encode"] = func(at string, v value) { text.basic = p.oneOf(at, v, "basic") == "basic" }
+		known["user"] = func(at string, v value) { text.user = p.user(at, v) }
 	}
 	v.fields(at, `a string, {"secret": name} or {"value": string}`, &p.problems, known)
 	if v.kind != kindObject {
@@ -335,8 +348,30 @@ func (p *headerParser) value(at, name string, v value, affixes bool) (text heade
 		p.add(at, `needs one of "secret" and "value"`)
 	case literal && (v.has("prefix") || v.has("suffix")):
 		p.add(at, `"prefix" and "suffix" go around a secret; write them into the value`)
+	case v.has("user") && !v.has("encode"):
+		p.add(pointer(at, "user"), `is for "encode": "basic"`)
+	case v.has("encode") && (v.has("prefix") || v.has("suffix")):
+		p.add(at, `"encode" makes the whole value; leave "prefix" and "suffix" out`)
+	case text.basic && literal:
+		text.literal, text.basic, text.user = NewSecret(BasicCredentials(text.user, text.literal.Reveal())), false, ""
 	}
 	return text
+}
+
+// BasicCredentials returns the value of Authorization for basic authentication (RFC 7617).
+func BasicCredentials(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
+func (p *headerParser) user(at string, v value) string {
+	user := v.string(at, &p.problems)
+	if flaw := headerBytesFlaw(user); flaw != "" {
+		p.add(at, "%s", flaw)
+	}
+	if strings.Contains(user, ":") || len(user) > 256 {
+		p.add(at, "is not a user of basic authentication: at most 256 bytes without a colon")
+	}
+	return user
 }
 
 func (p *headerParser) literal(at, name, text string) Secret {

@@ -87,16 +87,30 @@ func (of *alternatives) share() {
 		}
 	}
 	for i := range of.list {
-		for _, h := range of.list[i].Headers {
-			note(h.Value, h.Source)
-		}
-		for _, p := range of.list[i].Placeholders {
-			note(p.Value, p.Source)
-		}
+		of.list[i].eachSent(note)
 	}
 	of.none = HeaderRule{Scrub: true, Shared: all}
 	for i := range of.list {
 		of.list[i].Scrub, of.list[i].Shared = true, all
+	}
+}
+
+// eachSent calls visit with each value that the rule may send: a literal, or the name of its source.
+func (r *HeaderRule) eachSent(visit func(literal Secret, source string)) {
+	for _, h := range r.Headers {
+		visit(h.Value, h.Source)
+	}
+	for _, p := range r.Placeholders {
+		visit(p.Value, p.Source)
+	}
+	for _, q := range r.Query {
+		visit(q.Value, q.Source)
+	}
+	if s := r.Sign.AWS; s != nil {
+		c, err := ParseAWSCredentials(s.Credentials.Value)
+		if s.Credentials.Source != "" || err == nil {
+			visit(c.SessionToken, s.Credentials.Source)
+		}
 	}
 }
 

@@ -39,6 +39,7 @@ const (
 	ReasonAmbiguousRequest  Reason = "ambiguous_request"    // a query, header or spelling for which servers would differ on whether a header rule is for it
 	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
 	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule could not be had (502)
+	ReasonUnsignable        Reason = "unsignable"           // a request that cannot be signed as the rule of its host asks (400, 413)
 	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)
 	ReasonMethod            Reason = "method"               // TRACE, TRACK, CONNECT inside an intercepted connection
 	ReasonPeekTimeout       Reason = "peek_timeout"         // no complete first message before the deadline
@@ -65,7 +66,7 @@ func Reasons() []Reason {
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed, ReasonHeaderRule,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
-		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLOrigin, ReasonURLUnavailable,
 	}

@@ -155,8 +155,10 @@ func (c *conn) passBrokered(b *brokered, client, server net.Conn) {
 		held[i].Open(c.usage.Memory, memory.Buffers)
 		defer held[i].Close()
 	}
-	box := tunnel.End{Conn: client, In: &h1.Reader{Memory: &held[0]}, Read: &read[0]}
-	err := c.p.core.Tunnels.Relay(box, tunnel.End{Conn: server, In: &h1.Reader{Memory: &held[1]}, Read: &read[1]}, client, c.box.ID)
+	end := func(i int, conn net.Conn) tunnel.End {
+		return tunnel.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &held[i]}, Read: &read[i]}
+	}
+	err := c.p.core.Tunnels.Relay(end(0, client), end(1, server), c.box.ID)
 	if err != nil && c.live.Denied() == nil {
 		c.event.Error = err.Error()
 	}

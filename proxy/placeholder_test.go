@@ -54,8 +54,14 @@ type recorder struct {
 	body []string
 }
 
+// cutShort is kept after a body that has not arrived whole.
+const cutShort = " (cut short)"
+
 func (r *recorder) serve(w http.ResponseWriter, req *http.Request) {
-	body, _ := io.ReadAll(req.Body)
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		body = append(body, cutShort...)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.got, r.body = append(r.got, req), append(r.body, string(body))
@@ -186,7 +192,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 			log        string
 		}{
 			{"path", "/v1/" + key, nil, "the placeholder KEY in the request line"},
-			{"query", "/?token=" + key, nil, "the placeholder KEY in the request line"},
+			{"query", "/?token=" + key, nil, "the placeholder KEY in the query"},
 			{"a variable of another host", "/", http.Header{"X-Key": {foreign}}, "the placeholder FOREIGN in a header (X-Key)"},
 			{"a variable of another host in basic authentication", "/", http.Header{"Authorization": {basic("u", foreign)}}, "the placeholder FOREIGN in the password of basic authentication (Authorization)"},
 			{"a token of another box", "/", http.Header{"X-Key": {unknown}}, "a placeholder in a header (X-Key)"},
@@ -317,7 +323,7 @@ func TestWebSocketWithPlaceholder(t *testing.T) {
 	l := newRig(t, allowAll, patient)
 	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
 	_, port := l.httpsServer(false, echoWebSocket)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}}}`)
+	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}, "scrub": false}}`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{

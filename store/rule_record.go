@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 
 	"boxgate/policy"
@@ -19,6 +20,9 @@ type ruleRecord struct {
 	Placeholders []placeholderRecord `json:"placeholders,omitempty"`
 	Scrub        bool                `json:"scrub,omitempty"`
 	Deny         bool                `json:"deny,omitempty"`
+	Places       []string            `json:"places,omitempty"`
+	Query        []headerRecord      `json:"query,omitempty"`
+	Sign         *signRecord         `json:"sign,omitempty"`
 	Login        *loginRecord        `json:"login,omitempty"`
 	Client       *clientRecord       `json:"client_certificate,omitempty"`
 }
@@ -30,6 +34,8 @@ type headerRecord struct {
 	Prefix string `json:"prefix,omitempty"`
 	Suffix string `json:"suffix,omitempty"`
 	Remove bool   `json:"remove,omitempty"`
+	Basic  bool   `json:"basic,omitempty"`
+	User   string `json:"user,omitempty"`
 }
 
 // clientRecord names the secrets of a client certificate.
@@ -47,10 +53,14 @@ type placeholderRecord struct {
 // recordOf returns the stored form of a rule. Tokens are derived from the box's key and are not stored.
 func recordOf(r policy.HeaderRule) ruleRecord {
 	w := ruleRecord{
-		Pattern: r.Pattern.String(), Match: r.Match, Scrub: r.Scrub, Deny: r.Deny, Client: (*clientRecord)(r.Client),
+		Pattern: r.Pattern.String(), Match: r.Match, Scrub: r.Scrub, Deny: r.Deny, Places: r.Places.Names(), Sign: signRecordOf(r.Sign),
+		Client: (*clientRecord)(r.Client),
 	}
 	for _, h := range r.Headers {
-		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix, h.Remove})
+		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix, h.Remove, h.Basic, h.User})
+	}
+	for _, q := range r.Query {
+		w.Query = append(w.Query, headerRecord{Name: q.Name, Value: q.Value.Reveal(), Source: q.Source, Prefix: q.Prefix, Suffix: q.Suffix})
 	}
 	for _, p := range r.Placeholders {
 		w.Placeholders = append(w.Placeholders, placeholderRecord{p.Variable, p.Value.Reveal(), p.Source})
@@ -71,8 +81,19 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 	for _, h := range w.Headers {
 		rule.Headers = append(rule.Headers, policy.Header{
 			Name: h.Name, Value: policy.NewSecret(h.Value), Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix, Remove: h.Remove,
+			Basic: h.Basic, User: h.User,
 		})
 	}
+	for _, q := range w.Query {
+		rule.Query = append(rule.Query, policy.QueryParameter{
+			Name: q.Name, Value: policy.NewSecret(q.Value), Source: q.Source, Prefix: q.Prefix, Suffix: q.Suffix,
+		})
+	}
+	known := false
+	if rule.Places, known = policy.PlacesOf(w.Places); !known {
+		return policy.HeaderRule{}, errPlaces
+	}
+	rule.Sign = w.Sign.signing()
 	for _, p := range w.Placeholders {
 		rule.Placeholders = append(rule.Placeholders, policy.Placeholder{
 			Variable: p.Variable, Value: policy.NewSecret(p.Value), Source: p.Source,
@@ -81,6 +102,8 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 	rule.Login, err = w.Login.login()
 	return rule, err
 }
+
+var errPlaces = errors.New("a header rule in the store has places that this version does not know; set the rules again")
 
 // headers returns the header rules of a record.
 func (rec headersRecord) headers() (Headers, error) {

@@ -34,6 +34,9 @@ type headerEntryView struct {
 	Headers      []headerView      `json:"headers"`
 	Remove       []string          `json:"remove,omitempty"`
 	Placeholders []placeholderView `json:"placeholders,omitempty"`
+	Places       []string          `json:"places,omitempty" doc:"where placeholders are replaced; absent: in header values alone"`
+	Query        []headerView      `json:"query,omitempty" doc:"parameters that are set in the query"`
+	Sign         *signingView      `json:"sign,omitempty"`
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
 	Postgres     *postgresView     `json:"postgres,omitempty"`
@@ -51,6 +54,15 @@ type postgresView struct {
 	Database string `json:"database"`
 	Secret   string `json:"secret,omitempty" doc:"as for a header"`
 	Auth     string `json:"auth"`
+}
+
+// signingView is how requests are signed, without the key.
+type signingView struct {
+	Kind     string   `json:"kind" doc:"aws or hmac"`
+	Secret   string   `json:"secret,omitempty" doc:"the secret that signs; absent for a literal"`
+	Regions  []string `json:"regions,omitempty"`
+	Services []string `json:"services,omitempty"`
+	Header   string   `json:"header,omitempty" doc:"that has the signature of an HMAC"`
 }
 
 type headerView struct {
@@ -111,7 +123,21 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 		pg := rule.Login.Postgres
 		one.Postgres = &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}
 	}
+	for _, q := range rule.Query {
+		one.Query = append(one.Query, headerView{q.Name, q.Source})
+	}
+	one.Places, one.Sign = rule.Places.Names(), viewSign(rule.Sign)
 	return one
+}
+
+func viewSign(s policy.Signing) *signingView {
+	switch {
+	case s.AWS != nil:
+		return &signingView{Kind: "aws", Secret: s.AWS.Credentials.Source, Regions: s.AWS.Regions, Services: s.AWS.Services}
+	case s.HMAC != nil:
+		return &signingView{Kind: "hmac", Secret: s.HMAC.Key.Source, Header: s.HMAC.Header}
+	}
+	return nil
 }
 
 // readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.

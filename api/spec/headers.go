@@ -49,10 +49,13 @@ type headerEntryBody struct {
 	Match        *policy.Match          `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
 	Headers      map[string]headerValue `json:"headers,omitempty"`
 	Placeholders map[string]headerValue `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
-	Scrub        bool                   `json:"scrub,omitempty" doc:"mask the rule's secrets in responses"`
 	Remove       []string               `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
 	Deny         bool                   `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
 	Client       *clientCertificate     `json:"client_certificate,omitempty" doc:"authenticate to the server by a client certificate"`
+	Places       []string               `json:"places,omitempty" doc:"where placeholders are replaced: header, which is always one, query, form, json, websocket"`
+	Query        map[string]headerValue `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
+	Sign         *signingBody           `json:"sign,omitempty" doc:"sign the requests, with keys that the box does not have"`
+	Scrub        *bool                  `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
 }
 
 // clientCertificate describes where a client certificate comes from.
@@ -65,6 +68,40 @@ type clientCertificate struct {
 // secretRef names a secret.
 type secretRef struct {
 	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
+}
+
+// signingBody describes how requests are signed.
+type signingBody struct {
+	AWS  *awsSigningBody  `json:"aws,omitempty" doc:"by AWS Signature Version 4"`
+	HMAC *hmacSigningBody `json:"hmac,omitempty" doc:"by HMAC-SHA256 of a template; instead of aws"`
+}
+
+type awsSigningBody struct {
+	Credentials headerValue   `json:"credentials" doc:"a JSON object of access_key_id, secret_access_key and session_token, as a string, or a secret with that value"`
+	Region      signingScopes `json:"region"`
+	Service     signingScopes `json:"service"`
+}
+
+type hmacSigningBody struct {
+	Key       headerValue   `json:"key"`
+	Header    string        `json:"header" doc:"that has the signature"`
+	Format    string        `json:"format,omitempty" doc:"of the header's value: {signature} by default; {timestamp} as well"`
+	Encoding  string        `json:"encoding,omitempty" doc:"hex (default) or base64"`
+	Timestamp *signingClock `json:"timestamp,omitempty"`
+	Template  string        `json:"template" doc:"what is signed, with {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256}"`
+}
+
+type signingClock struct {
+	Header string `json:"header,omitempty" doc:"that has the time; absent if no header of its own has"`
+	Format string `json:"format,omitempty" doc:"unix (default), unix_ms or rfc3339"`
+}
+
+// signingScopes is a part of credential scopes.
+type signingScopes struct{}
+
+// Forms lists one, and those that the client's own signature chooses from.
+func (signingScopes) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[string](), reflect.TypeFor[[]string]()}
 }
 
 // headerValue is the value of one header or placeholder.
@@ -80,5 +117,7 @@ type headerValueBody struct {
 	Secret string `json:"secret,omitempty" doc:"name of a secret in the gateway's configuration"`
 	Prefix string `json:"prefix,omitempty" doc:"before the secret's value"`
 	Suffix string `json:"suffix,omitempty" doc:"after the secret's value"`
+	Encode string `json:"encode,omitempty" doc:"in headers: basic, for the password of basic authentication"`
+	User   string `json:"user,omitempty" doc:"of basic authentication"`
 	Value  string `json:"value,omitempty" doc:"a literal, instead of secret; a string instead of the object is one, too"`
 }

@@ -163,9 +163,14 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 
 // newClients makes a world with the shop and a box of the clients' image, with what some clients need of the test's own:
 // programs, and pip as its authors publish it, with roots of its own.
-func newClients(t *testing.T) (*harness.World, *shop, string) {
+func newClients(t *testing.T, more ...func(*config.Config)) (*harness.World, *shop, string) {
 	t.Helper()
-	w := harness.NewWorld(t, withClients(t))
+	w := harness.NewWorld(t, func(c *config.Config) {
+		withClients(t)(c)
+		for _, change := range more {
+			change(c)
+		}
+	})
 	s := openShop(t, w)
 	box := w.Create(map[string]any{
 		"runtime": "clients", "network_policy": harness.Custom(shopHost), "attach_headers": map[string]any{shopHost: map[string]string{"X-Key": harness.Canary}},

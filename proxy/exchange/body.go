@@ -75,7 +75,7 @@ func (m *maskedFrames) Write(p []byte) (int, error) {
 
 // Masking returns w, wrapped to mask the frames written to it if the rule asks for it.
 func (r *Ruling) Masking(w io.Writer) io.Writer {
-	if r.Scrub == nil {
+	if r.Scrub == nil || r.errors {
 		return w
 	}
 	return &maskedFrames{Writer: w, frames: scrub.NewFrames(r.Scrub)}

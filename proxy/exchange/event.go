@@ -74,6 +74,17 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 	}
 }
 
+// Rewritten notes what was changed of the request and added to it since it was judged.
+func (x *Exchange) Rewritten(r *Ruling) {
+	x.Event.Headers = append(headerNames(r.Set, r.Swaps), r.changes...)
+}
+
+// Rejected notes why a request that was judged was refused before it was sent.
+func (x *Exchange) Rejected(r *Ruling) {
+	x.Event.Rule = r.rule
+	x.Failed(r.err)
+}
+
 // Refused notes that the client was answered with p.
 func (x *Exchange) Refused(p *problem.Problem) {
 	e := &x.Event
@@ -93,6 +104,15 @@ func (x *Exchange) Leaked() {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
+}
+
+// Broken notes how a tunnel ended: with nothing, an error, or a placeholder in a message, which was not sent.
+func (x *Exchange) Broken(err error) {
+	if errors.Is(err, placeholder.ErrLate) {
+		x.Leaked()
+		return
+	}
+	x.Failed(err)
 }
 
 // Unserved notes why an allowed request did not reach its upstream; a denial at the address includes the address.

@@ -52,6 +52,9 @@ type Ruling struct {
 	Set     []policy.Header    // its headers, with the values for this request
 	Swaps   []placeholder.Swap // for the placeholders in the request
 	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
+	errors  bool               // it is masked in responses that are errors alone
+	told    []string           // texts to mask besides those of Set, Swaps and literals
+	changes []string           // what was changed besides headers, for the log
 	err     error              // why it was refused, for the log
 
 	identity *origin.Identity // the client certificate that it is sent with; nil if with none
@@ -65,11 +68,11 @@ func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
 	return r
 }
 
-// JudgeNow is [Session.Judge] if that takes no waiting, for a lookup or a secret, and the response need not be scrubbed:
-// else it reports false.
+// JudgeNow is [Session.Judge] if that takes no waiting, for a lookup or a secret, and the response need not be scrubbed
+// nor the request rewritten: else it reports false.
 func (s *Session) JudgeNow(ctx context.Context, m *Message) (Ruling, bool) {
 	r, known := s.judge(ctx, m, false)
-	return r, known && r.Scrub == nil
+	return r, known && r.Scrub == nil && !r.Rewrites()
 }
 
 // judge decides a request. If it may not wait, it reports whether the ruling is known; one that is not refuses.

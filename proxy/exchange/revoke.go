@@ -75,5 +75,26 @@ func (r *Ruling) sourcesOf() (names []string) {
 			names = append(names, name)
 		}
 	}
+	if r.Rewrites() {
+		names = r.rewriteSources(names)
+	}
 	return append(names, r.header.Client.Sources()...)
+}
+
+// rewriteSources appends the secrets that a request may be changed or signed with, once its body is known.
+func (r *Ruling) rewriteSources(names []string) []string {
+	for i := range r.header.Query {
+		names = append(names, r.header.Query[i].Source)
+	}
+	if r.header.Places != 0 {
+		for i := range r.header.Placeholders {
+			names = append(names, r.header.Placeholders[i].Source)
+		}
+	}
+	if s := r.header.Sign; s.AWS != nil {
+		names = append(names, s.AWS.Credentials.Source)
+	} else if s.HMAC != nil {
+		names = append(names, s.HMAC.Key.Source)
+	}
+	return slices.DeleteFunc(names, func(s string) bool { return s == "" })
 }

@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"context"
 	"net/http"
 	"strings"
 
@@ -44,6 +45,9 @@ func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(
 	sc := &Scrubbing{Set: r.Scrub}
 	refused := func(why error) (*Scrubbing, error) {
 		return nil, &problem.Upstream{Reason: policy.ReasonUnscrubbable, Name: r.Request.Name, Err: why}
+	}
+	if r.errors && status < http.StatusBadRequest {
+		return &Scrubbing{}, nil
 	}
 	switch status {
 	case http.StatusPartialContent, http.StatusIMUsed:
@@ -109,13 +113,13 @@ func (sc *Scrubbing) End() {
 // Recodes reports whether the length of the body differs from the server's Content-Length.
 func (sc *Scrubbing) Recodes() bool { return sc != nil && len(sc.codings) > 0 }
 
-// Relay copies a body from src to dst, scrubbed.
-func (sc *Scrubbing) Relay(dst scrub.Sink, src scrub.Source) error {
+// Relay copies a body from src to dst, scrubbed, until ctx ends.
+func (sc *Scrubbing) Relay(ctx context.Context, dst scrub.Sink, src scrub.Source) error {
 	var m scrub.Masker = scrub.NewStream(sc.Set)
 	if sc.messages {
 		m = scrub.NewMessages(sc.Set)
 	}
-	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink)
+	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink, ctx.Err)
 }
 
 // ResponseValues returns a lookup function for the field values of a head.

@@ -39,7 +39,7 @@ type Session struct {
 	Live     *live.Conn    // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
 }
 
-// Core is shared by the exchanges of all sessions. All fields but secrets and revocations are required.
+// Core is shared by the exchanges of all sessions. All fields but Secrets, Revoked and Clock are required.
 type Core struct {
 	Router     *route.Router
 	Origins    *origin.Origins
@@ -49,7 +49,8 @@ type Core struct {
 	Log        *zap.Logger
 	Revoked    Revocations
 	identities identities
-	MaxStreams int // requests of a box over HTTP/2 in progress at a time
+	Clock      func() time.Time // nil: the system's
+	MaxStreams int              // requests of a box over HTTP/2 in progress at a time
 }
 
 // NewSession returns a session for one client connection of a box. The caller sets its destination and whether it is

@@ -71,7 +71,9 @@ func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.
 		if err != nil {
 			return nil, err
 		}
-		v = h.Prefix + v + h.Suffix
+		if v = h.Prefix + v + h.Suffix; h.Basic {
+			v = policy.BasicCredentials(h.User, v)
+		}
 		if err := policy.CheckHeaderValue(v); err != nil {
 			return nil, fmt.Errorf("secret %q in %s: %w", h.Source, h.Name, err)
 		}
@@ -138,10 +140,16 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 	}
 	names := make([]string, 0, len(set)+len(swaps))
 	for i := range set {
-		names = append(names, set[i].Name)
+		if !set[i].Remove {
+			names = append(names, set[i].Name)
+		}
 	}
 	for i := range swaps {
-		if name := textproto.CanonicalMIMEHeaderKey(swaps[i].Header); !slices.Contains(names, name) {
+		name := textproto.CanonicalMIMEHeaderKey(swaps[i].Header)
+		if name == "" {
+			name = "query"
+		}
+		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -152,7 +160,7 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	for i := range tokens {
 		t := &tokens[i]
-		if !t.Swappable() || placeholder.Of(r.header.Placeholders, t.Text) == nil {
+		if !t.Swappable(r.header.Places) || placeholder.Of(r.header.Placeholders, t.Text) == nil {
 			return t
 		}
 	}
@@ -185,22 +193,52 @@ func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []pl
 	return out, nil
 }
 
+// refreshed returns swaps with their values of now.
+func (k *Core) refreshed(ctx context.Context, list []policy.Placeholder, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
+	out := slices.Clone(swaps)
+	for i := range out {
+		if ph := placeholder.Of(list, out[i].Token); ph != nil && ph.Source != "" {
+			var err error
+			if out[i].Value, err = k.secret(ctx, ph.Source); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
 // scrubbed completes the ruling on an allowed request: the secrets to mask in its response.
 func (r *Ruling) scrubbed(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
 	}
-	later := r.header.Shared != nil && r.header.Shared.Sources || slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
-	r.Scrub = s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
+	r.Scrub = r.masked(s)
+}
+
+// masked returns the set of what is masked in responses, which supersedes earlier ones.
+func (r *Ruling) masked(s *Session) *scrub.Set {
+	later := r.header.Shared != nil && r.header.Shared.Sources || len(r.header.Query) > 0 || r.header.Sign.AWS != nil ||
+		slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+	return s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
+}
+
+// maskAlso masks the values of a message in what comes from the host: also on this connection, since the set supersedes the one
+// that the tunnel masks by. What else was sent is in both.
+func (r *Ruling) maskAlso(s *Session, values []string) {
+	var texts []string
+	for _, v := range values {
+		texts = append(texts, scrub.Texts(v)...)
+	}
+	s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, texts, true, time.Now())
 }
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
 func (r *Ruling) secrets() (texts []string) {
-	for i := range r.Set {
+	for i := range min(len(r.Set), len(r.header.Headers)) { // what follows is the signature's
 		h := &r.header.Headers[i]
 		value := r.Set[i].Value.Reveal()
 		texts = append(texts, scrub.Texts(value)...)
-		if h.Source != "" {
+		if h.Source != "" && !h.Basic { // which Texts looks into
 			texts = append(texts, scrub.Texts(strings.TrimSuffix(strings.TrimPrefix(value, h.Prefix), h.Suffix))...)
 		}
 	}
@@ -215,5 +253,5 @@ func (r *Ruling) secrets() (texts []string) {
 			texts = append(texts, scrub.Texts(shared.Literals[i].Reveal())...)
 		}
 	}
-	return texts
+	return append(texts, r.told...)
 }

@@ -10,7 +10,6 @@ import (
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 )
 
@@ -31,17 +30,25 @@ func (h *conn) giveOut() {
 // request.
 func (h *conn) forward() error {
 	upgrade := h.wantsWebSocket()
-	if h.ruling.Scrub != nil {
-		header.NarrowFields(&h.req)
+	h.narrow()
+	up := &h.upload
+	*up = upload{body: up.body}
+	up.body.Begin(h.req.Body, false)
+	refused := h.watchBody(up)
+	defer up.end()
+	if refused != nil {
+		return h.refuse(refused)
+	}
+	if h.ruling.Rewrites() || up.watch.Decodes() {
+		if allowed, err := h.rewrite(up); !allowed {
+			return err
+		}
 	}
 	h.out = header.AppendRequest(h.takeOut(), &h.req, h.ruling.Set, upgrade)
 	h.in.Take(h.head)
 
-	up := &h.upload
-	*up = upload{body: up.body}
-	up.body.Begin(h.req.Body, false)
-	up.set, up.watch = h.ruling.Set, placeholder.NewWatch(h.ruling.Policy)
-	out, whole, err := up.gather(&h.in, h.out)
+	up.set = h.ruling.Set
+	out, whole, err := up.resume(&h.in, h.out, h.req.Body.Chunked)
 	h.out = out
 	if err != nil {
 		return h.refuseBody(err)
@@ -54,6 +61,25 @@ func (h *conn) forward() error {
 		up.start(h)
 	}
 	return h.respond(up, upgrade)
+}
+
+// narrow removes from the request what could lead to messages that cannot be searched.
+func (h *conn) narrow() {
+	if h.req.Upgrade != nil {
+		h.req.Fields = h.ruling.WithoutExtensions(h.req.Fields)
+	}
+	if h.ruling.Scrub != nil {
+		header.NarrowFields(&h.req)
+	}
+}
+
+// watchBody sets what searches the body for placeholders.
+func (h *conn) watchBody(u *upload) (refused *problem.Problem) {
+	if h.req.Body.Empty() || !h.ruling.Policy.HasPlaceholders() {
+		return nil
+	}
+	u.watch, refused = h.s.Watch(&h.ruling, exchange.FieldValues(h.req.Fields)("Content-Encoding"))
+	return refused
 }
 
 func (h *conn) wantsWebSocket() bool {

@@ -350,7 +350,9 @@ func (h *conn) judge() (allowed bool, err error) {
 		}
 		h.flight.set(h.s, &h.ruling, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.ruling.Policy {
-			placeholder.SwapFields(h.req.Fields, h.ruling.Swaps)
+			if !h.ruling.Rewrites() { // which does that later
+				placeholder.SwapFields(h.req.Fields, h.ruling.Swaps)
+			}
 			return true, nil
 		}
 	}

@@ -125,7 +125,7 @@ func (h *conn) noResponse(u *upload, err error) error {
 	switch {
 	case running && errors.As(u.err, &malformed):
 		return h.refuseBody(errors.New(malformed.What))
-	case running && errors.Is(u.err, placeholder.ErrLate):
+	case running && (errors.Is(u.err, placeholder.ErrLate) || errors.Is(u.err, placeholder.ErrCoded)):
 		return h.refuseBody(u.err)
 	case running && errors.Is(u.err, io.ErrUnexpectedEOF):
 		h.x.Failed(origin.ErrClientGone)

@@ -41,7 +41,7 @@ func (h *conn) unscrubbable(u *upload, err error) error {
 func (h *conn) relayScrubbed(chunked bool) error {
 	h.resBody.Begin(h.res.Body, true)
 	src := &exchange.Arriving{In: &h.up.In, Body: &h.resBody, UntilClose: h.res.Body.UntilClose}
-	if err := h.scrub.Relay(http1Sink{h, chunked}, src); err != nil {
+	if err := h.scrub.Relay(h.ctx, http1Sink{h, chunked}, src); err != nil {
 		return err
 	}
 	if chunked {

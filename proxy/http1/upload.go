@@ -8,6 +8,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
+	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
@@ -20,6 +21,8 @@ type upload struct {
 	watch placeholder.Watch
 	sent  int64
 	dry   bool // all that arrived is sent
+
+	rewriting *exchange.Rewriting // nil unless the request was changed
 
 	done chan struct{} // nil when everything was sent with the head
 	err  error         // valid once done is closed
@@ -37,7 +40,7 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 		}
 		out = u.append(out, content)
 		if done {
-			if err := placeholder.InTrailer(u.body.Trailers); err != nil {
+			if err := u.checkEnd(); err != nil {
 				return out, false, err
 			}
 			out = u.last(out)
@@ -49,6 +52,20 @@ func (u *upload) gather(in *h1.Reader, out []byte) ([]byte, bool, error) {
 		}
 	}
 	return out, false, nil
+}
+
+// checkEnd searches the end of the body and its trailers.
+func (u *upload) checkEnd() error {
+	if err := u.watch.End(); err != nil {
+		return err
+	}
+	return placeholder.InTrailer(u.body.Trailers)
+}
+
+// end gives up what an upload used. It must have stopped.
+func (u *upload) end() {
+	u.watch.Close()
+	u.rewriting.Close()
 }
 
 func (u *upload) append(out, content []byte) []byte {
@@ -116,6 +133,11 @@ func (u *upload) pass(in *h1.Reader, up *origin.Conn) (bool, error) {
 	}
 	if err := u.watch.Look(content); err != nil {
 		return false, err
+	}
+	if done {
+		if err := u.watch.End(); err != nil {
+			return false, err
+		}
 	}
 	err = up.Write(content)
 	u.sent += int64(len(content))

@@ -20,8 +20,12 @@ func (h *conn) tunnel(n int) error {
 	defer h.drop()
 	h.up.Uncount() // the client's connection counts for both, as for every tunnel
 	var in, out atomic.Int64
-	err := h.s.Core.Tunnels.Relay(tunnel.End{Conn: h.s.Client, In: &h.in, Read: &out}, tunnel.End{Conn: h.up.NetConn, In: &h.up.In, Read: &in}, h.ruling.Masking(h.s.Client), h.s.Box.ID)
+	toServer, end := h.s.Searched(h.ctx, &h.ruling, h.up.NetConn)
+	defer end()
+	err := h.s.Core.Tunnels.Relay(
+		tunnel.End{Conn: h.s.Client, To: h.ruling.Masking(h.s.Client), In: &h.in, Read: &out},
+		tunnel.End{Conn: h.up.NetConn, To: toServer, In: &h.up.In, Read: &in}, h.s.Box.ID)
 	h.x.Event.BytesIn, h.x.Event.BytesOut = in.Load(), out.Load()
-	h.x.Failed(err)
+	h.x.Broken(err)
 	return errClose
 }

@@ -33,7 +33,7 @@ var errRepeat = error(problem.Fixed("the upstream did not handle the request, an
 // attempts prepares the request for its first attempt, on up.
 func (st *stream) attempts(up *origin.H2Conn) *attempts {
 	a := &attempts{st: st, up: up, fields: st.requestFields(), source: st.early.source}
-	if st.client.Length != 0 && a.source == nil {
+	if st.length != 0 && a.source == nil {
 		a.source = st.newUploadSource()
 	}
 	return a

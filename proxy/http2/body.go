@@ -76,7 +76,7 @@ func (s *uploadSource) inspect() error {
 	if s.whole && !s.watched {
 		s.watched = true
 		if s.leak = s.st.watched(s.kept); s.leak == nil {
-			s.leak = s.st.checkTrailers()
+			s.leak = s.st.checkEnd()
 		}
 	}
 	return s.leak
@@ -205,9 +205,9 @@ func (s *uploadSource) finish(n int, err error) error {
 	return err
 }
 
-// end checks the trailers.
+// end checks the end of the body and the trailers.
 func (s *uploadSource) end() error {
-	if leak := s.st.checkTrailers(); leak != nil {
+	if leak := s.st.checkEnd(); leak != nil {
 		return leak
 	}
 	return io.EOF
@@ -236,10 +236,4 @@ func (s *uploadSource) readClient(p []byte) (int, error) {
 }
 
 // watched searches the next chunk of the stream's body.
-func (st *stream) watched(piece []byte) error {
-	err := st.watch.Look(piece)
-	if err != nil {
-		st.leaked.Store(true)
-	}
-	return err
-}
+func (st *stream) watched(piece []byte) error { return st.noted(st.watch.Look(piece)) }

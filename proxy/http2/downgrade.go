@@ -96,7 +96,7 @@ func (d *downgrade) send(up *origin.Conn, head []byte) error {
 	if _, err := up.NetConn.Write(head); err != nil {
 		return err
 	}
-	if d.st.client.Length == 0 {
+	if d.st.length == 0 {
 		return up.In.Fill()
 	}
 	d.sent, d.outcome = make(chan struct{}), contain.ErrFault
@@ -168,7 +168,7 @@ func (d *downgrade) upload() error {
 	if err := d.takeUp(); err != nil {
 		return err
 	}
-	chunked, left := d.st.client.Length < 0, d.st.client.Length
+	chunked, left := d.st.length < 0, d.st.length
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	out := buffers.BorrowOut()
@@ -219,7 +219,7 @@ func (d *downgrade) next(p []byte) (int, error) {
 		return 0, leak
 	}
 	if errors.Is(err, io.EOF) {
-		if leak := d.st.checkTrailers(); leak != nil {
+		if leak := d.st.checkEnd(); leak != nil {
 			return 0, leak
 		}
 	}
@@ -239,7 +239,7 @@ func (d *downgrade) trailers() []h1.Field {
 func (st *stream) head(upgrade bool) []byte {
 	h := &st.client.Head
 	r := (&header.HTTP2Request{
-		Method: h.Method, Path: st.target, Authority: h.Authority, Fields: st.fields, Length: h.Length, Expects: st.expects, Upgrade: upgrade,
+		Method: h.Method, Path: st.target, Authority: h.Authority, Fields: st.fields, Length: st.length, Expects: st.expects, Upgrade: upgrade,
 	}).HTTP1()
 	return header.AppendRequest(nil, &r, st.ruling.Set, upgrade)
 }

@@ -51,7 +51,7 @@ func (st *stream) connection() (origin.Any, error) {
 
 // repeatable reports whether a request may be retried once after a failure on a pooled connection.
 func (st *stream) repeatable() bool {
-	return st.client.Length == 0 && exchange.Idempotent(st.client.Method)
+	return st.length == 0 && exchange.Idempotent(st.client.Method)
 }
 
 // failed2 reports to the client that there is no response. If the upstream reset the stream, the client gets the same
@@ -115,11 +115,23 @@ func (st *stream) goesTo(up connection) error {
 	return nil
 }
 
-// checkTrailers aborts the request if its trailers, available once the body has been read, contain a placeholder.
-func (st *stream) checkTrailers() error {
-	err := placeholder.InHTTP2Trailer(st.client.Trailers())
-	if err != nil {
+// checkEnd aborts the request if the end of its body or its trailers, available once the body has been read, contain a
+// placeholder.
+func (st *stream) checkEnd() error {
+	err := st.watch.End()
+	if err == nil {
+		err = placeholder.InHTTP2Trailer(st.client.Trailers())
+	}
+	return st.noted(err)
+}
+
+// noted notes why a body is refused.
+func (st *stream) noted(err error) error {
+	switch {
+	case errors.Is(err, placeholder.ErrLate):
 		st.leaked.Store(true)
+	case errors.Is(err, placeholder.ErrCoded):
+		st.garbled.Store(true)
 	}
 	return err
 }

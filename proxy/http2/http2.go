@@ -148,6 +148,7 @@ type stream struct {
 	client *downstream.Stream
 	ctx    context.Context // of the client's stream
 	target string          // :path, or the authority of a CONNECT
+	length int64           // of the body as it is forwarded; -1: not known in advance
 	fields []hpack.HeaderField
 	w      response
 	x      exchange.Exchange
@@ -170,9 +171,12 @@ type stream struct {
 	asked    atomic.Bool // it was sent that
 	uploaded atomic.Int64
 	watch    placeholder.Watch
-	leaked   atomic.Bool   // its body or trailers contain a placeholder
-	reset    http2.ErrCode // how the stream is reset if its handler breaks off
-	shared   bool          // another goroutine may still know it when it has ended
+	leaked   atomic.Bool // its body or trailers contain a placeholder
+	garbled  atomic.Bool // its body cannot be searched for one
+
+	rewriting *exchange.Rewriting // nil unless the request was changed
+	reset     http2.ErrCode       // how the stream is reset if its handler breaks off
+	shared    bool                // another goroutine may still know it when it has ended
 }
 
 // errAbort is the panic that ends a handler whose stream is to be reset.
@@ -231,14 +235,23 @@ func (st *stream) decide() {
 	if !st.judge() {
 		return
 	}
+	if st.isWebSocket() {
+		st.fields = st.ruling.WithoutExtensionsHTTP2(st.fields)
+	}
 	if st.ruling.Scrub != nil {
 		st.fields = header.NarrowHTTP2(st.fields)
+	}
+	if refused := st.watchBody(); refused != nil {
+		st.refuse(refused)
+		return
+	}
+	if (st.ruling.Rewrites() || st.watch.Decodes()) && !st.rewrite() {
+		return
 	}
 	if st.isWebSocket() {
 		st.serveWebSocket()
 		return
 	}
-	st.watch = placeholder.NewWatch(st.ruling.Policy)
 	st.forward()
 }
 
@@ -281,6 +294,8 @@ func (st *stream) deny() {
 func (st *stream) leave() {
 	st.early.leave()
 	st.scrub.End()
+	st.watch.Close()
+	st.rewriting.Close()
 	if st.counts {
 		st.s.Usage.Streams.Leave()
 		st.counts = false
@@ -290,7 +305,7 @@ func (st *stream) leave() {
 
 // cost is the additional memory that a forwarded stream may use.
 func (st *stream) cost() int {
-	if st.client.Length == 0 {
+	if st.length == 0 {
 		return streamCost
 	}
 	return streamCost + uploadCost
@@ -345,7 +360,9 @@ func (st *stream) confirm() bool {
 	if st.s.Box.Policy.Load() != st.ruling.Policy {
 		return false
 	}
-	placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	if !st.ruling.Rewrites() { // which does that later
+		placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	}
 	return true
 }
 
@@ -381,6 +398,10 @@ func (st *stream) refuseUpstream(err error) {
 	st.x.Unserved(err)
 	if st.leaked.Load() {
 		st.refuse(exchange.LeakProblem())
+		return
+	}
+	if st.garbled.Load() {
+		st.refuse(exchange.BadRequest("The request is refused: " + placeholder.ErrCoded.Error() + "."))
 		return
 	}
 	if st.ctx.Err() != nil {

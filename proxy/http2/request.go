@@ -17,7 +17,7 @@ import (
 // begin takes the head of the request.
 func (st *stream) begin() {
 	h := &st.client.Head
-	st.fields, st.target = h.Fields, h.Path
+	st.fields, st.target, st.length = h.Fields, h.Path, h.Length
 	if st.target == "" { // CONNECT
 		st.target = h.Authority
 	}
@@ -47,7 +47,7 @@ func (st *stream) message() exchange.Message {
 	}
 	return exchange.Message{
 		Method: h.Method, Authority: h.Authority, Scheme: scheme, Path: st.target, Websocket: st.isWebSocket(),
-		Tokens: placeholder.InHTTP2Request(st.fields, h.Method, st.target, h.Authority, h.Protocol), Head: st,
+		Tokens: placeholder.InHTTP2Request(st.fields, st.target, h.Method, h.Authority, h.Protocol), Head: st,
 	}
 }
 
@@ -107,8 +107,8 @@ func (st *stream) requestFields() []hpack.HeaderField {
 	out := append(st.sent[:0],
 		hpack.HeaderField{Name: ":method", Value: h.Method}, hpack.HeaderField{Name: ":scheme", Value: "https"},
 		hpack.HeaderField{Name: ":authority", Value: h.Authority}, hpack.HeaderField{Name: ":path", Value: st.target})
-	out = header.PassRequest(out, st.fields, set, h.Length != 0)
-	if n := h.Length; n > 0 || n == 0 && expectsLength(h.Method) {
+	out = header.PassRequest(out, st.fields, set, st.length != 0)
+	if n := st.length; n > 0 || n == 0 && expectsLength(h.Method) {
 		out = append(out, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(n, 10)})
 	}
 	if st.expects {

@@ -62,7 +62,7 @@ func (st *stream) answer(status int, fields []hpack.HeaderField) {
 
 // relayScrubbed relays a body that is scrubbed.
 func (st *stream) relayScrubbed(src scrub.Source) error {
-	return st.scrub.Relay(http2Sink{st}, src)
+	return st.scrub.Relay(st.ctx, http2Sink{st}, src)
 }
 
 // bodiless reports whether a response has no body.

@@ -86,6 +86,9 @@ func (st *stream) send() bool {
 	if st.next = (*stream).decide; !st.judgeNow() {
 		return false
 	}
+	if st.isCoded() {
+		return false
+	}
 	st.early.up = st.s.Core.Origins.Shared(st.s.Origin, st.ruling.Target(st.s))
 	if !st.depart() {
 		st.early.leave()
@@ -128,7 +131,7 @@ func (st *stream) depart() bool {
 // sendOn sends an allowed request on a connection.
 func (st *stream) sendOn(up *origin.H2Conn) bool {
 	var content []byte
-	if st.client.Length != 0 {
+	if st.length != 0 {
 		st.early.source = st.newUploadSource()
 		var trailers []hpack.HeaderField
 		var known bool

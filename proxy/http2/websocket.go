@@ -18,6 +18,7 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/tunnel"
 )
@@ -102,9 +103,11 @@ func (d *downgrade) tunnel() error {
 	d.up.In.Source = d.up.NetConn
 	var ended atomic.Bool
 	d.st.shared = true
+	toServer, end := d.st.s.Searched(d.st.ctx, &d.st.ruling, upstreamWriter{d.up})
+	defer end()
 	go func() { // ends at the latest when the handler returns and the stream ends
 		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, d.up.Abort)
-		if err := d.fromClient(); err != nil {
+		if err := d.st.noted(d.fromClient(toServer)); err != nil {
 			d.up.Abort()
 			return
 		}
@@ -138,13 +141,24 @@ func (f flushWriter) Write(b []byte) (int, error) {
 	return n, f.Flush()
 }
 
-func (d *downgrade) fromClient() error {
+// upstreamWriter is the server as an [io.Writer].
+type upstreamWriter struct{ up *origin.Conn }
+
+func (u upstreamWriter) Write(b []byte) (int, error) {
+	if err := u.up.Write(b); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// fromClient passes on what the client sends.
+func (d *downgrade) fromClient(to io.Writer) error {
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	for {
 		n, err := d.st.Read(*buf)
 		d.st.uploaded.Add(int64(n))
-		if failed := d.up.Write((*buf)[:n]); failed != nil {
+		if _, failed := to.Write((*buf)[:n]); failed != nil {
 			return failed
 		}
 		if errors.Is(err, io.EOF) {

@@ -19,7 +19,8 @@ const (
 	inHeader        place = iota
 	inBasicUser           // of Authorization: Basic
 	inBasicPassword       // likewise
-	inTarget              // method, request target or authority
+	inQuery               // the value of a parameter in the query
+	inTarget              // elsewhere in the request line: method, request target, authority
 	inField               // a hop-by-hop or framing field, or any field's name
 	inTrailer
 	inPrinted // a header that never contains a key: see [policy.ShownHeader]
@@ -27,7 +28,7 @@ const (
 
 var placeNames = [...]string{
 	"in a header", "in the user of basic authentication", "in the password of basic authentication",
-	"in the request line", "in a field that is not passed on", "in a trailer",
+	"in the query", "in the request line", "in a field that is not passed on", "in a trailer",
 	"in a header that holds no key",
 }
 
@@ -51,16 +52,18 @@ func (t *Sent) Error(c *policy.Compiled) error {
 }
 
 // Swappable reports whether the token was found where its value may be sent: in the value of a header that can contain
-// a key.
-func (t *Sent) Swappable() bool { return t.where <= inBasicPassword }
+// a key, or in one of the places of the rule.
+func (t *Sent) Swappable(places policy.Places) bool {
+	return t.where <= inBasicPassword || t.where == inQuery && places.Has(policy.InQuery)
+}
 
 // EndsAtColon reports whether a colon in the value would be read as its end (RFC 7617, 2).
 func (t *Sent) EndsAtColon() bool { return t.where == inBasicUser }
 
-// maxTokens bounds the tokens of one request, and so how much it can grow.
-const maxTokens = 64
+// MaxTokens bounds the tokens of one request, and so how much it can grow.
+const MaxTokens = 64
 
-// ErrMany refuses a request with more than maxTokens tokens.
+// ErrMany refuses a request with more than [MaxTokens] tokens.
 var ErrMany = errors.New("too many placeholders")
 
 // Scan is the result of searching a request for tokens.
@@ -75,7 +78,7 @@ func (t *Scan) look(s string, where place, header string) {
 		if start < 0 {
 			return
 		}
-		if len(t.Found) == maxTokens {
+		if len(t.Found) == MaxTokens {
 			t.Many = true
 			return
 		}
@@ -83,6 +86,23 @@ func (t *Scan) look(s string, where place, header string) {
 		s = s[end:]
 	}
 }
+
+// target searches a request target.
+func (t *Scan) target(target string) {
+	if start, _ := policy.FindToken(target); start < 0 {
+		return
+	}
+	path, query, _ := strings.Cut(target, "?")
+	t.look(path, inTarget, "")
+	for pair := range strings.FieldsFuncSeq(query, separates) {
+		name, value, _ := strings.Cut(pair, "=")
+		t.look(name, inTarget, "")
+		t.look(value, inQuery, "")
+	}
+}
+
+// separates reports whether servers separate the parameters of a query at c: all at "&", some at ";" as well.
+func separates(c rune) bool { return c == '&' || c == ';' }
 
 // field searches one field of a head.
 func (t *Scan) field(name, value string, passed bool) {
@@ -111,7 +131,7 @@ func InRequest(head []byte, r *h1.Request) (t Scan) {
 	}
 	if start >= 0 {
 		t.look(string(r.Method), inTarget, "")
-		t.look(string(r.Target), inTarget, "")
+		t.target(string(r.Target))
 	}
 	for i := range r.Fields {
 		f := &r.Fields[i]
@@ -130,8 +150,10 @@ func hasBasic(r *h1.Request) bool {
 	return false
 }
 
-// InHTTP2Request returns the tokens in an HTTP/2 request: line has its pseudo-header fields.
-func InHTTP2Request(fields []hpack.HeaderField, line ...string) (t Scan) {
+// InHTTP2Request returns the tokens in an HTTP/2 request: target is its path with the query, line has its other
+// pseudo-header fields.
+func InHTTP2Request(fields []hpack.HeaderField, target string, line ...string) (t Scan) {
+	t.target(target)
 	for _, part := range line {
 		t.look(part, inTarget, "")
 	}

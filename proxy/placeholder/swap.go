@@ -2,6 +2,7 @@ package placeholder
 
 import (
 	"encoding/base64"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/http2/hpack"
@@ -26,8 +27,8 @@ type Swap struct {
 	Header       string // the header it was found in
 }
 
-// swapField returns the value of a header with its tokens replaced.
-func swapField(name, value string, swaps []Swap) string {
+// SwapField returns the value of a header with its tokens replaced.
+func SwapField(name, value string, swaps []Swap) string {
 	if start, _ := policy.FindToken(value); start >= 0 {
 		return swapText(value, swaps)
 	}
@@ -62,6 +63,19 @@ func swapText(s string, swaps []Swap) string {
 	return b.String()
 }
 
+// SwapTarget returns a request target with the tokens in its query replaced.
+func SwapTarget(target string, swaps []Swap) string {
+	if start, _ := policy.FindToken(target); start < 0 || len(swaps) == 0 {
+		return target
+	}
+	path, query, _ := strings.Cut(target, "?")
+	escaped := slices.Clone(swaps)
+	for i := range escaped {
+		escaped[i].Value = Form.escape(escaped[i].Value)
+	}
+	return path + "?" + swapText(query, escaped)
+}
+
 // SwapFields replaces the tokens in the fields of a request that was judged.
 func SwapFields(fields []h1.Field, swaps []Swap) {
 	if len(swaps) == 0 {
@@ -69,7 +83,7 @@ func SwapFields(fields []h1.Field, swaps []Swap) {
 	}
 	for i := range fields {
 		if f := &fields[i]; f.Kind == h1.Other {
-			f.Value = []byte(swapField(string(f.Name), string(f.Value), swaps))
+			f.Value = []byte(SwapField(string(f.Name), string(f.Value), swaps))
 		}
 	}
 }
@@ -81,7 +95,7 @@ func SwapHTTP2(fields []hpack.HeaderField, swaps []Swap) {
 	}
 	for i := range fields {
 		f := &fields[i]
-		if v := swapField(f.Name, f.Value, swaps); v != f.Value {
+		if v := SwapField(f.Name, f.Value, swaps); v != f.Value {
 			f.Value, f.Sensitive = v, true
 		}
 	}

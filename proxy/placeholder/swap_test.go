@@ -25,12 +25,12 @@ func FuzzSwapField(f *testing.F) {
 			return
 		}
 		swaps := []Swap{{Token: key, Value: value, Header: name}}
-		if got := swapField(name, before+key+after, swaps); got != before+value+after {
+		if got := SwapField(name, before+key+after, swaps); got != before+value+after {
 			t.Fatalf("%q: %q", name, got)
 		}
 		plain := before + key + after
 		in := "Basic " + base64.StdEncoding.EncodeToString([]byte(plain))
-		got := swapField("authorization", in, swaps)
+		got := SwapField("authorization", in, swaps)
 		if want := "Basic " + base64.StdEncoding.EncodeToString([]byte(before+value+after)); got != want {
 			t.Fatalf("%q in %q: %q", key, plain, got)
 		}

@@ -5,21 +5,50 @@ import (
 )
 
 // Watch searches a body for tokens as it passes. Nothing is buffered: the chunk in which a token ends is not forwarded,
-// so no server receives a whole one. The zero value searches for nothing. Not safe for concurrent use.
+// so no server receives a whole one. The zero value searches for nothing. Not safe for concurrent use, but for Close.
 type Watch struct {
-	on   bool
-	tail []byte // the last bytes, where a token may have begun
+	on    bool
+	tail  []byte // the last bytes, where a token may have begun
+	coded *coded // for a compressed body; nil if it is not
 }
 
 // NewWatch returns a watch for request bodies of a box that has placeholders.
 func NewWatch(c *policy.Compiled) Watch { return Watch{on: c.HasPlaceholders()} }
 
-// Look checks the next chunk of the body. It returns [ErrLate] if a token ends in it.
+// Look checks the next chunk of the body. It returns [ErrLate] if a token ends in it, and [ErrCoded] if the body cannot be
+// decoded.
 func (w *Watch) Look(piece []byte) error {
-	const most = policy.TokenLen - 1
 	if !w.on || len(piece) == 0 {
 		return nil
 	}
+	if w.coded != nil {
+		if err := w.coded.look(piece); err != nil {
+			return err
+		}
+	}
+	return w.plain(piece)
+}
+
+// Decodes reports whether the body is decoded to be searched.
+func (w *Watch) Decodes() bool { return w.coded != nil }
+
+// End checks what remains of a body, all of which was looked at. The end must not be forwarded before.
+func (w *Watch) End() error {
+	if !w.on || w.coded == nil {
+		return nil
+	}
+	return w.coded.end()
+}
+
+// Close ends a search. No other call returns nil after it.
+func (w *Watch) Close() {
+	if w.coded != nil {
+		w.coded.close()
+	}
+}
+
+func (w *Watch) plain(piece []byte) error {
+	const most = policy.TokenLen - 1
 	if len(w.tail) > 0 {
 		border := append(w.tail, piece[:min(len(piece), most)]...)
 		if start, _ := policy.FindTokenBytes(border); start >= 0 {

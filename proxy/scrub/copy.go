@@ -29,14 +29,15 @@ func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil
 
 // Copy copies a body from src to dst, masked. The codings, in the order in which they were applied, are decoded and
 // encoded again. Received data is flushed before waiting for more; memory is bounded by the windows of the codings. On
-// an error the body must be aborted: reading failed, or the body was truncated, is invalid for its coding, has trailing
-// data, or needs too large a window ([ErrWindow]).
+// an error the body must be aborted: reading failed, stop returned it, or the body was truncated, is invalid for its coding,
+// has trailing data, needs too large a window ([ErrWindow]) or expands too much ([ErrExpands]).
 //
-// The caller must have reserved [Memory] for the codings; spare is called with the part of it that is not needed.
-func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int)) error {
+// The caller must have reserved [Memory] for the codings; spare is called with the part of it that is not needed, and stop as
+// for a [Limit].
+func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int), stop func() error) error {
 	c := &copying{dst: dst, src: src, masker: m, out: dst, spare: spare}
 	defer c.giveBack()
-	in, err := c.decoder(codings)
+	in, err := newDecoder(codings, c, Limit{Between: copyBetween, Plain: copyPlain, Times: copyTimes, Stop: stop}, c.spare)
 	if err != nil {
 		return c.cutShort(err)
 	}
@@ -53,6 +54,13 @@ func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int)) err
 	}
 	return nil
 }
+
+// The bounds of a [Limit] for what is copied. Times is more than deflate can expand.
+const (
+	copyBetween = 8 << 20
+	copyPlain   = 64 << 20
+	copyTimes   = 1100
+)
 
 // copying is the state of one Copy.
 type copying struct {
@@ -80,16 +88,6 @@ func (c *copying) Read(p []byte) (int, error) {
 	c.any = c.any || n > 0
 	c.eof = errors.Is(err, io.EOF)
 	return n, err
-}
-
-func (c *copying) decoder(codings []string) (in io.Reader, err error) {
-	in = c
-	for i := len(codings) - 1; i >= 0; i-- {
-		if in, err = decode(codings[i], in, c.spare); err != nil {
-			return nil, err
-		}
-	}
-	return in, nil
 }
 
 func (c *copying) encoder(codings []string) error {

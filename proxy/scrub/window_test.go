@@ -22,7 +22,7 @@ func TestWindows(t *testing.T) {
 		for coding, b := range map[string][]byte{"br": brotliOf(t, bits), "zstd": zstdOf(t, 1<<bits)} {
 			spared := 0
 			var out sink
-			err := Copy(&out, body{bytes.NewReader(b)}, NewStream(nil), []string{coding}, func(n int) { spared += n })
+			err := Copy(&out, body{bytes.NewReader(b)}, NewStream(nil), []string{coding}, func(n int) { spared += n }, nil)
 			if 1<<bits > maxWindow {
 				if !errors.Is(err, ErrWindow) || len(out.all()) > 0 {
 					t.Errorf("%s, 2^%d: %v, %d bytes", coding, bits, err, len(out.all()))
@@ -54,7 +54,7 @@ func TestWindowOfEveryFirstByte(t *testing.T) {
 		t.Error(err)
 	}
 	var out sink
-	if err := Copy(&out, body{bytes.NewReader([]byte{0x11, 0x11, 0x11})}, NewStream(nil), []string{"br"}, noted); err == nil {
+	if err := Copy(&out, body{bytes.NewReader([]byte{0x11, 0x11, 0x11})}, NewStream(nil), []string{"br"}, noted, nil); err == nil {
 		t.Error("a large window passes")
 	}
 }

@@ -23,13 +23,14 @@ const (
 // End is one end of a tunnel, with what was already read from it.
 type End struct {
 	Conn net.Conn
+	To   io.Writer     // takes what is written to Conn: Conn, or what wraps it
 	In   *h1.Reader    // data read from Conn and not forwarded yet
 	Read *atomic.Int64 // bytes received from this end
 }
 
 // Relay copies bytes between two ends until both directions have ended, or one has and the other stays silent. When it
-// returns, nothing uses either end. What the server sends is written to toClient, which is the client or wraps it.
-func (p *Pool) Relay(client, server End, toClient io.Writer, box policy.BoxID) error {
+// returns, nothing uses either end.
+func (p *Pool) Relay(client, server End, box policy.BoxID) error {
 	client.In.Source, server.In.Source = client.Conn, server.Conn
 	_ = client.Conn.SetReadDeadline(time.Time{})
 	_ = server.Conn.SetReadDeadline(time.Time{})
@@ -46,8 +47,8 @@ func (p *Pool) Relay(client, server End, toClient io.Writer, box policy.BoxID) e
 	}
 	idle := p.WatchIdle(func() { socket.Reset(client.Conn, server.Conn) }, client.Read, server.Read)
 	defer idle.Stop()
-	go direction(server.Conn, server.Conn, client)
-	go direction(client.Conn, toClient, server)
+	go direction(server.Conn, server.To, client)
+	go direction(client.Conn, client.To, server)
 
 	first := <-ended
 	if first.err != nil { // neither side may take this for a graceful close

@@ -109,6 +109,8 @@ type headerEntry struct {
 	Remove  []string
 	// Placeholders are variables of the box.
 	Placeholders []struct{ Variable, Secret string }
+	Query        []struct{ Name, Secret string }
+	Sign         *struct{ Kind, Secret string }
 	Scrub, Deny  bool
 	Postgres     struct{ User, Database, Secret string }
 	Client       *struct{ Certificate string } `json:"client_certificate"`
@@ -140,6 +142,12 @@ func (e headerEntry) row() []string {
 	}
 	if pg := e.Postgres; pg.User != "" {
 		headers = append(headers, withSecret("postgres: "+pg.User+" in "+pg.Database, pg.Secret))
+	}
+	for _, q := range e.Query {
+		headers = append(headers, withSecret("?"+q.Name, q.Secret))
+	}
+	if e.Sign != nil {
+		headers = append(headers, withSecret("signed: "+e.Sign.Kind, e.Sign.Secret))
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")

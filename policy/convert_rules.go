@@ -1,0 +1,123 @@
+package policy
+
+// writeRules returns header rules in the form that [ParseHeaderRules] reads, with their values.
+func writeRules(rules []HeaderRule) map[string]any {
+	entries := map[string][]map[string]any{}
+	for _, r := range rules {
+		entries[r.Pattern.String()] = append(entries[r.Pattern.String()], writeEntry(r))
+	}
+	out := map[string]any{}
+	for host, list := range entries {
+		if out[host] = list; len(list) == 1 {
+			out[host] = list[0]
+		}
+	}
+	return out
+}
+
+func writeEntry(r HeaderRule) map[string]any {
+	if r.Login != nil {
+		return writeLogin(r.Login)
+	}
+	headers, remove, placeholders, query := map[string]any{}, []string{}, map[string]any{}, map[string]any{}
+	for _, h := range r.Headers {
+		switch {
+		case h.Remove:
+			remove = append(remove, h.Name)
+		case h.Basic:
+			headers[h.Name] = map[string]string{"secret": h.Source, "encode": "basic", "user": h.User}
+		default:
+			headers[h.Name] = writeAffixed(h.Value, h.Source, h.Prefix, h.Suffix)
+		}
+	}
+	for _, p := range r.Placeholders {
+		placeholders[p.Variable] = writeValue(p.Value, p.Source)
+	}
+	for _, q := range r.Query {
+		query[q.Name] = writeAffixed(q.Value, q.Source, q.Prefix, q.Suffix)
+	}
+	out := map[string]any{
+		"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "places": r.Places.Names(), "query": query,
+		"sign": writeSign(r.Sign), "scrub": r.Scrub, "deny": r.Deny, "client_certificate": r.Client.written(),
+	}
+	for key, given := range map[string]bool{
+		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
+		"placeholders": len(placeholders) > 0, "places": r.Places != 0, "query": len(query) > 0, "sign": r.Sign.Signs(),
+		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny, "client_certificate": r.Client != nil,
+	} {
+		if !given {
+			delete(out, key)
+		}
+	}
+	return out
+}
+
+// writeValue writes a literal or the name of a secret.
+func writeValue(literal Secret, source string) any {
+	if source != "" {
+		return map[string]string{"secret": source}
+	}
+	return literal.Reveal()
+}
+
+func writeAffixed(literal Secret, source, prefix, suffix string) any {
+	if source != "" {
+		return map[string]string{"secret": source, "prefix": prefix, "suffix": suffix}
+	}
+	return literal.Reveal()
+}
+
+func writeSign(s Signing) map[string]any {
+	switch {
+	case s.AWS != nil:
+		a := s.AWS
+		return map[string]any{"aws": map[string]any{
+			"credentials": writeValue(a.Credentials.Value, a.Credentials.Source), "region": a.Regions, "service": a.Services,
+		}}
+	case s.HMAC != nil:
+		h := s.HMAC
+		clock := map[string]string{"format": h.Clock}
+		if h.Timestamp != "" {
+			clock["header"] = h.Timestamp
+		}
+		return map[string]any{"hmac": map[string]any{
+			"key": writeValue(h.Key.Value, h.Key.Source), "header": h.Header, "format": h.Format, "encoding": h.Encoding,
+			"template": h.Template, "timestamp": clock,
+		}}
+	}
+	return nil
+}
+
+func writeLogin(l *Login) map[string]any {
+	pg := l.Postgres
+	out := map[string]any{"user": pg.User, "database": pg.Database, "password": writeValue(pg.Password, pg.Source)}
+	if pg.Auth != AuthSCRAM {
+		out["auth"] = pg.Auth.String()
+	}
+	return map[string]any{"postgres": out}
+}
+
+// plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
+func plainHeaders(r HeaderRule, ps *problems) map[string]string {
+	at := pointer("/attach_headers", r.Pattern.String())
+	out := map[string]string{}
+	for _, h := range r.Headers {
+		if h.Remove || h.Source != "" {
+			ps.add(at, "%s is removed or has a source, and the other dialect knows literal values alone", quoted(h.Name))
+		}
+		out[h.Name] = h.Value.Reveal()
+	}
+	if r.Login != nil {
+		ps.add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
+	}
+	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
+		ps.add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
+	}
+	if r.Rewrites() {
+		ps.add(at, "signs, or sets parameters of the query, which the other dialect does not know")
+	}
+	if r.Pattern.Port() != 0 {
+		ps.add(at, "has a port, which the other dialect does not know")
+	}
+	return out
+}

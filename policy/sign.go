@@ -1,0 +1,119 @@
+package policy
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+)
+
+// Signing says how the gateway signs the requests of a header rule, with keys that the box does not have. At most one
+// of its fields is set; the zero Signing signs nothing.
+type Signing struct {
+	AWS  *AWSSigning
+	HMAC *HMACSigning
+}
+
+// Signs reports whether requests are signed.
+func (s Signing) Signs() bool { return s.AWS != nil || s.HMAC != nil }
+
+// Sets reports whether a signature sets the header, or removes that of the client.
+func (s Signing) Sets(name string) bool {
+	switch {
+	case s.AWS != nil:
+		switch foldHeader(name) {
+		case "authorization", "x-amz-date", "x-amz-security-token", "x-amz-content-sha256":
+			return true
+		}
+	case s.HMAC != nil:
+		return foldHeader(name) == foldHeader(s.HMAC.Header) || foldHeader(name) == foldHeader(s.HMAC.Timestamp)
+	}
+	return false
+}
+
+// Key is a value that signs, and is not sent: a literal, or a secret of the operator by name.
+type Key struct {
+	Value  Secret // the literal; empty when Source is set
+	Source string // name of a secret in the gateway's configuration; "" for a literal
+}
+
+// AWSSigning is AWS Signature Version 4. The first region and service are used unless there are others: then those that
+// the request's own credential scope names, which must be among them.
+type AWSSigning struct {
+	Credentials Key // see [ParseAWSCredentials]
+	Regions     []string
+	Services    []string
+}
+
+// HMACSigning is a signature by HMAC-SHA256, in a header, of a text that is made of the request.
+type HMACSigning struct {
+	Key       Key
+	Header    string // canonical form
+	Format    string // of the header's value: {signature} and {timestamp} are replaced
+	Encoding  string // of the signature: "hex" or "base64"
+	Template  string // what is signed: {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256} are replaced
+	Timestamp string // the header that the time is sent in, canonical form; "" if it is not, or in Header
+	Clock     string // format of the time: "unix", "unix_ms" or "rfc3339"
+}
+
+// Placeholders of an [HMACSigning].
+const (
+	SignTimestamp = "{timestamp}"
+	SignSignature = "{signature}"
+	SignBody      = "{body}"
+	SignBodyHash  = "{body_sha256}"
+)
+
+// NeedsBody reports whether the whole body takes part in the signature.
+func (s *HMACSigning) NeedsBody() bool {
+	return strings.Contains(s.Template, SignBody) || strings.Contains(s.Template, SignBodyHash)
+}
+
+// AWSCredentials are what requests to AWS are signed with.
+type AWSCredentials struct {
+	AccessKeyID     string
+	SecretAccessKey Secret
+	SessionToken    Secret    // empty for a user's long-lived keys
+	Expires         time.Time // not to be used from then on; zero: they do not expire
+}
+
+var errAWSCredentials = errors.New(
+	`is not a JSON object of "access_key_id", "secret_access_key" and, for temporary credentials, "session_token"`)
+
+// ParseAWSCredentials reads credentials from the value of one secret: a JSON object of access_key_id, secret_access_key
+// and session_token, or one as AWS's credential_process prints it. The error shows nothing of it.
+func ParseAWSCredentials(s Secret) (AWSCredentials, error) {
+	var parts struct {
+		ID      string    `json:"access_key_id"`
+		Key     string    `json:"secret_access_key"`
+		Token   string    `json:"session_token"`
+		ItsID   string    `json:"AccessKeyId"`
+		ItsKey  string    `json:"SecretAccessKey"`
+		ItsMore string    `json:"SessionToken"`
+		Expires time.Time `json:"Expiration"`
+	}
+	if json.Unmarshal([]byte(s.Reveal()), &parts) != nil {
+		return AWSCredentials{}, errAWSCredentials
+	}
+	c := AWSCredentials{parts.ID, NewSecret(parts.Key), NewSecret(parts.Token), parts.Expires}
+	if parts.ItsID != "" {
+		c = AWSCredentials{parts.ItsID, NewSecret(parts.ItsKey), NewSecret(parts.ItsMore), parts.Expires}
+	}
+	if !isAccessKeyID(c.AccessKeyID) || c.SecretAccessKey.Reveal() == "" || CheckHeaderValue(c.SessionToken.Reveal()) != nil {
+		return AWSCredentials{}, errAWSCredentials
+	}
+	return c, nil
+}
+
+// isAccessKeyID reports whether s may stand in a credential scope.
+func isAccessKeyID(s string) bool {
+	if s == "" || len(s) > 128 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !isWordByte(c) && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return true
+}

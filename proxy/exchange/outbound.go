@@ -1,0 +1,109 @@
+package exchange
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/h1"
+	"boxgate/internal/memory"
+	"boxgate/policy"
+	"boxgate/proxy/contain"
+	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/scrub"
+)
+
+// This file searches what a box with placeholders sends after the head of a request: bodies and WebSocket messages.
+
+// Watch returns what searches the body of an allowed request whose Content-Encoding has these values. The caller closes it.
+func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *problem.Problem) {
+	codings, err := scrub.ParseCodings(strings.Join(encodings, ","))
+	if len(codings) == 0 || err != nil || !r.Policy.HasPlaceholders() { // others are searched as they are
+		return placeholder.NewWatch(r.Policy), nil
+	}
+	if !s.Usage.Recodings.Enter(MaxRecodings) {
+		return placeholder.Watch{}, NoMemory()
+	}
+	holds := &memory.Claim{}
+	holds.Open(s.Usage.Memory, memory.Recoding)
+	free := func() { s.Usage.Recodings.Leave(); holds.Close() }
+	if !holds.Grow(scrub.Memory(codings)) {
+		free()
+		return placeholder.Watch{}, NoMemory()
+	}
+	return placeholder.NewCodedWatch(r.Policy, codings, func(decode func()) {
+		go func() {
+			defer free()
+			defer contain.Panic(s.Core.Log, s.Box.ID, func() {})
+			decode()
+		}()
+	}), nil
+}
+
+// Frames is the server's side of a WebSocket. It searches what is written to it for placeholders.
+type Frames struct {
+	io.Writer
+	frames placeholder.Frames
+	holds  memory.Claim
+	out    []byte
+}
+
+// Searched returns the server's side of a WebSocket, and what has to be called when it has ended.
+func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searched io.Writer, end func()) {
+	if !r.Policy.HasPlaceholders() {
+		return w, func() {}
+	}
+	f := &Frames{Writer: w}
+	f.holds.Open(s.Usage.Memory, memory.Buffers)
+	f.frames.Memory = &f.holds
+	if r.header.Places.Has(policy.InWebSocket) {
+		f.frames.Values = func(tokens []string) ([]string, error) {
+			values, err := r.valuesOf(ctx, s, tokens)
+			if err == nil && r.header.Scrub {
+				r.maskAlso(s, values)
+			}
+			return values, err
+		}
+	}
+	return f, f.holds.Close
+}
+
+// Write searches the frames in p and writes them.
+func (f *Frames) Write(p []byte) (int, error) {
+	out, err := f.frames.Append(f.out[:0], p)
+	if f.out = out; cap(out) > frameBuffer {
+		f.out = nil
+	}
+	if len(out) > 0 {
+		if _, err := f.Writer.Write(out); err != nil {
+			return 0, err
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// WithoutExtensions removes the offer of WebSocket extensions from a request of a box with placeholders: messages that an
+// extension compresses could not be searched.
+func (r *Ruling) WithoutExtensions(fields []h1.Field) []h1.Field {
+	if !r.Policy.HasPlaceholders() {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f h1.Field) bool { return h1.IsVariant(f.Name, extensions) })
+}
+
+// WithoutExtensionsHTTP2 is [Ruling.WithoutExtensions] for HTTP/2.
+func (r *Ruling) WithoutExtensionsHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
+	if !r.Policy.HasPlaceholders() {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return h1.IsVariant(f.Name, extensions) })
+}
+
+const extensions = "Sec-WebSocket-Extensions"

@@ -1,0 +1,324 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"boxgate/internal/memory"
+	"boxgate/policy"
+	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/scrub"
+	"boxgate/proxy/sign"
+)
+
+// This file changes more of a request than its header fields, where the rule of its host asks for that: parameters of the
+// query, placeholders in the query and the body, a signature.
+
+// MaxBody is the largest body that is changed or hashed.
+const MaxBody = sign.MaxBody
+
+// Field is one header field of a request.
+type Field = sign.Field
+
+// Outgoing is an allowed request as it will be forwarded, with the headers of its ruling.
+type Outgoing struct {
+	Method, Authority string
+	Target            string  // path and query
+	Fields            []Field // the client's own that are forwarded
+	Length            int64   // of the body; -1: not known in advance
+}
+
+// Rewriting changes one request. The caller creates it by [Session.Rewrite], passes the body to Add if it asks for that,
+// calls End, and Close when the body has been sent.
+type Rewriting struct {
+	Outgoing
+	Body     []byte // the body, or its beginning
+	Whole    bool   // Body is all of it
+	Trailers bool   // it has trailers, so that no length is sent; set before End
+	Changed  bool   // Body is not the client's own
+
+	s       *Session
+	r       *Ruling
+	holds   memory.Claim
+	charged int
+	syntax  placeholder.Syntax // in which placeholders of the body are replaced
+	codings []string           // of the body
+	hash    bool               // the signature is of the body
+	read    bool
+}
+
+// Rewrites reports whether a request that was not refused is to be changed by [Session.Rewrite].
+func (r *Ruling) Rewrites() bool { return r.header.Rewrites() }
+
+// Rewrite begins to change a request. If read is set, the body has to be read, up to a byte more than [MaxBody]: also one
+// that is coded and has to be decoded to be searched, if it is not too large, so that nothing of it is sent before. The
+// ruling refuses if the problem is not nil.
+func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
+	w = &Rewriting{Outgoing: out, s: s, r: r}
+	w.holds.Open(s.Usage.Memory, memory.Buffers)
+	if r.header.Sign.Signs() {
+		var err error
+		if w.hash, err = sign.Plan(r.header.Sign, w.request()); err != nil {
+			return w, false, w.refuse(err)
+		}
+	}
+	if out.Length != 0 {
+		w.syntax, w.codings = r.replacedIn(w.value("Content-Type"), w.value("Content-Encoding"))
+	}
+	w.read = out.Length != 0 && (w.hash || w.syntax != placeholder.Opaque || coded && out.Length > 0 && out.Length <= MaxBody)
+	return w, w.read, nil
+}
+
+// replacedIn returns how placeholders are replaced in a body, and its codings.
+func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Syntax, []string) {
+	syntax := placeholder.SyntaxOf(contentType)
+	switch {
+	case syntax == placeholder.Form && r.header.Places.Has(policy.InForm):
+	case syntax == placeholder.JSON && r.header.Places.Has(policy.InJSON):
+	default:
+		return placeholder.Opaque, nil
+	}
+	codings, err := scrub.ParseCodings(contentEncoding)
+	if err != nil {
+		return placeholder.Opaque, nil
+	}
+	return syntax, codings
+}
+
+// value returns the value of a field of the client; "" if there are several.
+func (w *Rewriting) value(name string) (v string) {
+	n := 0
+	for i := range w.Fields {
+		if strings.EqualFold(w.Fields[i].Name, name) {
+			v = w.Fields[i].Value
+			n++
+		}
+	}
+	if n > 1 {
+		return ""
+	}
+	return v
+}
+
+// Add takes the next part of the body, and reports whether more is wanted. The error is [memory.ErrFull].
+func (w *Rewriting) Add(part []byte) (more bool, err error) {
+	if need := len(w.Body) + len(part); 3*need > w.charged { // as read, as changed, as written
+		grow := max(3*need, min(2*w.charged, 3*MaxBody)) - w.charged
+		if !w.holds.Grow(grow) {
+			return false, memory.ErrFull
+		}
+		w.charged += grow
+	}
+	w.Body = append(w.Body, part...)
+	return len(w.Body) <= MaxBody, nil
+}
+
+// End changes the request, once the body was read if it had to be: whole says to its end. The values of secrets are those
+// of now. The ruling refuses if the problem is not nil.
+func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Problem) {
+	r := w.r
+	w.Whole = whole && w.read
+	var err error
+	if w.read { // which may have taken long
+		if r.Set, err = w.s.Core.Literals(ctx, r.header.Headers); err != nil {
+			return w.refuse(err)
+		}
+		if r.Swaps, err = w.s.Core.refreshed(ctx, r.header.Placeholders, r.Swaps); err != nil {
+			return w.refuse(err)
+		}
+	}
+	for i := range w.Fields {
+		w.Fields[i].Value = placeholder.SwapField(w.Fields[i].Name, w.Fields[i].Value, r.Swaps)
+	}
+	if err := w.setQuery(ctx); err != nil {
+		return w.refuse(err)
+	}
+	if err := w.replace(ctx); err != nil {
+		return w.refuse(err)
+	}
+	r.scrubbed(w.s)
+	if err := w.sign(ctx); err != nil {
+		return w.refuse(err)
+	}
+	return nil
+}
+
+// setQuery sets the parameters of the rule, and replaces placeholders in what else the query has.
+func (w *Rewriting) setQuery(ctx context.Context) error {
+	target, own := w.Target, []string(nil)
+	for i := range w.r.header.Query {
+		var pairs []string
+		target, pairs = placeholder.RemoveQuery(target, w.r.header.Query[i].Name)
+		own = append(own, pairs...)
+	}
+	if target != w.Target {
+		if err := w.judgeAgain(target, own); err != nil {
+			return err
+		}
+	}
+	w.Target = placeholder.SwapTarget(target, w.r.Swaps)
+	for i := range w.r.header.Query {
+		p := &w.r.header.Query[i]
+		v := p.Value.Reveal()
+		if p.Source != "" {
+			var err error
+			if v, err = w.s.Core.secret(ctx, p.Source); err != nil {
+				return err
+			}
+			w.r.tell(v)
+			v = p.Prefix + v + p.Suffix
+		}
+		w.r.tell(v)
+		w.Target = placeholder.AddQuery(w.Target, p.Name, v)
+		w.r.changed("?" + p.Name)
+	}
+	return nil
+}
+
+// judgeAgain judges the request without what was removed from its query, for which a rule may have allowed it. own is what the
+// client gave for the parameters that are set, which rules still see.
+func (w *Rewriting) judgeAgain(target string, own []string) error {
+	r := w.r
+	_, query, _ := strings.Cut(target, "?")
+	way := r.way
+	way.Asked.Query = strings.Trim(strings.Join(own, "&")+"&"+query, "&")
+	now := w.s.Core.Router.Reroute(r.Policy, w.s.Box, way)
+	if why := way.OverruledBy(now); why != nil {
+		return why
+	}
+	if err := now.Decision.Err(way.Asked); err != nil {
+		return err
+	}
+	rule, d := r.Policy.HeaderRule(way.Asked)
+	if d.Reason == "" && (len(rule.Query) == 0 || &rule.Query[0] != &r.header.Query[0]) {
+		d = policy.Decision{Reason: policy.ReasonAmbiguousRequest, Rule: r.header.Pattern.String(), Version: r.Policy.Version()}
+	}
+	if d.Reason != "" {
+		return d.Err(way.Asked)
+	}
+	r.way, r.Request.Query = way, way.Asked.Query
+	return nil
+}
+
+// replace replaces the placeholders in a whole body, or fails if one stands where no value may.
+func (w *Rewriting) replace(ctx context.Context) error {
+	if !w.Whole || w.syntax == placeholder.Opaque {
+		return nil
+	}
+	plain, fits, err := w.decoded(ctx)
+	if err != nil || !fits {
+		return err
+	}
+	body, err := placeholder.Replace(plain, w.syntax, func(tokens []string) ([]string, error) {
+		values, err := w.r.valuesOf(ctx, w.s, tokens)
+		for _, v := range values {
+			w.r.tell(v)
+		}
+		return values, err
+	})
+	if err != nil || !body.Any() {
+		return err
+	}
+	if !w.holds.Grow(2 * body.Size()) {
+		return memory.ErrFull
+	}
+	if w.Body, err = scrub.Encoded(w.codings, body.Bytes()); err != nil {
+		return err
+	}
+	w.Changed = true
+	w.r.changed("body")
+	return nil
+}
+
+// decoded returns the body without its codings, if that is not too large.
+func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err error) {
+	if len(w.codings) == 0 {
+		return w.Body, true, nil
+	}
+	most := scrub.Memory(w.codings) + 2*MaxBody
+	if !w.holds.Grow(most) {
+		return nil, false, memory.ErrFull
+	}
+	defer w.holds.Shrink(scrub.Memory(w.codings))
+	limit := placeholder.Expansion
+	limit.Stop = ctx.Err
+	return scrub.Decoded(w.codings, w.Body, MaxBody, limit)
+}
+
+// valuesOf returns the values of placeholders in the body or a message.
+func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string) ([]string, error) {
+	values := make([]string, 0, len(tokens))
+	for _, token := range tokens {
+		ph := placeholder.Of(r.header.Placeholders, token)
+		if ph == nil {
+			return nil, placeholder.ErrLate
+		}
+		v := ph.Value.Reveal()
+		if ph.Source != "" {
+			var err error
+			if v, err = s.Core.secret(ctx, ph.Source); err != nil {
+				return nil, err
+			}
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+// tell adds a text to those that are masked in the response.
+func (r *Ruling) tell(text string) {
+	if !r.header.Scrub {
+		return
+	}
+	for _, t := range scrub.Texts(text) {
+		if !slices.Contains(r.told, t) {
+			r.told = append(r.told, t)
+		}
+	}
+}
+
+// changed notes for the log what was changed of a request besides headers.
+func (r *Ruling) changed(what string) {
+	if !slices.Contains(r.changes, what) {
+		r.changes = append(r.changes, what)
+	}
+}
+
+// Close gives up the memory of the body.
+func (w *Rewriting) Close() {
+	if w != nil {
+		w.holds.Close()
+	}
+}
+
+// refuse makes the ruling refuse the request.
+func (w *Rewriting) refuse(err error) *problem.Problem {
+	r := w.r
+	r.Set, r.Swaps, r.err, r.rule = nil, nil, err, r.header.Pattern.String()
+	var unfit *sign.Refusal
+	var denied *policy.DeniedError
+	switch {
+	case errors.As(err, &denied):
+		refused := problem.Of(err)
+		r.Refused, r.rule = &refused, denied.Decision.Rule
+	case errors.As(err, &unfit):
+		r.Refused = &problem.Problem{Status: unfit.Status, Reason: policy.ReasonUnsignable, Detail: unfit.Detail}
+	case errors.Is(err, memory.ErrFull):
+		r.Refused, r.rule = NoMemory(), ""
+	case errors.Is(err, placeholder.ErrMany):
+		r.Refused, r.rule = BadRequest("The request holds too many placeholders."), ""
+	case errors.Is(err, placeholder.ErrLate):
+		r.Refused, r.rule = LeakProblem(), ""
+	case errors.Is(err, scrub.ErrBody):
+		r.Refused, r.rule = BadRequest("The body of the request is not valid in its content coding."), ""
+	default:
+		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+			Detail: "A secret that the gateway sets for this host is not available."}
+	}
+	r.Reason, r.Refused.Rule, r.Refused.Host = r.Refused.Reason, r.rule, r.Request.Name.String()
+	return r.Refused
+}

@@ -1,0 +1,137 @@
+package http2
+
+import (
+	"errors"
+	"io"
+
+	"boxgate/internal/memory"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/header"
+	"boxgate/proxy/placeholder"
+	"boxgate/proxy/problem"
+)
+
+// This file changes more of a request than its header fields, where the rule of its host asks for that.
+
+// rewrite changes the request. If it reports false the client has been answered.
+func (st *stream) rewrite() bool {
+	w, read, refused := st.s.Rewrite(&st.ruling, st.outgoing(), st.watch.Decodes())
+	st.rewriting = w
+	if refused != nil {
+		st.reject(refused)
+		return false
+	}
+	whole := false
+	if read {
+		var err error
+		if whole, err = st.readBody(w); err != nil {
+			st.unread(err)
+			return false
+		}
+		w.Trailers = whole && st.length < 0 && len(st.client.Trailers()) > 0
+	}
+	if refused := w.End(st.ctx, whole); refused != nil {
+		st.reject(refused)
+		return false
+	}
+	if read {
+		if err := st.keepBody(w); err != nil {
+			st.refuseUpstream(err)
+			return false
+		}
+	}
+	st.target = w.Target
+	if st.ruling.Rewrites() { // else they are replaced already
+		placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	}
+	st.x.Rewritten(&st.ruling)
+	return true
+}
+
+// outgoing returns the request as it is going to be forwarded.
+func (st *stream) outgoing() exchange.Outgoing {
+	h := &st.client.Head
+	out := exchange.Outgoing{Method: h.Method, Authority: h.Authority, Target: st.target, Length: st.length}
+	if st.isWebSocket() { // the messages are no body
+		out.Method, out.Length = "GET", 0
+	}
+	for _, f := range header.PassRequest(nil, st.fields, st.ruling.Set, out.Length != 0) {
+		out.Fields = append(out.Fields, exchange.Field{Name: f.Name, Value: f.Value})
+	}
+	return out
+}
+
+// reject answers a request that was refused after it was judged.
+func (st *stream) reject(p *problem.Problem) {
+	st.x.Rejected(&st.ruling)
+	st.refuse(p)
+}
+
+// readBody reads the body, and reports whether all of it: it ends once there is more than is changed.
+func (st *stream) readBody(w *exchange.Rewriting) (whole bool, err error) {
+	buf := bodyBuffers.Get()
+	defer bodyBuffers.Put(buf)
+	for {
+		n, err := st.Read(*buf)
+		st.uploaded.Add(int64(n))
+		more, full := w.Add((*buf)[:n])
+		switch {
+		case full != nil:
+			return false, full
+		case errors.Is(err, io.EOF):
+			st.expects = false // the server gets the body at once
+			return more, nil
+		case err != nil:
+			return false, err
+		case !more:
+			st.expects = false
+			return false, nil
+		}
+	}
+}
+
+// unread ends a request whose body could not be read.
+func (st *stream) unread(err error) {
+	if st.ctx.Err() != nil || !errors.Is(err, memory.ErrFull) {
+		st.x.Failed(err)
+		panic(errAbort)
+	}
+	st.refuse(exchange.NoMemory())
+}
+
+// keepBody makes what was read of the body the beginning of what is sent, once it has been searched for placeholders.
+func (st *stream) keepBody(w *exchange.Rewriting) error {
+	if !w.Changed && len(w.Body) > 0 {
+		if err := st.watched(w.Body); err != nil {
+			return err
+		}
+	}
+	if !w.Whole {
+		st.early.source = &uploadSource{st: st, kept: w.Body, gone: true}
+		return nil
+	}
+	if err := st.checkEnd(); err != nil {
+		return err
+	}
+	if !w.Trailers {
+		st.length = int64(len(w.Body))
+	}
+	if st.length != 0 {
+		st.early.source = &uploadSource{st: st, kept: w.Body, whole: true, watched: true}
+	}
+	return nil
+}
+
+// watchBody sets what searches the body for placeholders.
+func (st *stream) watchBody() (refused *problem.Problem) {
+	if st.length == 0 || st.isWebSocket() || !st.ruling.Policy.HasPlaceholders() {
+		return nil
+	}
+	st.watch, refused = st.s.Watch(&st.ruling, exchange.HTTP2Values(st.fields)("content-encoding"))
+	return refused
+}
+
+// isCoded reports whether the body has to be decoded to be searched for placeholders, which may take waiting.
+func (st *stream) isCoded() bool {
+	return st.length != 0 && st.ruling.Policy.HasPlaceholders() && len(exchange.HTTP2Values(st.fields)("content-encoding")) > 0
+}

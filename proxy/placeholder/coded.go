@@ -1,0 +1,172 @@
+package placeholder
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"boxgate/policy"
+	"boxgate/proxy/scrub"
+)
+
+// Errors of compressed bodies.
+var (
+	ErrCoded   = errors.New("the body is not valid in its content coding, so it cannot be searched for placeholders")
+	errExpands = fmt.Errorf("%w: it expands too much", ErrCoded)
+)
+
+// Expansion bounds how much a compressed body may expand.
+var Expansion = scrub.Limit{Between: 4 << 20, Plain: 4 << 20, Times: 100}
+
+// coded searches a compressed body. A goroutine decodes it; each part is forwarded once the decoder has asked for more than
+// it. Decoders keep some back, so earlier parts may have been forwarded when a token is found, but the end of the body is
+// only forwarded once all of it was decoded.
+type coded struct {
+	parts  chan []byte
+	hungry chan struct{}
+	done   chan struct{}
+	err    error // of done: nil after the end of the body
+	quit   chan struct{}
+	ending sync.Once // closes parts
+	once   sync.Once // closes quit
+
+	part  []byte // as the decoder reads it
+	in    int64  // of the body so far
+	over  bool   // there are no more parts
+	asked bool   // the decoder waits for a part; known to the caller's side
+}
+
+// NewCodedWatch is [NewWatch] for a body with codings. The caller has reserved [scrub.Memory]. start runs the decoder in a
+// goroutine, which ends after [Watch.Close], which must follow.
+func NewCodedWatch(c *policy.Compiled, codings []string, start func(decode func())) Watch {
+	d := &coded{parts: make(chan []byte), hungry: make(chan struct{}), done: make(chan struct{}), quit: make(chan struct{})}
+	start(func() {
+		defer close(d.done)
+		d.err = ErrCoded // should there be a panic
+		d.err = d.search(codings)
+	})
+	return Watch{on: c.HasPlaceholders(), coded: d}
+}
+
+func (d *coded) search(codings []string) error {
+	limit := Expansion
+	limit.Stop = d.stopped
+	in, err := scrub.NewDecoder(codings, d, limit)
+	if err != nil {
+		return d.flaw(err)
+	}
+	plain, buf := Watch{on: true}, make([]byte, 32<<10)
+	for {
+		n, err := in.Read(buf)
+		if err := plain.Look(buf[:n]); err != nil {
+			return err
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return d.flaw(err)
+		}
+	}
+}
+
+// stopped ends the decoding once nobody waits for it.
+func (d *coded) stopped() error {
+	select {
+	case <-d.quit:
+		return io.ErrUnexpectedEOF
+	default:
+		return nil
+	}
+}
+
+// flaw maps an error of a decoder. An empty body is valid in every coding.
+func (d *coded) flaw(err error) error {
+	switch {
+	case d.in == 0 && errors.Is(err, io.EOF):
+		return nil
+	case errors.Is(err, scrub.ErrExpands):
+		return errExpands
+	}
+	return ErrCoded
+}
+
+// Read gives the decoder the current part, and waits for the next one.
+func (d *coded) Read(p []byte) (int, error) {
+	for len(d.part) == 0 {
+		if d.over {
+			return 0, io.EOF
+		}
+		select {
+		case d.hungry <- struct{}{}:
+		case <-d.quit:
+			return 0, io.ErrUnexpectedEOF
+		}
+		select {
+		case part, more := <-d.parts:
+			d.over = !more
+			d.part = part
+			d.in += int64(len(part))
+		case <-d.quit:
+			return 0, io.ErrUnexpectedEOF
+		}
+	}
+	n := copy(p, d.part)
+	d.part = d.part[n:]
+	return n, nil
+}
+
+// look has the decoder take a part, and returns when it asks for more or has found something.
+func (d *coded) look(part []byte) error {
+	if ended, err := d.await(); ended {
+		if err == nil {
+			err = ErrCoded // there is something after the end
+		}
+		return err
+	}
+	select {
+	case d.parts <- part:
+		d.asked = false
+	case <-d.quit:
+		return ErrCoded
+	}
+	ended, err := d.await()
+	if ended && err == nil && len(d.part) > 0 {
+		err = ErrCoded
+	}
+	return err
+}
+
+// await waits until the decoder asks for a part, or has ended.
+func (d *coded) await() (ended bool, err error) {
+	if d.asked {
+		return false, nil
+	}
+	select {
+	case <-d.hungry:
+		d.asked = true
+		return false, nil
+	case <-d.done:
+		return true, d.err
+	case <-d.quit:
+		return true, ErrCoded
+	}
+}
+
+// end tells the decoder that the body has ended, and returns what it has found in the rest.
+func (d *coded) end() error {
+	if ended, err := d.await(); ended {
+		return err
+	}
+	d.asked = false // again, the answer is that of the end
+	d.ending.Do(func() { close(d.parts) })
+	select {
+	case <-d.done:
+		return d.err
+	case <-d.quit:
+		return ErrCoded
+	}
+}
+
+func (d *coded) close() { d.once.Do(func() { close(d.quit) }) }

@@ -1,0 +1,80 @@
+package placeholder
+
+import (
+	"net/url"
+	"strings"
+)
+
+// RemoveQuery returns a request target without a query parameter, in any spelling that some server may take for it. What
+// remains is kept byte for byte. own are the parts that were removed and are spelled as the parameter itself.
+func RemoveQuery(target, name string) (rest string, own []string) {
+	path, query, found := strings.Cut(target, "?")
+	if !found {
+		return target, nil
+	}
+	folded := foldParameter(name)
+	var kept strings.Builder
+	for separator := ""; query != ""; {
+		pair, next, rest := query, "", ""
+		if i := strings.IndexFunc(query, separates); i >= 0 {
+			pair, next, rest = query[:i], query[i:i+1], query[i+1:]
+		}
+		spelled, _, _ := strings.Cut(pair, "=")
+		switch {
+		case foldParameter(spelled) != folded:
+			kept.WriteString(separator + pair)
+		case decoded(spelled) == name:
+			own = append(own, pair)
+		}
+		query, separator = rest, next
+	}
+	return path + "?" + strings.TrimLeft(kept.String(), "&;"), own
+}
+
+// AddQuery returns a request target with a parameter added to its query.
+func AddQuery(target, name, value string) string {
+	pair := url.QueryEscape(name) + "=" + Form.escape(value)
+	switch path, query, found := strings.Cut(target, "?"); {
+	case !found:
+		return target + "?" + pair
+	case query == "":
+		return path + "?" + pair
+	}
+	return target + "&" + pair
+}
+
+// foldParameter returns the name of a parameter as the most lenient server sees it: decoded as often as it can be, without
+// case; of PHP's names, which have "_" for spaces and dots and an index in brackets, what comes before the index.
+func foldParameter(name string) string {
+	for range 4 {
+		plain := decoded(name)
+		if plain == name {
+			break
+		}
+		name = plain
+	}
+	name = strings.TrimLeft(strings.ToLower(name), " \t\r\n\v\f\x00?")
+	if end := strings.IndexAny(name, "[\x00"); end > 0 {
+		name = name[:end]
+	}
+	return strings.NewReplacer(" ", "_", ".", "_").Replace(strings.TrimRight(name, " \t\r\n\v\f"))
+}
+
+// decoded decodes the escapes of a name that are valid, and leaves the others.
+func decoded(name string) string {
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		switch {
+		case name[i] == '+':
+			b.WriteByte(' ')
+		case name[i] == '%' && i+2 < len(name) && nibble(name[i+1]) >= 0 && nibble(name[i+2]) >= 0:
+			b.WriteByte(byte(nibble(name[i+1])<<4 | nibble(name[i+2])))
+			i += 2
+		default:
+			b.WriteByte(name[i])
+		}
+	}
+	return b.String()
+}
+
+func nibble(c byte) int { return strings.IndexByte("0123456789abcdef", c|0x20) }

@@ -1,0 +1,219 @@
+package placeholder
+
+import (
+	"bytes"
+	"encoding/json"
+	"mime"
+	"net/url"
+	"slices"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// Syntax is how a text that may have tokens is written: where in it a value may stand, and how it is escaped there.
+type Syntax uint8
+
+// The syntaxes.
+const (
+	Opaque Syntax = iota // nothing is replaced in it
+	Form                 // application/x-www-form-urlencoded, and the query of a URL: in the value of a field
+	JSON                 // in a string that is not the name of a member
+	Text                 // anywhere, as it is
+)
+
+// SyntaxOf returns the syntax of a body by its Content-Type.
+func SyntaxOf(contentType string) Syntax {
+	kind, _, err := mime.ParseMediaType(contentType)
+	switch {
+	case err != nil:
+		return Opaque
+	case kind == "application/x-www-form-urlencoded":
+		return Form
+	case kind == "application/json", strings.HasSuffix(kind, "+json"):
+		return JSON
+	}
+	return Opaque
+}
+
+// Values returns the values of tokens, none of which is there twice.
+type Values func(tokens []string) ([]string, error)
+
+// Replacement is a text with values in the places of its tokens, before it is written.
+type Replacement struct {
+	text  []byte
+	at    spans    // of the tokens
+	value []string // of each, escaped
+	size  int
+}
+
+// Replace finds the tokens of a text, and what they are replaced by. It returns [ErrLate] if one stands where no value may,
+// [ErrMany] if there are more than [MaxTokens], and what values returns if that fails.
+func Replace(text []byte, syntax Syntax, values Values) (r Replacement, err error) {
+	r = Replacement{text: text, size: len(text)}
+	start, end := policy.FindTokenBytes(text)
+	if start < 0 {
+		return r, nil
+	}
+	in, err := placesOf(text, syntax)
+	if err != nil {
+		return r, err
+	}
+	for ; start >= 0; start, end = nextToken(text, end) {
+		switch {
+		case len(r.at) == MaxTokens:
+			return r, ErrMany
+		case !in.hold(start, end):
+			return r, ErrLate
+		}
+		r.at = append(r.at, span{start, end})
+	}
+	return r, r.fill(syntax, values)
+}
+
+// fill asks for the values.
+func (r *Replacement) fill(syntax Syntax, values Values) error {
+	var tokens []string
+	for _, t := range r.at {
+		if token := string(r.text[t.start:t.end]); !slices.Contains(tokens, token) {
+			tokens = append(tokens, token)
+		}
+	}
+	found, err := values(tokens)
+	if err != nil {
+		return err
+	}
+	for i := range found {
+		found[i] = syntax.escape(found[i])
+	}
+	for _, t := range r.at {
+		v := found[slices.Index(tokens, string(r.text[t.start:t.end]))]
+		r.value = append(r.value, v)
+		r.size += len(v) - (t.end - t.start)
+	}
+	return nil
+}
+
+// Any reports whether there are tokens.
+func (r *Replacement) Any() bool { return len(r.at) > 0 }
+
+// Size returns the length of the text once it is written.
+func (r *Replacement) Size() int { return r.size }
+
+// Bytes writes the text, in a single pass, so that values are never searched for tokens. Without tokens it is the one given.
+func (r *Replacement) Bytes() []byte {
+	if !r.Any() {
+		return r.text
+	}
+	out, at := make([]byte, 0, r.size), 0
+	for i, t := range r.at {
+		out = append(append(out, r.text[at:t.start]...), r.value[i]...)
+		at = t.end
+	}
+	return append(out, r.text[at:]...)
+}
+
+// nextToken returns where the first token at or after an offset is.
+func nextToken(text []byte, at int) (start, end int) {
+	if start, end = policy.FindTokenBytes(text[at:]); start < 0 {
+		return start, end
+	}
+	return start + at, end + at
+}
+
+// escape writes a value as it stands in a text.
+func (s Syntax) escape(v string) string {
+	switch s {
+	case Form:
+		return strings.ReplaceAll(url.QueryEscape(v), "+", "%20") // which means the same in a query and in a form
+	case JSON:
+		return jsonEscapes.Replace(v)
+	default:
+		return v
+	}
+}
+
+// jsonEscapes has all that needs one: values are visible ASCII with spaces and tabs.
+var jsonEscapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`, "\t", `\t`)
+
+// spans are parts of a text, in order.
+type spans []span
+
+type span struct{ start, end int }
+
+// hold reports whether one of the spans has all of a part.
+func (s *spans) hold(start, end int) bool {
+	for len(*s) > 0 && (*s)[0].end < end {
+		*s = (*s)[1:] // tokens are asked about in order
+	}
+	return len(*s) > 0 && (*s)[0].start <= start
+}
+
+// placesOf returns where values may stand.
+func placesOf(text []byte, syntax Syntax) (spans, error) {
+	switch syntax {
+	case Form:
+		return formValues(text), nil
+	case JSON:
+		return jsonValues(text)
+	case Text:
+		return spans{{0, len(text)}}, nil
+	default:
+		return nil, ErrLate
+	}
+}
+
+// formValues returns the values of fields. Some servers separate fields at ";" as well: what stands behind one is a name to
+// them.
+func formValues(text []byte) (all spans) {
+	for at := 0; at <= len(text); {
+		end := len(text)
+		if i := bytes.IndexAny(text[at:], "&;"); i >= 0 {
+			end = at + i
+		}
+		if i := bytes.IndexByte(text[at:end], '='); i >= 0 {
+			all = append(all, span{at + i + 1, end})
+		}
+		at = end + 1
+	}
+	return all
+}
+
+// jsonValues returns the strings of a JSON text that are not names of members.
+func jsonValues(text []byte) (all spans, err error) {
+	if !json.Valid(text) {
+		return nil, ErrLate
+	}
+	var objects []bool // whether each open bracket is that of an object
+	name := false      // a string here is a name
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '{', '[':
+			name = text[i] == '{'
+			objects = append(objects, name)
+		case '}', ']':
+			objects = objects[:len(objects)-1]
+		case ':':
+			name = false
+		case ',':
+			name = len(objects) > 0 && objects[len(objects)-1]
+		case '"':
+			end := stringEnd(text, i+1)
+			if !name {
+				all = append(all, span{i + 1, end})
+			}
+			i = end
+		}
+	}
+	return all, nil
+}
+
+// stringEnd returns where the quote is that ends a string of valid JSON.
+func stringEnd(text []byte, at int) int {
+	for ; text[at] != '"'; at++ {
+		if text[at] == '\\' {
+			at++
+		}
+	}
+	return at
+}

@@ -1,0 +1,474 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"boxgate/policy"
+	"boxgate/proxy/scrub"
+)
+
+const everywhere = `"places": ["header", "query", "form", "json", "websocket"]`
+
+// value has what needs escaping in a URL, a form and JSON.
+const value = `pa"ss\w&o=r d+%41/`
+
+func jsonRule(t testing.TB, port uint16, more string) string {
+	t.Helper()
+	return `{"` + hostPort(port) + `": {"placeholders": {"KEY": "pa\"ss\\w&o=r d+%41/", "OTHER": {"secret": "s"}}` + more + `}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`
+}
+
+// TestPlaces: in the places of a rule a placeholder becomes the value, escaped as it must be there, and nothing else of the
+// request changes.
+func TestPlaces(t *testing.T) {
+	t.Parallel()
+	key, other := tokenFor("KEY"), tokenFor("OTHER")
+	const form, json = "application/x-www-form-urlencoded", "application/json"
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+		for _, tt := range []struct{ what, target, kind, body, wantTarget, wantBody string }{
+			{"query", "/a?x=1&key=" + key + "&y=" + other + "z" + key, "", "", "/a?x=1&key=pa%22ss%5Cw%26o%3Dr%20d%2B%2541%2F&y=from-sourcezpa%22ss%5Cw%26o%3Dr%20d%2B%2541%2F", ""},
+			{"form", "/", form, "a=b&key=" + key + "&c=x" + other, "/", "a=b&key=pa%22ss%5Cw%26o%3Dr%20d%2B%2541%2F&c=xfrom-source"},
+			{"form with a charset", "/", form + "; charset=utf-8", "key=" + other, "/", "key=from-source"},
+			{"JSON", "/", json, `{"a": ["` + key + `", {"b": "x` + other + `y"}], "c": "\"` + other + `"}`, "/", `{"a": ["pa\"ss\\w&o=r d+%41/", {"b": "xfrom-sourcey"}], "c": "\"from-source"}`},
+			{"a kind of JSON", "/", "application/vnd.api+json", `["` + other + `"]`, "/", `["from-source"]`},
+			{"a JSON string", "/", json, `"` + key + `"`, "/", `"pa\"ss\\w&o=r d+%41/"`},
+			{"twice", "/", json, `["` + other + other + `", "` + other + `"]`, "/", `["from-sourcefrom-source", "from-source"]`},
+			{"no token", "/", json, `{"not": json`, "/", `{"not": json`},
+		} {
+			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": stream(tt.body), "bytes": iotest.OneByteReader(strings.NewReader(tt.body))} {
+				if tt.body == "" {
+					body = nil
+				}
+				status, text := send(t, client, "POST", "https://"+hostPort(port)+tt.target, http.Header{"Content-Type": {tt.kind}, "X-Key": {other}}, body)
+				got, arrived := up.take()
+				if status != 200 || got == nil {
+					t.Errorf("%s (%s): %d %s", tt.what, how, status, text)
+					continue
+				}
+				if got.RequestURI != tt.wantTarget || arrived != tt.wantBody || got.Header.Get("X-Key") != "from-source" {
+					t.Errorf("%s (%s): %s %q %v", tt.what, how, got.RequestURI, arrived, got.Header)
+				}
+			}
+		}
+	})
+}
+
+// TestPlacesAreForTheRuleToAllow: where the rule does not say so, and where no value may stand, a token is refused before
+// anything is forwarded.
+func TestPlacesAreForTheRuleToAllow(t *testing.T) {
+	t.Parallel()
+	key, foreign := tokenFor("KEY"), tokenFor("FOREIGN")
+	const form, json = "application/x-www-form-urlencoded", "application/json"
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		n := 0
+		for _, tt := range []struct{ what, places, target, kind, body string }{
+			{"query", "", "/?a=" + key, "", ""},
+			{"form", "", "/", form, "a=" + key},
+			{"JSON", `, "places": ["header", "form", "query"]`, "/", json, `["` + key + `"]`},
+			{"path", ", " + everywhere, "/" + key, "", ""},
+			{"name in the query", ", " + everywhere, "/?" + key + "=1", "", ""},
+			{"name in the query for some servers", ", " + everywhere, "/?a=1;" + key + "=1", "", ""},
+			{"query without a name", ", " + everywhere, "/?" + key, "", ""},
+			{"name in a form", ", " + everywhere, "/", form, key + "=1"},
+			{"name in a form for some servers", ", " + everywhere, "/", form, "a=1;" + key + "=1"},
+			{"form without a name", ", " + everywhere, "/", form, key},
+			{"name in JSON", ", " + everywhere, "/", json, `{"a": {"` + key + `": 1}}`},
+			{"outside of strings", ", " + everywhere, "/", json, key},
+			{"invalid JSON", ", " + everywhere, "/", json, `{"a": "` + key + `"`},
+			{"two kinds", ", " + everywhere, "/", "application/json, text/plain", `["` + key + `"]`},
+			{"plain text", ", " + everywhere, "/", "text/plain", key},
+			{"multipart", ", " + everywhere, "/", "multipart/form-data; boundary=x", "--x\r\nContent-Disposition: form-data; name=a\r\n\r\n" + key + "\r\n--x--\r\n"},
+			{"of another rule", ", " + everywhere, "/", json, `["` + foreign + `"]`},
+			{"one good and one bad", ", " + everywhere, "/", json, `["` + key + `", "` + foreign + `"]`},
+			{"in the query, of another rule", ", " + everywhere, "/?a=" + foreign, "", ""},
+		} {
+			l.rules(allowAll, jsonRule(t, port, tt.places))
+			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": stream(tt.body)} {
+				if tt.body == "" {
+					body = nil
+				}
+				status, text := send(t, client, "POST", "https://"+hostPort(port)+tt.target, http.Header{"Content-Type": {tt.kind}}, body)
+				n++
+				if got, arrived := up.take(); got != nil && (strings.Contains(got.RequestURI, "ss") || strings.Contains(arrived, "bxgph_") || strings.Contains(arrived, "ss%")) {
+					t.Errorf("%s (%s): the server received %s %q", tt.what, how, got.RequestURI, arrived)
+				}
+				if status != 403 || !strings.Contains(text, "placeholder_leak") {
+					t.Errorf("%s (%s): %d %s", tt.what, how, status, text)
+				}
+				if e := l.events.wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) > 0 {
+					t.Errorf("%s (%s): event %+v", tt.what, how, e)
+				}
+			}
+		}
+		l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+		status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", http.Header{"Content-Type": {json}}, strings.NewReader(`["`+strings.Repeat(key, 65)+`"]`))
+		if got, _ := up.take(); status != 400 || got != nil {
+			t.Errorf("too many: %d %s", status, text)
+		}
+	})
+}
+
+// TestLargeBodiesPass: what is too large to be changed is streamed and searched.
+func TestLargeBodiesPass(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+		kind := http.Header{"Content-Type": {"application/json"}, "Expect": {"100-continue"}}
+		large := `["` + strings.Repeat("x", 3<<20) + `"]`
+		for how, body := range map[string]io.Reader{"length": strings.NewReader(large), "stream": stream(large)} {
+			if status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", kind, body); status != 200 {
+				t.Errorf("%s: %d %s", how, status, text)
+			}
+			if _, got := up.take(); got != large {
+				t.Errorf("%s: %d bytes arrived", how, len(got))
+			}
+		}
+		edge := `"` + strings.Repeat("x", 1<<20-policy.TokenLen-2) + tokenFor("OTHER") + `"`
+		if status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", kind, strings.NewReader(edge)); status != 200 {
+			t.Errorf("the largest: %d %s", status, text)
+		}
+		if _, got := up.take(); got != strings.Replace(edge, tokenFor("OTHER"), "from-source", 1) {
+			t.Errorf("the largest: %d bytes arrived", len(got))
+		}
+		for what, body := range map[string]string{
+			"before the bound": `["` + tokenFor("KEY") + strings.Repeat("x", 2<<20) + `"]`,
+			"across the bound": `["` + strings.Repeat("x", 1<<20-10) + tokenFor("KEY") + strings.Repeat("x", 1<<20) + `"]`,
+			"at the end":       `["` + strings.Repeat("x", 2<<20) + tokenFor("KEY") + `"]`,
+		} {
+			for how, body := range map[string]io.Reader{"length": strings.NewReader(body), "stream": stream(body)} {
+				req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", body)
+				req.Header.Set("Content-Type", "application/json")
+				if res, err := client.Do(req); err == nil {
+					if res.StatusCode != 403 {
+						t.Errorf("%s (%s): %d", what, how, res.StatusCode)
+					}
+					_ = res.Body.Close()
+				}
+				if _, got := up.take(); strings.Contains(got, "bxgph_") && strings.HasSuffix(got, `"]`) {
+					t.Errorf("%s (%s): it arrived whole", what, how)
+				}
+			}
+		}
+		if held := l.p.usages.Of(l.box).Memory.Held(); held > 64<<20 {
+			t.Errorf("%d bytes are held", held)
+		}
+	})
+}
+
+// TestCompressedBodies: a token in a compressed body is replaced where the rule says so, and else the body does not arrive
+// whole.
+func TestCompressedBodies(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		plain := `{"a": "` + strings.Repeat("text ", 1000) + `", "key": "` + tokenFor("OTHER") + `"}`
+		for _, coding := range []string{"gzip", "deflate", "br", "zstd", "gzip, br"} {
+			codings, _ := scrub.ParseCodings(coding)
+			packed, err := scrub.Encoded(codings, []byte(plain))
+			if err != nil {
+				t.Fatal(err)
+			}
+			streamed := false
+			ask := func(places string, body []byte) (int, string, string) {
+				l.rules(allowAll, jsonRule(t, port, places))
+				var src io.Reader = bytes.NewReader(body)
+				if streamed {
+					src = iotest.HalfReader(src)
+				}
+				status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {coding}}, src)
+				_, arrived := up.take()
+				if !streamed && status != 200 && arrived != "" {
+					t.Errorf("%s: %d bytes arrived of a body that was refused", coding, len(arrived))
+				}
+				return status, text, arrived
+			}
+			for _, streamed = range []bool{false, true} {
+				status, text, arrived := ask(", "+everywhere, packed)
+				back, _, err := scrub.Decoded(codings, []byte(arrived), 1<<20, scrub.Limit{Between: 1 << 20, Plain: 1 << 20})
+				if want := strings.Replace(plain, tokenFor("OTHER"), "from-source", 1); status != 200 || err != nil || string(back) != want {
+					t.Errorf("%s: %d %s: %q %v", coding, status, text, back, err)
+				}
+				if status, text, arrived := ask("", packed); status != 403 || !strings.Contains(text, "placeholder_leak") || len(arrived) == len(packed) {
+					t.Errorf("%s, not in the rule: %d %s, %d bytes arrived", coding, status, text, len(arrived))
+				}
+				clean, _ := scrub.Encoded(codings, bytes.Repeat([]byte("nothing in here. "), 200000))
+				for _, places := range []string{"", ", " + everywhere} {
+					if status, text, arrived := ask(places, clean); status != 200 || arrived != string(clean) {
+						t.Errorf("%s, without a token: %d %s, %d bytes of %d arrived", coding, status, text, len(arrived), len(clean))
+					}
+					if status, text, arrived := ask(places, packed[:len(packed)-3]); status < 400 || len(arrived) == len(packed)-3 {
+						t.Errorf("%s, cut short: %d %s", coding, status, text)
+					}
+					if status, text, arrived := ask(places, append(bytes.Clone(clean), "more"...)); status < 400 || len(arrived) == len(clean)+4 {
+						t.Errorf("%s, with something after it: %d %s", coding, status, text)
+					}
+				}
+			}
+		}
+		await(t, "the end of all decoders", func() bool { return l.p.usages.Of(l.box).Recodings.Load() == 0 })
+	})
+}
+
+// TestCompressedBomb: a body that expands without end is refused before long: also one that expands between two codings alone.
+func TestCompressedBomb(t *testing.T) {
+	t.Parallel()
+	bomb, _ := scrub.Encoded([]string{"gzip"}, make([]byte, 96<<20))
+	empty, _ := scrub.Encoded([]string{"gzip"}, nil)
+	hollow, _ := scrub.Encoded([]string{"br"}, bytes.Repeat(empty, 1<<20))
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		for coding, body := range map[string][]byte{"gzip": bomb, "gzip, br": hollow} {
+			for _, places := range []string{"", ", " + everywhere} {
+				l.rules(allowAll, jsonRule(t, port, places))
+				status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {coding}}, bytes.NewReader(body))
+				if _, arrived := up.take(); status != 400 || len(arrived) == len(body) {
+					t.Errorf("%s%s: %d %s, %d bytes of %d arrived", coding, places, status, text, len(arrived), len(body))
+				}
+			}
+		}
+	})
+}
+
+// TestQueryParameters: a parameter of a rule stands in the query once, however the box wrote it.
+func TestQueryParameters(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"query": {"key": {"secret": "s", "prefix": "a ", "suffix": "&"}, "v.1": "x"}}}`)
+		const set = "key=a%20from-source%26&v.1=x"
+		for target, want := range map[string]string{
+			"/":                   "/?" + set,
+			"/a?":                 "/a?" + set,
+			"/a%2Fb?q=%31&&r":     "/a%2Fb?q=%31&&r&" + set,
+			"/?key=own&a=1&key=2": "/?a=1&" + set,
+			"/?KEY=own&k%65y=own&%6b%65%79=own&%256bey=own&key[]=own&key[0]=own&+key=own&key%00x=own&v_1=own&v%2E1=own&a=key": "/?a=key&" + set,
+			"/?a=1;key=own&b;key&keys=1&xkey=2&key2": "/?a=1&b&keys=1&xkey=2&key2&" + set,
+		} {
+			status, text := send(t, client, "GET", "https://"+hostPort(port)+target, nil, nil)
+			got, _ := up.take()
+			if status != 200 || got == nil || got.RequestURI != want {
+				t.Errorf("%s: %d %s: %v", target, status, text, got)
+			}
+		}
+		for _, e := range l.events.wait(t, 6) {
+			if strings.ContainsAny(e.Path, "?=") || strings.Join(e.Headers, " ") != "?key ?v.1" {
+				t.Errorf("event %+v", e)
+			}
+		}
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"query": {"key": {"secret": "broken"}}}}`)
+		if status, text := send(t, client, "GET", "https://"+hostPort(port)+"/", nil, nil); status != 502 || !strings.Contains(text, "secret_unavailable") {
+			t.Errorf("%d %s", status, text)
+		}
+		if got, _ := up.take(); got != nil {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+// TestQueryIsJudgedAgain: a parameter for which a rule allowed the request, and that is then removed as a spelling of one that is
+// set, does not count; what the client gave for that one itself does.
+func TestQueryIsJudgedAgain(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		spec := allowAll
+		for _, tt := range []struct{ match, target, want string }{
+			{`"v_1": {"exact": "x"}`, "/?v_1=x", ""},
+			{`"v_1": {"exact": "x"}`, "/?v_1=x&a=b", ""},
+			{`"v.1": {"exact": "x"}`, "/?v.1=x&a=b", "/?a=b&v.1=canary-set"},
+			{`"v.1": {"exact": "x"}`, "/?v%2E1=x&v_1=y", ""},
+			{`"a": {"exact": "b"}`, "/?a=b&v_1=x", "/?a=b&v.1=canary-set"},
+			{`"a": {"prefix": "b"}`, "/?a=b;v.1=x", "/?a=b&v.1=canary-set"},
+		} {
+			l.rules(spec, `{"`+hostPort(port)+`": [{"match": {"query": {`+tt.match+`}}, "query": {"v.1": "canary-set"}, "scrub": false}]}`)
+			status, text := send(t, client, "GET", "https://"+hostPort(port)+tt.target, nil, nil)
+			got, _ := up.take()
+			switch {
+			case tt.want != "" && (status != 200 || got == nil || got.RequestURI != tt.want):
+				t.Errorf("%s, %s: %d %s: %v", tt.match, tt.target, status, text, got)
+			case tt.want == "" && (got != nil || status != 403 || !strings.Contains(text, "ambiguous_request")):
+				t.Errorf("%s, %s: %d %s: %v", tt.match, tt.target, status, text, got)
+			}
+		}
+		// A rule of the policy, too.
+		spec.Rules = []policy.RequestRule{
+			{Hosts: []string{hostPort(port)}, Match: &policy.Match{Query: policy.MatchPairs{Pairs: []policy.MatchPair{{Key: *policy.MatchExact("v_1")}}}}, Action: "allow"},
+			{Hosts: []string{hostPort(port)}, Action: "deny"},
+		}
+		l.rules(spec, `{"`+hostPort(port)+`": {"query": {"v.1": "canary-set"}, "scrub": false}}`)
+		status, text := send(t, client, "GET", "https://"+hostPort(port)+"/?v_1=x", nil, nil)
+		if got, _ := up.take(); got != nil || status != 403 || !strings.Contains(text, "request_rule") {
+			t.Errorf("a rule of the policy: %d %s %v", status, text, got)
+		}
+	})
+}
+
+// TestBasicAuthentication: the password of a rule is encoded by the gateway.
+func TestBasicAuthentication(t *testing.T) {
+	t.Parallel()
+	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "encode": "basic", "user": "x-access-token"}, "X-Literal": {"value": "pass:word", "encode": "basic", "user": "me"}}, "scrub": true}}`)
+		status, text := send(t, client, "GET", "https://"+hostPort(port)+"/", http.Header{"authorization": {basic("own", "own")}}, nil)
+		got, _ := up.take()
+		if status != 200 || got == nil {
+			t.Fatalf("%d %s", status, text)
+		}
+		if a := got.Header["Authorization"]; len(a) != 1 || a[0] != basic("x-access-token", "from-source") || got.Header.Get("X-Literal") != basic("me", "pass:word") {
+			t.Errorf("%v", got.Header)
+		}
+	})
+}
+
+// TestPlaceholderInWebSocketMessages: text messages are searched and changed, however they are cut into frames.
+func TestPlaceholderInWebSocketMessages(t *testing.T) {
+	t.Parallel()
+	l := newRig(t, allowAll, patient)
+	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
+	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+		c, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionContextTakeover})
+		if err != nil {
+			return
+		}
+		defer c.CloseNow()
+		c.SetReadLimit(8 << 20)
+		for {
+			kind, b, err := c.Read(r.Context())
+			if err != nil || c.Write(r.Context(), kind, fmt.Appendf(nil, "%d %.40q", len(b), b)) != nil {
+				return
+			}
+		}
+	})
+	open := func(more string) (*websocket.Conn, context.Context) {
+		l.rules(allowAll, jsonRule(t, port, more))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		t.Cleanup(cancel)
+		c, res, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
+			HTTPClient: l.httpClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Header.Get("Sec-Websocket-Extensions") != "" {
+			t.Errorf("extensions: %v", res.Header)
+		}
+		t.Cleanup(func() { _ = c.CloseNow() })
+		return c, ctx
+	}
+	c, ctx := open(`, "scrub": false, ` + everywhere)
+	large := strings.Repeat("x", 3<<20)
+	for _, tt := range []struct{ send, want string }{
+		{"plain " + tokenFor("OTHER"), `17 "plain from-source"`},
+		{`{"k":"` + tokenFor("KEY") + `"}`, `28 "{\"k\":\"pa\\\"ss\\\\w&o=r d+%41/\"}"`},
+		{"", `0 ""`},
+		{large, fmt.Sprintf("%d %.40q", len(large), large)},
+		{tokenFor("OTHER"), `11 "from-source"`},
+	} {
+		for _, cut := range []int{len(tt.send) + 1, 7} {
+			w, err := c.Writer(ctx, websocket.MessageText)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for at := 0; at < len(tt.send); at += cut {
+				if cut == 7 && len(tt.send) > 100 { // as frames of their own
+					cut = 1 << 16
+				}
+				if _, err := io.WriteString(w, tt.send[at:min(at+cut, len(tt.send))]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if _, got, err := c.Read(ctx); err != nil || string(got) != tt.want {
+				t.Errorf("%.40q: %q %v, want %q", tt.send, got, err, tt.want)
+			}
+		}
+	}
+	for name, try := range map[string]struct {
+		places, text string
+		kind         websocket.MessageType
+	}{
+		"binary":          {", " + everywhere, tokenFor("KEY"), websocket.MessageBinary},
+		"a name in JSON":  {", " + everywhere, `{"` + tokenFor("KEY") + `":1}`, websocket.MessageText},
+		"of another rule": {", " + everywhere, tokenFor("FOREIGN"), websocket.MessageText},
+		"not in the rule": {"", tokenFor("KEY"), websocket.MessageText},
+		"too large":       {", " + everywhere, large + tokenFor("KEY"), websocket.MessageText},
+	} {
+		c, ctx := open(try.places)
+		_ = c.Write(ctx, try.kind, []byte(try.text))
+		if _, got, err := c.Read(ctx); err == nil {
+			t.Errorf("%s: %q", name, got)
+		}
+		await(t, "the event of "+name, func() bool {
+			for _, e := range l.events.wait(t, 1) {
+				if e.Reason == policy.ReasonPlaceholderLeak {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	c, ctx = open("")
+	if err := c.Write(ctx, websocket.MessageText, []byte("bxgph_almost")); err != nil {
+		t.Fatal(err)
+	}
+	if _, got, err := c.Read(ctx); err != nil || string(got) != `12 "bxgph_almost"` {
+		t.Errorf("%q %v", got, err)
+	}
+	await(t, "the end of all claims", func() bool { return l.p.usages.Of(l.box).Memory.Held() < 32<<20 })
+}
+
+// TestScrubByDefault: a rule with placeholders masks what a server sends back of them, unless it says otherwise.
+func TestScrubByDefault(t *testing.T) {
+	t.Parallel()
+	l := newRig(t, allowAll, patient)
+	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("X-Key")+" "+r.URL.Query().Get("id"))
+	})
+	client := l.httpClient(port, false)
+	for rule, want := range map[string]string{
+		`{"placeholders": {"KEY": "the-secret-value"}, "query": {"id": "another-value"}}`:                 "**************** *************",
+		`{"placeholders": {"KEY": "the-secret-value"}, "query": {"id": "another-value"}, "scrub": false}`: "the-secret-value another-value",
+	} {
+		l.rules(allowAll, `{"`+hostPort(port)+`": `+rule+`}`)
+		if _, text := send(t, client, "GET", "https://"+hostPort(port)+"/", http.Header{"X-Key": {tokenFor("KEY")}}, nil); text != want {
+			t.Errorf("%s: %q", rule, text)
+		}
+	}
+}
+
+// TestExpectIsAnswered: a client that waits for a 100 gets one, and the server the whole request at once.
+func TestExpectIsAnswered(t *testing.T) {
+	t.Parallel()
+	l := newRig(t, allowAll, patient)
+	up := &recorder{}
+	_, port := l.httpsServer(false, up.serve)
+	l.rules(allowAll, jsonRule(t, port, `, "scrub": false, `+everywhere))
+	c := l.dialPair(api, port, true)
+	r := bufio.NewReader(c)
+	body := `["` + policy.NewToken(boxKey, "KEY") + `"]`
+	_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", hostPort(port), len(body))
+	if line, err := r.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
+		t.Fatalf("%q %v", line, err)
+	}
+	_, _ = r.ReadString('\n')
+	_, _ = io.WriteString(c, body+"GET /next HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n")
+	for range 2 {
+		res, err := http.ReadResponse(r, nil)
+		if err != nil || res.StatusCode != 200 {
+			t.Fatal(res, err)
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+	}
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	if len(up.got) != 2 || up.body[0] != `["pa\"ss\\w&o=r d+%41/"]` || up.got[0].Header.Get("Expect") != "" || up.got[1].RequestURI != "/next" {
+		t.Errorf("%d requests, %q", len(up.got), up.body)
+	}
+}

@@ -1,0 +1,75 @@
+package scrub
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+)
+
+// hollow returns so many bytes of gzip that decode to nothing, in a brotli stream of very few.
+func hollow(t testing.TB, size int) []byte {
+	t.Helper()
+	empty, err := Encoded([]string{"gzip"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bomb, err := Encoded([]string{"br"}, bytes.Repeat(empty, size/len(empty)+1))
+	if err != nil || len(bomb) > size/1000 {
+		t.Fatalf("%d bytes, %v", len(bomb), err)
+	}
+	return bomb
+}
+
+// TestNestedCodingsAreBounded: a few bytes that expand to very many between two codings, and to none after the second, end
+// the decoding rather than keep it busy.
+func TestNestedCodingsAreBounded(t *testing.T) {
+	t.Parallel()
+	nested := []string{"gzip", "br"}
+	if plain, fits, err := Decoded(nested, hollow(t, 1<<20), 1, Limit{Between: 4 << 20}); err != nil || !fits || len(plain) > 0 {
+		t.Fatalf("within the bound: %q, %v, %v", plain, fits, err)
+	}
+	bomb := hollow(t, copyBetween+32<<20)
+	if _, _, err := Decoded(nested, bomb, 1, Limit{Between: 4 << 20, Plain: 4 << 20, Times: 100}); !errors.Is(err, ErrExpands) || !errors.Is(err, ErrBody) {
+		t.Errorf("a whole body: %v", err)
+	}
+	var out sink
+	if err := Copy(&out, body{bytes.NewReader(bomb)}, NewStream(nil), nested, func(int) {}, nil); !errors.Is(err, ErrExpands) {
+		t.Errorf("a body that is copied: %v", err)
+	}
+}
+
+// TestOneCodingIsBounded: the best that deflate can do passes, more does not.
+func TestOneCodingIsBounded(t *testing.T) {
+	t.Parallel()
+	zeros := make([]byte, copyPlain+16<<20)
+	for coding, fails := range map[string]bool{"gzip": false, "br": true} {
+		packed, err := Encoded([]string{coding}, zeros)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Copy(plain{discard{}}, body{bytes.NewReader(packed)}, NewStream(nil), []string{coding}, func(int) {}, nil)
+		if errors.Is(err, ErrExpands) != fails || !fails && err != nil {
+			t.Errorf("%s, %d bytes: %v", coding, len(packed), err)
+		}
+	}
+}
+
+// TestDecodingStops: an end of the request also ends a decoding that reads and writes nothing for a while.
+func TestDecodingStops(t *testing.T) {
+	t.Parallel()
+	gone, asked := errors.New("gone"), 0
+	limit := Limit{Between: 1 << 30, Stop: func() error {
+		if asked++; asked > 3 {
+			return gone
+		}
+		return nil
+	}}
+	in, err := NewDecoder([]string{"gzip", "br"}, bytes.NewReader(hollow(t, 4<<20)), limit)
+	if err == nil {
+		_, err = io.ReadAll(in)
+	}
+	if !errors.Is(err, gone) || asked > 4 {
+		t.Errorf("%v after %d parts", err, asked)
+	}
+}

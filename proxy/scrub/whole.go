@@ -1,0 +1,42 @@
+package scrub
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// ErrBody is returned for a body that is not valid in its codings.
+var ErrBody = errors.New("the body is not valid in its content coding")
+
+// Decoded returns a whole body without its codings, unless it is larger than most.
+func Decoded(codings []string, body []byte, most int, limit Limit) (plain []byte, fits bool, err error) {
+	in, err := NewDecoder(codings, bytes.NewReader(body), limit)
+	if err == nil {
+		plain, err = io.ReadAll(io.LimitReader(in, int64(most)+1))
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %w", ErrBody, err)
+	}
+	return plain, len(plain) <= most, nil
+}
+
+// Encoded returns a body with codings, applied in their order.
+func Encoded(codings []string, plain []byte) ([]byte, error) {
+	for _, coding := range codings {
+		var out bytes.Buffer
+		w, giveBack, err := encode(coding, &out)
+		if err != nil {
+			return nil, err
+		}
+		_, err = w.Write(plain)
+		err = errors.Join(err, w.Close())
+		giveBack()
+		if err != nil {
+			return nil, err
+		}
+		plain = out.Bytes()
+	}
+	return plain, nil
+}

@@ -1,0 +1,125 @@
+package sign
+
+import (
+	"context"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+
+	"boxgate/policy"
+)
+
+const hashHeader = "X-Amz-Content-Sha256"
+
+// AWS signs a request by AWS Signature Version 4. The error is a *[Refusal] if the request is to blame.
+func AWS(s *policy.AWSSigning, c policy.AWSCredentials, r *Request) (Signed, error) {
+	if c.AccessKeyID == "" || c.SecretAccessKey.Reveal() == "" {
+		return Signed{}, errKey
+	}
+	own, err := r.awsScope()
+	if err != nil {
+		return Signed{}, err
+	}
+	region, service, err := own.within(s)
+	if err != nil {
+		return Signed{}, err
+	}
+	target, err := withoutPresigned(r.Target)
+	if err != nil {
+		return Signed{}, err
+	}
+	hash, err := r.awsHash()
+	if err != nil {
+		return Signed{}, err
+	}
+	if hash == "" {
+		hash = r.bodyHash()
+	}
+	out := r.request(target)
+	out.Header.Set(hashHeader, hash)
+	creds := aws.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey.Reveal(), SessionToken: c.SessionToken.Reveal()}
+	signer := v4.NewSigner(func(o *v4.SignerOptions) {
+		o.DisableURIPathEscaping = service == "s3" || strings.HasPrefix(service, "s3-")
+	})
+	if err := signer.SignHTTP(context.Background(), creds, out, hash, service, region, r.Time); err != nil {
+		return Signed{}, err
+	}
+	signed := Signed{Target: target}
+	for _, name := range awsOwn {
+		if v := out.Header.Get(name); v != "" {
+			signed.Set = append(signed.Set, policy.Header{Name: name, Value: policy.NewSecret(v)})
+		} else {
+			signed.Remove = append(signed.Remove, name)
+		}
+	}
+	return signed, nil
+}
+
+// awsOwn are the headers of a signature. The client's own are replaced or removed.
+var awsOwn = []string{"Authorization", "X-Amz-Date", "X-Amz-Security-Token", hashHeader, "X-Amz-Region-Set", "X-Amz-S3session-Token"}
+
+// request returns the request as the signer takes it: with the fields that are signed. The opaque URL keeps the path as it
+// is forwarded.
+func (r *Request) request(target string) *http.Request {
+	path, query, _ := strings.Cut(target, "?")
+	out := &http.Request{
+		Method: r.Method, Host: r.Host, Header: http.Header{}, ContentLength: max(0, r.Length),
+		URL: &url.URL{Opaque: "//" + r.Host + path, RawQuery: query},
+	}
+	for _, f := range r.Fields {
+		if isSigned(strings.ToLower(f.Name)) {
+			name := textproto.CanonicalMIMEHeaderKey(f.Name)
+			out.Header[name] = append(out.Header[name], f.Value)
+		}
+	}
+	return out
+}
+
+// isSigned reports whether a field takes part in the signature: those that AWS asks for, and the type of the content. The
+// others may be changed by what is on the way.
+func isSigned(name string) bool {
+	switch name {
+	case "content-type", "content-md5":
+		return true
+	case "x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-region-set", "x-amz-s3session-token":
+		return false // the signature's own
+	}
+	return strings.HasPrefix(name, "x-amz-")
+}
+
+// awsHash returns the hash of the body as it is signed, or "" if it has to be computed.
+func (r *Request) awsHash() (string, error) {
+	values := r.values(hashHeader)
+	switch {
+	case len(values) == 0:
+		return "", nil
+	case len(values) > 1:
+		return "", refuse("The request has several values of X-Amz-Content-Sha256.")
+	}
+	switch v := values[0]; {
+	case v == "UNSIGNED-PAYLOAD", v == "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
+		return v, nil
+	case strings.HasPrefix(v, "STREAMING-"):
+		return "", refuse("Each chunk of the body is signed with a key that the gateway replaces. " +
+			"Send the body with UNSIGNED-PAYLOAD, or with STREAMING-UNSIGNED-PAYLOAD-TRAILER, as clients do over HTTPS by default.")
+	case !isHash(v):
+		return "", refuse("X-Amz-Content-Sha256 is not a SHA-256 hash in hexadecimal.")
+	case r.Altered:
+		return "", nil
+	default:
+		return v, nil
+	}
+}
+
+func isHash(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return len(s) == 64
+}
