@@ -42,7 +42,8 @@ type Host interface {
 	// force, nothing changes and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (PolicyState, error)
 	// Explain says how the policy in force would decide; nothing is sent.
-	Explain(ctx context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error)
+	// knowsQuery says that a request without a query is known to have none.
+	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error)
 
 	// Headers returns the box's own header rules.
 	Headers(ctx context.Context, id policy.BoxID) (HeaderState, error)

@@ -75,23 +75,29 @@ func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.S
 }
 
 // Explain implements [api.Host].
-func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error) {
-	b, err := p.boxes.find(id)
+func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
+	c, err := p.explaining(id)
 	if err != nil {
-		return policy.Decision{}, err
+		return policy.Decision{}, policy.Unseen{}, err
 	}
 	req.Box = id
+	d, unknown := c.Explain(req, knowsQuery)
+	return d, unknown, nil
+}
+
+// explaining returns the policy of a box that decides, or would if it ran.
+func (p *policies) explaining(id policy.BoxID) (*policy.Compiled, error) {
+	b, err := p.boxes.find(id)
+	if err != nil {
+		return nil, err
+	}
 	if c := b.Policy.Load(); c != nil {
-		return c.Decide(req), nil
+		return c, nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.status != api.StatusPaused || b.connected() {
-		return b.Policy.Load().Decide(req), nil
+		return b.Policy.Load(), nil
 	}
-	next, err := p.shared.of(b).compile() // what will be in force before it starts
-	if err != nil {
-		return policy.Decision{}, err
-	}
-	return next.Decide(req), nil
+	return p.shared.of(b).compile() // what will be in force before it starts
 }

@@ -11,6 +11,8 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 		ps.add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
 	}
 	c.warnPaths(&ps)
+	c.warnRules(&ps)
+	warnAlternatives(headers, &ps)
 	for _, h := range headers {
 		if !h.Applies() {
 			continue

@@ -47,3 +47,89 @@ func TestShownHeadersAreWarnedOf(t *testing.T) {
 		t.Errorf("warnings for %q, want %q", got, want)
 	}
 }
+
+// TestMatchesThatNoRequestHas: what can never match is warned of, and nothing else is.
+func TestMatchesThatNoRequestHas(t *testing.T) {
+	t.Parallel()
+	const a = `{"match": {"methods": ["GET"], "path": {"prefix": "/v1/"}, "query": {"q": {"prefix": "x"}}}, "headers": {"X-A": "1"}}`
+	for doc, want := range map[string]string{
+		`[` + a + `, {"match": {"methods": ["GET"], "path": {"exact": "/v1/a"}, "query": {"q": {"exact": "xy"}, "r": {"exact": "1"}}}, "headers": {"X-A": "2"}}]`: "/attach_headers/a.example.com/1",
+		`[{"headers": {"X-A": "1"}}, ` + a + `]`: "/attach_headers/a.example.com/1",
+		`[` + a + `, {"headers": {"X-A": "1"}}]`: "",
+		`[` + a + `, {"match": {"methods": ["GET", "POST"], "path": {"prefix": "/v1/"}, "query": {"q": {"prefix": "x"}}}, "headers": {"X-A": "2"}}]`: "",
+		`[` + a + `, {"match": {"methods": ["GET"], "path": {"prefix": "/v"}, "query": {"q": {"prefix": "x"}}}, "headers": {"X-A": "2"}}]`:           "",
+		`{"match": {"methods": ["CONNECT", "PROPFIND"]}, "headers": {"X-A": "1"}}`:                                                                   "/attach_headers/a.example.com/match/methods/0",
+		`{"match": {"path": {"regex": "^v1/"}}, "headers": {"X-A": "1"}}`:                                                                            "/attach_headers/a.example.com/match/path/regex",
+		`{"match": {"path": {"regex": "/search\\?q="}}, "headers": {"X-A": "1"}}`:                                                                    "/attach_headers/a.example.com/match/path/regex",
+		`{"match": {"path": {"regex": "^(/v1/|/v2)?[^?]*$"}}, "headers": {"X-A": "1"}}`:                                                              "",
+	} {
+		rules, err := ParseHeaderRules([]byte(`{"a.example.com": `+doc+`}`), nil)
+		if err != nil {
+			t.Fatal(doc, err)
+		}
+		if got := warned(t, Spec{Mode: ModeAllowAll}, rules); got != want {
+			t.Errorf("%s: warnings for %q, want %q", doc, got, want)
+		}
+	}
+	first := RequestRule{Hosts: []string{"*.example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/*"}, Action: actionDeny}
+	all := RequestRule{Hosts: []string{"*.example.com"}, Action: actionAllow}
+	for name, c := range map[string]struct {
+		rules []RequestRule
+		want  string
+	}{
+		"behind a rule for everything":   {[]RequestRule{all, {Hosts: []string{"a.example.com"}, Action: actionDeny}}, "/rules/1"},
+		"behind a wider rule":            {[]RequestRule{first, {Hosts: []string{"a.example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/a"}, Action: actionAllow}}, "/rules/1"},
+		"of more methods":                {[]RequestRule{first, {Hosts: []string{"a.example.com"}, Paths: []string{"/v1/a"}, Action: actionAllow}}, ""},
+		"of another host":                {[]RequestRule{first, {Hosts: []string{"example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/a"}, Action: actionAllow}}, ""},
+		"denying what an allow may miss": {[]RequestRule{{Hosts: []string{"*.example.com"}, Methods: []string{"GET"}, Action: actionAllow}, {Hosts: []string{"a.example.com"}, Methods: []string{"GET"}, Action: actionDeny}}, ""},
+	} {
+		if got := warned(t, Spec{Mode: ModeAllowAll, Rules: c.rules}, nil); got != c.want {
+			t.Errorf("%s: warnings for %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// warned returns the pointers of a policy's warnings.
+func warned(t *testing.T, spec Spec, rules []HeaderRule) (got string) {
+	t.Helper()
+	c, err := Compile(spec, rules, NewProtected(nil, nil), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range c.Warnings() {
+		got += p.Pointer
+	}
+	return got
+}
+
+// TestExplain: what is not known of a request is said to be unknown where rules look at it.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	rules, err := ParseHeaderRules([]byte(`{"a.example.com": [
+		{"match": {"query": {"team": {"exact": "red"}}}, "deny": true},
+		{"match": {"headers": {"X-Role": {"exact": "ops"}}}, "headers": {"X-A": "1"}}]}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, NewProtected(nil, nil), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := mustName(t, "a.example.com")
+	at := Request{Stage: StageHTTP, Name: name, Port: 443, Protocol: TCP, Method: "GET", Path: "/"}
+	if d, unknown := c.Explain(at, false); !unknown.Query || !unknown.Headers {
+		t.Errorf("%+v %+v", d, unknown)
+	}
+	at.Fields = AllFields([]Field{{"X-Role", "dev"}})
+	if d, unknown := c.Explain(at, true); !d.Allowed() || unknown != (Unseen{}) {
+		t.Errorf("%+v %+v", d, unknown)
+	}
+	at.Query = "team=red"
+	if d, unknown := c.Explain(at, true); d.Allowed() || unknown != (Unseen{}) {
+		t.Errorf("%+v %+v", d, unknown)
+	}
+	at.Name = mustName(t, "b.example.com")
+	if d, unknown := c.Explain(at, false); !d.Allowed() || unknown != (Unseen{}) {
+		t.Errorf("%+v %+v", d, unknown)
+	}
+}

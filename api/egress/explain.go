@@ -1,8 +1,10 @@
 package egress
 
 import (
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"boxgate/api/problem"
@@ -18,6 +20,9 @@ type explainBody struct {
 	Protocol string `json:"protocol,omitempty" doc:"absent: tcp" enum:"tcp udp icmp"`
 	Method   string `json:"method,omitempty" doc:"of an HTTP request"`
 	Path     string `json:"path,omitempty" doc:"of an HTTP request, without the query"`
+
+	Query   *string           `json:"query,omitempty" doc:"of an HTTP request, without the question mark; absent: not known"`
+	Headers map[string]string `json:"headers,omitempty" doc:"of an HTTP request, all of them; absent: not known"`
 }
 
 // decisionView is a decision.
@@ -27,6 +32,7 @@ type decisionView struct {
 	Rule     string        `json:"rule,omitempty" doc:"the rule as written that decided"`
 	Version  uint64        `json:"version"`
 	DialName bool          `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials one of its addresses and judges that one again"`
+	Unknown  []string      `json:"unknown,omitempty" doc:"query, headers: rules for the host look at them, and they were not given; other ones may be decided otherwise"`
 }
 
 func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
@@ -64,10 +70,27 @@ func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 	if b.Path != "" && !strings.HasPrefix(b.Path, "/") {
 		p.Add("/path", "must begin with /")
 	}
-	if b.Method != "" || b.Path != "" {
+	if b.Query != nil {
+		if req.Query = *b.Query; strings.HasPrefix(req.Query, "?") || strings.Contains(req.Query, "#") {
+			p.Add("/query", "must be what is between ? and #")
+		}
+	}
+	if b.Headers != nil {
+		req.Fields = policy.AllFields(b.fields())
+	}
+	if b.Method != "" || b.Path != "" || b.Query != nil || b.Headers != nil {
 		req.Stage = policy.StageHTTP
 	}
 	return req, p.Err()
+}
+
+// fields are the headers as a list.
+func (b *explainBody) fields() []policy.Field {
+	out := make([]policy.Field, 0, len(b.Headers))
+	for _, name := range slices.Sorted(maps.Keys(b.Headers)) {
+		out = append(out, policy.Field{Name: name, Value: b.Headers[name]})
+	}
+	return out
 }
 
 func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -83,9 +106,16 @@ func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	d, err := e.Host.Explain(r.Context(), box.ID, req)
+	d, unknown, err := e.Host.Explain(r.Context(), box.ID, req, body.Query != nil)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: decisionView{d.Verdict.String(), d.Reason, d.Rule, d.Version, d.DialName}}, nil
+	view := decisionView{Verdict: d.Verdict.String(), Reason: d.Reason, Rule: d.Rule, Version: d.Version, DialName: d.DialName}
+	if unknown.Query {
+		view.Unknown = append(view.Unknown, "query")
+	}
+	if unknown.Headers {
+		view.Unknown = append(view.Unknown, "headers")
+	}
+	return rest.Reply{Body: view}, nil
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -241,7 +242,11 @@ func TestExplain(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
+	if got := f.call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example","path":"/","query":""}`).json(t); fmt.Sprint(got["unknown"]) != "[headers]" {
+		t.Errorf("%v", got)
+	}
 	for body, rule := range map[string]string{
+		`{"host":"a.example","path":"/a","query":"b=c","headers":{"X-B":"2","X-A":"1"}}`: "http a.example invalid IP 443 tcp  /a[{X-A 1} {X-B 2}]b=c",
 		`{"host":"API.Example.COM."}`:                                       "conn api.example.com invalid IP 443 tcp  ",
 		`{"ip":"192.0.2.1","port":53,"protocol":"udp"}`:                     "conn  192.0.2.1 53 udp  ",
 		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET /",

@@ -109,6 +109,7 @@ func TestStrictBodies(t *testing.T) {
 		{"nothing to explain", "POST", "/v2/box/box1/egress/explain", `{}`, 422, ""},
 		{"explain a URL", "POST", "/v2/box/box1/egress/explain", `{"host":"http://x"}`, 422, "/host"},
 		{"explain an address", "POST", "/v2/box/box1/egress/explain", `{"ip":"1.2.3"}`, 422, "/ip"},
+		{"explain a query", "POST", "/v2/box/box1/egress/explain", `{"host":"a.example","query":"?a"}`, 422, "/query"},
 		{"explain a protocol", "POST", "/v2/box/box1/egress/explain", `{"ip":"192.0.2.1","protocol":"sctp"}`, 422, "/protocol"},
 		{"nothing to delete", "DELETE", "/v2/box", `{"ids":[]}`, 422, "/ids"},
 	}

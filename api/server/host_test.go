@@ -200,13 +200,18 @@ func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, spec policy.S
 	return b.Policy, nil
 }
 
-func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Request) (policy.Decision, error) {
+func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
-		return policy.Decision{}, err
+		return policy.Decision{}, policy.Unseen{}, err
 	}
-	return policy.Decision{Reason: policy.ReasonNotAllowed, Rule: fmt.Sprintf("%s %s %s %d %s %s %s", req.Stage, req.Name, req.Addr, req.Port, req.Protocol, req.Method, req.Path), Version: b.Policy.Version}, nil
+	rule := fmt.Sprintf("%s %s %s %d %s %s %s", req.Stage, req.Name, req.Addr, req.Port, req.Protocol, req.Method, req.Path)
+	if req.Fields != nil {
+		rule += fmt.Sprint(req.Fields.List)
+	}
+	d := policy.Decision{Reason: policy.ReasonNotAllowed, Rule: rule + req.Query, Version: b.Policy.Version}
+	return d, policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}, nil
 }
 
 func (h *memoryHost) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {

@@ -209,7 +209,7 @@ func (g *generator) spoil(v any) any {
 	}
 	if keys := slices.Sorted(maps.Keys(object)); len(keys) > 0 && g.IntN(2) == 0 {
 		key := g.pick(keys)
-		object[key] = map[string]any{"wrong": []any{object[key]}}
+		object[key] = map[string]any{"no name of anything": []any{object[key]}} // which is no host either
 		return object
 	}
 	object["not_a_field"] = 1

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/netip"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -44,8 +45,9 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 }
 
 func newPolicyExplain(o *cli.Options) *cobra.Command {
-	var protocol, method, path string
+	var protocol, method, path, query string
 	var port uint16
+	var headers []string
 	cmd := &cobra.Command{
 		Use:   "explain BOX HOST|IP",
 		Short: "Say how the policy would decide; nothing is sent",
@@ -62,6 +64,17 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 			if path != "" {
 				body["path"] = path
 			}
+			if cmd.Flags().Changed("query") {
+				body["query"] = query
+			}
+			if cmd.Flags().Changed("header") {
+				named := map[string]string{}
+				for _, h := range headers {
+					name, value, _ := strings.Cut(h, ":")
+					named[name] = strings.TrimSpace(value)
+				}
+				body["headers"] = named
+			}
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "egress/explain"), body, cli.Indented)
 		},
 	}
@@ -70,5 +83,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	f.Uint16Var(&port, "port", 443, "destination port")
 	f.StringVar(&method, "method", "", "HTTP method")
 	f.StringVar(&path, "path", "", "HTTP path")
+	f.StringVar(&query, "query", "", "HTTP query, without the question mark")
+	f.StringArrayVar(&headers, "header", nil, `HTTP header, as "Name: value"; with all that rules look at (may be repeated)`)
 	return cmd
 }
