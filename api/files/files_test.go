@@ -3,7 +3,9 @@ package files
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
@@ -28,6 +30,7 @@ type oneFile struct {
 	cut     bool
 	written map[string]string
 	closed  int
+	entries int // of its directories
 }
 
 func (h *oneFile) Box(context.Context, string) (api.Box, error) { return api.Box{ID: "b"}, nil }
@@ -47,6 +50,49 @@ func (h *oneFile) Read(_ string, offset, length int64) (Info, io.Reader, error) 
 		r = io.MultiReader(strings.NewReader(content[:len(content)/2]), failing{})
 	}
 	return Info{Type: "file", Size: int64(len(h.content))}, io.LimitReader(r, length), nil
+}
+
+func (h *oneFile) List(_ string, most int) ([]Info, bool, error) {
+	var infos []Info
+	for i := range min(h.entries, most) {
+		infos = append(infos, Info{Name: fmt.Appendf(nil, "%05d%s", i, strings.Repeat("\x01", 200)), Type: "file"})
+	}
+	return infos, h.entries > most, nil
+}
+
+// A list is bounded as it is sent, and finds room before a large directory is read.
+func TestListIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		entries, room int
+		folder        string
+		want          int // entries
+		truncated     bool
+	}{
+		{entries: 3, room: 1 << 20, folder: "d", want: 3},
+		{entries: 501, room: 64 << 20, folder: "d", want: 501},
+		{entries: 501, room: 1 << 20, folder: "d"},
+		{entries: 400, room: 1 << 20, folder: "d"},
+		{entries: 20_001, room: 256 << 20, folder: strings.Repeat("d/", 50), want: 5000, truncated: true},
+	} {
+		e := &Endpoints{Host: &oneFile{entries: c.entries}, Output: capture.New(c.room)}
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/?folder="+c.folder, nil)
+		r.SetPathValue("id", "b")
+		rep, err := e.list(nil, r)
+		if c.want == 0 {
+			if !errors.Is(err, api.ErrLimit) {
+				t.Errorf("%d entries with room for %d bytes: %v", c.entries, c.room, err)
+			}
+			continue
+		}
+		view, ok := rep.Body.(listView)
+		if n := len(view.Files); err != nil || !ok || view.Truncated != c.truncated || !c.truncated && n != c.want || n < c.want || n > 20_000 {
+			t.Errorf("%d entries with room for %d bytes: %d, truncated %v, %v", c.entries, c.room, len(view.Files), view.Truncated, err)
+		}
+		if text, err := json.Marshal(view); err != nil || len(text) > maxList+1000 {
+			t.Errorf("%d entries: %d bytes of JSON, %v", c.entries, len(text), err)
+		}
+	}
 }
 
 type failing struct{}

@@ -32,8 +32,8 @@ func leave(t *testing.T, name string, stays bool, edit ...func(*exec.Cmd)) *exec
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	in[0].Close()
 	out[1].Close()
-	_, _ = out[0].Read(make([]byte, 1)) // until it ends, or closes its output
-	for !stays && !strings.Contains(statOf(cmd.Process.Pid), ") Z ") {
+	_, _ = out[0].Read(make([]byte, 1))                                                          // until it ends, or closes its output
+	for !stays && !strings.Contains(statOf(cmd.Process.Pid), ") Z ") && !gone(cmd.Process.Pid) { // another test may reap it at once
 		time.Sleep(time.Millisecond)
 	}
 	return cmd
