@@ -15,6 +15,7 @@ FUZZTIME   ?= 10s
 PEERS_DIR  ?= /var/lib/boxgate/peers
 BASE       ?=
 BENCHFLAGS ?=
+DEMOFLAGS  ?=
 
 RUNSC_DIR   := /var/lib/boxgate/gvisor
 RUNSC       := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
@@ -39,8 +40,11 @@ image: deps build ## build the debian image of the boxes, and the one of the cli
 	@bin/gateway image build debian --dir $(IMAGE_DIR)
 	@dist/clients.sh $(IMAGE_DIR)
 
-demo: deps build ## the tour: gateway, test internet, a box, every promise
-	@bin/gateway demo --image-dir $(IMAGE_DIR)
+demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--keep: leave it open)
+	@dist/stage.sh "1 of 4  installing what is needed" dist/deps.sh
+	@dist/stage.sh "2 of 4  compiling" $(MAKE) --no-print-directory build
+	@dist/stage.sh "3 of 4  building the image of the boxes" bin/gateway image build debian --dir $(IMAGE_DIR)
+	@echo "4 of 4  the tour"; bin/gateway demo --image-dir $(IMAGE_DIR) $(DEMOFLAGS)
 
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve

@@ -155,7 +155,7 @@ func Load(path string, environ []string) (Config, error) {
 	if path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return cfg, fmt.Errorf("cannot read the configuration: %w; name a file with --config", readError(err))
+			return cfg, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", readError(err))
 		}
 		cfg.Secrets.File = path
 		if err := parse(data, &cfg); err != nil {

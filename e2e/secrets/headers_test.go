@@ -180,7 +180,7 @@ func TestHeadersCommand(t *testing.T) {
 			t.Errorf("%s received %q", host, got)
 		}
 	}
-	harness.Contains(t, run(1, "set", "elsewhere.test", "--header", "X-Key=@"+rules+"-none"), "no such file")
+	harness.Contains(t, run(1, "set", "elsewhere.test", "--header", "X-Key=@"+rules+"-none"), "there is no file")
 	harness.Contains(t, run(0, "set", "elsewhere.test", "--secret", "X-Key=openai"), "warning: /attach_headers/elsewhere.test: can never apply")
 	harness.Contains(t, run(1, "set", "api.example.com", "--secret", "X-Key=unknown"), "/attach_headers/api.example.com/headers/X-Key/secret", "no secret")
 	harness.Contains(t, run(1, "set", `{"api.example.com": {"Host": "x"}}`), "/attach_headers/api.example.com/Host")

@@ -3,6 +3,7 @@ package tour
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,11 +17,63 @@ import (
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	var out lab.SyncBuffer
-	if err := lab.RunDemo(t.Context(), &out, harness.ImageDir()); err != nil {
+	if err := lab.RunDemo(t.Context(), &out, lab.DemoOptions{ImageDir: harness.ImageDir()}); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	if got := strings.Count(out.String(), "  ok      "); got < 10 {
 		t.Errorf("the summary has %d steps:\n%s", got, out.String())
+	}
+	_, seen, _ := strings.Cut(out.String(), "What you saw")
+	if lines := strings.Count(seen, "\n   - "); lines != 5 {
+		t.Errorf("it ends with %d lines of what was seen:\n%s", lines, out.String())
+	}
+}
+
+// TestDemoStaysOpen: with --keep the lab can be used by the commands that it shows, until Enter; then nothing is left.
+func TestDemoStaysOpen(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out lab.SyncBuffer
+	cmd := harness.ExecDetached(self, "demo", "--keep", "--image-dir", harness.ImageDir())
+	cmd.Stdout, cmd.Stderr = &out, &out
+	enter, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	if err := out.Await(t.Context(), "Press Enter"); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	dir := labDirIn(t, out.String())
+	_, shown, _ := strings.Cut(out.String(), "The lab stays open")
+	allowed := false
+	for line := range strings.Lines(shown) {
+		words := strings.Fields(line)
+		if len(words) < 3 || words[0] != "gateway" || words[2] == "shell" {
+			continue
+		}
+		try := exec.CommandContext(t.Context(), self, words[1:]...)
+		try.Env = append(os.Environ(), "BOXGATE_CONFIG="+filepath.Join(dir, "boxgate.yaml"))
+		text, err := try.CombinedOutput()
+		if refused := words[2] == "exec" && !allowed; refused == (err == nil) && words[1] != "status" || len(text) == 0 {
+			t.Errorf("%s: %v: %s", strings.TrimSpace(line), err, text)
+		}
+		allowed = allowed || words[1] == "policy"
+	}
+	if _, err := enter.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	if left, err := lab.Traces(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
 	}
 }
 
@@ -30,7 +83,7 @@ func TestDemoFailsWhenAStepDoesNotHappen(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out lab.SyncBuffer
-	err := lab.RunDemo(ctx, &out, harness.ImageDir())
+	err := lab.RunDemo(ctx, &out, lab.DemoOptions{ImageDir: harness.ImageDir()})
 	if err == nil {
 		t.Fatalf("an interrupted demo claims to be complete:\n%s", out.String())
 	}

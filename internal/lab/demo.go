@@ -22,10 +22,18 @@ import (
 // demo is one run of the tour: the lab, the narration, and the outcomes.
 type demo struct {
 	lab      *Lab
-	out      io.Writer
+	out      *pulse
 	imageDir string
 	secret   string // the key that must never be in the box
 	done     []outcome
+	cutAfter time.Duration // how long an open connection lasted once the policy had closed
+}
+
+// DemoOptions are how to run the tour.
+type DemoOptions struct {
+	ImageDir string
+	// Keep, if not nil, leaves the lab open after the last step, until a line of it or its end is read or the context ends.
+	Keep io.Reader
 }
 
 // outcome is one line of the closing table.
@@ -42,12 +50,13 @@ type step struct {
 	show  func(*demo, context.Context) error
 }
 
-// RunDemo runs every step, prints the table, cleans up, and returns an error if any step failed.
-func RunDemo(ctx context.Context, out io.Writer, imageDir string) error {
+// RunDemo runs every step, cleans up, prints the table and what was seen, and returns an error if any step failed.
+func RunDemo(ctx context.Context, out io.Writer, o DemoOptions) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
 	}
-	d := &demo{out: out, imageDir: imageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	d := &demo{out: newPulse(out), imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	defer d.out.stop()
 	d.say("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
 	if err := RemoveStaleLabs(); err != nil {
 		d.say(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
@@ -56,6 +65,9 @@ func RunDemo(ctx context.Context, out io.Writer, imageDir string) error {
 		if err := d.run(ctx, s); err != nil {
 			break
 		}
+	}
+	if o.Keep != nil && len(d.done) == len(demoSteps()) {
+		d.keep(ctx, o.Keep)
 	}
 	_ = d.run(context.WithoutCancel(ctx), step{ // reported by the summary
 		title: "Nothing is left behind", about: "Everything is removed; then we look for what might have stayed.",
@@ -66,7 +78,7 @@ func RunDemo(ctx context.Context, out io.Writer, imageDir string) error {
 
 // run runs one step and records its outcome.
 func (d *demo) run(ctx context.Context, s step) error {
-	fmt.Fprintf(d.out, "\n\033[1m%d. %s\033[0m\n", len(d.done)+1, s.title)
+	fmt.Fprintf(d.out, "\n\033[1m%d of %d  %s\033[0m  (%.1f s)\n", len(d.done)+1, len(demoSteps())+1, s.title, d.out.elapsed().Seconds())
 	d.say(s.about)
 	start := time.Now()
 	err := s.show(d, ctx)
@@ -88,12 +100,27 @@ func (d *demo) summary() error {
 			failed++
 		}
 		reached++
-		fmt.Fprintf(d.out, "  %s  %-62s %6.1fs\n", mark, o.title, o.took.Seconds())
+		fmt.Fprintf(d.out, "  %s  %-70s %6.1f s\n", mark, o.title, o.took.Seconds())
 	}
 	if missing := len(demoSteps()) + 1 - reached; failed > 0 || missing > 0 {
 		return fmt.Errorf("the demo is not complete: %d step(s) failed, %d not reached", failed, missing)
 	}
+	fmt.Fprintf(d.out, "\n\033[1mWhat you saw, in %.1f s\033[0m\n", d.out.elapsed().Seconds())
+	for _, line := range d.seen() {
+		d.say("- " + line)
+	}
 	return nil
+}
+
+// seen says in five lines what the steps have shown.
+func (d *demo) seen() []string {
+	return []string{
+		"A server got an API key from a box that has it nowhere: not in its environment, its memory or its files.",
+		"A host that is not on the list was refused by name, before any certificate; the metadata address although it was.",
+		"A policy was opened while the box ran, and the same command worked at once.",
+		fmt.Sprintf("It was closed again, and %d ms later an open connection was cut.", d.cutAfter.Milliseconds()),
+		"A server in the box got a public HTTPS address that lets in who has its token; every decision is in the log with its reason.",
+	}
 }
 
 // say prints narration, which is wrapped by hand in the sources.

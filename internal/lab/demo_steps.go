@@ -205,8 +205,8 @@ func (d *demo) showCut(ctx context.Context) error {
 		_ = cmd.Process.Kill()
 		return errors.New("the stream still ran 5 seconds after the policy closed")
 	}
-	d.say(fmt.Sprintf("curl ended with status %d, %d ms after the policy closed.",
-		cmd.ProcessState.ExitCode(), time.Since(start).Milliseconds()))
+	d.cutAfter = time.Since(start)
+	d.say(fmt.Sprintf("curl ended with status %d, %d ms after the policy closed.", cmd.ProcessState.ExitCode(), d.cutAfter.Milliseconds()))
 	if cmd.ProcessState.ExitCode() == 0 {
 		return errors.New("the stream ended as if it were complete")
 	}

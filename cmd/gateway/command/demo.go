@@ -10,14 +10,20 @@ import (
 // newDemoCommand is `gateway demo`: the tour.
 func newDemoCommand() *cobra.Command {
 	var imageDir string
+	var keep bool
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show every promise over real kernel paths, in namespaces of its own",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return lab.RunDemo(cmd.Context(), cmd.OutOrStdout(), imageDir)
+			o := lab.DemoOptions{ImageDir: imageDir}
+			if keep {
+				o.Keep = cmd.InOrStdin()
+			}
+			return lab.RunDemo(cmd.Context(), cmd.OutOrStdout(), o)
 		},
 	}
+	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
 	cmd.Flags().StringVar(&imageDir, "image-dir", "/var/lib/boxgate/images", "where the debian image is kept")
 	return cmd
 }

@@ -111,7 +111,7 @@ func literal(text string, stdin io.Reader) (string, error) {
 	default:
 		return text, nil
 	}
-	return strings.TrimRight(string(data), "\r\n"), err
+	return strings.TrimRight(string(data), "\r\n"), cli.FileError(err)
 }
 
 // secretValue reads "SECRET" or "text {SECRET} text".

@@ -54,6 +54,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{"policy set demo @" + dir, "is a directory", cli.ExitFailed},
 		{"policy convert --from vercel " + dir + "/none.json", "there is no file", cli.ExitFailed},
 		{"headers set {", "JSON or YAML", cli.ExitUsage},
+		{"headers set a.example --header X-Key=@" + dir + "/none", "there is no file", cli.ExitFailed},
 		{"box create --env X", "NAME=VALUE", cli.ExitUsage},
 		{"box list", dir + "/none.sock: nothing listens there", cli.ExitFailed},
 		{"box list --admin http://127.0.0.1:1", "nothing listens there", cli.ExitFailed},
