@@ -4,7 +4,7 @@
 set -euo pipefail
 images=${1:?usage: dist/clients.sh IMAGE_DIR}
 base=$(find "$images" -maxdepth 1 -name "debian-[0-9]*" | sort -V | tail -n 1)/rootfs
-final=$images/debian-clients-5
+final=$images/debian-clients-6
 [ -e "$final/rootfs/opt/ready" ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
   echo "making $final: run this with sudo" >&2
@@ -26,7 +26,7 @@ fetch=(apt-get -qq -y -o Dir::State="$root/var/lib/apt" -o Dir::State::status="$
   -o Dir::Cache="$root/var/cache/apt" -o Dir::Etc::SourceList="$root/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::TrustedParts="$root/etc/apt/trusted.gpg.d"
   -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
 packages=(wget gnutls-bin python3-requests python3-pip-whl php-cli php-curl ruby liblwp-protocol-https-perl
-  default-jre-headless libnss3-tools libgit2-1.5 libllvm14 awscli python3-boto3 gh git-lfs skopeo twine)
+  default-jre-headless libnss3-tools libgit2-1.5 libllvm14 awscli python3-boto3 gh git-lfs skopeo twine postgresql-client)
 rust=(cargo rustc libstd-rust-1.63) # by themselves: fetching a crate needs no compiler of C
 mkdir -p "$root/var/cache/apt/archives/partial" "$work/rust"
 "${fetch[@]}" update

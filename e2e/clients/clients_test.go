@@ -181,7 +181,7 @@ func newClients(t *testing.T, more ...func(*config.Config)) (*harness.World, *sh
 // withClients adds the clients' image to a configuration.
 func withClients(t *testing.T) func(*config.Config) {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-5", "rootfs"))
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-6", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}

@@ -102,6 +102,12 @@ func (n *servers) chooseCertificate(hello *tls.ClientHelloInfo) (*tls.Certificat
 	return n.certificate(hello.ServerName, addrPort(hello.Conn.LocalAddr()).Addr())
 }
 
+// Certificate returns a certificate of the test CA for a host, with its key, for programs that serve TLS themselves. Call it after
+// [Net.AddHost].
+func (n *servers) Certificate(host string) (*tls.Certificate, error) {
+	return n.honest.leaf(host, n.zone.addrsOf(host)...)
+}
+
 // certificate chooses what the host at an address shows for a server name. An honest host has certificates for the names
 // it has and its addresses, and shows its own whatever it is asked; the attacker makes one up for any name.
 func (n *servers) certificate(sni string, at netip.Addr) (*tls.Certificate, error) {

@@ -1,0 +1,322 @@
+package clients
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"boxgate/audit"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+	"boxgate/policy"
+)
+
+const (
+	dbHost = "db.example.com"
+	dbAddr = "198.51.100.151"
+	nobody = 65534
+)
+
+// postgresProgram returns a program of PostgreSQL's server: this machine's own, or one that dist/postgres.sh unpacked.
+func postgresProgram(t *testing.T, ctx context.Context, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	const unpacked = "/var/cache/boxgate-postgres"
+	for _, root := range []string{"", unpacked} {
+		found, err := filepath.Glob(root + "/usr/lib/postgresql/*/bin/" + name)
+		if err != nil || len(found) == 0 {
+			continue
+		}
+		cmd := exec.CommandContext(ctx, found[len(found)-1], args...)
+		libs, _ := filepath.Glob(unpacked + "/usr/lib/*-linux-gnu")
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C", "LD_LIBRARY_PATH=" + strings.Join(libs, ":")}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
+		return cmd
+	}
+	t.Fatal("the PostgreSQL server is missing: make postgres")
+	return nil
+}
+
+// servePostgres makes dbHost a PostgreSQL server with the user app and the database orders. It takes connections over TLS with
+// SCRAM alone.
+func servePostgres(t *testing.T, w *harness.World, password string) {
+	t.Helper()
+	if err := w.Net.AddHost(dbHost, dbAddr); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "boxgate-postgres-") // not below one that is root's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	data := filepath.Join(dir, "data")
+	run := func(cmd *exec.Cmd, stdin string) {
+		t.Helper()
+		cmd.Stdin = strings.NewReader(stdin)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", cmd.Args, err, harness.Tail(string(out), 2000))
+		}
+	}
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	run(postgresProgram(t, t.Context(), "initdb", "-D", data, "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C", "--auth=reject"), "")
+	for _, sql := range []string{"CREATE ROLE app LOGIN PASSWORD '" + password + "'", "CREATE ROLE other LOGIN PASSWORD '" + password + "'", "CREATE DATABASE orders OWNER app"} {
+		run(postgresProgram(t, t.Context(), "postgres", "--single", "-D", data, "postgres"), sql+"\n")
+	}
+	cert, err := w.Net.Certificate(dbHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{
+		"server.crt":  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}),
+		"server.key":  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}),
+		"pg_hba.conf": []byte("hostssl all app,other 0.0.0.0/0 scram-sha-256\n"),
+	} {
+		path := filepath.Join(data, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(path, nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startPostgres(t, w, data)
+}
+
+// startPostgres runs the server in the internet until the test has ended.
+func startPostgres(t *testing.T, w *harness.World, data string) {
+	t.Helper()
+	server := postgresProgram(t, context.Background(), "postgres", "-D", data, "-h", dbAddr, "-c", "unix_socket_directories=", "-c", "ssl=on",
+		"-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_connections=20")
+	server.SysProcAttr.Pdeathsig = 0 // of the thread, which ends earlier
+	log := &lab.SyncBuffer{}
+	server.Stdout, server.Stderr = log, log
+	if err := w.Net.Internet().Start(server); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Signal(syscall.SIGQUIT)
+		_ = server.Wait()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), harness.ExecMost)
+	defer cancel()
+	if err := log.Await(ctx, "ready to accept connections"); err != nil {
+		t.Fatalf("%v: %s", err, log.String())
+	}
+}
+
+// TestPostgres runs the section of docs/credentials.md, and what else psql and pgx do and may not do, from a box without the
+// password.
+func TestPostgres(t *testing.T) {
+	t.Parallel()
+	const password = "canary-of-the-database-Qz7Qz7"
+	w := harness.NewStopped(t, lab.Options{Change: withClients(t)})
+	e := sectionOf(t, "PostgreSQL")
+	files := t.TempDir()
+	secret := filepath.Join(files, "orders-db.password")
+	if err := os.WriteFile(secret, []byte(password), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	configuration, err := os.ReadFile(w.Config)
+	if err == nil {
+		err = os.WriteFile(w.Config, append(configuration, strings.ReplaceAll(e.config, "/etc/boxgate", files)...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	servePostgres(t, w, password)
+	if err := w.Net.AddHost("alias.example.com", dbAddr); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{dbHost + ":5432", "alias.example.com:5432", "www.example.com:4444"}
+	box := w.Create(map[string]any{"runtime": "clients", "attach_headers": e.rules, "network_policy": harness.Custom(names...)})
+	p := &postgresBox{w, box}
+	harness.Contains(t, w.MustSh(box, e.commands), "welcome")
+	e2eLogin(p)
+	p.refused()
+	p.cancels()
+	p.pgx()
+	p.elsewhere(e)
+	p.revoked(secret)
+	events := p.log()
+	for what, text := range map[string]string{"log": w.LogText(), "decisions": events, "box": w.MustSh(box, "env; set; cat /proc/self/environ; cat ~/.psql_history 2>/dev/null; true")} {
+		if strings.Contains(text, password) {
+			t.Errorf("the password is in the %s", what)
+		}
+	}
+	if found := strings.Fields(harness.Output(w.Sh(box, strings.Replace(lab.SearchLine(password), " / ", " /workspace /tmp /var/tmp /run /etc ", 1)))); strings.Join(found, " ") != "0 0 0" {
+		t.Errorf("matches in the box: %v", found)
+	}
+}
+
+// sectionOf returns a section of docs/credentials.md.
+func sectionOf(t *testing.T, service string) *example {
+	t.Helper()
+	for _, e := range readExamples(t) {
+		if e.service == service {
+			return e
+		}
+	}
+	t.Fatalf("docs/credentials.md has no section %q", service)
+	return nil
+}
+
+// postgresBox is the box of TestPostgres.
+type postgresBox struct {
+	*harness.World
+	box string
+}
+
+// psql returns a command line of psql, with a password that is of no worth.
+func (p *postgresBox) psql(parameters, sql string) string {
+	return `PGPASSWORD=none psql -X -At "host=` + dbHost + ` user=app dbname=orders connect_timeout=120 ` + parameters + `" -c "` + sql + `" 2>&1`
+}
+
+// verified are the parameters by which psql verifies the gateway's certificate.
+const verified = "sslmode=verify-full sslrootcert=$SSL_CERT_FILE"
+
+// e2eLogin: the box is who the rule says, to the server over TLS, by every way in which clients begin.
+func e2eLogin(p *postgresBox) {
+	p.T.Helper()
+	const who = "select current_user || '@' || current_database() || ' ' || ssl from pg_stat_ssl where pid = pg_backend_pid()"
+	for _, parameters := range []string{verified, "sslmode=require", "sslmode=prefer", "sslmode=disable", "sslmode=disable application_name=x client_encoding=LATIN1"} {
+		if got := p.MustSh(p.box, p.psql(parameters, who)); got != "app@orders true\n" {
+			p.T.Errorf("%s: %q", parameters, got)
+		}
+	}
+	p.MustSh(p.box, p.psql(verified, "create table items as select n from generate_series(1, 200000) n"))
+	if got := p.MustSh(p.box, p.psql(verified, "copy items to stdout")+" | md5sum"); got != p.MustSh(p.box, "seq 200000 | md5sum") {
+		p.T.Errorf("a table is copied as %q", got)
+	}
+	if got := p.MustSh(p.box, `seq 200000 | `+p.psql(verified, `\\copy items from stdin`)); got != "COPY 200000\n" {
+		p.T.Errorf("%q", got)
+	}
+}
+
+// refused: another user or database is refused by the gateway, in the server's words.
+func (p *postgresBox) refused() {
+	p.T.Helper()
+	for parameters, says := range map[string]string{
+		"dbname=postgres": `FATAL:  the gateway logs in to database "orders"`, "user=other": `as user "app" only`,
+		"replication=database": `"replication" is not passed on`, "options='-c work_mem=1MB'": `"options" is not passed on`,
+	} {
+		out, code := p.Sh(p.box, strings.Replace(p.psql(parameters, "select 1"), `"host`, `"sslmode=require host`, 1))
+		if code != 2 || !strings.Contains(out, says) {
+			p.T.Errorf("%s: exit %d: %s", parameters, code, out)
+		}
+	}
+	p.Event(p.box, func(e audit.Event) bool {
+		return e.Reason == policy.ReasonHeaderRule && e.Verdict == policy.Deny && e.Rule == dbHost+":5432"
+	})
+}
+
+// awaitSleep is a line that waits until the server runs pg_sleep with a number.
+func (p *postgresBox) awaitSleep(n string) string {
+	return "until " + p.psql("sslmode=require", "select count(*) from pg_stat_activity where state = 'active' and query = 'select pg_sleep("+n+")'") + " | grep -qx 1; do :; done"
+}
+
+// cancels: psql cancels its query when it is interrupted.
+func (p *postgresBox) cancels() {
+	p.T.Helper()
+	out := p.MustSh(p.box, "("+p.psql(verified, "select pg_sleep(601)")+"; echo exit $?) & "+p.awaitSleep("601")+"; pkill -INT -x psql; wait")
+	harness.Contains(p.T, out, "canceling statement due to user request")
+}
+
+// pgx: a program in the box with another implementation of the protocol.
+func (p *postgresBox) pgx() {
+	p.T.Helper()
+	in := p.Intrude(p.box)
+	p.MustSh(p.box, "getent ahosts "+dbHost)
+	c, err := pgconn.ParseConfig("host=" + dbHost + " user=app dbname=orders password=none sslmode=disable")
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	c.TLSConfig = &tls.Config{ServerName: dbHost, RootCAs: in.Roots}
+	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{dbAddr}, nil }
+	c.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+		return in.Connect(netip.MustParseAddrPort(dbAddr + ":5432"))
+	}
+	conn, err := pgconn.ConnectConfig(p.T.Context(), c)
+	if err != nil {
+		p.T.Fatal(err)
+	}
+	defer conn.Close(p.T.Context())
+	got := conn.ExecParams(p.T.Context(), "select current_user || $1", [][]byte{[]byte("!")}, nil, nil, nil).Read()
+	if got.Err != nil || len(got.Rows) != 1 || string(got.Rows[0][0]) != "app!" {
+		p.T.Errorf("%+v", got)
+	}
+}
+
+// elsewhere: another host has nothing of the password, and the server is not reached by another name.
+func (p *postgresBox) elsewhere(e *example) {
+	p.T.Helper()
+	p.Sh(p.box, strings.Replace(p.psql("port=4444 sslmode=prefer connect_timeout=2", "select 1"), dbHost, "www.example.com", 1))
+	for _, r := range p.Net.Received("www.example.com", testnet.Any) {
+		if bytes.Contains(r.First, []byte("canary")) {
+			p.T.Errorf("another host received %q", r.First)
+		}
+	}
+	alias := p.Create(map[string]any{"runtime": "clients", "attach_headers": e.rules, "network_policy": harness.Custom(dbHost+":5432", "alias.example.com:5432")})
+	for _, parameters := range []string{"sslmode=require", "sslmode=disable"} {
+		out, code := p.Sh(alias, strings.Replace(p.psql(parameters, "select 1"), dbHost, "alias.example.com", 1))
+		if code == 0 || strings.Contains(out, "FATAL") {
+			p.T.Errorf("by another name: exit %d: %s", code, out)
+		}
+	}
+	p.Event(alias, func(e audit.Event) bool { return e.Verdict == policy.Deny && e.Name == "alias.example.com" })
+}
+
+// revoked: a connection ends when its secret is revoked, and without the secret there is none.
+func (p *postgresBox) revoked(secret string) {
+	p.T.Helper()
+	var out lab.SyncBuffer
+	wait := p.Background(p.box, p.psql(verified, "select pg_sleep(602)"), &out)
+	p.MustSh(p.box, p.awaitSleep("602"))
+	if err := os.Remove(secret); err != nil {
+		p.T.Fatal(err)
+	}
+	p.GatewayCommand("secret", "refresh", "orders-db")
+	if code, err := wait(); err != nil || code == 0 {
+		p.T.Errorf("exit %d, %v: %s", code, err, out.String())
+	}
+	p.Event(p.box, func(e audit.Event) bool {
+		return e.Verdict == policy.Deny && e.Reason == policy.ReasonSecretUnavailable
+	})
+	text, code := p.Sh(p.box, p.psql(verified, "select 1"))
+	if code != 2 || !strings.Contains(text, "the secret with which the gateway logs in to "+dbHost+":5432 is not available") {
+		p.T.Errorf("exit %d: %s", code, text)
+	}
+}
+
+// log returns the decisions about the box, of which one says who logged in where.
+func (p *postgresBox) log() string {
+	p.T.Helper()
+	var lines strings.Builder
+	p.Event(p.box, func(e audit.Event) bool {
+		return e.Action == audit.ActionBroker && e.Login == "postgres://app@db.example.com:5432/orders" && e.Secret == "orders-db" && e.BytesIn > 0
+	})
+	for _, e := range p.Events(p.box) {
+		lines.WriteString(audit.Line(e) + e.Error + "\n")
+	}
+	return lines.String()
+}
