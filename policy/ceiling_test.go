@@ -110,8 +110,50 @@ func FuzzRouteUnderCeiling(f *testing.F) {
 					t.Fatalf("%+v under %+v: %+v with %+v is %+v, which %+v denies: %+v", in.spec, top.spec, req, e, got, c.spec, d)
 				}
 			}
+			ruled, _ := top.rulesOn(req.Port)
+			unread := got.Action != Broker && e.Opening.unread(req.Name)
+			if rt := ceiling.Route(req, e); unread && ruled && e.Dialled.IsValid() && len(e.Told) < 2 && !passes(rt) {
+				t.Fatalf("%+v under %+v: unread, %+v with %+v is %+v, but %+v by the ceiling alone", in.spec, top.spec, req, e, got, rt)
+			}
 		}
 	})
+}
+
+// TestAttackCeilingRulesUnread: a box's policy lists a name of its own that leads to a host whose requests the ceiling judges.
+// Bytes that nobody can read do not go there, unless the ceiling lists the name as well.
+func TestAttackCeilingRulesUnread(t *testing.T) {
+	evil, addr := mustName(t, "evil.test"), netip.MustParseAddr("203.0.113.7")
+	rules := []RequestRule{{Hosts: []string{"api.good.test:8443"}, Action: actionDeny}}
+	own := Spec{Mode: ModeCustom, AllowedDomains: []string{"evil.test:8443"}}
+	for _, c := range []struct {
+		name    string
+		ceiling Spec
+		ruled   Answer
+		want    bool
+	}{
+		{"at the host with rules", Spec{Mode: ModeAllowAll, Rules: rules}, Yes, false},
+		{"where the host with rules may be", Spec{Mode: ModeAllowAll, Rules: rules}, Unknown, false},
+		{"elsewhere", Spec{Mode: ModeAllowAll, Rules: rules}, No, true},
+		{"any name is listed by the ceiling", Spec{Mode: ModeCustom, AllowedDomains: []string{"*:8443"}, Rules: rules}, Yes, false},
+		{"the name is listed by the ceiling", Spec{Mode: ModeCustom, AllowedDomains: []string{"evil.test"}, Rules: rules}, Yes, true},
+		{"the ceiling has no rules", Spec{Mode: ModeAllowAll}, Yes, true}, // those are the policy's own
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			above, err := NewCeiling(c.ceiling)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := CompileUnder(above, own, nil, &Protected{}, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rt := p.Route(Request{Addr: addr, Port: 8443, Protocol: TCP},
+				Evidence{Opening: OpeningOther, Told: []Name{evil}, Dialled: addr, Ruled: c.ruled, Owned: Yes})
+			if passes(rt) != c.want {
+				t.Errorf("%+v", rt)
+			}
+		})
+	}
 }
 
 // TestCeiling: the operator's ceiling holds whatever a box's policy says, and decisions say that it was the ceiling.

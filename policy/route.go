@@ -327,7 +327,7 @@ func (q *question) arrive(rt Route) Route {
 	if !d.Allowed() {
 		return denied(r, d)
 	}
-	if rt.Action != Broker && q.isUnread() && !q.bearsUnread(d, r.Port) {
+	if rt.Action != Broker && q.isUnread() && !q.bearsUnread(d, r) {
 		if ruled, need := q.ruledAt(); ruled {
 			return q.refuse(r, ReasonProtocol, need)
 		}
@@ -350,13 +350,23 @@ func (q *question) isUnread() bool {
 
 // bearsUnread reports whether unread bytes may go to whoever else is at the address: the policy names the host itself, on a
 // port where names are not the rule. Any other name may be one that the box made for the address. It is never so where the
-// gateway logs in to a host on the port.
-func (q *question) bearsUnread(d Decision, port uint16) bool {
-	if q.headers.logins.Contains(port) {
+// gateway logs in to a host on the port; and where the ceiling judges requests on it, the ceiling must name the host as well.
+func (q *question) bearsUnread(d Decision, r Request) bool {
+	switch {
+	case q.headers.logins.Contains(r.Port):
 		return false
+	case isWeb(r.Port), !d.listsName():
+		return false
+	case q.ceiling == nil || !slices.ContainsFunc(q.ceiling.ruled, func(p Pattern) bool { return p.port == 0 || p.port == r.Port }):
+		return true
 	}
-	named := d.Reason == ReasonAllowedDomain && d.Rule != "*" && !strings.HasPrefix(d.Rule, "*:")
-	return named && !isWeb(port)
+	return q.ceiling.decide(r).listsName()
+}
+
+// listsName reports whether a destination is allowed because an entry other than "*" lists its name.
+func (d Decision) listsName() bool {
+	rule := strings.TrimPrefix(d.Rule, ruleCeiling+": ")
+	return d.Reason == ReasonAllowedDomain && rule != "*" && !strings.HasPrefix(rule, "*:")
 }
 
 // asked reports whether the address that was dialled is the one that was asked for.
