@@ -33,6 +33,8 @@ type pgServer struct {
 	t      *testing.T
 	config *tls.Config
 	wants  string // the password
+	// iterations are asked for by SCRAM; "": the password is asked for.
+	iterations string
 
 	mu      sync.Mutex
 	logins  []map[string]string // startup parameters, with the password given
@@ -80,6 +82,9 @@ func (s *pgServer) serve(c net.Conn) {
 }
 
 func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool {
+	if s.iterations != "" {
+		return s.scram(b, parameters)
+	}
 	b.Send(&pgproto3.AuthenticationCleartextPassword{})
 	_ = b.Flush()
 	_ = b.SetAuthType(pgproto3.AuthTypeCleartextPassword)
@@ -103,6 +108,28 @@ func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool
 	b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
 	b.Send(&pgproto3.NoticeResponse{Severity: "NOTICE", Code: "00000", Message: "early"}) // in the same segment
 	return b.Flush() == nil
+}
+
+// scram asks for a proof of the password, and accepts none.
+func (s *pgServer) scram(b *pgproto3.Backend, parameters map[string]string) bool {
+	b.Send(&pgproto3.AuthenticationSASL{AuthMechanisms: []string{"SCRAM-SHA-256"}})
+	_ = b.Flush()
+	_ = b.SetAuthType(pgproto3.AuthTypeSASL)
+	m, err := b.Receive()
+	first, ok := m.(*pgproto3.SASLInitialResponse)
+	if err != nil || !ok {
+		return false
+	}
+	_, nonce, _ := strings.Cut(string(first.Data), "r=")
+	b.Send(&pgproto3.AuthenticationSASLContinue{Data: []byte("r=" + nonce + "more,s=c2FsdA==,i=" + s.iterations)})
+	_ = b.Flush()
+	_ = b.SetAuthType(pgproto3.AuthTypeSASLContinue)
+	if _, err := b.Receive(); err == nil {
+		s.mu.Lock()
+		s.logins = append(s.logins, parameters)
+		s.mu.Unlock()
+	}
+	return false
 }
 
 func (s *pgServer) answer(b *pgproto3.Backend) {
@@ -274,6 +301,21 @@ func TestPostgresFailures(t *testing.T) {
 			t.Error("the server was logged in to")
 		}
 	})
+}
+
+// TestAttackCostlyPostgresProof: a server whose user has a password that is costly to prove gets no proof.
+func TestAttackCostlyPostgresProof(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	s.iterations = "10000000"
+	_, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	refusedWith(t, err, "08001", "could not log in")
+	if e := r.wantReason(policy.ReasonUpstreamLogin); !strings.Contains(e.Error, "10000000 iterations") {
+		t.Errorf("%+v", e)
+	}
+	if len(s.seen()) > 0 {
+		t.Error("the proof was sent")
+	}
 }
 
 // TestPostgresOtherWays: nothing but the login reaches the server's host and port: no other protocol, no address without the

@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -30,9 +29,6 @@ type server struct {
 	process    uint32
 	key        []byte
 }
-
-// maxMessage is the longest message of a server during the login.
-const maxMessage = 64 << 10
 
 // base returns a configuration without what the environment of the gateway says: all that a login depends on is set over it.
 var base = sync.OnceValues(func() (*pgconn.Config, error) {
@@ -162,32 +158,6 @@ func (a *attempt) without(text string) string {
 		return "(not shown: the password is so short that it could be any part of it)"
 	}
 	return strings.ReplaceAll(text, a.password, "[redacted]")
-}
-
-// messages reads no further than the end of a message of a server at a time, so that who reads one by one has not read what
-// follows the last.
-type messages struct {
-	r    io.Reader
-	head [5]byte // the type, and the length with itself
-	n    int     // of head, that were read
-	rest uint32  // of the body
-}
-
-// Read implements [io.Reader].
-func (m *messages) Read(p []byte) (int, error) {
-	if m.rest > 0 {
-		n, err := m.r.Read(p[:min(len(p), int(m.rest))])
-		m.rest -= uint32(n)
-		return n, err
-	}
-	n, err := m.r.Read(p[:min(len(p), len(m.head)-m.n)])
-	copy(m.head[m.n:], p[:n])
-	if m.n += n; m.n == len(m.head) {
-		m.n = 0
-		length := binary.BigEndian.Uint32(m.head[1:])
-		m.rest = max(length, 4) - 4
-	}
-	return n, err
 }
 
 func addrOf(c net.Conn) netip.Addr {

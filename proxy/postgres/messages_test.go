@@ -1,0 +1,45 @@
+package postgres
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// TestAttackCostlyProof: the user of a box may give itself a password that takes as many iterations to prove as it likes. The
+// gateway is not made to compute them.
+func TestAttackCostlyProof(t *testing.T) {
+	t.Parallel()
+	for ask, fails := range map[string]bool{
+		"r=nonce,s=c2FsdA==,i=4096":      false,
+		"r=nonce,s=c2FsdA==,i=100000":    false,
+		"r=nonce,s=c2FsdA==,i=100001":    true,
+		"r=nonce,s=c2FsdA==,i=+10000000": true,
+		"r=nonce,s=c2FsdA==,i=000100001": true,
+		"r=nonce,s=c2FsdA==":             false, // which nobody answers
+		"":                               false,
+	} {
+		var sent []byte
+		for _, m := range []pgproto3.BackendMessage{
+			&pgproto3.NoticeResponse{Message: "i=100001"}, &pgproto3.AuthenticationSASLContinue{Data: []byte(ask)}, &pgproto3.ReadyForQuery{TxStatus: 'I'},
+		} {
+			var err error
+			if sent, err = m.Encode(sent); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, r := range map[string]io.Reader{"at once": bytes.NewReader(sent), "byte by byte": iotest.OneByteReader(bytes.NewReader(sent))} {
+			got, err := io.ReadAll(&messages{r: r})
+			switch {
+			case fails && (err == nil || !strings.Contains(err.Error(), "iterations") || bytes.Contains(got, []byte("r=nonce"))):
+				t.Errorf("%s, %s: %q, %v", ask, name, got, err)
+			case !fails && (err != nil || !bytes.Equal(got, sent)):
+				t.Errorf("%s, %s: %q, %v; want %q", ask, name, got, err, sent)
+			}
+		}
+	}
+}
