@@ -3,6 +3,7 @@ package fault
 import (
 	"encoding/json"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -53,7 +54,7 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 		_ = d.run("rm", "--force", "guest")
 		d.stop(syscall.SIGTERM)
 	})
-	run := []string{"run", "--detach", "--stop-signal", "KILL", "--network", "none", "--name", "guest", "sleep", "/bin/sleep", "1d"}
+	run := []string{"run", "--detach", "--stop-signal", "KILL", "--network", "none", "--dns", "1.1.1.1", "--name", "guest", "sleep", "/bin/sleep", "1d"}
 	must(run...)
 	out, code := w.GatewayCommand("box", "attach", "--json", "--container", "guest", "--policy", "allow-all")
 	var box struct{ ID string }
@@ -71,6 +72,10 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 		w.UntilStatus(box.ID, "idle")
 	}
 	reaches("attached")
+	resolvers, err := os.ReadFile("/proc/" + must("inspect", "--format", "{{.State.Pid}}", "guest") + "/root/etc/resolv.conf")
+	if err != nil || !strings.Contains(string(resolvers), "nameserver 1.1.1.1") { // as README has it
+		t.Errorf("the container asks none of the servers it was given: %v\n%s", err, resolvers)
+	}
 	for _, act := range [][]string{{"restart", "--time", "0", "guest"}, {"kill", "guest"}, {"stop", "--time", "0", "guest"}} {
 		must(act...)
 		if act[0] != "restart" {
