@@ -23,7 +23,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker nameserver postgres runsc scale demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker nameserver postgres sshd runsc scale demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ run: deps build ## run the gateway on this machine, in the foreground
 nameserver: ## unpack the nameserver of one test, without installing it
 	@dist/nameserver.sh
 
+sshd: ## unpack OpenSSH's server for the tests of logins, without installing it
+	@dist/sshd.sh
+
 docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
 
@@ -67,6 +70,7 @@ visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public UR
 
 test: image docker nameserver postgres visitors ## run every test, the kernel ones included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
+	@dist/sshd.sh || echo "NOT TESTED: logins to SSH servers, as OpenSSH's server could not be unpacked"
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
 
 scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones

@@ -51,6 +51,7 @@ proxy/route: policy
 proxy/scrub: policy
 proxy/sign: policy
 proxy/sign/signtest:
+proxy/ssh: policy internal/memory proxy/contain
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault

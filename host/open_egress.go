@@ -33,7 +33,7 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.minter.Host = []policy.Name{domain}
 	egress := proxy.Config{
-		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
+		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},
 		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 		Host:     p.minter.Host,

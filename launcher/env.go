@@ -11,6 +11,9 @@ import (
 // PublicRoots returns the public root certificates of this host, in PEM: those of boxes whose image has none.
 func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
 
+// KnownHosts returns the lines of ssh_known_hosts by which a box knows its gateway as an SSH server, from its CA in PEM.
+func KnownHosts(ca []byte) ([]byte, error) { return furnish.KnownHosts(ca) }
+
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // environment is the environment of a command: the image's variables, then the launcher's, then the box's, then the

@@ -89,6 +89,9 @@ func writeSign(s Signing) map[string]any {
 }
 
 func writeLogin(l *Login) map[string]any {
+	if l.SSH != nil {
+		return map[string]any{"ssh": l.SSH.document()}
+	}
 	pg := l.Postgres
 	out := map[string]any{"user": pg.User, "database": pg.Database, "password": writeValue(pg.Password, pg.Source)}
 	if pg.Auth != AuthSCRAM {

@@ -76,8 +76,6 @@ const (
 	maxHostPlaceholders = 64
 	maxAlternatives     = 64   // of one host
 	maxHeaderRules      = 1024 // of all hosts, alternatives counted one by one
-	defaultTLSPort      = 443
-	defaultHTTPPort     = 80
 )
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.

@@ -114,7 +114,7 @@ func (p *headerParser) host(at, host string, entry value) (rules []HeaderRule, o
 	for i := range rules {
 		rules[i].Pattern = pattern
 		if rules[i].Login != nil && err == nil {
-			p.loginHost(at, pattern)
+			p.loginHost(at, pattern, rules[i].Login)
 		}
 	}
 	return rules, err == nil

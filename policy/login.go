@@ -7,6 +7,7 @@ import "net/url"
 // that the gateway logs in, or is refused.
 type Login struct {
 	Postgres *Postgres
+	SSH      *SSH
 }
 
 // Postgres is a login to a PostgreSQL server: one user, one database.
@@ -47,12 +48,20 @@ func ParsePostgresAuth(s string) (a PostgresAuth, ok bool) {
 }
 
 // Source returns the name of the secret that the login needs; "" if it is a literal.
-func (l *Login) Source() string { return l.Postgres.Source }
+func (l *Login) Source() string {
+	if l.SSH != nil {
+		return l.SSH.Source
+	}
+	return l.Postgres.Source
+}
 
 // Equal reports whether two logins are the same: what one of them began may go on under the other.
 func (l *Login) Equal(o *Login) bool {
 	if l == nil || o == nil {
 		return l == o
+	}
+	if l.SSH != nil || o.SSH != nil {
+		return l.SSH.Equal(o.SSH)
 	}
 	a, b := *l.Postgres, *o.Postgres
 	same := a.Password.Equal(b.Password)
@@ -62,6 +71,10 @@ func (l *Login) Equal(o *Login) bool {
 
 // URL says what is logged in to and as whom, for the decision log. authority is the host and port.
 func (l *Login) URL(authority string) string {
+	if l.SSH != nil {
+		u := url.URL{Scheme: "ssh", User: url.User(l.SSH.User), Host: authority}
+		return u.String()
+	}
 	u := url.URL{Scheme: "postgres", User: url.User(l.Postgres.User), Host: authority, Path: "/" + l.Postgres.Database}
 	return u.String()
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // loginKeys are the keys of entries for servers that do not speak HTTP.
-var loginKeys = []string{"postgres"}
+var loginKeys = []string{"postgres", "ssh"}
 
 // isLogin reports whether an entry is that of a server that does not speak HTTP. A header that is set to a text is none,
 // whatever its name.
@@ -23,22 +23,32 @@ func (p *headerParser) login(at string, entry value) *Login {
 		p.add(at, "has a login, which stands alone: nothing else can be done with a protocol other than HTTP")
 	}
 	for i, key := range entry.keys {
-		if key == "postgres" {
+		switch key {
+		case "postgres":
 			login.Postgres = p.postgres(pointer(at, key), entry.items[i])
+		case "ssh":
+			login.SSH = p.ssh(pointer(at, key), entry.items[i])
 		}
 	}
 	return login
 }
 
 // loginHost says what is wrong with the pattern of a login.
-func (p *headerParser) loginHost(at string, pattern Pattern) {
+func (p *headerParser) loginHost(at string, pattern Pattern, login *Login) {
 	switch {
 	case pattern.wild:
 		p.add(at, "is a wildcard; a login is for one host, as the connection itself does not say which of them it is for")
 	case pattern.port == 0:
-		p.add(at, "has no port; a login is for one, as in %s", quoted(pattern.name.String()+":5432"))
+		port := ":5432"
+		if login.SSH != nil {
+			port = ":22"
+		}
+		p.add(at, "has no port; a login is for one, as in %s", quoted(pattern.name.String()+port))
 	case isWeb(pattern.port), pattern.port == portDoT:
 		p.add(at, "has a port of HTTP or DNS, where nothing else is spoken")
+	}
+	if login.SSH != nil {
+		p.sshHost(at, pattern, login.SSH)
 	}
 }
 

@@ -14,6 +14,12 @@ type Pattern struct {
 	ok   bool   // made by ParsePattern; a zero Pattern matches nothing
 }
 
+// The ports of HTTPS and HTTP.
+const (
+	defaultTLSPort  = 443
+	defaultHTTPPort = 80
+)
+
 // ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port". The error says what is wrong and,
 // where it is obvious, what was probably meant.
 func ParsePattern(s string) (Pattern, error) {

@@ -6,29 +6,10 @@ import (
 	"strings"
 )
 
-// RepoRule opens one git repository of a host over HTTPS. On a host that any of these rules names, only what they open
-// passes; request rules of the policy come first. A rule does not allow its host: the lists of the policy do.
-type RepoRule struct {
-	Host   string `json:"host,omitempty" doc:"absent: github.com"`
-	Name   string `json:"name" doc:"owner/repository, or a longer path; without .git"`
-	Access string `json:"access" enum:"read push"`
-}
-
-// What a rule opens.
-const (
-	accessRead = "read"
-	accessPush = "push"
-)
-
 const (
 	maxRepos  = 64
-	gitHub    = "github.com"
 	gitHubAPI = "api.github.com"
-	gitLab    = "gitlab.com"
 )
-
-// repoName is a path of a repository whose segments need no escaping.
-var repoName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$`)
 
 // gitHubWrites are the parts of a repository in the API of GitHub that access push may change. Not among them is what
 // changes who may do what: hooks, keys, collaborators, secrets, protected branches, the repository itself.
@@ -99,6 +80,12 @@ func (r RepoRule) check(at string, ps *problems) bool {
 	case p.port != 0 && (p.name.s == gitHub || p.name.s == gitLab):
 		ps.add(at+"/host", "%s has a port on which there are no repositories; use %q", quoted(r.Host), p.name.s)
 	}
+	r.checkPath(at, ps)
+	return len(ps.list) == before
+}
+
+// checkPath checks the name of the repository, and the access.
+func (r RepoRule) checkPath(at string, ps *problems) {
 	switch segments := strings.Count(r.Name, "/") + 1; {
 	case len(r.Name) > 256 || !repoName.MatchString(r.Name):
 		ps.add(at+"/name", "%s is no path of a repository, such as owner/name", quoted(r.Name))
@@ -112,10 +99,7 @@ func (r RepoRule) check(at string, ps *problems) bool {
 	default:
 		ps.add(at+"/access", `%s is no access; use "read" or "push"`, quoted(r.Access))
 	}
-	return len(ps.list) == before
 }
-
-func (r RepoRule) describe() string { return r.Access + " " + r.Host + "/" + r.Name }
 
 // rules returns the request rules that allow what the rule opens.
 func (r RepoRule) rules() []RequestRule {
@@ -147,7 +131,7 @@ func (r RepoRule) rules() []RequestRule {
 // path returns the beginning of the expression for the repository's paths. GitHub and GitLab ignore the case of names.
 func (r RepoRule) path() string {
 	name := regexp.QuoteMeta(r.Name)
-	if r.Host == gitHub || r.Host == gitLab {
+	if foldsRepos(r.Host) {
 		name = "(?i:" + name + ")"
 	}
 	return "^/" + name

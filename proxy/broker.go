@@ -119,6 +119,10 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		return
 	}
 	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), b.login.Source()
+	if b.login.SSH != nil {
+		c.ssh(f, b)
+		return
+	}
 	c.postgres(f, b)
 }
 

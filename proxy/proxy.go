@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -40,6 +41,11 @@ type Leaves interface {
 	Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certificate, error)
 }
 
+// SSHKeys are the keys by which boxes know the gateway as an SSH server. Safe for concurrent use.
+type SSHKeys interface {
+	SSHKey(policy.BoxID) (crypto.Signer, error)
+}
+
 // Recorder takes one event per decision.
 type Recorder = exchange.Recorder
 
@@ -63,6 +69,7 @@ type Config struct {
 	Leaves   Leaves
 	Audit    exchange.Recorder
 	Secrets  exchange.Secrets // of header rules; nil: a rule that names one refuses its requests
+	SSHKeys  SSHKeys          // nil: boxes are not logged in to SSH servers
 	Log      *zap.Logger      // nil: nothing is logged
 	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
 	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: never dialled

@@ -18,18 +18,18 @@ import (
 // serverSpoke waits until one side has sent something or closed, and reports whether it was the server. It reads
 // nothing from either socket. It also returns false when neither side does within the idle timeout, and when the server
 // speaks HTTP/2 in cleartext: its SETTINGS may come first (RFC 9113, 3.4), and the requests after them.
-func (c *conn) serverSpoke(upstream *net.TCPConn) (server bool) {
-	deadline := time.Now().Add(c.p.cfg.IdleTimeout)
-	_, _ = c.tcp.SetReadDeadline(deadline), upstream.SetReadDeadline(deadline)
+func serverSpoke(client, upstream *net.TCPConn, idle time.Duration) (server bool) {
+	deadline := time.Now().Add(idle)
+	_, _ = client.SetReadDeadline(deadline), upstream.SetReadDeadline(deadline)
 	var both sync.WaitGroup
 	both.Go(func() {
 		server = readable(upstream)
-		_ = c.tcp.SetReadDeadline(time.Unix(1, 0)) // wakes the other goroutine
+		_ = client.SetReadDeadline(time.Unix(1, 0)) // wakes the other goroutine
 	})
-	readable(c.tcp)
+	readable(client)
 	_ = upstream.SetReadDeadline(time.Unix(1, 0))
 	both.Wait()
-	_, _ = c.tcp.SetReadDeadline(time.Time{}), upstream.SetReadDeadline(time.Time{})
+	_, _ = client.SetReadDeadline(time.Time{}), upstream.SetReadDeadline(time.Time{})
 	return server && !greetsHTTP2(upstream)
 }
 

@@ -136,7 +136,7 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn) {
 		return // which closed both
 	}
 	if rt.Action == policy.AwaitServer {
-		if !c.serverSpoke(upstream) {
+		if !serverSpoke(c.tcp, upstream, c.p.cfg.IdleTimeout) {
 			c.live.Detach(upstream)
 			socket.Reset(upstream)
 			c.live.Settle(route.Routed{})

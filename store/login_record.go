@@ -9,6 +9,7 @@ import (
 // loginRecord is the stored form of a login.
 type loginRecord struct {
 	Postgres *postgresRecord `json:"postgres,omitempty"`
+	SSH      *sshRecord      `json:"ssh,omitempty"`
 }
 
 type postgresRecord struct {
@@ -19,9 +20,20 @@ type postgresRecord struct {
 	Auth     string `json:"auth"`
 }
 
+type sshRecord struct {
+	User     string            `json:"user"`
+	Source   string            `json:"source"`
+	HostKeys []string          `json:"host_keys"`
+	Repos    []policy.RepoRule `json:"repos,omitempty"`
+	Commands []string          `json:"commands,omitempty"`
+}
+
 func loginRecordOf(l *policy.Login) *loginRecord {
 	if l == nil {
 		return nil
+	}
+	if s := l.SSH; s != nil {
+		return &loginRecord{SSH: &sshRecord{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}}
 	}
 	pg := l.Postgres
 	return &loginRecord{Postgres: &postgresRecord{pg.User, pg.Database, pg.Password.Reveal(), pg.Source, pg.Auth.String()}}
@@ -36,6 +48,9 @@ func (w *loginRecord) login() (*policy.Login, error) {
 	if w == nil {
 		return nil, nil
 	}
+	if w.SSH != nil {
+		return w.SSH.login()
+	}
 	if w.Postgres == nil {
 		return nil, errLogin
 	}
@@ -47,4 +62,16 @@ func (w *loginRecord) login() (*policy.Login, error) {
 	return &policy.Login{Postgres: &policy.Postgres{
 		User: pg.User, Database: pg.Database, Password: policy.NewSecret(pg.Password), Source: pg.Source, Auth: auth,
 	}}, nil
+}
+
+func (w *sshRecord) login() (*policy.Login, error) {
+	s := &policy.SSH{User: w.User, Source: w.Source, Repos: w.Repos, Commands: w.Commands}
+	for _, line := range w.HostKeys {
+		key, err := policy.ParseHostKey(line)
+		if err != nil {
+			return nil, errLogin
+		}
+		s.HostKeys = append(s.HostKeys, key)
+	}
+	return &policy.Login{SSH: s}, nil
 }

@@ -41,6 +41,7 @@ type headerEntryView struct {
 	Deny         bool              `json:"deny,omitempty"`
 	Postgres     *postgresView     `json:"postgres,omitempty"`
 	Client       *clientView       `json:"client_certificate,omitempty"`
+	SSH          *sshView          `json:"ssh,omitempty"`
 }
 
 // clientView names the secrets of a client certificate.
@@ -54,6 +55,14 @@ type postgresView struct {
 	Database string `json:"database"`
 	Secret   string `json:"secret,omitempty" doc:"as for a header"`
 	Auth     string `json:"auth"`
+}
+
+type sshView struct {
+	User     string            `json:"user"`
+	Secret   string            `json:"secret" doc:"as for a header"`
+	HostKeys []string          `json:"host_keys"`
+	Repos    []policy.RepoRule `json:"repos,omitempty"`
+	Commands []string          `json:"commands,omitempty"`
 }
 
 // signingView is how requests are signed, without the key.
@@ -120,8 +129,7 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
 	}
 	if rule.Login != nil {
-		pg := rule.Login.Postgres
-		one.Postgres = &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}
+		one.Postgres, one.SSH = viewLogin(rule.Login)
 	}
 	for _, q := range rule.Query {
 		one.Query = append(one.Query, headerView{q.Name, q.Source})
@@ -247,4 +255,12 @@ func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (re
 		return rest.Reply{}, err
 	}
 	return viewHeaders(state), nil
+}
+
+func viewLogin(l *policy.Login) (*postgresView, *sshView) {
+	if s := l.SSH; s != nil {
+		return nil, &sshView{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}
+	}
+	pg := l.Postgres
+	return &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}, nil
 }

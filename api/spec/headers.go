@@ -28,7 +28,7 @@ type headerEntry struct{}
 
 // Forms lists the compact form, header name to value, the full one, and that of a server that does not speak HTTP.
 func (headerEntry) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody](), reflect.TypeFor[loginBody]()}
+	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody](), reflect.TypeFor[loginBody](), reflect.TypeFor[sshLoginBody]()}
 }
 
 // loginBody describes the entry of a server that does not speak HTTP.
@@ -42,6 +42,29 @@ type postgresBody struct {
 	Database string      `json:"database" doc:"the only one that the box may connect to"`
 	Password headerValue `json:"password" doc:"a literal or a secret, without prefix or suffix"`
 	Auth     string      `json:"auth,omitempty" doc:"scram-sha-256 (default), or a weaker way in which the password may be proved as well: password (inside TLS), md5"`
+}
+
+// sshLoginBody describes the entry of an SSH server.
+type sshLoginBody struct {
+	SSH sshBody `json:"ssh" doc:"the gateway logs in to this SSH server in the place of the box; the pattern must be a host with a port"`
+}
+
+// sshBody describes a login to an SSH server.
+type sshBody struct {
+	User     string        `json:"user" doc:"the only one as whom the box may log in"`
+	Key      secretBody    `json:"key" doc:"the private key, which is a document in the configuration"`
+	HostKeys []string      `json:"host_keys" doc:"public keys of the server, as in known_hosts after the names; @cert-authority before one that signs host certificates"`
+	Repos    []sshRepoBody `json:"repos,omitempty" doc:"the box may pull from and push to these repositories, and do nothing else but run commands"`
+	Commands []string      `json:"commands,omitempty" doc:"the box may run these commands, exactly as they are, and do nothing else but use repos"`
+}
+
+type secretBody struct {
+	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
+}
+
+type sshRepoBody struct {
+	Name   string `json:"name" doc:"owner/repository, or a longer path; without .git"`
+	Access string `json:"access" enum:"read push"`
 }
 
 // headerEntryBody describes the full form of an entry.

@@ -62,6 +62,9 @@ func (b *Root) trust(ca []byte) error {
 	if err := b.anchors(certs); err != nil {
 		return err
 	}
+	if err := b.knowHosts(certs); err != nil {
+		return err
+	}
 	return b.trustJava(bundle)
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,38 +23,53 @@ type caAnswer struct {
 	Subject  string    `json:"subject"`
 	SHA256   string    `json:"sha256"` // of the CA alone: what tools show as its fingerprint
 	NotAfter time.Time `json:"not_after"`
+	// KnownHosts is the line of ssh_known_hosts by which a box knows the gateway; empty for the CA of the public URLs.
+	KnownHosts string `json:"known_hosts,omitempty"`
 }
 
 // newCACommand is `gateway ca`.
 func newCACommand(o *cli.Options) *cobra.Command {
 	var box string
-	var bundle bool
+	var bundle, ssh bool
 	cmd := &cobra.Command{
-		Use:   "ca [--box B] [--bundle]",
+		Use:   "ca [--box B] [--bundle | --ssh]",
 		Short: "Print the CA certificate of the public URLs, or the interception CA of one box",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ssh && (box == "" || bundle) {
+				return cli.Usagef("--ssh needs --box, and no --bundle")
+			}
 			answer, err := fetchCA(cmd.Context(), o, box)
 			if err != nil {
 				return err
 			}
-			if bundle {
-				roots, err := launcher.PublicRoots()
-				if err != nil {
-					return err
-				}
-				answer.PEM = string(roots) + answer.PEM
-			}
-			if o.JSON {
-				return cli.WriteJSON(cmd.OutOrStdout(), answer)
-			}
-			_, err = cmd.OutOrStdout().Write([]byte(answer.PEM))
-			return err
+			return printCA(cmd.OutOrStdout(), o, answer, bundle, ssh)
 		},
 	}
 	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
 	cmd.Flags().BoolVar(&bundle, "bundle", false, "include the public roots of this host, for variables that replace a program's own roots")
+	cmd.Flags().BoolVar(&ssh, "ssh", false, "print the line of ssh_known_hosts by which the box knows the gateway, instead of the certificate")
 	return cmd
+}
+
+// printCA prints a CA in the form asked for.
+func printCA(w io.Writer, o *cli.Options, answer caAnswer, bundle, ssh bool) error {
+	if bundle {
+		roots, err := launcher.PublicRoots()
+		if err != nil {
+			return err
+		}
+		answer.PEM = string(roots) + answer.PEM
+	}
+	text := answer.PEM
+	switch {
+	case o.JSON:
+		return cli.WriteJSON(w, answer)
+	case ssh:
+		text = answer.KnownHosts
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // fetchCA asks for the CA of a box, or of the public URLs if box is empty.
@@ -70,7 +86,13 @@ func fetchCA(ctx context.Context, o *cli.Options, box string) (caAnswer, error) 
 	if err := client.Get(ctx, path, &ca); err != nil {
 		return caAnswer{}, err
 	}
-	return describeCA(ca)
+	answer, err := describeCA(ca)
+	if err != nil || box == "" {
+		return answer, err
+	}
+	lines, err := launcher.KnownHosts(ca)
+	answer.KnownHosts = string(lines)
+	return answer, err
 }
 
 // describeCA parses a certificate of the gateway.

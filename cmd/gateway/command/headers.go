@@ -114,6 +114,7 @@ type headerEntry struct {
 	Scrub, Deny  bool
 	Postgres     struct{ User, Database, Secret string }
 	Client       *struct{ Certificate string } `json:"client_certificate"`
+	SSH          struct{ User, Secret string }
 }
 
 func renderHeaders(w io.Writer, a headersAnswer) error {
@@ -142,6 +143,9 @@ func (e headerEntry) row() []string {
 	}
 	if pg := e.Postgres; pg.User != "" {
 		headers = append(headers, withSecret("postgres: "+pg.User+" in "+pg.Database, pg.Secret))
+	}
+	if e.SSH.User != "" {
+		headers = append(headers, withSecret("ssh: "+e.SSH.User, e.SSH.Secret))
 	}
 	for _, q := range e.Query {
 		headers = append(headers, withSecret("?"+q.Name, q.Secret))

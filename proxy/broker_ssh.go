@@ -1,0 +1,128 @@
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	gossh "golang.org/x/crypto/ssh"
+
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/peek"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/ssh"
+)
+
+// This file logs boxes in to SSH servers.
+
+// ssh speaks SSH with both sides.
+func (c *conn) ssh(f peek.First, b *brokered) {
+	identity, err := c.sshIdentity()
+	if err != nil {
+		c.event.Error = err.Error()
+		c.refuse(peek.Other, policy.ReasonInternal)
+		return
+	}
+	err = ssh.Serve(c.ctx, newReplay(c, f.Data), ssh.Login{
+		Rule: b.login.SSH, Host: b.rt.Request.Name, Port: c.port, Identity: identity, Memory: c.usage.Memory,
+		Box: c.box.ID, Log: c.p.cfg.Log, Handshake: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout, Idle: c.p.cfg.IdleTimeout,
+		Key: func(ctx context.Context) (policy.Secret, error) {
+			return b.secret(ctx, policy.Secret{}, b.login.SSH.Source)
+		},
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			up, err := b.dial(ctx, netip.Addr{})
+			if err == nil {
+				exchange.Dialled(&c.event, addrPort(up.RemoteAddr()).Addr(), c.orig.Addr())
+			}
+			return up, err
+		},
+		Entered: func() {
+			c.open()
+			b.passes.Store(true)
+		},
+		Ask: c.askSSH,
+	})
+	c.last = true
+	if err != nil {
+		c.noSSH(err)
+	}
+}
+
+// sshIdentity returns the key by which the box knows the gateway.
+func (c *conn) sshIdentity() (gossh.Signer, error) {
+	if c.p.cfg.SSHKeys == nil {
+		return nil, errors.New("the gateway has no keys for SSH")
+	}
+	key, err := c.p.cfg.SSHKeys.SSHKey(c.box.ID)
+	if err != nil {
+		return nil, err
+	}
+	return gossh.NewSignerFromSigner(key)
+}
+
+// noSSH notes why the box was not logged in. It was told already, if it spoke SSH.
+func (c *conn) noSSH(err error) {
+	var failure *ssh.Failure
+	switch {
+	case errors.As(err, &failure):
+		c.notBrokered(err)
+		if c.event.Reason = failure.Reason; failure.Reason == policy.ReasonUnreachable {
+			c.event.Reason = cmp.Or(reasonOf(failure.Err), failure.Reason)
+		}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		c.notBrokered(err)
+		c.event.Reason = policy.ReasonPeekTimeout
+	default:
+		c.notBrokered(err)
+		c.event.Reason = policy.ReasonProtocol
+	}
+	if cut := c.live.Denied(); cut != nil {
+		c.event.Reason = exchange.CutReason(cut.Decision)
+	}
+}
+
+// reasonOf returns why a server could not be dialled, if the error says so.
+func reasonOf(err error) policy.Reason {
+	var denied *policy.DeniedError
+	var up *problem.Upstream
+	if errors.As(err, &denied) || errors.As(err, &up) {
+		return problem.Of(err).Reason
+	}
+	return ""
+}
+
+// askSSH records a command, or what else was asked for, as a decision of its own.
+func (c *conn) askSSH(a ssh.Ask) (ended func(ssh.Outcome), ok bool) {
+	e := &audit.Event{
+		Time: time.Now(), Box: c.box.ID, Stage: policy.StageConn, Protocol: policy.TCP, Name: c.event.Name, Addr: c.event.Addr, Port: c.port,
+		Method: a.Verb, Path: a.What, Verdict: a.Decision.Verdict, Action: audit.ActionBroker, Version: c.event.Version,
+		Reason: cmp.Or(a.Decision.Reason, c.event.Reason), Rule: cmp.Or(a.Decision.Rule, c.event.Rule), Login: c.event.Login, Secret: c.event.Secret,
+	}
+	if !c.usage.Requests.Allow() {
+		e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, policy.ReasonLimit
+		c.usage.Excess.Add(*e)
+		return nil, false
+	}
+	if !a.Decision.Allowed() {
+		e.Action = audit.ActionRefuse
+		return func(ssh.Outcome) { c.p.cfg.Audit.Record(*e) }, true
+	}
+	opening := &audit.Opening{}
+	opening.Begin(c.p.cfg.Audit, e)
+	return func(o ssh.Outcome) {
+		e.BytesIn, e.BytesOut, e.Duration = o.In, o.Out, time.Since(e.Time)
+		if why := c.live.Stopped(); why != nil {
+			e.Error = why.Error()
+		} else if d := c.live.Denied(); d != nil {
+			e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, exchange.CutReason(d.Decision), d.Decision.Rule
+		}
+		opening.End(e)
+		c.p.cfg.Audit.Record(*e)
+	}, true
+}

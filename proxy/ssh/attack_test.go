@@ -1,0 +1,302 @@
+package ssh
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	gossh "golang.org/x/crypto/ssh"
+	"golang.org/x/time/rate"
+
+	"boxgate/internal/memory"
+	"boxgate/policy"
+)
+
+// A box that does not speak SSH, or stops in the middle of it, holds a connection no longer than a handshake may take. It has
+// made the gateway log in nowhere.
+func TestHandshakesThatDoNotEnd(t *testing.T) {
+	t.Parallel()
+	dialled := make(chan struct{}, 16)
+	r := newRig(t, policy.SSH{}, func(r *rig) {
+		r.login.Handshake = time.Second
+		r.login.Dial = func(context.Context) (net.Conn, error) {
+			dialled <- struct{}{}
+			return nil, errors.New("not to be dialled")
+		}
+	})
+	for name, said := range map[string]string{
+		"nothing": "", "half a version": "SSH-2.0", "version 1": "SSH-1.5-x\r\n", "a version alone": "SSH-2.0-x\r\n", "HTTP": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		"endless lines": strings.Repeat("x\r\n", 5000), "an endless line": strings.Repeat("x", 1<<20), "a huge packet": "SSH-2.0-x\r\n\xff\xff\xff\xff" + strings.Repeat("\x00", 1<<16),
+		"garbage": "SSH-2.0-x\r\n\x00\x00\x00\x0c\x0a\x14" + strings.Repeat("\xa5", 4096),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, err := net.Dial("tcp", r.addr.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			go func() { _, _ = io.WriteString(c, said) }()
+			_, _ = io.Copy(io.Discard, c) // until the gateway hangs up
+		})
+	}
+	t.Cleanup(func() {
+		if len(dialled) > 0 {
+			t.Error("a server was dialled for a box that was not there yet")
+		}
+	})
+}
+
+func TestThousandsOfChannels(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, policy.SSH{}, nil)
+	client := r.client(t)
+	open := 0
+	var first gossh.Channel
+	for range 3000 {
+		channel, requests, err := client.OpenChannel("session", nil)
+		if err != nil {
+			continue
+		}
+		go gossh.DiscardRequests(requests)
+		if open++; first == nil {
+			first = channel
+		}
+	}
+	if open != maxSessions {
+		t.Errorf("%d sessions are open at once; want %d", open, maxSessions)
+	}
+	_ = first.Close()
+	for { // the place is free as soon as both sides have closed the session
+		session, err := client.NewSession()
+		if err == nil {
+			if out, err := session.Output("echo ok"); string(out) != "ok\n" {
+				t.Errorf("%q, %v", out, err)
+			}
+			return
+		}
+	}
+}
+
+// A box sends single bytes to a command that does not read: a window of two million packets. What the gateway keeps of them
+// is bounded, and all arrives in the end.
+func TestFloodOfSmallPackets(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, policy.SSH{}, nil)
+	client := r.client(t)
+	session, err := client.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	session.Stdout = &out
+	stdin, err := session.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := session.Start("while [ ! -e go ]; do sleep 0.1; done; wc -c"); err != nil {
+		t.Fatal(err)
+	}
+	const bulk, singles = 2<<20 + 256<<10, 400_000
+	sent := make(chan error, 1)
+	go func() {
+		_, err := stdin.Write(make([]byte, bulk))
+		for range singles {
+			if err == nil {
+				_, err = stdin.Write([]byte{0})
+			}
+		}
+		sent <- errors.Join(err, stdin.Close())
+	}()
+	var most int64
+	for most < inflowCost*maxInflow-2*claimStep && len(sent) == 0 {
+		most = max(most, r.budget.Held(memory.Buffers))
+		time.Sleep(time.Millisecond)
+	}
+	if most > inflowCost*maxInflow {
+		t.Errorf("%d bytes are kept", most)
+	}
+	if len(sent) > 0 {
+		t.Error("all was read while nobody took it")
+	}
+	if err := os.WriteFile(filepath.Join(r.server.Home, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := session.Wait(); err != nil || strings.TrimSpace(out.String()) != "2759296" {
+		t.Errorf("%q arrived, %v", out.String(), err)
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
+// Data that no command reads is not kept.
+func TestExtendedDataFromTheBox(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, policy.SSH{}, nil)
+	channel, requests, err := r.client(t).OpenChannel("session", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go gossh.DiscardRequests(requests)
+	if n, err := channel.Stderr().Write(make([]byte, 8<<20)); n != 8<<20 || err != nil { // four windows
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// With no memory left for the box, no connection begins, and no session.
+func TestMemoryOfABox(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, policy.SSH{}, func(r *rig) {
+		r.budget = memory.New(4*connCost, 4*connCost)
+		r.login.Memory = r.budget.Account("box")
+	})
+	client := r.client(t)
+	open := 0
+	for range maxSessions {
+		if _, requests, err := client.OpenChannel("session", nil); err == nil {
+			go gossh.DiscardRequests(requests)
+			open++
+		}
+	}
+	if open == 0 || open == maxSessions {
+		t.Errorf("%d sessions are open", open)
+	}
+	for range 8 {
+		c, err := net.Dial("tcp", r.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	for {
+		var failure *Failure
+		if err := r.failure(); errors.As(err, &failure) {
+			if failure.Reason != policy.ReasonLimit {
+				t.Errorf("%v: %v", failure.Reason, failure)
+			}
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// What ends a connection from outside ends both sides of it.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	ctx, cut := context.WithCancel(t.Context())
+	r := newRig(t, policy.SSH{}, nil)
+	ln := listen(t)
+	served := make(chan error, 1)
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		served <- Serve(ctx, c, r.login)
+	}()
+	r.addr = ln.Addr().(*net.TCPAddr)
+	session, err := r.client(t).NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := session.Start("while kill -0 $PPID; do sleep 0.2; done"); err != nil {
+		t.Fatal(err)
+	}
+	cut()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if err := session.Wait(); err == nil {
+		t.Error("the command has ended by itself")
+	}
+}
+
+func TestIdleConnectionsEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, policy.SSH{}, func(r *rig) { r.login.Idle = 100 * time.Millisecond })
+	if err := r.client(t).Wait(); err == nil {
+		t.Error("the connection ended without an error")
+	}
+}
+
+func TestNewKeysArePaced(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, policy.SSH{}, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	signer := &pacedSigner{r.login.Identity, rate.NewLimiter(rate.Every(time.Hour), 2), ctx}
+	for range 2 {
+		if _, err := signer.SignWithAlgorithm(nil, []byte("x"), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if _, err := signer.Sign(nil, []byte("x")); err == nil {
+		t.Error("a third key is made at once")
+	}
+}
+
+// A connection is read no further while too much of it waits, nor while its account is exhausted.
+func TestInflow(t *testing.T) {
+	t.Parallel()
+	for name, most := range map[string]int64{"of one connection": 64 << 20, "of an account": 2 << 20} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			from, to := net.Pipe()
+			defer from.Close()
+			f := newInflow(to, memory.New(1<<30, most).Account("box"))
+			defer f.Close()
+			s := f.open()
+			go func() {
+				for {
+					if _, err := from.Write(make([]byte, 4096)); err != nil {
+						return
+					}
+				}
+			}()
+			read := make(chan int)
+			go func() {
+				b := make([]byte, 4096)
+				for {
+					n, err := f.Read(b)
+					if err != nil {
+						close(read)
+						return
+					}
+					read <- n
+				}
+			}()
+			limit := min(maxInflow, int(most)/inflowCost)
+			total := 0
+			for f.stalled() == false {
+				select {
+				case n := <-read:
+					total += n
+				case <-time.After(time.Millisecond):
+				}
+			}
+			if total > limit+8192 || total < limit/2 {
+				t.Errorf("%d bytes were read; the limit is %d", total, limit)
+			}
+			s.took(total, true)
+			if <-read == 0 {
+				t.Error("nothing is read after all was taken")
+			}
+		})
+	}
+}
+
+// stalled reports whether nothing would be read now.
+func (f *inflow) stalled() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.roomLocked()
+}

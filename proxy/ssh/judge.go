@@ -1,0 +1,40 @@
+package ssh
+
+import (
+	"fmt"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// judge decides about a command, shell or subsystem, and returns the command as it was understood, which is what is sent on.
+// why says why it is refused.
+func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
+	asked = Ask{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: policy.ReasonRequestRule}}
+	switch {
+	case !c.Rule.Limited():
+		asked.Decision = policy.Decision{Verdict: policy.Allow} // as the connection
+		return asked, text, ""
+	case kind != "exec":
+		return asked, "", "the rule allows single commands alone, and no " + kind
+	}
+	if asked.Decision = c.Rule.Command(text); asked.Decision.Allowed() {
+		return asked, text, ""
+	}
+	if len(c.Rule.Repos) == 0 {
+		return asked, "", "the rule does not allow this command"
+	}
+	git, err := parseGit(text)
+	if err != nil {
+		return asked, "", err.Error()
+	}
+	asked = Ask{Verb: git.service, What: git.repo(), Decision: c.Rule.Repo(c.Host, git.service, git.path)}
+	return asked, git.String(), fmt.Sprintf("the rule does not allow %s on %s", git.service, git.repo())
+}
+
+// firstWord returns the name of a program without its arguments, which may be anything.
+func firstWord(text string) string {
+	const most = 64
+	word, _, _ := strings.Cut(text, " ")
+	return word[:min(len(word), most)]
+}

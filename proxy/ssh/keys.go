@@ -1,0 +1,121 @@
+package ssh
+
+import (
+	"bytes"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	gossh "golang.org/x/crypto/ssh"
+
+	"boxgate/policy"
+)
+
+// Errors of private keys. None has anything of the key in it.
+var (
+	errPassphrase = errors.New("the private key is protected by a passphrase; store it without one")
+	errKeyForm    = errors.New("the secret is not a private key in OpenSSH's or PEM's form")
+	errKeyKind    = errors.New("the private key is not of a kind that is used here: Ed25519, ECDSA or RSA from 2048 bits")
+)
+
+// minRSA is the smallest length of an RSA key that is used.
+const minRSA = 2048
+
+// ParseKey reads a private key.
+func ParseKey(secret policy.Secret) (gossh.Signer, error) {
+	signer, err := gossh.ParsePrivateKey([]byte(secret.Reveal() + "\n"))
+	var locked *gossh.PassphraseMissingError
+	switch {
+	case errors.As(err, &locked):
+		return nil, errPassphrase
+	case err != nil:
+		return nil, errKeyForm
+	}
+	return modern(signer)
+}
+
+// modern limits a signer to signatures without SHA-1.
+func modern(signer gossh.Signer) (gossh.Signer, error) {
+	public, ok := signer.PublicKey().(gossh.CryptoPublicKey)
+	algorithms, can := signer.(gossh.AlgorithmSigner)
+	if !ok || !can {
+		return nil, errKeyKind
+	}
+	switch kind := signer.PublicKey().Type(); kind {
+	case gossh.KeyAlgoED25519, gossh.KeyAlgoECDSA256, gossh.KeyAlgoECDSA384, gossh.KeyAlgoECDSA521:
+		return gossh.NewSignerWithAlgorithms(algorithms, []string{kind})
+	case gossh.KeyAlgoRSA:
+		if key, ok := public.CryptoPublicKey().(*rsa.PublicKey); ok && key.N.BitLen() >= minRSA {
+			return gossh.NewSignerWithAlgorithms(algorithms, []string{gossh.KeyAlgoRSASHA512, gossh.KeyAlgoRSASHA256})
+		}
+	}
+	return nil, errKeyKind
+}
+
+// errHostKey says that a server is not the one that the rule is for.
+var errHostKey = errors.New("the server's host key is none of those that the rule names")
+
+// hostKeys are the keys by which a server is known.
+type hostKeys struct {
+	own, authorities []gossh.PublicKey
+}
+
+// parseHostKeys reads the keys of a rule. Without any, no server is known.
+func parseHostKeys(list []policy.HostKey) (k hostKeys, err error) {
+	for _, key := range list {
+		public, err := gossh.ParsePublicKey([]byte(key.Blob))
+		if err != nil {
+			return hostKeys{}, fmt.Errorf("a host key of the rule is not valid: %w", err)
+		}
+		if key.Authority {
+			k.authorities = append(k.authorities, public)
+		} else {
+			k.own = append(k.own, public)
+		}
+	}
+	if len(list) == 0 {
+		return hostKeys{}, errHostKey
+	}
+	return k, nil
+}
+
+// algorithms returns what to ask a server for, so that it shows a key that can be among those that are known.
+func (k hostKeys) algorithms() (out []string) {
+	if len(k.authorities) > 0 {
+		out = append(out, gossh.CertAlgoED25519v01, gossh.CertAlgoECDSA256v01, gossh.CertAlgoECDSA384v01, gossh.CertAlgoECDSA521v01,
+			gossh.CertAlgoRSASHA512v01, gossh.CertAlgoRSASHA256v01)
+	}
+	for _, key := range k.own {
+		if kind := key.Type(); kind == gossh.KeyAlgoRSA {
+			out = append(out, gossh.KeyAlgoRSASHA512, gossh.KeyAlgoRSASHA256)
+		} else {
+			out = append(out, kind)
+		}
+	}
+	slices.Sort(out[len(out)-min(len(out), len(k.own)):])
+	return slices.Compact(out)
+}
+
+// check implements [gossh.HostKeyCallback].
+func (k hostKeys) check(addr string, remote net.Addr, key gossh.PublicKey) error {
+	checker := gossh.CertChecker{
+		IsHostAuthority: func(authority gossh.PublicKey, _ string) bool { return has(k.authorities, authority) },
+		HostKeyFallback: func(_ string, _ net.Addr, key gossh.PublicKey) error {
+			if has(k.own, key) {
+				return nil
+			}
+			return errHostKey
+		},
+	}
+	if err := checker.CheckHostKey(addr, remote, key); err != nil {
+		return fmt.Errorf("%w (it has %s)", errHostKey, gossh.FingerprintSHA256(key))
+	}
+	return nil
+}
+
+func has(keys []gossh.PublicKey, key gossh.PublicKey) bool {
+	blob := key.Marshal()
+	return slices.ContainsFunc(keys, func(k gossh.PublicKey) bool { return bytes.Equal(k.Marshal(), blob) })
+}

@@ -1,0 +1,421 @@
+package ssh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	gossh "golang.org/x/crypto/ssh"
+	"golang.org/x/time/rate"
+
+	"boxgate/internal/memory"
+	"boxgate/policy"
+	"boxgate/proxy/contain"
+)
+
+// Login is one connection of a box that is logged in to a server. All fields are required unless they say otherwise.
+type Login struct {
+	Rule *policy.SSH
+	Box  policy.BoxID
+	Host policy.Name // of the server
+	Port uint16
+	// Identity is the key that the box knows the gateway by.
+	Identity gossh.Signer
+	// Key returns the private key to log in with.
+	Key func(context.Context) (policy.Secret, error)
+	// Dial connects to the server, if the policy in force allows it.
+	Dial func(context.Context) (net.Conn, error)
+	// Memory pays for what is buffered.
+	Memory *memory.Account
+	// Entered is told when the box is logged in.
+	Entered func()
+	// Ask is told of each command, and everything else that the box asks for and that is judged, with the verdict. It returns
+	// what is to be told when that has ended; and false if there were too many of them.
+	Ask func(Ask) (ended func(Outcome), ok bool)
+	// Log takes panics.
+	Log *zap.Logger
+	// Handshake bounds each of the handshakes, Idle the time in which nothing comes from either side.
+	Handshake, Idle time.Duration
+}
+
+// Ask is something that a box asks for on a connection.
+type Ask struct {
+	Verb     string // the service of git; or exec, shell, the subsystem, or the type of a channel
+	What     string // the repository, or the name of the program; empty if there is none
+	Decision policy.Decision
+}
+
+// Outcome is how what was asked for has ended.
+type Outcome struct {
+	In, Out int64 // bytes of data to and from the box
+	Err     error
+}
+
+// Failure is why a box was not logged in.
+type Failure struct {
+	Reason policy.Reason
+	Shown  string // for the box
+	Err    error
+}
+
+// Error returns the text for the log.
+func (f *Failure) Error() string {
+	if f.Err == nil {
+		return f.Shown
+	}
+	return f.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (f *Failure) Unwrap() error { return f.Err }
+
+// version identifies the gateway to both sides.
+const version = "SSH-2.0-boxgate"
+
+// algorithms are those spoken on both sides: without SHA-1, CBC and MACs of plaintext.
+func algorithms() gossh.Config {
+	return gossh.Config{
+		KeyExchanges: []string{
+			gossh.KeyExchangeMLKEM768X25519, gossh.KeyExchangeCurve25519, gossh.KeyExchangeECDHP256, gossh.KeyExchangeECDHP384, gossh.KeyExchangeECDHP521,
+		},
+		Ciphers: []string{
+			gossh.CipherAES128GCM, gossh.CipherChaCha20Poly1305, gossh.CipherAES256GCM,
+			gossh.CipherAES128CTR, gossh.CipherAES192CTR, gossh.CipherAES256CTR,
+		},
+		MACs: []string{gossh.HMACSHA256ETM, gossh.HMACSHA512ETM},
+	}
+}
+
+// connCost is the most memory that a connection uses for itself: a packet of each side, what reads and writes them, and what
+// may wait on both.
+const connCost = 640 << 10
+
+// Serve logs a box in and passes on what it asks for until one side ends the connection or ctx ends, and then returns nil. It
+// returns a *[Failure] if the box was not logged in, and an error if the box does not speak SSH. The caller closes client,
+// whose last message may not have been read yet.
+func Serve(ctx context.Context, client net.Conn, l Login) error {
+	if !l.Memory.Acquire(memory.Connections, connCost) {
+		return &Failure{Reason: policy.ReasonLimit, Shown: "the box has reached its memory limit in the gateway"}
+	}
+	defer l.Memory.Release(memory.Connections, connCost)
+	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory)}
+	defer c.close()
+	opening := c.box.open() // all that comes before the box is logged in waits
+	defer context.AfterFunc(ctx, c.close)()
+	c.box.setDeadline(time.Now().Add(l.Handshake))
+	shown, channels, requests, err := gossh.NewServerConn(c.box, c.config())
+	opening.end()
+	switch {
+	case c.failed != nil:
+		return c.failed
+	case err != nil:
+		return err
+	}
+	c.box.setDeadline(time.Time{})
+	l.Entered()
+	c.pass(shown, channels, requests)
+	return nil
+}
+
+// conn is a connection while it is served.
+type conn struct {
+	Login
+	ctx    context.Context
+	box    *inflow
+	pre    gossh.ServerPreAuthConn
+	failed *Failure
+
+	mu       sync.Mutex
+	closed   bool
+	leaving  bool // the server is gone: no session begins any more
+	upstream *inflow
+	server   gossh.Conn // nil until the gateway is logged in
+
+	channels <-chan gossh.NewChannel // from the server
+	requests <-chan *gossh.Request
+
+	sessions sync.WaitGroup
+}
+
+// close ends both sides.
+func (c *conn) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	_ = c.box.Close()
+	if c.upstream != nil {
+		_ = c.upstream.Close()
+		_ = c.upstream.Conn.Close()
+	}
+}
+
+// contained returns f as a function whose panic ends this connection and nothing else.
+func (c *conn) contained(f func()) func() {
+	return func() {
+		defer contain.Panic(c.Log, c.Box, c.close)
+		f()
+	}
+}
+
+// attach makes a connection the one to the server. It closes it and reports false if the whole is closed.
+func (c *conn) attach(up net.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		_ = up.Close()
+		return false
+	}
+	c.upstream = newInflow(up, c.Memory)
+	return true
+}
+
+// config is what the box is served with. What it offers to authenticate itself with means nothing and goes nowhere: the
+// gateway knows which box it is. The gateway is logged in to the server before the box is.
+func (c *conn) config() *gossh.ServerConfig {
+	enter := func(m gossh.ConnMetadata) (*gossh.Permissions, error) { return nil, c.enter(m.User()) }
+	config := &gossh.ServerConfig{
+		Config: algorithms(), ServerVersion: version, MaxAuthTries: 1,
+		PreAuthConnCallback:  func(pre gossh.ServerPreAuthConn) { c.pre = pre },
+		NoClientAuth:         true,
+		NoClientAuthCallback: enter,
+		PasswordCallback:     func(m gossh.ConnMetadata, _ []byte) (*gossh.Permissions, error) { return enter(m) },
+		PublicKeyCallback:    func(m gossh.ConnMetadata, _ gossh.PublicKey) (*gossh.Permissions, error) { return enter(m) },
+		KeyboardInteractiveCallback: func(m gossh.ConnMetadata, _ gossh.KeyboardInteractiveChallenge) (*gossh.Permissions, error) {
+			return enter(m)
+		},
+	}
+	config.AddHostKey(&pacedSigner{c.Identity, rate.NewLimiter(rekeyRate, rekeyBurst), c.ctx})
+	return config
+}
+
+// enter logs the gateway in to the server. If it cannot, the box is told why and reads nothing more.
+func (c *conn) enter(user string) error {
+	if c.server != nil {
+		return nil
+	}
+	if c.failed == nil {
+		c.box.setDeadline(time.Time{})
+		c.failed = c.login(user)
+		c.box.setDeadline(time.Now().Add(c.Handshake))
+	}
+	if c.failed == nil {
+		return nil
+	}
+	_ = c.pre.SendAuthBanner("boxgate: " + c.failed.Shown + "\r\n")
+	_ = c.box.Close()
+	return c.failed
+}
+
+// login logs the gateway in to the server.
+func (c *conn) login(user string) *Failure {
+	if user != c.Rule.User {
+		return &Failure{Reason: policy.ReasonHeaderRule, Shown: fmt.Sprintf("the rule for %s is for the user %s and no other", c.Host, c.Rule.User)}
+	}
+	known, err := parseHostKeys(c.Rule.HostKeys)
+	if err != nil {
+		return &Failure{policy.ReasonUpstreamTLS, "the rule for " + c.Host.String() + " has no valid host key", err}
+	}
+	signer, failed := c.signer()
+	if failed != nil {
+		return failed
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, 2*c.Handshake)
+	defer cancel()
+	up, err := c.Dial(ctx)
+	if err != nil {
+		return &Failure{policy.ReasonUnreachable, c.Host.String() + " could not be reached", err}
+	}
+	if !c.attach(up) {
+		return &Failure{policy.ReasonUnreachable, "the connection was closed", net.ErrClosed}
+	}
+	return c.authenticate(known, signer)
+}
+
+// signer returns the key to log in with.
+func (c *conn) signer() (gossh.Signer, *Failure) {
+	ctx, cancel := context.WithTimeout(c.ctx, c.Handshake)
+	defer cancel()
+	secret, err := c.Key(ctx)
+	if err != nil {
+		return nil, &Failure{policy.ReasonSecretUnavailable, "the key for " + c.Host.String() + " is not available", err}
+	}
+	signer, err := ParseKey(secret)
+	if err != nil {
+		return nil, &Failure{policy.ReasonSecretUnavailable, "the key for " + c.Host.String() + " cannot be used", fmt.Errorf("secret %q: %w", c.Rule.Source, err)}
+	}
+	return signer, nil
+}
+
+// authenticate makes the handshake with the server. The key is offered once the server has proved to be the right one.
+func (c *conn) authenticate(known hostKeys, signer gossh.Signer) *Failure {
+	verified := false
+	config := &gossh.ClientConfig{
+		Config: algorithms(), ClientVersion: version, User: c.Rule.User, HostKeyAlgorithms: known.algorithms(),
+		Auth: []gossh.AuthMethod{gossh.PublicKeys(signer)},
+		HostKeyCallback: func(addr string, remote net.Addr, key gossh.PublicKey) error {
+			err := known.check(addr, remote, key)
+			verified = err == nil
+			return err
+		},
+		BannerCallback: c.banner(),
+	}
+	c.upstream.setDeadline(time.Now().Add(c.Handshake))
+	opening := c.upstream.open()
+	defer opening.end()
+	server, channels, requests, err := gossh.NewClientConn(c.upstream, fmt.Sprintf("%s:%d", c.Host, c.Port), config)
+	if err != nil {
+		return c.unauthenticated(err, verified)
+	}
+	c.upstream.setDeadline(time.Time{})
+	c.server, c.channels, c.requests = server, channels, requests
+	return nil
+}
+
+// unauthenticated says why a server was not logged in to.
+func (c *conn) unauthenticated(err error, verified bool) *Failure {
+	var algorithm *gossh.AlgorithmNegotiationError
+	switch host := c.Host.String(); {
+	case errors.Is(err, errHostKey):
+		return &Failure{policy.ReasonUpstreamTLS, "the host key of " + host + " is none of those that the rule names", err}
+	case errors.As(err, &algorithm) && algorithm.What == "host key":
+		return &Failure{policy.ReasonUpstreamTLS, host + " has no host key of a kind that the rule names", err}
+	case verified:
+		return &Failure{policy.ReasonUpstreamLogin, host + " did not accept the key of the gateway for the user " + c.Rule.User, err}
+	default:
+		return &Failure{policy.ReasonUpstreamLogin, "the handshake with " + host + " failed", err}
+	}
+}
+
+// maxBanner bounds what a server may have shown to a box while the gateway logs in.
+const maxBanner = 8 << 10
+
+// banner passes what a server has to say on to the box.
+func (c *conn) banner() gossh.BannerCallback {
+	left := maxBanner
+	return func(message string) error {
+		if left -= len(message); left < 0 {
+			return nil
+		}
+		return c.pre.SendAuthBanner(message)
+	}
+}
+
+// pass serves what both sides ask for until one of them ends the connection and what was in progress has ended.
+func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request) {
+	defer c.closeIdle().Stop()
+	var rest sync.WaitGroup
+	rest.Go(c.contained(func() { c.refuseRequests(requests) }))
+	rest.Go(c.contained(func() { each(c.upstream, c.requests, func(r *gossh.Request) { _ = r.Reply(false, nil) }) }))
+	rest.Go(c.contained(func() { each(c.upstream, c.channels, prohibit) }))
+	rest.Go(c.contained(func() { c.accept(channels) }))
+	rest.Go(c.contained(func() {
+		_ = shown.Wait()
+		c.close() // nothing that the server says can reach the box any more
+	}))
+	_ = c.server.Wait()
+	c.leave()
+	c.close()
+	rest.Wait()
+}
+
+// leave waits until what the server said last is passed on to the box, which has some time for it.
+func (c *conn) leave() {
+	defer time.AfterFunc(farewell, c.close).Stop()
+	c.mu.Lock()
+	c.leaving = true
+	c.mu.Unlock()
+	c.sessions.Wait()
+}
+
+// farewell is how long a box has to take what a server said last.
+const farewell = 10 * time.Second
+
+// accept serves the channels that the box opens.
+func (c *conn) accept(channels <-chan gossh.NewChannel) {
+	room := make(chan struct{}, maxSessions)
+	each(c.box, channels, func(channel gossh.NewChannel) {
+		if kind := channel.ChannelType(); kind != "session" {
+			c.refuse(channel, kind)
+			return
+		}
+		select {
+		case room <- struct{}{}:
+			if !c.admit(channel, func() { <-room }) {
+				prohibit(channel)
+			}
+		default:
+			_ = channel.Reject(gossh.ResourceShortage, fmt.Sprintf("boxgate: at most %d sessions at the same time", maxSessions))
+		}
+	})
+}
+
+// admit serves a session, unless the server is gone.
+func (c *conn) admit(channel gossh.NewChannel, done func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leaving {
+		return false
+	}
+	c.sessions.Go(c.contained(func() {
+		defer done()
+		c.serve(channel)
+	}))
+	return true
+}
+
+// knownChannels are the types of channels that are refused by name. Others could be anything.
+var knownChannels = []string{"direct-tcpip", "direct-streamlocal@openssh.com", "forwarded-tcpip", "forwarded-streamlocal@openssh.com", "x11", "auth-agent@openssh.com", "tun@openssh.com"}
+
+// refuse refuses a channel that is no session.
+func (c *conn) refuse(channel gossh.NewChannel, kind string) {
+	if !slices.Contains(knownChannels, kind) {
+		_ = channel.Reject(gossh.UnknownChannelType, "boxgate: unknown type of channel")
+		return
+	}
+	c.refused(kind)
+	prohibit(channel)
+}
+
+// prohibit refuses a channel.
+func prohibit(channel gossh.NewChannel) {
+	_ = channel.Reject(gossh.Prohibited, "boxgate: nothing is forwarded but sessions")
+}
+
+// refuseRequests refuses what a box asks of the whole connection. A failure answers a keepalive as well as a success.
+func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
+	each(c.box, requests, func(r *gossh.Request) {
+		if r.Type == "tcpip-forward" || r.Type == "streamlocal-forward@openssh.com" {
+			c.refused(r.Type)
+		}
+		_ = r.Reply(false, nil)
+	})
+}
+
+// refused records that something was refused which is refused to everyone.
+func (c *conn) refused(what string) {
+	if ended, ok := c.Ask(Ask{Verb: what, Decision: policy.Decision{Reason: policy.ReasonProtocol}}); ok {
+		ended(Outcome{})
+	}
+}
+
+// closeIdle closes the connection once nothing has come from either side for too long.
+func (c *conn) closeIdle() *time.Timer {
+	var timer *time.Timer
+	started := make(chan struct{})
+	timer = time.AfterFunc(c.Idle, func() {
+		<-started
+		left := c.Idle - min(c.box.idle(), c.upstream.idle())
+		if left <= 0 {
+			c.close()
+			return
+		}
+		timer.Reset(left)
+	})
+	close(started)
+	return timer
+}

@@ -1,0 +1,227 @@
+package ssh
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	gossh "golang.org/x/crypto/ssh"
+
+	"boxgate/internal/memory"
+)
+
+const (
+	maxSessions  = 10       // of one connection at the same time
+	maxVariables = 32       // of one session
+	maxRequest   = 64 << 10 // bytes of one request
+	pumpBuffer   = 64 << 10
+
+	// sessionCost is the most memory that a session uses for itself: buffers of what passes, and of the packets being written.
+	sessionCost = 4*pumpBuffer + 128<<10
+)
+
+// session is a channel on which a box has one command run.
+type session struct {
+	c   *conn
+	box gossh.Channel
+	// server is the same channel at the server; nil until something is to be said there.
+	server gossh.Channel
+	pumps  sync.WaitGroup
+	env    [][]byte // payloads of requests for variables, until the command begins
+	asked  bool     // for a command, whether or not it was allowed
+	ended  func(Outcome)
+	stdin  *stream
+	fed    chan struct{} // closed when all that the box sent is passed on, or cannot be; nil before the command begins
+
+	in, out atomic.Int64 // bytes to and from the box
+}
+
+// serve serves one session until both sides have closed it.
+func (c *conn) serve(channel gossh.NewChannel) {
+	if !c.Memory.Acquire(memory.Streams, sessionCost) {
+		_ = channel.Reject(gossh.ResourceShortage, "boxgate: the box has reached its memory limit in the gateway")
+		return
+	}
+	defer c.Memory.Release(memory.Streams, sessionCost)
+	box, requests, err := channel.Accept()
+	if err != nil {
+		return
+	}
+	s := &session{c: c, box: box, stdin: c.box.open(), ended: func(Outcome) {}}
+	defer s.stdin.end()
+	defer func() { s.ended(Outcome{In: s.in.Load(), Out: s.out.Load()}) }()
+	s.pumps.Go(c.contained(func() { // no command reads it
+		extended := c.box.open()
+		defer extended.end()
+		pump(nil, box.Stderr(), extended, nil)
+	}))
+	each(c.box, requests, func(request *gossh.Request) {
+		ok, then := s.answer(request)
+		_ = request.Reply(ok, nil)
+		if then != nil {
+			then()
+		}
+	})
+	s.finish()
+}
+
+// finish ends the session of a box that has closed it. What it sent before is passed on, if the server takes it in time.
+func (s *session) finish() {
+	if s.server != nil {
+		if s.fed != nil {
+			late := time.NewTimer(farewell)
+			defer late.Stop()
+			select {
+			case <-s.fed:
+			case <-late.C:
+			}
+		}
+		_ = s.server.Close()
+	}
+	s.pumps.Wait()
+}
+
+// answer decides about a request of the box and passes it on if it may be. It returns what is to be done once the box has
+// the answer, or nil.
+func (s *session) answer(r *gossh.Request) (ok bool, then func()) {
+	if len(r.Payload) > maxRequest {
+		return false, nil
+	}
+	limited := s.c.Rule.Limited()
+	switch r.Type {
+	case "env":
+		return s.variable(r.Payload), nil
+	case "exec", "shell", "subsystem":
+		return s.start(r)
+	case "pty-req":
+		return !limited && !s.asked && s.reach() && s.forward(r), nil
+	case "window-change":
+		return !limited && s.server != nil && s.forward(r), nil
+	case "signal", "break":
+		return s.fed != nil && s.forward(r), nil
+	case "auth-agent-req@openssh.com", "x11-req":
+		s.c.refused(r.Type)
+	}
+	return false, nil
+}
+
+// forward sends a request to the server and returns its answer.
+func (s *session) forward(r *gossh.Request) bool {
+	ok, err := s.server.SendRequest(r.Type, r.WantReply, r.Payload)
+	return err == nil && ok
+}
+
+// variable keeps a variable for the command. Which of them a command heeds the server decides; git's own must be what git
+// sends.
+func (s *session) variable(payload []byte) bool {
+	var v struct{ Name, Value string }
+	if s.asked || len(s.env) >= maxVariables || gossh.Unmarshal(payload, &v) != nil || len(v.Value) > 256 {
+		return false
+	}
+	git := v.Name == "GIT_PROTOCOL" && slices.Contains([]string{"version=0", "version=1", "version=2"}, v.Value)
+	locale := v.Name == "LANG" || strings.HasPrefix(v.Name, "LC_") && len(v.Name) < 64
+	if !git && (!locale || s.c.Rule.Limited()) {
+		return false
+	}
+	s.env = append(s.env, slices.Clone(payload))
+	return true
+}
+
+// start decides about what the box wants to run. A refusal is told as a command would tell it: the request is granted, and
+// then there is a line on standard error and an exit status.
+func (s *session) start(r *gossh.Request) (ok bool, then func()) {
+	var v struct{ Text string }
+	if s.asked || r.Type != "shell" && gossh.Unmarshal(r.Payload, &v) != nil {
+		return false, nil // only one may be run in a session (RFC 4254, 6.5)
+	}
+	s.asked = true
+	asked, command, why := s.c.judge(r.Type, v.Text)
+	ended, enough := s.c.Ask(asked)
+	switch {
+	case !enough:
+		return true, func() { s.refuse("too many commands in a short time") }
+	case !asked.Decision.Allowed():
+		ended(Outcome{})
+		return true, func() { s.refuse(why) }
+	}
+	s.ended = ended
+	if !s.reach() {
+		return true, func() { s.refuse("the server opened no session") }
+	}
+	for _, env := range s.env {
+		_, _ = s.server.SendRequest("env", false, env)
+	}
+	var payload []byte
+	if r.Type != "shell" {
+		payload = gossh.Marshal(struct{ Text string }{command})
+	}
+	if started, err := s.server.SendRequest(r.Type, true, payload); err != nil || !started {
+		return false, nil
+	}
+	s.fed = make(chan struct{})
+	return true, func() { s.pumps.Go(s.c.contained(s.feed)) }
+}
+
+// refuse tells the box why its command is not run.
+func (s *session) refuse(why string) {
+	_, _ = s.box.Stderr().Write([]byte("boxgate: " + why + "\r\n"))
+	_, _ = s.box.SendRequest("exit-status", false, gossh.Marshal(struct{ Status uint32 }{1}))
+	_ = s.box.CloseWrite()
+	_ = s.box.Close()
+	s.pumps.Go(s.c.contained(func() { pump(nil, s.box, s.stdin, nil) }))
+}
+
+// reach opens the session at the server, unless it is open already, and begins to pass on what the server says.
+func (s *session) reach() bool {
+	if s.server != nil {
+		return true
+	}
+	server, requests, err := s.c.server.OpenChannel("session", nil)
+	if err != nil {
+		return false
+	}
+	s.server = server
+	told := make(chan struct{})
+	s.pumps.Go(s.c.contained(func() {
+		defer close(told)
+		s.report(requests)
+	}))
+	s.pumps.Go(s.c.contained(func() {
+		s.hear()
+		_ = s.box.CloseWrite()
+		<-told
+		_ = s.box.Close()
+	}))
+	return true
+}
+
+// report passes on what the server says about the command, and no other request, until it closes the session.
+func (s *session) report(requests <-chan *gossh.Request) {
+	each(s.c.upstream, requests, func(r *gossh.Request) {
+		known := r.Type == "exit-status" || r.Type == "exit-signal" || r.Type == "xon-xoff"
+		if known && len(r.Payload) <= maxRequest {
+			_, _ = s.box.SendRequest(r.Type, false, r.Payload)
+		}
+		_ = r.Reply(false, nil)
+	})
+}
+
+// hear passes on what the command writes.
+func (s *session) hear() {
+	var both sync.WaitGroup
+	output, errors := s.c.upstream.open(), s.c.upstream.open()
+	defer output.end()
+	defer errors.end()
+	both.Go(s.c.contained(func() { pump(s.box, s.server, output, &s.in) }))
+	both.Go(s.c.contained(func() { pump(s.box.Stderr(), s.server.Stderr(), errors, &s.in) }))
+	both.Wait()
+}
+
+// feed passes on what the command is to read.
+func (s *session) feed() {
+	defer close(s.fed)
+	pump(s.server, s.box, s.stdin, &s.out)
+	_ = s.server.CloseWrite()
+}
