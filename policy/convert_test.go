@@ -49,6 +49,8 @@ var everyField = []string{
 	`[{"match": {"methods": ["GET"], "path": {"prefix": "/a"}, "query": {"a": {"exact": "b"}}, "headers": {"x-a": {"regex": "c"}}}, "deny": true}]`,
 	`{"postgres": {"user": "u", "database": "d", "password": {"secret": "k"}, "auth": "md5"}}`,
 	`{"postgres": {"user": "u", "database": "d", "password": "literal"}}`,
+	`{"ssh": {"user": "git", "key": {"secret": "k"}, "host_keys": ["@cert-authority ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"],
+		"repos": [{"name": "o/r", "access": "push"}], "commands": ["uptime"]}}`,
 	`{"client_certificate": {"certificate": {"secret": "c"}, "key": {"secret": "k"}}}`,
 }
 
@@ -60,7 +62,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 	reveal := cmp.Comparer(func(a, b Secret) bool { return a.Reveal() == b.Reveal() })
 	for _, entry := range everyField {
 		host := "a.test"
-		if strings.Contains(entry, "postgres") {
+		if strings.Contains(entry, "postgres") || strings.Contains(entry, `"ssh"`) {
 			host += ":5432"
 		}
 		attach := `{"` + host + `": ` + entry + `}`
@@ -95,7 +97,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 
 // noteFields notes the fields of rules: whether one has a value other than zero.
 func noteFields(v reflect.Value, seen map[string]bool) {
-	compiled := map[string]bool{"HeaderRule.Shared": true, "Placeholder.Token": true}
+	compiled := map[string]bool{"HeaderRule.Shared": true, "Placeholder.Token": true, "RepoRule.Host": true}
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
