@@ -110,6 +110,7 @@ secrets: policy audit internal/awskeys internal/fault
 secrets/assertion: policy
 secrets/aws: policy internal/awskeys secrets/remote
 secrets/github: policy secrets/assertion secrets/remote
+secrets/identity: policy secrets/assertion
 secrets/manager: policy secrets/remote
 secrets/oauth: policy internal/fault secrets/assertion secrets/remote
 secrets/remote: policy audit
@@ -139,7 +140,7 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
-host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets selftest internal/fault internal/memory internal/buildinfo internal/socket
+host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
 cmd/gateway: policy audit config preflight host firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: policy config api

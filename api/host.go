@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"io"
 	"net/netip"
 	"time"
@@ -90,6 +91,9 @@ type Host interface {
 	// RefreshSecret gives up the value of a secret, cuts the connections that carry it, and reads it anew; the state says
 	// whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
 	RefreshSecret(ctx context.Context, name string) (SecretStatus, error)
+
+	// IdentityKeys returns the public keys of the tokens that forwarded requests carry, as a JSON Web Key Set.
+	IdentityKeys(ctx context.Context) (json.RawMessage, error)
 
 	// Ready returns nil when boxes can be created and served, else an error that says what is missing.
 	Ready(ctx context.Context) error

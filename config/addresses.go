@@ -12,6 +12,7 @@ type Addresses struct {
 	GatewayV4, GatewayV6 netip.Addr
 	SinkV4, SinkV6       netip.Addr
 	Exempt               []netip.Prefix
+	ForwardExempt        []netip.Prefix // from connections to the proxies that rules forward to, besides Exempt
 }
 
 // AddressesOf takes them from a validated configuration.
@@ -24,16 +25,26 @@ func AddressesOf(c Network) (Addresses, error) {
 	if a.PoolV6, err = netip.ParsePrefix(c.PoolV6); err != nil {
 		return a, fmt.Errorf("network.pool_v6: %w", err)
 	}
-	for _, s := range c.ProtectedExempt {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return a, fmt.Errorf("network.protected_exempt: %w", err)
-		}
-		a.Exempt = append(a.Exempt, p)
+	if a.Exempt, err = prefixes("network.protected_exempt", c.ProtectedExempt); err != nil {
+		return a, err
+	}
+	if a.ForwardExempt, err = prefixes("network.forward_exempt", c.ForwardExempt); err != nil {
+		return a, err
 	}
 	a.GatewayV4, a.GatewayV6 = a.PoolV4.Addr().Next(), a.PoolV6.Addr().Next()
 	a.SinkV4, a.SinkV6 = a.GatewayV4.Next(), a.GatewayV6.Next()
 	return a, nil
+}
+
+func prefixes(key string, list []string) (out []netip.Prefix, err error) {
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
 }
 
 // Own returns the gateway's and the sink's addresses.

@@ -57,6 +57,7 @@ type Network struct {
 	PoolV4          string   `yaml:"pool_v4"`
 	PoolV6          string   `yaml:"pool_v6"`
 	ProtectedExempt []string `yaml:"protected_exempt"`
+	ForwardExempt   []string `yaml:"forward_exempt"`
 }
 
 // DNS has the upstream DNS servers.
@@ -68,6 +69,8 @@ type DNS struct {
 type Proxy struct {
 	UpstreamCAFiles []string `yaml:"upstream_ca_files"`
 	Deny            string   `yaml:"deny"`
+	// TokenIssuer is the claim iss of the tokens that say which box a request was forwarded for.
+	TokenIssuer string `yaml:"token_issuer"`
 	// IdleTimeout ends idle tunnels.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`
 }
@@ -449,11 +452,8 @@ func (c *Config) validate() error {
 	c.checkMore(fail)
 	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)
 	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)
-	for _, s := range c.Network.ProtectedExempt {
-		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {
-			fail("network.protected_exempt", "%q is not a masked CIDR such as 192.0.2.0/24", s)
-		}
-	}
+	checkCIDRs(fail, "network.protected_exempt", c.Network.ProtectedExempt)
+	checkCIDRs(fail, "network.forward_exempt", c.Network.ForwardExempt)
 	c.Limits.check(fail)
 	c.Policy.check(fail)
 	errs = append(errs, c.Secrets.validate())
@@ -462,6 +462,14 @@ func (c *Config) validate() error {
 		"metrics.listen": c.Metrics.Listen,
 	})
 	return errors.Join(errs...)
+}
+
+func checkCIDRs(fail func(key, format string, args ...any), key string, list []string) {
+	for _, s := range list {
+		if p, err := netip.ParsePrefix(s); err != nil || p != p.Masked() {
+			fail(key, "%q is not a masked CIDR such as 192.0.2.0/24", s)
+		}
+	}
 }
 
 // checkPool requires a masked prefix of the right family with room for the gateway, the sink and some boxes.

@@ -104,7 +104,7 @@ func (h *Host) wire(context.Context) error {
 		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots,
 	})
 	h.keys = &keys{log: p.log, store: p.store}
-	h.sources = &sources{log: p.log, secrets: p.secrets}
+	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}

@@ -39,7 +39,7 @@ func (p *parts) openEgress(context.Context) error {
 		Host:     p.minter.Host,
 		URLs:     p.ownURLs,
 		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
-		Secrets: p.secrets, Memory: p.memory,
+		Secrets: p.secrets, Tokens: p.tokens, Memory: p.memory,
 	}
 	limitProxy(p.cfg.Limits, &egress)
 	p.shares.Apply(&egress)

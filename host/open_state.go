@@ -7,8 +7,10 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/config"
+	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/secrets"
+	"boxgate/secrets/identity"
 	"boxgate/store"
 )
 
@@ -45,8 +47,25 @@ func (p *parts) openSecrets(context.Context) error {
 	if p.roots, err = rootsWith(p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
+	if err := p.openTokens(); err != nil {
+		return err
+	}
 	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log, Roots: p.roots, Memory: p.store}); err != nil {
 		return err
 	}
 	return p.metrics.Register(p.secrets)
+}
+
+// openTokens makes the issuer of the tokens for the proxies that header rules forward to.
+func (p *parts) openTokens() error {
+	name := p.cfg.Proxy.TokenIssuer
+	if name == "" {
+		host, err := p.store.HostID()
+		if err != nil {
+			return err
+		}
+		name = "urn:boxgate:" + host
+	}
+	p.tokens = identity.New(name, p.store, fault.Now)
+	return nil
 }

@@ -27,6 +27,7 @@ import (
 	"boxgate/launcher"
 	"boxgate/proxy"
 	"boxgate/secrets"
+	"boxgate/secrets/identity"
 	"boxgate/store"
 )
 
@@ -54,6 +55,7 @@ type parts struct {
 	store   *store.DB
 	audit   *audit.Log
 	secrets *secrets.Secrets
+	tokens  *identity.Issuer
 	dns     *dns.Server
 	proxy   *proxy.Proxy
 	ingress *ingress.Ingress

@@ -46,7 +46,8 @@ func (p *protection) update(ctx context.Context) error {
 		stage: nothing,
 		enforce: func(ctx context.Context) error {
 			p.own = nil // from here on boxes may differ, until all have taken the change
-			p.policies.shared.setProtected(policy.NewProtected(p.addrs.Exempt, own))
+			forward := policy.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
+			p.policies.shared.setProtected(policy.NewProtected(p.addrs.Exempt, own).WithForwarding(forward))
 			return p.policies.spread(ctx)
 		},
 		commit: func() error { p.own = own; return nil },

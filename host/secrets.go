@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 
@@ -10,13 +11,18 @@ import (
 	"boxgate/api"
 	"boxgate/policy"
 	"boxgate/secrets"
+	"boxgate/secrets/identity"
 )
 
-// sources shows and refreshes the operator's secrets.
+// sources shows and refreshes the operator's secrets, and shows the keys of identity tokens.
 type sources struct {
 	log     *zap.Logger
 	secrets *secrets.Secrets
+	tokens  *identity.Issuer
 }
+
+// IdentityKeys implements [api.Host].
+func (s *sources) IdentityKeys(context.Context) (json.RawMessage, error) { return s.tokens.KeySet() }
 
 // Secrets implements [api.Host].
 func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {

@@ -61,6 +61,9 @@ func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *
 	}
 	top := ceiling.policy
 	c.ceiling = top
+	if c.forwarding != nil {
+		c.forwarding.ceiling = top
+	}
 	c.matches = c.matches || top.matches
 	c.ruled = slices.Concat(c.ruled, top.ruled)
 	c.plan = c.plan.under(top.plan)

@@ -22,6 +22,7 @@ type Compiled struct {
 	plan       KernelPlan
 	warnings   []Problem
 	ceiling    *Compiled // what the operator allows at most; nil: everything
+	forwarding *Compiled // see Forwarding
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
@@ -39,7 +40,21 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 	c.matches = c.matches || table.matches
 	c.plan = c.newKernelPlan(parsed)
 	c.warnings = c.newWarnings(parsed, headers)
+	if slices.ContainsFunc(headers, func(r HeaderRule) bool { return r.Forward != nil }) {
+		c.forwarding = build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, version)
+		c.forwarding.protected = protected.forForwarding()
+	}
 	return c, nil
+}
+
+// Forwarding returns the policy for connections to the proxies that rules forward to, which are not the box's: all may
+// be reached but what is protected, and what the operator's ceiling does not allow. It is nil, and denies, where no rule
+// forwards.
+func (c *Compiled) Forwarding() *Compiled {
+	if c == nil {
+		return nil
+	}
+	return c.forwarding
 }
 
 // build makes the part of a policy that does without the protected ranges and the values of header rules.

@@ -182,7 +182,11 @@ func vercelRules(rules []HeaderRule, host string, ps *problems) []any {
 		if r.Pattern.String() != host || r.Match == nil && !r.Applies() {
 			continue
 		}
-		rule := map[string]any{"transform": []any{map[string]any{"headers": plainHeaders(r, ps)}}}
+		headers := plainHeaders(r, ps)
+		rule := map[string]any{"transform": []any{map[string]any{"headers": headers}}}
+		if r.Forward != nil {
+			rule = map[string]any{"forwardURL": r.Forward.URL()}
+		}
 		if r.Match != nil {
 			rule["match"] = vercelMatch(*r.Match)
 		}
@@ -246,6 +250,9 @@ func writeE2B(spec Spec, rules []HeaderRule, ps *problems) any {
 	for _, r := range rules {
 		if r.Match != nil {
 			ps.add(pointer("/attach_headers", r.Pattern.String()), "looks at the request, which the other dialect does not")
+		}
+		if r.Forward != nil {
+			ps.add(pointer("/attach_headers", r.Pattern.String()), "forwards requests to a proxy, which the other dialect does not")
 		}
 		of[r.Pattern.String()] = []any{map[string]any{"transform": map[string]any{"headers": plainHeaders(r, ps)}}}
 	}

@@ -52,6 +52,7 @@ var everyField = []string{
 	`{"ssh": {"user": "git", "key": {"secret": "k"}, "host_keys": ["@cert-authority ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"],
 		"repos": [{"name": "o/r", "access": "push"}], "commands": ["uptime"]}}`,
 	`{"client_certificate": {"certificate": {"secret": "c"}, "key": {"secret": "k"}}}`,
+	`{"forward_url": "https://proxy.test:8443/in", "remove": ["X-C"]}`,
 }
 
 // TestConvertForgetsNothing: each field of a header rule is still there once the rule was written and read again, and a dialect

@@ -46,6 +46,8 @@ type HeaderRule struct {
 	Login        *Login       // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
 	// Client authenticates the gateway to the server in the TLS handshake; nil if nothing does.
 	Client *ClientCertificate
+	// Forward is where requests are sent in the place of the host; nil: to the host.
+	Forward *ForwardURL
 }
 
 // SharedScrub is what responses of a host must not show whichever alternative applied, or none: one request may have a server
@@ -80,7 +82,7 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || r.Login != nil || r.Client != nil
+	return r.secretive() || r.Deny || r.Login != nil || r.Client != nil || r.Forward != nil
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
@@ -94,6 +96,11 @@ func (r *HeaderRule) Rewrites() bool { return len(r.Query) > 0 || r.Places != 0 
 // scrubsByDefault reports whether the rule scrubs if that is not said.
 func (r *HeaderRule) scrubsByDefault() bool {
 	return len(r.Placeholders)+len(r.Query) > 0
+}
+
+// setsValues reports whether the rule sends values of its own.
+func (r HeaderRule) setsValues() bool {
+	return len(r.Placeholders) > 0 || r.Rewrites() || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
 }
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same

@@ -30,7 +30,8 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 // alternatives. An entry whose members are all strings is compact, as for [ParseHeaders]; any other is the full form
 //
 //	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "places": [place…],
-//	 "query": {name: value}, "sign": {…}, "scrub": bool, "deny": bool, "client_certificate": {"secret": name}}
+//	 "query": {name: value}, "sign": {…}, "scrub": bool, "deny": bool, "client_certificate": {"secret": name},
+//	 "forward_url": "https://…"}
 //
 // where a value is a string, {"value": string} or {"secret": name}, in headers and queries with "prefix" and "suffix"
 // around it, in headers with "encode". A rule with placeholders or a query scrubs unless it says otherwise.
@@ -146,8 +147,10 @@ func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
 	p.checkRewrites(at, &rule)
 	switch {
 	case len(p.list) > before:
-	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil):
+	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil || rule.Forward != nil):
 		p.add(pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
+	case rule.Forward != nil && rule.setsValues():
+		p.add(pointer(at, "forward_url"), "sends the requests to another host, so nothing that sets values can stand beside it")
 	case rule.Scrub && !rule.secretive():
 		p.add(pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
 	}
@@ -177,6 +180,7 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, value
 		"places":             func(at string, v value) { rule.Places = p.places(at, v) },
 		"query":              func(at string, v value) { rule.Query = p.query(at, v) },
 		"sign":               func(at string, v value) { rule.Sign = p.signing(at, v) },
+		"forward_url":        func(at string, v value) { rule.Forward = p.forward(at, v) },
 	}
 }
 
@@ -209,6 +213,19 @@ func (p *headerParser) clientCertificate(at string, v value) *ClientCertificate 
 		p.add(at, `needs "secret", or "certificate" and "key"`)
 	}
 	return &c
+}
+
+// forward reads the URL of a proxy.
+func (ps *problems) forward(at string, v value) *ForwardURL {
+	text := v.string(at, ps)
+	if v.kind != kindText {
+		return nil
+	}
+	f, err := ParseForward(text)
+	if err != nil {
+		ps.add(at, "%v", err)
+	}
+	return &f
 }
 
 // removed reads the names of headers to remove.

@@ -6,8 +6,9 @@ import "net/netip"
 // mark not globally reachable, multicast, and the host's and boxes' own addresses, minus what the operator exempted. A
 // nil *Protected protects everything. Safe for concurrent use.
 type Protected struct {
-	ranges ranges
-	merged []netip.Prefix
+	ranges  ranges
+	merged  []netip.Prefix
+	forward *Protected // for connections to the proxies that rules forward to; nil: the same
 }
 
 // NewProtected makes a snapshot. own are the addresses of the host and the pools of the boxes. exempt are the
@@ -40,6 +41,21 @@ func NewProtected(exempt, own []netip.Prefix) *Protected {
 	p.ranges.addDenied(mapped, mapped.String()+" (IPv4-mapped)")
 	p.merged = p.ranges.merged()
 	return p
+}
+
+// WithForwarding sets the ranges that are protected from connections to the proxies that rules forward to, and returns p,
+// which is not in use yet.
+func (p *Protected) WithForwarding(f *Protected) *Protected {
+	p.forward = f
+	return p
+}
+
+// forForwarding returns these ranges.
+func (p *Protected) forForwarding() *Protected {
+	if p == nil || p.forward == nil {
+		return p
+	}
+	return p.forward
 }
 
 // Contains reports whether a is protected, and by which range. An invalid address is protected. The IPv4 inside an

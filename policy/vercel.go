@@ -2,20 +2,19 @@ package policy
 
 import (
 	"encoding/json"
-	"net/url"
 	"slices"
 	"strings"
 )
 
 // ParseVercel reads a network policy in the dialect of Vercel Sandbox and translates it:
 //
-//	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{match, transform: [{headers}]}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
+//	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{match, transform: [{headers}] | forwardURL}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
 //
 // What is not allowed is denied in that dialect: {} and a policy with denied subnets alone deny everything. Denied
 // subnets win over everything, allowed ones over domains. Of the rules of a domain the first that matches a request
 // wins, and of the domains that cover a host the first one. The headers that transforms set are returned as header
-// rules, alternatives in their order, nil if there are none. What boxgate cannot honour is refused: forwardURL, and
-// headers on "*". The error is an *[InvalidError] that lists every problem.
+// rules, alternatives in their order, nil if there are none, and so are those that forward. What boxgate cannot honour is
+// refused: headers on "*". The error is an *[InvalidError] that lists every problem.
 func ParseVercel(data []byte) (Spec, []HeaderRule, error) {
 	var ps problems
 	doc, ok := parseDocument(data, &ps)
@@ -137,7 +136,7 @@ func readVercelRules(at string, v value, ps *problems) (rules []HeaderRule) {
 }
 
 func readVercelRule(at string, v value, ps *problems) (rule HeaderRule) {
-	v.fields(at, "an object with transform", ps, map[string]func(string, value){
+	v.fields(at, "an object with transform or forwardURL", ps, map[string]func(string, value){
 		"transform": func(at string, v value) { rule.Headers = readVercelTransforms(at, v, ps) },
 		"match": func(at string, v value) {
 			before := len(ps.list)
@@ -147,26 +146,16 @@ func readVercelRule(at string, v value, ps *problems) (rule HeaderRule) {
 				}
 			}
 		},
-		"forwardURL": func(at string, v value) { checkForwardURL(at, v, ps) },
+		"forwardURL": func(at string, v value) { rule.Forward = ps.forward(at, v) },
 	})
 	switch forwards, transforms := v.has("forwardURL"), v.has("transform"); {
 	case v.kind != kindObject:
 	case forwards && transforms:
 		ps.add(at, "has transform and forwardURL; give one of them")
 	case !forwards && !transforms:
-		ps.add(at, "has no transform")
+		ps.add(at, "has neither transform nor forwardURL")
 	}
 	return rule
-}
-
-// checkForwardURL refuses a URL to forward to, with what is wrong with the URL itself first.
-func checkForwardURL(at string, v value, ps *problems) {
-	text := v.string(at, ps)
-	u, err := url.Parse(text)
-	if v.kind == kindText && (err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "") {
-		ps.add(at, "is not an https URL without credentials, query and fragment")
-	}
-	ps.add(at, "boxgate does not forward requests to another proxy; leave the rule out")
 }
 
 // checkVercelMatch checks a match under the names of that dialect.
@@ -316,7 +305,7 @@ func refuseShadowed(earlier, later vercelHost, ps *problems) bool {
 func sameEntry(a, b HeaderRule) bool {
 	matchA, errA := json.Marshal(a.Match)
 	matchB, errB := json.Marshal(b.Match)
-	return errA == nil && errB == nil && string(matchA) == string(matchB) &&
+	return errA == nil && errB == nil && string(matchA) == string(matchB) && a.Forward.url() == b.Forward.url() &&
 		slices.EqualFunc(a.Headers, b.Headers, func(x, y Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
 }
 

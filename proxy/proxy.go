@@ -70,6 +70,7 @@ type Config struct {
 	Audit    exchange.Recorder
 	Secrets  exchange.Secrets // of header rules; nil: a rule that names one refuses its requests
 	SSHKeys  SSHKeys          // nil: boxes are not logged in to SSH servers
+	Tokens   exchange.Tokens  // for the proxies that header rules forward to; nil: these rules refuse their requests
 	Log      *zap.Logger      // nil: nothing is logged
 	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
 	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: never dialled
@@ -164,7 +165,7 @@ func New(cfg Config) (*Proxy, error) {
 	})
 	p.core = exchange.Core{
 		Router: router, Tunnels: tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log), Audit: p.cfg.Audit,
-		Secrets: p.cfg.Secrets, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams,
+		Secrets: p.cfg.Secrets, Tokens: p.cfg.Tokens, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams,
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,

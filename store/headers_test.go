@@ -24,7 +24,7 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 		"placeholders": {"KEY": {"secret": "openai"}, "OTHER": "canary-other"}, "scrub": true}, "b.test": {}, "*.c.test": {"X": ""},
 		"d.test": [{"match": {"methods": ["GET"], "path": {"regex": "^/a"}, "query": {"q": {"exact": ""}}, "headers": [{"key": {"prefix": "x-"}}]}, "deny": true},
 			{"headers": {"B": "canary-second"}, "remove": ["A"]}],
-		"e.test": {"client_certificate": {"certificate": {"secret": "cert"}, "key": {"secret": "key"}}}}`), nil)
+		"e.test": {"client_certificate": {"certificate": {"secret": "cert"}, "key": {"secret": "key"}}}, "f.test": {"forward_url": "https://proxy.test:8443/in/", "remove": ["A"]}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 		}
 	}
 	db = open(t, Options{Dir: dir})
-	patterns := cmp.Comparer(func(a, b policy.Pattern) bool { return a == b })
+	patterns := cmp.Options{cmp.Comparer(func(a, b policy.Pattern) bool { return a == b }), cmp.Comparer(func(a, b policy.Name) bool { return a == b })}
 	for name, read := range map[string]func() (Headers, error){"box": func() (Headers, error) { return db.Headers("b1") }, "global": db.GlobalHeaders} {
 		got, err := read()
 		if err != nil {

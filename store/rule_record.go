@@ -25,6 +25,7 @@ type ruleRecord struct {
 	Sign         *signRecord         `json:"sign,omitempty"`
 	Login        *loginRecord        `json:"login,omitempty"`
 	Client       *clientRecord       `json:"client_certificate,omitempty"`
+	Forward      string              `json:"forward_url,omitempty"`
 }
 
 type headerRecord struct {
@@ -56,6 +57,9 @@ func recordOf(r policy.HeaderRule) ruleRecord {
 		Pattern: r.Pattern.String(), Match: r.Match, Scrub: r.Scrub, Deny: r.Deny, Places: r.Places.Names(), Sign: signRecordOf(r.Sign),
 		Client: (*clientRecord)(r.Client),
 	}
+	if r.Forward != nil {
+		w.Forward = r.Forward.URL()
+	}
 	for _, h := range r.Headers {
 		w.Headers = append(w.Headers, headerRecord{h.Name, h.Value.Reveal(), h.Source, h.Prefix, h.Suffix, h.Remove, h.Basic, h.User})
 	}
@@ -77,6 +81,13 @@ func (w ruleRecord) rule() (policy.HeaderRule, error) {
 	}
 	rule := policy.HeaderRule{
 		Pattern: pattern, Match: w.Match, Scrub: w.Scrub, Deny: w.Deny, Client: (*policy.ClientCertificate)(w.Client),
+	}
+	if w.Forward != "" {
+		to, err := policy.ParseForward(w.Forward)
+		if err != nil {
+			return policy.HeaderRule{}, fmt.Errorf("a header rule in the store has a URL to forward to that %w; set the rules again", err)
+		}
+		rule.Forward = &to
 	}
 	for _, h := range w.Headers {
 		rule.Headers = append(rule.Headers, policy.Header{

@@ -42,6 +42,7 @@ type headerEntryView struct {
 	Postgres     *postgresView     `json:"postgres,omitempty"`
 	Client       *clientView       `json:"client_certificate,omitempty"`
 	SSH          *sshView          `json:"ssh,omitempty"`
+	Forward      string            `json:"forward_url,omitempty"`
 }
 
 // clientView names the secrets of a client certificate.
@@ -118,6 +119,9 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 // viewRule returns what may be shown of one rule.
 func viewRule(rule policy.HeaderRule) headerEntryView {
 	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny, Client: (*clientView)(rule.Client)}
+	if rule.Forward != nil {
+		one.Forward = rule.Forward.URL()
+	}
 	for _, h := range rule.Headers { // sorted by name
 		if h.Remove {
 			one.Remove = append(one.Remove, h.Name)

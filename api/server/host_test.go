@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -388,6 +389,12 @@ func (h *memoryHost) IngressCA(context.Context) ([]byte, error) {
 	leave, err := h.enter()
 	defer leave()
 	return []byte("-----BEGIN EC PRIVATE KEY-----\nAA==\n-----END EC PRIVATE KEY-----\n"), err
+}
+
+func (h *memoryHost) IdentityKeys(context.Context) (json.RawMessage, error) {
+	leave, err := h.enter()
+	defer leave()
+	return json.RawMessage(`{"keys":[]}`), err
 }
 
 func (h *memoryHost) Ready(context.Context) error {

@@ -151,7 +151,7 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// A key is needed for everything but the two probes, whatever the path or method.
+// A key is needed for everything but the two probes and the keys that are public, whatever the path or method.
 func TestEveryRouteNeedsTheKey(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -162,7 +162,7 @@ func TestEveryRouteNeedsTheKey(t *testing.T) {
 	for _, path := range paths {
 		for _, method := range []string{"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"} {
 			got := f.call(t, method, path, "", func(r *http.Request) { r.Header.Del("X-Box-Api-Key") })
-			probe := (path == "/healthz" || path == "/readyz") && (method == "GET" || method == "HEAD")
+			probe := (path == "/healthz" || path == "/readyz" || path == "/.well-known/jwks.json") && (method == "GET" || method == "HEAD")
 			if probe != (got.StatusCode == 200) || !probe && got.StatusCode != 401 {
 				t.Errorf("%s %s without a key: %s", method, path, got.Status)
 			}

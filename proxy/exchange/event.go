@@ -174,12 +174,15 @@ type Inflight struct {
 	sources []string // as in its ruling, with the rule that they are of
 	asked   uint64
 	rule    policy.Pattern
+
+	via *Via
+	at  netip.Addr // of via, if it is known
 }
 
 // Set makes it that of a ruling, for the request to an address, the zero Addr if not yet known.
 func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
 	f.s, f.Way, f.sources, f.asked, f.rule = s, r.way, r.sources, r.asked, r.header.Pattern
-	if to.IsValid() {
+	if f.via, f.at = r.Via, to; to.IsValid() && r.Via == nil {
 		f.Way.Asked, f.Way.Known = r.way.At(to)
 	}
 }
@@ -191,6 +194,9 @@ func (f *Inflight) Revoked() bool { return f.s.Core.Revoked.since(f.asked, f.sou
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
 	if f.Revoked() {
 		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}
+	}
+	if d := f.via.stands(f.s, c, f.at); d.Reason != "" {
+		return d
 	}
 	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)
 	if why := f.Way.OverruledBy(now); why != nil {

@@ -57,6 +57,7 @@ type Ruling struct {
 	changes []string           // what was changed besides headers, for the log
 	err     error              // why it was refused, for the log
 
+	Via      *Via             // the proxy that it is sent to; nil: it is sent to its server
 	identity *origin.Identity // the client certificate that it is sent with; nil if with none
 	sources  []string         // the secrets of the configuration that are sent
 	asked    uint64           // how many secrets had been revoked before these were asked for
@@ -135,7 +136,7 @@ func unjudged() (Ruling, bool) {
 // decided reports whether the rest of a ruling takes no waiting: nothing has a source, and nothing has to be remembered of
 // what is masked in the response.
 func (r *Ruling) decided() bool {
-	return !r.header.Scrub && r.header.Client == nil && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
+	return !r.header.Scrub && r.header.Client == nil && r.header.Forward == nil && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
 		!slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
 }
 
@@ -165,9 +166,6 @@ func (s *Session) routeRequest(ctx context.Context, r *Ruling, wait bool) (known
 	}
 	return true
 }
-
-// Target returns the destination of a request that was not refused.
-func (r *Ruling) Target(s *Session) origin.Target { return origin.To(r.way, s.Secure).As(r.identity) }
 
 // judgeForm refuses requests that are not in a form for origin servers.
 func (s *Session) judgeForm(m *Message) *problem.Problem {

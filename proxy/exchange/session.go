@@ -45,6 +45,7 @@ type Core struct {
 	Origins    *origin.Origins
 	Tunnels    *tunnel.Pool
 	Audit      Recorder
+	Tokens     Tokens  // nil: a rule that forwards refuses its requests
 	Secrets    Secrets // nil: a rule that names one refuses its requests
 	Log        *zap.Logger
 	Revoked    Revocations

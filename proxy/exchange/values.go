@@ -105,6 +105,9 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	if err == nil {
 		r.identity, err = s.Core.identity(ctx, r.header.Client)
 	}
+	if err == nil {
+		err = r.forward(s, m)
+	}
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err
 		r.Reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
@@ -234,7 +237,7 @@ func (r *Ruling) maskAlso(s *Session, values []string) {
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
 func (r *Ruling) secrets() (texts []string) {
-	for i := range min(len(r.Set), len(r.header.Headers)) { // what follows is the signature's
+	for i := range min(len(r.Set), len(r.header.Headers)) { // what follows is the signature's, or for a proxy
 		h := &r.header.Headers[i]
 		value := r.Set[i].Value.Reveal()
 		texts = append(texts, scrub.Texts(value)...)

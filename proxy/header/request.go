@@ -55,3 +55,13 @@ func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool)
 	}
 	return append(dst, "\r\n"...)
 }
+
+// Readdress has a request go to another authority and target.
+func Readdress(r *h1.Request, authority, target string) {
+	r.Path, r.Host = []byte(target), []byte(authority)
+	for i := range r.Fields {
+		if r.Fields[i].Kind == h1.Host {
+			r.Fields[i].Value = r.Host
+		}
+	}
+}

@@ -44,6 +44,9 @@ func (h *conn) forward() error {
 			return err
 		}
 	}
+	if via := h.ruling.Via; via != nil {
+		header.Readdress(&h.req, via.Authority, via.Target)
+	}
 	h.out = header.AppendRequest(h.takeOut(), &h.req, h.ruling.Set, upgrade)
 	h.in.Take(h.head)
 

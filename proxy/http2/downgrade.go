@@ -238,8 +238,9 @@ func (d *downgrade) trailers() []h1.Field {
 // head returns the request's head as HTTP/1.1.
 func (st *stream) head(upgrade bool) []byte {
 	h := &st.client.Head
+	authority, target := st.sentTo()
 	r := (&header.HTTP2Request{
-		Method: h.Method, Path: st.target, Authority: h.Authority, Fields: st.fields, Length: st.length, Expects: st.expects, Upgrade: upgrade,
+		Method: h.Method, Path: target, Authority: authority, Fields: st.fields, Length: st.length, Expects: st.expects, Upgrade: upgrade,
 	}).HTTP1()
 	return header.AppendRequest(nil, &r, st.ruling.Set, upgrade)
 }

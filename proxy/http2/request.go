@@ -104,9 +104,10 @@ func (st *stream) fieldsWellFormed() bool {
 // fields without any variant of a header that is set, then the headers that are set.
 func (st *stream) requestFields() []hpack.HeaderField {
 	h, set := &st.client.Head, st.ruling.Set
+	authority, target := st.sentTo()
 	out := append(st.sent[:0],
 		hpack.HeaderField{Name: ":method", Value: h.Method}, hpack.HeaderField{Name: ":scheme", Value: "https"},
-		hpack.HeaderField{Name: ":authority", Value: h.Authority}, hpack.HeaderField{Name: ":path", Value: st.target})
+		hpack.HeaderField{Name: ":authority", Value: authority}, hpack.HeaderField{Name: ":path", Value: target})
 	out = header.PassRequest(out, st.fields, set, st.length != 0)
 	if n := st.length; n > 0 || n == 0 && expectsLength(h.Method) {
 		out = append(out, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(n, 10)})
@@ -122,6 +123,14 @@ func (st *stream) requestFields() []hpack.HeaderField {
 	}
 	st.sent = out
 	return out
+}
+
+// sentTo returns the authority and the target that the request is sent with.
+func (st *stream) sentTo() (authority, target string) {
+	if via := st.ruling.Via; via != nil {
+		return via.Authority, via.Target
+	}
+	return st.client.Authority, st.target
 }
 
 // expectsLength reports whether servers expect a length of a request without content (RFC 9110, 8.6).

@@ -151,7 +151,7 @@ func (u *Conn) Usable(c *policy.Compiled) bool { return u.Ready(c) && u.Quiet() 
 // Ready reports whether nothing is known that keeps the connection from carrying another request: its last exchange ended
 // cleanly, and the policy in force still allows its address.
 func (u *Conn) Ready(c *policy.Compiled) bool {
-	if u.judged != c && !c.Decide(u.dial).Allowed() {
+	if u.judged != c && !u.key.decider(c).Decide(u.dial).Allowed() {
 		return false
 	}
 	u.judged = c

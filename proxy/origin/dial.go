@@ -73,11 +73,23 @@ func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
 func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
+	box = d.boxOf(box)
 	addrs, err := p.Candidates(ctx, box, d)
 	if err != nil {
-		return nil, err
+		return nil, d.hidden(err)
 	}
-	return p.DialFirst(ctx, box, d, addrs)
+	conn, err := p.DialFirst(ctx, box, d, addrs)
+	return conn, d.hidden(err)
+}
+
+// hidden returns err, or if it is about a proxy what may be said of it: the box has not asked for the proxy, and is not told
+// where it is.
+func (d Target) hidden(err error) error {
+	var denied *policy.DeniedError
+	if !d.forward || !errors.As(err, &denied) {
+		return err
+	}
+	return &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.shown, Err: errors.New(denied.Error())}
 }
 
 // DialFirst connects box to the first of the candidates that accepts. It is [Origins.Dial] after [Origins.Candidates].
@@ -97,7 +109,7 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 	if errors.As(failed, &denied) {
 		return nil, denied
 	}
-	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.name, Err: failed}
+	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.shown, Err: failed}
 }
 
 // Candidates returns the addresses of d that the policy in force allows, in the order to try them. If there are none the
@@ -105,7 +117,7 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
 	addrs, err := p.addresses(ctx, box, d)
 	if err != nil {
-		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name, Err: err}
+		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.shown, Err: err}
 	}
 	var good []netip.Addr
 	var denied error
@@ -122,7 +134,7 @@ func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]
 	case denied != nil:
 		return nil, denied
 	default:
-		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.name}
+		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.shown}
 	}
 }
 

@@ -40,7 +40,7 @@ func (u *H2Conn) AllowedBy(c *policy.Compiled) bool { return u.judged.Load() == 
 // allowedBy asks a policy about the address, once.
 func (u *H2Conn) allowedBy(c *policy.Compiled) bool {
 	if u.judged.Load() != c {
-		if !c.Decide(u.dial).Allowed() {
+		if !u.place.key.decider(c).Decide(u.dial).Allowed() {
 			return false
 		}
 		u.judged.Store(c)
@@ -146,7 +146,7 @@ func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *H2Conn, err e
 	client := upstream.New(conn, pl.release)
 	if !client.Reserve() {
 		client.Close()
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.name}
+		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.shown()}
 	}
 	return &H2Conn{place: pl, Client: client, dial: dial, users: 1}, nil
 }

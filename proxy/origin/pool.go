@@ -99,12 +99,12 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 	}
 	for !p.roomLocked() {
 		if !p.dropOldestLocked() {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: errLimit}
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: errLimit}
 		}
 	}
 	for !p.memory.Acquire(memory.Upstreams, originCost) {
 		if !p.dropOldestLocked() {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.name, Err: memory.ErrFull}
+			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: memory.ErrFull}
 		}
 	}
 	p.open.Add(1)

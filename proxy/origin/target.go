@@ -14,12 +14,30 @@ type Target struct {
 	name   policy.Name // the host; zero if not known
 	secure bool        // over TLS, with a certificate for name
 
-	identity *Identity // what the gateway authenticates by; nil: nothing
+	identity *Identity   // what the gateway authenticates by; nil: nothing
+	forward  bool        // it is a proxy that a rule forwards to: the policy for those decides
+	shown    policy.Name // in errors
 }
 
 // To returns the target of a route. secure says that it speaks TLS.
 func To(rt route.Routed, secure bool) Target {
-	return Target{Routed: rt, name: rt.Request.Name, secure: secure}
+	return Target{Routed: rt, name: rt.Request.Name, secure: secure, shown: rt.Request.Name}
+}
+
+// Via returns, for requests to d, the target of a proxy that the policy for those ([policy.Compiled.Forwarding]) has a route
+// to, over verified TLS. Errors are about d.
+func (d Target) Via(rt route.Routed) Target {
+	return Target{Routed: rt, name: rt.Request.Name, secure: true, forward: true, shown: d.shown}
+}
+
+// boxOf returns the box that connections are made as: where the policy for proxies decides, one that has that.
+func (d Target) boxOf(box *policy.Box) *policy.Box {
+	if !d.forward {
+		return box
+	}
+	own := &policy.Box{ID: box.ID}
+	own.Policy.Store(box.Policy.Load().Forwarding())
+	return own
 }
 
 // As returns the target for connections on which the gateway authenticates by a client certificate; nil: by none.
@@ -36,10 +54,27 @@ type key struct {
 	secure bool
 
 	identity string // of the client certificate; "": none
+	forward  bool
+}
+
+// decider returns what decides about connections of the key, of a box's policy.
+func (k key) decider(c *policy.Compiled) *policy.Compiled {
+	if k.forward {
+		return c.Forwarding()
+	}
+	return c
+}
+
+// shown is the name in errors; the zero name for a proxy, of which the box knows nothing.
+func (k key) shown() policy.Name {
+	if k.forward {
+		return policy.Name{}
+	}
+	return k.name
 }
 
 func (d Target) key() key {
-	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key()}
+	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward}
 	if !d.ByName {
 		k.addr = d.Asked.Addr
 	}

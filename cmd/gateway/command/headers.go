@@ -115,6 +115,7 @@ type headerEntry struct {
 	Postgres     struct{ User, Database, Secret string }
 	Client       *struct{ Certificate string } `json:"client_certificate"`
 	SSH          struct{ User, Secret string }
+	Forward      string `json:"forward_url"`
 }
 
 func renderHeaders(w io.Writer, a headersAnswer) error {
@@ -158,6 +159,9 @@ func (e headerEntry) row() []string {
 	}
 	if e.Client != nil {
 		headers = append(headers, withSecret("(client certificate)", e.Client.Certificate))
+	}
+	if e.Forward != "" {
+		headers = append(headers, "(forwarded to "+e.Forward+")")
 	}
 	for _, p := range e.Placeholders {
 		placeholders = append(placeholders, withSecret(p.Variable, p.Secret))

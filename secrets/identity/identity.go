@@ -1,0 +1,211 @@
+// Package identity signs short-lived tokens that say which box a request comes from, for the proxies of an operator that
+// requests are forwarded to, and publishes the keys to check them with.
+package identity
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"boxgate/policy"
+	"boxgate/secrets/assertion"
+)
+
+const (
+	lifetime = 30 * time.Second // of a token from now on; it is dated half a minute back
+	period   = 24 * time.Hour   // after which there is a new key
+	ahead    = time.Hour        // how long a key is published before it signs
+	behind   = 10 * time.Minute // how long one is published after it has signed last
+	maxKeys  = 8                // of a clock that jumps
+)
+
+// Memory keeps the keys over restarts, sealed. Safe for concurrent use.
+type Memory interface {
+	// IdentityKeys returns what was last kept; the zero value if nothing was.
+	IdentityKeys() (policy.Secret, error)
+	// SetIdentityKeys keeps a text, in the place of what was kept before.
+	SetIdentityKeys(policy.Secret) error
+}
+
+// Issuer signs tokens. Create it with [New]. Safe for concurrent use.
+type Issuer struct {
+	name   string
+	memory Memory
+	now    func() time.Time
+
+	mu   sync.Mutex
+	keys []key // oldest first; nil until they were read
+}
+
+// key is one signing key.
+type key struct {
+	id     string
+	since  time.Time
+	text   policy.Secret // PEM
+	signer *assertion.Signer
+	public jose.JSONWebKey
+}
+
+// New returns an issuer of tokens under a name, their claim iss.
+func New(name string, memory Memory, now func() time.Time) *Issuer {
+	return &Issuer{name: name, memory: memory, now: now}
+}
+
+// Token returns a token that says, for half a minute, to an audience that a request for a host comes from a box.
+func (i *Issuer) Token(box policy.BoxID, audience, host string) (policy.Secret, error) {
+	now := i.now()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err := i.rotateLocked(now); err != nil {
+		return policy.Secret{}, err
+	}
+	claims := assertion.Claims{
+		Issuer: i.name, Subject: string(box), Audience: audience, Lifetime: lifetime,
+		More: map[string]any{"host": host, "sandbox_id": string(box)},
+	}
+	return i.keys[signing(i.keys, now)].signer.Sign(claims, now)
+}
+
+// KeySet returns the public keys as a JSON Web Key Set.
+func (i *Issuer) KeySet() (json.RawMessage, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err := i.rotateLocked(i.now()); err != nil {
+		return nil, err
+	}
+	var set jose.JSONWebKeySet
+	for _, k := range i.keys {
+		set.Keys = append(set.Keys, k.public)
+	}
+	return json.Marshal(set)
+}
+
+// signing returns the index of the key that signs: the newest that has been published for long enough, else the oldest.
+func signing(keys []key, now time.Time) int {
+	for n, k := range slices.Backward(keys) {
+		if !now.Before(k.since.Add(ahead)) {
+			return n
+		}
+	}
+	return 0
+}
+
+// rotateLocked reads the keys, makes a new one when it is time, and drops those that have signed nothing for long. What
+// it changes is kept before it is used.
+func (i *Issuer) rotateLocked(now time.Time) error {
+	if i.keys == nil {
+		keys, err := i.read()
+		if err != nil {
+			return err
+		}
+		i.keys = keys
+	}
+	keys := slices.Clone(i.keys)
+	if n := len(keys); n == 0 || !now.Before(keys[n-1].since.Add(period)) {
+		k, err := newKey(now)
+		if err != nil {
+			return err
+		}
+		keys = append(keys, k)
+	}
+	for n := signing(keys, now); n > 0 && !now.Before(keys[n].since.Add(ahead+behind)) || len(keys) > maxKeys; n-- {
+		keys = keys[1:]
+	}
+	if len(keys) == len(i.keys) && keys[0].id == i.keys[0].id {
+		return nil
+	}
+	if err := i.keep(keys); err != nil {
+		return err
+	}
+	i.keys = keys
+	return nil
+}
+
+// record is a key as it is kept.
+type record struct {
+	Since time.Time `json:"since"`
+	Key   string    `json:"key"`
+}
+
+var errDamaged = errors.New("the identity keys in the store are damaged")
+
+func (i *Issuer) read() ([]key, error) {
+	text, err := i.memory.IdentityKeys()
+	if err != nil {
+		return nil, fmt.Errorf("the identity keys cannot be read: %w", err)
+	}
+	var records []record
+	if text.Reveal() != "" && json.Unmarshal([]byte(text.Reveal()), &records) != nil {
+		return nil, errDamaged
+	}
+	keys := make([]key, 0, len(records)+1)
+	for _, r := range records {
+		k, err := parseKey(policy.NewSecret(r.Key), r.Since)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, k)
+	}
+	return keys, nil
+}
+
+func (i *Issuer) keep(keys []key) error {
+	records := make([]record, 0, len(keys))
+	for _, k := range keys {
+		records = append(records, record{k.since, k.text.Reveal()})
+	}
+	text, err := json.Marshal(records)
+	if err != nil {
+		return err
+	}
+	if err := i.memory.SetIdentityKeys(policy.NewSecret(string(text))); err != nil {
+		return fmt.Errorf("the identity keys cannot be kept: %w", err)
+	}
+	return nil
+}
+
+func newKey(now time.Time) (key, error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return key{}, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return key{}, err
+	}
+	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	return parseKey(policy.NewSecret(string(text)), now.UTC().Truncate(time.Second))
+}
+
+// parseKey makes a key of its text. Its ID is the beginning of its thumbprint (RFC 7638).
+func parseKey(text policy.Secret, since time.Time) (key, error) {
+	block, _ := pem.Decode([]byte(text.Reveal()))
+	if block == nil {
+		return key{}, errDamaged
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	private, ok := parsed.(*ecdsa.PrivateKey)
+	if err != nil || !ok || private.Curve != elliptic.P256() {
+		return key{}, errDamaged
+	}
+	public := jose.JSONWebKey{Key: private.Public(), Algorithm: string(jose.ES256), Use: "sig"}
+	sum, err := public.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return key{}, errDamaged
+	}
+	public.KeyID = hex.EncodeToString(sum[:8])
+	signer, err := assertion.Parse(text, public.KeyID)
+	return key{public.KeyID, since, text, signer, public}, err
+}

@@ -1,0 +1,155 @@
+package identity
+
+import (
+	"crypto/ecdsa"
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"boxgate/policy"
+)
+
+// memory is a store in memory, which may fail.
+type memory struct {
+	mu     sync.Mutex
+	text   policy.Secret
+	broken error
+}
+
+func (m *memory) IdentityKeys() (policy.Secret, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.text, m.broken
+}
+
+func (m *memory) SetIdentityKeys(text policy.Secret) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken == nil {
+		m.text = text
+	}
+	return m.broken
+}
+
+// verify checks a token as a proxy would, and returns its claims and the ID of its key.
+func verify(t *testing.T, i *Issuer, token policy.Secret, now time.Time) (claims map[string]any, kid string) {
+	t.Helper()
+	text, err := i.KeySet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var set jose.JSONWebKeySet
+	if err := json.Unmarshal(text, &set); err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := jwt.ParseSigned(token.Reveal(), []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kid = parsed.Headers[0].KeyID
+	for _, k := range set.Keys {
+		if _, ok := k.Key.(*ecdsa.PublicKey); !ok {
+			t.Fatalf("a key of type %T is published", k.Key)
+		}
+	}
+	var standard jwt.Claims
+	if len(set.Key(kid)) != 1 {
+		t.Fatalf("no key %q in %s", kid, text)
+	}
+	if err := parsed.Claims(set.Key(kid)[0].Key, &standard, &claims); err != nil {
+		t.Fatal(err)
+	}
+	if err := standard.ValidateWithLeeway(jwt.Expected{Issuer: "urn:test", AnyAudience: jwt.Audience{"https://proxy.test/in"}, Time: now}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if life := standard.Expiry.Time().Sub(standard.IssuedAt.Time()); life > time.Minute || standard.ID == "" {
+		t.Errorf("valid for %v, ID %q", life, standard.ID)
+	}
+	return claims, kid
+}
+
+// TestTokens: what a token says, for how long, and that each is another.
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	i := New("urn:test", &memory{}, func() time.Time { return now })
+	first, err := i.Token("box1", "https://proxy.test/in", "api.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, _ := verify(t, i, first, now)
+	if claims["sub"] != "box1" || claims["host"] != "api.test" || claims["sandbox_id"] != "box1" {
+		t.Errorf("%v", claims)
+	}
+	if second, err := i.Token("box1", "https://proxy.test/in", "api.test"); err != nil || second.Equal(first) {
+		t.Errorf("the same token again, %v", err)
+	}
+}
+
+// TestKeysRotate: a new key is published before it signs, an old one after it has; all survive a restart; a clock that
+// goes back or far ahead does no harm.
+func TestKeysRotate(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	kept := &memory{}
+	restart := func() *Issuer { return New("urn:test", kept, func() time.Time { return now }) }
+	i := restart()
+	signer := func() string {
+		t.Helper()
+		token, err := i.Token("b", "https://proxy.test/in", "api.test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, kid := verify(t, i, token, now)
+		return kid
+	}
+	count := func() int { i.mu.Lock(); defer i.mu.Unlock(); return len(i.keys) }
+	first := signer()
+	i = restart()
+	if signer() != first || count() != 1 {
+		t.Error("a restart changes the key")
+	}
+	now = now.Add(period)
+	if signer() != first || count() != 2 {
+		t.Error("a key signs as soon as it is published")
+	}
+	now = now.Add(ahead)
+	second := signer()
+	if second == first || count() != 2 {
+		t.Error("the new key does not sign, or the old one is gone at once")
+	}
+	now = now.Add(behind)
+	if signer() != second || count() != 1 {
+		t.Errorf("%d keys", count())
+	}
+	for range 50 {
+		now = now.Add(7 * period)
+		signer()
+		i = restart()
+	}
+	if now = now.Add(-20 * period); signer() == "" || count() > maxKeys {
+		t.Errorf("%d keys", count())
+	}
+}
+
+// TestStoreFails: without a store that keeps the keys nothing is signed.
+func TestStoreFails(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]*memory{
+		"broken": {broken: errors.New("no disk")}, "damaged": {text: policy.NewSecret("canary")},
+		"damaged key": {text: policy.NewSecret(`[{"key": "canary"}]`)},
+	} {
+		i := New("urn:test", m, time.Now)
+		if token, err := i.Token("b", "https://proxy.test", "api.test"); err == nil || token.Reveal() != "" {
+			t.Errorf("%s: a token", name)
+		}
+		if set, err := i.KeySet(); err == nil {
+			t.Errorf("%s: %s", name, set)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package store
+
+import (
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+	"boxgate/store/layout"
+)
+
+// identityKeys is the key of what the tokens are signed with that say which box a request comes from.
+const identityKeys = "identity keys"
+
+// IdentityKeys returns the keys that tokens are signed with; the zero value if there are none yet.
+func (db *DB) IdentityKeys() (policy.Secret, error) { return db.text(identityKeys) }
+
+// SetIdentityKeys keeps the keys that tokens are signed with, sealed.
+func (db *DB) SetIdentityKeys(text policy.Secret) error { return db.setText(identityKeys, text) }
+
+// text returns a text of the installation; the zero value if there is none.
+func (db *DB) text(key string) (policy.Secret, error) {
+	known := map[string]string{}
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		settings, err := db.table(tx, layout.Settings)
+		if err != nil {
+			return err
+		}
+		sealed, err := settings.Get([]byte(key))
+		if err != nil || sealed == nil {
+			return err
+		}
+		return db.seal.OpenJSON(tx, layout.Settings, key, sealed, &known)
+	})
+	if err != nil || known["text"] == "" {
+		return policy.Secret{}, err
+	}
+	return policy.NewSecret(known["text"]), nil
+}
+
+// setText keeps a text of the installation, sealed, in the place of what was kept before.
+func (db *DB) setText(key string, text policy.Secret) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		sealed, err := db.seal.SealJSON(tx, layout.Settings, key, map[string]string{"text": text.Reveal()})
+		if err != nil {
+			return err
+		}
+		settings, err := db.table(tx, layout.Settings)
+		if err != nil {
+			return err
+		}
+		return settings.Put([]byte(key), sealed)
+	})
+}
