@@ -44,6 +44,7 @@ func TestPlaces(t *testing.T) {
 			{"a kind of JSON", "/", "application/vnd.api+json", `["` + other + `"]`, "/", `["from-source"]`},
 			{"a JSON string", "/", json, `"` + key + `"`, "/", `"pa\"ss\\w&o=r d+%41/"`},
 			{"twice", "/", json, `["` + other + other + `", "` + other + `"]`, "/", `["from-sourcefrom-source", "from-source"]`},
+			{"behind a whole escape", "/?a=x%20" + other, json, `["\n` + other + `"]`, "/?a=x%20from-source", `["\nfrom-source"]`},
 			{"no token", "/", json, `{"not": json`, "/", `{"not": json`},
 		} {
 			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": stream(tt.body), "bytes": iotest.OneByteReader(strings.NewReader(tt.body))} {
@@ -89,6 +90,11 @@ func TestPlacesAreForTheRuleToAllow(t *testing.T) {
 			{"two kinds", ", " + everywhere, "/", "application/json, text/plain", `["` + key + `"]`},
 			{"plain text", ", " + everywhere, "/", "text/plain", key},
 			{"multipart", ", " + everywhere, "/", "multipart/form-data; boundary=x", "--x\r\nContent-Disposition: form-data; name=a\r\n\r\n" + key + "\r\n--x--\r\n"},
+			{"behind half an escape in the query", ", " + everywhere, "/?a=%4" + key, "", ""},
+			{"behind half an escape of half an escape", ", " + everywhere, "/?a=%254" + key, "", ""},
+			{"behind half an escape in a form", ", " + everywhere, "/", form, "a=%" + key},
+			{"behind half an escape in JSON", ", " + everywhere, "/", json, `["\` + key + `"]`},
+			{"behind a part of an escape in JSON", ", " + everywhere, "/", json, `["\u000` + key + `"]`},
 			{"of another rule", ", " + everywhere, "/", json, `["` + foreign + `"]`},
 			{"one good and one bad", ", " + everywhere, "/", json, `["` + key + `", "` + foreign + `"]`},
 			{"in the query, of another rule", ", " + everywhere, "/?a=" + foreign, "", ""},
@@ -399,6 +405,7 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 		"of another rule": {", " + everywhere, tokenFor("FOREIGN"), websocket.MessageText},
 		"not in the rule": {"", tokenFor("KEY"), websocket.MessageText},
 		"too large":       {", " + everywhere, large + tokenFor("KEY"), websocket.MessageText},
+		"half an escape":  {", " + everywhere, `{"a":"\u000` + tokenFor("KEY") + `"}`, websocket.MessageText},
 	} {
 		c, ctx := open(try.places)
 		_ = c.Write(ctx, try.kind, []byte(try.text))
@@ -470,5 +477,84 @@ func TestExpectIsAnswered(t *testing.T) {
 	defer up.mu.Unlock()
 	if len(up.got) != 2 || up.body[0] != `["pa\"ss\\w&o=r d+%41/"]` || up.got[0].Header.Get("Expect") != "" || up.got[1].RequestURI != "/next" {
 		t.Errorf("%d requests, %q", len(up.got), up.body)
+	}
+}
+
+// TestAttackRequestOutlivesItsRule: what was begun under a rule gets no values any more once the rule is gone, however long a
+// body or a WebSocket takes; other changes of the policy are no reason to refuse it.
+func TestAttackRequestOutlivesItsRule(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		rule   func(port uint16) string
+		status int
+	}{
+		"gone": {func(uint16) string { return `{}` }, 502},
+		"another value": {func(port uint16) string {
+			return `{"` + hostPort(port) + `": {"placeholders": {"KEY": "another-value"}, ` + everywhere + `}}`
+		}, 502},
+		"the same": {func(port uint16) string {
+			return `{"` + hostPort(port) + `": {"placeholders": {"KEY": "the-value"}, ` + everywhere + `}, "new.test": {"headers": {"X-A": "b"}}}`
+		}, 200},
+	} {
+		l := newRig(t, allowAll, patient)
+		up := &recorder{}
+		_, port := l.httpsServer(false, up.serve)
+		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}, `+everywhere+`}}`)
+		c := l.dialPair(api, port, true)
+		r := bufio.NewReader(c)
+		body := `["` + tokenFor("KEY") + `"]`
+		_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", hostPort(port), len(body))
+		if line, err := r.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
+			t.Fatalf("%q %v", line, err)
+		}
+		_, _ = r.ReadString('\n')
+		l.rules(allowAll, tt.rule(port))
+		_, _ = io.WriteString(c, body)
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		if got, _ := up.take(); res.StatusCode != tt.status || (got != nil) != (tt.status == 200) {
+			t.Errorf("%s: %d, forwarded %v", name, res.StatusCode, got != nil)
+		}
+	}
+}
+
+// TestAttackWebSocketOutlivesItsRule: an open WebSocket gets no values of a rule that is gone.
+func TestAttackWebSocketOutlivesItsRule(t *testing.T) {
+	t.Parallel()
+	l := newRig(t, allowAll, patient)
+	_, port := l.httpsServer(false, echoWebSocket)
+	of := func(rule string) string {
+		return `{"` + hostPort(port) + `": {"placeholders": {"KEY": "the-value"}, "scrub": false` + rule + `}, "elsewhere.test": {"placeholders": {"OTHER": "x"}}}`
+	}
+	for _, later := range []string{of(""), `{"elsewhere.test": {"placeholders": {"KEY": "the-value"}}}`} {
+		l.rules(allowAll, of(", "+everywhere))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.CloseNow()
+		say := func() (string, error) {
+			if err := c.Write(ctx, websocket.MessageText, []byte(tokenFor("KEY"))); err != nil {
+				return "", err
+			}
+			_, got, err := c.Read(ctx)
+			return string(got), err
+		}
+		if got, err := say(); err != nil || got != " the-value" {
+			t.Fatalf("%q %v", got, err)
+		}
+		l.rules(allowAll, of(", "+everywhere+`, "headers": {"X-A": "b"}`))
+		if got, err := say(); err != nil || got != " the-value" {
+			t.Errorf("after another change: %q %v", got, err)
+		}
+		l.rules(allowAll, later)
+		if got, err := say(); err == nil {
+			t.Errorf("%s: %q", later, got)
+		}
 	}
 }

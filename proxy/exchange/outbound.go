@@ -62,7 +62,7 @@ func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searche
 	f.frames.Memory = &f.holds
 	if r.header.Places.Has(policy.InWebSocket) {
 		f.frames.Values = func(tokens []string) ([]string, error) {
-			values, err := r.valuesOf(ctx, s, tokens)
+			values, err := r.valuesOf(ctx, s, tokens, policy.InWebSocket)
 			if err == nil && r.header.Scrub {
 				r.maskAlso(s, values)
 			}

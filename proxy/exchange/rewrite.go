@@ -122,11 +122,15 @@ func (w *Rewriting) Add(part []byte) (more bool, err error) {
 func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Problem) {
 	r := w.r
 	w.Whole = whole && w.read
-	var err error
 	if w.read { // which may have taken long
-		if r.Set, err = w.s.Core.Literals(ctx, r.header.Headers); err != nil {
+		if !r.stillAlike(w.s) {
+			return w.refuse(errRuleChanged)
+		}
+		own, err := w.s.Core.Literals(ctx, r.header.Headers)
+		if err != nil {
 			return w.refuse(err)
 		}
+		r.Set = append(slices.Clip(own), r.Set[len(own):]...) // what else is set stays: the box could send that itself
 		if r.Swaps, err = w.s.Core.refreshed(ctx, r.header.Placeholders, r.Swaps); err != nil {
 			return w.refuse(err)
 		}
@@ -145,6 +149,34 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 		return w.refuse(err)
 	}
 	return nil
+}
+
+// errRuleChanged refuses a request whose rule would send something else by now, or nothing.
+var errRuleChanged = errors.New("the rule of the host has changed since the request began")
+
+// stillAlike reports whether the policy in force adds to the request what the one does that it was judged by.
+func (r *Ruling) stillAlike(s *Session) bool {
+	c := s.Box.Policy.Load()
+	if c == r.Policy || r.header.Pattern == (policy.Pattern{}) { // it adds nothing
+		return true
+	}
+	rule, d := c.HeaderRule(r.Request)
+	return d.Reason == "" && rule.SendsAlike(&r.header)
+}
+
+// placeholderNow returns a placeholder of the rule, if the policy in force still has a value for it in some places: a WebSocket
+// may live much longer than its rule.
+func (r *Ruling) placeholderNow(s *Session, token string, places policy.Places) *policy.Placeholder {
+	ph, c := placeholder.Of(r.header.Placeholders, token), s.Box.Policy.Load()
+	if ph == nil || c == r.Policy {
+		return ph
+	}
+	rule, d := c.HeaderRule(r.Request)
+	now := placeholder.Of(rule.Placeholders, token)
+	if d.Reason != "" || !rule.Places.Has(places) || now == nil || !now.Equal(*ph) {
+		return nil
+	}
+	return ph
 }
 
 // setQuery sets the parameters of the rule, and replaces placeholders in what else the query has.
@@ -214,7 +246,7 @@ func (w *Rewriting) replace(ctx context.Context) error {
 		return err
 	}
 	body, err := placeholder.Replace(plain, w.syntax, func(tokens []string) ([]string, error) {
-		values, err := w.r.valuesOf(ctx, w.s, tokens)
+		values, err := w.r.valuesOf(ctx, w.s, tokens, 0)
 		for _, v := range values {
 			w.r.tell(v)
 		}
@@ -249,11 +281,11 @@ func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err e
 	return scrub.Decoded(w.codings, w.Body, MaxBody, limit)
 }
 
-// valuesOf returns the values of placeholders in the body or a message.
-func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string) ([]string, error) {
+// valuesOf returns the values of placeholders in the body, or in a message, which places says.
+func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, places policy.Places) ([]string, error) {
 	values := make([]string, 0, len(tokens))
 	for _, token := range tokens {
-		ph := placeholder.Of(r.header.Placeholders, token)
+		ph := r.placeholderNow(s, token, places)
 		if ph == nil {
 			return nil, placeholder.ErrLate
 		}

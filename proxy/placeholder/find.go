@@ -24,12 +24,13 @@ const (
 	inField               // a hop-by-hop or framing field, or any field's name
 	inTrailer
 	inPrinted // a header that never contains a key: see [policy.ShownHeader]
+	inEscaped // behind an unfinished escape: see inEscape
 )
 
 var placeNames = [...]string{
 	"in a header", "in the user of basic authentication", "in the password of basic authentication",
 	"in the query", "in the request line", "in a field that is not passed on", "in a trailer",
-	"in a header that holds no key",
+	"in a header that holds no key", "behind an unfinished escape",
 }
 
 // Sent is one token that a box sent.
@@ -82,7 +83,11 @@ func (t *Scan) look(s string, where place, header string) {
 			t.Many = true
 			return
 		}
-		t.Found = append(t.Found, Sent{Text: s[start:end], Header: header, where: where})
+		at := where
+		if inEscape(s[:start]) {
+			at = inEscaped
+		}
+		t.Found = append(t.Found, Sent{Text: s[start:end], Header: header, where: at})
 		s = s[end:]
 	}
 }

@@ -89,6 +89,8 @@ func TestReplaceOnlyValues(t *testing.T) {
 	value := func(tokens []string) ([]string, error) { return []string{"a b"}, nil }
 	for text, want := range map[string]string{
 		"a=" + token("A") + ";b": "a=a%20b;b", "a=1;b=" + token("A"): "a=1;b=a%20b", "a=1;" + token("A"): "", "a=1;" + token("A") + "=2": "",
+		"a=%" + token("A"): "", "a=%4" + token("A"): "", "a=%u00" + token("A"): "", "a=%2525" + token("A"): "", "a=%5C" + token("A"): "", "a=%5Cu0" + token("A"): "",
+		"a=%20" + token("A"): "a=%20a%20b", "a=%41bc" + token("A"): "a=%41bca%20b", "a=%u0041" + token("A"): "a=%u0041a%20b",
 	} {
 		r, err := Replace([]byte(text), Form, value)
 		if got := string(r.Bytes()); want == "" && !errors.Is(err, ErrLate) || want != "" && (err != nil || got != want || r.Size() != len(want)) {

@@ -63,7 +63,7 @@ func Replace(text []byte, syntax Syntax, values Values) (r Replacement, err erro
 		switch {
 		case len(r.at) == MaxTokens:
 			return r, ErrMany
-		case !in.hold(start, end):
+		case !in.hold(start, end), inEscape(string(text[max(0, start-escapeWindow):start])):
 			return r, ErrLate
 		}
 		r.at = append(r.at, span{start, end})
@@ -141,6 +141,13 @@ type spans []span
 
 type span struct{ start, end int }
 
+// add adds a part, unless it is too short for a token: a text may have very many of those.
+func (s *spans) add(start, end int) {
+	if end-start >= policy.TokenLen {
+		*s = append(*s, span{start, end})
+	}
+}
+
 // hold reports whether one of the spans has all of a part.
 func (s *spans) hold(start, end int) bool {
 	for len(*s) > 0 && (*s)[0].end < end {
@@ -172,7 +179,7 @@ func formValues(text []byte) (all spans) {
 			end = at + i
 		}
 		if i := bytes.IndexByte(text[at:end], '='); i >= 0 {
-			all = append(all, span{at + i + 1, end})
+			all.add(at+i+1, end)
 		}
 		at = end + 1
 	}
@@ -200,7 +207,7 @@ func jsonValues(text []byte) (all spans, err error) {
 		case '"':
 			end := stringEnd(text, i+1)
 			if !name {
-				all = append(all, span{i + 1, end})
+				all.add(i+1, end)
 			}
 			i = end
 		}

@@ -1,0 +1,35 @@
+package placeholder
+
+import "strings"
+
+// escapeWindow is how far before a token an escape is looked for: escaped itself, it may be longer than a few bytes.
+const escapeWindow = 24
+
+// escaped decodes what itself begins an escape.
+var escaped = strings.NewReplacer("%25", "%", "%5c", `\`, "%5C", `\`)
+
+// inEscape reports whether a text ends within an escape, of a URL (%4, %u00) or of JSON (\, \u00, \x4), that what follows would
+// complete. The server would take the first bytes of a value for a part of it, and show the rest: the mask of the value would
+// not fit that.
+func inEscape(before string) bool {
+	before = before[max(0, len(before)-escapeWindow):]
+	for range 3 {
+		before = escaped.Replace(before)
+	}
+	i := strings.LastIndexAny(before, `%\`)
+	if i < 0 {
+		return false
+	}
+	digits, rest := 2, before[i+1:]
+	switch {
+	case rest == "":
+		return true
+	case rest[0]|0x20 == 'u':
+		digits, rest = 4, rest[1:]
+	case before[i] == '\\' && rest[0]|0x20 == 'x':
+		rest = rest[1:]
+	case before[i] == '\\':
+		return false
+	}
+	return len(rest) < digits && !strings.ContainsFunc(rest, func(c rune) bool { return c >= 0x80 || nibble(byte(c)) < 0 })
+}
