@@ -142,18 +142,20 @@ func closedWithout(t *testing.T, c net.Conn) []byte {
 	return b
 }
 
-// closedOnArrival dials addr, where every connection is to be reset at once: at times before the dial has returned.
-func closedOnArrival(t *testing.T, addr string) {
+// closedOnArrival dials addr, where every connection is to be reset at once: at times before the dial has returned, and then
+// the answer is false.
+func closedOnArrival(t *testing.T, addr string) bool {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
-		return
+		return false
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if got := closedWithout(t, c); len(got) > 0 {
 		t.Errorf("%q came before the end", got)
 	}
+	return true
 }
 
 func TestFirstByteAndThenSilenceIsClosedAtTheDeadline(t *testing.T) {
