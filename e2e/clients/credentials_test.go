@@ -52,6 +52,7 @@ var services = map[string]service{
 		const authClient = new OAuth2Client();
 		authClient.setCredentials({access_token: "none"});
 		new Storage({authClient, projectId: "p"}).bucket("bucket").getFiles().then(([files]) => console.log(files[0].name));`}},
+	"AWS": {serve: (*vendors).aws},
 	"Azure": {serve: (*vendors).azure, run: []string{"node --experimental-global-webcrypto list.js"}, files: map[string]string{"list.js": `
 		const {SubscriptionClient} = require("` + sdk + `@azure/arm-resources-subscriptions");
 		const credential = {getToken: async () => ({token: "none", expiresOnTimestamp: Date.now() + 3600e3})};
@@ -146,6 +147,7 @@ func (p *page) fileContents() map[string]string {
 	}
 	return map[string]string{
 		"github-app.pem": p.keyPEM(), "robot.json": string(robot), "azure.pem": p.certificatePEM(),
+		"aws.json":   `{"Version": 1, "AccessKeyId": "AKIAREALKEY", "SecretAccessKey": "` + p.credential("aws") + `"}`,
 		"openai.key": p.credential("openai"), "pypi.token": p.credential("pypi"), "connect.token": p.credential("connect"), "vault-secret-id": p.credential("vault-id"),
 	}
 }

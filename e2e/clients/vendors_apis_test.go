@@ -4,9 +4,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"time"
+
+	"boxgate/proxy/sign/signtest"
 )
 
 // gitHub serves what an app's installation token opens: the API, and a repository.
@@ -90,4 +93,30 @@ func (v *vendors) azure() {
 	v.bearer("management.azure.com", "azure", pages(map[string]http.Handler{
 		"GET /subscriptions": says(`{"value": [{"subscriptionId": "1", "displayName": "welcome"}]}`),
 	}))
+}
+
+// aws are two services that verify signatures by AWS's own signer.
+func (v *vendors) aws() {
+	for service, answer := range map[string]string{
+		"sts": `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult><Arn>arn:aws:iam::1:user/real</Arn><UserId>U</UserId><Account>1</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`,
+		"s3":  `<ListAllMyBucketsResult><Owner><ID>1</ID></Owner><Buckets><Bucket><Name>acme-files</Name><CreationDate>2026-01-01T00:00:00Z</CreationDate></Bucket></Buckets></ListAllMyBucketsResult>`,
+	} {
+		host := service + ".eu-central-1.amazonaws.com"
+		v.hosts[host] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err == nil {
+				err = signtest.Verify(r, body, signtest.Keys{ID: "AKIAREALKEY", Secret: v.credential("aws")}, "eu-central-1", service)
+			}
+			w.Header().Set("Content-Type", "text/xml")
+			if err != nil {
+				w.WriteHeader(http.StatusForbidden)
+				fmt.Fprintf(w, "<ErrorResponse><Error><Code>SignatureDoesNotMatch</Code><Message>%s</Message></Error></ErrorResponse>", err)
+				return
+			}
+			v.mu.Lock()
+			v.accepted[host]++
+			v.mu.Unlock()
+			fmt.Fprint(w, answer)
+		})
+	}
 }
