@@ -118,12 +118,23 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, policy.ReasonPolicyChanged)
 		return
 	}
+	if !c.mayLogIn() {
+		c.refuse(peek.Other, policy.ReasonLimit)
+		return
+	}
 	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), b.login.Source()
 	if b.login.SSH != nil {
 		c.ssh(f, b)
 		return
 	}
 	c.postgres(f, b)
+}
+
+// mayLogIn waits until the box may cause another login, if that is soon.
+func (c *conn) mayLogIn() bool {
+	ctx, cancel := context.WithTimeout(c.ctx, c.p.cfg.DialTimeout)
+	defer cancel()
+	return c.usage.Logins.Wait(ctx) == nil
 }
 
 // postgres speaks PostgreSQL with both sides.

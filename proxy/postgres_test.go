@@ -318,6 +318,28 @@ func TestAttackCostlyPostgresProof(t *testing.T) {
 	}
 }
 
+// TestAttackFloodOfLogins: a box that has caused as many logins as it may is refused before a server hears of it.
+func TestAttackFloodOfLogins(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	logins := r.p.usages.Of(r.box).Logins
+	burst := logins.Burst()
+	logins.SetBurst(0) // as if all had been used, for good
+	if _, err := pgconn.ConnectConfig(t.Context(), r.psql(dst)); err == nil {
+		t.Error("a login beyond the limit")
+	}
+	r.wantReason(policy.ReasonLimit)
+	if got := s.seen(); len(got) > 0 {
+		t.Errorf("the server was sent %v", got)
+	}
+	logins.SetBurst(burst)
+	c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close(t.Context())
+}
+
 // TestPostgresOtherWays: nothing but the login reaches the server's host and port: no other protocol, no address without the
 // name, and no name that is one of several.
 func TestPostgresOtherWays(t *testing.T) {

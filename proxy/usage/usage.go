@@ -34,6 +34,7 @@ type Table struct {
 type Box struct {
 	Arrivals      *rate.Limiter   // connections
 	Requests      *rate.Limiter   // HTTP requests
+	Logins        *rate.Limiter   // logins to servers in its place
 	Memory        *memory.Account // memory that the gateway uses for it
 	Interceptions Count           // connections whose TLS is terminated
 	Recodings     Count           // compressed responses that are scrubbed
@@ -54,10 +55,17 @@ func New(cfg Config) *Table {
 func (t *Table) newBox(box policy.BoxID) *Box {
 	return &Box{
 		Memory:   t.cfg.Memory.Account(string(box)),
-		Arrivals: perSecond(t.cfg.Arrivals), Requests: perSecond(t.cfg.Requests),
+		Arrivals: perSecond(t.cfg.Arrivals), Requests: perSecond(t.cfg.Requests), Logins: rate.NewLimiter(loginRate, loginBurst),
 		Refusals: Coalescer{Record: t.cfg.Record}, Excess: Coalescer{Record: t.cfg.Record},
 	}
 }
+
+// How many logins a box may cause, at once and then a second. Each costs handshakes and, with PostgreSQL, a proof that takes as
+// long as the server demands; a pool of connections is opened at once, and seldom.
+const (
+	loginRate  = rate.Limit(20)
+	loginBurst = 100
+)
 
 // perSecond returns a limiter for n a second with bursts of twice as many.
 func perSecond(n int) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), 2*n) }
