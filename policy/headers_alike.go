@@ -2,12 +2,12 @@ package policy
 
 import "slices"
 
-// SendsAlike reports whether a rule adds to requests what another does, so that one that began under the other may be sent
+// SendsAlike reports whether a rule adds to requests what another does, and sends them to the same place, so that one that began under the other may be sent
 // under it.
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
 		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) && slices.EqualFunc(r.Query, o.Query, QueryParameter.equal) &&
-		r.Sign.equal(o.Sign) && (r.Client == nil) == (o.Client == nil) && (r.Client == nil || *r.Client == *o.Client)
+		r.Sign.equal(o.Sign) && r.Forward.url() == o.Forward.url() && (r.Client == nil) == (o.Client == nil) && (r.Client == nil || *r.Client == *o.Client)
 }
 
 func (h Header) equal(o Header) bool {

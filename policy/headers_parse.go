@@ -269,9 +269,10 @@ func sortHeaders(headers []Header) {
 	slices.SortFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// isCompact reports whether an entry has only header names and literal values.
+// isCompact reports whether an entry has only header names and literal values. The one key of a rule whose value is a text is
+// no name of a header: else the requests would go to their server.
 func isCompact(entry value) bool {
-	return entry.kind == kindObject &&
+	return entry.kind == kindObject && !entry.has("forward_url") &&
 		!slices.ContainsFunc(entry.items, func(v value) bool { return v.kind != kindText })
 }
 
