@@ -58,7 +58,7 @@ func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int), sto
 // The bounds of a [Limit] for what is copied. Times is more than deflate can expand.
 const (
 	copyBetween = 8 << 20
-	copyPlain   = 64 << 20
+	copyPlain   = 1 << 30
 	copyTimes   = 1100
 )
 
