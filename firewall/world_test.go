@@ -87,7 +87,11 @@ func newWorld(t *testing.T) *world {
 	w.connect()
 	w.wire = w.listenWire(w.outside)
 	w.open()
-	t.Cleanup(func() { _ = w.fw.Close() })
+	t.Cleanup(func() {
+		if w.fw != nil { // a test opens others
+			_ = w.fw.Close()
+		}
+	})
 	return w
 }
 

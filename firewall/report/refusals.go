@@ -3,12 +3,15 @@ package report
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
 	"boxgate/firewall/flow"
@@ -31,6 +34,19 @@ const (
 	attrPayload = 9  // NFULA_PAYLOAD
 	attrPrefix  = 10 // NFULA_PREFIX
 )
+
+// bindPatience is how long the group of a gateway that has ended may still be taken: the kernel frees it with the last
+// descriptor, which a process that was just being started may hold until it runs.
+const bindPatience = 10 * time.Second
+
+// takeLogGroup is bindLogGroup, once another gateway's socket is gone.
+func takeLogGroup(c *netfilter.Conn, group uint16) error {
+	for until := time.Now().Add(bindPatience); ; time.Sleep(10 * time.Millisecond) {
+		if err := bindLogGroup(c, group); !errors.Is(err, unix.EPERM) || time.Now().After(until) {
+			return err
+		}
+	}
+}
 
 // bindLogGroup makes the socket the reader of the group. Each packet is delivered at once, not batched.
 func bindLogGroup(c *netfilter.Conn, group uint16) error {

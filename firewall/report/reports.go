@@ -100,7 +100,7 @@ func (r *Reports) open(ns int) (err error) {
 	if r.refusals, err = netfilter.Dial(&netlink.Config{NetNS: ns}); err != nil {
 		return fmt.Errorf("kernel log: %w", err)
 	}
-	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), bindLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
+	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), takeLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
 		return fmt.Errorf("kernel log group %d: %w", r.cfg.LogGroup, err)
 	}
 	if r.table, err = openTable(ns); err != nil {
