@@ -55,7 +55,8 @@ func New(cfg Config) *Table {
 func (t *Table) newBox(box policy.BoxID) *Box {
 	return &Box{
 		Memory:   t.cfg.Memory.Account(string(box)),
-		Arrivals: perSecond(t.cfg.Arrivals), Requests: perSecond(t.cfg.Requests), Logins: rate.NewLimiter(loginRate, loginBurst),
+		Arrivals: perSecond(t.cfg.Arrivals), Requests: perSecond(t.cfg.Requests),
+		Logins:   rate.NewLimiter(loginRate, loginBurst),
 		Refusals: Coalescer{Record: t.cfg.Record}, Excess: Coalescer{Record: t.cfg.Record},
 	}
 }
