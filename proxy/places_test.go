@@ -20,9 +20,6 @@ import (
 
 const everywhere = `"places": ["header", "query", "form", "json", "websocket"]`
 
-// value has what needs escaping in a URL, a form and JSON.
-const value = `pa"ss\w&o=r d+%41/`
-
 func jsonRule(t testing.TB, port uint16, more string) string {
 	t.Helper()
 	return `{"` + hostPort(port) + `": {"placeholders": {"KEY": "pa\"ss\\w&o=r d+%41/", "OTHER": {"secret": "s"}}` + more + `}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`

@@ -58,7 +58,7 @@ func (e *Endpoints) denials(ctx context.Context) (denialsView, error) {
 	past, err := e.Host.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-recently), Denied: true})
 	view := denialsView{Seconds: int(recently.Seconds()), Reasons: map[policy.Reason]uint64{}, AtLeast: past.Missing}
 	for _, event := range past.Events {
-		n := max(uint64(event.Count), 1)
+		n := max(event.Count, 1)
 		view.Total += n
 		view.Reasons[event.Reason] += n
 	}

@@ -105,7 +105,7 @@ func (q *queue) Close() error {
 	q.closed = true
 	q.changeLocked()
 	now := time.Now()
-	return errors.Join(q.Conn.SetReadDeadline(now), q.Conn.SetWriteDeadline(now.Add(flushMost)))
+	return errors.Join(q.SetReadDeadline(now), q.SetWriteDeadline(now.Add(flushMost)))
 }
 
 // until waits for a condition on the queue. It fails when ctx ends or the connection does.

@@ -28,14 +28,14 @@ func (v *vendors) npm() {
 		}},
 	})
 	v.bearer("registry.npmjs.org", "npm", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch path := r.Method + " " + strings.ToLower(r.URL.EscapedPath()); {
-		case path == "GET /-/whoami":
+		switch r.Method + " " + strings.ToLower(r.URL.EscapedPath()) {
+		case "GET /-/whoami":
 			says(`{"username": "welcome"}`)(w, r)
-		case path == "GET /@acme%2fprivate":
+		case "GET /@acme%2fprivate":
 			says(string(document))(w, r)
-		case path == "GET /@acme/private/-/private-1.0.0.tgz":
+		case "GET /@acme/private/-/private-1.0.0.tgz":
 			_, _ = w.Write(pack)
-		case path == "PUT /@acme%2fmine":
+		case "PUT /@acme%2fmine":
 			says(`{"success": true}`)(w, r)
 		default:
 			http.NotFound(w, r)

@@ -124,7 +124,7 @@ func forwards(t *testing.T, w *harness.World, box, way string, proxy *forwardPro
 			t.Errorf("%s: %s is %q", way, name, got)
 		}
 	}
-	if tokens := r.Header.Values("Vercel-Sandbox-Oidc-Token"); len(tokens) != 1 || len(r.Header["Vercel_forwarded_path"])+len(r.Header["Vercel_Forwarded_Path"]) > 0 {
+	if tokens := r.Header.Values("Vercel-Sandbox-Oidc-Token"); len(tokens) != 1 || len(r.Header["Vercel_forwarded_path"]) > 0 {
 		t.Fatalf("%s: tokens %q, %v", way, tokens, r.Header)
 	}
 	checkToken(t, w, box, r.Header.Get("Vercel-Sandbox-Oidc-Token"))

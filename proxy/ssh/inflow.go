@@ -145,7 +145,7 @@ func (f *inflow) Close() error {
 	f.closed = true
 	f.freed.Broadcast()
 	f.claim.Close()
-	return f.Conn.SetDeadline(time.Unix(1, 0))
+	return f.SetDeadline(time.Unix(1, 0))
 }
 
 func (f *inflow) isClosed() bool {
@@ -159,7 +159,7 @@ func (f *inflow) setDeadline(t time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.closed {
-		_ = f.Conn.SetDeadline(t)
+		_ = f.SetDeadline(t)
 	}
 }
 
