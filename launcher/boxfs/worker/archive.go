@@ -169,8 +169,9 @@ type unpacker struct {
 // late is an entry that is finished when all files are there. Its path was free of links when the entry came: none that
 // the archive makes later, in place of another, can lead it elsewhere, for only links are replaced.
 type late struct {
-	at string
-	*tar.Header
+	at   string
+	mode fs.FileMode // of a directory
+	to   string      // of a link
 }
 
 func (u *unpacker) one(h *tar.Header) error {
@@ -180,7 +181,7 @@ func (u *unpacker) one(h *tar.Header) error {
 	switch at := path.Clean(h.Name); h.Typeflag {
 	case tar.TypeDir:
 		real, err := realDir(at)
-		u.dirs = append(u.dirs, late{real, h})
+		u.dirs = append(u.dirs, late{at: real, mode: fs.FileMode(h.Mode).Perm()})
 		return err
 	case tar.TypeReg:
 		return write(at, fs.FileMode(h.Mode).Perm(), u.r)
@@ -188,7 +189,7 @@ func (u *unpacker) one(h *tar.Header) error {
 		if leadsOut(h.Linkname) {
 			dir, name := split(at)
 			real, err := realDir(path.Clean(dir))
-			u.links = append(u.links, late{path.Join(real, name), h})
+			u.links = append(u.links, late{at: path.Join(real, name), to: h.Linkname})
 			return err
 		}
 		return symlink(h.Linkname, at)
@@ -212,8 +213,8 @@ func leadsOut(to string) bool {
 }
 
 func (u *unpacker) makeLinks() error {
-	for _, h := range u.links {
-		if err := symlink(h.Linkname, h.at); err != nil {
+	for _, l := range u.links {
+		if err := symlink(l.to, l.at); err != nil {
 			return err
 		}
 	}
@@ -221,8 +222,8 @@ func (u *unpacker) makeLinks() error {
 }
 
 func (u *unpacker) setModes() error {
-	for _, h := range slices.Backward(u.dirs) {
-		if err := os.Chmod(h.at, fs.FileMode(h.Mode).Perm()); err != nil {
+	for _, d := range slices.Backward(u.dirs) {
+		if err := os.Chmod(d.at, d.mode); err != nil {
 			return err
 		}
 	}
