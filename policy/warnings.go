@@ -1,6 +1,9 @@
 package policy
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // newWarnings finds entries that have no effect.
 func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Problem {
@@ -21,10 +24,33 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 		if why := c.neverApplies(h, parsed); why != "" {
 			ps.add(at, "can never apply: %s", why)
 		}
+		c.warnPlain(at, h, parsed, &ps)
 		h.warnScrub(at, &ps)
 		h.warnShown(at, &ps)
 	}
 	return ps.list
+}
+
+// warnPlain finds a rule that denies or forwards, while the policy allows its host over plain HTTP, where header rules do not
+// apply.
+func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *problems) {
+	p := h.key()
+	does := ""
+	switch {
+	case p.port != defaultTLSPort:
+		return
+	case h.Deny:
+		does = "denies"
+	case h.Forward != nil:
+		does = "forwards"
+	default:
+		return
+	}
+	plain := HeaderRule{Pattern: Pattern{ok: p.ok, wild: p.wild, name: p.name, port: defaultHTTPPort}}
+	judged := slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.covers(p.name, defaultHTTPPort) })
+	if !judged && c.neverApplies(plain, parsed) == "" {
+		ps.add(at, "%s requests over TLS alone, and the policy allows the host over plain HTTP as well: deny those by rules of the policy", does)
+	}
 }
 
 // minScrub is the length of the shortest text that is masked in responses.
@@ -41,17 +67,23 @@ func (r HeaderRule) warnScrub(at string, ps *problems) {
 		}
 	}
 	for _, h := range r.Headers {
+		if h.Remove {
+			continue
+		}
 		short(pointer(pointer(at, "headers"), h.Name), h.Value, h.Source)
 	}
 	for _, p := range r.Placeholders {
 		short(pointer(pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
+	}
+	for _, q := range r.Query {
+		short(pointer(pointer(at, "query"), q.Name), q.Value, q.Source)
 	}
 }
 
 // warnShown finds headers that servers show again, although their values are kept like secrets.
 func (r HeaderRule) warnShown(at string, ps *problems) {
 	for _, h := range r.Headers {
-		if ShownHeader(h.Name) {
+		if !h.Remove && ShownHeader(h.Name) {
 			ps.add(pointer(pointer(at, "headers"), h.Name), "servers print this header, send it back or store it readably: its value should be no secret")
 		}
 	}

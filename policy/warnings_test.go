@@ -8,6 +8,8 @@ func TestShortSecretsAreWarnedOf(t *testing.T) {
 	for doc, want := range map[string]string{
 		`{"a.example.com": {"headers": {"X-Short": "1234567", "X-Long": "12345678", "X-Source": {"secret": "s"}}, "scrub": true}}`: "/attach_headers/a.example.com/headers/X-Short",
 		`{"a.example.com": {"placeholders": {"KEY": "short"}, "scrub": true}}`:                                                     "/attach_headers/a.example.com/placeholders/KEY",
+		`{"a.example.com": {"query": {"key": "short", "long": "12345678"}}}`:                                                       "/attach_headers/a.example.com/query/key",
+		`{"a.example.com": {"headers": {"X-Long": "12345678"}, "remove": ["X-Debug", "X-Goog-Meta-Owner"], "scrub": true}}`:        "",
 		`{"a.example.com": {"headers": {"X-Short": "1234567"}}}`:                                                                   "",
 	} {
 		rules, err := ParseHeaderRules([]byte(doc), nil)
@@ -131,5 +133,33 @@ func TestExplain(t *testing.T) {
 	at.Name = mustName(t, "b.example.com")
 	if d, unknown := c.Explain(at, false); !d.Allowed() || unknown != (Unseen{}) {
 		t.Errorf("%+v %+v", d, unknown)
+	}
+}
+
+// TestDenialsOfTLSAloneAreWarnedOf: header rules do not apply to plain HTTP, so one that denies or forwards does neither there.
+func TestDenialsOfTLSAloneAreWarnedOf(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		host string
+		spec Spec
+		want bool
+	}{
+		{"a.test", Spec{Mode: ModeAllowAll}, true},
+		{"*.a.test", Spec{Mode: ModeAllowAll}, true},
+		{"a.test:8443", Spec{Mode: ModeAllowAll}, false},
+		{"a.test", Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}}, true},
+		{"a.test", Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test:443"}}, false},
+		{"a.test", Spec{Mode: ModeCustom, DeniedDomains: []string{"a.test:80"}}, false},
+		{"a.test", Spec{Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"a.test:80"}, Action: "deny"}}}, false},
+	} {
+		for _, rule := range []string{`"deny": true`, `"forward_url": "https://proxy.test/"`} {
+			c, err := Compile(tt.spec, mustRules(t, `{"`+tt.host+`": [{"match": {"path": {"prefix": "/x"}}, `+rule+`}]}`), NewProtected(nil, nil), 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(c.Warnings()) > 0; got != tt.want {
+				t.Errorf("%s under %+v: %s: %v", tt.host, tt.spec, rule, c.Warnings())
+			}
+		}
 	}
 }
