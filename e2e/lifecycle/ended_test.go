@@ -73,7 +73,17 @@ func TestEndsDuringEverythingElse(t *testing.T) {
 			}
 		})
 	}
-	all.Wait()
+	over := make(chan struct{})
+	go func() { all.Wait(); close(over) }()
+	w.Until("all calls have returned", func() bool { // a command that was begun stands still in a box that was paused last
+		_ = post(w, box, "resume")
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
+	})
 	w.Until("it can be used", func() bool { // the last end may still be noticed
 		_ = post(w, box, "resume")
 		out, err := tryToUse(w, box)
