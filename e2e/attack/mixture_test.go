@@ -67,7 +67,7 @@ func TestAttackNeverAMixture(t *testing.T) {
 			r := w.Raid(w.Create(map[string]any{"network_policy": policies[0]}))
 			stop := torrent(r, denied[:]...)
 			changes := 0
-			for end := time.Now().Add(4 * time.Second); changes < 400 && time.Now().Before(end); changes += 2 {
+			for end := time.Now().Add(4 * time.Second); changes < 4 || changes < 400 && time.Now().Before(end); changes += 2 {
 				w.SetPolicy(r.Box, policies[0])
 				w.SetPolicy(r.Box, policies[1])
 				r.Try("udp", netip.AddrPortFrom(friend[changes/2%2], 4444))

@@ -203,9 +203,9 @@ func TestProcessThatEndedIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Until("another process is in its namespace", func() bool {
-		own, _ := os.Readlink("/proc/self/ns/net")
-		its, err := os.Readlink("/proc/" + strconv.Itoa(stays.Process.Pid) + "/ns/net")
-		return err == nil && its != own
+		want, err := os.Readlink("/proc/" + strconv.Itoa(f.PID) + "/ns/net")
+		its, _ := os.Readlink("/proc/" + strconv.Itoa(stays.Process.Pid) + "/ns/net")
+		return err == nil && its == want
 	})
 	f.End()
 	if out, code := w.GatewayCommand("box", "reattach", "agent"); code != 1 || !strings.Contains(out, "no such file") {
