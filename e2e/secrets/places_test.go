@@ -89,7 +89,8 @@ func TestPlaceholderInQueriesAndBodies(t *testing.T) {
 				}
 			}
 			out, code := w.Sh(box, strings.ReplaceAll(line, bodiesHost, "www.example.com"))
-			if code == 0 && !strings.Contains(way, "http2") { // over which that host answers before it has read a body
+			early := strings.Contains(way, "http2") || tt.path[:2] == "/s" // that host may answer before it has read a streamed body
+			if code == 0 && !early {
 				t.Errorf("%s, another host: %s", line, out)
 			}
 		}
