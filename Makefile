@@ -50,10 +50,10 @@ run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
 nameserver: ## unpack the nameserver of one test, without installing it
-	@dist/nameserver.sh
+	@dist/unpack.sh /var/lib/boxgate/knot usr/sbin/knotd knot
 
 sshd: ## unpack OpenSSH's server for the tests of logins, without installing it
-	@dist/sshd.sh
+	@dist/unpack.sh /var/lib/boxgate/openssh usr/sbin/sshd openssh-server
 
 docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
@@ -62,21 +62,20 @@ runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runt
 	@mkdir -p $(RUNSC_DIR)
 	GOBIN=$(RUNSC_DIR) GOFLAGS=-trimpath CGO_ENABLED=0 $(GO) install -ldflags '-s -w' $(RUNSC)
 
-postgres: ## unpack the PostgreSQL server of one test, without installing it
-	@dist/postgres.sh
+postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql
 
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
-test: image docker nameserver postgres visitors ## run every test, the kernel ones included
+test: image docker nameserver postgres sshd visitors ## run every test, the kernel ones included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
-	@dist/sshd.sh || echo "NOT TESTED: logins to SSH servers, as OpenSSH's server could not be unpacked"
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
 
 scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
-mutants: image docker nameserver postgres visitors ## take away each protection in turn, and demand that its tests notice
+mutants: image docker nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
 
 structure: ## print the circles of files in each package, and the lengths of functions
@@ -85,7 +84,7 @@ structure: ## print the circles of files in each package, and the lengths of fun
 conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)
 	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
 
-check: deps docker nameserver postgres visitors ## formatting, vet, linters, and the tests with the race detector
+check: deps docker nameserver postgres sshd visitors ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...

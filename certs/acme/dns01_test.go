@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// knotRoot is where dist/nameserver.sh unpacks Knot DNS.
+// knotRoot is where `make nameserver` unpacks Knot DNS.
 const knotRoot = "/var/lib/boxgate/knot"
 
 // tsigKey signs the updates that the nameserver takes.

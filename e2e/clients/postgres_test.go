@@ -30,7 +30,7 @@ const (
 	nobody = 65534
 )
 
-// postgresProgram returns a program of PostgreSQL's server: this machine's own, or one that dist/postgres.sh unpacked.
+// postgresProgram returns a program of PostgreSQL's server: this machine's own, or the one that was unpacked.
 func postgresProgram(t *testing.T, ctx context.Context, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	const unpacked = "/var/cache/boxgate-postgres"

@@ -18,7 +18,7 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 )
 
-// root is where dist/sshd.sh unpacks the server.
+// root is where `make sshd` unpacks the server.
 const root = "/var/lib/boxgate/openssh"
 
 // User is the user that commands run as; UID is that of nobody.
@@ -42,11 +42,11 @@ type Server struct {
 	running sync.WaitGroup
 }
 
-// New returns a server with lines added to its configuration, which stops with the test. It skips the test where there is none.
+// New returns a server with lines added to its configuration, which stops with the test. The test fails where there is none.
 func New(t testing.TB, lines ...string) *Server {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(root, "usr/sbin/sshd")); err != nil || os.Geteuid() != 0 {
-		t.Skip("needs root, and OpenSSH's server: sudo make sshd")
+		t.Fatal("needs root, and OpenSSH's server: sudo make sshd")
 	}
 	dir, err := os.MkdirTemp("", "boxgate-sshd-")
 	if err != nil {
