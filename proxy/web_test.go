@@ -134,7 +134,7 @@ func (r *rig) http2Conn(port uint16) *http.ClientConn {
 func (r *rig) httpsServer(h2 bool, handler http.HandlerFunc) (*httptest.Server, uint16) {
 	srv := httptest.NewUnstartedServer(handler)
 	srv.EnableHTTP2 = h2
-	srv.TLS = &tls.Config{GetCertificate: r.upstream.forHello}
+	srv.TLS = &tls.Config{GetCertificate: r.upstream.forHello, ClientAuth: tls.RequestClientCert}
 	srv.StartTLS()
 	r.t.Cleanup(srv.Close)
 	return srv, portOf(r.t, srv.Listener)

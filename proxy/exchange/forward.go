@@ -23,6 +23,9 @@ type Via struct {
 	Authority string
 	Target    string // path and query
 	way       route.Routed
+
+	audience string          // of tokens
+	headers  []policy.Header // that the proxy goes by, besides the token
 }
 
 // The headers by which the proxy learns what the request is for and which box it is from. They are those of Vercel
@@ -44,23 +47,35 @@ func (r *Ruling) forward(s *Session, m *Message) error {
 	if to == nil {
 		return nil
 	}
-	if s.Core.Tokens == nil {
-		return errNoTokens
-	}
-	host := r.Request.Name.String()
-	token, err := s.Core.Tokens.Token(s.Box.ID, to.URL(), host)
-	if err != nil {
-		return err
-	}
 	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: to.Name, Port: to.Port, Protocol: policy.TCP}
 	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if it is not known
-	r.Via = &Via{Authority: to.Authority(), Target: to.Target(m.Path), way: way}
 	header := func(name, value string) policy.Header {
 		return policy.Header{Name: name, Value: policy.NewSecret(value)}
 	}
-	r.Set = append(slices.Clip(r.Set),
-		header(forwardedHost, host), header(forwardedScheme, "https"), header(forwardedPort, strconv.Itoa(int(r.Request.Port))),
-		header(forwardedPath, m.Path), policy.Header{Name: forwardedToken, Value: token})
+	r.Via = &Via{
+		Authority: to.Authority(), Target: to.Target(m.Path), way: way, audience: to.URL(),
+		headers: []policy.Header{
+			header(forwardedHost, r.Request.Name.String()), header(forwardedScheme, "https"),
+			header(forwardedPort, strconv.Itoa(int(r.Request.Port))), header(forwardedPath, m.Path),
+		},
+	}
+	return r.introduce(s)
+}
+
+// introduce adds the headers for the proxy, with a token of now: it is valid for so short a time that one from before a body
+// was read may have expired.
+func (r *Ruling) introduce(s *Session) error {
+	if r.Via == nil {
+		return nil
+	}
+	if s.Core.Tokens == nil {
+		return errNoTokens
+	}
+	token, err := s.Core.Tokens.Token(s.Box.ID, r.Via.audience, r.Request.Name.String())
+	if err != nil {
+		return err
+	}
+	r.Set = append(append(slices.Clip(r.Set), r.Via.headers...), policy.Header{Name: forwardedToken, Value: token})
 	return nil
 }
 

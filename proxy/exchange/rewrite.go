@@ -126,12 +126,7 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 		if !r.stillAlike(w.s) {
 			return w.refuse(errRuleChanged)
 		}
-		own, err := w.s.Core.Literals(ctx, r.header.Headers)
-		if err != nil {
-			return w.refuse(err)
-		}
-		r.Set = append(slices.Clip(own), r.Set[len(own):]...) // what else is set stays: the box could send that itself
-		if r.Swaps, err = w.s.Core.refreshed(ctx, r.header.Placeholders, r.Swaps); err != nil {
+		if err := r.renew(ctx, w.s); err != nil {
 			return w.refuse(err)
 		}
 	}
@@ -149,6 +144,21 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 		return w.refuse(err)
 	}
 	return nil
+}
+
+// renew sets everything that the request is sent with to what it is now.
+func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
+	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err != nil {
+		return err
+	}
+	if err = r.introduce(s); err != nil { // without which the box could send those headers itself
+		return err
+	}
+	if r.identity, err = s.Core.identity(ctx, r.header.Client); err != nil {
+		return err
+	}
+	r.Swaps, err = s.Core.refreshed(ctx, r.header.Placeholders, r.Swaps)
+	return err
 }
 
 // errRuleChanged refuses a request whose rule would send something else by now, or nothing.

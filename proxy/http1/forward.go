@@ -44,6 +44,9 @@ func (h *conn) forward() error {
 			return err
 		}
 	}
+	if h.up != nil && !h.up.Serves(h.ruling.Target(h.s)) {
+		h.park()
+	}
 	if via := h.ruling.Via; via != nil {
 		header.Readdress(&h.req, via.Authority, via.Target)
 	}

@@ -329,9 +329,6 @@ func (h *conn) serveOne() error {
 		return err
 	}
 	defer h.flight.clear()
-	if h.up != nil && !h.up.Serves(h.ruling.Target(h.s)) {
-		h.park()
-	}
 	return h.forward()
 }
 
