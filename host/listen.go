@@ -38,12 +38,32 @@ const explicitPort = 3128
 // Listen opens every socket that the configuration asks for, or none.
 func Listen(ctx context.Context, cfg config.Config, a config.Addresses) (*Listeners, error) {
 	l := &Listeners{}
+	if err := l.takeNamespace(ctx); err != nil {
+		return nil, err
+	}
 	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), l.openEgress(ctx, a))
 	if err != nil {
 		l.Close()
 		return nil, err
 	}
 	return l, nil
+}
+
+// namespaceSocket is held by the gateway of a network namespace, of which there is one: its table and its routing rules have
+// one name, whatever the state directory and the addresses. The name of an abstract socket belongs to the namespace.
+const namespaceSocket = "@boxgate/gateway"
+
+// takeNamespace refuses to be the second gateway of the network namespace, which would replace the rules of the first.
+func (l *Listeners) takeNamespace(ctx context.Context) error {
+	ln, err := new(net.ListenConfig).Listen(ctx, "unix", namespaceSocket)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
+	}
+	if err != nil {
+		return fmt.Errorf("taking the network namespace: %w", err)
+	}
+	l.all = append(l.all, ln)
+	return nil
 }
 
 // Close closes all of them.

@@ -143,10 +143,13 @@ func runtimeRemedy(name string) string {
 // runDirOf is the default run directory of a launcher.
 func runDirOf(stateDir string) string { return filepath.Join("/run/boxgate-boxes", stateTag(stateDir)) }
 
+// RunDirOf returns where a launcher keeps what boxes need while they run. runDir is that of [Config].
+func RunDirOf(stateDir, runDir string) string { return cmp.Or(runDir, runDirOf(stateDir)) }
+
 // Traces returns patterns of the files that a launcher with these directories keeps while it has boxes, outside of its
 // state directory. runDir is that of [Config].
 func Traces(stateDir, runDir string) []string {
-	d := dirs{state: stateDir, run: cmp.Or(runDir, runDirOf(stateDir))}
+	d := dirs{state: stateDir, run: RunDirOf(stateDir, runDir)}
 	return []string{filepath.Join(d.pins(), "*"), filepath.Join(d.attached(), "*")}
 }
 

@@ -23,7 +23,25 @@ func NeedRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the gateway changes the kernel's network and starts containers: run it as root (sudo)")
 	}
-	return nil
+	return needCapabilities()
+}
+
+// capabilities are those of root's without which no box gets a network or a first process.
+var capabilities = map[string]int{"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN}
+
+// needCapabilities requires them of this process, which a unit or a container can have taken away.
+func needCapabilities() error {
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
+		return nil //nolint:nilerr // what is missing then fails by itself
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
+		if data[0].Effective&(1<<capabilities[name]) == 0 {
+			errs = append(errs, fmt.Errorf("the process is root without %s: run it on the host itself, or add it (CapabilityBoundingSet of the unit, --cap-add of a container)", name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only
@@ -59,6 +77,14 @@ func needCgroups() error {
 				return fmt.Errorf("no control group of %s is mounted below %s: run mount -t cgroup2 cgroup2 %s, or let systemd do it", c, root, root)
 			}
 			return fmt.Errorf("the control groups below %s have no controller %s: boot without cgroup_disable=%s", root, c, c)
+		}
+		where := root
+		if errV2 != nil {
+			where = filepath.Join(root, c)
+		}
+		if unix.Access(where, unix.W_OK) != nil {
+			return fmt.Errorf("control groups cannot be made below %s: mount it writable (mount -o remount,rw %s; in a unit, ProtectControlGroups=no and "+
+				"Delegate=yes; in a container, run it privileged)", where, where)
 		}
 	}
 	return nil
@@ -96,7 +122,9 @@ func checkImage(key, source string) error {
 	switch {
 	case source == "debian":
 	case filepath.IsAbs(source):
-		_, err = os.Stat(source)
+		if _, err = os.Stat(source); errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("there is no %s: name an image that exists, or debian in launcher.images", source)
+		}
 	default:
 		_, err = name.ParseReference(source)
 	}

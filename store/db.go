@@ -162,6 +162,9 @@ func (db *DB) table(tx *bolt.Tx, name []byte) (document.Table, error) { return d
 // is none.
 func CheckDir(dir string) error { return private.CheckDir(dir) }
 
+// File is the name of the store's file in the state directory.
+const File = layout.FileDB
+
 // InUse reports whether a process has the store of a state directory open.
 func InUse(dir string) bool {
 	f, err := os.Open(filepath.Join(dir, layout.FileDB))

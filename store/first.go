@@ -25,8 +25,7 @@ func ensureFile(o Options, path, passphrase string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Size() == 0:
-		return fmt.Errorf("%w: the file %s is empty: restore it from a backup, or, to start over without any box, delete "+
-			"what is in %s", ErrLost, path, o.Dir)
+		return emptied(o, path)
 	case err == nil || !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -38,11 +37,26 @@ func ensureFile(o Options, path, passphrase string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil // another process was first
 	}
-	if trace := firstTrace(o); trace != "" {
-		return fmt.Errorf("%w: the file %s is missing, but %s says that a gateway ran here: restore the file from a backup, "+
-			"or, to start over without any box, reboot and delete what is in %s", ErrLost, path, trace, o.Dir)
+	if err := lost(o, path); err != nil {
+		return err
 	}
 	return makeStore(o, path, passphrase)
+}
+
+// emptied is the error of a store of which nothing is left but its file.
+func emptied(o Options, path string) error {
+	return fmt.Errorf("%w: the file %s is empty: restore it from a backup, or, to start over without any box, delete "+
+		"what is in %s", ErrLost, path, o.Dir)
+}
+
+// lost returns an error if a store that is missing is not one that was never made.
+func lost(o Options, path string) error {
+	trace := firstTrace(o)
+	if trace == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: the file %s is missing, but %s says that a gateway ran here: restore the file from a backup, "+
+		"or, to start over without any box, reboot and delete what is in %s", ErrLost, path, trace, o.Dir)
 }
 
 // firstTrace returns a file that only an earlier start can have left, or "".

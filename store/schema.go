@@ -27,8 +27,7 @@ func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keyS
 	case err != nil:
 		return fmt.Errorf("the store %s: %w", path, err)
 	case version > layout.SchemaNow || keySchema > layout.SchemaNow:
-		return fmt.Errorf("the store %s was written by a newer boxgate (schema %d; this one knows %d): "+
-			"run the newer version, or restore a backup made before the upgrade", path, max(version, keySchema), layout.SchemaNow)
+		return tooNew(path, max(version, keySchema))
 	case version >= layout.SchemaTagged && keySchema >= layout.SchemaTagged:
 		return grow(s, b, version)
 	case version == layout.SchemaPlain && keySchema == layout.SchemaPlain && k.Schema <= layout.SchemaPlain:
@@ -38,6 +37,15 @@ func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keyS
 		return nil
 	}
 	return fmt.Errorf("the store %s: %w", path, errOlder)
+}
+
+// tooNew refuses a layout that this version does not know.
+func tooNew(path string, version int) error {
+	if version <= layout.SchemaNow {
+		return nil
+	}
+	return fmt.Errorf("the store %s was written by a newer boxgate (schema %d; this one knows %d): "+
+		"run the newer version, or restore a backup made before the upgrade", path, version, layout.SchemaNow)
 }
 
 // grow adds the buckets that a store lacks, in one transaction. A bucket that somebody removed is not missed if it was
@@ -118,44 +126,56 @@ func protect(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) erro
 
 // openSealer decrypts the data key of a store, and upgrades the store to the current schema if it is older.
 func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*document.Sealer, error) {
-	var wrapped []byte
+	k, err := openKey(b, dir, passphrase, env, path)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(k.content)
+	s := document.NewSealer()
+	if err := s.Learn(k.wrapped, bytes.Clone(k.key)); err != nil {
+		return nil, err
+	}
+	if err := migrate(s, b, k.ring, k.key, k.schema, path); err != nil {
+		return nil, err
+	}
+	return s, k.ring.Settle(k.index)
+}
+
+// dataKey is the key of a store's documents, as it was found. The content is to be cleared after use.
+type dataKey struct {
+	ring         keyring.Keyring
+	index        int // of what unwrapped it in the ring
+	wrapped      []byte
+	content, key []byte // the key is part of the content
+	schema       int
+}
+
+// openKey reads the data key of a store, and changes nothing.
+func openKey(b *bolt.DB, dir, passphrase, env, path string) (k dataKey, err error) {
 	var sealing string
-	err := b.View(func(tx *bolt.Tx) error {
+	err = b.View(func(tx *bolt.Tx) error {
 		if meta := tx.Bucket(layout.Meta); meta != nil {
-			wrapped, sealing = bytes.Clone(meta.Get(layout.DataKey)), string(meta.Get(layout.Sealing))
+			k.wrapped, sealing = bytes.Clone(meta.Get(layout.DataKey)), string(meta.Get(layout.Sealing))
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return k, err
 	}
-	if wrapped == nil {
-		return nil, fmt.Errorf("the store %s has no data key: %w", path, pages.ErrDamaged)
+	if k.wrapped == nil {
+		return k, fmt.Errorf("the store %s has no data key: %w", path, pages.ErrDamaged)
 	}
 	if err := checkSealing(sealing, passphrase, env); err != nil {
-		return nil, err
+		return k, err
 	}
-	k, err := keyring.Open(dir, passphrase, env)
-	if err != nil {
-		return nil, err
+	if k.ring, err = keyring.Open(dir, passphrase, env); err != nil {
+		return k, err
 	}
-	content, i, err := k.Unwrap(wrapped)
-	if err != nil {
-		return nil, err
+	if k.content, k.index, err = k.ring.Unwrap(k.wrapped); err != nil {
+		return k, err
 	}
-	defer clear(content)
-	key, schema, err := document.ParseKey(content)
-	if err != nil {
-		return nil, err
-	}
-	s := document.NewSealer()
-	if err := s.Learn(wrapped, bytes.Clone(key)); err != nil {
-		return nil, err
-	}
-	if err := migrate(s, b, k, key, schema, path); err != nil {
-		return nil, err
-	}
-	return s, k.Settle(i)
+	k.key, k.schema, err = document.ParseKey(k.content)
+	return k, err
 }
 
 // checkSealing refuses to open a store in another way than it was created.

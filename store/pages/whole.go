@@ -19,6 +19,7 @@ func Open(path string, o bolt.Options) (b *bolt.DB, err error) {
 			b, err = nil, ErrDamaged
 		}
 	}()
+	readOnly := o.ReadOnly
 	o.ReadOnly = true // then only the headers are read, and nobody writes in the meantime
 	still, err := bolt.Open(path, 0o600, &o)
 	if err != nil {
@@ -27,7 +28,7 @@ func Open(path string, o bolt.Options) (b *bolt.DB, err error) {
 	if err := errors.Join(checkFile(path), still.Close()); err != nil {
 		return nil, err
 	}
-	o.ReadOnly = false
+	o.ReadOnly = readOnly
 	return bolt.Open(path, 0o600, &o)
 }
 

@@ -27,6 +27,9 @@ func CheckDir(dir string) error {
 	if err != nil {
 		return fmt.Errorf("the state directory cannot be read: %w", err)
 	}
+	if !info.IsDir() {
+		return fmt.Errorf("the state directory %s is not a directory: move it away or set another path", dir)
+	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return fmt.Errorf("others may enter the state directory %s (mode %04o): run chmod 700 %s", dir, info.Mode().Perm(), dir)
 	}

@@ -21,6 +21,8 @@ import (
 func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 	return append(preflight.Check(cfg),
 		found("state directory", needStateDir(cfg)),
+		found("store", needStore(cfg)),
+		found("run directory", needRunDir(cfg)),
 		found("kernel network", needKernel(ctx)),
 		found("pools", needPools(cfg)),
 		found("descriptors", share.NeedDescriptors()),

@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"syscall"
 
 	"boxgate/config"
 	"boxgate/firewall"
+	"boxgate/launcher"
+	"boxgate/preflight"
 	"boxgate/secrets"
 	"boxgate/store"
 )
@@ -18,18 +23,43 @@ func checkSecrets(ctx context.Context, cfg config.Config) error {
 	return errors.Join(secrets.Check(ctx, cfg.Secrets.Sources), cfg.Secrets.Exposed())
 }
 
-// needStateDir requires a state directory that is private, as the store does.
+// needStateDir requires a state directory that is private, as the store does, and has room for the store.
 func needStateDir(cfg config.Config) error {
-	if err := store.CheckDir(cfg.StateDir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err := store.CheckDir(cfg.StateDir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		err = nil // the nearest directory is looked at
+	}
+	if err != nil {
 		return fmt.Errorf("state_dir: %w", err)
 	}
-	return nil
+	if err := preflight.NeedWritable("state_dir", cfg.StateDir); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.File)); err == nil {
+		return nil // a gateway whose disk has filled up starts, and says what it cannot store
+	}
+	return preflight.NeedRoom("state_dir", cfg.StateDir)
+}
+
+// needStore requires a store that can be opened, or made.
+func needStore(cfg config.Config) error {
+	if os.Geteuid() != 0 || store.CheckDir(cfg.StateDir) != nil {
+		return nil // what is wrong with that has been said
+	}
+	return store.Check(store.Options{
+		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.Traces(cfg.StateDir, cfg.Launcher.RunDir),
+	})
+}
+
+// needRunDir requires a place for what the launcher keeps while boxes run.
+func needRunDir(cfg config.Config) error {
+	return preflight.NeedWritable("launcher.run_dir", launcher.RunDirOf(cfg.StateDir, cfg.Launcher.RunDir))
 }
 
 // needKernel tries every kernel feature that boxes need, in network namespaces of its own.
 func needKernel(ctx context.Context) error {
-	if os.Geteuid() != 0 {
-		return nil // NeedRoot reports that
+	if preflight.NeedRoot() != nil {
+		return nil // which is reported
 	}
 	if err := firewall.Probe(ctx); err != nil {
 		return fmt.Errorf("this kernel lacks features that boxes need: %w; it must have nftables with tproxy, socket and "+
@@ -41,8 +71,8 @@ func needKernel(ctx context.Context) error {
 
 // checkOtherRules finds rules of the host's own firewall that keep boxes from working.
 func checkOtherRules() error {
-	if os.Geteuid() != 0 {
-		return nil // NeedRoot reports that
+	if preflight.NeedRoot() != nil {
+		return nil // which is reported
 	}
 	return firewall.CheckOtherRules()
 }
