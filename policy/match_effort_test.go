@@ -86,6 +86,35 @@ func TestEffortIsSpent(t *testing.T) {
 	}
 }
 
+// TestNamesCostTheirNumber: of a matcher that many parameters are for, each costs steps, twice as many twice as much, and a
+// request with the most parameters for the most matchers does not get through.
+func TestNamesCostTheirNumber(t *testing.T) {
+	t.Parallel()
+	spent := func(key string, n int) int {
+		_, m := parsedMatch(t, `{"query": [{"key": `+key+`}]}`)
+		r := Request{}
+		for i := range n {
+			r.Query += fmt.Sprintf("&x%03d", i)
+		}
+		j := judge(&r)
+		if f := m.fit(&j); f != fits {
+			t.Errorf("%s of %d: %d", key, n, f)
+		}
+		return fullEffort - j.effort.left
+	}
+	for _, key := range []string{`{"prefix": ""}`, `{"prefix": "x"}`, `{"regex": "^x"}`} {
+		few, many := spent(key, 128), spent(key, 256)
+		if many-few < 128*nameSteps || many > 2*few+nameSteps {
+			t.Errorf("%s: %d steps for 128 parameters, %d for 256", key, few, many)
+		}
+	}
+	_, m := parsedMatch(t, `{"query": [{"key": {"prefix": ""}}]}`)
+	j := judge(&Request{Query: "a&b"})
+	if j.effort.left = 2*splitSteps*3 + nameSteps; m.fit(&j) != unsure {
+		t.Error("a name that could not be remembered leaves the fit sure")
+	}
+}
+
 func BenchmarkMatchCostly(b *testing.B) {
 	for _, kind := range []string{"headers", "query"} {
 		b.Run(kind, func(b *testing.B) {

@@ -7,18 +7,30 @@ const maxQueryPairs = 512
 
 // found collects the parameters or fields that a matcher is about.
 type found struct {
-	best  fit      // of any one
-	keys  []string // their names, folded
-	twice bool     // one of them surely fits, and another may have the same name
+	best  fit             // of any one
+	some  bool            // there is one
+	names map[string]bool // their names, folded, unless the matcher is about one name alone
+	twice bool            // one of them surely fits, and another may have the same name
 }
 
-// add takes one whose name fits as said.
-func (s *found) add(m *pairMatcher, name string, f fit) {
+// add takes one whose name fits as said. Names are looked up, not compared with each other: a request may have hundreds, and a
+// host hundreds of matchers.
+func (s *found) add(m *pairMatcher, name string, f fit, e *effort) {
 	s.best = max(s.best, f)
-	for _, other := range s.keys {
-		s.twice = s.twice || m.key.exact || other == name
+	if m.key.exact {
+		s.twice = s.twice || s.some
+		s.some = true
+		return
 	}
-	s.keys = append(s.keys, name)
+	if !e.spend(nameSteps + compareSteps*len(name)) {
+		s.best, s.twice = max(s.best, unsure), true
+		return
+	}
+	if s.names == nil {
+		s.names = map[string]bool{}
+	}
+	s.twice = s.twice || s.names[name]
+	s.names[name] = true
 }
 
 // fit is that of the whole request: of a name that is repeated, servers take the first, the last or all.
@@ -56,7 +68,7 @@ func (m *pairMatcher) fitParameters(query, separators string, e *effort) fit {
 		}
 		name, value, _ := strings.Cut(pair, "=")
 		if f := m.fitName(name, e); f > unfit {
-			s.add(m, foldParameter(decodePercent(name)), m.fitParameter(f, value, e))
+			s.add(m, foldParameter(decodePercent(name)), m.fitParameter(f, value, e), e)
 		}
 	}
 	return s.fit()
@@ -125,7 +137,7 @@ func (m *pairMatcher) fitFields(fields *Fields, e *effort) fit {
 			name = unsure
 		}
 		if name > unfit {
-			s.add(m, folded, min(name, m.fitField(field.Value, e)))
+			s.add(m, folded, min(name, m.fitField(field.Value, e)), e)
 		}
 	}
 	return s.fit()

@@ -35,6 +35,9 @@ const (
 	splitSteps   = 8 // taking a query or head apart, and decoding
 )
 
+// nameSteps is what remembering a name takes, besides its bytes.
+const nameSteps = 64
+
 // spend reports whether there are so many steps left. If not, the fit is unsure.
 func (e *effort) spend(steps int) bool {
 	if e.left < steps {
