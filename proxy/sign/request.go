@@ -26,6 +26,8 @@ type Request struct {
 	Body         []byte // if [Plan] asked for it
 	Altered      bool   // the body is not the client's own: a hash that the client gave is not of this one
 	Time         time.Time
+
+	hash string // of Body in hexadecimal, once it was asked for
 }
 
 // Signed is what a signature changes in a request.
@@ -72,10 +74,13 @@ func (r *Request) values(name string) (values []string) {
 	return values
 }
 
-// bodyHash returns the hash of the body in hexadecimal.
+// bodyHash returns the hash of the body in hexadecimal, which is made once: a template may have it several times.
 func (r *Request) bodyHash() string {
-	sum := sha256.Sum256(r.Body)
-	return hex.EncodeToString(sum[:])
+	if r.hash == "" {
+		sum := sha256.Sum256(r.Body)
+		r.hash = hex.EncodeToString(sum[:])
+	}
+	return r.hash
 }
 
 var errKey = errors.New("the key is empty")
