@@ -106,9 +106,9 @@ store/keyring: store/layout store/private
 store/layout:
 store/pages:
 store/private:
-secrets: policy audit internal/awskeys internal/fault
+secrets: policy audit internal/fault
 secrets/assertion: policy
-secrets/aws: policy internal/awskeys secrets/remote
+secrets/aws: policy secrets/remote
 secrets/github: policy secrets/assertion secrets/remote
 secrets/identity: policy secrets/assertion
 secrets/manager: policy secrets/remote
@@ -132,7 +132,6 @@ internal/handshake:
 internal/memory:
 internal/socket:
 bench: api internal/testnet
-internal/awskeys: policy
 internal/buildinfo:
 config: policy secrets
 preflight: config

@@ -1,10 +1,7 @@
 package policy
 
 import (
-	"encoding/json"
-	"errors"
 	"strings"
-	"time"
 )
 
 // Signing says how the gateway signs the requests of a header rule, with keys that the box does not have. At most one
@@ -67,53 +64,4 @@ const (
 // NeedsBody reports whether the whole body takes part in the signature.
 func (s *HMACSigning) NeedsBody() bool {
 	return strings.Contains(s.Template, SignBody) || strings.Contains(s.Template, SignBodyHash)
-}
-
-// AWSCredentials are what requests to AWS are signed with.
-type AWSCredentials struct {
-	AccessKeyID     string
-	SecretAccessKey Secret
-	SessionToken    Secret    // empty for a user's long-lived keys
-	Expires         time.Time // not to be used from then on; zero: they do not expire
-}
-
-var errAWSCredentials = errors.New(
-	`is not a JSON object of "access_key_id", "secret_access_key" and, for temporary credentials, "session_token"`)
-
-// ParseAWSCredentials reads credentials from the value of one secret: a JSON object of access_key_id, secret_access_key
-// and session_token, or one as AWS's credential_process prints it. The error shows nothing of it.
-func ParseAWSCredentials(s Secret) (AWSCredentials, error) {
-	var parts struct {
-		ID      string    `json:"access_key_id"`
-		Key     string    `json:"secret_access_key"`
-		Token   string    `json:"session_token"`
-		ItsID   string    `json:"AccessKeyId"`
-		ItsKey  string    `json:"SecretAccessKey"`
-		ItsMore string    `json:"SessionToken"`
-		Expires time.Time `json:"Expiration"`
-	}
-	if json.Unmarshal([]byte(s.Reveal()), &parts) != nil {
-		return AWSCredentials{}, errAWSCredentials
-	}
-	c := AWSCredentials{parts.ID, NewSecret(parts.Key), NewSecret(parts.Token), parts.Expires}
-	if parts.ItsID != "" {
-		c = AWSCredentials{parts.ItsID, NewSecret(parts.ItsKey), NewSecret(parts.ItsMore), parts.Expires}
-	}
-	if !isAccessKeyID(c.AccessKeyID) || c.SecretAccessKey.Reveal() == "" || CheckHeaderValue(c.SessionToken.Reveal()) != nil {
-		return AWSCredentials{}, errAWSCredentials
-	}
-	return c, nil
-}
-
-// isAccessKeyID reports whether s may stand in a credential scope.
-func isAccessKeyID(s string) bool {
-	if s == "" || len(s) > 128 {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; !isWordByte(c) && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return true
 }

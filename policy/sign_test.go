@@ -4,7 +4,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 )
 
 const awsKeys = `"{\"access_key_id\":\"AKID\",\"secret_access_key\":\"canary\"}"`
@@ -89,32 +88,6 @@ func TestRewriteProblems(t *testing.T) {
 		}
 		if invalid.Problems[0].Pointer != "/a.test"+at || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: %v, want %s", entry, err, at)
-		}
-	}
-}
-
-// TestParseAWSCredentials: both forms, and nothing of the value in an error.
-func TestParseAWSCredentials(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{
-		`{"access_key_id":"AKID","secret_access_key":"canary","session_token":"token"}`,
-		`{"Version":1,"AccessKeyId":"AKID","SecretAccessKey":"canary","SessionToken":"token","Expiration":"2030-01-02T03:04:05Z"}`,
-	} {
-		c, err := ParseAWSCredentials(NewSecret(text))
-		if err != nil || c.AccessKeyID != "AKID" || c.SecretAccessKey.Reveal() != "canary" || c.SessionToken.Reveal() != "token" {
-			t.Errorf("%s: %+v %v", text, c, err)
-		}
-		if end := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC); !c.Expires.IsZero() && !c.Expires.Equal(end) {
-			t.Errorf("expires %v", c.Expires)
-		}
-	}
-	for _, text := range []string{
-		"", "canary", `{}`, `["canary"]`, `{"access_key_id":"AKID"}`, `{"access_key_id":"AK/ID","secret_access_key":"canary"}`,
-		`{"access_key_id":"AKID","secret_access_key":"canary","session_token":"a\r\nb"}`, `{"AccessKeyId":"AKID","secret_access_key":"canary"}`,
-		`{"AccessKeyId":"AKID","SecretAccessKey":"canary","Expiration":"canary"}`,
-	} {
-		if _, err := ParseAWSCredentials(NewSecret(text)); err == nil || strings.Contains(err.Error(), "canary") {
-			t.Errorf("%s: %v", text, err)
 		}
 	}
 }

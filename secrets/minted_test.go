@@ -21,7 +21,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
-	"boxgate/internal/awskeys"
+	"boxgate/policy"
 	secretsaws "boxgate/secrets/aws"
 	"boxgate/secrets/github"
 	"boxgate/secrets/oauth"
@@ -251,7 +251,7 @@ func TestAWSRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := awskeys.Parse(v)
+	k, err := policy.ParseAWSCredentials(v)
 	if err != nil || k.AccessKeyID != "ASIATEST" || k.SecretAccessKey.Reveal() != "canary/s" || k.SessionToken.Reveal() != "canary+t==" ||
 		time.Until(k.Expires) > time.Hour || time.Until(k.Expires) < 55*time.Minute {
 		t.Errorf("%+v, %v", k, err)

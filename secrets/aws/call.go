@@ -14,7 +14,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"boxgate/internal/awskeys"
 	"boxgate/policy"
 	"boxgate/secrets/remote"
 )
@@ -34,10 +33,10 @@ func (c call) send(ctx context.Context, d remote.Desk, credentials string) (remo
 	if err != nil {
 		return remote.Answer{}, nil, err
 	}
-	keys, err := awskeys.Parse(value)
+	keys, err := policy.ParseAWSCredentials(value)
 	switch {
 	case err != nil:
-		return remote.Answer{}, nil, fmt.Errorf("the secret with its credentials: %w", err)
+		return remote.Answer{}, nil, fmt.Errorf("the secret with its credentials %w", err)
 	case !keys.Expires.IsZero() && !d.Now().Before(keys.Expires):
 		return remote.Answer{}, nil, errors.New("its credentials have expired")
 	}
@@ -49,7 +48,7 @@ func (c call) send(ctx context.Context, d remote.Desk, credentials string) (remo
 	})
 }
 
-func (c call) sign(ctx context.Context, keys awskeys.Keys, now time.Time) error {
+func (c call) sign(ctx context.Context, keys policy.AWSCredentials, now time.Time) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, nil)
 	if err != nil {
 		return errors.New("the request cannot be made")

@@ -1,3 +1,3 @@
 // Package aws gets credentials of roles from AWS STS, and values from AWS Secrets Manager. What it signs its requests
-// with, and the credentials of a role, are in the form of package awskeys.
+// with, and the credentials of a role, are as [policy.ParseAWSCredentials] reads them.
 package aws

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"boxgate/internal/awskeys"
 	"boxgate/policy"
 	"boxgate/secrets/remote"
 )
@@ -20,7 +19,7 @@ const (
 	roleTime                 = time.Hour
 )
 
-// Role assumes a role by AWS STS. Its value is credentials in the form of package awskeys.
+// Role assumes a role by AWS STS. Its value is credentials as [policy.ParseAWSCredentials] reads them.
 type Role struct {
 	ARN         string        `yaml:"role_arn"`
 	Region      string        `yaml:"region"`
@@ -112,11 +111,11 @@ func (r *Role) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}
-	keys := awskeys.Keys{
+	keys := policy.AWSCredentials{
 		AccessKeyID: got.AccessKeyID, SecretAccessKey: policy.NewSecret(got.SecretAccessKey), SessionToken: policy.NewSecret(got.SessionToken),
 		Expires: d.Now().Add(left), // by the local clock, which is the one that it is compared with
 	}
-	if _, err := awskeys.Parse(keys.Secret()); err != nil {
+	if _, err := policy.ParseAWSCredentials(keys.Secret()); err != nil {
 		return remote.Value{}, remote.ErrAnswer("valid credentials")
 	}
 	return remote.Value{Secret: keys.Secret(), Lifetime: left}, nil
