@@ -76,8 +76,11 @@ func (m *pairMatcher) fitParameters(query, separators string, e *effort) fit {
 
 // fitParameter compares the value of a parameter whose name fits as said.
 func (m *pairMatcher) fitParameter(name fit, value string, e *effort) fit {
-	if m.anyValue {
+	switch {
+	case m.anyValue:
 		return name
+	case hasOldEscape(value):
+		return min(name, unsure)
 	}
 	return min(name, m.value.all(readingsOf(value), e))
 }
@@ -87,6 +90,9 @@ func (m *pairMatcher) fitParameter(name fit, value string, e *effort) fit {
 func (m *pairMatcher) fitName(raw string, e *effort) fit {
 	if m.key.exact && raw == m.key.text {
 		return fits // the common case, without decoding
+	}
+	if hasOldEscape(raw) {
+		return unsure
 	}
 	all := namesOf(raw)
 	f := m.key.all(all, e)

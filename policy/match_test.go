@@ -59,6 +59,8 @@ func TestFit(t *testing.T) {
 			"GET /?Model=x": unsure, "GET /?mod%65l=x": fits, "GET /?mod%2565l=x": unsure, "GET /?model=%78": fits, "GET /?model=%2578": unsure,
 			"GET /?model[]=x": unsure, "GET /?model%5B0%5D=x": unsure, "GET /?+model=x": unsure, "GET /?model=x%00y": unsure,
 			"GET /??model=x": unsure, "GET /?%00model=x": unsure, "GET /?a&%20%00model=x": unsure, "GET /?mod%u0065l=x": unsure, "GET /?model=%u0078": unsure,
+			"GET /?mod%25u0065l=x": unsure, "GET /?mod%uFF45l=x": unsure, "GET /?%25uff4dodel=x": unsure, "GET /?a%u4e2d=x": unsure,
+			"GET /?a=%u4e2d": unfit, "GET /?model=%u4e2d": unsure, "GET /?model=%25u4e2d": unsure, "GET /?model=%uzzzz": unfit,
 			"GET /?mod%u0025l=x": unfit, "GET /?model=%u00": unfit, "GET /??a=x": unfit,
 			"GET /?a=1;model=x": unsure, "GET /?model=x;b=2": unsure, "GET /?model=y;b=2": unfit, "GET /?model=X": unsure,
 			"GET /?" + strings.Repeat("a&", maxQueryPairs) + "model=x": unsure},

@@ -125,7 +125,7 @@ func readingsOf(raw string) []string {
 		out = append(out, decodePercent(strings.ReplaceAll(raw, "+", " ")))
 	}
 	for _, s := range out {
-		if twice := decodePercent(s); twice != s {
+		if twice := decodePercent(decodeOld(s)); twice != s {
 			out = append(out, twice)
 		}
 		if i := strings.IndexByte(s, 0); i >= 0 {
@@ -133,6 +133,28 @@ func readingsOf(raw string) []string {
 		}
 	}
 	return out
+}
+
+// OldEscape returns where in a part of a query the first escape such as %uFF41 is, of a character that is not ASCII; -1 without
+// one. Servers that read those (IIS) make of it what is most like it in their own character set, such as the "a" of a full-width
+// one: what they read cannot be told from here.
+func OldEscape(s string) int {
+	for at := 0; ; at++ {
+		i := strings.IndexByte(s[at:], '%')
+		if i < 0 {
+			return -1
+		}
+		if at += i; len(s)-at >= 6 && s[at+1]|0x20 == 'u' {
+			if c, err := strconv.ParseUint(s[at+2:at+6], 16, 16); err == nil && c >= utf8.RuneSelf {
+				return at
+			}
+		}
+	}
+}
+
+// hasOldEscape reports whether there is an [OldEscape], as sent or behind another escape.
+func hasOldEscape(raw string) bool {
+	return strings.Contains(raw, "%") && (OldEscape(raw) >= 0 || OldEscape(decodePercent(raw)) >= 0)
 }
 
 // decodeOld decodes escapes such as %u0061, which IIS and others read: only those of ASCII characters, other than the percent

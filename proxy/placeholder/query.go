@@ -3,6 +3,8 @@ package placeholder
 import (
 	"net/url"
 	"strings"
+
+	"boxgate/policy"
 )
 
 // RemoveQuery returns a request target without a query parameter, in any spelling that some server may take for it. What
@@ -21,7 +23,7 @@ func RemoveQuery(target, name string) (rest string, own []string) {
 		}
 		spelled, _, _ := strings.Cut(pair, "=")
 		switch {
-		case foldParameter(spelled) != folded:
+		case foldParameter(spelled) != folded && !mayFold(spelled, folded):
 			kept.WriteString(separator + pair)
 		case decoded(spelled) == name:
 			own = append(own, pair)
@@ -43,6 +45,22 @@ func AddQuery(target, name, value string) string {
 	return target + "&" + pair
 }
 
+// mayFold reports whether a name has an escape such as %uFF41 and may begin as a folded name does. Servers that read those make
+// a letter of their own character set of what such an escape stands for: it, and what follows, may be anything.
+func mayFold(name, folded string) bool {
+	for range 4 {
+		if i := policy.OldEscape(name); i >= 0 {
+			return strings.HasPrefix(folded, foldParameter(name[:i]))
+		}
+		plain := decoded(name)
+		if plain == name {
+			break
+		}
+		name = plain
+	}
+	return false
+}
+
 // foldParameter returns the name of a parameter as the most lenient server sees it: decoded as often as it can be, without
 // case; of PHP's names, which have "_" for spaces and dots and an index in brackets, what comes before the index.
 func foldParameter(name string) string {
@@ -60,7 +78,7 @@ func foldParameter(name string) string {
 	return strings.NewReplacer(" ", "_", ".", "_").Replace(strings.TrimRight(name, " \t\r\n\v\f"))
 }
 
-// decoded decodes the escapes of a name that are valid, and leaves the others.
+// decoded decodes the escapes of a name that are valid, those of IIS such as %u0061 as well, and leaves the others.
 func decoded(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -70,11 +88,27 @@ func decoded(name string) string {
 		case name[i] == '%' && i+2 < len(name) && nibble(name[i+1]) >= 0 && nibble(name[i+2]) >= 0:
 			b.WriteByte(byte(nibble(name[i+1])<<4 | nibble(name[i+2])))
 			i += 2
+		case strings.HasPrefix(name[i:], "%u00"), strings.HasPrefix(name[i:], "%U00"):
+			if c, ok := oldByte(name[i:]); ok {
+				b.WriteByte(c)
+				i += 5
+				continue
+			}
+			b.WriteByte(name[i])
 		default:
 			b.WriteByte(name[i])
 		}
 	}
 	return b.String()
+}
+
+// oldByte returns the ASCII character that a text begins with an escape of, such as %u0061.
+func oldByte(s string) (c byte, ok bool) {
+	if len(s) < 6 || nibble(s[4]) < 0 || nibble(s[5]) < 0 {
+		return 0, false
+	}
+	c = byte(nibble(s[4])<<4 | nibble(s[5]))
+	return c, c < 0x80
 }
 
 func nibble(c byte) int { return strings.IndexByte("0123456789abcdef", c|0x20) }
