@@ -265,9 +265,14 @@ func (w *Rewriting) replace(ctx context.Context) error {
 	if err != nil || !body.Any() {
 		return err
 	}
-	if !w.holds.Grow(2 * body.Size()) {
+	encoders := 0
+	if len(w.codings) > 0 {
+		encoders = scrub.Memory(w.codings)
+	}
+	if !w.holds.Grow(2*body.Size() + encoders) {
 		return memory.ErrFull
 	}
+	defer w.holds.Shrink(encoders)
 	if w.Body, err = scrub.Encoded(w.codings, body.Bytes()); err != nil {
 		return err
 	}

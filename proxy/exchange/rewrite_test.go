@@ -1,0 +1,43 @@
+package exchange
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"boxgate/internal/memory"
+	"boxgate/policy"
+	"boxgate/proxy/placeholder"
+	"boxgate/proxy/scrub"
+)
+
+// TestEncodersAreCharged: what compresses a changed body is charged to the box like what has decompressed it.
+func TestEncodersAreCharged(t *testing.T) {
+	t.Parallel()
+	token := "bxgph_" + strings.Repeat("a", policy.TokenLen-len("bxgph_"))
+	plain := []byte(`["` + strings.Repeat("x", 300<<10) + token + `"]`)
+	for _, coding := range []string{"gzip", "br", "zstd"} {
+		codings := []string{coding}
+		body, err := scrub.Encoded(codings, plain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoding := scrub.Memory(codings) + 2*MaxBody
+		for _, try := range []struct {
+			room int
+			want error
+		}{{decoding + 3*len(plain), nil}, {decoding + len(plain), memory.ErrFull}} {
+			most := int64(try.room)*8/7 + 8 // of which an eighth is for others
+			account := memory.New(100*most, most).Account("box")
+			r := &Ruling{header: policy.HeaderRule{Placeholders: []policy.Placeholder{{Token: token, Value: policy.NewSecret("value")}}}}
+			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
+			w.holds.Open(account, memory.Buffers)
+			if err := w.replace(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {
+				t.Errorf("%s with room for %d: %v", coding, try.room, err)
+			}
+			if w.Close(); account.Held() != 0 {
+				t.Errorf("%s: %d are held", coding, account.Held())
+			}
+		}
+	}
+}
