@@ -4,15 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -27,100 +23,7 @@ import (
 const (
 	dbHost = "db.example.com"
 	dbAddr = "198.51.100.151"
-	nobody = 65534
 )
-
-// postgresProgram returns a program of PostgreSQL's server: this machine's own, or the one that was unpacked.
-func postgresProgram(t *testing.T, ctx context.Context, name string, args ...string) *exec.Cmd {
-	t.Helper()
-	const unpacked = "/var/cache/boxgate-postgres"
-	for _, root := range []string{"", unpacked} {
-		found, err := filepath.Glob(root + "/usr/lib/postgresql/*/bin/" + name)
-		if err != nil || len(found) == 0 {
-			continue
-		}
-		cmd := exec.CommandContext(ctx, found[len(found)-1], args...)
-		libs, _ := filepath.Glob(unpacked + "/usr/lib/*-linux-gnu")
-		cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C", "LD_LIBRARY_PATH=" + strings.Join(libs, ":")}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
-		return cmd
-	}
-	t.Fatal("the PostgreSQL server is missing: make postgres")
-	return nil
-}
-
-// servePostgres makes dbHost a PostgreSQL server with the user app and the database orders. It takes connections over TLS with
-// SCRAM alone.
-func servePostgres(t *testing.T, w *harness.World, password string) {
-	t.Helper()
-	if err := w.Net.AddHost(dbHost, dbAddr); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp("", "boxgate-postgres-") // not below one that is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	data := filepath.Join(dir, "data")
-	run := func(cmd *exec.Cmd, stdin string) {
-		t.Helper()
-		cmd.Stdin = strings.NewReader(stdin)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", cmd.Args, err, harness.Tail(string(out), 2000))
-		}
-	}
-	if err := os.Chown(dir, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
-	run(postgresProgram(t, t.Context(), "initdb", "-D", data, "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C", "--auth=reject"), "")
-	for _, sql := range []string{"CREATE ROLE app LOGIN PASSWORD '" + password + "'", "CREATE ROLE other LOGIN PASSWORD '" + password + "'", "CREATE DATABASE orders OWNER app"} {
-		run(postgresProgram(t, t.Context(), "postgres", "--single", "-D", data, "postgres"), sql+"\n")
-	}
-	cert, err := w.Net.Certificate(dbHost)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{
-		"server.crt":  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}),
-		"server.key":  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}),
-		"pg_hba.conf": []byte("hostssl all app,other 0.0.0.0/0 scram-sha-256\n"),
-	} {
-		path := filepath.Join(data, name)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chown(path, nobody, nobody); err != nil {
-			t.Fatal(err)
-		}
-	}
-	startPostgres(t, w, data)
-}
-
-// startPostgres runs the server in the internet until the test has ended.
-func startPostgres(t *testing.T, w *harness.World, data string) {
-	t.Helper()
-	server := postgresProgram(t, context.Background(), "postgres", "-D", data, "-h", dbAddr, "-c", "unix_socket_directories=", "-c", "ssl=on",
-		"-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_connections=20")
-	server.SysProcAttr.Pdeathsig = 0 // of the thread, which ends earlier
-	log := &lab.SyncBuffer{}
-	server.Stdout, server.Stderr = log, log
-	if err := w.Net.Internet().Start(server); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = server.Process.Signal(syscall.SIGQUIT)
-		_ = server.Wait()
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), harness.ExecMost)
-	defer cancel()
-	if err := log.Await(ctx, "ready to accept connections"); err != nil {
-		t.Fatalf("%v: %s", err, log.String())
-	}
-}
 
 // TestPostgres runs the section of docs/credentials.md, and what else psql and pgx do and may not do, from a box without the
 // password.
@@ -141,7 +44,7 @@ func TestPostgres(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	servePostgres(t, w, password)
+	w.ServePostgres(harness.Postgres{Host: dbHost, Addr: dbAddr, Password: password})
 	if err := w.Net.AddHost("alias.example.com", dbAddr); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/config"
 	"boxgate/internal/lab"
@@ -148,4 +151,23 @@ func (w *World) addr(host string, family func(netip.Addr) bool) netip.Addr {
 	}
 	w.T.Fatalf("%s has no such address", host)
 	return netip.Addr{}
+}
+
+// ListenBeside listens at an address of the internet, beside the server that has the port at every address.
+func (w *World) ListenBeside(address string) (ln net.Listener) {
+	w.T.Helper()
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		}), err)
+	}}
+	err := w.Net.Internet().Do(func() (err error) {
+		ln, err = lc.Listen(w.T.Context(), "tcp", address)
+		return err
+	})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	w.T.Cleanup(func() { _ = ln.Close() })
+	return ln
 }

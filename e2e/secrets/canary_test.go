@@ -26,6 +26,7 @@ import (
 type canaries struct {
 	*harness.World
 	in      *harness.Intruder
+	brokers *brokers
 	secrets map[string]string // by kind: no form of them may be seen
 	keys    map[string]string // of the API and the store: they may stand in their own files alone
 	seen    map[string][]byte
@@ -34,7 +35,7 @@ type canaries struct {
 }
 
 // newCanaries starts a gateway at debug level whose box uses a literal, and secrets of a file, a variable and a command,
-// in headers and behind placeholders, on a host that reflects.
+// in headers and behind placeholders, on a host that reflects, and all that [brokers] issue and accept.
 func newCanaries(t *testing.T) *canaries {
 	t.Helper()
 	c := &canaries{World: harness.NewStopped(t, lab.Options{}), secrets: map[string]string{}, keys: map[string]string{}, seen: map[string][]byte{}}
@@ -42,6 +43,7 @@ func newCanaries(t *testing.T) *canaries {
 	for i, kind := range []string{"literal", "file", "env", "cmd", "place"} {
 		c.secrets[kind] = fmt.Sprintf("canary-%d-%s-end", i, c.mark)
 	}
+	c.brokers = newBrokers(c.World, c.mark, c.secrets)
 	dir := t.TempDir()
 	c.fails = filepath.Join(dir, "fails")
 	program := fmt.Sprintf("#!/bin/sh\nif [ -e %s ]; then echo \"login with $(cat %s/cmd) failed\" >&2; exit 1; fi\nexec cat %s/cmd\n", c.fails, dir, dir)
@@ -51,9 +53,11 @@ func newCanaries(t *testing.T) *canaries {
 		t.Fatal(err)
 	}
 	c.Env = []string{"E2E_CANARY_OF_ENV=" + c.secrets["env"], "GOTRACEBACK=system", harness.FaultsFile + "=" + c.FaultsPath()}
-	addConfig(c.World, "secrets:\n  file: {file: "+dir+"/file}\n  env: {env: E2E_CANARY_OF_ENV}\n  cmd: {command: ["+dir+"/program], refresh: 100ms}\n")
+	addConfig(c.World, "secrets:\n  file: {file: "+dir+"/file}\n  env: {env: E2E_CANARY_OF_ENV}\n  cmd: {command: ["+dir+"/program], refresh: 100ms}\n"+c.brokers.configuration())
 	c.Up()
-	box := c.Create(map[string]any{"name": "canary", "network_policy": harness.Custom("api.example.com", "bad-cert.example.com"), "attach_headers": c.rules("")})
+	names := []string{"api.example.com", "bad-cert.example.com", "www.example.com", brokerHost, mutualHost, baseHost + ":5432", forge + ":22"}
+	box := c.Create(map[string]any{"name": "canary", "network_policy": harness.Custom(names...), "attach_headers": c.rules("")})
+	installSSH(c.World, box)
 	c.in = c.Intrude(box)
 	return c
 }
@@ -62,7 +66,7 @@ func newCanaries(t *testing.T) *canaries {
 func (c *canaries) rules(behind string) map[string]any {
 	literal := c.secrets["literal"] + behind
 	secret := func(name string) map[string]string { return map[string]string{"secret": name} }
-	return map[string]any{
+	all := map[string]any{
 		"bad-cert.example.com": map[string]string{"X-Key": literal},
 		"api.example.com": map[string]any{
 			"headers":      map[string]any{"X-Key": literal, "X-File": secret("file"), "X-Env": secret("env"), "X-Cmd": secret("cmd")},
@@ -70,6 +74,8 @@ func (c *canaries) rules(behind string) map[string]any {
 			"scrub":        true,
 		},
 	}
+	c.brokers.rules(all)
+	return all
 }
 
 func (c *canaries) keep(where string, what []byte) { c.seen[where] = append(c.seen[where], what...) }
@@ -100,6 +106,8 @@ curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc
 	if !strings.Contains(out, strings.Repeat("*", len(c.secrets["place"]))) {
 		c.T.Errorf("nothing is reflected: %s", out)
 	}
+	c.broker()
+	c.brokers.elsewhere(c.in)
 	c.half()
 	got := c.in.Requests("api.example.com", "/plain")
 	if len(got) != 2 {
@@ -115,6 +123,9 @@ curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc
 	}
 }
 
+// broker has the box use all that the brokers accept.
+func (c *canaries) broker() { c.keep("the box's output", []byte(c.brokers.used(c.in))) }
+
 // half leaves a request half sent.
 func (c *canaries) half() {
 	bad := c.in.TLS(c.in.DialHost("api.example.com", 443), "api.example.com")
@@ -128,6 +139,7 @@ func (c *canaries) fail() {
 	if err := os.WriteFile(c.fails, nil, 0o600); err != nil {
 		c.T.Fatal(err)
 	}
+	c.keep("what failing sources say", []byte(c.brokers.fails(c.in)))
 	c.Until("the source fails", func() bool {
 		c.MustSh(c.in.Box, "curl -sS -o /dev/null https://api.example.com/failing; true")
 		return strings.Contains(c.LogText(), "login with [redacted] failed")
@@ -146,7 +158,8 @@ func (c *canaries) fail() {
 func (c *canaries) look() {
 	box := c.in.Box
 	for _, path := range []string{"/v2/box", api.BoxPath(box), api.BoxPath(box, "config/attach-headers"), "/v2/box/settings/attach-headers",
-		api.BoxPath(box, "config/network-policy"), api.BoxPath(box, "logs"), api.BoxPath(box, "runs"), api.BoxPath(box, "status"), "/openapi.json"} {
+		api.BoxPath(box, "config/network-policy"), api.BoxPath(box, "logs"), api.BoxPath(box, "runs"), api.BoxPath(box, "status"), "/openapi.json",
+		"/v2/secrets", "/v2/egress", api.BoxPath(box, "egress"), "/.well-known/jwks.json", "/healthz", "/readyz"} {
 		c.ask("GET", path, nil)
 	}
 	literal := c.secrets["literal"]
@@ -163,7 +176,7 @@ func (c *canaries) look() {
 	}
 	c.ask("POST", api.BoxPath(box, "egress/explain"), map[string]any{"host": "api.example.com", "port": 443})
 	c.ask("PUT", rules, map[string]any{"attach_headers": c.rules("2")})
-	for _, args := range [][]string{{"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
+	for _, args := range [][]string{{"secret", "list"}, {"secret", "list", "--json"}, {"status"}, {"status", "--json"}, {"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
 		{"policy", "get", box}, {"log", "--box", box}, {"check", "--json"}, {"headers", "set", "--box", box, "api.example.com", "--secret", "X-Key=" + literal},
 		{"headers", "set", "--box", box, "api.example.com", "X-Key: " + literal}, {"headers", "set", "--box", box, "--header", literal, "api.example.com"}} {
 		c.keepRun(args...)
@@ -194,6 +207,7 @@ func (c *canaries) rotate() {
 	}
 	c.Client = client
 	c.look()
+	c.broker()
 }
 
 // dump makes the gateway end as a fault of the runtime would make it, with everything that it then writes.
@@ -218,8 +232,11 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	c.look()
 	c.fail()
 	c.rotate()
-	// One search, which takes its time, for what all of them have in common.
-	if found := strings.Fields(harness.Output(c.Sh(c.in.Box, lab.SearchLine(c.mark)))); strings.Join(found, " ") != "0 0 0" {
+	c.brokers.issuedSecrets(c.secrets)
+	c.inMemory()
+	// One search, which takes its time, for what most of them have in common, and the rest.
+	line := lab.SearchLine(c.mark, c.secrets["the SSH key's text"], c.secrets["the certificate's text"], c.secrets["forwarding token 0"])
+	if found := strings.Fields(harness.Output(c.Sh(c.in.Box, line))); strings.Join(found, " ") != "0 0 0" {
 		t.Errorf("matches of a secret in environment, /proc and files of the box: %v", found)
 	}
 	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", c.Process.Process.Pid))
@@ -231,7 +248,9 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	c.dump(unix.SIGQUIT)
 	c.Up()
 	c.in = c.Intrude(c.in.Box)
+	c.broker()
 	c.dump(unix.SIGABRT)
+	c.brokers.issuedSecrets(c.secrets)
 	c.search()
 }
 
@@ -260,6 +279,66 @@ func (c *canaries) snapshot() {
 	}
 }
 
+// inMemory looks at the memory of a program in the box that has asked for everything and keeps what it was answered, and
+// of the box's other processes.
+func (c *canaries) inMemory() {
+	t := c.T
+	const mark = "accepted" // in what servers answer
+	var out lab.SyncBuffer
+	c.Background(c.in.Box, `python3 -uc 'import os, time, urllib.request as u
+def get(url):
+    try: return u.urlopen(url).read()
+    except Exception as e: return repr(e)
+kept = [get("https://`+brokerHost+`" + p) for p in "`+strings.Join(brokerPaths, " ")+`".split()] + [get("https://`+mutualHost+`/"), dict(os.environ)]
+kept.append(u.urlopen(u.Request("https://api.example.com/reflect", headers={"Authorization": "Bearer " + os.environ["PLACE"]})).read())
+print("done", flush=True)
+time.sleep(3600)'`, &out)
+	c.Until("the program has asked", func() bool { return strings.Contains(out.String(), "done") || strings.Contains(out.String(), "Error") })
+	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", c.InitOf(c.in.Box)))
+	if err != nil || strings.Contains(out.String(), "Error") {
+		t.Fatal(err, out.String())
+	}
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	searched := false
+	for _, dir := range dirs {
+		if of, err := os.Readlink(dir + "/ns/pid"); err != nil || of != space {
+			continue
+		}
+		memory := memoryOf(dir)
+		searched = searched || bytes.Contains(memory, []byte(mark))
+		for kind, secret := range c.secrets {
+			if bytes.Contains(memory, []byte(secret)) {
+				t.Errorf("the memory of a process in the box holds the secret (%s)", kind)
+			}
+		}
+	}
+	if !searched {
+		t.Error("the search finds nothing in the memory of the box's processes")
+	}
+}
+
+// memoryOf is what a process can write to, as far as it can be read.
+func memoryOf(dir string) (all []byte) {
+	maps, _ := os.ReadFile(dir + "/maps")
+	memory, err := os.Open(dir + "/mem")
+	if err != nil {
+		return nil
+	}
+	defer memory.Close()
+	for line := range strings.Lines(string(maps)) {
+		var from, to int64
+		var rights string
+		if n, _ := fmt.Sscanf(line, "%x-%x %s", &from, &to, &rights); n == 3 && strings.HasPrefix(rights, "rw") {
+			part, _ := io.ReadAll(io.NewSectionReader(memory, from, to-from))
+			all = append(all, part...)
+		}
+	}
+	return all
+}
+
 // inProcesses looks at the command line and environment of every process: the gateway's own has the variable that it was
 // started with.
 func (c *canaries) inProcesses() {
@@ -282,18 +361,22 @@ func (c *canaries) search() {
 			t.Errorf("the search finds nothing in %s", roots[i])
 		}
 	}
+	wanted := map[string][]byte{}
 	for kind, secret := range c.secrets {
 		for form, want := range forms(secret) {
-			for where, what := range c.seen {
-				if i := bytes.Index(what, want); i >= 0 {
-					t.Errorf("%s shows the secret (%s, %s): …%.300s", where, kind, form, what[max(0, i-150):])
-				}
+			wanted[kind+", "+form] = want
+		}
+	}
+	for kind, want := range wanted {
+		for where, what := range c.seen {
+			if i := bytes.Index(what, want); i >= 0 {
+				t.Errorf("%s shows the secret (%s): …%.300s", where, kind, what[max(0, i-150):])
 			}
-			for _, root := range roots {
-				if file := fileWith(t, root, want); file != "" {
-					t.Errorf("%s holds the secret (%s, %s)", file, kind, form)
-				}
-			}
+		}
+	}
+	for _, root := range roots {
+		for kind, file := range filesWith(t, root, wanted) {
+			t.Errorf("%s holds the secret (%s)", file, kind)
 		}
 	}
 	log := c.LogText()
@@ -315,8 +398,10 @@ func (c *canaries) search() {
 		}
 	}
 	for _, r := range c.Net.Received("", testnet.Of(testnet.Request)) {
-		if r.SNI != "api.example.com" && strings.Contains(fmt.Sprint(r), "canary-") {
-			t.Errorf("a secret went to %+v", r)
+		for kind, secret := range c.secrets {
+			if r.SNI != "api.example.com" && strings.Contains(fmt.Sprint(r), secret) {
+				t.Errorf("a secret (%s) went to %+v", kind, r)
+			}
 		}
 	}
 }

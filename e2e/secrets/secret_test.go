@@ -168,12 +168,23 @@ func reversed(s string) []byte {
 }
 
 // fileWith returns the first file below root that holds want.
-func fileWith(t *testing.T, root string, want []byte) (found string) {
+func fileWith(t *testing.T, root string, want []byte) string {
 	t.Helper()
+	return filesWith(t, root, map[string][]byte{"": want})[""]
+}
+
+// filesWith returns, for each name of what is wanted, the first file below root that holds it.
+func filesWith(t *testing.T, root string, want map[string][]byte) map[string]string {
+	t.Helper()
+	found := map[string]string{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && found == "" { // what is not there any more holds nothing
-			if data, err := os.ReadFile(path); err == nil && bytes.Contains(data, want) {
-				found = path
+		if err != nil || !d.Type().IsRegular() {
+			return nil //nolint:nilerr // what is not there any more holds nothing
+		}
+		data, _ := os.ReadFile(path)
+		for name, what := range want {
+			if found[name] == "" && bytes.Contains(data, what) {
+				found[name] = path
 			}
 		}
 		return nil

@@ -8,10 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
 	"boxgate/e2e/harness"
@@ -45,31 +42,12 @@ func newSSHWorld(t *testing.T) *sshWorld {
 	if err := errors.Join(w.Net.AddHost(forge, forgeAddr), w.Net.AddHost(decoy, decoyAddr)); err != nil {
 		t.Fatal(err)
 	}
-	go w.server.Serve(w.listen(forgeAddr + ":22"))
-	go w.hear(w.listen(decoyAddr + ":22"))
+	go w.server.Serve(w.ListenBeside(forgeAddr + ":22"))
+	go w.hear(w.ListenBeside(decoyAddr + ":22"))
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return w
-}
-
-// listen listens beside the server of the test internet that has the port on every address.
-func (w *sshWorld) listen(address string) (ln net.Listener) {
-	w.T.Helper()
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-		}), err)
-	}}
-	err := w.Net.Internet().Do(func() (err error) {
-		ln, err = lc.Listen(w.T.Context(), "tcp", address)
-		return err
-	})
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	w.T.Cleanup(func() { _ = ln.Close() })
-	return ln
 }
 
 // hear keeps what comes to a server that says nothing.
@@ -98,12 +76,12 @@ func (w *sshWorld) box(more map[string]any) string {
 	box := w.Create(map[string]any{
 		"network_policy": harness.Custom(forge+":22", decoy+":22"), "attach_headers": map[string]any{forge + ":22": map[string]any{"ssh": rule}},
 	})
-	w.install(box)
+	installSSH(w.World, box)
 	return box
 }
 
-// install puts this machine's OpenSSH client into a box, whose image has none.
-func (w *sshWorld) install(box string) {
+// installSSH puts this machine's OpenSSH client into a box, whose image has none.
+func installSSH(w *harness.World, box string) {
 	w.T.Helper()
 	program, err := os.ReadFile("/usr/bin/ssh")
 	if err == nil {
