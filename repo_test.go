@@ -120,6 +120,7 @@ selftest/probe: selftest/packet
 selftest/watch: selftest/packet
 internal/testnet:
 internal/mutants:
+internal/release: cmd/gateway
 internal/structure:
 conformance:
 internal/fault:

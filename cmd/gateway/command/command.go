@@ -37,6 +37,9 @@ func wantsJSON(args []string) bool {
 	return slices.Contains(args, "--json")
 }
 
+// Tree returns all commands, for what describes them: man pages and completions.
+func Tree() *cobra.Command { return newRootCommand(&cli.Options{}) }
+
 // newRootCommand builds the command tree.
 func newRootCommand(opts *cli.Options) *cobra.Command {
 	root := &cobra.Command{

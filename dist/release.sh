@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Makes what boxgate is handed out as (see internal/release), of a clone of the last commit: what is not committed is in none
+# of it. With `verify` it makes everything that only depends on the sources a second time, elsewhere and without the build
+# cache, and compares.
+#
+# usage: release.sh DIRECTORY [verify] WHAT...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+shift
+work=$(mktemp -d)
+trap 'chmod -R u+w "$work" 2>/dev/null; rm -rf "$work"' EXIT
+
+make_in() { # CLONE DIRECTORY WHAT...
+  git clone -q --no-hardlinks "$PWD" "$1"
+  (cd "$1" && umask "${mask:-022}" && go run ./internal/release -out "$2" "${@:3}")
+}
+
+if [ "${1:-}" = verify ]; then
+  shift
+  make_in "$work/one" "$work/first" "$@" >/dev/null
+  GOCACHE="$work/cache" HOME="$work" GOPATH=$(go env GOPATH) TZ=Asia/Kathmandu LC_ALL=C mask=077 \
+    make_in "$work/somewhere/else/two" "$work/second" "$@" >/dev/null
+  diff -r "$work/first" "$work/second"
+  (cd "$work/first" && sha256sum -- *)
+  echo "both times the same"
+  exit 0
+fi
+make_in "$work/boxgate" "$out" "$@"

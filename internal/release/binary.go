@@ -1,0 +1,109 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// architectures are those that binaries are made for.
+var architectures = []string{"amd64", "arm64"}
+
+// binary is a built gateway.
+type binary struct {
+	path, arch string
+	sum        [sha256.Size]byte
+	info       *debug.BuildInfo
+	date       time.Time // of the commit
+}
+
+// makeBinaries builds the gateway for each architecture, with its bill of materials, and writes their checksums.
+func makeBinaries(ctx context.Context, out string, arches []string) error {
+	var sums bytes.Buffer
+	for _, arch := range arches {
+		b, err := build(ctx, out, arch)
+		if err != nil {
+			return err
+		}
+		bill, err := b.bill()
+		if err != nil {
+			return err
+		}
+		name := filepath.Base(b.path)
+		if err := os.WriteFile(b.path+".cdx.json", bill, 0o644); err != nil {
+			return err
+		}
+		billSum := sha256.Sum256(bill)
+		fmt.Fprintf(&sums, "%s  %s\n%s  %s.cdx.json\n", hex.EncodeToString(b.sum[:]), name, hex.EncodeToString(billSum[:]), name)
+	}
+	fmt.Print(sums.String())
+	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), sums.Bytes(), 0o644)
+}
+
+// buildArgs are what makes a binary depend on nothing but the sources and the toolchain: no paths of the machine, no C
+// compiler, no identifier that the linker draws, and the commit as Go's toolchain records it.
+var buildArgs = []string{"build", "-trimpath", "-buildvcs=true", "-tags=http2legacy", "-ldflags=-s -w -buildid=", "-mod=readonly"}
+
+// build builds the gateway for one architecture.
+func build(ctx context.Context, out, arch string) (binary, error) {
+	path := filepath.Join(out, "gateway-linux-"+arch)
+	cmd := exec.CommandContext(ctx, "go", append(buildArgs, "-o", path, "boxgate/cmd/gateway")...)
+	// Settings of whoever builds would be settings of the binary.
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return binary{}, fmt.Errorf("building for %s: %w", arch, err)
+	}
+	return read(path)
+}
+
+// read describes a built gateway.
+func read(path string) (binary, error) {
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return binary{}, err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return binary{}, err
+	}
+	b := binary{path: path, sum: sha256.Sum256(data), info: info, arch: setting(info, "GOARCH")}
+	if b.date, err = time.Parse(time.RFC3339, setting(info, "vcs.time")); err != nil {
+		return binary{}, errors.New("the binary does not say which commit it is of: build it in a clone of the repository, with git installed")
+	}
+	return b, nil
+}
+
+// setting returns what the toolchain recorded under a key; "" if nothing.
+func setting(info *debug.BuildInfo, key string) string {
+	for _, s := range info.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
+}
+
+// debianVersion writes Go's version of the module as Debian compares them: what comes before a release sorts before it, and
+// the commits between two releases by their time.
+func debianVersion(version string) string {
+	version, dirty := strings.CutSuffix(strings.TrimPrefix(version, "v"), "+dirty")
+	base, pre, ok := strings.Cut(version, "-")
+	if ok {
+		base += "~" + strings.ReplaceAll(pre, "-", ".")
+	}
+	if dirty {
+		base += "+dirty"
+	}
+	return base
+}

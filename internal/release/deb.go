@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// makePackages makes a Debian package for each architecture.
+func makePackages(ctx context.Context, out string, arches []string) error {
+	for _, arch := range arches {
+		b, err := build(ctx, out, arch)
+		if err != nil {
+			return err
+		}
+		path, err := b.pack(ctx, out)
+		if err != nil {
+			return err
+		}
+		fmt.Println(path)
+	}
+	return nil
+}
+
+// pack makes the Debian package of a binary and returns its path.
+func (b binary) pack(ctx context.Context, out string) (string, error) {
+	root, err := os.MkdirTemp("", "boxgate-deb-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(root)
+	if err := os.Chmod(root, 0o755); err != nil {
+		return "", err
+	}
+	for _, step := range []func(string) error{b.addFiles, b.addManual, addControlFiles, b.addControl} {
+		if err := step(root); err != nil {
+			return "", err
+		}
+	}
+	path := filepath.Join(out, "boxgate_"+debianVersion(b.info.Main.Version)+"_"+b.arch+".deb")
+	cmd := exec.CommandContext(ctx, "dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, path)
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(b.date.Unix(), 10))
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("dpkg-deb, which makes packages on Debian and Ubuntu: %w: %s", err, said)
+	}
+	return path, nil
+}
+
+// shipped are the files of the repository that a package has, and where.
+var shipped = []struct{ from, to string }{
+	{"dist/boxgate.yaml", "etc/boxgate/boxgate.yaml"},
+	{"dist/environment", "etc/boxgate/environment"},
+	{"LICENSE", "usr/share/doc/boxgate/copyright"},
+}
+
+// addFiles adds what does not depend on the architecture, and the binary with its bill of materials.
+func (b binary) addFiles(root string) error {
+	for _, f := range shipped {
+		data, err := os.ReadFile(f.from)
+		if err != nil {
+			return err
+		}
+		if err := write(root, f.to, data, 0o644); err != nil {
+			return err
+		}
+	}
+	unit, err := os.ReadFile("dist/boxgate.service")
+	if err != nil {
+		return err
+	}
+	if err := write(root, "usr/lib/systemd/system/boxgate.service", bytes.ReplaceAll(unit, []byte("/usr/local/bin/"), []byte("/usr/bin/")), 0o644); err != nil {
+		return err
+	}
+	bill, err := b.bill()
+	if err != nil {
+		return err
+	}
+	if err := write(root, "usr/share/doc/boxgate/boxgate.cdx.json", bill, 0o644); err != nil {
+		return err
+	}
+	program, err := os.ReadFile(b.path)
+	if err != nil {
+		return err
+	}
+	return write(root, "usr/bin/gateway", program, 0o755)
+}
+
+// addManual adds man pages and completions.
+func (b binary) addManual(root string) error {
+	for _, c := range completions {
+		if err := c.write(root); err != nil {
+			return err
+		}
+	}
+	pages, err := os.MkdirTemp("", "boxgate-man-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(pages)
+	if err := writeManPages(pages, b.date); err != nil {
+		return err
+	}
+	list, err := os.ReadDir(pages)
+	for _, page := range list {
+		var text []byte
+		if text, err = os.ReadFile(filepath.Join(pages, page.Name())); err != nil {
+			break
+		}
+		if err = write(root, "usr/share/man/man8/"+page.Name()+".gz", zipped(text), 0o644); err != nil {
+			break
+		}
+	}
+	return err
+}
+
+// zipped compresses text, and says nothing of when and where.
+func zipped(text []byte) []byte {
+	var out bytes.Buffer
+	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression) // a valid level
+	_, _ = w.Write(text)                                    // to memory
+	_ = w.Close()
+	return out.Bytes()
+}
+
+// addControlFiles adds the maintainer scripts and the list of what the administrator may edit.
+func addControlFiles(root string) error {
+	for _, script := range []string{"postinst", "prerm", "postrm"} {
+		text, err := os.ReadFile("dist/debian/" + script)
+		if err != nil {
+			return err
+		}
+		if err := write(root, "DEBIAN/"+script, text, 0o755); err != nil {
+			return err
+		}
+	}
+	var editable strings.Builder
+	for _, f := range shipped {
+		if strings.HasPrefix(f.to, "etc/") {
+			editable.WriteString("/" + f.to + "\n")
+		}
+	}
+	return write(root, "DEBIAN/conffiles", []byte(editable.String()), 0o644)
+}
+
+// addControl adds what the package says of itself. It comes last, as it tells the size.
+func (b binary) addControl(root string) error {
+	control, err := os.ReadFile("dist/debian/control")
+	if err != nil {
+		return err
+	}
+	size, err := kibibytes(root)
+	if err != nil {
+		return err
+	}
+	text := os.Expand(string(control), func(name string) string {
+		return map[string]string{"VERSION": debianVersion(b.info.Main.Version), "ARCHITECTURE": b.arch, "SIZE": strconv.FormatInt(size, 10)}[name]
+	})
+	if err := write(root, "DEBIAN/control", []byte(text), 0o644); err != nil {
+		return err
+	}
+	return setTimes(root, b.date)
+}
+
+// kibibytes is the size of all files below root as Debian counts it.
+func kibibytes(root string) (n int64, err error) {
+	err = filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.Mode().IsRegular() {
+			n += (info.Size() + 1023) / 1024
+		}
+		return err
+	})
+	return n, err
+}
+
+// setTimes dates everything below root to the commit.
+func setTimes(root string, date time.Time) error {
+	return filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chtimes(path, date, date)
+	})
+}

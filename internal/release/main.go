@@ -1,0 +1,68 @@
+// Command release makes what boxgate is handed out as: static binaries for amd64 and arm64 with their bills of materials,
+// Debian packages, and container images. What it makes depends on the commit and the toolchain alone, so that two machines
+// make the same bytes. `make release`, `make deb` and `make oci` run it.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+)
+
+const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] WHAT...
+
+  binaries   static binaries, their bills of materials (CycloneDX) and SHA256SUMS
+  deb        Debian packages
+  oci        container images, for docker load
+  docs       man pages and completions, as the packages have them
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+// run makes what the command line asks for.
+func run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("release", flag.ExitOnError)
+	flags.Usage = func() { fmt.Fprint(os.Stderr, usage) }
+	out := flags.String("out", "bin/release", "")
+	arches := flags.String("arch", "amd64,arm64", "")
+	_ = flags.Parse(args) // it exits
+	makers := map[string]func(context.Context, string, []string) error{
+		"binaries": makeBinaries, "deb": makePackages, "oci": makeImages,
+		"docs": func(_ context.Context, out string, _ []string) error { return makeDocs(out) },
+	}
+	if flags.NArg() == 0 {
+		flags.Usage()
+		os.Exit(2)
+	}
+	list := strings.Split(*arches, ",")
+	for _, arch := range list {
+		if !slices.Contains(architectures, arch) {
+			return fmt.Errorf("no binaries are made for %q; use %s", arch, strings.Join(architectures, " or "))
+		}
+	}
+	if err := os.MkdirAll(*out, 0o755); err != nil {
+		return err
+	}
+	for _, what := range flags.Args() {
+		make, ok := makers[what]
+		if !ok {
+			flags.Usage()
+			os.Exit(2)
+		}
+		if err := make(ctx, *out, list); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	return nil
+}
