@@ -17,13 +17,14 @@ BASE       ?=
 BENCHFLAGS ?=
 DEMOFLAGS  ?=
 
+QEMU_DIR    := /var/lib/boxgate/qemu
 RUNSC_DIR   := /var/lib/boxgate/gvisor
 RUNSC       := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker nameserver postgres sshd runsc scale demo run test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -48,6 +49,22 @@ demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--kee
 
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
+
+release: ## make static binaries for amd64 and arm64 of the last commit, with their bills of materials, in bin/release
+	@dist/release.sh bin/release binaries
+
+release-verify: ## make binaries and packages twice, in different surroundings, and compare
+	@dist/release.sh bin/release verify binaries deb
+
+deb: ## make Debian packages of the last commit, in bin/release
+	@dist/release.sh bin/release deb
+
+oci: ## make container images of the last commit, for docker load, in bin/release
+	@dist/release.sh bin/release oci
+
+arm64: ## run the tests that need no kernel of their own, and the first process of boxes, as arm64 under qemu
+	@dist/unpack.sh $(QEMU_DIR) usr/bin/qemu-aarch64-static qemu-user-static
+	@dist/arm64.sh $(QEMU_DIR)/usr/bin/qemu-aarch64-static
 
 nameserver: ## unpack the nameserver of one test, without installing it
 	@dist/unpack.sh /var/lib/boxgate/knot usr/sbin/knotd knot

@@ -1,6 +1,8 @@
 package launcher
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,6 +27,20 @@ import (
 //	{run}/bound/                  names of the control groups of commands that end with this process
 //	{run}/runtime/                the OCI runtime's --root
 type dirs struct{ state, run string }
+
+// dirsOf are the directories of a launcher; runDir may be empty for the default.
+func dirsOf(stateDir, runDir string) dirs {
+	if runDir == "" {
+		runDir = filepath.Join("/run/boxgate-boxes", stateTag(stateDir))
+	}
+	return dirs{state: stateDir, run: runDir}
+}
+
+// stateTag is a short name of a state directory.
+func stateTag(stateDir string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
+	return hex.EncodeToString(sum[:5])
+}
 
 func (d dirs) boxes() string                      { return filepath.Join(d.state, "boxes") }
 func (d dirs) layers() string                     { return filepath.Join(d.state, "layers") }

@@ -1,9 +1,6 @@
 package launcher
 
 import (
-	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -103,15 +100,12 @@ func New(cfg Config) (*Launcher, error) {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	if cfg.RunDir == "" {
-		cfg.RunDir = runDirOf(cfg.StateDir)
-	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("cannot become the reaper of the boxes' commands: %w", err)
 	}
 	l := &Launcher{
 		cfg:    cfg,
-		dirs:   dirs{state: cfg.StateDir, run: cfg.RunDir},
+		dirs:   dirsOf(cfg.StateDir, cfg.RunDir),
 		tag:    stateTag(cfg.StateDir),
 		log:    cfg.Log,
 		trash:  trash.New(dirs{state: cfg.StateDir}.trash(), cfg.Log),
@@ -140,23 +134,14 @@ func runtimeRemedy(name string) string {
 	}
 }
 
-// runDirOf is the default run directory of a launcher.
-func runDirOf(stateDir string) string { return filepath.Join("/run/boxgate-boxes", stateTag(stateDir)) }
-
 // RunDirOf returns where a launcher keeps what boxes need while they run. runDir is that of [Config].
-func RunDirOf(stateDir, runDir string) string { return cmp.Or(runDir, runDirOf(stateDir)) }
+func RunDirOf(stateDir, runDir string) string { return dirsOf(stateDir, runDir).run }
 
 // Traces returns patterns of the files that a launcher with these directories keeps while it has boxes, outside of its
 // state directory. runDir is that of [Config].
 func Traces(stateDir, runDir string) []string {
-	d := dirs{state: stateDir, run: RunDirOf(stateDir, runDir)}
+	d := dirsOf(stateDir, runDir)
 	return []string{filepath.Join(d.pins(), "*"), filepath.Join(d.attached(), "*")}
-}
-
-// stateTag is a short name of a state directory.
-func stateTag(stateDir string) string {
-	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
-	return hex.EncodeToString(sum[:5])
 }
 
 // boxLock serializes calls that change one box. users counts holders and waiters, so that locks of deleted boxes do not

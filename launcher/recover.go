@@ -3,6 +3,7 @@ package launcher
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,7 +88,7 @@ func (l *Launcher) leftovers() (map[policy.BoxID]bool, error) {
 	ids := map[policy.BoxID]bool{}
 	for _, dir := range []string{l.dirs.boxes(), l.dirs.pins(), l.dirs.userPins(), l.dirs.allMounts(), l.dirs.runtimeRoot()} {
 		entries, err := os.ReadDir(dir)
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 		for _, e := range entries {

@@ -174,3 +174,20 @@ func InUse(dir string) bool {
 	defer f.Close()
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
+
+// Lock keeps gateways from opening the store of a state directory until release is called. It fails if one has it open; a
+// directory without a store is not locked.
+func Lock(dir string) (release func(), err error) {
+	f, err := os.Open(filepath.Join(dir, layout.FileDB))
+	if errors.Is(err, os.ErrNotExist) {
+		return func() {}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("the store in %s is in use: %w", dir, err)
+	}
+	return func() { f.Close() }, nil
+}

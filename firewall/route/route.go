@@ -146,10 +146,8 @@ func (h *Host) deleteRule(fam network.Family, which func(netlink.Rule) bool) err
 // Uninstall moves the kernel's rule for local addresses back to its place, then removes ours.
 func (h *Host) Uninstall() error {
 	for _, fam := range network.Families {
-		local := netlink.NewRule()
-		local.Family, local.Priority, local.Table, local.Protocol = network.RouteFamily(fam), 0, unix.RT_TABLE_LOCAL, network.KernelProtocol
-		if err := h.nl.RuleAdd(local); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("routing rule 0: %w", err)
+		if err := h.restoreLocal(fam); err != nil {
+			return err
 		}
 		for _, r := range h.routingRules(fam) {
 			if err := h.nl.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -161,6 +159,16 @@ func (h *Host) Uninstall() error {
 				return fmt.Errorf("delete route %v: %w", r.Dst, err)
 			}
 		}
+	}
+	return nil
+}
+
+// restoreLocal puts the kernel's rule for local addresses where it is without a gateway.
+func (h *Host) restoreLocal(fam network.Family) error {
+	local := netlink.NewRule()
+	local.Family, local.Priority, local.Table, local.Protocol = network.RouteFamily(fam), 0, unix.RT_TABLE_LOCAL, network.KernelProtocol
+	if err := h.nl.RuleAdd(local); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("routing rule 0: %w", err)
 	}
 	return nil
 }

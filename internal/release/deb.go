@@ -166,7 +166,7 @@ func (b binary) addControl(root string) error {
 	if err := write(root, "DEBIAN/control", []byte(text), 0o644); err != nil {
 		return err
 	}
-	return setTimes(root, b.date)
+	return settle(root, b.date)
 }
 
 // kibibytes is the size of all files below root as Debian counts it.
@@ -184,9 +184,12 @@ func kibibytes(root string) (n int64, err error) {
 	return n, err
 }
 
-// setTimes dates everything below root to the commit.
-func setTimes(root string, date time.Time) error {
-	return filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+// settle dates everything below root to the commit, and opens the directories whatever the umask said.
+func settle(root string, date time.Time) error {
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			err = os.Chmod(path, 0o755)
+		}
 		if err != nil {
 			return err
 		}

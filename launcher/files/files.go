@@ -44,8 +44,12 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 	}
 	for first := true; ; first = false {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
+		if err == nil && isAt(f, path) {
 			return func() { f.Close() }, nil
+		}
+		if err == nil { // its holder has removed it: others lock what is there now
+			f.Close()
+			return Lock(ctx, path, waiting)
 		}
 		if err != unix.EWOULDBLOCK && err != unix.EINTR {
 			f.Close()
@@ -61,4 +65,14 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 		case <-time.After(100 * time.Millisecond): // flock cannot both wait and be cancelled
 		}
 	}
+}
+
+// isAt reports whether a path still names an open file.
+func isAt(f *os.File, path string) bool {
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Lstat(path)
+	return err == nil && os.SameFile(own, now)
 }

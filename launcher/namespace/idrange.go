@@ -50,10 +50,7 @@ const Claims = "/run/boxgate-ids"
 // ClaimIDs takes a free range for the box in dir, whatever launcher of this host the others belong to. A claim whose box
 // directory is gone is free again.
 func ClaimIDs(ctx context.Context, dir string) (index int, err error) {
-	if err := os.MkdirAll(Claims, 0o700); err != nil {
-		return 0, err
-	}
-	unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil)
+	unlock, err := lockClaims(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -78,6 +75,19 @@ func ClaimIDs(ctx context.Context, dir string) (index int, err error) {
 		return i, nil
 	}
 	return 0, fmt.Errorf("all %d ranges of user IDs on this host are taken by boxes", maxBoxes)
+}
+
+// lockClaims makes the directory and takes its lock. Between the two a launcher that is uninstalled may remove it.
+func lockClaims(ctx context.Context) (unlock func(), err error) {
+	for {
+		if err := os.MkdirAll(Claims, 0o700); err != nil {
+			return nil, err
+		}
+		unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil)
+		if !errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
+			return unlock, err
+		}
+	}
 }
 
 // claimTimeout is how long giving back waits for launchers that look for a range.
@@ -110,12 +120,22 @@ func FreeIDs(dir string) error {
 	return nil
 }
 
-// HoldIDs claims a box's range again, which a reboot has made forget. It fails if another box has it by now.
-func HoldIDs(ctx context.Context, index int, dir string) error {
-	if err := os.MkdirAll(Claims, 0o700); err != nil {
+// ForgetClaims removes the directory of the claims unless a launcher of this host has some.
+func ForgetClaims(ctx context.Context) error {
+	unlock, err := lockClaims(ctx)
+	if err != nil {
 		return err
 	}
-	unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil)
+	defer unlock()
+	if entries, err := os.ReadDir(Claims); err != nil || len(entries) > 1 {
+		return err
+	}
+	return os.RemoveAll(Claims)
+}
+
+// HoldIDs claims a box's range again, which a reboot has made forget. It fails if another box has it by now.
+func HoldIDs(ctx context.Context, index int, dir string) error {
+	unlock, err := lockClaims(ctx)
 	if err != nil {
 		return err
 	}

@@ -124,7 +124,7 @@ func mountOverlay(lowers []string, upper, work, at string) error {
 
 // Unmount takes everything off the host that is mounted at or below a directory, last mounted first.
 func Unmount(dir string) error {
-	mounts, err := mountsBelow(dir)
+	mounts, err := MountsBelow(dir)
 	if err != nil {
 		return err
 	}
@@ -137,8 +137,8 @@ func Unmount(dir string) error {
 	return nil
 }
 
-// mountsBelow lists the mount points at or below a directory in the order they were mounted.
-func mountsBelow(dir string) ([]string, error) {
+// MountsBelow lists the mount points at or below a directory in the order they were mounted.
+func MountsBelow(dir string) ([]string, error) {
 	data, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err

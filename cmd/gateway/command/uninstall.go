@@ -1,0 +1,92 @@
+package command
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/terminal"
+	"boxgate/host"
+	"boxgate/host/uninstall"
+)
+
+// newUninstallCommand is `gateway uninstall`.
+func newUninstallCommand(o *cli.Options) *cobra.Command {
+	var yes, purge, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Take the gateway out of this host, with its boxes, after saying what is removed and asking",
+		Long: "Take the gateway out of this host: its rules, routes, addresses and interfaces, its boxes, and its files below /run. The\n" +
+			"state stays, so that a gateway that is started again has its boxes back, unless --purge is given. No gateway may be running.",
+		Args: cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := o.Load()
+			if err != nil {
+				return err
+			}
+			plan, err := host.Uninstallation(cfg, purge)
+			if err != nil {
+				return err
+			}
+			if err := sayPlan(cmd, o.JSON, plan, dryRun); err != nil || dryRun {
+				return err
+			}
+			if err := agreesToUninstall(cmd, yes); err != nil {
+				return err
+			}
+			return plan.Run(cmd.Context())
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&purge, "purge", false, "remove the state as well: keys, policies, secrets, and what boxes have written")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+	return cmd
+}
+
+// sayPlan says what is removed and what is not.
+func sayPlan(cmd *cobra.Command, asJSON bool, plan *uninstall.Plan, dryRun bool) error {
+	if asJSON {
+		return cli.WriteJSON(cmd.OutOrStdout(), plan)
+	}
+	w, verb := cmd.OutOrStdout(), "removed"
+	if dryRun {
+		verb = "would be removed"
+	}
+	if err := sayItems(w, "What is "+verb+":", plan.Remove); err != nil {
+		return err
+	}
+	return sayItems(w, "What stays:", plan.Keep)
+}
+
+func sayItems(w io.Writer, title string, items []uninstall.Item) error {
+	lines := []string{title}
+	for _, i := range items {
+		lines = append(lines, "  "+i.What+": "+strings.Join(i.Names, ", "))
+	}
+	if len(items) == 0 {
+		lines = append(lines, "  nothing")
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
+	return err
+}
+
+// agreesToUninstall asks at a terminal; elsewhere nobody can be asked.
+func agreesToUninstall(cmd *cobra.Command, yes bool) error {
+	if yes {
+		return nil
+	}
+	if terminal.Of(cmd.InOrStdin()) == nil {
+		return cli.Usagef("cannot ask here: give --yes, or --dry-run to only look")
+	}
+	fmt.Fprint(cmd.ErrOrStderr(), "Remove all of this? [y/N] ")
+	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if a := strings.ToLower(strings.TrimSpace(answer)); err != nil || a != "y" && a != "yes" {
+		return errors.New("nothing was removed")
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+package route
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/network"
+)
+
+// Leftovers are what gateways have put into the routing of a network namespace, recognised by themselves and not by the
+// configuration, which may have had other pools then.
+type Leftovers struct {
+	nl        *netlink.Handle
+	rules     []netlink.Rule
+	routes    []netlink.Route
+	addresses []netlink.Addr // on lo
+}
+
+// FindLeftovers looks for them in the namespace that the handle is in. The gateway's own addresses are known by the pools that
+// are found, and those of an interrupted start by the pools given.
+func FindLeftovers(h *netlink.Handle, pools ...netip.Prefix) (*Leftovers, error) {
+	l := &Leftovers{nl: h}
+	for _, fam := range network.Families {
+		if err := l.findRules(fam); err != nil {
+			return nil, err
+		}
+		if err := l.findRoutes(fam); err != nil {
+			return nil, err
+		}
+	}
+	if !haveTable() && l.empty() {
+		pools = nil
+	}
+	return l, l.findAddresses(append(pools, l.pools()...))
+}
+
+func (l *Leftovers) empty() bool { return len(l.rules)+len(l.routes)+len(l.addresses) == 0 }
+
+func (l *Leftovers) findRules(fam network.Family) error {
+	rules, err := l.nl.RuleList(network.RouteFamily(fam))
+	if err != nil {
+		return fmt.Errorf("routing rules: %w", err)
+	}
+	for _, r := range rules {
+		if r.Priority >= prefHost && r.Priority <= prefRest && r.Protocol == network.KernelProtocol {
+			r.Family = network.RouteFamily(fam)
+			l.rules = append(l.rules, r)
+		}
+	}
+	// The kernel refuses to delete what another rule leads to, so those that lead go first.
+	slices.SortStableFunc(l.rules, func(a, b netlink.Rule) int { return cmp.Compare(target(a), target(b)) })
+	return nil
+}
+
+// target is 0 for a rule that leads to another one.
+func target(r netlink.Rule) int {
+	if r.Goto >= 0 {
+		return 0
+	}
+	return 1
+}
+
+func (l *Leftovers) findRoutes(fam network.Family) error {
+	routes, err := l.nl.RouteListFiltered(network.RouteFamily(fam), &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return fmt.Errorf("routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Table == ProxyTable || r.Type == unix.RTN_UNREACHABLE && r.Priority == poolPriority && r.Protocol == network.KernelProtocol {
+			l.routes = append(l.routes, r)
+		}
+	}
+	return nil
+}
+
+// pools are those of the rules and routes that were found.
+func (l *Leftovers) pools() []netip.Prefix {
+	pools := ownPools(l.routes)
+	for _, r := range l.rules {
+		if r.Priority == prefSource && r.Src != nil {
+			a, _ := netip.AddrFromSlice(r.Src.IP)
+			bits, _ := r.Src.Mask.Size()
+			pools = append(pools, netip.PrefixFrom(a, bits))
+		}
+	}
+	return pools
+}
+
+func (l *Leftovers) findAddresses(pools []netip.Prefix) error {
+	lo, err := l.nl.LinkByIndex(1)
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	addresses, err := l.nl.AddrList(lo, unix.AF_UNSPEC)
+	if err != nil {
+		return fmt.Errorf("addresses of lo: %w", err)
+	}
+	for _, a := range addresses {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		if slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Masked().Addr().Next() == ip.Unmap() }) {
+			l.addresses = append(l.addresses, a)
+		}
+	}
+	return nil
+}
+
+// Names says what was found, for people.
+func (l *Leftovers) Names() (rules, routes, addresses []string) {
+	for _, r := range l.rules {
+		rules = append(rules, fmt.Sprintf("%s%d", family(r.Family), r.Priority))
+	}
+	for _, r := range l.routes {
+		routes = append(routes, fmt.Sprintf("%v (table %d)", r.Dst, r.Table))
+	}
+	for _, a := range l.addresses {
+		addresses = append(addresses, a.IPNet.String())
+	}
+	return rules, routes, addresses
+}
+
+func family(f int) string {
+	if f == unix.AF_INET6 {
+		return "IPv6 "
+	}
+	return "IPv4 "
+}
+
+// Remove takes them away: the kernel's own rule for local addresses gets its place back first.
+func (l *Leftovers) Remove() error {
+	h := Host{nl: l.nl}
+	if len(l.rules) > 0 {
+		for _, fam := range network.Families {
+			if err := h.restoreLocal(fam); err != nil {
+				return err
+			}
+		}
+	}
+	for _, r := range l.rules {
+		if err := l.nl.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("delete routing rule %d: %w", r.Priority, err)
+		}
+	}
+	lo, err := l.nl.LinkByIndex(1)
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	for _, a := range l.addresses {
+		if err := l.nl.AddrDel(lo, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("address %v: %w", a.IPNet, err)
+		}
+	}
+	for _, r := range l.routes {
+		if err := l.nl.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete route %v: %w", r.Dst, err)
+		}
+	}
+	return nil
+}

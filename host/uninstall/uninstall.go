@@ -1,0 +1,209 @@
+// Package uninstall takes a gateway out of its host: what it has in the kernel, its boxes, and the files it keeps while the
+// host is up; with its state only if asked to. It finds what there is by itself, and needs no gateway to have been stopped well.
+package uninstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"boxgate/config"
+	"boxgate/firewall"
+	"boxgate/launcher"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// Item is a kind of what a gateway leaves on a host.
+type Item struct {
+	What  string   `json:"what"`
+	Names []string `json:"names"`
+}
+
+// Plan is what an uninstallation removes.
+type Plan struct {
+	Remove []Item `json:"removes"`
+	Keep   []Item `json:"keeps"`
+
+	cfg      config.Config
+	launcher launcher.Config
+	pools    []netip.Prefix
+	purge    bool
+	boxes    bool // there is something of them to remove
+}
+
+// Find looks at what the gateway of this configuration has left on the host, in the network namespace of the calling thread.
+// It changes nothing. With purge the state, with keys and what boxes have written, is to be removed too.
+func Find(cfg config.Config, boxes launcher.Config, purge bool) (*Plan, error) {
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{cfg: cfg, launcher: boxes, pools: []netip.Prefix{a.PoolV4, a.PoolV6}, purge: purge}
+	if err := p.running(); err != nil {
+		return nil, err
+	}
+	if err := p.findBoxes(); err != nil {
+		return nil, err
+	}
+	if err := p.findKernel(); err != nil {
+		return nil, err
+	}
+	p.findFiles()
+	return p, nil
+}
+
+// errRunning says what to do about a gateway that runs.
+var errRunning = errors.New("a gateway is running here: stop it first (systemctl stop boxgate, or end `gateway serve`)")
+
+func (p *Plan) running() error {
+	if store.InUse(p.cfg.StateDir) {
+		return errRunning
+	}
+	err := firewall.CheckNoneRuns()
+	if errors.Is(err, firewall.ErrRunning) {
+		return fmt.Errorf("%w; it has another state directory than %s", errRunning, p.cfg.StateDir)
+	}
+	return err
+}
+
+func (p *Plan) add(list *[]Item, what string, names ...string) {
+	if len(names) > 0 {
+		*list = append(*list, Item{what, names})
+	}
+}
+
+func (p *Plan) findBoxes() error {
+	launched, attached, err := launcher.Leftovers(p.launcher)
+	if err != nil {
+		return err
+	}
+	inUse := exists(p.runDir()) // or nothing of a box is anywhere but in the state directory, as after a reboot
+	p.boxes = inUse || p.purge && len(launched) > 0
+	if !p.boxes {
+		return nil
+	}
+	what := "boxes (processes, control groups, mounts and namespaces end; their files stay)"
+	if p.purge {
+		what = "boxes (processes, control groups, mounts, namespaces and files)"
+	}
+	p.add(&p.Remove, what, names(launched)...)
+	p.add(&p.Remove, "attached boxes (what runs in them is somebody else's, and is left without a network)", names(attached)...)
+	return nil
+}
+
+func names(ids []policy.BoxID) (list []string) {
+	for _, id := range ids {
+		list = append(list, string(id))
+	}
+	return list
+}
+
+func (p *Plan) findKernel() error {
+	found, err := firewall.FindLeftovers(p.pools...)
+	if err != nil {
+		return err
+	}
+	p.add(&p.Remove, "network interfaces of boxes, with their eBPF filters", found.Links...)
+	p.add(&p.Remove, "routing rules", found.Rules...)
+	p.add(&p.Remove, "routes", found.Routes...)
+	p.add(&p.Remove, "addresses on lo", found.Addresses...)
+	p.add(&p.Remove, "nftables tables", found.Tables...)
+	p.add(&p.Keep, "sysctls, which other programs may rely on by now", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding",
+		"net.ipv4.conf.all.src_valid_mark", "net.netfilter.nf_conntrack_acct", "net.netfilter.nf_conntrack_timestamp", "net.ipv6.conf.*.accept_ra")
+	return nil
+}
+
+func (p *Plan) runDir() string { return launcher.RunDirOf(p.launcher.StateDir, p.launcher.RunDir) }
+
+// findFiles lists the directories that a gateway makes.
+func (p *Plan) findFiles() {
+	for _, path := range []string{p.runDir(), p.cfg.Admin.Socket} {
+		if exists(path) {
+			p.add(&p.Remove, "files that do not outlive a reboot", path)
+		}
+	}
+	images := config.ImageDir(p.cfg)
+	inside := isBelow(images, p.cfg.StateDir)
+	switch {
+	case !exists(p.cfg.StateDir):
+	case p.purge:
+		p.add(&p.Remove, "the state: keys, policies, secrets, certificates and what boxes have written", p.cfg.StateDir)
+	default:
+		p.add(&p.Keep, "the state: keys, policies, secrets, certificates and what boxes have written (--purge removes it)", p.cfg.StateDir)
+	}
+	if !inside && exists(images) {
+		p.add(&p.Keep, "images of boxes, which other gateways may use", images)
+	}
+}
+
+func exists(path string) bool {
+	if path == "" {
+		return false
+	}
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func isBelow(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// Run removes what the plan names, and what has come since. It goes on after a failure where nothing that boxes could use gets
+// open by that, and can be repeated.
+func (p *Plan) Run(ctx context.Context) error {
+	release, err := store.Lock(p.cfg.StateDir)
+	if err != nil {
+		return errRunning
+	}
+	defer release()
+	// Without its interface no box has a way out: what follows may fail.
+	if err := firewall.RemoveLeftoverLinks(); err != nil {
+		if errors.Is(err, firewall.ErrRunning) {
+			return errRunning
+		}
+		return err
+	}
+	errs := []error{p.removeBoxes(ctx), firewall.RemoveLeftovers(p.pools...), p.removeSocket()}
+	if err := errors.Join(errs...); err != nil || !p.purge {
+		return err
+	}
+	return p.removeState()
+}
+
+func (p *Plan) removeBoxes(ctx context.Context) error {
+	if !p.boxes {
+		return nil
+	}
+	l, err := launcher.New(p.launcher)
+	if err != nil {
+		return err
+	}
+	return l.Uninstall(ctx, p.purge)
+}
+
+// removeSocket removes the admin socket, and the directory that was made for it.
+func (p *Plan) removeSocket() error {
+	if p.cfg.Admin.Socket == "" {
+		return nil
+	}
+	if err := os.Remove(p.cfg.Admin.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if dir := filepath.Dir(p.cfg.Admin.Socket); dir == "/run/boxgate" {
+		_ = os.Remove(dir) // unless it has something else
+	}
+	return nil
+}
+
+// removeState removes the state directory, from which everything has been unmounted, unless something still is there.
+func (p *Plan) removeState() error {
+	if err := launcher.CheckUnmounted(p.cfg.StateDir); err != nil {
+		return err
+	}
+	return os.RemoveAll(p.cfg.StateDir)
+}
