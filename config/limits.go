@@ -14,6 +14,8 @@ type Limits struct {
 	Upstreams      int           `yaml:"upstreams"`
 	KernelFlows    int           `yaml:"kernel_flows"`
 	DNSQueries     int           `yaml:"dns_queries_per_second"`
+	Send           Size          `yaml:"send_bytes_per_second"`    // 0: no limit
+	Receive        Size          `yaml:"receive_bytes_per_second"` // 0: no limit
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
 	Memory         Size          `yaml:"memory"`
 	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway, not of one box; 0: depends on the host
@@ -31,7 +33,13 @@ func DefaultLimits() Limits {
 // MostOfAnything is the largest count that can be configured: anything above it must be a mistake.
 const MostOfAnything = 1_000_000
 
-// check finds limits that would refuse everything or nothing: limits cannot be turned off.
+// The rates that can be configured, in bytes a second: what one connection still works with, and 100 Gbit/s.
+const (
+	leastRate Size = 64 << 10
+	mostRate  Size = 12_500_000_000
+)
+
+// check finds limits that would refuse everything or nothing: but for the rates, limits cannot be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
 	for key, n := range map[string]int{
 		"connections": l.Connections, "new_connections_per_second": l.NewConnections,
@@ -40,6 +48,11 @@ func (l *Limits) check(fail func(key, format string, args ...any)) {
 	} {
 		if n < 1 || n > MostOfAnything {
 			fail("limits."+key, "%d is out of range; use 1 to %d", n, MostOfAnything)
+		}
+	}
+	for key, rate := range map[string]Size{"send_bytes_per_second": l.Send, "receive_bytes_per_second": l.Receive} {
+		if rate != 0 && (rate < leastRate || rate > mostRate) {
+			fail("limits."+key, "%v is out of range; use %v to %v, or 0 for no limit", rate, leastRate, mostRate)
 		}
 	}
 	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {

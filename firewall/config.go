@@ -35,6 +35,11 @@ type Config struct {
 	// (net.netfilter.nf_conntrack_max) should have room for the boxes that are busy at once.
 	FlowLimit uint32
 
+	// SendRate and ReceiveRate are how many bytes a second each box may send and receive, all its traffic counted; 0 means
+	// no limit. What it sends beyond, for longer than a second, is dropped; what it is sent waits, and is dropped where too
+	// much waits.
+	SendRate, ReceiveRate uint64
+
 	// Explain returns the policy's own decision about a refused or forwarded packet, for the rule and reason of the
 	// event. It has no effect on packets and may be nil.
 	Explain func(policy.Request) policy.Decision
@@ -106,7 +111,7 @@ func (c *Config) addresses() network.Addresses {
 // table is what the rules depend on.
 func (c *Config) table() nft.Config {
 	return nft.Config{Addresses: c.addresses(), DNSPort: c.DNSPort, ProxyPort: c.ProxyPort, ExplicitPort: c.ExplicitPort,
-		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, Log: c.Log}
+		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, SendRate: c.SendRate, Log: c.Log}
 }
 
 var boxIDForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)

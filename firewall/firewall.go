@@ -85,6 +85,7 @@ func (f *Firewall) open(ctx context.Context) error {
 	if f.links, err = link.New(f.ns, f.nl, f.cfg.addresses()); err != nil {
 		return err
 	}
+	f.links.Receive = f.cfg.ReceiveRate
 	var keep bool
 	if f.leftover, keep, err = f.table.Read(); err != nil {
 		return err

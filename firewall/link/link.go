@@ -43,6 +43,8 @@ func (a *Attachment) name() string { return network.LinkName(a.Box) }
 // time.
 type Links struct {
 	network.Addresses
+	Receive uint64 // bytes a second that each box may receive; 0: no limit. Set before the first Attach
+
 	ns      netns.NsHandle
 	nl      *netlink.Handle
 	gate    int // the program that marks what boxes send
@@ -99,7 +101,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	if err := fault.At(ctx, "link: pair made"); err != nil {
 		return at, err
 	}
-	if err := l.prepareHostSide(b, link); err != nil {
+	if err := l.prepareHostSide(b, link, made); err != nil {
 		return at, err
 	}
 	// A guest stack has removed the addresses from the interface. With them, the kernel would answer in its place.
@@ -160,8 +162,8 @@ func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, erro
 }
 
 // prepareHostSide sets what is needed before the first packet: the group by which rules recognise the interface, the
-// gate, and sysctls that keep the box from learning addresses of the host or changing its tables.
-func (l *Links) prepareHostSide(b *Attachment, link netlink.Link) error {
+// gate, the limit of what the box receives, and sysctls that keep the box from learning addresses of the host or changing its tables.
+func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool) error {
 	if link.Attrs().Group != network.LinkGroup {
 		if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
 			return fmt.Errorf("interface %s: group: %w", b.name(), err)
@@ -172,7 +174,7 @@ func (l *Links) prepareHostSide(b *Attachment, link netlink.Link) error {
 			return fmt.Errorf("interface %s: alias: %w", b.name(), err)
 		}
 	}
-	if err := l.setGate(link); err != nil {
+	if err := errors.Join(l.setGate(link), l.setShaper(link, made)); err != nil {
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
 	return namespace.Do(l.ns, func() error { return l.sysctls.Write(linkSysctls(b.name())) })

@@ -13,6 +13,7 @@ import (
 
 // writeGuard writes the first checks of a packet: its source must be the box's own and its shape plain.
 func (t *txn) writeGuard(c *Config, s *staticSets) {
+	t.c.FlushSet(s.sent) // what is in it has the rate of before
 	t.rule(chainGuard, "", fromBox(), jumpTo(chainGuardBox))
 	t.rule(chainGuard, "the host's own packets", fromLoopback(), accept())
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
@@ -21,6 +22,10 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 		t.rule(chainGuard, "", ofFamily(f), jumpTo(foreign))
 		t.rule(foreign, "pool addresses belong to boxes", within(pool, true), counted(countForeign), drop())
 		t.rule(foreign, "nothing outside opens connections into the pool", within(pool, false), counted(countForeign), drop())
+	}
+	if c.SendRate > 0 { // the bucket holds a second's worth
+		t.rule(chainGuardBox, "bytes a second per box", perInterface(s.sent, &expr.Limit{Type: expr.LimitTypePktBytes, Rate: c.SendRate,
+			Unit: expr.LimitTimeSecond, Over: true}), counted(countSent), drop())
 	}
 	for _, f := range network.Families {
 		t.rule(chainGuardBox, "", ofFamily(f), ifaceAnd(expr.MetaKeyIIFNAME, addr(f, true, r2)),

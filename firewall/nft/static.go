@@ -64,10 +64,11 @@ const (
 	countUnjudged    = "unjudged"    // passed prerouting without a mark of judge
 	countUnsolicited = "unsolicited" // into a box, and not an answer
 	countLeak        = "leak"        // would have left the host with a pool address
+	countSent        = "send_rate"   // a box sent more than it may
 )
 
 var silent = []string{countForeign, countNeighbour, countInvalid, countStray, countNoProxy, countPings, countUnjudged,
-	countUnsolicited, countLeak}
+	countUnsolicited, countLeak, countSent}
 
 func refuse(reason policy.Reason) match { return jumpTo("refuse_" + string(reason)) }
 
@@ -79,6 +80,7 @@ type staticSets struct {
 	replies  *nftables.Set                    // interface . connection mark of what is forwarded for its box
 	flows    *nftables.Set                    // connection marks of forwarded connections
 	pings    *nftables.Set                    // echo requests per interface
+	sent     *nftables.Set                    // bytes that boxes send, per interface
 	forwards *nftables.Set                    // forwarded connections per interface
 	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
@@ -119,7 +121,7 @@ func (t *txn) declareSets() *staticSets {
 	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.marks, s.replies, s.flows} {
 		t.set(set)
 	}
-	s.pings = t.meter("pings")
+	s.pings, s.sent = t.meter("pings"), t.meter("sent")
 	s.forwards, s.accepts, s.notes = t.census("forwards"), t.census("accepts"), t.set(notesSet())
 	return s
 }

@@ -20,6 +20,7 @@ type Config struct {
 	DNSPort, ProxyPort, ExplicitPort uint16
 	LogGroup                         uint16 // NFLOG group of the refusals
 	FlowLimit                        uint32 // connections of one box at once
+	SendRate                         uint64 // bytes a second that one box may send; 0: no limit
 	Log                              *zap.Logger
 }
 

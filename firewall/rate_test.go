@@ -1,0 +1,128 @@
+package firewall
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/network"
+	"boxgate/policy"
+)
+
+// rateTested is the limit in these tests, in bytes a second: little enough for a busy machine to exceed it many times.
+const rateTested = 256 << 10
+
+// TestRatesOfOneBoxAreLimited shows that a box sends and receives no more than it may, whether the kernel forwards it or it
+// ends at the gateway, in both families; that another box has a rate of its own; and that the limits go with the
+// configuration.
+func TestRatesOfOneBoxAreLimited(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	w.cfg.SendRate, w.cfg.ReceiveRate = rateTested, rateTested
+	w.open()
+	everything := allow("198.51.100.0/24", "2001:db8:2::/48")
+	for id, n := range map[policy.BoxID]byte{"one": 10, "two": 11} {
+		w.addBox(id, n)
+		w.apply(id, everything)
+	}
+	for what, to := range map[string]netip.AddrPort{
+		"IPv4": w.bulk(netip.AddrPortFrom(outside4, 0).String()), "IPv6": w.bulk(netip.AddrPortFrom(outside6, 0).String()),
+	} {
+		if took := w.transfer("one", to, 'u', 4*rateTested); took < 2*time.Second { // a second's worth is in the bucket
+			t.Errorf("%s: 4 s worth were sent in %v", what, took)
+		}
+		if took := w.transfer("one", to, 'd', 3*rateTested); took < 2*time.Second {
+			t.Errorf("%s: 3 s worth were received in %v", what, took)
+		}
+	}
+	if w.count("send_rate") == 0 {
+		t.Error("what was dropped is not counted")
+	}
+
+	w.must(w.fw.Close())
+	w.cfg.SendRate, w.cfg.ReceiveRate = 0, 0
+	w.open()
+	w.addBox("one", 10)
+	w.apply("one", everything)
+	dropped, to := w.count("send_rate"), w.bulk(netip.AddrPortFrom(outside4, 0).String())
+	w.transfer("one", to, 'u', 64*rateTested)
+	w.transfer("one", to, 'd', 64*rateTested)
+	if n := w.count("send_rate"); n != dropped {
+		t.Errorf("%d packets were dropped without a limit", n-dropped)
+	}
+	h, err := netlink.NewHandleAt(w.gateway)
+	w.must(err)
+	defer h.Close()
+	link, err := h.LinkByName(network.LinkName("one"))
+	w.must(err)
+	queues, err := h.QdiscList(link)
+	w.must(err)
+	for _, q := range queues {
+		if q.Type() == "tbf" {
+			t.Error("the box's interface keeps the limit that is no longer configured")
+		}
+	}
+}
+
+// bulk is a server outside that, by the first byte, reads to the end and answers with a byte, or sends without end.
+func (w *world) bulk(listen string) netip.AddrPort {
+	w.t.Helper()
+	var l net.Listener
+	w.must(w.in(w.outside, func() (err error) {
+		l, err = listenConfig(transparent).Listen(w.t.Context(), "tcp", listen)
+		return err
+	}))
+	w.t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = c.Close() }()
+				way := make([]byte, 1)
+				if _, err := io.ReadFull(c, way); err != nil {
+					return
+				}
+				if way[0] == 'u' {
+					_, _ = io.Copy(io.Discard, c)
+					_, _ = c.Write(way)
+					return
+				}
+				block := make([]byte, 64<<10)
+				for err == nil {
+					_, err = c.Write(block)
+				}
+			}()
+		}
+	}()
+	return addrPort(l.Addr())
+}
+
+// transfer has a box send ('u') or receive ('d') so many bytes, and returns how long that took.
+func (w *world) transfer(id policy.BoxID, to netip.AddrPort, way byte, size int64) time.Duration {
+	w.t.Helper()
+	c, err := w.dial(w.boxNS[id], "tcp", to)
+	w.must(err)
+	defer func() { _ = c.Close() }()
+	w.must(c.SetDeadline(time.Now().Add(2 * time.Minute)))
+	began := time.Now()
+	_, err = c.Write([]byte{way})
+	w.must(err)
+	if way == 'd' {
+		_, err = io.CopyN(io.Discard, c, size)
+		w.must(err)
+		return time.Since(began)
+	}
+	_, err = c.Write(make([]byte, size))
+	w.must(err)
+	w.must(c.(*net.TCPConn).CloseWrite())
+	_, err = io.ReadFull(c, make([]byte, 1))
+	w.must(err)
+	return time.Since(began)
+}
