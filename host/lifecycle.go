@@ -25,6 +25,7 @@ type lifecycle struct {
 	states
 	cfg         config.Config
 	addrs       config.Addresses
+	roots       []byte // in PEM, which launched boxes trust besides the public ones
 	log         *zap.Logger
 	audit       *audit.Log
 	firewall    *firewall.Firewall

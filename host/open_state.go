@@ -47,6 +47,9 @@ func (p *parts) openSecrets(context.Context) error {
 	if p.roots, err = rootsWith(p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
+	if p.added, err = addedRoots(p.cfg.Proxy.UpstreamCAFiles); err != nil {
+		return err
+	}
 	if err := p.openTokens(); err != nil {
 		return err
 	}

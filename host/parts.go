@@ -51,6 +51,7 @@ type parts struct {
 	minter    *certs.Minter
 	history   *history.History
 	roots     *x509.CertPool // trusted for upstreams
+	added     []byte         // those of roots that the configuration adds, in PEM; launched boxes trust them too
 
 	store   *store.DB
 	audit   *audit.Log

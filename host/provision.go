@@ -237,7 +237,7 @@ func (p *provisioning) storeIdle(context.Context) error {
 func (p *provisioning) launchSpec() launcher.Spec {
 	r := p.box.record
 	return launcher.Spec{
-		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(),
+		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(), Roots: p.roots,
 		Hostname: hostnameOf(r), Git: gitIdentityOf(p.box.hosted), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	}
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -74,6 +75,27 @@ func rootsWith(files []string) (*x509.CertPool, error) {
 		}
 	}
 	return roots, nil
+}
+
+// addedRoots returns the certificates of the files, in PEM and without anything else that is there.
+func addedRoots(files []string) ([]byte, error) {
+	var out []byte
+	for _, f := range files {
+		rest, err := os.ReadFile(f)
+		if err != nil {
+			return nil, fmt.Errorf("proxy.upstream_ca_files: %w", err)
+		}
+		for {
+			var block *pem.Block
+			if block, rest = pem.Decode(rest); block == nil {
+				break
+			}
+			if _, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
+				out = append(out, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})...)
+			}
+		}
+	}
+	return out, nil
 }
 
 // NeedRoots requires every file of root certificates.

@@ -122,7 +122,8 @@ func (l *Launcher) undo(id policy.BoxID, err *error) {
 type furnisher func(*furnish.Root, Spec) error
 
 func furnishNew(root *furnish.Root, spec Spec) error {
-	return root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: furnish.GitIdentity(spec.Git), CA: spec.CA, Restored: len(spec.Layers) > 0})
+	return root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: furnish.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots,
+		Restored: len(spec.Layers) > 0})
 }
 
 // furnishAgain leaves what the box has made of its root alone, but for what it needs to start.

@@ -45,7 +45,8 @@ type Spec struct {
 	Size     Size              // empty: small
 	Env      map[string]string // set for every command; wins over what the launcher sets itself
 	Hostname string            // empty: the ID
-	CA       []byte            // PEM certificates that the box trusts in addition to the public roots; may be empty
+	CA       []byte            // PEM certificates of the gateway, which the box trusts in addition to the public roots, for SSH too; may be empty
+	Roots    []byte            // PEM certificates that the box trusts as it does the public roots; may be empty
 	Git      GitIdentity       // written to the system's configuration of git
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/e2e/harness"
 )
@@ -38,4 +39,31 @@ func number(t *testing.T, s string) float64 {
 		t.Fatalf("%q: %v", s, err)
 	}
 	return f
+}
+
+// A launched box trusts the roots that proxy.upstream_ca_files adds, where nothing is intercepted, by its bundle; a box from its snapshot has them once.
+func TestBoxesTrustAddedRoots(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil) // whose hosts have certificates of such a root
+	policy := map[string]any{"network_policy": harness.Custom("www.example.com")}
+	box := w.Create(policy)
+	const fetch = `curl -sS -f https://www.example.com/echo >/dev/null &&
+		python3 -c 'import urllib.request as u; print(u.urlopen("https://www.example.com/echo").status)'`
+	harness.Contains(t, w.MustSh(box, fetch), "200")
+	const count = "grep -c BEGIN /etc/ssl/certs/ca-certificates.crt"
+	before := w.MustSh(box, count)
+	taken, code := w.GatewayCommand("box", "snapshot", box)
+	if code != cli.ExitOK {
+		t.Fatalf("%d: %s", code, taken)
+	}
+	policy["snapshot_id"] = strings.TrimSpace(taken)
+	var copied struct{ ID string }
+	if err := w.Client.Do(t.Context(), "POST", "/v2/box/from-snapshot", policy, &copied); err != nil {
+		t.Fatal(err)
+	}
+	again := copied.ID
+	harness.Contains(t, w.MustSh(again, fetch), "200")
+	if after := w.MustSh(again, count); after != before {
+		t.Errorf("the bundle had %s certificates, and has %s in a box from a snapshot", before, after)
+	}
 }

@@ -23,6 +23,7 @@ type Identity struct {
 	DNS      []netip.Addr // its resolvers; empty: none
 	Git      GitIdentity
 	CA       []byte // PEM certificates that it trusts in addition to the public roots; may be empty
+	Roots    []byte // PEM certificates that it trusts as it does the public roots; may be empty
 	Restored bool   // the root has the files of another box, which is not trusted any more
 }
 
@@ -37,7 +38,7 @@ func (b *Root) Furnish(is Identity) error {
 		{"its user", b.addUser},
 		{"its names", func() error { return b.writeNames(is) }},
 		{"who makes its commits", func() error { return b.writeGit(is.Git) }},
-		{"its certificates", func() error { return b.trust(is.CA) }},
+		{"its certificates", func() error { return b.trust(is.CA, is.Roots) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)

@@ -37,12 +37,17 @@ var otherAnchors = []string{"/etc/pki/ca-trust/source/anchors", "/etc/pki/trust/
 // hostBundles hold the public roots of this host, for images that have none.
 var hostBundles = []string{BundlePath, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
-// trust makes the box trust a CA in addition to the public roots.
-func (b *Root) trust(ca []byte) error {
-	certs, err := parseCA(ca)
+// trust makes the box trust a CA, and further roots, in addition to the public ones.
+func (b *Root) trust(ca, roots []byte) error {
+	own, err := parseCA(ca)
 	if err != nil {
 		return err
 	}
+	certs, err := parseCA(roots)
+	if err != nil {
+		return err
+	}
+	certs = append(slices.Clone(own), certs...)
 	bundle, err := b.bundle(certs)
 	if err != nil {
 		return err
@@ -62,8 +67,10 @@ func (b *Root) trust(ca []byte) error {
 	if err := b.anchors(certs); err != nil {
 		return err
 	}
-	if err := b.knowHosts(certs); err != nil {
-		return err
+	if len(own) > 0 {
+		if err := b.knowHosts(own); err != nil {
+			return err
+		}
 	}
 	return b.trustJava(bundle)
 }
@@ -88,12 +95,12 @@ func parseCA(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// bundle returns the public roots, of the image or else of the host, followed by the box's CA.
+// bundle returns the public roots, of the image or else of the host, followed by what the box trusts in addition.
 func (b *Root) bundle(certs []*x509.Certificate) ([]byte, error) {
 	for _, name := range append([]string{BundlePath}, otherBundles...) {
 		roots, err := b.read(name)
 		if err == nil && len(bytes.TrimSpace(roots)) > 0 {
-			return appendCerts(withoutBoxes(roots), certs), nil
+			return appendMissing(withoutBoxes(roots), certs), nil
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -103,7 +110,7 @@ func (b *Root) bundle(certs []*x509.Certificate) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the image has no public root certificates, and %w", err)
 	}
-	return appendCerts(roots, certs), nil
+	return appendMissing(roots, certs), nil
 }
 
 // PublicRoots returns the public root certificates of this host, in PEM.
@@ -131,7 +138,7 @@ func (b *Root) extendOthers(certs []*x509.Certificate) error {
 		if err != nil {
 			return err
 		}
-		if err := b.writeAt(p, appendCerts(withoutBoxes(old), certs), 0o644); err != nil {
+		if err := b.writeAt(p, appendMissing(withoutBoxes(old), certs), 0o644); err != nil {
 			return err
 		}
 	}
@@ -310,6 +317,13 @@ func isBoxCA(text []byte) bool {
 
 // boxCAName is how the names of boxes' CAs begin.
 const boxCAName = "boxgate box "
+
+// appendMissing is appendCerts for those that the bundle lacks: a snapshot has the roots of the box that it was taken of.
+func appendMissing(bundle []byte, certs []*x509.Certificate) []byte {
+	return appendCerts(bundle, slices.DeleteFunc(slices.Clone(certs), func(c *x509.Certificate) bool {
+		return bytes.Contains(bundle, bytes.TrimSpace(appendCerts(nil, []*x509.Certificate{c})))
+	}))
+}
 
 // appendCerts adds certificates to a bundle, on a line of their own.
 func appendCerts(bundle []byte, certs []*x509.Certificate) []byte {
