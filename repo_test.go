@@ -136,18 +136,21 @@ bench: api internal/testnet
 internal/buildinfo:
 config: policy secrets
 preflight: config
+host/apart: firewall/namespace
 host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
 host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
-cmd/gateway: policy audit config preflight host firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
+enclosure: enclosure/inside
+enclosure/inside:
+cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
-e2e/harness: policy audit config host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
-e2e: policy audit config host certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest
+e2e/harness: policy audit config enclosure/inside host certs launcher api cmd/gateway cmd/gateway/command/cli internal/fault internal/lab internal/testnet
+e2e: policy audit config enclosure enclosure/inside host certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

@@ -103,6 +103,8 @@ type TLS struct {
 
 // Launcher is how boxes are made on this host.
 type Launcher struct {
+	// Enabled is false on a host that only attaches boxes that others made.
+	Enabled     bool              `yaml:"enabled"`
 	Runtime     string            `yaml:"runtime"`
 	Images      map[string]string `yaml:"images"`
 	ImageDir    string            `yaml:"image_dir"`
@@ -137,7 +139,7 @@ func Default() Config {
 			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
-			Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(),
+			Enabled: true, Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(),
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600"},

@@ -17,6 +17,9 @@ import (
 // CreateBox implements [api.Host]. The order matters: the network namespace exists, its interface is closed, then the
 // policy is in force, and only then does the first process of the box start. A failure undoes every step.
 func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
+	if !l.cfg.Launcher.Enabled {
+		return api.Box{}, errAttachOnly
+	}
 	from, err := l.originOf(ctx, &req)
 	if err != nil {
 		return api.Box{}, err
@@ -42,6 +45,9 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	}()
 	return m.await(ctx, req.Wait, cancel)
 }
+
+// errAttachOnly refuses to launch boxes where the operator has said that none are.
+var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
 
 // orDefault returns the operator's policy for new boxes where none is given.
 func (l *lifecycle) orDefault(given policy.Spec) policy.Spec {

@@ -58,6 +58,18 @@ func (b *box) environment() map[string]string {
 	return env
 }
 
+// Tokens returns the placeholders of a box's header rules, by the names of their variables: what its commands get in the place of
+// secrets. It is for those who start the commands of an attached box.
+func (c *commands) Tokens(_ context.Context, id policy.BoxID) (map[string]string, error) {
+	b, err := c.usage.boxes.find(id)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	maps.Copy(out, b.Policy.Load().Tokens())
+	return out, nil
+}
+
 // runInit runs the box's init command in the background, if it has one; it may be a server and never end.
 func (c *commands) runInit(b *box) {
 	id, command := b.ID, b.record.InitCommand

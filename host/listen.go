@@ -14,6 +14,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/dns"
+	"boxgate/host/apart"
 	"boxgate/proxy"
 )
 
@@ -35,13 +36,15 @@ type Listeners struct {
 // explicitPort is the well-known port of the explicit proxy on the gateway addresses.
 const explicitPort = 3128
 
-// Listen opens every socket that the configuration asks for, or none.
-func Listen(ctx context.Context, cfg config.Config, a config.Addresses) (*Listeners, error) {
+// Listen opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
+// gateway's own namespace.
+func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net) (*Listeners, error) {
 	l := &Listeners{}
-	if err := l.takeNamespace(ctx); err != nil {
+	if err := boxes.Do(func() error { return l.takeNamespace(ctx) }); err != nil {
 		return nil, err
 	}
-	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), l.openEgress(ctx, a))
+	egress := boxes.Do(func() error { return l.openEgress(ctx, a) })
+	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), egress)
 	if err != nil {
 		l.Close()
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"boxgate/audit/lines"
 	"boxgate/certs"
 	"boxgate/config"
+	"boxgate/host/apart"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
 	"boxgate/host/reach"
@@ -25,6 +26,7 @@ type Options struct {
 	Config    config.Config
 	Addresses config.Addresses
 	Listeners *Listeners // the caller closes them
+	Apart     *apart.Net // where the boxes' links and rules are, as for Listeners; nil: in the gateway's own namespace
 	Log       *zap.Logger
 	Decisions *lines.Writer // takes a line per decision; nil: none
 	NoWatch   bool          // for tests: kernel rules that other programs change stay changed
@@ -45,7 +47,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 // open is Open but for panics.
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
-		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, metrics: prometheus.NewRegistry(),
+		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, metrics: prometheus.NewRegistry(),
 		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
 	}
 	p.history = history.New(p.boxes.exist)
@@ -75,13 +77,17 @@ func open(ctx context.Context, o Options) (*Host, error) {
 // wire gives each of the types that do the work the parts that it needs.
 func (h *Host) wire(context.Context) error {
 	p := h.parts
+	var kernel enforce.Kernel = p.firewall
+	if p.apart != nil {
+		kernel = unforwarded{p.firewall}
+	}
 	ceiling, err := p.cfg.Policy.CompileCeiling()
 	if err != nil {
 		return fmt.Errorf("policy.ceiling: %w", err)
 	}
 	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling}
 	net := &enforce.Enforcer{
-		Kernel: p.firewall, Proxy: p.proxy, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+		Kernel: kernel, Proxy: p.proxy, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
 	h.boxes = p.boxes
 	h.policies = &policies{log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net}

@@ -39,7 +39,7 @@ func (p *parts) openLauncher(context.Context) error {
 
 func launcherConfig(cfg config.Config, log *zap.Logger) launcher.Config {
 	return launcher.Config{
-		StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(),
+		AttachOnly: !cfg.Launcher.Enabled, StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(),
 		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Log: log,
 		IO: launcher.IOLimits{
 			ReadBytes: int64(cfg.Launcher.IO.ReadBytes), WriteBytes: int64(cfg.Launcher.IO.WriteBytes),
@@ -56,8 +56,19 @@ func diskLimits(d config.Disk) launcher.DiskLimits {
 	}
 }
 
+// NeedNoBoxes requires that no box was launched on a host that only attaches.
+func NeedNoBoxes(cfg config.Config) error {
+	if cfg.Launcher.Enabled {
+		return nil
+	}
+	return launcher.NeedNoBoxes(cfg.StateDir)
+}
+
 // NeedDiskLimits says what keeps the disks of boxes from being limited as configured.
 func NeedDiskLimits(cfg config.Config) error {
+	if !cfg.Launcher.Enabled {
+		return nil
+	}
 	err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir)
 	if errors.Is(err, launcher.ErrNoDiskLimit) {
 		return nil // that is a warning
@@ -67,6 +78,9 @@ func NeedDiskLimits(cfg config.Config) error {
 
 // CheckDiskLimits warns that the disks of boxes are not limited.
 func CheckDiskLimits(cfg config.Config) error {
+	if !cfg.Launcher.Enabled {
+		return nil
+	}
 	if err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir); errors.Is(err, launcher.ErrNoDiskLimit) {
 		return preflight.Warnf("%w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"boxgate/config"
 	"boxgate/dns"
 	"boxgate/firewall"
+	"boxgate/host/apart"
 	"boxgate/host/enforce"
 	"boxgate/host/meter"
 	"boxgate/host/reach"
@@ -38,6 +39,7 @@ type parts struct {
 	lines     *lines.Writer // of the decisions; nil: none
 	addrs     config.Addresses
 	listeners *Listeners
+	apart     *apart.Net // nil: boxes are in the gateway's own namespace
 	metrics   *prometheus.Registry
 	shares    share.Descriptors // of file descriptors
 	memory    *memory.Budget    // which boxes share

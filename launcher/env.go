@@ -11,6 +11,9 @@ import (
 // PublicRoots returns the public root certificates of this host, in PEM: those of boxes whose image has none.
 func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
 
+// TrustVariables are the variables by which programs are told where the certificates are that they trust.
+func TrustVariables() []string { return slices.Clone(furnish.TrustVariables) }
+
 // KnownHosts returns the lines of ssh_known_hosts by which a box knows its gateway as an SSH server, from its CA in PEM.
 func KnownHosts(ca []byte) ([]byte, error) { return furnish.KnownHosts(ca) }
 

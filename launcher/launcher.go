@@ -44,11 +44,13 @@ type Config struct {
 	// /run/boxgate-boxes named after StateDir, so that launchers with different state never conflict. The environment
 	// of commands passes through it, so it should be on a file system in memory.
 	RunDir  string
-	Runtime string            // OCI runtime binary; default runc
-	Images  map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
-	Disk    DiskLimits        // of what boxes write; default: none
-	IO      IOLimits          // of each box on the disk of StateDir, which New finds; default: none
-	Log     *zap.Logger       // default: silent
+	Runtime string // OCI runtime binary; default runc
+	// AttachOnly says that no box is launched: only namespaces of others are pinned. No runtime is needed then.
+	AttachOnly bool
+	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
+	Disk       DiskLimits        // of what boxes write; default: none
+	IO         IOLimits          // of each box on the disk of StateDir, which New finds; default: none
+	Log        *zap.Logger       // default: silent
 }
 
 // IOLimits bound what a box reads and writes per second; 0 is no limit.
@@ -94,8 +96,8 @@ func New(cfg Config) (*Launcher, error) {
 	if cfg.Runtime == "" {
 		cfg.Runtime = "runc"
 	}
-	if _, err := exec.LookPath(cfg.Runtime); err != nil {
-		return nil, fmt.Errorf("the OCI runtime %q is missing: %s", cfg.Runtime, runtimeRemedy(cfg.Runtime))
+	if err := cfg.needRuntime(); err != nil {
+		return nil, err
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -123,6 +125,29 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// needRuntime requires the runtime where boxes are launched, and where they are not, that none was.
+func (c Config) needRuntime() error {
+	if c.AttachOnly {
+		return NeedNoBoxes(c.StateDir)
+	}
+	if _, err := exec.LookPath(c.Runtime); err != nil {
+		return fmt.Errorf("the OCI runtime %q is missing: %s", c.Runtime, runtimeRemedy(c.Runtime))
+	}
+	return nil
+}
+
+// NeedNoBoxes requires that no box was launched with a state directory: nothing would look after its processes.
+func NeedNoBoxes(stateDir string) error {
+	entries, err := os.ReadDir(dirs{state: stateDir}.boxes())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("launcher.enabled is false, but %d box(es) were launched on this host: set it to true, delete them, and set it to false again", len(entries))
+	}
+	return nil
 }
 
 func runtimeRemedy(name string) string {

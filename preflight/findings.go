@@ -15,15 +15,20 @@ type Finding struct {
 
 // Check checks what the gateway needs of the host, except its network. Each error says what to do.
 func Check(cfg config.Config) []Finding {
-	return []Finding{
+	findings := []Finding{
 		{"root", NeedRoot()},
 		{"IPv6", needIPv6()},
+	}
+	if !cfg.Launcher.Enabled { // nothing below is used
+		return findings
+	}
+	return append(findings, []Finding{
 		{"control groups", needCgroups()},
 		{"runtime " + cfg.Launcher.Runtime, needRuntime(cfg.Launcher.Runtime)},
 		{"image " + cfg.Launcher.Images["default"], needImage(cfg)},
 		{"overlayfs", needFilesystem("overlay")},
 		{"id-mapped mounts", needMappedMounts(cfg)},
-	}
+	}...)
 }
 
 // Warning is an error that does not keep the gateway from working.

@@ -107,6 +107,9 @@ func needImage(cfg config.Config) error {
 
 // CheckImages checks the images that boxes may request by name.
 func CheckImages(cfg config.Config) error {
+	if !cfg.Launcher.Enabled {
+		return nil
+	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(cfg.Launcher.Images)) {
 		if name != "default" {

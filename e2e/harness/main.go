@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"boxgate/cmd/gateway/command"
+	"boxgate/enclosure/inside"
 	"boxgate/host"
 	"boxgate/internal/lab"
 )
@@ -23,8 +24,8 @@ const asGateway = "GATEWAY_TEST_BINARY_IS_GATEWAY"
 // Main is called by TestMain of a package of end-to-end tests: it runs the tests or, in a process started by a lab, the
 // gateway. It does not return.
 func Main(m *testing.M) {
-	// A self-test starts the gateway's own program without any environment.
-	asProbe := len(os.Args) > 1 && os.Args[1] == host.ProbeCommand
+	// A self-test and `gateway run` start the gateway's own program without any environment.
+	asProbe := len(os.Args) > 1 && (os.Args[1] == host.ProbeCommand || os.Args[1] == inside.Command)
 	if os.Getenv(asGateway) != "" || asProbe {
 		failAsTold()
 		resolveAsTold()

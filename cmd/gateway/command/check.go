@@ -30,6 +30,7 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 		found("upstream CA roots", host.NeedRoots(cfg)),
 		found("public URL certificate", needCertificate(cfg)),
 		found("disks of boxes", host.NeedDiskLimits(cfg)),
+		found("launched boxes", host.NeedNoBoxes(cfg)),
 	)
 }
 
@@ -133,7 +134,7 @@ func checkListen(ctx context.Context, cfg config.Config) error {
 		}
 		cfg.Admin.Socket = ""
 	}
-	l, err := host.Listen(ctx, cfg, a)
+	l, err := host.Listen(ctx, cfg, a, nil)
 	if err == nil {
 		l.Close()
 	}

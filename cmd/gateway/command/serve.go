@@ -125,7 +125,7 @@ func runHost(ctx context.Context, o host.Options) error {
 	if o.Addresses, err = config.AddressesOf(o.Config.Network); err != nil {
 		return err
 	}
-	if o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses); err != nil {
+	if o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart); err != nil {
 		return err
 	}
 	defer o.Listeners.Close()

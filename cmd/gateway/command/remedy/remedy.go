@@ -26,6 +26,14 @@ func For(e audit.Event) string {
 	return strings.NewReplacer("BOX", boxOf(e), "DESTINATION", destination(e)).Replace(text)
 }
 
+// Plain is For without a gateway that could be asked or told anything.
+func Plain(e audit.Event) string {
+	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "gateway ") {
+		return text
+	}
+	return "docs/reasons.md says what it means, and what to do about it"
+}
+
 // remedies are the sentences, in which BOX and DESTINATION stand for those of the event.
 var remedies = map[policy.Reason]string{
 	policy.ReasonUnknownBox:        "right after a box was deleted this is a late packet; otherwise find out what sends from that address",

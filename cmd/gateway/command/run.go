@@ -1,0 +1,188 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/solo"
+	"boxgate/enclosure"
+	"boxgate/enclosure/inside"
+	"boxgate/policy"
+	"boxgate/preflight"
+)
+
+// runCommand holds the flags of `gateway run`.
+type runCommand struct {
+	o                         *cli.Options
+	policy, headers, learn    string
+	sockets                   []string
+	quiet, staged, learnGiven bool
+}
+
+const runHelp = `Run one command of this host in a network of its own, under a policy, and say what it was refused.
+
+The command has the files of the host and runs as the user who called sudo. Its network is reached through a gateway that lives
+and ends with it: nothing of the host's network is changed, and no daemon is needed. Without --policy everything is refused,
+and the summary prints the policy that the command would need.
+
+Values of --headers may be @FILE or env:NAME; the command does not see that file, nor that variable.`
+
+const runExample = `  sudo gateway run -- npm install
+  sudo gateway run --learn=policy.json -- npm install
+  sudo gateway run --policy @policy.json -- npm install
+  sudo gateway run --policy preset:github,anthropic --headers '{"api.github.com": {"Authorization": "env:GITHUB_AUTH"}}' -- claude`
+
+// notLearned is --learn without a file.
+const notLearned = "-"
+
+// newRunCommand is `gateway run`.
+func newRunCommand(o *cli.Options) *cobra.Command {
+	r := &runCommand{o: o}
+	cmd := &cobra.Command{
+		Use: "run [flags] -- COMMAND [ARG...]", Short: "Run one command of this host under a policy, in a network of its own",
+		Long: runHelp, Example: runExample, Args: cli.MinArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.learnGiven = cmd.Flags().Changed("learn")
+			return r.run(cmd, args)
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	f.StringVar(&r.policy, "policy", "", "network policy: "+cli.PolicyHelp+" (default: deny-all)")
+	f.StringVar(&r.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
+	f.StringVar(&r.learn, "learn", "", "allow everything that is not protected, and print the policy that allows what was used, or write it to FILE (--learn=FILE)")
+	f.Lookup("learn").NoOptDefVal = notLearned
+	f.StringArrayVar(&r.sockets, "socket", nil, "PATH of a Unix socket of the host that the command may reach, such as that of ssh-agent")
+	f.BoolVarP(&r.quiet, "quiet", "q", false, "no denials while the command runs, only the summary")
+	f.BoolVar(&r.staged, "staged", false, "")
+	_ = f.MarkHidden("staged")
+	return cmd
+}
+
+// newInsideCommand is the first process in the namespaces of the command.
+func newInsideCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: inside.Command, Short: "Start a command (started by `gateway run`)", Args: cli.ExactArgs(0), Hidden: true,
+		RunE: func(*cobra.Command, []string) error { os.Exit(inside.Main()); return nil },
+	}
+}
+
+func (r *runCommand) run(cmd *cobra.Command, args []string) error {
+	if err := preflight.NeedRoot(); err != nil {
+		return errors.New("gateway run makes namespaces and network rules: run it with sudo; the command runs as you")
+	}
+	if !r.staged {
+		at := slices.Index(os.Args, "run")
+		return solo.Stage(slices.Insert(slices.Clone(os.Args), at+1, "--staged"))
+	}
+	o, err := r.options(cmd, args)
+	if err != nil {
+		return err
+	}
+	learned, err := r.openLearned()
+	if err != nil {
+		return err
+	}
+	ctx := context.WithoutCancel(cmd.Context()) // signals are the command's
+	status, done, err := solo.Run(ctx, o)
+	if failed, ok := errors.AsType[*enclosure.ExitError](err); ok {
+		return cli.StatusError{Status: failed.Status, Err: failed}
+	}
+	if done != nil {
+		done.Summarize()
+	}
+	if err != nil {
+		return cli.StatusError{Status: 125, Err: err}
+	}
+	if r.learnGiven {
+		if err := writeLearned(learned, done.Learned()); err != nil {
+			return err
+		}
+	}
+	if status != 0 {
+		return cli.CommandExit{Status: status}
+	}
+	return nil
+}
+
+func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, error) {
+	cfg, err := r.o.Load()
+	if err != nil {
+		return solo.Options{}, err
+	}
+	o := solo.Options{Config: cfg, Args: args, Keep: r.sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
+	o.Policy = policy.Spec{Mode: policy.ModeDenyAll}
+	switch {
+	case r.learnGiven && r.policy != "":
+		return o, cli.Usagef("--learn allows everything: leave --policy out")
+	case r.learnGiven:
+		o.Policy = policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}}
+	case r.policy != "":
+		data, err := cli.PolicyArgument(r.policy, cmd.InOrStdin())
+		if err != nil {
+			return o, fmt.Errorf("--policy: %w", err)
+		}
+		if o.Policy, o.Headers, err = policy.ParseNetworkPolicy(data); err != nil {
+			return o, fmt.Errorf("--policy: %w", err)
+		}
+	}
+	if r.headers == "" {
+		return o, nil
+	}
+	data, err := cli.RulesArgument(r.headers, cmd.InOrStdin())
+	if err != nil {
+		return o, fmt.Errorf("--headers: %w", err)
+	}
+	values, err := solo.ResolveValues(data, os.Getenv)
+	if err != nil {
+		return o, fmt.Errorf("--headers: %w", err)
+	}
+	known := func(name string) bool { _, ok := cfg.Secrets.Sources[name]; return ok }
+	rules, err := policy.ParseHeaderRules(values.Rules, known)
+	if err != nil {
+		return o, fmt.Errorf("--headers: %w", err)
+	}
+	o.Headers, o.Without, o.Hidden = append(o.Headers, rules...), values.Variables, values.Files
+	if len(r.headers) > 1 && r.headers[0] == '@' {
+		path, err := filepath.Abs(r.headers[1:])
+		if err != nil {
+			return o, err
+		}
+		o.Hidden = append(o.Hidden, path)
+	}
+	return o, nil
+}
+
+// openLearned opens the file for the policy as its user, before the command could put a link there.
+func (r *runCommand) openLearned() (*os.File, error) {
+	if !r.learnGiven || r.learn == notLearned {
+		return nil, nil
+	}
+	u, err := enclosure.Caller()
+	if err != nil {
+		return nil, err
+	}
+	f, err := u.Create(r.learn)
+	if err != nil {
+		return nil, fmt.Errorf("--learn: %w", cli.FileError(err))
+	}
+	return f, nil
+}
+
+// writeLearned writes the policy to the file, or to standard error: standard output is the command's.
+func writeLearned(f *os.File, spec []byte) error {
+	if f == nil {
+		_, err := fmt.Fprintf(os.Stderr, "gateway: the policy that allows what was used:\n%s", spec)
+		return err
+	}
+	_, err := f.Write(spec)
+	return errors.Join(err, f.Close())
+}

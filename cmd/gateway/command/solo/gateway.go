@@ -1,0 +1,101 @@
+package solo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/host"
+	"boxgate/host/apart"
+	"boxgate/policy"
+)
+
+// gateway is a gateway for one box, in this process: no other can ask it for anything. Its rules and the box's link are in a network
+// namespace that nothing leads out of, and the proxy dials from the host's, so that nothing of the host's network is changed.
+type gateway struct {
+	*host.Host
+	addrs     config.Addresses
+	listeners *host.Listeners
+	net       *apart.Net
+	served    chan error // the error of the gateway once it ends
+	end       context.CancelFunc
+}
+
+// alone is the operator's configuration, with nothing that is there for others.
+func alone(cfg config.Config) config.Config {
+	cfg.StateDir = filepath.Join(stateMount, "state")
+	cfg.Admin, cfg.Metrics = config.Admin{}, config.Metrics{}
+	cfg.Ingress.HTTPS, cfg.Ingress.HTTP, cfg.Ingress.TLS.Mode = "", "", "internal"
+	cfg.Launcher.Enabled, cfg.Launcher.RunDir = false, filepath.Join(stateMount, "boxes")
+	return cfg
+}
+
+// open starts the gateway and returns when it serves.
+func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, err error) {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // header values are in memory
+		return nil, fmt.Errorf("turning core dumps off: %w", err)
+	}
+	cfg = alone(cfg)
+	ctx, end := context.WithCancel(ctx)
+	g = &gateway{served: make(chan error, 1), end: end}
+	defer func() {
+		if err != nil {
+			g.Close()
+		}
+	}()
+	if g.addrs, err = config.AddressesOf(cfg.Network); err != nil {
+		return g, err
+	}
+	if g.net, err = apart.New(); err != nil {
+		return g, err
+	}
+	if g.listeners, err = host.Listen(ctx, cfg, g.addrs, g.net); err != nil {
+		return g, err
+	}
+	ready := make(chan struct{})
+	g.Host, err = host.Open(ctx, host.Options{
+		Config: cfg, Addresses: g.addrs, Listeners: g.listeners, Apart: g.net, Log: log, Ready: func() { close(ready) },
+	})
+	if err != nil {
+		return g, err
+	}
+	if err := g.Recover(ctx); err != nil {
+		return g, err
+	}
+	go func() { g.served <- g.Serve(ctx) }()
+	select {
+	case <-ready:
+		return g, nil
+	case err := <-g.served:
+		return g, errors.Join(errors.New("the gateway ended"), err)
+	}
+}
+
+// attach gives the network namespace of a process its way out. Its policy is in force when attach returns.
+func (g *gateway) attach(ctx context.Context, pid int, spec policy.Spec, headers []policy.HeaderRule) (api.Box, error) {
+	return g.AttachBox(ctx, api.AttachRequest{
+		Attached: api.Attached{Kind: api.AttachPID, Ref: strconv.Itoa(pid), PID: pid, Stack: api.StackHost}, Policy: spec, Headers: headers,
+	})
+}
+
+// resolvers are what the command asks for names.
+func (g *gateway) resolvers() []netip.Addr { return []netip.Addr{g.addrs.GatewayV4, g.addrs.GatewayV6} }
+
+// Close ends the gateway as far as it was opened. What it does not wait for ends with the process.
+func (g *gateway) Close() {
+	g.end()
+	if g.listeners != nil {
+		g.listeners.Close()
+	}
+	if g.net != nil {
+		_ = g.net.Close()
+	}
+}

@@ -1,0 +1,258 @@
+package solo
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+
+	"boxgate/audit"
+	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/enclosure/inside"
+	"boxgate/policy"
+)
+
+// Record is what a command has reached, and what it was refused.
+type Record struct {
+	out   io.Writer
+	quiet bool
+	sinks []netip.Addr
+
+	mu      sync.Mutex
+	reached map[destination]*outcome
+	refused map[destination]*outcome
+	said    map[string]bool // denials that have been shown
+	full    bool            // there were more destinations than are kept
+	lost    uint64
+}
+
+// mostDestinations bounds what a command can make this process remember.
+const mostDestinations = 4096
+
+// destination is a name, or an address where no name was known, with a port; port 0: of a name that was only asked for.
+type destination struct {
+	name     string
+	addr     netip.Addr
+	port     uint16
+	protocol policy.Protocol
+}
+
+// outcome is what happened at a destination.
+type outcome struct {
+	count  uint64
+	reason policy.Reason
+}
+
+func newRecord(o Options, sinks ...netip.Addr) *Record {
+	return &Record{sinks: sinks, out: o.Errout, quiet: o.Quiet, reached: map[destination]*outcome{}, refused: map[destination]*outcome{}, said: map[string]bool{}}
+}
+
+func (d destination) host() string {
+	if d.name != "" {
+		return d.name
+	}
+	if d.addr.IsValid() {
+		return d.addr.String()
+	}
+	return "an unknown destination"
+}
+
+// String is the host and the port.
+func (d destination) String() string {
+	host := d.host()
+	if d.port != 0 {
+		host = net.JoinHostPort(host, strconv.Itoa(int(d.port)))
+	}
+	if d.protocol != "" && d.protocol != policy.TCP {
+		host += "/" + string(d.protocol)
+	}
+	return host
+}
+
+// destinationOf is that of a decision, without bytes that a terminal would obey.
+func destinationOf(e audit.Event) destination {
+	if e.Stage == policy.StageDNS {
+		e.Addr, e.Port, e.Protocol = netip.Addr{}, 0, ""
+	}
+	if name, err := policy.ParseName(e.Name); err == nil {
+		return destination{name: name.String(), port: e.Port, protocol: e.Protocol}
+	}
+	return destination{addr: e.Addr, port: e.Port, protocol: e.Protocol}
+}
+
+// note takes a decision in, and shows the first denial of each host.
+func (r *Record) note(e audit.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d := destinationOf(e)
+	if d.name == "" && slices.Contains(r.sinks, d.addr) {
+		return // the end of what was refused by name
+	}
+	if e.Verdict != policy.Allow {
+		r.countLocked(r.refused, d, e)
+		r.sayLocked(d, e)
+		return
+	}
+	if e.Stage == policy.StageDNS || e.Phase == audit.PhaseEnd || d.port == 0 {
+		return // a question alone reaches nothing
+	}
+	r.countLocked(r.reached, d, e)
+}
+
+func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit.Event) {
+	o := in[d]
+	if o == nil {
+		if len(in) >= mostDestinations {
+			r.full = true
+			return
+		}
+		o = &outcome{reason: e.Reason}
+		in[d] = o
+	}
+	o.count += max(e.Count, 1)
+}
+
+func (r *Record) sayLocked(d destination, e audit.Event) {
+	key := d.host() + " " + string(e.Reason)
+	if r.quiet || r.said[key] || len(r.said) >= mostDestinations {
+		return
+	}
+	r.said[key] = true
+	r.printf("gateway: refused %s (%s): %s\n", d, e.Reason, advice(d, e))
+}
+
+// printf writes to standard error, also when the command has the terminal.
+func (r *Record) printf(format string, args ...any) {
+	_ = inside.WithoutStopping(func() error {
+		_, err := fmt.Fprintf(r.out, format, args...)
+		return err
+	})
+}
+
+// advice says what to do about a denial.
+func advice(d destination, e audit.Event) string {
+	switch e.Reason {
+	case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonNoName:
+		if d.name != "" {
+			return fmt.Sprintf("to allow it, put %q into allowed_domains", entry(d))
+		}
+		if e.Addr.IsValid() && (d.protocol == "" || d.protocol == policy.TCP) {
+			return fmt.Sprintf("to allow it, put %q into allowed_cidrs", e.Addr)
+		}
+		return "gateway run passes TCP and DNS, nothing else"
+	case policy.ReasonProtocol:
+		return "gateway run passes TCP and DNS, nothing else; QUIC clients fall back to TCP"
+	case policy.ReasonDeniedDomain, policy.ReasonDeniedCIDR:
+		return "the policy denies it, and what is denied wins"
+	case policy.ReasonProtectedRange, policy.ReasonHostPort:
+		return "private networks, cloud metadata and the host itself are closed whatever the policy; network.protected_exempt of the configuration lists exceptions"
+	case policy.ReasonHeaderRule, policy.ReasonRequestRule:
+		return "a rule refuses such requests"
+	}
+	return remedy.Plain(e)
+}
+
+// entry is the destination as a list of allowed domains has it.
+func entry(d destination) string {
+	if d.port == 0 {
+		return d.name
+	}
+	return net.JoinHostPort(d.name, strconv.Itoa(int(d.port)))
+}
+
+// Summarize prints what was reached and what was refused, and a policy for it.
+func (r *Record) Summarize() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.printf("gateway: reached %s\n", list(r.reached, false))
+	if len(r.refused) == 0 {
+		r.printf("gateway: refused nothing\n")
+	} else {
+		r.printf("gateway: refused %s\n", list(r.refused, true))
+		if spec, ok := r.wider(); ok {
+			r.printf("gateway: this policy allows what was reached and what was refused:\n%s\n", text(spec))
+		}
+	}
+	if r.full || r.lost > 0 {
+		r.printf("gateway: there was more than is listed here\n")
+	}
+}
+
+func list(of map[destination]*outcome, why bool) string {
+	if len(of) == 0 {
+		return "nothing"
+	}
+	var out string
+	for i, d := range sorted(of) {
+		if i > 0 {
+			out += ", "
+		}
+		out += d.String()
+		if o := of[d]; why {
+			out += fmt.Sprintf(" (%s, %d times)", o.reason, o.count)
+		}
+	}
+	return out
+}
+
+func sorted(of map[destination]*outcome) []destination {
+	return slices.SortedFunc(maps.Keys(of), func(a, b destination) int { return cmp.Compare(a.String(), b.String()) })
+}
+
+func text(spec policy.Spec) string {
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// Learned is the policy that allows what was reached, and nothing else.
+func (r *Record) Learned() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return []byte(text(specOf(slices.Collect(maps.Keys(r.reached)))) + "\n")
+}
+
+// wider is the policy that allows what was refused as well, as far as a policy can.
+func (r *Record) wider() (policy.Spec, bool) {
+	all := slices.Collect(maps.Keys(r.reached))
+	helps := false
+	for d, o := range r.refused {
+		switch o.reason {
+		case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonNoName:
+			if d.protocol == "" || d.protocol == policy.TCP || d.name != "" {
+				all, helps = append(all, d), true
+			}
+		}
+	}
+	return specOf(all), helps
+}
+
+// specOf is the policy that allows the destinations.
+func specOf(all []destination) policy.Spec {
+	named := map[string]bool{} // with a port
+	for _, d := range all {
+		named[d.name] = named[d.name] || d.port != 0
+	}
+	domains, cidrs := map[string]bool{}, map[string]bool{}
+	for _, d := range all {
+		switch {
+		case d.name != "" && d.port == 0 && named[d.name]: // asked for, and then connected to
+		case d.name != "":
+			domains[entry(d)] = true
+		case d.addr.IsValid():
+			cidrs[netip.PrefixFrom(d.addr, d.addr.BitLen()).String()] = true
+		}
+	}
+	if len(domains)+len(cidrs) == 0 {
+		return policy.Spec{Mode: policy.ModeDenyAll}
+	}
+	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: slices.Sorted(maps.Keys(domains)), AllowedCIDRs: slices.Sorted(maps.Keys(cidrs)), DNS: policy.DNSStrict}
+}

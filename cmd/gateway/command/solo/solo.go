@@ -1,0 +1,170 @@
+// Package solo runs one command of the host under a gateway of its own, in this process: `gateway run`.
+package solo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/enclosure"
+	"boxgate/enclosure/inside"
+	"boxgate/launcher"
+	"boxgate/policy"
+)
+
+// Options say what to run, and under what.
+type Options struct {
+	Config  config.Config
+	Policy  policy.Spec
+	Headers []policy.HeaderRule
+	Args    []string
+	Keep    []string // sockets that the command may reach
+	Hidden  []string // files that the command must not read
+	Without []string // variables that the command must not have
+	Quiet   bool     // denials are in the summary alone
+	Log     *zap.Logger
+	Errout  io.Writer // for denials and the summary
+}
+
+// Run runs the command and returns its exit status and what it did. Signals that this process gets are the command's.
+func Run(ctx context.Context, o Options) (status int, done *Record, err error) {
+	if err := needStage(); err != nil {
+		return 0, nil, err
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, passedOn...)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // who reads the denials may go
+	defer signal.Stop(signals)
+	process, err := enclosure.Start() // before the limits of this process are raised
+	if err != nil {
+		return 0, nil, err
+	}
+	defer process.Close()
+	g, err := open(ctx, o.Config, o.Log)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer g.Close()
+	box, err := g.attach(ctx, process.PID(), o.Policy, o.Headers)
+	if err != nil {
+		return 0, nil, err
+	}
+	spec, err := describe(ctx, o, g, box)
+	if err != nil {
+		return 0, nil, err
+	}
+	listening, stop := context.WithCancel(ctx)
+	defer stop()
+	events, err := g.FollowEvents(listening, api.EventFilter{Box: box.ID})
+	if err != nil {
+		return 0, nil, err
+	}
+	done = newRecord(o, g.addrs.SinkV4, g.addrs.SinkV6)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for e := range events.Events() {
+			done.note(e)
+		}
+		done.lost = events.Lost()
+	}()
+	if err := process.Run(spec); err != nil {
+		return 0, nil, err
+	}
+	go pass(process, signals)
+	status, err = process.Wait()
+	if err != nil {
+		return 0, done, err
+	}
+	err = process.Close() // what the command has left running
+	if gone := g.DetachBox(ctx, box.ID); gone != nil && err == nil {
+		err = fmt.Errorf("taking the command off the network: %w", gone)
+	}
+	stop()
+	<-ended
+	return status, done, err
+}
+
+// passedOn are the signals that are the command's.
+var passedOn = []os.Signal{
+	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGALRM,
+}
+
+// pass passes signals on. Those of a terminal's keys reach a command that shares the terminal by themselves.
+func pass(process *enclosure.Process, signals <-chan os.Signal) {
+	shared := process.SharesTerminal()
+	for s := range signals {
+		sig, ok := s.(syscall.Signal)
+		keys := sig == syscall.SIGINT || sig == syscall.SIGQUIT || sig == syscall.SIGWINCH
+		if ok && (!shared || !keys) {
+			process.Signal(sig)
+		}
+	}
+}
+
+// describe is what the process inside is to do.
+func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.Spec, error) {
+	user, err := enclosure.Caller()
+	if err != nil {
+		return inside.Spec{}, err
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return inside.Spec{}, fmt.Errorf("the working directory: %w", err)
+	}
+	ca, err := g.CA(ctx, box.ID)
+	if err != nil {
+		return inside.Spec{}, err
+	}
+	env := user.Environment(os.Environ())
+	roots, err := bundle(env, o.Config.Proxy.UpstreamCAFiles, ca)
+	if err != nil {
+		return inside.Spec{}, err
+	}
+	sockets, err := enclosure.HostSockets()
+	if err != nil {
+		return inside.Spec{}, err
+	}
+	set, err := g.Tokens(ctx, box.ID)
+	if err != nil {
+		return inside.Spec{}, err
+	}
+	for _, name := range launcher.TrustVariables() {
+		set[name] = bundlePath
+	}
+	return inside.Spec{
+		Args: o.Args, Env: withVariables(env, set, without(o.Without)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
+		Files: files(roots, g.resolvers()), Hidden: append(o.Hidden, o.Config.StateDir), Sockets: except(sockets, o.Keep),
+		Keep: append(o.Keep, systemParts...), State: stateMount,
+	}, nil
+}
+
+// systemParts are what NixOS has below /run that is no daemon's.
+var systemParts = []string{"/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/wrappers"}
+
+func except(list, kept []string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(kept, s) })
+}
+
+// without are variables that the command does not get: those that it must not have, and the gateway's own.
+func without(names []string) map[string]bool {
+	out := map[string]bool{}
+	for _, n := range names {
+		out[n] = true
+	}
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, config.EnvironmentPrefix) {
+			out[name] = true
+		}
+	}
+	return out
+}

@@ -1,0 +1,148 @@
+package inside
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// arrange makes the files what the command is to see, in the mount namespace of this process alone.
+func arrange(s Spec) error {
+	files, err := resolved(s)
+	if err != nil {
+		return err
+	}
+	if s.State != "" {
+		if err := unix.Unmount(s.State, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("letting go of %s: %w", s.State, err)
+		}
+	}
+	if err := hideOtherProcesses(); err != nil {
+		return err
+	}
+	if err := hideRun(s); err != nil {
+		return fmt.Errorf("/run: %w", err)
+	}
+	for i, f := range files {
+		if err := show(f, i); err != nil {
+			return fmt.Errorf("%s: %w", f.Path, err)
+		}
+	}
+	for _, path := range s.Sockets {
+		if err := hideSocket(path); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	for _, path := range s.Hidden {
+		if err := hide(path); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// resolved follows symbolic links while all of the host's files are there, and drops what the host has not.
+func resolved(s Spec) ([]File, error) {
+	var out []File
+	seen := map[string]bool{}
+	for _, f := range s.Files {
+		path, err := filepath.EvalSymlinks(f.Path)
+		switch {
+		case f.Always:
+			path = f.Path
+		case errors.Is(err, os.ErrNotExist):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		if !seen[path] {
+			out = append(out, File{Path: path, Content: f.Content})
+		}
+		seen[path] = true
+	}
+	return out, nil
+}
+
+// hideOtherProcesses replaces /proc, and every other view of processes: through that, the command could change processes of
+// its user that are outside. What root could change of the kernel is read-only.
+func hideOtherProcesses() error {
+	others, err := mountsOf("proc")
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("/proc: %w", err)
+	}
+	for _, at := range others {
+		if at == "/proc" || strings.HasPrefix(at, "/proc/") {
+			continue
+		}
+		if err := hide(at); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+	}
+	for _, path := range []string{"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs"} {
+		if err := freeze(path); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/sys", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return fmt.Errorf("/sys: %w", err)
+	}
+	return nil
+}
+
+// freeze makes a file or directory read-only, if it is there.
+func freeze(path string) error {
+	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+}
+
+// mountsOf returns where file systems of a type are mounted.
+func mountsOf(kind string) ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var out []string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		mount, super, ok := strings.Cut(lines.Text(), " - ")
+		fields, types := strings.Fields(mount), strings.Fields(super)
+		if !ok || len(fields) < 5 || len(types) == 0 {
+			return nil, errors.New("/proc/self/mountinfo cannot be read")
+		}
+		if types[0] == kind {
+			out = append(out, unescape(fields[4]))
+		}
+	}
+	return out, lines.Err()
+}
+
+// unescape reads the octal escapes of mountinfo.
+func unescape(path string) string {
+	var b strings.Builder
+	for i := 0; i < len(path); i++ {
+		if path[i] == '\\' && i+3 < len(path) {
+			if c, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(path[i])
+	}
+	return b.String()
+}

@@ -1,0 +1,48 @@
+package inside
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept are the capabilities of a command that runs as root: those that concern files and users, none that concern the
+// network, processes of others, devices or the kernel. Other users have none.
+var kept = map[int]bool{
+	unix.CAP_CHOWN: true, unix.CAP_DAC_OVERRIDE: true, unix.CAP_FOWNER: true, unix.CAP_FSETID: true, unix.CAP_KILL: true,
+	unix.CAP_SETGID: true, unix.CAP_SETUID: true, unix.CAP_NET_BIND_SERVICE: true,
+}
+
+// confine takes from the calling thread what the command must not have. What is left are the capabilities by which the
+// command is made its user's; they go with that, or at the latest with execve.
+func confine(uid int) error {
+	for c := range unix.CAP_LAST_CAP + 1 {
+		if uid == 0 && kept[c] {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL { // one that this kernel does not know
+			return fmt.Errorf("dropping capability %d: %w", c, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("dropping ambient capabilities: %w", err)
+	}
+	if err := dropInheritable(); err != nil {
+		return fmt.Errorf("dropping inheritable capabilities: %w", err)
+	}
+	// sudo and other setuid programs would give privileges back.
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	return filterCalls()
+}
+
+func dropInheritable() error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&head, &sets[0]); err != nil {
+		return err
+	}
+	sets[0].Inheritable, sets[1].Inheritable = 0, 0
+	return unix.Capset(&head, &sets[0])
+}

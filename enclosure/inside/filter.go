@@ -1,0 +1,125 @@
+package inside
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// This file keeps from the command what no namespace keeps from it: to type into the terminal of the shell that started it
+// (TIOCSTI, TIOCLINUX), and sockets of families that lead past a network namespace, to a hypervisor (AF_VSOCK) or to
+// devices. io_uring could open them unseen.
+
+// families are those whose sockets belong to a network namespace, or lead nowhere.
+var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_ALG}
+
+// table has the numbers of system calls for one architecture.
+type table struct {
+	arch                      uint32
+	ioctl, socket, socketpair uint32
+	also                      uint32 // socketcall, which hides the family; 0: there is none
+}
+
+const (
+	socketcall386 = 102
+	x32Bit        = 0x40000000
+	uring         = 425 // io_uring_setup, on every architecture
+)
+
+// tables are the machine's own one, and that of the 32-bit programs that it runs too.
+func tables() ([]table, error) {
+	own := table{ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR}
+	switch runtime.GOARCH {
+	case "amd64":
+		own.arch = unix.AUDIT_ARCH_X86_64
+		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, socketcall386}}, nil
+	case "arm64":
+		own.arch = unix.AUDIT_ARCH_AARCH64
+		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, 0}}, nil
+	}
+	return nil, fmt.Errorf("gateway run does not know the system calls of %s", runtime.GOARCH)
+}
+
+// Offsets in struct seccomp_data; arguments are of 64 bits, little-endian, and the kernel reads 32 of these.
+const (
+	atNumber = 0
+	atArch   = 4
+	atFirst  = 16
+	atSecond = 24
+)
+
+func deny(errno unix.Errno) bpf.Instruction {
+	return bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(errno)}
+}
+
+var allow = bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
+
+// program returns the filter. Calls of an unknown architecture are refused.
+func program() ([]bpf.Instruction, error) {
+	known, err := tables()
+	if err != nil {
+		return nil, err
+	}
+	out := []bpf.Instruction{}
+	for _, t := range known {
+		body := t.calls()
+		out = append(out, bpf.LoadAbsolute{Off: atArch, Size: 4}, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: t.arch, SkipTrue: uint8(len(body))})
+		out = append(out, body...)
+	}
+	return append(out, deny(unix.ENOSYS)), nil
+}
+
+// calls judges the calls of one architecture, and ends with allowing.
+func (t table) calls() []bpf.Instruction {
+	out := []bpf.Instruction{bpf.LoadAbsolute{Off: atNumber, Size: 4}}
+	when := func(number uint32, then ...bpf.Instruction) {
+		out = append(out, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: number, SkipTrue: uint8(len(then))})
+		out = append(out, then...)
+	}
+	if t.arch == unix.AUDIT_ARCH_X86_64 {
+		out = append(out, bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: x32Bit, SkipTrue: 1}, deny(unix.ENOSYS))
+	}
+	if t.also != 0 {
+		when(t.also, deny(unix.ENOSYS))
+	}
+	when(uring, deny(unix.ENOSYS))
+	when(t.ioctl, bpf.LoadAbsolute{Off: atSecond, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSTI, SkipTrue: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCLINUX, SkipTrue: 1},
+		allow, deny(unix.EPERM))
+	family := []bpf.Instruction{bpf.LoadAbsolute{Off: atFirst, Size: 4}}
+	for _, f := range families {
+		family = append(family, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, allow)
+	}
+	family = append(family, deny(unix.EAFNOSUPPORT))
+	when(t.socket, family...)
+	when(t.socketpair, family...)
+	return append(out, allow)
+}
+
+// filterCalls puts the filter on the calling thread, for all that is forked from it.
+func filterCalls() error {
+	instructions, err := program()
+	if err != nil {
+		return err
+	}
+	raw, err := bpf.Assemble(instructions)
+	if err != nil {
+		return err
+	}
+	filters := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		filters[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	prog := unix.SockFprog{Len: uint16(len(filters)), Filter: &filters[0]}
+	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog)))
+	runtime.KeepAlive(filters)
+	if errno != 0 {
+		return errors.Join(errors.New("the kernel takes no filter of system calls (CONFIG_SECCOMP_FILTER)"), errno)
+	}
+	return nil
+}

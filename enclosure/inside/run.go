@@ -1,0 +1,195 @@
+package inside
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Most daemons have their sockets below /run, and make them anew when they are restarted. So the command gets an empty /run of
+// its own, with what it is told to keep, and what programs expect of the directory itself.
+
+// runOptions bound what the command can write there.
+const runOptions = "mode=0755,size=20%,nr_inodes=100k"
+
+// keptTree is a file or directory of the host's /run, held while that is covered.
+type keptTree struct {
+	path string
+	fd   int
+	dir  bool
+}
+
+func hideRun(s Spec) error {
+	kept, err := holdTrees(s.Keep)
+	if err != nil {
+		return err
+	}
+	links := linksIn("/run")
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, runOptions); err != nil {
+		return err
+	}
+	for path, target := range links {
+		if err := os.Symlink(target, path); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(os.MkdirAll(Private, 0o755), os.WriteFile(nothing, nil, 0), os.Chmod("/run", 0o755)); err != nil {
+		return err
+	}
+	if err := makeUserDir(s); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Mkdir("/run/lock", 0o755), os.Chmod("/run/lock", 0o1777)); err != nil {
+		return err
+	}
+	for _, k := range kept {
+		if err := k.put(); err != nil {
+			return fmt.Errorf("%s: %w", k.path, err)
+		}
+	}
+	return nil
+}
+
+// makeUserDir makes what XDG_RUNTIME_DIR usually names.
+func makeUserDir(s Spec) error {
+	dir := filepath.Join("/run/user", strconv.Itoa(s.UID))
+	return errors.Join(os.MkdirAll("/run/user", 0o755), os.Mkdir(dir, 0o700), os.Chown(dir, s.UID, s.GID))
+}
+
+// linksIn returns the symbolic links of a directory.
+func linksIn(dir string) map[string]string {
+	out := map[string]string{}
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if target, err := os.Readlink(path); err == nil {
+			out[path] = target
+		}
+	}
+	return out
+}
+
+func holdTrees(paths []string) ([]keptTree, error) {
+	var out []keptTree
+	for _, path := range paths {
+		info, err := os.Lstat(path)
+		if errors.Is(err, os.ErrNotExist) || err == nil && info.Mode().Type() == os.ModeSymlink {
+			continue // links stay anyway
+		}
+		if err != nil {
+			return nil, err
+		}
+		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		out = append(out, keptTree{path, fd, info.IsDir()})
+	}
+	return out, nil
+}
+
+// put shows it where it was.
+func (k keptTree) put() error {
+	defer unix.Close(k.fd)
+	if err := makePlace(k.path, k.dir); err != nil {
+		return err
+	}
+	return unix.MoveMount(k.fd, "", unix.AT_FDCWD, k.path, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// makePlace makes an empty file or directory, unless there is one.
+func makePlace(path string, dir bool) error {
+	if dir {
+		return os.MkdirAll(path, 0o755)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// isBelow reports whether a path is in a directory.
+func isBelow(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
+
+// show puts a file of the command's own in the place of the host's.
+func show(f File, i int) error {
+	if isBelow(f.Path, "/run") {
+		if err := makePlace(f.Path, false); err != nil {
+			return err
+		}
+		return os.WriteFile(f.Path, f.Content, 0o644)
+	}
+	own := filepath.Join(Private, "file-"+strconv.Itoa(i))
+	if err := os.WriteFile(own, f.Content, 0o644); err != nil {
+		return err
+	}
+	if err := unix.Mount(own, f.Path, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", f.Path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
+}
+
+// nothing is what is seen in the place of a hidden file: it is empty, and only root can open it.
+const nothing = Private + "/nothing"
+
+// hide covers a file or a directory, if it is there.
+func hide(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.IsDir():
+		return unix.Mount("tmpfs", path, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0555,size=4k")
+	}
+	return unix.Mount(nothing, path, "", unix.MS_BIND, "")
+}
+
+// hideSocket covers a socket, if it is there still. A directory that has nothing but sockets, as those of tmux, ssh-agent and
+// X11, is covered whole: what is made there later is not the host's.
+func hideSocket(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket {
+		return nil //nolint:nilerr // it is gone, or covered already
+	}
+	dir := filepath.Dir(path)
+	at, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if at.Mode()&os.ModeSticky != 0 || !hasOnlySockets(dir) { // everybody's, such as /tmp, or with files
+		return hide(path)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%o,size=1m", at.Mode().Perm())); err != nil {
+		return err
+	}
+	was, ok := at.Sys().(*syscall.Stat_t)
+	if !ok {
+		return errors.New("it has no owner")
+	}
+	return errors.Join(os.Chown(dir, int(was.Uid), int(was.Gid)), os.Chmod(dir, at.Mode()))
+}
+
+func hasOnlySockets(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if e.Type() != os.ModeSocket {
+			return false
+		}
+	}
+	return true
+}
